@@ -1,0 +1,212 @@
+"""Resumable checkpoints: a folder that is whole or not there, and is checked byte by byte before it is used.
+
+Nothing in it is code or a pickle: tensors are safetensors, the rest is JSON. It is written under a temporary
+name, each file is forced to disk, a manifest of sizes and hashes is added, and one rename makes it exist; only
+then is an older one deleted. So whatever interrupts a save, the newest acknowledged checkpoint survives.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from vitcli.errors import MachineError, WeightsError
+
+MANIFEST = "manifest.json"
+TEMPORARY = ".tmp-"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a checkpoint holds: all that step s + 1 needs besides the recipe."""
+
+    step: int
+    model: dict[str, Tensor]
+    optimizer: dict[str, Tensor]
+    average: dict[str, Tensor] | None
+    state: dict[str, Any]
+
+
+def save(
+    run_dir: Path,
+    step: int,
+    *,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    average: dict[str, Tensor] | None,
+    state: dict[str, Any],
+    keep: int,
+) -> None:
+    """Write the checkpoint of `step` done steps, then delete all but the newest `keep`.
+
+    Raises:
+        MachineError: the disk is full or cannot be written; what was there before is still there.
+    """
+    folder = _home(run_dir)
+    tensors = {"model": model.state_dict(), "optimizer": optimizer_tensors(model, optimizer)}
+    if average is not None:
+        tensors["average"] = average
+    temporary = folder / f"{TEMPORARY}{step}-{os.getpid()}"
+    try:
+        folder.mkdir(exist_ok=True)
+        temporary.mkdir()
+        for name, values in tensors.items():
+            save_file({key: value.detach().cpu().contiguous() for key, value in values.items()}, temporary / f"{name}.safetensors")
+        (temporary / "state.json").write_text(json.dumps({"step": step, **state}))
+        write_manifest(temporary)
+        if (folder / _name(step)).exists():
+            _delete(folder / _name(step))
+        temporary.rename(folder / _name(step))
+        sync(folder)
+        for old in _folders(run_dir)[keep:]:
+            _delete(old)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise _cannot_write(folder, error) from error
+
+
+def load_newest(run_dir: Path) -> tuple[Checkpoint | None, list[str]]:
+    """The newest intact checkpoint, if there is any, and a note for each damaged one that was passed over.
+
+    Raises:
+        WeightsError: there are checkpoints, and none is intact.
+    """
+    notes = []
+    for folder in _folders(run_dir):
+        damage = find_damage(folder)
+        if damage is None:
+            return _read(folder), notes
+        notes.append(f"checkpoint {folder.name} is damaged ({damage})")
+    if notes:
+        raise WeightsError(
+            f"no intact checkpoint is left: {'; '.join(notes)}",
+            where=str(_home(run_dir)),
+            fix="restore one from a backup, or start again with --overwrite",
+        )
+    return None, notes
+
+
+def clean(run_dir: Path) -> None:
+    """Remove what an interrupted save has left; only names that a save makes. Call it under the run's lock."""
+    for leftover in _home(run_dir).glob(f"{TEMPORARY}*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+def find_damage(folder: Path) -> str | None:
+    """What differs from the manifest, or None if every byte is as it was written."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())
+        files = manifest["files"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return f"{MANIFEST} is missing or broken"
+    if manifest.get("checkpoint") != folder.name:
+        return f"{MANIFEST} belongs to another checkpoint"
+    strangers = {path.name for path in folder.iterdir()} - {*files, MANIFEST}
+    if strangers:
+        return f"{min(strangers)} does not belong here"
+    for name, said in files.items():
+        path = folder / name
+        if not path.is_file() or path.stat().st_size != said["bytes"]:
+            return f"{name} is missing or has another size"
+        if _sha256(path) != said["sha256"]:
+            return f"{name} has changed"
+    return None
+
+
+def write_manifest(folder: Path) -> None:
+    """Force every file of a temporary folder to disk and list it with size and SHA-256."""
+    files = {}
+    for path in sorted(folder.iterdir()):
+        sync(path)
+        files[path.name] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+    step = int(folder.name.removeprefix(TEMPORARY).split("-")[0])
+    (folder / MANIFEST).write_text(json.dumps({"checkpoint": _name(step), "files": files}, indent=1))
+    sync(folder / MANIFEST)
+    sync(folder)
+
+
+def sync(path: Path) -> None:
+    """Force a file, or the names in a folder, to disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimizer's state by parameter name: "blocks.0.attn.qkv.weight/momentum_buffer"."""
+    return {
+        f"{name}/{key}": value if isinstance(value, Tensor) else torch.tensor(value)
+        for name, parameter in model.named_parameters()
+        for key, value in optimizer.state.get(parameter, {}).items()
+        if value is not None
+    }
+
+
+def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    """Put back what `optimizer_tensors` took."""
+    parameters = dict(model.named_parameters())
+    for key, value in tensors.items():
+        name, _, slot = key.rpartition("/")
+        parameter = parameters[name]
+        # Adam's step counter stays on the CPU, everything else lives with its parameter.
+        optimizer.state[parameter][slot] = value if value.ndim == 0 else value.to(parameter.device)
+
+
+def _read(folder: Path) -> Checkpoint:
+    state = json.loads((folder / "state.json").read_text())
+    average = folder / "average.safetensors"
+    return Checkpoint(
+        step=state.pop("step"),
+        model=load_file(folder / "model.safetensors"),
+        optimizer=load_file(folder / "optimizer.safetensors"),
+        average=load_file(average) if average.exists() else None,
+        state=state,
+    )
+
+
+def _home(run_dir: Path) -> Path:
+    return run_dir / "checkpoints"
+
+
+def _name(step: int) -> str:
+    return f"step_{step:07d}"
+
+
+def _folders(run_dir: Path) -> list[Path]:
+    """Checkpoints, newest first."""
+    return sorted(_home(run_dir).glob("step_" + "[0-9]" * 7), reverse=True)
+
+
+def _delete(folder: Path) -> None:
+    """Take it out of sight in one rename, then delete it: no half-deleted checkpoint is ever seen."""
+    dead = folder.with_name(f"{TEMPORARY}dead-{folder.name}-{os.getpid()}")
+    folder.rename(dead)
+    shutil.rmtree(dead, ignore_errors=True)
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _cannot_write(folder: Path, error: Exception) -> MachineError:
+    try:
+        free = f"{shutil.disk_usage(folder.parent).free / 2**20:.0f} MiB free"
+    except OSError:
+        free = "gone"
+    reason = getattr(error, "strerror", None) or str(error).strip().splitlines()[0]
+    return MachineError(
+        f"the checkpoint cannot be written: {reason[:120]}",
+        where=f"{folder} ({free})",
+        fix="make room or mend the permission, then run the same command again: it goes on from the last checkpoint",
+    )

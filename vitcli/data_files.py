@@ -1,0 +1,190 @@
+"""Where tables of images lie: local files in any of their layouts, and the Hugging Face Hub.
+
+Every layout becomes one `datasets.Dataset` a split, with its image column still encoded. No code from a data
+set is ever run.
+"""
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import datasets
+
+from vitcli.errors import DataError
+
+IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
+SPLIT_WORDS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("test", "testing"), "test"),
+    **dict.fromkeys(("val", "valid", "validation", "dev"), "validation"),
+}
+LAYOUTS = "class folders (with or without train/ val/ test/), Parquet or Arrow files, or a save_to_disk folder"
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The splits of one data set.
+
+    Attributes:
+        open: by split name, what opens it.
+        root: the folder that image paths may point into; None where rows carry their bytes.
+    """
+
+    open: Mapping[str, Callable[[], datasets.Dataset]]
+    root: Path | None
+
+
+def open_local(path: Path) -> Tables:
+    """The tables of a folder or file in any layout.
+
+    Raises:
+        DataError: nothing in it is a layout we know.
+    """
+    path = Path(os.path.abspath(path.expanduser()))
+    if path.is_file():
+        return _table_files(path.parent, [path])
+    if (path / "dataset_dict.json").exists() or (path / "state.json").exists():
+        return _saved_to_disk(path)
+    for suffix in (".parquet", ".arrow"):
+        files = sorted(path.rglob(f"*{suffix}"))
+        if files:
+            return _table_files(path, files)
+    splits = _class_folders(path)
+    if splits:
+        return Tables({name: lambda folders=folders: _list_images(*folders) for name, folders in splits.items()}, path)
+    raise DataError(f"{path} holds no images that can be found", where="--dataset", fix=f"a folder of {LAYOUTS}")
+
+
+def open_hub(hub_id: str, *, config: str | None, revision: str | None) -> Tables:
+    """The tables of a Hub data set, downloaded when opened and then cached by `datasets`."""
+    try:
+        names = datasets.get_dataset_split_names(hub_id, config, revision=revision)
+    except Exception as error:  # the hub client raises its own, requests', httpx' and plain OS errors
+        raise _unreachable(hub_id, error) from error
+
+    def download(name: str) -> datasets.Dataset:
+        try:
+            return datasets.load_dataset(hub_id, config, revision=revision, split=name)
+        except Exception as error:
+            raise _unreachable(hub_id, error) from error
+
+    return Tables({name: lambda name=name: download(name) for name in names}, None)
+
+
+def _unreachable(hub_id: str, error: Exception) -> DataError:
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return DataError(
+        f"data set {hub_id} could not be had from the Hub: {reason[:160]}",
+        where="--dataset",
+        fix="check the name and the network, or put a local copy in a folder and name that (aliases: $VIT_DATA/<alias>)",
+    )
+
+
+def _saved_to_disk(path: Path) -> Tables:
+    folders = {"train": path}
+    if (path / "dataset_dict.json").exists():
+        names = json.loads((path / "dataset_dict.json").read_text())["splits"]
+        folders = {name: path / name for name in names}
+    for folder in folders.values():
+        state = json.loads((folder / "state.json").read_text())
+        for entry in state["_data_files"]:  # the library follows ../ in these names
+            _check_inside(folder / entry["filename"], path)
+    return Tables({name: lambda folder=folder: _load_from_disk(folder) for name, folder in folders.items()}, path)
+
+
+def _load_from_disk(folder: Path) -> datasets.Dataset:
+    try:
+        return datasets.load_from_disk(str(folder))
+    except Exception as error:
+        raise _unreadable(folder, error) from error
+
+
+def _table_files(root: Path, files: list[Path]) -> Tables:
+    """Parquet or Arrow files, each put in the split that its name, or a folder above it, says."""
+    builder = {".parquet": "parquet", ".arrow": "arrow"}.get(files[0].suffix)
+    if builder is None:
+        raise DataError(f"{files[0]} is not a data set", where="--dataset", fix=f"a folder of {LAYOUTS}")
+    by_split: dict[str, list[str]] = {}
+    for file in files:
+        by_split.setdefault(_split_of(file.relative_to(root)), []).append(str(file))
+
+    def read(name: str) -> datasets.Dataset:
+        try:
+            return datasets.load_dataset(builder, data_files={name: by_split[name]}, split=name)
+        except Exception as error:
+            raise _unreadable(Path(by_split[name][0]), error) from error
+
+    return Tables({name: lambda name=name: read(name) for name in by_split}, root)
+
+
+def _split_of(file: Path) -> str:
+    words = [word for part in file.with_suffix("").parts for word in part.lower().replace("_", "-").split("-")]
+    return next((SPLIT_WORDS[word] for word in words if word in SPLIT_WORDS), "train")
+
+
+def _unreadable(file: Path, error: Exception) -> DataError:
+    cause = error.__cause__ or error  # `datasets` wraps what really happened
+    reason = (str(cause).strip().splitlines() or [type(cause).__name__])[0]
+    return DataError(f"{file.name} cannot be read: {reason[:160]}", where=str(file), fix="replace the damaged file")
+
+
+def _class_folders(path: Path) -> dict[str, tuple[Path, list[str]]]:
+    """By split: its folder and the class names, which are those of the train folder where there is one.
+
+    A validation folder that lacks a class then still counts it, and one with a class of its own is refused
+    (`datasets` would renumber).
+    """
+    folders = {SPLIT_WORDS[name.lower()]: path / name for name in _subfolders(path) if name.lower() in SPLIT_WORDS}
+    folders = {name: folder for name, folder in folders.items() if _subfolders(folder)}
+    if not folders:
+        folders = {"train": path} if any(_image_files(path / name) for name in _subfolders(path)) else {}
+    classes = _subfolders(folders["train"]) if "train" in folders else None
+    for folder in folders.values():
+        strangers = sorted(set(_subfolders(folder)) - set(classes or _subfolders(folder)))
+        if strangers:
+            raise DataError(
+                f"{folder.name}/ has classes that train/ has not: {', '.join(strangers[:5])}",
+                where=str(folder),
+                fix="move those folders away, or add them to train/",
+            )
+    return {name: (folder, classes or _subfolders(folder)) for name, folder in folders.items()}
+
+
+def _list_images(folder: Path, class_names: list[str]) -> datasets.Dataset:
+    paths, labels = [], []
+    for label, name in enumerate(class_names):
+        files = _image_files(folder / name)
+        paths += files
+        labels += [label] * len(files)
+    features = datasets.Features(
+        {"image": datasets.Image(decode=False), "label": datasets.ClassLabel(names=class_names)}
+    )
+    return datasets.Dataset.from_dict(
+        {"image": [{"bytes": None, "path": path} for path in paths], "label": labels}, features=features
+    )
+
+
+def _subfolders(path: Path) -> list[str]:
+    if not path.is_dir():
+        return []
+    return sorted(entry.name for entry in os.scandir(path) if entry.is_dir() and not entry.name.startswith("."))
+
+
+def _image_files(folder: Path) -> list[str]:
+    if not folder.is_dir():
+        return []
+    return sorted(
+        os.path.join(parent, name)
+        for parent, _, names in os.walk(folder)
+        for name in names
+        if os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES and not name.startswith(".")
+    )
+
+
+def _check_inside(file: Path, root: Path) -> None:
+    if not Path(os.path.realpath(file)).is_relative_to(os.path.realpath(root)):
+        raise DataError(
+            f"{file} lies outside the data set", where=str(root), fix="put the files themselves into the folder"
+        )

@@ -1,0 +1,51 @@
+"""Exact counts from logits: one number an example, added up in the order of the rows."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What one evaluation says.
+
+    Attributes:
+        top1, top5: share of examples whose label is the highest, or among the five highest logits.
+        loss: mean softmax cross-entropy in nats.
+        num_examples: how many examples were counted, each once.
+    """
+
+    top1: float
+    top5: float
+    loss: float
+    num_examples: int
+
+
+def label_ranks(logits_BK: Tensor, labels_B: Tensor) -> Tensor:
+    """How many classes come before the label's, (B,) int64: 0 is a top-1 hit, below 5 a top-5 hit.
+
+    Among equal logits the lower class number comes first, as `argmax` has it, so a head of zeros
+    scores the share of class 0 and not 100 %.
+    """
+    right_B1 = logits_BK.gather(1, labels_B[:, None])
+    before_BK = torch.arange(logits_BK.shape[1], device=logits_BK.device) < labels_B[:, None]
+    ahead_BK = (logits_BK > right_B1) | ((logits_BK == right_B1) & before_BK)
+    return ahead_BK.sum(dim=1)
+
+
+def example_losses(logits_BK: Tensor, labels_B: Tensor) -> Tensor:
+    """Softmax cross-entropy of each example, (B,) float64."""
+    return F.cross_entropy(logits_BK.double(), labels_B, reduction="none")
+
+
+def scores(ranks_N: Tensor, losses_N: Tensor) -> Scores:
+    """Totals of a split from each example's `label_ranks` and `example_losses`, in row order."""
+    count = len(ranks_N)
+    return Scores(
+        top1=int((ranks_N == 0).sum()) / count,
+        top5=int((ranks_N < 5).sum()) / count,
+        loss=float(losses_N.double().sum()) / count,
+        num_examples=count,
+    )

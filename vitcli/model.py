@@ -1,0 +1,211 @@
+"""The network: a name to an Architecture, and an Architecture to a timm module with the paper's initialisation.
+
+State dicts carry timm's names. The one addition: with a representation layer (paper, section 3.1) `head` holds two
+dense layers, `head.pre_logits.*` (D -> D, then tanh) and `head.head.*` (D -> K). timm has no such head and refuses to
+load one, as it should: its logits would be others.
+
+D hidden width, K classes, P patch size.
+"""
+
+import math
+from collections import OrderedDict
+from dataclasses import replace
+
+import timm
+import torch
+from torch import Tensor, nn
+from torch.nn import init
+
+from vitcli.errors import VitError, nearest
+from vitcli.variants import VARIANTS, Architecture, find_variant
+
+TRUNCATED_STD = 0.87962566103423978  # of a standard normal cut at -2 and 2, as flax divides by
+ACT_LAYERS = {"tanh": "gelu_tanh", "erf": "gelu"}  # in timm's words
+
+
+def architecture(
+    name: str,
+    *,
+    image_size: tuple[int, int],
+    num_classes: int,
+    gelu: str | None = None,
+    pre_logits: bool = False,
+) -> Architecture:
+    """The Architecture of a paper name or a timm model name.
+
+    Args:
+        name: "ViT-B/16" in any spelling `find_variant` knows, or what timm.create_model takes, without a tag.
+        image_size: height and width in pixels.
+        num_classes: outputs of the head; 0 for none.
+        gelu: None means "tanh" for paper names and "timm" for timm names; "timm" makes all of a paper model timm's.
+        pre_logits: a head of two layers, as the paper pre-trains with.
+
+    Raises:
+        VitError: an unknown name; an image size that the patches do not divide; a paper option for a timm model.
+    """
+    variant = find_variant(name)
+    if variant:
+        found, timm_name, model_args = variant.name, variant.timm_name, variant.timm_args
+    elif timm.is_model(name) and "." not in name:
+        found, timm_name, model_args = name, name, {}
+        if pre_logits or gelu not in (None, "timm"):
+            raise VitError(
+                f"{name} is a model as timm defines it: the paper's GELU and pre-logits are not for it",
+                where="model.gelu, model.pre_logits",
+                fix=f"leave both out, or take a model of the paper: {', '.join(VARIANTS)}",
+            )
+    else:
+        raise VitError(
+            f"there is no model {name!r}{nearest(name, [*VARIANTS, *timm.list_models()])}",
+            where="--model",
+            fix=f"take one of {', '.join(VARIANTS)} or a model name of timm; weights with a tag go to --ckpt timm/...",
+        )
+    arch = Architecture(
+        name=found,
+        timm_name=timm_name,
+        image_size=tuple(image_size),
+        num_classes=num_classes,
+        gelu=gelu or ("tanh" if variant else "timm"),
+        pre_logits=pre_logits,
+        model_args=model_args,
+    )
+    check_image_size(arch)
+    return arch
+
+
+def adapted(arch: Architecture, *, image_size: tuple[int, int], num_classes: int) -> Architecture:
+    """The same network for another task: other pixels, other classes, a head of one layer (paper, section 3.2)."""
+    other = replace(arch, image_size=tuple(image_size), num_classes=num_classes, pre_logits=False)
+    check_image_size(other)
+    return other
+
+
+def check_image_size(arch: Architecture) -> None:
+    """Refuse an image that is no whole number of patches high and wide: the rest would not be looked at."""
+    patch_size = arch.patch_size
+    if not patch_size or not any(side % patch_size for side in arch.image_size):
+        return
+    uneven = next(side for side in arch.image_size if side % patch_size)
+    below, above = uneven // patch_size * patch_size, -(-uneven // patch_size) * patch_size
+    nearby = " or ".join(str(side) for side in (below, above) if side)
+    height, width = arch.image_size
+    raise VitError(
+        f"an image of {height}x{width} pixels does not divide into patches of {patch_size}",
+        where="recipe key model.image_size, option --res",
+        fix=f"instead of {uneven} take {nearby}",
+    )
+
+
+def timm_arguments(arch: Architecture) -> dict:
+    """Keyword arguments with which timm.create_model makes this network, classes aside; all JSON."""
+    args = dict(arch.model_args)
+    if takes_image_size(arch.timm_name):
+        height, width = arch.image_size
+        args["img_size"] = height if height == width else [height, width]
+    if arch.gelu != "timm":
+        args["act_layer"] = ACT_LAYERS[arch.gelu]
+    return args
+
+
+def takes_image_size(timm_name: str) -> bool:
+    """Whether the network is built for one image size, as those with position embeddings are."""
+    known = timm.models.get_pretrained_cfg(timm_name)
+    return bool(known and known.fixed_input_size)
+
+
+def build(arch: Architecture, *, dropout: float) -> nn.Module:
+    """A fresh network; its numbers follow from torch's global seed.
+
+    A network of the paper gets the initialisation of the authors' code (paper.md, section 1.4), one with gelu "timm"
+    that of timm. The last layer is zero in both.
+
+    Args:
+        arch: which network.
+        dropout: share dropped after the position embeddings, the attention's projection and both MLP layers.
+
+    Raises:
+        VitError: timm cannot build this, such as a network without these places for dropout.
+    """
+    model = _network(arch, dropout=dropout)
+    if arch.gelu != "timm":
+        _init_as_the_authors(model)
+    _zero(model.get_classifier())
+    return model
+
+
+def reset_head(model: nn.Module, num_classes: int) -> None:
+    """Replace the whole head, the representation layer included, by one layer of zeros (paper, section 3.2)."""
+    model.reset_classifier(num_classes)
+    _zero(model.get_classifier())
+
+
+def expected_tensors(arch: Architecture) -> dict[str, torch.Size]:
+    """Names and shapes of the network's state dict, in its order, without making the numbers."""
+    with torch.device("meta"):
+        return {name: tensor.shape for name, tensor in _network(arch, dropout=0.0).state_dict().items()}
+
+
+def head_names(arch: Architecture) -> tuple[str, ...]:
+    """Prefixes of the head's tensors in the state dict: ("head.",) for a ViT."""
+    known = timm.models.get_pretrained_cfg(arch.timm_name)
+    classifier = (known and known.classifier) or "head"
+    return tuple(f"{name}." for name in ([classifier] if isinstance(classifier, str) else classifier))
+
+
+def _network(arch: Architecture, *, dropout: float) -> nn.Module:
+    """The timm module with our head, initialised by timm where timm's initialisation is wanted."""
+    options = {"pos_drop_rate": dropout, "proj_drop_rate": dropout} if dropout else {}
+    if arch.gelu != "timm":
+        options["weight_init"] = "skip"
+    args = {**timm_arguments(arch), **options, "num_classes": arch.num_classes}
+    try:
+        model = timm.create_model(arch.timm_name, pretrained=False, **args)
+    except (TypeError, ValueError, AssertionError, RuntimeError) as error:
+        raise VitError(
+            f"timm cannot build {arch.name}: {error}",
+            where=", ".join(f"{key}={value}" for key, value in args.items()),
+            fix="take other values, or another model; models outside the paper may have no such dropout or image size",
+        ) from error
+    if arch.pre_logits:
+        width = model.num_features
+        layers = {"pre_logits": nn.Linear(width, width), "tanh": nn.Tanh(), "head": model.head}
+        model.head = nn.Sequential(OrderedDict(layers))
+    return model
+
+
+@torch.no_grad()
+def _init_as_the_authors(model: nn.Module) -> None:
+    """Fill every parameter of a plain ViT as the authors' flax code does."""
+    for name, parameter in model.named_parameters():
+        match name.split("."):
+            case ["pos_embed"]:
+                init.normal_(parameter, std=0.02)
+            case ["patch_embed", "proj", "weight"] | ["head", "pre_logits", "weight"]:
+                _lecun_normal_(parameter)
+            case ["blocks", _, "attn", "qkv", "weight"]:
+                for matrix in parameter.chunk(3):  # one bound for each of q, k and v, not one for the three
+                    init.xavier_uniform_(matrix)
+            case ["blocks", _, "attn" | "mlp", _, "weight"]:
+                init.xavier_uniform_(parameter)
+            case ["blocks", _, "mlp", _, "bias"]:
+                init.normal_(parameter, std=1e-6)
+            case [*_, "norm" | "norm1" | "norm2", "weight"]:
+                init.ones_(parameter)
+            case ["cls_token"] | ["head", *_, "weight"] | [*_, "bias"]:
+                init.zeros_(parameter)
+            case _:
+                raise AssertionError(f"no initialisation for {name}: not a plain ViT")
+
+
+def _lecun_normal_(kernel: Tensor) -> None:
+    """Variance 1 / fan-in after the normal has been cut at two standard deviations."""
+    std = math.sqrt(1 / kernel[0].numel()) / TRUNCATED_STD
+    init.trunc_normal_(kernel, std=std, a=-2 * std, b=2 * std)
+
+
+def _zero(classifier: nn.Module | tuple[nn.Module, ...]) -> None:
+    """Zero the layer that makes the logits, or the layers where a model has several such heads."""
+    for head in classifier if isinstance(classifier, tuple) else (classifier,):
+        last = head.head if isinstance(head, nn.Sequential) and hasattr(head, "head") else head
+        for parameter in last.parameters():
+            init.zeros_(parameter)

@@ -1,0 +1,264 @@
+"""Recipes: what a run does, as data with a closed schema, checked whole and never changed afterwards.
+
+Precedence: the base file that a recipe extends, the file, then the command line. There is no fourth place.
+A section is a flat table, so a recipe is handled as {"section.key": value} until it is checked.
+"""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from vitcli.errors import VitError, nearest
+from vitcli.recipe_mistakes import Mistake, check, report, unknown
+from vitcli.recipe_schema import KEYS, SECTIONS, TRAINING_SECTIONS, Recipe, accepts_none, is_superseded
+from vitcli.recipe_text import differences, to_toml, toml_text, typed_value
+
+__all__ = [
+    "SHORTHANDS",
+    "Recipe",
+    "available",
+    "dataset_aliases",
+    "differences",
+    "find",
+    "find_for_dataset",
+    "is_base",
+    "load",
+    "merge",
+    "origins",
+    "to_toml",
+    "toml_text",
+]
+
+SHORTHANDS = MappingProxyType(
+    {
+        "model.name": "--model",
+        "model.ckpt": "--ckpt",
+        "data.dataset": "--dataset",
+        "data.image_size": "--res",
+        "schedule.steps": "--steps",
+        "train.batch_size": "--batch-size",
+        "optimizer.lr": "--lr",
+        "train.seed": "--seed",
+        "precision.compute": "--precision",
+    }
+)
+NO_SHORTHANDS: Mapping[str, Any] = MappingProxyType({})
+HERE = Path(__file__).parent
+HOMES = (HERE / "recipes", HERE.parent / "recipes")  # inside the wheel; beside the package in a checkout
+ALIASES = "datasets.toml"  # lies among the recipes and is none
+DEFAULT = "schema default"
+
+
+@dataclass(frozen=True)
+class Draft:
+    """Values by dotted key, where each comes from, and what is wrong so far."""
+
+    values: dict[str, Any]
+    sources: dict[str, str]
+    mistakes: list[Mistake]
+
+    def lay(self, layer: Mapping[str, Any], sources: Mapping[str, str]) -> None:
+        """Put `layer` on top; an inherited key that loses its meaning through it goes."""
+        for key in [key for key in self.values if key not in layer and is_superseded(key, layer)]:
+            del self.values[key], self.sources[key]
+        self.values.update({key: _unset(key, value) for key, value in layer.items()})
+        self.sources.update(sources)
+
+
+def load(
+    name_or_path: str,
+    overrides: Sequence[str] = (),
+    shorthands: Mapping[str, Any] = NO_SHORTHANDS,
+    *,
+    training: bool = True,
+) -> Recipe:
+    """Read, merge and check a recipe.
+
+    Args:
+        name_or_path: a shipped recipe ("finetune/cifar10"), or a path that ends in .toml.
+        overrides: "section.key=value", the value as TOML writes it; bare words are strings, none unsets.
+        shorthands: values of options by dotted key, typed or parsed; None means that it was not given.
+        training: whether the sections of a training run must be there; evaluation does without them.
+
+    Raises:
+        VitError: every mistake of the files and options, in one report.
+    """
+    draft = merge(name_or_path, overrides, shorthands)
+    file = _label(find(name_or_path))
+    recipe, found = check(draft.values, draft.sources, file=file, training=training)
+    if mistakes := draft.mistakes + found:
+        raise report(mistakes, name_or_path)
+    return recipe
+
+
+def merge(
+    name_or_path: str, overrides: Sequence[str] = (), shorthands: Mapping[str, Any] = NO_SHORTHANDS
+) -> Draft:
+    """The values of a recipe before the schema has seen them, also those of a base that is no whole recipe."""
+    draft = Draft({}, {}, [])
+    for path, table in _base_and_file(find(name_or_path)):
+        values = _flat_table(table, _label(path), draft.mistakes)
+        draft.lay(values, dict.fromkeys(values, _label(path)))
+    draft.lay(*_options(overrides, shorthands, draft.mistakes))
+    return draft
+
+
+def origins(
+    name_or_path: str, overrides: Sequence[str] = (), shorthands: Mapping[str, Any] = NO_SHORTHANDS
+) -> dict[str, str]:
+    """Where each value of a recipe comes from: a file, an option, or the schema's neutral default."""
+    sources = merge(name_or_path, overrides, shorthands).sources
+    present = {_section(key) for key in sources} | (set(SECTIONS) - set(TRAINING_SECTIONS))
+    return {key: sources.get(key, DEFAULT) for key in KEYS if _section(key) in present}
+
+
+def available() -> list[tuple[str, str]]:
+    """Name and first comment line of every shipped recipe, sorted by name."""
+    home = _home()
+    names = sorted(
+        str(path.relative_to(home).with_suffix("").as_posix())
+        for path in home.rglob("*.toml")
+        if path.name != ALIASES
+    )
+    return [(name, _first_line(home / f"{name}.toml")) for name in names]
+
+
+def is_base(name: str) -> bool:
+    """Whether other shipped recipes extend this one; it is checked through them and need not be whole."""
+    tables = [_read(find(known)) for known, _ in available()]
+    return name in [table.get("extends") for table in tables]
+
+
+def find(name: str) -> Path:
+    """The file of a shipped recipe ("finetune/cifar10"), or of a path that ends in .toml."""
+    if name.endswith(".toml"):
+        if Path(name).is_file():
+            return Path(name)
+        raise VitError(
+            f"there is no recipe file {name}",
+            where="option --recipe, or key extends",
+            fix="give the path of a .toml file; the shipped ones go without .toml (vit recipes list)",
+        )
+    names = [known for known, _ in available()]
+    if name in names:
+        return _home() / f"{name}.toml"
+    raise VitError(
+        f"there is no recipe {name!r}{nearest(name, names)}",
+        where="option --recipe, or key extends",
+        fix="vit recipes list shows the shipped ones; the path of a file must end in .toml",
+    )
+
+
+def find_for_dataset(command: str, dataset: str | None) -> str:
+    """Name of the shipped recipe of `command` for a data set: its own one, else "<command>/default".
+
+    Without a data set it is the demo, where the command has one.
+    """
+    names = [name for name, _ in available() if name.startswith(f"{command}/")]
+    if dataset is None and f"{command}/demo" in names:
+        return f"{command}/demo"
+    own = [name for name in names if dataset and merge(name).values.get("data.dataset") == dataset]
+    if len(own) == 1:
+        return own[0]
+    if not own and f"{command}/default" in names:
+        return f"{command}/default"
+    raise VitError(
+        f"{len(own) or 'no'} {command} recipes are for data set {dataset!r}",
+        where="option --dataset",
+        fix=f"name one with --recipe: {', '.join(own or names)}",
+    )
+
+
+def dataset_aliases() -> dict[str, dict[str, Any]]:
+    """The data sets that --dataset knows by a short name, with what recipes/datasets.toml says of each."""
+    return _read(_home() / ALIASES)
+
+
+def _home() -> Path:
+    return next(home for home in HOMES if (home / ALIASES).is_file())
+
+
+def _label(path: Path) -> str:
+    """A file as people should see it: shipped ones as recipes/<name>.toml, wherever they are installed."""
+    home = _home()
+    return f"recipes/{path.relative_to(home).as_posix()}" if path.is_relative_to(home) else str(path)
+
+
+def _first_line(path: Path) -> str:
+    return path.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
+
+
+def _section(key: str) -> str:
+    return key.partition(".")[0]
+
+
+def _base_and_file(path: Path) -> list[tuple[Path, dict[str, Any]]]:
+    table = _read(path)
+    base = table.pop("extends", None)
+    if base is None:
+        return [(path, table)]
+    beside = path.parent / str(base)
+    base_path = beside if beside.suffix == ".toml" and beside.is_file() else find(str(base))
+    base_table = _read(base_path)
+    if "extends" in base_table:
+        raise VitError(
+            f"the base {base!r} extends another recipe itself",
+            where=f"{_label(path)}, key extends",
+            fix="extend the base's own base, or copy the keys you need",
+        )
+    return [(base_path, base_table), (path, table)]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise VitError(
+            f"not TOML: {error}", where=str(path), fix="strings stand in quotes; numbers, true and false bare"
+        ) from error
+
+
+def _flat_table(table: dict[str, Any], source: str, mistakes: list[Mistake]) -> dict[str, Any]:
+    values = {}
+    for section, keys in table.items():
+        if section in SECTIONS and isinstance(keys, dict):
+            values |= {f"{section}.{key}": value for key, value in keys.items()}
+        elif section in SECTIONS:
+            mistakes.append(Mistake(f"{section} is a section", source, f"write [{section}] above its keys"))
+        else:
+            mistakes.append(unknown(section, source))
+    return values
+
+
+def _options(
+    overrides: Sequence[str], shorthands: Mapping[str, Any], mistakes: list[Mistake]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Everything that the command line sets: values, and the option of each."""
+    given = [
+        (key, value, f"option {SHORTHANDS.get(key, key)}")
+        for key, value in shorthands.items()
+        if value is not None
+    ]
+    for override in overrides:
+        key, equals, value = (part.strip() for part in override.partition("="))
+        if not equals:
+            mistakes.append(Mistake(f"{override!r} sets nothing", "option --set", "write section.key=value"))
+        elif key not in KEYS:
+            mistakes.append(unknown(key, f"option --set {override}"))
+        else:
+            given.append((key, value, f"option --set {override}"))
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for key, value, option in given:
+        if key in sources:
+            mistakes.append(Mistake(f"{key} is set twice", f"{sources[key]} and {option}", "set it once"))
+        values[key], sources[key] = typed_value(key, value) if isinstance(value, str) else value, option
+    return values, sources
+
+
+def _unset(key: str, value: Any) -> Any:
+    """TOML has no null, so the word none unsets a key that may be unset."""
+    return None if value == "none" and accepts_none(key) else value

@@ -1,0 +1,277 @@
+"""The keys of a recipe: type, unit, range and paper section of each, and what must hold between them.
+
+A key has a default only where the default is neutral (nothing, off, "auto"): numbers live in recipe files.
+Descriptions end up in the JSON Schema (`vit recipes schema`); "paper" is arXiv 2010.11929.
+"""
+
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstraints, Tag, model_validator
+
+Count = Annotated[int, Field(gt=0)]
+CountOrZero = Annotated[int, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+PositiveOrZero = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+PartOfOne = Annotated[float, Field(gt=0, le=1)]
+Percent = Annotated[str, StringConstraints(pattern=r"^(100|\d{1,2}(\.\d+)?)%$")]
+PerChannel = Annotated[tuple[float, float, float], Field(strict=False)]  # not strict: TOML has lists only
+
+
+def _is_list(value: Any) -> str:
+    return "list" if isinstance(value, list | tuple) else "one"
+
+
+def _is_text(value: Any) -> str:
+    return "list" if isinstance(value, str) else "one"
+
+
+# the discriminators choose one branch, so that a mistake is reported once and not for each branch
+OneRateOrSeveral = Annotated[
+    Annotated[Positive, Tag("one")]
+    | Annotated[tuple[Positive, ...], Field(strict=False, min_length=1), Tag("list")],
+    Discriminator(_is_list),
+]
+SideOrHeightWidth = Annotated[
+    Annotated[Count, Tag("one")] | Annotated[tuple[Count, Count], Field(strict=False), Tag("list")],
+    Discriminator(_is_list),
+]
+StepsOrPercent = Annotated[
+    Annotated[CountOrZero, Tag("one")] | Annotated[Percent, Tag("list")], Discriminator(_is_text)
+]
+
+
+def key(description: str, default: Any = ...) -> Any:
+    return Field(default, description=description)
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Model(Section):
+    """The network; with a checkpoint, what its own metadata leaves open."""
+
+    name: str | None = key("the paper's name (ViT-B/16; paper, Table 1) or any timm model name", None)
+    ckpt: str | None = key(
+        "weights to start from: run folder, file, timm/<name>.<tag>, hf-hub:<id>, demo", None
+    )
+    dropout: Share = key("probability, after the position embedding and every dense layer (paper, B.1)", 0.0)
+    pre_logits: bool = key("tanh layer before the pre-training head (paper, 3.1 and D.3)", False)
+    gelu: Literal["auto", "tanh", "erf"] = key(
+        "form of GELU; auto is the one the weights were made with", "auto"
+    )
+
+
+class Data(Section):
+    """Which images, and what happens to their pixels (paper, 4.1)."""
+
+    dataset: str | None = key("demo, an alias, a Hub id or a local path (vit datasets)", None)
+    train_split: str = key("split to train on, slices as Hugging Face writes them; auto finds it", "auto")
+    eval_split: str = key("split to score on; auto finds it", "auto")
+    dev_fraction: Share = key("share cut from train to choose the learning rate on (paper, B.1.1)", 0.0)
+    num_examples: Count | None = key("train on a random subset of this many images (paper, 4.3)", None)
+    image_column: str | None = key("column of the images, where several could be", None)
+    label_column: str | None = key("column of the classes, where several could be", None)
+    image_size: SideOrHeightWidth = key(
+        "pixels of the model's input: a side, or [height, width] (paper, B.1)"
+    )
+    train_crop: Literal["inception", "random", "none"] = key(
+        "inception: a random area and shape; random: image_size out of resize; none: as in evaluation"
+    )
+    crop_area: Annotated[tuple[PartOfOne, PartOfOne], Field(strict=False)] | None = key(
+        "inception crop: [least, largest] share of the image's area", None
+    )
+    crop_aspect: Annotated[tuple[Positive, Positive], Field(strict=False)] | None = key(
+        "inception crop: [least, largest] width / height", None
+    )
+    resize: Count | None = key("random crop: side in pixels of the square it is cut from", None)
+    flip: bool = key("mirror every other training image, drawn at random")
+    eval_resize: Literal["square", "short_side", "none"] = key(
+        "before the centre crop: both sides, or the short side, to floor(image_size / eval_crop_fraction)"
+    )
+    eval_crop_fraction: PartOfOne = key("share of each resized side that the centre crop keeps; 1: no crop")
+    interpolation: Literal["bilinear", "bicubic"] = key("of every resize")
+    antialias: bool = key("low-pass filter when an image gets smaller; the authors' code has none")
+    mean: PerChannel = key("per channel, subtracted from pixels in [0, 1]; 0.5 for [-1, 1] (paper's code)")
+    std: PerChannel = key("per channel, divides after the mean")
+    on_bad_image: Literal["error", "skip"] = key(
+        "an image that cannot be read stops the run or is counted", "error"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_spelling_of_a_square(cls, values: Any) -> Any:
+        size = values.get("image_size") if isinstance(values, dict) else None
+        square = isinstance(size, list | tuple) and len(size) == 2 and size[0] == size[1]
+        return {**values, "image_size": size[0]} if square else values
+
+    @property
+    def image_hw(self) -> tuple[int, int]:
+        """Height and width in pixels."""
+        size = self.image_size
+        return (size, size) if isinstance(size, int) else size
+
+
+class Objective(Section):
+    """What is minimised (paper, B.1)."""
+
+    loss: Literal["softmax", "sigmoid"] = key("cross-entropy; sigmoid is summed over the classes")
+    label_smoothing: Share = key("share of the target spread over all classes (paper, 4.3)", 0.0)
+    head_bias: float = key("bias of the fresh head; the authors' pre-training takes -10", 0.0)
+
+
+class Optimizer(Section):
+    """How it is minimised (paper, 4.1, tables 3 and 4)."""
+
+    name: Literal["sgd", "adam"] = key("adam decouples its weight decay (paper, 4.1)")
+    lr: OneRateOrSeveral = key("base learning rate; several: chosen on the dev split (paper, tables 3, 4)")
+    momentum: Share | None = key("sgd only, no Nesterov (paper, Table 4: 0.9)", None)
+    betas: Annotated[tuple[Share, Share], Field(strict=False)] | None = key(
+        "adam only (paper, 4.1: [0.9, 0.999])", None
+    )
+    eps: Positive | None = key("adam only, added to the root of the second moment", None)
+    weight_decay: PositiveOrZero = key("per step, weights shrink by lr * weight_decay (paper, Table 3)")
+    decay_on: Literal["matrices", "all"] = key("matrices: only kernels of dense and convolution layers")
+    clip: PositiveOrZero = key("largest global norm of the gradient; 0: off (paper, tables 3, 4: 1)", 0.0)
+    average: Share = key("Polyak averaging factor per step; 0: off (paper, 4.1: 0.9999)", 0.0)
+
+
+class Schedule(Section):
+    """How long, and the learning rate on the way (paper, tables 3 and 4)."""
+
+    steps: Count | None = key("duration in optimizer steps; this or epochs", None)
+    epochs: Positive | None = key("duration in passes over the training split; this or steps", None)
+    warmup: StepsOrPercent = key('linear rise from 0, in steps or as a share of the run: "10%"')
+    decay: Literal["cosine", "linear", "constant"] = key("from the end of the warm-up to the end of the run")
+    end_lr: PositiveOrZero = key("learning rate at the end of the run; without meaning for a constant one")
+
+
+class Train(Section):
+    """The loop."""
+
+    batch_size: Count = key("images per optimizer step, over all processes (paper, tables 3 and 4)")
+    seed: CountOrZero = key("of the order, the augmentations, dropout and fresh weights")
+    runs: Count = key("repetitions with seed, seed + 1, ...; gives mean and std (paper, Table 2: 3)")
+    log_every: Count = key("steps between lines of metrics.jsonl")
+    save_every: CountOrZero = key("steps between checkpoints; 0: only when stopped and at the end")
+    keep_checkpoints: Count = key("how many of the newest checkpoints stay on disk")
+
+
+class Eval(Section):
+    """Scoring."""
+
+    every: CountOrZero = key("steps between evaluations while training; 0: only at the end", 0)
+    batch_size: Count = key("images per forward pass of one process; no result depends on it")
+
+
+class Precision(Section):
+    """Number formats."""
+
+    compute: Literal["auto", "fp32", "bf16", "fp16"] = key(
+        "of the forward pass; auto suits the device", "auto"
+    )
+
+
+class Recipe(Section):
+    """A recipe of `vit`. Evaluation does without the sections objective, optimizer, schedule and train."""
+
+    model: Model = Model()
+    data: Data
+    objective: Objective | None = None
+    optimizer: Optimizer | None = None
+    schedule: Schedule | None = None
+    train: Train | None = None
+    eval: Eval
+    precision: Precision = Precision()
+
+
+SECTIONS: dict[str, type[Section]] = {
+    "model": Model,
+    "data": Data,
+    "objective": Objective,
+    "optimizer": Optimizer,
+    "schedule": Schedule,
+    "train": Train,
+    "eval": Eval,
+    "precision": Precision,
+}
+TRAINING_SECTIONS = ("objective", "optimizer", "schedule", "train")
+KEYS = {
+    f"{name}.{field}": info for name, kind in SECTIONS.items() for field, info in kind.model_fields.items()
+}
+
+# keys that have a meaning only with one choice of another key, and are needed with it
+BELONGS = {
+    "data.crop_area": ("data.train_crop", "inception"),
+    "data.crop_aspect": ("data.train_crop", "inception"),
+    "data.resize": ("data.train_crop", "random"),
+    "optimizer.momentum": ("optimizer.name", "sgd"),
+    "optimizer.betas": ("optimizer.name", "adam"),
+    "optimizer.eps": ("optimizer.name", "adam"),
+}
+ALTERNATIVES = {"schedule.steps": "schedule.epochs", "schedule.epochs": "schedule.steps"}
+
+
+def accepts_none(key: str) -> bool:
+    return key in KEYS and type(None) in get_args(KEYS[key].annotation)
+
+
+def is_text(key: str) -> bool:
+    """Whether any text is a value of the key, so that 2012 or true on the command line stay text."""
+    return KEYS[key].annotation in (str, str | None)
+
+
+def is_superseded(key: str, layer: dict[str, Any]) -> bool:
+    """Whether an inherited key loses its meaning through a choice that `layer` makes."""
+    choice, needed = BELONGS.get(key, (None, None))
+    return ALTERNATIVES.get(key) in layer or (choice in layer and layer[choice] != needed)
+
+
+def contradictions(values: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """What does not hold between keys, whatever else is wrong: key, what is wrong, what works.
+
+    Values may still be of any type: those that are not what they should be are reported elsewhere.
+    """
+    found = []
+    for name, (choice, needed) in BELONGS.items():
+        if values.get(name) is not None and choice in values and values[choice] != needed:
+            what = f"{name} is for {choice} = {needed!r}, which is {values[choice]!r} here"
+            found.append((name, what, f"leave it out, or set {choice} to {needed!r}"))
+        elif values.get(name) is None and values.get(choice) == needed:
+            found.append((choice, f"{name} is missing", f"{choice} = {needed!r} needs it"))
+    given = [name for name in ALTERNATIVES if values.get(name) is not None]
+    if len(given) != 1 and any(name.startswith("schedule.") for name in values):
+        what = "schedule.steps and schedule.epochs are both given" if given else "the duration is missing"
+        found.append(("schedule.steps", what, "give exactly one of schedule.steps and schedule.epochs"))
+    return found + _contradictory_numbers(values)
+
+
+def _contradictory_numbers(values: dict[str, Any]) -> list[tuple[str, str, str]]:
+    found = []
+    rates = values.get("optimizer.lr")
+    if isinstance(rates, list) and not values.get("data.dev_fraction"):
+        fix = "set data.dev_fraction above 0, or give one learning rate"
+        found.append(("optimizer.lr", "optimizer.lr lists rates to choose from without a dev split", fix))
+    if isinstance(rates, list) and any(rates.count(rate) > 1 for rate in rates):
+        found.append(("optimizer.lr", f"optimizer.lr names a rate twice: {rates}", "name each rate once"))
+    for name in ("data.crop_area", "data.crop_aspect"):
+        match values.get(name):
+            case [int() | float() as low, int() | float() as high] if low > high:
+                found.append((name, f"{name} is [{low}, {high}]", "write [least, largest]"))
+    match values.get("data.std"):
+        case list() as stds if any(isinstance(std, int | float) and std <= 0 for std in stds):
+            found.append(("data.std", f"data.std is {stds}", "pixels are divided by it: above 0"))
+    size, resize = values.get("data.image_size"), values.get("data.resize")
+    side = max(size, default=0) if isinstance(size, list) and _all_int(size) else size
+    if isinstance(side, int) and isinstance(resize, int) and resize < side:
+        what = f"data.resize is {resize}, smaller than data.image_size, {size}"
+        found.append(("data.resize", what, f"set data.resize to {side} or more"))
+    if values.get("data.eval_resize") == "none" and values.get("data.eval_crop_fraction", 1) != 1:
+        what = "data.eval_crop_fraction crops a resized image, and data.eval_resize is 'none'"
+        found.append(("data.eval_crop_fraction", what, "set data.eval_crop_fraction to 1"))
+    return found
+
+
+def _all_int(values: list[Any]) -> bool:
+    return all(isinstance(value, int) for value in values)

@@ -1,0 +1,160 @@
+"""Durations, learning rates and batch splits: pure arithmetic from a recipe's words to a loop's numbers."""
+
+import math
+from dataclasses import dataclass
+
+from vitcli.errors import VitError
+
+PROCESS_COUNTS = (1, 2, 4, 8, 16, 32, 64)  # tried when advising how many processes to launch
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a recipe comes to on this data set and this machine; written into the run folder before step 0."""
+
+    total_steps: int
+    warmup_steps: int
+    batch_size: int
+    per_device_batch: int
+    accumulation_steps: int
+    world_size: int
+    num_examples: int
+    images_seen: int
+    exaflops: float | None
+
+
+def plan(
+    *,
+    steps: int | None,
+    epochs: float | None,
+    warmup: int | str,
+    batch_size: int,
+    per_device_batch: int,
+    world_size: int,
+    num_examples: int,
+    forward_macs: float | None,
+) -> Plan:
+    """All derived numbers of a run.
+
+    Args:
+        steps, epochs: the duration, exactly one of them.
+        warmup: in steps, or a share of the run such as "10%".
+        batch_size: images per optimizer step over all processes.
+        per_device_batch: images per forward pass of one process.
+        num_examples: images of the training split.
+        forward_macs: multiply-adds of one forward pass of one image; None leaves `exaflops` None.
+
+    Raises:
+        VitError: the batch does not split evenly, or the warm-up is longer than the run.
+    """
+    total_steps = duration_steps(steps=steps, epochs=epochs, num_examples=num_examples, batch_size=batch_size)
+    images_seen = total_steps * batch_size
+    return Plan(
+        total_steps=total_steps,
+        warmup_steps=warmup_steps(warmup, total_steps),
+        batch_size=batch_size,
+        per_device_batch=per_device_batch,
+        accumulation_steps=split_global_batch(
+            batch_size, per_device_batch=per_device_batch, world_size=world_size
+        ),
+        world_size=world_size,
+        num_examples=num_examples,
+        images_seen=images_seen,
+        exaflops=None if forward_macs is None else exaflops(forward_macs, images_seen),
+    )
+
+
+def duration_steps(*, steps: int | None, epochs: float | None, num_examples: int, batch_size: int) -> int:
+    """Optimizer steps of a run given in steps or in epochs; epochs go to the nearest step, at least one."""
+    assert (steps is None) != (epochs is None), "the recipe schema lets exactly one of them through"
+    if steps is not None:
+        return steps
+    return max(1, round(epochs * num_examples / batch_size))
+
+
+def warmup_steps(warmup: int | str, total_steps: int) -> int:
+    """Steps of linear warm-up: a number of steps, or a share of the run ("10%") to the nearest step.
+
+    Raises:
+        VitError: the warm-up is longer than the run.
+    """
+    steps = round(float(warmup.removesuffix("%")) / 100 * total_steps) if isinstance(warmup, str) else warmup
+    if steps > total_steps:
+        raise VitError(
+            f"a warm-up of {steps} steps is longer than the run of {total_steps} steps",
+            where="recipe keys schedule.warmup and schedule.steps or schedule.epochs",
+            fix='train longer, or give the warm-up as a share of the run: --set schedule.warmup="10%"',
+        )
+    return steps
+
+
+def lr_at_step(
+    step: int, *, base_lr: float, total_steps: int, warmup_steps: int, decay: str, end_lr: float
+) -> float:
+    """Learning rate of update number `step`, counted from 0.
+
+    The decay runs from the end of the warm-up to the end of the run and stays at `end_lr` afterwards; the
+    warm-up multiplies it by step / warmup_steps, so with a warm-up update 0 has rate 0.
+    Source: the authors' code (paper, appendix B.1 names only the kinds).
+
+    Args:
+        decay: "cosine", "linear" or "constant"; the last ignores `end_lr`.
+    """
+    progress = (step - warmup_steps) / max(1, total_steps - warmup_steps)
+    progress = min(1.0, max(0.0, progress))
+    match decay:
+        case "cosine":
+            share = 0.5 * (1.0 + math.cos(math.pi * progress))
+        case "linear":
+            share = 1.0 - progress
+        case "constant":
+            share = 1.0
+        case _:
+            raise AssertionError(f"the recipe schema lets no decay {decay!r} through")
+    lr = end_lr + (base_lr - end_lr) * share
+    return lr * min(1.0, step / warmup_steps) if warmup_steps else lr
+
+
+def split_global_batch(batch_size: int, *, per_device_batch: int, world_size: int) -> int:
+    """Forward passes per optimizer step, so that a step sees exactly `batch_size` images.
+
+    Raises:
+        VitError: the batch does not split evenly; it is never rounded.
+    """
+    images_per_pass = per_device_batch * world_size
+    if batch_size % images_per_pass:
+        counts = [n for n in PROCESS_COUNTS if batch_size % (per_device_batch * n) == 0]
+        advice = f"launch {', '.join(map(str, counts))} processes" if counts else "lower --per-device-batch"
+        raise VitError(
+            f"a step of {batch_size} images does not split over {world_size} processes of {per_device_batch}",
+            where="recipe key train.batch_size, option --per-device-batch",
+            fix=f"{advice}; the batch size belongs to the recipe and is never rounded",
+        )
+    return batch_size // images_per_pass
+
+
+def choose_per_device_batch(batch_size: int, *, world_size: int, cap: int) -> int:
+    """The largest number of images per forward pass, at most `cap`, that splits `batch_size` evenly.
+
+    Raises:
+        VitError: `batch_size` is not a multiple of `world_size`, so no number does.
+    """
+    assert cap >= 1, cap
+    if batch_size % world_size:
+        counts = [n for n in PROCESS_COUNTS if batch_size % n == 0]
+        raise VitError(
+            f"a step of {batch_size} images does not split over {world_size} processes",
+            where="recipe key train.batch_size, option --num-processes",
+            fix=f"launch {', '.join(map(str, counts))} processes; the batch size belongs to the recipe "
+            "and is never rounded",
+        )
+    share = batch_size // world_size
+    return next(size for size in range(min(cap, share), 0, -1) if share % size == 0)
+
+
+def exaflops(forward_macs: float, images_seen: int) -> float:
+    """Compute of a training run in 1e18 floating point operations, as the paper's Table 6 counts it.
+
+    A multiply-add is two operations, and forward with backward costs three times the forward pass.
+    """
+    return 6 * forward_macs * images_seen / 1e18
