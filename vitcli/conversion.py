@@ -1,8 +1,8 @@
 """What other people's files say, in our words: arrays and configs in, timm names and Architectures out.
 
-The authors' .npz files come in three spellings (paper.md, section 1.7): that of the published files
-(`MultiHeadDotProductAttention_1`, `LayerNorm_2`, `MlpBlock_3`), that of their present code (`_0`, `LayerNorm_1`,
-`MlpBlock_0`), and big_vision's, which has a prefix and no class row in the position embedding.
+The authors' .npz files come in three spellings: that of the published (`MultiHeadDotProductAttention_1`,
+`LayerNorm_2`, `MlpBlock_3`), that of their code today (`..._0`, `LayerNorm_1`, `MlpBlock_0`), and that of
+big_vision, which has a prefix and no class row in the position embedding.
 
 D hidden width, M width of the MLP, N patches, T = N + 1 tokens, K classes.
 """
@@ -55,19 +55,16 @@ def from_official(arrays: dict[str, np.ndarray]) -> dict[str, Tensor]:
     Raises:
         WeightsError: an array is missing, unknown or has the wrong shape; or the network is no plain ViT.
     """
-    left = _in_linen_spelling(arrays)
-    for prefix, network in OTHER_NETWORKS.items():
-        if any(name.startswith(prefix) for name in left):
-            raise WeightsError(f"this is {network}", where="array names", fix=LATER)
-    if "cls" not in left:
-        raise WeightsError("this is a ViT without a class token", where="array names", fix=LATER)
+    left = _of_a_plain_vit(_in_linen_spelling(arrays))
 
     def take(name: str, *, ndim: int) -> Tensor:
         if name not in left:
             raise _refused(f"the array {name} is missing")
         array = left.pop(name)
         if array.ndim != ndim or array.dtype.kind != "f":
-            raise _refused(f"the array {name} is {array.dtype} of shape {array.shape}, not {ndim} axes of floats")
+            raise _refused(
+                f"the array {name} is {array.dtype} of shape {array.shape}, not {ndim} axes of floats"
+            )
         return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
 
     def dense(name: str) -> dict[str, Tensor]:
@@ -96,13 +93,15 @@ def from_official(arrays: dict[str, np.ndarray]) -> dict[str, Tensor]:
         parts["head"] = dense("head")
     if left:
         raise _refused(f"{len(left)} arrays are unknown, such as {sorted(left)[0]}")
-    return state | {f"{part}.{name}": tensor for part, tensors in parts.items() for name, tensor in tensors.items()}
+    return state | {
+        f"{part}.{name}": tensor for part, tensors in parts.items() for name, tensor in tensors.items()
+    }
 
 
 def recognise(state: dict[str, Tensor], *, heads: int | None) -> Architecture:
     """The plain ViT whose tensors, in timm's naming, have these shapes.
 
-    The number of heads shows in no shape of timm's: without `heads` only the sizes of VARIANTS are recognised.
+    The number of heads shows in no shape of timm's: without `heads` only the VARIANTS are recognised.
     The patch grid is taken as square, as in every released file.
 
     Raises:
@@ -110,39 +109,35 @@ def recognise(state: dict[str, Tensor], *, heads: int | None) -> Architecture:
     """
     shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
     wanted = ("patch_embed.proj.weight", "cls_token", "pos_embed", "blocks.0.mlp.fc1.weight")
-    if any(name not in shapes for name in wanted) or len(shapes[wanted[0]]) != 4 or len(shapes["pos_embed"]) != 3:
+    if (
+        any(name not in shapes for name in wanted)
+        or len(shapes[wanted[0]]) != 4
+        or len(shapes["pos_embed"]) != 3
+    ):
         raise _unrecognised("the tensors are not those of a plain ViT")
     hidden, _, _, patch_size = shapes["patch_embed.proj.weight"]
     mlp, rows = shapes["blocks.0.mlp.fc1.weight"][0], shapes["pos_embed"][1]
     layers = len({name.split(".")[1] for name in shapes if name.startswith("blocks.")})
-    side = math.isqrt(max(rows - 1, 0))
-    if not side or side * side != rows - 1:
-        raise _unrecognised(f"the position embedding has {rows} rows, not one more than a square of patches")
+    side = _square_root(rows - 1)
 
     size = (layers, hidden, mlp, patch_size)
     known = (v for v in VARIANTS.values() if (v.layers, v.hidden, v.mlp, v.patch_size) == size)
     variant = next((v for v in known if heads in (None, v.heads)), None)
     if variant is None and (heads is None or hidden % heads):
         raise _unrecognised(
-            f"no known model has {layers} layers {hidden} wide, an MLP of {mlp} and patches of {patch_size}"
+            f"no known model has {layers} layers of width {hidden}, an MLP of {mlp}, patches of {patch_size}"
         )
+    heads = heads or variant.heads
     pre_logits = "head.pre_logits.weight" in shapes
     head = shapes.get("head.head.weight" if pre_logits else "head.weight", (0,))
-    unnamed = f"ViT ({layers} layers, {hidden} wide)/{patch_size}"
     return Architecture(
-        name=variant.name if variant else unnamed,
+        name=variant.name if variant else f"ViT ({layers} layers, {hidden} wide)/{patch_size}",
         timm_name=variant.timm_name if variant else "vit_base_patch16_224",
         image_size=(side * patch_size, side * patch_size),
         num_classes=head[0],
         gelu="tanh",
         pre_logits=pre_logits,
-        model_args=vit_args(
-            layers=layers,
-            hidden=hidden,
-            mlp=mlp,
-            heads=variant.heads if variant else heads,
-            patch_size=patch_size,
-        ),
+        model_args=vit_args(layers=layers, hidden=hidden, mlp=mlp, heads=heads, patch_size=patch_size),
     )
 
 
@@ -151,8 +146,8 @@ def from_timm_config(config: dict, *, tag: str) -> tuple[Architecture, dict, tup
 
     Args:
         config: the parsed file, in timm's present layout or the older one without "pretrained_cfg".
-        tag: tag of the hub repository, or "" for a folder. The weights tagged orig and augreg came from the JAX
-            code and so take the tanh GELU. augreg2 was fine-tuned in timm, with the GELU of timm's definition.
+        tag: tag of the hub repository, or "" for a folder. The weights tagged orig and augreg are the JAX
+            code's and so take the tanh GELU. augreg2 was fine-tuned in timm, with the GELU of timm.
     """
     stored = config.get("pretrained_cfg", config)
     args = dict(config.get("model_args") or {})
@@ -190,6 +185,27 @@ def _timm_preprocessing(stored: dict, image_size: tuple[int, int]) -> dict:
     }
 
 
+def _square_root(num_patches: int) -> int:
+    side = math.isqrt(max(num_patches, 0))
+    if not side or side * side != num_patches:
+        raise WeightsError(
+            f"the position embedding has {num_patches + 1} rows, not one more than a square of patches",
+            where="pos_embed",
+            fix="use weights for square images, or weights that vit wrote, which say what grid they have",
+        )
+    return side
+
+
+def _of_a_plain_vit(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The same arrays; WeightsError if they are those of another network."""
+    for prefix, network in OTHER_NETWORKS.items():
+        if any(name.startswith(prefix) for name in arrays):
+            raise WeightsError(f"this is {network}", where="array names", fix=LATER)
+    if "cls" not in arrays:
+        raise WeightsError("this is a ViT without a class token", where="array names", fix=LATER)
+    return arrays
+
+
 def _attention(take, official: str, ours: str) -> dict[str, dict[str, Tensor]]:
     """Query, key and value become one matrix, in this order."""
     kernels = [take(f"{official}/{part}/kernel", ndim=3).flatten(1).T for part in ("query", "key", "value")]
@@ -202,7 +218,7 @@ def _attention(take, official: str, ours: str) -> dict[str, dict[str, Tensor]]:
 
 
 def _pos_embed(take, left: dict) -> Tensor:
-    """(1, T, D). In big_vision's layout `cls` already contains the class row, so a row of zeros stands for it."""
+    """(1, T, D). In big_vision's layout `cls` already contains the class row: zeros take its place."""
     if "pos_embedding" not in left:
         return take("Transformer/posembed_input/pos_embedding", ndim=3)
     grid_1ND = take("pos_embedding", ndim=3)

@@ -151,6 +151,40 @@ def open_eval(dataset: str, split: str, *, image_column: str | None, label_colum
     return source.open(split)
 
 
+def match_classes(
+    split: Split, class_names: tuple[str, ...] | None, *, num_classes: int, ckpt: str
+) -> tuple[Split, bool]:
+    """The split with its labels in the order of a checkpoint's classes, and whether that changed any.
+
+    Classes are matched by name where both sides have names, else by number.
+
+    Raises:
+        DataError: the classes are other ones, or another count of them.
+    """
+    by_name = class_names is not None and split.class_names is not None
+    if by_name and set(class_names) != set(split.class_names):
+        ours, theirs = (sorted(a - b)[:5] for a, b in _both_ways(set(split.class_names), set(class_names)))
+        raise DataError(
+            f"{split.name} and {ckpt} have different classes",
+            where=f"only in the data: {', '.join(ours) or 'none'}; only in the checkpoint: {', '.join(theirs) or 'none'}",
+            fix="evaluate on data with the checkpoint's classes, or fine-tune the checkpoint on this data",
+        )
+    if split.num_classes != num_classes:
+        raise DataError(
+            f"{split.name} has {split.num_classes} classes, {ckpt} predicts {num_classes}",
+            where="--dataset and --ckpt",
+            fix="evaluate on data with the checkpoint's classes, or fine-tune the checkpoint on this data",
+        )
+    if not by_name or class_names == split.class_names:
+        return split, False
+    number_of = np.array([class_names.index(name) for name in split.class_names])
+    return split.relabelled(number_of, class_names), True
+
+
+def _both_ways(a: set, b: set) -> tuple[tuple[set, set], tuple[set, set]]:
+    return (a, b), (b, a)
+
+
 def cut_dev(train: Split, *, dev_fraction: float) -> tuple[Split, Split]:
     """A random `dev_fraction` of the rows to choose by, and the rest to train on (paper, section B.1.1).
 
@@ -187,6 +221,12 @@ def _locate(name: str, alias: dict | None) -> tuple[data_files.Tables, bool]:
     local = Path(shelf, name) if alias and shelf else Path(name).expanduser()
     if local.exists():
         return data_files.open_local(local), True
+    if alias and "hub" not in alias:
+        raise DataError(
+            f"{name} is on no hub; vit knows it as a local copy",
+            where=f"$VIT_DATA/{name}" + ("" if shelf else ", and VIT_DATA is not set"),
+            fix=f"put {data_files.LAYOUTS} there",
+        )
     if alias:
         return data_files.open_hub(alias["hub"], config=alias.get("config"), revision=alias.get("revision")), False
     if name.startswith((".", "/", "~")) or name.endswith("/") or name.count("/") != 1:

@@ -139,7 +139,7 @@ def _class_folders(path: Path) -> dict[str, tuple[Path, list[str]]]:
     folders = {SPLIT_WORDS[name.lower()]: path / name for name in _subfolders(path) if name.lower() in SPLIT_WORDS}
     folders = {name: folder for name, folder in folders.items() if _subfolders(folder)}
     if not folders:
-        folders = {"train": path} if any(_image_files(path / name) for name in _subfolders(path)) else {}
+        folders = {"train": path} if any(image_files(path / name) for name in _subfolders(path)) else {}
     classes = _subfolders(folders["train"]) if "train" in folders else None
     for folder in folders.values():
         strangers = sorted(set(_subfolders(folder)) - set(classes or _subfolders(folder)))
@@ -155,7 +155,7 @@ def _class_folders(path: Path) -> dict[str, tuple[Path, list[str]]]:
 def _list_images(folder: Path, class_names: list[str]) -> datasets.Dataset:
     paths, labels = [], []
     for label, name in enumerate(class_names):
-        files = _image_files(folder / name)
+        files = image_files(folder / name)
         paths += files
         labels += [label] * len(files)
     features = datasets.Features(
@@ -172,7 +172,7 @@ def _subfolders(path: Path) -> list[str]:
     return sorted(entry.name for entry in os.scandir(path) if entry.is_dir() and not entry.name.startswith("."))
 
 
-def _image_files(folder: Path) -> list[str]:
+def image_files(folder: Path) -> list[str]:
     if not folder.is_dir():
         return []
     return sorted(

@@ -1,8 +1,8 @@
-"""The network: a name to an Architecture, and an Architecture to a timm module with the paper's initialisation.
+"""The network: a name to an Architecture, an Architecture to a timm module, initialised as in the paper.
 
-State dicts carry timm's names. The one addition: with a representation layer (paper, section 3.1) `head` holds two
-dense layers, `head.pre_logits.*` (D -> D, then tanh) and `head.head.*` (D -> K). timm has no such head and refuses to
-load one, as it should: its logits would be others.
+State dicts carry timm's names. The one addition: with a representation layer (paper, section 3.1) `head` has
+two dense layers, `head.pre_logits.*` (D -> D, then tanh) and `head.head.*` (D -> K). timm has no such head
+and will not load one, as it should: its logits would be others.
 
 D hidden width, K classes, P patch size.
 """
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import init
 
 from vitcli.errors import VitError, nearest
-from vitcli.variants import VARIANTS, Architecture, find_variant
+from vitcli.variants import VARIANTS, Architecture, Variant, find_variant
 
 TRUNCATED_STD = 0.87962566103423978  # of a standard normal cut at -2 and 2, as flax divides by
 ACT_LAYERS = {"tanh": "gelu_tanh", "erf": "gelu"}  # in timm's words
@@ -37,44 +37,46 @@ def architecture(
         name: "ViT-B/16" in any spelling `find_variant` knows, or what timm.create_model takes, without a tag.
         image_size: height and width in pixels.
         num_classes: outputs of the head; 0 for none.
-        gelu: None means "tanh" for paper names and "timm" for timm names; "timm" makes all of a paper model timm's.
+        gelu: None means "tanh" for paper names and "timm" for timm names; "timm" makes paper models timm's.
         pre_logits: a head of two layers, as the paper pre-trains with.
 
     Raises:
-        VitError: an unknown name; an image size that the patches do not divide; a paper option for a timm model.
+        VitError: an unknown name, an image size the patches do not divide, a paper option for a timm model.
     """
-    variant = find_variant(name)
-    if variant:
-        found, timm_name, model_args = variant.name, variant.timm_name, variant.timm_args
-    elif timm.is_model(name) and "." not in name:
-        found, timm_name, model_args = name, name, {}
-        if pre_logits or gelu not in (None, "timm"):
-            raise VitError(
-                f"{name} is a model as timm defines it: the paper's GELU and pre-logits are not for it",
-                where="model.gelu, model.pre_logits",
-                fix=f"leave both out, or take a model of the paper: {', '.join(VARIANTS)}",
-            )
-    else:
+    variant = known_name(name)
+    if variant is None and (pre_logits or gelu not in (None, "timm")):
         raise VitError(
-            f"there is no model {name!r}{nearest(name, [*VARIANTS, *timm.list_models()])}",
-            where="--model",
-            fix=f"take one of {', '.join(VARIANTS)} or a model name of timm; weights with a tag go to --ckpt timm/...",
+            f"{name} is a model as timm defines it: the paper's GELU and pre-logits are not for it",
+            where="recipe keys model.gelu and model.pre_logits",
+            fix=f"leave both out, or take a model of the paper: {', '.join(VARIANTS)}",
         )
     arch = Architecture(
-        name=found,
-        timm_name=timm_name,
+        name=variant.name if variant else name,
+        timm_name=variant.timm_name if variant else name,
         image_size=tuple(image_size),
         num_classes=num_classes,
         gelu=gelu or ("tanh" if variant else "timm"),
         pre_logits=pre_logits,
-        model_args=model_args,
+        model_args=variant.timm_args if variant else {},
     )
     check_image_size(arch)
     return arch
 
 
+def known_name(name: str) -> Variant | None:
+    """The variant of a paper name, None for a timm model; VitError for anything else."""
+    variant = find_variant(name)
+    if variant is None and (not timm.is_model(name) or "." in name):
+        raise VitError(
+            f"there is no model {name!r}{nearest(name, [*VARIANTS, *timm.list_models()])}",
+            where="--model",
+            fix=f"take {', '.join(VARIANTS)} or a model of timm; a name with a tag goes to --ckpt timm/...",
+        )
+    return variant
+
+
 def adapted(arch: Architecture, *, image_size: tuple[int, int], num_classes: int) -> Architecture:
-    """The same network for another task: other pixels, other classes, a head of one layer (paper, section 3.2)."""
+    """The same network for another task: pixels, classes, and one layer as head (paper, section 3.2)."""
     other = replace(arch, image_size=tuple(image_size), num_classes=num_classes, pre_logits=False)
     check_image_size(other)
     return other
@@ -107,6 +109,36 @@ def timm_arguments(arch: Architecture) -> dict:
     return args
 
 
+def timm_config(arch: Architecture, preprocessing: dict, class_names: tuple[str, ...] | None) -> dict:
+    """The config.json from which timm's "local-dir:" makes this network and its evaluation transform.
+
+    timm has no transform without a resize, and always shrinks with antialias: there ours may differ.
+    """
+    known = timm.models.get_pretrained_cfg(arch.timm_name)
+    stored = known.to_dict(remove_source=True) if known else {}
+    others = ("label", "test_", "min_", "tag", "license", "description", "origin_url", "paper", "notes")
+    stored = {key: value for key, value in stored.items() if not key.startswith(others)}
+    stored |= {
+        "architecture": arch.timm_name,
+        "custom_load": False,
+        "input_size": [3, *arch.image_size],
+        "num_classes": arch.num_classes,
+        "pool_size": None,
+        "interpolation": preprocessing["interpolation"],
+        "crop_pct": preprocessing["crop_fraction"] if preprocessing["resize"] == "short_side" else 1.0,
+        "crop_mode": "squash" if preprocessing["resize"] == "square" else "center",
+        "mean": list(preprocessing["mean"]),
+        "std": list(preprocessing["std"]),
+    }
+    return {
+        "architecture": arch.timm_name,
+        "num_classes": arch.num_classes,
+        "model_args": timm_arguments(arch),
+        "pretrained_cfg": stored,
+        **({"label_names": list(class_names)} if class_names else {}),
+    }
+
+
 def takes_image_size(timm_name: str) -> bool:
     """Whether the network is built for one image size, as those with position embeddings are."""
     known = timm.models.get_pretrained_cfg(timm_name)
@@ -116,8 +148,8 @@ def takes_image_size(timm_name: str) -> bool:
 def build(arch: Architecture, *, dropout: float) -> nn.Module:
     """A fresh network; its numbers follow from torch's global seed.
 
-    A network of the paper gets the initialisation of the authors' code (paper.md, section 1.4), one with gelu "timm"
-    that of timm. The last layer is zero in both.
+    A network of the paper is initialised as in the authors' code, one with gelu "timm" as in timm. The last
+    layer is zero in both.
 
     Args:
         arch: which network.
@@ -134,7 +166,7 @@ def build(arch: Architecture, *, dropout: float) -> nn.Module:
 
 
 def reset_head(model: nn.Module, num_classes: int) -> None:
-    """Replace the whole head, the representation layer included, by one layer of zeros (paper, section 3.2)."""
+    """Replace the whole head, representation layer and all, by one layer of zeros (paper, section 3.2)."""
     model.reset_classifier(num_classes)
     _zero(model.get_classifier())
 
@@ -164,7 +196,7 @@ def _network(arch: Architecture, *, dropout: float) -> nn.Module:
         raise VitError(
             f"timm cannot build {arch.name}: {error}",
             where=", ".join(f"{key}={value}" for key, value in args.items()),
-            fix="take other values, or another model; models outside the paper may have no such dropout or image size",
+            fix="take other values or another model; not every one has such dropout, or takes any image size",
         ) from error
     if arch.pre_logits:
         width = model.num_features

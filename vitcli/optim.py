@@ -4,7 +4,8 @@ The official Adam (flax) decays weights on its own, `w -= lr * decay * w`, which
 number. SGD has no decay in the paper (Table 4); where a recipe asks for it, it joins the gradient, as in BiT.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -60,6 +61,16 @@ class WeightAverage:
         share = (1 - self.factor) / (1 - self.factor**num_updates)
         for name, value in model.state_dict().items():
             self.tensors[name].lerp_(value.detach(), share)
+
+    @contextmanager
+    def swapped_in(self, model: nn.Module) -> Iterator[None]:
+        """The model has the averaged weights inside the block, and its own again after it."""
+        own = {name: value.detach().clone() for name, value in model.state_dict().items()}
+        model.load_state_dict(self.tensors)
+        try:
+            yield
+        finally:
+            model.load_state_dict(own)
 
 
 def clip_by_global_norm(parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:

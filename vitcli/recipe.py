@@ -11,10 +11,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from vitcli.errors import VitError, nearest
+from vitcli.errors import MachineError, VitError, nearest
 from vitcli.recipe_mistakes import Mistake, check, report, unknown
 from vitcli.recipe_schema import KEYS, SECTIONS, TRAINING_SECTIONS, Recipe, accepts_none, is_superseded
-from vitcli.recipe_text import differences, to_toml, toml_text, typed_value
+from vitcli.recipe_text import differences, flat, to_toml, toml_text, typed_value
 
 __all__ = [
     "SHORTHANDS",
@@ -24,6 +24,7 @@ __all__ = [
     "differences",
     "find",
     "find_for_dataset",
+    "flat",
     "is_base",
     "load",
     "merge",
@@ -97,7 +98,7 @@ def load(
 def merge(
     name_or_path: str, overrides: Sequence[str] = (), shorthands: Mapping[str, Any] = NO_SHORTHANDS
 ) -> Draft:
-    """The values of a recipe before the schema has seen them, also those of a base that is no whole recipe."""
+    """A recipe's values before the schema has seen them; those of a base, too, which need not be whole."""
     draft = Draft({}, {}, [])
     for path, table in _base_and_file(find(name_or_path)):
         values = _flat_table(table, _label(path), draft.mistakes)
@@ -218,6 +219,10 @@ def _read(path: Path) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise VitError(
             f"not TOML: {error}", where=str(path), fix="strings stand in quotes; numbers, true and false bare"
+        ) from error
+    except OSError as error:
+        raise MachineError(
+            f"{path} cannot be read: {error.strerror}", where="option --recipe", fix="make it readable"
         ) from error
 
 

@@ -98,6 +98,9 @@ def _translated(error: Mapping[str, Any], sources: Mapping[str, str], file: str)
             choices = error["ctx"]["expected"]
             close = nearest(str(given), choices.replace("'", "").replace(" or ", ", ").split(", "))
             return Mistake(f"{place} is {toml_value(given)}{close}", source, f"it must be {choices}")
+        case "string_pattern_mismatch":  # schedule.warmup is the only key with a pattern
+            what = f"{place} is {toml_value(given)}, which is neither steps nor a share of the run"
+            return Mistake(what, source, 'write steps without quotes, or a share such as "10%"')
     kind, _, reason = error["type"].partition("_")
     if reason == "type" and kind in KINDS:
         what = f"{place} is {toml_value(given)}, which is not {KINDS[kind]}"

@@ -69,7 +69,9 @@ class Data(Section):
     dataset: str | None = key("demo, an alias, a Hub id or a local path (vit datasets)", None)
     train_split: str = key("split to train on, slices as Hugging Face writes them; auto finds it", "auto")
     eval_split: str = key("split to score on; auto finds it", "auto")
-    dev_fraction: Share = key("share cut from train to choose the learning rate on (paper, B.1.1)", 0.0)
+    dev_fraction: Share = key(
+        "share of train that one of several lr is chosen on; final runs see all (paper, B.1.1)", 0.0
+    )
     num_examples: Count | None = key("train on a random subset of this many images (paper, 4.3)", None)
     image_column: str | None = key("column of the images, where several could be", None)
     label_column: str | None = key("column of the classes, where several could be", None)
@@ -77,7 +79,7 @@ class Data(Section):
         "pixels of the model's input: a side, or [height, width] (paper, B.1)"
     )
     train_crop: Literal["inception", "random", "none"] = key(
-        "inception: a random area and shape; random: image_size out of resize; none: as in evaluation"
+        "inception: random area and shape; random: image_size out of resize squared; none: the whole"
     )
     crop_area: Annotated[tuple[PartOfOne, PartOfOne], Field(strict=False)] | None = key(
         "inception crop: [least, largest] share of the image's area", None
@@ -88,9 +90,11 @@ class Data(Section):
     resize: Count | None = key("random crop: side in pixels of the square it is cut from", None)
     flip: bool = key("mirror every other training image, drawn at random")
     eval_resize: Literal["square", "short_side", "none"] = key(
-        "before the centre crop: both sides, or the short side, to floor(image_size / eval_crop_fraction)"
+        "square: whole to image_size; short_side: to floor(image_size / eval_crop_fraction), then crop"
     )
-    eval_crop_fraction: PartOfOne = key("share of each resized side that the centre crop keeps; 1: no crop")
+    eval_crop_fraction: PartOfOne = key(
+        "short_side only: share of the short side that the centre crop keeps; else 1"
+    )
     interpolation: Literal["bilinear", "bicubic"] = key("of every resize")
     antialias: bool = key("low-pass filter when an image gets smaller; the authors' code has none")
     mean: PerChannel = key("per channel, subtracted from pixels in [0, 1]; 0.5 for [-1, 1] (paper's code)")
@@ -267,9 +271,10 @@ def _contradictory_numbers(values: dict[str, Any]) -> list[tuple[str, str, str]]
     if isinstance(side, int) and isinstance(resize, int) and resize < side:
         what = f"data.resize is {resize}, smaller than data.image_size, {size}"
         found.append(("data.resize", what, f"set data.resize to {side} or more"))
-    if values.get("data.eval_resize") == "none" and values.get("data.eval_crop_fraction", 1) != 1:
-        what = "data.eval_crop_fraction crops a resized image, and data.eval_resize is 'none'"
-        found.append(("data.eval_crop_fraction", what, "set data.eval_crop_fraction to 1"))
+    how, fraction = values.get("data.eval_resize"), values.get("data.eval_crop_fraction", 1)
+    if how in ("square", "none") and fraction != 1:
+        what = f"data.eval_crop_fraction is {fraction}, which data.eval_resize = {how!r} cannot honour"
+        found.append(("data.eval_crop_fraction", what, "set it to 1, or data.eval_resize to 'short_side'"))
     return found
 
 

@@ -13,7 +13,7 @@ NO_REMARKS: Mapping[str, str] = MappingProxyType({})
 
 
 def to_toml(recipe: Recipe) -> str:
-    """The complete recipe in the schema's order; loading it gives the same recipe. Unset keys are left out."""
+    """The complete recipe in the schema's order, unset keys left out; loading it gives the same recipe."""
     return toml_text(flat(recipe))
 
 

@@ -76,6 +76,14 @@ class Runtime:
             raise outcome[1]
         return outcome[0]
 
+    def union(self, mine: set[str]) -> set[str]:
+        """All members of every process's set."""
+        if self.world_size == 1:
+            return mine
+        everyones: list[Any] = [None] * self.world_size
+        dist.all_gather_object(everyones, mine, group=self.control)
+        return set().union(*everyones)
+
     def sum_over_processes(self, values: torch.Tensor) -> torch.Tensor:
         """Elementwise sum of a CPU tensor of every process, in place."""
         if self.world_size > 1:
@@ -83,8 +91,12 @@ class Runtime:
         return values
 
 
-def start(precision: str) -> Runtime:
+def start(precision: str, *, track: str | None = None, project_dir: Path | None = None) -> Runtime:
     """Join the run's processes, or be the only one, and settle device and precision.
+
+    Args:
+        precision: "auto", "fp32", "bf16" or "fp16".
+        track: an experiment tracker that Accelerate knows; it writes below `project_dir` where it writes files.
 
     Raises:
         MachineError: the device cannot compute in this precision.
@@ -94,6 +106,8 @@ def start(precision: str) -> Runtime:
         mixed_precision="no" if resolved == "fp32" else resolved,
         cpu=not torch.accelerator.is_available(),
         step_scheduler_with_optimizer=False,
+        log_with=track,
+        project_dir=project_dir,
         kwargs_handlers=[
             InitProcessGroupKwargs(timeout=COLLECTIVE_TIMEOUT),
             DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True),

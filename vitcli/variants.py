@@ -134,7 +134,7 @@ def vit_args(*, layers: int, hidden: int, mlp: int, heads: int, patch_size: int)
 
 
 def find_variant(name: str) -> Variant | None:
-    """The variant of a paper name as people write it: ViT-L/16, vit_l16, L/16, vit-large-16; None if it is none."""
+    """The variant of a paper name as people write it: ViT-L/16, vit_l16, L/16, vit-large-16; else None."""
     written = re.fullmatch(r"(?:vit)?[-_/ ]*([a-z]+)[-_/ ]*(\d+)", name.strip().lower())
     if not written:
         return None

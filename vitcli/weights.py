@@ -1,44 +1,32 @@
 """Weights files: every form that --ckpt takes to one `Weights`, into a network, and back to disk.
 
-Nothing in a file is ever executed, nothing is loaded in part without a word, and what is written is whole or absent.
+Nothing in a file is executed, nothing is loaded in part without a word; what is written is whole or absent.
 """
 
 import json
 import math
-import os
-import re
-import tempfile
-import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import timm
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from vitcli.conversion import from_official, from_timm_config, is_official, num_heads, recognise
-from vitcli.errors import MachineError, NotFiniteError, VitError, WeightsError, nearest
-from vitcli.model import architecture, expected_tensors, head_names, timm_arguments
+from vitcli.conversion import from_timm_config, recognise
+from vitcli.errors import NotFiniteError, WeightsError
+from vitcli.model import expected_tensors, head_names, known_name, timm_config
 from vitcli.posemb import resample_grid
 from vitcli.variants import Architecture, find_variant, variant_of_timm
+from vitcli.weights_files import Content, Place, blaming, broken, locate, parsing, read_file, replace_file
 
-DEMO_FOLDER = Path(__file__).parent / "demo_weights"
-FORMS = "a run folder, a .safetensors, .npz or .pth file, timm/NAME.TAG, hf-hub:OWNER/NAME, or demo"
-WEIGHTS_FILES = ("model.safetensors", "pytorch_model.bin")
-MAX_EXPANSION = 100  # trained weights hardly compress; an archive that grows more than this is a bomb
-NESTED = ("state_dict_ema", "model_ema", "state_dict", "model")  # the average before the raw weights, as timm does
-WRAPPERS = ("module.", "_orig_mod.")  # of DistributedDataParallel and torch.compile
 FACTORY_OPTIONS = {  # of timm.create_model itself; in a file they could make it read other files
     "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "pretrained_model_args", "pretrained_strict",
-    "pretrained_filter_fn", "checkpoint_path", "cache_dir", "scriptable", "exportable", "no_jit", "features_only",
-    "device", "dtype", "weight_init", "num_classes",
+    "pretrained_filter_fn", "checkpoint_path", "cache_dir", "features_only", "scriptable", "exportable",
+    "no_jit", "device", "dtype", "weight_init", "num_classes",
 }  # fmt: skip
+_GELUS = {"tanh": "tanh GELU", "erf": "exact (erf) GELU", "timm": "GELU of timm"}
 
 
 @dataclass(frozen=True)
@@ -48,7 +36,7 @@ class Weights:
     Attributes:
         state: float32 tensors in timm's naming (model.py says what differs), every number finite.
         architecture: as stored or recognised, at the resolution the weights have; `state` fits it exactly.
-        preprocessing: stored with the weights, in the words of `transforms.Preprocessing`; None for a raw file.
+        preprocessing: stored with the weights, as `transforms.Preprocessing.as_dict`; None for a raw file.
         class_names: in the order of the logits.
         source: as the user gave it.
         format: what kind of file or folder it was.
@@ -78,26 +66,21 @@ class LoadReport:
 
     def lines(self) -> list[str]:
         """For a person, one line for each kind there is."""
-        kinds = {
+        told = {
             "not in the file, so fresh": self.missing,
             "only in the file, so left out": self.unexpected,
             "resampled": self.resampled,
             "replaced by a fresh head": self.replaced,
         }
-        return [f"{self.loaded} tensors loaded"] + [f"{k}: {', '.join(names)}" for k, names in kinds.items() if names]
+        return [f"{self.loaded} tensors loaded", *(f"{k}: {', '.join(v)}" for k, v in told.items() if v)]
 
 
-class _Place(NamedTuple):
-    file: Path
-    config: dict  # parsed config.json of timm's kind, or empty
-    format: str
-    tag: str  # of a repository timm/NAME.TAG
-
-
-class _Content(NamedTuple):
-    state: dict[str, Tensor]
-    heads: int | None  # where the file tells
-    vit: dict  # our own metadata, or empty
+class _About(NamedTuple):
+    architecture: Architecture
+    preprocessing: dict | None
+    class_names: tuple[str, ...] | None
+    numerics: str
+    metadata: dict
 
 
 def read_weights(ckpt: str, *, model_name: str | None = None) -> Weights:
@@ -107,38 +90,71 @@ def read_weights(ckpt: str, *, model_name: str | None = None) -> Weights:
     `model_name`; where both speak, they must agree.
 
     Raises:
-        WeightsError: no such file, a broken or hostile one, a number that is not finite, tensors that do not fit.
+        WeightsError: no such file, a broken or hostile one, numbers not finite, tensors that do not fit.
     """
-    with _blaming(ckpt):
-        place = _locate(ckpt)
-        content = _readers()[place.file.suffix](place.file)
-        vit = content.vit or place.config.get("vit") or {}
-        preprocessing, class_names, metadata = None, None, {}
-        if vit:
-            arch, numerics = Architecture.from_dict(vit.get("architecture") or {}), "as stored with the weights"
-            preprocessing, metadata = vit.get("preprocessing"), vit.get("metadata") or {}
-            class_names = tuple(vit["class_names"]) if vit.get("class_names") else None
-        elif place.config:
-            with _parsing("config.json"):
-                arch, preprocessing, class_names = from_timm_config(place.config, tag=place.tag)
-            numerics = f"weights tagged {place.tag}" if arch.gelu == "tanh" else "timm's own definition"
-            metadata = {"config": place.config}
-        else:
-            arch = _from_tensors(content, model_name)
-            numerics = "official file" if place.format == "official npz" else "bare file of the paper's architecture"
-            numerics = numerics if arch.gelu == "tanh" else "timm's own definition"
-        _check_trusted(arch)
-        _check_agrees(arch, model_name)
-        _check_fits(content.state, expected_tensors(arch), arch)
+    if model_name is not None:
+        known_name(model_name)
+    with blaming(ckpt):
+        place = locate(ckpt)
+        content = read_file(place.file)
+        vit = content.vit or place.config.get("vit")
+        with parsing("the stored metadata"):
+            about = _from_metadata(vit) if vit else _from_others(place, content, model_name)
+        _check_trusted(about.architecture)
+        _check_agrees(about.architecture, model_name)
+        _check_fits(content.state, expected_tensors(about.architecture), about.architecture)
         _check_finite(content.state)
-        if class_names and len(class_names) != arch.num_classes:
-            raise _broken(f"{len(class_names)} class names are stored for {arch.num_classes} classes")
-        gelu = {"tanh": "tanh GELU", "erf": "exact (erf) GELU", "timm": "GELU as timm has it"}[arch.gelu]
-    format_ = "run folder" if vit and place.format == "timm folder" else place.format
-    state = content.state
-    return Weights(
-        state, arch, preprocessing, class_names, ckpt, format_, f"{gelu}: {numerics}", metadata
+    is_ours = vit and place.format == "timm folder"
+    format = "run folder" if is_ours else place.format
+    return Weights(state=content.state, source=ckpt, format=format, **about._asdict())
+
+
+def _from_metadata(vit: dict) -> _About:
+    """Our own files say everything themselves."""
+    arch = Architecture.from_dict(vit["architecture"])
+    class_names = tuple(map(str, vit["class_names"])) if vit.get("class_names") else None
+    if class_names and len(class_names) != arch.num_classes:
+        raise broken(f"{len(class_names)} class names are stored for {arch.num_classes} classes")
+    preprocessing = dict(vit["preprocessing"]) if vit.get("preprocessing") else None
+    numerics = f"{_GELUS[arch.gelu]}, as stored with the weights"
+    return _About(arch, preprocessing, class_names, numerics, dict(vit.get("metadata") or {}))
+
+
+def _from_others(place: Place, content: Content, model_name: str | None) -> _About:
+    """timm's config.json, or no word beside the tensors; the GELU by the rule of design.md, section 4."""
+    preprocessing, class_names, metadata = None, None, {}
+    if place.config:
+        arch, preprocessing, class_names = from_timm_config(place.config, tag=place.tag)
+        metadata, why = {"config": place.config}, f"as weights tagged {place.tag} have it"
+    elif model_name is None or find_variant(model_name):
+        named = find_variant(model_name or "")
+        arch = recognise(content.state, heads=content.heads or (named and named.heads))
+        why = f"as {'official files have' if content.heads else 'the paper has'} it"
+    else:
+        arch, why = _named_in_timm(content.state, model_name), ""
+    numerics = f"{_GELUS[arch.gelu]}, {why if arch.gelu != 'timm' else 'by its own definition'}"
+    return _About(arch, preprocessing, class_names, numerics, metadata)
+
+
+def _named_in_timm(state: dict[str, Tensor], model_name: str) -> Architecture:
+    """A timm model that only --model names; classes and, for a plain ViT, image size as in the file."""
+    known = timm.models.get_pretrained_cfg(model_name)
+    arch = Architecture(
+        name=model_name,
+        timm_name=model_name,
+        image_size=tuple(known.input_size[1:]) if known else (224, 224),
+        num_classes=0,
+        gelu="timm",
+        pre_logits=False,
+        model_args={},
     )
+    heads = (state[f"{prefix}weight"] for prefix in head_names(arch) if f"{prefix}weight" in state)
+    num_classes = next((len(head) for head in heads), 0)
+    try:
+        image_size = recognise(state, heads=1).image_size
+    except WeightsError:  # no plain ViT
+        image_size = arch.image_size
+    return replace(arch, image_size=image_size, num_classes=num_classes)
 
 
 def load_into(model: nn.Module, arch: Architecture, weights: Weights, *, new_head: bool) -> LoadReport:
@@ -155,11 +171,11 @@ def load_into(model: nn.Module, arch: Architecture, weights: Weights, *, new_hea
     """
     state, expected = dict(weights.state), {name: t.shape for name, t in model.state_dict().items()}
     resampled, missing, replaced = [], [], []
-    with _blaming(weights.source):
+    with blaming(weights.source):
         old_grid, new_grid = weights.architecture.patch_grid, arch.patch_grid
-        if "pos_embed" in state and "pos_embed" in expected and old_grid and new_grid and old_grid != new_grid:
+        if old_grid and new_grid and old_grid != new_grid and "pos_embed" in state:
             state["pos_embed"] = _regrid(state["pos_embed"], old_grid, new_grid)
-            resampled.append(f"pos_embed ({'x'.join(map(str, old_grid))} to {'x'.join(map(str, new_grid))} patches)")
+            resampled.append("pos_embed")
         if new_head:
             of_head = head_names(arch)
             replaced = [name for name in state if name.startswith(of_head)]
@@ -186,7 +202,7 @@ def write_weights(
 
     Raises:
         NotFiniteError: a tensor holds NaN or infinity; nothing is written.
-        MachineError: the disk is full or the folder may not be written; the files that were there are as they were.
+        MachineError: the disk is full or the folder may not be written to; what was there is as it was.
     """
     vit = {
         "architecture": arch.as_dict(),
@@ -198,49 +214,76 @@ def write_weights(
     try:
         _check_finite(tensors)
     except WeightsError as error:
-        raise NotFiniteError(error.message, where=str(folder), fix="go back to the last good checkpoint") from error
-    config = json.dumps(_timm_config(arch, vit), indent=2)
+        raise NotFiniteError(
+            error.message, where=str(folder), fix="go back to the last good checkpoint"
+        ) from error
+    config = json.dumps(timm_config(arch, preprocessing, class_names) | {"vit": vit}, indent=2)
     header = {"format": "pt", "vit": json.dumps(vit)}
-    folder.mkdir(parents=True, exist_ok=True)
-    _replace(folder / "model.safetensors", lambda path: save_file(tensors, path, metadata=header))
-    _replace(folder / "config.json", lambda path: path.write_text(config + "\n"))
+    replace_file(folder / "model.safetensors", lambda path: save_file(tensors, path, metadata=header))
+    replace_file(folder / "config.json", lambda path: path.write_text(config + "\n"))
 
 
-def _timm_config(arch: Architecture, vit: dict) -> dict:
-    """What timm's "local-dir:" reads; it ignores the key "vit"."""
-    known = timm.models.get_pretrained_cfg(arch.timm_name)
-    stored = known.to_dict(remove_source=True) if known else {}
-    seen = vit["preprocessing"]
-    stored = {key: value for key, value in stored.items() if not key.startswith(("label", "test_", "min_", "tag"))}
-    stored |= {
-        "architecture": arch.timm_name,
-        "custom_load": False,
-        "input_size": [3, *arch.image_size],
-        "num_classes": arch.num_classes,
-        "pool_size": None,
-        "interpolation": seen["interpolation"],
-        "crop_pct": seen["crop_fraction"] if seen["resize"] == "short_side" else 1.0,
-        "crop_mode": "squash" if seen["resize"] == "square" else "center",
-        "mean": seen["mean"],
-        "std": seen["std"],
+def _check_trusted(arch: Architecture) -> None:
+    """Refuse a stored architecture that asks timm for anything but a network."""
+    if not timm.is_model(arch.timm_name) or "." in arch.timm_name:
+        raise WeightsError(f"timm has no network {arch.timm_name!r}", where="", fix="update timm")
+    asked = FACTORY_OPTIONS & arch.model_args.keys()
+    if asked:
+        raise broken(f"the stored model_args ask for {', '.join(sorted(asked))}")
+
+
+def _check_agrees(arch: Architecture, model_name: str | None) -> None:
+    if model_name is not None and _family(model_name) != _family(arch.name):
+        raise WeightsError(
+            f"these are weights of {arch.name}, not of {model_name}", where="--model", fix="leave --model out"
+        )
+
+
+def _family(name: str) -> str:
+    """One name for a paper model, however it is called."""
+    variant = find_variant(name) or variant_of_timm(name)
+    return variant.name if variant else name
+
+
+def _check_fits(state: dict[str, Tensor], expected: dict[str, torch.Size], arch: Architecture) -> None:
+    """Refuse tensors that are not, name by name and axis by axis, those of the network."""
+    problems = {
+        "missing": [name for name in expected if name not in state],
+        "unexpected": [name for name in state if name not in expected],
+        "of another shape": [
+            f"{name} {tuple(tensor.shape)} for {tuple(expected[name])}"
+            for name, tensor in state.items()
+            if name in expected and tensor.shape != expected[name]
+        ],
     }
-    labels = {"label_names": vit["class_names"]} if vit["class_names"] else {}
-    top = {"architecture": arch.timm_name, "num_classes": arch.num_classes, **labels}
-    return {**top, "model_args": timm_arguments(arch), "pretrained_cfg": stored, "vit": vit}
+    told = [f"{len(names)} {kind}: {_some(names)}" for kind, names in problems.items() if names]
+    if told:
+        raise WeightsError(
+            f"the tensors do not fit {arch.name} at {arch.image_size[0]}x{arch.image_size[1]} with "
+            f"{arch.num_classes} classes; {'; '.join(told)}",
+            where="",
+            fix="name the right model with --model, or take a new head where only the head differs",
+        )
 
 
-def _replace(path: Path, write: Callable[[Path], None]) -> None:
-    """Write a file under an unpredictable name beside it, make it safe on the disk, then rename."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    try:
-        write(Path(name))
-        for safe in (name, path.parent):
-            handle = os.open(safe, os.O_RDONLY)
-            os.fsync(handle)
-            os.close(handle)
-        os.replace(name, path)
-    except Exception as error:  # safetensors has its own errors for a full disk
-        raise MachineError(f"{path.name} was not written: {error}", where=str(path), fix="make room") from error
-    finally:
-        Path(name).unlink(missing_ok=True)
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+
+
+def _check_finite(state: dict[str, Tensor]) -> None:
+    for name, tensor in state.items():
+        if tensor.is_floating_point() and tensor.numel():
+            lowest, highest = torch.aminmax(
+                tensor.detach()
+            )  # NaN comes through; no copy of the tensor is made
+            if not (math.isfinite(lowest) and math.isfinite(highest)):
+                raise WeightsError(
+                    f"non-finite numbers in {name}", where="", fix="take weights from before they broke"
+                )
+
+
+def _regrid(posemb_1TD: Tensor, old_grid: tuple[int, int], new_grid: tuple[int, int]) -> Tensor:
+    """Resample the rows of the patches; those of class token and registers, if any, come first and stay."""
+    num_prefix = posemb_1TD.shape[1] - old_grid[0] * old_grid[1]
+    prefix, grid_1ND = posemb_1TD[:, : max(num_prefix, 0)], posemb_1TD[:, max(num_prefix, 0) :]
+    return torch.cat([prefix, resample_grid(grid_1ND, old_grid, new_grid)], dim=1)

@@ -1,6 +1,6 @@
 """`vit recipes`: what recipes there are, what is in them and whether they hold. Never imports torch."""
 
-import os
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,21 +10,103 @@ from vitcli.errors import MachineError, VitError
 
 
 def list_recipes() -> list[dict[str, Any]]:
-    """Every shipped recipe: name, whether it is only a base for others, and its first line."""
+    """Every shipped recipe: its name, whether it is only a base for others, and its first line."""
     return [
         {"name": name, "base": recipe.is_base(name), "about": about} for name, about in recipe.available()
     ]
 
 
 def show(name: str, overrides: Sequence[str] = (), origin: bool = True) -> dict[str, Any]:
-    """The resolved recipe by dotted key, where each value comes from, and its TOML with that as comments.
+    """The resolved values by dotted key, where each comes from, and the TOML with that behind each value.
 
-    A base is shown as far as it goes; anything else must be whole.
+    A base is shown as far as it goes; anything else must hold.
     """
-    if not (recipe.is_base(name) and not overrides):
-        recipe.load(name, overrides, training=False)
-    draft = recipe.merge(name, overrides)
-    origins = recipe.origins(name, overrides)
-    values = recipe.resolved_values(draft)
+    if recipe.is_base(name) and not overrides:
+        values = recipe.merge(name).values
+    else:
+        values = recipe.flat(recipe.load(name, overrides, training=False))
+    origins = {key: source for key, source in recipe.origins(name, overrides).items() if key in values}
     remarks = {key: f"from {source}" for key, source in origins.items()} if origin else {}
     return {"name": name, "values": values, "origins": origins, "toml": recipe.toml_text(values, remarks)}
+
+
+def check(names: Sequence[str] = ()) -> dict[str, Any]:
+    """Which recipes hold, shipped ones or files; without names, all shipped ones.
+
+    Returns:
+        "ok" for all of them, and per recipe its name, kind and error. A shipped base need not be whole and
+        is checked through the recipes that extend it.
+    """
+    checked = [_check_one(name) for name in names or [name for name, _ in recipe.available()]]
+    return {"ok": all(entry["error"] is None for entry in checked), "recipes": checked}
+
+
+def _check_one(name: str) -> dict[str, Any]:
+    if recipe.is_base(name):
+        return {"name": name, "kind": "base", "error": None}
+    try:
+        loaded = recipe.load(name, training=False)
+    except VitError as error:
+        words = {"message": error.message, "where": error.where, "fix": error.fix}
+        return {"name": name, "kind": None, "error": words}
+    return {"name": name, "kind": "training" if loaded.train else "evaluation", "error": None}
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema of a recipe file; editors complete and check .toml files with it."""
+    document = recipe.Recipe.model_json_schema()
+    document["properties"]["extends"] = {
+        "type": "string",
+        "description": "a shipped recipe, or a .toml file beside this one, that this file changes",
+    }
+    return document
+
+
+def copy(name: str, destination: str) -> dict[str, Any]:
+    """Copy a shipped recipe, comments and all, to a .toml file or into a folder; never overwrites one."""
+    source, target = recipe.find(name), Path(destination)
+    target = target / source.name if target.is_dir() else target
+    if target.suffix != ".toml":
+        raise VitError(
+            f"{target} does not end in .toml, and only such files are taken for recipes",
+            where="argument DESTINATION",
+            fix=f"write {target}.toml, or name a folder that exists",
+        )
+    try:
+        with target.open("x", encoding="utf-8") as file:
+            file.write(source.read_text(encoding="utf-8"))
+    except FileExistsError as error:
+        raise VitError(
+            f"{target} is there already", where="argument DESTINATION", fix="choose another name"
+        ) from error
+    except OSError as error:
+        raise MachineError(
+            f"{target} cannot be written: {error.strerror}",
+            where="argument DESTINATION",
+            fix="choose a folder that exists and is yours to write to",
+        ) from error
+    return {"name": name, "path": str(target)}
+
+
+def render(kind: str, data: Any) -> str:
+    """What a function of this file returned, as text for people; `kind` is the word after `vit recipes`."""
+    match kind:
+        case "list":
+            width = max(len(entry["name"]) for entry in data)
+            return "\n".join(f"{entry['name']:<{width}}  {entry['about']}" for entry in data)
+        case "show":
+            return data["toml"].rstrip("\n")
+        case "check":
+            return "\n".join(_render_check(entry) for entry in data["recipes"])
+        case "schema":
+            return json.dumps(data, indent=2)
+        case "copy":
+            return f"{data['path']}: a copy of {data['name']}; use it with --recipe {data['path']}"
+        case _:
+            raise AssertionError(kind)
+
+
+def _render_check(entry: dict[str, Any]) -> str:
+    if entry["error"]:
+        return f"{entry['name']}: wrong\n{VitError(**entry['error'])}"
+    return f"{entry['name']}: {'a base, checked through others' if entry['kind'] == 'base' else 'ok'}"

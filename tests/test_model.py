@@ -1,0 +1,233 @@
+"""Networks from names, and the initialisation of paper.md section 1.4, number by number."""
+
+import json
+import math
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+from vitcli.errors import VitError
+from vitcli.model import adapted, architecture, build, expected_tensors, reset_head, timm_arguments
+from vitcli.variants import VARIANTS, Architecture, num_params
+
+
+def arch_of(name: str = "ViT-demo/8", *, image_size=(32, 32), num_classes=5, **options) -> Architecture:
+    return architecture(name, image_size=image_size, num_classes=num_classes, **options)
+
+
+def fresh(arch: Architecture, *, seed: int = 0, dropout: float = 0.0) -> nn.Module:
+    torch.manual_seed(seed)
+    return build(arch, dropout=dropout)
+
+
+@pytest.fixture(scope="module")
+def small16() -> dict[str, torch.Tensor]:
+    """A fresh S/16 with a representation layer: D 384, M 1536, P 16."""
+    return fresh(arch_of("S/16", image_size=(224, 224), pre_logits=True)).state_dict()
+
+
+def test_each_attention_matrix_is_xavier_uniform_on_its_own(small16):
+    bound = math.sqrt(6 / (384 + 384))  # 0.125; for the fused matrix it would be 0.088
+    for name in ("blocks.0.attn.qkv.weight", "blocks.11.attn.qkv.weight"):
+        for matrix in small16[name].chunk(3):
+            assert 0.99 * bound < matrix.abs().max() <= bound
+            assert matrix.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.02)
+    projection = small16["blocks.3.attn.proj.weight"]
+    assert 0.99 * bound < projection.abs().max() <= bound
+
+
+def test_mlp_matrices_are_xavier_uniform_and_their_biases_almost_zero(small16):
+    bound = math.sqrt(6 / (384 + 1536))
+    for part in ("fc1", "fc2"):
+        matrix, bias = small16[f"blocks.5.mlp.{part}.weight"], small16[f"blocks.5.mlp.{part}.bias"]
+        assert 0.99 * bound < matrix.abs().max() <= bound
+        assert matrix.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.02)
+        assert bias.std().item() == pytest.approx(1e-6, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("name", "fan_in"), [("patch_embed.proj.weight", 768), ("head.pre_logits.weight", 384)]
+)
+def test_patch_embedding_and_representation_layer_are_truncated_lecun_normal(small16, name, fan_in):
+    std = math.sqrt(1 / fan_in)
+    cut = 2 * std / 0.8796256610342398
+
+    assert small16[name].std().item() == pytest.approx(std, rel=0.02)
+    assert 0.97 * cut < small16[name].abs().max() <= cut * 1.0001
+
+
+def test_position_embeddings_are_normal_and_not_truncated(small16):
+    posemb = small16["pos_embed"]
+
+    assert posemb.std().item() == pytest.approx(0.02, rel=0.02)
+    assert posemb.abs().max() > 3.5 * 0.02  # 75,648 draws: a normal reaches beyond 4, a cut one ends at 2
+
+
+def test_what_starts_at_zero_or_one_does(small16):
+    zeros = [
+        "cls_token",
+        "patch_embed.proj.bias",
+        "head.pre_logits.bias",
+        "head.head.weight",
+        "head.head.bias",
+    ]
+    zeros += ["blocks.0.attn.qkv.bias", "blocks.0.attn.proj.bias", "blocks.0.norm1.bias", "norm.bias"]
+
+    assert all(torch.equal(small16[name], torch.zeros_like(small16[name])) for name in zeros)
+    for name in ("blocks.0.norm1.weight", "blocks.11.norm2.weight", "norm.weight"):
+        assert torch.equal(small16[name], torch.ones_like(small16[name]))
+
+
+@pytest.mark.parametrize("name", ["ViT-demo/8", "vit_tiny_patch16_224", "resnet18"])
+def test_a_fresh_network_knows_nothing_so_its_loss_is_the_log_of_the_class_count(name):
+    model = fresh(arch_of(name, image_size=(32, 32), num_classes=7)).eval()
+    logits_BK = model(torch.randn(2, 3, 32, 32))
+
+    assert nn.functional.cross_entropy(logits_BK, torch.tensor([3, 6])).item() == pytest.approx(math.log(7))
+
+
+def test_the_seed_alone_decides_the_numbers():
+    one, again, other = (fresh(arch_of(), seed=seed).state_dict() for seed in (1, 1, 2))
+
+    assert all(torch.equal(one[name], again[name]) for name in one)
+    assert not torch.equal(one["pos_embed"], other["pos_embed"])
+
+
+def test_every_layer_norm_has_the_papers_epsilon():
+    assert {m.eps for m in fresh(arch_of()).modules() if isinstance(m, nn.LayerNorm)} == {1e-6}
+
+
+def test_the_gelu_is_the_tanh_form_for_the_paper_and_erf_when_asked():
+    inputs = torch.linspace(-3, 3, 101)
+    tanh_form = 0.5 * inputs * (1 + torch.tanh(math.sqrt(2 / math.pi) * (inputs + 0.044715 * inputs**3)))
+    erf_form = 0.5 * inputs * (1 + torch.erf(inputs / math.sqrt(2)))
+
+    for arch, expected in (
+        (arch_of(), tanh_form),
+        (arch_of(gelu="erf"), erf_form),
+        (arch_of(gelu="timm"), erf_form),
+    ):
+        act = fresh(arch).blocks[0].mlp.act
+        torch.testing.assert_close(act(inputs), expected, atol=1e-6, rtol=0)
+
+
+def test_dropout_stands_in_the_papers_four_places_and_nowhere_else():
+    model = fresh(arch_of(), dropout=0.1)
+    dropping = {name for name, m in model.named_modules() if isinstance(m, nn.Dropout) and m.p == 0.1}
+
+    per_block = {
+        f"blocks.{i}.{place}" for i in range(6) for place in ("attn.proj_drop", "mlp.drop1", "mlp.drop2")
+    }
+    assert dropping == {"pos_drop"} | per_block
+
+
+def test_without_dropout_training_and_evaluation_agree():
+    model, images = fresh(arch_of()), torch.randn(1, 3, 32, 32)
+
+    assert torch.equal(model.train().forward_features(images), model.eval().forward_features(images))
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_variant_has_as_many_parameters_as_the_formula_says(name):
+    patch = VARIANTS[name].patch_size
+    arch = arch_of(name, image_size=(4 * patch, 6 * patch), num_classes=10)
+
+    assert sum(shape.numel() for shape in expected_tensors(arch).values()) == num_params(
+        VARIANTS[name], arch.image_size, 10
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["ViT-demo/8", "vit_tiny_patch16_224", "resnet18", "swin_tiny_patch4_window7_224"]
+)
+def test_the_announced_tensors_are_those_of_the_network(name):
+    arch = arch_of(name, image_size=(64, 64))
+
+    assert {n: t.shape for n, t in fresh(arch).state_dict().items()} == expected_tensors(arch)
+
+
+def test_the_arguments_for_timm_are_json_and_make_the_same_network():
+    arch = arch_of(image_size=(32, 48))
+    arguments = json.loads(json.dumps(timm_arguments(arch)))
+    ours = fresh(arch).eval()
+    theirs = timm.create_model(arch.timm_name, num_classes=5, **arguments).eval()
+    theirs.load_state_dict(ours.state_dict())
+    images = torch.randn(2, 3, 32, 48)
+
+    assert torch.equal(ours.forward_features(images), theirs.forward_features(images))
+
+
+def test_a_representation_layer_is_a_dense_layer_and_a_tanh_before_the_head():
+    model = fresh(arch_of(pre_logits=True)).eval()
+    nn.init.normal_(model.head.head.weight)
+    images = torch.randn(2, 3, 32, 32)
+    cls_BD = model.forward_features(images)[:, 0]
+    inner_BD = torch.tanh(cls_BD @ model.head.pre_logits.weight.T + model.head.pre_logits.bias)
+
+    torch.testing.assert_close(model(images), inner_BD @ model.head.head.weight.T)
+
+
+@pytest.mark.parametrize(
+    "arch", [arch_of(), arch_of(pre_logits=True), arch_of("resnet18")], ids=lambda a: a.name
+)
+def test_a_reset_head_is_one_layer_of_zeros_for_the_new_classes(arch):
+    model = fresh(arch)
+    reset_head(model, 11)
+    head = model.get_classifier()
+
+    assert isinstance(head, nn.Linear) and head.out_features == 11
+    assert not head.weight.any() and not head.bias.any()
+
+
+def test_a_network_adapts_to_other_pixels_and_classes_and_keeps_all_else():
+    arch = adapted(
+        arch_of("B/16", image_size=(224, 224), pre_logits=True), image_size=(384, 512), num_classes=37
+    )
+
+    assert (arch.name, arch.image_size, arch.num_classes, arch.pre_logits) == (
+        "ViT-B/16",
+        (384, 512),
+        37,
+        False,
+    )
+    assert arch.patch_grid == (24, 32)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "near"), [("H/14", (384, 378), "378 or 392"), ("B/16", (224, 8), "take 16")]
+)
+def test_an_image_that_does_not_divide_into_patches_is_refused_with_the_nearest_that_do(name, size, near):
+    with pytest.raises(VitError) as refusal:
+        arch_of(name, image_size=size)
+
+    assert refusal.value.exit_code == 2
+    assert near in refusal.value.fix
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("vit_base_patch16_225", "vit_base_patch16_224"), ("ViT-B/17", "ViT-B/16"), ("qqq", "no model")],
+)
+def test_an_unknown_name_is_refused_with_the_nearest_one(name, hint):
+    with pytest.raises(VitError, match=hint):
+        arch_of(name)
+
+
+def test_a_name_with_a_tag_is_sent_to_the_checkpoint_option():
+    with pytest.raises(VitError) as refusal:
+        arch_of("vit_base_patch16_224.orig_in21k")
+
+    assert "--ckpt" in refusal.value.fix
+
+
+@pytest.mark.parametrize("options", [{"gelu": "tanh"}, {"pre_logits": True}])
+def test_the_papers_own_choices_are_refused_for_timms_models(options):
+    with pytest.raises(VitError, match="timm defines"):
+        arch_of("resnet18", **options)
+
+
+def test_dropout_that_a_network_cannot_have_is_refused():
+    with pytest.raises(VitError, match="timm cannot build resnet18"):
+        build(arch_of("resnet18"), dropout=0.1)

@@ -1,0 +1,269 @@
+"""The shipped recipes against the paper's tables, typed in once more, and against each other."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vitcli import recipe
+from vitcli.commands import recipes
+from vitcli.errors import MachineError, VitError
+from vitcli.schedule import warmup_steps
+
+NAMES = [name for name, _ in recipe.available()]
+WHOLE = [name for name in NAMES if not recipe.is_base(name)]
+
+CIFAR = "finetune/cifar10"
+
+# Paper, Table 4 and appendix B.1.1; warm-up from the authors' code: steps, rates, dev share, warm-up.
+TABLE_4 = {
+    "imagenet": (20_000, (0.003, 0.01, 0.03, 0.06), 0.01, 500),
+    "cifar100": (10_000, (0.001, 0.003, 0.01, 0.03), 0.02, 500),
+    "cifar10": (10_000, (0.001, 0.003, 0.01, 0.03), 0.02, 500),
+    "oxford_pets": (500, (0.001, 0.003, 0.01, 0.03), 0.1, 100),
+    "oxford_flowers102": (500, (0.001, 0.003, 0.01, 0.03), 0.1, 100),
+}
+# Paper, Table 4's caption, sections 3.2 and 4.1; preprocessing of the authors' code.
+TABLE_4_SHARED = {
+    "model.dropout": 0.0,
+    "model.pre_logits": False,
+    "data.image_size": 384,
+    "data.train_crop": "inception",
+    "data.crop_area": (0.05, 1.0),
+    "data.crop_aspect": (3 / 4, 4 / 3),
+    "data.resize": None,
+    "data.flip": True,
+    "data.eval_resize": "square",
+    "data.eval_crop_fraction": 1.0,
+    "data.interpolation": "bilinear",
+    "data.antialias": False,
+    "data.mean": (0.5, 0.5, 0.5),
+    "data.std": (0.5, 0.5, 0.5),
+    "data.num_examples": None,
+    "objective.loss": "softmax",
+    "objective.label_smoothing": 0.0,
+    "objective.head_bias": 0.0,
+    "optimizer.name": "sgd",
+    "optimizer.momentum": 0.9,
+    "optimizer.weight_decay": 0.0,
+    "optimizer.clip": 1.0,
+    "optimizer.average": 0.0,
+    "schedule.epochs": None,
+    "schedule.decay": "cosine",
+    "schedule.end_lr": 0.0,
+    "train.batch_size": 512,
+}
+VTAB_CLASSES = {  # paper.md, 5.2, in the order of the paper's Table 9
+    "caltech101": 102,
+    "cifar100": 100,
+    "dtd": 47,
+    "flowers102": 102,
+    "pets": 37,
+    "sun397": 397,
+    "svhn": 10,
+    "camelyon": 2,
+    "eurosat": 10,
+    "resisc45": 45,
+    "retinopathy": 5,
+    "clevr_count": 8,
+    "clevr_distance": 6,
+    "dmlab": 6,
+    "dsprites_location": 16,
+    "dsprites_orientation": 16,
+    "kitti_distance": 4,
+    "smallnorb_azimuth": 18,
+    "smallnorb_elevation": 9,
+}
+ALIAS_KEYS = {
+    "hub",
+    "image_column",
+    "label_column",
+    "train_split",
+    "eval_split",
+    "dev_train_split",
+    "dev_eval_split",
+    "classes",
+    "about",
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_every_shipped_recipe_holds(name):
+    loaded = recipe.load(name, training=not name.startswith("evaluate/"))
+
+    if loaded.schedule and loaded.schedule.steps:
+        assert warmup_steps(loaded.schedule.warmup, loaded.schedule.steps) < loaded.schedule.steps
+
+
+def test_the_check_of_all_recipes_finds_nothing_wrong():
+    found = recipes.check()
+
+    assert [entry["name"] for entry in found["recipes"]] == NAMES
+    assert found["ok"], recipes.render("check", found)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_recipe_can_be_shown_and_says_where_it_comes_from(name):
+    assert recipes.show(name)["toml"].startswith("[")
+    assert dict(recipe.available())[name]
+    assert recipe.find(name).read_text(encoding="utf-8").startswith("# ")
+
+
+@pytest.mark.parametrize("dataset", TABLE_4)
+def test_the_rows_of_table_4_are_the_papers(dataset):
+    steps, rates, dev_fraction, warmup = TABLE_4[dataset]
+    row = recipe.flat(recipe.load(f"finetune/{dataset}"))
+    own = {
+        "data.dataset": dataset,
+        "data.dev_fraction": dev_fraction,
+        "optimizer.lr": rates,
+        "schedule.steps": steps,
+        "schedule.warmup": warmup,
+    }
+
+    assert {key: row[key] for key in TABLE_4_SHARED | own} == TABLE_4_SHARED | own
+
+
+def test_table_4_has_a_recipe_for_each_row_and_no_more():
+    base = [
+        name for name in WHOLE if recipe.origins(name).get("train.batch_size", "").endswith("table4.toml")
+    ]
+
+    assert {name.removeprefix("finetune/") for name in base} == set(TABLE_4)
+
+
+def test_evaluation_of_a_bare_checkpoint_prepares_images_as_timm_does():
+    data = recipe.load("evaluate/default", training=False).data
+
+    assert (data.eval_resize, data.image_size, data.interpolation, data.antialias) == (
+        "short_side",
+        224,
+        "bicubic",
+        True,
+    )
+    assert int(data.image_size / data.eval_crop_fraction) == 248
+    assert data.mean == data.std == (0.5, 0.5, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("command", "dataset", "name"),
+    [
+        ("finetune", "cifar100", "finetune/cifar100"),
+        ("finetune", "oxford_pets", "finetune/oxford_pets"),
+        ("finetune", "demo", "finetune/demo"),
+        ("finetune", None, "finetune/demo"),
+        ("finetune", "./photos", "finetune/default"),
+        ("pretrain", "demo:pretrain", "pretrain/demo"),
+        ("evaluate", "cifar10", "evaluate/default"),
+        ("evaluate", None, "evaluate/default"),
+    ],
+)
+def test_a_data_set_finds_its_recipe(command, dataset, name):
+    assert recipe.find_for_dataset(command, dataset) == name
+
+
+def test_a_command_without_a_default_names_the_recipes_it_has():
+    with pytest.raises(VitError, match="no pretrain recipes are for data set") as refusal:
+        recipe.find_for_dataset("pretrain", "./photos")
+
+    assert "pretrain/demo" in refusal.value.fix
+
+
+# vit recipes
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Writes a recipe file and gives its path."""
+
+    def write(text: str) -> str:
+        (tmp_path / "mine.toml").write_text(text, encoding="utf-8")
+        return str(tmp_path / "mine.toml")
+
+    return write
+
+
+def test_a_copy_keeps_the_comments_and_never_overwrites(tmp_path):
+    copied = recipes.copy(CIFAR, str(tmp_path))["path"]
+
+    assert recipe.load(copied) == recipe.load(CIFAR)
+    assert Path(copied).read_text(encoding="utf-8").startswith("# paper, Table 4")
+    with pytest.raises(VitError, match="is there already"):
+        recipes.copy(CIFAR, copied)
+    with pytest.raises(VitError, match=r"does not end in \.toml"):
+        recipes.copy(CIFAR, str(tmp_path / "mine"))
+    with pytest.raises(MachineError, match="cannot be written"):
+        recipes.copy(CIFAR, str(tmp_path / "no" / "mine.toml"))
+
+
+def test_a_check_reports_good_and_bad_recipes_alike(write):
+    bad = write("[train]\nseed = 1\n")
+    found = recipes.check([CIFAR, bad])
+
+    assert found["ok"] is False
+    assert [entry["error"] is None for entry in found["recipes"]] == [True, False]
+    assert "section [data] is missing" in recipes.render("check", found)
+
+
+def test_a_shown_recipe_is_a_recipe_with_its_origins_as_comments(write):
+    text = recipes.render("show", recipes.show(CIFAR, ["train.runs=3"]))
+
+    assert recipe.load(write(text)) == recipe.load(CIFAR, ["train.runs=3"])
+    line = next(line for line in text.splitlines() if line.startswith("runs = 3"))
+    assert line.endswith("# from option --set train.runs=3")
+    assert len({line.rindex("# from") for line in text.splitlines() if "# from" in line}) == 1
+
+
+def test_every_key_says_what_it_is():
+    for section in recipes.schema()["$defs"].values():
+        assert all(field.get("description") for field in section["properties"].values())
+
+
+# recipes/datasets.toml
+
+
+def test_the_aliases_are_those_promised():
+    vtab = {f"vtab/{task}" for task in VTAB_CLASSES}
+    few_shot = {"caltech101", "cars196", "dtd", "uc_merced", "birds200", "colorectal_histology"}
+    others = {"imagenet_real", "imagenet21k", "objectnet"}
+
+    assert set(recipe.dataset_aliases()) == vtab | few_shot | others | set(TABLE_4)
+
+
+@pytest.mark.parametrize("alias", recipe.dataset_aliases())
+def test_an_alias_has_only_known_keys_and_the_needed_ones(alias):
+    entry = recipe.dataset_aliases()[alias]
+
+    assert set(entry) <= ALIAS_KEYS
+    assert {"image_column", "label_column", "classes", "about"} <= set(entry)
+    assert {"train_split", "eval_split"} & set(entry)
+    assert re.fullmatch(r"[\w.-]+/[\w.-]+", entry.get("hub", "owner/name"))
+
+
+def test_the_classes_are_those_of_the_papers_tasks():
+    aliases = recipe.dataset_aliases()
+    found = {task: aliases[f"vtab/{task}"]["classes"] for task in VTAB_CLASSES}
+    others = {"imagenet": 1000, "cifar10": 10, "cifar100": 100, "oxford_pets": 37, "oxford_flowers102": 102}
+
+    assert found == VTAB_CLASSES
+    assert {alias: aliases[alias]["classes"] for alias in others} == others
+
+
+@pytest.mark.parametrize("dataset", TABLE_4)
+def test_aliases_and_recipes_cut_the_same_dev_split(dataset):
+    entry = recipe.dataset_aliases()[dataset]
+    percent = round(100 * (1 - recipe.load(f"finetune/{dataset}").data.dev_fraction))
+
+    assert entry["dev_train_split"] == f"train[:{percent}%]"
+    assert entry["dev_eval_split"] == f"train[{percent}%:]"
+
+
+def test_recipes_need_neither_torch_nor_rich():
+    code = (
+        "import sys; from vitcli.commands import recipes; recipes.check(); recipes.schema(); "
+        "sys.exit(bool({'torch', 'rich', 'datasets', 'numpy'} & set(sys.modules)))"
+    )
+
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,324 @@
+"""Weights in, weights out: the authors' logits from the authors' files, timm's from ours, and no silent part."""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+from safetensors.torch import load_file, save_file
+
+from vitcli.errors import MachineError, NotFiniteError, VitError, WeightsError
+from vitcli.model import adapted, architecture, build
+from vitcli.weights import load_into, read_weights, write_weights
+
+SHARED = Path(os.environ.get("VIT_TEST_DATA", Path(__file__).parents[2] / "shared"))
+GOLDEN, REAL = SHARED / "golden", SHARED / "data" / "checkpoints"
+needs_golden = pytest.mark.skipif(not GOLDEN.is_dir(), reason="the golden data (VIT_TEST_DATA) is not here")
+needs_real = pytest.mark.skipif(not REAL.is_dir(), reason="the real checkpoint (VIT_TEST_DATA) is not here")
+
+PREPROCESSING = {
+    "image_size": [32, 48],
+    "resize": "short_side",
+    "crop_fraction": 0.9,
+    "interpolation": "bilinear",
+    "antialias": True,
+    "mean": [0.5, 0.5, 0.5],
+    "std": [0.5, 0.5, 0.5],
+    "decoder": "any",
+}
+
+
+def network(arch, *, seed: int = 0) -> torch.nn.Module:
+    """A network in which nothing is zero, so that nothing can hide."""
+    torch.manual_seed(seed)
+    model = build(arch, dropout=0.0).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.05)
+    return model
+
+
+def loaded(weights, arch=None, *, new_head: bool = False) -> torch.nn.Module:
+    arch = arch or weights.architecture
+    model = build(arch, dropout=0.0).eval()
+    load_into(model, arch, weights, new_head=new_head)
+    return model
+
+
+def demo(*, image_size=(32, 48), num_classes=5, **options):
+    return architecture("ViT-demo/8", image_size=image_size, num_classes=num_classes, **options)
+
+
+def write(folder: Path, arch, state=None, **changes) -> dict[str, torch.Tensor]:
+    state = network(arch).state_dict() if state is None else state
+    stored = {"preprocessing": PREPROCESSING, "class_names": None, "metadata": {"step": 7}} | changes
+    write_weights(folder, state, arch, **stored)
+    return state
+
+
+def outputs(model: torch.nn.Module, images_BHWC: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits, and what the last layer was given."""
+    last = model.head.head if hasattr(model.head, "head") else model.head
+    given = []
+    last.register_forward_pre_hook(lambda module, inputs: given.append(inputs[0]))
+    with torch.no_grad():
+        logits_BK = model(torch.from_numpy(images_BHWC).permute(0, 3, 1, 2))
+    return logits_BK, given[0]
+
+
+def rel(ours: torch.Tensor, theirs: np.ndarray) -> float:
+    return float(np.abs(ours.numpy() - theirs).max() / np.abs(theirs).max())
+
+
+def plain_golden_models() -> dict[str, dict]:
+    if not GOLDEN.is_dir():
+        return {}
+    models = json.loads((GOLDEN / "checkpoints" / "models.json").read_text())
+    return {name: m for name, m in models.items() if m["classifier"] == "token" and not m.get("resnet")}
+
+
+@needs_golden
+@pytest.mark.parametrize("name", plain_golden_models())
+def test_the_authors_files_give_the_authors_outputs_in_every_spelling(name):
+    model = plain_golden_models()[name]
+    images = np.load(GOLDEN / "inputs.npz")[model["inputs"]]
+    golden = np.load(GOLDEN / "checkpoints" / f"{name}.out.npz")
+    spellings = [
+        model[key] for key in ("checkpoint", "linen_checkpoint", "big_vision_checkpoint") if key in model
+    ]
+
+    for file in spellings:
+        weights = read_weights(str(GOLDEN / "checkpoints" / file))
+        logits, pre_logits = outputs(loaded(weights), images)
+        assert weights.architecture.image_size == (model["image_size"],) * 2
+        assert (weights.format, weights.numerics.split(",")[0]) == ("official npz", "tanh GELU")
+        assert rel(logits, golden["logits"]) < 2e-5
+        assert rel(pre_logits, golden["pre_logits"]) < 2e-5
+
+
+@needs_golden
+@pytest.mark.parametrize("name", [name for name, m in plain_golden_models().items() if m.get("hires")])
+def test_a_larger_image_gives_what_the_authors_fine_tuning_loader_gives(name):
+    model = plain_golden_models()[name]
+    weights = read_weights(str(GOLDEN / "checkpoints" / model["checkpoint"]))
+    for hires in model["hires"]:
+        keeps_head = hires["representation_size"] is not None
+        num_classes = model["num_classes"] if keeps_head else hires["num_classes"]
+        arch = adapted(weights.architecture, image_size=(hires["image_size"],) * 2, num_classes=num_classes)
+        large = loaded(weights, replace(arch, pre_logits=keeps_head), new_head=not keeps_head)
+        logits, pre_logits = outputs(large, np.load(GOLDEN / "inputs.npz")[hires["inputs"]])
+        golden = np.load(GOLDEN / "checkpoints" / hires["file"])
+
+        assert rel(large.pos_embed.detach(), golden["pos_embedding"]) < 1e-5
+        assert rel(pre_logits, golden["pre_logits"]) < 2e-5
+        assert keeps_head or not logits.any()
+
+
+@needs_golden
+@needs_real
+@pytest.mark.parametrize("suffix", ["npz", "safetensors"])
+def test_real_trained_weights_give_the_authors_outputs(suffix):
+    weights = read_weights(str(REAL / f"vit_ti16_augreg_in1k.{suffix}"))
+    golden, inputs = np.load(GOLDEN / "real_weights.npz"), np.load(GOLDEN / "inputs.npz")
+    about = json.loads((GOLDEN / "real_weights.json").read_text())
+    logits, pre_logits = outputs(loaded(weights), inputs[about["inputs"]])
+
+    assert (weights.architecture.name, weights.architecture.num_classes) == ("ViT-Ti/16", 1000)
+    assert rel(logits, golden["logits"]) < 2e-5 and rel(pre_logits, golden["pre_logits"]) < 2e-5
+    for hires in about["hires"]:
+        arch = adapted(
+            weights.architecture, image_size=(hires["image_size"],) * 2, num_classes=hires["classes"]
+        )
+        _, pre_logits = outputs(loaded(weights, arch, new_head=True), inputs[hires["inputs"]])
+        assert rel(pre_logits, golden[f"{hires['tag']}/pre_logits"]) < 2e-5
+
+
+@pytest.mark.parametrize(
+    "arch",
+    [
+        demo(),
+        demo(gelu="erf"),
+        demo(gelu="timm"),
+        architecture("vit_tiny_patch16_224", image_size=(64, 32), num_classes=3),
+        architecture("resnet18", image_size=(32, 32), num_classes=3),
+    ],
+    ids=lambda arch: f"{arch.name}-{arch.gelu}",
+)
+def test_timm_reads_our_folder_and_gives_our_logits(tmp_path, arch):
+    model = network(arch)
+    write(tmp_path, arch, model.state_dict())
+    theirs = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
+    images = torch.randn(2, 3, *arch.image_size)
+
+    assert torch.equal(theirs(images), model(images))
+    assert torch.equal(loaded(read_weights(str(tmp_path)))(images), model(images))
+
+
+def test_timm_finds_our_preprocessing_in_our_folder(tmp_path):
+    write(tmp_path, demo(), class_names=tuple("abcde"))
+    model = timm.create_model(f"local-dir:{tmp_path}", pretrained=True)
+    config = timm.data.resolve_data_config(model=model)
+
+    assert config["input_size"] == (3, 32, 48) and config["mean"] == [0.5, 0.5, 0.5]
+    assert (config["crop_pct"], config["crop_mode"], config["interpolation"]) == (0.9, "center", "bilinear")
+    assert list(model.pretrained_cfg["label_names"]) == list("abcde")
+
+
+def test_timm_refuses_a_representation_layer_rather_than_to_drop_it(tmp_path):
+    write(tmp_path, demo(pre_logits=True))
+
+    with pytest.raises(RuntimeError, match=r"head\.weight"):
+        timm.create_model(f"local-dir:{tmp_path}", pretrained=True)
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_all_that_was_written_comes_back_also_from_the_file_alone(tmp_path, alone):
+    arch = demo(pre_logits=True)
+    state = write(tmp_path, arch, class_names=tuple("abcde"))
+    if alone:
+        (tmp_path / "config.json").unlink()
+        (tmp_path / "model.safetensors").rename(tmp_path / "alone.safetensors")
+    weights = read_weights(str(tmp_path / "alone.safetensors" if alone else tmp_path))
+
+    assert weights.architecture == arch
+    assert weights.preprocessing == PREPROCESSING
+    assert (weights.class_names, weights.metadata) == (tuple("abcde"), {"step": 7})
+    assert weights.format == ("safetensors" if alone else "run folder")
+    assert all(torch.equal(state[name], tensor) for name, tensor in weights.state.items())
+
+
+def test_half_precision_comes_back_as_float32(tmp_path):
+    for dtype in (torch.float16, torch.bfloat16):
+        state = {name: tensor.to(dtype) for name, tensor in network(demo()).state_dict().items()}
+        write(tmp_path, demo(), state)
+        weights = read_weights(str(tmp_path))
+
+        assert all(torch.equal(weights.state[name], state[name].float()) for name in state)
+
+
+def test_a_folder_of_timms_own_is_read_as_timm_means_it(tmp_path):
+    model = timm.create_model("vit_tiny_patch16_224", num_classes=4, img_size=64, depth=2).eval()
+    timm.models.save_for_hf(model, tmp_path, safe_serialization=True)
+    weights = read_weights(str(tmp_path))
+    images = torch.randn(1, 3, 64, 64)
+
+    assert (weights.format, weights.architecture.gelu) == ("timm folder", "timm")
+    assert weights.preprocessing["image_size"] == [64, 64]
+    assert torch.equal(loaded(weights)(images), model(images))
+
+
+@pytest.mark.parametrize("nesting", [None, "state_dict", "model", "state_dict_ema"])
+def test_a_pth_file_is_read_bare_or_nested_and_with_wrapper_names(tmp_path, nesting):
+    state = network(demo(image_size=(32, 32))).state_dict()
+    content = {f"module.{name}": tensor for name, tensor in state.items()}
+    torch.save({nesting: content, "epoch": 3} if nesting else content, tmp_path / "vit.pth")
+    weights = read_weights(str(tmp_path / "vit.pth"))
+
+    assert (weights.architecture.name, weights.format) == ("ViT-demo/8", "pth")
+    assert all(torch.equal(state[name], tensor) for name, tensor in weights.state.items())
+
+
+def test_a_bare_file_of_another_timm_model_is_read_once_it_is_named(tmp_path):
+    save_file(timm.create_model("resnet18", num_classes=3).state_dict(), tmp_path / "r.safetensors")
+
+    with pytest.raises(WeightsError) as refusal:
+        read_weights(str(tmp_path / "r.safetensors"))
+    named = read_weights(str(tmp_path / "r.safetensors"), model_name="resnet18")
+
+    assert "--model" in refusal.value.fix
+    assert (named.architecture.num_classes, named.numerics.split(",")[0]) == (3, "GELU of timm")
+
+
+def test_a_bare_paper_model_named_as_timm_does_gets_timms_gelu(tmp_path):
+    arch = architecture("Ti/16", image_size=(64, 64), num_classes=2)
+    save_file(network(arch).state_dict(), tmp_path / "vit.safetensors")
+    asked = {name: read_weights(str(tmp_path / "vit.safetensors"), model_name=name).architecture.gelu
+             for name in (None, "ti16", "vit_tiny_patch16_224")}  # fmt: skip
+
+    assert asked == {None: "tanh", "ti16": "tanh", "vit_tiny_patch16_224": "timm"}
+
+
+def test_the_name_must_agree_with_the_file(tmp_path):
+    write(tmp_path, demo())
+
+    assert read_weights(str(tmp_path), model_name="vit_demo8").architecture == demo()
+    with pytest.raises(WeightsError, match="weights of ViT-demo/8, not of B/16"):
+        read_weights(str(tmp_path), model_name="B/16")
+    with pytest.raises(VitError, match="no model") as refusal:
+        read_weights(str(tmp_path), model_name="B/17")
+    assert refusal.value.exit_code == 2
+
+
+def test_a_new_head_leaves_the_files_head_out_and_says_so(tmp_path):
+    write(tmp_path, demo(pre_logits=True))
+    weights, arch = read_weights(str(tmp_path)), demo(image_size=(64, 64), num_classes=9)
+    model = build(arch, dropout=0.0)
+    report = load_into(model, arch, weights, new_head=True)
+
+    assert not model.head.weight.any() and model.head.out_features == 9
+    assert report.resampled == ("pos_embed",) and report.missing == report.unexpected == ()
+    assert sorted(report.replaced) == [
+        f"head.{part}.{kind}" for part in ("head", "pre_logits") for kind in ("bias", "weight")
+    ]
+    assert report.loaded == len(weights.state) - 4
+    assert [line.split(":")[0] for line in report.lines()][1:] == ["resampled", "replaced by a fresh head"]
+
+
+def test_a_file_without_a_head_leaves_the_new_one_as_it_is(tmp_path):
+    write(tmp_path, demo(num_classes=0))
+    report = load_into(build(demo(), dropout=0.0), demo(), read_weights(str(tmp_path)), new_head=True)
+
+    assert report.missing == ("head.weight", "head.bias") and report.replaced == ()
+
+
+@pytest.mark.parametrize(
+    ("arch", "named"),
+    [
+        (demo(num_classes=6), r"head\.weight \(5, 96\) for \(6, 96\)"),
+        (demo(pre_logits=True), r"missing: head\.pre_logits"),
+        (architecture("Ti/16", image_size=(32, 48), num_classes=5), "missing: blocks"),
+    ],
+    ids=["classes", "pre-logits", "size"],
+)
+def test_a_load_that_would_leave_anything_out_is_refused_with_the_names(tmp_path, arch, named):
+    write(tmp_path, demo())
+
+    with pytest.raises(WeightsError, match=named) as refusal:
+        load_into(build(arch, dropout=0.0), arch, read_weights(str(tmp_path)), new_head=False)
+    assert str(tmp_path) in refusal.value.where
+
+
+def test_grids_of_the_same_number_of_patches_are_told_apart(tmp_path):
+    write(tmp_path, demo(image_size=(16, 64)))
+    weights, square = read_weights(str(tmp_path)), demo(image_size=(32, 32))
+    model = build(square, dropout=0.0)
+    report = load_into(model, square, weights, new_head=False)
+
+    assert report.resampled == ("pos_embed",)
+    assert not torch.equal(model.pos_embed, weights.state["pos_embed"])
+
+
+def test_numbers_that_are_not_finite_are_never_written(tmp_path):
+    before = write(tmp_path, demo())
+    broken = {name: tensor.clone() for name, tensor in before.items()}
+    broken["blocks.3.mlp.fc1.bias"][5] = torch.inf
+
+    with pytest.raises(NotFiniteError, match=r"blocks\.3\.mlp\.fc1\.bias"):
+        write(tmp_path, demo(), broken)
+    assert all(torch.equal(t, before[n]) for n, t in load_file(tmp_path / "model.safetensors").items())
+
+
+def test_a_write_that_fails_leaves_what_was_there_and_no_debris(tmp_path):
+    write(tmp_path, demo())
+    before = (tmp_path / "model.safetensors").read_bytes()
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "config.json").mkdir()
+
+    with pytest.raises(MachineError, match=r"config\.json"):
+        write(tmp_path, demo())
+    assert (tmp_path / "model.safetensors").read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "model.safetensors"]

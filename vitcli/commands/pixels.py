@@ -1,0 +1,75 @@
+"""A recipe's [data] section to the transforms, and whose preprocessing counts. Shared by commands; none itself."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from vitcli.recipe import Recipe
+from vitcli.transforms import Preprocessing, TrainTransform
+from vitcli.weights import Weights
+
+# Recipe key to the field of Preprocessing it decides.
+FIELDS = {
+    "data.image_size": "image_size",
+    "data.eval_resize": "resize",
+    "data.eval_crop_fraction": "crop_fraction",
+    "data.interpolation": "interpolation",
+    "data.antialias": "antialias",
+    "data.mean": "mean",
+    "data.std": "std",
+}
+
+
+def preprocessing_of(resolved: Recipe) -> Preprocessing:
+    wanted = resolved.data
+    return Preprocessing(
+        image_size=wanted.image_hw,
+        resize=wanted.eval_resize,
+        crop_fraction=wanted.eval_crop_fraction,
+        interpolation=wanted.interpolation,
+        antialias=wanted.antialias,
+        mean=tuple(wanted.mean),
+        std=tuple(wanted.std),
+    )
+
+
+def train_transform_of(resolved: Recipe) -> TrainTransform:
+    wanted = resolved.data
+    return TrainTransform(
+        image_size=wanted.image_hw,
+        crop=wanted.train_crop,
+        crop_area=wanted.crop_area,
+        crop_aspect=wanted.crop_aspect,
+        resize=wanted.resize,
+        flip=wanted.flip,
+        interpolation=wanted.interpolation,
+        antialias=wanted.antialias,
+    )
+
+
+def preprocessing_for(
+    weights: Weights,
+    resolved: Recipe,
+    *,
+    recipe_name: str | None,
+    overrides: Sequence[str],
+    shorthands: Mapping[str, Any],
+) -> tuple[Preprocessing, str]:
+    """The pixels these weights are to be given, and in a few words who says so.
+
+    Weights that store their preprocessing keep it, changed only by keys that the command line names; a --recipe
+    on the command line is obeyed whole. Raw weights get the recipe's, at the resolution they were made for.
+    """
+    wanted = preprocessing_of(resolved)
+    named = {text.partition("=")[0].strip() for text in overrides}
+    named |= {key for key, value in shorthands.items() if value is not None}
+    if recipe_name is not None:
+        return wanted, f"as recipe {recipe_name} says"
+    if weights.preprocessing is None:
+        if "data.image_size" not in named:
+            wanted = replace(wanted, image_size=weights.architecture.image_size)
+        return wanted, "by the recipe, as the weights store none"
+    stored = Preprocessing.from_dict(weights.preprocessing)
+    changed = {field: getattr(wanted, field) for key, field in FIELDS.items() if key in named}
+    words = "as stored with the weights"
+    return replace(stored, **changed), words + (f", but for {', '.join(changed)}" if changed else "")

@@ -1,0 +1,125 @@
+"""`vit predict`: classes and probabilities of pictures, by the same pixels as evaluation."""
+
+import glob
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from vitcli import data_files, inference, loader, recipe, runtime
+from vitcli.commands.pixels import preprocessing_for
+from vitcli.console import Console
+from vitcli.errors import DataError, VitError
+from vitcli.model import build
+from vitcli.split import Split
+from vitcli.weights import load_into, read_weights
+
+
+def predict(
+    pictures: Sequence[str],
+    overrides: Sequence[str],
+    shorthands: Mapping[str, Any],
+    *,
+    topk: int,
+    workers: int | None,
+    quiet: bool,
+) -> dict[str, Any]:
+    """The `topk` likeliest classes of every picture; files, folders (searched through) and globs."""
+    resolved = recipe.load("evaluate/default", overrides, shorthands, training=False)
+    if resolved.model.ckpt is None:
+        raise VitError("no checkpoint is named", where="--ckpt", fix="--ckpt RUN, a weights file, timm/NAME or demo")
+    files = find_pictures(pictures)
+    precision = "fp32" if resolved.precision.compute == "auto" else resolved.precision.compute
+    machine = runtime.start(precision)
+    console = Console(quiet=quiet, is_main=machine.is_main)
+    weights = read_weights(resolved.model.ckpt, model_name=resolved.model.name)
+    preprocessing, origin = preprocessing_for(
+        weights, resolved, recipe_name=None, overrides=overrides, shorthands=shorthands
+    )
+    arch = replace(weights.architecture, image_size=preprocessing.image_size)
+    if not 0 < topk <= arch.num_classes:
+        raise VitError(f"the model has {arch.num_classes} classes", where=f"--topk {topk}", fix="a smaller number")
+    model = build(arch, dropout=0.0)
+    load_into(model, arch, weights, new_head=False)
+    model.to(machine.device)
+    console.note(f"{arch.name}: {preprocessing.summary()}, {origin}")
+
+    predictions, skipped = [], []
+    batches = loader.eval_batches(
+        _as_split(files),
+        preprocessing,
+        batch_size=resolved.eval.batch_size,
+        rank=0,
+        world_size=1,
+        on_bad_image=resolved.data.on_bad_image,
+        num_threads=workers or loader.default_threads(1),
+    )
+    names = weights.class_names or tuple(f"class {number}" for number in range(arch.num_classes))
+    console.begin("predict", len(files))
+    for batch, logits_BK in inference.logits_of(
+        model, batches, preprocessing, device=machine.device, precision=precision
+    ):
+        likeliest = torch.softmax(logits_BK, dim=-1).topk(topk)
+        for row, shares, labels in zip(batch.rows_B, likeliest.values.tolist(), likeliest.indices.tolist(), strict=True):
+            top = [
+                {"class": names[label], "label": label, "probability": share}
+                for share, label in zip(shares, labels, strict=True)
+            ]
+            predictions.append({"file": files[int(row)], "top": top})
+        skipped += batch.skipped
+        console.update(len(predictions) + len(skipped))
+    console.end()
+    return {
+        "command": "predict",
+        "ckpt": resolved.model.ckpt,
+        "model": arch.name,
+        "preprocessing": preprocessing.summary(),
+        "predictions": predictions,
+        "num_skipped_images": len(skipped),
+        "skipped_images": skipped,
+    }
+
+
+def find_pictures(pictures: Sequence[str]) -> list[str]:
+    """Every picture that files, folders and globs name, each once, in the order given.
+
+    Raises:
+        DataError: a name that leads to no picture.
+    """
+    found: dict[str, None] = {}
+    for name in pictures:
+        if Path(name).is_dir():
+            here = data_files.image_files(Path(name))
+        elif Path(name).exists():
+            here = [name]
+        else:
+            here = sorted(path for path in glob.glob(name, recursive=True) if Path(path).is_file())
+        if not here:
+            raise DataError(
+                f"no picture is found under {name!r}", where="PICTURES", fix="a file, a folder of pictures, or a glob"
+            )
+        found.update(dict.fromkeys(here))
+    return list(found)
+
+
+def _as_split(files: list[str]) -> Split:
+    """Unlabelled files in the form that evaluation reads, so that both see the same pixels."""
+
+    def read_row(row: int) -> tuple[bytes, int]:
+        try:
+            return Path(files[row]).read_bytes(), 0
+        except OSError as error:
+            raise DataError(f"a picture cannot be read: {error.strerror}", where=files[row], fix="check it") from error
+
+    return Split(
+        name="the given pictures",
+        num_examples=len(files),
+        class_names=None,
+        num_classes=1,
+        read_row=read_row,
+        read_labels=lambda: np.zeros(len(files), dtype=np.int64),
+        where_is=lambda row: files[row],
+    )

@@ -1,0 +1,41 @@
+"""`vit pretrain`: train from fresh weights (paper, sections 3.1 and 4.1)."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from vitcli import recipe
+from vitcli.commands.training import RunOptions, Start, run
+from vitcli.errors import VitError
+from vitcli.model import architecture, build, last_layer
+from vitcli.split import Split
+
+
+def pretrain(
+    recipe_name: str | None, overrides: Sequence[str], shorthands: Mapping[str, Any], options: RunOptions
+) -> dict[str, Any]:
+    """Fresh weights and the pre-training head, then trained by the recipe."""
+    name = recipe_name or recipe.find_for_dataset("pretrain", shorthands.get("data.dataset"))
+    resolved = recipe.load(name, overrides, shorthands)
+    wanted = resolved.model
+    if wanted.name is None or wanted.ckpt is not None:
+        raise VitError(
+            "pre-training starts from fresh weights of a named network",
+            where="recipe keys model.name and model.ckpt",
+            fix="name a network with --model; to start from a checkpoint use vit finetune",
+        )
+
+    def make_model(split: Split, image_size: tuple[int, int]) -> Start:
+        arch = architecture(
+            wanted.name,
+            image_size=image_size,
+            num_classes=split.num_classes,
+            gelu=None if wanted.gelu == "auto" else wanted.gelu,
+            pre_logits=wanted.pre_logits,
+        )
+        model = build(arch, dropout=wanted.dropout)
+        nn.init.constant_(last_layer(model).bias, resolved.objective.head_bias)
+        return Start(model, arch, None, [])
+
+    return run("pretrain", resolved, options, make_model)

@@ -1,0 +1,76 @@
+"""What a person watches while a command runs: progress and notes, on standard error alone.
+
+A terminal gets a Rich bar; anything else one plain line every ten seconds; --quiet nothing.
+"""
+
+import sys
+import time
+
+PLAIN_EVERY_S = 10.0
+
+
+class Console:
+    """Notes and one progress line at a time; silent on every process but the first and with `quiet`."""
+
+    def __init__(self, *, quiet: bool, is_main: bool = True):
+        self.is_silent = quiet or not is_main
+        self.is_terminal = sys.stderr.isatty()
+        self._bar = self._task = None
+        self._title, self._total, self._last_plain = "", 0, 0.0
+        self._started_at = time.monotonic()
+
+    def note(self, text: str) -> None:
+        """One line for the person; never part of the result."""
+        if self.is_silent:
+            return
+        if self._bar is not None:
+            self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+    def begin(self, title: str, total: int, done: int = 0) -> None:
+        """Start a progress line of `total` units, `done` of them done before."""
+        self.end()
+        self._title, self._total = title, total
+        self._started_at = self._last_plain = time.monotonic()
+        self._done_before = done
+        if self.is_silent or not self.is_terminal:
+            return
+        from rich.console import Console as RichConsole
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[detail]}"),
+            console=RichConsole(stderr=True),
+            transient=True,
+        )
+        self._bar.start()
+        self._task = self._bar.add_task(title, total=total, completed=done, detail="")
+
+    def update(self, done: int, detail: str = "") -> None:
+        """Show that `done` of the total are done; `detail` is what else there is to say, time left is added."""
+        if self.is_silent:
+            return
+        now = time.monotonic()
+        since = done - self._done_before
+        left_s = (now - self._started_at) / since * (self._total - done) if since > 0 else 0.0
+        detail = f"{detail}  {_clock(left_s)} left" if since > 0 else detail
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done, detail=detail)
+        elif now - self._last_plain >= PLAIN_EVERY_S:
+            self._last_plain = now
+            self.note(f"{self._title} {done}/{self._total}  {detail}")
+
+    def end(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}"

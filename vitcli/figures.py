@@ -1,0 +1,60 @@
+"""Arrays to pictures, one look for all. Functions return matplotlib figures; commands save them."""
+
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+BLUE, ORANGE = "#0072B2", "#D55E00"  # Okabe and Ito's, told apart by everybody
+STYLE = {
+    "figure.figsize": (5.0, 3.2),
+    "figure.dpi": 160,
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e4e4e4",
+    "grid.linewidth": 0.6,
+    "lines.linewidth": 1.6,
+    "legend.frameon": False,
+}
+
+
+def training_curves(records: list[dict[str, Any]]) -> dict[str, Figure]:
+    """Pictures of a run from its metrics.jsonl: loss, learning rate and, where it was evaluated, accuracy."""
+    steps = [record for record in records if "loss" in record]
+    evals = [(record["step"], record["eval"]) for record in records if "eval" in record]
+    figures = {}
+    with plt.rc_context(STYLE):
+        if steps:
+            at = [record["step"] for record in steps]
+            loss = _line(at, [record["loss"] for record in steps], "loss in nats", label="training")
+            if evals:
+                _add(loss, [step for step, _ in evals], [scores["loss"] for _, scores in evals], "held out")
+                loss.axes[0].legend()
+            figures["loss"] = loss
+            figures["learning_rate"] = _line(at, [record["lr"] for record in steps], "learning rate")
+        if evals:
+            at = [step for step, _ in evals]
+            accuracy = _line(at, [100 * scores["top1"] for _, scores in evals], "accuracy in %", "top-1", marker="o")
+            _add(accuracy, at, [100 * scores["top5"] for _, scores in evals], "top-5")
+            accuracy.axes[0].legend()
+            figures["accuracy"] = accuracy
+    return figures
+
+
+def _line(steps: list[int], values: list[float], unit: str, label: str = "", marker: str = "") -> Figure:
+    figure, axes = plt.subplots(layout="constrained")
+    axes.plot(steps, values, color=BLUE, label=label, marker=marker, markersize=4)
+    axes.set_xlabel("step")
+    axes.set_ylabel(unit)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+    return figure
+
+
+def _add(figure: Figure, steps: list[int], values: list[float], label: str) -> None:
+    figure.axes[0].plot(steps, values, color=ORANGE, label=label, marker="o", markersize=4)

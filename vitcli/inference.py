@@ -1,0 +1,94 @@
+"""The one pass without gradients over a split: every row exactly once, the same on any number of processes.
+
+The batches of a pass are fixed by the split and the batch size; process r of P takes every P-th one. Each row's
+numbers are then put in their place in one array for the whole split, and whatever is summed is summed in row
+order. So not only the counts but every bit of the loss is that of one process.
+Letters: N rows, B batch, K classes.
+"""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from vitcli import metrics
+from vitcli.errors import DataError, WeightsError
+from vitcli.loader import Batch, eval_batches
+from vitcli.runtime import Runtime, unwrap
+from vitcli.split import Split
+from vitcli.transforms import Preprocessing, to_model_range
+
+
+def evaluate(
+    model: nn.Module,
+    split: Split,
+    preprocessing: Preprocessing,
+    *,
+    runtime: Runtime,
+    batch_size: int,
+    on_bad_image: str,
+    num_threads: int,
+    precision: str = "fp32",
+    progress: Callable[[int], None] = lambda num_images: None,
+) -> tuple[metrics.Scores, list[str]]:
+    """Top-1, top-5 and loss of a split, and the places of the images that could not be decoded and do not count.
+
+    Raises:
+        DataError: an image cannot be decoded and `on_bad_image` is "error", or none at all could be.
+        WeightsError: a logit is not a finite number, so that no percentage means anything.
+    """
+    ranks_N = torch.zeros(len(split), dtype=torch.int64)
+    losses_N = torch.zeros(len(split), dtype=torch.float64)
+    seen_N = torch.zeros(len(split), dtype=torch.int64)
+    skipped: list[str] = []
+    batches = eval_batches(
+        split,
+        preprocessing,
+        batch_size=batch_size,
+        rank=runtime.rank,
+        world_size=runtime.world_size,
+        on_bad_image=on_bad_image,
+        num_threads=num_threads,
+    )
+    for batch, logits_BK in logits_of(model, batches, preprocessing, device=runtime.device, precision=precision):
+        labels_B = batch.labels_B.to(logits_BK.device)
+        ranks_N[batch.rows_B] = metrics.label_ranks(logits_BK, labels_B).cpu()
+        losses_N[batch.rows_B] = metrics.example_losses(logits_BK, labels_B).cpu()
+        seen_N[batch.rows_B] += 1
+        skipped += batch.skipped
+        progress(len(batch.rows_B) * runtime.world_size)
+    for values_N in (ranks_N, losses_N, seen_N):
+        runtime.sum_over_processes(values_N)
+    num_skipped = int(runtime.sum_over_processes(torch.tensor(len(skipped))))
+    assert int(seen_N.max()) <= 1 and int(seen_N.sum()) + num_skipped == len(split), "a row was not counted once"
+    if not seen_N.any():
+        raise DataError(f"no image of {split.name} can be decoded", where=skipped[0], fix="look at these files")
+    counted_N = seen_N.bool()
+    return metrics.scores(ranks_N[counted_N], losses_N[counted_N]), skipped
+
+
+def logits_of(
+    model: nn.Module, batches: Iterator[Batch], preprocessing: Preprocessing, *, device: torch.device, precision: str
+) -> Iterator[tuple[Batch, Tensor]]:
+    """Each batch with its logits_BK in float32, on the device; the model is left in the mode it came in."""
+    model = unwrap(model)  # bare: with several processes one may have fewer batches than another
+    was_training = model.training
+    model.eval()
+    low = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+    try:
+        for batch in batches:
+            images_BCHW = batch.images_BCHW.to(device, non_blocking=True)
+            images_BCHW = to_model_range(images_BCHW, mean=preprocessing.mean, std=preprocessing.std)
+            with torch.no_grad(), torch.autocast(device.type, dtype=low, enabled=low is not None):
+                logits_BK = model(images_BCHW).float()
+            if not torch.isfinite(logits_BK).all():
+                raise WeightsError(
+                    "the model's outputs are not finite numbers, so no accuracy can be told",
+                    where=f"row {int(batch.rows_B[0])} and after of the split",
+                    fix="use other weights; vit looks at stored weights when it loads them, so these overflow"
+                    if precision == "fp32"
+                    else "use --precision fp32, or other weights",
+                )
+            yield batch, logits_BK
+    finally:
+        model.train(was_training)

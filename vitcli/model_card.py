@@ -1,0 +1,54 @@
+"""The README.md of a run folder: what was trained on what, how well it does, and how to load it."""
+
+from typing import Any
+
+CARD = """---
+library_name: timm
+tags: [image-classification, vision-transformer]
+---
+# {model} on {dataset}
+
+{model} at {resolution} px, {origin}. It reaches **{top1:.2%} top-1** and {top5:.2%} top-5
+(loss {loss:.4f}) on {num_eval_examples} images of `{eval_split}`, each counted once.
+
+| | |
+|---|---|
+| training | {steps} steps of {batch_size} images, learning rate {lr:g}, {precision} |
+| classes | {num_classes} |
+| preprocessing | {preprocessing} |
+| compute | {elapsed_s:.0f} s on {num_processes} process(es){exaflops} |
+
+## How to load it
+
+```
+vit predict --ckpt {run_dir} PICTURES
+vit evaluate --ckpt {run_dir} --dataset {dataset}
+```
+
+```python
+import timm
+model = timm.create_model("local-dir:{run_dir}", pretrained=True).eval()
+```
+
+The class names and the preprocessing are stored with the weights, so that prediction and evaluation see the same
+pixels as the evaluation above.
+
+## Recipe
+
+```toml
+{recipe}```
+"""
+
+
+def model_card(summary: dict[str, Any], recipe_toml: str) -> str:
+    """The card in Markdown, from the run's summary and resolved recipe."""
+    size = summary["resolution"]
+    exaflops = summary["exaflops"]
+    words = {
+        **summary,
+        "resolution": size if isinstance(size, int) else "x".join(map(str, size)),
+        "origin": f"fine-tuned from `{summary['ckpt']}`" if summary["ckpt"] else "trained from fresh weights",
+        "exaflops": f", {exaflops:.3g} exaFLOPs" if exaflops else "",
+        "recipe": recipe_toml,
+    }
+    return CARD.format(**words)

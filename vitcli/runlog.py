@@ -1,0 +1,193 @@
+"""The run folder: one writer, everything of a run in plain files, and nothing in metrics.jsonl that a clock made."""
+
+import fcntl
+import json
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from vitcli.errors import MachineError, VitError
+
+METRICS, TIMING, SUMMARY, RECIPE = "metrics.jsonl", "timing.jsonl", "summary.json", "recipe.toml"
+LIBRARIES = ("torch", "timm", "accelerate", "datasets", "safetensors", "pillow", "simplejpeg", "numpy")
+
+
+class RunFolder:
+    """A run folder held by this process until it ends.
+
+    Args:
+        path: made if it is not there.
+        overwrite: delete an earlier run in it first.
+
+    Raises:
+        MachineError: it cannot be written, or another live process holds it.
+        VitError: it holds something that is not a run.
+    """
+
+    def __init__(self, path: Path, *, overwrite: bool = False):
+        self.path = path
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._lock = _lock(path)
+            _refuse_foreign(path)
+            if overwrite:
+                _empty(path)
+            self._metrics = open(path / METRICS, "ab")
+            self._timing = open(path / TIMING, "ab")
+        except OSError as error:
+            raise MachineError(
+                f"the run folder cannot be written: {error.strerror}",
+                where=str(path),
+                fix="choose another folder with --out, or mend its permissions",
+            ) from error
+
+    def write_start(self, recipe_toml: str, environment: dict[str, Any]) -> None:
+        """The resolved recipe and the machine, before step 0."""
+        _write_whole(self.path / RECIPE, recipe_toml)
+        _write_whole(self.path / "environment.json", json.dumps(environment, indent=2) + "\n")
+
+    def log(self, record: dict[str, Any]) -> None:
+        """One line of metrics.jsonl. A value that depends on time or speed belongs in `log_timing`."""
+        _append(self._metrics, record)
+
+    def log_timing(self, record: dict[str, Any]) -> None:
+        _append(self._timing, record)
+
+    def metrics_bytes(self) -> int:
+        """Length of metrics.jsonl, on disk: a checkpoint remembers it."""
+        self._metrics.flush()
+        os.fsync(self._metrics.fileno())
+        return os.fstat(self._metrics.fileno()).st_size
+
+    def rewind_metrics(self, num_bytes: int) -> None:
+        """Forget what was logged after the checkpoint that is resumed."""
+        os.truncate(self.path / METRICS, num_bytes)
+
+    def write_json(self, name: str, value: dict[str, Any]) -> None:
+        _write_whole(self.path / name, json.dumps(value, indent=2) + "\n")
+
+    def write_text(self, name: str, text: str) -> None:
+        _write_whole(self.path / name, text)
+
+
+def finished_summary(path: Path) -> dict[str, Any] | None:
+    """The summary of a finished run, None if there is none."""
+    try:
+        return json.loads((path / SUMMARY).read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """All records of metrics.jsonl; a line cut off by a crash is left out."""
+    records = []
+    for line in (path / METRICS).read_text().splitlines():
+        try:
+            records.append(json.loads(line))
+        except ValueError:
+            continue
+    return records
+
+
+def environment(arguments: list[str]) -> dict[str, Any]:
+    """Versions, hardware, command line and code revision of this run; nothing from the environment variables."""
+    import torch
+
+    from vitcli import __version__
+
+    gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    return {
+        "command_line": ["vit", *map(_without_secrets, arguments)],
+        "vit": __version__,
+        "python": platform.python_version(),
+        **{name: version(name) for name in LIBRARIES},
+        "platform": platform.platform(),
+        "cpu_count": len(os.sched_getaffinity(0)),
+        "torch_threads": torch.get_num_threads(),
+        "gpus": gpus,
+        "git_revision": _git_revision(),
+    }
+
+
+def _lock(path: Path):
+    """An advisory lock that ends with the process, however it ends; the file names its owner."""
+    lock = open(path / ".lock", "a+")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.seek(0)
+        owner = lock.read().strip() or "another process"
+        raise MachineError(
+            f"another run is writing this folder: {owner}",
+            where=str(path),
+            fix="wait for it, stop it, or choose another folder with --out",
+        ) from None
+    lock.truncate(0)
+    lock.write(f"pid {os.getpid()} on {socket.gethostname()}\n")
+    lock.flush()
+    return lock
+
+
+def _refuse_foreign(path: Path) -> None:
+    """Never mix a run into, or delete, what is not a run."""
+    names = {entry.name for entry in path.iterdir()} - {".lock"}
+    if names and not names & {RECIPE, METRICS}:
+        (path / ".lock").unlink()
+        raise VitError(
+            f"the folder holds other files ({', '.join(sorted(names)[:3])})",
+            where=f"--out {path}",
+            fix="choose a new or an empty folder",
+        )
+
+
+def _empty(path: Path) -> None:
+    for entry in path.iterdir():
+        if entry.name == ".lock":
+            continue
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+
+
+def _append(file, record: dict[str, Any]) -> None:
+    file.write(json.dumps(record).encode() + b"\n")
+    file.flush()
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Write under a temporary name, force to disk, rename: the file is never half there."""
+    temporary = path.with_name(f".tmp-{path.name}-{os.getpid()}")
+    with open(temporary, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.rename(path)
+
+
+def _without_secrets(argument: str) -> str:
+    import re
+
+    argument = re.sub(r"hf_[A-Za-z0-9]{8,}", "hf_***", argument)
+    argument = re.sub(r"(?<=://)[^/@\s]+@", "***@", argument)
+    return re.sub(r"(?i)((?:token|key|secret|password)=)[^&\s]+", r"\1***", argument)
+
+
+def _git_revision() -> str | None:
+    try:
+        found = subprocess.run(
+            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, cwd=Path(__file__).parent
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return found.stdout.strip() or None if found.returncode == 0 else None
+
+
+def command_line() -> list[str]:
+    return sys.argv[1:]

@@ -1,0 +1,228 @@
+"""The one training loop, for pre-training and fine-tuning alike: what happens at step s is a function of s."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitcli import optim
+from vitcli.console import Console
+from vitcli.errors import NotFiniteError, Stopped, VitError
+from vitcli.loader import Batch
+from vitcli.runlog import RunFolder
+from vitcli.runtime import Runtime, peak_memory_gib, seed_model_draws, unwrap
+from vitcli.schedule import Plan
+from vitcli.transforms import to_model_range
+
+
+@dataclass
+class Progress:
+    """What a run has come to; a checkpoint keeps it.
+
+    Attributes:
+        step: optimizer steps done.
+        elapsed_s: time spent in steps, over all sittings.
+        skipped: places of undecodable images that this process has left out.
+    """
+
+    step: int = 0
+    elapsed_s: float = 0.0
+    skipped: set[str] = field(default_factory=set)
+
+
+class StopRequest:
+    """Remembers Ctrl-C, SIGTERM or SIGUSR1 until the step is done; a second Ctrl-C ends the process at once."""
+
+    SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+
+    def __init__(self):
+        self.signal = 0
+
+    def __enter__(self) -> "StopRequest":
+        self._before = {number: signal.signal(number, self._remember) for number in self.SIGNALS}
+        return self
+
+    def __exit__(self, *_) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _remember(self, number: int, _) -> None:
+        if number == signal.SIGINT and self.signal == signal.SIGINT:
+            os._exit(130)
+        self.signal = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
+
+
+def train(
+    *,
+    runtime: Runtime,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    average: optim.WeightAverage | None,
+    batches: Iterator[Batch],
+    loss_fn: Callable[[Tensor, Tensor], Tensor],
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    plan: Plan,
+    lr_at: Callable[[int], float],
+    seed: int,
+    clip: float,
+    log_every: int,
+    eval_every: int,
+    save_every: int,
+    evaluate: Callable[[], dict[str, Any]],
+    save: Callable[[], None],
+    folder: RunFolder | None,
+    console: Console,
+    progress: Progress,
+) -> None:
+    """Train from `progress.step` to the end of the plan.
+
+    Args:
+        model, optimizer: as Accelerate prepared them.
+        average: takes in the weights after every step, where there is one.
+        batches: this process's parts of every step from `progress.step` on, in order.
+        loss_fn: (logits_BK, labels_B) to the mean loss of a batch.
+        lr_at: learning rate of the update that makes step s + 1 out of s.
+        log_every, eval_every, save_every: in steps; 0 for only at the end.
+        evaluate: scores of the held-out split, for metrics.jsonl.
+        save: writes a checkpoint of everything above at `progress.step`.
+        folder: where metrics go; None on every process but the first.
+
+    Raises:
+        NotFiniteError: the loss or the gradient is not finite; the weights are those before the step.
+        Stopped: a signal asked for it; a checkpoint of the last finished step is on disk.
+        DataError: an image cannot be read.
+    """
+    model.train()
+    parts = plan.accumulation_steps
+    meter = Meter(plan, runtime, console, progress)
+    with StopRequest() as stop:
+        for step in range(progress.step, plan.total_steps):
+            lr = lr_at(step)
+            for group in optimizer.param_groups:
+                group["lr"] = lr
+            loss = torch.zeros((), device=runtime.device)
+            for part in range(parts):
+                with meter.waiting_for_data():
+                    batch = _next(batches, runtime)
+                progress.skipped.update(batch.skipped)
+                seed_model_draws(seed, step=step, part=runtime.rank * parts + part)
+                with nullcontext() if part == parts - 1 else runtime.accelerator.no_sync(model):
+                    images_BCHW = batch.images_BCHW.to(runtime.device, non_blocking=True)
+                    logits_BK = model(to_model_range(images_BCHW, mean=mean, std=std))
+                    part_loss = loss_fn(logits_BK, batch.labels_B.to(runtime.device, non_blocking=True)) / parts
+                    runtime.accelerator.backward(part_loss)
+                loss += part_loss.detach()
+
+            runtime.accelerator.unscale_gradients(optimizer)
+            grad_norm = float(optim.clip_by_global_norm(model.parameters(), clip))
+            loss, stop_signal = _agree(runtime, float(loss), stop.signal)
+            _check_finite(loss, grad_norm, step=step, lr=lr, may_overflow=runtime.precision == "fp16")
+            optimizer.step()
+            optimizer.zero_grad()
+            progress.step = step + 1
+            if average:
+                average.update(unwrap(model), num_updates=progress.step)
+
+            is_end = progress.step == plan.total_steps
+            rates = meter.step_done(loss=loss, lr=lr)
+            if folder and (is_end or progress.step % log_every == 0):
+                folder.log({"step": progress.step, "loss": loss, "lr": lr, "grad_norm": grad_norm})
+                folder.log_timing({"step": progress.step, **rates})
+            if eval_every and progress.step % eval_every == 0 and not is_end:
+                scores = evaluate()
+                if folder:
+                    folder.log({"step": progress.step, "eval": scores})
+                console.note(f"step {progress.step}: top-1 {scores['top1']:.2%}, loss {scores['loss']:.4f}")
+                meter.begin()
+            if is_end or stop_signal or (save_every and progress.step % save_every == 0):
+                save()
+            if stop_signal:
+                raise Stopped(stop_signal, f"saved step {progress.step}; the same command line goes on from there")
+    console.end()
+
+
+class Meter:
+    """Speed, waiting and what the progress line says; nothing a result depends on."""
+
+    def __init__(self, plan: Plan, runtime: Runtime, console: Console, progress: Progress):
+        self.plan, self.runtime, self.console, self.progress = plan, runtime, console, progress
+        self._waited_s = self._waited_before_s = 0.0
+        self._measured_s = 0.0
+        self._num_steps = 0
+        self.begin()
+
+    def begin(self) -> None:
+        """Start, or go on after something that is not training."""
+        self._step_began_at = time.perf_counter()
+        self.console.begin("train", self.plan.total_steps, self.progress.step)
+
+    def waiting_for_data(self):
+        return _Stopwatch(self)
+
+    def step_done(self, *, loss: float, lr: float) -> dict[str, float]:
+        now = time.perf_counter()
+        step_s, self._step_began_at = now - self._step_began_at, now
+        self.progress.elapsed_s += step_s
+        self._measured_s += step_s
+        self._num_steps += 1
+        waited_s, self._waited_before_s = self._waited_s - self._waited_before_s, self._waited_s
+        images_per_s = self._num_steps * self.plan.batch_size / self._measured_s
+        waited_share = self._waited_s / self._measured_s
+        self.console.update(
+            self.progress.step,
+            f"loss {loss:.4f}  lr {lr:.2e}  {images_per_s:.0f} img/s  data wait {waited_share:.0%}",
+        )
+        return {
+            "step_s": step_s,
+            "images_per_s": self.plan.batch_size / step_s,
+            "data_wait_s": waited_s,
+            "memory_gib": peak_memory_gib(),
+        }
+
+    def add_wait(self, seconds: float) -> None:
+        self._waited_s += seconds
+
+
+class _Stopwatch:
+    def __init__(self, meter: Meter):
+        self.meter = meter
+
+    def __enter__(self) -> None:
+        self._began_at = time.perf_counter()
+
+    def __exit__(self, *_) -> None:
+        self.meter.add_wait(time.perf_counter() - self._began_at)
+
+
+def _next(batches: Iterator[Batch], runtime: Runtime) -> Batch:
+    try:
+        return next(batches)
+    except VitError as error:
+        error.rank = runtime.rank  # only this process knows of it, so this one has to say it
+        raise
+
+
+def _agree(runtime: Runtime, loss: float, stop_signal: int) -> tuple[float, int]:
+    """Mean loss of the step, and one decision of all processes whether to stop after it."""
+    mine = torch.tensor([loss / runtime.world_size, stop_signal == signal.SIGINT, stop_signal == signal.SIGTERM])
+    total = runtime.sum_over_processes(mine.double())
+    return float(total[0]), signal.SIGINT if total[1] else signal.SIGTERM if total[2] else 0
+
+
+def _check_finite(loss: float, grad_norm: float, *, step: int, lr: float, may_overflow: bool) -> None:
+    # With fp16 an overflowing gradient is ordinary: the scaler leaves the step out and halves its scale.
+    finite = torch.isfinite(torch.tensor([loss, 0.0 if may_overflow else grad_norm])).all()
+    if finite:
+        return
+    raise NotFiniteError(
+        f"the {'gradient' if loss == loss and abs(loss) != float('inf') else 'loss'} is not a finite number",
+        where=f"step {step + 1}, learning rate {lr:.3g}, loss {loss:.4g}, gradient norm {grad_norm:.4g}",
+        fix="lower --lr, or set optimizer.clip; the weights before this step and the last checkpoint are untouched",
+    )
