@@ -1,24 +1,15 @@
-"""Weights in, weights out: the authors' logits from the authors' files, timm's from ours, and no silent part."""
+"""Weights in, weights out: timm's logits from our files, ours from timm's, and no silent part."""
 
-import json
-import os
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import timm
 import torch
 from safetensors.torch import load_file, save_file
 
 from vitcli.errors import MachineError, NotFiniteError, VitError, WeightsError
-from vitcli.model import adapted, architecture, build
+from vitcli.model import architecture, build
 from vitcli.weights import load_into, read_weights, write_weights
-
-SHARED = Path(os.environ.get("VIT_TEST_DATA", Path(__file__).parents[2] / "shared"))
-GOLDEN, REAL = SHARED / "golden", SHARED / "data" / "checkpoints"
-needs_golden = pytest.mark.skipif(not GOLDEN.is_dir(), reason="the golden data (VIT_TEST_DATA) is not here")
-needs_real = pytest.mark.skipif(not REAL.is_dir(), reason="the real checkpoint (VIT_TEST_DATA) is not here")
 
 PREPROCESSING = {
     "image_size": [32, 48],
@@ -42,10 +33,9 @@ def network(arch, *, seed: int = 0) -> torch.nn.Module:
     return model
 
 
-def loaded(weights, arch=None, *, new_head: bool = False) -> torch.nn.Module:
-    arch = arch or weights.architecture
-    model = build(arch, dropout=0.0).eval()
-    load_into(model, arch, weights, new_head=new_head)
+def loaded(weights) -> torch.nn.Module:
+    model = build(weights.architecture, dropout=0.0).eval()
+    load_into(model, weights.architecture, weights, new_head=False)
     return model
 
 
@@ -58,83 +48,6 @@ def write(folder: Path, arch, state=None, **changes) -> dict[str, torch.Tensor]:
     stored = {"preprocessing": PREPROCESSING, "class_names": None, "metadata": {"step": 7}} | changes
     write_weights(folder, state, arch, **stored)
     return state
-
-
-def outputs(model: torch.nn.Module, images_BHWC: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits, and what the last layer was given."""
-    last = model.head.head if hasattr(model.head, "head") else model.head
-    given = []
-    last.register_forward_pre_hook(lambda module, inputs: given.append(inputs[0]))
-    with torch.no_grad():
-        logits_BK = model(torch.from_numpy(images_BHWC).permute(0, 3, 1, 2))
-    return logits_BK, given[0]
-
-
-def rel(ours: torch.Tensor, theirs: np.ndarray) -> float:
-    return float(np.abs(ours.numpy() - theirs).max() / np.abs(theirs).max())
-
-
-def plain_golden_models() -> dict[str, dict]:
-    if not GOLDEN.is_dir():
-        return {}
-    models = json.loads((GOLDEN / "checkpoints" / "models.json").read_text())
-    return {name: m for name, m in models.items() if m["classifier"] == "token" and not m.get("resnet")}
-
-
-@needs_golden
-@pytest.mark.parametrize("name", plain_golden_models())
-def test_the_authors_files_give_the_authors_outputs_in_every_spelling(name):
-    model = plain_golden_models()[name]
-    images = np.load(GOLDEN / "inputs.npz")[model["inputs"]]
-    golden = np.load(GOLDEN / "checkpoints" / f"{name}.out.npz")
-    spellings = [
-        model[key] for key in ("checkpoint", "linen_checkpoint", "big_vision_checkpoint") if key in model
-    ]
-
-    for file in spellings:
-        weights = read_weights(str(GOLDEN / "checkpoints" / file))
-        logits, pre_logits = outputs(loaded(weights), images)
-        assert weights.architecture.image_size == (model["image_size"],) * 2
-        assert (weights.format, weights.numerics.split(",")[0]) == ("official npz", "tanh GELU")
-        assert rel(logits, golden["logits"]) < 2e-5
-        assert rel(pre_logits, golden["pre_logits"]) < 2e-5
-
-
-@needs_golden
-@pytest.mark.parametrize("name", [name for name, m in plain_golden_models().items() if m.get("hires")])
-def test_a_larger_image_gives_what_the_authors_fine_tuning_loader_gives(name):
-    model = plain_golden_models()[name]
-    weights = read_weights(str(GOLDEN / "checkpoints" / model["checkpoint"]))
-    for hires in model["hires"]:
-        keeps_head = hires["representation_size"] is not None
-        num_classes = model["num_classes"] if keeps_head else hires["num_classes"]
-        arch = adapted(weights.architecture, image_size=(hires["image_size"],) * 2, num_classes=num_classes)
-        large = loaded(weights, replace(arch, pre_logits=keeps_head), new_head=not keeps_head)
-        logits, pre_logits = outputs(large, np.load(GOLDEN / "inputs.npz")[hires["inputs"]])
-        golden = np.load(GOLDEN / "checkpoints" / hires["file"])
-
-        assert rel(large.pos_embed.detach(), golden["pos_embedding"]) < 1e-5
-        assert rel(pre_logits, golden["pre_logits"]) < 2e-5
-        assert keeps_head or not logits.any()
-
-
-@needs_golden
-@needs_real
-@pytest.mark.parametrize("suffix", ["npz", "safetensors"])
-def test_real_trained_weights_give_the_authors_outputs(suffix):
-    weights = read_weights(str(REAL / f"vit_ti16_augreg_in1k.{suffix}"))
-    golden, inputs = np.load(GOLDEN / "real_weights.npz"), np.load(GOLDEN / "inputs.npz")
-    about = json.loads((GOLDEN / "real_weights.json").read_text())
-    logits, pre_logits = outputs(loaded(weights), inputs[about["inputs"]])
-
-    assert (weights.architecture.name, weights.architecture.num_classes) == ("ViT-Ti/16", 1000)
-    assert rel(logits, golden["logits"]) < 2e-5 and rel(pre_logits, golden["pre_logits"]) < 2e-5
-    for hires in about["hires"]:
-        arch = adapted(
-            weights.architecture, image_size=(hires["image_size"],) * 2, num_classes=hires["classes"]
-        )
-        _, pre_logits = outputs(loaded(weights, arch, new_head=True), inputs[hires["inputs"]])
-        assert rel(pre_logits, golden[f"{hires['tag']}/pre_logits"]) < 2e-5
 
 
 @pytest.mark.parametrize(
@@ -209,17 +122,6 @@ def test_a_folder_of_timms_own_is_read_as_timm_means_it(tmp_path):
     assert (weights.format, weights.architecture.gelu) == ("timm folder", "timm")
     assert weights.preprocessing["image_size"] == [64, 64]
     assert torch.equal(loaded(weights)(images), model(images))
-
-
-@pytest.mark.parametrize("nesting", [None, "state_dict", "model", "state_dict_ema"])
-def test_a_pth_file_is_read_bare_or_nested_and_with_wrapper_names(tmp_path, nesting):
-    state = network(demo(image_size=(32, 32))).state_dict()
-    content = {f"module.{name}": tensor for name, tensor in state.items()}
-    torch.save({nesting: content, "epoch": 3} if nesting else content, tmp_path / "vit.pth")
-    weights = read_weights(str(tmp_path / "vit.pth"))
-
-    assert (weights.architecture.name, weights.format) == ("ViT-demo/8", "pth")
-    assert all(torch.equal(state[name], tensor) for name, tensor in weights.state.items())
 
 
 def test_a_bare_file_of_another_timm_model_is_read_once_it_is_named(tmp_path):
@@ -312,13 +214,13 @@ def test_numbers_that_are_not_finite_are_never_written(tmp_path):
     assert all(torch.equal(t, before[n]) for n, t in load_file(tmp_path / "model.safetensors").items())
 
 
-def test_a_write_that_fails_leaves_what_was_there_and_no_debris(tmp_path):
+def test_a_write_that_fails_leaves_no_debris_and_the_other_file_as_it_was(tmp_path):
     write(tmp_path, demo())
-    before = (tmp_path / "model.safetensors").read_bytes()
-    (tmp_path / "config.json").unlink()
-    (tmp_path / "config.json").mkdir()
+    before = (tmp_path / "config.json").read_bytes()
+    (tmp_path / "model.safetensors").unlink()
+    (tmp_path / "model.safetensors").mkdir()
 
-    with pytest.raises(MachineError, match=r"config\.json"):
-        write(tmp_path, demo())
-    assert (tmp_path / "model.safetensors").read_bytes() == before
+    with pytest.raises(MachineError, match=r"model\.safetensors"):
+        write(tmp_path, demo(num_classes=6))
+    assert (tmp_path / "config.json").read_bytes() == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "model.safetensors"]

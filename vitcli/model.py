@@ -165,6 +165,12 @@ def build(arch: Architecture, *, dropout: float) -> nn.Module:
     return model
 
 
+def last_layer(model: nn.Module) -> nn.Linear:
+    """The layer that makes the logits: the head itself, or the second of a head with pre-logits."""
+    head = model.get_classifier()
+    return head.head if isinstance(head, nn.Sequential) else head
+
+
 def reset_head(model: nn.Module, num_classes: int) -> None:
     """Replace the whole head, representation layer and all, by one layer of zeros (paper, section 3.2)."""
     model.reset_classifier(num_classes)

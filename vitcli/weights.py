@@ -202,7 +202,7 @@ def write_weights(
 
     Raises:
         NotFiniteError: a tensor holds NaN or infinity; nothing is written.
-        MachineError: the disk is full or the folder may not be written to; what was there is as it was.
+        MachineError: the disk is full or the folder may not be written to; each file is old or new, never half.
     """
     vit = {
         "architecture": arch.as_dict(),

@@ -1,0 +1,120 @@
+"""Results of commands as text for a person; the same dictionary is what --json prints."""
+
+from collections.abc import Iterable
+from io import StringIO
+from typing import Any
+
+
+def render(result: dict[str, Any]) -> str:
+    """The table of one command's result."""
+    if "recipe" in result and "total_steps" in result:
+        return _plan(result)
+    match result["command"]:
+        case "finetune" | "pretrain":
+            return _training(result)
+        case "evaluate":
+            return _evaluation(result)
+        case "predict":
+            return _predictions(result)
+
+
+def _training(summary: dict[str, Any]) -> str:
+    return _pairs(
+        [
+            ("top-1", f"{summary['top1']:.2%}"),
+            ("top-5", f"{summary['top5']:.2%}"),
+            ("loss", f"{summary['loss']:.4f}"),
+            ("scored on", f"{summary['num_eval_examples']} images, {summary['eval_split']}"),
+            *_skipped(summary),
+            ("model", f"{summary['model']} at {_size(summary['resolution'])} px"),
+            ("from", summary["ckpt"] or "fresh weights"),
+            ("training", f"{summary['steps']} steps of {summary['batch_size']} images, lr {summary['lr']:g}"),
+            ("speed", _speed(summary)),
+            ("run folder", summary["run_dir"]),
+            ("next", f"vit predict --ckpt {summary['run_dir']} PICTURES"),
+        ]
+    )
+
+
+def _evaluation(result: dict[str, Any]) -> str:
+    return _pairs(
+        [
+            ("top-1", f"{result['top1']:.2%}"),
+            ("top-5", f"{result['top5']:.2%}"),
+            ("loss", f"{result['loss']:.4f}"),
+            ("scored on", f"{result['num_eval_examples']} images, {result['split']}"),
+            *_skipped(result),
+            ("model", f"{result['model']}, {result['numerics']}"),
+            ("pixels", f"{result['preprocessing']}, {result['preprocessing_from']}"),
+            ("speed", _speed(result)),
+        ]
+    )
+
+
+def _predictions(result: dict[str, Any]) -> str:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("picture", overflow="fold")
+    table.add_column("class", overflow="fold")
+    table.add_column("probability", justify="right")
+    for prediction in result["predictions"]:
+        for place, guess in enumerate(prediction["top"]):
+            file = prediction["file"] if place == 0 else ""
+            table.add_row(_plain(file), _plain(guess["class"]), f"{guess['probability']:.2%}")
+    text = _printed(table)
+    return text + "".join(f"left out: {place}\n" for place in result["skipped_images"])
+
+
+def _plan(plan: dict[str, Any]) -> str:
+    split = f"{plan['accumulation_steps']} passes of {plan['per_device_batch']} on {plan['world_size']} process(es)"
+    memory = plan["estimated_peak_memory_gib"]
+    rows = [
+        ("model", f"{plan['model']}, {plan['params']:,} parameters, {plan['forward_gmacs']} GMACs an image"),
+        ("data", f"{plan['num_examples']:,} training images"),
+        ("steps", f"{plan['total_steps']:,}, of which {plan['warmup_steps']:,} warm-up"),
+        ("images seen", f"{plan['images_seen']:,}"),
+        ("compute", f"{plan['exaflops']:.3g} exaFLOPs, {plan['precision']}"),
+        ("batch", f"{plan['batch_size']} images: {split}"),
+        ("memory", f"about {memory:.1f} GiB a process" if memory else "unknown for this model; --measure measures it"),
+    ]
+    if "measured_images_per_s" in plan:
+        rows.append(("measured", f"{plan['measured_images_per_s']:.1f} images/s, {plan['measured_hours']:.2f} hours,"
+                     f" {plan['measured_peak_memory_gib']:.1f} GiB"))  # fmt: skip
+    return plan["recipe"].rstrip() + "\n\n" + _pairs(rows)
+
+
+def _skipped(result: dict[str, Any]) -> list[tuple[str, str]]:
+    count = result["num_skipped_images"]
+    return [("left out", f"{count} undecodable, first {result['skipped_images'][0]}")] if count else []
+
+
+def _speed(result: dict[str, Any]) -> str:
+    rate = result["images_per_s"]
+    speed = f"{rate:.1f} images/s, " if rate else ""
+    return f"{speed}{result['elapsed_s']:.0f} s, {result['precision']}, {result['num_processes']} process(es)"
+
+
+def _size(resolution: int | list[int]) -> str:
+    return str(resolution) if isinstance(resolution, int) else "x".join(map(str, resolution))
+
+
+def _pairs(rows: Iterable[tuple[str, str]]) -> str:
+    return "".join(f"{name:<11} {_plain(value)}\n" for name, value in rows)
+
+
+def _plain(text: str) -> str:
+    """Without control characters: names come from files and the network."""
+    return "".join(c if c.isprintable() else "�" for c in str(text))
+
+
+def _printed(table) -> str:
+    import shutil
+
+    from rich.console import Console
+
+    # A pipe has no width: give it lines as long as they are.
+    width = shutil.get_terminal_size((200, 24)).columns
+    text = StringIO()
+    Console(file=text, width=width, markup=False, highlight=False, emoji=False).print(table)
+    return "".join(line.rstrip() + "\n" for line in text.getvalue().splitlines())
