@@ -1,12 +1,10 @@
 """Where weights lie, and broken safetensors files and metadata: each a WeightsError that names the file."""
 
 import json
-import os
 import struct
-import subprocess
-import sys
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -170,30 +168,8 @@ def test_a_config_that_is_broken_or_of_another_network_is_refused(tmp_path, stat
     refusal(tmp_path)
 
 
-HUB_READ = """
-import json, sys
-from vitcli.errors import WeightsError
-from vitcli.weights import read_weights
-weights = read_weights(sys.argv[1])
-print(json.dumps([weights.architecture.name, weights.architecture.gelu, weights.format, weights.numerics]))
-try:
-    read_weights("hf-hub:owner/name")
-except WeightsError as error:
-    print(json.dumps([error.message, error.where, error.fix]))
-"""
-
-
-def read_offline(cache: Path, ckpt: str) -> list[list[str]]:
-    """In a process of its own: the hub's library reads its settings once, when it is imported."""
-    environment = {**os.environ, "HF_HOME": str(cache), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    environment.pop("HF_HUB_CACHE", None)
-    command = [sys.executable, "-c", HUB_READ, ckpt]
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, timeout=60, check=True)
-    return [json.loads(line) for line in done.stdout.splitlines()]
-
-
 def lay_out_hub_cache(cache: Path, repository: str, state: dict[str, torch.Tensor], config: dict) -> None:
-    home = cache / "hub" / f"models--{repository.replace('/', '--')}"
+    home = cache / f"models--{repository.replace('/', '--')}"
     snapshot = home / "snapshots" / ("0" * 40)
     snapshot.mkdir(parents=True)
     (home / "refs").mkdir()
@@ -202,18 +178,24 @@ def lay_out_hub_cache(cache: Path, repository: str, state: dict[str, torch.Tenso
     save_file(state, snapshot / "model.safetensors")
 
 
-def test_offline_the_hubs_cache_is_read_and_what_it_lacks_is_told(tmp_path):
+def test_offline_the_hubs_cache_is_read_and_what_it_lacks_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))  # read from the environment
+    monkeypatch.setattr(
+        huggingface_hub.constants, "HF_HUB_OFFLINE", True
+    )  # once, before any test could set it
     arch = architecture("Ti/16", image_size=(224, 224), num_classes=0)
     input_size = {"input_size": [3, 224, 224]}
     config = {"architecture": "vit_tiny_patch16_224", "num_classes": 0, "pretrained_cfg": input_size}
     repository = "timm/vit_tiny_patch16_224.augreg_in21k"
     lay_out_hub_cache(tmp_path, repository, build(arch, dropout=0.0).state_dict(), config)
 
-    found, (message, where, fix) = read_offline(tmp_path, repository)
+    weights = read_weights(repository)
 
-    told = "tanh GELU, as weights tagged augreg_in21k have it"
-    assert found == ["ViT-Ti/16", "tanh", "hub repository", told]
-    assert "could not be had from the hub" in message and where == "hf-hub:owner/name" and "offline" in fix
+    assert (weights.architecture, weights.format) == (arch, "hub repository")
+    assert weights.numerics == "tanh GELU, as weights tagged augreg_in21k have it"
+    for absent in ("hf-hub:owner/name", "hf-hub:no name", "timm/vit_base_patch16_224.orig_in21k"):
+        error = refusal(absent)
+        assert "could not be had from the hub" in error.message and "offline" in error.fix
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):

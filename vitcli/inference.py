@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from vitcli import metrics
 from vitcli.errors import DataError, WeightsError
 from vitcli.loader import Batch, eval_batches
-from vitcli.runtime import Runtime, unwrap
+from vitcli.runtime import Runtime, autocast, unwrap
 from vitcli.split import Split
 from vitcli.transforms import Preprocessing, to_model_range
 
@@ -74,12 +74,11 @@ def logits_of(
     model = unwrap(model)  # bare: with several processes one may have fewer batches than another
     was_training = model.training
     model.eval()
-    low = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
     try:
         for batch in batches:
             images_BCHW = batch.images_BCHW.to(device, non_blocking=True)
             images_BCHW = to_model_range(images_BCHW, mean=preprocessing.mean, std=preprocessing.std)
-            with torch.no_grad(), torch.autocast(device.type, dtype=low, enabled=low is not None):
+            with torch.no_grad(), autocast(device, precision):
                 logits_BK = model(images_BCHW).float()
             if not torch.isfinite(logits_BK).all():
                 raise WeightsError(

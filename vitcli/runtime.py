@@ -33,12 +33,15 @@ class Runtime:
 
     Attributes:
         accelerator: Accelerate's, with nothing of ours but model and optimizer prepared.
-        precision: "fp32", "bf16" or "fp16": what the training's matrix products are computed in.
+        precision: "fp32", "bf16" or "fp16": what the training's matrix products are computed in. Accelerate is
+            not told: it would patch the model's forward pass, and evaluation is to be free of it.
+        scaler: of the loss, for fp16; passes everything through otherwise.
         control: process group for small CPU messages, None in a run of one process.
     """
 
     accelerator: Accelerator
     precision: str
+    scaler: torch.amp.GradScaler
     control: Any
 
     @property
@@ -103,7 +106,7 @@ def start(precision: str, *, track: str | None = None, project_dir: Path | None 
     """
     resolved = resolve_precision(precision)
     accelerator = Accelerator(
-        mixed_precision="no" if resolved == "fp32" else resolved,
+        mixed_precision="no",
         cpu=not torch.accelerator.is_available(),
         step_scheduler_with_optimizer=False,
         log_with=track,
@@ -115,7 +118,14 @@ def start(precision: str, *, track: str | None = None, project_dir: Path | None 
     )
     several = accelerator.num_processes > 1
     control = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT) if several else None
-    return Runtime(accelerator, resolved, control)
+    scaler = torch.amp.GradScaler(accelerator.device.type, enabled=resolved == "fp16")
+    return Runtime(accelerator, resolved, scaler, control)
+
+
+def autocast(device: torch.device, precision: str) -> torch.autocast:
+    """Matrix products in `precision` inside the block; the weights stay in fp32."""
+    low = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+    return torch.autocast(device.type, dtype=low, enabled=low is not None)
 
 
 def resolve_precision(precision: str) -> str:

@@ -16,7 +16,7 @@ from vitcli.console import Console
 from vitcli.errors import NotFiniteError, Stopped, VitError
 from vitcli.loader import Batch
 from vitcli.runlog import RunFolder
-from vitcli.runtime import Runtime, peak_memory_gib, seed_model_draws, unwrap
+from vitcli.runtime import Runtime, autocast, peak_memory_gib, seed_model_draws, unwrap
 from vitcli.schedule import Plan
 from vitcli.transforms import to_model_range
 
@@ -115,16 +115,18 @@ def train(
                 seed_model_draws(seed, step=step, part=runtime.rank * parts + part)
                 with nullcontext() if part == parts - 1 else runtime.accelerator.no_sync(model):
                     images_BCHW = batch.images_BCHW.to(runtime.device, non_blocking=True)
-                    logits_BK = model(to_model_range(images_BCHW, mean=mean, std=std))
+                    with autocast(runtime.device, runtime.precision):
+                        logits_BK = model(to_model_range(images_BCHW, mean=mean, std=std))
                     part_loss = loss_fn(logits_BK, batch.labels_B.to(runtime.device, non_blocking=True)) / parts
-                    runtime.accelerator.backward(part_loss)
+                    runtime.accelerator.backward(runtime.scaler.scale(part_loss))
                 loss += part_loss.detach()
 
-            runtime.accelerator.unscale_gradients(optimizer)
+            runtime.scaler.unscale_(optimizer)
             grad_norm = float(optim.clip_by_global_norm(model.parameters(), clip))
             loss, stop_signal = _agree(runtime, float(loss), stop.signal)
             _check_finite(loss, grad_norm, step=step, lr=lr, may_overflow=runtime.precision == "fp16")
-            optimizer.step()
+            runtime.scaler.step(optimizer)
+            runtime.scaler.update()
             optimizer.zero_grad()
             progress.step = step + 1
             if average:

@@ -193,8 +193,7 @@ class Session:
         checkpoint.restore_optimizer(self.bare_model, self.optimizer, found.optimizer)
         if self.average:
             self.average.tensors = {name: value.to(self.machine.device) for name, value in found.average.items()}
-        if self.machine.accelerator.scaler is not None:
-            self.machine.accelerator.scaler.load_state_dict(found.state["scaler"])
+        self.machine.scaler.load_state_dict(found.state["scaler"])
         self.progress = Progress(found.step, found.state["elapsed_s"], set(found.state["skipped"]))
         if self.folder:
             self.folder.rewind_metrics(found.state["metrics_bytes"])
@@ -276,7 +275,6 @@ class Session:
     def _save(self) -> None:
         # The scaler and the counters are the same everywhere; what only one process skipped is gathered.
         skipped = self.machine.union(self.progress.skipped)
-        scaler = self.machine.accelerator.scaler
 
         def write() -> None:
             state = {
@@ -284,7 +282,7 @@ class Session:
                 "metrics_bytes": self.folder.metrics_bytes(),
                 "elapsed_s": self.progress.elapsed_s,
                 "skipped": sorted(skipped),
-                "scaler": scaler.state_dict() if scaler is not None else None,
+                "scaler": self.machine.scaler.state_dict(),
             }
             checkpoint.save(
                 self.path,

@@ -1,0 +1,54 @@
+"""Small data sets made on the spot, and the way to the real ones."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+SHARED = Path(os.environ.get("VIT_TEST_DATA", REPOSITORY.parent / "shared"))
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _private_cache(tmp_path_factory):
+    """`datasets` caches what it has read; tests keep that away from the user's own cache."""
+    os.environ["HF_HOME"] = str(tmp_path_factory.mktemp("hf"))
+    import datasets
+
+    datasets.config.HF_DATASETS_CACHE = Path(os.environ["HF_HOME"], "datasets")
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of real images, weights and golden vectors; tests that need it skip without it."""
+    if not (SHARED / "data").is_dir():
+        pytest.skip("real data is not here; VIT_TEST_DATA names its folder")
+    return SHARED
+
+
+@pytest.fixture(scope="session")
+def photos(tmp_path_factory) -> Path:
+    """24 training and 10 test pictures in class folders: two colours under noise, learnt in a few steps."""
+    root = tmp_path_factory.mktemp("photos")
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 12), ("test", 5)):
+        for name, colour in (("red", (200, 40, 40)), ("green", (40, 200, 40))):
+            (root / split / name).mkdir(parents=True)
+            for number in range(count):
+                noise = rng.integers(-40, 40, (40, 48, 3))
+                pixels = np.clip(np.array(colour) + noise, 0, 255).astype(np.uint8)
+                Image.fromarray(pixels).save(root / split / name / f"{number:02}.png")
+    return root
+
+
+def vit(*arguments: object, env: dict[str, str] | None = None, timeout: float = 120) -> subprocess.CompletedProcess:
+    """Run the command line in a process of its own, as a user does."""
+    words = [sys.executable, "-m", "vitcli", *map(str, arguments)]
+    everything = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
+    return subprocess.run(words, capture_output=True, text=True, env=everything, timeout=timeout)
