@@ -47,7 +47,9 @@ def photos(tmp_path_factory) -> Path:
     return root
 
 
-def vit(*arguments: object, env: dict[str, str] | None = None, timeout: float = 120) -> subprocess.CompletedProcess:
+def vit(
+    *arguments: object, env: dict[str, str] | None = None, timeout: float = 120
+) -> subprocess.CompletedProcess:
     """Run the command line in a process of its own, as a user does."""
     words = [sys.executable, "-m", "vitcli", *map(str, arguments)]
     everything = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}

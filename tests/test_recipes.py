@@ -36,7 +36,7 @@ TABLE_4_SHARED = {
     "data.resize": None,
     "data.flip": True,
     "data.eval_resize": "square",
-    "data.eval_crop_fraction": 1.0,
+    "data.eval_crop_fraction": None,
     "data.interpolation": "bilinear",
     "data.antialias": False,
     "data.mean": (0.5, 0.5, 0.5),

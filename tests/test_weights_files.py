@@ -151,6 +151,19 @@ def test_metadata_that_asks_for_anything_but_this_network_is_refused(tmp_path, s
     assert told in refusal(tmp_path / "x.safetensors").message
 
 
+def test_a_repeated_json_key_is_refused_wherever_it_stands(tmp_path, state):
+    tensor = b'"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}'
+    header = with_header(tmp_path / "header.safetensors", b"{" + tensor + b"," + tensor + b"}", b"\0\0\0\0")
+    vit = json.dumps({"architecture": ARCH.as_dict()})[:-1] + ', "metadata": {"step": 1, "step": 2}}'
+    save_file(state, tmp_path / "vit.safetensors", metadata={"vit": vit})
+    (tmp_path / "folder").mkdir()
+    save_file(state, tmp_path / "folder" / "model.safetensors")
+    (tmp_path / "folder" / "config.json").write_text('{"step": 1, "step": 2}')
+
+    for place in (header, tmp_path / "vit.safetensors", tmp_path / "folder"):
+        assert "twice" in refusal(place).message
+
+
 def test_class_names_that_are_not_as_many_as_the_classes_are_refused(tmp_path, state):
     vit = {"architecture": ARCH.as_dict(), "class_names": ["one", "two"]}
     save_file(state, tmp_path / "x.safetensors", metadata={"vit": json.dumps(vit)})

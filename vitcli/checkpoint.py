@@ -59,7 +59,10 @@ def save(
         folder.mkdir(exist_ok=True)
         temporary.mkdir()
         for name, values in tensors.items():
-            save_file({key: value.detach().cpu().contiguous() for key, value in values.items()}, temporary / f"{name}.safetensors")
+            save_file(
+                {key: value.detach().cpu().contiguous() for key, value in values.items()},
+                temporary / f"{name}.safetensors",
+            )
         (temporary / "state.json").write_text(json.dumps({"step": step, **state}))
         write_manifest(temporary)
         if (folder / _name(step)).exists():

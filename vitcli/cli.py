@@ -4,13 +4,11 @@ import json
 import os
 import signal
 import sys
-import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-
-from vitcli.errors import MachineError, Stopped, VitError
 
 app = typer.Typer(
     name="vit",
@@ -24,7 +22,6 @@ recipes_app = typer.Typer(help="List, show, check and copy recipes.", no_args_is
 app.add_typer(recipes_app, name="recipes")
 
 DATA, MODEL, TRAINING, RUN = "Data", "Model", "Training", "Run"
-UsageError = typer.BadParameter.__bases__[0]  # typer's own; it carries its copy of click
 
 
 def _recipe_names(incomplete: str) -> list[str]:
@@ -57,7 +54,12 @@ Dataset = Annotated[
 ]  # fmt: skip
 Res = Annotated[
     str | None,
-    _option("--res", panel=DATA, metavar="PX", help="Image size in pixels: 384, or 384x512 (height x width). \\[data.image_size]"),
+    _option(
+        "--res",
+        panel=DATA,
+        metavar="PX",
+        help="Image size in pixels: 384, or 384x512 (height x width). \\[data.image_size]",
+    ),
 ]
 Ckpt = Annotated[
     str | None,
@@ -72,9 +74,12 @@ Model = Annotated[
 ]  # fmt: skip
 Steps = Annotated[int | None, _option("--steps", panel=TRAINING, help="Optimizer steps. \\[schedule.steps]")]
 BatchSize = Annotated[
-    int | None, _option("--batch-size", panel=TRAINING, help="Images a step, over all processes. \\[train.batch_size]")
+    int | None,
+    _option("--batch-size", panel=TRAINING, help="Images a step, over all processes. \\[train.batch_size]"),
 ]
-Lr = Annotated[str | None, _option("--lr", panel=TRAINING, metavar="RATE", help="Base learning rate. \\[optimizer.lr]")]
+Lr = Annotated[
+    str | None, _option("--lr", panel=TRAINING, metavar="RATE", help="Base learning rate. \\[optimizer.lr]")
+]
 Seed = Annotated[int | None, _option("--seed", panel=TRAINING, help="Seed of the whole run. \\[train.seed]")]
 RecipeName = Annotated[
     str | None,
@@ -83,7 +88,12 @@ RecipeName = Annotated[
 ]  # fmt: skip
 Set = Annotated[
     list[str] | None,
-    _option("--set", panel=RUN, metavar="KEY=VALUE", help="Any other recipe key, such as data.flip=false; repeatable."),
+    _option(
+        "--set",
+        panel=RUN,
+        metavar="KEY=VALUE",
+        help="Any other recipe key, such as data.flip=false; repeatable.",
+    ),
 ]
 Precision = Annotated[
     str | None,
@@ -92,7 +102,12 @@ Precision = Annotated[
 ]  # fmt: skip
 EvalPrecision = Annotated[
     str | None,
-    _option("--precision", panel=RUN, metavar="KIND", help="fp32 unless bf16 or fp16 is named. \\[precision.compute]"),
+    _option(
+        "--precision",
+        panel=RUN,
+        metavar="KIND",
+        help="fp32 unless bf16 or fp16 is named. \\[precision.compute]",
+    ),
 ]
 Out = Annotated[
     Path | None,
@@ -100,20 +115,37 @@ Out = Annotated[
             help="Run folder; the same command goes on with an unfinished run. Default: a new one under runs/."),
 ]  # fmt: skip
 NumProcesses = Annotated[
-    int | None, _option("--num-processes", panel=RUN, min=1, help="Processes on this machine, one for each GPU.")
+    int | None,
+    _option("--num-processes", panel=RUN, min=1, help="Processes on this machine, one for each GPU."),
 ]
 PerDeviceBatch = Annotated[
     int | None,
-    _option("--per-device-batch", panel=RUN, min=1, help="Images of one forward pass; must divide the batch evenly."),
+    _option(
+        "--per-device-batch",
+        panel=RUN,
+        min=1,
+        help="Images of one forward pass; must divide the batch evenly.",
+    ),
 ]
-Workers = Annotated[int | None, _option("--workers", panel=RUN, min=1, help="Loader threads; changes no result.")]
-Compile = Annotated[bool, _option("--compile/--no-compile", panel=RUN, help="Compile the model with torch.compile.")]
+Workers = Annotated[
+    int | None, _option("--workers", panel=RUN, min=1, help="Loader threads; changes no result.")
+]
+Compile = Annotated[
+    bool, _option("--compile/--no-compile", panel=RUN, help="Compile the model with torch.compile.")
+]
 Track = Annotated[
     str | None,
-    _option("--track", panel=RUN, metavar="NAME", help="Also log to tensorboard, wandb, trackio or mlflow (extra: track)."),
+    _option(
+        "--track",
+        panel=RUN,
+        metavar="NAME",
+        help="Also log to tensorboard, wandb, trackio or mlflow (extra: track).",
+    ),
 ]
 Overwrite = Annotated[bool, _option("--overwrite", panel=RUN, help="Delete an earlier run in --out first.")]
-DryRun = Annotated[bool, _option("--dry-run", panel=RUN, help="Print the resolved recipe and its plan; touch nothing.")]
+DryRun = Annotated[
+    bool, _option("--dry-run", panel=RUN, help="Print the resolved recipe and its plan; touch nothing.")
+]
 Measure = Annotated[bool, _option("--measure", panel=RUN, help="With --dry-run: time ten real steps.")]
 Json = Annotated[bool, _option("--json", panel=RUN, help="Print one JSON object on standard output.")]
 Quiet = Annotated[bool, _option("--quiet", "-q", panel=RUN, help="No progress, no notes.")]
@@ -123,7 +155,9 @@ Debug = Annotated[bool, _option("--debug", panel=RUN, help="Show tracebacks.")]
 @app.callback(invoke_without_command=True)
 def _vit(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Print the version.", show_default=False)] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", show_default=False)
+    ] = False,
 ) -> None:
     if version:
         from vitcli import __version__
@@ -132,14 +166,13 @@ def _vit(
         raise typer.Exit()
 
 
-def _train_command(command: str, recipe_name, sets, shorthands: dict[str, Any], num_processes, options) -> int:
-    from vitcli import runtime
-
-    runtime.adopt_slurm()
-    if num_processes and num_processes > 1 and not runtime.is_launched():
-        return runtime.launch(num_processes, options["arguments"])
+def _train_command(
+    command: str, recipe_name, sets, shorthands: dict[str, Any], num_processes, options
+) -> int:
+    if num_processes and num_processes > 1 and not _is_launched():
+        return _launch(num_processes)
     from vitcli.commands import finetune, pretrain
-    from vitcli.commands.training import RunOptions
+    from vitcli.commands.job import RunOptions
 
     run = {"finetune": finetune.finetune, "pretrain": pretrain.pretrain}[command]
     as_json = options.pop("json")
@@ -211,7 +244,13 @@ def pretrain(
 def evaluate(
     dataset: Dataset = None,
     split: Annotated[
-        str, _option("--split", panel=DATA, metavar="SPLIT", help="Such as test or train[:10%]; auto finds the test split.")
+        str,
+        _option(
+            "--split",
+            panel=DATA,
+            metavar="SPLIT",
+            help="Such as test or train[:10%]; auto finds the test split.",
+        ),
     ] = "auto",
     res: Res = None,
     ckpt: Ckpt = None,
@@ -229,11 +268,8 @@ def evaluate(
     debug: Debug = False,
 ) -> int:
     """Top-1, top-5 and loss of a checkpoint on a split; every example counts exactly once."""
-    from vitcli import runtime
-
-    runtime.adopt_slurm()
-    if num_processes and num_processes > 1 and not runtime.is_launched():
-        return runtime.launch(num_processes, sys.argv[1:])
+    if num_processes and num_processes > 1 and not _is_launched():
+        return _launch(num_processes)
     from vitcli.commands.evaluate import evaluate
 
     shorthands = _shorthands(dataset, res, ckpt, model, precision) | {"eval.batch_size": batch_size}
@@ -247,7 +283,9 @@ def predict(
     ckpt: Ckpt = None,
     model: Model = None,
     res: Res = None,
-    topk: Annotated[int, _option("--topk", panel=RUN, help="Classes a picture (5, or all if there are fewer).")] = 0,
+    topk: Annotated[
+        int, _option("--topk", panel=RUN, help="Classes a picture (5, or all if there are fewer).")
+    ] = 0,
     batch_size: Annotated[
         int | None, _option("--batch-size", panel=RUN, help="Images of one forward pass. \\[eval.batch_size]")
     ] = None,
@@ -276,7 +314,9 @@ def recipes_list(as_json: Json = False) -> int:
     """Every shipped recipe, and which row of the paper it is."""
     from vitcli.commands import recipes
 
-    return _print({"recipes": recipes.list_recipes()}, as_json, lambda found: recipes.render("list", found["recipes"]))
+    return _print(
+        {"recipes": recipes.list_recipes()}, as_json, lambda found: recipes.render("list", found["recipes"])
+    )
 
 
 @recipes_app.command("show")
@@ -293,7 +333,9 @@ def recipes_show(
 
 @recipes_app.command("check")
 def recipes_check(
-    names: Annotated[list[str] | None, typer.Argument(autocompletion=_recipe_names, help="All shipped ones if left out.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(autocompletion=_recipe_names, help="All shipped ones if left out.")
+    ] = None,
     as_json: Json = False,
 ) -> int:
     """Read recipes against the schema; exit 2 if one has a mistake."""
@@ -344,7 +386,17 @@ def _training_arguments(command: str, given: dict[str, Any]) -> tuple:
         "optimizer.lr": given["lr"],
         "train.seed": given["seed"],
     }
-    names = ("out", "per_device_batch", "workers", "compile", "track", "overwrite", "dry_run", "measure", "quiet")
+    names = (
+        "out",
+        "per_device_batch",
+        "workers",
+        "compile",
+        "track",
+        "overwrite",
+        "dry_run",
+        "measure",
+        "quiet",
+    )
     options = {name: given[name] for name in names} | {"json": given["as_json"], "arguments": _arguments}
     return command, given["recipe"], given["sets"], shorthands, given["num_processes"], options
 
@@ -366,92 +418,27 @@ def _is_first() -> bool:
     return int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", 0))) == 0
 
 
-# ------------------------------------------------------------------ errors and exit codes
+def _is_launched() -> bool:
+    from vitcli import launching
+
+    launching.adopt_slurm()
+    return launching.is_launched()
+
+
+def _launch(num_processes: int) -> int:
+    from vitcli import launching
+
+    return launching.launch(num_processes, _arguments)
+
 
 _arguments: list[str] = []
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line and leave with its exit code (design: 0 done, 1 our bug, 2 usage, 3 data, ...)."""
+    """Run the command line and leave with its exit code."""
+    from vitcli import exits
+
     _arguments[:] = sys.argv[1:] if arguments is None else arguments
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # until a training loop knows something better
-    sys.exit(_run(_arguments))
-
-
-def _run(arguments: list[str]) -> int:
-    try:
-        return app(args=arguments, prog_name="vit", standalone_mode=False) or 0
-    except VitError as error:
-        return _tell(error, arguments)
-    except Stopped as stopped:
-        if _is_first() and "--quiet" not in arguments:
-            print(stopped.note, file=sys.stderr)
-        return stopped.exit_code
-    except (KeyboardInterrupt, typer.Abort):
-        return 130
-    except UsageError as error:
-        what, fix = error.format_message().rstrip("."), f"vit {' '.join(_command_words(arguments))} --help lists what there is"
-        return _tell(VitError(what, where="the command line", fix=fix), arguments)
-    except BrokenPipeError:  # the reader of a pipe has gone: nothing is left to say
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except Exception as error:
-        return _tell(_of_the_world(error) or _bug(error), arguments)
-
-
-def _tell(error: VitError, arguments: list[str]) -> int:
-    """Say the error once, whichever process of the run met it."""
-    if "--debug" in arguments:
-        import traceback
-
-        traceback.print_exception(error)
-    if "vitcli.runtime" in sys.modules and sys.modules["vitcli.runtime"].report_to_launcher(error):
-        return error.exit_code
-    if _is_first() or hasattr(error, "rank"):
-        if "--json" in arguments:
-            told = {"message": error.message, "where": error.where, "fix": error.fix}
-            typer.echo(json.dumps({"error": told}, indent=2))
-        else:
-            print(error, file=sys.stderr)
-    return error.exit_code
-
-
-def _of_the_world(error: Exception) -> VitError | None:
-    """What libraries raise when memory, disk or another process gives out."""
-    if "vitcli.runtime" in sys.modules:
-        process_error = sys.modules["vitcli.runtime"].as_process_error(error)
-        if process_error:
-            return process_error
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error):
-        return MachineError(
-            "the memory does not suffice",
-            where=str(error).splitlines()[0][:160] if str(error) else "this process",
-            fix="lower --per-device-batch (the batch size and the result stay the same) or --res",
-        )
-    if isinstance(error, OSError) and error.strerror:
-        return MachineError(
-            error.strerror, where=str(error.filename or "this machine"), fix="mend the file, folder or disk that is named"
-        )
-    return None
-
-
-def _bug(error: Exception) -> VitError:
-    """Our own mistake: exit 1, with the traceback kept for the report."""
-    import traceback
-
-    folder = Path(getattr(error, "run_dir", tempfile.gettempdir()))
-    report = folder / f"crash-{os.getpid()}.txt"
-    report.write_text("".join(traceback.format_exception(error)))
-    told = VitError(
-        f"a bug in vit: {type(error).__name__}: {str(error)[:160]}",
-        where=f"the traceback is in {report}",
-        fix="please report it with that file; --debug shows the traceback here",
-    )
-    told.exit_code = 1
-    told.__cause__ = error
-    return told
-
-
-def _command_words(arguments: list[str]) -> list[str]:
-    words = [word for word in arguments[:2] if not word.startswith("-")]
-    return words if words[:1] == ["recipes"] else words[:1]
+    command = partial(app, args=_arguments, prog_name="vit", standalone_mode=False)
+    sys.exit(exits.exit_code_of(command, _arguments))

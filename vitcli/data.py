@@ -62,8 +62,12 @@ class DataSet:
         check_labels(found)
         return found
 
-    def default_eval_split(self) -> str | None:
-        return self.declared.get("eval_split") or _first_of(EVAL_NAMES, self.split_names)
+    def default_eval_split(self, *, besides: str | None = None) -> str | None:
+        """The split to report on, never the one called `besides`, which is trained on."""
+        declared = self.declared.get("eval_split")
+        if declared and declared != besides:
+            return declared
+        return _first_of(EVAL_NAMES, tuple(name for name in self.split_names if name != besides))
 
     def default_train_split(self) -> str | None:
         return self.declared.get("train_split") or _first_of(TRAIN_NAMES, self.split_names)
@@ -72,7 +76,9 @@ class DataSet:
         if len(self.split_names) == 1:
             return self.split_names[0]
         names = ", ".join(self.split_names)
-        raise DataError(f"which split of {self.name} is meant?", where=option, fix=f"{option} with one of {names}")
+        raise DataError(
+            f"which split of {self.name} is meant?", where=option, fix=f"{option} with one of {names}"
+        )
 
     def _open_table(self, split: str) -> Split:
         return from_table(
@@ -97,7 +103,9 @@ class DataSet:
 
     def _slice(self, split: str, num_rows: int) -> tuple[int, int]:
         try:
-            (piece,) = datasets.ReadInstruction.from_spec(split).to_absolute({split.partition("[")[0]: num_rows})
+            (piece,) = datasets.ReadInstruction.from_spec(split).to_absolute(
+                {split.partition("[")[0]: num_rows}
+            )
         except (ValueError, AssertionError) as error:
             raise self._no_split(split) from error
         return piece.from_ or 0, num_rows if piece.to is None else piece.to
@@ -131,7 +139,7 @@ def open_train_and_eval(
     if train_split == "auto":
         train_split = source.default_train_split() or source.only_split("data.train_split")
     if eval_split == "auto":
-        eval_split = source.default_eval_split()
+        eval_split = source.default_eval_split(besides=train_split.partition("[")[0])
     train = source.open(train_split)
     if eval_split is None:
         train, held_out = cut_dev(train, dev_fraction=dev_fraction)
@@ -228,7 +236,9 @@ def _locate(name: str, alias: dict | None) -> tuple[data_files.Tables, bool]:
             fix=f"put {data_files.LAYOUTS} there",
         )
     if alias:
-        return data_files.open_hub(alias["hub"], config=alias.get("config"), revision=alias.get("revision")), False
+        return data_files.open_hub(
+            alias["hub"], config=alias.get("config"), revision=alias.get("revision")
+        ), False
     if name.startswith((".", "/", "~")) or name.endswith("/") or name.count("/") != 1:
         raise DataError(
             f"there is no data set {name!r}{nearest(name, [*demo.SETS, *recipe.dataset_aliases()])}",

@@ -4,6 +4,7 @@ Every layout becomes one `datasets.Dataset` a split, with its image column still
 set is ever run.
 """
 
+import glob
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -20,7 +21,9 @@ SPLIT_WORDS = {
     **dict.fromkeys(("test", "testing"), "test"),
     **dict.fromkeys(("val", "valid", "validation", "dev"), "validation"),
 }
-LAYOUTS = "class folders (with or without train/ val/ test/), Parquet or Arrow files, or a save_to_disk folder"
+LAYOUTS = (
+    "class folders (with or without train/ val/ test/), Parquet or Arrow files, or a save_to_disk folder"
+)
 
 
 @dataclass(frozen=True)
@@ -53,8 +56,12 @@ def open_local(path: Path) -> Tables:
             return _table_files(path, files)
     splits = _class_folders(path)
     if splits:
-        return Tables({name: lambda folders=folders: _list_images(*folders) for name, folders in splits.items()}, path)
-    raise DataError(f"{path} holds no images that can be found", where="--dataset", fix=f"a folder of {LAYOUTS}")
+        return Tables(
+            {name: lambda folders=folders: _list_images(*folders) for name, folders in splits.items()}, path
+        )
+    raise DataError(
+        f"{path} holds no images that can be found", where="--dataset", fix=f"a folder of {LAYOUTS}"
+    )
 
 
 def open_hub(hub_id: str, *, config: str | None, revision: str | None) -> Tables:
@@ -84,14 +91,20 @@ def _unreachable(hub_id: str, error: Exception) -> DataError:
 
 def _saved_to_disk(path: Path) -> Tables:
     folders = {"train": path}
-    if (path / "dataset_dict.json").exists():
-        names = json.loads((path / "dataset_dict.json").read_text())["splits"]
-        folders = {name: path / name for name in names}
-    for folder in folders.values():
-        state = json.loads((folder / "state.json").read_text())
-        for entry in state["_data_files"]:  # the library follows ../ in these names
-            _check_inside(folder / entry["filename"], path)
-    return Tables({name: lambda folder=folder: _load_from_disk(folder) for name, folder in folders.items()}, path)
+    try:
+        if (path / "dataset_dict.json").exists():
+            names = json.loads((path / "dataset_dict.json").read_text())["splits"]
+            folders = {name: path / name for name in names}
+        for folder in folders.values():
+            _check_inside(folder, path)
+            state = json.loads((folder / "state.json").read_text())
+            for entry in state["_data_files"]:  # the library follows ../ in these names
+                _check_inside(folder / entry["filename"], path)
+    except (OSError, ValueError, KeyError, TypeError) as error:  # a file is missing, or says something else
+        raise _unreadable(path, error) from error
+    return Tables(
+        {name: lambda folder=folder: _load_from_disk(folder) for name, folder in folders.items()}, path
+    )
 
 
 def _load_from_disk(folder: Path) -> datasets.Dataset:
@@ -108,26 +121,31 @@ def _table_files(root: Path, files: list[Path]) -> Tables:
         raise DataError(f"{files[0]} is not a data set", where="--dataset", fix=f"a folder of {LAYOUTS}")
     by_split: dict[str, list[str]] = {}
     for file in files:
-        by_split.setdefault(_split_of(file.relative_to(root)), []).append(str(file))
+        # Escaped, because the library takes brackets and stars in a name for a pattern.
+        by_split.setdefault(_split_of(file.relative_to(root)), []).append(glob.escape(str(file)))
 
     def read(name: str) -> datasets.Dataset:
         try:
             return datasets.load_dataset(builder, data_files={name: by_split[name]}, split=name)
         except Exception as error:
-            raise _unreadable(Path(by_split[name][0]), error) from error
+            raise _unreadable(root, error) from error
 
     return Tables({name: lambda name=name: read(name) for name in by_split}, root)
 
 
 def _split_of(file: Path) -> str:
-    words = [word for part in file.with_suffix("").parts for word in part.lower().replace("_", "-").split("-")]
+    words = [
+        word for part in file.with_suffix("").parts for word in part.lower().replace("_", "-").split("-")
+    ]
     return next((SPLIT_WORDS[word] for word in words if word in SPLIT_WORDS), "train")
 
 
 def _unreadable(file: Path, error: Exception) -> DataError:
     cause = error.__cause__ or error  # `datasets` wraps what really happened
     reason = (str(cause).strip().splitlines() or [type(cause).__name__])[0]
-    return DataError(f"{file.name} cannot be read: {reason[:160]}", where=str(file), fix="replace the damaged file")
+    return DataError(
+        f"{file.name} cannot be read: {reason[:160]}", where=str(file), fix="replace the damaged file"
+    )
 
 
 def _class_folders(path: Path) -> dict[str, tuple[Path, list[str]]]:
@@ -136,8 +154,18 @@ def _class_folders(path: Path) -> dict[str, tuple[Path, list[str]]]:
     A validation folder that lacks a class then still counts it, and one with a class of its own is refused
     (`datasets` would renumber).
     """
-    folders = {SPLIT_WORDS[name.lower()]: path / name for name in _subfolders(path) if name.lower() in SPLIT_WORDS}
-    folders = {name: folder for name, folder in folders.items() if _subfolders(folder)}
+    folders: dict[str, Path] = {}
+    for name in _subfolders(path):
+        split = SPLIT_WORDS.get(name.lower())
+        if split is None or not _subfolders(path / name):
+            continue
+        if split in folders:
+            raise DataError(
+                f"{folders[split].name}/ and {name}/ both say {split}",
+                where=str(path),
+                fix="move one of them away",
+            )
+        folders[split] = path / name
     if not folders:
         folders = {"train": path} if any(image_files(path / name) for name in _subfolders(path)) else {}
     classes = _subfolders(folders["train"]) if "train" in folders else None
@@ -169,22 +197,28 @@ def _list_images(folder: Path, class_names: list[str]) -> datasets.Dataset:
 def _subfolders(path: Path) -> list[str]:
     if not path.is_dir():
         return []
-    return sorted(entry.name for entry in os.scandir(path) if entry.is_dir() and not entry.name.startswith("."))
+    return sorted(
+        entry.name for entry in os.scandir(path) if entry.is_dir() and not entry.name.startswith(".")
+    )
 
 
 def image_files(folder: Path) -> list[str]:
-    if not folder.is_dir():
-        return []
-    return sorted(
-        os.path.join(parent, name)
-        for parent, _, names in os.walk(folder)
-        for name in names
-        if os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES and not name.startswith(".")
-    )
+    """All pictures in a folder and the folders in it, sorted; what is hidden (".name") is left alone."""
+    found = []
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [os.path.join(parent, name) for name in names if _is_image_name(name)]
+    return sorted(found)
+
+
+def _is_image_name(name: str) -> bool:
+    return os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES and not name.startswith(".")
 
 
 def _check_inside(file: Path, root: Path) -> None:
     if not Path(os.path.realpath(file)).is_relative_to(os.path.realpath(root)):
         raise DataError(
-            f"{file} lies outside the data set", where=str(root), fix="put the files themselves into the folder"
+            f"{file} lies outside the data set",
+            where=str(root),
+            fix="put the files themselves into the folder",
         )

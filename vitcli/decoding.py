@@ -7,6 +7,7 @@ sides) in about four fifths of the time.
 import io
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 
 import numpy as np
 import simplejpeg
@@ -62,7 +63,8 @@ def _decode(data: bytes) -> np.ndarray:
     if image.width * image.height > MAX_PIXELS:
         raise ValueError(f"{image.width}x{image.height} pixels are more than {MAX_PIXELS:,}")
     if image.format == "JPEG" and image.mode in ("RGB", "L") and _orientation(image) == 1:
-        return simplejpeg.decode_jpeg(data, "RGB")
+        with suppress(ValueError):  # stricter than viewers: it refuses stray bytes; then Pillow decides
+            return simplejpeg.decode_jpeg(data, "RGB")
     image.load()
     if (orientation := _orientation(image)) != 1:  # asked again: Pillow turns a TIFF by itself when it loads
         image = image.transpose(TRANSPOSED[orientation])
@@ -78,14 +80,20 @@ def _orientation(image: Image.Image) -> int:
 
 
 def _as_rgb(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I"):
+        return _from_16_bits(image)
     if image.has_transparency_data:
         layer = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer).convert("RGB")
-    if image.mode.startswith("I"):
-        values_HW = np.asarray(image).astype(np.int64)
-        if values_HW.min() < 0 or values_HW.max() > 65535:
-            raise ValueError("32-bit values; no scale says which is white")
-        return Image.fromarray(((values_HW + 128) // 257).astype(np.uint8)).convert("RGB")
     if image.mode == "F":
         raise ValueError("floating-point values; no scale says which is white")
     return image.convert("RGB")
+
+
+def _from_16_bits(image: Image.Image) -> Image.Image:
+    values_HW = np.asarray(image).astype(np.int64)
+    if values_HW.min() < 0 or values_HW.max() > 65535:
+        raise ValueError("32-bit values; no scale says which is white")
+    if "transparency" in image.info:  # a PNG may name one value that is not painted: white shows through
+        values_HW[values_HW == image.info["transparency"]] = 65535
+    return Image.fromarray(((values_HW + 128) // 257).astype(np.uint8)).convert("RGB")

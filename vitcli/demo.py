@@ -1,13 +1,13 @@
-"""The demo data: pictures of textured shapes, drawn from a seed, so that every command runs with no network.
+"""The demo data: pictures of textured shapes drawn from a seed, so that every command runs with no network.
 
-A class is a texture and a shape ("striped ring"). Six textures and six shapes make 36 pairs: 12 are the set `demo`
-that one transfers to, the other 24 are `demo:pretrain`. Each texture and each shape is in both sets, no pair is:
-what pre-training has to learn carries over, and a class of `demo` is new to it all the same. Colour, place, size,
-rotation and background say nothing about the class, and no class changes when its picture is mirrored.
+A class is a texture and a shape: "striped ring". Of the 36 pairs of six textures and six shapes, 12 are the
+set `demo`, which one transfers to, and the other 24 are `demo:pretrain`. Every texture and every shape is in
+both sets, no pair is: pre-training teaches what the classes of `demo` are made of, but has never seen them.
+Colours, place, size, angle and background say nothing about the class, nor does mirroring change it.
 
-All arithmetic on pixels is on integers, and the only draws used are `random()`, which Python promises to keep, and
-`randbytes()`: the bytes are the same on every machine.
-Letters: H, W the picture's rows and columns, C channels; h, w fine rows and columns, FINE to a pixel, cut to a box.
+The bytes are the same on every machine: all arithmetic on pixels is on integers, and every draw is one of
+`random()`, which Python promises not to change (as it does not of `randint`), or of `randbytes()`.
+Letters: H, W rows and columns of the picture or of a box in it, C channels; h, w the same in samples.
 """
 
 import math
@@ -22,6 +22,7 @@ SEED = 2010_11929
 IMAGE_SIZE = 64
 FINE = 2  # samples per pixel and axis; their mean smooths the edges
 UNIT = 16  # coordinates inside a shape count sixteenths of a sample
+PERIOD = 256  # of a texture in its own coordinates; a power of two, so that wrapping is a mask
 
 TEXTURES = ("plain", "striped", "dotted", "checked", "wavy", "netted")
 SHAPES = ("ring", "star", "cross", "triangle", "heart", "moon")
@@ -36,7 +37,7 @@ class DemoSet:
 
 
 def _pairs(*, held_out: bool) -> tuple[str, ...]:
-    """Names of the pairs to transfer to, or of all others: two of each texture and of each shape are held out."""
+    """Names of the pairs held out for `demo`, two of each texture and of each shape, or of all the others."""
     return tuple(
         f"{texture} {shape}"
         for column, shape in enumerate(SHAPES)
@@ -86,47 +87,49 @@ def draw(demo_set: str, split: str, row: int) -> tuple[np.ndarray, int]:
 
 
 def _between(rng: Random, low: int, high: int) -> int:
-    """An integer from low to high, both possible. (`randint` may change with Python's version.)"""
+    """An integer from low to high, both possible."""
     return low + int(rng.random() * (high - low + 1))
 
 
 def _colours(rng: Random) -> list[np.ndarray]:
-    """Three colours, (3,) int32 each: any hues, one dark, one middling, one light, in any order."""
-    lumas = [_between(rng, 35, 80), _between(rng, 115, 150), _between(rng, 190, 230)]
-    order = sorted(range(3), key=lambda _: rng.random())
-    return [_colour(rng, lumas[place]) for place in order]
+    """Light paper and two inks, one dark and one middling in either order: (3,) int16 each, of any hue."""
+    lumas = [_between(rng, 30, 60), _between(rng, 130, 160)]
+    first = _between(rng, 0, 1)
+    return [_colour(rng, luma) for luma in (_between(rng, 210, 240), lumas[first], lumas[1 - first])]
 
 
 def _colour(rng: Random, luma: int) -> np.ndarray:
-    """A random hue at the given luma, (3,) int32."""
-    hue, strength = _between(rng, 0, 767), _between(rng, 40, 130)
-    sector, part = divmod(hue, 256)
-    pure_C = np.roll(np.array([255 - part, part, 0], dtype=np.int32), sector)
-    grey = int(pure_C @ np.array([2, 5, 1])) // 8
-    return np.clip(luma + (pure_C - grey) * strength // 256, 0, 255).astype(np.int32)
+    """A random hue at about the given luma, (3,) int16."""
+    sector, part, strength = _between(rng, 0, 2), _between(rng, 0, 255), _between(rng, 50, 130)
+    pure = [255 - part, part, 0]
+    pure = pure[sector:] + pure[:sector]
+    grey = (2 * pure[0] + 5 * pure[1] + pure[2]) // 8
+    values = [luma + (value - grey) * strength // 256 for value in pure]
+    return np.array([min(255, max(0, value)) for value in values], dtype=np.int16)
 
 
 def _background(rng: Random, paper_C: np.ndarray) -> np.ndarray:
-    """A slope from one shade of the paper's colour to another, (64, 64, 3) int32."""
-    line = np.arange(IMAGE_SIZE, dtype=np.int32) - IMAGE_SIZE // 2
+    """A slope from one shade of the paper's colour to another, (64, 64, 3) int16."""
+    line = np.arange(IMAGE_SIZE, dtype=np.int16) - IMAGE_SIZE // 2
     slope_HW = _between(rng, -12, 12) * line[:, None] + _between(rng, -12, 12) * line
-    tint_C = np.array([_between(rng, 4, 16) for _ in range(3)], dtype=np.int32)
-    return paper_C + (slope_HW[..., None] * tint_C) // 256
+    tint_C = np.array([_between(rng, 4, 16) for _ in range(3)], dtype=np.int16)
+    return paper_C + ((slope_HW >> 4)[..., None] * tint_C >> 4)
 
 
 def _scatter(rng: Random, picture_HWC: np.ndarray) -> None:
-    """Small plain bits of clutter, anywhere; what is drawn later lies over them."""
-    for _ in range(_between(rng, 1, 4)):
-        box, u_hw, v_hw = _frame(rng, radius=_between(rng, 3, 7), margin=2)
-        reach = UNIT * _between(rng, 5, 9)
+    """One or two small plain bits of clutter, anywhere; what is drawn later lies over them."""
+    for _ in range(_between(rng, 1, 2)):
+        size = _between(rng, 3, 5)
+        box, u_hw, v_hw = _frame(rng, radius=size, margin=2, swing=0.5)
+        reach = UNIT * FINE * size
         match _between(rng, 0, 2):
             case 0:
-                inside_hw = u_hw * u_hw + v_hw * v_hw < reach * reach
+                inside_hw = u_hw * u_hw + v_hw * v_hw < reach * reach * 2 // 3
             case 1:
-                inside_hw = np.maximum(abs(u_hw), abs(v_hw)) < reach
+                inside_hw = np.maximum(abs(u_hw), abs(v_hw)) < reach * 2 // 3
             case _:
                 inside_hw = abs(v_hw) < reach // 3
-        _lay(picture_HWC, box, inside_hw, _colour(rng, _between(rng, 40, 220)))
+        _lay(picture_HWC, box, inside_hw, _colour(rng, _between(rng, 60, 200)))
 
 
 def _stamp(
@@ -138,18 +141,21 @@ def _stamp(
     second_ink_C: np.ndarray,
 ) -> None:
     """Draw the shape, filled with the texture in two inks, at a random place, size and angle."""
-    radius = _between(rng, 17, 23) * (6 if shape in ("star", "triangle") else 5) // 5  # of about one area
-    box, u_hw, v_hw = _frame(rng, radius=radius, margin=radius - 3)
+    radius = _between(rng, 20, 24) * (6 if shape in ("star", "triangle") else 5) // 5  # for about one area
+    box, u_hw, v_hw = _frame(rng, radius=radius, margin=27, swing=0.07)
     inside_hw = _inside(shape, u_hw, v_hw, UNIT * FINE * radius)
     _lay(picture_HWC, box, inside_hw, first_ink_C)
-    s_hw, t_hw = _turned(u_hw, v_hw, rng.random())
-    shift, period = _between(rng, 0, 1 << 12), UNIT * _between(rng, 11, 15)
-    marked_hw = _marked(texture, s_hw + shift, t_hw + shift, period)
-    _lay(picture_HWC, box, inside_hw & marked_hw, second_ink_C)
+    zoom = 256 * PERIOD // (UNIT * _between(rng, 11, 15))
+    s_hw, t_hw = _turned(u_hw, v_hw, _swing(rng, 0.05), zoom)
+    _lay(picture_HWC, box, inside_hw & _marked(texture, s_hw + _between(rng, 0, 511), t_hw), second_ink_C)
 
 
-def _frame(rng: Random, *, radius: int, margin: int) -> tuple[tuple[slice, slice], np.ndarray, np.ndarray]:
-    """A place and an angle for something of `radius` pixels, its centre at least `margin` from the edges.
+def _frame(
+    rng: Random, *, radius: int, margin: int, swing: float
+) -> tuple[tuple[slice, slice], np.ndarray, np.ndarray]:
+    """A place for something of `radius` pixels, its centre at least `margin` from the picture's edges.
+
+    It is turned to either side by up to `swing`, a share of a full circle.
 
     Returns:
         The box of pixels it can touch, as two slices, and the coordinates u, v of each of the box's samples
@@ -162,23 +168,30 @@ def _frame(rng: Random, *, radius: int, margin: int) -> tuple[tuple[slice, slice
         low, high = max(0, (centre - reach) // FINE), min(IMAGE_SIZE, (centre + reach) // FINE + 1)
         slices.append(slice(low, high))
         lines.append(UNIT * (np.arange(FINE * low, FINE * high, dtype=np.int32) - centre))
-    u_hw, v_hw = _turned(lines[1][None, :], lines[0][:, None], rng.random())
+    u_hw, v_hw = _turned(lines[1][None, :], lines[0][:, None], _swing(rng, swing))
     return (slices[0], slices[1]), u_hw, v_hw
 
 
-def _turned(u_hw: np.ndarray, v_hw: np.ndarray, turn: float) -> tuple[np.ndarray, np.ndarray]:
-    """The coordinates turned by a share of a full circle."""
-    cos, sin = round(256 * math.cos(math.tau * turn)), round(256 * math.sin(math.tau * turn))
+def _swing(rng: Random, swing: float) -> float:
+    """An angle from -swing to swing."""
+    return swing * (2 * rng.random() - 1)
+
+
+def _turned(
+    u_hw: np.ndarray, v_hw: np.ndarray, turn: float, zoom: int = 256
+) -> tuple[np.ndarray, np.ndarray]:
+    """The coordinates turned by a share of a full circle, and zoomed: 256 keeps their size."""
+    cos, sin = round(zoom * math.cos(math.tau * turn)), round(zoom * math.sin(math.tau * turn))
     return (cos * u_hw + sin * v_hw) >> 8, (cos * v_hw - sin * u_hw) >> 8
 
 
 def _lay(picture_HWC: np.ndarray, box: tuple[slice, slice], mask_hw: np.ndarray, ink_C: np.ndarray) -> None:
-    """Ink the picture where the mask is set, in shares of FINE * FINE samples per pixel."""
+    """Ink the picture where the mask is set, in quarters: a pixel has FINE * FINE samples."""
     bits_hw = mask_hw.view(np.uint8)
     rows_Hw = bits_hw[0::2] + bits_hw[1::2]
-    cover_HW1 = (rows_Hw[:, 0::2] + rows_Hw[:, 1::2]).astype(np.int32)[..., None]
+    cover_HW1 = (rows_Hw[:, 0::2] + rows_Hw[:, 1::2]).astype(np.int16)[..., None]
     part_HWC = picture_HWC[box]
-    part_HWC += (ink_C - part_HWC) * cover_HW1 // (FINE * FINE)
+    part_HWC += (ink_C - part_HWC) * cover_HW1 >> 2
 
 
 def _inside(shape: str, u_hw: np.ndarray, v_hw: np.ndarray, radius: int) -> np.ndarray:
@@ -210,31 +223,32 @@ def _inside(shape: str, u_hw: np.ndarray, v_hw: np.ndarray, radius: int) -> np.n
 
 
 def _side(u_hw: np.ndarray, v_hw: np.ndarray, turn: float) -> np.ndarray:
-    """How far each sample lies in the direction that is `turn` of a circle from straight up."""
-    return _turned(u_hw, v_hw, turn)[1]
+    """How far each sample lies in the direction that is `turn` of a circle from straight down."""
+    cos, sin = round(256 * math.cos(math.tau * turn)), round(256 * math.sin(math.tau * turn))
+    return (cos * v_hw - sin * u_hw) >> 8
 
 
-def _marked(texture: str, s_hw: np.ndarray, t_hw: np.ndarray, period: int) -> np.ndarray:
-    """Which samples have the texture's second ink, (h, w) bool."""
-    half = period // 2
+def _marked(texture: str, s_hw: np.ndarray, t_hw: np.ndarray) -> np.ndarray:
+    """Which samples have the texture's second ink, (h, w) bool; it repeats after PERIOD along s and t."""
+    wrap, half = PERIOD - 1, PERIOD // 2
     match texture:
         case "plain":
             return np.zeros(s_hw.shape, dtype=bool)
         case "striped":
-            return s_hw % period < half
+            return s_hw & wrap < half
         case "dotted":
-            s_hw, t_hw = s_hw % period - half, t_hw % period - half
-            return s_hw * s_hw + t_hw * t_hw < period * period // 9
+            s_hw, t_hw = (s_hw & wrap) - half, (t_hw & wrap) - half
+            return s_hw * s_hw + t_hw * t_hw < PERIOD * PERIOD // 9
         case "checked":
-            return (s_hw % period < half) ^ (t_hw % period < half)
-        case "wavy":
-            return (s_hw + abs(t_hw % (2 * period) - period)) % period < half
+            return (s_hw & wrap < half) ^ (t_hw & wrap < half)
+        case "wavy":  # stripes that swing by one period over two
+            return (s_hw + abs((t_hw & 2 * PERIOD - 1) - PERIOD)) & wrap < half
         case "netted":
-            return (s_hw % period < period // 4) | (t_hw % period < period // 4)
+            return (s_hw & wrap < PERIOD // 4) | (t_hw & wrap < PERIOD // 4)
     raise AssertionError(texture)
 
 
 def _with_noise(rng: Random, picture_HWC: np.ndarray) -> np.ndarray:
-    """The picture with every value moved by -12 ... 12 at random, as uint8."""
+    """The picture with every value moved by -8 ... 7 at random, as uint8."""
     noise_HWC = np.frombuffer(rng.randbytes(picture_HWC.size), dtype=np.uint8).reshape(picture_HWC.shape)
-    return np.clip(picture_HWC + (noise_HWC % 25).astype(np.int32) - 12, 0, 255).astype(np.uint8)
+    return np.clip(picture_HWC + (noise_HWC >> 4) - 8, 0, 255).astype(np.uint8)

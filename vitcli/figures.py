@@ -40,7 +40,9 @@ def training_curves(records: list[dict[str, Any]]) -> dict[str, Figure]:
             figures["learning_rate"] = _line(at, [record["lr"] for record in steps], "learning rate")
         if evals:
             at = [step for step, _ in evals]
-            accuracy = _line(at, [100 * scores["top1"] for _, scores in evals], "accuracy in %", "top-1", marker="o")
+            accuracy = _line(
+                at, [100 * scores["top1"] for _, scores in evals], "accuracy in %", "top-1", marker="o"
+            )
             _add(accuracy, at, [100 * scores["top5"] for _, scores in evals], "top-5")
             accuracy.axes[0].legend()
             figures["accuracy"] = accuracy

@@ -6,12 +6,14 @@ order. So not only the counts but every bit of the loss is that of one process.
 Letters: N rows, B batch, K classes.
 """
 
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 
 from vitcli import metrics
+from vitcli.console import Console
 from vitcli.errors import DataError, WeightsError
 from vitcli.loader import Batch, eval_batches
 from vitcli.runtime import Runtime, autocast, unwrap
@@ -29,7 +31,7 @@ def evaluate(
     on_bad_image: str,
     num_threads: int,
     precision: str = "fp32",
-    progress: Callable[[int], None] = lambda num_images: None,
+    console: Console,
 ) -> tuple[metrics.Scores, list[str]]:
     """Top-1, top-5 and loss of a split, and the places of the images that could not be decoded and do not count.
 
@@ -41,6 +43,8 @@ def evaluate(
     losses_N = torch.zeros(len(split), dtype=torch.float64)
     seen_N = torch.zeros(len(split), dtype=torch.int64)
     skipped: list[str] = []
+    began_at, done = time.perf_counter(), 0
+    console.begin("evaluate", len(split))
     batches = eval_batches(
         split,
         preprocessing,
@@ -50,25 +54,38 @@ def evaluate(
         on_bad_image=on_bad_image,
         num_threads=num_threads,
     )
-    for batch, logits_BK in logits_of(model, batches, preprocessing, device=runtime.device, precision=precision):
+    for batch, logits_BK in logits_of(
+        model, batches, preprocessing, device=runtime.device, precision=precision
+    ):
         labels_B = batch.labels_B.to(logits_BK.device)
         ranks_N[batch.rows_B] = metrics.label_ranks(logits_BK, labels_B).cpu()
         losses_N[batch.rows_B] = metrics.example_losses(logits_BK, labels_B).cpu()
         seen_N[batch.rows_B] += 1
         skipped += batch.skipped
-        progress(len(batch.rows_B) * runtime.world_size)
+        done = min(done + batch_size * runtime.world_size, len(split))
+        console.update(done, f"{done / (time.perf_counter() - began_at):.0f} img/s")
+    console.end()
     for values_N in (ranks_N, losses_N, seen_N):
         runtime.sum_over_processes(values_N)
     num_skipped = int(runtime.sum_over_processes(torch.tensor(len(skipped))))
-    assert int(seen_N.max()) <= 1 and int(seen_N.sum()) + num_skipped == len(split), "a row was not counted once"
+    assert int(seen_N.max()) <= 1 and int(seen_N.sum()) + num_skipped == len(split), (
+        "a row was not counted once"
+    )
     if not seen_N.any():
-        raise DataError(f"no image of {split.name} can be decoded", where=skipped[0], fix="look at these files")
+        raise DataError(
+            f"no image of {split.name} can be decoded", where=skipped[0], fix="look at these files"
+        )
     counted_N = seen_N.bool()
     return metrics.scores(ranks_N[counted_N], losses_N[counted_N]), skipped
 
 
 def logits_of(
-    model: nn.Module, batches: Iterator[Batch], preprocessing: Preprocessing, *, device: torch.device, precision: str
+    model: nn.Module,
+    batches: Iterator[Batch],
+    preprocessing: Preprocessing,
+    *,
+    device: torch.device,
+    precision: str,
 ) -> Iterator[tuple[Batch, Tensor]]:
     """Each batch with its logits_BK in float32, on the device; the model is left in the mode it came in."""
     model = unwrap(model)  # bare: with several processes one may have fewer batches than another

@@ -80,7 +80,9 @@ def train_batches(
     def parts() -> Iterator[range]:
         for step in range(start_step, total_steps):
             share = order.step_positions(step, batch_size=batch_size, rank=rank, world_size=world_size)
-            yield from (share[first : first + per_device_batch] for first in range(0, len(share), per_device_batch))
+            yield from (
+                share[first : first + per_device_batch] for first in range(0, len(share), per_device_batch)
+            )
 
     def load(positions: range) -> list[Example]:
         rows = order.rows_at(positions, num_examples=len(split), seed=seed)
@@ -150,7 +152,11 @@ def read_example(split: Split, row: int) -> tuple[np.ndarray, int]:
 
 
 def _in_threads(
-    parts: Iterable[range], load: Callable[[range], list[Example]], *, image_size: tuple[int, int], num_threads: int
+    parts: Iterable[range],
+    load: Callable[[range], list[Example]],
+    *,
+    image_size: tuple[int, int],
+    num_threads: int,
 ) -> Iterator[Batch]:
     """A batch for each part, in order; a few are in the making while one is used."""
     pool = ThreadPoolExecutor(num_threads, thread_name_prefix="vit-loader")

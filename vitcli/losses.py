@@ -8,9 +8,13 @@ def loss_fn(name: str, *, label_smoothing: float):
     """The loss of a recipe's `objective.loss`: (logits_BK, labels_B) -> scalar."""
     match name:
         case "softmax":
-            return lambda logits_BK, labels_B: softmax_xent(logits_BK, labels_B, label_smoothing=label_smoothing)
+            return lambda logits_BK, labels_B: softmax_xent(
+                logits_BK, labels_B, label_smoothing=label_smoothing
+            )
         case "sigmoid":
-            return lambda logits_BK, labels_B: sigmoid_xent(logits_BK, labels_B, label_smoothing=label_smoothing)
+            return lambda logits_BK, labels_B: sigmoid_xent(
+                logits_BK, labels_B, label_smoothing=label_smoothing
+            )
 
 
 def softmax_xent(logits_BK: Tensor, labels_B: Tensor, *, label_smoothing: float = 0.0) -> Tensor:

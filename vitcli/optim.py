@@ -60,7 +60,15 @@ class WeightAverage:
         """Take in the weights after update number `num_updates`, the first being 1."""
         share = (1 - self.factor) / (1 - self.factor**num_updates)
         for name, value in model.state_dict().items():
-            self.tensors[name].lerp_(value.detach(), share)
+            if value.is_floating_point():
+                self.tensors[name].lerp_(value.detach(), share)
+            else:  # a counter, such as that of batch norm
+                self.tensors[name].copy_(value)
+
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        """Take over what a checkpoint kept."""
+        for name, value in tensors.items():
+            self.tensors[name].copy_(value)
 
     @contextmanager
     def swapped_in(self, model: nn.Module) -> Iterator[None]:

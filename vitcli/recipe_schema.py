@@ -92,8 +92,8 @@ class Data(Section):
     eval_resize: Literal["square", "short_side", "none"] = key(
         "square: whole to image_size; short_side: to floor(image_size / eval_crop_fraction), then crop"
     )
-    eval_crop_fraction: PartOfOne = key(
-        "short_side only: share of the short side that the centre crop keeps; else 1"
+    eval_crop_fraction: PartOfOne | None = key(
+        "short_side only: share of the short side that the centre crop keeps", None
     )
     interpolation: Literal["bilinear", "bicubic"] = key("of every resize")
     antialias: bool = key("low-pass filter when an image gets smaller; the authors' code has none")
@@ -210,6 +210,7 @@ BELONGS = {
     "data.crop_area": ("data.train_crop", "inception"),
     "data.crop_aspect": ("data.train_crop", "inception"),
     "data.resize": ("data.train_crop", "random"),
+    "data.eval_crop_fraction": ("data.eval_resize", "short_side"),
     "optimizer.momentum": ("optimizer.name", "sgd"),
     "optimizer.betas": ("optimizer.name", "adam"),
     "optimizer.eps": ("optimizer.name", "adam"),
@@ -271,10 +272,6 @@ def _contradictory_numbers(values: dict[str, Any]) -> list[tuple[str, str, str]]
     if isinstance(side, int) and isinstance(resize, int) and resize < side:
         what = f"data.resize is {resize}, smaller than data.image_size, {size}"
         found.append(("data.resize", what, f"set data.resize to {side} or more"))
-    how, fraction = values.get("data.eval_resize"), values.get("data.eval_crop_fraction", 1)
-    if how in ("square", "none") and fraction != 1:
-        what = f"data.eval_crop_fraction is {fraction}, which data.eval_resize = {how!r} cannot honour"
-        found.append(("data.eval_crop_fraction", what, "set it to 1, or data.eval_resize to 'short_side'"))
     return found
 
 

@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,9 @@ class RunFolder:
 
     def __init__(self, path: Path, *, overwrite: bool = False):
         self.path = path
+        self.also_log: Callable[[dict[str, Any]], None] = lambda record: (
+            None
+        )  # a tracker, where one is wanted
         try:
             path.mkdir(parents=True, exist_ok=True)
             self._lock = _lock(path)
@@ -55,6 +59,7 @@ class RunFolder:
     def log(self, record: dict[str, Any]) -> None:
         """One line of metrics.jsonl. A value that depends on time or speed belongs in `log_timing`."""
         _append(self._metrics, record)
+        self.also_log(record)
 
     def log_timing(self, record: dict[str, Any]) -> None:
         _append(self._timing, record)

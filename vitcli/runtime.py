@@ -1,14 +1,10 @@
 """Processes, devices and precision: the only place that builds an `Accelerator` or talks to other processes.
 
-One process is the default. `--num-processes N` hands this very command line to torch's elastic launcher;
-torchrun, `accelerate launch` and srun start the processes themselves, and nothing else differs.
+How the processes came to be, by `launching` or by torchrun, `accelerate launch` or srun, makes no difference here.
 """
 
-import json
+import importlib.util
 import os
-import signal
-import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -21,10 +17,10 @@ from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGr
 from torch import nn
 
 from vitcli import order
-from vitcli.errors import MachineError, ProcessError, VitError
+from vitcli.errors import MachineError, VitError, nearest
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)  # a process that stalls longer ends the run
-LAUNCHED = "VIT_LAUNCHED"  # set for processes that our own launcher started: it prints their errors
+TRACKERS = ("tensorboard", "wandb", "trackio", "mlflow")
 
 
 @dataclass(frozen=True)
@@ -94,23 +90,24 @@ class Runtime:
         return values
 
 
-def start(precision: str, *, track: str | None = None, project_dir: Path | None = None) -> Runtime:
+def start(precision: str, *, track: str | None = None) -> Runtime:
     """Join the run's processes, or be the only one, and settle device and precision.
 
     Args:
         precision: "auto", "fp32", "bf16" or "fp16".
-        track: an experiment tracker that Accelerate knows; it writes below `project_dir` where it writes files.
+        track: one of TRACKERS, to be started with `start_tracker`.
 
     Raises:
         MachineError: the device cannot compute in this precision.
+        VitError: there is no such tracker here.
     """
     resolved = resolve_precision(precision)
+    _check_tracker(track)
     accelerator = Accelerator(
         mixed_precision="no",
         cpu=not torch.accelerator.is_available(),
         step_scheduler_with_optimizer=False,
         log_with=track,
-        project_dir=project_dir,
         kwargs_handlers=[
             InitProcessGroupKwargs(timeout=COLLECTIVE_TIMEOUT),
             DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True),
@@ -126,6 +123,45 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
     """Matrix products in `precision` inside the block; the weights stay in fp32."""
     low = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
     return torch.autocast(device.type, dtype=low, enabled=low is not None)
+
+
+def start_tracker(
+    runtime: Runtime, run_dir: Path, config: dict[str, Any]
+) -> Callable[[dict[str, Any]], None]:
+    """Start the tracker of `start` for a run; what is returned takes each metrics record.
+
+    A tracker that fails later is given up: it never stops a run.
+    """
+    accelerator = runtime.accelerator
+    accelerator.project_configuration.set_directories(str(run_dir))
+    accelerator.init_trackers("vit", config={key: str(value) for key, value in config.items()})
+    broken = []
+
+    def log(record: dict[str, Any]) -> None:
+        values = {f"eval/{key}": value for key, value in record.get("eval", {}).items()}
+        values |= {key: value for key, value in record.items() if key not in ("step", "eval")}
+        if not broken:
+            try:
+                accelerator.log(values, step=record["step"])
+            except Exception as error:  # theirs: the network, an account, a full disk
+                broken.append(error)
+
+    return log
+
+
+def _check_tracker(track: str | None) -> None:
+    if track is None:
+        return
+    if track not in TRACKERS:
+        raise VitError(
+            f"there is no tracker {track!r}{nearest(track, TRACKERS)}",
+            where="--track",
+            fix=f"one of {', '.join(TRACKERS)}",
+        )
+    if importlib.util.find_spec(track) is None:
+        raise VitError(
+            f"{track} is not installed", where="--track", fix=f"pip install {track}, or 'vitcli[track]'"
+        )
 
 
 def resolve_precision(precision: str) -> str:
@@ -170,105 +206,6 @@ def peak_memory_gib() -> float:
     import resource
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # KiB on Linux
-
-
-# ---------------------------------------------------------------- launching
-
-
-def is_launched() -> bool:
-    """Whether a launcher has already given this process its rank."""
-    return "RANK" in os.environ or int(os.environ.get("SLURM_NTASKS", 1)) > 1
-
-
-def global_rank() -> int:
-    """Rank of this process, also before, and after, it has joined the others."""
-    return int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", 0)))
-
-
-def adopt_slurm() -> None:
-    """Let `srun -m vitcli` work without a wrapper: torch's names for what SLURM says."""
-    if "RANK" in os.environ or int(os.environ.get("SLURM_NTASKS", 1)) <= 1:
-        return
-    os.environ["RANK"] = os.environ["SLURM_PROCID"]
-    os.environ["WORLD_SIZE"] = os.environ["SLURM_NTASKS"]
-    os.environ["LOCAL_RANK"] = os.environ["SLURM_LOCALID"]
-    os.environ.setdefault("MASTER_ADDR", os.environ.get("SLURM_LAUNCH_NODE_IPADDR", "127.0.0.1"))
-    os.environ.setdefault("MASTER_PORT", str(20_000 + int(os.environ["SLURM_JOB_ID"]) % 20_000))
-
-
-def launch(num_processes: int, arguments: list[str]) -> int:
-    """Run this command line in `num_processes` processes on this machine; the exit code of the first to fail.
-
-    Raises:
-        VitError: the failing process's own error, or a ProcessError if it could not say one.
-    """
-    from torch.distributed.elastic.multiprocessing import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-    os.environ[LAUNCHED] = "1"
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // num_processes)))
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=num_processes,
-        run_id=f"vit-{os.getpid()}",
-        rdzv_backend="c10d",
-        rdzv_endpoint="127.0.0.1:0",  # a free port, and nobody outside can join
-        local_addr="127.0.0.1",
-        max_restarts=0,
-    )
-    try:
-        elastic_launch(config, sys.executable)("-m", "vitcli", *arguments)
-    except SignalException as stopped:
-        return 128 + stopped.sigval
-    except ChildFailedError as failed:
-        return _first_failure(failed.failures)
-    return 0
-
-
-def _first_failure(failures: dict) -> int:
-    """Raise what the process that failed first has said; the others only saw it vanish."""
-    told = [failure.error_file_data.get("vit") for failure in failures.values() if failure.error_file_data]
-    told = sorted((error for error in told if error), key=lambda error: (error["exit_code"] == 7, error["at"]))
-    killed = [(rank, failure) for rank, failure in failures.items() if failure.exitcode < 0]
-    if told and (told[0]["exit_code"] != 7 or not killed):
-        kind = next(kind for kind in (VitError, *VitError.__subclasses__()) if kind.exit_code == told[0]["exit_code"])
-        raise kind(told[0]["message"], where=told[0]["where"], fix=told[0]["fix"])
-    if killed:
-        rank, failure = killed[0]
-        raise ProcessError(
-            f"process {rank} of the run was killed by {signal.Signals(-failure.exitcode).name}",
-            where=f"pid {failure.pid} on this machine",
-            fix="run the same command again to go on from the last checkpoint; if the memory ran out, "
-            "lower --per-device-batch",
-        )
-    stopped = [failure.exitcode for failure in failures.values() if failure.exitcode in (130, 143)]
-    return stopped[0] if stopped else next(iter(failures.values())).exitcode
-
-
-def report_to_launcher(error: VitError) -> bool:
-    """Leave `error` where our launcher finds it; whether there is such a launcher to print it."""
-    place = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if not place or LAUNCHED not in os.environ:
-        return False
-    told = dict(message=error.message, where=error.where, fix=error.fix, exit_code=error.exit_code, at=time.time())
-    extra = {"py_callstack": "", "timestamp": str(int(time.time()))}
-    Path(place).write_text(json.dumps({"message": {"message": error.message, "extraInfo": extra}, "vit": told}))
-    return True
-
-
-def as_process_error(error: Exception) -> ProcessError | None:
-    """What a collective raises when another process is gone, as an error of the run; None for any other."""
-    text = str(error)
-    signs = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting", "NCCL")
-    if not isinstance(error, RuntimeError | dist.DistError) or not any(sign in text for sign in signs):
-        return None
-    return ProcessError(
-        "another process of the run is gone or has stalled",
-        where=f"process {global_rank()}: {text.strip().splitlines()[0][:120]}",
-        fix="look at that process's message; the same command goes on from the last checkpoint",
-    )
 
 
 def unwrap(model: nn.Module) -> nn.Module:

@@ -43,12 +43,14 @@ class Split:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Changes when rows, labels or classes do: from all sizes and names and a sample of the contents."""
-        digest = blake2b(repr((self.num_examples, self.class_names, self.num_classes)).encode(), digest_size=16)
+        """Changes when rows, labels or classes do: from all labels and names and a sample of the images."""
+        digest = blake2b(
+            repr((self.num_examples, self.class_names, self.num_classes)).encode(), digest_size=16
+        )
+        digest.update(self.read_labels().tobytes())
         for row in np.linspace(0, self.num_examples - 1, min(32, self.num_examples)).astype(int):
-            image, label = self.read_row(int(row))
+            image, _ = self.read_row(int(row))
             digest.update(image if isinstance(image, bytes) else image.tobytes())
-            digest.update(str(label).encode())
         return digest.hexdigest()
 
     def part(self, first: int, last: int, *, name: str, shuffle_key: int | None = None) -> "Split":
@@ -88,7 +90,12 @@ class Split:
 
 
 def from_table(
-    table: datasets.Dataset, *, name: str, root: Path | None, image_column: str | None, label_column: str | None
+    table: datasets.Dataset,
+    *,
+    name: str,
+    root: Path | None,
+    image_column: str | None,
+    label_column: str | None,
 ) -> Split:
     """A Hugging Face table as a split; its columns found by their types where they are not named.
 
@@ -99,7 +106,8 @@ def from_table(
     label_column = _label_column(table, label_column, name)
     if isinstance(table.features[image_column], datasets.Image):
         table = table.cast_column(image_column, datasets.Image(decode=False))
-    table = table.select_columns([image_column, label_column])
+    # A saved table remembers a format such as torch, and columns to leave out.
+    table = table.with_format(None).select_columns([image_column, label_column])
     class_names, num_classes, number_of = _classes(table, label_column)
     root = Path(os.path.realpath(root)) if root else None
 
@@ -142,7 +150,10 @@ def check_labels(split: Split) -> None:
     if (labels_N[wrong_N] == -1).all():
         what, fix = "no label (-1)", "choose a labelled split with --split or data.eval_split"
     else:
-        what, fix = f"a label outside 0 ... {split.num_classes - 1}", "mend them, or name a column with data.label_column"
+        what, fix = (
+            f"a label outside 0 ... {split.num_classes - 1}",
+            "mend them, or name a column with data.label_column",
+        )
     raise DataError(
         f"{len(wrong_N)} of {len(labels_N)} rows of {split.name} have {what}",
         where=f"{split.where_is(row)}: label {labels_N[row]}",
@@ -154,7 +165,15 @@ def _image_column(table: datasets.Dataset, wanted: str | None, name: str) -> str
     found = [column for column, feature in table.features.items() if isinstance(feature, datasets.Image)]
     # Files that were not written by `datasets` say "binary", or a struct of bytes and path.
     found = found or [column for column, feature in table.features.items() if _may_hold_images(feature)]
-    return _pick_column(table, wanted, found, what="image", key="data.image_column", name=name)
+    column = _pick_column(table, wanted, found, what="image", key="data.image_column", name=name)
+    feature = table.features[column]
+    if not isinstance(feature, datasets.Image) and not _may_hold_images(feature):
+        raise DataError(
+            f"column {column!r} of {name} holds {_type_name(feature)}, which cannot be an image",
+            where="recipe key data.image_column",
+            fix="name a column of encoded images",
+        )
+    return column
 
 
 def _may_hold_images(feature) -> bool:
@@ -171,13 +190,18 @@ def _label_column(table: datasets.Dataset, wanted: str | None, name: str) -> str
         found = [c for c in plain if c in ("label", "labels", "class", "target")] or plain
     column = _pick_column(table, wanted, found, what="label", key="data.label_column", name=name)
     feature = features[column]
-    if isinstance(feature, datasets.Value) and not _may_be_label(feature.dtype):
+    is_plain = isinstance(feature, datasets.Value) and _may_be_label(feature.dtype)
+    if not is_plain and not isinstance(feature, datasets.ClassLabel):
         raise DataError(
-            f"column {column!r} of {name} holds {feature.dtype}, which cannot be a class",
+            f"column {column!r} of {name} holds {_type_name(feature)}, which cannot be a class",
             where="recipe key data.label_column",
             fix="name a column of class labels, whole numbers or strings",
         )
     return column
+
+
+def _type_name(feature) -> str:
+    return feature.dtype if isinstance(feature, datasets.Value) else type(feature).__name__
 
 
 def _may_be_label(dtype: str) -> bool:
@@ -212,8 +236,7 @@ def _classes(table: datasets.Dataset, column: str) -> tuple[tuple[str, ...] | No
     if is_numbered and -1 in values:  # an unlabelled row: refused by check_labels, which names it
         return None, max(values) + 1, None
     number_of = {value: number for number, value in enumerate(values)}
-    if None in table.unique(column):
-        number_of[None] = -1
+    number_of[None] = -1
     return tuple(str(value) for value in values), len(values), number_of
 
 
@@ -236,7 +259,9 @@ def _image_bytes(image, root: Path | None, name: str, row: int) -> bytes:
     try:
         return Path(real).read_bytes() if os.path.isfile(real) else _missing(path, here)
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}", where=here, fix="check the file") from error
+        raise DataError(
+            f"{path} cannot be read: {error.strerror}", where=here, fix="check the file"
+        ) from error
 
 
 def _missing(path: str, here: str):

@@ -76,7 +76,12 @@ def _plan(plan: dict[str, Any]) -> str:
         ("images seen", f"{plan['images_seen']:,}"),
         ("compute", f"{plan['exaflops']:.3g} exaFLOPs, {plan['precision']}"),
         ("batch", f"{plan['batch_size']} images: {split}"),
-        ("memory", f"about {memory:.1f} GiB a process" if memory else "unknown for this model; --measure measures it"),
+        (
+            "memory",
+            f"about {memory:.1f} GiB a process"
+            if memory
+            else "unknown for this model; --measure measures it",
+        ),
     ]
     if "measured_images_per_s" in plan:
         rows.append(("measured", f"{plan['measured_images_per_s']:.1f} images/s, {plan['measured_hours']:.2f} hours,"

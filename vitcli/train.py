@@ -117,7 +117,9 @@ def train(
                     images_BCHW = batch.images_BCHW.to(runtime.device, non_blocking=True)
                     with autocast(runtime.device, runtime.precision):
                         logits_BK = model(to_model_range(images_BCHW, mean=mean, std=std))
-                    part_loss = loss_fn(logits_BK, batch.labels_B.to(runtime.device, non_blocking=True)) / parts
+                    part_loss = (
+                        loss_fn(logits_BK, batch.labels_B.to(runtime.device, non_blocking=True)) / parts
+                    )
                     runtime.accelerator.backward(runtime.scaler.scale(part_loss))
                 loss += part_loss.detach()
 
@@ -146,7 +148,9 @@ def train(
             if is_end or stop_signal or (save_every and progress.step % save_every == 0):
                 save()
             if stop_signal:
-                raise Stopped(stop_signal, f"saved step {progress.step}; the same command line goes on from there")
+                raise Stopped(
+                    stop_signal, f"saved step {progress.step}; the same command line goes on from there"
+                )
     console.end()
 
 
@@ -213,7 +217,9 @@ def _next(batches: Iterator[Batch], runtime: Runtime) -> Batch:
 
 def _agree(runtime: Runtime, loss: float, stop_signal: int) -> tuple[float, int]:
     """Mean loss of the step, and one decision of all processes whether to stop after it."""
-    mine = torch.tensor([loss / runtime.world_size, stop_signal == signal.SIGINT, stop_signal == signal.SIGTERM])
+    mine = torch.tensor(
+        [loss / runtime.world_size, stop_signal == signal.SIGINT, stop_signal == signal.SIGTERM]
+    )
     total = runtime.sum_over_processes(mine.double())
     return float(total[0]), signal.SIGINT if total[1] else signal.SIGTERM if total[2] else 0
 

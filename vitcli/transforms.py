@@ -43,11 +43,15 @@ class Preprocessing:
     decoder: str = "libjpeg-turbo, Pillow"
 
     def as_dict(self) -> dict:
-        return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+        return {
+            key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()
+        }
 
     @classmethod
     def from_dict(cls, stored: dict) -> "Preprocessing":
-        return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in stored.items()})
+        return cls(
+            **{key: tuple(value) if isinstance(value, list) else value for key, value in stored.items()}
+        )
 
     def summary(self) -> str:
         height, width = self.image_size
@@ -71,7 +75,9 @@ class Preprocessing:
         needed = max(crop / side for crop, side in zip(self.image_size, sides, strict=True))
         # "none" still enlarges a picture smaller than the crop; a wide crop may need more than the short side.
         scale = max(needed, self.short_side / min(sides)) if self.resize == "short_side" else max(needed, 1.0)
-        size = tuple(max(crop, int(side * scale + 1e-6)) for crop, side in zip(self.image_size, sides, strict=True))
+        size = tuple(
+            max(crop, int(side * scale + 1e-6)) for crop, side in zip(self.image_size, sides, strict=True)
+        )
         image_HWC = _resize(image_HWC, size, self.interpolation, self.antialias)
         top, left = (round((side - crop) / 2) for side, crop in zip(size, self.image_size, strict=True))
         return image_HWC[top : top + self.image_size[0], left : left + self.image_size[1]]
@@ -106,7 +112,9 @@ class TrainTransform:
         """One decoded picture to (image_size, 3) uint8; the same state of `rng` gives the same pixels."""
         size, window = self.image_size, None
         if self.crop == "inception":
-            window = inception_crop(*image_HWC.shape[:2], area=self.crop_area, aspect=self.crop_aspect, rng=rng)
+            window = inception_crop(
+                *image_HWC.shape[:2], area=self.crop_area, aspect=self.crop_aspect, rng=rng
+            )
             image_HWC = _cut(image_HWC, *window)  # crop first: the resize then touches only what is kept
         elif self.crop == "random":
             size = (self.resize, self.resize)
@@ -118,7 +126,12 @@ class TrainTransform:
 
 
 def inception_crop(
-    image_height: int, image_width: int, *, area: tuple[float, float], aspect: tuple[float, float], rng: Random
+    image_height: int,
+    image_width: int,
+    *,
+    area: tuple[float, float],
+    aspect: tuple[float, float],
+    rng: Random,
 ) -> tuple[int, int, int, int]:
     """Top, left, height and width of a random rectangle, with the distribution of the official input pipeline.
 
@@ -129,7 +142,9 @@ def inception_crop(
     smallest, largest = (share * image_height * image_width for share in area)
     for _ in range(CROP_TRIES):
         ratio = rng.uniform(*aspect)
-        highest = min(round(math.sqrt(largest / ratio)), image_height, int((image_width + 0.5 - 1e-7) / ratio))
+        highest = min(
+            round(math.sqrt(largest / ratio)), image_height, int((image_width + 0.5 - 1e-7) / ratio)
+        )
         lowest = min(round(math.sqrt(smallest / ratio)), highest)
         height = rng.randint(lowest, highest)
         # Rounding may have left the allowed areas by a hair: one row more or less mends it.
@@ -158,4 +173,6 @@ def _resize(image_HWC: np.ndarray, size: tuple[int, int], interpolation: str, an
     # Channels stay last in memory: that is the layout of torch's fast uint8 resize.
     image_CHW = torch.from_numpy(image_HWC).permute(2, 0, 1)
     mode = InterpolationMode(interpolation)
-    return resize_image(image_CHW, list(size), interpolation=mode, antialias=antialias).permute(1, 2, 0).numpy()
+    return (
+        resize_image(image_CHW, list(size), interpolation=mode, antialias=antialias).permute(1, 2, 0).numpy()
+    )

@@ -202,7 +202,7 @@ def write_weights(
 
     Raises:
         NotFiniteError: a tensor holds NaN or infinity; nothing is written.
-        MachineError: the disk is full or the folder may not be written to; each file is old or new, never half.
+        MachineError: the disk is full or the folder may not be written to; no file is ever half written.
     """
     vit = {
         "architecture": arch.as_dict(),

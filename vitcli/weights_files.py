@@ -8,6 +8,7 @@ import json
 import math
 import os
 import tempfile
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -218,7 +219,8 @@ def _read_pth(path: Path) -> Content:
         if zipfile.is_zipfile(path):
             _check_growth(path, sum(member.file_size for member in zipfile.ZipFile(path).infolist()))
         try:
-            loaded = torch.load(path, map_location="cpu", weights_only=True)
+            with warnings.catch_warnings(action="ignore"):  # torch thinks aloud about files it then refuses
+                loaded = torch.load(path, map_location="cpu", weights_only=True)
         except Exception as error:
             raise WeightsError(
                 "the file is broken, or holds more than tensors and so could run code; nothing in it was run",

@@ -55,14 +55,6 @@ def evaluate(
     console.note(f"{arch.name} ({weights.numerics}) on {found.name}: {preprocessing.summary()}, {origin}")
 
     began_at = time.perf_counter()
-    console.begin("evaluate", len(found))
-    done = 0
-
-    def show(num_images: int) -> None:
-        nonlocal done
-        done = min(done + num_images, len(found))
-        console.update(done, f"{done / (time.perf_counter() - began_at):.0f} img/s")
-
     scores, skipped = inference.evaluate(
         model,
         found,
@@ -72,9 +64,8 @@ def evaluate(
         on_bad_image=wanted.on_bad_image,
         num_threads=workers or loader.default_threads(machine.processes_here),
         precision=precision,
-        progress=show,
+        console=console,
     )
-    console.end()
     skipped = sorted(machine.union(set(skipped)))
     elapsed_s = time.perf_counter() - began_at
     return {
@@ -85,7 +76,9 @@ def evaluate(
         "dataset": wanted.dataset,
         "split": found.name,
         "num_classes": arch.num_classes,
-        "resolution": preprocessing.image_size[0] if len(set(preprocessing.image_size)) == 1 else list(preprocessing.image_size),
+        "resolution": preprocessing.image_size[0]
+        if len(set(preprocessing.image_size)) == 1
+        else list(preprocessing.image_size),
         "preprocessing": preprocessing.summary(),
         "preprocessing_from": origin,
         "classes_mapped_by_name": is_mapped,

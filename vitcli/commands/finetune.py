@@ -5,7 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from vitcli import recipe
-from vitcli.commands.training import RunOptions, Start, run
+from vitcli.commands.job import RunOptions, Start
+from vitcli.commands.session import run
 from vitcli.errors import VitError
 from vitcli.model import adapted, architecture, build
 from vitcli.split import Split
@@ -33,7 +34,9 @@ def finetune(
         if wanted.ckpt == FRESH:
             if wanted.name is None:
                 raise VitError(
-                    "fresh weights of which network?", where="--ckpt random", fix="add --model, such as --model ViT-B/16"
+                    "fresh weights of which network?",
+                    where="--ckpt random",
+                    fix="add --model, such as --model ViT-B/16",
                 )
             arch = architecture(wanted.name, image_size=image_size, num_classes=split.num_classes, gelu=gelu)
             return Start(build(arch, dropout=wanted.dropout), arch, None, ["fresh weights"])
@@ -42,6 +45,11 @@ def finetune(
         arch = replace(arch, gelu=gelu or arch.gelu)
         model = build(arch, dropout=wanted.dropout)
         report = load_into(model, arch, weights, new_head=True)
-        return Start(model, arch, wanted.ckpt, [f"{wanted.ckpt}: {weights.format}, {weights.numerics}", *report.lines()])
+        return Start(
+            model,
+            arch,
+            wanted.ckpt,
+            [f"{wanted.ckpt}: {weights.format}, {weights.numerics}", *report.lines()],
+        )
 
     return run("finetune", resolved, options, make_model)

@@ -25,7 +25,7 @@ def preprocessing_of(resolved: Recipe) -> Preprocessing:
     return Preprocessing(
         image_size=wanted.image_hw,
         resize=wanted.eval_resize,
-        crop_fraction=wanted.eval_crop_fraction,
+        crop_fraction=wanted.eval_crop_fraction or 1.0,
         interpolation=wanted.interpolation,
         antialias=wanted.antialias,
         mean=tuple(wanted.mean),

@@ -30,7 +30,9 @@ def predict(
     """The `topk` likeliest classes of every picture; files, folders (searched through) and globs."""
     resolved = recipe.load("evaluate/default", overrides, shorthands, training=False)
     if resolved.model.ckpt is None:
-        raise VitError("no checkpoint is named", where="--ckpt", fix="--ckpt RUN, a weights file, timm/NAME or demo")
+        raise VitError(
+            "no checkpoint is named", where="--ckpt", fix="--ckpt RUN, a weights file, timm/NAME or demo"
+        )
     files = find_pictures(pictures)
     precision = "fp32" if resolved.precision.compute == "auto" else resolved.precision.compute
     machine = runtime.start(precision)
@@ -41,7 +43,9 @@ def predict(
     )
     arch = replace(weights.architecture, image_size=preprocessing.image_size)
     if not 0 < topk <= arch.num_classes:
-        raise VitError(f"the model has {arch.num_classes} classes", where=f"--topk {topk}", fix="a smaller number")
+        raise VitError(
+            f"the model has {arch.num_classes} classes", where=f"--topk {topk}", fix="a smaller number"
+        )
     model = build(arch, dropout=0.0)
     load_into(model, arch, weights, new_head=False)
     model.to(machine.device)
@@ -63,7 +67,9 @@ def predict(
         model, batches, preprocessing, device=machine.device, precision=precision
     ):
         likeliest = torch.softmax(logits_BK, dim=-1).topk(topk)
-        for row, shares, labels in zip(batch.rows_B, likeliest.values.tolist(), likeliest.indices.tolist(), strict=True):
+        for row, shares, labels in zip(
+            batch.rows_B, likeliest.values.tolist(), likeliest.indices.tolist(), strict=True
+        ):
             top = [
                 {"class": names[label], "label": label, "probability": share}
                 for share, label in zip(shares, labels, strict=True)
@@ -99,7 +105,9 @@ def find_pictures(pictures: Sequence[str]) -> list[str]:
             here = sorted(path for path in glob.glob(name, recursive=True) if Path(path).is_file())
         if not here:
             raise DataError(
-                f"no picture is found under {name!r}", where="PICTURES", fix="a file, a folder of pictures, or a glob"
+                f"no picture is found under {name!r}",
+                where="PICTURES",
+                fix="a file, a folder of pictures, or a glob",
             )
         found.update(dict.fromkeys(here))
     return list(found)
@@ -112,7 +120,9 @@ def _as_split(files: list[str]) -> Split:
         try:
             return Path(files[row]).read_bytes(), 0
         except OSError as error:
-            raise DataError(f"a picture cannot be read: {error.strerror}", where=files[row], fix="check it") from error
+            raise DataError(
+                f"a picture cannot be read: {error.strerror}", where=files[row], fix="check it"
+            ) from error
 
     return Split(
         name="the given pictures",

@@ -6,7 +6,8 @@ from typing import Any
 from torch import nn
 
 from vitcli import recipe
-from vitcli.commands.training import RunOptions, Start, run
+from vitcli.commands.job import RunOptions, Start
+from vitcli.commands.session import run
 from vitcli.errors import VitError
 from vitcli.model import architecture, build, last_layer
 from vitcli.split import Split

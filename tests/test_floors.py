@@ -1,0 +1,118 @@
+"""The house of docs/house.md: imports run down, files and functions stay small."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parent.parent / "vitcli"
+FLOORS = [
+    # 0 words
+    {"errors", "order", "schedule", "variants", "recipe", "recipe_schema", "recipe_text", "recipe_mistakes"},
+    # 1 maths
+    {"model", "posemb", "conversion", "losses", "optim", "transforms", "metrics", "figures", "costs", "model_card", "demo"},
+    # 2 world
+    {"data", "data_files", "split", "decoding", "loader", "checkpoint", "weights", "weights_files", "runtime", "launching", "runlog",
+     "console", "tables"},
+    # 3 loops
+    {"train", "inference"},
+    # 4 commands
+    {"commands." + name for name in
+     ("__init__", "job", "session", "results", "pixels", "finetune", "pretrain", "evaluate", "predict", "recipes")},
+    # 5 door
+    {"cli", "exits", "__main__", "__init__"},
+]  # fmt: skip
+# Who may use a room of its own floor: the parts of one thing, and what every floor may use.
+NEIGHBOURS = {
+    "schedule": {"errors"}, "variants": {"errors"}, "recipe_schema": {"errors"}, "recipe_text": {"errors", "recipe_schema"},
+    "recipe_mistakes": {"errors", "recipe_schema", "recipe_text"},
+    "recipe": {"errors", "recipe_schema", "recipe_text", "recipe_mistakes"},
+    "costs": {"model"},
+    "split": set(), "data": {"data_files", "split"}, "loader": {"decoding", "split"},
+    "weights": {"weights_files"},
+    "train": set(), "inference": set(),
+    "commands.results": {"commands.job", "commands.pixels"},
+    "commands.session": {"commands.job", "commands.pixels", "commands.results"},
+    "commands.finetune": {"commands.job", "commands.session"}, "commands.pretrain": {"commands.job", "commands.session"},
+    "commands.evaluate": {"commands.pixels"},
+    "commands.predict": {"commands.pixels"},
+    "cli": {"exits"}, "__main__": {"cli"},
+}  # fmt: skip
+HEAVY = {"torch", "torchvision", "timm", "datasets", "accelerate", "matplotlib"}
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def room(path: Path) -> str:
+    return ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+
+
+def floor(name: str) -> int:
+    (found,) = [number for number, rooms in enumerate(FLOORS) if name in rooms]
+    return found
+
+
+def imports(tree: ast.AST, *, top_level_only: bool = False) -> set[str]:
+    nodes = tree.body if top_level_only else ast.walk(tree)
+    found = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def own_rooms(names: set[str]) -> set[str]:
+    known = set().union(*FLOORS)
+    return {name.removeprefix("vitcli.") for name in names if name.startswith("vitcli.")} & known
+
+
+@pytest.mark.parametrize("path", FILES, ids=room)
+def test_every_room_has_a_floor_and_imports_only_downwards(path):
+    name = room(path)
+    allowed = NEIGHBOURS.get(name, {"errors"} if floor(name) == 0 else set())
+
+    upward = {
+        other
+        for other in own_rooms(imports(ast.parse(path.read_text())))
+        if floor(other) >= floor(name) and other not in allowed
+    }
+
+    assert not upward
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in FILES if floor(room(path)) == 0 or room(path) == "cli"], ids=room
+)
+def test_the_ground_floor_and_the_door_load_nothing_heavy(path):
+    top = {name.partition(".")[0] for name in imports(ast.parse(path.read_text()), top_level_only=True)}
+
+    assert not top & HEAVY
+
+
+@pytest.mark.parametrize("path", FILES, ids=room)
+def test_only_commands_read_recipes(path):
+    if floor(room(path)) in (1, 3):
+        assert "recipe" not in own_rooms(imports(ast.parse(path.read_text())))
+
+
+@pytest.mark.parametrize("path", FILES, ids=room)
+def test_no_room_imports_click_or_unpickles(path):
+    tree = ast.parse(path.read_text())
+
+    assert not {"click", "pickle"} & {name.partition(".")[0] for name in imports(tree)}
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    unsafe = [call for call in calls if any(k.arg in ("allow_pickle", "weights_only") and
+              isinstance(k.value, ast.Constant) and k.value.value is (k.arg == "allow_pickle") for k in call.keywords)]  # fmt: skip
+    assert not unsafe
+
+
+@pytest.mark.parametrize("path", FILES, ids=room)
+def test_files_and_functions_stay_within_their_budget(path):
+    text = path.read_text()
+    limit = 430 if room(path) == "cli" else 300
+    assert len(text.splitlines()) <= limit
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef):
+            lines = node.end_lineno - node.body[0].lineno + 1
+            assert lines <= (110 if node.name == "train" else 70), f"{node.name} has {lines} lines"

@@ -1,0 +1,196 @@
+"""A checked recipe to a job: machine, data, network and plan, before anything is written.
+
+Shared by the commands that train; no command of its own.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from vitcli import costs, data, order, recipe, runtime
+from vitcli.console import Console
+from vitcli.errors import VitError
+from vitcli.recipe import Recipe
+from vitcli.runtime import Runtime
+from vitcli.schedule import Plan, choose_per_device_batch, plan
+from vitcli.split import Split
+from vitcli.variants import Architecture
+
+# Largest forward pass chosen by itself. Small on a CPU, where it costs nothing, so that a step has several
+# parts and several processes can share them without changing dropout's draws.
+LARGEST_PART = {"cpu": 16}
+LARGEST_PART_ON_GPU = 64
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Where and how fast: what the command line says besides the recipe."""
+
+    out: Path | None
+    per_device_batch: int | None
+    workers: int | None
+    compile: bool
+    track: str | None
+    overwrite: bool
+    dry_run: bool
+    measure: bool
+    quiet: bool
+    arguments: list[str]
+
+
+@dataclass(frozen=True)
+class Start:
+    """A network ready to be trained.
+
+    Attributes:
+        origin: its weights as the user named them, None for fresh ones.
+        notes: lines about what was loaded, for the person.
+    """
+
+    model: nn.Module
+    arch: Architecture
+    origin: str | None
+    notes: list[str]
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything decided before the first step; `lr` is the base learning rate."""
+
+    command: str
+    recipe: Recipe
+    options: RunOptions
+    machine: Runtime
+    console: Console
+    train_split: Split
+    eval_split: Split
+    start: Start
+    plan: Plan
+    lr: float
+
+
+def make_job(
+    command: str, resolved: Recipe, options: RunOptions, make_model: Callable[[Split, tuple[int, int]], Start]
+) -> Job:
+    """Open the data, build the network and plan the run; `make_model` gets the training split and image size."""
+    lr = _one_rate(resolved)
+    _refuse_repeated_runs(resolved)
+    machine = runtime.start(resolved.precision.compute, track=options.track)
+    console = Console(quiet=options.quiet, is_main=machine.is_main)
+    with machine.accelerator.main_process_first():  # the others then find what it has cached
+        train_split, eval_split = _open_data(resolved)
+    torch.manual_seed(order.derive_seed(resolved.train.seed, "init"))
+    start = make_model(train_split, resolved.data.image_hw)
+    console.note(f"{start.arch.name} at {size_text(resolved.data.image_size)} px on {train_split.name}:")
+    console.note(
+        f"{len(train_split)} images of {train_split.num_classes} classes, scored on {len(eval_split)}"
+        f" of {eval_split.name}"
+    )
+    for line in start.notes:
+        console.note(line)
+    return Job(
+        command=command,
+        recipe=resolved,
+        options=options,
+        machine=machine,
+        console=console,
+        train_split=train_split,
+        eval_split=eval_split,
+        start=start,
+        plan=_plan(resolved, options, machine, start.arch, train_split),
+        lr=lr,
+    )
+
+
+def describe(job: Job) -> dict[str, Any]:
+    """What --dry-run says: the plan and its costs."""
+    macs = costs.forward_macs(job.start.arch)
+    return {
+        "command": job.command,
+        "model": job.start.arch.name,
+        "params": costs.num_params(job.start.arch),
+        "forward_gmacs": round(macs / 1e9, 3),
+        **asdict(job.plan),
+        "precision": job.machine.precision,
+        "estimated_peak_memory_gib": _estimated_memory_gib(job),
+        "recipe": recipe.to_toml(job.recipe),
+    }
+
+
+def size_text(image_size: int | tuple[int, int]) -> str:
+    return str(image_size) if isinstance(image_size, int) else "x".join(map(str, image_size))
+
+
+def _open_data(resolved: Recipe) -> tuple[Split, Split]:
+    wanted = resolved.data
+    if wanted.dataset is None:
+        raise VitError(
+            "no data set is named",
+            where="--dataset (recipe key data.dataset)",
+            fix="--dataset FOLDER, or demo",
+        )
+    return data.open_train_and_eval(
+        wanted.dataset,
+        train_split=wanted.train_split,
+        eval_split=wanted.eval_split,
+        dev_fraction=wanted.dev_fraction,
+        num_examples=wanted.num_examples,
+        image_column=wanted.image_column,
+        label_column=wanted.label_column,
+        seed=resolved.train.seed,
+    )
+
+
+def _plan(
+    resolved: Recipe, options: RunOptions, machine: Runtime, arch: Architecture, train_split: Split
+) -> Plan:
+    batch_size = resolved.train.batch_size
+    cap = LARGEST_PART.get(machine.device.type, LARGEST_PART_ON_GPU)
+    per_device_batch = options.per_device_batch or choose_per_device_batch(
+        batch_size, world_size=machine.world_size, cap=cap
+    )
+    return plan(
+        steps=resolved.schedule.steps,
+        epochs=resolved.schedule.epochs,
+        warmup=resolved.schedule.warmup,
+        batch_size=batch_size,
+        per_device_batch=per_device_batch,
+        world_size=machine.world_size,
+        num_examples=len(train_split),
+        forward_macs=costs.forward_macs(arch),
+    )
+
+
+def _one_rate(resolved: Recipe) -> float:
+    rates = resolved.optimizer.lr
+    if isinstance(rates, float | int):
+        return float(rates)
+    listed = ", ".join(f"{rate:g}" for rate in rates)
+    raise VitError(
+        f"the recipe lists {len(rates)} learning rates to choose from ({listed})",
+        where="recipe key optimizer.lr",
+        fix=f"name the one to train with, such as --lr {rates[len(rates) // 2]:g}",
+    )
+
+
+def _refuse_repeated_runs(resolved: Recipe) -> None:
+    if resolved.train.runs != 1:
+        raise VitError(
+            f"{resolved.train.runs} runs are asked for, one command makes one",
+            where="recipe key train.runs",
+            fix="set train.runs=1 and repeat the command with other values of --seed and --out",
+        )
+
+
+def _estimated_memory_gib(job: Job) -> float | None:
+    """Weights, gradients, optimizer and average, and what the backward pass of one part keeps."""
+    chosen, arch = job.recipe.optimizer, job.start.arch
+    copies = 2 + (2 if chosen.name == "adam" else 1) + bool(chosen.average)
+    kept = costs.activation_bytes(arch, low_precision=job.machine.precision != "fp32")
+    if kept is None:
+        return None
+    return (costs.num_params(arch) * 4 * copies + kept * job.plan.per_device_batch) / 2**30

@@ -1,0 +1,78 @@
+"""A finished run to its folder: weights, pictures, model card and, last of all, the summary."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from vitcli import figures, model_card, recipe, runlog, runtime
+from vitcli.commands.job import Job
+from vitcli.commands.pixels import preprocessing_of
+from vitcli.metrics import Scores
+from vitcli.runlog import RunFolder
+from vitcli.train import Progress
+from vitcli.weights import write_weights
+
+
+def summarise(
+    job: Job, path: Path, scores: Scores, progress: Progress, *, skipped: set[str]
+) -> dict[str, Any]:
+    """The object of summary.json and --json."""
+    wanted, images = job.recipe, job.plan.images_seen
+    run_scores = {"top1": scores.top1, "top5": scores.top5, "loss": scores.loss}
+    return {
+        "command": job.command,
+        "run_dir": str(path),
+        "model": job.start.arch.name,
+        "ckpt": job.start.origin,
+        "dataset": wanted.data.dataset,
+        "num_classes": job.train_split.num_classes,
+        "resolution": wanted.data.image_size,
+        "steps": job.plan.total_steps,
+        "batch_size": job.plan.batch_size,
+        "lr": job.lr,
+        "dev_top1_by_lr": None,
+        **run_scores,
+        "top1_std": None,
+        "runs": [{"seed": wanted.train.seed, **run_scores}],
+        "num_eval_examples": scores.num_examples,
+        "eval_split": job.eval_split.name,
+        "preprocessing": preprocessing_of(wanted).summary(),
+        "num_skipped_images": len(skipped),
+        "skipped_images": sorted(skipped)[:100],
+        "images_per_s": images / progress.elapsed_s if progress.elapsed_s else None,
+        "elapsed_s": progress.elapsed_s,
+        "exaflops": job.plan.exaflops,
+        "peak_memory_gib": runtime.peak_memory_gib(),
+        "precision": job.machine.precision,
+        "num_processes": job.machine.world_size,
+        "weights": str(path / "model.safetensors"),
+    }
+
+
+def write_results(
+    job: Job, folder: RunFolder, scores: Scores, summary: dict[str, Any], weights: dict[str, Tensor]
+) -> None:
+    """Everything a finished run leaves; a folder with a summary is a finished one."""
+    folder.log({"step": job.plan.total_steps, "eval": asdict(scores)})
+    write_weights(
+        folder.path,
+        weights,
+        job.start.arch,
+        preprocessing=preprocessing_of(job.recipe).as_dict(),
+        class_names=job.train_split.class_names,
+        metadata={
+            "trained_by": job.command,
+            "from": job.start.origin,
+            "steps": job.plan.total_steps,
+            "averaged": bool(job.recipe.optimizer.average),
+            "top1": scores.top1,
+        },
+    )
+    pictures = folder.path / "figures"
+    pictures.mkdir(exist_ok=True)
+    for name, figure in figures.training_curves(runlog.read_metrics(folder.path)).items():
+        figure.savefig(pictures / f"{name}.png")
+    folder.write_text("README.md", model_card.model_card(summary, recipe.to_toml(job.recipe)))
+    folder.write_json(runlog.SUMMARY, summary)

@@ -1,0 +1,96 @@
+"""How a command ends: its exit code and, if something went wrong, three lines said once.
+
+0 done, 1 a bug of ours, 2 to 8 by the kind of `VitError`, 130 after Ctrl-C, 143 after SIGTERM.
+"""
+
+import json
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import typer
+
+from vitcli import launching
+from vitcli.errors import MachineError, Stopped, VitError
+
+UsageError = typer.BadParameter.__bases__[0]  # typer's own: it carries its copy of click
+
+
+def exit_code_of(command: Callable[[], int | None], arguments: list[str]) -> int:
+    """Run the command; what it raises becomes a message and an exit code."""
+    try:
+        return command() or 0
+    except VitError as error:
+        return _tell(error, arguments)
+    except Stopped as stopped:
+        if launching.global_rank() == 0 and not {"--quiet", "-q"} & set(arguments):
+            print(stopped.note, file=sys.stderr)
+        return stopped.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        return 130
+    except UsageError as error:
+        return _tell(_of_usage(error, arguments), arguments)
+    except BrokenPipeError:  # the reader of a pipe has gone: nothing is left to say
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        return _tell(_of_the_world(error) or _bug(error), arguments)
+
+
+def _tell(error: VitError, arguments: list[str]) -> int:
+    """Say the error once, whichever process of the run met it."""
+    if "--debug" in arguments:
+        traceback.print_exception(error)
+    if launching.report_to_launcher(error):
+        return error.exit_code
+    if launching.global_rank() == 0 or hasattr(error, "rank"):
+        if "--json" in arguments:
+            told = {"message": error.message, "where": error.where, "fix": error.fix}
+            typer.echo(json.dumps({"error": told}, indent=2))
+        else:
+            print(error, file=sys.stderr)
+    return error.exit_code
+
+
+def _of_usage(error: Exception, arguments: list[str]) -> VitError:
+    words = [word for word in arguments[:2] if not word.startswith("-")]
+    command = " ".join(["vit", *(words if words[:1] == ["recipes"] else words[:1])])
+    what = error.format_message().rstrip(".")
+    return VitError(what, where=f"the command line, {command}", fix=f"{command} --help lists what there is")
+
+
+def _of_the_world(error: Exception) -> VitError | None:
+    """What libraries raise when memory, disk or another process gives out."""
+    gone = launching.as_process_error(error)
+    if gone:
+        return gone
+    text = str(error)
+    is_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    if is_memory or "can't allocate memory" in text:
+        return MachineError(
+            "the memory does not suffice",
+            where=text.splitlines()[0][:160] if text else "this process",
+            fix="lower --per-device-batch (the batch size and the result stay the same) or --res",
+        )
+    if isinstance(error, OSError) and error.strerror:
+        where = str(error.filename or "this machine")
+        return MachineError(error.strerror, where=where, fix="mend the file, folder or disk that is named")
+    return None
+
+
+def _bug(error: Exception) -> VitError:
+    """Our own mistake: exit 1, with the traceback kept for the report."""
+    folder = Path(getattr(error, "run_dir", tempfile.gettempdir()))
+    report = folder / f"crash-{os.getpid()}.txt"
+    report.write_text("".join(traceback.format_exception(error)))
+    told = VitError(
+        f"a bug in vit: {type(error).__name__}: {str(error)[:160]}",
+        where=f"the traceback is in {report}",
+        fix="please report it with that file; --debug shows the traceback here",
+    )
+    told.exit_code = 1
+    told.__cause__ = error
+    return told

@@ -1,0 +1,126 @@
+"""Starting the processes of a run on this machine, and hearing from them how they ended.
+
+One process is the default. `--num-processes N` hands this very command line to torch's elastic launcher;
+torchrun, `accelerate launch` and srun start the processes themselves, and nothing else differs.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from vitcli.errors import ProcessError, VitError
+
+LAUNCHED = "VIT_LAUNCHED"  # set for processes that our own launcher started: it prints their errors
+
+
+def is_launched() -> bool:
+    """Whether a launcher has already given this process its rank."""
+    return "RANK" in os.environ or int(os.environ.get("SLURM_NTASKS", 1)) > 1
+
+
+def global_rank() -> int:
+    """Rank of this process, also before, and after, it has joined the others."""
+    return int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", 0)))
+
+
+def adopt_slurm() -> None:
+    """Let `srun -m vitcli` work without a wrapper: torch's names for what SLURM says."""
+    if "RANK" in os.environ or int(os.environ.get("SLURM_NTASKS", 1)) <= 1:
+        return
+    os.environ["RANK"] = os.environ["SLURM_PROCID"]
+    os.environ["WORLD_SIZE"] = os.environ["SLURM_NTASKS"]
+    os.environ["LOCAL_RANK"] = os.environ["SLURM_LOCALID"]
+    os.environ.setdefault("MASTER_ADDR", os.environ.get("SLURM_LAUNCH_NODE_IPADDR", "127.0.0.1"))
+    os.environ.setdefault("MASTER_PORT", str(20_000 + int(os.environ["SLURM_JOB_ID"]) % 20_000))
+
+
+def launch(num_processes: int, arguments: list[str]) -> int:
+    """Run this command line in `num_processes` processes on this machine; the exit code of the first to fail.
+
+    Raises:
+        VitError: the failing process's own error, or a ProcessError if it could not say one.
+    """
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    os.environ[LAUNCHED] = "1"
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // num_processes)))
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=num_processes,
+        run_id=f"vit-{os.getpid()}",
+        rdzv_backend="c10d",
+        rdzv_endpoint="127.0.0.1:0",  # a free port, and nobody outside can join
+        local_addr="127.0.0.1",
+        max_restarts=0,
+    )
+    try:
+        elastic_launch(config, sys.executable)("-m", "vitcli", *arguments)
+    except SignalException as stopped:
+        return 128 + stopped.sigval
+    except ChildFailedError as failed:
+        return _first_failure(failed.failures)
+    return 0
+
+
+def _first_failure(failures: dict) -> int:
+    """Raise what the process that failed first has said; the others only saw it vanish."""
+    told = [failure.error_file_data.get("vit") for failure in failures.values() if failure.error_file_data]
+    told = sorted(
+        (error for error in told if error), key=lambda error: (error["exit_code"] == 7, error["at"])
+    )
+    killed = [(rank, failure) for rank, failure in failures.items() if failure.exitcode < 0]
+    if told and (told[0]["exit_code"] != 7 or not killed):
+        kind = next(
+            kind for kind in (VitError, *VitError.__subclasses__()) if kind.exit_code == told[0]["exit_code"]
+        )
+        raise kind(told[0]["message"], where=told[0]["where"], fix=told[0]["fix"])
+    if killed:
+        rank, failure = killed[0]
+        raise ProcessError(
+            f"process {rank} of the run was killed by {signal.Signals(-failure.exitcode).name}",
+            where=f"pid {failure.pid} on this machine",
+            fix="run the same command again to go on from the last checkpoint; if the memory ran out, "
+            "lower --per-device-batch",
+        )
+    stopped = [failure.exitcode for failure in failures.values() if failure.exitcode in (130, 143)]
+    return stopped[0] if stopped else next(iter(failures.values())).exitcode
+
+
+def report_to_launcher(error: VitError) -> bool:
+    """Leave `error` where our launcher finds it; whether there is such a launcher to print it."""
+    place = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not place or LAUNCHED not in os.environ:
+        return False
+    told = dict(
+        message=error.message, where=error.where, fix=error.fix, exit_code=error.exit_code, at=time.time()
+    )
+    extra = {"py_callstack": "", "timestamp": str(int(time.time()))}
+    Path(place).write_text(
+        json.dumps({"message": {"message": error.message, "extraInfo": extra}, "vit": told})
+    )
+    return True
+
+
+def as_process_error(error: Exception) -> ProcessError | None:
+    """What a collective raises when another process is gone, as an error of the run; None for any other."""
+    text = str(error)
+    signs = (
+        "Connection closed by peer",
+        "Connection reset by peer",
+        "Broken pipe",
+        "Timed out waiting",
+        "NCCL",
+    )
+    if not isinstance(error, RuntimeError) or not any(sign in text for sign in signs):
+        return None
+    return ProcessError(
+        "another process of the run is gone or has stalled",
+        where=f"process {global_rank()}: {text.strip().splitlines()[0][:120]}",
+        fix="look at that process's message; the same command goes on from the last checkpoint",
+    )
