@@ -20,7 +20,7 @@ FLOORS = [
     {"commands." + name for name in
      ("__init__", "job", "session", "results", "pixels", "finetune", "pretrain", "evaluate", "predict", "recipes")},
     # 5 door
-    {"cli", "exits", "__main__", "__init__"},
+    {"cli", "options", "exits", "__main__", "__init__"},
 ]  # fmt: skip
 # Who may use a room of its own floor: the parts of one thing, and what every floor may use.
 NEIGHBOURS = {
@@ -36,7 +36,7 @@ NEIGHBOURS = {
     "commands.finetune": {"commands.job", "commands.session"}, "commands.pretrain": {"commands.job", "commands.session"},
     "commands.evaluate": {"commands.pixels"},
     "commands.predict": {"commands.pixels"},
-    "cli": {"exits"}, "__main__": {"cli"},
+    "cli": {"exits", "options"}, "__main__": {"cli"},
 }  # fmt: skip
 HEAVY = {"torch", "torchvision", "timm", "datasets", "accelerate", "matplotlib"}
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -110,7 +110,7 @@ def test_no_room_imports_click_or_unpickles(path):
 @pytest.mark.parametrize("path", FILES, ids=room)
 def test_files_and_functions_stay_within_their_budget(path):
     text = path.read_text()
-    limit = 430 if room(path) == "cli" else 300
+    limit = 310 if room(path) == "cli" else 300
     assert len(text.splitlines()) <= limit
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef):

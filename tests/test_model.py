@@ -228,6 +228,18 @@ def test_the_papers_own_choices_are_refused_for_timms_models(options):
         arch_of("resnet18", **options)
 
 
+def test_the_papers_gelu_can_be_asked_of_weights_of_the_papers_networks_alone():
+    timms_vit, resnet = arch_of("vit_tiny_patch16_224"), arch_of("resnet18")
+
+    asked = adapted(timms_vit, image_size=(32, 32), num_classes=5, gelu="tanh")
+    assert fresh(asked).blocks[0].mlp.act(torch.tensor(1.0)).item() == pytest.approx(
+        0.841192, abs=1e-6
+    )  # erf: 0.841345
+    assert adapted(timms_vit, image_size=(32, 32), num_classes=5).gelu == "timm"
+    with pytest.raises(VitError, match="timm defines"):
+        adapted(resnet, image_size=(32, 32), num_classes=5, gelu="tanh")
+
+
 def test_dropout_that_a_network_cannot_have_is_refused():
     with pytest.raises(VitError, match="timm cannot build resnet18"):
         build(arch_of("resnet18"), dropout=0.1)

@@ -16,14 +16,26 @@ from vitcli.errors import ProcessError, VitError
 LAUNCHED = "VIT_LAUNCHED"  # set for processes that our own launcher started: it prints their errors
 
 
-def is_launched() -> bool:
-    """Whether a launcher has already given this process its rank."""
-    return "RANK" in os.environ or int(os.environ.get("SLURM_NTASKS", 1)) > 1
+def must_launch(num_processes: int) -> bool:
+    """Whether this process is to start the run's processes, and not one that a launcher has started.
+
+    Raises:
+        VitError: a launcher has started another number of processes than the command line asks for.
+    """
+    if "RANK" not in os.environ:
+        return num_processes > 1
+    if int(os.environ["WORLD_SIZE"]) != num_processes:
+        raise VitError(
+            f"{num_processes} processes are asked for, the launcher has started {os.environ['WORLD_SIZE']}",
+            where=f"--num-processes {num_processes}",
+            fix="leave the option out under torchrun, accelerate launch and srun",
+        )
+    return False
 
 
 def global_rank() -> int:
-    """Rank of this process, also before, and after, it has joined the others."""
-    return int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", 0)))
+    """Rank of this process, also before it has joined the others and after."""
+    return int(os.environ.get("RANK", 0))
 
 
 def adopt_slurm() -> None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import init
 
 from vitcli.errors import VitError, nearest
-from vitcli.variants import VARIANTS, Architecture, Variant, find_variant
+from vitcli.variants import VARIANTS, Architecture, Variant, find_variant, variant_of_timm
 
 TRUNCATED_STD = 0.87962566103423978  # of a standard normal cut at -2 and 2, as flax divides by
 ACT_LAYERS = {"tanh": "gelu_tanh", "erf": "gelu"}  # in timm's words
@@ -44,12 +44,8 @@ def architecture(
         VitError: an unknown name, an image size the patches do not divide, a paper option for a timm model.
     """
     variant = known_name(name)
-    if variant is None and (pre_logits or gelu not in (None, "timm")):
-        raise VitError(
-            f"{name} is a model as timm defines it: the paper's GELU and pre-logits are not for it",
-            where="recipe keys model.gelu and model.pre_logits",
-            fix=f"leave both out, or take a model of the paper: {', '.join(VARIANTS)}",
-        )
+    if pre_logits or gelu not in (None, "timm"):
+        _check_of_the_paper(variant.timm_name if variant else name)
     arch = Architecture(
         name=variant.name if variant else name,
         timm_name=variant.timm_name if variant else name,
@@ -75,11 +71,29 @@ def known_name(name: str) -> Variant | None:
     return variant
 
 
-def adapted(arch: Architecture, *, image_size: tuple[int, int], num_classes: int) -> Architecture:
-    """The same network for another task: pixels, classes, and one layer as head (paper, section 3.2)."""
-    other = replace(arch, image_size=tuple(image_size), num_classes=num_classes, pre_logits=False)
+def adapted(
+    arch: Architecture, *, image_size: tuple[int, int], num_classes: int, gelu: str | None = None
+) -> Architecture:
+    """The same network for another task: pixels, classes, and one layer as head (paper, section 3.2).
+
+    `gelu` is the network's own unless given, which only networks of the paper take.
+    """
+    if gelu not in (None, arch.gelu, "timm") and arch.gelu == "timm":
+        _check_of_the_paper(arch.timm_name)
+    size = tuple(image_size)
+    other = replace(arch, image_size=size, num_classes=num_classes, pre_logits=False, gelu=gelu or arch.gelu)
     check_image_size(other)
     return other
+
+
+def _check_of_the_paper(timm_name: str) -> None:
+    """Refuse the paper's own choices for a network that is not the paper's."""
+    if variant_of_timm(timm_name) is None:
+        raise VitError(
+            f"{timm_name} is a model as timm defines it: the paper's GELU and pre-logits are not for it",
+            where="recipe keys model.gelu and model.pre_logits",
+            fix=f"leave both out, or take a model of the paper: {', '.join(VARIANTS)}",
+        )
 
 
 def check_image_size(arch: Architecture) -> None:

@@ -42,7 +42,7 @@ def _evaluation(result: dict[str, Any]) -> str:
             ("top-1", f"{result['top1']:.2%}"),
             ("top-5", f"{result['top5']:.2%}"),
             ("loss", f"{result['loss']:.4f}"),
-            ("scored on", f"{result['num_eval_examples']} images, {result['split']}"),
+            ("scored on", f"{result['num_eval_examples']} images, {result['eval_split']}"),
             *_skipped(result),
             ("model", f"{result['model']}, {result['numerics']}"),
             ("pixels", f"{result['preprocessing']}, {result['preprocessing_from']}"),

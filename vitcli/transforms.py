@@ -63,6 +63,11 @@ class Preprocessing:
         return f"{height}x{width}, {how}, {self.interpolation}{' with antialias' if self.antialias else ''}"
 
     @property
+    def resolution(self) -> int | list[int]:
+        """The image size as recipes write it: one number for a square, else height and width."""
+        return self.image_size[0] if len(set(self.image_size)) == 1 else list(self.image_size)
+
+    @property
     def short_side(self) -> int:
         """Pixels of the short side before the centre crop: 248 for 224 at a crop fraction of 0.9."""
         return math.floor(min(self.image_size) / self.crop_fraction + 1e-6)

@@ -2,15 +2,16 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict
 from typing import Any
 
 from vitcli import data, inference, loader, recipe, runtime
-from vitcli.commands.pixels import preprocessing_for
+from vitcli.commands.pixels import load_for_inference, preprocessing_for
 from vitcli.console import Console
 from vitcli.errors import VitError
-from vitcli.model import build
-from vitcli.weights import load_into, read_weights
+from vitcli.recipe import Recipe
+from vitcli.split import Split
+from vitcli.weights import Weights, read_weights
 
 
 def evaluate(
@@ -27,33 +28,18 @@ def evaluate(
     Every example counts once, in fp32 unless another precision is asked for, on any number of processes.
     """
     resolved = recipe.load(recipe_name or "evaluate/default", overrides, shorthands, training=False)
-    wanted = resolved.data
-    if resolved.model.ckpt is None or wanted.dataset is None:
-        raise VitError(
-            "nothing to evaluate" if resolved.model.ckpt is None else "no data set is named",
-            where="--ckpt and --dataset",
-            fix="--ckpt RUN --dataset DATA, such as --ckpt demo --dataset demo",
-        )
+    _check_named(resolved)
     precision = "fp32" if resolved.precision.compute == "auto" else resolved.precision.compute
     machine = runtime.start(precision)
     console = Console(quiet=quiet, is_main=machine.is_main)
     weights = read_weights(resolved.model.ckpt, model_name=resolved.model.name)
-    with machine.accelerator.main_process_first():
-        found = data.open_eval(
-            wanted.dataset, split, image_column=wanted.image_column, label_column=wanted.label_column
-        )
-    found, is_mapped = data.match_classes(
-        found, weights.class_names, num_classes=weights.architecture.num_classes, ckpt=resolved.model.ckpt
-    )
+    with machine.accelerator.main_process_first():  # the others then find what it has cached
+        found, is_mapped = _open_split(resolved, split, weights)
     preprocessing, origin = preprocessing_for(
         weights, resolved, recipe_name=recipe_name, overrides=overrides, shorthands=shorthands
     )
-    arch = replace(weights.architecture, image_size=preprocessing.image_size)
-    model = build(arch, dropout=0.0)
-    load_into(model, arch, weights, new_head=False)
-    model.to(machine.device)
+    model, arch = load_for_inference(weights, preprocessing.image_size, machine.device)
     console.note(f"{arch.name} ({weights.numerics}) on {found.name}: {preprocessing.summary()}, {origin}")
-
     began_at = time.perf_counter()
     scores, skipped = inference.evaluate(
         model,
@@ -61,35 +47,53 @@ def evaluate(
         preprocessing,
         runtime=machine,
         batch_size=resolved.eval.batch_size,
-        on_bad_image=wanted.on_bad_image,
+        on_bad_image=resolved.data.on_bad_image,
         num_threads=workers or loader.default_threads(machine.processes_here),
         precision=precision,
         console=console,
     )
     skipped = sorted(machine.union(set(skipped)))
     elapsed_s = time.perf_counter() - began_at
+    counts = asdict(scores)
+    num_eval_examples = counts.pop("num_examples")
     return {
         "command": "evaluate",
         "ckpt": resolved.model.ckpt,
         "model": arch.name,
         "numerics": weights.numerics,
-        "dataset": wanted.dataset,
-        "split": found.name,
+        "dataset": resolved.data.dataset,
+        "eval_split": found.name,
         "num_classes": arch.num_classes,
-        "resolution": preprocessing.image_size[0]
-        if len(set(preprocessing.image_size)) == 1
-        else list(preprocessing.image_size),
+        "resolution": preprocessing.resolution,
         "preprocessing": preprocessing.summary(),
         "preprocessing_from": origin,
         "classes_mapped_by_name": is_mapped,
-        "top1": scores.top1,
-        "top5": scores.top5,
-        "loss": scores.loss,
-        "num_eval_examples": scores.num_examples,
+        **counts,
+        "num_eval_examples": num_eval_examples,
         "num_skipped_images": len(skipped),
         "skipped_images": skipped[:100],
-        "images_per_s": scores.num_examples / elapsed_s,
+        "images_per_s": num_eval_examples / elapsed_s,
         "elapsed_s": elapsed_s,
         "precision": precision,
         "num_processes": machine.world_size,
     }
+
+
+def _check_named(resolved: Recipe) -> None:
+    if resolved.model.ckpt is None or resolved.data.dataset is None:
+        missing = "checkpoint" if resolved.model.ckpt is None else "data set"
+        raise VitError(
+            f"no {missing} is named to evaluate",
+            where="--ckpt and --dataset",
+            fix="--ckpt RUN --dataset DATA, such as --ckpt demo --dataset demo:pretrain",
+        )
+
+
+def _open_split(resolved: Recipe, split: str, weights: Weights) -> tuple[Split, bool]:
+    """The split with its labels in the checkpoint's order, and whether that moved any."""
+    wanted = resolved.data
+    found = data.open_eval(
+        wanted.dataset, split, image_column=wanted.image_column, label_column=wanted.label_column
+    )
+    num_classes = weights.architecture.num_classes
+    return data.match_classes(found, weights.class_names, num_classes=num_classes, ckpt=resolved.model.ckpt)

@@ -1,7 +1,6 @@
 """`vit finetune`: carry a checkpoint over to another data set (paper, section 3.2)."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from vitcli import recipe
@@ -41,8 +40,7 @@ def finetune(
             arch = architecture(wanted.name, image_size=image_size, num_classes=split.num_classes, gelu=gelu)
             return Start(build(arch, dropout=wanted.dropout), arch, None, ["fresh weights"])
         weights = read_weights(wanted.ckpt, model_name=wanted.name)
-        arch = adapted(weights.architecture, image_size=image_size, num_classes=split.num_classes)
-        arch = replace(arch, gelu=gelu or arch.gelu)
+        arch = adapted(weights.architecture, image_size=image_size, num_classes=split.num_classes, gelu=gelu)
         model = build(arch, dropout=wanted.dropout)
         report = load_into(model, arch, weights, new_head=True)
         return Start(

@@ -1,12 +1,20 @@
-"""A recipe's [data] section to the transforms, and whose preprocessing counts. Shared by commands; none itself."""
+"""A recipe's [data] section to the transforms, whose preprocessing counts, and the model that sees it.
+
+Shared by commands; no command of its own.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+from torch import nn
+
+from vitcli.model import build, check_image_size
 from vitcli.recipe import Recipe
 from vitcli.transforms import Preprocessing, TrainTransform
-from vitcli.weights import Weights
+from vitcli.variants import Architecture
+from vitcli.weights import Weights, load_into
 
 # Recipe key to the field of Preprocessing it decides.
 FIELDS = {
@@ -73,3 +81,14 @@ def preprocessing_for(
     changed = {field: getattr(wanted, field) for key, field in FIELDS.items() if key in named}
     words = "as stored with the weights"
     return replace(stored, **changed), words + (f", but for {', '.join(changed)}" if changed else "")
+
+
+def load_for_inference(
+    weights: Weights, image_size: tuple[int, int], device: torch.device
+) -> tuple[nn.Module, Architecture]:
+    """The network at `image_size` with all its weights, position embedding resampled if need be, on the device."""
+    arch = replace(weights.architecture, image_size=image_size)
+    check_image_size(arch)
+    model = build(arch, dropout=0.0)
+    load_into(model, arch, weights, new_head=False)
+    return model.to(device).eval(), arch

@@ -2,7 +2,6 @@
 
 import glob
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +9,11 @@ import numpy as np
 import torch
 
 from vitcli import data_files, inference, loader, recipe, runtime
-from vitcli.commands.pixels import preprocessing_for
+from vitcli.commands.pixels import load_for_inference, preprocessing_for
 from vitcli.console import Console
 from vitcli.errors import DataError, VitError
-from vitcli.model import build
 from vitcli.split import Split
-from vitcli.weights import load_into, read_weights
+from vitcli.weights import read_weights
 
 
 def predict(
@@ -23,7 +21,7 @@ def predict(
     overrides: Sequence[str],
     shorthands: Mapping[str, Any],
     *,
-    topk: int,
+    topk: int | None,
     workers: int | None,
     quiet: bool,
 ) -> dict[str, Any]:
@@ -41,14 +39,11 @@ def predict(
     preprocessing, origin = preprocessing_for(
         weights, resolved, recipe_name=None, overrides=overrides, shorthands=shorthands
     )
-    arch = replace(weights.architecture, image_size=preprocessing.image_size)
+    model, arch = load_for_inference(weights, preprocessing.image_size, machine.device)
     if not 0 < topk <= arch.num_classes:
         raise VitError(
             f"the model has {arch.num_classes} classes", where=f"--topk {topk}", fix="a smaller number"
         )
-    model = build(arch, dropout=0.0)
-    load_into(model, arch, weights, new_head=False)
-    model.to(machine.device)
     console.note(f"{arch.name}: {preprocessing.summary()}, {origin}")
 
     predictions, skipped = [], []

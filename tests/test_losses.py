@@ -1,0 +1,82 @@
+"""The two training losses, against hand values and a second implementation in numpy."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from vitcli.losses import loss_fn, sigmoid_xent, softmax_xent
+
+RNG = np.random.default_rng(0)
+LOGITS = RNG.normal(0, 3, (6, 4))
+LABELS = np.array([0, 1, 2, 3, 3, 0])
+ONE_HOT = np.eye(4)[LABELS]
+
+
+def tensors():
+    return torch.from_numpy(LOGITS), torch.from_numpy(LABELS)
+
+
+@pytest.mark.parametrize("num_classes", [2, 10, 1_000, 21_843])
+def test_a_zero_head_gives_ln_k_under_softmax_and_k_ln_2_under_sigmoid(num_classes):
+    logits, labels = torch.zeros(3, num_classes), torch.tensor([0, 1, num_classes - 1])
+
+    assert float(softmax_xent(logits, labels)) == pytest.approx(math.log(num_classes), rel=1e-6)
+    assert float(sigmoid_xent(logits, labels)) == pytest.approx(num_classes * math.log(2), rel=1e-5)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.3])
+def test_softmax_targets_are_smoothed_towards_all_classes_alike(smoothing):
+    targets = ONE_HOT * (1 - smoothing) + smoothing / 4
+    log_shares = LOGITS - np.log(np.exp(LOGITS).sum(axis=1, keepdims=True))
+
+    loss = loss_fn("softmax", label_smoothing=smoothing)(*tensors())
+
+    assert float(loss) == pytest.approx(-(targets * log_shares).sum(axis=1).mean(), rel=1e-6)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.3])
+def test_sigmoid_targets_are_smoothed_to_e_and_one_minus_e(smoothing):
+    targets = np.where(ONE_HOT == 1, 1 - smoothing, smoothing)
+    yes, no = np.log(1 / (1 + np.exp(-LOGITS))), np.log(1 / (1 + np.exp(LOGITS)))
+
+    loss = loss_fn("sigmoid", label_smoothing=smoothing)(*tensors())
+
+    assert float(loss) == pytest.approx(-(targets * yes + (1 - targets) * no).sum(axis=1).mean(), rel=1e-6)
+
+
+def test_smoothed_losses_of_one_image_by_hand():
+    logits, label = torch.tensor([[math.log(3.0), 0.0]]), torch.tensor([0])  # shares 3/4 and 1/4
+
+    softmax = -(0.9 * math.log(3 / 4) + 0.1 * math.log(1 / 4))
+    sigmoid = -(0.8 * math.log(3 / 4) + 0.2 * math.log(1 / 4)) + math.log(2)
+    assert float(softmax_xent(logits, label, label_smoothing=0.2)) == pytest.approx(softmax)
+    assert float(sigmoid_xent(logits, label, label_smoothing=0.2)) == pytest.approx(sigmoid)
+
+
+@pytest.mark.parametrize("name", ["softmax", "sigmoid"])
+def test_a_batch_has_the_mean_of_its_images(name):
+    loss = loss_fn(name, label_smoothing=0.1)
+    logits, labels = tensors()
+
+    alone = [float(loss(logits[i : i + 1], labels[i : i + 1])) for i in range(6)]
+    assert float(loss(logits, labels)) == pytest.approx(sum(alone) / 6)
+
+
+@pytest.mark.parametrize("name", ["softmax", "sigmoid"])
+def test_half_precision_logits_are_taken_to_float32_first(name):
+    logits, labels = torch.from_numpy(LOGITS).bfloat16(), torch.from_numpy(LABELS)
+    loss = loss_fn(name, label_smoothing=0.0)
+
+    assert loss(logits, labels).dtype == torch.float32
+    assert torch.equal(loss(logits, labels), loss(logits.float(), labels))
+
+
+def test_the_gradient_of_softmax_is_share_minus_target():
+    logits, labels = tensors()
+    logits = logits.float().requires_grad_()
+    softmax_xent(logits, labels).backward()
+
+    shares = np.exp(LOGITS) / np.exp(LOGITS).sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(logits.grad, (shares - ONE_HOT) / 6, atol=1e-6)

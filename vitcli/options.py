@@ -1,0 +1,94 @@
+"""Every option of the command line: its name, its panel in --help, and what it says there.
+
+A shorthand for a recipe key names the key in brackets.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+DATA, MODEL, TRAINING, RUN = "Data", "Model", "Training", "Run"
+
+
+def recipe_names(incomplete: str) -> list[str]:
+    """For shell completion."""
+    from vitcli import recipe
+
+    return [name for name, _ in recipe.available() if name.startswith(incomplete)]
+
+
+def dataset_names(incomplete: str) -> list[str]:
+    """For shell completion."""
+    from vitcli import recipe
+
+    return [name for name in ("demo", *recipe.dataset_aliases()) if name.startswith(incomplete)]
+
+
+def model_names(incomplete: str) -> list[str]:
+    """For shell completion."""
+    from vitcli.variants import VARIANTS
+
+    return [name for name in VARIANTS if name.lower().startswith(incomplete.lower())]
+
+
+def option(name: str, panel: str, help: str, metavar: str | None = "", **more):
+    """One option; the kind of its value is named by `metavar` and not by its Python type."""
+    names = [name, "-q"] if name == "--quiet" else [name]
+    help = help.replace("[", "\\[")  # a bracket is markup to Rich
+    return typer.Option(*names, rich_help_panel=panel, help=help, metavar=metavar, show_default=False, **more)
+
+
+# fmt: off
+Dataset = Annotated[str | None, option("--dataset", DATA,
+    "A folder of class folders, Parquet, Arrow or save_to_disk files; an alias such as oxford_pets; a Hub id "
+    "owner/name; or demo. [data.dataset]", "DATA", autocompletion=dataset_names)]
+Split = Annotated[str, option("--split", DATA,
+    "Such as test or train[:10%]; the test split is found if left out.", "SPLIT")]
+Res = Annotated[str | None, option("--res", DATA,
+    "Image size in pixels: 384, or 384x512 (height x width). [data.image_size]", "PX")]
+
+Ckpt = Annotated[str | None, option("--ckpt", MODEL,
+    "A run folder, .safetensors, official .npz or .pth file, timm/NAME.TAG, hf-hub:OWNER/NAME, or demo. "
+    "[model.ckpt]", "WEIGHTS")]
+Model = Annotated[str | None, option("--model", MODEL,
+    "The paper's name (ViT-B/16, L/16) or any timm model; a checkpoint usually knows its own. [model.name]",
+    "NAME", autocompletion=model_names)]
+
+Steps = Annotated[int | None, option("--steps", TRAINING, "Optimizer steps. [schedule.steps]", "N")]
+BatchSize = Annotated[int | None, option("--batch-size", TRAINING,
+    "Images a step, over all processes. [train.batch_size]", "N")]
+Lr = Annotated[str | None, option("--lr", TRAINING, "Base learning rate. [optimizer.lr]", "RATE")]
+Seed = Annotated[int | None, option("--seed", TRAINING, "Seed of everything drawn. [train.seed]", "N")]
+
+RecipeName = Annotated[str | None, option("--recipe", RUN,
+    "A shipped recipe (vit recipes list) or a .toml file; found by the data set if left out.", "NAME",
+    autocompletion=recipe_names)]
+Set = Annotated[list[str] | None, option("--set", RUN,
+    "Any other recipe key, such as data.flip=false; repeatable.", "KEY=VALUE")]
+Out = Annotated[Path | None, option("--out", RUN,
+    "Run folder; the same command goes on with an unfinished run. A new one under runs/ if left out.", "FOLDER")]
+Precision = Annotated[str | None, option("--precision", RUN,
+    "auto, fp32, bf16 or fp16; auto is bf16 where the device computes it natively. [precision.compute]", "KIND")]
+EvalPrecision = Annotated[str | None, option("--precision", RUN,
+    "fp32 unless bf16 or fp16 is named. [precision.compute]", "KIND")]
+EvalBatchSize = Annotated[int | None, option("--batch-size", RUN,
+    "Images of one forward pass. [eval.batch_size]", "N")]
+NumProcesses = Annotated[int | None, option("--num-processes", RUN,
+    "Processes on this machine, one for each GPU.", "N", min=1)]
+PerDeviceBatch = Annotated[int | None, option("--per-device-batch", RUN,
+    "Images of one forward pass; the batch must split evenly into such parts.", "N", min=1)]
+Workers = Annotated[int | None, option("--workers", RUN, "Loader threads; they change no result.", "N", min=1)]
+Compile = Annotated[bool, option("--compile/--no-compile", TRAINING, "Compile the model with torch.compile.")]
+Track = Annotated[str | None, option("--track", RUN,
+    "Also log to tensorboard, wandb, trackio or mlflow (extra: track).", "NAME")]
+Topk = Annotated[int | None, option("--topk", RUN, "Classes a picture; 5 if left out.", "N", min=1)]
+Overwrite = Annotated[bool, option("--overwrite", RUN, "Delete an earlier run in --out first.")]
+DryRun = Annotated[bool, option("--dry-run", RUN, "Print the resolved recipe and its plan; write nothing.")]
+Measure = Annotated[bool, option("--measure", RUN, "With --dry-run: time ten real steps.")]
+Json = Annotated[bool, option("--json", RUN, "Print one JSON object on standard output.")]
+JsonLines = Annotated[bool, option("--jsonl", RUN, "Print one JSON object a picture.")]
+Quiet = Annotated[bool, option("--quiet", RUN, "No progress, no notes.")]
+Debug = Annotated[bool, option("--debug", RUN, "Show the traceback of an error.")]
+Version = Annotated[bool, option("--version", RUN, "Print the version.")]
+# fmt: on
