@@ -61,7 +61,14 @@ def test_decay_on_all_means_every_parameter(vit):
 
 
 def test_adam_steps_are_those_of_the_formula_with_decay_apart_from_the_gradient():
-    start, gradients, lr, decay, (b1, b2), eps = [1.0, -2.0], [[0.5, 0.1], [-1.0, 0.1]], 0.01, 0.3, (0.9, 0.99), 1e-8
+    start, gradients, lr, decay, (b1, b2), eps = (
+        [1.0, -2.0],
+        [[0.5, 0.1], [-1.0, 0.1]],
+        0.01,
+        0.3,
+        (0.9, 0.99),
+        1e-8,
+    )
     model = one_weight(start)
     optimizer = build_optimizer(
         model, name="adam", momentum=None, betas=(b1, b2), eps=eps, weight_decay=decay, decay_on="matrices"

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import timm
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from vitcli.conversion import from_timm_config, recognise
@@ -19,7 +18,7 @@ from vitcli.errors import NotFiniteError, WeightsError
 from vitcli.model import expected_tensors, head_names, known_name, timm_config
 from vitcli.posemb import resample_grid
 from vitcli.variants import Architecture, find_variant, variant_of_timm
-from vitcli.weights_files import Content, Place, blaming, broken, locate, parsing, read_file, replace_file
+from vitcli.weights_files import Content, Place, blaming, broken, locate, parsing, read_file, replace_file, write_safetensors
 
 FACTORY_OPTIONS = {  # of timm.create_model itself; in a file they could make it read other files
     "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "pretrained_model_args", "pretrained_strict",
@@ -219,7 +218,7 @@ def write_weights(
         ) from error
     config = json.dumps(timm_config(arch, preprocessing, class_names) | {"vit": vit}, indent=2)
     header = {"format": "pt", "vit": json.dumps(vit)}
-    replace_file(folder / "model.safetensors", lambda path: save_file(tensors, path, metadata=header))
+    replace_file(folder / "model.safetensors", lambda path: write_safetensors(path, tensors, header))
     replace_file(folder / "config.json", lambda path: path.write_text(config + "\n"))
 
 

@@ -17,7 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from vitcli.conversion import from_official, is_official, num_heads
@@ -105,6 +106,22 @@ def read_file(path: Path) -> Content:
     return content._replace(state=state)
 
 
+def write_safetensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    """Write tensors and metadata; the same ones always give the same bytes.
+
+    safetensors 0.8 writes metadata in an order of the moment, which would give equal runs unequal files.
+    """
+    save_file(tensors, path, metadata=metadata)
+    with open(path, "r+b") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        ordered = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        assert len(ordered) <= length, "reordering does not lengthen the header"
+        file.seek(8)
+        file.write(ordered.ljust(length))  # spaces at the end are the format's own padding
+
+
 def replace_file(path: Path, write: Callable[[Path], None]) -> None:
     """Write a file under an unpredictable name beside it, make it safe on the disk, then rename it."""
     name = None
@@ -116,7 +133,7 @@ def replace_file(path: Path, write: Callable[[Path], None]) -> None:
         _sync(name)
         os.replace(name, path)
         _sync(path.parent)
-    except Exception as error:  # safetensors has its own errors for a full disk
+    except (OSError, SafetensorError) as error:
         fix = "make room, or write to another folder"
         raise MachineError(f"{path.name} was not written: {error}", where=str(path), fix=fix) from error
     finally:
