@@ -19,6 +19,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 SHARED = Path(os.environ.get("VIT_TEST_DATA", REPOSITORY.parent / "shared"))
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ["OMP_NUM_THREADS"] = "1"  # before torch: several test processes share the cores
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -61,7 +62,7 @@ def vit(
 ) -> subprocess.CompletedProcess:
     """Run the command line in a process of its own, as a user does."""
     words = [sys.executable, "-m", "vitcli", *map(str, arguments)]
-    everything = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
+    everything = {**os.environ, **(env or {})}
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     with subprocess.Popen(words, env=everything, **pipes) as process:
         on_start(process)

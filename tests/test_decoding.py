@@ -310,7 +310,7 @@ def test_a_text_block_that_unpacks_to_thirty_megabytes_is_refused():
 
 
 def mutated(data: bytes, rng: random.Random) -> bytes:
-    """A few bytes changed, mostly near the front, where the headers are; sometimes a piece gone or doubled."""
+    """A few bytes changed, mostly near the front, where headers are; sometimes a piece gone or doubled."""
     changed = bytearray(data)
     for _ in range(rng.choice([1, 1, 2, 8])):
         reach = rng.choice([24, 80, len(changed)])

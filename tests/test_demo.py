@@ -63,7 +63,7 @@ def plane(reach: int) -> tuple[np.ndarray, np.ndarray]:
     [
         ("ring", math.pi * (1 - 1 / 4)),
         ("star", 5 * math.sin(math.radians(36)) * 4 / (1 + math.sqrt(5)) ** 2),
-        ("cross", 4 * 0.34 * (2 * 0.94 - 0.34)),
+        ("cross", 4 * 0.30 * (2 * 0.95 - 0.30)),
         ("triangle", 3 * math.sqrt(3) / 4),
         ("heart", 0.78**2 * (2 + math.pi / 2)),
         ("moon", math.pi - 0.64 * math.acos(-0.1375) - math.acos(0.61) + math.sqrt(0.6279) / 2),

@@ -107,19 +107,20 @@ def find_damage(folder: Path) -> str | None:
     """What differs from the manifest, or None if every byte is as it was written."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
-        files = manifest["files"]
-    except (OSError, ValueError, KeyError, TypeError):
+        files = {name: (said["bytes"], said["sha256"]) for name, said in manifest["files"].items()}
+        belongs_to = manifest["checkpoint"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return f"{MANIFEST} is missing or broken"
-    if manifest.get("checkpoint") != folder.name:
+    if belongs_to != folder.name:
         return f"{MANIFEST} belongs to another checkpoint"
     strangers = {path.name for path in folder.iterdir()} - {*files, MANIFEST}
     if strangers:
         return f"{min(strangers)} does not belong here"
-    for name, said in files.items():
+    for name, (num_bytes, sha256) in files.items():
         path = folder / name
-        if not path.is_file() or path.stat().st_size != said["bytes"]:
+        if not path.is_file() or path.stat().st_size != num_bytes:
             return f"{name} is missing or has another size"
-        if _sha256(path) != said["sha256"]:
+        if _sha256(path) != sha256:
             return f"{name} has changed"
     return None
 

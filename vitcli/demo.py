@@ -47,8 +47,8 @@ def _pairs(*, held_out: bool) -> tuple[str, ...]:
 
 
 SETS = {
-    "demo": DemoSet(_pairs(held_out=True), {"train": 600, "test": 600}),
-    "demo:pretrain": DemoSet(_pairs(held_out=False), {"train": 24_000, "test": 1_200}),
+    "demo": DemoSet(_pairs(held_out=True), {"train": 720, "test": 600}),
+    "demo:pretrain": DemoSet(_pairs(held_out=False), {"train": 48_000, "test": 1_200}),
 }
 
 
@@ -142,7 +142,7 @@ def _stamp(
 ) -> None:
     """Draw the shape, filled with the texture in two inks, at a random place, size and angle."""
     radius = _between(rng, 20, 24) * (6 if shape in ("star", "triangle") else 5) // 5  # for about one area
-    box, u_hw, v_hw = _frame(rng, radius=radius, margin=27, swing=0.07)
+    box, u_hw, v_hw = _frame(rng, radius=radius, margin=28, swing=0.05)
     inside_hw = _inside(shape, u_hw, v_hw, UNIT * FINE * radius)
     _lay(picture_HWC, box, inside_hw, first_ink_C)
     zoom = 256 * PERIOD // (UNIT * _between(rng, 11, 15))
@@ -205,7 +205,7 @@ def _inside(shape: str, u_hw: np.ndarray, v_hw: np.ndarray, radius: int) -> np.n
             return sum(side_hw.view(np.uint8) for side_hw in near) >= 4
         case "cross":
             short_hw, long_hw = abs(u_hw), abs(v_hw)
-            arm, end = radius * 34 // 100, radius * 94 // 100
+            arm, end = radius * 30 // 100, radius * 95 // 100
             return (np.minimum(short_hw, long_hw) < arm) & (np.maximum(short_hw, long_hw) < end)
         case "triangle":
             far_hw = np.maximum(_side(u_hw, v_hw, 0), _side(u_hw, v_hw, 1 / 3))
@@ -236,8 +236,8 @@ def _marked(texture: str, s_hw: np.ndarray, t_hw: np.ndarray) -> np.ndarray:
             return np.zeros(s_hw.shape, dtype=bool)
         case "striped":
             return s_hw & wrap < half
-        case "dotted":
-            s_hw, t_hw = (s_hw & wrap) - half, (t_hw & wrap) - half
+        case "dotted":  # every other line of dots is shifted, else the gaps look like a net
+            s_hw, t_hw = (s_hw + half * (t_hw >> 8) & wrap) - half, (t_hw & wrap) - half
             return s_hw * s_hw + t_hw * t_hw < PERIOD * PERIOD // 9
         case "checked":
             return (s_hw & wrap < half) ^ (t_hw & wrap < half)

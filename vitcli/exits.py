@@ -84,7 +84,7 @@ def _of_the_world(error: Exception) -> VitError | None:
 def _bug(error: Exception) -> VitError:
     """Our own mistake: exit 1, with the traceback kept for the report."""
     folder = Path(getattr(error, "run_dir", tempfile.gettempdir()))
-    report = folder / f"crash-{os.getpid()}.txt"
+    report = folder / f"vit-crash-{os.getpid()}.txt"
     report.write_text("".join(traceback.format_exception(error)))
     told = VitError(
         f"a bug in vit: {type(error).__name__}: {str(error)[:160]}",

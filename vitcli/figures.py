@@ -3,9 +3,6 @@
 from typing import Any
 
 import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -29,7 +26,7 @@ def training_curves(records: list[dict[str, Any]]) -> dict[str, Figure]:
     steps = [record for record in records if "loss" in record]
     evals = [(record["step"], record["eval"]) for record in records if "eval" in record]
     figures = {}
-    with plt.rc_context(STYLE):
+    with matplotlib.rc_context(STYLE):
         if steps:
             at = [record["step"] for record in steps]
             loss = _line(at, [record["loss"] for record in steps], "loss in nats", label="training")
@@ -50,7 +47,8 @@ def training_curves(records: list[dict[str, Any]]) -> dict[str, Figure]:
 
 
 def _line(steps: list[int], values: list[float], unit: str, label: str = "", marker: str = "") -> Figure:
-    figure, axes = plt.subplots(layout="constrained")
+    figure = Figure(layout="constrained")  # not pyplot's: nothing keeps it alive, and no display is asked for
+    axes = figure.add_subplot()
     axes.plot(steps, values, color=BLUE, label=label, marker=marker, markersize=4)
     axes.set_xlabel("step")
     axes.set_ylabel(unit)

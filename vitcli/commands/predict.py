@@ -40,10 +40,11 @@ def predict(
         weights, resolved, recipe_name=None, overrides=overrides, shorthands=shorthands
     )
     model, arch = load_for_inference(weights, preprocessing.image_size, machine.device)
-    if not 0 < topk <= arch.num_classes:
+    if topk and topk > arch.num_classes:
         raise VitError(
             f"the model has {arch.num_classes} classes", where=f"--topk {topk}", fix="a smaller number"
         )
+    topk = topk or min(5, arch.num_classes)
     console.note(f"{arch.name}: {preprocessing.summary()}, {origin}")
 
     predictions, skipped = [], []

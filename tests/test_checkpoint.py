@@ -1,0 +1,152 @@
+"""Checkpoints: whole or not there, every byte checked, nothing lost when a save fails."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from vitcli import checkpoint
+from vitcli.errors import MachineError, WeightsError
+
+
+@pytest.fixture
+def net() -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    step(model, optimizer)
+    return model, optimizer
+
+
+def step(model, optimizer) -> None:
+    optimizer.zero_grad()
+    model(torch.ones(5, 3)).square().sum().backward()
+    optimizer.step()
+
+
+def save(run_dir, number, net, keep=2, **state) -> None:
+    model, optimizer = net
+    checkpoint.save(run_dir, number, model=model, optimizer=optimizer, average=None, state=state, keep=keep)
+
+
+def test_what_is_saved_comes_back_and_training_goes_on_the_same(tmp_path, net):
+    model, optimizer = net
+    save(tmp_path, 7, net, note="here")
+    found, notes = checkpoint.load_newest(tmp_path)
+    other = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    other_optimizer = torch.optim.AdamW(other.parameters(), lr=0.1)
+
+    other.load_state_dict(found.model)
+    checkpoint.restore_optimizer(other, other_optimizer, found.optimizer)
+    step(model, optimizer)
+    step(other, other_optimizer)
+
+    assert (found.step, found.state, notes) == (7, {"note": "here"}, [])
+    for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_only_the_newest_are_kept(tmp_path, net):
+    for number in (1, 2, 3, 10):
+        save(tmp_path, number, net, keep=2)
+
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step_0000003", "step_0000010"]
+
+
+def test_a_folder_without_checkpoints_has_none(tmp_path):
+    assert checkpoint.load_newest(tmp_path) == (None, [])
+
+
+def test_every_flipped_bit_is_found_and_the_one_before_is_used(tmp_path, net):
+    save(tmp_path, 1, net)
+    save(tmp_path, 2, net)
+    newest = tmp_path / "checkpoints/step_0000002"
+    for file in sorted(newest.iterdir()):
+        whole = file.read_bytes()
+        for place in range(0, len(whole), max(1, len(whole) // 40)):
+            file.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
+            found, notes = checkpoint.load_newest(tmp_path)
+            assert found.step == 1 and "step_0000002 is damaged" in notes[0], (file.name, place)
+        file.write_bytes(whole)
+    assert checkpoint.load_newest(tmp_path)[0].step == 2
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"])
+def test_a_missing_shortened_or_exchanged_file_is_found(tmp_path, net, name):
+    save(tmp_path, 1, net)
+    step(*net)
+    save(tmp_path, 2, net)
+    old, new = (tmp_path / f"checkpoints/step_000000{number}" / name for number in (1, 2))
+    whole = new.read_bytes()
+
+    for damage in (new.unlink, lambda: new.write_bytes(whole[:-1]), lambda: new.write_bytes(old.read_bytes())):
+        damage()
+        assert checkpoint.load_newest(tmp_path)[0].step == 1
+        new.write_bytes(whole)
+
+
+def test_a_file_that_does_not_belong_is_found(tmp_path, net):
+    save(tmp_path, 1, net)
+    (tmp_path / "checkpoints/step_0000001/extra.safetensors").write_bytes(b"")
+
+    with pytest.raises(WeightsError, match=r"extra.safetensors does not belong"):
+        checkpoint.load_newest(tmp_path)
+
+
+def test_when_none_is_intact_nothing_is_loaded_and_nothing_deleted(tmp_path, net):
+    save(tmp_path, 1, net)
+    (tmp_path / "checkpoints/step_0000001/state.json").write_text("{}")
+
+    with pytest.raises(WeightsError, match="no intact checkpoint"):
+        checkpoint.load_newest(tmp_path)
+    assert (tmp_path / "checkpoints/step_0000001/model.safetensors").exists()
+
+
+def test_a_save_that_fails_keeps_what_was_there(tmp_path, net, file_size_limit):
+    save(tmp_path, 1, net)
+    with file_size_limit(300), pytest.raises(MachineError, match="cannot be written") as told:
+        save(tmp_path, 2, net)
+
+    assert "MiB free" in told.value.where
+    assert checkpoint.load_newest(tmp_path)[0].step == 1
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step_0000001"]
+
+
+def test_leftovers_of_an_interrupted_save_are_removed_and_nothing_else(tmp_path, net):
+    save(tmp_path, 1, net)
+    (tmp_path / "checkpoints/.tmp-2-99").mkdir()
+    (tmp_path / "checkpoints/mine").mkdir()
+
+    checkpoint.clean(tmp_path)
+
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["mine", "step_0000001"]
+
+
+def test_nothing_in_a_checkpoint_is_a_pickle(tmp_path, net):
+    save(tmp_path, 1, net)
+
+    files = {path.name: path.read_bytes() for path in (tmp_path / "checkpoints/step_0000001").iterdir()}
+    assert set(files) == {"model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"}
+    json.loads(files["state.json"]), json.loads(files["manifest.json"])
+
+
+@pytest.fixture
+def file_size_limit():
+    """A disk that is full after so many bytes, without being root: writes beyond raise as a full disk does."""
+    import resource
+    import signal
+    from contextlib import contextmanager
+
+    @contextmanager
+    def limit(num_bytes):
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+            signal.signal(signal.SIGXFSZ, handler)
+
+    return limit

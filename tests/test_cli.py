@@ -1,0 +1,201 @@
+"""The command line as scripts see it: exit codes, three-line errors, JSON, and help that answers at once."""
+
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+from tests.conftest import Outcome, run
+
+COMMANDS = ["finetune", "pretrain", "evaluate", "predict", "recipes", "recipes list", "recipes show",
+            "recipes check", "recipes schema", "recipes copy"]  # fmt: skip
+FRESH = ("finetune", "--ckpt", "random", "--model", "ViT-demo/8", "--res", "16", "--steps", "2", "--batch-size", "4")
+
+
+def check_error(outcome: Outcome, code: int, *words: str) -> None:
+    """The documented exit code and three lines that say what, where and what to do; no traceback."""
+    assert outcome.code == code, outcome.err
+    lines = outcome.err.strip().splitlines()[-3:]
+    assert lines[0].startswith("error: ") and lines[1].startswith("  where: ") and lines[2].startswith("  fix:   ")
+    assert outcome.out == "" and "Traceback" not in outcome.err
+    for word in words:
+        assert word in outcome.err, outcome.err
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help_loads_neither_torch_nor_datasets_and_is_quick(command):
+    code = (
+        "import sys, time\n"
+        "began = time.process_time()\n"
+        "from vitcli.cli import main\n"
+        "try:\n"
+        f"    main({[*command.split(), '--help']!r})\n"
+        "except SystemExit as ended:\n"
+        "    assert not ended.code\n"
+        "heavy = {'torch', 'datasets', 'timm', 'torchvision', 'numpy', 'accelerate'} & set(sys.modules)\n"
+        "print(sorted(heavy), file=sys.stderr)\n"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+
+    assert shown.stderr.strip() == "[]"
+    assert "Usage: vit" in shown.stdout
+
+
+def test_recipes_never_load_torch():
+    code = (
+        "import sys\n"
+        "from vitcli.cli import main\n"
+        "for words in (['recipes', 'list'], ['recipes', 'check'], ['recipes', 'show', 'finetune/demo']):\n"
+        "    try:\n"
+        "        main(words)\n"
+        "    except SystemExit as ended:\n"
+        "        assert not ended.code\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60).returncode == 0
+
+
+def test_the_version_is_the_packages():
+    from vitcli import __version__
+
+    assert run("--version").out == f"vit {__version__}\n"
+
+
+def test_an_unknown_option_is_a_usage_error():
+    check_error(run("finetune", "--bogus"), 2, "--bogus", "vit finetune --help")
+
+
+def test_an_error_with_json_is_one_object_on_standard_output():
+    outcome = run("finetune", "--steps", "many", "--json")
+
+    assert outcome.code == 2
+    assert set(outcome.json["error"]) == {"message", "where", "fix"}
+
+
+def test_debug_shows_the_traceback_as_well():
+    assert "Traceback" in run("evaluate", "--debug").err
+
+
+# Twenty and more kinds of bad input; {tmp} and {photos} are folders.
+BAD_INPUT = {
+    "a missing weights file": (("evaluate", "--ckpt", "{tmp}/none.safetensors", "--dataset", "{photos}"), 4, "none.safetensors"),
+    "a missing data set": ((*FRESH, "--dataset", "{tmp}/none"), 3, "there is no data set"),
+    "an empty folder as data set": ((*FRESH, "--dataset", "{tmp}"), 3, "holds no images"),
+    "a wrong split": (("evaluate", "--ckpt", "{tmp}/w", "--dataset", "{photos}", "--split", "tset"), (3, 4), ""),
+    "a split that is not there": ((*FRESH, "--dataset", "{photos}", "--set", "data.eval_split=tset"), 3, "did you mean 'test'?"),
+    "an empty split": ((*FRESH, "--dataset", "{photos}", "--set", "data.eval_split=test[:0]"), 3, "has no rows"),
+    "an unknown recipe key": ((*FRESH, "--dataset", "{photos}", "--set", "optimizer.learning_rate=1"), 2, "optimizer.learning_rate"),
+    "an unknown recipe": ((*FRESH, "--recipe", "finetune/cifar1000"), 2, "cifar100"),
+    "an unknown model": (("finetune", "--ckpt", "random", "--model", "ViT-X/16", "--dataset", "{photos}"), 2, "ViT-X/16"),
+    "no model for fresh weights": (("finetune", "--ckpt", "random", "--dataset", "{photos}"), 2, "--model"),
+    "no checkpoint": (("finetune", "--dataset", "{photos}"), 2, "--ckpt"),
+    "a number that is none": ((*FRESH, "--dataset", "{photos}", "--lr", "fast"), 2, "fast"),
+    "a resolution patches do not divide": (("finetune", "--ckpt", "random", "--model", "ViT-B/16", "--res", "100", "--dataset", "{photos}"), 2, "100"),
+    "a batch that does not split": ((*FRESH, "--dataset", "{photos}", "--per-device-batch", "3"), 2, "does not split"),
+    "a warm-up longer than the run": ((*FRESH, "--dataset", "{photos}", "--set", "schedule.warmup=50"), 2, "warm"),
+    "a list of learning rates": ((*FRESH, "--dataset", "{photos}", "--lr", "0.1,0.2"), 2, "--lr"),
+    "more examples than there are": ((*FRESH, "--dataset", "{photos}", "--set", "data.num_examples=1000"), 3, "1000"),
+    "a column that is not there": ((*FRESH, "--dataset", "{photos}", "--set", "data.label_column=labl"), 3, "labl"),
+    "the same key twice": ((*FRESH, "--dataset", "{photos}", "--set", "schedule.steps=3"), 2, "schedule.steps"),
+    "fp16 without a GPU": ((*FRESH, "--dataset", "{photos}", "--precision", "fp16"), 5, "fp16"),
+    "an unknown precision": ((*FRESH, "--dataset", "{photos}", "--precision", "fp8"), 2, "fp8"),
+    "an unknown tracker": ((*FRESH, "--dataset", "{photos}", "--track", "tensorbord"), 2, "tensorboard"),
+    "an output folder of something else": ((*FRESH, "--dataset", "{photos}", "--out", "{photos}"), 2, "other files"),
+    "an output folder that is a file": ((*FRESH, "--dataset", "{photos}", "--out", "{tmp}/file"), 5, "file"),
+    "an output folder nobody can make": ((*FRESH, "--dataset", "{photos}", "--out", "/proc/vit/run"), 5, "/proc"),
+    "a Hub id without network": ((*FRESH, "--dataset", "nobody/nothing"), 3, "nobody/nothing"),
+    "an alias that is on no hub": ((*FRESH, "--dataset", "vtab/sun397"), 3, "VIT_DATA"),
+    "pictures that are not there": (("predict", "--ckpt", "demo", "{tmp}/*.jpg"), 3, "no picture"),
+    "pictures without a checkpoint": (("predict", "{photos}"), 2, "--ckpt"),
+    "several processes with a bad batch": ((*FRESH, "--dataset", "{photos}", "--set", "train.runs=3"), 2, "train.runs"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", BAD_INPUT)
+def test_bad_input_gets_its_exit_code_and_three_lines(kind, photos, tmp_path):
+    words, codes, said = BAD_INPUT[kind]
+    (tmp_path / "file").write_text("")
+    before = sorted(tmp_path.rglob("*"))
+    outcome = run(*[word.format(tmp=tmp_path, photos=photos) for word in words], "--quiet")
+
+    check_error(outcome, outcome.code if outcome.code in np.atleast_1d(codes) else codes, said)
+    assert sorted(tmp_path.rglob("*")) == before, "nothing is left behind"
+    assert not (Path.cwd() / "runs").exists()
+
+
+def test_a_text_file_named_jpg_is_named(photos, tmp_path):
+    copy_with(photos, tmp_path, "train/red/note.jpg", b"this is text")
+
+    check_error(run(*FRESH, "--dataset", tmp_path, "--out", tmp_path / "run", "-q"), 3, "note.jpg", "not a JPEG")
+
+
+def test_a_truncated_jpeg_is_named(photos, tmp_path):
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)).save(tmp_path / "x.jpg")
+    copy_with(photos, tmp_path, "train/red/cut.jpg", (tmp_path / "x.jpg").read_bytes()[:-200])
+
+    check_error(run(*FRESH, "--dataset", tmp_path, "--out", tmp_path / "run", "-q"), 3, "cut.jpg")
+
+
+def test_an_unlabelled_split_is_refused_with_advice(tmp_path):
+    write_table(tmp_path / "train.parquet", labels=[0, 1, 0, 1])
+    write_table(tmp_path / "test.parquet", labels=[0, -1, -1, 1])
+
+    check_error(run(*FRESH, "--dataset", tmp_path, "-q"), 3, "no label (-1)", "row 1", "data.eval_split")
+
+
+@pytest.mark.parametrize("damage", ["cut", "text", "shape"])
+def test_damaged_safetensors_are_refused(photos, tmp_path, damage):
+    file = tmp_path / "w.safetensors"
+    save_file({"cls_token": torch.zeros(1, 1, 192), "pos_embed": torch.zeros(1, 196, 192)}, file)
+    if damage != "shape":
+        file.write_bytes(file.read_bytes()[:-50] if damage == "cut" else b"hello")
+
+    check_error(run("evaluate", "--ckpt", file, "--dataset", photos, "-q"), 4, "w.safetensors")
+
+
+def test_a_pickle_that_would_run_code_is_refused_and_does_not_run(photos, tmp_path):
+    class Attack:
+        def __reduce__(self):
+            return (Path.touch, (tmp_path / "attacked",))
+
+    (tmp_path / "w.pth").write_bytes(pickle.dumps(Attack()))
+    torch.save({"model": Attack()}, tmp_path / "z.pth")
+
+    for name in ("w.pth", "z.pth"):
+        check_error(run("evaluate", "--ckpt", tmp_path / name, "--dataset", photos, "-q"), 4, name)
+    assert not (tmp_path / "attacked").exists()
+
+
+def copy_with(photos: Path, root: Path, name: str, contents: bytes) -> None:
+    for file in photos.rglob("*.png"):
+        copy = root / file.relative_to(photos)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(file.read_bytes())
+    (root / name).write_bytes(contents)
+
+
+def write_table(file: Path, labels: list[int]) -> None:
+    import datasets
+
+    image = {"bytes": png(), "path": None}
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])})
+    datasets.Dataset.from_dict({"image": [image] * len(labels), "label": labels}, features=features).to_parquet(file)
+
+
+def png() -> bytes:
+    import io
+
+    target = io.BytesIO()
+    Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(target, "PNG")
+    return target.getvalue()
+
+
+def test_the_json_schema_is_json():
+    assert json.loads(run("recipes", "schema").out)["properties"].keys() >= {"model", "data", "optimizer"}
