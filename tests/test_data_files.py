@@ -242,7 +242,7 @@ def test_a_saved_split_that_is_gone_is_refused_in_words(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["train.parquet", "train.arrow"])
-@pytest.mark.parametrize("content", [b"", b"PAR1 but no table", bytes(range(256))], ids=["empty", "text", "bytes"])
+@pytest.mark.parametrize("content", [b"", b"PAR1 but no table", b"1234567890" * 50])
 def test_a_damaged_table_is_named(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
 

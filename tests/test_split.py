@@ -177,6 +177,19 @@ def test_an_image_path_that_leads_out_of_the_data_set_is_refused(tmp_path, path)
     assert "row 0" in caught.value.where
 
 
+@pytest.mark.parametrize("path", ["/etc/hostname", "http://127.0.0.1:9/x.png"])
+def test_a_path_in_an_image_column_that_datasets_wrote_is_kept_inside_too(tmp_path, path):
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["x"])})
+    rows = {"image": [{"bytes": None, "path": path}], "label": [0]}
+    pq.write_table(datasets.Dataset.from_dict(rows, features=features).data.table, tmp_path / "train.parquet")
+    tables = open_local(tmp_path)
+
+    assert isinstance(tables.open["train"]().features["image"], datasets.Image)
+    for root in (tables.root, None):
+        with pytest.raises(DataError, match="leads out of the data set"):
+            split_of(tables.open["train"](), root=root).read_row(0)
+
+
 @pytest.mark.parametrize("name", ["inside.png", "deep/../inside.png"])
 def test_an_image_path_inside_the_data_set_is_read(tmp_path, name):
     (tmp_path / "inside.png").write_bytes(png(9))

@@ -250,7 +250,7 @@ def _image_bytes(image, root: Path | None, name: str, row: int) -> bytes:
     if not path:
         raise DataError("a row without an image", where=here, fix="remove it, or set data.on_bad_image=skip")
     real = os.path.realpath(os.path.join(root, path)) if root else None
-    if real is None or not Path(real).is_relative_to(root):
+    if real is None or "://" in path or not Path(real).is_relative_to(root):
         raise DataError(
             f"image path {path!r} leads out of the data set",
             where=here,

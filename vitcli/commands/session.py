@@ -16,7 +16,7 @@ from vitcli import checkpoint, inference, loader, losses, optim, recipe, runlog,
 from vitcli.commands.job import Job, RunOptions, Start, describe, make_job
 from vitcli.commands.pixels import preprocessing_of, train_transform_of
 from vitcli.commands.results import summarise, write_results
-from vitcli.errors import VitError
+from vitcli.errors import DataError, VitError
 from vitcli.metrics import Scores
 from vitcli.recipe import Recipe
 from vitcli.schedule import lr_at_step
@@ -24,6 +24,7 @@ from vitcli.split import Split
 from vitcli.train import Progress, train
 
 MEASURED_STEPS = 10
+CHECKED_IMAGES = 200_000  # looked at before the first step, some ten seconds' worth
 
 
 def run(
@@ -57,6 +58,8 @@ class Session:
         try:
             self._prepare()
             self._resume()
+            if self.progress.step == 0:
+                self.machine.on_main(self._check_images)
             self._train(save=self._save)
             scores, skipped = self._evaluate()
             skipped = self.machine.union(self.progress.skipped | set(skipped))
@@ -98,6 +101,19 @@ class Session:
         if options.track:
             self.folder.also_log = runtime.start_tracker(self.machine, path, recipe.flat(self.recipe))
         return path
+
+    def _check_images(self) -> None:
+        """Stop for a bad picture before the first step, not after hours; too large a split is left to luck."""
+        for split in (self.job.train_split, self.job.eval_split):
+            if len(split) > CHECKED_IMAGES:
+                continue
+            errors = loader.check_images(split, num_threads=self.num_threads)
+            if errors and self.recipe.data.on_bad_image == "error":
+                first = errors[0]
+                count = f"{len(errors)} of the {len(split)} images of {split.name} cannot be read, such as: "
+                raise DataError(count + first.message, where=first.where, fix=first.fix)
+            if errors:
+                self.job.console.note(f"{len(errors)} images of {split.name} are undecodable and left out")
 
     def _prepare(self) -> None:
         """Model and optimizer on their device; `self.model` stays the bare one, `self.wrapped` is Accelerate's."""

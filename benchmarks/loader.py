@@ -1,0 +1,136 @@
+"""Images per second from encoded bytes to a uint8 batch: ours against what people use today.
+
+    python benchmarks/loader.py FOLDER [--res 224] [--threads 2] [--steps 8]
+
+FOLDER is any data set `vit` reads. Every way decodes, takes a random crop, resizes it and flips; each gets the same
+rows and as many threads, or worker processes, as the others. Figures are ratios within one run: compare nothing
+across machines. What they were where this was written stands in docs/loader.md.
+"""
+
+import argparse
+import io
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from random import Random
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+import timm.data
+import torch
+from PIL import Image
+
+from vitcli import data, loader, order
+from vitcli.decoding import decode
+from vitcli.transforms import TrainTransform, inception_crop
+
+BATCH = 32
+
+
+def transform_of(res: int) -> TrainTransform:
+    return TrainTransform((res, res), "inception", (0.05, 1.0), (0.75, 4 / 3), None, True, "bilinear", True)
+
+
+def ours(split, res, threads, steps):
+    batches = loader.train_batches(
+        split, transform_of(res), start_step=0, total_steps=steps, batch_size=BATCH, per_device_batch=BATCH, seed=0,
+        rank=0, world_size=1, on_bad_image="error", num_threads=threads,
+    )  # fmt: skip
+    return sum(len(batch.labels_B) for batch in batches)
+
+
+def ours_with_pillow(split, res, threads, steps):
+    """The same threads and crops, with Pillow's decoder and resize."""
+    transform = transform_of(res)
+
+    def load(position: int) -> np.ndarray:
+        (row,) = order.rows_at(range(position, position + 1), num_examples=len(split), seed=0)
+        image = Image.open(io.BytesIO(split.read_row(int(row))[0])).convert("RGB")
+        rng = Random(order.derive_seed(0, "augment", position))
+        top, left, height, width = inception_crop(
+            image.height, image.width, area=transform.crop_area, aspect=transform.crop_aspect, rng=rng
+        )
+        image = image.crop((left, top, left + width, top + height)).resize((res, res), Image.Resampling.BILINEAR)
+        return np.asarray(image)
+
+    with ThreadPoolExecutor(threads) as pool:
+        return sum(1 for _ in pool.map(load, range(steps * BATCH)))
+
+
+def spdl_core(split, res, threads, steps):
+    """The same functions in spdl-core's thread pipeline."""
+    from spdl.pipeline import PipelineBuilder
+
+    transform = transform_of(res)
+
+    def load(position: int) -> np.ndarray:
+        (row,) = order.rows_at(range(position, position + 1), num_examples=len(split), seed=0)
+        image = decode(split.read_row(int(row))[0], where=str, row=int(row))
+        return transform(image, Random(order.derive_seed(0, "augment", position)))
+
+    pipeline = (
+        PipelineBuilder()
+        .add_source(range(steps * BATCH))
+        .pipe(load, concurrency=threads)
+        .aggregate(BATCH)
+        .pipe(np.stack)
+        .add_sink(2)
+        .build(num_threads=threads)
+    )
+    with pipeline.auto_stop():
+        return sum(len(batch) for batch in pipeline)
+
+
+class TimmRows(torch.utils.data.Dataset):
+    """What timm's scripts do: Pillow, RandomResizedCrop and a flip, in worker processes."""
+
+    def __init__(self, split, res, length):
+        self.split, self.length = split, length
+        self.transform = timm.data.create_transform(res, is_training=True, auto_augment=None, color_jitter=0.0,
+                                                    scale=(0.05, 1.0), interpolation="bilinear", use_prefetcher=True)  # fmt: skip
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        image = Image.open(io.BytesIO(self.split.read_row(index % len(self.split))[0])).convert("RGB")
+        return np.array(self.transform(image), copy=True)
+
+
+def timm_workers(split, res, threads, steps):
+    rows = TimmRows(split, res, steps * BATCH)
+    batches = torch.utils.data.DataLoader(rows, BATCH, shuffle=True, num_workers=threads)
+    return sum(len(batch) for batch in batches)
+
+
+def main() -> None:
+    words = argparse.ArgumentParser()
+    words.add_argument("folder")
+    words.add_argument("--res", type=int, default=224)
+    words.add_argument("--threads", type=int, default=2)
+    words.add_argument("--steps", type=int, default=8)
+    words.add_argument("--rounds", type=int, default=3)
+    given = words.parse_args()
+    source = data.DataSet(given.folder)
+    split = source.open(source.split_names[0])
+    ways = [ours, ours_with_pillow, timm_workers]
+    try:
+        import spdl.pipeline  # noqa: F401
+
+        ways.append(spdl_core)
+    except ImportError:
+        print("spdl-core is not installed: left out")
+    rates = {way.__name__: [] for way in ways}
+    for _ in range(given.rounds):
+        for way in ways:  # in turn, so that a machine that slows down slows all
+            began_at = time.perf_counter()
+            count = way(split, given.res, given.threads, given.steps)
+            rates[way.__name__].append(count / (time.perf_counter() - began_at))
+    base = float(np.median(rates["timm_workers"]))
+    for name, found in rates.items():
+        print(f"{name:<18} {np.median(found):7.1f} images/s   {np.median(found) / base:5.2f} x timm's way")
+
+
+if __name__ == "__main__":
+    main()
