@@ -2,9 +2,9 @@
 
     python benchmarks/loader.py FOLDER [--res 224] [--threads 2] [--steps 8]
 
-FOLDER is any data set `vit` reads. Every way decodes, takes a random crop, resizes it and flips; each gets the same
-rows and as many threads, or worker processes, as the others. Figures are ratios within one run: compare nothing
-across machines. What they were where this was written stands in docs/loader.md.
+FOLDER is any data set `vit` reads. Every way decodes, takes a random crop, resizes it and flips; each gets
+the same rows and as many threads, or worker processes, as the others. Figures are ratios within one run:
+compare nothing across machines. What they were where this was written stands in docs/loader.md.
 """
 
 import argparse
@@ -34,8 +34,8 @@ def transform_of(res: int) -> TrainTransform:
 
 def ours(split, res, threads, steps):
     batches = loader.train_batches(
-        split, transform_of(res), start_step=0, total_steps=steps, batch_size=BATCH, per_device_batch=BATCH, seed=0,
-        rank=0, world_size=1, on_bad_image="error", num_threads=threads,
+        split, transform_of(res), start_step=0, total_steps=steps, batch_size=BATCH, per_device_batch=BATCH,
+        seed=0, rank=0, world_size=1, on_bad_image="error", num_threads=threads,
     )  # fmt: skip
     return sum(len(batch.labels_B) for batch in batches)
 
@@ -51,7 +51,9 @@ def ours_with_pillow(split, res, threads, steps):
         top, left, height, width = inception_crop(
             image.height, image.width, area=transform.crop_area, aspect=transform.crop_aspect, rng=rng
         )
-        image = image.crop((left, top, left + width, top + height)).resize((res, res), Image.Resampling.BILINEAR)
+        image = image.crop((left, top, left + width, top + height)).resize(
+            (res, res), Image.Resampling.BILINEAR
+        )
         return np.asarray(image)
 
     with ThreadPoolExecutor(threads) as pool:
@@ -87,8 +89,15 @@ class TimmRows(torch.utils.data.Dataset):
 
     def __init__(self, split, res, length):
         self.split, self.length = split, length
-        self.transform = timm.data.create_transform(res, is_training=True, auto_augment=None, color_jitter=0.0,
-                                                    scale=(0.05, 1.0), interpolation="bilinear", use_prefetcher=True)  # fmt: skip
+        self.transform = timm.data.create_transform(
+            res,
+            is_training=True,
+            auto_augment=None,
+            color_jitter=0.0,
+            scale=(0.05, 1.0),
+            interpolation="bilinear",
+            use_prefetcher=True,
+        )
 
     def __len__(self):
         return self.length

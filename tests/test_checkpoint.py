@@ -51,7 +51,10 @@ def test_only_the_newest_are_kept(tmp_path, net):
     for number in (1, 2, 3, 10):
         save(tmp_path, number, net, keep=2)
 
-    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step_0000003", "step_0000010"]
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [
+        "step_0000003",
+        "step_0000010",
+    ]
 
 
 def test_a_folder_without_checkpoints_has_none(tmp_path):
@@ -72,7 +75,9 @@ def test_every_flipped_bit_is_found_and_the_one_before_is_used(tmp_path, net):
     assert checkpoint.load_newest(tmp_path)[0].step == 2
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"])
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"]
+)
 def test_a_missing_shortened_or_exchanged_file_is_found(tmp_path, net, name):
     save(tmp_path, 1, net)
     step(*net)
@@ -80,7 +85,11 @@ def test_a_missing_shortened_or_exchanged_file_is_found(tmp_path, net, name):
     old, new = (tmp_path / f"checkpoints/step_000000{number}" / name for number in (1, 2))
     whole = new.read_bytes()
 
-    for damage in (new.unlink, lambda: new.write_bytes(whole[:-1]), lambda: new.write_bytes(old.read_bytes())):
+    for damage in (
+        new.unlink,
+        lambda: new.write_bytes(whole[:-1]),
+        lambda: new.write_bytes(old.read_bytes()),
+    ):
         damage()
         assert checkpoint.load_newest(tmp_path)[0].step == 1
         new.write_bytes(whole)

@@ -16,14 +16,30 @@ from tests.conftest import Outcome, run
 
 COMMANDS = ["finetune", "pretrain", "evaluate", "predict", "recipes", "recipes list", "recipes show",
             "recipes check", "recipes schema", "recipes copy"]  # fmt: skip
-FRESH = ("finetune", "--ckpt", "random", "--model", "ViT-demo/8", "--res", "16", "--steps", "2", "--batch-size", "4")
+FRESH = (
+    "finetune",
+    "--ckpt",
+    "random",
+    "--model",
+    "ViT-demo/8",
+    "--res",
+    "16",
+    "--steps",
+    "2",
+    "--batch-size",
+    "4",
+)
 
 
 def check_error(outcome: Outcome, code: int, *words: str) -> None:
     """The documented exit code and three lines that say what, where and what to do; no traceback."""
     assert outcome.code == code, outcome.err
     lines = outcome.err.strip().splitlines()[-3:]
-    assert lines[0].startswith("error: ") and lines[1].startswith("  where: ") and lines[2].startswith("  fix:   ")
+    assert (
+        lines[0].startswith("error: ")
+        and lines[1].startswith("  where: ")
+        and lines[2].startswith("  fix:   ")
+    )
     assert outcome.out == "" and "Traceback" not in outcome.err
     for word in words:
         assert word in outcome.err, outcome.err
@@ -133,11 +149,15 @@ def test_bad_input_gets_its_exit_code_and_three_lines(kind, photos, tmp_path):
 def test_a_text_file_named_jpg_is_named(photos, tmp_path):
     copy_with(photos, tmp_path, "train/red/note.jpg", b"this is text")
 
-    check_error(run(*FRESH, "--dataset", tmp_path, "--out", tmp_path / "run", "-q"), 3, "note.jpg", "not a JPEG")
+    check_error(
+        run(*FRESH, "--dataset", tmp_path, "--out", tmp_path / "run", "-q"), 3, "note.jpg", "not a JPEG"
+    )
 
 
 def test_a_truncated_jpeg_is_named(photos, tmp_path):
-    Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)).save(tmp_path / "x.jpg")
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)).save(
+        tmp_path / "x.jpg"
+    )
     copy_with(photos, tmp_path, "train/red/cut.jpg", (tmp_path / "x.jpg").read_bytes()[:-200])
 
     check_error(run(*FRESH, "--dataset", tmp_path, "--out", tmp_path / "run", "-q"), 3, "cut.jpg")
@@ -186,7 +206,9 @@ def write_table(file: Path, labels: list[int]) -> None:
 
     image = {"bytes": png(), "path": None}
     features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])})
-    datasets.Dataset.from_dict({"image": [image] * len(labels), "label": labels}, features=features).to_parquet(file)
+    datasets.Dataset.from_dict(
+        {"image": [image] * len(labels), "label": labels}, features=features
+    ).to_parquet(file)
 
 
 def png() -> bytes:

@@ -67,7 +67,11 @@ def write(tmp_path):
         ("data.std=[0.5, 0.0, 0.5]", "data.std is [0.5, 0.0, 0.5]", "above 0"),
         ("data.crop_area=[1.0, 0.05]", "data.crop_area is [1.0, 0.05]", "[least, largest]"),
         ("data.crop_area=none", "data.crop_area is missing", "data.train_crop = 'inception' needs it"),
-        ("data.eval_crop_fraction=0.9", "is for data.eval_resize = 'short_side', which is 'square'", "leave it out"),
+        (
+            "data.eval_crop_fraction=0.9",
+            "is for data.eval_resize = 'short_side', which is 'square'",
+            "leave it out",
+        ),
         ("data.dev_fraction=0", "without a dev split", "data.dev_fraction above 0"),
         ("optimizer.momentum=none", "optimizer.momentum is missing", "optimizer.name = 'sgd' needs it"),
         ("optimizer.eps=1e-8", "optimizer.eps is for optimizer.name = 'adam'", "leave it out"),

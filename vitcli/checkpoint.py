@@ -1,8 +1,8 @@
 """Resumable checkpoints: a folder that is whole or not there, and is checked byte by byte before it is used.
 
 Nothing in it is code or a pickle: tensors are safetensors, the rest is JSON. It is written under a temporary
-name, each file is forced to disk, a manifest of sizes and hashes is added, and one rename makes it exist; only
-then is an older one deleted. So whatever interrupts a save, the newest acknowledged checkpoint survives.
+name, each file is forced to disk, a manifest of sizes and hashes is added, and one rename makes it exist;
+only then is an older one deleted. So whatever interrupts a save, the newest acknowledged checkpoint survives.
 """
 
 import hashlib
@@ -98,7 +98,7 @@ def load_newest(run_dir: Path) -> tuple[Checkpoint | None, list[str]]:
 
 
 def clean(run_dir: Path) -> None:
-    """Remove what an interrupted save has left; only names that a save makes. Call it under the run's lock."""
+    """Remove what an interrupted save has left, and nothing else. Call it under the run's lock."""
     for leftover in _home(run_dir).glob(f"{TEMPORARY}*"):
         shutil.rmtree(leftover, ignore_errors=True)
 
@@ -212,5 +212,5 @@ def _cannot_write(folder: Path, error: Exception) -> MachineError:
     return MachineError(
         f"the checkpoint cannot be written: {reason[:120]}",
         where=f"{folder} ({free})",
-        fix="make room or mend the permission, then run the same command again: it goes on from the last checkpoint",
+        fix="make room or mend the permission; the same command then goes on from the last checkpoint",
     )

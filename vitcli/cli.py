@@ -1,4 +1,7 @@
-"""The door: every command and its help text. Bodies are one import and one call; options stand in `options`."""
+"""The door: every command and its help text; bodies are one import and one call.
+
+The options stand in `options`, what happens to errors in `exits`.
+"""
 
 import json
 import signal

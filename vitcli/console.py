@@ -51,7 +51,7 @@ class Console:
         self._task = self._bar.add_task(title, total=total, completed=done, detail="")
 
     def update(self, done: int, detail: str = "") -> None:
-        """Show that `done` of the total are done; `detail` is what else there is to say, time left is added."""
+        """Show that `done` of the total are done, with `detail` and the time left."""
         if self.is_silent:
             return
         now = time.monotonic()

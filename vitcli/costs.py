@@ -1,5 +1,7 @@
-"""What a network costs: parameters, multiply-adds, memory. By the paper's formulas where it is the paper's network,
-else counted on a network without numbers."""
+"""What a network costs: parameters, multiply-adds, memory.
+
+By formula where it is one of the paper's, else counted on a network without numbers.
+"""
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -29,8 +31,8 @@ def forward_macs(arch: Architecture) -> float:
 def activation_bytes(arch: Architecture, *, low_precision: bool) -> float | None:
     """What one image's forward pass keeps for the backward pass of a ViT with fused attention.
 
-    About 34 values of 2 bytes for each token, channel and block (Korthikanti et al. 2022, without the attention
-    scores, which a fused kernel computes again); None for other networks.
+    About 34 values of 2 bytes for each token, channel and block (Korthikanti et al. 2022, without the
+    attention scores, which a fused kernel computes again); None for other networks.
     """
     variant = variants.find_variant(arch.name)
     if variant is None:

@@ -1,6 +1,7 @@
 """Names and paths to splits: the demo, aliases, local folders and files, Hub ids.
 
-What lies in a folder is found by `data_files`, how a row is read stands in `split`, and the loader decodes it.
+What lies in a folder is found by `data_files`, how a row is read stands in `split`, and the loader decodes
+it.
 """
 
 import os
@@ -152,7 +153,7 @@ def open_train_and_eval(
 
 
 def open_eval(dataset: str, split: str, *, image_column: str | None, label_column: str | None) -> Split:
-    """The split to score: as named, or with "auto" the test split, else validation, else the only one there is."""
+    """The split to score: as named, or with "auto" the test split, else validation, else the only one."""
     source = DataSet(dataset, image_column=image_column, label_column=label_column)
     if split == "auto":
         split = source.default_eval_split() or source.only_split("--split")
@@ -171,10 +172,11 @@ def match_classes(
     """
     by_name = class_names is not None and split.class_names is not None
     if by_name and set(class_names) != set(split.class_names):
-        ours, theirs = (sorted(a - b)[:5] for a, b in _both_ways(set(split.class_names), set(class_names)))
+        ours = _some(set(split.class_names) - set(class_names))
+        theirs = _some(set(class_names) - set(split.class_names))
         raise DataError(
             f"{split.name} and {ckpt} have different classes",
-            where=f"only in the data: {', '.join(ours) or 'none'}; only in the checkpoint: {', '.join(theirs) or 'none'}",
+            where=f"only in the data: {ours}; only in the checkpoint: {theirs}",
             fix="evaluate on data with the checkpoint's classes, or fine-tune the checkpoint on this data",
         )
     if split.num_classes != num_classes:
@@ -189,8 +191,8 @@ def match_classes(
     return split.relabelled(number_of, class_names), True
 
 
-def _both_ways(a: set, b: set) -> tuple[tuple[set, set], tuple[set, set]]:
-    return (a, b), (b, a)
+def _some(names: set[str]) -> str:
+    return ", ".join(sorted(names)[:5]) or "none"
 
 
 def cut_dev(train: Split, *, dev_fraction: float) -> tuple[Split, Split]:
@@ -201,7 +203,7 @@ def cut_dev(train: Split, *, dev_fraction: float) -> tuple[Split, Split]:
     num_dev = round(len(train) * dev_fraction)
     if not 0 < num_dev < len(train):
         raise DataError(
-            f"a dev part of {dev_fraction:.0%} of the {len(train)} rows of {train.name} leaves nothing on one side",
+            f"a dev part of {dev_fraction:.0%} of {train.name}, {len(train)} rows, leaves one side empty",
             where="recipe key data.dev_fraction",
             fix="name the split to report on with data.eval_split, or choose another fraction",
         )
@@ -243,7 +245,7 @@ def _locate(name: str, alias: dict | None) -> tuple[data_files.Tables, bool]:
         raise DataError(
             f"there is no data set {name!r}{nearest(name, [*demo.SETS, *recipe.dataset_aliases()])}",
             where="--dataset (recipe key data.dataset)",
-            fix=f"a folder of {data_files.LAYOUTS}; an alias such as oxford_pets; a Hub id owner/name; or demo",
+            fix=f"{data_files.LAYOUTS}; an alias such as oxford_pets; a Hub id owner/name; or demo",
         )
     hub_id, _, revision = name.partition("@")
     hub_id, _, config = hub_id.partition(":")
@@ -254,10 +256,9 @@ def _check_same_classes(train: Split, held_out: Split) -> None:
     if train.class_names == held_out.class_names and train.num_classes == held_out.num_classes:
         return
     here, there = set(train.class_names or ()), set(held_out.class_names or ())
-    only = [", ".join(sorted(names)[:5]) or "none" for names in (here - there, there - here)]
     raise DataError(
-        f"the classes differ: {train.name} has {train.num_classes}, {held_out.name} has {held_out.num_classes}",
-        where=f"only in the first: {only[0]}; only in the second: {only[1]}",
+        f"{train.name} has {train.num_classes} classes, {held_out.name} has other ones or another count",
+        where=f"only in the first: {_some(here - there)}; only in the second: {_some(there - here)}",
         fix="make both splits name the same classes in the same order",
     )
 

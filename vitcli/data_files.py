@@ -21,9 +21,7 @@ SPLIT_WORDS = {
     **dict.fromkeys(("test", "testing"), "test"),
     **dict.fromkeys(("val", "valid", "validation", "dev"), "validation"),
 }
-LAYOUTS = (
-    "class folders (with or without train/ val/ test/), Parquet or Arrow files, or a save_to_disk folder"
-)
+LAYOUTS = "a folder of class folders (with or without train/ val/ test/), Parquet or Arrow files, or a save_to_disk folder"
 
 
 @dataclass(frozen=True)
@@ -59,9 +57,7 @@ def open_local(path: Path) -> Tables:
         return Tables(
             {name: lambda folders=folders: _list_images(*folders) for name, folders in splits.items()}, path
         )
-    raise DataError(
-        f"{path} holds no images that can be found", where="--dataset", fix=f"a folder of {LAYOUTS}"
-    )
+    raise DataError(f"{path} holds no images that can be found", where="--dataset", fix=LAYOUTS)
 
 
 def open_hub(hub_id: str, *, config: str | None, revision: str | None) -> Tables:
@@ -85,7 +81,7 @@ def _unreachable(hub_id: str, error: Exception) -> DataError:
     return DataError(
         f"data set {hub_id} could not be had from the Hub: {reason[:160]}",
         where="--dataset",
-        fix="check the name and the network, or put a local copy in a folder and name that (aliases: $VIT_DATA/<alias>)",
+        fix="check the name and the network, or name a local copy (of an alias: $VIT_DATA/<alias>)",
     )
 
 
@@ -118,7 +114,7 @@ def _table_files(root: Path, files: list[Path]) -> Tables:
     """Parquet or Arrow files, each put in the split that its name, or a folder above it, says."""
     builder = {".parquet": "parquet", ".arrow": "arrow"}.get(files[0].suffix)
     if builder is None:
-        raise DataError(f"{files[0]} is not a data set", where="--dataset", fix=f"a folder of {LAYOUTS}")
+        raise DataError(f"{files[0]} is not a data set", where="--dataset", fix=LAYOUTS)
     by_split: dict[str, list[str]] = {}
     for file in files:
         # Escaped, because the library takes brackets and stars in a name for a pattern.

@@ -1,8 +1,8 @@
 """The one pass without gradients over a split: every row exactly once, the same on any number of processes.
 
-The batches of a pass are fixed by the split and the batch size; process r of P takes every P-th one. Each row's
-numbers are then put in their place in one array for the whole split, and whatever is summed is summed in row
-order. So not only the counts but every bit of the loss is that of one process.
+The batches of a pass are fixed by the split and the batch size; process r of P takes every P-th one. Each
+row's numbers are then put in their place in one array for the whole split, and whatever is summed is summed
+in row order. So not only the counts but every bit of the loss is that of one process.
 Letters: N rows, B batch, K classes.
 """
 
@@ -33,7 +33,7 @@ def evaluate(
     precision: str = "fp32",
     console: Console,
 ) -> tuple[metrics.Scores, list[str]]:
-    """Top-1, top-5 and loss of a split, and the places of the images that could not be decoded and do not count.
+    """Scores of a split, and the places of the images that could not be decoded and do not count.
 
     Raises:
         DataError: an image cannot be decoded and `on_bad_image` is "error", or none at all could be.

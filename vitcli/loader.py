@@ -1,8 +1,8 @@
 """Rows of a step to a batch: read, decode, transform and collate, in threads, some batches ahead.
 
-Threads and not worker processes: decoding and resizing release the GIL, nothing is pickled, and starting costs
-nothing (docs/loader.md has the measurements). What an example looks like depends on (seed, position in the run)
-alone, so neither the number of threads nor of processes nor a restart changes a pixel.
+Threads and not worker processes: decoding and resizing release the GIL, nothing is pickled, and starting
+    costs nothing (docs/loader.md has the measurements). What an example looks like depends on (seed, position
+    in the run) alone, so neither the number of threads nor of processes nor a restart changes a pixel.
 Letters: B batch, H, W height and width in pixels, C channels.
 """
 
@@ -122,8 +122,8 @@ def eval_batches(
 ) -> Iterator[Batch]:
     """Every `world_size`-th batch of the split, so that all processes together see each row once.
 
-    The batches are the same ones on any number of processes; the last may be short. With `on_bad_image` "skip"
-    an undecodable image is left out; none is ever replaced by another.
+    The batches are the same ones on any number of processes; the last may be short. With `on_bad_image`
+    "skip" an undecodable image is left out; none is ever replaced by another.
     """
 
     def parts() -> Iterator[range]:

@@ -18,7 +18,7 @@ def loss_fn(name: str, *, label_smoothing: float):
 
 
 def softmax_xent(logits_BK: Tensor, labels_B: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
-    """Cross-entropy with one right class an image (the paper's fine-tuning, section 4.1). A zero head gives ln K."""
+    """Cross-entropy with one right class an image (paper, section 4.1). A zero head gives ln K."""
     return F.cross_entropy(logits_BK.float(), labels_B, label_smoothing=label_smoothing)
 
 

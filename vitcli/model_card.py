@@ -30,8 +30,8 @@ import timm
 model = timm.create_model("local-dir:{run_dir}", pretrained=True).eval()
 ```
 
-The class names and the preprocessing are stored with the weights, so that prediction and evaluation see the same
-pixels as the evaluation above.
+The class names and the preprocessing are stored with the weights, so that prediction and evaluation see the
+same pixels as the evaluation above.
 
 ## Recipe
 

@@ -1,7 +1,8 @@
 """Optimizers of the paper, and the average of the weights.
 
-The official Adam (flax) decays weights on its own, `w -= lr * decay * w`, which is torch's AdamW with the same
-number. SGD has no decay in the paper (Table 4); where a recipe asks for it, it joins the gradient, as in BiT.
+The official Adam (flax) decays weights on its own, `w -= lr * decay * w`, which is torch's AdamW with the
+same number. SGD has no decay in the paper (Table 4); where a recipe asks for it, it joins the gradient, as in
+BiT.
 """
 
 from collections.abc import Iterable, Iterator
@@ -23,8 +24,8 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """SGD with momentum (no Nesterov) or Adam with decoupled decay. The learning rate is set at every step.
 
-    `decay_on`: "matrices" spares biases, norms, the class token and the position embedding (as big_vision does);
-    "all" decays every parameter (as the flax of the paper's time did).
+    `decay_on`: "matrices" spares biases, norms, the class token and the position embedding (as big_vision
+    does); "all" decays every parameter (as the flax of the paper's time did).
     """
     groups = parameter_groups(model, weight_decay=weight_decay, decay_on=decay_on)
     match name:
@@ -47,8 +48,8 @@ def parameter_groups(model: nn.Module, *, weight_decay: float, decay_on: str) ->
 class WeightAverage:
     """Polyak average of the weights, free of the initial ones (paper, section 4.1, factor 0.9999).
 
-    After t updates the average is sum_i d^(t-i) w_i / sum_i d^(t-i): with a plain running average, 13.5 % of a
-    20,000-step run's average would still be the weights before training.
+    After t updates the average is sum_i d^(t-i) w_i / sum_i d^(t-i): with a plain running average, 13.5 % of
+    a 20,000-step run's average would still be the weights before training.
     """
 
     def __init__(self, model: nn.Module, *, factor: float):

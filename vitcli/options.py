@@ -67,9 +67,9 @@ RecipeName = Annotated[str | None, option("--recipe", RUN,
 Set = Annotated[list[str] | None, option("--set", RUN,
     "Any other recipe key, such as data.flip=false; repeatable.", "KEY=VALUE")]
 Out = Annotated[Path | None, option("--out", RUN,
-    "Run folder; the same command goes on with an unfinished run. A new one under runs/ if left out.", "FOLDER")]
+    "Run folder; the same command goes on with an unfinished run. New under runs/ if left out.", "FOLDER")]
 Precision = Annotated[str | None, option("--precision", RUN,
-    "auto, fp32, bf16 or fp16; auto is bf16 where the device computes it natively. [precision.compute]", "KIND")]
+    "auto, fp32, bf16 or fp16; auto is bf16 where the device has it. [precision.compute]", "KIND")]
 EvalPrecision = Annotated[str | None, option("--precision", RUN,
     "fp32 unless bf16 or fp16 is named. [precision.compute]", "KIND")]
 EvalBatchSize = Annotated[int | None, option("--batch-size", RUN,
@@ -78,7 +78,8 @@ NumProcesses = Annotated[int | None, option("--num-processes", RUN,
     "Processes on this machine, one for each GPU.", "N", min=1)]
 PerDeviceBatch = Annotated[int | None, option("--per-device-batch", RUN,
     "Images of one forward pass; the batch must split evenly into such parts.", "N", min=1)]
-Workers = Annotated[int | None, option("--workers", RUN, "Loader threads; they change no result.", "N", min=1)]
+Workers = Annotated[int | None, option("--workers", RUN,
+    "Loader threads; no result depends on them.", "N", min=1)]
 Compile = Annotated[bool, option("--compile/--no-compile", TRAINING, "Compile the model with torch.compile.")]
 Track = Annotated[str | None, option("--track", RUN,
     "Also log to tensorboard, wandb, trackio or mlflow (extra: track).", "NAME")]

@@ -19,7 +19,7 @@ def derive_seed(seed: int, purpose: str, *counters: int) -> int:
 
 
 def step_positions(step: int, *, batch_size: int, rank: int, world_size: int) -> range:
-    """Positions in the run that `rank` sees at `step`: a contiguous share, so all shares in order are the step."""
+    """Positions in the run that `rank` sees at `step`: contiguous, so all shares in order are the step."""
     share = batch_size // world_size
     first = step * batch_size + rank * share
     return range(first, first + share)

@@ -1,4 +1,4 @@
-"""The run folder: one writer, everything of a run in plain files, and nothing in metrics.jsonl that a clock made."""
+"""The run folder: one writer, plain files, and nothing in metrics.jsonl that a clock made."""
 
 import fcntl
 import json
@@ -42,8 +42,8 @@ class RunFolder:
             _refuse_foreign(path)
             if overwrite:
                 _empty(path)
-            self._metrics = open(path / METRICS, "ab")
-            self._timing = open(path / TIMING, "ab")
+            self._metrics = open(path / METRICS, "ab")  # noqa: SIM115, open as long as the run
+            self._timing = open(path / TIMING, "ab")  # noqa: SIM115
         except OSError as error:
             raise MachineError(
                 f"the run folder cannot be written: {error.strerror}",
@@ -101,7 +101,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def environment(arguments: list[str]) -> dict[str, Any]:
-    """Versions, hardware, command line and code revision of this run; nothing from the environment variables."""
+    """Versions, hardware, command line and code revision of this run, and no environment variable."""
     import torch
 
     from vitcli import __version__
@@ -122,7 +122,7 @@ def environment(arguments: list[str]) -> dict[str, Any]:
 
 def _lock(path: Path):
     """An advisory lock that ends with the process, however it ends; the file names its owner."""
-    lock = open(path / ".lock", "a+")
+    lock = open(path / ".lock", "a+")  # noqa: SIM115, held as long as the process lives
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,6 +1,7 @@
 """Processes, devices and precision: the only place that builds an `Accelerator` or talks to other processes.
 
-How the processes came to be, by `launching` or by torchrun, `accelerate launch` or srun, makes no difference here.
+How the processes came to be, by `launching` or by torchrun, `accelerate launch` or srun, makes no difference
+here.
 """
 
 import importlib.util
@@ -29,7 +30,8 @@ class Runtime:
 
     Attributes:
         accelerator: Accelerate's, with nothing of ours but model and optimizer prepared.
-        precision: "fp32", "bf16" or "fp16": what the training's matrix products are computed in. Accelerate is
+        precision: "fp32", "bf16" or "fp16": what the training's matrix products are computed in. Accelerate
+            is
             not told: it would patch the model's forward pass, and evaluation is to be free of it.
         scaler: of the loss, for fp16; passes everything through otherwise.
         control: process group for small CPU messages, None in a run of one process.

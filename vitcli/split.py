@@ -54,7 +54,7 @@ class Split:
         return digest.hexdigest()
 
     def part(self, first: int, last: int, *, name: str, shuffle_key: int | None = None) -> "Split":
-        """Rows first ... last - 1 of this split, or of a fixed shuffle of it, which takes no memory either."""
+        """Rows first ... last - 1 of this split, or of a fixed shuffle of it; neither takes memory."""
 
         def source_rows(rows: np.ndarray) -> np.ndarray:
             if shuffle_key is None:

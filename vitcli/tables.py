@@ -67,7 +67,7 @@ def _predictions(result: dict[str, Any]) -> str:
 
 
 def _plan(plan: dict[str, Any]) -> str:
-    split = f"{plan['accumulation_steps']} passes of {plan['per_device_batch']} on {plan['world_size']} process(es)"
+    passes = f"{plan['accumulation_steps']} passes of {plan['per_device_batch']}"
     memory = plan["estimated_peak_memory_gib"]
     rows = [
         ("model", f"{plan['model']}, {plan['params']:,} parameters, {plan['forward_gmacs']} GMACs an image"),
@@ -75,7 +75,7 @@ def _plan(plan: dict[str, Any]) -> str:
         ("steps", f"{plan['total_steps']:,}, of which {plan['warmup_steps']:,} warm-up"),
         ("images seen", f"{plan['images_seen']:,}"),
         ("compute", f"{plan['exaflops']:.3g} exaFLOPs, {plan['precision']}"),
-        ("batch", f"{plan['batch_size']} images: {split}"),
+        ("batch", f"{plan['batch_size']} images: {passes} on {plan['world_size']} process(es)"),
         (
             "memory",
             f"about {memory:.1f} GiB a process"
@@ -84,8 +84,8 @@ def _plan(plan: dict[str, Any]) -> str:
         ),
     ]
     if "measured_images_per_s" in plan:
-        rows.append(("measured", f"{plan['measured_images_per_s']:.1f} images/s, {plan['measured_hours']:.2f} hours,"
-                     f" {plan['measured_peak_memory_gib']:.1f} GiB"))  # fmt: skip
+        speed = f"{plan['measured_images_per_s']:.1f} images/s, {plan['measured_hours']:.2f} hours"
+        rows.append(("measured", f"{speed}, {plan['measured_peak_memory_gib']:.1f} GiB"))
     return plan["recipe"].rstrip() + "\n\n" + _pairs(rows)
 
 

@@ -1,4 +1,4 @@
-"""The one training loop, for pre-training and fine-tuning alike: what happens at step s is a function of s."""
+"""The one training loop, for every command that trains: what happens at step s is a function of s."""
 
 import os
 import signal
@@ -37,7 +37,7 @@ class Progress:
 
 
 class StopRequest:
-    """Remembers Ctrl-C, SIGTERM or SIGUSR1 until the step is done; a second Ctrl-C ends the process at once."""
+    """Remembers Ctrl-C, SIGTERM or SIGUSR1 until the step is done; a second Ctrl-C ends it at once."""
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
@@ -232,5 +232,5 @@ def _check_finite(loss: float, grad_norm: float, *, step: int, lr: float, may_ov
     raise NotFiniteError(
         f"the {'gradient' if loss == loss and abs(loss) != float('inf') else 'loss'} is not a finite number",
         where=f"step {step + 1}, learning rate {lr:.3g}, loss {loss:.4g}, gradient norm {grad_norm:.4g}",
-        fix="lower --lr, or set optimizer.clip; the weights before this step and the last checkpoint are untouched",
+        fix="lower --lr, or set optimizer.clip; the last checkpoint is untouched",
     )

@@ -19,16 +19,16 @@ CROP_TRIES = 100  # of the Inception crop before it takes the whole picture, as 
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """What evaluation and prediction do to a picture; stored with the weights, so that all see the same pixels.
+    """What evaluation and prediction do to a picture; stored with the weights, so all see the same pixels.
 
     Attributes:
         image_size: height and width in pixels of the result.
-        resize: "square" resizes the whole picture to `image_size`, whatever its shape (the official fine-tuning
-            code); "short_side" keeps the shape, resizes the short side to floor(image_size / crop_fraction) and
-            takes the centre; "none" takes the centre of the picture as it is.
-        crop_fraction: share of the resized picture's short side that the centre crop keeps; only of "short_side".
+        resize: "square" resizes the whole picture to `image_size`, whatever its shape (the official
+            fine-tuning code); "short_side" keeps the shape, resizes the short side to
+            floor(image_size / crop_fraction) and takes the centre; "none" takes the centre of it as it is.
+        crop_fraction: with "short_side", the share of the short side that the centre crop keeps.
         interpolation: "bilinear" or "bicubic".
-        antialias: whether shrinking averages over all source pixels; TensorFlow, so the paper's code, does not.
+        antialias: whether shrinking averages over all source pixels; the paper's code does not.
         mean, std: subtracted and divided by, of values in [0, 1], one a channel.
         decoder: what turned the file into pixels.
     """
@@ -78,7 +78,7 @@ class Preprocessing:
             return _resize(image_HWC, self.image_size, self.interpolation, self.antialias)
         sides = image_HWC.shape[:2]
         needed = max(crop / side for crop, side in zip(self.image_size, sides, strict=True))
-        # "none" still enlarges a picture smaller than the crop; a wide crop may need more than the short side.
+        # "none" still enlarges a picture smaller than the crop; a wide crop may need a longer short side.
         scale = max(needed, self.short_side / min(sides)) if self.resize == "short_side" else max(needed, 1.0)
         size = tuple(
             max(crop, int(side * scale + 1e-6)) for crop, side in zip(self.image_size, sides, strict=True)
@@ -138,11 +138,11 @@ def inception_crop(
     aspect: tuple[float, float],
     rng: Random,
 ) -> tuple[int, int, int, int]:
-    """Top, left, height and width of a random rectangle, with the distribution of the official input pipeline.
+    """Top, left, height and width of a random rectangle, distributed as in the official input pipeline.
 
-    The aspect (width / height) is uniform, then the height is uniform between what the smallest and the largest
-    area ask for, so small crops are rarer than under a uniform area (torchvision's RandomResizedCrop).
-    After 100 draws that do not fit the whole picture is taken.
+    The aspect (width / height) is uniform, then the height is uniform between what the smallest and the
+    largest area ask for, so small crops are rarer than under a uniform area (torchvision's
+    RandomResizedCrop). After 100 draws that do not fit the whole picture is taken.
     """
     smallest, largest = (share * image_height * image_width for share in area)
     for _ in range(CROP_TRIES):

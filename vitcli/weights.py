@@ -18,7 +18,17 @@ from vitcli.errors import NotFiniteError, WeightsError
 from vitcli.model import expected_tensors, head_names, known_name, timm_config
 from vitcli.posemb import resample_grid
 from vitcli.variants import Architecture, find_variant, variant_of_timm
-from vitcli.weights_files import Content, Place, blaming, broken, locate, parsing, read_file, replace_file, write_safetensors
+from vitcli.weights_files import (
+    Content,
+    Place,
+    blaming,
+    broken,
+    locate,
+    parsing,
+    read_file,
+    replace_file,
+    write_safetensors,
+)
 
 FACTORY_OPTIONS = {  # of timm.create_model itself; in a file they could make it read other files
     "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "pretrained_model_args", "pretrained_strict",

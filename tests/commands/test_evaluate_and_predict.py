@@ -58,7 +58,9 @@ def test_predict_agrees_with_evaluate_picture_by_picture(trained, photos):
 
 
 def test_probabilities_add_up_and_fall(trained, photos):
-    (guess,) = run("predict", "--ckpt", trained, photos / "test/red/00.png", "--json", "-q").json["predictions"]
+    (guess,) = run("predict", "--ckpt", trained, photos / "test/red/00.png", "--json", "-q").json[
+        "predictions"
+    ]
 
     shares = [top["probability"] for top in guess["top"]]
     assert sum(shares) == pytest.approx(1.0)
@@ -69,7 +71,9 @@ def test_timm_loads_the_run_folder_and_gives_the_same_logits(trained, photos):
     picture = photos / "test/green/01.png"
     stored = json.loads((trained / "config.json").read_text())["vit"]["preprocessing"]
     pixels = Preprocessing.from_dict(stored)(decode(picture.read_bytes(), where=str, row=0))
-    image_1CHW = to_model_range(torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None], mean=(0.5,) * 3, std=(0.5,) * 3)
+    image_1CHW = to_model_range(
+        torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None], mean=(0.5,) * 3, std=(0.5,) * 3
+    )
     model = timm.create_model(f"local-dir:{trained}", pretrained=True).eval()
 
     with torch.no_grad():
@@ -144,7 +148,11 @@ def test_an_undecodable_picture_stops_evaluation_or_is_left_out_and_counted(trai
 
 @pytest.mark.parametrize(
     ("settings", "right"),
-    [((), 225), (("data.eval_resize=square",), 222), (("data.eval_resize=square", "data.interpolation=bilinear"), 219)],
+    [
+        ((), 225),
+        (("data.eval_resize=square",), 222),
+        (("data.eval_resize=square", "data.interpolation=bilinear"), 219),
+    ],
 )
 @pytest.mark.slow
 def test_real_weights_get_the_known_count_of_imagenet_pictures_right(shared, settings, right):
@@ -157,11 +165,22 @@ def test_real_weights_get_the_known_count_of_imagenet_pictures_right(shared, set
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("setting", "right"), [("data.eval_resize=none", 818), ("data.eval_resize=square", 819)])
+@pytest.mark.parametrize(
+    ("setting", "right"), [("data.eval_resize=none", 818), ("data.eval_resize=square", 819)]
+)
 def test_both_formats_get_the_same_known_count_of_validation_pictures_right(shared, setting, right):
     results = [
-        run("evaluate", "--ckpt", shared / f"data/checkpoints/vit_ti16_augreg_in1k.{suffix}",
-            "--dataset", shared / "data/imagenet_val_227", "--set", setting, "--json", "-q").json  # fmt: skip
+        run(
+            "evaluate",
+            "--ckpt",
+            shared / f"data/checkpoints/vit_ti16_augreg_in1k.{suffix}",
+            "--dataset",
+            shared / "data/imagenet_val_227",
+            "--set",
+            setting,
+            "--json",
+            "-q",
+        ).json  # fmt: skip
         for suffix in ("npz", "safetensors")
     ]
 

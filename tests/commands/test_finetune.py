@@ -15,7 +15,19 @@ from safetensors.torch import load_file
 
 from tests.conftest import run, vit
 
-SMALL = ("finetune", "--ckpt", "random", "--model", "ViT-demo/8", "--res", "16", "--lr", "0.02", "--quiet", "--json")
+SMALL = (
+    "finetune",
+    "--ckpt",
+    "random",
+    "--model",
+    "ViT-demo/8",
+    "--res",
+    "16",
+    "--lr",
+    "0.02",
+    "--quiet",
+    "--json",
+)
 # Everything that could break a resume: dropout, augmentation, averaging, parts of a step, epochs that end inside one.
 TRICKY = (
     *("--batch-size", 10, "--per-device-batch", 5, "--precision", "fp32"),
@@ -154,7 +166,9 @@ def test_two_processes_give_the_run_of_one(photos, tmp_path):
              "--set", "model.dropout=0.1", "--set", "train.log_every=1")  # fmt: skip
     alone = small_run(photos, tmp_path / "one", *words, steps=5)
 
-    together = vit(*SMALL, "--dataset", photos, "--out", tmp_path / "two", "--steps", 5, *words, "--num-processes", 2)
+    together = vit(
+        *SMALL, "--dataset", photos, "--out", tmp_path / "two", "--steps", 5, *words, "--num-processes", 2
+    )
 
     assert together.returncode == 0, together.stderr
     summary = json.loads(together.stdout)

@@ -24,7 +24,7 @@ def finetune(
         raise VitError(
             "no checkpoint is named to fine-tune",
             where="--ckpt (recipe key model.ckpt)",
-            fix="--ckpt FILE, a run folder, timm/NAME or demo; --ckpt random --model NAME starts from fresh weights",
+            fix="--ckpt FILE, a run folder, timm/NAME or demo; or --ckpt random with --model NAME",
         )
 
     def make_model(split: Split, image_size: tuple[int, int]) -> Start:

@@ -76,7 +76,11 @@ class Job:
 def make_job(
     command: str, resolved: Recipe, options: RunOptions, make_model: Callable[[Split, tuple[int, int]], Start]
 ) -> Job:
-    """Open the data, build the network and plan the run; `make_model` gets the training split and image size."""
+    """Open the data, build the network and plan the run.
+
+    Args:
+        make_model: from the training split and the image size to a network.
+    """
     lr = _one_rate(resolved)
     _refuse_repeated_runs(resolved)
     machine = runtime.start(resolved.precision.compute, track=options.track)

@@ -65,8 +65,9 @@ def preprocessing_for(
 ) -> tuple[Preprocessing, str]:
     """The pixels these weights are to be given, and in a few words who says so.
 
-    Weights that store their preprocessing keep it, changed only by keys that the command line names; a --recipe
-    on the command line is obeyed whole. Raw weights get the recipe's, at the resolution they were made for.
+    Weights that store their preprocessing keep it, changed only by keys that the command line names; a
+    --recipe on the command line is obeyed whole. Raw weights get the recipe's, at the resolution they were
+    made for.
     """
     wanted = preprocessing_of(resolved)
     named = {text.partition("=")[0].strip() for text in overrides}
@@ -86,7 +87,7 @@ def preprocessing_for(
 def load_for_inference(
     weights: Weights, image_size: tuple[int, int], device: torch.device
 ) -> tuple[nn.Module, Architecture]:
-    """The network at `image_size` with all its weights, position embedding resampled if need be, on the device."""
+    """The network with all its weights on the device, its position embedding resampled to `image_size`."""
     arch = replace(weights.architecture, image_size=image_size)
     check_image_size(arch)
     model = build(arch, dropout=0.0)

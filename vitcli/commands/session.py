@@ -103,7 +103,7 @@ class Session:
         return path
 
     def _check_images(self) -> None:
-        """Stop for a bad picture before the first step, not after hours; too large a split is left to luck."""
+        """Stop for a bad picture before the first step and not after hours, unless there are too many."""
         for split in (self.job.train_split, self.job.eval_split):
             if len(split) > CHECKED_IMAGES:
                 continue
@@ -116,7 +116,7 @@ class Session:
                 self.job.console.note(f"{len(errors)} images of {split.name} are undecodable and left out")
 
     def _prepare(self) -> None:
-        """Model and optimizer on their device; `self.model` stays the bare one, `self.wrapped` is Accelerate's."""
+        """Model and optimizer on their device: `self.model` stays bare, `self.wrapped` is Accelerate's."""
         wanted = self.recipe.optimizer
         self.model = self.job.start.model
         optimizer = optim.build_optimizer(
@@ -244,7 +244,7 @@ class Session:
         self.machine.on_main(write)
 
     def _evaluate(self) -> tuple[Scores, list[str]]:
-        """Scores of the weights that the run would leave behind now: the averaged ones where there are any."""
+        """Scores of the weights the run would leave behind now: the averaged ones where there are any."""
         scored = partial(
             inference.evaluate,
             self.model,
