@@ -21,7 +21,10 @@ SPLIT_WORDS = {
     **dict.fromkeys(("test", "testing"), "test"),
     **dict.fromkeys(("val", "valid", "validation", "dev"), "validation"),
 }
-LAYOUTS = "a folder of class folders (with or without train/ val/ test/), Parquet or Arrow files, or a save_to_disk folder"
+LAYOUTS = (
+    "a folder of class folders (with or without train/ val/ test/), of Parquet or Arrow files, "
+    "or of save_to_disk"
+)
 
 
 @dataclass(frozen=True)
