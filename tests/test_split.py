@@ -230,6 +230,15 @@ def test_an_unlabelled_row_is_refused_with_its_number(tmp_path):
     assert "row 1" in caught.value.where
 
 
+def test_a_row_without_a_label_among_named_classes_is_refused_and_not_counted_as_the_first_class():
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])})
+    rows = {"image": [{"bytes": png(), "path": None}] * 3, "label": [0, 1, None]}
+
+    with pytest.raises(DataError, match=r"1 of 3 rows of pets have no label") as caught:
+        check_labels(split_of(datasets.Dataset.from_dict(rows, features=features)))
+    assert "row 2" in caught.value.where
+
+
 @pytest.mark.parametrize("labels", [["x", "y", None], [4, 5, None], [True, False, None], [0, 1, -1]])
 def test_a_missing_label_is_refused_with_its_row_whatever_the_type(tmp_path, labels):
     split = split_of(parquet(tmp_path, image=pictures(3), label=labels))

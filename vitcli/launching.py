@@ -5,6 +5,7 @@ torchrun, `accelerate launch` and srun start the processes themselves, and nothi
 """
 
 import json
+import logging
 import os
 import signal
 import sys
@@ -59,6 +60,7 @@ def launch(num_processes: int, arguments: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    logging.disable(logging.CRITICAL)  # the launcher's own lines; what happened is said in three of ours
     os.environ[LAUNCHED] = "1"
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // num_processes)))
     config = LaunchConfig(

@@ -112,7 +112,7 @@ def start(precision: str, *, track: str | None = None) -> Runtime:
         log_with=track,
         kwargs_handlers=[
             InitProcessGroupKwargs(timeout=COLLECTIVE_TIMEOUT),
-            DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True),
+            DistributedDataParallelKwargs(gradient_as_bucket_view=True),
         ],
     )
     several = accelerator.num_processes > 1
