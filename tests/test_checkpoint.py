@@ -142,7 +142,7 @@ def test_nothing_in_a_checkpoint_is_a_pickle(tmp_path, net):
 
 @pytest.fixture
 def file_size_limit():
-    """A disk that is full after so many bytes, without being root: writes beyond raise as a full disk does."""
+    """A disk that is full after so many bytes, without being root: writes then fail alike."""
     import resource
     import signal
     from contextlib import contextmanager

@@ -99,39 +99,48 @@ def test_debug_shows_the_traceback_as_well():
     assert "Traceback" in run("evaluate", "--debug").err
 
 
-# Twenty and more kinds of bad input; {tmp} and {photos} are folders.
+# Twenty and more kinds of bad input; {tmp} and {photos} are folders, {fresh} a good command line on the photos,
+# {bare} one without a data set.
 BAD_INPUT = {
-    "a missing weights file": (("evaluate", "--ckpt", "{tmp}/none.safetensors", "--dataset", "{photos}"), 4, "none.safetensors"),
-    "a missing data set": ((*FRESH, "--dataset", "{tmp}/none"), 3, "there is no data set"),
-    "an empty folder as data set": ((*FRESH, "--dataset", "{tmp}"), 3, "holds no images"),
-    "a wrong split": (("evaluate", "--ckpt", "{tmp}/w", "--dataset", "{photos}", "--split", "tset"), (3, 4), ""),
-    "a split that is not there": ((*FRESH, "--dataset", "{photos}", "--set", "data.eval_split=tset"), 3, "did you mean 'test'?"),
-    "an empty split": ((*FRESH, "--dataset", "{photos}", "--set", "data.eval_split=test[:0]"), 3, "has no rows"),
-    "an unknown recipe key": ((*FRESH, "--dataset", "{photos}", "--set", "optimizer.learning_rate=1"), 2, "optimizer.learning_rate"),
-    "an unknown recipe": ((*FRESH, "--recipe", "finetune/cifar1000"), 2, "cifar100"),
-    "an unknown model": (("finetune", "--ckpt", "random", "--model", "ViT-X/16", "--dataset", "{photos}"), 2, "ViT-X/16"),
-    "no model for fresh weights": (("finetune", "--ckpt", "random", "--dataset", "{photos}"), 2, "--model"),
-    "no checkpoint": (("finetune", "--dataset", "{photos}"), 2, "--ckpt"),
-    "a number that is none": ((*FRESH, "--dataset", "{photos}", "--lr", "fast"), 2, "fast"),
-    "a resolution patches do not divide": (("finetune", "--ckpt", "random", "--model", "ViT-B/16", "--res", "100", "--dataset", "{photos}"), 2, "100"),
-    "a batch that does not split": ((*FRESH, "--dataset", "{photos}", "--per-device-batch", "3"), 2, "does not split"),
-    "a warm-up longer than the run": ((*FRESH, "--dataset", "{photos}", "--set", "schedule.warmup=50"), 2, "warm"),
-    "a list of learning rates": ((*FRESH, "--dataset", "{photos}", "--lr", "0.1,0.2"), 2, "--lr"),
-    "more examples than there are": ((*FRESH, "--dataset", "{photos}", "--set", "data.num_examples=1000"), 3, "1000"),
-    "a column that is not there": ((*FRESH, "--dataset", "{photos}", "--set", "data.label_column=labl"), 3, "labl"),
-    "the same key twice": ((*FRESH, "--dataset", "{photos}", "--set", "schedule.steps=3"), 2, "schedule.steps"),
-    "fp16 without a GPU": ((*FRESH, "--dataset", "{photos}", "--precision", "fp16"), 5, "fp16"),
-    "an unknown precision": ((*FRESH, "--dataset", "{photos}", "--precision", "fp8"), 2, "fp8"),
-    "an unknown tracker": ((*FRESH, "--dataset", "{photos}", "--track", "tensorbord"), 2, "tensorboard"),
-    "an output folder of something else": ((*FRESH, "--dataset", "{photos}", "--out", "{photos}"), 2, "other files"),
-    "an output folder that is a file": ((*FRESH, "--dataset", "{photos}", "--out", "{tmp}/file"), 5, "file"),
-    "an output folder nobody can make": ((*FRESH, "--dataset", "{photos}", "--out", "/proc/vit/run"), 5, "/proc"),
-    "a Hub id without network": ((*FRESH, "--dataset", "nobody/nothing"), 3, "nobody/nothing"),
-    "an alias that is on no hub": ((*FRESH, "--dataset", "vtab/sun397"), 3, "VIT_DATA"),
-    "pictures that are not there": (("predict", "--ckpt", "demo", "{tmp}/*.jpg"), 3, "no picture"),
-    "pictures without a checkpoint": (("predict", "{photos}"), 2, "--ckpt"),
-    "several processes with a bad batch": ((*FRESH, "--dataset", "{photos}", "--set", "train.runs=3"), 2, "train.runs"),
-}  # fmt: skip
+    "a missing weights file": (
+        "evaluate --ckpt {tmp}/none.safetensors --dataset {photos}",
+        4,
+        "none.safetensors",
+    ),
+    "a missing data set": ("{bare} --dataset {tmp}/none", 3, "there is no data set"),
+    "an empty folder as data set": ("{bare} --dataset {tmp}", 3, "holds no images"),
+    "a wrong split": ("evaluate --ckpt {tmp}/w --dataset {photos} --split tset", (3, 4), ""),
+    "a split that is not there": ("{fresh} --set data.eval_split=tset", 3, "did you mean 'test'?"),
+    "an empty split": ("{fresh} --set data.eval_split=test[:0]", 3, "has no rows"),
+    "an unknown recipe key": ("{fresh} --set optimizer.learning_rate=1", 2, "optimizer.learning_rate"),
+    "an unknown recipe": ("{bare} --recipe finetune/cifar1000", 2, "cifar100"),
+    "an unknown model": ("finetune --ckpt random --model ViT-X/16 --dataset {photos}", 2, "ViT-X/16"),
+    "no model for fresh weights": ("finetune --ckpt random --dataset {photos}", 2, "--model"),
+    "no checkpoint": ("finetune --dataset {photos}", 2, "--ckpt"),
+    "a number that is none": ("{fresh} --lr fast", 2, "fast"),
+    "a resolution patches do not divide": (
+        "finetune --ckpt random --model ViT-B/16 --res 100 --dataset {photos}",
+        2,
+        "100",
+    ),
+    "a batch that does not split": ("{fresh} --per-device-batch 3", 2, "does not split"),
+    "a warm-up longer than the run": ("{fresh} --set schedule.warmup=50", 2, "warm"),
+    "a list of learning rates": ("{fresh} --lr 0.1,0.2", 2, "--lr"),
+    "more examples than there are": ("{fresh} --set data.num_examples=1000", 3, "1000"),
+    "a column that is not there": ("{fresh} --set data.label_column=labl", 3, "labl"),
+    "the same key twice": ("{fresh} --set schedule.steps=3", 2, "schedule.steps"),
+    "fp16 without a GPU": ("{fresh} --precision fp16", 5, "fp16"),
+    "an unknown precision": ("{fresh} --precision fp8", 2, "fp8"),
+    "an unknown tracker": ("{fresh} --track tensorbord", 2, "tensorboard"),
+    "an output folder of something else": ("{fresh} --out {photos}", 2, "other files"),
+    "an output folder that is a file": ("{fresh} --out {tmp}/file", 5, "file"),
+    "an output folder nobody can make": ("{fresh} --out /proc/vit/run", 5, "/proc"),
+    "a Hub id without network": ("{bare} --dataset nobody/nothing", 3, "nobody/nothing"),
+    "an alias that is on no hub": ("{bare} --dataset vtab/sun397", 3, "VIT_DATA"),
+    "pictures that are not there": ("predict --ckpt demo {tmp}/*.jpg", 3, "no picture"),
+    "pictures without a checkpoint": ("predict {photos}", 2, "--ckpt"),
+    "several runs in one command": ("{fresh} --set train.runs=3", 2, "train.runs"),
+}
 
 
 @pytest.mark.parametrize("kind", BAD_INPUT)
@@ -139,7 +148,9 @@ def test_bad_input_gets_its_exit_code_and_three_lines(kind, photos, tmp_path):
     words, codes, said = BAD_INPUT[kind]
     (tmp_path / "file").write_text("")
     before = sorted(tmp_path.rglob("*"))
-    outcome = run(*[word.format(tmp=tmp_path, photos=photos) for word in words], "--quiet")
+    bare = " ".join(FRESH)
+    filled = words.format(tmp=tmp_path, photos=photos, bare=bare, fresh=f"{bare} --dataset {photos}")
+    outcome = run(*filled.split(), "--quiet")
 
     check_error(outcome, outcome.code if outcome.code in np.atleast_1d(codes) else codes, said)
     assert sorted(tmp_path.rglob("*")) == before, "nothing is left behind"

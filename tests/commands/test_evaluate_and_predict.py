@@ -1,4 +1,4 @@
-"""The same pixels and the same numbers inside training, in `vit evaluate`, in `vit predict` and in timm."""
+"""The same pixels and numbers inside training, in `vit evaluate`, in `vit predict` and in timm."""
 
 import json
 from pathlib import Path
@@ -18,8 +18,8 @@ from vitcli.transforms import Preprocessing, to_model_range
 def trained(photos, tmp_path_factory) -> Path:
     """A short run, so that it is right about some pictures and wrong about others."""
     out = tmp_path_factory.mktemp("trained") / "run"
-    outcome = run("finetune", "--ckpt", "random", "--model", "ViT-demo/8", "--res", "16x24", "--dataset", photos,
-                  "--steps", 2, "--batch-size", 8, "--lr", "0.01", "--out", out, "--json", "-q")  # fmt: skip
+    outcome = run("finetune", "--ckpt", "random", "--model", "ViT-demo/8", "--res", "16x24",
+                  "--dataset", photos, "--steps", 2, "--batch-size", 8, "--lr", "0.01", "--out", out, "--json", "-q")  # fmt: skip
     assert outcome.code == 0, outcome.out
     return out
 
@@ -180,7 +180,7 @@ def test_both_formats_get_the_same_known_count_of_validation_pictures_right(shar
             setting,
             "--json",
             "-q",
-        ).json  # fmt: skip
+        ).json
         for suffix in ("npz", "safetensors")
     ]
 

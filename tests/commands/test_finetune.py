@@ -1,4 +1,4 @@
-"""`vit finetune` from end to end, on pictures of two colours and a network of a few hundred thousand weights."""
+"""`vit finetune` from end to end, on pictures of two colours and a small network."""
 
 import hashlib
 import json
@@ -28,7 +28,7 @@ SMALL = (
     "--quiet",
     "--json",
 )
-# Everything that could break a resume: dropout, augmentation, averaging, parts of a step, epochs that end inside one.
+# All that could break a resume: dropout, augmentation, averaging, parts of a step, an epoch's end inside one.
 TRICKY = (
     *("--batch-size", 10, "--per-device-batch", 5, "--precision", "fp32"),
     *("--set", "model.dropout=0.1", "--set", "optimizer.average=0.9", "--set", "train.log_every=1"),
@@ -73,9 +73,9 @@ def test_a_run_leaves_the_whole_folder_and_prints_its_summary(photos, tmp_path):
     assert summary["num_eval_examples"] == 10
     assert summary["runs"] == [{"seed": 0, **{key: summary[key] for key in ("top1", "top5", "loss")}}]
     assert set(summary) >= {
-        "command", "run_dir", "model", "ckpt", "dataset", "num_classes", "resolution", "steps", "batch_size", "lr",
-        "dev_top1_by_lr", "top1", "top1_std", "runs", "num_eval_examples", "images_per_s", "elapsed_s", "exaflops",
-        "peak_memory_gib", "precision", "num_processes", "weights",
+        "command", "run_dir", "model", "ckpt", "dataset", "num_classes", "resolution", "steps", "batch_size",
+        "lr", "dev_top1_by_lr", "top1", "top1_std", "runs", "num_eval_examples", "images_per_s", "elapsed_s",
+        "exaflops", "peak_memory_gib", "precision", "num_processes", "weights",
     }  # fmt: skip
 
 

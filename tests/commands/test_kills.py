@@ -1,4 +1,4 @@
-"""Twenty SIGKILLs at random instants, another number of loader threads each time: nothing lost, not one bit."""
+"""Twenty SIGKILLs at random instants, other loader threads each time: not one bit is lost."""
 
 import json
 import random
