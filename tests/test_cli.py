@@ -99,8 +99,8 @@ def test_debug_shows_the_traceback_as_well():
     assert "Traceback" in run("evaluate", "--debug").err
 
 
-# Twenty and more kinds of bad input; {tmp} and {photos} are folders, {fresh} a good command line on the photos,
-# {bare} one without a data set.
+# Twenty and more kinds of bad input; {tmp} and {photos} are folders, {fresh} is a good command line on the
+# photos, {bare} the same without a data set.
 BAD_INPUT = {
     "a missing weights file": (
         "evaluate --ckpt {tmp}/none.safetensors --dataset {photos}",

@@ -18,8 +18,8 @@ from vitcli.transforms import Preprocessing, to_model_range
 def trained(photos, tmp_path_factory) -> Path:
     """A short run, so that it is right about some pictures and wrong about others."""
     out = tmp_path_factory.mktemp("trained") / "run"
-    outcome = run("finetune", "--ckpt", "random", "--model", "ViT-demo/8", "--res", "16x24",
-                  "--dataset", photos, "--steps", 2, "--batch-size", 8, "--lr", "0.01", "--out", out, "--json", "-q")  # fmt: skip
+    words = "finetune --ckpt random --model ViT-demo/8 --res 16x24 --steps 2 --batch-size 8 --lr 0.01"
+    outcome = run(*words.split(), "--dataset", photos, "--out", out, "--json", "-q")
     assert outcome.code == 0, outcome.out
     return out
 
