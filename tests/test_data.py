@@ -145,7 +145,7 @@ def test_splits_with_different_classes_are_refused(tmp_path):
         table = datasets.Dataset.from_dict({"image": [b"x"] * len(labels), "label": labels})
         table.to_parquet(tmp_path / f"{name}.parquet")
 
-    with pytest.raises(DataError, match="the classes differ") as caught:
+    with pytest.raises(DataError, match=r"train has 3 classes, .* test has other ones") as caught:
         open_train_and_eval(str(tmp_path), **AUTO)
     assert "only in the first: c" in caught.value.where
 
@@ -176,7 +176,7 @@ def test_the_seed_of_a_run_does_not_move_the_dev_part(tmp_path):
 
 @pytest.mark.parametrize("fraction", [0.0, 0.01, 0.99, 1.0])
 def test_a_dev_part_that_leaves_nothing_on_one_side_is_refused(fraction):
-    with pytest.raises(DataError, match="leaves nothing on one side"):
+    with pytest.raises(DataError, match="leaves one side empty"):
         cut_dev(numbered(10), dev_fraction=fraction)
 
 

@@ -108,8 +108,8 @@ def test_the_pictures_are_the_ones_the_shipped_checkpoint_was_trained_on():
         for split in ("train", "test")
     }
     assert digests == {
-        "demo/train": "51cecfd1a021e70b",
-        "demo/test": "9929b721cc4fe6a1",
-        "demo:pretrain/train": "7e17ef7f51223840",
-        "demo:pretrain/test": "8d114c73c8c2fc56",
+        "demo/train": "95c93f64e30e3725",
+        "demo/test": "48a1095767112d93",
+        "demo:pretrain/train": "9504be1ef585bfc9",
+        "demo:pretrain/test": "7209bba7867b533c",
     }

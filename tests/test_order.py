@@ -117,14 +117,14 @@ def test_a_place_has_the_same_row_whoever_asks_along_with_it():
 
 def test_every_row_is_as_likely_in_every_place():
     table = np.zeros((24, 24))
-    for key in range(1_200):
+    for key in range(600):
         table[np.arange(24), shuffled(24, key=key)] += 1
 
     assert abs(chi_square(table)) < 5
 
 
 def test_all_orders_of_four_rows_come_up_about_equally_often():
-    orders = np.array([shuffled(4, key=key) @ [64, 16, 4, 1] for key in range(4_800)])
+    orders = np.array([shuffled(4, key=key) @ [64, 16, 4, 1] for key in range(2_400)])
     _, counts = np.unique(orders, return_counts=True)
 
     assert len(counts) == 24

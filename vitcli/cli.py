@@ -4,6 +4,7 @@ The options stand in `options`, what happens to errors in `exits`.
 """
 
 import json
+import os
 import signal
 import sys
 from functools import partial
@@ -298,6 +299,9 @@ def main(arguments: list[str] | None = None) -> None:
     from vitcli import exits
 
     _arguments[:] = sys.argv[1:] if arguments is None else arguments
+    # Before torch is loaded: OpenMP threads that spin while they wait for each other make training on a CPU
+    # that does anything else besides twenty times slower (measured: 6 against 146 images/s).
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # until a training loop knows something better
     command = partial(app, args=_arguments, prog_name="vit", standalone_mode=False)
     sys.exit(exits.exit_code_of(command, _arguments))

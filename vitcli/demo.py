@@ -18,7 +18,7 @@ import numpy as np
 
 from vitcli.order import derive_seed
 
-SEED = 2010_11929
+SEED = 201011929  # the paper's number at arXiv
 IMAGE_SIZE = 64
 FINE = 2  # samples per pixel and axis; their mean smooths the edges
 UNIT = 16  # coordinates inside a shape count sixteenths of a sample
@@ -237,7 +237,7 @@ def _marked(texture: str, s_hw: np.ndarray, t_hw: np.ndarray) -> np.ndarray:
         case "striped":
             return s_hw & wrap < half
         case "dotted":  # every other line of dots is shifted, else the gaps look like a net
-            s_hw, t_hw = (s_hw + half * (t_hw >> 8) & wrap) - half, (t_hw & wrap) - half
+            s_hw, t_hw = ((s_hw + half * (t_hw // PERIOD)) & wrap) - half, (t_hw & wrap) - half
             return s_hw * s_hw + t_hw * t_hw < PERIOD * PERIOD // 9
         case "checked":
             return (s_hw & wrap < half) ^ (t_hw & wrap < half)
