@@ -22,7 +22,7 @@ from vitcli.variants import Architecture
 
 # Largest forward pass chosen by itself. Small on a CPU, where it costs nothing, so that a step has several
 # parts and several processes can share them without changing dropout's draws.
-LARGEST_PART = {"cpu": 16}
+LARGEST_PART = {"cpu": 32}
 LARGEST_PART_ON_GPU = 64
 
 
