@@ -16,7 +16,7 @@ class Console:
         self.is_silent = quiet or not is_main
         self.is_terminal = sys.stderr.isatty()
         self._bar = self._task = None
-        self._title, self._total, self._last_plain = "", 0, 0.0
+        self.title, self._total, self._last_plain = "", 0, 0.0
         self._started_at = time.monotonic()
 
     def note(self, text: str) -> None:
@@ -31,7 +31,7 @@ class Console:
     def begin(self, title: str, total: int, done: int = 0) -> None:
         """Start a progress line of `total` units, `done` of them done before."""
         self.end()
-        self._title, self._total = title, total
+        self.title, self._total = title, total
         self._started_at = self._last_plain = time.monotonic()
         self._done_before = done
         if self.is_silent or not self.is_terminal:
@@ -62,7 +62,7 @@ class Console:
             self._bar.update(self._task, completed=done, detail=detail)
         elif now - self._last_plain >= PLAIN_EVERY_S:
             self._last_plain = now
-            self.note(f"{self._title} {done}/{self._total}  {detail}")
+            self.note(f"{self.title} {done}/{self._total}  {detail}")
 
     def end(self) -> None:
         if self._bar is not None:

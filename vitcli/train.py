@@ -144,9 +144,9 @@ def train(
                 if folder:
                     folder.log({"step": progress.step, "eval": scores})
                 console.note(f"step {progress.step}: top-1 {scores['top1']:.2%}, loss {scores['loss']:.4f}")
-                meter.begin()
             if is_end or stop_signal or (save_every and progress.step % save_every == 0):
                 save()
+            meter.next_step()
             if stop_signal:
                 raise Stopped(
                     stop_signal, f"saved step {progress.step}; the same command line goes on from there"
@@ -162,19 +162,20 @@ class Meter:
         self._waited_s = self._waited_before_s = 0.0
         self._measured_s = 0.0
         self._num_steps = 0
-        self.begin()
+        self.next_step()
 
-    def begin(self) -> None:
-        """Start, or go on after something that is not training."""
+    def next_step(self) -> None:
+        """What came after the last step, an evaluation or a save, is not part of the next one's time."""
         self._step_began_at = time.perf_counter()
-        self.console.begin("train", self.plan.total_steps, self.progress.step)
+        if self.console.title != "train":
+            self.console.begin("train", self.plan.total_steps, self.progress.step)
 
     def waiting_for_data(self):
         return _Stopwatch(self)
 
     def step_done(self, *, loss: float, lr: float) -> dict[str, float]:
         now = time.perf_counter()
-        step_s, self._step_began_at = now - self._step_began_at, now
+        step_s = now - self._step_began_at
         self.progress.elapsed_s += step_s
         self._measured_s += step_s
         self._num_steps += 1

@@ -1,0 +1,105 @@
+"""The run folder: one writer, nothing half-written, no secrets, never somebody else's files."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from vitcli import runlog
+from vitcli.errors import MachineError, VitError
+from vitcli.runlog import RunFolder
+
+
+def test_a_second_writer_is_refused_and_told_who_holds_the_folder(tmp_path):
+    first = RunFolder(tmp_path / "run")
+
+    with pytest.raises(MachineError, match=f"pid {os.getpid()} on ") as told:
+        RunFolder(tmp_path / "run")
+    assert told.value.exit_code == 5
+    first.log({"step": 1})
+
+
+def test_the_lock_of_a_process_that_died_does_not_block(tmp_path):
+    code = "import os; from vitcli.runlog import RunFolder; from pathlib import Path; "
+    code += f"RunFolder(Path({str(tmp_path / 'run')!r})); os.kill(os.getpid(), 9)"
+    subprocess.run([sys.executable, "-c", code], check=False)
+
+    RunFolder(tmp_path / "run")
+
+
+def test_a_folder_with_other_files_is_refused_and_left_as_it_was(tmp_path):
+    (tmp_path / "thesis.tex").write_text("words")
+
+    for overwrite in (False, True):
+        with pytest.raises(VitError, match=r"other files \(thesis.tex\)"):
+            RunFolder(tmp_path, overwrite=overwrite)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_overwrite_empties_an_earlier_run(tmp_path):
+    earlier = RunFolder(tmp_path / "run")
+    earlier.write_start("a = 1", {})
+    earlier.log({"step": 1})
+    earlier._lock.close()
+
+    RunFolder(tmp_path / "run", overwrite=True)
+
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
+        ".lock",
+        "metrics.jsonl",
+        "timing.jsonl",
+    ]
+    assert (tmp_path / "run/metrics.jsonl").read_bytes() == b""
+
+
+def test_metrics_are_rewound_to_what_a_checkpoint_knew(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    folder.log({"step": 1})
+    known = folder.metrics_bytes()
+    folder.log({"step": 2})
+
+    folder.rewind_metrics(known)
+    folder.log({"step": 2, "again": True})
+
+    assert runlog.read_metrics(tmp_path / "run") == [{"step": 1}, {"step": 2, "again": True}]
+
+
+def test_a_line_cut_off_by_a_crash_is_left_out(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    folder.log({"step": 1})
+    with open(tmp_path / "run/metrics.jsonl", "a") as file:
+        file.write('{"step": 2, "lo')
+
+    assert runlog.read_metrics(tmp_path / "run") == [{"step": 1}]
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_of_the_machine(tmp_path):
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(MachineError, match="cannot be written"):
+        RunFolder(tmp_path / "file")
+
+
+def test_no_secret_reaches_the_environment_file(monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_canaryCANARYcanary")
+    words = [
+        "finetune",
+        "--dataset",
+        "https://me:canary@host/x?token=canary",
+        "--set",
+        "hf_canaryCANARYcanary",
+    ]
+
+    assert "canary" not in json.dumps(runlog.environment(words)).lower()
+
+
+def test_a_summary_is_there_whole_or_not_at_all(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    assert runlog.finished_summary(tmp_path / "run") is None
+
+    folder.write_json("summary.json", {"top1": 0.5})
+
+    assert runlog.finished_summary(tmp_path / "run") == {"top1": 0.5}
+    assert not list((tmp_path / "run").glob(".tmp*"))
