@@ -13,7 +13,9 @@ FLOORS = [
     {"model", "posemb", "conversion", "losses", "optim", "transforms", "metrics", "figures",
      "costs", "model_card", "demo"},
     # 2 world
-    {"data", "data_files", "split", "decoding", "loader", "checkpoint", "weights", "weights_files", "runtime",
+    {"safe_files", "data", "data_files", "split", "decoding", "loader", "checkpoint", "weights",
+     "weights_files",
+     "runtime",
      "launching", "runlog",
      "console", "tables"},
     # 3 loops
@@ -33,7 +35,7 @@ NEIGHBOURS = {
     "recipe": {"errors", "recipe_schema", "recipe_text", "recipe_mistakes"},
     "costs": {"model"},
     "split": set(), "data": {"data_files", "split"}, "loader": {"decoding", "split"},
-    "weights": {"weights_files"},
+    "weights": {"safe_files", "weights_files"}, "checkpoint": {"safe_files"}, "runlog": {"safe_files"},
     "train": set(), "inference": set(),
     "commands.results": {"commands.job", "commands.pixels"},
     "commands.session": {"commands.job", "commands.pixels", "commands.results"},

@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 from vitcli import weights_files
 from vitcli.errors import MachineError, WeightsError
 from vitcli.model import architecture, build
+from vitcli.safe_files import replace_file
 from vitcli.weights import read_weights, write_weights
-from vitcli.weights_files import replace_file
 
 ARCH = architecture("ViT-demo/8", image_size=(32, 32), num_classes=5)
 PREPROCESSING = {

@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from vitcli.errors import MachineError, WeightsError
+from vitcli.safe_files import sync
 
 MANIFEST = "manifest.json"
 TEMPORARY = ".tmp-"
@@ -135,15 +136,6 @@ def write_manifest(folder: Path) -> None:
     (folder / MANIFEST).write_text(json.dumps({"checkpoint": _name(step), "files": files}, indent=1))
     sync(folder / MANIFEST)
     sync(folder)
-
-
-def sync(path: Path) -> None:
-    """Force a file, or the names in a folder, to disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from vitcli.errors import MachineError, VitError
+from vitcli.safe_files import replace_file
 
 METRICS, TIMING, SUMMARY, RECIPE = "metrics.jsonl", "timing.jsonl", "summary.json", "recipe.toml"
 LIBRARIES = ("torch", "timm", "accelerate", "datasets", "safetensors", "pillow", "simplejpeg", "numpy")
@@ -53,8 +54,8 @@ class RunFolder:
 
     def write_start(self, recipe_toml: str, environment: dict[str, Any]) -> None:
         """The resolved recipe and the machine, before step 0."""
-        _write_whole(self.path / RECIPE, recipe_toml)
-        _write_whole(self.path / "environment.json", json.dumps(environment, indent=2) + "\n")
+        self.write_text(RECIPE, recipe_toml)
+        self.write_json("environment.json", environment)
 
     def log(self, record: dict[str, Any]) -> None:
         """One line of metrics.jsonl. A value that depends on time or speed belongs in `log_timing`."""
@@ -75,10 +76,10 @@ class RunFolder:
         os.truncate(self.path / METRICS, num_bytes)
 
     def write_json(self, name: str, value: dict[str, Any]) -> None:
-        _write_whole(self.path / name, json.dumps(value, indent=2) + "\n")
+        self.write_text(name, json.dumps(value, indent=2) + "\n")
 
     def write_text(self, name: str, text: str) -> None:
-        _write_whole(self.path / name, text)
+        replace_file(self.path / name, lambda path: path.write_text(text))
 
 
 def finished_summary(path: Path) -> dict[str, Any] | None:
@@ -164,16 +165,6 @@ def _empty(path: Path) -> None:
 def _append(file, record: dict[str, Any]) -> None:
     file.write(json.dumps(record).encode() + b"\n")
     file.flush()
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Write under a temporary name, force to disk, rename: the file is never half there."""
-    temporary = path.with_name(f".tmp-{path.name}-{os.getpid()}")
-    with open(temporary, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.rename(path)
 
 
 def _without_secrets(argument: str) -> str:

@@ -17,6 +17,7 @@ from vitcli.conversion import from_timm_config, recognise
 from vitcli.errors import NotFiniteError, WeightsError
 from vitcli.model import expected_tensors, head_names, known_name, timm_config
 from vitcli.posemb import resample_grid
+from vitcli.safe_files import replace_file
 from vitcli.variants import Architecture, find_variant, variant_of_timm
 from vitcli.weights_files import (
     Content,
@@ -26,7 +27,6 @@ from vitcli.weights_files import (
     locate,
     parsing,
     read_file,
-    replace_file,
     write_safetensors,
 )
 

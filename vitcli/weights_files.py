@@ -6,18 +6,16 @@ what a parser trips over becomes a WeightsError. What the tensors mean is weight
 
 import json
 import math
-import os
-import tempfile
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -120,33 +118,6 @@ def write_safetensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str
         assert len(ordered) <= length, "reordering does not lengthen the header"
         file.seek(8)
         file.write(ordered.ljust(length))  # spaces at the end are the format's own padding
-
-
-def replace_file(path: Path, write: Callable[[Path], None]) -> None:
-    """Write a file under an unpredictable name beside it, make it safe on the disk, then rename it."""
-    name = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        os.close(handle)
-        write(Path(name))
-        _sync(name)
-        os.replace(name, path)
-        _sync(path.parent)
-    except (OSError, SafetensorError) as error:
-        fix = "make room, or write to another folder"
-        raise MachineError(f"{path.name} was not written: {error}", where=str(path), fix=fix) from error
-    finally:
-        if name:
-            Path(name).unlink(missing_ok=True)
-
-
-def _sync(path: str | Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 @contextmanager
