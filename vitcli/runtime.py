@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
+from accelerate.tracking import filter_trackers
 from torch import nn
 
 from vitcli import order
@@ -92,24 +93,20 @@ class Runtime:
         return values
 
 
-def start(precision: str, *, track: str | None = None) -> Runtime:
+def start(precision: str) -> Runtime:
     """Join the run's processes, or be the only one, and settle device and precision.
 
     Args:
         precision: "auto", "fp32", "bf16" or "fp16".
-        track: one of TRACKERS, to be started with `start_tracker`.
 
     Raises:
         MachineError: the device cannot compute in this precision.
-        VitError: there is no such tracker here.
     """
     resolved = resolve_precision(precision)
-    _check_tracker(track)
     accelerator = Accelerator(
         mixed_precision="no",
         cpu=not torch.accelerator.is_available(),
         step_scheduler_with_optimizer=False,
-        log_with=track,
         kwargs_handlers=[
             InitProcessGroupKwargs(timeout=COLLECTIVE_TIMEOUT),
             DistributedDataParallelKwargs(gradient_as_bucket_view=True),
@@ -128,14 +125,15 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
 
 
 def start_tracker(
-    runtime: Runtime, run_dir: Path, config: dict[str, Any]
+    runtime: Runtime, track: str, run_dir: Path, config: dict[str, Any]
 ) -> Callable[[dict[str, Any]], None]:
-    """Start the tracker of `start` for a run; what is returned takes each metrics record.
+    """Start one of TRACKERS for a run; what is returned takes each metrics record.
 
     A tracker that fails later is given up: it never stops a run.
     """
     accelerator = runtime.accelerator
     accelerator.project_configuration.set_directories(str(run_dir))
+    accelerator.log_with = filter_trackers(track, str(run_dir))
     accelerator.init_trackers("vit", config={key: str(value) for key, value in config.items()})
     broken = []
 
@@ -151,9 +149,8 @@ def start_tracker(
     return log
 
 
-def _check_tracker(track: str | None) -> None:
-    if track is None:
-        return
+def check_tracker(track: str) -> None:
+    """Refuse a tracker that does not exist or is not installed."""
     if track not in TRACKERS:
         raise VitError(
             f"there is no tracker {track!r}{nearest(track, TRACKERS)}",

@@ -83,7 +83,9 @@ def make_job(
     """
     lr = _one_rate(resolved)
     _refuse_repeated_runs(resolved)
-    machine = runtime.start(resolved.precision.compute, track=options.track)
+    if options.track:
+        runtime.check_tracker(options.track)
+    machine = runtime.start(resolved.precision.compute)
     console = Console(quiet=options.quiet, is_main=machine.is_main)
     with machine.accelerator.main_process_first():  # the others then find what it has cached
         train_split, eval_split = _open_data(resolved)

@@ -99,7 +99,9 @@ class Session:
         self.folder.write_json("plan.json", asdict(self.job.plan))
         self.job.console.note(f"run folder {path}")
         if options.track:
-            self.folder.also_log = runtime.start_tracker(self.machine, path, recipe.flat(self.recipe))
+            self.folder.also_log = runtime.start_tracker(
+                self.machine, options.track, path, recipe.flat(self.recipe)
+            )
         return path
 
     def _check_images(self) -> None:
