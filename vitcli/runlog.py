@@ -52,6 +52,17 @@ class RunFolder:
                 fix="choose another folder with --out, or mend its permissions",
             ) from error
 
+    def __enter__(self) -> "RunFolder":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let another process have the folder."""
+        for file in (self._metrics, self._timing, self._lock):
+            file.close()
+
     def write_start(self, recipe_toml: str, environment: dict[str, Any]) -> None:
         """The resolved recipe and the machine, before step 0."""
         self.write_text(RECIPE, recipe_toml)

@@ -72,6 +72,8 @@ class Session:
             raise
         finally:
             self.job.console.end()
+            if self.folder:
+                self.folder.close()
         return summary
 
     def measure(self) -> dict[str, float]:
