@@ -18,11 +18,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from vitcli.errors import MachineError, WeightsError
-from vitcli.safe_files import sync
+from vitcli.errors import MachineError, NotFiniteError, WeightsError
+from vitcli.safe_files import TEMPORARY, sync
 
 MANIFEST = "manifest.json"
-TEMPORARY = ".tmp-"
 
 
 @dataclass(frozen=True)
@@ -50,11 +49,13 @@ def save(
 
     Raises:
         MachineError: the disk is full or cannot be written; what was there before is still there.
+        NotFiniteError: a tensor is not finite; nothing is written.
     """
     folder = _home(run_dir)
     tensors = {"model": model.state_dict(), "optimizer": optimizer_tensors(model, optimizer)}
     if average is not None:
         tensors["average"] = average
+    _refuse_ruined(tensors, step)
     temporary = folder / f"{TEMPORARY}{step}-{os.getpid()}"
     try:
         folder.mkdir(exist_ok=True)
@@ -77,25 +78,59 @@ def save(
         raise _cannot_write(folder, error) from error
 
 
-def load_newest(run_dir: Path) -> tuple[Checkpoint | None, list[str]]:
-    """The newest intact checkpoint, if there is any, and a note for each damaged one that was passed over.
+def find_newest(run_dir: Path) -> tuple[int | None, list[str]]:
+    """Step of the newest intact checkpoint, if there is any, and a note for each damaged one passed over.
+
+    Damaged ones are then put aside under another name, so that they do not count among those to keep.
 
     Raises:
-        WeightsError: there are checkpoints, and none is intact.
+        WeightsError: there are checkpoints, and none is intact; they are left as they are.
     """
-    notes = []
+    damaged: dict[Path, str] = {}
     for folder in _folders(run_dir):
         damage = find_damage(folder)
         if damage is None:
-            return _read(folder), notes
-        notes.append(f"checkpoint {folder.name} is damaged ({damage})")
-    if notes:
+            for bad in damaged:
+                bad.rename(bad.with_name(f"damaged_{bad.name}"))
+            return _step(folder), [f"checkpoint {bad.name} is damaged ({why})" for bad, why in damaged.items()]
+        damaged[folder] = damage
+    if damaged:
         raise WeightsError(
-            f"no intact checkpoint is left: {'; '.join(notes)}",
+            f"no intact checkpoint is left: {'; '.join(f'{bad.name}: {why}' for bad, why in damaged.items())}",
             where=str(_home(run_dir)),
             fix="restore one from a backup, or start again with --overwrite",
         )
-    return None, notes
+    return None, []
+
+
+def newest_step(run_dir: Path) -> int | None:
+    """Step of the newest checkpoint, without looking inside."""
+    return next((_step(folder) for folder in _folders(run_dir)), None)
+
+
+def read(run_dir: Path, step: int) -> Checkpoint:
+    """The checkpoint of `step`, which `find_newest` has found intact.
+
+    Raises:
+        MachineError: this process cannot see it, so the run's processes share no file system.
+    """
+    folder = _home(run_dir) / _name(step)
+    try:
+        state = json.loads((folder / "state.json").read_text())
+        average = folder / "average.safetensors"
+        return Checkpoint(
+            step=state.pop("step"),
+            model=load_file(folder / "model.safetensors"),
+            optimizer=load_file(folder / "optimizer.safetensors"),
+            average=load_file(average) if average.exists() else None,
+            state=state,
+        )
+    except OSError as error:
+        raise MachineError(
+            f"the checkpoint of step {step} cannot be read here: {error.strerror or error}",
+            where=str(folder),
+            fix="put --out on a file system that all machines of the run share",
+        ) from error
 
 
 def clean(run_dir: Path) -> None:
@@ -158,24 +193,16 @@ def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensor
         optimizer.state[parameter][slot] = value if value.ndim == 0 else value.to(parameter.device)
 
 
-def _read(folder: Path) -> Checkpoint:
-    state = json.loads((folder / "state.json").read_text())
-    average = folder / "average.safetensors"
-    return Checkpoint(
-        step=state.pop("step"),
-        model=load_file(folder / "model.safetensors"),
-        optimizer=load_file(folder / "optimizer.safetensors"),
-        average=load_file(average) if average.exists() else None,
-        state=state,
-    )
-
-
 def _home(run_dir: Path) -> Path:
     return run_dir / "checkpoints"
 
 
 def _name(step: int) -> str:
     return f"step_{step:07d}"
+
+
+def _step(folder: Path) -> int:
+    return int(folder.name.removeprefix("step_"))
 
 
 def _folders(run_dir: Path) -> list[Path]:
@@ -193,6 +220,20 @@ def _delete(folder: Path) -> None:
 def _sha256(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _refuse_ruined(tensors: dict[str, dict[str, Tensor]], step: int) -> None:
+    """Finite norms, so finite tensors; what overflows a norm has left every use behind as well."""
+    for kind, values in tensors.items():
+        floats = {name: value for name, value in values.items() if value.is_floating_point()}
+        norms = torch._foreach_norm(list(floats.values())) if floats else []
+        ruined = [name for name, norm in zip(floats, norms, strict=True) if not torch.isfinite(norm)]
+        if ruined:
+            raise NotFiniteError(
+                f"the {kind} is no longer finite ({len(ruined)} tensors, such as {ruined[0]})",
+                where=f"step {step}",
+                fix="lower --lr, or set optimizer.clip, in a new --out",
+            )
 
 
 def _cannot_write(folder: Path, error: Exception) -> MachineError:

@@ -26,18 +26,17 @@ def exit_code_of(command: Callable[[], int | None], arguments: list[str]) -> int
     except VitError as error:
         return _tell(error, arguments)
     except Stopped as stopped:
-        if launching.global_rank() == 0 and not {"--quiet", "-q"} & set(arguments):
+        if launching.global_rank() == 0:
             print(stopped.note, file=sys.stderr)
         return stopped.exit_code
     except (KeyboardInterrupt, typer.Abort):
         return 130
     except UsageError as error:
         return _tell(_of_usage(error, arguments), arguments)
-    except BrokenPipeError:  # the reader of a pipe has gone: nothing is left to say
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except Exception as error:
-        return _tell(_of_the_world(error) or _bug(error), arguments)
+        told = _of_the_world(error) or _bug(error)
+        told.rank = launching.global_rank()  # met by this process, whatever the others do
+        return _tell(told, arguments)
 
 
 def _tell(error: VitError, arguments: list[str]) -> int:
@@ -85,7 +84,10 @@ def _bug(error: Exception) -> VitError:
     """Our own mistake: exit 1, with the traceback kept for the report."""
     folder = Path(getattr(error, "run_dir", tempfile.gettempdir()))
     report = folder / f"vit-crash-{os.getpid()}.txt"
-    report.write_text("".join(traceback.format_exception(error)))
+    try:
+        report.write_text("".join(traceback.format_exception(error)))
+    except OSError as unwritten:
+        report = f"nowhere: {unwritten}"
     told = VitError(
         f"a bug in vit: {type(error).__name__}: {str(error)[:160]}",
         where=f"the traceback is in {report}",

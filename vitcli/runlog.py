@@ -7,16 +7,19 @@ import platform
 import shutil
 import socket
 import subprocess
-import sys
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from vitcli.errors import MachineError, VitError
-from vitcli.safe_files import replace_file
+from vitcli.safe_files import TEMPORARY, replace_file
 
 METRICS, TIMING, SUMMARY, RECIPE = "metrics.jsonl", "timing.jsonl", "summary.json", "recipe.toml"
+LOCK = ".vit.lock"
+FILES = (METRICS, TIMING, SUMMARY, RECIPE, "plan.json", "environment.json", "README.md", "config.json",
+         "model.safetensors")  # fmt: skip
+FOLDERS = ("checkpoints", "figures")
 LIBRARIES = ("torch", "timm", "accelerate", "datasets", "safetensors", "pillow", "simplejpeg", "numpy")
 
 
@@ -38,9 +41,10 @@ class RunFolder:
             None
         )  # a tracker, where one is wanted
         try:
+            _refuse_foreign(path)
             path.mkdir(parents=True, exist_ok=True)
             self._lock = _lock(path)
-            _refuse_foreign(path)
+            _clean(path)
             if overwrite:
                 _empty(path)
             self._metrics = open(path / METRICS, "ab")  # noqa: SIM115, open as long as the run
@@ -134,7 +138,7 @@ def environment(arguments: list[str]) -> dict[str, Any]:
 
 def _lock(path: Path):
     """An advisory lock that ends with the process, however it ends; the file names its owner."""
-    lock = open(path / ".lock", "a+")  # noqa: SIM115, held as long as the process lives
+    lock = open(path / LOCK, "a+")  # noqa: SIM115, held as long as the process lives
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -152,10 +156,9 @@ def _lock(path: Path):
 
 
 def _refuse_foreign(path: Path) -> None:
-    """Never mix a run into, or delete, what is not a run."""
-    names = {entry.name for entry in path.iterdir()} - {".lock"}
-    if names and not names & {RECIPE, METRICS}:
-        (path / ".lock").unlink()
+    """Never mix a run into what is not a run. Every run folder has our lock file from its first moment."""
+    names = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
+    if names and LOCK not in names:
         raise VitError(
             f"the folder holds other files ({', '.join(sorted(names)[:3])})",
             where=f"--out {path}",
@@ -163,14 +166,18 @@ def _refuse_foreign(path: Path) -> None:
         )
 
 
+def _clean(path: Path) -> None:
+    """Remove what an interrupted write has left."""
+    for leftover in path.glob(f"{TEMPORARY}*"):
+        leftover.unlink()
+
+
 def _empty(path: Path) -> None:
-    for entry in path.iterdir():
-        if entry.name == ".lock":
-            continue
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry)
-        else:
-            entry.unlink()
+    """Delete an earlier run, and nothing that a run does not make."""
+    for name in FILES:
+        (path / name).unlink(missing_ok=True)
+    for name in FOLDERS:
+        shutil.rmtree(path / name, ignore_errors=True)
 
 
 def _append(file, record: dict[str, Any]) -> None:
@@ -187,6 +194,9 @@ def _without_secrets(argument: str) -> str:
 
 
 def _git_revision() -> str | None:
+    """Of the checkout this package runs from; an installed one has none."""
+    if not (Path(__file__).parent.parent / ".git").exists():
+        return None
     try:
         found = subprocess.run(
             ["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, cwd=Path(__file__).parent
@@ -195,6 +205,3 @@ def _git_revision() -> str | None:
         return None
     return found.stdout.strip() or None if found.returncode == 0 else None
 
-
-def command_line() -> list[str]:
-    return sys.argv[1:]

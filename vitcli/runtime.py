@@ -6,7 +6,8 @@ here.
 
 import importlib.util
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -63,6 +64,15 @@ class Runtime:
     def is_main(self) -> bool:
         return self.rank == 0
 
+    @contextmanager
+    def own_errors(self) -> Iterator[None]:
+        """Mark what is raised inside as known to this process alone, so that it is the one to say it."""
+        try:
+            yield
+        except VitError as error:
+            error.rank = self.rank
+            raise
+
     def on_main(self, action: Callable[[], Any]) -> Any:
         """Run `action` on the first process; every process gets its result, or raises what it raised."""
         if self.world_size == 1:
@@ -71,7 +81,7 @@ class Runtime:
         if self.is_main:
             try:
                 outcome[0] = action()
-            except VitError as error:
+            except Exception as error:
                 outcome[1] = error
         dist.broadcast_object_list(outcome, src=0, group=self.control)
         if outcome[1] is not None:
@@ -191,11 +201,6 @@ def cpu_has_bf16() -> bool:
 def seed_model_draws(seed: int, *, step: int, part: int) -> None:
     """Seed dropout for one micro-batch: a function of (seed, step, number of the micro-batch in the step)."""
     torch.manual_seed(order.derive_seed(seed, "model", step, part))
-
-
-def release_memory() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 def peak_memory_gib() -> float:

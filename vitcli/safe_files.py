@@ -9,6 +9,8 @@ from safetensors import SafetensorError
 
 from vitcli.errors import MachineError
 
+TEMPORARY = ".tmp-"  # begins the name of every file and folder that is not whole yet
+
 
 def replace_file(path: Path, write: Callable[[Path], None]) -> None:
     """Write a file under an unpredictable name beside it, force it to disk, then rename it into place.
@@ -19,7 +21,7 @@ def replace_file(path: Path, write: Callable[[Path], None]) -> None:
     name = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".tmp-{path.name}-")
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f"{TEMPORARY}{path.name}-")
         os.close(handle)
         write(Path(name))
         os.chmod(name, 0o666 & ~_umask())  # mkstemp makes files for their owner alone

@@ -1,5 +1,6 @@
 """The one training loop, for every command that trains: what happens at step s is a function of s."""
 
+import math
 import os
 import signal
 import time
@@ -13,12 +14,14 @@ from torch import Tensor, nn
 
 from vitcli import optim
 from vitcli.console import Console
-from vitcli.errors import NotFiniteError, Stopped, VitError
+from vitcli.errors import NotFiniteError, Stopped
 from vitcli.loader import Batch
 from vitcli.runlog import RunFolder
 from vitcli.runtime import Runtime, autocast, peak_memory_gib, seed_model_draws, unwrap
 from vitcli.schedule import Plan
 from vitcli.transforms import to_model_range
+
+SMALLEST_SCALE = 2.0**-10  # of an fp16 loss; below it the gradients overflow by themselves
 
 
 @dataclass
@@ -96,7 +99,7 @@ def train(
 
     Raises:
         NotFiniteError: the loss or the gradient is not finite; the weights are those before the step.
-        Stopped: a signal asked for it; a checkpoint of the last finished step is on disk.
+        Stopped: a signal asked for it, and the last finished step has been saved.
         DataError: an image cannot be read.
     """
     model.train()
@@ -109,8 +112,8 @@ def train(
                 group["lr"] = lr
             loss = torch.zeros((), device=runtime.device)
             for part in range(parts):
-                with meter.waiting_for_data():
-                    batch = _next(batches, runtime)
+                with meter.waiting_for_data(), runtime.own_errors():
+                    batch = next(batches)
                 progress.skipped.update(batch.skipped)
                 seed_model_draws(seed, step=step, part=runtime.rank * parts + part)
                 with nullcontext() if part == parts - 1 else runtime.accelerator.no_sync(model):
@@ -126,7 +129,9 @@ def train(
             runtime.scaler.unscale_(optimizer)
             grad_norm = float(optim.clip_by_global_norm(model.parameters(), clip))
             loss, stop_signal = _agree(runtime, float(loss), stop.signal)
-            _check_finite(loss, grad_norm, step=step, lr=lr, may_overflow=runtime.precision == "fp16")
+            # An overflowing fp16 gradient is ordinary: the scaler leaves the step out and halves its scale.
+            may_overflow = runtime.precision == "fp16" and runtime.scaler.get_scale() > SMALLEST_SCALE
+            _check_finite(loss, 0.0 if may_overflow else grad_norm, step=step, lr=lr)
             runtime.scaler.step(optimizer)
             runtime.scaler.update()
             optimizer.zero_grad()
@@ -137,20 +142,20 @@ def train(
             is_end = progress.step == plan.total_steps
             rates = meter.step_done(loss=loss, lr=lr)
             if folder and (is_end or progress.step % log_every == 0):
-                folder.log({"step": progress.step, "loss": loss, "lr": lr, "grad_norm": grad_norm})
+                finite_norm = grad_norm if math.isfinite(grad_norm) else None  # an overflow of fp16; JSON has no inf
+                folder.log({"step": progress.step, "loss": loss, "lr": lr, "grad_norm": finite_norm})
                 folder.log_timing({"step": progress.step, **rates})
             if eval_every and progress.step % eval_every == 0 and not is_end:
                 scores = evaluate()
                 if folder:
                     folder.log({"step": progress.step, "eval": scores})
                 console.note(f"step {progress.step}: top-1 {scores['top1']:.2%}, loss {scores['loss']:.4f}")
+                _, stop_signal = _agree(runtime, 0.0, stop.signal)  # it may have been asked for meanwhile
             if is_end or stop_signal or (save_every and progress.step % save_every == 0):
                 save()
             meter.next_step()
             if stop_signal:
-                raise Stopped(
-                    stop_signal, f"saved step {progress.step}; the same command line goes on from there"
-                )
+                raise Stopped(stop_signal, f"stopped after step {progress.step}")
     console.end()
 
 
@@ -208,14 +213,6 @@ class _Stopwatch:
         self.meter.add_wait(time.perf_counter() - self._began_at)
 
 
-def _next(batches: Iterator[Batch], runtime: Runtime) -> Batch:
-    try:
-        return next(batches)
-    except VitError as error:
-        error.rank = runtime.rank  # only this process knows of it, so this one has to say it
-        raise
-
-
 def _agree(runtime: Runtime, loss: float, stop_signal: int) -> tuple[float, int]:
     """Mean loss of the step, and one decision of all processes whether to stop after it."""
     mine = torch.tensor(
@@ -225,13 +222,11 @@ def _agree(runtime: Runtime, loss: float, stop_signal: int) -> tuple[float, int]
     return float(total[0]), signal.SIGINT if total[1] else signal.SIGTERM if total[2] else 0
 
 
-def _check_finite(loss: float, grad_norm: float, *, step: int, lr: float, may_overflow: bool) -> None:
-    # With fp16 an overflowing gradient is ordinary: the scaler leaves the step out and halves its scale.
-    finite = torch.isfinite(torch.tensor([loss, 0.0 if may_overflow else grad_norm])).all()
-    if finite:
+def _check_finite(loss: float, grad_norm: float, *, step: int, lr: float) -> None:
+    if math.isfinite(loss) and math.isfinite(grad_norm):
         return
     raise NotFiniteError(
-        f"the {'gradient' if loss == loss and abs(loss) != float('inf') else 'loss'} is not a finite number",
+        f"the {'gradient' if math.isfinite(loss) else 'loss'} is not a finite number",
         where=f"step {step + 1}, learning rate {lr:.3g}, loss {loss:.4g}, gradient norm {grad_norm:.4g}",
-        fix="lower --lr, or set optimizer.clip; the last checkpoint is untouched",
+        fix="lower --lr, or set optimizer.clip, in a new --out",
     )
