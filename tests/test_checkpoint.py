@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from vitcli import checkpoint
-from vitcli.errors import MachineError, WeightsError
+from vitcli.errors import MachineError, NotFiniteError, WeightsError
 
 
 @pytest.fixture
@@ -30,10 +30,16 @@ def save(run_dir, number, net, keep=2, **state) -> None:
     checkpoint.save(run_dir, number, model=model, optimizer=optimizer, average=None, state=state, keep=keep)
 
 
+def put_back(run_dir) -> None:
+    """Undo what finding a damaged checkpoint does to its name."""
+    for aside in (run_dir / "checkpoints").glob("damaged_*"):
+        aside.rename(aside.with_name(aside.name.removeprefix("damaged_")))
+
+
 def test_what_is_saved_comes_back_and_training_goes_on_the_same(tmp_path, net):
     model, optimizer = net
     save(tmp_path, 7, net, note="here")
-    found, notes = checkpoint.load_newest(tmp_path)
+    found, notes = checkpoint.read(tmp_path, 7), checkpoint.find_newest(tmp_path)[1]
     other = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
     other_optimizer = torch.optim.AdamW(other.parameters(), lr=0.1)
 
@@ -58,7 +64,7 @@ def test_only_the_newest_are_kept(tmp_path, net):
 
 
 def test_a_folder_without_checkpoints_has_none(tmp_path):
-    assert checkpoint.load_newest(tmp_path) == (None, [])
+    assert checkpoint.find_newest(tmp_path) == (None, [])
 
 
 def test_every_flipped_bit_is_found_and_the_one_before_is_used(tmp_path, net):
@@ -69,10 +75,11 @@ def test_every_flipped_bit_is_found_and_the_one_before_is_used(tmp_path, net):
         whole = file.read_bytes()
         for place in range(0, len(whole), max(1, len(whole) // 40)):
             file.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
-            found, notes = checkpoint.load_newest(tmp_path)
-            assert found.step == 1 and "step_0000002 is damaged" in notes[0], (file.name, place)
+            step_found, notes = checkpoint.find_newest(tmp_path)
+            assert step_found == 1 and "step_0000002 is damaged" in notes[0], (file.name, place)
+            put_back(tmp_path)
         file.write_bytes(whole)
-    assert checkpoint.load_newest(tmp_path)[0].step == 2
+    assert checkpoint.find_newest(tmp_path)[0] == 2
 
 
 @pytest.mark.parametrize(
@@ -91,7 +98,8 @@ def test_a_missing_shortened_or_exchanged_file_is_found(tmp_path, net, name):
         lambda: new.write_bytes(old.read_bytes()),
     ):
         damage()
-        assert checkpoint.load_newest(tmp_path)[0].step == 1
+        assert checkpoint.find_newest(tmp_path)[0] == 1
+        put_back(tmp_path)
         new.write_bytes(whole)
 
 
@@ -100,7 +108,7 @@ def test_a_file_that_does_not_belong_is_found(tmp_path, net):
     (tmp_path / "checkpoints/step_0000001/extra.safetensors").write_bytes(b"")
 
     with pytest.raises(WeightsError, match=r"extra.safetensors does not belong"):
-        checkpoint.load_newest(tmp_path)
+        checkpoint.find_newest(tmp_path)
 
 
 def test_when_none_is_intact_nothing_is_loaded_and_nothing_deleted(tmp_path, net):
@@ -108,7 +116,7 @@ def test_when_none_is_intact_nothing_is_loaded_and_nothing_deleted(tmp_path, net
     (tmp_path / "checkpoints/step_0000001/state.json").write_text("{}")
 
     with pytest.raises(WeightsError, match="no intact checkpoint"):
-        checkpoint.load_newest(tmp_path)
+        checkpoint.find_newest(tmp_path)
     assert (tmp_path / "checkpoints/step_0000001/model.safetensors").exists()
 
 
@@ -118,7 +126,7 @@ def test_a_save_that_fails_keeps_what_was_there(tmp_path, net, file_size_limit):
         save(tmp_path, 2, net)
 
     assert "MiB free" in told.value.where
-    assert checkpoint.load_newest(tmp_path)[0].step == 1
+    assert checkpoint.find_newest(tmp_path)[0] == 1
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step_0000001"]
 
 
@@ -159,3 +167,29 @@ def file_size_limit():
             signal.signal(signal.SIGXFSZ, handler)
 
     return limit
+
+
+def test_a_damaged_checkpoint_does_not_count_among_those_to_keep(tmp_path, net):
+    for number in (1, 2):
+        save(tmp_path, number, net, keep=2)
+    (tmp_path / "checkpoints/step_0000002/state.json").write_text("{}")
+
+    assert checkpoint.find_newest(tmp_path)[0] == 1
+    save(tmp_path, 2, net, keep=2)
+
+    assert sorted(path.name for path in (tmp_path / "checkpoints").glob("step_*")) == [
+        "step_0000001",
+        "step_0000002",
+    ]
+    assert checkpoint.find_newest(tmp_path) == (2, [])
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e38])
+def test_weights_that_are_no_longer_finite_are_not_saved(tmp_path, net, value):
+    save(tmp_path, 1, net)
+    net[0][0].weight.data[0, 0] = value
+    net[0][0].weight.data[1, 1] = value
+
+    with pytest.raises(NotFiniteError, match=r"model is no longer finite"):
+        save(tmp_path, 2, net)
+    assert checkpoint.newest_step(tmp_path) == 1

@@ -152,14 +152,14 @@ def test_splits_with_different_classes_are_refused(tmp_path):
 
 @pytest.mark.parametrize(("count", "fraction"), [(10, 0.1), (97, 0.25), (1_000, 0.02), (2, 0.5)])
 def test_the_dev_part_and_the_rest_are_disjoint_and_together_everything(count, fraction):
-    rest, dev = cut_dev(numbered(count), dev_fraction=fraction)
+    rest, dev = cut_dev(numbered(count), dev_fraction=fraction, split="train")
 
     assert len(dev) == round(count * fraction)
     assert sorted(numbers(rest) + numbers(dev)) == list(range(count))
 
 
 def test_the_dev_part_is_random_rows_and_the_same_ones_every_time():
-    (rest, dev), (_, again) = (cut_dev(numbered(1_000), dev_fraction=0.1) for _ in range(2))
+    (rest, dev), (_, again) = (cut_dev(numbered(1_000), dev_fraction=0.1, split="train") for _ in range(2))
 
     assert numbers(dev) == numbers(again)
     assert np.mean(numbers(dev)) == pytest.approx(500, abs=100)  # not the last ones
@@ -177,7 +177,7 @@ def test_the_seed_of_a_run_does_not_move_the_dev_part(tmp_path):
 @pytest.mark.parametrize("fraction", [0.0, 0.01, 0.99, 1.0])
 def test_a_dev_part_that_leaves_nothing_on_one_side_is_refused(fraction):
     with pytest.raises(DataError, match="leaves one side empty"):
-        cut_dev(numbered(10), dev_fraction=fraction)
+        cut_dev(numbered(10), dev_fraction=fraction, split="train")
 
 
 def test_a_subset_is_drawn_by_the_seed_without_repetition():

@@ -269,7 +269,8 @@ def test_a_recipe_survives_being_written_and_read(name, write):
 
 
 def test_small_numbers_survive_being_written_and_read(write):
-    ours = recipe.load("pretrain/demo", ["optimizer.eps=1e-16", "optimizer.lr=3e-05"])
+    adam = ["optimizer.name=adam", "optimizer.betas=[0.9, 0.999]", "optimizer.eps=1e-16"]
+    ours = recipe.load("pretrain/demo", [*adam, "optimizer.lr=3e-05"])
 
     assert tomllib.loads(recipe.to_toml(ours))["optimizer"]["eps"] == 1e-16
     assert recipe.load(write(recipe.to_toml(ours))) == ours

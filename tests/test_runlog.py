@@ -38,17 +38,28 @@ def test_a_folder_with_other_files_is_refused_and_left_as_it_was(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-def test_overwrite_empties_an_earlier_run(tmp_path):
+def test_a_folder_of_another_tool_is_no_run_whatever_its_files_are_called(tmp_path):
+    for name in ("metrics.jsonl", "recipe.toml"):
+        (tmp_path / name).write_text("theirs")
+
+    with pytest.raises(VitError, match="other files"):
+        RunFolder(tmp_path, overwrite=True)
+    assert (tmp_path / "metrics.jsonl").read_text() == "theirs"
+
+
+def test_overwrite_deletes_an_earlier_run_and_nothing_else(tmp_path):
     earlier = RunFolder(tmp_path / "run")
     earlier.write_start("a = 1", {})
     earlier.log({"step": 1})
-    earlier._lock.close()
+    earlier.close()
+    (tmp_path / "run/notes.txt").write_text("mine")
 
     RunFolder(tmp_path / "run", overwrite=True)
 
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
-        ".lock",
+        ".vit.lock",
         "metrics.jsonl",
+        "notes.txt",
         "timing.jsonl",
     ]
     assert (tmp_path / "run/metrics.jsonl").read_bytes() == b""

@@ -92,11 +92,12 @@ def find_newest(run_dir: Path) -> tuple[int | None, list[str]]:
         if damage is None:
             for bad in damaged:
                 bad.rename(bad.with_name(f"damaged_{bad.name}"))
-            return _step(folder), [f"checkpoint {bad.name} is damaged ({why})" for bad, why in damaged.items()]
+            return _step(folder), [f"checkpoint {bad.name} is damaged ({damaged[bad]})" for bad in damaged]
         damaged[folder] = damage
     if damaged:
+        told = "; ".join(f"{bad.name}: {damaged[bad]}" for bad in damaged)
         raise WeightsError(
-            f"no intact checkpoint is left: {'; '.join(f'{bad.name}: {why}' for bad, why in damaged.items())}",
+            f"no intact checkpoint is left: {told}",
             where=str(_home(run_dir)),
             fix="restore one from a backup, or start again with --overwrite",
         )

@@ -128,8 +128,9 @@ def evaluate(
     debug: options.Debug = False,
 ) -> int:
     """Top-1, top-5 and loss of a checkpoint on a split; every example counts exactly once."""
-    if _to_be_launched(num_processes):
-        return _launch(num_processes)
+    code = _launch(num_processes)
+    if code is not None:
+        return code
     from vitcli.commands.evaluate import evaluate
 
     shorthands = _shorthands(dataset, res, ckpt, model, precision) | {"eval.batch_size": batch_size}
@@ -159,7 +160,9 @@ def predict(
     shorthands = _shorthands(None, res, ckpt, model, precision) | {"eval.batch_size": batch_size}
     result = predict(pictures, set_ or (), shorthands, topk=topk, workers=workers, quiet=quiet)
     if jsonl and not as_json:
-        typer.echo("\n".join(json.dumps(prediction) for prediction in result["predictions"]))
+        from vitcli import tables
+
+        tables.write("\n".join(json.dumps(prediction) for prediction in result["predictions"]))
         return 0
     return _print(result, as_json)
 
@@ -230,8 +233,9 @@ def recipes_copy(
 
 def _train(command, given: dict[str, Any]) -> int:
     """Run a training command with what the command line gave, here or in the processes it asks for."""
-    if _to_be_launched(given["num_processes"]):
-        return _launch(given["num_processes"])
+    code = _launch(given["num_processes"])
+    if code is not None:
+        return code
     from vitcli.commands.job import RunOptions
 
     shorthands = _shorthands(
@@ -268,26 +272,20 @@ def _shorthands(dataset, res, ckpt, model, precision) -> dict[str, Any]:
 
 
 def _print(result: dict[str, Any], as_json: bool, render=None) -> int:
-    """The result, on standard output, by the first process alone."""
     from vitcli import launching, tables
 
-    if launching.global_rank() == 0:
-        typer.echo(
-            json.dumps(result, indent=2) if as_json else (render or tables.render)(result).rstrip("\n")
-        )
+    if launching.global_rank() == 0:  # the others have the same to say
+        tables.write(json.dumps(result, indent=2) if as_json else (render or tables.render)(result))
     return 0
 
 
-def _to_be_launched(num_processes: int | None) -> bool:
+def _launch(num_processes: int | None) -> int | None:
+    """The exit code of the processes this command line asks for; None if it is to run in this one."""
     from vitcli import launching
 
     launching.adopt_slurm()
-    return bool(num_processes) and launching.must_launch(num_processes)
-
-
-def _launch(num_processes: int) -> int:
-    from vitcli import launching
-
+    if num_processes is None or not launching.must_launch(num_processes):
+        return None
     return launching.launch(num_processes, _arguments)
 
 

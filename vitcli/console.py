@@ -16,23 +16,26 @@ class Console:
         self.is_silent = quiet or not is_main
         self.is_terminal = sys.stderr.isatty()
         self._bar = self._task = None
-        self.title, self._total, self._last_plain = "", 0, 0.0
+        self.title, self._total, self._last_plain = "", 0, time.monotonic()
         self._started_at = time.monotonic()
 
     def note(self, text: str) -> None:
         """One line for the person; never part of the result."""
         if self.is_silent:
             return
-        if self._bar is not None:
-            self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
-        else:
-            print(text, file=sys.stderr, flush=True)
+        try:
+            if self._bar is not None:
+                self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+            else:
+                print(text, file=sys.stderr, flush=True)
+        except OSError:  # the reader has gone; that is no reason to stop a run
+            self.is_silent = True
 
     def begin(self, title: str, total: int, done: int = 0) -> None:
         """Start a progress line of `total` units, `done` of them done before."""
         self.end()
         self.title, self._total = title, total
-        self._started_at = self._last_plain = time.monotonic()
+        self._started_at = time.monotonic()
         self._done_before = done
         if self.is_silent or not self.is_terminal:
             return

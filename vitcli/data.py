@@ -5,6 +5,7 @@ it.
 """
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import datasets
@@ -143,7 +144,7 @@ def open_train_and_eval(
         eval_split = source.default_eval_split(besides=train_split.partition("[")[0])
     train = source.open(train_split)
     if eval_split is None:
-        train, held_out = cut_dev(train, dev_fraction=dev_fraction)
+        train, held_out = cut_dev(train, dev_fraction=dev_fraction, split=train_split)
     else:
         held_out = source.open(eval_split)
     if num_examples is not None:
@@ -152,12 +153,29 @@ def open_train_and_eval(
     return train, held_out
 
 
-def open_eval(dataset: str, split: str, *, image_column: str | None, label_column: str | None) -> Split:
-    """The split to score: as named, or with "auto" the test split, else validation, else the only one."""
+def open_eval(
+    dataset: str,
+    split: str,
+    *,
+    image_column: str | None,
+    label_column: str | None,
+    dev_cut: dict | None = None,
+) -> Split:
+    """The split to score: as named, or with "auto" the test split, else validation, else the only one.
+
+    Args:
+        dev_cut: the `Split.dev_cut` that the weights were scored on when they were trained. If "auto" leads
+            to those very rows, it is again their dev part that is scored, and not what was trained on.
+    """
     source = DataSet(dataset, image_column=image_column, label_column=label_column)
-    if split == "auto":
-        split = source.default_eval_split() or source.only_split("--split")
-    return source.open(split)
+    if split != "auto":
+        return source.open(split)
+    by_name = source.default_eval_split()
+    if by_name is None and dev_cut and dev_cut["split"].partition("[")[0] in source.split_names:
+        trained_on = source.open(dev_cut["split"])
+        if trained_on.fingerprint == dev_cut["fingerprint"]:
+            return cut_dev(trained_on, dev_fraction=dev_cut["fraction"], split=dev_cut["split"])[1]
+    return source.open(by_name or source.only_split("--split"))
 
 
 def match_classes(
@@ -195,10 +213,11 @@ def _some(names: set[str]) -> str:
     return ", ".join(sorted(names)[:5]) or "none"
 
 
-def cut_dev(train: Split, *, dev_fraction: float) -> tuple[Split, Split]:
-    """A random `dev_fraction` of the rows to choose by, and the rest to train on (paper, section B.1.1).
+def cut_dev(train: Split, *, dev_fraction: float, split: str) -> tuple[Split, Split]:
+    """The rows to train on, and a random `dev_fraction` to choose or report by (paper, section B.1.1).
 
-    The cut depends on the split alone, never on the run's seed, so that all runs choose by the same rows.
+    The cut depends on the split alone, never on the run's seed, so that all runs choose by the same rows. The
+    dev part remembers what it was cut from; `split` is how the data set calls that.
     """
     num_dev = round(len(train) * dev_fraction)
     if not 0 < num_dev < len(train):
@@ -210,7 +229,9 @@ def cut_dev(train: Split, *, dev_fraction: float) -> tuple[Split, Split]:
     key = order.derive_seed(0, "dev split", len(train))
     num_train = len(train) - num_dev
     rest = train.part(0, num_train, name=f"{train.name} without its dev part", shuffle_key=key)
-    return rest, train.part(num_train, len(train), name=f"{train.name}, dev part", shuffle_key=key)
+    dev = train.part(num_train, len(train), name=f"{train.name}, dev part", shuffle_key=key)
+    cut = {"split": split, "fraction": dev_fraction, "fingerprint": train.fingerprint}
+    return rest, replace(dev, dev_cut=cut)
 
 
 def random_subset(split: Split, num_examples: int, *, seed: int) -> Split:

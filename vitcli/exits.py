@@ -9,6 +9,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import typer
@@ -27,7 +28,7 @@ def exit_code_of(command: Callable[[], int | None], arguments: list[str]) -> int
         return _tell(error, arguments)
     except Stopped as stopped:
         if launching.global_rank() == 0:
-            print(stopped.note, file=sys.stderr)
+            _say(stopped.note)
         return stopped.exit_code
     except (KeyboardInterrupt, typer.Abort):
         return 130
@@ -48,10 +49,16 @@ def _tell(error: VitError, arguments: list[str]) -> int:
     if launching.global_rank() == 0 or hasattr(error, "rank"):
         if "--json" in arguments:
             told = {"message": error.message, "where": error.where, "fix": error.fix}
-            typer.echo(json.dumps({"error": told}, indent=2))
+            print(json.dumps({"error": told}, indent=2))
         else:
-            print(error, file=sys.stderr)
+            _say(str(error))
     return error.exit_code
+
+
+def _say(text: str) -> None:
+    """To standard error, if anybody listens, and without the control characters of file and class names."""
+    with suppress(OSError):
+        print("".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text), file=sys.stderr)
 
 
 def _of_usage(error: Exception, arguments: list[str]) -> VitError:

@@ -43,8 +43,6 @@ def evaluate(
     losses_N = torch.zeros(len(split), dtype=torch.float64)
     seen_N = torch.zeros(len(split), dtype=torch.int64)
     skipped: list[str] = []
-    began_at, done = time.perf_counter(), 0
-    console.begin("evaluate", len(split))
     batches = eval_batches(
         split,
         preprocessing,
@@ -54,17 +52,14 @@ def evaluate(
         on_bad_image=on_bad_image,
         num_threads=num_threads,
     )
-    for batch, logits_BK in logits_of(
-        model, batches, preprocessing, device=runtime.device, precision=precision
-    ):
-        labels_B = batch.labels_B.to(logits_BK.device)
-        ranks_N[batch.rows_B] = metrics.label_ranks(logits_BK, labels_B).cpu()
-        losses_N[batch.rows_B] = metrics.example_losses(logits_BK, labels_B).cpu()
-        seen_N[batch.rows_B] += 1
-        skipped += batch.skipped
-        done = min(done + batch_size * runtime.world_size, len(split))
-        console.update(done, f"{done / (time.perf_counter() - began_at):.0f} img/s")
-    console.end()
+    passed = logits_of(model, batches, preprocessing, device=runtime.device, precision=precision)
+    watched = _watched(passed, console, "evaluate", total=len(split), at_once=runtime.world_size)
+    with runtime.own_errors():
+        for batch, logits_BK in watched:
+            ranks_N[batch.rows_B] = metrics.label_ranks(logits_BK, batch.labels_B)
+            losses_N[batch.rows_B] = metrics.example_losses(logits_BK, batch.labels_B)
+            seen_N[batch.rows_B] += 1
+            skipped += batch.skipped
     for values_N in (ranks_N, losses_N, seen_N):
         runtime.sum_over_processes(values_N)
     num_skipped = int(runtime.sum_over_processes(torch.tensor(len(skipped))))
@@ -72,11 +67,44 @@ def evaluate(
         "a row was not counted once"
     )
     if not seen_N.any():
-        raise DataError(
-            f"no image of {split.name} can be decoded", where=skipped[0], fix="look at these files"
-        )
+        raise DataError(f"no image of {split.name} can be decoded", where=split.name, fix="look at its files")
     counted_N = seen_N.bool()
     return metrics.scores(ranks_N[counted_N], losses_N[counted_N]), skipped
+
+
+def likeliest(
+    model: nn.Module,
+    split: Split,
+    preprocessing: Preprocessing,
+    *,
+    runtime: Runtime,
+    topk: int,
+    batch_size: int,
+    on_bad_image: str,
+    num_threads: int,
+    precision: str,
+    console: Console,
+) -> tuple[dict[int, list[tuple[int, float]]], list[str]]:
+    """By row the `topk` likeliest classes and their probabilities, and the places that were not decodable."""
+    found, skipped = {}, []
+    batches = eval_batches(
+        split,
+        preprocessing,
+        batch_size=batch_size,
+        rank=0,
+        world_size=1,
+        on_bad_image=on_bad_image,
+        num_threads=num_threads,
+    )
+    passed = logits_of(model, batches, preprocessing, device=runtime.device, precision=precision)
+    for batch, logits_BK in _watched(passed, console, "predict", total=len(split), at_once=1):
+        shares, classes = torch.softmax(logits_BK, dim=-1).topk(topk)
+        for row, its_classes, its_shares in zip(
+            batch.rows_B.tolist(), classes.tolist(), shares.tolist(), strict=True
+        ):
+            found[row] = list(zip(its_classes, its_shares, strict=True))
+        skipped += batch.skipped
+    return found, skipped
 
 
 def logits_of(
@@ -87,7 +115,7 @@ def logits_of(
     device: torch.device,
     precision: str,
 ) -> Iterator[tuple[Batch, Tensor]]:
-    """Each batch with its logits_BK in float32, on the device; the model is left in the mode it came in."""
+    """Each batch with its logits_BK, float32 on the CPU; the model is left in the mode it came in."""
     model = unwrap(model)  # bare: with several processes one may have fewer batches than another
     was_training = model.training
     model.eval()
@@ -96,7 +124,7 @@ def logits_of(
             images_BCHW = batch.images_BCHW.to(device, non_blocking=True)
             images_BCHW = to_model_range(images_BCHW, mean=preprocessing.mean, std=preprocessing.std)
             with torch.no_grad(), autocast(device, precision):
-                logits_BK = model(images_BCHW).float()
+                logits_BK = model(images_BCHW).float().cpu()
             if not torch.isfinite(logits_BK).all():
                 raise WeightsError(
                     "the model's outputs are not finite numbers, so no accuracy can be told",
@@ -108,3 +136,18 @@ def logits_of(
             yield batch, logits_BK
     finally:
         model.train(was_training)
+
+
+def _watched(
+    passed: Iterator[tuple[Batch, Tensor]], console: Console, title: str, *, total: int, at_once: int
+) -> Iterator[tuple[Batch, Tensor]]:
+    """The same batches, with a progress line; `at_once` processes do as much each."""
+    began_at, done = time.perf_counter(), 0
+    console.begin(title, total)
+    try:
+        for batch, logits_BK in passed:
+            yield batch, logits_BK
+            done = min(done + (len(batch.rows_B) + len(batch.skipped)) * at_once, total)
+            console.update(done, f"{done / (time.perf_counter() - began_at):.0f} img/s")
+    finally:
+        console.end()

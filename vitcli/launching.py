@@ -7,6 +7,7 @@ torchrun, `accelerate launch` and srun start the processes themselves, and nothi
 import json
 import logging
 import os
+import re
 import signal
 import sys
 import time
@@ -15,6 +16,15 @@ from pathlib import Path
 from vitcli.errors import ProcessError, VitError
 
 LAUNCHED = "VIT_LAUNCHED"  # set for processes that our own launcher started: it prints their errors
+SAVING_TIME_S = 600  # what processes that are asked to stop have for the step and its checkpoint
+FORWARDED = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"  # torch's own, and SLURM's warning of the time limit
+
+
+def cpu_count() -> int:
+    """Cores that this program may use; macOS has no affinity to ask for, there it is all of them."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def must_launch(num_processes: int) -> bool:
@@ -40,14 +50,34 @@ def global_rank() -> int:
 
 
 def adopt_slurm() -> None:
-    """Let `srun -m vitcli` work without a wrapper: torch's names for what SLURM says."""
-    if "RANK" in os.environ or int(os.environ.get("SLURM_NTASKS", 1)) <= 1:
+    """Let `srun python -m vitcli` work without a wrapper: torch's names for what SLURM says of a job step.
+
+    A shell of salloc knows the tasks of its job but is none, and an sbatch script is task 0 of no step: there
+    nothing is started yet.
+    """
+    said = os.environ
+    if "RANK" in said or "SLURM_PROCID" not in said or int(said.get("SLURM_STEP_NUM_TASKS", 1)) <= 1:
         return
-    os.environ["RANK"] = os.environ["SLURM_PROCID"]
-    os.environ["WORLD_SIZE"] = os.environ["SLURM_NTASKS"]
-    os.environ["LOCAL_RANK"] = os.environ["SLURM_LOCALID"]
-    os.environ.setdefault("MASTER_ADDR", os.environ.get("SLURM_LAUNCH_NODE_IPADDR", "127.0.0.1"))
-    os.environ.setdefault("MASTER_PORT", str(20_000 + int(os.environ["SLURM_JOB_ID"]) % 20_000))
+    said["RANK"], said["LOCAL_RANK"] = said["SLURM_PROCID"], said["SLURM_LOCALID"]
+    said["WORLD_SIZE"] = said["SLURM_STEP_NUM_TASKS"]
+    tasks_here = tasks_on_node(said["SLURM_STEP_TASKS_PER_NODE"], int(said["SLURM_NODEID"]))
+    said["LOCAL_WORLD_SIZE"] = str(tasks_here)
+    said.setdefault("MASTER_ADDR", first_host(said["SLURM_STEP_NODELIST"]))
+    said.setdefault("MASTER_PORT", str(20_000 + int(said["SLURM_JOB_ID"]) % 20_000))
+
+
+def first_host(node_list: str) -> str:
+    """The host of task 0: `node01` of SLURM's `node[01-03,7],other`."""
+    return re.sub(r"\[([^\],-]+)[^\]]*\]", r"\1", node_list).split(",")[0]
+
+
+def tasks_on_node(tasks_per_node: str, node: int) -> int:
+    """Tasks of the step on its node number `node`, from 0: 4, 4 and 3 of SLURM's `4(x2),3`."""
+    counts = []
+    for entry in tasks_per_node.split(","):
+        tasks, _, num_nodes = entry.rstrip(")").partition("(x")
+        counts += [int(tasks)] * int(num_nodes or 1)
+    return counts[node]
 
 
 def launch(num_processes: int, arguments: list[str]) -> int:
@@ -62,7 +92,9 @@ def launch(num_processes: int, arguments: list[str]) -> int:
 
     logging.disable(logging.CRITICAL)  # the launcher's own lines; what happened is said in three of ours
     os.environ[LAUNCHED] = "1"
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // num_processes)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cpu_count() // num_processes)))
+    # Issue pytorch#119856: by itself the launcher kills after 30 s. torch 2.11 does not know the variable.
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SAVING_TIME_S))
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -72,11 +104,12 @@ def launch(num_processes: int, arguments: list[str]) -> int:
         rdzv_endpoint="127.0.0.1:0",  # a free port, and nobody outside can join
         local_addr="127.0.0.1",
         max_restarts=0,
+        signals_to_handle=FORWARDED,
     )
     try:
         elastic_launch(config, sys.executable)("-m", "vitcli", *arguments)
     except SignalException as stopped:
-        return 128 + stopped.sigval
+        return 143 if stopped.sigval == signal.SIGUSR1 else 128 + stopped.sigval
     except ChildFailedError as failed:
         return _first_failure(failed.failures)
     return 0
@@ -90,10 +123,13 @@ def _first_failure(failures: dict) -> int:
     )
     killed = [(rank, failure) for rank, failure in failures.items() if failure.exitcode < 0]
     if told and (told[0]["exit_code"] != 7 or not killed):
-        kind = next(
-            kind for kind in (VitError, *VitError.__subclasses__()) if kind.exit_code == told[0]["exit_code"]
+        first = told[0]
+        kinds = {kind.exit_code: kind for kind in (*VitError.__subclasses__(), VitError)}
+        error = kinds.get(first["exit_code"], VitError)(
+            first["message"], where=first["where"], fix=first["fix"]
         )
-        raise kind(told[0]["message"], where=told[0]["where"], fix=told[0]["fix"])
+        error.exit_code = first["exit_code"]  # 1, a bug of ours, has no kind
+        raise error
     if killed:
         rank, failure = killed[0]
         raise ProcessError(

@@ -6,7 +6,6 @@ Threads and not worker processes: decoding and resizing release the GIL, nothing
 Letters: B batch, H, W height and width in pixels, C channels.
 """
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitcli import order
+from vitcli import launching, order
 from vitcli.decoding import check, decode
 from vitcli.errors import DataError
 from vitcli.split import Split
@@ -53,7 +52,7 @@ class Example:
 
 def default_threads(processes_here: int) -> int:
     """Loader threads of one process: its share of the cores that this program may use, at most 16."""
-    return max(1, min(16, len(os.sched_getaffinity(0)) // processes_here))
+    return max(1, min(16, launching.cpu_count() // processes_here))
 
 
 def train_batches(
@@ -151,8 +150,8 @@ def read_example(split: Split, row: int) -> tuple[np.ndarray, int]:
     return (decode(image, where=split.where_is, row=row) if isinstance(image, bytes) else image), label
 
 
-def check_images(split: Split, *, num_threads: int) -> list[DataError]:
-    """What is wrong with the images of a split, looked at before the first step; a few thousand a second."""
+def check_images(split: Split, *, rank: int, world_size: int, num_threads: int) -> list[DataError]:
+    """What is wrong with this process's share of a split's images; a few thousand are looked at a second."""
 
     def look(rows: range) -> list[DataError]:
         found = []
@@ -170,9 +169,11 @@ def check_images(split: Split, *, num_threads: int) -> list[DataError]:
             return []  # drawn, not read
     except DataError:
         pass  # found again below, with the others
-    parts = [range(first, min(first + 256, len(split))) for first in range(0, len(split), 256)]
+    parts = [range(first, min(first + 64, len(split))) for first in range(0, len(split), 64)][
+        rank::world_size
+    ]
     with ThreadPoolExecutor(num_threads, thread_name_prefix="vit-loader") as pool:
-        return [error for found in pool.map(look, parts) for error in found]
+        return [error for found in pool.map(look, parts[rank::world_size]) for error in found]
 
 
 def _in_threads(

@@ -12,6 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from vitcli import launching
 from vitcli.errors import MachineError, VitError
 from vitcli.safe_files import TEMPORARY, replace_file
 
@@ -20,7 +21,17 @@ LOCK = ".vit.lock"
 FILES = (METRICS, TIMING, SUMMARY, RECIPE, "plan.json", "environment.json", "README.md", "config.json",
          "model.safetensors")  # fmt: skip
 FOLDERS = ("checkpoints", "figures")
-LIBRARIES = ("torch", "timm", "accelerate", "datasets", "safetensors", "pillow", "simplejpeg", "numpy")
+LIBRARIES = (
+    "torch",
+    "torchvision",
+    "timm",
+    "accelerate",
+    "datasets",
+    "safetensors",
+    "pillow",
+    "simplejpeg",
+    "numpy",
+)
 
 
 class RunFolder:
@@ -129,7 +140,7 @@ def environment(arguments: list[str]) -> dict[str, Any]:
         "python": platform.python_version(),
         **{name: version(name) for name in LIBRARIES},
         "platform": platform.platform(),
-        "cpu_count": len(os.sched_getaffinity(0)),
+        "cpu_count": launching.cpu_count(),
         "torch_threads": torch.get_num_threads(),
         "gpus": gpus,
         "git_revision": _git_revision(),
@@ -204,4 +215,3 @@ def _git_revision() -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return found.stdout.strip() or None if found.returncode == 0 else None
-

@@ -88,13 +88,17 @@ class Runtime:
             raise outcome[1]
         return outcome[0]
 
-    def union(self, mine: set[str]) -> set[str]:
-        """All members of every process's set."""
+    def concatenated(self, mine: list) -> list:
+        """Every process's list, one after the other."""
         if self.world_size == 1:
             return mine
         everyones: list[Any] = [None] * self.world_size
         dist.all_gather_object(everyones, mine, group=self.control)
-        return set().union(*everyones)
+        return [member for one in everyones for member in one]
+
+    def union(self, mine: set[str]) -> set[str]:
+        """All members of every process's set."""
+        return set(self.concatenated(sorted(mine)))
 
     def sum_over_processes(self, values: torch.Tensor) -> torch.Tensor:
         """Elementwise sum of a CPU tensor of every process, in place."""

@@ -28,7 +28,7 @@ class Split:
         read_row: row number to (encoded bytes, or an already decoded (H, W, 3) uint8 array, and its label).
         read_labels: all labels, (num_examples,) int64.
         where_is: row number to what an error should call it: a file name, or the row.
-        cut_from: fingerprint of the split this is the dev part of, if it is one.
+        dev_cut: for the dev part of a split, which split, what fraction, and the fingerprint of the whole.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Split:
     read_row: Callable[[int], tuple[bytes | np.ndarray, int]]
     read_labels: Callable[[], np.ndarray]
     where_is: Callable[[int], str]
-    cut_from: str | None = None
+    dev_cut: dict | None = None
 
     def __len__(self) -> int:
         return self.num_examples

@@ -1,8 +1,18 @@
 """Results of commands as text for a person; the same dictionary is what --json prints."""
 
+import os
+import sys
 from collections.abc import Iterable
 from io import StringIO
 from typing import Any
+
+
+def write(text: str) -> None:
+    """The result of a command, on standard output."""
+    try:
+        print(text.rstrip("\n"), flush=True)
+    except BrokenPipeError:  # the reader of a pipe has gone: nothing is left to say, at the exit neither
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def render(result: dict[str, Any]) -> str:

@@ -142,8 +142,8 @@ def train(
             is_end = progress.step == plan.total_steps
             rates = meter.step_done(loss=loss, lr=lr)
             if folder and (is_end or progress.step % log_every == 0):
-                finite_norm = grad_norm if math.isfinite(grad_norm) else None  # an overflow of fp16; JSON has no inf
-                folder.log({"step": progress.step, "loss": loss, "lr": lr, "grad_norm": finite_norm})
+                norm = grad_norm if math.isfinite(grad_norm) else None  # JSON knows no infinity
+                folder.log({"step": progress.step, "loss": loss, "lr": lr, "grad_norm": norm})
                 folder.log_timing({"step": progress.step, **rates})
             if eval_every and progress.step % eval_every == 0 and not is_end:
                 scores = evaluate()

@@ -6,12 +6,12 @@ from dataclasses import asdict
 from typing import Any
 
 from vitcli import data, inference, loader, recipe, runtime
-from vitcli.commands.pixels import load_for_inference, preprocessing_for
+from vitcli.commands.pixels import load_for_inference, named_weights, preprocessing_for
 from vitcli.console import Console
 from vitcli.errors import VitError
 from vitcli.recipe import Recipe
 from vitcli.split import Split
-from vitcli.weights import Weights, read_weights
+from vitcli.weights import Weights
 
 
 def evaluate(
@@ -29,12 +29,12 @@ def evaluate(
     """
     resolved = recipe.load(recipe_name or "evaluate/default", overrides, shorthands, training=False)
     _check_named(resolved)
+    weights = named_weights(resolved)
+    # Before the processes join, so that a long download is no stalled collective; `datasets` locks its cache.
+    found, is_mapped = _open_split(resolved, split, weights)
     precision = "fp32" if resolved.precision.compute == "auto" else resolved.precision.compute
     machine = runtime.start(precision)
     console = Console(quiet=quiet, is_main=machine.is_main)
-    weights = read_weights(resolved.model.ckpt, model_name=resolved.model.name)
-    with machine.accelerator.main_process_first():  # the others then find what it has cached
-        found, is_mapped = _open_split(resolved, split, weights)
     preprocessing, origin = preprocessing_for(
         weights, resolved, recipe_name=recipe_name, overrides=overrides, shorthands=shorthands
     )
@@ -93,7 +93,11 @@ def _open_split(resolved: Recipe, split: str, weights: Weights) -> tuple[Split, 
     """The split with its labels in the checkpoint's order, and whether that moved any."""
     wanted = resolved.data
     found = data.open_eval(
-        wanted.dataset, split, image_column=wanted.image_column, label_column=wanted.label_column
+        wanted.dataset,
+        wanted.eval_split if split == "auto" else split,
+        image_column=wanted.image_column,
+        label_column=wanted.label_column,
+        dev_cut=weights.metadata.get("dev_cut"),
     )
     num_classes = weights.architecture.num_classes
     return data.match_classes(found, weights.class_names, num_classes=num_classes, ckpt=resolved.model.ckpt)

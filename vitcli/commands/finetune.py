@@ -27,6 +27,13 @@ def finetune(
             fix="--ckpt FILE, a run folder, timm/NAME or demo; or --ckpt random with --model NAME",
         )
 
+    if resolved.model.pre_logits or resolved.objective.head_bias:
+        raise VitError(
+            "fine-tuning puts one layer of zeros in the place of the head (paper, section 3.2)",
+            where="recipe keys model.pre_logits and objective.head_bias",
+            fix="leave them out; they belong to vit pretrain",
+        )
+
     def make_model(split: Split, image_size: tuple[int, int]) -> Start:
         wanted = resolved.model
         gelu = None if wanted.gelu == "auto" else wanted.gelu

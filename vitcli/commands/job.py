@@ -3,6 +3,7 @@
 Shared by the commands that train; no command of its own.
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from vitcli import costs, data, order, recipe, runtime
+from vitcli import costs, data, order, recipe, runlog, runtime
 from vitcli.console import Console
 from vitcli.errors import VitError
 from vitcli.recipe import Recipe
@@ -85,10 +86,10 @@ def make_job(
     _refuse_repeated_runs(resolved)
     if options.track:
         runtime.check_tracker(options.track)
+    # Before the processes join, so that a long download is no stalled collective; `datasets` locks its cache.
+    train_split, eval_split = _open_data(resolved)
     machine = runtime.start(resolved.precision.compute)
     console = Console(quiet=options.quiet, is_main=machine.is_main)
-    with machine.accelerator.main_process_first():  # the others then find what it has cached
-        train_split, eval_split = _open_data(resolved)
     torch.manual_seed(order.derive_seed(resolved.train.seed, "init"))
     start = make_model(train_split, resolved.data.image_hw)
     console.note(f"{start.arch.name} at {size_text(resolved.data.image_size)} px on {train_split.name}:")
@@ -96,6 +97,10 @@ def make_job(
         f"{len(train_split)} images of {train_split.num_classes} classes, scored on {len(eval_split)}"
         f" of {eval_split.name}"
     )
+    if eval_split.dev_cut:
+        console.note(
+            "there is no other split to score: these were cut from the training images (data.dev_fraction)"
+        )
     for line in start.notes:
         console.note(line)
     return Job(
@@ -125,6 +130,34 @@ def describe(job: Job) -> dict[str, Any]:
         "estimated_peak_memory_gib": _estimated_memory_gib(job),
         "recipe": recipe.to_toml(job.recipe),
     }
+
+
+def earlier_summary(path: Path, resolved: Recipe) -> dict[str, Any] | None:
+    """The summary of a finished run of this very recipe in the folder; None if none is finished there."""
+    summary = runlog.finished_summary(path)
+    if summary is None or not (path / runlog.RECIPE).exists():
+        return None
+    refuse_other_recipe(path, resolved)
+    return summary
+
+
+def refuse_other_recipe(path: Path, resolved: Recipe) -> None:
+    """Refuse a folder that holds a run of another recipe, naming the keys that differ."""
+    differing = recipe.differences(recipe.load(str(path / runlog.RECIPE)), resolved)
+    if differing:
+        raise VitError(
+            f"the folder holds a run of another recipe: {'; '.join(differing[:4])}",
+            where=f"--out {path}",
+            fix="choose another folder, or --overwrite to delete that run",
+        )
+
+
+def default_folder(job: Job) -> Path:
+    """A new run folder below runs/, named after what is run and when."""
+    data_name = Path(job.recipe.data.dataset).name
+    words = (job.command, data_name, job.start.arch.name, time.strftime("%Y%m%d-%H%M%S"))
+    safe = ("".join(c if c.isalnum() or c in "._" else "-" for c in word).strip("-.") for word in words)
+    return Path("runs", "-".join(safe))
 
 
 def size_text(image_size: int | tuple[int, int]) -> str:

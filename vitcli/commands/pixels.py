@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from vitcli.model import build, check_image_size
+from vitcli.model import adapted, build, check_image_size
 from vitcli.recipe import Recipe
 from vitcli.transforms import Preprocessing, TrainTransform
 from vitcli.variants import Architecture
-from vitcli.weights import Weights, load_into
+from vitcli.weights import Weights, load_into, read_weights
 
 # Recipe key to the field of Preprocessing it decides.
 FIELDS = {
@@ -82,6 +82,18 @@ def preprocessing_for(
     changed = {field: getattr(wanted, field) for key, field in FIELDS.items() if key in named}
     words = "as stored with the weights"
     return replace(stored, **changed), words + (f", but for {', '.join(changed)}" if changed else "")
+
+
+def named_weights(resolved: Recipe) -> Weights:
+    """The checkpoint a recipe names, with the recipe's GELU where it names one."""
+    wanted = resolved.model
+    weights = read_weights(wanted.ckpt, model_name=wanted.name)
+    if wanted.gelu == "auto":
+        return weights
+    arch = weights.architecture
+    other = adapted(arch, image_size=arch.image_size, num_classes=arch.num_classes, gelu=wanted.gelu)
+    other = replace(other, pre_logits=arch.pre_logits)
+    return replace(weights, architecture=other, numerics=f"{wanted.gelu} GELU, as the recipe says")
 
 
 def load_for_inference(

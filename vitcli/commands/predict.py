@@ -6,14 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from vitcli import data_files, inference, loader, recipe, runtime
-from vitcli.commands.pixels import load_for_inference, preprocessing_for
+from vitcli.commands.pixels import load_for_inference, named_weights, preprocessing_for
 from vitcli.console import Console
 from vitcli.errors import DataError, VitError
 from vitcli.split import Split
-from vitcli.weights import read_weights
 
 
 def predict(
@@ -35,7 +33,7 @@ def predict(
     precision = "fp32" if resolved.precision.compute == "auto" else resolved.precision.compute
     machine = runtime.start(precision)
     console = Console(quiet=quiet, is_main=machine.is_main)
-    weights = read_weights(resolved.model.ckpt, model_name=resolved.model.name)
+    weights = named_weights(resolved)
     preprocessing, origin = preprocessing_for(
         weights, resolved, recipe_name=None, overrides=overrides, shorthands=shorthands
     )
@@ -47,33 +45,26 @@ def predict(
     topk = topk or min(5, arch.num_classes)
     console.note(f"{arch.name}: {preprocessing.summary()}, {origin}")
 
-    predictions, skipped = [], []
-    batches = loader.eval_batches(
+    found, skipped = inference.likeliest(
+        model,
         _as_split(files),
         preprocessing,
+        runtime=machine,
+        topk=topk,
         batch_size=resolved.eval.batch_size,
-        rank=0,
-        world_size=1,
         on_bad_image=resolved.data.on_bad_image,
         num_threads=workers or loader.default_threads(1),
+        precision=precision,
+        console=console,
     )
     names = weights.class_names or tuple(f"class {number}" for number in range(arch.num_classes))
-    console.begin("predict", len(files))
-    for batch, logits_BK in inference.logits_of(
-        model, batches, preprocessing, device=machine.device, precision=precision
-    ):
-        likeliest = torch.softmax(logits_BK, dim=-1).topk(topk)
-        for row, shares, labels in zip(
-            batch.rows_B, likeliest.values.tolist(), likeliest.indices.tolist(), strict=True
-        ):
-            top = [
-                {"class": names[label], "label": label, "probability": share}
-                for share, label in zip(shares, labels, strict=True)
-            ]
-            predictions.append({"file": files[int(row)], "top": top})
-        skipped += batch.skipped
-        console.update(len(predictions) + len(skipped))
-    console.end()
+    predictions = [
+        {
+            "file": files[row],
+            "top": [{"class": names[label], "label": label, "probability": share} for label, share in top],
+        }
+        for row, top in found.items()
+    ]
     return {
         "command": "predict",
         "ckpt": resolved.model.ckpt,

@@ -67,6 +67,7 @@ def write_results(
             "from": job.start.origin,
             "steps": job.plan.total_steps,
             "averaged": bool(job.recipe.optimizer.average),
+            "dev_cut": job.eval_split.dev_cut,
             "top1": scores.top1,
         },
     )

@@ -3,20 +3,29 @@
 Shared by the commands that train; no command of its own.
 """
 
-import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from vitcli import checkpoint, inference, loader, losses, optim, recipe, runlog, runtime
-from vitcli.commands.job import Job, RunOptions, Start, describe, make_job
+from vitcli import __version__, checkpoint, inference, loader, losses, optim, recipe, runlog, runtime
+from vitcli.commands.job import (
+    Job,
+    RunOptions,
+    Start,
+    default_folder,
+    describe,
+    earlier_summary,
+    make_job,
+    refuse_other_recipe,
+)
 from vitcli.commands.pixels import preprocessing_of, train_transform_of
 from vitcli.commands.results import summarise, write_results
-from vitcli.errors import DataError, VitError
+from vitcli.errors import DataError, NotFiniteError, Stopped, VitError
 from vitcli.metrics import Scores
 from vitcli.recipe import Recipe
 from vitcli.schedule import lr_at_step
@@ -32,9 +41,11 @@ def run(
 ) -> dict[str, Any]:
     """Train by a recipe and score the held-out split; the run's summary, or its plan with --dry-run."""
     if options.out and not options.overwrite and not options.dry_run:
-        earlier = _finished(options.out, resolved)
+        earlier = earlier_summary(options.out, resolved)
         if earlier:
             return earlier
+    if options.measure and not options.dry_run:
+        raise VitError("--measure belongs to --dry-run", where="--measure", fix="--dry-run --measure")
     job = make_job(command, resolved, options, make_model)
     if not options.dry_run:
         return Session(job).run()
@@ -59,7 +70,7 @@ class Session:
             self._prepare()
             self._resume()
             if self.progress.step == 0:
-                self.machine.on_main(self._check_images)
+                self._check_images()
             self._train(save=self._save)
             scores, skipped = self._evaluate()
             skipped = self.machine.union(self.progress.skipped | set(skipped))
@@ -67,6 +78,15 @@ class Session:
             if self.folder:
                 weights = self.average.tensors if self.average else self.model.state_dict()
                 write_results(self.job, self.folder, scores, summary, weights)
+        except NotFiniteError as error:
+            step = checkpoint.newest_step(self.path)
+            error.where += (
+                f"; last good checkpoint: {'none' if step is None else f'step {step}'} in {self.path}"
+            )
+            raise
+        except Stopped as stopped:
+            stopped.note += f", saved; the same command line with --out {self.path} goes on from there"
+            raise
         except Exception as error:
             error.run_dir = self.path  # where a crash report goes
             raise
@@ -82,7 +102,10 @@ class Session:
         steps = min(MEASURED_STEPS, self.job.plan.total_steps)
         self.job = replace(self.job, plan=replace(self.job.plan, total_steps=steps))
         self._prepare()
-        self._train(save=lambda: None)
+        try:
+            self._train(save=lambda: None)
+        finally:
+            self.job.console.end()
         images_per_s = steps * self.job.plan.batch_size / self.progress.elapsed_s
         return {
             "measured_images_per_s": images_per_s,
@@ -92,10 +115,10 @@ class Session:
 
     def _open_folder(self) -> Path:
         options = self.job.options
-        path = options.out or _default_folder(self.job)
+        path = options.out or default_folder(self.job)
         self.folder = runlog.RunFolder(path, overwrite=options.overwrite)
         if (path / runlog.RECIPE).exists():
-            _refuse_other_recipe(path, self.recipe)
+            refuse_other_recipe(path, self.recipe)
         checkpoint.clean(path)
         self.folder.write_start(recipe.to_toml(self.recipe), runlog.environment(options.arguments))
         self.folder.write_json("plan.json", asdict(self.job.plan))
@@ -111,11 +134,17 @@ class Session:
         for split in (self.job.train_split, self.job.eval_split):
             if len(split) > CHECKED_IMAGES:
                 continue
-            errors = loader.check_images(split, num_threads=self.num_threads)
+            errors = self.machine.concatenated(
+                loader.check_images(
+                    split,
+                    rank=self.machine.rank,
+                    world_size=self.machine.world_size,
+                    num_threads=self.num_threads,
+                )
+            )
             if errors and self.recipe.data.on_bad_image == "error":
-                first = errors[0]
                 count = f"{len(errors)} of the {len(split)} images of {split.name} cannot be read, such as: "
-                raise DataError(count + first.message, where=first.where, fix=first.fix)
+                raise DataError(count + errors[0].message, where=errors[0].where, fix=errors[0].fix)
             if errors:
                 self.job.console.note(f"{len(errors)} images of {split.name} are undecodable and left out")
 
@@ -138,9 +167,10 @@ class Session:
         self.average = optim.WeightAverage(self.model, factor=wanted.average) if wanted.average else None
 
     def _resume(self) -> None:
-        found, notes = checkpoint.load_newest(self.path)
+        step, notes = self.machine.on_main(lambda: checkpoint.find_newest(self.path))
         for note in notes:
             self.job.console.note(f"{note}, using the one before it")
+        found = None if step is None else checkpoint.read(self.path, step)
         if found is not None:
             self._compare_fingerprints(found.state["fingerprint"])
             self.model.load_state_dict(found.model)
@@ -176,7 +206,8 @@ class Session:
             "precision": self.machine.precision,
             "device": self.machine.device.type,
             "threads": torch.get_num_threads(),
-            "torch": torch.__version__,
+            **{name: version(name) for name in runlog.LIBRARIES},
+            "vit": __version__,
         }
 
     def _train(self, *, save: Callable[[], None]) -> None:
@@ -264,28 +295,3 @@ class Session:
             return scored()
         with self.average.swapped_in(self.model):
             return scored()
-
-
-def _finished(path: Path, resolved: Recipe) -> dict[str, Any] | None:
-    summary = runlog.finished_summary(path)
-    if summary is None or not (path / runlog.RECIPE).exists():
-        return None
-    _refuse_other_recipe(path, resolved)
-    return summary
-
-
-def _refuse_other_recipe(path: Path, resolved: Recipe) -> None:
-    differing = recipe.differences(recipe.load(str(path / runlog.RECIPE)), resolved)
-    if differing:
-        raise VitError(
-            f"the folder holds a run of another recipe: {'; '.join(differing[:4])}",
-            where=f"--out {path}",
-            fix="choose another folder, or --overwrite to delete that run",
-        )
-
-
-def _default_folder(job: Job) -> Path:
-    data_name = Path(job.recipe.data.dataset).name
-    words = (job.command, data_name, job.start.arch.name, time.strftime("%Y%m%d-%H%M%S"))
-    safe = ("".join(c if c.isalnum() or c in "._" else "-" for c in word).strip("-.") for word in words)
-    return Path("runs", "-".join(safe))
