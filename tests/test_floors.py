@@ -100,7 +100,8 @@ def test_the_ground_floor_and_the_door_load_nothing_heavy(path):
 
 @pytest.mark.parametrize("path", FILES, ids=room)
 def test_only_commands_read_recipes(path):
-    if floor(room(path)) in (1, 3):
+    # `data` looks up aliases and `options` completes names; both read files of recipes/, and no recipe.
+    if floor(room(path)) in (1, 2, 3) and room(path) != "data":
         assert "recipe" not in own_rooms(imports(ast.parse(path.read_text())))
 
 

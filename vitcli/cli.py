@@ -37,7 +37,9 @@ def vit(version: options.Version = False) -> None:
         raise typer.Exit()
 
 
-@app.command(epilog="Example: vit finetune --ckpt vit_l16.safetensors --dataset oxford_pets --res 384")
+@app.command(
+    epilog="Example: vit finetune --ckpt vit_l16.safetensors --dataset oxford_pets --res 384 --lr 0.01"
+)
 def finetune(
     context: typer.Context,
     dataset: options.Dataset = None,

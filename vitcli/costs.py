@@ -12,6 +12,10 @@ from vitcli.variants import Architecture
 
 
 def num_params(arch: Architecture) -> int:
+    """Weights of the network, head included."""
+    variant = variants.find_variant(arch.name)
+    if variant is not None and not arch.pre_logits:
+        return variants.num_params(variant, arch.image_size, arch.num_classes)
     with torch.device("meta"):
         return sum(parameter.numel() for parameter in build(arch, dropout=0.0).parameters())
 

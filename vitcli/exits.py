@@ -33,6 +33,8 @@ def exit_code_of(command: Callable[[], int | None], arguments: list[str]) -> int
     except (KeyboardInterrupt, typer.Abort):
         return 130
     except UsageError as error:
+        if not error.format_message():  # no command at all: the help has been printed
+            return 2
         return _tell(_of_usage(error, arguments), arguments)
     except Exception as error:
         told = _of_the_world(error) or _bug(error)

@@ -7,7 +7,7 @@ Letters: B batch, H, W height and width in pixels, C channels.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from random import Random
@@ -76,16 +76,19 @@ def train_batches(
             be decoded takes its place, so that a step still sees `batch_size` images.
     """
 
-    def parts() -> Iterator[range]:
+    def parts() -> Iterator[list[tuple[int, int]]]:
         for step in range(start_step, total_steps):
-            share = order.step_positions(step, batch_size=batch_size, rank=rank, world_size=world_size)
+            share = dict(batch_size=batch_size, rank=rank, world_size=world_size)
+            positions = order.step_positions(step, **share)
+            rows = order.step_indices(step, num_examples=len(split), seed=seed, **share)
+            examples = list(zip(rows, positions, strict=True))
             yield from (
-                share[first : first + per_device_batch] for first in range(0, len(share), per_device_batch)
+                examples[first : first + per_device_batch]
+                for first in range(0, len(examples), per_device_batch)
             )
 
-    def load(positions: range) -> list[Example]:
-        rows = order.rows_at(positions, num_examples=len(split), seed=seed)
-        return [load_one(int(row), position) for row, position in zip(rows, positions, strict=True)]
+    def load(examples: list[tuple[int, int]]) -> list[Example]:
+        return [load_one(row, position) for row, position in examples]
 
     def load_one(row: int, position: int) -> Example:
         skipped: tuple[str, ...] = ()
@@ -177,8 +180,8 @@ def check_images(split: Split, *, rank: int, world_size: int, num_threads: int) 
 
 
 def _in_threads(
-    parts: Iterable[range],
-    load: Callable[[range], list[Example]],
+    parts: Iterable[Sequence],
+    load: Callable[[Sequence], list[Example]],
     *,
     image_size: tuple[int, int],
     num_threads: int,

@@ -107,7 +107,7 @@ def check_image_size(arch: Architecture) -> None:
     height, width = arch.image_size
     raise VitError(
         f"an image of {height}x{width} pixels does not divide into patches of {patch_size}",
-        where="recipe key model.image_size, option --res",
+        where="recipe key data.image_size, option --res",
         fix=f"instead of {uneven} take {nearby}",
     )
 

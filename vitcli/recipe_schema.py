@@ -70,7 +70,7 @@ class Data(Section):
     train_split: str = key("split to train on, slices as Hugging Face writes them; auto finds it", "auto")
     eval_split: str = key("split to score on; auto finds it", "auto")
     dev_fraction: Share = key(
-        "share of train that one of several lr is chosen on; final runs see all (paper, B.1.1)", 0.0
+        "share of train to choose by (paper, B.1.1), and to score on where there is no other split", 0.0
     )
     num_examples: Count | None = key("train on a random subset of this many images (paper, 4.3)", None)
     image_column: str | None = key("column of the images, where several could be", None)

@@ -56,7 +56,8 @@ class StopRequest:
             signal.signal(number, handler)
 
     def _remember(self, number: int, _) -> None:
-        if number == signal.SIGINT and self.signal == signal.SIGINT:
+        # The launcher hands a second Ctrl-C on as SIGTERM.
+        if self.signal == signal.SIGINT and number in (signal.SIGINT, signal.SIGTERM):
             os._exit(130)
         self.signal = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
 

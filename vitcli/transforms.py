@@ -14,6 +14,9 @@ from torch import Tensor
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2.functional import resize_image
 
+from vitcli.errors import WeightsError
+
+CHOICES = {"resize": ("square", "short_side", "none"), "interpolation": ("bilinear", "bicubic")}
 CROP_TRIES = 100  # of the Inception crop before it takes the whole picture, as in the official code
 
 
@@ -49,6 +52,18 @@ class Preprocessing:
 
     @classmethod
     def from_dict(cls, stored: dict) -> "Preprocessing":
+        """The inverse of `as_dict`; WeightsError for anything it did not write."""
+        kinds = {"image_size": list, "resize": str, "crop_fraction": float, "interpolation": str}
+        kinds |= {"antialias": bool, "mean": list, "std": list, "decoder": str}
+        wrong = [key for key, kind in kinds.items() if type(stored.get(key)) is not kind]
+        wrong += sorted(stored.keys() - kinds.keys())
+        wrong += [key for key, allowed in CHOICES.items() if key not in wrong and stored[key] not in allowed]
+        if wrong:
+            raise WeightsError(
+                f"the stored preprocessing is not one of this version ({', '.join(wrong)})",
+                where="metadata of the weights",
+                fix="say how pictures are prepared with --recipe evaluate/default, or update vit",
+            )
         return cls(
             **{key: tuple(value) if isinstance(value, list) else value for key, value in stored.items()}
         )

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from vitcli.conversion import from_timm_config, recognise
 from vitcli.errors import NotFiniteError, WeightsError
 from vitcli.model import expected_tensors, head_names, known_name, timm_config
-from vitcli.posemb import resample_grid
+from vitcli.posemb import resample_posemb
 from vitcli.safe_files import replace_file
 from vitcli.variants import Architecture, find_variant, variant_of_timm
 from vitcli.weights_files import (
@@ -69,7 +69,6 @@ class LoadReport:
 
     loaded: int
     missing: tuple[str, ...]
-    unexpected: tuple[str, ...]
     resampled: tuple[str, ...]
     replaced: tuple[str, ...]
 
@@ -77,7 +76,6 @@ class LoadReport:
         """For a person, one line for each kind there is."""
         told = {
             "not in the file, so fresh": self.missing,
-            "only in the file, so left out": self.unexpected,
             "resampled": self.resampled,
             "replaced by a fresh head": self.replaced,
         }
@@ -183,7 +181,12 @@ def load_into(model: nn.Module, arch: Architecture, weights: Weights, *, new_hea
     with blaming(weights.source):
         old_grid, new_grid = weights.architecture.patch_grid, arch.patch_grid
         if old_grid and new_grid and old_grid != new_grid and "pos_embed" in state:
-            state["pos_embed"] = _regrid(state["pos_embed"], old_grid, new_grid)
+            state["pos_embed"] = resample_posemb(
+                state["pos_embed"],
+                old_grid,
+                new_grid,
+                num_prefix=state["pos_embed"].shape[1] - math.prod(old_grid),
+            )
             resampled.append("pos_embed")
         if new_head:
             of_head = head_names(arch)
@@ -193,7 +196,7 @@ def load_into(model: nn.Module, arch: Architecture, weights: Weights, *, new_hea
             expected = {name: shape for name, shape in expected.items() if not name.startswith(of_head)}
         _check_fits(state, expected, arch)
     model.load_state_dict(state, strict=False)  # what it may lack is the head, checked above
-    return LoadReport(len(state), tuple(missing), (), tuple(resampled), tuple(replaced))
+    return LoadReport(len(state), tuple(missing), tuple(resampled), tuple(replaced))
 
 
 def write_weights(
@@ -289,10 +292,3 @@ def _check_finite(state: dict[str, Tensor]) -> None:
                 raise WeightsError(
                     f"non-finite numbers in {name}", where="", fix="take weights from before they broke"
                 )
-
-
-def _regrid(posemb_1TD: Tensor, old_grid: tuple[int, int], new_grid: tuple[int, int]) -> Tensor:
-    """Resample the rows of the patches; those of class token and registers, if any, come first and stay."""
-    num_prefix = posemb_1TD.shape[1] - old_grid[0] * old_grid[1]
-    prefix, grid_1ND = posemb_1TD[:, : max(num_prefix, 0)], posemb_1TD[:, max(num_prefix, 0) :]
-    return torch.cat([prefix, resample_grid(grid_1ND, old_grid, new_grid)], dim=1)

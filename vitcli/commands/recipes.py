@@ -69,7 +69,7 @@ def copy(name: str, destination: str) -> dict[str, Any]:
     if target.suffix != ".toml":
         raise VitError(
             f"{target} does not end in .toml, and only such files are taken for recipes",
-            where="argument DESTINATION",
+            where="argument TO",
             fix=f"write {target}.toml, or name a folder that exists",
         )
     try:
@@ -77,12 +77,12 @@ def copy(name: str, destination: str) -> dict[str, Any]:
             file.write(source.read_text(encoding="utf-8"))
     except FileExistsError as error:
         raise VitError(
-            f"{target} is there already", where="argument DESTINATION", fix="choose another name"
+            f"{target} is there already", where="argument TO", fix="choose another name"
         ) from error
     except OSError as error:
         raise MachineError(
             f"{target} cannot be written: {error.strerror}",
-            where="argument DESTINATION",
+            where="argument TO",
             fix="choose a folder that exists and is yours to write to",
         ) from error
     return {"name": name, "path": str(target)}
