@@ -142,7 +142,7 @@ def train(
 
             is_end = progress.step == plan.total_steps
             rates = meter.step_done(loss=loss, lr=lr)
-            if folder and (is_end or progress.step % log_every == 0):
+            if folder and (is_end or progress.step == 1 or progress.step % log_every == 0):
                 norm = grad_norm if math.isfinite(grad_norm) else None  # JSON knows no infinity
                 folder.log({"step": progress.step, "loss": loss, "lr": lr, "grad_norm": norm})
                 folder.log_timing({"step": progress.step, **rates})
