@@ -1,6 +1,7 @@
 """The command line as scripts see it: exit codes, three-line errors, JSON, and help that answers at once."""
 
 import json
+import os
 import pickle
 import subprocess
 import sys
@@ -61,6 +62,28 @@ def test_help_loads_nothing_that_takes_its_time(command):
 
     assert shown.stderr.strip() == "[]"
     assert "Usage: vit" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("option", "begun", "completed"),
+    [
+        ("--recipe", "finetune/ci", "finetune/cifar10"),
+        ("--dataset", "oxf", "oxford_pets"),
+        ("--model", "vit-b", "vit-b/16"),
+    ],
+)
+def test_the_shell_completes_names(option, begun, completed):
+    env = {
+        **os.environ,
+        "_VIT_COMPLETE": "complete_bash",
+        "COMP_WORDS": f"vit finetune {option} {begun}",
+        "COMP_CWORD": "3",
+    }
+    words = [sys.executable, "-c", "import sys; sys.argv[0] = 'vit'; from vitcli.cli import main; main()"]
+
+    shown = subprocess.run(words, capture_output=True, text=True, env=env, timeout=60)
+
+    assert completed in shown.stdout.splitlines()
 
 
 def test_recipes_never_load_torch():

@@ -29,7 +29,9 @@ def model_names(incomplete: str) -> list[str]:
     """For shell completion."""
     from vitcli.variants import VARIANTS
 
-    return [name for name in VARIANTS if name.lower().startswith(incomplete.lower())]
+    # In the letters already typed: the shell would drop another spelling, and names are case-free.
+    matching = (name for name in VARIANTS if name.lower().startswith(incomplete.lower()))
+    return [incomplete + name[len(incomplete) :] for name in matching]
 
 
 def option(name: str, panel: str, help: str, metavar: str | None = "", **more):

@@ -1,4 +1,4 @@
-"""What the embedded checkpoint claims: it was made by its recipe, and carries over to classes it has never seen."""
+"""What the embedded checkpoint claims: it was made by its recipe, and carries over to classes new to it."""
 
 import json
 from pathlib import Path
