@@ -248,18 +248,12 @@ def _train(command, given: dict[str, Any]) -> int:
         "optimizer.lr": given["lr"],
         "train.seed": given["seed"],
     }
-    names = (
-        "out",
-        "per_device_batch",
-        "workers",
-        "compile",
-        "track",
-        "overwrite",
-        "dry_run",
-        "measure",
-        "quiet",
+    own = RunOptions.__dataclass_fields__.keys() - {"out", "arguments"}
+    run_options = RunOptions(
+        **{name: given[name] for name in own},
+        out=Path(given["out"]) if given["out"] else None,  # before typer 0.29 it is still a string here
+        arguments=_arguments,
     )
-    run_options = RunOptions(**{name: given[name] for name in names}, arguments=_arguments)
     return _print(command(given["recipe"], given["set_"] or (), shorthands, run_options), given["as_json"])
 
 
