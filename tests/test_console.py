@@ -35,7 +35,7 @@ def test_control_characters_in_a_class_name_do_not_reach_the_terminal():
     guess = {"class": "evil\x1b[31m", "label": 0, "probability": 0.5}
     result = {"command": "predict", "predictions": [{"file": "a.png", "top": [guess]}], "skipped_images": []}
 
-    assert "\x1b" not in tables.render(result)
+    assert "\x1b" not in tables.table_of(result)
 
 
 @pytest.mark.parametrize(("seconds", "clock"), [(0, "0:00:00"), (61, "0:01:01"), (3_661, "1:01:01")])

@@ -25,7 +25,7 @@ FLOORS = [
      ("__init__", "job", "session", "results", "pixels", "finetune", "pretrain", "evaluate",
       "predict", "recipes")},
     # 5 door
-    {"cli", "options", "exits", "__main__", "__init__"},
+    {"cli", "cli_recipes", "options", "exits", "__main__", "__init__"},
 ]  # fmt: skip
 # Who may use a room of its own floor: the parts of one thing, and what every floor may use.
 NEIGHBOURS = {
@@ -37,6 +37,7 @@ NEIGHBOURS = {
     "split": set(), "data": {"data_files", "split"}, "loader": {"decoding", "launching", "split"},
     "weights": {"safe_files", "weights_files"}, "checkpoint": {"safe_files"},
     "runlog": {"launching", "safe_files"},
+    "tables": {"launching"},
     "train": set(), "inference": set(),
     "commands.results": {"commands.job", "commands.pixels"},
     "commands.session": {"commands.job", "commands.pixels", "commands.results"},
@@ -44,7 +45,7 @@ NEIGHBOURS = {
     "commands.pretrain": {"commands.job", "commands.session"},
     "commands.evaluate": {"commands.pixels"},
     "commands.predict": {"commands.pixels"},
-    "cli": {"exits", "options"}, "__main__": {"cli"},
+    "cli": {"cli_recipes", "exits", "options"}, "cli_recipes": {"options"}, "__main__": {"cli"},
 }  # fmt: skip
 HEAVY = {"torch", "torchvision", "timm", "datasets", "accelerate", "matplotlib"}
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -118,8 +119,7 @@ def test_no_room_imports_click_or_unpickles(path):
 @pytest.mark.parametrize("path", FILES, ids=room)
 def test_files_and_functions_stay_within_their_budget(path):
     text = path.read_text()
-    limit = 310 if room(path) == "cli" else 300
-    assert len(text.splitlines()) <= limit
+    assert len(text.splitlines()) <= 300
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef):
             lines = node.end_lineno - node.body[0].lineno + 1

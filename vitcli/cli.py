@@ -13,7 +13,8 @@ from typing import Annotated, Any
 
 import typer
 
-from vitcli import options
+from vitcli import options, tables
+from vitcli.cli_recipes import app as recipes_app
 
 app = typer.Typer(
     name="vit",
@@ -24,7 +25,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-recipes_app = typer.Typer(help="List, show, check and copy recipes.", no_args_is_help=True)
 app.add_typer(recipes_app, name="recipes")
 
 
@@ -50,7 +50,6 @@ def finetune(
     batch_size: options.BatchSize = None,
     lr: options.Lr = None,
     seed: options.Seed = None,
-    compile: options.Compile = False,
     recipe: options.RecipeName = None,
     set_: options.Set = None,
     out: options.Out = None,
@@ -58,6 +57,7 @@ def finetune(
     num_processes: options.NumProcesses = None,
     per_device_batch: options.PerDeviceBatch = None,
     workers: options.Workers = None,
+    compile: options.Compile = False,
     track: options.Track = None,
     overwrite: options.Overwrite = False,
     dry_run: options.DryRun = False,
@@ -86,7 +86,6 @@ def pretrain(
     batch_size: options.BatchSize = None,
     lr: options.Lr = None,
     seed: options.Seed = None,
-    compile: options.Compile = False,
     recipe: options.RecipeName = None,
     set_: options.Set = None,
     out: options.Out = None,
@@ -94,6 +93,7 @@ def pretrain(
     num_processes: options.NumProcesses = None,
     per_device_batch: options.PerDeviceBatch = None,
     workers: options.Workers = None,
+    compile: options.Compile = False,
     track: options.Track = None,
     overwrite: options.Overwrite = False,
     dry_run: options.DryRun = False,
@@ -137,12 +137,12 @@ def evaluate(
 
     shorthands = _shorthands(dataset, res, ckpt, model, precision) | {"eval.batch_size": batch_size}
     result = evaluate(recipe, set_ or (), shorthands, split=split, workers=workers, quiet=quiet)
-    return _print(result, as_json)
+    return tables.show(result, as_json)
 
 
 @app.command(epilog="Example: vit predict --ckpt runs/pets photos/ 'more/*.jpg'")
 def predict(
-    pictures: Annotated[list[str], typer.Argument(metavar="PICTURES...", help="Files, folders and globs.")],
+    pictures: Annotated[list[str], typer.Argument(metavar="PICTURES", help="Files, folders and globs.")],
     ckpt: options.Ckpt = None,
     model: options.Model = None,
     res: options.Res = None,
@@ -162,75 +162,9 @@ def predict(
     shorthands = _shorthands(None, res, ckpt, model, precision) | {"eval.batch_size": batch_size}
     result = predict(pictures, set_ or (), shorthands, topk=topk, workers=workers, quiet=quiet)
     if jsonl and not as_json:
-        from vitcli import tables
-
         tables.write("\n".join(json.dumps(prediction) for prediction in result["predictions"]))
         return 0
-    return _print(result, as_json)
-
-
-RecipeArgument = Annotated[
-    str,
-    typer.Argument(
-        autocompletion=options.recipe_names, metavar="RECIPE", help="A shipped name or a .toml file."
-    ),
-]
-SomeRecipes = Annotated[
-    list[str] | None,
-    typer.Argument(
-        autocompletion=options.recipe_names, metavar="[RECIPE...]", help="All shipped ones if left out."
-    ),
-]
-
-
-@recipes_app.command("list")
-def recipes_list(as_json: options.Json = False) -> int:
-    """Every shipped recipe, and which row of the paper it is."""
-    from vitcli.commands import recipes
-
-    return _print(
-        {"recipes": recipes.list_recipes()}, as_json, lambda found: recipes.render("list", found["recipes"])
-    )
-
-
-@recipes_app.command("show")
-def recipes_show(name: RecipeArgument, set_: options.Set = None, as_json: options.Json = False) -> int:
-    """A recipe with everything filled in, each value with where it comes from."""
-    from vitcli.commands import recipes
-
-    return _print(recipes.show(name, set_ or ()), as_json, partial(recipes.render, "show"))
-
-
-@recipes_app.command("check")
-def recipes_check(names: SomeRecipes = None, as_json: options.Json = False) -> int:
-    """Read recipes against the schema; exit 2 if one has a mistake."""
-    from vitcli.commands import recipes
-
-    found = recipes.check(names or ())
-    _print(found, as_json, partial(recipes.render, "check"))
-    return 0 if found["ok"] else 2
-
-
-@recipes_app.command("schema")
-def recipes_schema() -> int:
-    """The JSON Schema of a recipe, for editors."""
-    from vitcli.commands import recipes
-
-    return _print(recipes.schema(), as_json=True)
-
-
-@recipes_app.command("copy")
-def recipes_copy(
-    name: RecipeArgument,
-    destination: Annotated[
-        Path, typer.Argument(metavar="TO", help="A file or folder; nothing is overwritten.")
-    ],
-    as_json: options.Json = False,
-) -> int:
-    """A recipe as a file of your own."""
-    from vitcli.commands import recipes
-
-    return _print(recipes.copy(name, destination), as_json, partial(recipes.render, "copy"))
+    return tables.show(result, as_json)
 
 
 def _train(command, given: dict[str, Any]) -> int:
@@ -254,7 +188,9 @@ def _train(command, given: dict[str, Any]) -> int:
         out=Path(given["out"]) if given["out"] else None,  # before typer 0.29 it is still a string here
         arguments=_arguments,
     )
-    return _print(command(given["recipe"], given["set_"] or (), shorthands, run_options), given["as_json"])
+    return tables.show(
+        command(given["recipe"], given["set_"] or (), shorthands, run_options), given["as_json"]
+    )
 
 
 def _shorthands(dataset, res, ckpt, model, precision) -> dict[str, Any]:
@@ -265,14 +201,6 @@ def _shorthands(dataset, res, ckpt, model, precision) -> dict[str, Any]:
         "model.name": model,
         "precision.compute": precision,
     }
-
-
-def _print(result: dict[str, Any], as_json: bool, render=None) -> int:
-    from vitcli import launching, tables
-
-    if launching.global_rank() == 0:  # the others have the same to say
-        tables.write(json.dumps(result, indent=2) if as_json else (render or tables.render)(result))
-    return 0
 
 
 def _launch(num_processes: int | None) -> int | None:

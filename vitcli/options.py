@@ -34,7 +34,7 @@ def model_names(incomplete: str) -> list[str]:
     return [incomplete + name[len(incomplete) :] for name in matching]
 
 
-def option(name: str, panel: str, help: str, metavar: str | None = "", **more):
+def option(name: str, panel: str | None, help: str, metavar: str | None = "", **more):
     """One option; the kind of its value is named by `metavar` and not by its Python type."""
     names = [name, "-q"] if name == "--quiet" else [name]
     help = help.replace("[", "\\[")  # a bracket is markup to Rich
@@ -82,7 +82,7 @@ PerDeviceBatch = Annotated[int | None, option("--per-device-batch", RUN,
     "Images of one forward pass; the batch must split evenly into such parts.", "N", min=1)]
 Workers = Annotated[int | None, option("--workers", RUN,
     "Loader threads; no result depends on them.", "N", min=1)]
-Compile = Annotated[bool, option("--compile/--no-compile", TRAINING, "Compile the model with torch.compile.")]
+Compile = Annotated[bool, option("--compile/--no-compile", RUN, "Compile the model with torch.compile.")]
 Track = Annotated[str | None, option("--track", RUN,
     "Also log to tensorboard, wandb, trackio or mlflow (extra: track).", "NAME")]
 Topk = Annotated[int | None, option("--topk", RUN, "Classes a picture; 5 if left out.", "N", min=1)]
@@ -93,5 +93,5 @@ Json = Annotated[bool, option("--json", RUN, "Print one JSON object on standard 
 JsonLines = Annotated[bool, option("--jsonl", RUN, "Print one JSON object a picture.")]
 Quiet = Annotated[bool, option("--quiet", RUN, "No progress, no notes.")]
 Debug = Annotated[bool, option("--debug", RUN, "Show the traceback of an error.")]
-Version = Annotated[bool, option("--version", RUN, "Print the version.")]
+Version = Annotated[bool, option("--version", None, "Print the version.")]
 # fmt: on

@@ -1,10 +1,20 @@
 """Results of commands as text for a person; the same dictionary is what --json prints."""
 
+import json
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from io import StringIO
 from typing import Any
+
+from vitcli import launching
+
+
+def show(result: dict[str, Any], as_json: bool, render: Callable[[dict[str, Any]], str] | None = None) -> int:
+    """Print a command's result, by the first process alone; the exit code of having done so."""
+    if launching.global_rank() == 0:
+        write(json.dumps(result, indent=2) if as_json else (render or table_of)(result))
+    return 0
 
 
 def write(text: str) -> None:
@@ -15,7 +25,7 @@ def write(text: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def render(result: dict[str, Any]) -> str:
+def table_of(result: dict[str, Any]) -> str:
     """The table of one command's result."""
     if "recipe" in result and "total_steps" in result:
         return _plan(result)
@@ -88,7 +98,7 @@ def _plan(plan: dict[str, Any]) -> str:
         ("batch", f"{plan['batch_size']} images: {passes} on {plan['world_size']} process(es)"),
         (
             "memory",
-            f"about {memory:.1f} GiB a process"
+            f"about {memory:.2g} GiB a process"
             if memory
             else "unknown for this model; --measure measures it",
         ),
