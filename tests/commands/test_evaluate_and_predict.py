@@ -34,6 +34,35 @@ def test_evaluate_gives_the_very_numbers_of_the_summary(trained, photos):
     assert result["precision"] == "fp32"
 
 
+def test_only_what_the_command_line_names_changes_the_stored_preprocessing(trained, photos):
+    words = ("evaluate", "--ckpt", trained, "--dataset", photos, "--json", "-q")
+    stored = run(*words).json
+    changed = run(*words, "--set", "data.eval_resize=square", "--res", "16").json
+    by_recipe = run(*words, "--recipe", "evaluate/default", "--res", "16").json
+
+    assert stored["preprocessing"] == "16x24, short side 17, centre crop, bicubic with antialias"
+    assert stored["preprocessing_from"] == "as stored with the weights"
+    assert changed["preprocessing"] == "16x16, whole picture resized, bicubic with antialias"
+    assert "but for" in changed["preprocessing_from"]
+    assert by_recipe["preprocessing_from"] == "as recipe evaluate/default says"
+
+
+def test_the_dev_part_is_scored_again_where_no_other_split_is(photos, tmp_path):
+    words = "finetune --ckpt random --model ViT-demo/8 --res 16 --steps 2 --batch-size 8 --lr 0.01 --json -q"
+    flat = ("--dataset", photos / "train", "--set", "data.dev_fraction=0.25")
+    summary = run(*words.split(), *flat, "--out", tmp_path / "run").json
+
+    again = run("evaluate", "--ckpt", tmp_path / "run", "--dataset", photos / "train", "--json", "-q").json
+    all_of_it = run("evaluate", "--ckpt", tmp_path / "run", "--dataset", photos / "train", "--split", "train",
+                    "--json", "-q").json  # fmt: skip
+
+    assert summary["num_eval_examples"] == 6
+    assert [again[key] for key in ("top1", "loss", "num_eval_examples")] == [
+        summary[key] for key in ("top1", "loss", "num_eval_examples")
+    ]
+    assert all_of_it["num_eval_examples"] == 24
+
+
 def test_evaluation_is_the_same_on_two_processes_and_with_another_batch(trained, photos):
     alone = run("evaluate", "--ckpt", trained, "--dataset", photos, "--batch-size", 3, "--json", "-q").json
 
