@@ -146,6 +146,7 @@ BAD_INPUT = {
     "an unknown recipe": ("{bare} --recipe finetune/cifar1000", 2, "cifar100"),
     "an unknown model": ("finetune --ckpt random --model ViT-X/16 --dataset {photos}", 2, "ViT-X/16"),
     "no model for fresh weights": ("finetune --ckpt random --dataset {photos}", 2, "--model"),
+    "an empty data set name": ("{bare} --dataset= ", 2, "the value is empty"),
     "no checkpoint": ("finetune --dataset {photos}", 2, "--ckpt"),
     "a number that is none": ("{fresh} --lr fast", 2, "fast"),
     "a resolution patches do not divide": (

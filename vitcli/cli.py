@@ -73,7 +73,7 @@ def finetune(
 
         return finetune(*arguments)
 
-    return _train(command, context.params)
+    return _train("finetune", command, context.params)
 
 
 @app.command(epilog="Example: vit pretrain --recipe pretrain/demo --out runs/demo")
@@ -109,7 +109,7 @@ def pretrain(
 
         return pretrain(*arguments)
 
-    return _train(command, context.params)
+    return _train("pretrain", command, context.params)
 
 
 @app.command(epilog="Example: vit evaluate --ckpt runs/pets --dataset oxford_pets --json")
@@ -157,22 +157,21 @@ def predict(
     debug: options.Debug = False,
 ) -> int:
     """The likeliest classes of pictures, from the very pixels that evaluation sees."""
+    if jsonl and as_json:
+        raise typer.BadParameter("--json prints one object, --jsonl one a picture: name one of them")
     from vitcli.commands.predict import predict
 
     shorthands = _shorthands(None, res, ckpt, model, precision) | {"eval.batch_size": batch_size}
     result = predict(pictures, set_ or (), shorthands, topk=topk, workers=workers, quiet=quiet)
-    if jsonl and not as_json:
+    if jsonl:
         tables.write("\n".join(json.dumps(prediction) for prediction in result["predictions"]))
         return 0
     return tables.show(result, as_json)
 
 
-def _train(command, given: dict[str, Any]) -> int:
+def _train(name: str, command, given: dict[str, Any]) -> int:
     """Run a training command with what the command line gave, here or in the processes it asks for."""
-    code = _launch(given["num_processes"])
-    if code is not None:
-        return code
-    from vitcli.commands.job import RunOptions
+    from vitcli import recipe
 
     shorthands = _shorthands(
         given["dataset"], given["res"], given.get("ckpt"), given["model"], given["precision"]
@@ -182,18 +181,28 @@ def _train(command, given: dict[str, Any]) -> int:
         "optimizer.lr": given["lr"],
         "train.seed": given["seed"],
     }
+    recipe_name = given["recipe"] or recipe.find_for_dataset(name, given["dataset"])
+    resolved = recipe.load(
+        recipe_name, given["set_"] or (), shorthands
+    )  # mistakes are told before torch is loaded
+    code = _launch(given["num_processes"])
+    if code is not None:
+        return code
+    from vitcli.commands.job import RunOptions
+
     own = RunOptions.__dataclass_fields__.keys() - {"out", "arguments"}
     run_options = RunOptions(
         **{name: given[name] for name in own},
         out=Path(given["out"]) if given["out"] else None,  # before typer 0.29 it is still a string here
         arguments=_arguments,
     )
-    return tables.show(
-        command(given["recipe"], given["set_"] or (), shorthands, run_options), given["as_json"]
-    )
+    return tables.show(command(resolved, run_options), given["as_json"])
 
 
 def _shorthands(dataset, res, ckpt, model, precision) -> dict[str, Any]:
+    for name, value in {"--dataset": dataset, "--res": res, "--ckpt": ckpt, "--model": model}.items():
+        if value == "":  # a variable of a script that was not set
+            raise typer.BadParameter("the value is empty", param_hint=name)
     return {
         "data.dataset": dataset,
         "data.image_size": res,

@@ -171,7 +171,8 @@ def open_eval(
     if split != "auto":
         return source.open(split)
     by_name = source.default_eval_split()
-    if by_name is None and dev_cut and dev_cut["split"].partition("[")[0] in source.split_names:
+    trained = dev_cut["split"].partition("[")[0] if dev_cut else None
+    if trained in source.split_names and by_name in (None, trained):
         trained_on = source.open(dev_cut["split"])
         if trained_on.fingerprint == dev_cut["fingerprint"]:
             return cut_dev(trained_on, dev_fraction=dev_cut["fraction"], split=dev_cut["split"])[1]
@@ -210,7 +211,8 @@ def match_classes(
 
 
 def _some(names: set[str]) -> str:
-    return ", ".join(sorted(names)[:5]) or "none"
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return (", ".join(sorted(names)[:5]) or "none") + more
 
 
 def cut_dev(train: Split, *, dev_fraction: float, split: str) -> tuple[Split, Split]:

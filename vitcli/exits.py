@@ -27,11 +27,9 @@ def exit_code_of(command: Callable[[], int | None], arguments: list[str]) -> int
     except VitError as error:
         return _tell(error, arguments)
     except Stopped as stopped:
-        if launching.global_rank() == 0:
-            _say(stopped.note)
-        return stopped.exit_code
+        return _tell_stopped(stopped.note, stopped.exit_code, arguments)
     except (KeyboardInterrupt, typer.Abort):
-        return 130
+        return _tell_stopped("stopped before there was anything to save", 130, arguments)
     except UsageError as error:
         if not error.format_message():  # no command at all: the help has been printed
             return 2
@@ -57,6 +55,20 @@ def _tell(error: VitError, arguments: list[str]) -> int:
     return error.exit_code
 
 
+def _tell_stopped(note: str, exit_code: int, arguments: list[str]) -> int:
+    if launching.global_rank() == 0:
+        if "--json" in arguments:
+            fix = "the same command line goes on"
+            print(
+                json.dumps(
+                    {"error": {"message": note, "where": f"exit code {exit_code}", "fix": fix}}, indent=2
+                )
+            )
+        else:
+            _say(note)
+    return exit_code
+
+
 def _say(text: str) -> None:
     """To standard error, if anybody listens, and without the control characters of file and class names."""
     with suppress(OSError):
@@ -64,8 +76,7 @@ def _say(text: str) -> None:
 
 
 def _of_usage(error: Exception, arguments: list[str]) -> VitError:
-    words = [word for word in arguments[:2] if not word.startswith("-")]
-    command = " ".join(["vit", *(words if words[:1] == ["recipes"] else words[:1])])
+    command = "vit" if "No such command" in error.format_message() else f"vit {' '.join(arguments[:1])}"
     what = error.format_message().rstrip(".")
     return VitError(what, where=f"the command line, {command}", fix=f"{command} --help lists what there is")
 

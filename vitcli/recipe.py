@@ -189,7 +189,7 @@ def _label(path: Path) -> str:
 
 
 def _first_line(path: Path) -> str:
-    return path.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
+    return path.read_text(encoding="utf-8-sig").partition("\n")[0].lstrip("# ")
 
 
 def _section(key: str) -> str:
@@ -215,7 +215,7 @@ def _base_and_file(path: Path) -> list[tuple[Path, dict[str, Any]]]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise VitError(
             f"not TOML: {error}", where=str(path), fix="strings stand in quotes; numbers, true and false bare"

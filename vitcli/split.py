@@ -254,6 +254,8 @@ def _image_bytes(image, root: Path | None, name: str, row: int) -> bytes:
     here = f"{name}, row {row}"
     if not path:
         raise DataError("a row without an image", where=here, fix="remove it, or set data.on_bad_image=skip")
+    if root and os.path.islink(os.path.join(root, path)) and not os.path.exists(os.path.join(root, path)):
+        raise DataError(f"{path!r} is a link to a file that is not there", where=here, fix="restore the file")
     real = os.path.realpath(os.path.join(root, path)) if root else None
     if real is None or "://" in path or not Path(real).is_relative_to(root):
         raise DataError(

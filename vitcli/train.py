@@ -58,6 +58,7 @@ class StopRequest:
     def _remember(self, number: int, _) -> None:
         # The launcher hands a second Ctrl-C on as SIGTERM.
         if self.signal == signal.SIGINT and number in (signal.SIGINT, signal.SIGTERM):
+            os.write(2, b"stopped at once; what was saved before is still there\n")
             os._exit(130)
         self.signal = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
 

@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 import os
+import shutil
 import signal
 import threading
 import time
@@ -104,6 +105,20 @@ def test_the_same_command_again_prints_the_summary_and_trains_nothing(photos, un
     assert (fingerprint(unbroken), (unbroken / "timing.jsonl").read_text()) == before
 
 
+def test_a_finished_run_is_known_again_however_its_paths_are_typed_and_wherever_it_has_been_moved(
+    photos, unbroken, tmp_path
+):
+    shutil.copytree(unbroken, tmp_path / "moved")
+    words = [*SMALL, "--dataset", f"{photos}/", "--out", tmp_path / "moved", "--steps", 8, *TRICKY]
+
+    again = run(*words).json
+    (tmp_path / "moved/model.safetensors").unlink()
+    mended = run(*words).json
+
+    assert again["weights"] == mended["weights"] == str(tmp_path / "moved/model.safetensors")
+    assert fingerprint(tmp_path / "moved") == fingerprint(unbroken)
+
+
 def test_a_folder_with_another_recipe_is_refused_with_the_keys_that_differ(photos, unbroken):
     outcome = run(*SMALL, "--dataset", photos, "--out", unbroken, "--steps", 9, *TRICKY)
 
@@ -118,6 +133,7 @@ def test_a_run_stopped_by_sigterm_goes_on_bit_for_bit(photos, unbroken, tmp_path
     stopped = run(*SMALL, "--dataset", photos, "--out", out, "--steps", 8, *TRICKY)
 
     assert stopped.code == 143
+    assert "goes on from there" in stopped.json["error"]["message"]
     assert not (out / "summary.json").exists()
     small_run(photos, out, *TRICKY, "--workers", 3)
     assert fingerprint(out) == fingerprint(unbroken)

@@ -1,25 +1,20 @@
 """`vit finetune`: carry a checkpoint over to another data set (paper, section 3.2)."""
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vitcli import recipe
 from vitcli.commands.job import RunOptions, Start
 from vitcli.commands.session import run
 from vitcli.errors import VitError
 from vitcli.model import adapted, architecture, build
+from vitcli.recipe import Recipe
 from vitcli.split import Split
 from vitcli.weights import load_into, read_weights
 
 FRESH = "random"  # --ckpt random: the same protocol from untrained weights, to compare with
 
 
-def finetune(
-    recipe_name: str | None, overrides: Sequence[str], shorthands: Mapping[str, Any], options: RunOptions
-) -> dict[str, Any]:
+def finetune(resolved: Recipe, options: RunOptions) -> dict[str, Any]:
     """Head replaced by zeros, position embedding resampled to the new grid, then trained by the recipe."""
-    name = recipe_name or recipe.find_for_dataset("finetune", shorthands.get("data.dataset"))
-    resolved = recipe.load(name, overrides, shorthands)
     if resolved.model.ckpt is None:
         raise VitError(
             "no checkpoint is named to fine-tune",

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -25,6 +26,7 @@ from vitcli.variants import Architecture
 # parts and several processes can share them without changing dropout's draws.
 LARGEST_PART = {"cpu": 32}
 LARGEST_PART_ON_GPU = 64
+WEIGHTS = "model.safetensors"
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,8 @@ def make_job(
         f"{len(train_split)} images of {train_split.num_classes} classes, scored on {len(eval_split)}"
         f" of {eval_split.name}"
     )
+    for line in _oddities(train_split):
+        console.note(line)
     if eval_split.dev_cut:
         console.note(
             "there is no other split to score: these were cut from the training images (data.dev_fraction)"
@@ -117,6 +121,19 @@ def make_job(
     )
 
 
+def _oddities(split: Split) -> list[str]:
+    """What is allowed and yet hardly meant."""
+    counts_K = np.bincount(split.read_labels(), minlength=split.num_classes)
+    empty = [str(split.class_names[k] if split.class_names else k) for k in np.flatnonzero(counts_K == 0)]
+    told = []
+    if split.num_classes == 1:
+        told.append("note: there is one class only, so every answer is right")
+    if empty:
+        more = f" and {len(empty) - 5} more" if len(empty) > 5 else ""
+        told.append(f"note: no training image is of class {', '.join(empty[:5])}{more}")
+    return told
+
+
 def describe(job: Job) -> dict[str, Any]:
     """What --dry-run says: the plan and its costs."""
     macs = costs.forward_macs(job.start.arch)
@@ -135,21 +152,33 @@ def describe(job: Job) -> dict[str, Any]:
 def earlier_summary(path: Path, resolved: Recipe) -> dict[str, Any] | None:
     """The summary of a finished run of this very recipe in the folder; None if none is finished there."""
     summary = runlog.finished_summary(path)
-    if summary is None or not (path / runlog.RECIPE).exists():
+    if summary is None or not all((path / name).exists() for name in (runlog.RECIPE, WEIGHTS)):
         return None
     refuse_other_recipe(path, resolved)
-    return summary
+    return summary | {"run_dir": str(path), "weights": str(path / WEIGHTS)}  # it may have been moved
 
 
 def refuse_other_recipe(path: Path, resolved: Recipe) -> None:
     """Refuse a folder that holds a run of another recipe, naming the keys that differ."""
-    differing = recipe.differences(recipe.load(str(path / runlog.RECIPE)), resolved)
+    earlier = recipe.load(str(path / runlog.RECIPE))
+    differing = recipe.differences(_with_whole_paths(earlier), _with_whole_paths(resolved))
     if differing:
         raise VitError(
             f"the folder holds a run of another recipe: {'; '.join(differing[:4])}",
             where=f"--out {path}",
             fix="choose another folder, or --overwrite to delete that run",
         )
+
+
+def _with_whole_paths(resolved: Recipe) -> Recipe:
+    """However a path was typed, it names the same data and weights."""
+
+    def whole(name: str | None) -> str | None:
+        return str(Path(name).resolve()) if name and Path(name).exists() else name
+
+    data_section = resolved.data.model_copy(update={"dataset": whole(resolved.data.dataset)})
+    model_section = resolved.model.model_copy(update={"ckpt": whole(resolved.model.ckpt)})
+    return resolved.model_copy(update={"data": data_section, "model": model_section})
 
 
 def default_folder(job: Job) -> Path:
@@ -232,4 +261,6 @@ def _estimated_memory_gib(job: Job) -> float | None:
     kept = costs.activation_bytes(arch, low_precision=job.machine.precision != "fp32")
     if kept is None:
         return None
-    return (costs.num_params(arch) * 4 * copies + kept * job.plan.per_device_batch) / 2**30
+    # On a CPU the libraries themselves, loaded by now, are most of it for a small network.
+    loaded_gib = runtime.peak_memory_gib() if job.machine.device.type == "cpu" else 0.0
+    return loaded_gib + (costs.num_params(arch) * 4 * copies + kept * job.plan.per_device_batch) / 2**30

@@ -1,6 +1,7 @@
 """`vit predict`: classes and probabilities of pictures, by the same pixels as evaluation."""
 
 import glob
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -84,9 +85,9 @@ def find_pictures(pictures: Sequence[str]) -> list[str]:
     """
     found: dict[str, None] = {}
     for name in pictures:
-        if Path(name).is_dir():
-            here = data_files.image_files(Path(name))
-        elif Path(name).exists():
+        if name and Path(name).is_dir():
+            here = [file for file in data_files.image_files(Path(name)) if os.path.isfile(file)]
+        elif Path(name).is_file():
             here = [name]
         else:
             here = sorted(path for path in glob.glob(name, recursive=True) if Path(path).is_file())

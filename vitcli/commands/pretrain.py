@@ -1,24 +1,19 @@
 """`vit pretrain`: train from fresh weights (paper, sections 3.1 and 4.1)."""
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import nn
 
-from vitcli import recipe
 from vitcli.commands.job import RunOptions, Start
 from vitcli.commands.session import run
 from vitcli.errors import VitError
 from vitcli.model import architecture, build, last_layer
+from vitcli.recipe import Recipe
 from vitcli.split import Split
 
 
-def pretrain(
-    recipe_name: str | None, overrides: Sequence[str], shorthands: Mapping[str, Any], options: RunOptions
-) -> dict[str, Any]:
+def pretrain(resolved: Recipe, options: RunOptions) -> dict[str, Any]:
     """Fresh weights and the pre-training head, then trained by the recipe."""
-    name = recipe_name or recipe.find_for_dataset("pretrain", shorthands.get("data.dataset"))
-    resolved = recipe.load(name, overrides, shorthands)
     wanted = resolved.model
     if wanted.name is None or wanted.ckpt is not None:
         raise VitError(
