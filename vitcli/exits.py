@@ -56,14 +56,15 @@ def _tell(error: VitError, arguments: list[str]) -> int:
 
 
 def _tell_stopped(note: str, exit_code: int, arguments: list[str]) -> int:
+    """Where a run that was asked to stop has stopped; with --json this too is an object."""
     if launching.global_rank() == 0:
         if "--json" in arguments:
-            fix = "the same command line goes on"
-            print(
-                json.dumps(
-                    {"error": {"message": note, "where": f"exit code {exit_code}", "fix": fix}}, indent=2
-                )
-            )
+            told = {
+                "message": note,
+                "where": f"exit code {exit_code}",
+                "fix": "give the same command line again",
+            }
+            print(json.dumps({"error": told}, indent=2))
         else:
             _say(note)
     return exit_code

@@ -21,7 +21,6 @@ def finetune(resolved: Recipe, options: RunOptions) -> dict[str, Any]:
             where="--ckpt (recipe key model.ckpt)",
             fix="--ckpt FILE, a run folder, timm/NAME or demo; or --ckpt random with --model NAME",
         )
-
     if resolved.model.pre_logits or resolved.objective.head_bias:
         raise VitError(
             "fine-tuning puts one layer of zeros in the place of the head (paper, section 3.2)",
