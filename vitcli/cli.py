@@ -236,4 +236,4 @@ def main(arguments: list[str] | None = None) -> None:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # until a training loop knows something better
     command = partial(app, args=_arguments, prog_name="vit", standalone_mode=False)
-    sys.exit(exits.exit_code_of(command, _arguments))
+    exits.leave(exits.exit_code_of(command, _arguments))

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 import typer
 
@@ -38,6 +39,20 @@ def exit_code_of(command: Callable[[], int | None], arguments: list[str]) -> int
         told = _of_the_world(error) or _bug(error)
         told.rank = launching.global_rank()  # met by this process, whatever the others do
         return _tell(told, arguments)
+
+
+def leave(exit_code: int) -> NoReturn:
+    """End this process.
+
+    One of several ends without the farewells of Python and C++: torch's communication threads have been seen
+    to abort there ("terminate called without an active exception"), and a good run would count as failed.
+    """
+    if "RANK" in os.environ:
+        with suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(exit_code)
+    sys.exit(exit_code)
 
 
 def _tell(error: VitError, arguments: list[str]) -> int:

@@ -64,6 +64,12 @@ class Runtime:
     def is_main(self) -> bool:
         return self.rank == 0
 
+    def leave(self) -> None:
+        """Close the tracker and part from the other processes, once all have come here."""
+        if self.world_size > 1:
+            dist.barrier(group=self.control)
+        self.accelerator.end_training()
+
     @contextmanager
     def own_errors(self) -> Iterator[None]:
         """Mark what is raised inside as known to this process alone, so that it is the one to say it."""

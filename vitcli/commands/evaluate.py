@@ -54,6 +54,7 @@ def evaluate(
     )
     skipped = sorted(machine.union(set(skipped)))
     elapsed_s = time.perf_counter() - began_at
+    machine.leave()
     counts = asdict(scores)
     num_eval_examples = counts.pop("num_examples")
     return {

@@ -47,9 +47,12 @@ def run(
     if options.measure and not options.dry_run:
         raise VitError("--measure belongs to --dry-run", where="--measure", fix="--dry-run --measure")
     job = make_job(command, resolved, options, make_model)
-    if not options.dry_run:
-        return Session(job).run()
-    return describe(job) | (Session(job).measure() if options.measure else {})
+    if options.dry_run:
+        result = describe(job) | (Session(job).measure() if options.measure else {})
+    else:
+        result = Session(job).run()
+    job.machine.leave()
+    return result
 
 
 class Session:
