@@ -2,13 +2,13 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from vitcli import data, inference, loader, recipe, runtime
 from vitcli.commands.pixels import load_for_inference, named_weights, preprocessing_for
 from vitcli.console import Console
 from vitcli.errors import VitError
+from vitcli.metrics import Scores
 from vitcli.recipe import Recipe
 from vitcli.split import Split
 from vitcli.weights import Weights
@@ -55,8 +55,6 @@ def evaluate(
     skipped = sorted(machine.union(set(skipped)))
     elapsed_s = time.perf_counter() - began_at
     machine.leave()
-    counts = asdict(scores)
-    num_eval_examples = counts.pop("num_examples")
     return {
         "command": "evaluate",
         "ckpt": resolved.model.ckpt,
@@ -69,14 +67,22 @@ def evaluate(
         "preprocessing": preprocessing.summary(),
         "preprocessing_from": origin,
         "classes_mapped_by_name": is_mapped,
-        **counts,
-        "num_eval_examples": num_eval_examples,
-        "num_skipped_images": len(skipped),
-        "skipped_images": skipped[:100],
-        "images_per_s": num_eval_examples / elapsed_s,
+        **_counted(scores, skipped),
+        "images_per_s": scores.num_examples / elapsed_s,
         "elapsed_s": elapsed_s,
         "precision": precision,
         "num_processes": machine.world_size,
+    }
+
+
+def _counted(scores: Scores, skipped: list[str]) -> dict[str, Any]:
+    return {
+        "top1": scores.top1,
+        "top5": scores.top5,
+        "loss": scores.loss,
+        "num_eval_examples": scores.num_examples,
+        "num_skipped_images": len(skipped),
+        "skipped_images": skipped[:100],
     }
 
 

@@ -13,6 +13,7 @@ from vitcli.commands.pixels import load_for_inference, named_weights, preprocess
 from vitcli.console import Console
 from vitcli.errors import DataError, VitError
 from vitcli.split import Split
+from vitcli.weights import Weights
 
 
 def predict(
@@ -58,23 +59,23 @@ def predict(
         precision=precision,
         console=console,
     )
-    names = weights.class_names or tuple(f"class {number}" for number in range(arch.num_classes))
-    predictions = [
-        {
-            "file": files[row],
-            "top": [{"class": names[label], "label": label, "probability": share} for label, share in top],
-        }
-        for row, top in found.items()
-    ]
     return {
         "command": "predict",
         "ckpt": resolved.model.ckpt,
         "model": arch.name,
         "preprocessing": preprocessing.summary(),
-        "predictions": predictions,
+        "predictions": [
+            {"file": files[row], "top": [_guess(weights, label, share) for label, share in top]}
+            for row, top in found.items()
+        ],
         "num_skipped_images": len(skipped),
         "skipped_images": skipped,
     }
+
+
+def _guess(weights: Weights, label: int, share: float) -> dict[str, Any]:
+    name = weights.class_names[label] if weights.class_names else f"class {label}"
+    return {"class": name, "label": label, "probability": share}
 
 
 def find_pictures(pictures: Sequence[str]) -> list[str]:
