@@ -8,22 +8,22 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "vitcli"
 FLOORS = [
     # 0 words
-    {"errors", "order", "schedule", "variants", "recipe", "recipe_schema", "recipe_text", "recipe_mistakes"},
+    {"errors", "order", "schedule", "variants", "architecture",
+     "recipe", "recipe_schema", "recipe_text", "recipe_mistakes"},
     # 1 maths
-    {"model", "posemb", "conversion", "losses", "optim", "transforms", "metrics", "figures",
-     "costs", "model_card", "demo"},
+    {"model", "backbones", "initialisation", "posemb", "positions",
+     "conversion", "official", "official_names", "huggingface",
+     "losses", "optim", "transforms", "metrics", "figures", "costs", "model_card", "demo"},
     # 2 world
     {"safe_files", "data", "data_files", "split", "decoding", "loader", "checkpoint", "weights",
-     "weights_files",
-     "runtime",
-     "launching", "runlog",
+     "weights_files", "weights_places", "loading", "runtime", "launching", "runlog",
      "console", "tables"},
     # 3 loops
     {"train", "inference"},
     # 4 commands
     {"commands." + name for name in
      ("__init__", "job", "session", "results", "pixels", "finetune", "pretrain", "evaluate",
-      "predict", "recipes")},
+      "predict", "recipes")} | {"api"},
     # 5 door
     {"cli", "cli_recipes", "options", "exits", "__main__", "__init__"},
 ]  # fmt: skip
@@ -33,9 +33,12 @@ NEIGHBOURS = {
     "recipe_text": {"errors", "recipe_schema"},
     "recipe_mistakes": {"errors", "recipe_schema", "recipe_text"},
     "recipe": {"errors", "recipe_schema", "recipe_text", "recipe_mistakes"},
-    "costs": {"model"},
+    "architecture": {"errors", "variants"},
+    "costs": {"model"}, "model": {"backbones", "initialisation", "positions"}, "positions": {"posemb"},
+    "official": {"official_names"},
     "split": set(), "data": {"data_files", "split"}, "loader": {"decoding", "launching", "split"},
-    "weights": {"safe_files", "weights_files"}, "checkpoint": {"safe_files"},
+    "weights": {"safe_files", "weights_files", "weights_places"}, "weights_places": {"weights_files"},
+    "loading": {"weights", "weights_files"}, "checkpoint": {"safe_files"},
     "runlog": {"launching", "safe_files"},
     "tables": {"launching"},
     "train": set(), "inference": set(),
@@ -45,6 +48,7 @@ NEIGHBOURS = {
     "commands.pretrain": {"commands.job", "commands.session"},
     "commands.evaluate": {"commands.pixels"},
     "commands.predict": {"commands.pixels"},
+    "api": {"commands.pixels"}, "__init__": {"api"},
     "cli": {"cli_recipes", "exits", "options"}, "cli_recipes": {"options"}, "__main__": {"cli"},
 }  # fmt: skip
 HEAVY = {"torch", "torchvision", "timm", "datasets", "accelerate", "matplotlib"}

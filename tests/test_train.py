@@ -11,12 +11,13 @@ import torch
 from tests.conftest import SHARED
 from vitcli import losses, optim, runlog, runtime
 from vitcli.console import Console
-from vitcli.conversion import from_official
+from vitcli.official import from_official
 from vitcli.loader import Batch
 from vitcli.model import build, reset_head
 from vitcli.schedule import Plan, lr_at_step
 from vitcli.train import Progress, train
-from vitcli.weights import load_into, read_weights
+from vitcli.loading import load_into
+from vitcli.weights import read_weights
 
 HOME = SHARED / "golden/trajectories"
 RUNS = json.loads((HOME / "trajectories.json").read_text())["runs"] if HOME.is_dir() else {}
@@ -118,4 +119,4 @@ def batches(data, parts: int):
 def final_weights(golden) -> dict[str, torch.Tensor]:
     """The weights after the last step, in timm's names."""
     after = f"params_after_{len(golden['loss'])}/"
-    return from_official({key.removeprefix(after): golden[key] for key in golden if key.startswith(after)})
+    return from_official({key.removeprefix(after): golden[key] for key in golden if key.startswith(after)}).state

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from vitcli.architecture import Architecture
 from vitcli.errors import VitError
 from vitcli.variants import (
     VARIANTS,
-    Architecture,
     find_variant,
     forward_macs,
     num_params,
@@ -108,6 +108,16 @@ def test_parameter_counts_are_those_of_the_authors_code():
         (" h14 ", "ViT-H/14"),
         ("demo/8", "ViT-demo/8"),
         ("ViT-demo/8", "ViT-demo/8"),
+        ("R50+ViT-B/16", "R50+ViT-B/16"),
+        ("R50x1+ViT-L/32", "R50+ViT-L/32"),  # as Table 6 writes it
+        ("r50_b32", "R50+ViT-B/32"),
+        ("R26+S/32", "R26+ViT-S/32"),
+        ("R_Ti_16", "R+ViT-Ti/16"),
+        ("BiT-R152x4", "BiT-R152x4"),
+        ("R200x3", "BiT-R200x3"),
+        ("ResNet50x2", "BiT-R50x2"),
+        ("EfficientNet-L2", "EfficientNet-L2"),
+        ("Noisy Student", "EfficientNet-L2"),
     ],
 )
 def test_a_paper_name_is_found_in_any_spelling(spelling, name):
@@ -115,7 +125,7 @@ def test_a_paper_name_is_found_in_any_spelling(spelling, name):
 
 
 @pytest.mark.parametrize(
-    "name", ["vit_base_patch16_224", "B/17", "resnet18", "R50+ViT-B/16", "b", "16", "", "ViT-X/16", "B/16/2"]
+    "name", ["vit_base_patch16_224", "B/17", "resnet18", "R50+ViT-B/8", "b", "16", "", "ViT-X/16", "B/16/2", "R50"]
 )
 def test_other_names_are_no_paper_names(name):
     assert find_variant(name) is None
@@ -125,6 +135,10 @@ def test_a_timm_name_leads_to_its_variant_at_any_resolution():
     assert variant_of_timm("vit_base_patch16_384").name == "ViT-B/16"
     assert variant_of_timm("vit_tiny_patch16_224").name == "ViT-Ti/16"
     assert variant_of_timm("vit_base_patch16_clip_224") is None
+    assert variant_of_timm("vit_base_r50_s16_384").name == "R50+ViT-B/16"
+    assert variant_of_timm("vit_large_r50_s32_224").name == "R50+ViT-L/32"  # B/32 has this name and other arguments
+    assert variant_of_timm("resnetv2_152x2_bit").name == "BiT-R152x2"
+    assert variant_of_timm("vitcli_bit") is None
 
 
 @pytest.mark.parametrize(("hidden", "mlp"), [(768, 3072), (1152, 4304), (100, 333), (7, 3), (384, 1000)])

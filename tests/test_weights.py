@@ -9,7 +9,8 @@ from safetensors.torch import load_file, save_file
 
 from vitcli.errors import MachineError, NotFiniteError, VitError, WeightsError
 from vitcli.model import architecture, build
-from vitcli.weights import load_into, read_weights, write_weights
+from vitcli.loading import load_into
+from vitcli.weights import read_weights, write_weights
 
 PREPROCESSING = {
     "image_size": [32, 48],

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from vitcli import weights_files
+from vitcli import weights_places
 from vitcli.errors import MachineError, WeightsError
 from vitcli.model import architecture, build
 from vitcli.safe_files import replace_file
@@ -69,10 +69,10 @@ def test_a_folder_without_weights_is_refused(tmp_path):
 
 
 def test_the_demo_weights_are_found_or_their_absence_is_told(monkeypatch, folder, tmp_path):
-    monkeypatch.setattr(weights_files, "DEMO_FOLDER", folder)
+    monkeypatch.setattr(weights_places, "DEMO_FOLDER", folder)
     assert (read_weights("demo").architecture, read_weights("demo").format) == (ARCH, "demo")
 
-    monkeypatch.setattr(weights_files, "DEMO_FOLDER", tmp_path / "none")
+    monkeypatch.setattr(weights_places, "DEMO_FOLDER", tmp_path / "none")
     assert "no demo weights" in refusal("demo").message
 
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from vitcli.model import adapted, build
-from vitcli.weights import load_into, read_weights
+from vitcli.loading import load_into
+from vitcli.weights import read_weights
 
 SHARED = Path(os.environ.get("VIT_TEST_DATA", Path(__file__).parents[2] / "shared"))
 GOLDEN, REAL = SHARED / "golden", SHARED / "data" / "checkpoints"

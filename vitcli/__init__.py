@@ -1,3 +1,18 @@
-"""`vit`: the command-line toolkit for Vision Transformers."""
+"""`vit`: the command-line toolkit for Vision Transformers. From Python: `from vitcli import load_model`."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vitcli.api import LoadedModel, ModelInfo, Transform, load_model
 
 __version__ = "0.1.0"
+__all__ = ["LoadedModel", "ModelInfo", "Transform", "__version__", "load_model"]
+
+
+def __getattr__(name: str):
+    """The Python interface, loaded when it is asked for: torch takes seconds, and --help must not wait for it."""
+    if name in __all__:
+        from vitcli import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module 'vitcli' has no attribute {name!r}")

@@ -1,25 +1,27 @@
-"""The network: a name to an Architecture, an Architecture to a timm module, initialised as in the paper.
+"""The network: a name to an Architecture, an Architecture to a timm module with the paper's arithmetic.
 
-State dicts carry timm's names. The one addition: with a representation layer (paper, section 3.1) `head` has
-two dense layers, `head.pre_logits.*` (D -> D, then tanh) and `head.head.*` (D -> K). timm has no such head
-and will not load one, as it should: its logits would be others.
+State dicts carry timm's names. What timm has not has names of ours, and timm will not load it, as it should: its
+logits would be others. With a representation layer (paper, section 3.1) `head` has two dense layers,
+`head.pre_logits.*` (D -> D, then tanh) and `head.head.*` (D -> K); position embeddings of Table 8 are
+`positions.*`.
 
 D hidden width, K classes, P patch size.
 """
 
-import math
 from collections import OrderedDict
 from dataclasses import replace
 
 import timm
 import torch
-from torch import Tensor, nn
-from torch.nn import init
+from torch import nn
 
+from vitcli import positions
+from vitcli.architecture import GAP, Architecture
+from vitcli.backbones import use_official_arithmetic
 from vitcli.errors import VitError, nearest
-from vitcli.variants import VARIANTS, Architecture, Variant, find_variant, variant_of_timm
+from vitcli.initialisation import init_as_the_authors
+from vitcli.variants import VARIANTS, Variant, find_variant, variant_of_timm
 
-TRUNCATED_STD = 0.87962566103423978  # of a standard normal cut at -2 and 2, as flax divides by
 ACT_LAYERS = {"tanh": "gelu_tanh", "erf": "gelu"}  # in timm's words
 
 
@@ -30,6 +32,9 @@ def architecture(
     num_classes: int,
     gelu: str | None = None,
     pre_logits: bool = False,
+    classifier: str = "token",
+    posemb: str = "1d",
+    posemb_at: str = "stem",
 ) -> Architecture:
     """The Architecture of a paper name or a timm model name.
 
@@ -37,26 +42,37 @@ def architecture(
         name: "ViT-B/16" in any spelling `find_variant` knows, or what timm.create_model takes, without a tag.
         image_size: height and width in pixels.
         num_classes: outputs of the head; 0 for none.
-        gelu: None means "tanh" for paper names and "timm" for timm names; "timm" makes paper models timm's.
+        gelu: None means the paper's for paper names and "timm" for timm names; "timm" makes paper models timm's.
         pre_logits: a head of two layers, as the paper pre-trains with.
+        classifier: "token", or "gap" for the mean of all tokens, of which none is a class token (paper, D.3).
+        posemb, posemb_at: position embeddings of the paper's Table 8.
 
     Raises:
         VitError: an unknown name, an image size the patches do not divide, a paper option for a timm model.
     """
     variant = known_name(name)
-    if pre_logits or gelu not in (None, "timm"):
-        _check_of_the_paper(variant.timm_name if variant else name)
+    if pre_logits or gelu not in (None, "timm") or ("token", "1d", "stem") != (classifier, posemb, posemb_at):
+        _check_transformer(variant or variant_of_timm(name), name)
+    positions.check_choice(posemb, posemb_at)
     arch = Architecture(
         name=variant.name if variant else name,
         timm_name=variant.timm_name if variant else name,
         image_size=tuple(image_size),
         num_classes=num_classes,
-        gelu=gelu or ("tanh" if variant else "timm"),
+        gelu=gelu or _own_gelu(variant),
         pre_logits=pre_logits,
-        model_args=variant.timm_args if variant else {},
+        model_args=(variant.timm_args if variant else {}) | (GAP if classifier == "gap" else {}),
+        posemb=posemb,
+        posemb_at=posemb_at,
     )
     check_image_size(arch)
     return arch
+
+
+def _own_gelu(variant: Variant | None) -> str:
+    if variant is None or (not variant.layers and variant.blocks is None):
+        return "timm"
+    return "tanh" if variant.layers else "none"
 
 
 def known_name(name: str) -> Variant | None:
@@ -66,7 +82,7 @@ def known_name(name: str) -> Variant | None:
         raise VitError(
             f"there is no model {name!r}{nearest(name, [*VARIANTS, *timm.list_models()])}",
             where="--model",
-            fix=f"take {', '.join(VARIANTS)} or a model of timm; a name with a tag goes to --ckpt timm/...",
+            fix="vit models lists the paper's, timm's names work too; a name with a tag goes to --ckpt timm/...",
         )
     return variant
 
@@ -76,23 +92,24 @@ def adapted(
 ) -> Architecture:
     """The same network for another task: pixels, classes, and one layer as head (paper, section 3.2).
 
-    `gelu` is the network's own unless given, which only networks of the paper take.
+    `gelu` is the network's own unless given, which only transformers of the paper take.
     """
-    if gelu not in (None, arch.gelu, "timm") and arch.gelu == "timm":
-        _check_of_the_paper(arch.timm_name)
+    if gelu not in (None, arch.gelu, "timm"):
+        _check_transformer(find_variant(arch.name) or variant_of_timm(arch.timm_name), arch.name)
     size = tuple(image_size)
     other = replace(arch, image_size=size, num_classes=num_classes, pre_logits=False, gelu=gelu or arch.gelu)
     check_image_size(other)
     return other
 
 
-def _check_of_the_paper(timm_name: str) -> None:
-    """Refuse the paper's own choices for a network that is not the paper's."""
-    if variant_of_timm(timm_name) is None:
+def _check_transformer(variant: Variant | None, name: str) -> None:
+    """Refuse the paper's choices about its transformer for another network."""
+    if variant is None or not variant.layers:
         raise VitError(
-            f"{timm_name} is a model as timm defines it: the paper's GELU and pre-logits are not for it",
-            where="recipe keys model.gelu and model.pre_logits",
-            fix=f"leave both out, or take a model of the paper: {', '.join(VARIANTS)}",
+            f"{variant.name if variant else name} is no transformer of the paper: "
+            "its GELU, pre-logits, classifier and position embeddings are not for it",
+            where="recipe keys model.gelu, pre_logits, classifier, posemb and posemb_at",
+            fix="leave them out, or take a ViT or a hybrid of the paper (vit models)",
         )
 
 
@@ -118,8 +135,10 @@ def timm_arguments(arch: Architecture) -> dict:
     if takes_image_size(arch.timm_name):
         height, width = arch.image_size
         args["img_size"] = height if height == width else [height, width]
-    if arch.gelu != "timm":
+    if arch.gelu in ACT_LAYERS:
         args["act_layer"] = ACT_LAYERS[arch.gelu]
+    if (arch.posemb, arch.posemb_at) != ("1d", "stem"):
+        args["pos_embed"] = "none"
     return args
 
 
@@ -159,22 +178,24 @@ def takes_image_size(timm_name: str) -> bool:
     return bool(known and known.fixed_input_size)
 
 
-def build(arch: Architecture, *, dropout: float) -> nn.Module:
+def build(arch: Architecture, *, dropout: float, init: str = "paper") -> nn.Module:
     """A fresh network; its numbers follow from torch's global seed.
 
-    A network of the paper is initialised as in the authors' code, one with gelu "timm" as in timm. The last
-    layer is zero in both.
+    A network of the paper is initialised as in the authors' code unless `init` is "timm", all others as in
+    timm. The last layer is zero in every one.
 
     Args:
         arch: which network.
         dropout: share dropped after the position embeddings, the attention's projection and both MLP layers.
+        init: "paper" or "timm".
 
     Raises:
         VitError: timm cannot build this, such as a network without these places for dropout.
     """
-    model = _network(arch, dropout=dropout)
-    if arch.gelu != "timm":
-        _init_as_the_authors(model)
+    is_ours = arch.is_of_the_paper and init == "paper"
+    model = _network(arch, dropout=dropout, skip_init=is_ours)
+    if is_ours:
+        init_as_the_authors(model)
     _zero(model.get_classifier())
     return model
 
@@ -194,7 +215,7 @@ def reset_head(model: nn.Module, num_classes: int) -> None:
 def expected_tensors(arch: Architecture) -> dict[str, torch.Size]:
     """Names and shapes of the network's state dict, in its order, without making the numbers."""
     with torch.device("meta"):
-        return {name: tensor.shape for name, tensor in _network(arch, dropout=0.0).state_dict().items()}
+        return {name: tensor.shape for name, tensor in _network(arch, dropout=0.0, skip_init=True).state_dict().items()}
 
 
 def head_names(arch: Architecture) -> tuple[str, ...]:
@@ -204,10 +225,10 @@ def head_names(arch: Architecture) -> tuple[str, ...]:
     return tuple(f"{name}." for name in ([classifier] if isinstance(classifier, str) else classifier))
 
 
-def _network(arch: Architecture, *, dropout: float) -> nn.Module:
-    """The timm module with our head, initialised by timm where timm's initialisation is wanted."""
+def _network(arch: Architecture, *, dropout: float, skip_init: bool) -> nn.Module:
+    """The timm module with our head, our position embeddings and the authors' arithmetic where it is theirs."""
     options = {"pos_drop_rate": dropout, "proj_drop_rate": dropout} if dropout else {}
-    if arch.gelu != "timm":
+    if skip_init and "depth" in arch.model_args:  # a transformer
         options["weight_init"] = "skip"
     args = {**timm_arguments(arch), **options, "num_classes": arch.num_classes}
     try:
@@ -222,37 +243,14 @@ def _network(arch: Architecture, *, dropout: float) -> nn.Module:
         width = model.num_features
         layers = {"pre_logits": nn.Linear(width, width), "tanh": nn.Tanh(), "head": model.head}
         model.head = nn.Sequential(OrderedDict(layers))
+    if not positions.is_timms(arch.posemb, arch.posemb_at):
+        positions.install(model, kind=arch.posemb, place=arch.posemb_at, dropout=dropout)
+    if arch.is_of_the_paper:
+        use_official_arithmetic(model)
+        for module in model.modules():
+            if isinstance(module, nn.LayerNorm):
+                module.eps = arch.norm_eps
     return model
-
-
-@torch.no_grad()
-def _init_as_the_authors(model: nn.Module) -> None:
-    """Fill every parameter of a plain ViT as the authors' flax code does."""
-    for name, parameter in model.named_parameters():
-        match name.split("."):
-            case ["pos_embed"]:
-                init.normal_(parameter, std=0.02)
-            case ["patch_embed", "proj", "weight"] | ["head", "pre_logits", "weight"]:
-                _lecun_normal_(parameter)
-            case ["blocks", _, "attn", "qkv", "weight"]:
-                for matrix in parameter.chunk(3):  # one bound for each of q, k and v, not one for the three
-                    init.xavier_uniform_(matrix)
-            case ["blocks", _, "attn" | "mlp", _, "weight"]:
-                init.xavier_uniform_(parameter)
-            case ["blocks", _, "mlp", _, "bias"]:
-                init.normal_(parameter, std=1e-6)
-            case [*_, "norm" | "norm1" | "norm2", "weight"]:
-                init.ones_(parameter)
-            case ["cls_token"] | ["head", *_, "weight"] | [*_, "bias"]:
-                init.zeros_(parameter)
-            case _:
-                raise AssertionError(f"no initialisation for {name}: not a plain ViT")
-
-
-def _lecun_normal_(kernel: Tensor) -> None:
-    """Variance 1 / fan-in after the normal has been cut at two standard deviations."""
-    std = math.sqrt(1 / kernel[0].numel()) / TRUNCATED_STD
-    init.trunc_normal_(kernel, std=std, a=-2 * std, b=2 * std)
 
 
 def _zero(classifier: nn.Module | tuple[nn.Module, ...]) -> None:
@@ -260,4 +258,4 @@ def _zero(classifier: nn.Module | tuple[nn.Module, ...]) -> None:
     for head in classifier if isinstance(classifier, tuple) else (classifier,):
         last = head.head if isinstance(head, nn.Sequential) and hasattr(head, "head") else head
         for parameter in last.parameters():
-            init.zeros_(parameter)
+            nn.init.zeros_(parameter)

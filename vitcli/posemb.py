@@ -1,17 +1,25 @@
-"""Resampling of learned position embeddings to another patch grid (paper, section 3.2).
+"""Resampling of learned position embeddings to another patch grid (paper, section 3.2), and of patch kernels.
 
-T tokens, N = H*W patches, D hidden width, H x W the patch grid.
+T tokens, N = H*W patches, D hidden width, H x W the patch grid, C channels, P patch size in pixels.
 """
 
 import torch
 import torch.nn.functional as F
+from timm.layers import resample_abs_pos_embed, resample_patch_embed
 from torch import Tensor
 
-from vitcli.errors import VitError
+from vitcli.errors import VitError, nearest
+
+METHODS = ("paper", "timm")
 
 
 def resample_posemb(
-    posemb_1TD: Tensor, old_grid: tuple[int, int], new_grid: tuple[int, int], *, num_prefix: int = 1
+    posemb_1TD: Tensor,
+    old_grid: tuple[int, int],
+    new_grid: tuple[int, int],
+    *,
+    num_prefix: int = 1,
+    method: str = "paper",
 ) -> Tensor:
     """Carry a learned position embedding over to another patch grid.
 
@@ -26,13 +34,16 @@ def resample_posemb(
         old_grid: (H, W) in patches, not pixels. Never guessed from T: 16 rows may be 4x4 or 2x8.
         new_grid: (H', W') in patches.
         num_prefix: tokens without a place: the class token, and registers where a network has them.
+        method: "paper", or "timm": bicubic with antialias and half-pixel centres, as timm resamples
+            when it loads a state dict or is told another image size.
 
     Returns:
         (1, num_prefix + H'*W', D), same dtype and device; computed in float32.
 
     Raises:
-        VitError: T is not num_prefix + H*W.
+        VitError: T is not num_prefix + H*W, or there is no such method.
     """
+    check_method(method)
     height, width = old_grid
     if num_prefix < 0 or posemb_1TD.shape[1] != num_prefix + height * width:
         raise VitError(
@@ -40,8 +51,84 @@ def resample_posemb(
             where="position embedding",
             fix="say which image size these weights were trained at",
         )
-    prefix_1PD, grid_1ND = posemb_1TD[:, :num_prefix], posemb_1TD[:, num_prefix:]
+    if method == "timm":
+        return resample_abs_pos_embed(
+            posemb_1TD, new_size=list(new_grid), old_size=list(old_grid), num_prefix_tokens=num_prefix
+        )
+    prefix_1SD, grid_1ND = posemb_1TD[:, :num_prefix], posemb_1TD[:, num_prefix:]
     grid_1DHW = grid_1ND.unflatten(1, old_grid).permute(0, 3, 1, 2)
     resampled_1DHW = F.interpolate(grid_1DHW.float(), size=new_grid, mode="bilinear", align_corners=True)
     resampled_1ND = resampled_1DHW.flatten(2).transpose(1, 2).to(posemb_1TD.dtype)
-    return torch.cat([prefix_1PD, resampled_1ND], dim=1)
+    return torch.cat([prefix_1SD, resampled_1ND], dim=1)
+
+
+def resample_patch_embedding(kernel_DCPP: Tensor, patch_size: int, *, method: str) -> Tensor:
+    """Carry the patch projection over to another patch size: the pseudo-inverse resize of FlexiViT.
+
+    With B the matrix that enlarges or shrinks a patch, the kernel becomes pinv(B^T) times the kernel. After
+    enlarging, a patch enlarged likewise gets the very response the old patch had. Shrinking cannot keep all;
+    there the responses come as close as they can over patches of white noise.
+    Source: arXiv 2212.08013, section 3.4, and big_vision's flexi/vit.py. It is not in the ViT paper.
+
+    Args:
+        kernel_DCPP: weight of the convolution that makes the tokens, any float dtype; its bias stays.
+        patch_size: pixels of the new patch along each side.
+        method: "paper": B is bilinear without antialias, as FlexiViT's authors have it, so a kernel shrunk
+            by more than 2 no longer sees every pixel; "timm": bicubic with antialias, timm's defaults.
+
+    Returns:
+        (D, C, patch_size, patch_size), same dtype and device; computed in float32.
+
+    Raises:
+        VitError: the patch size is not positive, or there is no such method.
+    """
+    check_method(method)
+    if patch_size < 1:
+        raise VitError(
+            f"a patch of {patch_size} pixels cannot be projected",
+            where="patch size",
+            fix="take a patch size of 1 or more",
+        )
+    options = {"interpolation": "bilinear", "antialias": False} if method == "paper" else {}
+    return resample_patch_embed(kernel_DCPP, [patch_size, patch_size], **options)
+
+
+def similarity_at_landmarks(
+    old_1TD: Tensor,
+    old_grid: tuple[int, int],
+    new_1TD: Tensor,
+    new_grid: tuple[int, int],
+    *,
+    num_prefix: int,
+) -> dict[str, float]:
+    """How alike two embeddings are at the same places of the image, whatever their grids.
+
+    Both are sampled, bilinear with aligned corners, at the corners of the image, the middles of its edges and
+    its centre. Bilinear resampling with aligned corners keeps the corners exactly (similarity 1), and the
+    midpoints where both grids have odd sides.
+
+    Returns:
+        Cosine similarities from -1 to 1, 0 where an embedding is zero: under "corners" the smallest of the
+        four corners, under "midpoints" the smallest of the four middles of edges and the centre.
+
+    Raises:
+        VitError: an embedding does not cover its grid.
+    """
+    old_9D, new_9D = (
+        resample_posemb(posemb.float(), grid, (3, 3), num_prefix=num_prefix)[0, num_prefix:]
+        for posemb, grid in ((old_1TD, old_grid), (new_1TD, new_grid))
+    )
+    similarities = F.cosine_similarity(old_9D, new_9D, dim=-1).tolist()  # row by row from the upper left
+    corners = [similarities[i] for i in (0, 2, 6, 8)]
+    midpoints = [similarities[i] for i in (1, 3, 4, 5, 7)]
+    return {"corners": min(corners), "midpoints": min(midpoints)}
+
+
+def check_method(method: str) -> None:
+    """Refuse a way of resampling that is not in METHODS."""
+    if method not in METHODS:
+        raise VitError(
+            f"there is no resampling method {method!r}{nearest(method, METHODS)}",
+            where="resampling method",
+            fix=f"take one of {', '.join(METHODS)}",
+        )

@@ -59,7 +59,20 @@ class Model(Section):
     dropout: Share = key("probability, after the position embedding and every dense layer (paper, B.1)", 0.0)
     pre_logits: bool = key("tanh layer before the pre-training head (paper, 3.1 and D.3)", False)
     gelu: Literal["auto", "tanh", "erf"] = key(
-        "form of GELU; auto is the one the weights were made with", "auto"
+        "form of GELU; auto is the one the weights were made with, tanh for fresh ones; timm's is erf", "auto"
+    )
+    classifier: Literal["token", "gap"] = key(
+        "what the head of a fresh network sees: the class token or the mean of all tokens (paper, D.3)", "token"
+    )
+    posemb: Literal["none", "1d", "2d", "relative"] = key(
+        "position embedding of a fresh network (paper, Table 8)", "1d"
+    )
+    posemb_at: Literal["stem", "every_layer", "every_layer_shared"] = key(
+        "where a fresh network adds it (paper, Table 8)", "stem"
+    )
+    init: Literal["paper", "timm"] = key("initialisation of a fresh network of the paper", "paper")
+    posemb_resample: Literal["paper", "timm"] = key(
+        "to another patch grid: bilinear with aligned corners (paper, 3.2), or timm's antialiased bicubic", "paper"
     )
 
 

@@ -1,126 +1,110 @@
-"""The model sizes of the paper under the names people give them, and what they weigh; no torch here.
+"""The models of the paper under the names people give them, and what a plain ViT weighs; no torch here.
 
 D hidden width, M width of the MLP, L layers, P patch size, N patches, K classes.
 """
 
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
-from vitcli.errors import VitError
-
-GELUS = ("tanh", "erf", "timm")
+BIT = "vitcli_bit"  # our entries in timm's registry (backbones.py), for what timm has no name for
+HYBRID = "vitcli_hybrid"
+R26, R50, R50_IN_THREE = (2, 2, 2, 2), (3, 4, 6, 3), (3, 4, 9)  # blocks by stage; the last has stage 4 in stage 3
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One row of the paper's Table 1, of the authors' later releases (Ti, S, B/8), or our demo size."""
-
-    name: str
-    layers: int
-    hidden: int
-    mlp: int
-    heads: int
-    patch_size: int
-    timm_name: str
-
-    @property
-    def timm_args(self) -> dict:
-        """The size as keyword arguments of timm's VisionTransformer."""
-        return vit_args(
-            layers=self.layers,
-            hidden=self.hidden,
-            mlp=self.mlp,
-            heads=self.heads,
-            patch_size=self.patch_size,
-        )
-
-
-VARIANTS = {
-    variant.name: variant
-    for variant in (
-        Variant("ViT-Ti/16", 12, 192, 768, 3, 16, "vit_tiny_patch16_224"),
-        Variant("ViT-S/32", 12, 384, 1536, 6, 32, "vit_small_patch32_224"),
-        Variant("ViT-S/16", 12, 384, 1536, 6, 16, "vit_small_patch16_224"),
-        Variant("ViT-B/32", 12, 768, 3072, 12, 32, "vit_base_patch32_224"),
-        Variant("ViT-B/16", 12, 768, 3072, 12, 16, "vit_base_patch16_224"),
-        Variant("ViT-B/8", 12, 768, 3072, 12, 8, "vit_base_patch8_224"),
-        Variant("ViT-L/32", 24, 1024, 4096, 16, 32, "vit_large_patch32_224"),
-        Variant("ViT-L/16", 24, 1024, 4096, 16, 16, "vit_large_patch16_224"),
-        Variant("ViT-H/14", 32, 1280, 5120, 16, 14, "vit_huge_patch14_224"),
-        Variant("ViT-demo/8", 6, 96, 384, 3, 8, "vit_tiny_patch16_224"),  # timm has none of this size
-    )
-}
-
-_LONG_NAMES = {"tiny": "ti", "small": "s", "base": "b", "large": "l", "huge": "h"}
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """Everything needed to build the same network again.
+    """A model of the paper's tables, of the authors' later releases, or our demo size.
 
     Attributes:
-        name: what people call it, a paper name ("ViT-B/16") or a timm model name.
+        name: as the paper writes it.
         timm_name: what timm.create_model takes.
-        image_size: height and width in pixels.
-        num_classes: outputs of the head; 0 means no head.
-        gelu: "tanh" or "erf" for the paper's network, "timm" for a network that is wholly as timm defines it.
-        pre_logits: the head is Dense(D->D), tanh, Dense(D->K) and not one Dense(D->K).
-        model_args: further keyword arguments of timm.create_model.
+        is_timms: whether that is this very network without further arguments.
+        layers, hidden, mlp, heads: of the transformer; 0 for a network without one.
+        patch_size: kernel of the patch embedding, in pixels; in cells of the ResNet's output for a hybrid.
+        blocks: of the ResNet, a number for each stage; () is its stem alone; None for a network without one.
+        width: of the ResNet, as a factor.
     """
 
     name: str
     timm_name: str
-    image_size: tuple[int, int]
-    num_classes: int
-    gelu: str
-    pre_logits: bool
-    model_args: dict
+    is_timms: bool = True
+    layers: int = 0
+    hidden: int = 0
+    mlp: int = 0
+    heads: int = 0
+    patch_size: int | None = None
+    blocks: tuple[int, ...] | None = None
+    width: int = 1
 
     @property
-    def patch_size(self) -> int | None:
-        """In pixels; None for a timm model without patches, or whose name does not tell."""
-        if "patch_size" in self.model_args:
-            return self.model_args["patch_size"]
-        named = re.search(r"_patch(\d+)", self.timm_name)
-        return int(named[1]) if named else None
+    def is_plain(self) -> bool:
+        """A transformer on patches of pixels."""
+        return self.layers > 0 and self.blocks is None
 
     @property
-    def patch_grid(self) -> tuple[int, int] | None:
-        """Rows and columns of patches; what is left over at the right and the bottom is not seen."""
-        if not self.patch_size:
-            return None
-        height, width = self.image_size
-        return height // self.patch_size, width // self.patch_size
-
-    def as_dict(self) -> dict:
-        """For JSON."""
-        return {**asdict(self), "image_size": list(self.image_size)}
-
-    @classmethod
-    def from_dict(cls, stored: dict) -> "Architecture":
-        """The inverse of `as_dict`; VitError for anything it did not write."""
-        kinds = {"name": str, "timm_name": str, "image_size": list, "num_classes": int}
-        kinds |= {"gelu": str, "pre_logits": bool, "model_args": dict}
-        wrong = [name for name, kind in kinds.items() if type(stored.get(name)) is not kind]
-        if not wrong and not _is_size(stored["image_size"]):
-            wrong = ["image_size"]
-        if not wrong and stored["gelu"] not in GELUS:
-            wrong = ["gelu"]
-        if wrong or stored.keys() - kinds.keys():
-            raise VitError(
-                f"the stored architecture is damaged ({', '.join(wrong) or 'unknown keys'})",
-                where="architecture",
-                fix="write the weights again",
+    def timm_args(self) -> dict:
+        """The size as keyword arguments of timm.create_model."""
+        if self.layers:
+            return vit_args(
+                layers=self.layers,
+                hidden=self.hidden,
+                mlp=self.mlp,
+                heads=self.heads,
+                patch_size=self.patch_size,
             )
-        return cls(**{**stored, "image_size": tuple(stored["image_size"])})
+        return {"layers": list(self.blocks), "width_factor": self.width} if self.timm_name == BIT else {}
 
 
-def _is_size(size: list) -> bool:
-    return len(size) == 2 and all(type(side) is int and side > 0 for side in size)
+def _vit(name: str, size: tuple[int, int, int, int], patch_size: int, timm_name: str, **more) -> Variant:
+    layers, hidden, mlp, heads = size
+    return Variant(
+        name, timm_name, layers=layers, hidden=hidden, mlp=mlp, heads=heads, patch_size=patch_size, **more
+    )
+
+
+TI, S, B = (12, 192, 768, 3), (12, 384, 1536, 6), (12, 768, 3072, 12)
+L, H = (24, 1024, 4096, 16), (32, 1280, 5120, 16)
+
+# Table 1 and the sizes of later releases; hybrids (section 3.1 and Table 6, R26 and R: AugReg); the ResNets of
+# BiT (Tables 2 and 6); Noisy Student's network (Table 2).
+VARIANTS = {
+    variant.name: variant
+    for variant in (
+        _vit("ViT-Ti/16", TI, 16, "vit_tiny_patch16_224"),
+        _vit("ViT-S/32", S, 32, "vit_small_patch32_224"),
+        _vit("ViT-S/16", S, 16, "vit_small_patch16_224"),
+        _vit("ViT-B/32", B, 32, "vit_base_patch32_224"),
+        _vit("ViT-B/16", B, 16, "vit_base_patch16_224"),
+        _vit("ViT-B/8", B, 8, "vit_base_patch8_224"),
+        _vit("ViT-L/32", L, 32, "vit_large_patch32_224"),
+        _vit("ViT-L/16", L, 16, "vit_large_patch16_224"),
+        _vit("ViT-H/14", H, 14, "vit_huge_patch14_224"),
+        _vit("R+ViT-Ti/16", TI, 8, "vit_tiny_r_s16_p8_224", blocks=()),
+        _vit("R26+ViT-S/32", S, 1, "vit_small_r26_s32_224", blocks=R26),
+        _vit("R26+ViT-B/32", B, 1, "vit_base_r26_s32_224", blocks=R26),
+        _vit("R50+ViT-B/32", B, 1, "vit_large_r50_s32_224", blocks=R50, is_timms=False),
+        _vit("R50+ViT-B/16", B, 1, "vit_base_r50_s16_224", blocks=R50_IN_THREE),
+        _vit("R50+ViT-L/32", L, 1, "vit_large_r50_s32_224", blocks=R50),
+        _vit("R50+ViT-L/16", L, 1, "vit_base_r50_s16_224", blocks=R50_IN_THREE, is_timms=False),
+        Variant("BiT-R50x1", "resnetv2_50x1_bit", blocks=R50),
+        Variant("BiT-R50x2", BIT, is_timms=False, blocks=R50, width=2),
+        Variant("BiT-R50x3", "resnetv2_50x3_bit", blocks=R50, width=3),
+        Variant("BiT-R101x1", "resnetv2_101x1_bit", blocks=(3, 4, 23, 3)),
+        Variant("BiT-R101x3", "resnetv2_101x3_bit", blocks=(3, 4, 23, 3), width=3),
+        Variant("BiT-R152x1", BIT, is_timms=False, blocks=(3, 8, 36, 3)),
+        Variant("BiT-R152x2", "resnetv2_152x2_bit", blocks=(3, 8, 36, 3), width=2),
+        Variant("BiT-R152x4", "resnetv2_152x4_bit", blocks=(3, 8, 36, 3), width=4),
+        Variant("BiT-R200x3", BIT, is_timms=False, blocks=(3, 24, 36, 3), width=3),
+        Variant("EfficientNet-L2", "tf_efficientnet_l2"),
+        _vit("ViT-demo/8", (6, 96, 384, 3), 8, "vit_tiny_patch16_224", is_timms=False),
+    )
+}
+
+_LONG_NAMES = {"Ti": "tiny", "S": "small", "B": "base", "L": "large", "H": "huge"}
 
 
 def vit_args(*, layers: int, hidden: int, mlp: int, heads: int, patch_size: int) -> dict:
-    """A plain ViT's size as keyword arguments of timm's VisionTransformer."""
+    """A transformer's size as keyword arguments of timm's VisionTransformer."""
     mlp_ratio = mlp / hidden
     if int(hidden * mlp_ratio) != mlp:  # timm rounds the product down
         mlp_ratio = (mlp + 0.5) / hidden
@@ -134,24 +118,49 @@ def vit_args(*, layers: int, hidden: int, mlp: int, heads: int, patch_size: int)
 
 
 def find_variant(name: str) -> Variant | None:
-    """The variant of a paper name as people write it: ViT-L/16, vit_l16, L/16, vit-large-16; else None."""
-    written = re.fullmatch(r"(?:vit)?[-_/ ]*([a-z]+)[-_/ ]*(\d+)", name.strip().lower())
-    if not written:
-        return None
-    size, patch_size = written.groups()
-    wanted = f"vit-{_LONG_NAMES.get(size, size)}/{patch_size}"
-    return next((variant for variant in VARIANTS.values() if variant.name.lower() == wanted), None)
+    """The variant of a paper name as people write it: ViT-L/16, vit_l16, L/16, R50+B/32, R152x4; else None."""
+    return _BY_SPELLING.get(_letters(name))
+
+
+def _spellings(name: str) -> list[str]:
+    """Every way to write a name, as bare letters and digits."""
+    if name.startswith("BiT-"):
+        resnet = name.removeprefix("BiT-")
+        return [name, resnet, resnet.replace("R", "ResNet"), f"BiT-{resnet.replace('R', 'ResNet')}"]
+    if name.startswith("EfficientNet"):
+        return [name, f"Noisy Student {name}", f"{name} Noisy Student", "Noisy Student"]
+    resnet, _, vit = name.rpartition("+")
+    short = vit.removeprefix("ViT-")
+    size, _, patch_size = short.partition("/")
+    written = [vit, short, f"{_LONG_NAMES.get(size, size)}{patch_size}"]
+    written.append(f"ViT-{written[-1]}")
+    roots = [resnet, f"{resnet}x1"] if resnet not in ("", "R") else [resnet]
+    return [f"{root}+{rest}" for root in roots for rest in written]
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[-_/+ ]", "", name.lower())
+
+
+_BY_SPELLING = {
+    _letters(spelling): variant for variant in VARIANTS.values() for spelling in _spellings(variant.name)
+}
 
 
 def variant_of_timm(timm_name: str) -> Variant | None:
     """The paper's model behind a timm name, whatever resolution the name ends in; None if it is none."""
-    network = re.sub(r"_\d+$", "", timm_name)
-    named = (variant for variant in VARIANTS.values() if variant.name != "ViT-demo/8")
-    return next((variant for variant in named if variant.timm_name.removesuffix("_224") == network), None)
+    network = network_of_timm(timm_name)
+    own = (variant for variant in VARIANTS.values() if variant.is_timms)
+    return next((variant for variant in own if network_of_timm(variant.timm_name) == network), None)
+
+
+def network_of_timm(timm_name: str) -> str:
+    """A timm name without the resolution it may end in."""
+    return re.sub(r"_\d+$", "", timm_name)
 
 
 def num_params(variant: Variant, image_size: tuple[int, int], num_classes: int) -> int:
-    """Trainable numbers with a head of one layer; without any head for 0 classes (paper, Table 1)."""
+    """Trainable numbers of a plain ViT with a head of one layer, or none for 0 classes (paper, Table 1)."""
     D, M, tokens = variant.hidden, variant.mlp, _num_patches(variant, image_size) + 1
     embedding = 3 * variant.patch_size**2 * D + D + D + tokens * D
     layer = 4 * D * D + 4 * D + 2 * D * M + M + D + 4 * D
@@ -160,7 +169,7 @@ def num_params(variant: Variant, image_size: tuple[int, int], num_classes: int) 
 
 
 def forward_macs(variant: Variant, image_size: tuple[int, int]) -> int:
-    """Multiply-accumulates of one image's forward pass, without the head; FLOPs are twice that."""
+    """Multiply-accumulates of one image through a plain ViT without its head; FLOPs are twice that."""
     D, M, patches = variant.hidden, variant.mlp, _num_patches(variant, image_size)
     tokens = patches + 1
     layer = tokens * (4 * D * D + 2 * D * M) + 2 * tokens**2 * D

@@ -4,38 +4,36 @@ Nothing in a file is executed, nothing is loaded in part without a word; what is
 """
 
 import json
-import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 import timm
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from vitcli.architecture import Architecture
 from vitcli.conversion import from_timm_config, recognise
 from vitcli.errors import NotFiniteError, WeightsError
+from vitcli.huggingface import read_config, read_preprocessor
 from vitcli.model import expected_tensors, head_names, known_name, timm_config
-from vitcli.posemb import resample_posemb
 from vitcli.safe_files import replace_file
-from vitcli.variants import Architecture, find_variant, variant_of_timm
-from vitcli.weights_files import (
-    Content,
-    Place,
-    blaming,
-    broken,
-    locate,
-    parsing,
-    read_file,
-    write_safetensors,
-)
+from vitcli.variants import find_variant, variant_of_timm
+from vitcli.weights_files import Content, blaming, broken, parsing, read_file, write_safetensors
+from vitcli.weights_places import Place, locate
 
 FACTORY_OPTIONS = {  # of timm.create_model itself; in a file they could make it read other files
     "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "pretrained_model_args", "pretrained_strict",
     "pretrained_filter_fn", "checkpoint_path", "cache_dir", "features_only", "scriptable", "exportable",
     "no_jit", "device", "dtype", "weight_init", "num_classes",
 }  # fmt: skip
-_GELUS = {"tanh": "tanh GELU", "erf": "exact (erf) GELU", "timm": "GELU of timm"}
+_GELUS = {
+    "tanh": "tanh GELU",
+    "erf": "exact (erf) GELU",
+    "none": "the authors' weight standardisation",
+    "timm": "GELU of timm",
+}
+HUGGING_FACE_NORM_EPS = 1e-12  # of a ViT there, where its config does not say otherwise
 
 
 @dataclass(frozen=True)
@@ -61,25 +59,6 @@ class Weights:
     format: str
     numerics: str
     metadata: dict
-
-
-@dataclass(frozen=True)
-class LoadReport:
-    """What became of each tensor: `loaded` counts those taken, resampled ones included."""
-
-    loaded: int
-    missing: tuple[str, ...]
-    resampled: tuple[str, ...]
-    replaced: tuple[str, ...]
-
-    def lines(self) -> list[str]:
-        """For a person, one line for each kind there is."""
-        told = {
-            "not in the file, so fresh": self.missing,
-            "resampled": self.resampled,
-            "replaced by a fresh head": self.replaced,
-        }
-        return [f"{self.loaded} tensors loaded", *(f"{k}: {', '.join(v)}" for k, v in told.items() if v)]
 
 
 class _About(NamedTuple):
@@ -109,7 +88,7 @@ def read_weights(ckpt: str, *, model_name: str | None = None) -> Weights:
             about = _from_metadata(vit) if vit else _from_others(place, content, model_name)
         _check_trusted(about.architecture)
         _check_agrees(about.architecture, model_name)
-        _check_fits(content.state, expected_tensors(about.architecture), about.architecture)
+        check_fits(content.state, expected_tensors(about.architecture), about.architecture)
         _check_finite(content.state)
     is_ours = vit and place.format == "timm folder"
     format = "run folder" if is_ours else place.format
@@ -128,19 +107,42 @@ def _from_metadata(vit: dict) -> _About:
 
 
 def _from_others(place: Place, content: Content, model_name: str | None) -> _About:
-    """timm's config.json, or no word beside the tensors; the GELU by the rule of design.md, section 4."""
+    """Somebody's config.json, or no word beside the tensors; the GELU by the rule of design.md, section 4."""
     preprocessing, class_names, metadata = None, None, {}
-    if place.config:
+    if content.spelling == "huggingface":
+        return _from_huggingface(place, content, model_name)
+    if "architecture" in place.config:
         arch, preprocessing, class_names = from_timm_config(place.config, tag=place.tag)
         metadata, why = {"config": place.config}, f"as weights tagged {place.tag} have it"
     elif model_name is None or find_variant(model_name):
-        named = find_variant(model_name or "")
-        arch = recognise(content.state, heads=content.heads or (named and named.heads))
-        why = f"as {'official files have' if content.heads else 'the paper has'} it"
+        arch = recognise(content.state, heads=content.heads or _heads_of(model_name))
+        why = f"as {'official files have' if content.spelling == 'official' else 'the paper has'} it"
     else:
         arch, why = _named_in_timm(content.state, model_name), ""
-    numerics = f"{_GELUS[arch.gelu]}, {why if arch.gelu != 'timm' else 'by its own definition'}"
+    numerics = f"{_GELUS[arch.gelu]}, {why if arch.is_of_the_paper else 'by its own definition'}"
     return _About(arch, preprocessing, class_names, numerics, metadata)
+
+
+def _from_huggingface(place: Place, content: Content, model_name: str | None) -> _About:
+    """A ViT of Hugging Face's is by its own definition: erf GELU and its own epsilon, unless its config differs."""
+    if "model_type" not in place.config:
+        arch = recognise(content.state, heads=_heads_of(model_name))
+        arch = replace(arch, gelu="erf", norm_eps=HUGGING_FACE_NORM_EPS)
+        return _About(arch, None, None, f"{_GELUS['erf']}, as Hugging Face has it", {})
+    told = read_config(place.config)
+    arch = recognise(content.state, heads=told.heads)
+    if (arch.image_size, arch.patch_size) != (told.image_size, told.patch_size):
+        raise broken(f"config.json speaks of images of {told.image_size} in patches of {told.patch_size}")
+    arch = replace(arch, gelu=told.gelu, norm_eps=told.layer_norm_eps)
+    named = told.class_names if told.num_classes == arch.num_classes else None
+    preprocessing = read_preprocessor(place.preprocessor, arch.image_size) if place.preprocessor else None
+    metadata = {"config": place.config, "unused_tensors": list(content.unused)}
+    return _About(arch, preprocessing, named, f"{_GELUS[arch.gelu]}, as its config.json says", metadata)
+
+
+def _heads_of(model_name: str | None) -> int | None:
+    named = find_variant(model_name or "")
+    return named.heads if named else None
 
 
 def _named_in_timm(state: dict[str, Tensor], model_name: str) -> Architecture:
@@ -162,41 +164,6 @@ def _named_in_timm(state: dict[str, Tensor], model_name: str) -> Architecture:
     except WeightsError:  # no plain ViT
         image_size = arch.image_size
     return replace(arch, image_size=image_size, num_classes=num_classes)
-
-
-def load_into(model: nn.Module, arch: Architecture, weights: Weights, *, new_head: bool) -> LoadReport:
-    """Copy weights into a network that `build(arch)` made, position embeddings resampled to its patch grid.
-
-    Args:
-        model: changed in place.
-        arch: what `model` was built from.
-        weights: of the same network, at any resolution.
-        new_head: leave the network's own head as it is, and the file's head out.
-
-    Raises:
-        WeightsError: any tensor is missing, left over or of another shape.
-    """
-    state, expected = dict(weights.state), {name: t.shape for name, t in model.state_dict().items()}
-    resampled, missing, replaced = [], [], []
-    with blaming(weights.source):
-        old_grid, new_grid = weights.architecture.patch_grid, arch.patch_grid
-        if old_grid and new_grid and old_grid != new_grid and "pos_embed" in state:
-            state["pos_embed"] = resample_posemb(
-                state["pos_embed"],
-                old_grid,
-                new_grid,
-                num_prefix=state["pos_embed"].shape[1] - math.prod(old_grid),
-            )
-            resampled.append("pos_embed")
-        if new_head:
-            of_head = head_names(arch)
-            replaced = [name for name in state if name.startswith(of_head)]
-            missing = [] if replaced else [name for name in expected if name.startswith(of_head)]
-            state = {name: t for name, t in state.items() if not name.startswith(of_head)}
-            expected = {name: shape for name, shape in expected.items() if not name.startswith(of_head)}
-        _check_fits(state, expected, arch)
-    model.load_state_dict(state, strict=False)  # what it may lack is the head, checked above
-    return LoadReport(len(state), tuple(missing), tuple(resampled), tuple(replaced))
 
 
 def write_weights(
@@ -257,18 +224,9 @@ def _family(name: str) -> str:
     return variant.name if variant else name
 
 
-def _check_fits(state: dict[str, Tensor], expected: dict[str, torch.Size], arch: Architecture) -> None:
+def check_fits(state: dict[str, Tensor], expected: dict[str, torch.Size], arch: Architecture) -> None:
     """Refuse tensors that are not, name by name and axis by axis, those of the network."""
-    problems = {
-        "missing": [name for name in expected if name not in state],
-        "unexpected": [name for name in state if name not in expected],
-        "of another shape": [
-            f"{name} {tuple(tensor.shape)} for {tuple(expected[name])}"
-            for name, tensor in state.items()
-            if name in expected and tensor.shape != expected[name]
-        ],
-    }
-    told = [f"{len(names)} {kind}: {_some(names)}" for kind, names in problems.items() if names]
+    told = [f"{len(found)} {kind}: {_some(found)}" for kind, found in misfits(state, expected).items() if found]
     if told:
         raise WeightsError(
             f"the tensors do not fit {arch.name} at {arch.image_size[0]}x{arch.image_size[1]} with "
@@ -278,17 +236,34 @@ def _check_fits(state: dict[str, Tensor], expected: dict[str, torch.Size], arch:
         )
 
 
+def misfits(state: dict[str, Tensor], expected: dict[str, torch.Size]) -> dict[str, list[str]]:
+    """Names of the tensors that a network lacks, has no use for, or has in another shape."""
+    return {
+        "missing": [name for name in expected if name not in state],
+        "unexpected": [name for name in state if name not in expected],
+        "of another shape": [
+            f"{name} {tuple(tensor.shape)} for {tuple(expected[name])}"
+            for name, tensor in state.items()
+            if name in expected and tensor.shape != expected[name]
+        ],
+    }
+
+
+def non_finite(state: dict[str, Tensor]) -> list[str]:
+    """Names of the tensors that hold NaN or infinity."""
+    with_point = {name: t.detach() for name, t in state.items() if t.is_floating_point() and t.numel()}
+    # aminmax lets NaN through, and makes no copy of the tensor
+    extremes = {name: torch.stack(torch.aminmax(tensor)) for name, tensor in with_point.items()}
+    return [name for name, both in extremes.items() if not torch.isfinite(both).all()]
+
+
 def _some(names: list[str]) -> str:
     return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
 
 def _check_finite(state: dict[str, Tensor]) -> None:
-    for name, tensor in state.items():
-        if tensor.is_floating_point() and tensor.numel():
-            lowest, highest = torch.aminmax(
-                tensor.detach()
-            )  # NaN comes through; no copy of the tensor is made
-            if not (math.isfinite(lowest) and math.isfinite(highest)):
-                raise WeightsError(
-                    f"non-finite numbers in {name}", where="", fix="take weights from before they broke"
-                )
+    names = non_finite(state)
+    if names:
+        raise WeightsError(
+            f"non-finite numbers in {_some(names)}", where="", fix="take weights from before they broke"
+        )

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vitcli import data, inference, loader, recipe, runtime
-from vitcli.commands.pixels import load_for_inference, named_weights, preprocessing_for
+from vitcli.commands.pixels import for_inference, named_weights, preprocessing_for
 from vitcli.console import Console
 from vitcli.errors import VitError
 from vitcli.metrics import Scores
@@ -38,7 +38,7 @@ def evaluate(
     preprocessing, origin = preprocessing_for(
         weights, resolved, recipe_name=recipe_name, overrides=overrides, shorthands=shorthands
     )
-    model, arch = load_for_inference(weights, preprocessing.image_size, machine.device)
+    model, arch = for_inference(weights, resolved, preprocessing, machine)
     console.note(f"{arch.name} ({weights.numerics}) on {found.name}: {preprocessing.summary()}, {origin}")
     began_at = time.perf_counter()
     scores, skipped = inference.evaluate(

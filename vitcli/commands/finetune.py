@@ -5,50 +5,76 @@ from typing import Any
 from vitcli.commands.job import RunOptions, Start
 from vitcli.commands.session import run
 from vitcli.errors import VitError
-from vitcli.model import adapted, architecture, build
+from vitcli.loading import load
+from vitcli.model import architecture, build
 from vitcli.recipe import Recipe
+from vitcli.recipe_schema import Model
 from vitcli.split import Split
-from vitcli.weights import load_into, read_weights
+from vitcli.weights import read_weights
 
 FRESH = "random"  # --ckpt random: the same protocol from untrained weights, to compare with
 
 
 def finetune(resolved: Recipe, options: RunOptions) -> dict[str, Any]:
     """Head replaced by zeros, position embedding resampled to the new grid, then trained by the recipe."""
-    if resolved.model.ckpt is None:
+    wanted = resolved.model
+    _check(resolved)
+    gelu = None if wanted.gelu == "auto" else wanted.gelu
+
+    def make_model(split: Split, image_size: tuple[int, int]) -> Start:
+        if wanted.ckpt == FRESH:
+            arch = architecture(
+                wanted.name,
+                image_size=image_size,
+                num_classes=split.num_classes,
+                gelu=gelu,
+                classifier=wanted.classifier,
+                posemb=wanted.posemb,
+                posemb_at=wanted.posemb_at,
+            )
+            model = build(arch, dropout=wanted.dropout, init=wanted.init)
+            return Start(model, arch, None, ["fresh weights"])
+        weights = read_weights(wanted.ckpt, model_name=wanted.name)
+        model, arch, report = load(
+            weights,
+            image_size=image_size,
+            num_classes=split.num_classes,
+            gelu=gelu,
+            dropout=wanted.dropout,
+            posemb_method=wanted.posemb_resample,
+        )
+        notes = [f"{wanted.ckpt}: {weights.format}, {weights.numerics}", *report.lines()]
+        return Start(model, arch, wanted.ckpt, notes)
+
+    return run("finetune", resolved, options, make_model)
+
+
+def _check(resolved: Recipe) -> None:
+    """Refuse what fine-tuning cannot honour."""
+    wanted = resolved.model
+    if wanted.ckpt is None:
         raise VitError(
             "no checkpoint is named to fine-tune",
             where="--ckpt (recipe key model.ckpt)",
             fix="--ckpt FILE, a run folder, timm/NAME or demo; or --ckpt random with --model NAME",
         )
-    if resolved.model.pre_logits or resolved.objective.head_bias:
+    if wanted.ckpt == FRESH and wanted.name is None:
+        raise VitError(
+            "fresh weights of which network?",
+            where="--ckpt random",
+            fix="add --model, such as --model ViT-B/16",
+        )
+    if wanted.pre_logits or resolved.objective.head_bias:
         raise VitError(
             "fine-tuning puts one layer of zeros in the place of the head (paper, section 3.2)",
             where="recipe keys model.pre_logits and objective.head_bias",
             fix="leave them out; they belong to vit pretrain",
         )
-
-    def make_model(split: Split, image_size: tuple[int, int]) -> Start:
-        wanted = resolved.model
-        gelu = None if wanted.gelu == "auto" else wanted.gelu
-        if wanted.ckpt == FRESH:
-            if wanted.name is None:
-                raise VitError(
-                    "fresh weights of which network?",
-                    where="--ckpt random",
-                    fix="add --model, such as --model ViT-B/16",
-                )
-            arch = architecture(wanted.name, image_size=image_size, num_classes=split.num_classes, gelu=gelu)
-            return Start(build(arch, dropout=wanted.dropout), arch, None, ["fresh weights"])
-        weights = read_weights(wanted.ckpt, model_name=wanted.name)
-        arch = adapted(weights.architecture, image_size=image_size, num_classes=split.num_classes, gelu=gelu)
-        model = build(arch, dropout=wanted.dropout)
-        report = load_into(model, arch, weights, new_head=True)
-        return Start(
-            model,
-            arch,
-            wanted.ckpt,
-            [f"{wanted.ckpt}: {weights.format}, {weights.numerics}", *report.lines()],
+    of_fresh_ones = ("classifier", "posemb", "posemb_at", "init")
+    changed = [key for key in of_fresh_ones if getattr(wanted, key) != Model.model_fields[key].default]
+    if changed and wanted.ckpt != FRESH:
+        raise VitError(
+            f"a checkpoint has its own {' and '.join(changed)}",
+            where=", ".join(f"recipe key model.{key}" for key in changed),
+            fix="leave them out; they are for fresh networks (vit pretrain, or --ckpt random)",
         )
-
-    return run("finetune", resolved, options, make_model)

@@ -20,7 +20,7 @@ from vitcli.recipe import Recipe
 from vitcli.runtime import Runtime
 from vitcli.schedule import Plan, choose_per_device_batch, plan
 from vitcli.split import Split
-from vitcli.variants import Architecture
+from vitcli.architecture import Architecture
 
 # Largest forward pass chosen by itself. Small on a CPU, where it costs nothing, so that a step has several
 # parts and several processes can share them without changing dropout's draws.

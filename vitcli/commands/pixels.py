@@ -1,4 +1,4 @@
-"""A recipe's [data] section to the transforms, whose preprocessing counts, and the model that sees it.
+"""A recipe's [data] section to the transforms, whose preprocessing counts, and the network that sees it.
 
 Shared by commands; no command of its own.
 """
@@ -7,14 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import nn
 
-from vitcli.model import adapted, build, check_image_size
+from vitcli.architecture import Architecture
+from vitcli.loading import load
+from vitcli.model import adapted
 from vitcli.recipe import Recipe
+from vitcli.runtime import Runtime
 from vitcli.transforms import Preprocessing, TrainTransform
-from vitcli.variants import Architecture
-from vitcli.weights import Weights, load_into, read_weights
+from vitcli.weights import Weights, read_weights
 
 # Recipe key to the field of Preprocessing it decides.
 FIELDS = {
@@ -96,12 +97,10 @@ def named_weights(resolved: Recipe) -> Weights:
     return replace(weights, architecture=other, numerics=f"{wanted.gelu} GELU, as the recipe says")
 
 
-def load_for_inference(
-    weights: Weights, image_size: tuple[int, int], device: torch.device
+def for_inference(
+    weights: Weights, resolved: Recipe, preprocessing: Preprocessing, machine: Runtime
 ) -> tuple[nn.Module, Architecture]:
-    """The network with all its weights on the device, its position embedding resampled to `image_size`."""
-    arch = replace(weights.architecture, image_size=image_size)
-    check_image_size(arch)
-    model = build(arch, dropout=0.0)
-    load_into(model, arch, weights, new_head=False)
-    return model.to(device).eval(), arch
+    """The network on the machine's device, its position embedding resampled for the pictures it gets."""
+    method = resolved.model.posemb_resample
+    model, arch, _ = load(weights, image_size=preprocessing.image_size, posemb_method=method)
+    return model.to(machine.device).eval(), arch

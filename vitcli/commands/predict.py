@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from vitcli import data_files, inference, loader, recipe, runtime
-from vitcli.commands.pixels import load_for_inference, named_weights, preprocessing_for
+from vitcli.commands.pixels import for_inference, named_weights, preprocessing_for
 from vitcli.console import Console
 from vitcli.errors import DataError, VitError
 from vitcli.split import Split
@@ -39,7 +39,7 @@ def predict(
     preprocessing, origin = preprocessing_for(
         weights, resolved, recipe_name=None, overrides=overrides, shorthands=shorthands
     )
-    model, arch = load_for_inference(weights, preprocessing.image_size, machine.device)
+    model, arch = for_inference(weights, resolved, preprocessing, machine)
     if topk and topk > arch.num_classes:
         raise VitError(
             f"the model has {arch.num_classes} classes", where=f"--topk {topk}", fix="a smaller number"

@@ -29,8 +29,11 @@ def pretrain(resolved: Recipe, options: RunOptions) -> dict[str, Any]:
             num_classes=split.num_classes,
             gelu=None if wanted.gelu == "auto" else wanted.gelu,
             pre_logits=wanted.pre_logits,
+            classifier=wanted.classifier,
+            posemb=wanted.posemb,
+            posemb_at=wanted.posemb_at,
         )
-        model = build(arch, dropout=wanted.dropout)
+        model = build(arch, dropout=wanted.dropout, init=wanted.init)
         nn.init.constant_(last_layer(model).bias, resolved.objective.head_bias)
         return Start(model, arch, None, [])
 

@@ -1,0 +1,152 @@
+"""The package from Python: `from vitcli import load_model`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor, nn
+
+from vitcli import recipe
+from vitcli.architecture import Architecture
+from vitcli.commands.pixels import preprocessing_for, preprocessing_of
+from vitcli.decoding import decode
+from vitcli.errors import VitError
+from vitcli.loading import load
+from vitcli.model import architecture, build
+from vitcli.transforms import Preprocessing, to_model_range
+from vitcli.weights import read_weights
+from vitcli.weights_places import names_weights
+
+DEFAULTS = "evaluate/default"
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What a loaded model is.
+
+    Attributes:
+        name: the paper's name, or timm's.
+        architecture: everything needed to build it again.
+        preprocessing: what `transform` does to a picture.
+        class_names: in the order of the logits; None where nobody stored them, or the head is fresh.
+        source: as it was given.
+        format: what kind of file or folder that was; "fresh weights" for a bare name.
+        numerics: which arithmetic the weights get, and why.
+        notes: what became of each tensor, one line for each kind.
+        metadata: whatever else was stored with the weights.
+    """
+
+    name: str
+    architecture: Architecture
+    preprocessing: Preprocessing
+    class_names: tuple[str, ...] | None
+    source: str
+    format: str
+    numerics: str
+    notes: tuple[str, ...]
+    metadata: dict
+
+
+@dataclass(frozen=True)
+class Transform:
+    """A picture to what the model takes; the very pixels that `vit evaluate` sees."""
+
+    preprocessing: Preprocessing
+
+    def __call__(self, picture: str | Path | bytes | np.ndarray | Image.Image) -> Tensor:
+        """Float32 (3, H, W).
+
+        Args:
+            picture: a path, the bytes of a file, a PIL image, or uint8 RGB (H, W, 3).
+
+        Raises:
+            DataError: the bytes are no picture.
+        """
+        if isinstance(picture, Image.Image):
+            picture = np.asarray(ImageOps.exif_transpose(picture).convert("RGB"))
+        if not isinstance(picture, np.ndarray):
+            where = "the given bytes" if isinstance(picture, bytes) else str(picture)
+            data = picture if isinstance(picture, bytes) else Path(picture).read_bytes()
+            picture = decode(data, where=lambda _: where, row=0)
+        pixels_HWC = np.ascontiguousarray(self.preprocessing(picture))
+        images_1CHW = torch.from_numpy(pixels_HWC).permute(2, 0, 1)[None]
+        wanted = self.preprocessing
+        return to_model_range(images_1CHW, mean=wanted.mean, std=wanted.std)[0]
+
+
+class LoadedModel(NamedTuple):
+    """A network in evaluation mode on the CPU, the transform of its pictures, and what it is."""
+
+    model: nn.Module
+    transform: Transform
+    info: ModelInfo
+
+
+def load_model(
+    path_or_name: str | Path,
+    image_size: int | tuple[int, int] | None = None,
+    num_classes: int | None = None,
+) -> LoadedModel:
+    """Any checkpoint that `--ckpt` takes, or a fresh network by its name, ready for pictures.
+
+        model, transform, info = load_model("runs/pets")
+        logits_1K = model(transform("photo.jpg")[None])
+
+    Args:
+        path_or_name: a run folder, a .safetensors, .npz or .pth file, timm/NAME.TAG, hf-hub:OWNER/NAME, demo;
+            or the bare name of a network ("ViT-B/16", "R50+ViT-L/32", a timm model), which gets fresh weights.
+        image_size: in pixels, one side or (height, width); position embeddings are resampled as in the paper.
+            None is the size the weights were made for, 224 for fresh ones.
+        num_classes: None keeps the head; a number puts a head of zeros in its place; 0 leaves the features.
+
+    Raises:
+        VitError: anything wrong with the file, the name or the size, in three parts: message, where, fix.
+    """
+    source = str(path_or_name)
+    size = (image_size, image_size) if isinstance(image_size, int) else image_size
+    shorthands = {"data.image_size": f"{size[0]}x{size[1]}"} if size else {}
+    resolved = recipe.load(DEFAULTS, (), shorthands, training=False)
+    if not names_weights(source):
+        return _fresh(source, preprocessing_of(resolved), num_classes)
+    weights = read_weights(source)
+    preprocessing, _ = preprocessing_for(
+        weights, resolved, recipe_name=None, overrides=(), shorthands=shorthands
+    )
+    model, arch, report = load(weights, image_size=preprocessing.image_size, num_classes=num_classes)
+    info = ModelInfo(
+        name=arch.name,
+        architecture=arch,
+        preprocessing=preprocessing,
+        class_names=weights.class_names if num_classes is None else None,
+        source=source,
+        format=weights.format,
+        numerics=weights.numerics,
+        notes=tuple(report.lines()),
+        metadata=weights.metadata,
+    )
+    return LoadedModel(model.eval(), Transform(preprocessing), info)
+
+
+def _fresh(name: str, preprocessing: Preprocessing, num_classes: int | None) -> LoadedModel:
+    if num_classes is None:
+        raise VitError(
+            f"{name} names a network and no weights: how many classes?",
+            where="load_model(num_classes=...)",
+            fix="give num_classes, 0 for features only; for weights give a file, a run folder or timm/NAME.TAG",
+        )
+    arch = architecture(name, image_size=preprocessing.image_size, num_classes=num_classes)
+    info = ModelInfo(
+        name=arch.name,
+        architecture=arch,
+        preprocessing=preprocessing,
+        class_names=None,
+        source=name,
+        format="fresh weights",
+        numerics="the paper's" if arch.is_of_the_paper else "timm's",
+        notes=("fresh weights",),
+        metadata={},
+    )
+    return LoadedModel(build(arch, dropout=0.0).eval(), Transform(preprocessing), info)

@@ -1,0 +1,303 @@
+"""What Hugging Face files say of a ViT, in our words: tensors, config.json and preprocessor_config.json.
+
+`save_pretrained` of transformers writes the names at the right of SAVED_PARTS, in `encoder.layer.0`. The
+modules had the same names until some release between 5.8 and 5.14; now they have those at the left, in
+`layers.0`, and so has a bare state dict. A network with a head puts `vit.` before. Tried in 4.57.6 and 5.23.0.
+"""
+
+import math
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from vitcli.errors import WeightsError
+
+SAVED_PARTS = {
+    "attention.q_proj": "attention.attention.query",
+    "attention.k_proj": "attention.attention.key",
+    "attention.v_proj": "attention.attention.value",
+    "attention.o_proj": "attention.output.dense",
+    "mlp.fc1": "intermediate.dense",
+    "mlp.fc2": "output.dense",
+}
+PATCHES = "embeddings.patch_embeddings.projection"
+EMBEDDINGS = {
+    "embeddings.cls_token", "embeddings.position_embeddings", f"{PATCHES}.weight", f"{PATCHES}.bias",
+}  # fmt: skip
+UNUSED = {  # by a classifier: the pooler is ViTModel's, the others are of masked image modelling
+    "pooler.dense.weight", "pooler.dense.bias", "embeddings.mask_token", "decoder.0.weight", "decoder.0.bias",
+}  # fmt: skip
+# The next three are looked through as lists: what a file says may have no hash.
+GELUS = {"gelu": "erf", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "gelu_fast": "tanh"}
+INTERPOLATIONS = {2: "bilinear", 3: "bicubic"}  # PIL's numbers
+PROCESSORS = ("ViTImageProcessor", "ViTImageProcessorFast", "ViTImageProcessorPil", "ViTFeatureExtractor")
+STEPS = ("do_resize", "do_center_crop", "do_rescale", "do_normalize", "do_convert_rgb")
+# What transformers takes for a key that the file leaves out.
+CONFIG_DEFAULTS = {
+    "hidden_size": 768, "num_attention_heads": 12, "hidden_act": "gelu", "layer_norm_eps": 1e-12,
+    "image_size": 224, "patch_size": 16, "num_channels": 3, "num_labels": 2,
+}  # fmt: skip
+PROCESSOR_DEFAULTS = {
+    "do_resize": True, "size": 224, "resample": 2, "do_center_crop": False, "crop_size": None,
+    "do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True, "image_mean": 0.5, "image_std": 0.5,
+}  # fmt: skip
+CONFIG, PROCESSOR, TENSORS = "config.json", "preprocessor_config.json", "tensor names and shapes"
+
+
+class Content(NamedTuple):
+    """Tensors in timm's naming, and the names, as in the file, of those that a classifier does not use."""
+
+    state: dict[str, Tensor]
+    unused: tuple[str, ...]
+
+
+class HuggingFaceConfig(NamedTuple):
+    """What config.json says.
+
+    Attributes:
+        gelu: "erf" or "tanh".
+        image_size: height and width in pixels.
+        num_classes: of the classifier; 2 is also what a config says whose network has none.
+        class_names: in the order of the logits; None if there are none but LABEL_0, LABEL_1 and so on.
+    """
+
+    heads: int
+    gelu: str
+    layer_norm_eps: float
+    image_size: tuple[int, int]
+    patch_size: int
+    num_classes: int
+    class_names: tuple[str, ...] | None
+
+
+def is_huggingface(names: Iterable[str]) -> bool:
+    """Whether these are tensor names of transformers' ViT, with or without a head.
+
+    Its relatives differ in the embeddings or the first layer: DeiT has a distillation token, BEiT no bias of
+    the key, DINOv2 other layer norms. The encoders of ViT-MAE and ViT-MSN have the same names.
+    """
+    saved = {_as_saved(name) for name in names}
+    first = {name for name in saved if name.startswith(("embeddings.", "encoder.layer.0."))}
+    parts = {"layernorm_before", "layernorm_after", *SAVED_PARTS.values()}
+    layer = {f"encoder.layer.0.{part}.{kind}" for part in parts for kind in ("weight", "bias")}
+    query, key = (f"encoder.layer.0.attention.attention.{part}.bias" for part in ("query", "key"))
+    needed = EMBEDDINGS | {"encoder.layer.0.layernorm_before.weight"}
+    return needed <= first <= EMBEDDINGS | UNUSED | layer and (query in first) == (key in first)
+
+
+def from_huggingface(state: dict[str, Tensor]) -> Content:
+    """State dict of timm's VisionTransformer from that of a ViTForImageClassification or a ViTModel.
+
+    Query, key and value become one matrix; where they have no biases (`qkv_bias=False`) it gets zeros. Each
+    tensor is used exactly once or named in `unused`.
+
+    Raises:
+        WeightsError: a tensor is missing, unknown, there twice or of a shape that cannot be.
+    """
+    left = _in_saved_spelling(state)
+    unused = tuple(name for name in state if _as_saved(name) in UNUSED)
+
+    def take(name: str, *, ndim: int) -> Tensor:
+        if name not in left:
+            raise _wrong(f"the tensor {name} is missing", TENSORS)
+        tensor = left.pop(name)
+        if tensor.ndim != ndim or not tensor.is_floating_point():
+            found = f"{tensor.dtype} of shape {tuple(tensor.shape)}"
+            raise _wrong(f"the tensor {name} is {found}, not {ndim} axes of floats", TENSORS)
+        return tensor
+
+    def pair(name: str, *, ndim: int) -> dict[str, Tensor]:
+        return {"weight": take(f"{name}.weight", ndim=ndim), "bias": take(f"{name}.bias", ndim=1)}
+
+    tokens = {
+        "cls_token": take("embeddings.cls_token", ndim=3),
+        "pos_embed": take("embeddings.position_embeddings", ndim=3),
+    }
+    parts = {"patch_embed.proj": pair(PATCHES, ndim=4)}
+    for layer in range(len({name.split(".")[2] for name in left if name.startswith("encoder.layer.")})):
+        theirs, ours = f"encoder.layer.{layer}", f"blocks.{layer}"
+        has_biases = f"{theirs}.attention.attention.query.bias" in left
+        parts[f"{ours}.norm1"] = pair(f"{theirs}.layernorm_before", ndim=1)
+        parts[f"{ours}.attn.qkv"] = _qkv(take, f"{theirs}.attention.attention", has_biases=has_biases)
+        parts[f"{ours}.attn.proj"] = pair(f"{theirs}.attention.output.dense", ndim=2)
+        parts[f"{ours}.norm2"] = pair(f"{theirs}.layernorm_after", ndim=1)
+        parts[f"{ours}.mlp.fc1"] = pair(f"{theirs}.intermediate.dense", ndim=2)
+        parts[f"{ours}.mlp.fc2"] = pair(f"{theirs}.output.dense", ndim=2)
+    parts["norm"] = pair("layernorm", ndim=1)
+    if "classifier.weight" in left:
+        parts["head"] = pair("classifier", ndim=2)
+    if left:
+        raise _wrong(f"{len(left)} tensors are unknown, such as {min(left)}", TENSORS)
+    named = {f"{part}.{kind}": tensor for part, tensors in parts.items() for kind, tensor in tensors.items()}
+    return Content(tokens | named, unused)
+
+
+def read_config(config: dict) -> HuggingFaceConfig:
+    """The parsed config.json of a ViT.
+
+    Raises:
+        WeightsError: another network, an activation that is no GELU of ours, or a value that cannot be.
+    """
+    given = CONFIG_DEFAULTS | config
+
+    def demand(holds: bool, key: str, wanted: str) -> None:
+        if not holds:
+            raise _wrong(f"{key} is {given.get(key)!r}, not {wanted}", CONFIG, key)
+
+    demand(given.get("model_type") == "vit", "model_type", "'vit'")
+    demand(given["hidden_act"] in list(GELUS), "hidden_act", f"one of {', '.join(GELUS)}")
+    demand(given["num_channels"] == 3, "num_channels", "3")
+    for key in ("hidden_size", "num_attention_heads"):
+        demand(_is_count(given[key]), key, "a whole number above 0")
+    heads, hidden = given["num_attention_heads"], given["hidden_size"]
+    demand(hidden % heads == 0, "num_attention_heads", f"a divisor of the width {hidden}")
+    eps = given["layer_norm_eps"]
+    demand(_is_number(eps) and eps > 0, "layer_norm_eps", "a number above 0")
+    patch_height, patch_width = _sides(given, "patch_size", CONFIG)
+    demand(patch_height == patch_width, "patch_size", "square")
+    image_size = _sides(given, "image_size", CONFIG)
+    num_classes, class_names = _classes(given)
+    return HuggingFaceConfig(
+        heads, GELUS[given["hidden_act"]], float(eps), image_size, patch_height, num_classes, class_names
+    )
+
+
+def read_preprocessor(config: dict, image_size: tuple[int, int]) -> dict:
+    """The parsed preprocessor_config.json, in the words of `transforms.Preprocessing.as_dict`.
+
+    Args:
+        image_size: height and width in pixels that the network takes.
+
+    Raises:
+        WeightsError: pictures of another size, or prepared in a way that Preprocessing has not exactly.
+    """
+    given = PROCESSOR_DEFAULTS | {key: value for key, value in config.items() if value is not None}
+    kind = "image_processor_type" if "image_processor_type" in given else "feature_extractor_type"
+    if given.get(kind, PROCESSORS[0]) not in PROCESSORS:
+        raise _wrong(f"pictures are prepared by a {given[kind]}, not as for a ViT", PROCESSOR, kind)
+    _check_steps(given)
+    resize, crop_fraction, size = _geometry(given, image_size)
+    if size != tuple(image_size):
+        sizes = f"{size[0]}x{size[1]} and the network takes {image_size[0]}x{image_size[1]}"
+        raise _wrong(f"pictures become {sizes}", PROCESSOR, "size")
+    return {
+        "image_size": list(image_size),
+        "resize": resize,
+        "crop_fraction": crop_fraction,
+        "interpolation": INTERPOLATIONS[given["resample"]],
+        "antialias": True,
+        "mean": _three(given, "image_mean") if given["do_normalize"] else [0.0, 0.0, 0.0],
+        "std": _three(given, "image_std") if given["do_normalize"] else [1.0, 1.0, 1.0],
+        "decoder": "Pillow",
+    }
+
+
+def _check_steps(given: dict) -> None:
+    """Refuse steps that Preprocessing has not, and values that do not come out in [0, 1]."""
+    for step in (key for key in given if key.startswith("do_")):
+        if type(given[step]) is not bool or (given[step] and step not in STEPS):
+            raise _wrong(f"{step} is {given[step]!r}", PROCESSOR, step)
+    if given["resample"] not in list(INTERPOLATIONS):
+        message = f"resample is {given['resample']!r}, not 2 (bilinear) or 3 (bicubic)"
+        raise _wrong(message, PROCESSOR, "resample")
+    factor = given["rescale_factor"]
+    if not (given["do_rescale"] and _is_number(factor) and math.isclose(factor, 1 / 255, rel_tol=1e-6)):
+        raise _wrong("values are not divided by 255", PROCESSOR, "do_rescale, rescale_factor")
+
+
+def _geometry(given: dict, image_size: tuple[int, int]) -> tuple[str, float, tuple[int, int]]:
+    """`resize` and `crop_fraction` of Preprocessing, and the height and width that come out."""
+    crop = _sides(given, "crop_size", PROCESSOR) if given["do_center_crop"] else None
+    if not given["do_resize"]:
+        return "none", 1.0, crop or tuple(image_size)
+    if isinstance(given["size"], dict) and _is_count(edge := given["size"].get("shortest_edge")):
+        if len(given["size"]) > 1 or crop is None or max(crop) > edge:
+            raise _wrong(f"a short side of {edge} without a crop within it", PROCESSOR, "size, crop_size")
+        return "short_side", min(crop) / edge, crop
+    size = _sides(given, "size", PROCESSOR)
+    if crop not in (None, size):
+        sizes = f"{size[0]}x{size[1]} and is then cut to {crop[0]}x{crop[1]}"
+        raise _wrong(f"the whole picture becomes {sizes}", PROCESSOR, "size, crop_size")
+    return "square", 1.0, size
+
+
+def _classes(given: dict) -> tuple[int, tuple[str, ...] | None]:
+    """Number and names of the classes; where id2label is there, transformers goes by it alone."""
+    by_index, labels = given.get("id2label"), given.get("label2id")
+    if by_index is None and isinstance(labels, dict):
+        by_index = {index: name for name, index in labels.items()}
+    if by_index is None:
+        if type(given["num_labels"]) is not int or given["num_labels"] < 0:
+            raise _wrong(f"the number of labels is {given['num_labels']!r}", CONFIG, "num_labels")
+        return given["num_labels"], None
+    named = {str(index): str(name) for index, name in by_index.items()} if isinstance(by_index, dict) else {}
+    names = tuple(named.get(str(index)) for index in range(len(by_index)))
+    if None in names:
+        raise _wrong("the class names are not numbered from 0 on", CONFIG, "id2label")
+    return len(names), None if all(name == f"LABEL_{i}" for i, name in enumerate(names)) else names
+
+
+def _as_saved(name: str) -> str:
+    """A tensor's name as `save_pretrained` writes it for a network without a head."""
+    name = name.removeprefix("vit.")
+    layer = re.fullmatch(r"layers\.(\d+)\.(.+)\.(weight|bias)", name)
+    return f"encoder.layer.{layer[1]}.{SAVED_PARTS.get(layer[2], layer[2])}.{layer[3]}" if layer else name
+
+
+def _in_saved_spelling(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors a classifier uses."""
+    spelled = {}
+    for name, tensor in state.items():
+        if (saved := _as_saved(name)) in spelled:
+            raise _wrong(f"the tensor {saved} is there twice, in two spellings", TENSORS)
+        spelled[saved] = tensor
+    return {name: tensor for name, tensor in spelled.items() if name not in UNUSED}
+
+
+def _qkv(take, attention: str, *, has_biases: bool) -> dict[str, Tensor]:
+    """Query, key and value in one, in this order."""
+    parts = [f"{attention}.{part}" for part in ("query", "key", "value")]
+    weights = [take(f"{part}.weight", ndim=2) for part in parts]
+    biases = [take(f"{part}.bias", ndim=1) for part in parts] if has_biases else []
+    if len({tensor.shape for tensor in weights}) > 1 or any(len(bias) != len(weights[0]) for bias in biases):
+        raise _wrong(f"query, key and value of {attention} differ in shape", TENSORS)
+    weight = torch.cat(weights)
+    return {"weight": weight, "bias": torch.cat(biases) if biases else weight.new_zeros(len(weight))}
+
+
+def _sides(given: dict, key: str, file: str) -> tuple[int, int]:
+    """Height and width, of which transformers takes one number, two, or a dict."""
+    sides = given[key]
+    if isinstance(sides, dict) and sides.keys() == {"height", "width"}:
+        sides = (sides["height"], sides["width"])
+    sides = sides if isinstance(sides, list | tuple) else (sides, sides)
+    if len(sides) != 2 or not all(_is_count(side) for side in sides):
+        raise _wrong(f"{key} is {given[key]!r}, no height and width in pixels", file, key)
+    return tuple(sides)
+
+
+def _three(given: dict, key: str) -> list[float]:
+    """A number for each channel; transformers also takes one for all."""
+    numbers = given[key] if isinstance(given[key], list) else [given[key]] * 3
+    lowest = 0 if key == "image_std" else -math.inf
+    if len(numbers) != 3 or not all(_is_number(number) and number > lowest for number in numbers):
+        raise _wrong(f"{key} is {given[key]!r}, not a number for each of three channels", PROCESSOR, key)
+    return [float(number) for number in numbers]
+
+
+def _is_count(value) -> bool:
+    return type(value) is int and value > 0
+
+
+def _is_number(value) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
+
+
+def _wrong(message: str, file: str, key: str = "") -> WeightsError:
+    fix = "use the file of a plain ViT as transformers wrote it"
+    if file == PROCESSOR:
+        fix = "copy the folder without this file and say how pictures are prepared with --recipe"
+    return WeightsError(message, where=f"{file}: {key}" if key else file, fix=fix)
