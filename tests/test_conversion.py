@@ -1,207 +1,102 @@
-"""Official .npz arrays in all spellings, against timm's own reader; recognition by shapes; timm's configs."""
+"""Recognition of networks by their tensors' names and shapes, and timm's configs."""
 
-import numpy as np
 import pytest
-import timm
 import torch
 
-from vitcli.conversion import from_official, from_timm_config, is_official, num_heads, recognise
+from vitcli.conversion import from_timm_config, recognise
 from vitcli.errors import WeightsError
+from vitcli.model import architecture, build
 
 LAYERS, HIDDEN, MLP, HEADS, PATCH, GRID, CLASSES = 2, 24, 40, 3, 4, 3, 5
 
 
-def official_arrays(**extra) -> dict[str, np.ndarray]:
-    """A small ViT of random numbers under the names of the published files."""
-    draws = np.random.default_rng(0)
+def state_of(*, side: int = GRID, prefix: int = 1, **changes) -> dict[str, torch.Tensor]:
+    """The tensors that recognition looks at, of a small ViT; None takes one away."""
     shapes = {
-        "embedding/kernel": (PATCH, PATCH, 3, HIDDEN),
-        "embedding/bias": (HIDDEN,),
-        "cls": (1, 1, HIDDEN),
-        "Transformer/posembed_input/pos_embedding": (1, 1 + GRID * GRID, HIDDEN),
-        "Transformer/encoder_norm/scale": (HIDDEN,),
-        "Transformer/encoder_norm/bias": (HIDDEN,),
-        "head/kernel": (HIDDEN, CLASSES),
-        "head/bias": (CLASSES,),
+        "cls_token": (1, 1, HIDDEN),
+        "pos_embed": (1, prefix + side * side, HIDDEN),
+        "patch_embed.proj.weight": (HIDDEN, 3, PATCH, PATCH),
+        "blocks.0.mlp.fc1.weight": (MLP, HIDDEN),
+        "blocks.1.mlp.fc1.weight": (MLP, HIDDEN),
+        "norm.weight": (HIDDEN,),
+        "head.weight": (CLASSES, HIDDEN),
     }
-    for layer in range(LAYERS):
-        block = f"Transformer/encoderblock_{layer}"
-        for part in ("query", "key", "value"):
-            shapes[f"{block}/MultiHeadDotProductAttention_1/{part}/kernel"] = (HIDDEN, HEADS, HIDDEN // HEADS)
-            shapes[f"{block}/MultiHeadDotProductAttention_1/{part}/bias"] = (HEADS, HIDDEN // HEADS)
-        shapes[f"{block}/MultiHeadDotProductAttention_1/out/kernel"] = (HEADS, HIDDEN // HEADS, HIDDEN)
-        shapes[f"{block}/MultiHeadDotProductAttention_1/out/bias"] = (HIDDEN,)
-        for norm in ("LayerNorm_0", "LayerNorm_2"):
-            shapes |= {f"{block}/{norm}/{part}": (HIDDEN,) for part in ("scale", "bias")}
-        shapes |= {
-            f"{block}/MlpBlock_3/Dense_0/kernel": (HIDDEN, MLP),
-            f"{block}/MlpBlock_3/Dense_0/bias": (MLP,),
-        }
-        shapes |= {
-            f"{block}/MlpBlock_3/Dense_1/kernel": (MLP, HIDDEN),
-            f"{block}/MlpBlock_3/Dense_1/bias": (HIDDEN,),
-        }
-    shapes |= extra
-    return {name: draws.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
-
-
-def linen(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The same under the names that the authors' code writes today."""
-    spelled = {}
-    for name, array in arrays.items():
-        for old, new in (
-            ("Attention_1", "Attention_0"),
-            ("LayerNorm_2", "LayerNorm_1"),
-            ("MlpBlock_3", "MlpBlock_0"),
-        ):
-            name = name.replace(old, new)
-        spelled[name] = array
-    return spelled
-
-
-def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-
-
-def test_the_published_names_become_what_timms_own_reader_makes_of_them(tmp_path):
-    np.savez(tmp_path / "vit.npz", **official_arrays())
-    model = timm.models.vision_transformer.VisionTransformer(
-        img_size=PATCH * GRID, patch_size=PATCH, embed_dim=HIDDEN, depth=LAYERS, num_heads=HEADS,
-        mlp_ratio=MLP / HIDDEN, num_classes=CLASSES,
-    )  # fmt: skip
-    model.load_pretrained(str(tmp_path / "vit.npz"))
-
-    assert same(from_official(official_arrays()), dict(model.state_dict()))
-
-
-def test_the_names_of_the_present_code_and_of_training_dumps_mean_the_same():
-    expected = from_official(official_arrays())
-    dump = {f"opt/target/{name}": array for name, array in linen(official_arrays()).items()}
-    dump |= {"opt/state/step": np.zeros(()), "opt/state/momentum/cls": np.zeros(3)}
-
-    assert same(from_official(linen(official_arrays())), expected)
-    assert same(from_official(dump), expected)
-
-
-def test_big_visions_embedding_gets_a_class_row_of_zeros():
-    arrays = linen(official_arrays())
-    posemb = arrays.pop("Transformer/posembed_input/pos_embedding")
-    arrays["cls"] = arrays["cls"] + posemb[:, :1]
-    arrays["pos_embedding"] = posemb[:, 1:]
-
-    state = from_official({f"params/{name}": array for name, array in arrays.items()})
-    expected = from_official(official_arrays())
-
-    assert state["pos_embed"][:, 0].abs().max() == 0
-    torch.testing.assert_close(
-        state["cls_token"] + state["pos_embed"][:, :1], expected["cls_token"] + expected["pos_embed"][:, :1]
-    )
-    assert torch.equal(state["pos_embed"][:, 1:], expected["pos_embed"][:, 1:])
-
-
-def test_a_representation_layer_is_kept_before_the_head():
-    extra = {"pre_logits/kernel": (HIDDEN, HIDDEN), "pre_logits/bias": (HIDDEN,)}
-    arrays = official_arrays(**extra)
-    state = from_official(arrays)
-
-    assert torch.equal(state["head.pre_logits.weight"], torch.from_numpy(arrays["pre_logits/kernel"].T))
-    assert torch.equal(state["head.head.weight"], torch.from_numpy(arrays["head/kernel"].T))
-    assert "head.weight" not in state
-
-
-def test_a_file_without_a_head_has_no_classes():
-    arrays = {name: array for name, array in official_arrays().items() if not name.startswith("head/")}
-
-    assert recognise(from_official(arrays), heads=HEADS).num_classes == 0
-
-
-def test_half_precision_and_double_become_float32():
-    for dtype in (np.float16, np.float64):
-        arrays = {name: array.astype(dtype) for name, array in official_arrays().items()}
-        assert {tensor.dtype for tensor in from_official(arrays).values()} == {torch.float32}
+    shapes |= {name.replace("__", "."): shape for name, shape in changes.items()}
+    return {name: torch.zeros(shape) for name, shape in shapes.items() if shape is not None}
 
 
 @pytest.mark.parametrize(
-    ("names", "official"),
+    "arch",
     [
-        (["embedding/kernel", "cls"], True),
-        (["params/embedding/kernel"], True),
-        (["opt/target/embedding/kernel"], True),
-        (["conv_root/kernel"], True),
-        (["resnet/root_block/standardized_conv2d/kernel"], True),
-        (["patch_embed.proj.weight"], False),
-        ([], False),
+        architecture("Ti/16", image_size=(64, 64), num_classes=7),
+        architecture("Ti/16", image_size=(32, 32), num_classes=7, pre_logits=True),
+        architecture("S/32", image_size=(64, 64), num_classes=0),
+        architecture("Ti/16", image_size=(48, 48), num_classes=3, classifier="gap"),
+        architecture("R+Ti/16", image_size=(64, 64), num_classes=7),
+        architecture("R26+S/32", image_size=(96, 96), num_classes=7, classifier="gap"),
+        architecture("R50+B/32", image_size=(64, 64), num_classes=7),
+        architecture("R50+B/16", image_size=(64, 64), num_classes=7),
+        architecture("BiT-R50x1", image_size=(224, 224), num_classes=7),
+        architecture("BiT-R50x2", image_size=(224, 224), num_classes=0),
+        architecture("BiT-R152x1", image_size=(224, 224), num_classes=7),
     ],
+    ids=lambda arch: f"{arch.name}-{arch.classifier}-{arch.num_classes}",
 )
-def test_official_files_are_known_by_their_first_layer(names, official):
-    assert is_official(names) is official
+def test_a_network_of_the_paper_is_recognised_by_its_tensors_alone(arch):
+    with torch.device("meta"):
+        state = build(arch, dropout=0.0).state_dict()
 
-
-@pytest.mark.parametrize(
-    ("name", "network"),
-    [("conv_root/kernel", "hybrid"), ("resnet/group_norm/gamma", "BiT"), ("MAPHead_0/probe", "pool")],
-)
-def test_another_network_is_refused_by_its_name(name, network):
-    with pytest.raises(WeightsError, match=network):
-        from_official(official_arrays() | {name: np.zeros(1, np.float32)})
-
-
-def test_an_average_pooled_vit_is_refused_by_its_name():
-    arrays = official_arrays()
-    del arrays["cls"]
-
-    with pytest.raises(WeightsError, match="without a class token"):
-        from_official(arrays)
-
-
-def test_a_file_that_lacks_any_array_is_refused_and_told_which():
-    for name in linen(official_arrays()):
-        arrays = linen(official_arrays())
-        del arrays[name]
-        with pytest.raises(WeightsError) as refusal:
-            from_official(arrays)
-        counted = (
-            name == "cls" or name.endswith("query/kernel") or name == "head/kernel"
-        )  # these say what there is
-        assert counted or f"{name} is missing" in refusal.value.message
-
-
-def test_an_unknown_array_a_wrong_shape_and_a_wrong_type_are_named():
-    for name, array in (
-        ("other/kernel", np.zeros(3, np.float32)),
-        ("head/kernel", np.zeros(3, np.float32)),
-        ("cls", np.zeros((1, 1, HIDDEN), np.int64)),
-    ):
-        with pytest.raises(WeightsError, match=name):
-            from_official(official_arrays() | {name: array})
-
-
-def test_one_array_in_two_spellings_is_refused():
-    with pytest.raises(WeightsError, match="twice"):
-        from_official(official_arrays() | linen(official_arrays()))
+    assert recognise(state, heads=None) == arch
 
 
 def test_an_unnamed_size_is_described_by_what_it_is():
-    arch = recognise(from_official(official_arrays()), heads=num_heads(official_arrays()))
+    arch = recognise(state_of(), heads=HEADS)
 
     assert arch.name == "ViT (2 layers, 24 wide)/4"
     assert (arch.image_size, arch.patch_grid, arch.num_classes, arch.gelu) == ((12, 12), (3, 3), 5, "tanh")
     assert (arch.model_args["num_heads"], arch.model_args["depth"]) == (3, 2)
+    assert recognise(state_of(head__weight=None), heads=HEADS).num_classes == 0
 
 
 def test_without_heads_an_unnamed_size_asks_for_the_model():
     with pytest.raises(WeightsError) as refusal:
-        recognise(from_official(official_arrays()), heads=None)
+        recognise(state_of(), heads=None)
 
     assert "--model" in refusal.value.fix
 
 
-@pytest.mark.parametrize("num_rows", [9, 11, 1, 0])
-def test_an_embedding_that_is_no_square_and_a_class_row_is_refused(num_rows):
-    state = from_official(official_arrays()) | {"pos_embed": torch.zeros(1, num_rows, HIDDEN)}
+def test_registers_are_tokens_without_a_place():
+    arch = recognise(state_of(prefix=5, reg_token=(1, 4, HIDDEN)), heads=HEADS)
 
-    with pytest.raises(WeightsError, match="rows"):
+    assert (arch.model_args["reg_tokens"], arch.patch_grid) == (4, (3, 3))
+
+
+@pytest.mark.parametrize(
+    ("norm", "fc_norm", "norm_comes_later"), [((HIDDEN,), None, False), (None, (HIDDEN,), True)]
+)
+def test_without_a_class_token_the_tokens_are_averaged(norm, fc_norm, norm_comes_later):
+    state = state_of(cls_token=None, prefix=0, norm__weight=norm, fc_norm__weight=fc_norm)
+    args = recognise(state, heads=HEADS).model_args
+
+    assert (args["class_token"], args["global_pool"], args["fc_norm"]) == (False, "avg", norm_comes_later)
+
+
+@pytest.mark.parametrize("num_rows", [8, 11, 0])
+def test_an_embedding_that_is_no_square_and_a_class_row_is_refused(num_rows):
+    with pytest.raises(WeightsError, match="rows, not a square"):
+        recognise(state_of(pos_embed=(1, num_rows, HIDDEN)), heads=HEADS)
+
+
+def test_a_class_token_without_a_row_of_its_own_is_not_taken_for_a_patch():
+    state = state_of(pos_embed=(1, 196, HIDDEN))
+
+    with pytest.raises(WeightsError, match="196 rows, 14x14 patches and none for the class token"):
         recognise(state, heads=HEADS)
+
+
+def test_a_network_with_batch_norm_is_none_of_the_papers():
+    with pytest.raises(WeightsError, match="batch norm"):
+        recognise(state_of(stages__0__norm__running_mean=(3,)), heads=HEADS)
 
 
 TIMM_CONFIG = {

@@ -23,9 +23,9 @@ FLOORS = [
     # 4 commands
     {"commands." + name for name in
      ("__init__", "job", "session", "results", "pixels", "finetune", "pretrain", "evaluate",
-      "predict", "recipes")} | {"api"},
+      "predict", "recipes", "models", "interpolate_posemb", "inspect", "export")} | {"api"},
     # 5 door
-    {"cli", "cli_recipes", "options", "exits", "__main__", "__init__"},
+    {"cli", "cli_recipes", "cli_weights", "options", "exits", "__main__", "__init__"},
 ]  # fmt: skip
 # Who may use a room of its own floor: the parts of one thing, and what every floor may use.
 NEIGHBOURS = {
@@ -49,7 +49,7 @@ NEIGHBOURS = {
     "commands.evaluate": {"commands.pixels"},
     "commands.predict": {"commands.pixels"},
     "api": {"commands.pixels"}, "__init__": {"api"},
-    "cli": {"cli_recipes", "exits", "options"}, "cli_recipes": {"options"}, "__main__": {"cli"},
+    "cli": {"cli_recipes", "cli_weights", "exits", "options"}, "cli_weights": {"options"}, "cli_recipes": {"options"}, "__main__": {"cli"},
 }  # fmt: skip
 HEAVY = {"torch", "torchvision", "timm", "datasets", "accelerate", "matplotlib"}
 FILES = sorted(PACKAGE.rglob("*.py"))

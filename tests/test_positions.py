@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from timm.models.vision_transformer import VisionTransformer
+from timm.utils import AttentionExtract
 from torch import Tensor
 
 from vitcli import positions
@@ -210,6 +211,17 @@ def test_the_fused_and_the_plain_attention_have_the_same_gradients():
         torch.testing.assert_close(ours, plain, atol=1e-3, rtol=1e-4)
 
 
+@pytest.mark.parametrize("kind", ["none", "relative"])
+def test_attention_weights_are_dropped_in_both_attentions_while_training(kind):
+    for fused in (True, False):
+        model = network(kind, "stem", attn_drop_rate=0.5)
+        for block in model.blocks:
+            block.attn.fused_attn = fused
+        evaluated = model(images())
+
+        assert not torch.allclose(model.train()(images()), evaluated, atol=1e-3)
+
+
 def test_a_token_alone_attends_to_itself():
     logits = positions.relative_logits(torch.tensor([[[[2.0, 3.0]]]]), torch.tensor([[5.0, 7.0]]))
 
@@ -228,6 +240,10 @@ def test_the_tokens_are_dropped_after_the_first_addition_and_no_other(kind, plac
     name = {"every_layer": "blocks.1.positions.", "every_layer_shared": "positions."}.get(place)
     added_TD = added_by_hand(model, name) if name else torch.zeros(NUM_TOKENS, 8)
     torch.testing.assert_close(alone, added_TD.expand(2, -1, -1))
+
+
+def test_an_evaluating_network_drops_nothing_from_the_start():
+    assert torch.equal(network("1d", "stem", dropout=0.5)(images()), network("1d", "stem")(images()))
 
 
 @pytest.mark.parametrize("kind", ["none", "relative"])
@@ -355,6 +371,21 @@ def test_timms_other_ways_through_the_network_see_the_positions(kind, place):
     assert torch.equal(model.norm(model.forward_intermediates(images())[1][1].flatten(2).mT), features[:, 1:])
     assert not torch.equal(first, last)
     assert torch.equal(model.forward_head(features), model(images()))
+
+
+@pytest.mark.parametrize(("kind", "place"), [("2d", "stem"), ("2d", "every_layer"), ("relative", "stem")])
+@pytest.mark.parametrize("method", ["hook", "fx"])
+def test_timm_finds_the_attention_weights(kind, place, method):
+    model = network(kind, place)
+    for block in model.blocks:
+        block.attn.fused_attn = False
+    maps = list(AttentionExtract(model, method=method)(images()).values())
+
+    x_BTD = model.blocks[1].norm1(input_of_block(model, 1, images()))
+    value_BTD = model.blocks[1].attn.qkv(x_BTD)[..., 16:]
+    mixed = [maps[1][:, h] @ value_BTD[..., 4 * h : 4 * h + 4] for h in range(2)]
+    attn = model.blocks[1].attn
+    torch.testing.assert_close(attn.proj(torch.cat(mixed, dim=-1)), attn(x_BTD))
 
 
 def test_relative_attention_runs_in_bfloat16():

@@ -11,12 +11,12 @@ import torch
 from tests.conftest import SHARED
 from vitcli import losses, optim, runlog, runtime
 from vitcli.console import Console
-from vitcli.official import from_official
 from vitcli.loader import Batch
+from vitcli.loading import load_into
 from vitcli.model import build, reset_head
+from vitcli.official import from_official
 from vitcli.schedule import Plan, lr_at_step
 from vitcli.train import Progress, train
-from vitcli.loading import load_into
 from vitcli.weights import read_weights
 
 HOME = SHARED / "golden/trajectories"
@@ -119,4 +119,5 @@ def batches(data, parts: int):
 def final_weights(golden) -> dict[str, torch.Tensor]:
     """The weights after the last step, in timm's names."""
     after = f"params_after_{len(golden['loss'])}/"
-    return from_official({key.removeprefix(after): golden[key] for key in golden if key.startswith(after)}).state
+    arrays = {key.removeprefix(after): golden[key] for key in golden if key.startswith(after)}
+    return from_official(arrays).state

@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from vitcli.errors import MachineError, NotFiniteError, VitError, WeightsError
-from vitcli.model import architecture, build
 from vitcli.loading import load_into
+from vitcli.model import architecture, build
 from vitcli.weights import read_weights, write_weights
 
 PREPROCESSING = {

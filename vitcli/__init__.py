@@ -10,7 +10,7 @@ __all__ = ["LoadedModel", "ModelInfo", "Transform", "__version__", "load_model"]
 
 
 def __getattr__(name: str):
-    """The Python interface, loaded when it is asked for: torch takes seconds, and --help must not wait for it."""
+    """The Python interface, loaded when it is asked for: --help must not wait for torch."""
     if name in __all__:
         from vitcli import api
 

@@ -96,8 +96,8 @@ def load_model(
         logits_1K = model(transform("photo.jpg")[None])
 
     Args:
-        path_or_name: a run folder, a .safetensors, .npz or .pth file, timm/NAME.TAG, hf-hub:OWNER/NAME, demo;
-            or the bare name of a network ("ViT-B/16", "R50+ViT-L/32", a timm model), which gets fresh weights.
+        path_or_name: a run folder, a .safetensors, .npz or .pth file, timm/NAME.TAG, hf-hub:OWNER/NAME,
+            demo; or the bare name of a network ("ViT-B/16", "R50+ViT-L/32", a timm model), to start anew.
         image_size: in pixels, one side or (height, width); position embeddings are resampled as in the paper.
             None is the size the weights were made for, 224 for fresh ones.
         num_classes: None keeps the head; a number puts a head of zeros in its place; 0 leaves the features.
@@ -135,7 +135,7 @@ def _fresh(name: str, preprocessing: Preprocessing, num_classes: int | None) -> 
         raise VitError(
             f"{name} names a network and no weights: how many classes?",
             where="load_model(num_classes=...)",
-            fix="give num_classes, 0 for features only; for weights give a file, a run folder or timm/NAME.TAG",
+            fix="give num_classes, 0 for features only; for weights a file, a run folder or timm/NAME.TAG",
         )
     arch = architecture(name, image_size=preprocessing.image_size, num_classes=num_classes)
     info = ModelInfo(

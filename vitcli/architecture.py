@@ -21,8 +21,8 @@ class Architecture:
         timm_name: what timm.create_model takes.
         image_size: height and width in pixels.
         num_classes: outputs of the head; 0 means no head.
-        gelu: "tanh" or "erf" for a network of the paper with this GELU, "none" for one of the paper that has no
-            GELU; "timm" for a network that is wholly as timm defines it.
+        gelu: "tanh" or "erf" for a network of the paper with this GELU, "none" for one of the paper that has
+            none; "timm" for a network that is wholly as timm defines it.
         pre_logits: the head is Dense(D->D), tanh, Dense(D->K) and not one Dense(D->K).
         model_args: further keyword arguments of timm.create_model.
         posemb: "1d" is the paper's learned table, a row for each token; the others stand in its Table 8.
@@ -50,7 +50,7 @@ class Architecture:
     def is_plain(self) -> bool:
         """Whether it is a ViT of Table 1 as it stands there, for which formulas are known."""
         variant = find_variant(self.name)
-        as_there = ("1d", "stem", False) == (self.posemb, self.posemb_at, self.pre_logits)
+        as_there = (self.posemb, self.posemb_at, self.pre_logits) == ("1d", "stem", False)
         return bool(variant and variant.is_plain and as_there and self.model_args == variant.timm_args)
 
     @property

@@ -15,6 +15,7 @@ import typer
 
 from vitcli import options, tables
 from vitcli.cli_recipes import app as recipes_app
+from vitcli.cli_weights import app as weights_app
 
 app = typer.Typer(
     name="vit",
@@ -25,6 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(weights_app)
 app.add_typer(recipes_app, name="recipes")
 
 

@@ -125,10 +125,10 @@ def _side_of_grid(shapes: Shapes) -> int:
     without = math.isqrt(rows)
     if num_prefix and without and without * without == rows:
         raise WeightsError(
-            f"the position embedding has {rows} rows, {without}x{without} patches and none for the class token, "
-            "which is in the file",
+            f"the position embedding has {rows} rows, {without}x{without} patches and none for the class "
+            "token, which is in the file",
             where="pos_embed",
-            fix="name the timm model that adds no position to the class token with --model, or take other weights",
+            fix="say with --model which timm model has such a class token, or take other weights",
         )
     raise WeightsError(
         f"the position embedding has {rows} rows, not a square of patches and {num_prefix} more",

@@ -4,8 +4,10 @@ By formula for a ViT of Table 1, else counted on a network without numbers.
 """
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from vitcli import variants
@@ -14,23 +16,44 @@ from vitcli.model import build
 from vitcli.variants import find_variant
 
 
+class Costs(NamedTuple):
+    """Of a network without its head.
+
+    Attributes:
+        params: weights.
+        macs: multiply-adds of one image's forward pass, as paper.md, section 1.2, counts them.
+        features: numbers that a head is given.
+    """
+
+    params: int
+    macs: float
+    features: int
+
+
+def costs_without_head(arch: Architecture) -> Costs:
+    """What the network costs up to its features; nothing is downloaded and no number drawn."""
+    if arch.is_plain:
+        variant = find_variant(arch.name)
+        macs = variants.forward_macs(variant, arch.image_size)
+        return Costs(variants.num_params(variant, arch.image_size, 0), macs, variant.hidden)
+    with torch.device("meta"):
+        model, image = _without_head(arch), torch.empty(1, 3, *arch.image_size)
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            features = model(image).shape[1]
+    return Costs(_count(model), counter.get_total_flops() / 2, features)
+
+
 def num_params(arch: Architecture) -> int:
     """Weights of the network, head included."""
     if arch.is_plain:
         return variants.num_params(find_variant(arch.name), arch.image_size, arch.num_classes)
     with torch.device("meta"):
-        return sum(parameter.numel() for parameter in build(arch, dropout=0.0).parameters())
+        return _count(build(arch, dropout=0.0))
 
 
 def forward_macs(arch: Architecture) -> float:
-    """Multiply-adds of one image's forward pass without the head, as paper.md, section 1.2, counts them."""
-    if arch.is_plain:
-        return variants.forward_macs(find_variant(arch.name), arch.image_size)
-    with torch.device("meta"):
-        model, image = _without_head(arch), torch.empty(1, 3, *arch.image_size)
-        with FlopCounterMode(display=False) as counter, torch.no_grad():
-            model(image)
-    return counter.get_total_flops() / 2
+    """Multiply-adds of one image's forward pass without the head."""
+    return costs_without_head(arch).macs
 
 
 def activation_bytes(arch: Architecture, *, low_precision: bool) -> float:
@@ -56,5 +79,9 @@ def activation_bytes(arch: Architecture, *, low_precision: bool) -> float:
     return num_bytes * sum(sizes)
 
 
-def _without_head(arch: Architecture) -> torch.nn.Module:
+def _count(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _without_head(arch: Architecture) -> nn.Module:
     return build(replace(arch, num_classes=0, pre_logits=False), dropout=0.0).eval()

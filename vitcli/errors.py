@@ -6,6 +6,7 @@ VitError              2  usage or recipe
   MachineError        5  disk, permission, lock, device, memory
   NotFiniteError      6  the loss or the gradient is not a finite number
   ProcessError        7  a process of the run failed or stalled
+  CheckFailed         8  what was to be checked did not hold
 Stopped          130, 143  Ctrl-C or SIGTERM, once a resumable checkpoint is on disk
 """
 
@@ -50,6 +51,10 @@ class NotFiniteError(VitError):
 
 class ProcessError(VitError):
     exit_code = 7
+
+
+class CheckFailed(VitError):
+    exit_code = 8
 
 
 class Stopped(Exception):

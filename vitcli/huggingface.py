@@ -2,7 +2,7 @@
 
 `save_pretrained` of transformers writes the names at the right of SAVED_PARTS, in `encoder.layer.0`. The
 modules had the same names until some release between 5.8 and 5.14; now they have those at the left, in
-`layers.0`, and so has a bare state dict. A network with a head puts `vit.` before. Tried in 4.57.6 and 5.23.0.
+`layers.0`, and so has a bare state dict. Networks with a head put `vit.` before. Tried in 4.57.6 and 5.23.0.
 """
 
 import math
@@ -77,7 +77,7 @@ def is_huggingface(names: Iterable[str]) -> bool:
     """Whether these are tensor names of transformers' ViT, with or without a head.
 
     Its relatives differ in the embeddings or the first layer: DeiT has a distillation token, BEiT no bias of
-    the key, DINOv2 other layer norms. The encoders of ViT-MAE and ViT-MSN have the same names.
+    the key, DINOv2 other layer norms. The encoders of ViT-MAE, ViT-MSN, DPT and ViViT have the same names.
     """
     saved = {_as_saved(name) for name in names}
     first = {name for name in saved if name.startswith(("embeddings.", "encoder.layer.0."))}
@@ -112,10 +112,8 @@ def from_huggingface(state: dict[str, Tensor]) -> Content:
     def pair(name: str, *, ndim: int) -> dict[str, Tensor]:
         return {"weight": take(f"{name}.weight", ndim=ndim), "bias": take(f"{name}.bias", ndim=1)}
 
-    tokens = {
-        "cls_token": take("embeddings.cls_token", ndim=3),
-        "pos_embed": take("embeddings.position_embeddings", ndim=3),
-    }
+    tokens = {"cls_token": take("embeddings.cls_token", ndim=3)}
+    tokens["pos_embed"] = take("embeddings.position_embeddings", ndim=3)
     parts = {"patch_embed.proj": pair(PATCHES, ndim=4)}
     for layer in range(len({name.split(".")[2] for name in left if name.startswith("encoder.layer.")})):
         theirs, ours = f"encoder.layer.{layer}", f"blocks.{layer}"
@@ -152,17 +150,13 @@ def read_config(config: dict) -> HuggingFaceConfig:
     demand(given["num_channels"] == 3, "num_channels", "3")
     for key in ("hidden_size", "num_attention_heads"):
         demand(_is_count(given[key]), key, "a whole number above 0")
-    heads, hidden = given["num_attention_heads"], given["hidden_size"]
+    heads, hidden, eps = given["num_attention_heads"], given["hidden_size"], given["layer_norm_eps"]
     demand(hidden % heads == 0, "num_attention_heads", f"a divisor of the width {hidden}")
-    eps = given["layer_norm_eps"]
     demand(_is_number(eps) and eps > 0, "layer_norm_eps", "a number above 0")
     patch_height, patch_width = _sides(given, "patch_size", CONFIG)
     demand(patch_height == patch_width, "patch_size", "square")
-    image_size = _sides(given, "image_size", CONFIG)
-    num_classes, class_names = _classes(given)
-    return HuggingFaceConfig(
-        heads, GELUS[given["hidden_act"]], float(eps), image_size, patch_height, num_classes, class_names
-    )
+    gelu, image_size = GELUS[given["hidden_act"]], _sides(given, "image_size", CONFIG)
+    return HuggingFaceConfig(heads, gelu, float(eps), image_size, patch_height, *_classes(given))
 
 
 def read_preprocessor(config: dict, image_size: tuple[int, int]) -> dict:
@@ -200,10 +194,9 @@ def _check_steps(given: dict) -> None:
     for step in (key for key in given if key.startswith("do_")):
         if type(given[step]) is not bool or (given[step] and step not in STEPS):
             raise _wrong(f"{step} is {given[step]!r}", PROCESSOR, step)
-    if given["resample"] not in list(INTERPOLATIONS):
-        message = f"resample is {given['resample']!r}, not 2 (bilinear) or 3 (bicubic)"
-        raise _wrong(message, PROCESSOR, "resample")
-    factor = given["rescale_factor"]
+    resample, factor = given["resample"], given["rescale_factor"]
+    if resample not in list(INTERPOLATIONS):
+        raise _wrong(f"resample is {resample!r}, not 2 (bilinear) or 3 (bicubic)", PROCESSOR, "resample")
     if not (given["do_rescale"] and _is_number(factor) and math.isclose(factor, 1 / 255, rel_tol=1e-6)):
         raise _wrong("values are not divided by 255", PROCESSOR, "do_rescale, rescale_factor")
 
@@ -226,29 +219,30 @@ def _geometry(given: dict, image_size: tuple[int, int]) -> tuple[str, float, tup
 
 def _classes(given: dict) -> tuple[int, tuple[str, ...] | None]:
     """Number and names of the classes; where id2label is there, transformers goes by it alone."""
-    by_index, labels = given.get("id2label"), given.get("label2id")
-    if by_index is None and isinstance(labels, dict):
-        by_index = {index: name for name, index in labels.items()}
-    if by_index is None:
+    named, labels = given.get("id2label"), given.get("label2id")
+    if named is None and isinstance(labels, dict):
+        named = {str(index): name for name, index in labels.items()}
+    if named is None:
         if type(given["num_labels"]) is not int or given["num_labels"] < 0:
             raise _wrong(f"the number of labels is {given['num_labels']!r}", CONFIG, "num_labels")
         return given["num_labels"], None
-    named = {str(index): str(name) for index, name in by_index.items()} if isinstance(by_index, dict) else {}
-    names = tuple(named.get(str(index)) for index in range(len(by_index)))
-    if None in names:
-        raise _wrong("the class names are not numbered from 0 on", CONFIG, "id2label")
-    return len(names), None if all(name == f"LABEL_{i}" for i, name in enumerate(names)) else names
+    named = {str(index): name for index, name in named.items()} if isinstance(named, dict) else {"": None}
+    names = [named.get(str(index)) for index in range(len(named))]
+    if not all(isinstance(name, str | int) for name in names):
+        raise _wrong("the classes are not named from 0 on", CONFIG, "id2label")
+    is_named = any(name != f"LABEL_{index}" for index, name in enumerate(names))
+    return len(names), tuple(map(str, names)) if is_named else None
 
 
 def _as_saved(name: str) -> str:
     """A tensor's name as `save_pretrained` writes it for a network without a head."""
     name = name.removeprefix("vit.")
-    layer = re.fullmatch(r"layers\.(\d+)\.(.+)\.(weight|bias)", name)
-    return f"encoder.layer.{layer[1]}.{SAVED_PARTS.get(layer[2], layer[2])}.{layer[3]}" if layer else name
+    layer = re.fullmatch(r"layers\.(\d+)\.(.+?)(\.weight|\.bias|)", name)
+    return f"encoder.layer.{layer[1]}.{SAVED_PARTS.get(layer[2], layer[2])}{layer[3]}" if layer else name
 
 
 def _in_saved_spelling(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors a classifier uses."""
+    """Those that a classifier uses."""
     spelled = {}
     for name, tensor in state.items():
         if (saved := _as_saved(name)) in spelled:
@@ -293,7 +287,7 @@ def _is_count(value) -> bool:
 
 
 def _is_number(value) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
+    return type(value) in (int, float) and abs(value) < 1e30  # neither NaN nor what no float holds
 
 
 def _wrong(message: str, file: str, key: str = "") -> WeightsError:

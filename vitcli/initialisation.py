@@ -31,7 +31,7 @@ def init_as_the_authors(model: nn.Module) -> None:
                 init.ones_(parameter)
             case ["head", "pre_logits", "weight"]:
                 lecun_normal_(parameter)
-            case ["cls_token"] | ["head", *_, "weight"] | [*_, "bias"]:
+            case ["cls_token" | "reg_token"] | ["head", *_, "weight"] | [*_, "bias"]:
                 init.zeros_(parameter)
             case _ if parameter.ndim == 4:  # the patch embedding and every convolution of a ResNet
                 lecun_normal_(parameter)

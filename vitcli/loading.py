@@ -62,9 +62,7 @@ def load(
     else:
         arch = adapted(own, image_size=size, num_classes=num_classes, gelu=gelu)
     model = build(arch, dropout=dropout)
-    report = load_into(
-        model, arch, weights, new_head=num_classes is not None, posemb_method=posemb_method
-    )
+    report = load_into(model, arch, weights, new_head=num_classes is not None, posemb_method=posemb_method)
     return model, arch, report
 
 

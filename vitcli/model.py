@@ -1,7 +1,7 @@
 """The network: a name to an Architecture, an Architecture to a timm module with the paper's arithmetic.
 
-State dicts carry timm's names. What timm has not has names of ours, and timm will not load it, as it should: its
-logits would be others. With a representation layer (paper, section 3.1) `head` has two dense layers,
+State dicts carry timm's names. What timm has not has names of ours, and timm will not load it, as it should:
+its logits would be others. With a representation layer (paper, section 3.1) `head` has two dense layers,
 `head.pre_logits.*` (D -> D, then tanh) and `head.head.*` (D -> K); position embeddings of Table 8 are
 `positions.*`.
 
@@ -42,7 +42,7 @@ def architecture(
         name: "ViT-B/16" in any spelling `find_variant` knows, or what timm.create_model takes, without a tag.
         image_size: height and width in pixels.
         num_classes: outputs of the head; 0 for none.
-        gelu: None means the paper's for paper names and "timm" for timm names; "timm" makes paper models timm's.
+        gelu: None means the paper's for paper names and "timm" for timm names; "timm" makes all timm's.
         pre_logits: a head of two layers, as the paper pre-trains with.
         classifier: "token", or "gap" for the mean of all tokens, of which none is a class token (paper, D.3).
         posemb, posemb_at: position embeddings of the paper's Table 8.
@@ -51,7 +51,8 @@ def architecture(
         VitError: an unknown name, an image size the patches do not divide, a paper option for a timm model.
     """
     variant = known_name(name)
-    if pre_logits or gelu not in (None, "timm") or ("token", "1d", "stem") != (classifier, posemb, posemb_at):
+    is_usual = (pre_logits, classifier, posemb, posemb_at) == (False, "token", "1d", "stem")
+    if not is_usual or gelu not in (None, "timm"):
         _check_transformer(variant or variant_of_timm(name), name)
     positions.check_choice(posemb, posemb_at)
     arch = Architecture(
@@ -82,7 +83,7 @@ def known_name(name: str) -> Variant | None:
         raise VitError(
             f"there is no model {name!r}{nearest(name, [*VARIANTS, *timm.list_models()])}",
             where="--model",
-            fix="vit models lists the paper's, timm's names work too; a name with a tag goes to --ckpt timm/...",
+            fix="see vit models; timm's names work too, those with a tag as --ckpt timm/NAME.TAG",
         )
     return variant
 
@@ -215,7 +216,8 @@ def reset_head(model: nn.Module, num_classes: int) -> None:
 def expected_tensors(arch: Architecture) -> dict[str, torch.Size]:
     """Names and shapes of the network's state dict, in its order, without making the numbers."""
     with torch.device("meta"):
-        return {name: tensor.shape for name, tensor in _network(arch, dropout=0.0, skip_init=True).state_dict().items()}
+        state = _network(arch, dropout=0.0, skip_init=True).state_dict()
+    return {name: tensor.shape for name, tensor in state.items()}
 
 
 def head_names(arch: Architecture) -> tuple[str, ...]:
@@ -226,7 +228,7 @@ def head_names(arch: Architecture) -> tuple[str, ...]:
 
 
 def _network(arch: Architecture, *, dropout: float, skip_init: bool) -> nn.Module:
-    """The timm module with our head, our position embeddings and the authors' arithmetic where it is theirs."""
+    """The timm module with our head, our position embeddings, and the authors' arithmetic in the paper's."""
     options = {"pos_drop_rate": dropout, "proj_drop_rate": dropout} if dropout else {}
     if skip_init and "depth" in arch.model_args:  # a transformer
         options["weight_init"] = "skip"

@@ -2,9 +2,8 @@
 
 The ViT part comes in three spellings: `published`, that of the released files
 (`MultiHeadDotProductAttention_1`, `LayerNorm_2`, `MlpBlock_3`, group norms of shape (1, 1, 1, C)); `linen`,
-that of the authors' code today (`..._0`, `LayerNorm_1`, `MlpBlock_0`, (C)); and `big_vision`, which is linen's
-with a prefix and with no class row in the position embedding. Which array is which tensor says
-official_names.py.
+that of the authors' code today (`..._0`, `LayerNorm_1`, `MlpBlock_0`, (C)); and `big_vision`: linen's names
+under a prefix, and no class row in the position embedding. Which array is which tensor: official_names.py.
 
 D hidden width, N patches, T tokens.
 """
@@ -20,15 +19,7 @@ import torch
 from torch import Tensor
 
 from vitcli.errors import WeightsError
-from vitcli.official_names import (
-    GROUP_NORM,
-    OFFICIAL,
-    POSITION_EMBEDDING,
-    TIMM,
-    Array,
-    layout_of,
-    table,
-)
+from vitcli.official_names import GROUP_NORM, OFFICIAL, POSITION_EMBEDDING, TIMM, Array, layout_of, table
 
 SPELLINGS = ("published", "linen", "big_vision")
 PREFIXES = ("opt/target/", "params/")
@@ -66,7 +57,7 @@ def from_official(arrays: dict[str, np.ndarray]) -> OfficialContent:
 
     A representation layer becomes `head.pre_logits.*`, and the head behind it `head.head.*` (see model.py);
     `norm.*` is the encoder's norm, also where the tokens are averaged after it. The names do not tell whether
-    `pos_embed` has a row for the class token: that shows in the patch grid, which the caller knows.
+    `pos_embed` has a row for the class token: whoever knows the patch grid sees it in the number of rows.
 
     Raises:
         WeightsError: an array is missing, unknown, there twice, not of floats or of the wrong shape.
@@ -83,9 +74,8 @@ def from_official(arrays: dict[str, np.ndarray]) -> OfficialContent:
     for name, rows in groupby(table(layout), key=attrgetter("timm")):
         state[name] = torch.cat([_taken(left, entry, sizes) for entry in rows])
     if left:
-        raise _bad_file(
-            f"{len(left)} arrays are unknown, such as {min(stored.name for stored in left.values())}"
-        )
+        first = min(stored.name for stored in left.values())
+        raise _bad_file(f"{len(left)} arrays are unknown, such as {first}")
     return OfficialContent(state, None if layout.is_bit else sizes["H"])
 
 
@@ -153,7 +143,7 @@ def _written(tensor: Tensor, entries: list[Array], sizes: Sizes, heads: int | No
     if "H" in entries[0].axes and (not heads or sizes["D"] % heads):
         raise _bad_state(f"the width {sizes['D']} of the tensor {name} does not split into {heads} heads")
     return {
-        entry.official: np.array(entry.kind.to_official(part, heads), order="C")
+        entry.official: np.array(entry.kind.to_official(part, heads).numpy(), order="C")
         for entry, part in zip(entries, parts, strict=True)
     }
 

@@ -97,7 +97,7 @@ OFFICIAL = Marks(
 )
 TIMM = Marks(
     bit=r"stem\.|stages\.",
-    vit=r"patch_embed\.|blocks\.",
+    vit=r"patch_embed\.|pos_embed$",
     backbone=r"patch_embed\.backbone\.",
     unit=r"(?:patch_embed\.backbone\.)?stages\.(\d{1,3})\.blocks\.(\d{1,3})\.",
     layer=r"blocks\.(\d{1,3})\.",

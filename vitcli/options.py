@@ -3,6 +3,7 @@
 A shorthand for a recipe key names the key in brackets.
 """
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -39,6 +40,18 @@ def option(name: str, panel: str | None, help: str, metavar: str | None = "", **
     names = [name, "-q"] if name == "--quiet" else [name]
     help = help.replace("[", "\\[")  # a bracket is markup to Rich
     return typer.Option(*names, rich_help_panel=panel, help=help, metavar=metavar, show_default=False, **more)
+
+
+def height_and_width(res: str | None) -> tuple[int, int] | None:
+    """The image size of --res where no recipe takes it; typer.BadParameter for no size in pixels."""
+    if res is None:
+        return None
+    sides = re.fullmatch(r"([1-9]\d{0,4})(?:[xX]([1-9]\d{0,4}))?", res)
+    if sides is None:
+        raise typer.BadParameter(
+            f"{res!r} is no size in pixels: 384, or 384x512 (height x width)", param_hint="--res"
+        )
+    return int(sides[1]), int(sides[2] or sides[1])
 
 
 # fmt: off
@@ -85,6 +98,16 @@ Workers = Annotated[int | None, option("--workers", RUN,
 Compile = Annotated[bool, option("--compile/--no-compile", RUN, "Compile the model with torch.compile.")]
 Track = Annotated[str | None, option("--track", RUN,
     "Also log to tensorboard, wandb, trackio or mlflow (extra: track).", "NAME")]
+ImageSize = Annotated[str | None, option("--res", DATA,
+    "Image size in pixels: 384, or 384x512 (height x width).", "PX")]
+ModelName = Annotated[str | None, option("--model", MODEL,
+    "The paper's name or any timm model, where the file does not tell.", "NAME", autocompletion=model_names)]
+ModelsFormat = Annotated[str, option("--format", RUN, "table or markdown.", "NAME")]
+Method = Annotated[str, option("--method", MODEL,
+    "paper: bilinear with aligned corners; timm: bicubic with antialias.", "NAME")]
+PatchSize = Annotated[int | None, option("--patch-size", MODEL,
+    "Resize the patch embedding too, to patches of this many pixels (FlexiViT).", "PX", min=1)]
+OverwriteFile = Annotated[bool, option("--overwrite", RUN, "Replace OUT if it exists.")]
 Topk = Annotated[int | None, option("--topk", RUN, "Classes a picture; 5 if left out.", "N", min=1)]
 Overwrite = Annotated[bool, option("--overwrite", RUN, "Delete an earlier run in --out first.")]
 DryRun = Annotated[bool, option("--dry-run", RUN, "Print the resolved recipe and its plan; write nothing.")]

@@ -10,7 +10,7 @@ E = D / A width of a head, R = 2T - 1 offsets between tokens, H x W the patch gr
 
 import torch
 import torch.nn.functional as F
-from timm.layers import Attention, resolve_self_attn_mask
+from timm.layers import Attention, maybe_add_mask, resolve_self_attn_mask
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.nn import init
@@ -113,19 +113,20 @@ class Positions(nn.Module):
                 fix='take posemb = "1d" or a network of even width',
             )
         else:
-            height_in_patches, width_in_patches = model.patch_embed.grid_size
-            self.rows = _drawn(model, height_in_patches, width // 2)
-            self.columns = _drawn(model, width_in_patches, width // 2)
+            self.num_rows, self.num_columns = model.patch_embed.grid_size
+            self.rows = _drawn(model, self.num_rows, width // 2)
+            self.columns = _drawn(model, self.num_columns, width // 2)
             self.register_parameter("prefix", _drawn(model, num_prefix, width) if num_prefix else None)
         self.kind = kind
         self.drop = nn.Dropout(dropout)
+        self.train(model.training)
 
     def forward(self) -> Tensor:
         """(1, T, D), what is added to the tokens."""
         if self.kind == "1d":
             return self.table
-        x_HWd = self.columns.expand(len(self.rows), -1, -1)
-        y_HWd = self.rows[:, None].expand(-1, len(self.columns), -1)
+        x_HWd = self.columns.expand(self.num_rows, -1, -1)
+        y_HWd = self.rows[:, None].expand(-1, self.num_columns, -1)
         patches_ND = torch.cat([x_HWd, y_HWd], dim=-1).flatten(0, 1)
         tokens_TD = patches_ND if self.prefix is None else torch.cat([self.prefix, patches_ND])
         return tokens_TD[None]
@@ -158,7 +159,7 @@ class RelativeAttention(Attention):
         q_BATE, k_BATE = self.q_norm(q_BATE), self.k_norm(k_BATE)
         bias_BATT = relative_logits(q_BATE * self.scale, self.relative_embed)
         mask = resolve_self_attn_mask(num_tokens, bias_BATT, attn_mask, is_causal)
-        bias_BATT = bias_BATT if mask is None else bias_BATT + mask
+        bias_BATT = maybe_add_mask(bias_BATT, mask)
         if self.fused_attn:
             rate = self.attn_drop.p if self.training else 0.0
             mixed_BATE = F.scaled_dot_product_attention(
@@ -171,6 +172,7 @@ class RelativeAttention(Attention):
         return self.proj_drop(self.proj(mixed_BTD))
 
 
+@torch.fx.wrap  # as timm's own, for its feature extraction
 def relative_logits(q_BATE: Tensor, embedding_RD: Tensor) -> Tensor:
     """(B, A, T, T): the product of each query with the embedding of its offset to each key.
 

@@ -62,7 +62,7 @@ class Model(Section):
         "form of GELU; auto is the one the weights were made with, tanh for fresh ones; timm's is erf", "auto"
     )
     classifier: Literal["token", "gap"] = key(
-        "what the head of a fresh network sees: the class token or the mean of all tokens (paper, D.3)", "token"
+        "seen by the head of a fresh network: the class token or the mean of the tokens (paper, D.3)", "token"
     )
     posemb: Literal["none", "1d", "2d", "relative"] = key(
         "position embedding of a fresh network (paper, Table 8)", "1d"
@@ -72,7 +72,7 @@ class Model(Section):
     )
     init: Literal["paper", "timm"] = key("initialisation of a fresh network of the paper", "paper")
     posemb_resample: Literal["paper", "timm"] = key(
-        "to another patch grid: bilinear with aligned corners (paper, 3.2), or timm's antialiased bicubic", "paper"
+        "to another grid: bilinear with aligned corners (paper, 3.2), or timm's antialiased bicubic", "paper"
     )
 
 

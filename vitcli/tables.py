@@ -39,7 +39,7 @@ def table_of(result: dict[str, Any]) -> str:
 
 
 def _training(summary: dict[str, Any]) -> str:
-    return _pairs(
+    return pairs(
         [
             ("top-1", f"{summary['top1']:.2%}"),
             ("top-5", f"{summary['top5']:.2%}"),
@@ -57,7 +57,7 @@ def _training(summary: dict[str, Any]) -> str:
 
 
 def _evaluation(result: dict[str, Any]) -> str:
-    return _pairs(
+    return pairs(
         [
             ("top-1", f"{result['top1']:.2%}"),
             ("top-5", f"{result['top5']:.2%}"),
@@ -81,8 +81,8 @@ def _predictions(result: dict[str, Any]) -> str:
     for prediction in result["predictions"]:
         for place, guess in enumerate(prediction["top"]):
             file = prediction["file"] if place == 0 else ""
-            table.add_row(_plain(file), _plain(guess["class"]), f"{guess['probability']:.2%}")
-    text = _printed(table)
+            table.add_row(plain(file), plain(guess["class"]), f"{guess['probability']:.2%}")
+    text = printed(table)
     return text + "".join(f"left out: {place}\n" for place in result["skipped_images"])
 
 
@@ -106,7 +106,7 @@ def _plan(plan: dict[str, Any]) -> str:
     if "measured_images_per_s" in plan:
         speed = f"{plan['measured_images_per_s']:.1f} images/s, {plan['measured_hours']:.2f} hours"
         rows.append(("measured", f"{speed}, {plan['measured_peak_memory_gib']:.1f} GiB"))
-    return plan["recipe"].rstrip() + "\n\n" + _pairs(rows)
+    return plan["recipe"].rstrip() + "\n\n" + pairs(rows)
 
 
 def _skipped(result: dict[str, Any]) -> list[tuple[str, str]]:
@@ -124,16 +124,18 @@ def _size(resolution: int | list[int]) -> str:
     return str(resolution) if isinstance(resolution, int) else "x".join(map(str, resolution))
 
 
-def _pairs(rows: Iterable[tuple[str, str]]) -> str:
-    return "".join(f"{name:<11} {_plain(value)}\n" for name, value in rows)
+def pairs(rows: Iterable[tuple[str, str]]) -> str:
+    """One line for each name and value."""
+    return "".join(f"{name:<11} {plain(value)}\n" for name, value in rows)
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Without control characters: names come from files and the network."""
     return "".join(c if c.isprintable() else "�" for c in str(text))
 
 
-def _printed(table) -> str:
+def printed(table) -> str:
+    """A table of Rich's as text."""
     import shutil
 
     from rich.console import Console

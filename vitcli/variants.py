@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 BIT = "vitcli_bit"  # our entries in timm's registry (backbones.py), for what timm has no name for
 HYBRID = "vitcli_hybrid"
-R26, R50, R50_IN_THREE = (2, 2, 2, 2), (3, 4, 6, 3), (3, 4, 9)  # blocks by stage; the last has stage 4 in stage 3
+R26, R50 = (2, 2, 2, 2), (3, 4, 6, 3)  # blocks by stage
+R50_IN_THREE = (3, 4, 9)  # stage 4 has joined stage 3 (section 4.1)
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,8 @@ def _vit(name: str, size: tuple[int, int, int, int], patch_size: int, timm_name:
 TI, S, B = (12, 192, 768, 3), (12, 384, 1536, 6), (12, 768, 3072, 12)
 L, H = (24, 1024, 4096, 16), (32, 1280, 5120, 16)
 
-# Table 1 and the sizes of later releases; hybrids (section 3.1 and Table 6, R26 and R: AugReg); the ResNets of
-# BiT (Tables 2 and 6); Noisy Student's network (Table 2).
+# Table 1 and the sizes of later releases; hybrids (section 3.1 and Table 6; R26 and R: AugReg); the ResNets
+# of BiT (Tables 2 and 6); Noisy Student's network (Table 2).
 VARIANTS = {
     variant.name: variant
     for variant in (
@@ -118,7 +119,7 @@ def vit_args(*, layers: int, hidden: int, mlp: int, heads: int, patch_size: int)
 
 
 def find_variant(name: str) -> Variant | None:
-    """The variant of a paper name as people write it: ViT-L/16, vit_l16, L/16, R50+B/32, R152x4; else None."""
+    """The variant of a name as people write it: ViT-L/16, vit_l16, L/16, R50+B/32, R152x4; else None."""
     return _BY_SPELLING.get(_letters(name))
 
 

@@ -61,12 +61,15 @@ class Weights:
     metadata: dict
 
 
-class _About(NamedTuple):
+class About(NamedTuple):
+    """What `Weights` says beside the tensors."""
+
     architecture: Architecture
     preprocessing: dict | None
     class_names: tuple[str, ...] | None
     numerics: str
     metadata: dict
+    format: str = ""  # as `describe` adds it
 
 
 def read_weights(ckpt: str, *, model_name: str | None = None) -> Weights:
@@ -83,19 +86,24 @@ def read_weights(ckpt: str, *, model_name: str | None = None) -> Weights:
     with blaming(ckpt):
         place = locate(ckpt)
         content = read_file(place.file)
-        vit = content.vit or place.config.get("vit")
-        with parsing("the stored metadata"):
-            about = _from_metadata(vit) if vit else _from_others(place, content, model_name)
-        _check_trusted(about.architecture)
-        _check_agrees(about.architecture, model_name)
+        about = describe(place, content, model_name)
         check_fits(content.state, expected_tensors(about.architecture), about.architecture)
-        _check_finite(content.state)
+        check_finite(content.state)
+    return Weights(state=content.state, source=ckpt, **about._asdict())
+
+
+def describe(place: Place, content: Content, model_name: str | None) -> About:
+    """What the tensors are; WeightsError where nothing tells, or what tells is damaged or contradicts."""
+    vit = content.vit or place.config.get("vit")
+    with parsing("the stored metadata"):
+        about = _from_metadata(vit) if vit else _from_others(place, content, model_name)
+    _check_trusted(about.architecture)
+    _check_agrees(about.architecture, model_name)
     is_ours = vit and place.format == "timm folder"
-    format = "run folder" if is_ours else place.format
-    return Weights(state=content.state, source=ckpt, format=format, **about._asdict())
+    return about._replace(format="run folder" if is_ours else place.format)
 
 
-def _from_metadata(vit: dict) -> _About:
+def _from_metadata(vit: dict) -> About:
     """Our own files say everything themselves."""
     arch = Architecture.from_dict(vit["architecture"])
     class_names = tuple(map(str, vit["class_names"])) if vit.get("class_names") else None
@@ -103,10 +111,10 @@ def _from_metadata(vit: dict) -> _About:
         raise broken(f"{len(class_names)} class names are stored for {arch.num_classes} classes")
     preprocessing = dict(vit["preprocessing"]) if vit.get("preprocessing") else None
     numerics = f"{_GELUS[arch.gelu]}, as stored with the weights"
-    return _About(arch, preprocessing, class_names, numerics, dict(vit.get("metadata") or {}))
+    return About(arch, preprocessing, class_names, numerics, dict(vit.get("metadata") or {}))
 
 
-def _from_others(place: Place, content: Content, model_name: str | None) -> _About:
+def _from_others(place: Place, content: Content, model_name: str | None) -> About:
     """Somebody's config.json, or no word beside the tensors; the GELU by the rule of design.md, section 4."""
     preprocessing, class_names, metadata = None, None, {}
     if content.spelling == "huggingface":
@@ -120,15 +128,15 @@ def _from_others(place: Place, content: Content, model_name: str | None) -> _Abo
     else:
         arch, why = _named_in_timm(content.state, model_name), ""
     numerics = f"{_GELUS[arch.gelu]}, {why if arch.is_of_the_paper else 'by its own definition'}"
-    return _About(arch, preprocessing, class_names, numerics, metadata)
+    return About(arch, preprocessing, class_names, numerics, metadata)
 
 
-def _from_huggingface(place: Place, content: Content, model_name: str | None) -> _About:
-    """A ViT of Hugging Face's is by its own definition: erf GELU and its own epsilon, unless its config differs."""
+def _from_huggingface(place: Place, content: Content, model_name: str | None) -> About:
+    """A ViT of Hugging Face's is as defined there: erf GELU, its own epsilon, unless its config differs."""
     if "model_type" not in place.config:
         arch = recognise(content.state, heads=_heads_of(model_name))
         arch = replace(arch, gelu="erf", norm_eps=HUGGING_FACE_NORM_EPS)
-        return _About(arch, None, None, f"{_GELUS['erf']}, as Hugging Face has it", {})
+        return About(arch, None, None, f"{_GELUS['erf']}, as Hugging Face has it", {})
     told = read_config(place.config)
     arch = recognise(content.state, heads=told.heads)
     if (arch.image_size, arch.patch_size) != (told.image_size, told.patch_size):
@@ -137,7 +145,7 @@ def _from_huggingface(place: Place, content: Content, model_name: str | None) ->
     named = told.class_names if told.num_classes == arch.num_classes else None
     preprocessing = read_preprocessor(place.preprocessor, arch.image_size) if place.preprocessor else None
     metadata = {"config": place.config, "unused_tensors": list(content.unused)}
-    return _About(arch, preprocessing, named, f"{_GELUS[arch.gelu]}, as its config.json says", metadata)
+    return About(arch, preprocessing, named, f"{_GELUS[arch.gelu]}, as its config.json says", metadata)
 
 
 def _heads_of(model_name: str | None) -> int | None:
@@ -183,6 +191,24 @@ def write_weights(
         NotFiniteError: a tensor holds NaN or infinity; nothing is written.
         MachineError: the disk is full or the folder may not be written to; no file is ever half written.
     """
+    file = folder / "model.safetensors"
+    vit = write_weights_file(
+        file, state, arch, preprocessing=preprocessing, class_names=class_names, metadata=metadata
+    )
+    config = json.dumps(timm_config(arch, preprocessing, class_names) | {"vit": vit}, indent=2)
+    replace_file(folder / "config.json", lambda path: path.write_text(config + "\n"))
+
+
+def write_weights_file(
+    file: Path,
+    state: dict[str, Tensor],
+    arch: Architecture,
+    *,
+    preprocessing: dict | None,
+    class_names: tuple[str, ...] | None,
+    metadata: dict,
+) -> dict:
+    """Write one .safetensors file, and return what its header says; raises as `write_weights` does."""
     vit = {
         "architecture": arch.as_dict(),
         "preprocessing": preprocessing,
@@ -191,15 +217,13 @@ def write_weights(
     }
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
     try:
-        _check_finite(tensors)
+        check_finite(tensors)
     except WeightsError as error:
-        raise NotFiniteError(
-            error.message, where=str(folder), fix="go back to the last good checkpoint"
-        ) from error
-    config = json.dumps(timm_config(arch, preprocessing, class_names) | {"vit": vit}, indent=2)
+        fix = "go back to the last good checkpoint"
+        raise NotFiniteError(error.message, where=str(file), fix=fix) from error
     header = {"format": "pt", "vit": json.dumps(vit)}
-    replace_file(folder / "model.safetensors", lambda path: write_safetensors(path, tensors, header))
-    replace_file(folder / "config.json", lambda path: path.write_text(config + "\n"))
+    replace_file(file, lambda path: write_safetensors(path, tensors, header))
+    return vit
 
 
 def _check_trusted(arch: Architecture) -> None:
@@ -226,7 +250,8 @@ def _family(name: str) -> str:
 
 def check_fits(state: dict[str, Tensor], expected: dict[str, torch.Size], arch: Architecture) -> None:
     """Refuse tensors that are not, name by name and axis by axis, those of the network."""
-    told = [f"{len(found)} {kind}: {_some(found)}" for kind, found in misfits(state, expected).items() if found]
+    found = misfits(state, expected)
+    told = [f"{len(names)} {kind}: {_some(names)}" for kind, names in found.items() if names]
     if told:
         raise WeightsError(
             f"the tensors do not fit {arch.name} at {arch.image_size[0]}x{arch.image_size[1]} with "
@@ -261,7 +286,8 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
 
-def _check_finite(state: dict[str, Tensor]) -> None:
+def check_finite(state: dict[str, Tensor]) -> None:
+    """Refuse tensors that hold NaN or infinity."""
     names = non_finite(state)
     if names:
         raise WeightsError(

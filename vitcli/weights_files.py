@@ -34,8 +34,22 @@ NESTED = (
 WRAPPERS = ("module.", "_orig_mod.")  # of DistributedDataParallel and torch.compile
 
 
+class Stored(NamedTuple):
+    """What a file holds, as it stands there: its own names, shapes and dtypes.
+
+    Attributes:
+        tensors: arrays, where the file is an npz.
+        spelling: whose names they have: "timm", "official" or "huggingface".
+        vit: our metadata, or {}.
+    """
+
+    tensors: dict[str, Tensor] | dict[str, np.ndarray]
+    spelling: str
+    vit: dict
+
+
 class Content(NamedTuple):
-    """What a file holds.
+    """What a file holds, in our words.
 
     Attributes:
         state: tensors in timm's naming.
@@ -69,14 +83,25 @@ def broken(message: str) -> WeightsError:
 
 
 def read_file(path: Path) -> Content:
-    """The tensors of one file, float32 where they are numbers with a point."""
+    """The tensors of one file in timm's naming, float32 where they are numbers with a point."""
+    return in_timms_naming(read_stored(path))
+
+
+def read_stored(path: Path) -> Stored:
+    """The tensors of one file; WeightsError for one that cannot be read, or holds no weights."""
     readers = {"safetensors": _read_safetensors, "official npz": _read_npz, "pth": _read_pth}
-    content = readers[FORMATS[path.suffix]](path)
-    if is_huggingface(content.state):
-        state, unused = from_huggingface(content.state)
-        content = content._replace(state=state, spelling="huggingface", unused=unused)
-    state = {name: t.float() if t.is_floating_point() else t for name, t in content.state.items()}
-    return content._replace(state=state)
+    return readers[FORMATS[path.suffix]](path)
+
+
+def in_timms_naming(stored: Stored) -> Content:
+    """The same in timm's naming; WeightsError where a name that another spelling needs is not there."""
+    state, heads, unused = stored.tensors, None, ()
+    if stored.spelling == "official":
+        state, heads = from_official(state)
+    elif stored.spelling == "huggingface":
+        state, unused = from_huggingface(state)
+    state = {name: t.float() if t.is_floating_point() else t for name, t in state.items()}
+    return Content(state, stored.spelling, heads, stored.vit, unused)
 
 
 def write_safetensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
@@ -96,7 +121,7 @@ def write_safetensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str
 
 
 def write_npz(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    """Write arrays as numpy.savez does, but the same ones always to the same bytes: without the time of day."""
+    """Write arrays as numpy.savez does, the same ones always to the same bytes: without the time of day."""
     with zipfile.ZipFile(path, "w") as archive:
         for name, array in arrays.items():
             with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:
@@ -117,7 +142,7 @@ def parsing(what: str) -> Iterator[None]:
         raise broken(f"{what} cannot be read: {reason}") from error
 
 
-def _read_safetensors(path: Path) -> Content:
+def _read_safetensors(path: Path) -> Stored:
     with parsing("the safetensors file"):
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
@@ -131,21 +156,20 @@ def _read_safetensors(path: Path) -> Content:
             state = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  not a mapping
     if not isinstance(stored, dict):
         raise broken("the metadata named vit is no object")
-    return Content(state, "timm", None, stored)
+    return Stored(state, _spelling(state), stored)
 
 
-def _read_npz(path: Path) -> Content:
+def _read_npz(path: Path) -> Stored:
     with parsing("the npz file"):
         _check_archive(path)
         with np.load(path, allow_pickle=False) as archive:
             if not is_official(archive.files):
                 raise broken("the array names are not those of the authors' code")
             arrays = {name: archive[name] for name in archive.files}
-    state, heads = from_official(arrays)
-    return Content(state, "official", heads, {})
+    return Stored(arrays, "official", {})
 
 
-def _read_pth(path: Path) -> Content:
+def _read_pth(path: Path) -> Stored:
     with parsing("the file"):
         if zipfile.is_zipfile(path):
             _check_growth(path, sum(member.file_size for member in zipfile.ZipFile(path).infolist()))
@@ -164,7 +188,11 @@ def _read_pth(path: Path) -> Content:
         raise broken("the file holds no state dict")
     for wrapper in WRAPPERS:
         state = {str(name).removeprefix(wrapper): tensor for name, tensor in state.items()}
-    return Content(state, "timm", None, {})
+    return Stored(state, _spelling(state), {})
+
+
+def _spelling(state: dict[str, Tensor]) -> str:
+    return "huggingface" if is_huggingface(state) else "timm"
 
 
 def _check_archive(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Where weights lie: a --ckpt string to a file and what lies beside it, fetched from the hub if it lies there."""
+"""Where weights lie: a --ckpt string to a file and what lies beside it, here or on the hub."""
 
 import json
 from contextlib import suppress

@@ -14,13 +14,13 @@ import torch
 from torch import nn
 
 from vitcli import costs, data, order, recipe, runlog, runtime
+from vitcli.architecture import Architecture
 from vitcli.console import Console
 from vitcli.errors import VitError
 from vitcli.recipe import Recipe
 from vitcli.runtime import Runtime
 from vitcli.schedule import Plan, choose_per_device_batch, plan
 from vitcli.split import Split
-from vitcli.architecture import Architecture
 
 # Largest forward pass chosen by itself. Small on a CPU, where it costs nothing, so that a step has several
 # parts and several processes can share them without changing dropout's draws.

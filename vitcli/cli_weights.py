@@ -1,0 +1,64 @@
+"""The commands about networks and weights files: models, interpolate-posemb, inspect, export."""
+
+from typing import Annotated
+
+import typer
+
+from vitcli import options, tables
+
+app = typer.Typer()
+
+CkptArgument = Annotated[
+    str, typer.Argument(metavar="CKPT", help="Anything that --ckpt takes: a file, a run folder, timm/NAME.TAG.")
+]
+
+
+@app.command(epilog="Example: vit models 'R50*' --res 384")
+def models(
+    pattern: Annotated[
+        str | None,
+        typer.Argument(metavar="PATTERN", help="A name, a part of it, or a glob such as 'BiT*'; all if left out."),
+    ] = None,
+    res: options.ImageSize = None,
+    format: options.ModelsFormat = "table",
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
+) -> int:
+    """The networks of the paper's tables: parameters, GMACs and tokens at a resolution."""
+    if format not in ("table", "markdown"):
+        raise typer.BadParameter(f"{format} is neither table nor markdown", param_hint="--format")
+    image_size = options.height_and_width(res) or (224, 224)
+    from vitcli.commands import models
+
+    found = models.list_models(pattern, image_size=image_size)
+    return tables.show(found, as_json, models.as_markdown if format == "markdown" else models.as_table)
+
+
+@app.command(epilog="Example: vit interpolate-posemb vit_b16.npz vit_b16_384.safetensors --res 384")
+def interpolate_posemb(
+    ckpt: CkptArgument,
+    out: Annotated[str, typer.Argument(metavar="OUT", help="A .safetensors file, or an official .npz.")],
+    res: options.ImageSize = None,
+    method: options.Method = "paper",
+    patch_size: options.PatchSize = None,
+    model: options.ModelName = None,
+    overwrite: options.OverwriteFile = False,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
+) -> int:
+    """A checkpoint for another resolution: its position embedding resampled (paper, section 3.2)."""
+    image_size = options.height_and_width(res)
+    from vitcli.commands.interpolate_posemb import as_text, interpolate_posemb
+
+    result = interpolate_posemb(
+        ckpt,
+        out,
+        image_size=image_size,
+        method=method,
+        patch_size=patch_size,
+        model_name=model,
+        overwrite=overwrite,
+    )
+    return tables.show(result, as_json, as_text)
