@@ -94,7 +94,11 @@ def test_a_bare_name_is_a_fresh_network(name):
 
 def test_mistakes_are_told_in_three_parts(tmp_path):
     (tmp_path / "text.npz").write_text("no archive")
-    for source, kind in (("ViT-B/17", VitError), (tmp_path / "text.npz", WeightsError), ("x.pth", WeightsError)):
+    for source, kind in (
+        ("ViT-B/17", VitError),
+        (tmp_path / "text.npz", WeightsError),
+        ("x.pth", WeightsError),
+    ):
         with pytest.raises(kind) as refusal:
             load_model(source, num_classes=2)
         assert refusal.value.message and refusal.value.where and refusal.value.fix

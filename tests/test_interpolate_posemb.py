@@ -25,10 +25,7 @@ def checkpoint(tmp_path):
         torch.manual_seed(0)
         arch = architecture(name, image_size=image_size, num_classes=5, **options)
         state = {key: torch.randn_like(t) * 0.1 for key, t in build(arch, dropout=0.0).state_dict().items()}
-        preprocessing = {
-            "image_size": list(image_size), "resize": "square", "crop_fraction": 1.0, "interpolation": "bilinear",
-            "antialias": True, "mean": [0.5] * 3, "std": [0.5] * 3, "decoder": "any",
-        }  # fmt: skip
+        preprocessing = PREPROCESSING | {"image_size": list(image_size)}
         write_weights(
             tmp_path / "run",
             state,
@@ -85,7 +82,9 @@ def test_registers_are_kept_before_the_patches(checkpoint, tmp_path):
     state = {name: torch.randn_like(t) for name, t in build(arch, dropout=0.0).state_dict().items()}
     save_file(state, tmp_path / "reg.safetensors")
     out = tmp_path / "out.safetensors"
-    result = run("interpolate-posemb", str(tmp_path / "reg.safetensors"), str(out), "--res", "96x64", "--json").json
+    result = run(
+        "interpolate-posemb", str(tmp_path / "reg.safetensors"), str(out), "--res", "96x64", "--json"
+    ).json
 
     assert (result["prefix_tokens"], result["after"]["tokens"]) == (5, 5 + 6 * 4)
     assert torch.equal(load_file(out)["pos_embed"][:, :5], state["pos_embed"][:, :5])
@@ -130,7 +129,9 @@ def test_an_official_file_in_gives_an_official_file_out(tmp_path):
     name = "Transformer/posembed_input/pos_embedding"
     assert all(np.array_equal(given[key], returned[key]) for key in given.files if key != name)
     difference = np.abs(given[name] - returned[name])
-    assert difference[0, 0].max() == 0 and difference[0, [1, 14, -14, -1]].max() < 1e-6  # class row and corners
+    assert (
+        difference[0, 0].max() == 0 and difference[0, [1, 14, -14, -1]].max() < 1e-6
+    )  # class row and corners
     assert 0 < difference.max() < 0.5 * np.abs(given[name]).max()  # the rest is smoothed on the way
 
 

@@ -81,7 +81,136 @@ def test_what_starts_at_zero_or_one_does(small16):
         assert torch.equal(small16[name], torch.ones_like(small16[name]))
 
 
-@pytest.mark.parametrize("name", ["ViT-demo/8", "vit_tiny_patch16_224", "resnet18"])
+@pytest.fixture(scope="module")
+def hybrid() -> dict[str, torch.Tensor]:
+    """A fresh R26+S/32."""
+    return fresh(arch_of("R26+S/32", image_size=(64, 64))).state_dict()
+
+
+@pytest.fixture(scope="module")
+def bit() -> dict[str, torch.Tensor]:
+    return fresh(arch_of("BiT-R50x1")).state_dict()
+
+
+def check_lecun_normal(kernel: torch.Tensor) -> None:
+    """Standard deviation and bound of flax's lecun_normal; torch's and timm's initialisations have others."""
+    std = math.sqrt(1 / kernel[0].numel())
+    assert kernel.std().item() == pytest.approx(std, rel=0.03)
+    assert 0.9 * 2 * std / 0.8796256610342398 < kernel.abs().max() <= 2 * std / 0.8796256610342398 * 1.0001
+
+
+def test_convolutions_of_a_hybrid_are_lecun_normal_and_its_blocks_start_as_their_shortcuts(hybrid):
+    for name in (
+        "stem.conv",
+        "stages.0.blocks.0.conv2",
+        "stages.3.blocks.1.conv3",
+        "stages.1.blocks.0.downsample.conv",
+    ):
+        check_lecun_normal(hybrid[f"patch_embed.backbone.{name}.weight"])
+    check_lecun_normal(hybrid["patch_embed.proj.weight"])
+    norms = {name: t for name, t in hybrid.items() if ".norm" in name and "backbone" in name}
+    for name, tensor in norms.items():
+        expected = float(name.endswith(("norm1.weight", "norm2.weight", "norm.weight")))
+        assert torch.equal(tensor, torch.full_like(tensor, expected)), name
+    bound = math.sqrt(6 / (384 + 384))
+    for matrix in hybrid["blocks.0.attn.qkv.weight"].chunk(3):
+        assert 0.99 * bound < matrix.abs().max() <= bound
+
+
+def test_convolutions_of_a_bit_resnet_are_lecun_normal_and_its_head_zero(bit):
+    for name in (
+        "stem.conv",
+        "stages.0.blocks.0.conv1",
+        "stages.2.blocks.3.conv2",
+        "stages.3.blocks.0.downsample.conv",
+    ):
+        check_lecun_normal(bit[f"{name}.weight"])
+    for name, tensor in bit.items():
+        if ".norm" in name or name.startswith("norm"):
+            assert torch.equal(tensor, torch.full_like(tensor, float(name.endswith("weight")))), name
+    assert not bit["head.fc.weight"].any() and not bit["head.fc.bias"].any()
+
+
+def test_timms_own_initialisation_is_one_key_away_and_another_one():
+    arch = arch_of("Ti/16", image_size=(64, 64))
+    torch.manual_seed(0)
+    state = build(arch, dropout=0.0, init="timm").state_dict()
+
+    assert state["blocks.0.attn.qkv.weight"].std().item() == pytest.approx(0.02, rel=0.03)  # ours: 0.072
+    assert state["cls_token"].any() and not state["head.weight"].any()
+
+
+def test_weights_are_standardised_as_the_authors_do_it():
+    images = torch.randn(1, 3, 64, 64)
+    for name, stem in (("R26+S/32", "patch_embed.backbone.stem.conv"), ("BiT-R50x1", "stem.conv")):
+        conv = fresh(arch_of(name, image_size=(64, 64))).get_submodule(stem)
+        nn.init.normal_(conv.weight, std=1e-4)  # small, so that the epsilons show
+        w = conv.weight.detach()
+        centred = w - w.mean(dim=(1, 2, 3), keepdim=True)
+        variance = centred.square().mean(dim=(1, 2, 3), keepdim=True)
+        official = centred / (variance.sqrt() + 1e-5 if name != "BiT-R50x1" else (variance + 1e-10).sqrt())
+        padded = nn.functional.pad(images, (2, 3, 2, 3) if name != "BiT-R50x1" else (3, 3, 3, 3))
+
+        torch.testing.assert_close(conv(images), nn.functional.conv2d(padded, official, stride=2))
+
+
+def test_group_norms_have_the_epsilon_of_each_family():
+    for name, eps in (("R26+S/32", 1e-6), ("BiT-R50x1", 1e-5)):
+        model = fresh(arch_of(name, image_size=(64, 64)))
+        assert {m.eps for m in model.modules() if isinstance(m, nn.GroupNorm)} == {eps}
+
+
+@pytest.mark.parametrize("name", ["R50+B/32", "BiT-R152x4", "EfficientNet-L2", "R50+ViT-L/16"])
+def test_what_timm_has_no_name_for_is_built_all_the_same(name):
+    arch = arch_of(name, image_size=(224, 224), num_classes=3)
+
+    assert all(shape.numel() for shape in expected_tensors(arch).values())
+    assert timm.is_model(arch.timm_name)
+
+
+def test_the_authors_padding_gives_a_hybrid_one_feature_for_each_stride():
+    model = fresh(arch_of("R26+S/32", image_size=(96, 160)))
+
+    assert model.patch_embed.grid_size == (3, 5) == arch_of("R26+S/32", image_size=(96, 160)).patch_grid
+
+
+def test_the_mean_of_all_tokens_replaces_the_class_token_after_the_norm():
+    model = fresh(arch_of(classifier="gap")).eval()
+    nn.init.normal_(model.head.weight)
+    tokens_BTD = model.forward_features(torch.randn(2, 3, 32, 32))
+
+    assert tokens_BTD.shape[1] == 16 and "cls_token" not in model.state_dict()
+    torch.testing.assert_close(tokens_BTD.std(dim=-1, correction=0), torch.ones(2, 16), atol=1e-3, rtol=0)
+    torch.testing.assert_close(
+        model(torch.zeros(1, 3, 32, 32)),
+        model.forward_features(torch.zeros(1, 3, 32, 32)).mean(dim=1) @ model.head.weight.T,
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"posemb": "none"}, "ViT-demo/8"),
+        ({"posemb": "2d"}, "ViT-demo/8"),
+        ({"posemb": "relative"}, "R+Ti/16"),
+        ({"posemb": "1d", "posemb_at": "every_layer"}, "ViT-demo/8"),
+        ({"posemb": "2d", "posemb_at": "every_layer_shared", "classifier": "gap"}, "ViT-demo/8"),
+    ],
+)
+def test_every_cell_of_table_8_is_a_network_with_drawn_positions(options, name):
+    arch = arch_of(name, **options)
+    model = fresh(arch, dropout=0.1)
+    state = model.state_dict()
+    drawn = [t for key, t in state.items() if "positions" in key or "relative_embed" in key]
+
+    assert model(torch.randn(2, 3, 32, 32)).shape == (2, 5)
+    assert all(tensor.any() for tensor in drawn) and bool(drawn) == (options["posemb"] != "none")
+    assert {key: t.shape for key, t in state.items()} == expected_tensors(arch)
+    assert "pos_embed" not in state
+    assert Architecture.from_dict(json.loads(json.dumps(arch.as_dict()))) == arch
+
+
+@pytest.mark.parametrize("name", ["ViT-demo/8", "vit_tiny_patch16_224", "resnet18", "R+Ti/16", "BiT-R50x1"])
 def test_a_fresh_network_knows_nothing_so_its_loss_is_the_log_of_the_class_count(name):
     model = fresh(arch_of(name, image_size=(32, 32), num_classes=7)).eval()
     logits_BK = model(torch.randn(2, 3, 32, 32))
@@ -141,7 +270,15 @@ def test_every_variant_has_as_many_parameters_as_the_formula_says(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["ViT-demo/8", "vit_tiny_patch16_224", "resnet18", "swin_tiny_patch4_window7_224"]
+    "name",
+    [
+        "ViT-demo/8",
+        "vit_tiny_patch16_224",
+        "resnet18",
+        "swin_tiny_patch4_window7_224",
+        "R+Ti/16",
+        "BiT-R50x2",
+    ],
 )
 def test_the_announced_tensors_are_those_of_the_network(name):
     arch = arch_of(name, image_size=(64, 64))
@@ -171,14 +308,16 @@ def test_a_representation_layer_is_a_dense_layer_and_a_tanh_before_the_head():
 
 
 @pytest.mark.parametrize(
-    "arch", [arch_of(), arch_of(pre_logits=True), arch_of("resnet18")], ids=lambda a: a.name
+    "arch",
+    [arch_of(), arch_of(pre_logits=True), arch_of("resnet18"), arch_of("BiT-R50x1")],
+    ids=lambda a: a.name,
 )
 def test_a_reset_head_is_one_layer_of_zeros_for_the_new_classes(arch):
     model = fresh(arch)
     reset_head(model, 11)
     head = model.get_classifier()
 
-    assert isinstance(head, nn.Linear) and head.out_features == 11
+    assert isinstance(head, nn.Linear | nn.Conv2d) and len(head.weight) == 11
     assert not head.weight.any() and not head.bias.any()
 
 

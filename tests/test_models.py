@@ -1,4 +1,4 @@
-"""`vit models`: the counts of paper.md, sections 1.2 to 1.6, typed in once more; docs/models.md is current."""
+"""`vit models`: the counts of paper.md, sections 1.2 to 1.6, typed in once more; the page is current."""
 
 from pathlib import Path
 
@@ -75,7 +75,9 @@ def test_the_other_networks_count_as_their_authors_say(rows):
 def test_the_formula_and_the_counted_network_agree():
     plain = architecture("Ti/16", image_size=(64, 96), num_classes=7)
     # the same network, told in a way for which there is no formula
-    counted = architecture("Ti/16", image_size=(64, 96), num_classes=7, posemb="1d", posemb_at="every_layer_shared")
+    counted = architecture(
+        "Ti/16", image_size=(64, 96), num_classes=7, posemb="1d", posemb_at="every_layer_shared"
+    )
 
     assert not counted.is_plain
     assert (num_params(counted), forward_macs(counted)) == (num_params(plain), forward_macs(plain))

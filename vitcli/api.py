@@ -66,7 +66,7 @@ class Transform:
             DataError: the bytes are no picture.
         """
         if isinstance(picture, Image.Image):
-            picture = np.asarray(ImageOps.exif_transpose(picture).convert("RGB"))
+            picture = np.array(ImageOps.exif_transpose(picture).convert("RGB"))
         if not isinstance(picture, np.ndarray):
             where = "the given bytes" if isinstance(picture, bytes) else str(picture)
             data = picture if isinstance(picture, bytes) else Path(picture).read_bytes()

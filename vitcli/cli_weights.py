@@ -9,7 +9,8 @@ from vitcli import options, tables
 app = typer.Typer()
 
 CkptArgument = Annotated[
-    str, typer.Argument(metavar="CKPT", help="Anything that --ckpt takes: a file, a run folder, timm/NAME.TAG.")
+    str,
+    typer.Argument(metavar="CKPT", help="Anything that --ckpt takes: a file, a run folder, timm/NAME.TAG."),
 ]
 
 
@@ -17,7 +18,9 @@ CkptArgument = Annotated[
 def models(
     pattern: Annotated[
         str | None,
-        typer.Argument(metavar="PATTERN", help="A name, a part of it, or a glob such as 'BiT*'; all if left out."),
+        typer.Argument(
+            metavar="PATTERN", help="A name, a part of it, or a glob such as 'BiT*'; all if left out."
+        ),
     ] = None,
     res: options.ImageSize = None,
     format: options.ModelsFormat = "table",

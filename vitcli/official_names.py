@@ -115,12 +115,12 @@ def layout_of(names: Iterable[str], marks: Marks) -> Layout:
         return [match.groups() for name in names if (match := re.match(mark, name))]
 
     is_bit = bool(found(marks.bit)) and not found(marks.vit)
-    units_of_stage = Counter(int(stage) for stage, _ in {match[:2] for match in found(marks.unit)})
+    units_of_stage = Counter(int(stage) for stage, _ in set(found(marks.unit)))
     units = tuple(count for _, count in sorted(units_of_stage.items()))
-    if not is_bit and not found(marks.backbone):
-        units = None
     if is_bit:
         units = units or (1,)
+    elif not found(marks.backbone):
+        units = None
     return Layout(
         is_bit=is_bit,
         units=units,

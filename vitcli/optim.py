@@ -11,6 +11,14 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+EMBEDDINGS = {
+    "pos_embed",
+    "positions",
+    "relative_embed",
+    "cls_token",
+    "reg_token",
+}  # added, not multiplied with
+
 
 def build_optimizer(
     model: nn.Module,
@@ -39,7 +47,7 @@ def parameter_groups(model: nn.Module, *, weight_decay: float, decay_on: str) ->
     """Decayed parameters first, then the others; a group that would be empty is left out."""
     decayed, spared = [], []
     for name, parameter in model.named_parameters():
-        is_matrix = parameter.ndim >= 2 and not name.endswith(("pos_embed", "cls_token"))
+        is_matrix = parameter.ndim >= 2 and not EMBEDDINGS.intersection(name.split("."))
         (decayed if decay_on == "all" or is_matrix else spared).append(parameter)
     groups = [dict(params=decayed, weight_decay=weight_decay), dict(params=spared, weight_decay=0.0)]
     return [group for group in groups if group["params"]]

@@ -1,69 +1,39 @@
-"""`vit inspect CKPT --summary`: what a checkpoint is, whether it is sound, and which commands would take it.
-
-The steps of `weights.read_weights`, one by one: where one refuses the file its reason is put down and the next
-goes on, so that a sick file is told about too. A file that cannot be parsed at all is an error.
-"""
+"""`vit inspect CKPT --summary`: what a checkpoint is, whether it is sound, which commands would take it."""
 
 import math
 import shlex
 import textwrap
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import suppress
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor
 
+from vitcli.architecture import Architecture
 from vitcli.costs import forward_macs
 from vitcli.errors import VitError
-from vitcli.model import expected_tensors, known_name
 from vitcli.tables import plain
 from vitcli.transforms import Preprocessing
 from vitcli.variants import find_variant
-from vitcli.weights import About, check_finite, check_fits, describe, misfits, non_finite
-from vitcli.weights_files import Content, Stored, blaming, in_timms_naming, parsing, read_stored
-from vitcli.weights_places import Place, locate
+from vitcli.weights import About, misfits, non_finite
+from vitcli.weights_files import parsing
+from vitcli.weights_findings import Findings, examine
 
-PREFIX_TOKENS = ("cls_token", "dist_token", "reg_token")  # tensors with a row for each such token
 TOLD_OF_CONFIGS = (  # of timm and Hugging Face; the other keys are about the network and its pictures
     "tag", "license", "description", "origin_url", "_name_or_path", "transformers_version",
 )  # fmt: skip
 GROWTH = 384 / 224  # of the resolution, from pre-training to fine-tuning (paper, section 4.1)
 SPELLINGS = {"timm": "timm's names", "official": "the authors' names", "huggingface": "Hugging Face's names"}
 WIDTH, INDENT = 80, 14  # columns of a line, and those before its text
+POSEMBS = {
+    "none": "none",
+    "1d": "a learned row for each token",
+    "2d": "learned rows and columns",
+    "relative": "relative",
+}
+LISTS = {"missing": "missing", "unexpected": "unexpected", "of_another_shape": "other shape",
+         "non_finite": "not finite", "unused": "unused"}  # fmt: skip
 MOST, LONGEST = 8, 800  # names told of a list, characters told of a text: a stranger wrote them
-
-
-@dataclass
-class Findings:
-    """What the steps of reading have come to.
-
-    Attributes:
-        state: in timm's naming; under the file's own names where they say no network.
-        unused: names of tensors that no classifier uses.
-        about: what the tensors are, or look like where `is_recognised` is false.
-        expected: names and shapes of the network's tensors.
-        refusals: of each step that failed.
-    """
-
-    state: dict[str, Tensor]
-    unused: tuple[str, ...] = ()
-    about: About | None = None
-    is_recognised: bool = False
-    expected: dict[str, torch.Size] | None = None
-    refusals: list[VitError] = field(default_factory=list)
-
-    @contextmanager
-    def step(self, what: str) -> Iterator[None]:
-        """What fails in here is put down."""
-        try:
-            with parsing(what):
-                yield
-        except VitError as refusal:
-            self.refusals.append(refusal)
 
 
 def summarise(ckpt: str, *, model_name: str | None) -> dict[str, Any]:
@@ -75,23 +45,19 @@ def summarise(ckpt: str, *, model_name: str | None) -> dict[str, Any]:
     Raises:
         WeightsError: no such file, or one that cannot be parsed.
     """
-    if model_name is not None:
-        known_name(model_name)
-    with blaming(ckpt):
-        place = locate(ckpt)
-        stored = read_stored(place.file)
-    found = _examined(place, stored, model_name)
-    dtypes = Counter(str(tensor.dtype).removeprefix("torch.") for tensor in stored.tensors.values())
+    found = examine(ckpt, model_name=model_name)
+    file, tensors = found.place.file, found.stored.tensors
+    dtypes = Counter(str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values())
     return {
         "command": "inspect",
         "ckpt": ckpt,
-        "file": str(place.file),
-        "file_bytes": place.file.stat().st_size,
-        "format": found.about.format if found.about else place.format,
-        "spelling": stored.spelling,
+        "file": str(file),
+        "file_bytes": file.stat().st_size,
+        "format": found.about.format if found.about else found.place.format,
+        "spelling": found.stored.spelling,
         **_network(found),
         **_words(found.about),
-        "num_tensors": len(stored.tensors),
+        "num_tensors": len(tensors),
         "num_params": _num_params(found.state),
         "dtypes": dict(dtypes),
         **_compared(found),
@@ -104,67 +70,6 @@ def summarise(ckpt: str, *, model_name: str | None) -> dict[str, Any]:
     }
 
 
-def _examined(place: Place, stored: Stored, model_name: str | None) -> Findings:
-    """The steps of reading, none of which needs the one before to have succeeded."""
-    found, content = Findings(state=_floats(stored)), None
-    with found.step("the tensors"):
-        content = in_timms_naming(stored)
-        found.state, found.unused = content.state, content.unused
-    if content is not None:
-        _recognise(found, place, content, model_name)
-    if found.about is not None:
-        with found.step("the architecture"):
-            found.expected = expected_tensors(found.about.architecture)
-            check_fits(found.state, found.expected, found.about.architecture)
-    with found.step("the tensors"):
-        check_finite(found.state)
-    return found
-
-
-def _recognise(found: Findings, place: Place, content: Content, model_name: str | None) -> None:
-    """Find what the tensors are; if that is refused, what they look like without what it is refused for."""
-    with found.step("the stored metadata"):
-        found.about, found.is_recognised = describe(place, content, model_name), True
-    vit = content.vit or place.config.get("vit")
-    bare, unlabelled = place._replace(config={}, preprocessor={}), content._replace(vit={})
-    guesses = [(place, content, None), (bare, unlabelled, None)]
-    if isinstance(vit, dict) and "architecture" in vit:
-        guesses.insert(1, (bare, content._replace(vit={"architecture": vit["architecture"]}), None))
-    guesses.append((bare, unlabelled._replace(state=_with_square_grid(content.state)), None))
-    variant = find_variant(model_name or "")
-    if variant and variant.is_timms:
-        guesses.append((bare, unlabelled, variant.timm_name))
-    for guess in guesses:
-        if found.about is None:
-            with suppress(VitError), parsing("the tensors"):
-                found.about = describe(*guess)._replace(format=place.format)
-
-
-def _with_square_grid(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """With a position embedding of the nearest number of rows that can be."""
-    posemb = state.get("pos_embed")
-    if posemb is None or posemb.ndim != 3:
-        return state
-    num_prefix = _num_prefix({name: tensor.shape for name, tensor in state.items()})
-    side = max(1, round(math.sqrt(max(0, posemb.shape[1] - num_prefix))))
-    shape = (1, num_prefix + side * side, posemb.shape[2])
-    return state | {"pos_embed": torch.empty(shape, device="meta")}
-
-
-def _num_prefix(shapes: dict[str, torch.Size]) -> int:
-    """Tokens that stand for no patch."""
-    of_tokens = (shapes[name] for name in PREFIX_TOKENS if name in shapes)
-    return sum(shape[1] for shape in of_tokens if len(shape) == 3)
-
-
-def _floats(stored: Stored) -> dict[str, Tensor]:
-    """The tensors under the file's own names, those of numbers with a point."""
-    if stored.spelling == "official":
-        arrays = {name: array for name, array in stored.tensors.items() if array.dtype.kind == "f"}
-        return {name: torch.from_numpy(np.array(array, np.float32)) for name, array in arrays.items()}
-    return {name: t.float() for name, t in stored.tensors.items() if t.is_floating_point()}
-
-
 def _num_params(state: dict[str, Tensor]) -> int:
     """Numbers that training changes; the averages of a batch norm are none of them."""
     learned = {name: t for name, t in state.items() if not name.endswith(("running_mean", "running_var"))}
@@ -175,10 +80,8 @@ def _network(found: Findings) -> dict[str, Any]:
     """What the architecture says; its geometry only if timm can build it."""
     arch = found.about and found.about.architecture
     built = arch if found.expected is not None else None
-    with_grid = (
-        built is not None and built.patch_grid and ("pos_embed" in found.expected or arch.posemb != "1d")
-    )
-    num_prefix = _num_prefix(found.expected) if with_grid else None
+    grid = built and built.patch_grid
+    has_tokens = grid and ("pos_embed" in found.expected or arch.posemb != "1d")
     macs = None
     if built:
         with suppress(VitError), parsing("the costs"):
@@ -189,12 +92,12 @@ def _network(found: Findings) -> dict[str, Any]:
         "architecture": arch and arch.as_dict(),
         "resolution": arch and list(arch.image_size),
         "patch_size": built and built.patch_size,
-        "patch_grid": list(built.patch_grid) if built and built.patch_grid else None,
-        "tokens": num_prefix + math.prod(built.patch_grid) if with_grid else None,
-        "prefix_tokens": num_prefix,
+        "patch_grid": list(grid) if grid else None,
+        "tokens": found.num_prefix + math.prod(grid) if has_tokens else None,
+        "prefix_tokens": found.num_prefix if has_tokens else None,
         "head": arch and _head(arch.num_classes, arch.pre_logits),
         "classifier": built and built.classifier,
-        "posemb": arch.posemb if with_grid else None,
+        "posemb": arch.posemb if has_tokens else None,
         "num_classes": arch and arch.num_classes,
         "forward_gmacs": macs and round(macs / 1e9, 3),
     }
@@ -241,27 +144,31 @@ def _sentence(refusal: VitError) -> str:
 
 
 def _commands(ckpt: str, model_name: str | None, found: Findings) -> list[list[str]]:
-    """Command lines, after `vit`, that would take this file; words in capitals are for the user to fill in."""
+    """What follows `vit` on command lines that would take this file; capitals are for the user to fill in."""
     if found.refusals:
         needs_name = not found.is_recognised and model_name is None and "--model" in found.refusals[0].fix
         return [["inspect", ckpt, "--summary", "--model", "NAME"]] if needs_name else []
-    about, arch = found.about, found.about.architecture
+    about, arch, commands = found.about, found.about.architecture, []
     source = ["--ckpt", ckpt, *(["--model", model_name] if model_name else [])]
-    commands, is_demo = [], about.format == "demo"
+    data, labelled = "DATA", "DATA"
+    if about.format == "demo":
+        data, labelled = "demo", "demo:pretrain"
+    elif arch.num_classes == 1000 and not about.class_names:
+        labelled = "imagenet"
     if arch.num_classes and not arch.pre_logits:
-        is_imagenet = arch.num_classes == 1000 and not about.class_names
-        dataset = "demo:pretrain" if is_demo else "imagenet" if is_imagenet else "DATA"
-        is_known = not about.preprocessing or _summary(about.preprocessing)
-        recipe = [] if is_known else ["--recipe", "evaluate/default"]
-        commands.append(["evaluate", *source, "--dataset", dataset, *recipe])
-        commands += [["predict", *source, "PICTURES"]] if is_known else []
-    side = round(max(arch.image_size) * GROWTH / (arch.patch_size or 32)) * (arch.patch_size or 32)
-    larger = (
-        ["--res", str(side)]
-        if arch.is_of_the_paper and len(set(arch.image_size)) == 1 and side <= 384
-        else []
-    )
-    return [*commands, ["finetune", *source, "--dataset", "demo" if is_demo else "DATA", *larger]]
+        is_clear = not about.preprocessing or _summary(about.preprocessing)
+        recipe = [] if is_clear else ["--recipe", "evaluate/default"]
+        commands.append(["evaluate", *source, "--dataset", labelled, *recipe])
+        commands += [["predict", *source, "PICTURES"]] if is_clear else []
+    return [*commands, ["finetune", *source, "--dataset", data, *_larger(arch)]]
+
+
+def _larger(arch: Architecture) -> list[str]:
+    """The option for a higher resolution that the patches divide, up to the paper's 384."""
+    height, width = arch.image_size
+    step = arch.patch_size or 32
+    side = round(height * GROWTH / step) * step
+    return ["--res", str(side)] if arch.is_of_the_paper and height == width and side <= 384 else []
 
 
 def as_text(result: dict[str, Any]) -> str:
@@ -270,8 +177,8 @@ def as_text(result: dict[str, Any]) -> str:
     verdict = "sound" if result["usable"] else f"not usable: {count} problem{'s' * (count > 1)}, see below"
     sections = {
         "File": _file_rows(result),
-        "Network": _network_rows(result) if result["model"] else [("model", "not recognised")],
-        "Stored with it": [(name, _value(name, value)) for name, value in (result["metadata"] or {}).items()],
+        "Network": _network_rows(result),
+        "Stored with it": _metadata_rows(result["metadata"] or {}),
         "Tensors": _tensor_rows(result),
         "Problems": [(str(number), text) for number, text in enumerate(result["problems"], start=1)],
         "What to do": [("", text) for text in result["advice"]],
@@ -287,47 +194,44 @@ def as_text(result: dict[str, Any]) -> str:
 
 def _file_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
     dtypes = ", ".join(f"{count} of {dtype}" for dtype, count in result["dtypes"].items())
+    num_bytes = result["file_bytes"]
     return [
         ("file", result["file"]),
-        ("size", f"{result['file_bytes'] / 1e6:,.1f} MB"),
+        ("size", f"{num_bytes / 1e6:,.1f} MB" if num_bytes >= 1e5 else f"{num_bytes:,} bytes"),
         ("format", f"{result['format']}, with {SPELLINGS[result['spelling']]}"),
-        ("tensors", dtypes),
+        ("tensors", dtypes or "none"),
     ]
 
 
 def _network_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
-    height, width = result["resolution"]
-    patches, names, pixels = result["patch_grid"], result["class_names"], result["preprocessing"]
-    in_patches = f" in {patches[0]}x{patches[1]} patches of {result['patch_size']}" if patches else ""
-    rows = [("model", f"{result['model']} ({result['timm_name']} in timm)")]
-    rows.append(("parameters", f"{result['num_params']:,}"))
-    if result["forward_gmacs"] is not None:
-        rows.append(("compute", f"{result['forward_gmacs']:.3f} GMACs an image, without the head"))
-    rows.append(("pictures", f"{height}x{width} pixels{in_patches}"))
-    if result["tokens"]:
-        posemb, prefix = result["posemb"], result["prefix_tokens"]
-        rows.append(
-            ("tokens", f"{result['tokens']}, of which {prefix} for no patch; position embedding {posemb}")
-        )
-    reads = {"token": ", reads the class token", "gap": ", reads the mean of all tokens"}
-    rows.append(("head", result["head"] + reads.get(result["classifier"], "")))
-    rows.append(
-        (
-            "classes",
-            f"{result['num_classes']}"
-            + (f": {_some(names['first'], names['count'])}" if names else ", no names stored"),
-        )
-    )
-    unread = "stored, but not in a way this version can follow; say it with --recipe"
-    told = (pixels["summary"] or unread) if pixels else "none stored: recipe evaluate/default would be used"
-    return [*rows, ("pixels", told), ("numerics", result["numerics"])]
+    if result["model"] is None:
+        return [("model", "not recognised"), ("parameters", f"{result['num_params']:,}")]
+    variant = find_variant(result["model"])
+    in_timm = f", {variant.timm_name} in timm" if variant and variant.is_timms else ""
+    compute, tokens, prefix = (result[key] for key in ("forward_gmacs", "tokens", "prefix_tokens"))
+    size, patch_size = "x".join(map(str, result["resolution"])), result["patch_size"]
+    reads = {"token": ", reads the class token", "gap": ", reads the mean of the tokens"}
+    names, pixels = result["class_names"], result["preprocessing"]
+    unread = "stored in words of another version; evaluate takes --recipe evaluate/default"
+    rows = [
+        ("model", result["model"] + in_timm),
+        ("parameters", f"{result['num_params']:,}"),
+        ("compute", compute and f"{compute:.3f} GMACs an image, without the head"),
+        ("pictures", f"{size} pixels" + (f", patches of {patch_size}" if patch_size else "")),
+        ("tokens", tokens and f"{tokens}: {tokens - prefix} of patches and {prefix} more"),
+        ("positions", result["posemb"] and POSEMBS[result["posemb"]]),
+        ("head", result["head"] + reads.get(result["classifier"], "")),
+        ("classes", f"{result['num_classes']:,}"),
+        ("their names", _some(names["first"], names["count"]) if names else "none stored"),
+        ("pixels", pixels["summary"] or unread if pixels else "none stored; recipe evaluate/default is used"),
+        ("arithmetic", result["numerics"]),
+    ]
+    return [(name, text) for name, text in rows if text]
 
 
 def _tensor_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
-    kinds = {"missing": "missing", "unexpected": "unexpected", "of_another_shape": "other shape",
-             "non_finite": "not finite", "unused": "unused"}  # fmt: skip
     rows = [
-        (told, f"{len(result[kind])}: {_some(result[kind])}") for kind, told in kinds.items() if result[kind]
+        (told, f"{len(result[kind])}: {_some(result[kind])}") for kind, told in LISTS.items() if result[kind]
     ]
     if result["missing"] is None:
         return [("compared", "with no network"), *rows]
@@ -341,8 +245,10 @@ def _some(names: list[str], count: int | None = None) -> str:
     )
 
 
-def _value(name: str, value: Any) -> str:
-    return f"{value:.2%}" if name.startswith("top") and isinstance(value, float) else str(value)
+def _metadata_rows(metadata: dict[str, Any]) -> list[tuple[str, str]]:
+    shares = {name for name, value in metadata.items() if name.startswith("top") and isinstance(value, float)}
+    told = {name: value for name, value in metadata.items() if value not in (None, False, "")}
+    return [(name, f"{value:.2%}" if name in shares else str(value)) for name, value in told.items()]
 
 
 def _wrapped(name: str, text: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""`vit interpolate-posemb`: a checkpoint for another resolution (paper, section 3.2) or another patch size."""
+"""`vit interpolate-posemb`: a checkpoint for another resolution (paper, section 3.2) or patch size."""
 
 import math
 from dataclasses import replace
@@ -105,7 +105,9 @@ def as_text(result: dict[str, Any]) -> str:
     ]
     if similarity:
         corners, midpoints = similarity["corners"], similarity["midpoints"]
-        rows.append(("similarity", f"at the corners {corners:.4f}, at the midpoints {midpoints:.4f} (cosine)"))
+        rows.append(
+            ("similarity", f"at the corners {corners:.4f}, at the midpoints {midpoints:.4f} (cosine)")
+        )
     height, width = after["image_size"]
     size = str(height) if height == width else f"{height}x{width}"
     rows.append(("written", f"{result['out']}, {result['out_bytes'] / 1e6:.1f} MB"))
@@ -174,7 +176,7 @@ def _write(path: Path, state: dict[str, Tensor], arch: Architecture, weights: We
         return
     if arch.gelu != "tanh" or len(set(arch.patch_grid)) > 1 or len(set(arch.image_size)) > 1:
         raise VitError(
-            "an official .npz file says neither the grid nor the GELU: it means a square one and the tanh form",
+            "an official .npz file says no grid and no GELU: it means a square and the tanh form",
             where=f"OUT {path}",
             fix="end OUT in .safetensors",
         )
@@ -196,7 +198,7 @@ def _described(arch: Architecture, weights: Weights) -> dict[str, Any]:
 def _similarity(
     weights: Weights, state: dict[str, Tensor], resampled: list[str], new: Architecture
 ) -> dict[str, float] | None:
-    """Of the least alike of the tables that were resampled; None where there is none of a row for each token."""
+    """Of the least alike of the tables that were resampled; None where no table has a row for each token."""
     old_grid, num_prefix = weights.architecture.patch_grid, num_prefix_rows(weights)
     found = [
         similarity_at_landmarks(

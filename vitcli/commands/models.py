@@ -15,19 +15,19 @@ HEADER = ("model", "parameters", "with 1,000 classes", "GMACs", "px", "stride", 
 
 ABOUT = """# Models
 
-The networks of the paper's tables at {size} px, as `vit models --format markdown` prints them; a test keeps this
-page current. `--model` takes these names in any spelling (`ViT-L/16`, `vit_l16`, `L/16`, `R50+B/32`, `R152x4`), and
-any model of timm besides.
+The networks of the paper's tables at {size} px, as `vit models --format markdown` prints them (a test keeps this
+page current). `--model` takes these names in any spelling: `ViT-L/16`, `vit_l16`, `L/16`, `R50+B/32`, `R152x4`.
+It takes any model of timm besides.
 
 """
 FOOT = """
 - **parameters**: without a head, then with one layer for 1,000 classes.
 - **GMACs**: 10^9 multiply-adds of one image, without the head; FLOPs are twice that.
 - **px**: where patches do not divide the size that was asked for, the nearest smaller one that they do.
-- **stride**: pixels a side that one token stands for; for a hybrid the whole down-sampling of its ResNet. AugReg's
-  R+ViT-Ti/16 has 32, despite its name. A ResNet has no tokens.
-- **timm**: the model of timm that is this very network, but for the GELU and the epsilons; `-` where timm has no
-  name for it, and it is built from timm's parts.
+- **stride**: pixels a side that one token stands for; for a hybrid the whole down-sampling of its ResNet.
+  AugReg's R+ViT-Ti/16 has 32, despite its name. A ResNet has no tokens.
+- **timm**: the model of timm that is this very network, but for the GELU and the epsilons; `-` where timm has
+  no name for it, and it is built from timm's parts.
 
 These are networks. Weights come with `--ckpt`: `timm/NAME.TAG`, an official `.npz`, a run folder.
 """

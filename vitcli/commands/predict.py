@@ -1,18 +1,13 @@
 """`vit predict`: classes and probabilities of pictures, by the same pixels as evaluation."""
 
-import glob
-import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from vitcli import data_files, inference, loader, recipe, runtime
+from vitcli import inference, loader, recipe, runtime
 from vitcli.commands.pixels import for_inference, named_weights, preprocessing_for
 from vitcli.console import Console
-from vitcli.errors import DataError, VitError
-from vitcli.split import Split
+from vitcli.errors import VitError
+from vitcli.pictures import as_split, find_pictures
 from vitcli.weights import Weights
 
 
@@ -49,7 +44,7 @@ def predict(
 
     found, skipped = inference.likeliest(
         model,
-        _as_split(files),
+        as_split(files),
         preprocessing,
         runtime=machine,
         topk=topk,
@@ -76,49 +71,3 @@ def predict(
 def _guess(weights: Weights, label: int, share: float) -> dict[str, Any]:
     name = weights.class_names[label] if weights.class_names else f"class {label}"
     return {"class": name, "label": label, "probability": share}
-
-
-def find_pictures(pictures: Sequence[str]) -> list[str]:
-    """Every picture that files, folders and globs name, each once, in the order given.
-
-    Raises:
-        DataError: a name that leads to no picture.
-    """
-    found: dict[str, None] = {}
-    for name in pictures:
-        if name and Path(name).is_dir():
-            here = [file for file in data_files.image_files(Path(name)) if os.path.isfile(file)]
-        elif Path(name).is_file():
-            here = [name]
-        else:
-            here = sorted(path for path in glob.glob(name, recursive=True) if Path(path).is_file())
-        if not here:
-            raise DataError(
-                f"no picture is found under {name!r}",
-                where="PICTURES",
-                fix="a file, a folder of pictures, or a glob",
-            )
-        found.update(dict.fromkeys(here))
-    return list(found)
-
-
-def _as_split(files: list[str]) -> Split:
-    """Unlabelled files in the form that evaluation reads, so that both see the same pixels."""
-
-    def read_row(row: int) -> tuple[bytes, int]:
-        try:
-            return Path(files[row]).read_bytes(), 0
-        except OSError as error:
-            raise DataError(
-                f"a picture cannot be read: {error.strerror}", where=files[row], fix="check it"
-            ) from error
-
-    return Split(
-        name="the given pictures",
-        num_examples=len(files),
-        class_names=None,
-        num_classes=1,
-        read_row=read_row,
-        read_labels=lambda: np.zeros(len(files), dtype=np.int64),
-        where_is=lambda row: files[row],
-    )
