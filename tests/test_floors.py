@@ -16,7 +16,8 @@ FLOORS = [
      "losses", "optim", "transforms", "metrics", "figures", "costs", "model_card", "demo"},
     # 2 world
     {"safe_files", "data", "data_files", "split", "decoding", "loader", "checkpoint", "weights",
-     "weights_files", "weights_places", "loading", "runtime", "launching", "runlog",
+     "weights_files", "weights_places", "weights_findings", "loading", "pictures", "onnx_files",
+     "runtime", "launching", "runlog",
      "console", "tables"},
     # 3 loops
     {"train", "inference"},
@@ -49,7 +50,8 @@ NEIGHBOURS = {
     "commands.evaluate": {"commands.pixels"},
     "commands.predict": {"commands.pixels"},
     "api": {"commands.pixels"}, "__init__": {"api"},
-    "cli": {"cli_recipes", "cli_weights", "exits", "options"}, "cli_weights": {"options"}, "cli_recipes": {"options"}, "__main__": {"cli"},
+    "cli": {"cli_recipes", "cli_weights", "exits", "options"}, "cli_weights": {"options"},
+    "cli_recipes": {"options"}, "__main__": {"cli"},
 }  # fmt: skip
 HEAVY = {"torch", "torchvision", "timm", "datasets", "accelerate", "matplotlib"}
 FILES = sorted(PACKAGE.rglob("*.py"))

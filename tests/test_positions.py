@@ -10,6 +10,7 @@ from timm.utils import AttentionExtract
 from torch import Tensor
 
 from vitcli import positions
+from vitcli.architecture import POSEMB_PLACES, POSEMBS
 from vitcli.errors import VitError
 from vitcli.posemb import resample_posemb
 
@@ -118,8 +119,8 @@ def attention_by_hand(attn, tokens_BTD: Tensor, allowed) -> Tensor:
 
 def test_table_8_has_eight_cells_and_no_others_are_taken():
     taken = []
-    for kind in positions.KINDS:
-        for place in positions.PLACES:
+    for kind in POSEMBS:
+        for place in POSEMB_PLACES:
             try:
                 positions.check_choice(kind, place)
             except VitError as error:
@@ -396,7 +397,7 @@ def test_relative_attention_runs_in_bfloat16():
     torch.testing.assert_close(halved.float(), model(images()), atol=0.15, rtol=0)
 
 
-@pytest.mark.parametrize("place", positions.PLACES)
+@pytest.mark.parametrize("place", POSEMB_PLACES)
 @pytest.mark.parametrize("kind", ["1d", "2d"])
 def test_resampling_is_that_of_the_whole_table(kind, place):
     model, other = network(kind, place), network(kind, place, grid=(5, 4))

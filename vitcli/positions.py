@@ -15,17 +15,16 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.nn import init
 
+from vitcli.architecture import POSEMB_PLACES, POSEMBS
 from vitcli.errors import VitError, nearest
 from vitcli.posemb import check_method, resample_posemb
 
-KINDS = ("none", "1d", "2d", "relative")
-PLACES = ("stem", "every_layer", "every_layer_shared")
 STD = 0.02  # normal and not truncated, as the authors draw their pos_embedding
 
 
 def check_choice(kind: str, place: str) -> None:
     """Refuse what the paper's Table 8 has no cell for."""
-    for key, given, known in (("posemb", kind, KINDS), ("posemb_at", place, PLACES)):
+    for key, given, known in (("posemb", kind, POSEMBS), ("posemb_at", place, POSEMB_PLACES)):
         if given not in known:
             raise VitError(
                 f"there is no {key} {given!r}{nearest(given, known)}",
@@ -55,8 +54,8 @@ def install(model: VisionTransformer, *, kind: str, place: str, dropout: float) 
 
     Args:
         model: built by timm with pos_embed="none"; changed in place.
-        kind: one of KINDS.
-        place: one of PLACES.
+        kind: one of POSEMBS.
+        place: one of POSEMB_PLACES.
         dropout: share dropped from the tokens after the first addition, and after no other. The paper drops
             at the stem and does not speak of the other places; its code drops nothing where nothing is added,
             so "none" and "relative" have no such dropout.
@@ -66,9 +65,7 @@ def install(model: VisionTransformer, *, kind: str, place: str, dropout: float) 
     """
     check_choice(kind, place)
     assert model.pos_embed is None, "the network has position embeddings of timm's already"
-    assert not model.dynamic_img_size and isinstance(model.patch_drop, nn.Identity), (
-        "all tokens in their places"
-    )
+    assert not model.dynamic_img_size and isinstance(model.patch_drop, nn.Identity), "tokens would move"
     match kind, place:
         case "none", _:
             pass
@@ -77,9 +74,8 @@ def install(model: VisionTransformer, *, kind: str, place: str, dropout: float) 
                 _make_relative(block.attn, _num_tokens(model))
         case _, "stem":
             model.positions = Positions(model, kind, dropout)
-            model.patch_drop.register_forward_pre_hook(
-                model.positions.add_and_drop
-            )  # where timm has added its
+            # timm's next module after the place where it adds its own
+            model.patch_drop.register_forward_pre_hook(model.positions.add_and_drop)
         case _, "every_layer":
             for i, block in enumerate(model.blocks):
                 block.positions = Positions(model, kind, dropout)
@@ -205,8 +201,8 @@ def resample(
 
     Args:
         state: of a whole network; not changed.
-        kind: one of KINDS.
-        place: one of PLACES.
+        kind: one of POSEMBS.
+        place: one of POSEMB_PLACES.
         old_grid: (H, W) in patches.
         new_grid: (H', W') in patches.
         num_prefix: rows of a "1d" table without a place in the image.

@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from vitcli.errors import VitError
-from vitcli.model import expected_tensors, known_name
-from vitcli.variants import find_variant
+from vitcli.model import architecture, expected_tensors, known_name
+from vitcli.variants import VARIANTS, find_variant
 from vitcli.weights import About, check_finite, check_fits, describe
 from vitcli.weights_files import Content, Stored, blaming, in_timms_naming, parsing, read_stored
 from vitcli.weights_places import Place, locate
 
 PREFIX_TOKENS = ("cls_token", "dist_token", "reg_token")  # tensors with a row for each such token
+OF_MODEL_WIDTH = ("norm.weight", "cls_token", "pos_embed", "blocks.0.norm1.weight")
 
 
 @dataclass
@@ -77,7 +78,7 @@ def examine(ckpt: str, *, model_name: str | None) -> Findings:
     if content is not None:
         _recognise(found, content, model_name)
     if found.about is not None:
-        with found.step("the architecture"):
+        with found.step("the stored architecture"):
             found.expected = expected_tensors(found.about.architecture)
             check_fits(found.state, found.expected, found.about.architecture)
     with found.step("the tensors"):
@@ -96,13 +97,36 @@ def _recognise(found: Findings, content: Content, model_name: str | None) -> Non
     if isinstance(vit, dict) and "architecture" in vit:
         guesses.insert(1, (bare, content._replace(vit={"architecture": vit["architecture"]}), None))
     guesses.append((bare, unlabelled._replace(state=_with_square_grid(content.state)), None))
-    variant = find_variant(model_name or "")
-    if variant and variant.is_timms:
-        guesses.append((bare, unlabelled, variant.timm_name))
     for guess in guesses:
         if found.about is None:
             with suppress(VitError), parsing("the tensors"):
                 found.about = describe(*guess)
+    if found.about is None:
+        found.about = _most_alike(bare, unlabelled, model_name)
+
+
+def _most_alike(place: Place, content: Content, model_name: str | None) -> About | None:
+    """As weights of the transformer in VARIANTS that shares most tensors, if these are half of its own.
+
+    Args:
+        model_name: the only one to try, if it names one.
+    """
+    state, named = content.state, find_variant(model_name or "")
+    content = content._replace(spelling="timm")  # whose networks take any name
+    widths = [state[name].shape[-1] for name in OF_MODEL_WIDTH if name in state and state[name].ndim]
+    alike = [variant for variant in VARIANTS.values() if variant.layers and variant.hidden in widths[:1]]
+    found, most = None, 0.5
+    for variant in [named] if named else alike:
+        with suppress(VitError), parsing("the tensors"):
+            about = describe(place, content, variant.timm_name)  # finds image size and classes
+            size, num_classes = about.architecture.image_size, about.architecture.num_classes
+            arch = architecture(variant.name, image_size=size, num_classes=num_classes)
+            expected = expected_tensors(arch)
+            share = sum(name in state and state[name].shape == shape for name, shape in expected.items())
+            if share / len(expected) > most:
+                most = share / len(expected)
+                found = about._replace(architecture=arch, numerics="as the paper has it")
+    return found
 
 
 def _with_square_grid(state: dict[str, Tensor]) -> dict[str, Tensor]:

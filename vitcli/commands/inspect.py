@@ -4,6 +4,7 @@ import math
 import shlex
 import textwrap
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -24,16 +25,12 @@ TOLD_OF_CONFIGS = (  # of timm and Hugging Face; the other keys are about the ne
 )  # fmt: skip
 GROWTH = 384 / 224  # of the resolution, from pre-training to fine-tuning (paper, section 4.1)
 SPELLINGS = {"timm": "timm's names", "official": "the authors' names", "huggingface": "Hugging Face's names"}
+POSEMBS = {"none": "none", "1d": "a learned row for each token",
+           "2d": "learned rows and columns", "relative": "relative"}  # fmt: skip
+MISFITS = {"missing": "missing", "unexpected": "unexpected", "of_another_shape": "other shape"}
 WIDTH, INDENT = 80, 14  # columns of a line, and those before its text
-POSEMBS = {
-    "none": "none",
-    "1d": "a learned row for each token",
-    "2d": "learned rows and columns",
-    "relative": "relative",
-}
-LISTS = {"missing": "missing", "unexpected": "unexpected", "of_another_shape": "other shape",
-         "non_finite": "not finite", "unused": "unused"}  # fmt: skip
-MOST, LONGEST = 8, 800  # names told of a list, characters told of a text: a stranger wrote them
+# A stranger wrote it: of a list so many, of a name and of a text so many characters are told.
+MOST, LONGEST_NAME, LONGEST = 8, 100, 800
 
 
 def summarise(ckpt: str, *, model_name: str | None) -> dict[str, Any]:
@@ -55,6 +52,7 @@ def summarise(ckpt: str, *, model_name: str | None) -> dict[str, Any]:
         "file_bytes": file.stat().st_size,
         "format": found.about.format if found.about else found.place.format,
         "spelling": found.stored.spelling,
+        "recognised": found.is_recognised,
         **_network(found),
         **_words(found.about),
         "num_tensors": len(tensors),
@@ -135,7 +133,7 @@ def _summary(preprocessing: dict) -> str | None:
 
 def _compared(found: Findings) -> dict[str, list[str] | None]:
     if found.expected is None:
-        return dict.fromkeys(("missing", "unexpected", "of_another_shape"))
+        return dict.fromkeys(MISFITS)
     return {kind.replace(" ", "_"): names for kind, names in misfits(found.state, found.expected).items()}
 
 
@@ -175,17 +173,13 @@ def as_text(result: dict[str, Any]) -> str:
     """For a terminal: what was found, then the verdict, then the command lines, which are never wrapped."""
     count = len(result["problems"])
     verdict = "sound" if result["usable"] else f"not usable: {count} problem{'s' * (count > 1)}, see below"
-    sections = {
-        "File": _file_rows(result),
-        "Network": _network_rows(result),
-        "Stored with it": _metadata_rows(result["metadata"] or {}),
-        "Tensors": _tensor_rows(result),
-        "Problems": [(str(number), text) for number, text in enumerate(result["problems"], start=1)],
-        "What to do": [("", text) for text in result["advice"]],
-    }
     lines = [f"{plain(result['ckpt'])}: {verdict}"]
-    for title, rows in sections.items():
-        lines += ["", title, *(line for row in rows for line in _wrapped(*row))] if rows else []
+    lines += _section("File", _file_rows(result))
+    lines += _section("Network", _network_rows(result))
+    lines += _section("Stored with it", _metadata_rows(result["metadata"] or {}))
+    lines += _section("Tensors", _tensor_rows(result))
+    lines += _section("Problems", enumerate(result["problems"], start=1))
+    lines += _section("What to do", enumerate(result["advice"], start=1))
     if result["commands"]:
         lines += ["", "Commands that take it" if result["usable"] else "Then"]
         lines += [f"  {plain(command)}" for command in result["commands"]]
@@ -214,11 +208,11 @@ def _network_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
     names, pixels = result["class_names"], result["preprocessing"]
     unread = "stored in words of another version; evaluate takes --recipe evaluate/default"
     rows = [
-        ("model", result["model"] + in_timm),
+        ("model", ("" if result["recognised"] else "looks like ") + result["model"] + in_timm),
         ("parameters", f"{result['num_params']:,}"),
         ("compute", compute and f"{compute:.3f} GMACs an image, without the head"),
         ("pictures", f"{size} pixels" + (f", patches of {patch_size}" if patch_size else "")),
-        ("tokens", tokens and f"{tokens}: {tokens - prefix} of patches and {prefix} more"),
+        ("tokens", tokens and f"{tokens}: {tokens - prefix} patches and {prefix} more"),
         ("positions", result["posemb"] and POSEMBS[result["posemb"]]),
         ("head", result["head"] + reads.get(result["classifier"], "")),
         ("classes", f"{result['num_classes']:,}"),
@@ -230,28 +224,39 @@ def _network_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _tensor_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
-    rows = [
-        (told, f"{len(result[kind])}: {_some(result[kind])}") for kind, told in LISTS.items() if result[kind]
-    ]
+    kinds = {kind: told for kind, told in (MISFITS | {"non_finite": "not finite"}).items() if result[kind]}
+    rows = [(told, f"{len(result[kind])}: {_some(result[kind])}") for kind, told in kinds.items()]
     if result["missing"] is None:
-        return [("compared", "with no network"), *rows]
-    return rows or [("compared", "all are there and fit, none is left over, every number is finite")]
-
-
-def _some(names: list[str], count: int | None = None) -> str:
-    more = (count or len(names)) - len(names[:MOST])
-    return ", ".join(name[: LONGEST // MOST] for name in names[:MOST]) + (
-        f" and {more:,} more" if more else ""
-    )
+        rows.append(("fit", "unknown: there is no network to compare them with"))
+    rows = rows or [("fit", "all are there and fit, none is left over, every number is finite")]
+    unused = result["unused"]
+    return rows + ([("unused", f"{len(unused)}, by any classifier: {_some(unused)}")] if unused else [])
 
 
 def _metadata_rows(metadata: dict[str, Any]) -> list[tuple[str, str]]:
-    shares = {name for name, value in metadata.items() if name.startswith("top") and isinstance(value, float)}
     told = {name: value for name, value in metadata.items() if value not in (None, False, "")}
-    return [(name, f"{value:.2%}" if name in shares else str(value)) for name, value in told.items()]
+    shares = {name for name, value in told.items() if name.startswith("top") and isinstance(value, float)}
+    rows = [(name, f"{value:.2%}" if name in shares else str(value)) for name, value in told.items()]
+    more = [("", f"and {len(rows) - 2 * MOST:,} more")] if len(rows) > 2 * MOST else []
+    return rows[: 2 * MOST] + more
 
 
-def _wrapped(name: str, text: str) -> list[str]:
-    start, text = f"  {plain(name[: INDENT - 3]):<{INDENT - 3}} ", plain(text[:LONGEST])
-    indents = dict(initial_indent=start, subsequent_indent=" " * INDENT)
-    return textwrap.wrap(text, WIDTH, break_long_words=False, break_on_hyphens=False, **indents)
+def _some(names: list[str], count: int | None = None) -> str:
+    told = [_short(name, LONGEST_NAME) for name in names[:MOST]]
+    more = (count or len(names)) - len(told)
+    return ", ".join(told) + (f" and {more:,} more" if more else "")
+
+
+def _section(title: str, rows: Iterable[tuple[str | int, str]]) -> list[str]:
+    """Lines of the terminal, in which nothing of a stranger's steers it; none at all without rows."""
+    lines = []
+    for name, text in rows:
+        start = f"  {name}. " if isinstance(name, int) else f"  {plain(_short(name, LONGEST_NAME)):<11} "
+        indents = {"initial_indent": start, "subsequent_indent": " " * min(len(start), INDENT)}
+        text = plain(_short(text, LONGEST))
+        lines += textwrap.wrap(text, WIDTH, break_long_words=False, break_on_hyphens=False, **indents)
+    return ["", title, *lines] if lines else []
+
+
+def _short(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[:most]}..."

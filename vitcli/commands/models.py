@@ -15,9 +15,9 @@ HEADER = ("model", "parameters", "with 1,000 classes", "GMACs", "px", "stride", 
 
 ABOUT = """# Models
 
-The networks of the paper's tables at {size} px, as `vit models --format markdown` prints them (a test keeps this
-page current). `--model` takes these names in any spelling: `ViT-L/16`, `vit_l16`, `L/16`, `R50+B/32`, `R152x4`.
-It takes any model of timm besides.
+The networks of the paper's tables at {size} px, as `vit models --format markdown` prints them (a test keeps
+this page current). `--model` takes these names in any spelling (`ViT-L/16`, `vit_l16`, `L/16`, `R50+B/32`,
+`R152x4`), and any model of timm besides.
 
 """
 FOOT = """
