@@ -39,6 +39,7 @@ NEIGHBOURS = {
     "official": {"official_names"},
     "split": set(), "data": {"data_files", "split"}, "loader": {"decoding", "launching", "split"},
     "weights": {"safe_files", "weights_files", "weights_places"}, "weights_places": {"weights_files"},
+    "weights_findings": {"weights", "weights_files", "weights_places"},
     "loading": {"weights", "weights_files"}, "checkpoint": {"safe_files"},
     "runlog": {"launching", "safe_files"},
     "tables": {"launching"},

@@ -65,7 +65,7 @@ def _transformer(shapes: Shapes, heads: int | None) -> Architecture:
         name, timm_name, args = variant.name, variant.timm_name, variant.timm_args
     else:
         args = vit_args(layers=layers, hidden=hidden, mlp=mlp, heads=heads, patch_size=kernel)
-        name, timm_name = f"ViT ({layers} layers, {hidden} wide)/{kernel}", "vit_base_patch16_224"
+        name, timm_name = f"ViT ({layers} layers, {hidden} wide)", "vit_base_patch16_224"
         if blocks is not None:
             name, timm_name = f"ResNet ({'-'.join(map(str, blocks)) or 'stem'}) + {name}", HYBRID
             args |= {"resnet_blocks": list(blocks), "resnet_width": width}
@@ -80,7 +80,8 @@ def _transformer(shapes: Shapes, heads: int | None) -> Architecture:
         model_args=args | _tokens(shapes),
     )
     side = _side_of_grid(shapes) * arch.patch_size
-    return replace(arch, image_size=(side, side))
+    name = name if variant else f"{name}/{arch.patch_size}"
+    return replace(arch, name=name, image_size=(side, side))
 
 
 def _size(variant) -> tuple:

@@ -93,7 +93,7 @@ class OnnxNetwork(nn.Module):
 def _exported(model: nn.Module, image_size: tuple[int, int]) -> torch.onnx.ONNXProgram:
     images_BCHW = torch.zeros(2, 3, *image_size)  # two: of a batch of one the exporter makes a constant
     try:
-        # With a bias, fused attention leaves strides that the exporter's decompositions trip over (torch 2.15).
+        # With a bias, fused attention leaves strides that the exporter trips over (torch 2.15).
         with warnings.catch_warnings(action="ignore"), sdpa_kernel(SDPBackend.MATH):
             return torch.onnx.export(
                 model,

@@ -107,6 +107,8 @@ Method = Annotated[str, option("--method", MODEL,
     "paper: bilinear with aligned corners; timm: bicubic with antialias.", "NAME")]
 PatchSize = Annotated[int | None, option("--patch-size", MODEL,
     "Resize the patch embedding too, to patches of this many pixels (FlexiViT).", "PX", min=1)]
+Summary = Annotated[bool, option("--summary", RUN,
+    "Format, network, head, classes, tensors, and what is wrong with them; always shown.")]
 OverwriteFile = Annotated[bool, option("--overwrite", RUN, "Replace OUT if it exists.")]
 Topk = Annotated[int | None, option("--topk", RUN, "Classes a picture; 5 if left out.", "N", min=1)]
 Overwrite = Annotated[bool, option("--overwrite", RUN, "Delete an earlier run in --out first.")]

@@ -38,7 +38,7 @@ class Findings:
 
     place: Place
     stored: Stored
-    state: dict[str, Tensor]
+    state: dict[str, Tensor] = field(default_factory=dict)
     unused: tuple[str, ...] = ()
     about: About | None = None
     is_recognised: bool = False
@@ -71,11 +71,13 @@ def examine(ckpt: str, *, model_name: str | None) -> Findings:
     with blaming(ckpt):
         place = locate(ckpt)
         stored = read_stored(place.file)
-    found, content = Findings(place, stored, state=_floats(stored)), None
+    found, content = Findings(place, stored), None
     with found.step("the tensors"):
         content = in_timms_naming(stored)
         found.state, found.unused = content.state, content.unused
-    if content is not None:
+    if content is None:
+        found.state = _floats(stored)
+    else:
         _recognise(found, content, model_name)
     if found.about is not None:
         with found.step("the stored architecture"):

@@ -68,7 +68,8 @@ def export(
     console.note(f"{arch.name} ({weights.numerics}) to {format}: {preprocessing.summary()}, {origin}")
     class_names = weights.class_names if head else None
     exported = Exported(model.eval(), arch, preprocessing.as_dict(), class_names, weights.metadata)
-    notes = [*report.lines()[1:], *export_formats.losses(format, exported)]
+    notes = [f"resampled: {', '.join(report.resampled)}"] if report.resampled else []
+    notes += export_formats.losses(format, exported)
     with _workplace(target) as folder:
         path = folder / target.name
         export_formats.write(format, path, exported, names=names)
@@ -101,34 +102,29 @@ def export(
 
 def as_text(result: dict[str, Any]) -> str:
     """For a person."""
-    size, images = result["resolution"], result["images"]
+    size, agree, out = result["resolution"], result["top1_agreement"], result["out"]
     sides = str(size) if isinstance(size, int) else "x".join(map(str, size))
-    whose = "of the demo" if images == "demo" else "given"
-    agree, next_step = (
-        result["top1_agreement"],
-        {
-            "timm": f'timm.create_model("local-dir:{result["out"]}", pretrained=True)',
-            "onnx": "takes images (B, 3, H, W), normalised as its metadata says",
-        },
-    )
+    difference = f"{result['max_abs_difference']:.2g}, relative {result['max_rel_difference']:.2g}"
+    use = {
+        "timm": f'timm.create_model("local-dir:{out}", pretrained=True)',
+        "onnx": '"images" (B, 3, H, W), normalised as "preprocessing" in its metadata says',
+    }
     return pairs(
         [
             ("model", f"{result['model']} at {sides} px, {result['numerics']}"),
-            ("head", f"{result['num_classes']} classes" if result["num_classes"] else "none: features"),
-            ("compared on", f"{result['num_images']} pictures {whose}"),
-            (
-                "difference",
-                f"{result['max_abs_difference']:.2g}, relative {result['max_rel_difference']:.2g}",
-            ),
+            ("head", f"{result['num_classes']} classes" if result["num_classes"] else "none, features only"),
+            ("compared", f"{result['num_images']} pictures{' of the demo' * (result['images'] == 'demo')}"),
+            ("difference", difference),
             *([] if agree is None else [("same top-1", f"{agree:.2%}")]),
-            *(
-                ("written", f"{name}, {num_bytes / 1e6:.1f} MB")
-                for name, num_bytes in result["files"].items()
-            ),
-            ("as", f"{result['format']}: {result['out']}"),
-            ("next", next_step.get(result["format"], f"vit evaluate --ckpt {result['out']} --dataset DATA")),
+            ("written", f"{result['format']}: {out}"),
+            ("files", ", ".join(f"{name} ({_size(count)})" for name, count in result["files"].items())),
+            ("use", use.get(result["format"], f"--ckpt {out}")),
         ]
     )
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e6:.1f} MB" if num_bytes >= 1e6 else f"{num_bytes / 1e3:.1f} kB"
 
 
 def _check_out(target: Path, format: str, overwrite: bool) -> None:
@@ -191,10 +187,10 @@ def _checked(
             num_threads=loader.default_threads(1),
         )
     )
-    ours_NK = agreement.outputs(exported.model, batches, preprocessing, title="before", console=console)
+    ours_NK = agreement.outputs(exported.model, batches, preprocessing, title="checkpoint", console=console)
     theirs = export_formats.read_back(format, path)
     try:
-        theirs_NK = agreement.outputs(theirs, batches, preprocessing, title="after", console=console)
+        theirs_NK = agreement.outputs(theirs, batches, preprocessing, title="export", console=console)
     except WeightsError as error:
         raise _unlike(format, exported, "are not finite numbers") from error
     found = agreement.compare(ours_NK, theirs_NK, are_logits=exported.architecture.num_classes > 0)
