@@ -69,6 +69,8 @@ def test_paths_bytes_arrays_and_pil_images_are_the_same_picture(demo, tmp_path):
         assert torch.equal(demo.transform(same), expected)
     with pytest.raises(DataError):
         demo.transform(b"no picture")
+    with pytest.raises(DataError, match="float64"):
+        demo.transform(np.zeros((8, 8, 3)))
 
 
 def test_another_size_resamples_and_another_head_is_zero():

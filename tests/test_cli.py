@@ -16,7 +16,8 @@ from safetensors.torch import save_file
 from tests.conftest import Outcome, run
 
 COMMANDS = ["finetune", "pretrain", "evaluate", "predict", "recipes", "recipes list", "recipes show",
-            "recipes check", "recipes schema", "recipes copy", "models", "interpolate-posemb", "inspect"]  # fmt: skip
+            "recipes check", "recipes schema", "recipes copy", "models", "interpolate-posemb", "inspect",
+            "export"]  # fmt: skip
 FRESH = (
     "finetune",
     "--ckpt",

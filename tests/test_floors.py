@@ -16,11 +16,12 @@ FLOORS = [
      "losses", "optim", "transforms", "metrics", "figures", "costs", "model_card", "demo"},
     # 2 world
     {"safe_files", "data", "data_files", "split", "decoding", "loader", "checkpoint", "weights",
-     "weights_files", "weights_places", "weights_findings", "loading", "pictures", "onnx_files",
+     "weights_files", "weights_places", "weights_findings", "loading", "pictures",
+     "onnx_files", "export_formats",
      "runtime", "launching", "runlog",
      "console", "tables"},
     # 3 loops
-    {"train", "inference"},
+    {"train", "inference", "agreement"},
     # 4 commands
     {"commands." + name for name in
      ("__init__", "job", "session", "results", "pixels", "finetune", "pretrain", "evaluate",
@@ -43,13 +44,15 @@ NEIGHBOURS = {
     "loading": {"weights", "weights_files"}, "checkpoint": {"safe_files"},
     "runlog": {"launching", "safe_files"},
     "tables": {"launching"},
-    "train": set(), "inference": set(),
+    "train": set(), "inference": set(), "agreement": {"inference"},
+    "pictures": {"data_files", "split"},
+    "export_formats": {"loading", "onnx_files", "safe_files", "weights", "weights_files"},
     "commands.results": {"commands.job", "commands.pixels"},
     "commands.session": {"commands.job", "commands.pixels", "commands.results"},
     "commands.finetune": {"commands.job", "commands.session"},
     "commands.pretrain": {"commands.job", "commands.session"},
     "commands.evaluate": {"commands.pixels"},
-    "commands.predict": {"commands.pixels"},
+    "commands.predict": {"commands.pixels"}, "commands.export": {"commands.pixels"},
     "api": {"commands.pixels"}, "__init__": {"api"},
     "cli": {"cli_recipes", "cli_weights", "exits", "options"}, "cli_weights": {"options"},
     "cli_recipes": {"options"}, "__main__": {"cli"},

@@ -13,7 +13,7 @@ from vitcli import recipe
 from vitcli.architecture import Architecture
 from vitcli.commands.pixels import preprocessing_for, preprocessing_of
 from vitcli.decoding import decode
-from vitcli.errors import VitError
+from vitcli.errors import DataError, VitError
 from vitcli.loading import load
 from vitcli.model import architecture, build
 from vitcli.transforms import Preprocessing, to_model_range
@@ -67,7 +67,12 @@ class Transform:
         """
         if isinstance(picture, Image.Image):
             picture = np.array(ImageOps.exif_transpose(picture).convert("RGB"))
-        if not isinstance(picture, np.ndarray):
+        if isinstance(picture, np.ndarray):
+            if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[-1] != 3:
+                told = f"an array of {picture.dtype}, shape {picture.shape}"
+                raise DataError(f"{told}, is no picture", where="transform", fix="give uint8 RGB (H, W, 3)")
+            picture = np.require(picture, requirements="W")
+        else:
             where = "the given bytes" if isinstance(picture, bytes) else str(picture)
             data = picture if isinstance(picture, bytes) else Path(picture).read_bytes()
             picture = decode(data, where=lambda _: where, row=0)

@@ -81,3 +81,41 @@ def inspect(
 
     result = inspect.summarise(ckpt, model_name=model)
     return tables.show(result, as_json, inspect.as_text) or (0 if result["usable"] else 4)
+
+
+@app.command(epilog="Example: vit export runs/pets pets.onnx --images photos/")
+def export(
+    ckpt: CkptArgument,
+    out: Annotated[
+        str, typer.Argument(metavar="OUT", help="A .onnx, .npz or .safetensors file, or a folder for timm.")
+    ],
+    to: options.To = None,
+    res: options.ImageSize = None,
+    head: options.Head = True,
+    names: options.Names = "published",
+    images: options.Images = None,
+    model: options.ModelName = None,
+    overwrite: options.OverwriteFile = False,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
+) -> int:
+    """A checkpoint in another format: written, read back, and compared on pictures before it counts."""
+    if names not in ("published", "linen", "big_vision"):
+        raise typer.BadParameter(f"{names} is not published, linen or big_vision", param_hint="--names")
+    image_size = options.height_and_width(res)
+    from vitcli.commands.export import as_text, export
+
+    result = export(
+        ckpt,
+        out,
+        to=to,
+        model_name=model,
+        image_size=image_size,
+        head=head,
+        names=names,
+        pictures=images or (),
+        overwrite=overwrite,
+        quiet=quiet,
+    )
+    return tables.show(result, as_json, as_text)

@@ -1,7 +1,6 @@
 """The formats of `vit export`: what each cannot say, how it is written, and how it is read back."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,46 +71,53 @@ def format_of(to: str | None, out: Path, *, names: str) -> str:
 
 def check_expressible(format: str, arch: Architecture) -> None:
     """Refuse a network that the format has no words for, which would come back as another one."""
-    if format == "timm":
-        unsaid = _unknown_to_timm(arch)
-        fix = "export to safetensors or onnx" + (", or without the head" if arch.pre_logits else "")
-    elif format == "npz":
-        unsaid, fix = _unsaid_in_npz(arch), "export to safetensors, timm or onnx"
-        if not unsaid and arch.patch_grid and len(set(arch.patch_grid)) > 1:
-            height, width = arch.image_size
-            unsaid, fix = f"images of {height}x{width}", f"give a square --res, or {fix}"
-    else:
+    unsaid = _unsaid(format, arch)
+    if not unsaid:
         return
-    if unsaid:
-        says = "timm has" if format == "timm" else "the authors' .npz has"
-        raise VitError(f"{says} no way to say: {unsaid}", where=f"--to {format}, {arch.name}", fix=fix)
+    others = [other for other in SUFFIXES if not _unsaid(other, arch)]
+    fix = f"export to {' or '.join(others)}"
+    if format == "timm" and arch.pre_logits:
+        fix += ", or without the head (--no-head)"
+    if format == "npz" and unsaid == _oblong(arch):
+        fix += ", or give a square --res"
+    says = "timm has" if format == "timm" else "the authors' .npz has"
+    raise VitError(f"{says} no way to say: {unsaid}", where=f"--to {format}, {arch.name}", fix=fix)
 
 
-def _unknown_to_timm(arch: Architecture) -> str | None:
-    if arch.pre_logits:
-        return "a representation layer before the head (pre-logits)"
-    if not positions.is_timms(arch.posemb, arch.posemb_at):
-        return _position_embeddings(arch)
+def _unsaid(format: str, arch: Architecture) -> str | None:
+    """The first thing about the network that the format cannot express."""
+    match format:
+        case "timm":
+            has_layer = "a representation layer before the head (pre-logits)" if arch.pre_logits else None
+            is_timms = positions.is_timms(arch.posemb, arch.posemb_at)
+            return has_layer or (None if is_timms else _position_embeddings(arch))
+        case "npz":
+            is_papers = (arch.posemb, arch.posemb_at) == ("1d", "stem")
+            return _arithmetic(arch) or (None if is_papers else _position_embeddings(arch)) or _oblong(arch)
     return None
 
 
-def _unsaid_in_npz(arch: Architecture) -> str | None:
-    """An .npz holds no words, only arrays: whoever reads it takes the authors' arithmetic."""
+def _arithmetic(arch: Architecture) -> str | None:
+    """An .npz holds arrays and not a word: whoever reads it takes the authors' arithmetic."""
     if arch.gelu not in ("tanh", "none"):
         arithmetic = {"erf": "the exact (erf) GELU", "timm": "a network as timm defines it"}[arch.gelu]
         return f"{arithmetic}; it means the tanh GELU and the authors' epsilons"
     if arch.norm_eps != PAPERS_NORM_EPS:
         return f"layer norms with an epsilon of {arch.norm_eps:g}; it means {PAPERS_NORM_EPS:g}"
-    if (arch.posemb, arch.posemb_at) != ("1d", "stem"):
-        return _position_embeddings(arch)
     return None
+
+
+def _oblong(arch: Architecture) -> str | None:
+    """Readers of an .npz take the root of the number of patches for the side of their grid."""
+    is_square = arch.patch_grid is None or len(set(arch.patch_grid)) == 1
+    return None if is_square else "images of {}x{}".format(*arch.image_size)
 
 
 def _position_embeddings(arch: Architecture) -> str:
     return f"position embeddings {arch.posemb!r} at {arch.posemb_at!r}"
 
 
-def losses(format: str, exported: Exported) -> Sequence[str]:
+def caveats(format: str, exported: Exported) -> list[str]:
     """What is left out or read only under a condition, for a person."""
     arch, told = exported.architecture, []
     if format == "npz":
@@ -119,9 +125,7 @@ def losses(format: str, exported: Exported) -> Sequence[str]:
     if format == "timm" and arch.timm_name in (BIT, HYBRID):
         told.append(f"timm knows {arch.timm_name} once vitcli is imported, not without it")
     if format == "timm" and arch.is_of_the_paper and arch.norm_eps != PAPERS_NORM_EPS:
-        told.append(
-            f"layer norms add {arch.norm_eps:g} here and {PAPERS_NORM_EPS:g} in timm, if barely to be seen"
-        )
+        told.append(f"layer norms add {arch.norm_eps:g} here and {PAPERS_NORM_EPS:g} in timm")
     return told
 
 

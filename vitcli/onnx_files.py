@@ -5,7 +5,9 @@ without a head they are features (B, D). Letters: B batch, K classes, D hidden w
 """
 
 import warnings
+from contextlib import redirect_stdout
 from importlib import import_module
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -94,12 +96,16 @@ def _exported(model: nn.Module, image_size: tuple[int, int]) -> torch.onnx.ONNXP
     images_BCHW = torch.zeros(2, 3, *image_size)  # two: of a batch of one the exporter makes a constant
     try:
         # With a bias, fused attention leaves strides that the exporter trips over (torch 2.15).
-        with warnings.catch_warnings(action="ignore"), sdpa_kernel(SDPBackend.MATH):
+        with (
+            sdpa_kernel(SDPBackend.MATH),
+            warnings.catch_warnings(action="ignore"),
+            redirect_stdout(StringIO()),
+        ):
             return torch.onnx.export(
                 model,
                 (images_BCHW,),
                 dynamo=True,
-                verbose=False,  # it would talk on standard output
+                verbose=False,
                 input_names=["images"],
                 output_names=["logits"],
                 dynamic_shapes=({0: torch.export.Dim("batch")},),

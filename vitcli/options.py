@@ -107,6 +107,13 @@ Method = Annotated[str, option("--method", MODEL,
     "paper: bilinear with aligned corners; timm: bicubic with antialias.", "NAME")]
 PatchSize = Annotated[int | None, option("--patch-size", MODEL,
     "Resize the patch embedding too, to patches of this many pixels (FlexiViT).", "PX", min=1)]
+To = Annotated[str | None, option("--to", MODEL,
+    "timm, onnx, npz or safetensors; by the ending of OUT if left out.", "FORMAT")]
+Head = Annotated[bool, option("--head/--no-head", MODEL, "--no-head leaves the features.")]
+Names = Annotated[str, option("--names", MODEL,
+    "Names inside an .npz: published (those of the released files), linen or big_vision.", "NAMES")]
+Images = Annotated[list[str] | None, option("--images", DATA,
+    "Pictures to compare with: a file, folder or glob; repeatable. The demo's if left out.", "PICTURES")]
 Summary = Annotated[bool, option("--summary", RUN,
     "Format, network, head, classes, tensors, and what is wrong with them; always shown.")]
 OverwriteFile = Annotated[bool, option("--overwrite", RUN, "Replace OUT if it exists.")]

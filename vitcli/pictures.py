@@ -12,8 +12,11 @@ from vitcli.errors import DataError
 from vitcli.split import Split
 
 
-def find_pictures(pictures: Sequence[str]) -> list[str]:
+def find_pictures(pictures: Sequence[str], *, where: str) -> list[str]:
     """Every picture that files, folders and globs name, each once, in the order given.
+
+    Args:
+        where: the option or argument that they come from.
 
     Raises:
         DataError: a name that leads to no picture.
@@ -29,7 +32,7 @@ def find_pictures(pictures: Sequence[str]) -> list[str]:
         if not here:
             raise DataError(
                 f"no picture is found under {name!r}",
-                where="PICTURES",
+                where=where,
                 fix="a file, a folder of pictures, or a glob",
             )
         found.update(dict.fromkeys(here))

@@ -56,20 +56,15 @@ def export(
     """
     began_at = time.perf_counter()
     console, target = Console(quiet=quiet), Path(os.path.abspath(out))
-    format = export_formats.format_of(to, target, names=names)
-    _check_out(target, format, overwrite)
-    if format == "onnx":
-        onnx_files.check_installed()
+    format = _checked_format(to, target, names=names, overwrite=overwrite)
     split = _opened(pictures, console)
     weights = read_weights(ckpt, model_name=model_name)
     preprocessing, origin = _preprocessing(weights, image_size)
-    model, arch, report = load(weights, image_size=preprocessing.image_size, num_classes=None if head else 0)
+    exported, notes = _to_export(weights, preprocessing, head=head)
+    arch = exported.architecture
     export_formats.check_expressible(format, arch)
     console.note(f"{arch.name} ({weights.numerics}) to {format}: {preprocessing.summary()}, {origin}")
-    class_names = weights.class_names if head else None
-    exported = Exported(model.eval(), arch, preprocessing.as_dict(), class_names, weights.metadata)
-    notes = [f"resampled: {', '.join(report.resampled)}"] if report.resampled else []
-    notes += export_formats.losses(format, exported)
+    notes += export_formats.caveats(format, exported)
     with _workplace(target) as folder:
         path = folder / target.name
         export_formats.write(format, path, exported, names=names)
@@ -92,11 +87,17 @@ def export(
         "num_classes": arch.num_classes,
         "num_images": len(split),
         "images": list(pictures) or "demo",
+        **_compared(found),
+        "elapsed_s": time.perf_counter() - began_at,
+        "notes": notes,
+    }
+
+
+def _compared(found: Agreement) -> dict[str, Any]:
+    return {
         "max_abs_difference": found.max_difference,
         "max_rel_difference": found.max_rel_difference,
         "top1_agreement": found.top1,
-        "elapsed_s": time.perf_counter() - began_at,
-        "notes": notes,
     }
 
 
@@ -127,6 +128,15 @@ def _size(num_bytes: int) -> str:
     return f"{num_bytes / 1e6:.1f} MB" if num_bytes >= 1e6 else f"{num_bytes / 1e3:.1f} kB"
 
 
+def _checked_format(to: str | None, target: Path, *, names: str, overwrite: bool) -> str:
+    """The format, once nothing but the network can stand in its way."""
+    format = export_formats.format_of(to, target, names=names)
+    _check_out(target, format, overwrite)
+    if format == "onnx":
+        onnx_files.check_installed()
+    return format
+
+
 def _check_out(target: Path, format: str, overwrite: bool) -> None:
     """Refuse a place where something is that would be lost, before any work is done."""
     fix = "choose another name"
@@ -153,7 +163,7 @@ def _opened(pictures: Sequence[str], console: Console) -> Split:
     if not pictures:
         columns = {"image_column": None, "label_column": None}
         return data.open_eval("demo", f"test[:{DEMO_PICTURES}]", **columns, dev_cut=None)
-    files = find_pictures(pictures)
+    files = find_pictures(pictures, where="--images")
     if len(files) > MAX_PICTURES:
         console.note(f"{len(files)} pictures are given, of which the first {MAX_PICTURES} are compared")
     return as_split(files[:MAX_PICTURES])
@@ -164,6 +174,14 @@ def _preprocessing(weights: Weights, image_size: tuple[int, int] | None) -> tupl
     shorthands = {"data.image_size": "{}x{}".format(*image_size)} if image_size else {}
     resolved = recipe.load("evaluate/default", (), shorthands, training=False)
     return preprocessing_for(weights, resolved, recipe_name=None, overrides=(), shorthands=shorthands)
+
+
+def _to_export(weights: Weights, preprocessing: Preprocessing, *, head: bool) -> tuple[Exported, list[str]]:
+    """The network for these pixels, and what was done to it."""
+    model, arch, report = load(weights, image_size=preprocessing.image_size, num_classes=None if head else 0)
+    class_names = weights.class_names if head else None
+    notes = [f"resampled: {', '.join(report.resampled)}"] if report.resampled else []
+    return Exported(model.eval(), arch, preprocessing.as_dict(), class_names, weights.metadata), notes
 
 
 def _checked(
@@ -201,8 +219,9 @@ def _checked(
 
 
 def _unlike(format: str, exported: Exported, how: str) -> CheckFailed:
+    known = "".join(f"; {caveat}" for caveat in export_formats.caveats(format, exported))
     return CheckFailed(
-        f"the outputs of what was written as {format} {how}",
+        f"the outputs of what was written as {format} {how}{known}",
         where=f"--to {format}, {exported.architecture.name}",
         fix="nothing was kept; export to another format, such as safetensors, and please report it",
     )

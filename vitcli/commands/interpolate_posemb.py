@@ -11,6 +11,7 @@ from vitcli import positions
 from vitcli.architecture import Architecture
 from vitcli.costs import forward_macs
 from vitcli.errors import VitError, WeightsError
+from vitcli.export_formats import check_expressible
 from vitcli.loading import num_prefix_rows
 from vitcli.model import check_image_size
 from vitcli.official import SPELLINGS, to_official
@@ -174,12 +175,7 @@ def _write(path: Path, state: dict[str, Tensor], arch: Architecture, weights: We
             metadata={**weights.metadata, "interpolated_from": weights.source},
         )
         return
-    if arch.gelu != "tanh" or len(set(arch.patch_grid)) > 1 or len(set(arch.image_size)) > 1:
-        raise VitError(
-            "an official .npz file says no grid and no GELU: it means a square and the tanh form",
-            where=f"OUT {path}",
-            fix="end OUT in .safetensors",
-        )
+    check_expressible("npz", arch)
     arrays = to_official(state, heads=arch.model_args.get("num_heads"), spelling=SPELLINGS[0])
     replace_file(path, lambda temporary: write_npz(temporary, arrays))
 

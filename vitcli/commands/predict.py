@@ -26,7 +26,7 @@ def predict(
         raise VitError(
             "no checkpoint is named", where="--ckpt", fix="--ckpt RUN, a weights file, timm/NAME or demo"
         )
-    files = find_pictures(pictures)
+    files = find_pictures(pictures, where="PICTURES")
     precision = "fp32" if resolved.precision.compute == "auto" else resolved.precision.compute
     machine = runtime.start(precision)
     console = Console(quiet=quiet, is_main=machine.is_main)
