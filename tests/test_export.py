@@ -246,9 +246,9 @@ def test_another_image_size_is_the_papers_resampling_and_is_stored(to_export, tm
 @pytest.mark.parametrize(
     ("arch", "out", "reason", "advice"),
     [
-        (vit(pre_logits=True), "out", "representation layer", "onnx or npz or safetensors, or without the head"),
+        (vit(pre_logits=True), "out", "representation layer", "npz or safetensors, or without the head"),
         (vit(posemb="2d"), "out", "position embeddings '2d' at 'stem'", "to onnx or safetensors"),
-        (vit(posemb="1d", posemb_at="every_layer"), "out.npz", "'1d' at 'every_layer'", "to onnx or safetensors"),
+        (vit(posemb="1d", posemb_at="every_layer"), "out.npz", "'1d' at 'every_layer'", "to onnx"),
         (vit(gelu="erf"), "out.npz", r"exact \(erf\) GELU", "to timm or onnx or safetensors"),
         (vit(gelu="erf", pre_logits=True), "out.npz", r"exact \(erf\) GELU", "to onnx or safetensors"),
         (vit(gelu="timm"), "out.npz", "as timm defines it", "to timm or onnx or safetensors"),
