@@ -25,9 +25,10 @@ def step(model, optimizer) -> None:
     optimizer.step()
 
 
-def save(run_dir, number, net, keep=2, **state) -> None:
+def save(run_dir, number, net, keep=2, milestone_every=0, **state) -> None:
     model, optimizer = net
-    checkpoint.save(run_dir, number, model=model, optimizer=optimizer, average=None, state=state, keep=keep)
+    tensors = checkpoint.copied(model, optimizer, None)
+    checkpoint.save(run_dir, number, tensors, state=state, keep=keep, milestone_every=milestone_every)
 
 
 def put_back(run_dir) -> None:
@@ -61,6 +62,28 @@ def test_only_the_newest_are_kept(tmp_path, net):
         "step_0000003",
         "step_0000010",
     ]
+
+
+def test_milestones_are_kept_for_ever(tmp_path, net):
+    for number in range(1, 8):
+        save(tmp_path, number, net, keep=1, milestone_every=3)
+
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [
+        "step_0000003",
+        "step_0000006",
+        "step_0000007",
+    ]
+
+
+def test_a_copy_is_of_its_moment(net):
+    model, optimizer = net
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    copied = checkpoint.copied(model, optimizer, dict(model.state_dict()))
+    step(model, optimizer)
+
+    for kind in ("model", "average"):
+        assert all(torch.equal(copied[kind][name], before[name]) for name in before)
+        assert not torch.equal(copied[kind]["0.weight"], model.state_dict()["0.weight"])
 
 
 def test_a_folder_without_checkpoints_has_none(tmp_path):

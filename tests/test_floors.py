@@ -9,22 +9,22 @@ PACKAGE = Path(__file__).resolve().parent.parent / "vitcli"
 FLOORS = [
     # 0 words
     {"errors", "order", "schedule", "variants", "architecture",
-     "recipe", "recipe_schema", "recipe_text", "recipe_mistakes"},
+     "recipe", "recipe_schema", "recipe_rules", "recipe_text", "recipe_mistakes"},
     # 1 maths
     {"model", "backbones", "initialisation", "posemb", "positions",
      "conversion", "official", "official_names", "huggingface",
-     "losses", "optim", "transforms", "metrics", "figures", "costs", "model_card", "demo"},
+     "masked_patch", "least_squares", "losses", "optim", "transforms", "metrics", "figures", "costs", "model_card", "demo"},
     # 2 world
     {"safe_files", "data", "data_files", "split", "decoding", "loader", "checkpoint", "weights",
      "weights_files", "weights_places", "weights_findings", "loading", "pictures",
-     "onnx_files", "export_formats",
+     "onnx_files", "export_formats", "gradients", "saving", "shards", "shard_tar", "shard_parquet",
      "runtime", "launching", "runlog",
      "console", "tables"},
     # 3 loops
     {"train", "inference", "agreement"},
     # 4 commands
     {"commands." + name for name in
-     ("__init__", "job", "session", "results", "pixels", "finetune", "pretrain", "evaluate",
+     ("__init__", "job", "session", "state", "results", "pixels", "finetune", "pretrain", "evaluate",
       "predict", "recipes", "models", "interpolate_posemb", "inspect", "export")} | {"api"},
     # 5 door
     {"cli", "cli_recipes", "cli_weights", "options", "exits", "__main__", "__init__"},
@@ -33,8 +33,8 @@ FLOORS = [
 NEIGHBOURS = {
     "schedule": {"errors"}, "variants": {"errors"}, "recipe_schema": {"errors"},
     "recipe_text": {"errors", "recipe_schema"},
-    "recipe_mistakes": {"errors", "recipe_schema", "recipe_text"},
-    "recipe": {"errors", "recipe_schema", "recipe_text", "recipe_mistakes"},
+    "recipe_mistakes": {"errors", "recipe_rules", "recipe_schema", "recipe_text"},
+    "recipe": {"errors", "recipe_rules", "recipe_schema", "recipe_text", "recipe_mistakes"},
     "architecture": {"errors", "variants"},
     "costs": {"model"}, "model": {"backbones", "initialisation", "positions"}, "positions": {"posemb"},
     "official": {"official_names"},
@@ -45,10 +45,12 @@ NEIGHBOURS = {
     "runlog": {"launching", "safe_files"},
     "tables": {"launching"},
     "train": set(), "inference": set(), "agreement": {"inference"},
+    "gradients": {"runtime"}, "saving": {"runtime"},
     "pictures": {"data_files", "split"},
     "export_formats": {"loading", "onnx_files", "safe_files", "weights", "weights_files"},
     "commands.results": {"commands.job", "commands.pixels"},
-    "commands.session": {"commands.job", "commands.pixels", "commands.results"},
+    "commands.state": {"commands.job"},
+    "commands.session": {"commands.job", "commands.pixels", "commands.results", "commands.state"},
     "commands.finetune": {"commands.job", "commands.session"},
     "commands.pretrain": {"commands.job", "commands.session"},
     "commands.evaluate": {"commands.pixels"},

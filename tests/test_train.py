@@ -11,10 +11,12 @@ import torch
 from tests.conftest import SHARED
 from vitcli import losses, optim, runlog, runtime
 from vitcli.console import Console
+from vitcli.gradients import DdpSum, PairwiseSum
 from vitcli.loader import Batch
 from vitcli.loading import load_into
 from vitcli.model import build, reset_head
 from vitcli.official import from_official
+from vitcli.saving import Saver
 from vitcli.schedule import Plan, lr_at_step
 from vitcli.train import Progress, train
 from vitcli.weights import read_weights
@@ -27,12 +29,13 @@ TOLERANCES = {"finetune": (1e-4, 1e-3, 1e-5), "pretrain": (3e-4, 2e-3, 5e-5)}
 
 
 @pytest.mark.skipif(not RUNS, reason="the golden trajectories are not here; VIT_TEST_DATA names their folder")
+@pytest.mark.parametrize("gradients", [DdpSum, PairwiseSum])
 @pytest.mark.parametrize("name", FLOAT32 or ["none"])
-def test_the_loop_follows_the_authors_trajectory(name, tmp_path):
+def test_the_loop_follows_the_authors_trajectory(name, gradients, tmp_path):
     said, golden = RUNS[name], np.load(HOME / f"{name}.npz")
     for_loss, for_norm, for_weights = TOLERANCES[said["kind"]]
 
-    model, records = trained(said, tmp_path)
+    model, records = trained(said, tmp_path, gradients)
 
     np.testing.assert_allclose([record["loss"] for record in records], golden["loss"], atol=for_loss, rtol=0)
     np.testing.assert_allclose(
@@ -50,7 +53,7 @@ def test_the_loop_follows_the_authors_trajectory(name, tmp_path):
         torch.testing.assert_close(ours, value, atol=for_weights, rtol=0)
 
 
-def trained(said: dict, folder: Path) -> tuple[torch.nn.Module, list[dict]]:
+def trained(said: dict, folder: Path, gradients) -> tuple[torch.nn.Module, list[dict]]:
     """Our loop on the run's weights, data and settings; the model after it, and what was logged."""
     weights = read_weights(str(HOME / "init.npz"))
     model = build(weights.architecture, dropout=0.0)
@@ -75,17 +78,21 @@ def trained(said: dict, folder: Path) -> tuple[torch.nn.Module, list[dict]]:
     plan = Plan(
         len(data["stream"]), said["warmup_steps"], batch_size, batch_size // parts, parts, 1, 40, 160, None
     )
+    machine = runtime.start("fp32")
     with runlog.RunFolder(folder / "run") as run:
         train(
-            runtime=runtime.start("fp32"),
+            runtime=machine,
             model=model,
             optimizer=optimizer,
             average=None,
             batches=batches(data, parts),
-            loss_fn=losses.loss_fn(said["loss_name"].removesuffix("_xent"), label_smoothing=0.0),
+            objective=losses.supervised(
+                losses.loss_fn(said["loss_name"].removesuffix("_xent"), label_smoothing=0.0), mixup=0.0
+            ),
             mean=(0.0,) * 3,  # the images are in [-1, 1] already: leave them
             std=(1 / 255,) * 3,
             plan=plan,
+            gradients=gradients(model, machine, parts=parts),
             lr_at=partial(
                 lr_at_step,
                 base_lr=said["lr"] if is_adam else said["base_lr"],
@@ -100,7 +107,7 @@ def trained(said: dict, folder: Path) -> tuple[torch.nn.Module, list[dict]]:
             eval_every=0,
             save_every=0,
             evaluate=dict,
-            save=lambda: None,
+            saver=Saver(machine, take=lambda: None, write=lambda _: None, every_minutes=None),
             folder=run,
             console=Console(quiet=True),
             progress=Progress(),

@@ -35,36 +35,47 @@ class Checkpoint:
     state: dict[str, Any]
 
 
+Tensors = dict[str, dict[str, Tensor]]  # "model", "optimizer" and perhaps "average"
+
+
+def copied(model: nn.Module, optimizer: torch.optim.Optimizer, average: dict[str, Tensor] | None) -> Tensors:
+    """Everything of a step that is tensors, copied to main memory: the run may go on while it is written."""
+    tensors = {"model": model.state_dict(), "optimizer": optimizer_tensors(model, optimizer)}
+    if average is not None:
+        tensors["average"] = average
+    return {
+        kind: {name: value.detach().to("cpu", copy=True).contiguous() for name, value in values.items()}
+        for kind, values in tensors.items()
+    }
+
+
 def save(
     run_dir: Path,
     step: int,
+    tensors: Tensors,
     *,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    average: dict[str, Tensor] | None,
     state: dict[str, Any],
     keep: int,
+    milestone_every: int,
 ) -> None:
-    """Write the checkpoint of `step` done steps, then delete all but the newest `keep`.
+    """Write the checkpoint of `step` done steps, then delete all but the newest `keep` and the milestones.
+
+    Args:
+        tensors: as `copied` has made them.
+        milestone_every: multiples of this many steps are kept for ever; 0 for none.
 
     Raises:
         MachineError: the disk is full or cannot be written; what was there before is still there.
         NotFiniteError: a tensor is not finite; nothing is written.
     """
     folder = _home(run_dir)
-    tensors = {"model": model.state_dict(), "optimizer": optimizer_tensors(model, optimizer)}
-    if average is not None:
-        tensors["average"] = average
     _refuse_ruined(tensors, step)
     temporary = folder / f"{TEMPORARY}{step}-{os.getpid()}"
     try:
         folder.mkdir(exist_ok=True)
         temporary.mkdir()
         for name, values in tensors.items():
-            save_file(
-                {key: value.detach().cpu().contiguous() for key, value in values.items()},
-                temporary / f"{name}.safetensors",
-            )
+            save_file(values, temporary / f"{name}.safetensors")
         (temporary / "state.json").write_text(json.dumps({"step": step, **state}))
         write_manifest(temporary)
         if (folder / _name(step)).exists():
@@ -72,7 +83,8 @@ def save(
         temporary.rename(folder / _name(step))
         sync(folder)
         for old in _folders(run_dir)[keep:]:
-            _delete(old)
+            if not milestone_every or _step(old) % milestone_every:
+                _delete(old)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
         raise _cannot_write(folder, error) from error

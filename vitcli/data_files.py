@@ -121,7 +121,7 @@ def _table_files(root: Path, files: list[Path]) -> Tables:
     by_split: dict[str, list[str]] = {}
     for file in files:
         # Escaped, because the library takes brackets and stars in a name for a pattern.
-        by_split.setdefault(_split_of(file.relative_to(root)), []).append(glob.escape(str(file)))
+        by_split.setdefault(split_of(file.relative_to(root)), []).append(glob.escape(str(file)))
 
     def read(name: str) -> datasets.Dataset:
         try:
@@ -132,11 +132,12 @@ def _table_files(root: Path, files: list[Path]) -> Tables:
     return Tables({name: lambda name=name: read(name) for name in by_split}, root)
 
 
-def _split_of(file: Path) -> str:
+def split_of(file: Path, default: str | None = "train") -> str | None:
+    """The split that a file's path inside its data set says: the first such word in it, else `default`."""
     words = [
         word for part in file.with_suffix("").parts for word in part.lower().replace("_", "-").split("-")
     ]
-    return next((SPLIT_WORDS[word] for word in words if word in SPLIT_WORDS), "train")
+    return next((SPLIT_WORDS[word] for word in words if word in SPLIT_WORDS), default)
 
 
 def _unreadable(file: Path, error: Exception) -> DataError:

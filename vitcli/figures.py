@@ -3,6 +3,7 @@
 from typing import Any
 
 import matplotlib
+import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -44,6 +45,27 @@ def training_curves(records: list[dict[str, Any]]) -> dict[str, Figure]:
             accuracy.axes[0].legend()
             figures["accuracy"] = accuracy
     return figures
+
+
+def masked_patch_grid(views: list[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> Figure:
+    """A row for each picture: itself, with its corrupted patches, and with what was predicted of these.
+
+    Args:
+        views: (H, W, 3) uint8, all of one size; see `masked_patch.MaskedPatchModel.views`.
+    """
+    height, width = views[0][0].shape[:2]
+    side = STYLE["figure.figsize"][0] / 3
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(3 * side, len(views) * side * height / width + 0.25), layout="constrained")
+        figure.get_layout_engine().set(w_pad=0.02, h_pad=0.02, wspace=0, hspace=0)
+        grid = figure.subplots(len(views), 3, squeeze=False)
+        for title, axes in zip(("picture", "corrupted", "predicted"), grid[0], strict=True):
+            axes.set_title(title, fontsize=10)
+        for row, pictures in zip(grid, views, strict=True):
+            for axes, picture in zip(row, pictures, strict=True):
+                axes.imshow(picture, interpolation="nearest")
+                axes.set_axis_off()
+    return figure
 
 
 def _line(steps: list[int], values: list[float], unit: str, label: str = "", marker: str = "") -> Figure:

@@ -38,6 +38,7 @@ def load(
     num_classes: int | None = None,
     gelu: str | None = None,
     dropout: float = 0.0,
+    drop_path: float = 0.0,
     posemb_method: str = "paper",
 ) -> tuple[nn.Module, Architecture, LoadReport]:
     """A network with these weights, on the CPU and in training mode.
@@ -46,7 +47,7 @@ def load(
         image_size: height and width in pixels; the weights' own if None.
         num_classes: of a fresh head of zeros (paper, section 3.2); None keeps the weights' own head.
         gelu: another form of it than the weights were made with.
-        dropout: see `model.build`.
+        dropout, drop_path: see `model.build`.
         posemb_method: how position embeddings are resampled, see `posemb.resample_posemb`.
 
     Raises:
@@ -61,7 +62,7 @@ def load(
             check_image_size(arch)
     else:
         arch = adapted(own, image_size=size, num_classes=num_classes, gelu=gelu)
-    model = build(arch, dropout=dropout)
+    model = build(arch, dropout=dropout, drop_path=drop_path)
     report = load_into(model, arch, weights, new_head=num_classes is not None, posemb_method=posemb_method)
     return model, arch, report
 

@@ -1,20 +1,41 @@
-"""The two training losses. K: classes, B: batch. Both average over the batch."""
+"""What training minimises, averaged over the batch. K: classes, B: batch, M: most labels of an image."""
 
-from torch import Tensor
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
 from torch.nn import functional as F
 
+Loss = Callable[[Tensor, Tensor], Tensor]  # (logits_BK, labels_B or labels_BM) -> scalar
+Objective = Callable[[nn.Module, Tensor, Tensor], Tensor]  # (model, images_BCHW, labels) -> scalar
 
-def loss_fn(name: str, *, label_smoothing: float):
-    """The loss of a recipe's `objective.loss`: (logits_BK, labels_B) -> scalar."""
+
+def supervised(loss: Loss, *, mixup: float) -> Objective:
+    """The loss of the model's logits; with `mixup`, of mixed pictures.
+
+    Every picture then is `share` of itself and the rest of its neighbour in the batch, and so is its loss:
+    with both losses here that is the loss of the mixed targets. `share` is drawn once a batch from
+    Beta(mixup, mixup), the larger side, as in the authors' later code (big_vision).
+    """
+
+    def objective(model: nn.Module, images_BCHW: Tensor, labels: Tensor) -> Tensor:
+        if not mixup:
+            return loss(model(images_BCHW), labels)
+        drawn = float(torch.distributions.Beta(mixup, mixup).sample())  # on the CPU, whatever the device
+        share = max(drawn, 1 - drawn)
+        logits_BK = model(torch.lerp(images_BCHW.roll(1, dims=0), images_BCHW, share))
+        return share * loss(logits_BK, labels) + (1 - share) * loss(logits_BK, labels.roll(1, dims=0))
+
+    return objective
+
+
+def loss_fn(name: str, *, label_smoothing: float) -> Loss:
+    """The loss of a recipe's `objective.loss`."""
     match name:
         case "softmax":
-            return lambda logits_BK, labels_B: softmax_xent(
-                logits_BK, labels_B, label_smoothing=label_smoothing
-            )
+            return lambda logits_BK, labels: softmax_xent(logits_BK, labels, label_smoothing=label_smoothing)
         case "sigmoid":
-            return lambda logits_BK, labels_B: sigmoid_xent(
-                logits_BK, labels_B, label_smoothing=label_smoothing
-            )
+            return lambda logits_BK, labels: sigmoid_xent(logits_BK, labels, label_smoothing=label_smoothing)
 
 
 def softmax_xent(logits_BK: Tensor, labels_B: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
@@ -22,12 +43,20 @@ def softmax_xent(logits_BK: Tensor, labels_B: Tensor, *, label_smoothing: float 
     return F.cross_entropy(logits_BK.float(), labels_B, label_smoothing=label_smoothing)
 
 
-def sigmoid_xent(logits_BK: Tensor, labels_B: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
+def sigmoid_xent(logits_BK: Tensor, labels: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
     """K independent yes-or-no questions, summed over the classes (the authors' ImageNet-21k pre-training).
 
+    `labels` is (B,), or (B, M) where an image has several right classes, filled up with -1.
     `label_smoothing` e makes the targets e and 1 - e. A zero head gives K ln 2.
     """
-    targets_BK = F.one_hot(labels_B, logits_BK.shape[-1]).to(logits_BK.device, logits_BK.float().dtype)
+    targets_BK = multi_hot(labels, logits_BK.shape[-1]).to(logits_BK.device)
     targets_BK = targets_BK * (1 - 2 * label_smoothing) + label_smoothing
     losses_BK = F.binary_cross_entropy_with_logits(logits_BK.float(), targets_BK, reduction="none")
     return losses_BK.sum(dim=-1).mean()
+
+
+def multi_hot(labels: Tensor, num_classes: int) -> Tensor:
+    """(B, K) float32, 1 for each right class; -1 among the labels is none."""
+    labels_BM = labels[:, None] if labels.ndim == 1 else labels
+    hot_BK1 = torch.zeros(len(labels_BM), num_classes + 1, device=labels.device)  # the last is that of -1
+    return hot_BK1.scatter_(1, labels_BM.where(labels_BM >= 0, num_classes), 1.0)[:, :num_classes]

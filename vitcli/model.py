@@ -179,7 +179,7 @@ def takes_image_size(timm_name: str) -> bool:
     return bool(known and known.fixed_input_size)
 
 
-def build(arch: Architecture, *, dropout: float, init: str = "paper") -> nn.Module:
+def build(arch: Architecture, *, dropout: float, drop_path: float = 0.0, init: str = "paper") -> nn.Module:
     """A fresh network; its numbers follow from torch's global seed.
 
     A network of the paper is initialised as in the authors' code unless `init` is "timm", all others as in
@@ -188,13 +188,14 @@ def build(arch: Architecture, *, dropout: float, init: str = "paper") -> nn.Modu
     Args:
         arch: which network.
         dropout: share dropped after the position embeddings, the attention's projection and both MLP layers.
+        drop_path: probability that the last block is skipped, rising linearly from 0 at the first.
         init: "paper" or "timm".
 
     Raises:
         VitError: timm cannot build this, such as a network without these places for dropout.
     """
     is_ours = arch.is_of_the_paper and init == "paper"
-    model = _network(arch, dropout=dropout, skip_init=is_ours)
+    model = _network(arch, dropout=dropout, drop_path=drop_path, skip_init=is_ours)
     if is_ours:
         init_as_the_authors(model)
     _zero(model.get_classifier())
@@ -216,7 +217,7 @@ def reset_head(model: nn.Module, num_classes: int) -> None:
 def expected_tensors(arch: Architecture) -> dict[str, torch.Size]:
     """Names and shapes of the network's state dict, in its order, without making the numbers."""
     with torch.device("meta"):
-        state = _network(arch, dropout=0.0, skip_init=True).state_dict()
+        state = _network(arch, dropout=0.0, drop_path=0.0, skip_init=True).state_dict()
     return {name: tensor.shape for name, tensor in state.items()}
 
 
@@ -227,9 +228,11 @@ def head_names(arch: Architecture) -> tuple[str, ...]:
     return tuple(f"{name}." for name in ([classifier] if isinstance(classifier, str) else classifier))
 
 
-def _network(arch: Architecture, *, dropout: float, skip_init: bool) -> nn.Module:
+def _network(arch: Architecture, *, dropout: float, drop_path: float, skip_init: bool) -> nn.Module:
     """The timm module with our head, our position embeddings, and the authors' arithmetic in the paper's."""
     options = {"pos_drop_rate": dropout, "proj_drop_rate": dropout} if dropout else {}
+    if drop_path:
+        options["drop_path_rate"] = drop_path
     if skip_init and "depth" in arch.model_args:  # a transformer
         options["weight_init"] = "skip"
     args = {**timm_arguments(arch), **options, "num_classes": arch.num_classes}

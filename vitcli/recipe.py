@@ -13,7 +13,8 @@ from typing import Any
 
 from vitcli.errors import MachineError, VitError, nearest
 from vitcli.recipe_mistakes import Mistake, check, report, unknown
-from vitcli.recipe_schema import KEYS, SECTIONS, TRAINING_SECTIONS, Recipe, accepts_none, is_superseded
+from vitcli.recipe_rules import is_superseded
+from vitcli.recipe_schema import KEYS, SECTIONS, TRAINING_SECTIONS, Recipe, accepts_none
 from vitcli.recipe_text import differences, flat, to_toml, toml_text, typed_value
 
 __all__ = [

@@ -7,7 +7,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from vitcli.errors import VitError, nearest
-from vitcli.recipe_schema import KEYS, SECTIONS, TRAINING_SECTIONS, Recipe, contradictions
+from vitcli.recipe_rules import contradictions
+from vitcli.recipe_schema import KEYS, SECTIONS, TRAINING_SECTIONS, Recipe
 from vitcli.recipe_text import toml_value
 
 SEE_SCHEMA = "vit recipes schema lists every key with its meaning"

@@ -106,6 +106,23 @@ class Runtime:
         """All members of every process's set."""
         return set(self.concatenated(sorted(mine)))
 
+    def gather(self, mine: torch.Tensor) -> torch.Tensor:
+        """Every process's tensor, stacked in the order of the ranks, where `mine` is."""
+        if self.world_size == 1:
+            return mine[None]
+        everyones = [torch.empty_like(mine) for _ in range(self.world_size)]
+        dist.all_gather(everyones, mine, group=self._group_for(mine))
+        return torch.stack(everyones)
+
+    def exchange(self, mine: torch.Tensor) -> torch.Tensor:
+        """Row r of the result is the row for this process of process r's tensor; one row for each process."""
+        received = torch.empty_like(mine)
+        dist.all_to_all_single(received, mine.contiguous(), group=self._group_for(mine))
+        return received
+
+    def _group_for(self, tensor: torch.Tensor) -> Any:
+        return self.control if tensor.device.type == "cpu" else None
+
     def sum_over_processes(self, values: torch.Tensor) -> torch.Tensor:
         """Elementwise sum of a CPU tensor of every process, in place."""
         if self.world_size > 1:
@@ -136,6 +153,16 @@ def start(precision: str) -> Runtime:
     control = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT) if several else None
     scaler = torch.amp.GradScaler(accelerator.device.type, enabled=resolved == "fp16")
     return Runtime(accelerator, resolved, scaler, control)
+
+
+def fix_threads(device: torch.device) -> None:
+    """Compute with one thread on a CPU: sums over several differ in their last bits from number to number.
+
+    Each of several processes has its share of the cores, so one thread is all that is the same for all of
+    them; who wants to use more cores launches more processes.
+    """
+    if device.type == "cpu":
+        torch.set_num_threads(1)
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:

@@ -107,8 +107,8 @@ def from_table(
     Raises:
         DataError: no column fits, or several do; an image path leaves `root`.
     """
-    image_column = _image_column(table, image_column, name)
-    label_column = _label_column(table, label_column, name)
+    image_column = find_image_column(table.features, image_column, name)
+    label_column = find_label_column(table.features, label_column, name)
     if isinstance(table.features[image_column], datasets.Image):
         table = table.cast_column(image_column, datasets.Image(decode=False))
     # A saved table remembers a format such as torch, and columns to leave out.
@@ -119,7 +119,7 @@ def from_table(
     def read_row(row: int) -> tuple[bytes, int]:
         values = table[row]
         label = values[label_column]
-        return _image_bytes(values[image_column], root, name, row), number_of[label] if number_of else label
+        return image_bytes(values[image_column], root, name, row), number_of[label] if number_of else label
 
     def read_labels() -> np.ndarray:
         values = table.data.column(label_column)
@@ -166,12 +166,13 @@ def check_labels(split: Split) -> None:
     )
 
 
-def _image_column(table: datasets.Dataset, wanted: str | None, name: str) -> str:
-    found = [column for column, feature in table.features.items() if isinstance(feature, datasets.Image)]
+def find_image_column(features: datasets.Features, wanted: str | None, name: str) -> str:
+    """The column called `wanted`, else the only one whose type may be an image; `name` is for the error."""
+    found = [column for column, feature in features.items() if isinstance(feature, datasets.Image)]
     # Files that were not written by `datasets` say "binary", or a struct of bytes and path.
-    found = found or [column for column, feature in table.features.items() if _may_hold_images(feature)]
-    column = _pick_column(table, wanted, found, what="image", key="data.image_column", name=name)
-    feature = table.features[column]
+    found = found or [column for column, feature in features.items() if _may_hold_images(feature)]
+    column = _pick_column(features, wanted, found, what="image", key="data.image_column", name=name)
+    feature = features[column]
     if not isinstance(feature, datasets.Image) and not _may_hold_images(feature):
         raise DataError(
             f"column {column!r} of {name} holds {_type_name(feature)}, which cannot be an image",
@@ -187,13 +188,13 @@ def _may_hold_images(feature) -> bool:
     return isinstance(feature, dict) and {"bytes", "path"} >= set(feature) and "bytes" in feature
 
 
-def _label_column(table: datasets.Dataset, wanted: str | None, name: str) -> str:
-    features = table.features
+def find_label_column(features: datasets.Features, wanted: str | None, name: str) -> str:
+    """The column called `wanted`, else the only one whose type may be a label; `name` is for the error."""
     found = [column for column, feature in features.items() if isinstance(feature, datasets.ClassLabel)]
     if not found:
         plain = [c for c, f in features.items() if isinstance(f, datasets.Value) and _may_be_label(f.dtype)]
         found = [c for c in plain if c in ("label", "labels", "class", "target")] or plain
-    column = _pick_column(table, wanted, found, what="label", key="data.label_column", name=name)
+    column = _pick_column(features, wanted, found, what="label", key="data.label_column", name=name)
     feature = features[column]
     is_plain = isinstance(feature, datasets.Value) and _may_be_label(feature.dtype)
     if not is_plain and not isinstance(feature, datasets.ClassLabel):
@@ -213,8 +214,8 @@ def _may_be_label(dtype: str) -> bool:
     return dtype.startswith(("int", "uint", "string", "large_string", "bool"))
 
 
-def _pick_column(table, wanted: str | None, found: list[str], *, what: str, key: str, name: str) -> str:
-    columns = list(table.features)
+def _pick_column(features, wanted: str | None, found: list[str], *, what: str, key: str, name: str) -> str:
+    columns = list(features)
     if wanted is not None and wanted not in columns:
         raise DataError(
             f"{name} has no column {wanted!r}{nearest(wanted, columns)}",
@@ -245,7 +246,8 @@ def _classes(table: datasets.Dataset, column: str) -> tuple[tuple[str, ...] | No
     return tuple(str(value) for value in values), len(values), number_of
 
 
-def _image_bytes(image, root: Path | None, name: str, row: int) -> bytes:
+def image_bytes(image, root: Path | None, name: str, row: int) -> bytes:
+    """Encoded bytes of one value of an image column; a path is read only inside `root`, without it never."""
     if isinstance(image, bytes):
         return image
     if image and image.get("bytes") is not None:

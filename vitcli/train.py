@@ -5,7 +5,6 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,9 +14,12 @@ from torch import Tensor, nn
 from vitcli import optim
 from vitcli.console import Console
 from vitcli.errors import NotFiniteError, Stopped
+from vitcli.gradients import DdpSum, PairwiseSum
 from vitcli.loader import Batch
+from vitcli.losses import Objective
 from vitcli.runlog import RunFolder
 from vitcli.runtime import Runtime, autocast, peak_memory_gib, seed_model_draws, unwrap
+from vitcli.saving import Saver
 from vitcli.schedule import Plan
 from vitcli.transforms import to_model_range
 
@@ -70,10 +72,11 @@ def train(
     optimizer: torch.optim.Optimizer,
     average: optim.WeightAverage | None,
     batches: Iterator[Batch],
-    loss_fn: Callable[[Tensor, Tensor], Tensor],
+    objective: Objective,
     mean: tuple[float, ...],
     std: tuple[float, ...],
     plan: Plan,
+    gradients: DdpSum | PairwiseSum,
     lr_at: Callable[[int], float],
     seed: int,
     clip: float,
@@ -81,7 +84,7 @@ def train(
     eval_every: int,
     save_every: int,
     evaluate: Callable[[], dict[str, Any]],
-    save: Callable[[], None],
+    saver: Saver,
     folder: RunFolder | None,
     console: Console,
     progress: Progress,
@@ -92,11 +95,12 @@ def train(
         model, optimizer: as Accelerate prepared them.
         average: takes in the weights after every step, where there is one.
         batches: this process's parts of every step from `progress.step` on, in order.
-        loss_fn: (logits_BK, labels_B) to the mean loss of a batch.
+        objective: (model, images_BCHW, labels) to the mean loss of a part.
+        gradients: how those of the parts and processes become one.
         lr_at: learning rate of the update that makes step s + 1 out of s.
         log_every, eval_every, save_every: in steps; 0 for only at the end.
         evaluate: scores of the held-out split, for metrics.jsonl.
-        save: writes a checkpoint of everything above at `progress.step`.
+        saver: writes checkpoints of everything above at `progress.step`.
         folder: where metrics go; None on every process but the first.
 
     Raises:
@@ -112,25 +116,26 @@ def train(
             lr = lr_at(step)
             for group in optimizer.param_groups:
                 group["lr"] = lr
-            loss = torch.zeros((), device=runtime.device)
+            part_losses = []
             for part in range(parts):
                 with meter.waiting_for_data(), runtime.own_errors():
                     batch = next(batches)
                 progress.skipped.update(batch.skipped)
                 seed_model_draws(seed, step=step, part=runtime.rank * parts + part)
-                with nullcontext() if part == parts - 1 else runtime.accelerator.no_sync(model):
-                    images_BCHW = batch.images_BCHW.to(runtime.device, non_blocking=True)
+                images_BCHW = batch.images_BCHW.to(runtime.device, non_blocking=True)
+                labels = batch.labels_B.to(runtime.device, non_blocking=True)
+                with gradients.part(is_last=part == parts - 1):
                     with autocast(runtime.device, runtime.precision):
-                        logits_BK = model(to_model_range(images_BCHW, mean=mean, std=std))
-                    part_loss = (
-                        loss_fn(logits_BK, batch.labels_B.to(runtime.device, non_blocking=True)) / parts
-                    )
-                    runtime.accelerator.backward(runtime.scaler.scale(part_loss))
-                loss += part_loss.detach()
+                        loss = objective(model, to_model_range(images_BCHW, mean=mean, std=std), labels)
+                    scaled = runtime.scaler.scale(loss / gradients.num_losses)
+                    runtime.accelerator.backward(scaled)
+                gradients.add()
+                part_losses.append(loss.detach())
+            gradients.finish()
 
             runtime.scaler.unscale_(optimizer)
             grad_norm = float(optim.clip_by_global_norm(model.parameters(), clip))
-            loss, stop_signal = _agree(runtime, float(loss), stop.signal)
+            loss, stop_signal, is_due = _agree(runtime, part_losses, stop.signal, saver.is_due())
             # An overflowing fp16 gradient is ordinary: the scaler leaves the step out and halves its scale.
             may_overflow = runtime.precision == "fp16" and runtime.scaler.get_scale() > SMALLEST_SCALE
             _check_finite(loss, 0.0 if may_overflow else grad_norm, step=step, lr=lr)
@@ -152,9 +157,10 @@ def train(
                 if folder:
                     folder.log({"step": progress.step, "eval": scores})
                 console.note(f"step {progress.step}: top-1 {scores['top1']:.2%}, loss {scores['loss']:.4f}")
-                _, stop_signal = _agree(runtime, 0.0, stop.signal)  # it may have been asked for meanwhile
-            if is_end or stop_signal or (save_every and progress.step % save_every == 0):
-                save()
+                _, stop_signal, _ = _agree(runtime, part_losses, stop.signal, False)  # meanwhile, perhaps
+            is_due |= save_every > 0 and progress.step % save_every == 0
+            if is_end or stop_signal or is_due:
+                saver.save(wait=is_end or stop_signal > 0)
             meter.next_step()
             if stop_signal:
                 raise Stopped(stop_signal, f"stopped after step {progress.step}")
@@ -215,13 +221,18 @@ class _Stopwatch:
         self.meter.add_wait(time.perf_counter() - self._began_at)
 
 
-def _agree(runtime: Runtime, loss: float, stop_signal: int) -> tuple[float, int]:
-    """Mean loss of the step, and one decision of all processes whether to stop after it."""
-    mine = torch.tensor(
-        [loss / runtime.world_size, stop_signal == signal.SIGINT, stop_signal == signal.SIGTERM]
-    )
-    total = runtime.sum_over_processes(mine.double())
-    return float(total[0]), signal.SIGINT if total[1] else signal.SIGTERM if total[2] else 0
+def _agree(
+    runtime: Runtime, part_losses: list[Tensor], stop_signal: int, is_due: bool
+) -> tuple[float, int, bool]:
+    """Mean loss of the step, and one decision of all processes whether to stop or save after it.
+
+    The sum is exact before it is rounded, so it does not depend on how the parts lie on the processes.
+    """
+    asked = torch.tensor([stop_signal == signal.SIGINT, stop_signal == signal.SIGTERM, is_due]).double()
+    all_PN = runtime.gather(torch.cat([torch.stack(part_losses).double().cpu(), asked]))
+    losses, (interrupted, terminated, due) = all_PN[:, :-3].flatten().tolist(), all_PN[:, -3:].any(dim=0)
+    stop_signal = signal.SIGINT if interrupted else signal.SIGTERM if terminated else 0
+    return math.fsum(losses) / len(losses), stop_signal, bool(due)
 
 
 def _check_finite(loss: float, grad_norm: float, *, step: int, lr: float) -> None:

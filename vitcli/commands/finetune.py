@@ -32,7 +32,7 @@ def finetune(resolved: Recipe, options: RunOptions) -> dict[str, Any]:
                 posemb=wanted.posemb,
                 posemb_at=wanted.posemb_at,
             )
-            model = build(arch, dropout=wanted.dropout, init=wanted.init)
+            model = build(arch, dropout=wanted.dropout, drop_path=wanted.drop_path, init=wanted.init)
             return Start(model, arch, None, ["fresh weights"])
         weights = read_weights(wanted.ckpt, model_name=wanted.name)
         model, arch, report = load(
@@ -41,6 +41,7 @@ def finetune(resolved: Recipe, options: RunOptions) -> dict[str, Any]:
             num_classes=split.num_classes,
             gelu=gelu,
             dropout=wanted.dropout,
+            drop_path=wanted.drop_path,
             posemb_method=wanted.posemb_resample,
         )
         notes = [f"{wanted.ckpt}: {weights.format}, {weights.numerics}", *report.lines()]

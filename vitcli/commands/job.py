@@ -17,6 +17,7 @@ from vitcli import costs, data, order, recipe, runlog, runtime
 from vitcli.architecture import Architecture
 from vitcli.console import Console
 from vitcli.errors import VitError
+from vitcli.gradients import check_parts, exact_per_device_batch
 from vitcli.recipe import Recipe
 from vitcli.runtime import Runtime
 from vitcli.schedule import Plan, choose_per_device_batch, plan
@@ -36,6 +37,7 @@ class RunOptions:
     out: Path | None
     per_device_batch: int | None
     workers: int | None
+    exact: bool
     compile: bool
     track: str | None
     overwrite: bool
@@ -92,6 +94,8 @@ def make_job(
     train_split, eval_split = _open_data(resolved)
     machine = runtime.start(resolved.precision.compute)
     console = Console(quiet=options.quiet, is_main=machine.is_main)
+    if options.exact:
+        runtime.fix_threads(machine.device)
     torch.manual_seed(order.derive_seed(resolved.train.seed, "init"))
     start = make_model(train_split, resolved.data.image_hw)
     console.note(f"{start.arch.name} at {size_text(resolved.data.image_size)} px on {train_split.name}:")
@@ -218,10 +222,13 @@ def _plan(
 ) -> Plan:
     batch_size = resolved.train.batch_size
     cap = LARGEST_PART.get(machine.device.type, LARGEST_PART_ON_GPU)
-    per_device_batch = options.per_device_batch or choose_per_device_batch(
-        batch_size, world_size=machine.world_size, cap=cap
-    )
-    return plan(
+    if options.per_device_batch:
+        per_device_batch = options.per_device_batch
+    elif options.exact:
+        per_device_batch = exact_per_device_batch(batch_size, cap=cap)
+    else:
+        per_device_batch = choose_per_device_batch(batch_size, world_size=machine.world_size, cap=cap)
+    found = plan(
         steps=resolved.schedule.steps,
         epochs=resolved.schedule.epochs,
         warmup=resolved.schedule.warmup,
@@ -231,6 +238,9 @@ def _plan(
         num_examples=len(train_split),
         forward_macs=costs.forward_macs(arch),
     )
+    if options.exact:
+        check_parts(found.accumulation_steps, world_size=machine.world_size)
+    return found
 
 
 def _one_rate(resolved: Recipe) -> float:

@@ -33,7 +33,7 @@ def pretrain(resolved: Recipe, options: RunOptions) -> dict[str, Any]:
             posemb=wanted.posemb,
             posemb_at=wanted.posemb_at,
         )
-        model = build(arch, dropout=wanted.dropout, init=wanted.init)
+        model = build(arch, dropout=wanted.dropout, drop_path=wanted.drop_path, init=wanted.init)
         nn.init.constant_(last_layer(model).bias, resolved.objective.head_bias)
         return Start(model, arch, None, [])
 

@@ -6,13 +6,10 @@ Shared by the commands that train; no command of its own.
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from vitcli import __version__, checkpoint, inference, loader, losses, optim, recipe, runlog, runtime
+from vitcli import checkpoint, inference, loader, losses, recipe, runlog, runtime
 from vitcli.commands.job import (
     Job,
     RunOptions,
@@ -25,12 +22,14 @@ from vitcli.commands.job import (
 )
 from vitcli.commands.pixels import preprocessing_of, train_transform_of
 from vitcli.commands.results import summarise, write_results
+from vitcli.commands.state import State
 from vitcli.errors import DataError, NotFiniteError, Stopped, VitError
 from vitcli.metrics import Scores
 from vitcli.recipe import Recipe
+from vitcli.saving import Saver
 from vitcli.schedule import lr_at_step
 from vitcli.split import Split
-from vitcli.train import Progress, train
+from vitcli.train import train
 
 MEASURED_STEPS = 10
 CHECKED_IMAGES = 200_000  # looked at before the first step, some ten seconds' worth
@@ -62,26 +61,32 @@ class Session:
         self.job = job
         self.recipe, self.machine = job.recipe, job.machine
         self.num_threads = job.options.workers or loader.default_threads(job.machine.processes_here)
-        self.progress = Progress()
+        self.state: State | None = None
         self.folder: runlog.RunFolder | None = None  # of the first process alone
         self.path: Path | None = None
 
     def run(self) -> dict[str, Any]:
         """Train and leave a finished run folder."""
         self.path = self.machine.on_main(self._open_folder)
+        saver = Saver(
+            self.machine,
+            take=lambda: self.state.copied(self.folder),
+            write=lambda copied: self.state.write(self.path, copied),
+            every_minutes=self.recipe.train.save_minutes,
+        )
         try:
-            self._prepare()
-            self._resume()
-            if self.progress.step == 0:
+            self.state = State(self.job)
+            self.state.resume(self.path, self.folder)
+            if self.state.progress.step == 0:
                 self._check_images()
-            self._train(save=self._save)
+            self._train(saver)
             scores, skipped = self._evaluate()
-            skipped = self.machine.union(self.progress.skipped | set(skipped))
-            summary = summarise(self.job, self.path, scores, self.progress, skipped=skipped)
+            skipped = self.machine.union(self.state.progress.skipped | set(skipped))
+            summary = summarise(self.job, self.path, scores, self.state.progress, skipped=skipped)
             if self.folder:
-                weights = self.average.tensors if self.average else self.model.state_dict()
-                write_results(self.job, self.folder, scores, summary, weights)
+                write_results(self.job, self.folder, scores, summary, self.state.final_weights())
         except NotFiniteError as error:
+            saver.close()
             step = checkpoint.newest_step(self.path)
             error.where += (
                 f"; last good checkpoint: {'none' if step is None else f'step {step}'} in {self.path}"
@@ -94,6 +99,7 @@ class Session:
             error.run_dir = self.path  # where a crash report goes
             raise
         finally:
+            saver.close()
             self.job.console.end()
             if self.folder:
                 self.folder.close()
@@ -104,12 +110,12 @@ class Session:
         images_seen = self.job.plan.images_seen
         steps = min(MEASURED_STEPS, self.job.plan.total_steps)
         self.job = replace(self.job, plan=replace(self.job.plan, total_steps=steps))
-        self._prepare()
+        self.state = State(self.job)
         try:
-            self._train(save=lambda: None)
+            self._train(Saver(self.machine, take=lambda: None, write=lambda _: None, every_minutes=None))
         finally:
             self.job.console.end()
-        images_per_s = steps * self.job.plan.batch_size / self.progress.elapsed_s
+        images_per_s = steps * self.job.plan.batch_size / self.state.progress.elapsed_s
         return {
             "measured_images_per_s": images_per_s,
             "measured_hours": images_seen / images_per_s / 3600,
@@ -151,74 +157,12 @@ class Session:
             if errors:
                 self.job.console.note(f"{len(errors)} images of {split.name} are undecodable and left out")
 
-    def _prepare(self) -> None:
-        """Model and optimizer on their device: `self.model` stays bare, `self.wrapped` is Accelerate's."""
-        wanted = self.recipe.optimizer
-        self.model = self.job.start.model
-        optimizer = optim.build_optimizer(
-            self.model,
-            name=wanted.name,
-            momentum=wanted.momentum,
-            betas=wanted.betas,
-            eps=wanted.eps,
-            weight_decay=wanted.weight_decay,
-            decay_on=wanted.decay_on,
-        )
-        if self.job.options.compile:
-            self.model.compile()
-        self.wrapped, self.optimizer = self.machine.accelerator.prepare(self.model, optimizer)
-        self.average = optim.WeightAverage(self.model, factor=wanted.average) if wanted.average else None
-
-    def _resume(self) -> None:
-        step, notes = self.machine.on_main(lambda: checkpoint.find_newest(self.path))
-        for note in notes:
-            self.job.console.note(f"{note}, using the one before it")
-        found = None if step is None else checkpoint.read(self.path, step)
-        if found is not None:
-            self._compare_fingerprints(found.state["fingerprint"])
-            self.model.load_state_dict(found.model)
-            checkpoint.restore_optimizer(self.model, self.optimizer, found.optimizer)
-            if self.average:
-                self.average.restore(found.average)
-            self.machine.scaler.load_state_dict(found.state["scaler"])
-            self.progress = Progress(found.step, found.state["elapsed_s"], set(found.state["skipped"]))
-            self.job.console.note(f"going on from step {found.step}")
-        if self.folder:
-            self.folder.rewind_metrics(found.state["metrics_bytes"] if found else 0)
-
-    def _compare_fingerprints(self, before: dict[str, Any]) -> None:
-        now = self._fingerprint()
-        for key in ("train_data", "eval_data"):
-            if before[key] != now[key]:
-                raise VitError(
-                    "the data set has changed since this run began",
-                    where=f"{self.recipe.data.dataset}, {key.replace('_', ' ')}",
-                    fix="restore the data set, or start a new run in another folder",
-                )
-        changed = [f"{key} {before.get(key)} -> {now[key]}" for key in now if before.get(key) != now[key]]
-        if changed:
-            self.job.console.note(f"no longer bit-exact with the start of the run: {', '.join(changed)}")
-
-    def _fingerprint(self) -> dict[str, Any]:
-        """What besides the recipe decides about the bits of a run."""
-        return {
-            "train_data": self.job.train_split.fingerprint,
-            "eval_data": self.job.eval_split.fingerprint,
-            "per_device_batch": self.job.plan.per_device_batch,
-            "num_processes": self.machine.world_size,
-            "precision": self.machine.precision,
-            "device": self.machine.device.type,
-            "threads": torch.get_num_threads(),
-            **{name: version(name) for name in runlog.LIBRARIES},
-            "vit": __version__,
-        }
-
-    def _train(self, *, save: Callable[[], None]) -> None:
+    def _train(self, saver: Saver) -> None:
         wanted, plan = self.recipe, self.job.plan
         batches = loader.train_batches(
             self.job.train_split,
             train_transform_of(wanted),
-            start_step=self.progress.step,
+            start_step=self.state.progress.step,
             total_steps=plan.total_steps,
             batch_size=plan.batch_size,
             per_device_batch=plan.per_device_batch,
@@ -236,16 +180,18 @@ class Session:
             decay=wanted.schedule.decay,
             end_lr=wanted.schedule.end_lr,
         )
+        objective = losses.loss_fn(wanted.objective.loss, label_smoothing=wanted.objective.label_smoothing)
         train(
             runtime=self.machine,
-            model=self.wrapped,
-            optimizer=self.optimizer,
-            average=self.average,
+            model=self.state.wrapped,
+            optimizer=self.state.optimizer,
+            average=self.state.average,
             batches=batches,
-            loss_fn=losses.loss_fn(wanted.objective.loss, label_smoothing=wanted.objective.label_smoothing),
+            objective=losses.supervised(objective, mixup=wanted.objective.mixup),
             mean=wanted.data.mean,
             std=wanted.data.std,
             plan=plan,
+            gradients=self.state.gradients,
             lr_at=lr_at,
             seed=wanted.train.seed,
             clip=wanted.optimizer.clip,
@@ -253,39 +199,17 @@ class Session:
             eval_every=wanted.eval.every,
             save_every=wanted.train.save_every,
             evaluate=lambda: asdict(self._evaluate()[0]),
-            save=save,
+            saver=saver,
             folder=self.folder,
             console=self.job.console,
-            progress=self.progress,
+            progress=self.state.progress,
         )
-
-    def _save(self) -> None:
-        skipped = self.machine.union(self.progress.skipped)
-
-        def write() -> None:
-            checkpoint.save(
-                self.path,
-                self.progress.step,
-                model=self.model,
-                optimizer=self.optimizer,
-                average=self.average.tensors if self.average else None,
-                state={
-                    "fingerprint": self._fingerprint(),
-                    "metrics_bytes": self.folder.metrics_bytes(),
-                    "elapsed_s": self.progress.elapsed_s,
-                    "skipped": sorted(skipped),
-                    "scaler": self.machine.scaler.state_dict(),
-                },
-                keep=self.recipe.train.keep_checkpoints,
-            )
-
-        self.machine.on_main(write)
 
     def _evaluate(self) -> tuple[Scores, list[str]]:
         """Scores of the weights the run would leave behind now: the averaged ones where there are any."""
         scored = partial(
             inference.evaluate,
-            self.model,
+            self.state.model,
             self.job.eval_split,
             preprocessing_of(self.recipe),
             runtime=self.machine,
@@ -294,7 +218,7 @@ class Session:
             num_threads=self.num_threads,
             console=self.job.console,
         )
-        if not self.average:
+        if not self.state.average:
             return scored()
-        with self.average.swapped_in(self.model):
+        with self.state.average.swapped_in(self.state.model):
             return scored()

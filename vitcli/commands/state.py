@@ -1,0 +1,138 @@
+"""What a run has come to, in tensors and counters: made for a job, saved, and taken up again.
+
+Shared by the commands that train; no command of its own.
+"""
+
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitcli import __version__, checkpoint, optim, runlog
+from vitcli.commands.job import Job
+from vitcli.errors import VitError
+from vitcli.gradients import DdpSum, PairwiseSum
+from vitcli.train import Progress
+
+
+class State:
+    """Model, optimizer, average and counters of a run.
+
+    Attributes:
+        model: the bare network, on its device.
+        wrapped: the same as Accelerate prepared it, which is what is trained.
+        gradients: how those of a step's parts become one.
+        average: Polyak's, or None.
+        progress: steps and time so far.
+    """
+
+    def __init__(self, job: Job):
+        self.job = job
+        self.recipe, self.machine = job.recipe, job.machine
+        self.progress = Progress()
+        self.model = job.start.model
+        if self.recipe.model.grad_checkpointing:
+            self.model.set_grad_checkpointing(True)
+        self.model.to(self.machine.device)
+        wanted = self.recipe.optimizer
+        optimizer = optim.build_optimizer(
+            self.model,
+            name=wanted.name,
+            momentum=wanted.momentum,
+            betas=wanted.betas,
+            eps=wanted.eps,
+            weight_decay=wanted.weight_decay,
+            decay_on=wanted.decay_on,
+        )
+        if job.options.compile:
+            self.model.compile()
+        parts = job.plan.accumulation_steps
+        if job.options.exact:
+            self.wrapped, self.optimizer = self.model, optimizer
+            self.gradients = PairwiseSum(self.model, self.machine, parts=parts)
+        else:
+            self.wrapped, self.optimizer = self.machine.accelerator.prepare(self.model, optimizer)
+            self.gradients = DdpSum(self.wrapped, self.machine, parts=parts)
+        self.average = optim.WeightAverage(self.model, factor=wanted.average) if wanted.average else None
+
+    def resume(self, path: Path, folder: runlog.RunFolder | None) -> None:
+        """Go on from the run folder's newest intact checkpoint, if there is one; metrics go back to it."""
+        step, notes = self.machine.on_main(lambda: checkpoint.find_newest(path))
+        for note in notes:
+            self.job.console.note(f"{note}, using the one before it")
+        found = None if step is None else checkpoint.read(path, step)
+        if found is not None:
+            self._compare_fingerprints(found.state["fingerprint"])
+            self.model.load_state_dict(found.model)
+            checkpoint.restore_optimizer(self.model, self.optimizer, found.optimizer)
+            if self.average:
+                self.average.restore(found.average)
+            self.machine.scaler.load_state_dict(found.state["scaler"])
+            self.progress = Progress(found.step, found.state["elapsed_s"], set(found.state["skipped"]))
+            self.job.console.note(f"going on from step {found.step}")
+        if folder:
+            folder.rewind_metrics(found.state["metrics_bytes"] if found else 0)
+
+    def final_weights(self) -> dict[str, Tensor]:
+        """What the run would leave behind now: the averaged weights where there are any."""
+        return self.average.tensors if self.average else self.model.state_dict()
+
+    def _compare_fingerprints(self, before: dict[str, Any]) -> None:
+        now = self._fingerprint()
+        for key in ("train_data", "eval_data"):
+            if before[key] != now[key]:
+                raise VitError(
+                    "the data set has changed since this run began",
+                    where=f"{self.recipe.data.dataset}, {key.replace('_', ' ')}",
+                    fix="restore the data set, or start a new run in another folder",
+                )
+        # With --exact the number of processes changes no bit.
+        decisive = [key for key in now if not (self.job.options.exact and key == "num_processes")]
+        changed = [
+            f"{key} {before.get(key)} -> {now[key]}" for key in decisive if before.get(key) != now[key]
+        ]
+        if changed:
+            self.job.console.note(f"no longer bit-exact with the start of the run: {', '.join(changed)}")
+
+    def _fingerprint(self) -> dict[str, Any]:
+        """What besides the recipe decides about the bits of a run."""
+        return {
+            "train_data": self.job.train_split.fingerprint,
+            "eval_data": self.job.eval_split.fingerprint,
+            "per_device_batch": self.job.plan.per_device_batch,
+            "num_processes": self.machine.world_size,
+            "precision": self.machine.precision,
+            "device": self.machine.device.type,
+            "threads": torch.get_num_threads(),
+            **{name: version(name) for name in runlog.LIBRARIES},
+            "vit": __version__,
+        }
+
+    def copied(self, folder: runlog.RunFolder | None) -> tuple[int, dict, dict[str, Any]]:
+        """What a checkpoint of this step holds, as it is now."""
+        state = {
+            "fingerprint": self._fingerprint(),
+            "metrics_bytes": folder.metrics_bytes() if folder else None,
+            "elapsed_s": self.progress.elapsed_s,
+            "skipped": sorted(self.machine.union(self.progress.skipped)),
+            "scaler": self.machine.scaler.state_dict(),
+        }
+        if not self.machine.is_main:
+            return self.progress.step, {}, state
+        average = self.average.tensors if self.average else None
+        return self.progress.step, checkpoint.copied(self.model, self.optimizer, average), state
+
+    def write(self, path: Path, copied: tuple[int, dict, dict[str, Any]]) -> None:
+        """Make a checkpoint of such a copy."""
+        step, tensors, state = copied
+        kept = self.recipe.train
+        checkpoint.save(
+            path,
+            step,
+            tensors,
+            state=state,
+            keep=kept.keep_checkpoints,
+            milestone_every=kept.milestone_every,
+        )

@@ -1,0 +1,67 @@
+"""What must hold between the keys of a recipe, whatever each of them is by itself."""
+
+from typing import Any
+
+# keys that have a meaning only with one choice of another key, and are needed with it
+BELONGS = {
+    "data.crop_area": ("data.train_crop", "inception"),
+    "data.crop_aspect": ("data.train_crop", "inception"),
+    "data.resize": ("data.train_crop", "random"),
+    "data.eval_crop_fraction": ("data.eval_resize", "short_side"),
+    "optimizer.momentum": ("optimizer.name", "sgd"),
+    "optimizer.betas": ("optimizer.name", "adam"),
+    "optimizer.eps": ("optimizer.name", "adam"),
+}
+ALTERNATIVES = {"schedule.steps": "schedule.epochs", "schedule.epochs": "schedule.steps"}
+
+
+def is_superseded(key: str, layer: dict[str, Any]) -> bool:
+    """Whether an inherited key loses its meaning through a choice that `layer` makes."""
+    choice, needed = BELONGS.get(key, (None, None))
+    return ALTERNATIVES.get(key) in layer or (choice in layer and layer[choice] != needed)
+
+
+def contradictions(values: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """What does not hold between keys, whatever else is wrong: key, what is wrong, what works.
+
+    Values may still be of any type: those that are not what they should be are reported elsewhere.
+    """
+    found = []
+    for name, (choice, needed) in BELONGS.items():
+        if values.get(name) is not None and choice in values and values[choice] != needed:
+            what = f"{name} is for {choice} = {needed!r}, which is {values[choice]!r} here"
+            found.append((name, what, f"leave it out, or set {choice} to {needed!r}"))
+        elif values.get(name) is None and values.get(choice) == needed:
+            found.append((choice, f"{name} is missing", f"{choice} = {needed!r} needs it"))
+    given = [name for name in ALTERNATIVES if values.get(name) is not None]
+    if len(given) != 1 and any(name.startswith("schedule.") for name in values):
+        what = "schedule.steps and schedule.epochs are both given" if given else "the duration is missing"
+        found.append(("schedule.steps", what, "give exactly one of schedule.steps and schedule.epochs"))
+    return found + _contradictory_numbers(values)
+
+
+def _contradictory_numbers(values: dict[str, Any]) -> list[tuple[str, str, str]]:
+    found = []
+    rates = values.get("optimizer.lr")
+    if isinstance(rates, list) and not values.get("data.dev_fraction"):
+        fix = "set data.dev_fraction above 0, or give one learning rate"
+        found.append(("optimizer.lr", "optimizer.lr lists rates to choose from without a dev split", fix))
+    if isinstance(rates, list) and any(rates.count(rate) > 1 for rate in rates):
+        found.append(("optimizer.lr", f"optimizer.lr names a rate twice: {rates}", "name each rate once"))
+    for name in ("data.crop_area", "data.crop_aspect"):
+        match values.get(name):
+            case [int() | float() as low, int() | float() as high] if low > high:
+                found.append((name, f"{name} is [{low}, {high}]", "write [least, largest]"))
+    match values.get("data.std"):
+        case list() as stds if any(isinstance(std, int | float) and std <= 0 for std in stds):
+            found.append(("data.std", f"data.std is {stds}", "pixels are divided by it: above 0"))
+    size, resize = values.get("data.image_size"), values.get("data.resize")
+    side = max(size, default=0) if isinstance(size, list) and _all_int(size) else size
+    if isinstance(side, int) and isinstance(resize, int) and resize < side:
+        what = f"data.resize is {resize}, smaller than data.image_size, {size}"
+        found.append(("data.resize", what, f"set data.resize to {side} or more"))
+    return found
+
+
+def _all_int(values: list[Any]) -> bool:
+    return all(isinstance(value, int) for value in values)
