@@ -13,7 +13,8 @@ FLOORS = [
     # 1 maths
     {"model", "backbones", "initialisation", "posemb", "positions",
      "conversion", "official", "official_names", "huggingface",
-     "masked_patch", "least_squares", "losses", "optim", "transforms", "metrics", "figures", "costs", "model_card", "demo"},
+     "masked_patch", "least_squares", "losses", "optim", "transforms", "metrics", "figures", "costs",
+     "model_card", "demo"},
     # 2 world
     {"safe_files", "data", "data_files", "split", "decoding", "loader", "checkpoint", "weights",
      "weights_files", "weights_places", "weights_findings", "loading", "pictures",

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from vitcli.losses import loss_fn, sigmoid_xent, softmax_xent
+from vitcli.losses import loss_fn, sigmoid_xent, softmax_xent, supervised
 
 RNG = np.random.default_rng(0)
 LOGITS = RNG.normal(0, 3, (6, 4))
@@ -80,3 +80,51 @@ def test_the_gradient_of_softmax_is_share_minus_target():
 
     shares = np.exp(LOGITS) / np.exp(LOGITS).sum(axis=1, keepdims=True)
     np.testing.assert_allclose(logits.grad, (shares - ONE_HOT) / 6, atol=1e-6)
+
+
+def test_several_right_classes_are_several_answers_of_yes():
+    torch.manual_seed(0)
+    logits_BK = torch.randn(2, 4)
+    labels_BM = torch.tensor([[0, 3, -1], [2, -1, -1]])
+    by_hand = 0.0
+    for row, right in enumerate(({0, 3}, {2})):
+        for k in range(4):
+            share = 1 / (1 + math.exp(-float(logits_BK[row, k])))
+            by_hand -= math.log(share if k in right else 1 - share)
+
+    assert sigmoid_xent(logits_BK, labels_BM).item() == pytest.approx(by_hand / 2, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["softmax", "sigmoid"])
+def test_mixed_pictures_have_the_loss_of_mixed_targets(name):
+    class Pixels(torch.nn.Module):
+        def forward(self, images_BCHW):
+            self.seen = images_BCHW
+            return images_BCHW.flatten(1)[:, :4]
+
+    model, images, labels = Pixels(), torch.randn(3, 3, 2, 2), torch.tensor([0, 1, 3])
+    torch.manual_seed(5)
+    loss = supervised(loss_fn(name, label_smoothing=0.0), mixup=0.4)(model, images, labels)
+    share = float(((model.seen - images.roll(1, 0)) / (images - images.roll(1, 0))).mean())
+    targets_BK = share * torch.eye(4)[labels] + (1 - share) * torch.eye(4)[labels.roll(1)]
+    logits_BK = model.seen.flatten(1)[:, :4]
+    if name == "softmax":
+        expected = -(targets_BK * logits_BK.log_softmax(dim=1)).sum(dim=1).mean()
+    else:
+        yes, no = torch.sigmoid(logits_BK).log(), torch.sigmoid(-logits_BK).log()
+        expected = -(targets_BK * yes + (1 - targets_BK) * no).sum(dim=1).mean()
+
+    assert 0.5 <= share < 1
+    torch.testing.assert_close(loss, expected)
+    torch.manual_seed(5)
+    assert torch.equal(supervised(loss_fn(name, label_smoothing=0.0), mixup=0.4)(model, images, labels), loss)
+
+
+def test_without_mixup_pictures_and_loss_are_as_they_are():
+    def model(images_BCHW):
+        return images_BCHW.flatten(1)
+
+    images, labels = torch.randn(2, 1, 2, 2), torch.tensor([0, 1])
+    objective = supervised(softmax_xent, mixup=0.0)
+
+    assert torch.equal(objective(model, images, labels), softmax_xent(images.flatten(1), labels))

@@ -9,6 +9,17 @@ import torch
 from vitcli.metrics import example_losses, label_ranks, scores
 
 
+def test_of_several_right_classes_the_best_placed_one_counts():
+    logits_BK = torch.tensor([[0.1, 0.9, 0.5, 0.3], [0.1, 0.9, 0.5, 0.3], [0.0, 0.0, 0.0, 0.0]])
+    labels_BM = torch.tensor([[0, 2, -1], [1, -1, -1], [3, 1, 2]])
+
+    assert label_ranks(logits_BK, labels_BM).tolist() == [1, 0, 1]
+    losses_B = example_losses(logits_BK, labels_BM)
+    log_shares = torch.log_softmax(logits_BK[0].double(), dim=0)
+    assert losses_B[0].item() == pytest.approx(-(log_shares[0] + log_shares[2]).item() / 2)
+    assert losses_B[2].item() == pytest.approx(math.log(4))
+
+
 def ranks_by_sorting(logits_BK: np.ndarray, labels_B: np.ndarray) -> np.ndarray:
     """The place of each label after a stable sort: larger logits first, among equal ones the lower class."""
     order_BK = np.argsort(-logits_BK, axis=1, kind="stable")

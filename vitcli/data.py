@@ -153,6 +153,34 @@ def open_train_and_eval(
     return train, held_out
 
 
+def declared(dataset: str, *, num_examples: int | None) -> tuple[Split, Split] | None:
+    """Stand-ins for an aliased data set that is not on this disk, of the sizes recipes/datasets.toml gives.
+
+    For plans alone: they have no rows. None where the data lie here, or no size is given.
+    """
+    alias = recipe.dataset_aliases().get(dataset)
+    if not alias or "train_examples" not in alias or Path(os.environ.get("VIT_DATA", "."), dataset).exists():
+        return None
+
+    def missing(row: int):
+        raise DataError(
+            f"{dataset} is not on this disk", where=f"row {row}", fix="leave --dry-run out to open it"
+        )
+
+    def split(count: int) -> Split:
+        return Split(
+            name=f"{dataset}, not here, by its declared size",
+            num_examples=count,
+            class_names=None,
+            num_classes=alias["classes"],
+            read_row=missing,
+            read_labels=lambda: np.arange(alias["classes"]),
+            where_is=str,
+        )
+
+    return split(num_examples or alias["train_examples"]), split(0)
+
+
 def open_eval(
     dataset: str,
     split: str,

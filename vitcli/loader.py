@@ -31,7 +31,7 @@ class Batch:
 
     Attributes:
         images_BCHW: (B, 3, H, W) uint8, channels last in memory, pinned if a GPU is there.
-        labels_B: (B,) int64.
+        labels_B: (B,) int64; (B, M) filled up with -1 where an image has several labels.
         rows_B: (B,) int64 row of the split of each.
         skipped: places of undecodable images that were left out or replaced.
     """
@@ -45,7 +45,7 @@ class Batch:
 @dataclass(frozen=True)
 class Example:
     image_HWC: np.ndarray
-    label: int
+    label: int | tuple[int, ...]
     row: int
     skipped: tuple[str, ...] = ()
 
@@ -147,8 +147,8 @@ def eval_batches(
     yield from _in_threads(parts(), load, image_size=preprocessing.image_size, num_threads=num_threads)
 
 
-def read_example(split: Split, row: int) -> tuple[np.ndarray, int]:
-    """Decoded (H, W, 3) uint8 image and label of one row; what goes wrong names the row or file."""
+def read_example(split: Split, row: int) -> tuple[np.ndarray, int | tuple[int, ...]]:
+    """Decoded (H, W, 3) uint8 image and label or labels of one row; what goes wrong names the row or file."""
     image, label = split.read_row(row)
     return (decode(image, where=split.where_is, row=row) if isinstance(image, bytes) else image), label
 
@@ -206,6 +206,13 @@ def _in_threads(
         pool.shutdown(wait=False, cancel_futures=True)
 
 
+def _labels(labels: list[int | tuple[int, ...]]) -> Tensor:
+    if not any(isinstance(label, tuple) for label in labels):
+        return torch.tensor(labels, dtype=torch.int64)
+    most = max(len(label) for label in labels)
+    return torch.tensor([(*label, *[-1] * (most - len(label))) for label in labels], dtype=torch.int64)
+
+
 def _collate(futures: list[Future], image_size: tuple[int, int]) -> Batch:
     examples = [example for future in futures for example in future.result()]
     whole = [example for example in examples if example.image_HWC.size]
@@ -217,7 +224,7 @@ def _collate(futures: list[Future], image_size: tuple[int, int]) -> Batch:
         rows[place] = example.image_HWC
     return Batch(
         images_BCHW=images_BHWC.permute(0, 3, 1, 2),
-        labels_B=torch.tensor([example.label for example in whole], dtype=torch.int64),
+        labels_B=_labels([example.label for example in whole]),
         rows_B=torch.tensor([example.row for example in whole], dtype=torch.int64),
         skipped=tuple(place for example in examples for place in example.skipped),
     )

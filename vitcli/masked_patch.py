@@ -83,7 +83,7 @@ class MaskedPatchModel(nn.Module):
         vit.reset_classifier(0)
         self.vit, self.target, self.mean, self.std = vit, target, mean, std
         self.grid = vit.patch_embed.grid_size
-        self.patch_hw = tuple(side // n for side, n in zip(vit.patch_embed.img_size, self.grid, strict=True))
+        self.patch_hw = vit.patch_embed.feat_ratio(as_scalar=False)
         self.counts = corruption_counts(
             math.prod(self.grid), corrupted=corrupted, masked=masked, replaced=replaced
         )
@@ -228,8 +228,13 @@ def _check_network(vit: nn.Module) -> None:
         isinstance(vit, VisionTransformer)
         and not (vit.dynamic_img_size or vit.attn_pool or list(vit.fc_norm.parameters()))
         and isinstance(vit.patch_drop, nn.Identity)
-        and not any(map(math.remainder, vit.patch_embed.img_size, vit.patch_embed.grid_size))
     )
+    if is_whole:
+        stem = vit.patch_embed
+        covered = tuple(
+            n * side for n, side in zip(stem.grid_size, stem.feat_ratio(as_scalar=False), strict=True)
+        )
+        is_whole = covered == tuple(stem.img_size)
     if not is_whole:
         raise VitError(
             f"no patches can be predicted with a {type(vit).__name__} such as this",

@@ -23,21 +23,30 @@ class Scores:
     num_examples: int
 
 
-def label_ranks(logits_BK: Tensor, labels_B: Tensor) -> Tensor:
+def label_ranks(logits_BK: Tensor, labels: Tensor) -> Tensor:
     """How many classes come before the label's, (B,) int64: 0 is a top-1 hit, below 5 a top-5 hit.
 
     Among equal logits the lower class number comes first, as `argmax` has it, so a head of zeros
-    scores the share of class 0 and not 100 %.
+    scores the share of class 0 and not 100 %. Of several right classes the best placed one counts.
+
+    Args:
+        labels: (B,), or (B, M) filled up with -1.
     """
-    right_B1 = logits_BK.gather(1, labels_B[:, None])
-    before_BK = torch.arange(logits_BK.shape[1], device=logits_BK.device) < labels_B[:, None]
-    ahead_BK = (logits_BK > right_B1) | ((logits_BK == right_B1) & before_BK)
-    return ahead_BK.sum(dim=1)
+    labels_BM = labels[:, None] if labels.ndim == 1 else labels
+    right_BM1 = logits_BK.gather(1, labels_BM.clamp(min=0))[..., None]
+    before_BMK = torch.arange(logits_BK.shape[1], device=logits_BK.device) < labels_BM[..., None]
+    ahead_BMK = (logits_BK[:, None] > right_BM1) | ((logits_BK[:, None] == right_BM1) & before_BMK)
+    ranks_BM = ahead_BMK.sum(dim=-1).where(labels_BM >= 0, logits_BK.shape[1])
+    return ranks_BM.min(dim=1).values
 
 
-def example_losses(logits_BK: Tensor, labels_B: Tensor) -> Tensor:
-    """Softmax cross-entropy of each example, (B,) float64."""
-    return F.cross_entropy(logits_BK.double(), labels_B, reduction="none")
+def example_losses(logits_BK: Tensor, labels: Tensor) -> Tensor:
+    """Softmax cross-entropy of each example, (B,) float64; of several right classes their mean."""
+    if labels.ndim == 1:
+        return F.cross_entropy(logits_BK.double(), labels, reduction="none")
+    is_label_BM = labels >= 0
+    losses_BM = -logits_BK.double().log_softmax(dim=-1).gather(1, labels.clamp(min=0))
+    return (losses_BM * is_label_BM).sum(dim=1) / is_label_BM.sum(dim=1)
 
 
 def scores(ranks_N: Tensor, losses_N: Tensor) -> Scores:

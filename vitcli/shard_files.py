@@ -1,7 +1,7 @@
 """Bytes of shards, local or remote, read in pieces; and the blocks read last, kept for all threads.
 
-Every read is a range request of its own (`fsspec`), so nothing is shared between threads and nothing has to be
-resumed. Remote reads are tried again; what stays wrong is a `DataError` that names the shard.
+Every read is a range request of its own (through fsspec), so threads share no position in a file and nothing
+has to be resumed. Remote reads are tried again; what stays wrong is a `DataError` that names the shard.
 """
 
 import io

@@ -65,7 +65,8 @@ def read_block(
         table = _open(file, footer).read_row_group(
             group, columns=[columns.image, columns.label], use_threads=False
         )
-        images, labels = table.column(columns.image), table.column(columns.label).to_pylist()
+        images, labels = table.column(columns.image), table.column(columns.label)
+        labels = (labels if columns.has_many else labels.cast("int64")).to_pylist()
     except DataError:
         raise
     except Exception as error:

@@ -3,7 +3,6 @@
 import os
 import posixpath
 import re
-from itertools import chain
 from pathlib import Path
 from urllib.parse import quote
 
@@ -23,11 +22,11 @@ Placed = tuple[str, str]  # the URL of a shard, and its path inside the data set
 
 
 def find_shards(source: str) -> dict[str, list[str]]:
-    """URLs of shards by split, in natural order; words in folder and file names say the split, else it is train.
+    """URLs of shards by split, in natural order; words in folder and file names say the split, else train.
 
     Args:
-        source: a local folder or file; a pattern with `*`, `[]` or braces as WebDataset writes them; a URL of any
-            of these that fsspec opens; or a Hub id `owner/name[:config][@revision]`.
+        source: a local folder or file; a pattern with `*`, `[]` or braces as WebDataset writes them; a URL of
+            any of these that fsspec opens; or a Hub id `owner/name[:config][@revision]`.
 
     Raises:
         DataError: there are none, they are of two kinds, or the place cannot be listed.
@@ -81,16 +80,16 @@ def _of_one_kind(placed: list[Placed], source: str) -> list[Placed]:
 
 
 def _matching(pattern: str) -> list[Placed]:
-    # In a URL a question mark begins the query.
-    stars = "*[" if "://" in pattern else "*[?"
     root = re.split(r"[*?\[{]", pattern)[0].rpartition("/")[0]
-    urls = _expanded(pattern)
-    return list(chain(*(_listed(url, root=root, is_glob=any(star in url for star in stars)) for url in urls)))
+    placed = []
+    for url in _expanded(pattern):  # shown: in a URL a question mark begins the query
+        placed += _listed(url, root=root, is_glob=any(star in shown(url) for star in "*[?"))
+    return placed
 
 
 def _listed(url: str, *, root: str, is_glob: bool = False) -> list[Placed]:
     if not is_glob and kind_of(url):
-        return [(url, url.removeprefix(root))]
+        return [(url, shown(url).removeprefix(shown(root)))]
     fs, path = file_system(url)
     is_local = isinstance(fs, LocalFileSystem)
     list_files = fs.glob if is_glob else fs.find
@@ -112,7 +111,7 @@ def _on_hub(source: str) -> list[Placed]:
             fix="name the data set's own files: another revision, or a pattern hf://datasets/owner/name/*.tar",
         )
     configs = sorted({_config_of(inside) for _, inside in placed} - {None})
-    if config and config not in configs or not config and len(configs) > 1:
+    if (config and config not in configs) or (not config and len(configs) > 1):
         raise DataError(
             f"{hub_id} has no configuration {config!r}" if config else f"{hub_id} has several configurations",
             where=f"--dataset {source}",

@@ -1,8 +1,8 @@
 """WebDataset shards: an index says where in the .tar each image lies, and what label goes with it.
 
 Members whose path is the same up to the first dot of the file name are one sample: `000123.jpg` with
-`000123.cls`, a whole number, or `000123.json` with a field "label", "cls" or "class". A member's name is a key and
-never a path; links, devices and folders are passed over; nothing is ever unpacked.
+`000123.cls`, a whole number, or `000123.json` with a field "label", "cls" or "class". A member's name is a
+key and never a path; links, devices and folders are passed over; nothing is ever unpacked.
 """
 
 import json
@@ -22,6 +22,7 @@ from vitcli.data_files import IMAGE_SUFFIXES
 from vitcli.errors import DataError, MachineError
 from vitcli.safe_files import replace_file
 from vitcli.shard_files import Columns, Contents, RowOf, ShardFile, shown, unreadable
+from vitcli.shard_places import compressed
 
 LABEL_FIELDS = ("label", "cls", "class")
 MAX_LABEL_BYTES = 2**20  # of a .cls or .json member
@@ -75,11 +76,9 @@ def trust_count(file: ShardFile, count: int) -> Contents:
     return Contents((count,), _block_bytes(file, 0), None, None)
 
 
-def read_block(
-    file: ShardFile, *, image_column: str | None, label_column: str | None, count: int
-) -> tuple[RowOf, int]:
+def read_block(file: ShardFile, *, columns: Columns, count: int) -> tuple[RowOf, int]:
     """A shard of `count` samples: of a remote one all bytes, of a local one the index alone."""
-    index = read_index(file, image_column=image_column, label_column=label_column)
+    index = read_index(file, image_column=columns.image or None, label_column=columns.label or None)
     if len(index.offsets_N) != count:
         raise DataError(
             f"{posixpath.basename(file.shown)} has {len(index.offsets_N)} samples, and {count} are expected",
@@ -101,7 +100,7 @@ def _block_bytes(file: ShardFile, index_bytes: int) -> int:
 
 
 def known_counts(files: Iterable[ShardFile]) -> dict[str, int]:
-    """Samples by URL, from the count files beside the shards; their URLs are compared by name, never opened."""
+    """Samples by URL, from the count files beside the shards, whose entries are compared by file name."""
     by_folder: dict[tuple, list[ShardFile]] = {}
     for file in files:
         by_folder.setdefault((file.fs, posixpath.dirname(file.path)), []).append(file)
@@ -111,7 +110,7 @@ def known_counts(files: Iterable[ShardFile]) -> dict[str, int]:
         for name in COUNT_FILES:
             with suppress(Exception):  # not there, not ours, or not JSON: the shards themselves are read then
                 counts = _counts(json.loads(fs.cat_file(f"{folder}/{name}"))) | counts
-        found |= {file.url: counts[name] for file in members if (name := _name(file.path)) in counts}
+        found |= {file.url: counts[name] for file in members if counts.get(name := _name(file.path), -1) >= 0}
     return found
 
 
@@ -139,10 +138,8 @@ def read_index(file: ShardFile, *, image_column: str | None, label_column: str |
     name = blake2b(repr(identity).encode(), digest_size=16).hexdigest()
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     kept = Path(base, "vit", "shards", f"{name}.npz").expanduser()
-    with suppress(Exception):  # none, or a damaged one: made anew
-        with np.load(kept) as arrays:
-            return Index(*(arrays[key] for key in Index.__annotations__ if key != "has_many"),
-                         has_many=bool(arrays["has_many"]))  # fmt: skip
+    with suppress(Exception), np.load(kept) as arrays:  # none, or a damaged one: made anew
+        return Index(**{**arrays, "has_many": bool(arrays["has_many"])})
     index = _make_index(file, image_column, label_column)
     if file.stamp:  # else nothing would tell that the shard has changed
         with suppress(MachineError):  # a home that cannot be written to costs time, nothing else
@@ -268,14 +265,6 @@ def _is_compressed(file: ShardFile) -> bool:
     return False
 
 
-def compressed(url: str) -> DataError:
-    return DataError(
-        f"{posixpath.basename(shown(url))} is compressed, and no row of it can be read without all before it",
-        where=shown(url),
-        fix="decompress it (gunzip, unxz, unzstd): images are compressed already, a plain .tar is as small",
-    )
-
-
-def read_labels(file: ShardFile, *, image_column: str | None, label_column: str | None) -> np.ndarray:
-    """All labels of a local shard with one label a sample, (samples,) int64."""
-    return read_index(file, image_column=image_column, label_column=label_column).labels_M
+def read_labels(file: ShardFile, *, columns: Columns) -> np.ndarray:
+    """All labels of a shard with one label a sample, (samples,) int64."""
+    return read_index(file, image_column=columns.image or None, label_column=columns.label or None).labels_M

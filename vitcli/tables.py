@@ -94,7 +94,7 @@ def _plan(plan: dict[str, Any]) -> str:
         ("data", f"{plan['num_examples']:,} training images"),
         ("steps", f"{plan['total_steps']:,}, of which {plan['warmup_steps']:,} warm-up"),
         ("images seen", f"{plan['images_seen']:,}"),
-        ("compute", f"{plan['exaflops']:.3g} exaFLOPs, {plan['precision']}"),
+        ("compute", f"{_exaflops(plan['exaflops'])} exaFLOPs, {plan['precision']}"),
         ("batch", f"{plan['batch_size']} images: {passes} on {plan['world_size']} process(es)"),
         (
             "memory",
@@ -107,6 +107,10 @@ def _plan(plan: dict[str, Any]) -> str:
         speed = f"{plan['measured_images_per_s']:.1f} images/s, {plan['measured_hours']:.2f} hours"
         rows.append(("measured", f"{speed}, {plan['measured_peak_memory_gib']:.1f} GiB"))
     return plan["recipe"].rstrip() + "\n\n" + pairs(rows)
+
+
+def _exaflops(count: float) -> str:
+    return f"{count:,.0f}" if count >= 100 else f"{count:.3g}"
 
 
 def _skipped(result: dict[str, Any]) -> list[tuple[str, str]]:

@@ -91,7 +91,7 @@ def make_job(
     if options.track:
         runtime.check_tracker(options.track)
     # Before the processes join, so that a long download is no stalled collective; `datasets` locks its cache.
-    train_split, eval_split = _open_data(resolved)
+    train_split, eval_split = _open_data(resolved, plan_only=options.dry_run and not options.measure)
     machine = runtime.start(resolved.precision.compute)
     console = Console(quiet=options.quiet, is_main=machine.is_main)
     if options.exact:
@@ -197,7 +197,7 @@ def size_text(image_size: int | tuple[int, int]) -> str:
     return str(image_size) if isinstance(image_size, int) else "x".join(map(str, image_size))
 
 
-def _open_data(resolved: Recipe) -> tuple[Split, Split]:
+def _open_data(resolved: Recipe, *, plan_only: bool) -> tuple[Split, Split]:
     wanted = resolved.data
     if wanted.dataset is None:
         raise VitError(
@@ -205,7 +205,8 @@ def _open_data(resolved: Recipe) -> tuple[Split, Split]:
             where="--dataset (recipe key data.dataset)",
             fix="--dataset FOLDER, or demo",
         )
-    return data.open_train_and_eval(
+    known = data.declared(wanted.dataset, num_examples=wanted.num_examples) if plan_only else None
+    return known or data.open_train_and_eval(
         wanted.dataset,
         train_split=wanted.train_split,
         eval_split=wanted.eval_split,
