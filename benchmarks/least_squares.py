@@ -74,9 +74,7 @@ def main() -> None:
     print(f"Ridge         {ridge_s[0]:7.2f} s processor {ridge_s[1]:7.2f} s wall")
     print(f"ratio         {ridge_s[0] / ours_s[0]:7.1f}             {ridge_s[1] / ours_s[1]:7.1f}")
     print(f"weights differ by {difference:.0e} of the largest")
-    print(
-        f"{TEST_ROWS} rows scored at all l2, once: {scored_s[0]:.2f} s; leave-one-out, once: {chosen_s[0]:.2f} s"
-    )
+    print(f"once: {TEST_ROWS} rows scored at all l2 {scored_s[0]:.2f} s, leave-one-out {chosen_s[0]:.2f} s")
 
 
 if __name__ == "__main__":

@@ -6,9 +6,10 @@ from PIL import Image
 
 from tests.conftest import run
 from vitcli import recipe
-from vitcli.data import DataSet, cut_dev, match_classes, open_eval, open_train_and_eval, random_subset
+from vitcli.class_lists import match_classes
+from vitcli.data import DataSet, open_eval, open_train_and_eval
 from vitcli.errors import DataError
-from vitcli.split import Split
+from vitcli.split import Split, cut_dev, random_subset
 
 AUTO = dict(
     train_split="auto",

@@ -27,6 +27,7 @@ TRAIN = TrainTransform(
     flip=True,
     interpolation="bilinear",
     antialias=False,
+    randaugment=None,
 )
 PLAIN = replace(TRAIN, crop="none", flip=False)
 EVAL = Preprocessing(
@@ -69,6 +70,7 @@ def training(split: Split | None = None, **changes):
         total_steps=5,
         batch_size=8,
         per_device_batch=8,
+        window=64,
         seed=3,
         rank=0,
         world_size=1,

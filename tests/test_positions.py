@@ -1,8 +1,9 @@
-"""The position embeddings of the paper's Table 8, against the formulas as loops and against timm."""
+"""Position embeddings of the paper's Table 8 and fixed ones, against the formulas as loops and timm."""
 
 import copy
 import math
 
+import numpy as np
 import pytest
 import torch
 from timm.models.vision_transformer import VisionTransformer
@@ -20,6 +21,8 @@ TABLE_8 = [
     ("2d", "stem"), ("2d", "every_layer"), ("2d", "every_layer_shared"),
 ]  # fmt: skip
 ADDED = [cell for cell in TABLE_8 if cell[0] in ("1d", "2d")]
+FIXED = ("sincos2d", "stem")  # arXiv 2205.01580
+CELLS = [*TABLE_8, FIXED]
 WITH_NUMBERS = [cell for cell in TABLE_8 if cell[0] != "none"]
 HEIGHT, WIDTH = 2, 3
 NUM_TOKENS = 1 + HEIGHT * WIDTH
@@ -117,7 +120,23 @@ def attention_by_hand(attn, tokens_BTD: Tensor, allowed) -> Tensor:
     return attn.proj(mixed_BTD)
 
 
-def test_table_8_has_eight_cells_and_no_others_are_taken():
+def sincos_by_hand(y: int, x: int, width: int) -> list[float]:
+    """Of one patch, number by number."""
+    quarter = width // 4
+    frequencies = [1 / 10_000 ** (i / (quarter - 1)) for i in range(quarter)]
+    of_column = [math.sin(x * w) for w in frequencies] + [math.cos(x * w) for w in frequencies]
+    return of_column + [math.sin(y * w) for w in frequencies] + [math.cos(y * w) for w in frequencies]
+
+
+def sincos_of_the_authors(height: int, width: int, hidden: int) -> np.ndarray:
+    """(N, D) by the steps of big_vision's models/vit.py, in float64."""
+    rows, columns = np.indices((height, width)).reshape(2, -1)
+    omega = np.power(10_000.0, -np.arange(hidden // 4) / (hidden // 4 - 1))
+    by_row, by_column = np.multiply.outer(rows, omega), np.multiply.outer(columns, omega)
+    return np.hstack([np.sin(by_column), np.cos(by_column), np.sin(by_row), np.cos(by_row)])
+
+
+def test_table_8_has_eight_cells_and_no_others_are_taken_but_the_fixed_one():
     taken = []
     for kind in POSEMBS:
         for place in POSEMB_PLACES:
@@ -128,8 +147,8 @@ def test_table_8_has_eight_cells_and_no_others_are_taken():
             else:
                 taken.append((kind, place))
 
-    assert sorted(taken) == sorted(TABLE_8)
-    assert [cell for cell in TABLE_8 if positions.is_timms(*cell)] == [("none", "stem"), ("1d", "stem")]
+    assert sorted(taken) == sorted(CELLS)
+    assert [cell for cell in CELLS if positions.is_timms(*cell)] == [("none", "stem"), ("1d", "stem")]
 
 
 @pytest.mark.parametrize(
@@ -338,7 +357,7 @@ def test_gradients_are_the_same_with_checkpointing(kind, place):
 
 
 @pytest.mark.parametrize(
-    ("kind", "place"), [("1d", "every_layer_shared"), ("2d", "every_layer"), ("relative", "stem")]
+    ("kind", "place"), [("1d", "every_layer_shared"), ("2d", "every_layer"), ("relative", "stem"), FIXED]
 )
 def test_torch_compile_takes_the_whole_network(kind, place):
     torch._dynamo.reset()
@@ -349,7 +368,7 @@ def test_torch_compile_takes_the_whole_network(kind, place):
         torch.testing.assert_close(compiled(images()), model(images()))
 
 
-@pytest.mark.parametrize(("kind", "place"), TABLE_8)
+@pytest.mark.parametrize(("kind", "place"), CELLS)
 def test_a_network_of_shapes_alone_has_the_same_tensors(kind, place):
     with torch.device("meta"):
         model = VisionTransformer(
@@ -363,7 +382,7 @@ def test_a_network_of_shapes_alone_has_the_same_tensors(kind, place):
     assert all(tensor.is_meta for tensor in model.state_dict().values())
 
 
-@pytest.mark.parametrize(("kind", "place"), TABLE_8)
+@pytest.mark.parametrize(("kind", "place"), CELLS)
 def test_timms_other_ways_through_the_network_see_the_positions(kind, place):
     model = network(kind, place)
     features, (first, last) = model.forward_intermediates(images(), output_fmt="NLC")
@@ -441,7 +460,7 @@ def test_timms_resampling_of_a_1d_table_is_bicubic_and_2d_tables_have_none():
         positions.resample(network("2d", "stem").state_dict(), kind="2d", place="stem", **options)
 
 
-@pytest.mark.parametrize(("kind", "place"), TABLE_8)
+@pytest.mark.parametrize(("kind", "place"), CELLS)
 def test_the_same_grid_changes_nothing(kind, place):
     state = network(kind, place).state_dict()
     same, changed = positions.resample(
@@ -459,3 +478,101 @@ def test_relative_embeddings_stay_on_their_grid_even_where_the_shapes_would_fit(
 
     state = bare().state_dict()
     assert positions.resample(state, kind="none", place="stem", **options) == (state, [])
+
+
+def test_the_fixed_embedding_is_the_formula_patch_by_patch():
+    table_1TD = positions.sincos2d((HEIGHT, WIDTH), NUM_TOKENS, 8)
+    expected = [[0.0] * 8] + [sincos_by_hand(y, x, 8) for y in range(HEIGHT) for x in range(WIDTH)]
+
+    assert table_1TD.dtype == torch.float64
+    torch.testing.assert_close(table_1TD[0], torch.tensor(expected, dtype=torch.float64))
+    first_of_second_row = [0, 0, 1, 1, math.sin(1), math.sin(1e-4), math.cos(1), math.cos(1e-4)]
+    assert table_1TD[0, 1 + WIDTH].tolist() == pytest.approx(first_of_second_row, abs=1e-12)
+
+
+@pytest.mark.parametrize(("grid", "width"), [((14, 14), 384), ((7, 12), 192), ((1, 5), 16), ((32, 3), 768)])
+def test_the_fixed_embedding_is_big_visions(grid, width):
+    ours = positions.sincos2d(grid, grid[0] * grid[1], width)
+
+    np.testing.assert_allclose(ours[0].numpy(), sincos_of_the_authors(*grid, width), atol=1e-12)
+
+
+@pytest.mark.parametrize("with_class_token", [True, False])
+def test_each_patch_gets_its_sines_and_cosines_and_the_class_token_nothing(with_class_token):
+    options = {} if with_class_token else {"class_token": False, "global_pool": "avg"}
+    plain = bare(**options)
+    tokens_BTD = plain.patch_embed(images())
+    for y in range(HEIGHT):
+        for x in range(WIDTH):
+            tokens_BTD[:, y * WIDTH + x] += torch.tensor(sincos_by_hand(y, x, 8))
+    if with_class_token:
+        tokens_BTD = torch.cat([plain.cls_token.expand(2, -1, -1), tokens_BTD], dim=1)
+
+    torch.testing.assert_close(input_of_block(network(*FIXED, **options), 0, images()), tokens_BTD)
+
+
+def test_the_fixed_embedding_is_no_parameter_and_in_no_state_dict():
+    model, plain = network(*FIXED), bare()
+    model(images()).square().sum().backward()
+
+    assert list(model.state_dict()) == list(plain.state_dict()) and not positions_of(model)
+    assert not model.positions.table.requires_grad and model.positions.table.grad is None
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    network(*FIXED, grid=(4, 3)).load_state_dict(plain.state_dict(), strict=True)
+    with pytest.raises(RuntimeError, match="pos_embed"):
+        bare(pos_embed="learn").load_state_dict(model.state_dict())
+
+
+def test_the_tokens_are_dropped_after_the_fixed_embedding():
+    model = network(*FIXED, dropout=1.0)
+
+    assert input_of_block(model, 0, images()).all()
+    assert not input_of_block(model.train(), 0, images()).any()
+
+
+def test_another_grid_has_the_fixed_embedding_of_that_grid():
+    state = network(*FIXED).state_dict()
+    moved, changed = positions.resample(
+        state, kind="sincos2d", place="stem", old_grid=(2, 3), new_grid=(5, 4), num_prefix=1, method="timm"
+    )
+    other = network(*FIXED, grid=(5, 4))
+    other.load_state_dict(moved)
+
+    assert changed == [] and all(moved[name] is state[name] for name in state)
+    expected = [sincos_by_hand(y, x, 8) for y in range(5) for x in range(4)]
+    torch.testing.assert_close(other.positions()[0, 1:], torch.tensor(expected))
+
+
+def test_the_fixed_embedding_is_exact_wherever_the_network_has_been():
+    model, expected = network(*FIXED), network(*FIXED).positions().clone()
+    assert model.double().positions().dtype == torch.float64
+    assert torch.equal(model.double().positions(), positions.sincos2d((HEIGHT, WIDTH), NUM_TOKENS, 8))
+    assert torch.equal(model.bfloat16().positions(), expected.bfloat16())
+    assert torch.equal(model.float().positions(), expected)
+    assert torch.equal(copy.deepcopy(model).positions(), expected)
+    assert model.to("meta").positions().is_meta
+    assert torch.equal(model.to_empty(device="cpu").positions(), expected)
+
+
+def test_a_network_built_of_shapes_alone_computes_the_fixed_embedding_once_it_has_memory():
+    with torch.device("meta"):
+        model = VisionTransformer(
+            img_size=(8, 12), patch_size=4, num_classes=3, embed_dim=8, num_heads=2, depth=2,
+            pos_embed="none", weight_init="skip",
+        ).eval()  # fmt: skip
+        positions.install(model, kind="sincos2d", place="stem", dropout=0.0)
+        assert model(torch.empty(1, 3, 8, 12)).is_meta
+    model.to_empty(device="cpu").load_state_dict(network(*FIXED).state_dict())
+
+    assert torch.equal(model(images()), network(*FIXED)(images()))
+
+
+@pytest.mark.parametrize("width", [9, 10, 18])
+def test_a_width_without_four_equal_parts_has_no_sines_and_cosines(width):
+    with pytest.raises(VitError, match=f"width of {width}"):
+        network(*FIXED, width=width, heads=1)
+
+
+def test_the_fixed_embedding_is_added_at_the_stem_alone():
+    with pytest.raises(VitError, match="added to the patches once"):
+        positions.check_choice("sincos2d", "every_layer")

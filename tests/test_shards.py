@@ -22,7 +22,7 @@ from fsspec.registry import _registry
 
 from vitcli import shard_files
 from vitcli.errors import DataError
-from vitcli.shard_files import BlockCache, locate
+from vitcli.shard_files import BlockCache, RangeReader, locate
 from vitcli.shard_places import find_shards
 from vitcli.shards import fingerprint_of, look_at, open_shards
 from vitcli.split import Split
@@ -102,9 +102,9 @@ def parquet(path, numbers, *, rows_a_group: int = 4, names: list[str] = NAMES, s
     return put(path, buffer.getvalue())
 
 
-def plain_parquet(path, **columns) -> str:
+def plain_parquet(path, *, rows_a_group: int = 1, **columns) -> str:
     buffer = io.BytesIO()
-    pq.write_table(pa.table(columns), buffer)
+    pq.write_table(pa.table(columns), buffer, row_group_size=rows_a_group)
     return put(path, buffer.getvalue())
 
 
@@ -411,9 +411,11 @@ def test_a_hub_id_may_name_a_configuration_and_a_revision(tmp_path):
         ("them/pets:medium", "no configuration 'medium'.*them/pets:big, them/pets:small"),
         ("them/none", "holds no shards|it is not there"),
         ("them/cut", "converted only a part"),
+        ("them/deep", "several configurations.*them/deep:big, them/deep:small"),
     ],
 )
 def test_a_hub_id_that_leaves_a_choice_is_refused(source, words):
+    hub("deep/data/big/train.parquet", "deep/data/small/train.parquet")
     hub("pets/big/train.parquet", "pets/small/train.parquet", "cut/all/partial-train/0.parquet")
 
     with pytest.raises(DataError) as caught:
@@ -519,6 +521,17 @@ def test_a_remote_read_is_tried_again(error):
     assert split.read_row(2) == expected([2])[0]
 
 
+def test_reading_by_ranges_is_reading_a_file():
+    data = image(0, 100)
+    ours, truth = RangeReader(locate(put("far://pets/0.tar", data))), io.BytesIO(data)
+    assert (ours.readable(), ours.seekable()) == (True, True)
+    for seek in ((5,), (7, 1), (-3, 1), (-9, 2), (200,), (0, 2), (0,)):
+        assert ours.seek(*seek) == truth.seek(*seek) == ours.tell()
+        assert ours.read(4) == truth.read(4)
+    assert ours.read() == truth.read()
+    assert io.BufferedReader(RangeReader(ours.file)).read() == data
+
+
 def test_a_read_that_comes_back_short_is_no_row(monkeypatch):
     split = opened(tar("far://pets/0.tar", samples(range(4))))
     monkeypatch.setattr(MemoryFileSystem, "cat_file", lambda self, path, start, end: b"x" * (end - start - 1))
@@ -527,14 +540,23 @@ def test_a_read_that_comes_back_short_is_no_row(monkeypatch):
         split.read_row(0)
 
 
-@pytest.mark.parametrize("write", [parquet, lambda path, numbers: tar(path, samples(numbers))])
-def test_a_block_larger_than_the_cache_is_refused_before_anything_is_read(write):
-    kind = "parquet" if write is parquet else "tar"
-    url = write(f"far://pets/0.{kind}", range(4))
+def test_a_block_larger_than_the_cache_is_refused_before_anything_is_read():
+    pictures = parquet("far://pets/0.parquet", range(4), size=1000)
+    whole = tar("far://pets/0.tar", samples(range(4)))  # of 10 kB
 
-    with pytest.raises(DataError, match="does not fit into a cache") as caught:
-        opened(url, cache_bytes=100)
-    assert caught.value.where == url
+    for url, too_little, enough in ((pictures, 4_000, 9_000), (whole, 10_000, 12_000)):
+        with pytest.raises(DataError, match="does not fit into a cache") as caught:
+            opened(url, cache_bytes=too_little)
+        assert caught.value.where == url
+        assert opened(url, cache_bytes=enough).read_row(3)
+
+
+def test_a_block_that_turns_out_larger_than_the_cache_is_refused(tmp_path):
+    same = plain_parquet(tmp_path / "0.parquet", image=[bytes(1000)] * 100, label=[0] * 100, rows_a_group=100)
+    split = opened(same, cache_bytes=50_000)  # written once and named a hundred times
+
+    with pytest.raises(DataError, match="does not fit into a cache"):
+        split.read_row(0)
 
 
 # Counts, classes and indices
@@ -626,6 +648,15 @@ def test_the_number_of_classes_can_be_given_and_is_needed_where_nothing_tells_it
     assert "num_classes" in caught.value.fix
 
 
+def test_classes_are_counted_over_all_blocks_and_shards(tmp_path):
+    urls = [
+        plain_parquet(tmp_path / f"{number}.parquet", image=[b"x"] * 3, label=labels)
+        for number, labels in enumerate(([1, 7, 2], [3, 0, 3]))
+    ]
+
+    assert [opened(*found).num_classes for found in (urls, urls[::-1], urls[:1], urls[1:])] == [8, 8, 8, 4]
+
+
 def test_given_classes_that_are_not_those_of_the_data_are_refused(tmp_path):
     with pytest.raises(DataError, match="3 class names, and num_classes is 4"):
         opened(parquet(tmp_path / "a.parquet", range(3)), num_classes=4)
@@ -634,12 +665,12 @@ def test_given_classes_that_are_not_those_of_the_data_are_refused(tmp_path):
 
 
 def test_unlabelled_rows_are_refused_at_once_or_when_they_are_read(tmp_path):
-    url = plain_parquet(tmp_path / "a.parquet", image=[b"x", b"y"], label=[0, -1])
-    with pytest.raises(DataError, match="labels go from -1 to 0") as caught:
+    url = plain_parquet(tmp_path / "a.parquet", image=[b"x"] * 3, label=[1, -1, 0])
+    with pytest.raises(DataError, match="labels go from -1 to 1") as caught:
         opened(url)
     assert caught.value.where == url
 
-    split = opened(plain_parquet(tmp_path / "b.parquet", image=[b"x", b"y"], label=[0, None]))
+    split = opened(plain_parquet(tmp_path / "b.parquet", image=[b"x", b"y"], label=[0, None], rows_a_group=2))
     assert split.read_labels().tolist() == [0, -1]
     with pytest.raises(DataError, match="a row has no label"):
         split.read_row(1)
@@ -752,13 +783,13 @@ def test_labels_in_words_without_class_names_are_refused_with_advice(tmp_path):
 @pytest.mark.parametrize("path", ["/etc/hostname", "http://host/a.jpg", "0.jpg", "../0.jpg"])
 def test_a_path_in_the_place_of_an_image_is_never_read(tmp_path, path):
     (tmp_path / "0.jpg").write_bytes(b"secret")
-    pictures = pa.array([{"bytes": None, "path": path}, {"bytes": b"x", "path": path}])
-    split = opened(plain_parquet(tmp_path / "0.parquet", image=pictures, label=[0, 1]))
+    pictures = pa.array([{"bytes": b"x", "path": path}, {"bytes": None, "path": path}])
+    split = opened(plain_parquet(tmp_path / "0.parquet", image=pictures, label=[1, 0]))
 
-    assert split.read_row(1) == (b"x", 1)
+    assert split.read_row(0) == (b"x", 1)
     with pytest.raises(DataError, match="leads out of the data set") as caught:
-        split.read_row(0)
-    assert caught.value.where == split.where_is(0)
+        split.read_row(1)
+    assert caught.value.where == split.where_is(1) == f"{tmp_path}/0.parquet, row 1"
 
 
 @pytest.mark.parametrize("kept", [0, 3, 100, -1, -9, -2000])
@@ -796,6 +827,17 @@ def test_a_tar_that_is_cut_anywhere_is_refused_and_no_sample_is_lost_in_silence(
     assert len(opened(put(f"{place.format(tmp_path)}/0.tar", data[: end + 512]))) == 3
 
 
+@pytest.mark.parametrize("size", [-512, -1, 2**40])
+def test_a_tar_whose_header_lies_about_a_size_is_refused(tmp_path, size):
+    member = tarfile.TarInfo("0.jpg")
+    member.size = size
+    header = member.tobuf(tarfile.GNU_FORMAT)
+
+    for data in (header + bytes(10_240), header * 3 + bytes(10_240)):
+        with pytest.raises(DataError, match="it ends inside member"):
+            opened(put(tmp_path / "0.tar", data))
+
+
 @pytest.mark.parametrize("member", range(6))
 def test_a_tar_with_a_damaged_header_is_refused(tmp_path, member):
     path = Path(tar(tmp_path / "0.tar", samples(range(3))))
@@ -812,7 +854,7 @@ def test_a_second_archive_after_the_end_of_the_first_is_refused(tmp_path):
         Path(tar(tmp_path / f"{number}.tar", samples([number]))).read_bytes() for number in (0, 1)
     )
 
-    with pytest.raises(DataError, match="a second archive follows"):
+    with pytest.raises(DataError, match="two archives in one"):
         opened(put(tmp_path / "both.tar", first[:2560] + second))
 
 

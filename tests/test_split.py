@@ -145,7 +145,7 @@ def test_a_table_without_images_or_labels_is_refused(tmp_path, kind, missing):
 
 @pytest.mark.parametrize("column", ["weight", "image", "boxes"])
 def test_a_label_column_of_the_wrong_type_is_refused(tmp_path, column):
-    table = parquet(tmp_path, image=pictures(1), label=["x"], weight=[0.5], boxes=[[1, 2]])
+    table = parquet(tmp_path, image=pictures(1), label=["x"], weight=[0.5], boxes=[[0.1, 0.2]])
 
     with pytest.raises(DataError, match=f"column '{column}' of pets holds .*, which cannot be a class"):
         split_of(table, label_column=column)

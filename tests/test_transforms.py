@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 from torch.nn import functional as F
 
+from vitcli.randaugment import randaugment
 from vitcli.transforms import Preprocessing, TrainTransform, inception_crop, to_model_range
 
 EVAL = Preprocessing(
@@ -33,6 +34,7 @@ TRAIN = TrainTransform(
     flip=False,
     interpolation="bilinear",
     antialias=False,
+    randaugment=None,
 )
 PILLOW = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
@@ -366,10 +368,30 @@ def test_the_same_state_of_the_generator_gives_the_same_pixels_and_another_gives
     assert not np.array_equal(results[0], results[2]) and not np.array_equal(results[2], results[3])
 
 
+def test_randaugment_comes_after_crop_resize_and_flip_and_goes_on_with_their_generator():
+    image, mirrored = picture(60, 80), 0
+    transform = replace(TRAIN, crop="inception", flip=True, image_size=(24, 30))
+    for seed in range(40):
+        rng = Random(seed)
+        plain = transform(image, rng)
+        expected = randaugment(plain, num_layers=2, magnitude=10.0, rng=rng)
+
+        assert np.array_equal(replace(transform, randaugment=(2, 10.0))(image, Random(seed)), expected)
+        mirrored += not np.array_equal(plain, replace(transform, flip=False)(image, Random(seed)))
+    assert 10 < mirrored < 30
+
+
+def test_layers_and_magnitude_of_randaugment_are_not_mixed_up():
+    image, transform = picture(24, 24), replace(TRAIN, randaugment=(3, 7.5))
+    for seed in range(20):
+        expected = randaugment(image, num_layers=3, magnitude=7.5, rng=Random(seed))
+        assert np.array_equal(transform(image, Random(seed)), expected)
+
+
 def test_no_global_generator_is_touched():
     torch.manual_seed(0)
     np.random.seed(0)
-    transform = replace(TRAIN, crop="inception", flip=True)
+    transform = replace(TRAIN, crop="inception", flip=True, randaugment=(2, 10.0))
     transform(picture(60, 80), Random(0))
 
     assert torch.equal(torch.rand(3), torch.rand(3, generator=torch.Generator().manual_seed(0)))

@@ -7,7 +7,7 @@ from vitcli.errors import VitError
 from vitcli.variants import VARIANTS, find_variant, network_of_timm
 
 GELUS = ("tanh", "erf", "none", "timm")
-POSEMBS = ("none", "1d", "2d", "relative")
+POSEMBS = ("none", "1d", "2d", "relative", "sincos2d")
 POSEMB_PLACES = ("stem", "every_layer", "every_layer_shared")
 GAP = {"class_token": False, "global_pool": "avg", "fc_norm": False}  # in timm's words; the norm comes first
 
@@ -25,7 +25,8 @@ class Architecture:
             none; "timm" for a network that is wholly as timm defines it.
         pre_logits: the head is Dense(D->D), tanh, Dense(D->K) and not one Dense(D->K).
         model_args: further keyword arguments of timm.create_model.
-        posemb: "1d" is the paper's learned table, a row for each token; the others stand in its Table 8.
+        posemb: "1d" is the paper's learned table, a row for each token; "sincos2d" is fixed (arXiv
+            2205.01580); the others stand in the paper's Table 8.
         posemb_at: where it is added: "stem" or at the input of every layer.
         norm_eps: added to the variance by the layer norms of a network of the paper.
     """

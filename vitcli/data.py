@@ -5,15 +5,16 @@ it.
 """
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import datasets
 import numpy as np
 
-from vitcli import data_files, demo, order, recipe
+from vitcli import data_files, demo, recipe, shards
+from vitcli.class_lists import check_same_classes
 from vitcli.errors import DataError, nearest
-from vitcli.split import Split, check_labels, from_table
+from vitcli.shard_places import find_shards
+from vitcli.split import Split, check_labels, cut_dev, from_table, random_subset
 
 TRAIN_NAMES = ("train", "training")
 EVAL_NAMES = ("test", "testing", "validation", "val", "valid", "dev", "eval")
@@ -25,9 +26,17 @@ class DataSet:
     Args:
         name: as the user gave it.
         image_column, label_column: where the types of the columns do not say.
+        streaming: read its shards where they lie; what is remote, or .tar files, is always read so.
     """
 
-    def __init__(self, name: str, *, image_column: str | None = None, label_column: str | None = None):
+    def __init__(
+        self,
+        name: str,
+        *,
+        image_column: str | None = None,
+        label_column: str | None = None,
+        streaming: bool = False,
+    ):
         datasets.disable_progress_bars()
         self.name = name
         alias = recipe.dataset_aliases().get(name)
@@ -36,8 +45,13 @@ class DataSet:
         if self.is_demo:
             self.tables, self.split_names = None, ("train", "test")
             return
-        self.tables, is_local = _locate(name, alias)
-        self.split_names = tuple(self.tables.open)
+        if streaming or is_remote(name):
+            self.tables, is_local = None, True
+            self.urls = find_shards(_place_of_shards(name, alias))
+            self.split_names = tuple(self.urls)
+        else:
+            self.tables, is_local = _locate(name, alias)
+            self.split_names = tuple(self.tables.open)
         # A local copy of an aliased set may have been made with other column names; types then decide.
         declared = {} if is_local else self.declared
         self.image_column = image_column or declared.get("image_column")
@@ -83,6 +97,14 @@ class DataSet:
         )
 
     def _open_table(self, split: str) -> Split:
+        if self.tables is None:
+            return shards.open_shards(
+                self.urls[split],
+                name=f"{self.name}, split {split}",
+                image_column=self.image_column,
+                label_column=self.label_column,
+                num_classes=self.declared.get("classes"),
+            )
         return from_table(
             self.tables.open[split](),
             name=f"{self.name}, split {split}",
@@ -131,13 +153,14 @@ def open_train_and_eval(
     image_column: str | None,
     label_column: str | None,
     seed: int,
+    streaming: bool = False,
 ) -> tuple[Split, Split]:
     """The split to train on and the one to report on.
 
     "auto" trains on the train split and reports on the test split, else the validation split, else on
     `dev_fraction` of the training rows, which then are not trained on.
     """
-    source = DataSet(dataset, image_column=image_column, label_column=label_column)
+    source = DataSet(dataset, image_column=image_column, label_column=label_column, streaming=streaming)
     if train_split == "auto":
         train_split = source.default_train_split() or source.only_split("data.train_split")
     if eval_split == "auto":
@@ -149,7 +172,7 @@ def open_train_and_eval(
         held_out = source.open(eval_split)
     if num_examples is not None:
         train = random_subset(train, num_examples, seed=seed)
-    _check_same_classes(train, held_out)
+    check_same_classes(train, held_out)
     return train, held_out
 
 
@@ -188,6 +211,7 @@ def open_eval(
     image_column: str | None,
     label_column: str | None,
     dev_cut: dict | None = None,
+    streaming: bool = False,
 ) -> Split:
     """The split to score: as named, or with "auto" the test split, else validation, else the only one.
 
@@ -195,7 +219,7 @@ def open_eval(
         dev_cut: the `Split.dev_cut` that the weights were scored on when they were trained. If "auto" leads
             to those very rows, it is again their dev part that is scored, and not what was trained on.
     """
-    source = DataSet(dataset, image_column=image_column, label_column=label_column)
+    source = DataSet(dataset, image_column=image_column, label_column=label_column, streaming=streaming)
     if split != "auto":
         return source.open(split)
     by_name = source.default_eval_split()
@@ -207,73 +231,20 @@ def open_eval(
     return source.open(by_name or source.only_split("--split"))
 
 
-def match_classes(
-    split: Split, class_names: tuple[str, ...] | None, *, num_classes: int, ckpt: str
-) -> tuple[Split, bool]:
-    """The split with its labels in the order of a checkpoint's classes, and whether that changed any.
-
-    Classes are matched by name where both sides have names, else by number.
-
-    Raises:
-        DataError: the classes are other ones, or another count of them.
-    """
-    by_name = class_names is not None and split.class_names is not None
-    if by_name and set(class_names) != set(split.class_names):
-        ours = _some(set(split.class_names) - set(class_names))
-        theirs = _some(set(class_names) - set(split.class_names))
-        raise DataError(
-            f"{split.name} and {ckpt} have different classes",
-            where=f"only in the data: {ours}; only in the checkpoint: {theirs}",
-            fix="evaluate on data with the checkpoint's classes, or fine-tune the checkpoint on this data",
-        )
-    if split.num_classes != num_classes:
-        raise DataError(
-            f"{split.name} has {split.num_classes} classes, {ckpt} predicts {num_classes}",
-            where="--dataset and --ckpt",
-            fix="evaluate on data with the checkpoint's classes, or fine-tune the checkpoint on this data",
-        )
-    if not by_name or class_names == split.class_names:
-        return split, False
-    number_of = np.array([class_names.index(name) for name in split.class_names])
-    return split.relabelled(number_of, class_names), True
+def is_remote(name: str) -> bool:
+    """Whether this names shards that can only be streamed: a URL, a pattern, .tar files."""
+    return "://" in name or name.endswith(".tar") or any(mark in name for mark in "*?{")
 
 
-def _some(names: set[str]) -> str:
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return (", ".join(sorted(names)[:5]) or "none") + more
-
-
-def cut_dev(train: Split, *, dev_fraction: float, split: str) -> tuple[Split, Split]:
-    """The rows to train on, and a random `dev_fraction` to choose or report by (paper, section B.1.1).
-
-    The cut depends on the split alone, never on the run's seed, so that all runs choose by the same rows. The
-    dev part remembers what it was cut from; `split` is how the data set calls that.
-    """
-    num_dev = round(len(train) * dev_fraction)
-    if not 0 < num_dev < len(train):
-        raise DataError(
-            f"a dev part of {dev_fraction:.0%} of {train.name}, {len(train)} rows, leaves one side empty",
-            where="recipe key data.dev_fraction",
-            fix="name the split to report on with data.eval_split, or choose another fraction",
-        )
-    key = order.derive_seed(0, "dev split", len(train))
-    num_train = len(train) - num_dev
-    rest = train.part(0, num_train, name=f"{train.name} without its dev part", shuffle_key=key)
-    dev = train.part(num_train, len(train), name=f"{train.name}, dev part", shuffle_key=key)
-    cut = {"split": split, "fraction": dev_fraction, "fingerprint": train.fingerprint}
-    return rest, replace(dev, dev_cut=cut)
-
-
-def random_subset(split: Split, num_examples: int, *, seed: int) -> Split:
-    """`num_examples` rows drawn without replacement by `seed`."""
-    if num_examples > len(split):
-        raise DataError(
-            f"{num_examples} examples were asked for, {split.name} has {len(split)}",
-            where="recipe key data.num_examples",
-            fix=f"a number up to {len(split)}, or leave the key out",
-        )
-    key = order.derive_seed(seed, "subset", num_examples)
-    return split.part(0, num_examples, name=f"{num_examples} of {split.name}", shuffle_key=key)
+def _place_of_shards(name: str, alias: dict | None) -> str:
+    """The copy on the shelf if there is one, else the Hub's Parquet files of an alias, else as given."""
+    shelf = os.environ.get("VIT_DATA")
+    if alias and shelf and Path(shelf, name).exists():
+        return str(Path(shelf, name))
+    if alias and "hub" in alias:
+        config, revision = alias.get("config"), alias.get("revision")
+        return alias["hub"] + (f":{config}" if config else "") + (f"@{revision}" if revision else "")
+    return name
 
 
 def _locate(name: str, alias: dict | None) -> tuple[data_files.Tables, bool]:
@@ -301,17 +272,6 @@ def _locate(name: str, alias: dict | None) -> tuple[data_files.Tables, bool]:
     hub_id, _, revision = name.partition("@")
     hub_id, _, config = hub_id.partition(":")
     return data_files.open_hub(hub_id, config=config or None, revision=revision or None), False
-
-
-def _check_same_classes(train: Split, held_out: Split) -> None:
-    if train.class_names == held_out.class_names and train.num_classes == held_out.num_classes:
-        return
-    here, there = set(train.class_names or ()), set(held_out.class_names or ())
-    raise DataError(
-        f"{train.name} has {train.num_classes} classes, {held_out.name} has other ones or another count",
-        where=f"only in the first: {_some(here - there)}; only in the second: {_some(there - here)}",
-        fix="make both splits name the same classes in the same order",
-    )
 
 
 def _first_of(wanted: tuple[str, ...], names: tuple[str, ...]) -> str | None:

@@ -21,6 +21,13 @@ STYLE = {
     "legend.frameon": False,
 }
 
+ACCURACIES = {
+    "top1": "top-1",
+    "top5": "top-5",
+    "patch_accuracy": "of patches",
+    "most_frequent_color": "one guess",
+}
+
 
 def training_curves(records: list[dict[str, Any]]) -> dict[str, Figure]:
     """Pictures of a run from its metrics.jsonl: loss, learning rate and, where it was evaluated, accuracy."""
@@ -38,10 +45,11 @@ def training_curves(records: list[dict[str, Any]]) -> dict[str, Figure]:
             figures["learning_rate"] = _line(at, [record["lr"] for record in steps], "learning rate")
         if evals:
             at = [step for step, _ in evals]
-            accuracy = _line(
-                at, [100 * scores["top1"] for _, scores in evals], "accuracy in %", "top-1", marker="o"
-            )
-            _add(accuracy, at, [100 * scores["top5"] for _, scores in evals], "top-5")
+            kinds = {key: name for key, name in ACCURACIES.items() if key in evals[0][1]}
+            first, second = ([100 * scores[key] for _, scores in evals] for key in kinds)
+            names = list(kinds.values())
+            accuracy = _line(at, first, "accuracy in %", names[0], marker="o")
+            _add(accuracy, at, second, names[1])
             accuracy.axes[0].legend()
             figures["accuracy"] = accuracy
     return figures

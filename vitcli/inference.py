@@ -7,7 +7,8 @@ Letters: N rows, B batch, K classes.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from vitcli import metrics
 from vitcli.console import Console
 from vitcli.errors import DataError, WeightsError
 from vitcli.loader import Batch, eval_batches
+from vitcli.model import features as model_features
 from vitcli.runtime import Runtime, autocast, unwrap
 from vitcli.split import Split
 from vitcli.transforms import Preprocessing, to_model_range
@@ -53,9 +55,9 @@ def evaluate(
         num_threads=num_threads,
     )
     passed = logits_of(model, batches, preprocessing, device=runtime.device, precision=precision)
-    watched = _watched(passed, console, "evaluate", total=len(split), at_once=runtime.world_size)
+    passed = watched(passed, console, "evaluate", total=len(split), at_once=runtime.world_size)
     with runtime.own_errors():
-        for batch, logits_BK in watched:
+        for batch, logits_BK in passed:
             ranks_N[batch.rows_B] = metrics.label_ranks(logits_BK, batch.labels_B)
             losses_N[batch.rows_B] = metrics.example_losses(logits_BK, batch.labels_B)
             seen_N[batch.rows_B] += 1
@@ -70,6 +72,50 @@ def evaluate(
         raise DataError(f"no image of {split.name} can be decoded", where=split.name, fix="look at its files")
     counted_N = seen_N.bool()
     return metrics.scores(ranks_N[counted_N], losses_N[counted_N]), skipped
+
+
+def features(
+    model: nn.Module,
+    split: Split,
+    preprocessing: Preprocessing,
+    *,
+    runtime: Runtime,
+    batch_size: int,
+    num_threads: int,
+    precision: str = "fp32",
+    console: Console,
+) -> tuple[Tensor, Tensor]:
+    """(N, D) float32 features of every row, as `model.features` gives them, and (N,) int64 labels.
+
+    Raises:
+        DataError: an image cannot be decoded.
+    """
+    bare = unwrap(model)
+    bare = getattr(bare, "vit", bare)  # of a network that predicts patches
+    batches = eval_batches(
+        split,
+        preprocessing,
+        batch_size=batch_size,
+        rank=runtime.rank,
+        world_size=runtime.world_size,
+        on_bad_image="error",
+        num_threads=num_threads,
+    )
+    network = partial(model_features, bare)
+    passed = outputs_of(bare, network, batches, preprocessing, device=runtime.device, precision=precision)
+    features_ND, labels_N = torch.zeros(0, 0), torch.zeros(len(split), dtype=torch.int64)
+    with runtime.own_errors():
+        for batch, features_BD in watched(
+            passed, console, "features", total=len(split), at_once=runtime.world_size
+        ):
+            if not features_ND.numel():
+                features_ND = torch.zeros(len(split), features_BD.shape[1])
+            features_ND[batch.rows_B] = features_BD
+            labels_N[batch.rows_B] = batch.labels_B
+    width = max(runtime.concatenated([features_ND.shape[1]]))
+    if features_ND.shape[1] < width:  # a process without a batch of its own
+        features_ND = torch.zeros(len(split), width)
+    return runtime.sum_over_processes(features_ND), runtime.sum_over_processes(labels_N)
 
 
 def likeliest(
@@ -97,7 +143,7 @@ def likeliest(
         num_threads=num_threads,
     )
     passed = logits_of(model, batches, preprocessing, device=runtime.device, precision=precision)
-    for batch, logits_BK in _watched(passed, console, "predict", total=len(split), at_once=1):
+    for batch, logits_BK in watched(passed, console, "predict", total=len(split), at_once=1):
         shares, classes = torch.softmax(logits_BK, dim=-1).topk(topk)
         for row, its_classes, its_shares in zip(
             batch.rows_B.tolist(), classes.tolist(), shares.tolist(), strict=True
@@ -116,7 +162,20 @@ def logits_of(
     precision: str,
 ) -> Iterator[tuple[Batch, Tensor]]:
     """Each batch with its logits_BK, float32 on the CPU; the model is left in the mode it came in."""
-    model = unwrap(model)  # bare: with several processes one may have fewer batches than another
+    bare = unwrap(model)  # with several processes one may have fewer batches than another
+    return outputs_of(bare, bare, batches, preprocessing, device=device, precision=precision)
+
+
+def outputs_of(
+    model: nn.Module,
+    network: Callable[[Tensor], Tensor],
+    batches: Iterator[Batch],
+    preprocessing: Preprocessing,
+    *,
+    device: torch.device,
+    precision: str,
+) -> Iterator[tuple[Batch, Tensor]]:
+    """Each batch with what `network`, a use of the bare `model`, says of its images."""
     was_training = model.training
     model.eval()
     try:
@@ -124,8 +183,8 @@ def logits_of(
             images_BCHW = batch.images_BCHW.to(device, non_blocking=True)
             images_BCHW = to_model_range(images_BCHW, mean=preprocessing.mean, std=preprocessing.std)
             with torch.no_grad(), autocast(device, precision):
-                logits_BK = model(images_BCHW).float().cpu()
-            if not torch.isfinite(logits_BK).all():
+                outputs = network(images_BCHW).float().cpu()
+            if not torch.isfinite(outputs).all():
                 raise WeightsError(
                     "the model's outputs are not finite numbers, so no accuracy can be told",
                     where=f"row {int(batch.rows_B[0])} and after of the split",
@@ -133,12 +192,12 @@ def logits_of(
                     if precision == "fp32"
                     else "use --precision fp32, or other weights",
                 )
-            yield batch, logits_BK
+            yield batch, outputs
     finally:
         model.train(was_training)
 
 
-def _watched(
+def watched(
     passed: Iterator[tuple[Batch, Tensor]], console: Console, title: str, *, total: int, at_once: int
 ) -> Iterator[tuple[Batch, Tensor]]:
     """The same batches, with a progress line; `at_once` processes do as much each."""

@@ -136,7 +136,6 @@ def solve(
     is_tall = inputs_NE.shape[0] >= inputs_NE.shape[1]
     square_RR = inputs_NE.T @ inputs_NE if is_tall else inputs_NE @ inputs_NE.T
     eigenvalues_R, vectors_RR = np.linalg.eigh(square_RR)
-    eigenvalues_R = np.maximum(eigenvalues_R, 0)  # what lies below is rounding
     _check_l2(l2, eigenvalues_R)
     if is_tall:
         vectors_RR[~inputs_NE.any(axis=0)] = 0  # a constant feature; not 1e-17, a test row may be far off

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 
 import numpy as np
@@ -19,7 +20,8 @@ from torch import Tensor
 from vitcli import launching, order
 from vitcli.decoding import check, decode
 from vitcli.errors import DataError
-from vitcli.split import Split
+from vitcli.split import Split, check_label
+from vitcli.stream_order import StreamOrder
 from vitcli.transforms import Preprocessing, TrainTransform
 
 TRIES_PER_EXAMPLE = 100  # following rows looked at in the place of a bad one, before the data set is given up
@@ -63,6 +65,7 @@ def train_batches(
     total_steps: int,
     batch_size: int,
     per_device_batch: int,
+    window: int,
     seed: int,
     rank: int,
     world_size: int,
@@ -71,17 +74,23 @@ def train_batches(
 ) -> Iterator[Batch]:
     """This process's share of every step from `start_step` on, in batches of `per_device_batch`.
 
+    Args:
+        window: rows of shards that are shuffled among each other; tables are shuffled as a whole.
+
     Raises:
         DataError: an image cannot be decoded and `on_bad_image` is "error". With "skip" the next row that can
             be decoded takes its place, so that a step still sees `batch_size` images.
     """
 
+    if split.block_starts is None:
+        rows_at = partial(order.rows_at, num_examples=len(split), seed=seed)
+    else:
+        rows_at = StreamOrder(split.block_starts, window=window, batch_size=batch_size, seed=seed).rows_at
+
     def parts() -> Iterator[list[tuple[int, int]]]:
         for step in range(start_step, total_steps):
-            share = dict(batch_size=batch_size, rank=rank, world_size=world_size)
-            positions = order.step_positions(step, **share)
-            rows = order.step_indices(step, num_examples=len(split), seed=seed, **share)
-            examples = list(zip(rows, positions, strict=True))
+            positions = order.step_positions(step, batch_size=batch_size, rank=rank, world_size=world_size)
+            examples = list(zip(rows_at(positions).tolist(), positions, strict=True))
             yield from (
                 examples[first : first + per_device_batch]
                 for first in range(0, len(examples), per_device_batch)
@@ -150,6 +159,8 @@ def eval_batches(
 def read_example(split: Split, row: int) -> tuple[np.ndarray, int | tuple[int, ...]]:
     """Decoded (H, W, 3) uint8 image and label or labels of one row; what goes wrong names the row or file."""
     image, label = split.read_row(row)
+    if split.is_large:
+        check_label(split, label, row)
     return (decode(image, where=split.where_is, row=row) if isinstance(image, bytes) else image), label
 
 

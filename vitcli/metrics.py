@@ -23,6 +23,23 @@ class Scores:
     num_examples: int
 
 
+@dataclass(frozen=True)
+class PatchScores:
+    """What an evaluation of masked patch prediction says (paper, section 4.6).
+
+    Attributes:
+        patch_accuracy: share of the colours of corrupted patches that are predicted right.
+        most_frequent_color: what always saying the most frequent colour would get.
+        loss: mean over the corrupted patches, in nats; squared error where pixels are predicted.
+        num_examples: how many pictures were counted, each once.
+    """
+
+    patch_accuracy: float
+    most_frequent_color: float
+    loss: float
+    num_examples: int
+
+
 def label_ranks(logits_BK: Tensor, labels: Tensor) -> Tensor:
     """How many classes come before the label's, (B,) int64: 0 is a top-1 hit, below 5 a top-5 hit.
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import timm
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vitcli import positions
 from vitcli.architecture import GAP, Architecture
@@ -206,6 +206,15 @@ def last_layer(model: nn.Module) -> nn.Linear:
     """The layer that makes the logits: the head itself, or the second of a head with pre-logits."""
     head = model.get_classifier()
     return head.head if isinstance(head, nn.Sequential) else head
+
+
+def features(model: nn.Module, images_BCHW: Tensor) -> Tensor:
+    """(B, D), what the last layer is given: the class token or the mean after the last norm, and after the
+    tanh layer where the head has one (paper, section 4.1)."""
+    features_BD = model.forward_head(model.forward_features(images_BCHW), pre_logits=True)
+    if isinstance(getattr(model, "head", None), nn.Sequential):
+        features_BD = model.head.tanh(model.head.pre_logits(features_BD))
+    return features_BD
 
 
 def reset_head(model: nn.Module, num_classes: int) -> None:

@@ -8,7 +8,7 @@ tags: [image-classification, vision-transformer]
 ---
 # {model} on {dataset}
 
-{model} at {resolution} px, {origin}. It reaches **{top1:.2%} top-1** and {top5:.2%} top-5
+{model} at {resolution} px, {origin}. It reaches {reaches}
 (loss {loss:.4f}) on {num_eval_examples} images of `{eval_split}`, each counted once.
 
 | | |
@@ -21,8 +21,7 @@ tags: [image-classification, vision-transformer]
 ## How to load it
 
 ```
-vit predict --ckpt {run_dir} PICTURES
-vit evaluate --ckpt {run_dir} --dataset {dataset}
+{use}
 ```
 
 ```python
@@ -40,6 +39,17 @@ same pixels as the evaluation above.
 """
 
 
+PREDICT = "vit predict --ckpt {run_dir} PICTURES\nvit evaluate --ckpt {run_dir} --dataset {dataset}"
+FINETUNE = "vit finetune --ckpt {run_dir} --dataset DATA"
+
+
+def _reaches(summary: dict[str, Any]) -> str:
+    if "top1" in summary:
+        return f"**{summary['top1']:.2%} top-1** and {summary['top5']:.2%} top-5"
+    right, guess = summary["patch_accuracy"], summary["most_frequent_color"]
+    return f"**{right:.2%} of the colours of corrupted patches**, of which one guess gets {guess:.2%},"
+
+
 def model_card(summary: dict[str, Any], recipe_toml: str) -> str:
     """The card in Markdown, from the run's summary and resolved recipe."""
     size = summary["resolution"]
@@ -47,6 +57,8 @@ def model_card(summary: dict[str, Any], recipe_toml: str) -> str:
     words = {
         **summary,
         "resolution": size if isinstance(size, int) else "x".join(map(str, size)),
+        "reaches": _reaches(summary),
+        "use": (PREDICT if "top1" in summary else FINETUNE).format(**summary),
         "origin": f"fine-tuned from `{summary['ckpt']}`" if summary["ckpt"] else "trained from fresh weights",
         "exaflops": f", {exaflops:.3g} exaFLOPs" if exaflops else "",
         "recipe": recipe_toml,

@@ -80,12 +80,12 @@ class WeightAverage:
             self.tensors[name].copy_(value)
 
     @contextmanager
-    def swapped_in(self, model: nn.Module) -> Iterator[None]:
+    def swapped_in(self, model: nn.Module) -> Iterator[nn.Module]:
         """The model has the averaged weights inside the block, and its own again after it."""
         own = {name: value.detach().clone() for name, value in model.state_dict().items()}
         model.load_state_dict(self.tensors)
         try:
-            yield
+            yield model
         finally:
             model.load_state_dict(own)
 

@@ -1,8 +1,8 @@
-"""The position embeddings of the paper's Table 8 that timm has not (paper, section D.4).
+"""The position embeddings that timm has not: those of the paper's Table 8 (section D.4), and fixed ones.
 
 They are installed into a network that timm built with pos_embed="none", under names timm does not know, so
 timm refuses weights that carry them: `positions.*`, `blocks.<i>.positions.*` and
-`blocks.<i>.attn.relative_embed`.
+`blocks.<i>.attn.relative_embed`. Fixed ones ("sincos2d") are in no weights.
 
 B batch, T tokens (prefix tokens such as the class token, then N patches), D hidden width, A attention heads,
 E = D / A width of a head, R = 2T - 1 offsets between tokens, H x W the patch grid.
@@ -23,7 +23,7 @@ STD = 0.02  # normal and not truncated, as the authors draw their pos_embedding
 
 
 def check_choice(kind: str, place: str) -> None:
-    """Refuse what the paper's Table 8 has no cell for."""
+    """Refuse what the paper's Table 8 has no cell for, but for "sincos2d" at the stem."""
     for key, given, known in (("posemb", kind, POSEMBS), ("posemb_at", place, POSEMB_PLACES)):
         if given not in known:
             raise VitError(
@@ -31,9 +31,10 @@ def check_choice(kind: str, place: str) -> None:
                 where=f"recipe key model.{key}",
                 fix=f"take one of {', '.join(known)}",
             )
-    if kind in ("none", "relative") and place != "stem":
+    if kind in ("none", "relative", "sincos2d") and place != "stem":
+        reason = "it is added to the patches once" if kind == "sincos2d" else "it adds nothing to the tokens"
         raise VitError(
-            f"posemb {kind!r} has no place {place!r}: it adds nothing to the tokens",
+            f"posemb {kind!r} has no place {place!r}: {reason}",
             where="recipe keys model.posemb and model.posemb_at",
             fix='set posemb_at = "stem", or posemb to 1d or 2d',
         )
@@ -45,12 +46,12 @@ def is_timms(kind: str, place: str) -> bool:
 
 
 def install(model: VisionTransformer, *, kind: str, place: str, dropout: float) -> None:
-    """Give a network without position embeddings those of one cell of Table 8.
+    """Give a network without position embeddings those of one cell of Table 8, or "sincos2d".
 
-    "1d" is one learned row for each token, "2d" see `Positions`, "relative" see `RelativeAttention`, "none"
-    changes nothing. At "stem" they are added to the tokens once; at "every_layer" each block has its own, at
-    "every_layer_shared" all have the same, and they are added to the block's input, its residual stream.
-    The numbers follow from torch's global seed: normal with deviation 0.02.
+    "1d" is one learned row for each token, "2d" and "sincos2d" see `Positions`, "relative" see
+    `RelativeAttention`, "none" changes nothing. At "stem" they are added to the tokens once; at "every_layer"
+    each block has its own, at "every_layer_shared" all have the same, and they are added to the block's
+    input, its residual stream. The numbers follow from torch's global seed: normal with deviation 0.02.
 
     Args:
         model: built by timm with pos_embed="none"; changed in place.
@@ -61,7 +62,7 @@ def install(model: VisionTransformer, *, kind: str, place: str, dropout: float) 
             so "none" and "relative" have no such dropout.
 
     Raises:
-        VitError: a choice Table 8 has not, or "2d" in a network of odd width.
+        VitError: a choice Table 8 has not, or a network of a width that "2d" or "sincos2d" cannot split.
     """
     check_choice(kind, place)
     assert model.pos_embed is None, "the network has position embeddings of timm's already"
@@ -87,11 +88,12 @@ def install(model: VisionTransformer, *, kind: str, place: str, dropout: float) 
 
 
 class Positions(nn.Module):
-    """Learned position embeddings, added to the tokens on their way into another module.
+    """Position embeddings, added to the tokens on their way into another module.
 
     "1d" is a `table` of a row for each token. "2d" has `rows` (H, D/2) and `columns` (W, D/2): the embedding
     of a patch is that of its column (X), then that of its row (Y). The class token has neither, and the paper
     does not say what it gets instead; here each prefix token has a learned row of its own in `prefix`.
+    "sincos2d" is a fixed `table`, in no state dict; prefix tokens get nothing, as in big_vision.
 
     `add` and `add_and_drop` are forward pre-hooks. They are methods, so that a deep copy of the network adds
     its own embeddings and not the original's.
@@ -100,26 +102,25 @@ class Positions(nn.Module):
     def __init__(self, model: VisionTransformer, kind: str, dropout: float):
         super().__init__()
         width, num_prefix = model.embed_dim, model.num_prefix_tokens
-        if kind == "1d":
-            self.table = _drawn(model, 1, _num_tokens(model), width)
-        elif width % 2:
-            raise VitError(
-                f"a hidden width of {width} has no two halves for the embeddings of column and row",
-                where="recipe key model.posemb",
-                fix='take posemb = "1d" or a network of even width',
-            )
-        else:
-            self.num_rows, self.num_columns = model.patch_embed.grid_size
-            self.rows = _drawn(model, self.num_rows, width // 2)
-            self.columns = _drawn(model, self.num_columns, width // 2)
-            self.register_parameter("prefix", _drawn(model, num_prefix, width) if num_prefix else None)
         self.kind = kind
+        self.num_rows, self.num_columns = model.patch_embed.grid_size
+        _check_width(kind, width)
+        match kind:
+            case "1d":
+                self.table = _drawn(model, 1, _num_tokens(model), width)
+            case "2d":
+                self.rows = _drawn(model, self.num_rows, width // 2)
+                self.columns = _drawn(model, self.num_columns, width // 2)
+                self.register_parameter("prefix", _drawn(model, num_prefix, width) if num_prefix else None)
+            case "sincos2d":
+                table_1TD = sincos2d(model.patch_embed.grid_size, _num_tokens(model), width)
+                self.register_buffer("table", table_1TD.to(next(model.parameters())), persistent=False)
         self.drop = nn.Dropout(dropout)
         self.train(model.training)
 
     def forward(self) -> Tensor:
         """(1, T, D), what is added to the tokens."""
-        if self.kind == "1d":
+        if self.kind != "2d":
             return self.table
         x_HWd = self.columns.expand(self.num_rows, -1, -1)
         y_HWd = self.rows[:, None].expand(-1, self.num_columns, -1)
@@ -136,6 +137,27 @@ class Positions(nn.Module):
         """As `add`, with dropout after it."""
         tokens_BTD, *others = self.add(module, args)
         return (self.drop(tokens_BTD), *others)
+
+    def _apply(self, fn, recurse=True):
+        """As any module moves; a fixed table is then new: right after `to_empty`, or bfloat16 and back."""
+        super()._apply(fn, recurse)
+        if self.kind == "sincos2d":
+            self.table = sincos2d((self.num_rows, self.num_columns), *self.table.shape[1:]).to(self.table)
+        return self
+
+
+def sincos2d(grid: tuple[int, int], num_tokens: int, width: int) -> Tensor:
+    """(1, T, D) in float64, the fixed embedding of "Better plain ViT baselines" (arXiv 2205.01580).
+
+    The patch in column x and row y has sin(x w), cos(x w), sin(y w) and cos(y w), each a quarter of D, with
+    frequencies w that fall geometrically from 1 to 1 / 10000, as in MoCo v3; prefix tokens have zeros.
+    """
+    on_cpu = {"dtype": torch.float64, "device": "cpu"}  # also where the network has shapes alone
+    y_HW, x_HW = torch.meshgrid(*(torch.arange(side, **on_cpu) for side in grid), indexing="ij")
+    w_d = 10_000 ** -torch.linspace(0, 1, width // 4, **on_cpu)
+    x_Nd, y_Nd = (places_HW.reshape(-1, 1) * w_d for places_HW in (x_HW, y_HW))
+    patches_ND = torch.cat([x_Nd.sin(), x_Nd.cos(), y_Nd.sin(), y_Nd.cos()], dim=1)
+    return F.pad(patches_ND, (0, 0, num_tokens - len(patches_ND), 0))[None]
 
 
 class RelativeAttention(Attention):
@@ -197,7 +219,7 @@ def resample(
     """A state dict carried over to another patch grid, and the names of the tensors that changed.
 
     Tables of "1d", timm's `pos_embed` among them, are resampled in 2-D, rows and columns of "2d" each along
-    its axis, which comes to the same.
+    its axis, which comes to the same. "sincos2d" is computed anew with the network.
 
     Args:
         state: of a whole network; not changed.
@@ -214,7 +236,7 @@ def resample(
     """
     check_choice(kind, place)
     check_method(method)
-    if kind == "none" or tuple(old_grid) == tuple(new_grid):
+    if kind in ("none", "sincos2d") or tuple(old_grid) == tuple(new_grid):
         return dict(state), []
     _check_can_move(kind, old_grid, new_grid, method)
     changed = {}
@@ -256,6 +278,16 @@ def _make_relative(attention: Attention, num_tokens: int) -> None:
     assert type(attention) is Attention and attention.gate is None, "not the paper's attention"
     attention.__class__ = RelativeAttention  # same parameters, same names, and one more
     attention.relative_embed = _drawn(attention, 2 * num_tokens - 1, attention.proj.in_features)
+
+
+def _check_width(kind: str, width: int) -> None:
+    num_parts = {"2d": 2, "sincos2d": 4}.get(kind, 1)
+    if width % num_parts:
+        raise VitError(
+            f"a hidden width of {width} has no {num_parts} equal parts for the embeddings of column and row",
+            where="recipe key model.posemb",
+            fix=f'take posemb = "1d" or a network whose width divides by {num_parts}',
+        )
 
 
 def _num_tokens(model: VisionTransformer) -> int:

@@ -13,6 +13,7 @@ CountOrZero = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 PositiveOrZero = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, lt=1)]
+PartOrZero = Annotated[float, Field(ge=0, le=1)]
 PartOfOne = Annotated[float, Field(gt=0, le=1)]
 Percent = Annotated[str, StringConstraints(pattern=r"^(100|\d{1,2}(\.\d+)?)%$")]
 PerChannel = Annotated[tuple[float, float, float], Field(strict=False)]  # not strict: TOML has lists only
@@ -68,8 +69,8 @@ class Model(Section):
     classifier: Literal["token", "gap"] = key(
         "seen by the head of a fresh network: the class token or the mean of the tokens (paper, D.3)", "token"
     )
-    posemb: Literal["none", "1d", "2d", "relative"] = key(
-        "position embedding of a fresh network (paper, Table 8)", "1d"
+    posemb: Literal["none", "1d", "2d", "relative", "sincos2d"] = key(
+        "position embedding of a fresh network (paper, Table 8; sincos2d: arXiv 2205.01580)", "1d"
     )
     posemb_at: Literal["stem", "every_layer", "every_layer_shared"] = key(
         "where a fresh network adds it (paper, Table 8)", "stem"
@@ -106,6 +107,9 @@ class Data(Section):
     )
     resize: Count | None = key("random crop: side in pixels of the square it is cut from", None)
     flip: bool = key("mirror every other training image, drawn at random")
+    randaugment: Annotated[tuple[Count, Positive], Field(strict=False)] | None = key(
+        "[layers, magnitude] of RandAugment (arXiv 1909.13719), after crop and flip", None
+    )
     eval_resize: Literal["square", "short_side", "none"] = key(
         "square: whole to image_size; short_side: to floor(image_size / eval_crop_fraction), then crop"
     )
@@ -116,6 +120,10 @@ class Data(Section):
     antialias: bool = key("low-pass filter when an image gets smaller; the authors' code has none")
     mean: PerChannel = key("per channel, subtracted from pixels in [0, 1]; 0.5 for [-1, 1] (paper's code)")
     std: PerChannel = key("per channel, divides after the mean")
+    streaming: bool = key(
+        "read shards where they lie, shuffled within windows, instead of opening tables", False
+    )
+    shuffle_window: Count = key("streaming: rows that are shuffled among each other", 8192)
     on_bad_image: Literal["error", "skip"] = key(
         "an image that cannot be read stops the run or is counted", "error"
     )
@@ -137,7 +145,15 @@ class Data(Section):
 class Objective(Section):
     """What is minimised (paper, B.1)."""
 
-    loss: Literal["softmax", "sigmoid"] = key("cross-entropy; sigmoid is summed over the classes")
+    loss: Literal["softmax", "sigmoid", "masked_patch"] = key(
+        "cross-entropy, sigmoid's summed over the classes; or what corrupted patches were (paper, 4.6)"
+    )
+    patch_target: Literal["mean_color", "downsized", "pixels"] | None = key(
+        "masked_patch: 512 mean colours; those of the patch at 4x4; all pixels (paper, B.1.2)", None
+    )
+    corrupted: PartOfOne | None = key("masked_patch: share of the patches (paper, B.1.2: 0.5)", None)
+    masked: PartOrZero | None = key("masked_patch: of these, share that becomes [mask] (paper: 0.8)", None)
+    replaced: PartOrZero | None = key("masked_patch: of these, share that becomes another (paper: 0.1)", None)
     mixup: PositiveOrZero = key(
         "each picture mixed with its neighbour by a share of Beta(mixup, mixup), drawn once a part; 0: off",
         0.0,
@@ -188,7 +204,11 @@ class Train(Section):
 
 
 class Eval(Section):
-    """Scoring."""
+    """Scoring, and probing while training: few-shot accuracy against compute (paper, figures 4 and 5)."""
+
+    probe: str | None = key("data set of a closed-form few-shot probe while training (paper, 4.1)", None)
+    probe_every: CountOrZero = key("steps between probes; one more at the end; 0: at the end alone", 0)
+    probe_shots: Count = key("images a class of the probe (paper, figure 4: 5)", 5)
 
     every: CountOrZero = key("steps between evaluations while training; 0: only at the end", 0)
     batch_size: Count = key("images per forward pass of one process; no result depends on it")

@@ -7,9 +7,9 @@ import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from vitcli.columns import find_image_column, find_label_column, image_bytes
 from vitcli.errors import DataError
 from vitcli.shard_files import Columns, Contents, RangeReader, RowOf, ShardFile, unreadable
-from vitcli.split import find_image_column, find_label_column, image_bytes
 
 # Where neither types nor the user say which column it is.
 IMAGE_NAMES = ("image", "img", "jpg", "jpeg", "png", "webp")

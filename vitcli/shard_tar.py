@@ -206,13 +206,11 @@ def _samples(file: ShardFile, label_column: str | None) -> dict[str, dict[str, M
                 stream.seek(offset)
                 told = _told(suffix, stream.read(size), label_column)
             members[suffix] = (offset, size, told)
-        # tarfile takes a damaged header, and the end of the file, for the end of the archive.
+        # tarfile takes a damaged header, and the end of the file, for the end of the archive, which is zeros.
         stream.seek(tar.offset)
-        end = stream.read(tarfile.BLOCKSIZE)
+        end = stream.read(tarfile.RECORDSIZE)
         if len(end) < tarfile.BLOCKSIZE or any(end):
-            raise ValueError("it is cut off, or damaged in the middle")
-        if any(stream.read(tarfile.RECORDSIZE)):
-            raise ValueError("a second archive follows its end")
+            raise ValueError("it is cut off, damaged in the middle, or two archives in one")
     return samples
 
 

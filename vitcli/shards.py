@@ -84,6 +84,9 @@ def open_shards(
         read_row=rows.read_row,
         read_labels=rows.read_labels,
         where_is=rows.where_is,
+        has_several_labels=shards.columns.has_many,
+        block_starts=np.array(rows.block_starts),
+        identity=fingerprint_of(shards),
     )
 
 

@@ -13,7 +13,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vitcli import order
-from vitcli.errors import DataError, nearest
+from vitcli.columns import classes_of, find_image_column, find_label_column, image_bytes
+from vitcli.errors import DataError
+
+MANY_ROWS = 10_000_000
+Label = int | tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -25,20 +29,33 @@ class Split:
         num_examples: how many rows.
         class_names: names in the order of the label numbers, or None where the data has numbers only.
         num_classes: how many classes a head for these labels has.
-        read_row: row number to (encoded bytes, or an already decoded (H, W, 3) uint8 array, and its label).
-        read_labels: all labels, (num_examples,) int64.
+        read_row: row number to its image, encoded bytes or an already decoded (H, W, 3) uint8 array, and its
+            label, or a tuple of labels where a row has several.
+        read_labels: all labels, (num_examples,) int64; (num_examples, M) filled up with -1 for several each.
         where_is: row number to what an error should call it: a file name, or the row.
         dev_cut: for the dev part of a split, which split, what fraction, and the fingerprint of the whole.
+        has_several_labels: whether labels are tuples.
+        block_starts: of shards, the first row of each block that is read as one, and the number of rows after
+            the last; None for tables, of which any row is as near as any other.
+        identity: what the fingerprint is made of where rows are too many to look at.
     """
 
     name: str
     num_examples: int
     class_names: tuple[str, ...] | None
     num_classes: int
-    read_row: Callable[[int], tuple[bytes | np.ndarray, int]]
+    read_row: Callable[[int], tuple[bytes | np.ndarray, Label]]
     read_labels: Callable[[], np.ndarray]
     where_is: Callable[[int], str]
     dev_cut: dict | None = None
+    has_several_labels: bool = False
+    block_starts: np.ndarray | None = None
+    identity: str | None = None
+
+    @property
+    def is_large(self) -> bool:
+        """Whether not all labels may be read at once; each is then looked at when it is loaded."""
+        return self.block_starts is not None or self.num_examples > MANY_ROWS
 
     def __len__(self) -> int:
         return self.num_examples
@@ -49,10 +66,15 @@ class Split:
         digest = blake2b(
             repr((self.num_examples, self.class_names, self.num_classes)).encode(), digest_size=16
         )
-        digest.update(self.read_labels().tobytes())
+        if self.identity is not None:
+            digest.update(self.identity.encode())
+            return digest.hexdigest()
+        if not self.is_large:
+            digest.update(self.read_labels().tobytes())
         for row in np.linspace(0, self.num_examples - 1, min(32, self.num_examples)).astype(int):
             try:
-                image, _ = self.read_row(int(row))
+                image, label = self.read_row(int(row))
+                digest.update(repr(label).encode() if self.is_large else b"")
             except DataError as error:  # a row without an image is a fact of the data too
                 image = error.message.encode()
             digest.update(image if isinstance(image, bytes) else image.tobytes())
@@ -60,37 +82,67 @@ class Split:
 
     def part(self, first: int, last: int, *, name: str, shuffle_key: int | None = None) -> "Split":
         """Rows first ... last - 1 of this split, or of a fixed shuffle of it; neither takes memory."""
+        assert shuffle_key is None or self.block_starts is None, "shards are not shuffled row by row"
 
         def source_rows(rows: np.ndarray) -> np.ndarray:
             if shuffle_key is None:
                 return first + rows
             return order.permute(first + rows, num_examples=self.num_examples, key=shuffle_key)
 
+        starts = self.block_starts
+        return replace(
+            self._at(source_rows, last - first),
+            name=name,
+            block_starts=None if starts is None else np.unique(np.clip(starts, first, last)) - first,
+            identity=None if self.identity is None else f"{self.identity}, rows {first} to {last}",
+        )
+
+    def random_blocks(self, num_examples: int, *, name: str, key: int) -> "Split":
+        """Whole blocks of shards drawn without replacement, and of the last one as much as is needed."""
+        sizes = np.diff(self.block_starts)
+        drawn = order.permute(np.arange(len(sizes)), num_examples=len(sizes), key=key)
+        drawn = drawn[: np.searchsorted(np.cumsum(sizes[drawn]), num_examples) + 1]
+        ends = np.minimum(np.cumsum(sizes[drawn]), num_examples)
+        starts = np.concatenate([[0], ends])
+
+        def source_rows(rows: np.ndarray) -> np.ndarray:
+            which = np.searchsorted(ends, rows, side="right")
+            return self.block_starts[drawn[which]] + rows - starts[which]
+
+        identity = f"{self.identity}, {num_examples} rows of blocks drawn by {key}"
+        return replace(self._at(source_rows, num_examples), name=name, block_starts=starts, identity=identity)
+
+    def _at(self, source_rows: Callable[[np.ndarray], np.ndarray], num_examples: int) -> "Split":
+        """Other rows of the same data."""
+
         def source_row(row: int) -> int:
             return int(source_rows(np.array([row]))[0])
 
         return replace(
             self,
-            name=name,
-            num_examples=last - first,
+            num_examples=num_examples,
             read_row=lambda row: self.read_row(source_row(row)),
-            read_labels=lambda: self.read_labels()[source_rows(np.arange(last - first))],
+            read_labels=lambda: self.read_labels()[source_rows(np.arange(num_examples))],
             where_is=lambda row: self.where_is(source_row(row)),
         )
 
     def relabelled(self, number_of: np.ndarray, class_names: tuple[str, ...]) -> "Split":
         """The same rows, label k called number_of[k], in another list of classes."""
 
-        def read_row(row: int) -> tuple[bytes | np.ndarray, int]:
+        def renamed(labels: np.ndarray) -> np.ndarray:
+            return np.where(labels < 0, labels, number_of[labels])  # -1 fills up rows of several labels
+
+        def read_row(row: int) -> tuple[bytes | np.ndarray, Label]:
             image, label = self.read_row(row)
-            return image, int(number_of[label])
+            several = isinstance(label, tuple)
+            return image, tuple(int(number_of[one]) for one in label) if several else int(number_of[label])
 
         return replace(
             self,
             class_names=class_names,
             num_classes=len(class_names),
             read_row=read_row,
-            read_labels=lambda: number_of[self.read_labels()],
+            read_labels=lambda: renamed(self.read_labels()),
         )
 
 
@@ -113,18 +165,22 @@ def from_table(
         table = table.cast_column(image_column, datasets.Image(decode=False))
     # A saved table remembers a format such as torch, and columns to leave out.
     table = table.with_format(None).select_columns([image_column, label_column])
-    class_names, num_classes, number_of = _classes(table, label_column)
+    class_names, num_classes, number_of = classes_of(table, label_column)
     root = Path(os.path.realpath(root)) if root else None
 
     def read_row(row: int) -> tuple[bytes, int]:
         values = table[row]
         label = values[label_column]
+        if isinstance(label, list):
+            return image_bytes(values[image_column], root, name, row), tuple(label)
         return image_bytes(values[image_column], root, name, row), number_of[label] if number_of else label
 
     def read_labels() -> np.ndarray:
         values = table.data.column(label_column)
         if table._indices is not None:  # a selection made before it came to us
             values = pa.chunked_array([pa.array(table[label_column])])
+        if pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
+            return _filled_up(values)
         if number_of:
             return np.array([number_of[value] for value in values.to_pylist()], dtype=np.int64)
         return pc.fill_null(values, -1).to_numpy().astype(np.int64)
@@ -142,17 +198,32 @@ def from_table(
         read_row=read_row,
         read_labels=read_labels,
         where_is=where_is,
+        has_several_labels=isinstance(table.features[label_column], datasets.List | datasets.LargeList),
     )
 
 
+def _filled_up(lists: pa.ChunkedArray) -> np.ndarray:
+    """(N, M) int64 of lists of up to M labels, -1 where a row has fewer."""
+    counts_N = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
+    labels_NM = np.full((len(lists), max(int(counts_N.max(initial=1)), 1)), -1, dtype=np.int64)
+    rows_V = np.repeat(np.arange(len(lists)), counts_N)
+    places_V = np.arange(counts_N.sum()) - np.repeat(np.cumsum(counts_N) - counts_N, counts_N)
+    labels_NM[rows_V, places_V] = pc.list_flatten(lists).to_numpy()
+    return labels_NM
+
+
 def check_labels(split: Split) -> None:
-    """Refuse a split with a label that is no class, naming its first row."""
-    labels_N = split.read_labels()
-    wrong_N = np.flatnonzero((labels_N < 0) | (labels_N >= split.num_classes))
+    """Refuse a split with a label that is no class, naming its first row; `check_label` for one too large."""
+    if split.is_large:
+        return
+    labels = split.read_labels()
+    too_high = labels >= split.num_classes
+    too_low = labels < 0 if labels.ndim == 1 else (labels < 0).all(axis=1, keepdims=True)
+    wrong_N = np.flatnonzero((too_high | too_low).reshape(len(labels), -1).any(axis=1))
     if not len(wrong_N):
         return
     row = int(wrong_N[0])
-    if (labels_N[wrong_N] == -1).all():
+    if (labels[wrong_N] == -1).all():
         what, fix = "no label (-1)", "choose a labelled split with --split or data.eval_split"
     else:
         what, fix = (
@@ -160,118 +231,54 @@ def check_labels(split: Split) -> None:
             "mend them, or name a column with data.label_column",
         )
     raise DataError(
-        f"{len(wrong_N)} of {len(labels_N)} rows of {split.name} have {what}",
-        where=f"{split.where_is(row)}: label {labels_N[row]}",
+        f"{len(wrong_N)} of {len(labels)} rows of {split.name} have {what}",
+        where=f"{split.where_is(row)}: label {labels[row]}",
         fix=fix,
     )
 
 
-def find_image_column(features: datasets.Features, wanted: str | None, name: str) -> str:
-    """The column called `wanted`, else the only one whose type may be an image; `name` is for the error."""
-    found = [column for column, feature in features.items() if isinstance(feature, datasets.Image)]
-    # Files that were not written by `datasets` say "binary", or a struct of bytes and path.
-    found = found or [column for column, feature in features.items() if _may_hold_images(feature)]
-    column = _pick_column(features, wanted, found, what="image", key="data.image_column", name=name)
-    feature = features[column]
-    if not isinstance(feature, datasets.Image) and not _may_hold_images(feature):
+def check_label(split: Split, label: Label, row: int) -> None:
+    """Refuse one label that is no class."""
+    labels = label if isinstance(label, tuple) else (label,)
+    if not labels or min(labels) < 0 or max(labels) >= split.num_classes:
         raise DataError(
-            f"column {column!r} of {name} holds {_type_name(feature)}, which cannot be an image",
-            where="recipe key data.image_column",
-            fix="name a column of encoded images",
+            f"a row of {split.name} has the label {label}, outside 0 ... {split.num_classes - 1}",
+            where=split.where_is(row),
+            fix="mend it, or name a column with data.label_column",
         )
-    return column
 
 
-def _may_hold_images(feature) -> bool:
-    if isinstance(feature, datasets.Value):
-        return feature.dtype in ("binary", "large_binary")
-    return isinstance(feature, dict) and {"bytes", "path"} >= set(feature) and "bytes" in feature
+def cut_dev(train: Split, *, dev_fraction: float, split: str) -> tuple[Split, Split]:
+    """The rows to train on, and a random `dev_fraction` to choose or report by (paper, section B.1.1).
 
-
-def find_label_column(features: datasets.Features, wanted: str | None, name: str) -> str:
-    """The column called `wanted`, else the only one whose type may be a label; `name` is for the error."""
-    found = [column for column, feature in features.items() if isinstance(feature, datasets.ClassLabel)]
-    if not found:
-        plain = [c for c, f in features.items() if isinstance(f, datasets.Value) and _may_be_label(f.dtype)]
-        found = [c for c in plain if c in ("label", "labels", "class", "target")] or plain
-    column = _pick_column(features, wanted, found, what="label", key="data.label_column", name=name)
-    feature = features[column]
-    is_plain = isinstance(feature, datasets.Value) and _may_be_label(feature.dtype)
-    if not is_plain and not isinstance(feature, datasets.ClassLabel):
+    The cut depends on the split alone, never on the run's seed, so that all runs choose by the same rows. The
+    dev part remembers what it was cut from; `split` is how the data set calls that.
+    """
+    num_dev = round(len(train) * dev_fraction)
+    if not 0 < num_dev < len(train):
         raise DataError(
-            f"column {column!r} of {name} holds {_type_name(feature)}, which cannot be a class",
-            where="recipe key data.label_column",
-            fix="name a column of class labels, whole numbers or strings",
+            f"a dev part of {dev_fraction:.0%} of {train.name}, {len(train)} rows, leaves one side empty",
+            where="recipe key data.dev_fraction",
+            fix="name the split to report on with data.eval_split, or choose another fraction",
         )
-    return column
+    # Of shards the last rows are cut off: a row here and a row there would have every block read for them.
+    key = order.derive_seed(0, "dev split", len(train)) if train.block_starts is None else None
+    num_train = len(train) - num_dev
+    rest = train.part(0, num_train, name=f"{train.name} without its dev part", shuffle_key=key)
+    dev = train.part(num_train, len(train), name=f"{train.name}, dev part", shuffle_key=key)
+    cut = {"split": split, "fraction": dev_fraction, "fingerprint": train.fingerprint}
+    return rest, replace(dev, dev_cut=cut)
 
 
-def _type_name(feature) -> str:
-    return feature.dtype if isinstance(feature, datasets.Value) else type(feature).__name__
-
-
-def _may_be_label(dtype: str) -> bool:
-    return dtype.startswith(("int", "uint", "string", "large_string", "bool"))
-
-
-def _pick_column(features, wanted: str | None, found: list[str], *, what: str, key: str, name: str) -> str:
-    columns = list(features)
-    if wanted is not None and wanted not in columns:
+def random_subset(split: Split, num_examples: int, *, seed: int) -> Split:
+    """`num_examples` rows drawn without replacement by `seed`; of shards whole blocks are drawn."""
+    if num_examples > len(split):
         raise DataError(
-            f"{name} has no column {wanted!r}{nearest(wanted, columns)}",
-            where=f"recipe key {key}",
-            fix=f"one of its columns: {', '.join(columns)}",
+            f"{num_examples} examples were asked for, {split.name} has {len(split)}",
+            where="recipe key data.num_examples",
+            fix=f"a number up to {len(split)}, or leave the key out",
         )
-    if wanted is None and len(found) != 1:
-        several = f"has {len(found)} columns that may be the {what}: {', '.join(found)}"
-        raise DataError(
-            f"{name} {several if found else f'has no {what} column'}",
-            where=f"its columns: {', '.join(columns)}",
-            fix=f"--set {key}=NAME",
-        )
-    return wanted or found[0]
-
-
-def _classes(table: datasets.Dataset, column: str) -> tuple[tuple[str, ...] | None, int, dict | None]:
-    """Class names, their count and, where labels are not yet numbers from 0, what number each value gets."""
-    feature = table.features[column]
-    if isinstance(feature, datasets.ClassLabel):
-        return tuple(feature.names), feature.num_classes, None
-    values = sorted(value for value in table.unique(column) if value is not None)
-    is_numbered = all(isinstance(value, int) and not isinstance(value, bool) for value in values)
-    if is_numbered and -1 in values:  # an unlabelled row: refused by check_labels, which names it
-        return None, max(values) + 1, None
-    number_of = {value: number for number, value in enumerate(values)}
-    number_of[None] = -1
-    return tuple(str(value) for value in values), len(values), number_of
-
-
-def image_bytes(image, root: Path | None, name: str, row: int) -> bytes:
-    """Encoded bytes of one value of an image column; a path is read only inside `root`, without it never."""
-    if isinstance(image, bytes):
-        return image
-    if image and image.get("bytes") is not None:
-        return image["bytes"]
-    path = image.get("path") if image else None
-    here = f"{name}, row {row}"
-    if not path:
-        raise DataError("a row without an image", where=here, fix="remove it, or set data.on_bad_image=skip")
-    if root and os.path.islink(os.path.join(root, path)) and not os.path.exists(os.path.join(root, path)):
-        raise DataError(f"{path!r} is a link to a file that is not there", where=here, fix="restore the file")
-    real = os.path.realpath(os.path.join(root, path)) if root else None
-    if real is None or "://" in path or not Path(real).is_relative_to(root):
-        raise DataError(
-            f"image path {path!r} leads out of the data set",
-            where=here,
-            fix="put the files themselves, not links to them, into the data set's folder",
-        )
-    try:
-        return Path(real).read_bytes() if os.path.isfile(real) else _missing(path, here)
-    except OSError as error:
-        raise DataError(
-            f"{path} cannot be read: {error.strerror}", where=here, fix="check the file"
-        ) from error
-
-
-def _missing(path: str, here: str):
-    raise DataError(f"image file {path!r} is missing", where=here, fix="restore the file, or remove the row")
+    key, name = order.derive_seed(seed, "subset", num_examples), f"{num_examples} of {split.name}"
+    if split.block_starts is not None:
+        return split.random_blocks(num_examples, name=name, key=key)
+    return split.part(0, num_examples, name=name, shuffle_key=key)

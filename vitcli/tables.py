@@ -41,9 +41,7 @@ def table_of(result: dict[str, Any]) -> str:
 def _training(summary: dict[str, Any]) -> str:
     return pairs(
         [
-            ("top-1", f"{summary['top1']:.2%}"),
-            ("top-5", f"{summary['top5']:.2%}"),
-            ("loss", f"{summary['loss']:.4f}"),
+            *_scores(summary),
             ("scored on", f"{summary['num_eval_examples']} images, {summary['eval_split']}"),
             *_skipped(summary),
             ("model", f"{summary['model']} at {_size(summary['resolution'])} px"),
@@ -51,9 +49,28 @@ def _training(summary: dict[str, Any]) -> str:
             ("training", f"{summary['steps']} steps of {summary['batch_size']} images, lr {summary['lr']:g}"),
             ("speed", _speed(summary)),
             ("run folder", summary["run_dir"]),
-            ("next", f"vit predict --ckpt {summary['run_dir']} PICTURES"),
+            ("next", _next(summary)),
         ]
     )
+
+
+def _next(summary: dict[str, Any]) -> str:
+    if "top1" in summary:
+        return f"vit predict --ckpt {summary['run_dir']} PICTURES"
+    return f"vit finetune --ckpt {summary['run_dir']} --dataset DATA"
+
+
+def _scores(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    if "top1" in summary:
+        rows = [("top-1", f"{summary['top1']:.2%}"), ("top-5", f"{summary['top5']:.2%}")]
+    else:
+        right, guess = summary["patch_accuracy"], summary["most_frequent_color"]
+        rows = [("patches", f"{right:.2%} of the colours right, one guess gets {guess:.2%}")]
+    rows.append(("loss", f"{summary['loss']:.4f}"))
+    probed = summary.get("fewshot")
+    if probed:
+        rows.append(("few-shot", f"{probed['top1']:.2%} at {probed['shots']} shots of {probed['dataset']}"))
+    return rows
 
 
 def _evaluation(result: dict[str, Any]) -> str:

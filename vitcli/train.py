@@ -4,7 +4,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,9 +81,8 @@ def train(
     seed: int,
     clip: float,
     log_every: int,
-    eval_every: int,
     save_every: int,
-    evaluate: Callable[[], dict[str, Any]],
+    watch: Callable[[int], Iterable[tuple[dict[str, Any], str]]],
     saver: Saver,
     folder: RunFolder | None,
     console: Console,
@@ -98,8 +97,9 @@ def train(
         objective: (model, images_BCHW, labels) to the mean loss of a part.
         gradients: how those of the parts and processes become one.
         lr_at: learning rate of the update that makes step s + 1 out of s.
-        log_every, eval_every, save_every: in steps; 0 for only at the end.
-        evaluate: scores of the held-out split, for metrics.jsonl.
+        log_every, save_every: in steps; 0 for only at the end.
+        watch: what is to be looked at after that many steps, as records for metrics.jsonl, each with a line
+            for a person; nothing at most steps. It is not asked after the last one.
         saver: writes checkpoints of everything above at `progress.step`.
         folder: where metrics go; None on every process but the first.
 
@@ -152,12 +152,11 @@ def train(
                 norm = grad_norm if math.isfinite(grad_norm) else None  # JSON knows no infinity
                 folder.log({"step": progress.step, "loss": loss, "lr": lr, "grad_norm": norm})
                 folder.log_timing({"step": progress.step, **rates})
-            if eval_every and progress.step % eval_every == 0 and not is_end:
-                scores = evaluate()
+            for record, line in () if is_end else watch(progress.step):
                 if folder:
-                    folder.log({"step": progress.step, "eval": scores})
-                console.note(f"step {progress.step}: top-1 {scores['top1']:.2%}, loss {scores['loss']:.4f}")
-                _, stop_signal, _ = _agree(runtime, part_losses, stop.signal, False)  # meanwhile, perhaps
+                    folder.log({"step": progress.step, **record})
+                console.note(f"step {progress.step}: {line}")
+                _, stop_signal, _ = _agree(runtime, part_losses, stop.signal, False)  # asked for meanwhile
             is_due |= save_every > 0 and progress.step % save_every == 0
             if is_end or stop_signal or is_due:
                 saver.save(wait=is_end or stop_signal > 0)

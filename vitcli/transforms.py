@@ -15,6 +15,7 @@ from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2.functional import resize_image
 
 from vitcli.errors import WeightsError
+from vitcli.randaugment import randaugment
 
 CHOICES = {"resize": ("square", "short_side", "none"), "interpolation": ("bilinear", "bicubic")}
 CROP_TRIES = 100  # of the Inception crop before it takes the whole picture, as in the official code
@@ -117,6 +118,7 @@ class TrainTransform:
         resize: side in pixels before the random window.
         flip: whether every second picture is mirrored.
         interpolation, antialias: as of `Preprocessing`.
+        randaugment: layers and magnitude of `randaugment.randaugment`, which comes last; None for none.
     """
 
     image_size: tuple[int, int]
@@ -127,6 +129,7 @@ class TrainTransform:
     flip: bool
     interpolation: str
     antialias: bool
+    randaugment: tuple[int, float] | None
 
     def __call__(self, image_HWC: np.ndarray, rng: Random) -> np.ndarray:
         """One decoded picture to (image_size, 3) uint8; the same state of `rng` gives the same pixels."""
@@ -142,7 +145,12 @@ class TrainTransform:
         if self.crop == "random":
             top, left = (rng.randint(0, self.resize - side) for side in self.image_size)
             image_HWC = _cut(image_HWC, top, left, *self.image_size)
-        return image_HWC[:, ::-1] if self.flip and rng.random() < 0.5 else image_HWC
+        if self.flip and rng.random() < 0.5:
+            image_HWC = image_HWC[:, ::-1]
+        if self.randaugment is None:
+            return image_HWC
+        num_layers, magnitude = self.randaugment
+        return randaugment(image_HWC, num_layers=num_layers, magnitude=magnitude, rng=rng)
 
 
 def inception_crop(

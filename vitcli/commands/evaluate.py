@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vitcli import data, inference, loader, recipe, runtime
+from vitcli import class_lists, data, inference, loader, recipe, runtime
 from vitcli.commands.pixels import for_inference, named_weights, preprocessing_for
 from vitcli.console import Console
 from vitcli.errors import VitError
@@ -105,6 +105,9 @@ def _open_split(resolved: Recipe, split: str, weights: Weights) -> tuple[Split, 
         image_column=wanted.image_column,
         label_column=wanted.label_column,
         dev_cut=weights.metadata.get("dev_cut"),
+        streaming=wanted.streaming,
     )
     num_classes = weights.architecture.num_classes
-    return data.match_classes(found, weights.class_names, num_classes=num_classes, ckpt=resolved.model.ckpt)
+    return class_lists.match_classes(
+        found, weights.class_names, num_classes=num_classes, ckpt=resolved.model.ckpt
+    )

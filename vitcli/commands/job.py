@@ -92,6 +92,7 @@ def make_job(
         runtime.check_tracker(options.track)
     # Before the processes join, so that a long download is no stalled collective; `datasets` locks its cache.
     train_split, eval_split = _open_data(resolved, plan_only=options.dry_run and not options.measure)
+    _check_labels_of(train_split, resolved)
     machine = runtime.start(resolved.precision.compute)
     console = Console(quiet=options.quiet, is_main=machine.is_main)
     if options.exact:
@@ -125,9 +126,23 @@ def make_job(
     )
 
 
+def _check_labels_of(train_split: Split, resolved: Recipe) -> None:
+    """Several labels an image are several answers of yes, which the softmax cannot give."""
+    if resolved.objective.loss != "softmax" or not len(train_split) or not train_split.has_several_labels:
+        return
+    raise VitError(
+        f"the images of {train_split.name} have several labels each, and the softmax gives one answer",
+        where="recipe key objective.loss",
+        fix="--set objective.loss=sigmoid, or name a column of one label with data.label_column",
+    )
+
+
 def _oddities(split: Split) -> list[str]:
     """What is allowed and yet hardly meant."""
-    counts_K = np.bincount(split.read_labels(), minlength=split.num_classes)
+    if split.is_large:
+        return []
+    labels = split.read_labels()
+    counts_K = np.bincount(labels[labels >= 0], minlength=split.num_classes)
     empty = [str(split.class_names[k] if split.class_names else k) for k in np.flatnonzero(counts_K == 0)]
     told = []
     if split.num_classes == 1:
@@ -215,6 +230,7 @@ def _open_data(resolved: Recipe, *, plan_only: bool) -> tuple[Split, Split]:
         image_column=wanted.image_column,
         label_column=wanted.label_column,
         seed=resolved.train.seed,
+        streaming=wanted.streaming,
     )
 
 

@@ -53,6 +53,7 @@ def train_transform_of(resolved: Recipe) -> TrainTransform:
         flip=wanted.flip,
         interpolation=wanted.interpolation,
         antialias=wanted.antialias,
+        randaugment=wanted.randaugment,
     )
 
 

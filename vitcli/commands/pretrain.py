@@ -1,4 +1,4 @@
-"""`vit pretrain`: train from fresh weights (paper, sections 3.1 and 4.1)."""
+"""`vit pretrain`: train from fresh weights (paper, sections 3.1, 4.1 and 4.6)."""
 
 from typing import Any
 
@@ -7,6 +7,7 @@ from torch import nn
 from vitcli.commands.job import RunOptions, Start
 from vitcli.commands.session import run
 from vitcli.errors import VitError
+from vitcli.masked_patch import MaskedPatchModel
 from vitcli.model import architecture, build, last_layer
 from vitcli.recipe import Recipe
 from vitcli.split import Split
@@ -21,20 +22,36 @@ def pretrain(resolved: Recipe, options: RunOptions) -> dict[str, Any]:
             where="recipe keys model.name and model.ckpt",
             fix="name a network with --model; to start from a checkpoint use vit finetune",
         )
+    predicts_patches = resolved.objective.loss == "masked_patch"
 
     def make_model(split: Split, image_size: tuple[int, int]) -> Start:
         arch = architecture(
             wanted.name,
             image_size=image_size,
-            num_classes=split.num_classes,
+            num_classes=0 if predicts_patches else split.num_classes,
             gelu=None if wanted.gelu == "auto" else wanted.gelu,
-            pre_logits=wanted.pre_logits,
+            pre_logits=wanted.pre_logits and not predicts_patches,
             classifier=wanted.classifier,
             posemb=wanted.posemb,
             posemb_at=wanted.posemb_at,
         )
         model = build(arch, dropout=wanted.dropout, drop_path=wanted.drop_path, init=wanted.init)
+        if predicts_patches:
+            return Start(_predicting_patches(model, resolved), arch, None, [])
         nn.init.constant_(last_layer(model).bias, resolved.objective.head_bias)
         return Start(model, arch, None, [])
 
     return run("pretrain", resolved, options, make_model)
+
+
+def _predicting_patches(model: nn.Module, resolved: Recipe) -> MaskedPatchModel:
+    wanted = resolved.objective
+    return MaskedPatchModel(
+        model,
+        target=wanted.patch_target,
+        corrupted=wanted.corrupted,
+        masked=wanted.masked,
+        replaced=wanted.replaced,
+        mean=resolved.data.mean,
+        std=resolved.data.std,
+    )

@@ -9,18 +9,24 @@ from torch import Tensor
 from vitcli import figures, model_card, recipe, runlog, runtime
 from vitcli.commands.job import Job
 from vitcli.commands.pixels import preprocessing_of
-from vitcli.metrics import Scores
+from vitcli.metrics import PatchScores, Scores
 from vitcli.runlog import RunFolder
 from vitcli.train import Progress
 from vitcli.weights import write_weights
 
 
 def summarise(
-    job: Job, path: Path, scores: Scores, progress: Progress, *, skipped: set[str]
+    job: Job,
+    path: Path,
+    scores: Scores | PatchScores,
+    progress: Progress,
+    *,
+    skipped: set[str],
+    probed: dict[str, Any] | None,
 ) -> dict[str, Any]:
     """The object of summary.json and --json."""
     wanted, images = job.recipe, job.plan.images_seen
-    run_scores = {"top1": scores.top1, "top5": scores.top5, "loss": scores.loss}
+    run_scores = {name: value for name, value in asdict(scores).items() if name != "num_examples"}
     return {
         "command": job.command,
         "run_dir": str(path),
@@ -38,6 +44,7 @@ def summarise(
         "runs": [{"seed": wanted.train.seed, **run_scores}],
         "num_eval_examples": scores.num_examples,
         "eval_split": job.eval_split.name,
+        "fewshot": probed,
         "preprocessing": preprocessing_of(wanted).summary(),
         "num_skipped_images": len(skipped),
         "skipped_images": sorted(skipped)[:100],
@@ -52,23 +59,29 @@ def summarise(
 
 
 def write_results(
-    job: Job, folder: RunFolder, scores: Scores, summary: dict[str, Any], weights: dict[str, Tensor]
+    job: Job,
+    folder: RunFolder,
+    scores: Scores | PatchScores,
+    summary: dict[str, Any],
+    weights: dict[str, Tensor],
 ) -> None:
     """Everything a finished run leaves; a folder with a summary is a finished one."""
     folder.log({"step": job.plan.total_steps, "eval": asdict(scores)})
+    if summary["fewshot"]:
+        folder.log({"step": job.plan.total_steps, "probe": summary["fewshot"]})
     write_weights(
         folder.path,
         weights,
         job.start.arch,
         preprocessing=preprocessing_of(job.recipe).as_dict(),
-        class_names=job.train_split.class_names,
+        class_names=job.train_split.class_names if job.start.arch.num_classes else None,
         metadata={
             "trained_by": job.command,
             "from": job.start.origin,
             "steps": job.plan.total_steps,
             "averaged": bool(job.recipe.optimizer.average),
             "dev_cut": job.eval_split.dev_cut,
-            "top1": scores.top1,
+            **({"top1": scores.top1} if isinstance(scores, Scores) else {}),
         },
     )
     pictures = folder.path / "figures"

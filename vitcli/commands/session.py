@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vitcli import checkpoint, inference, loader, losses, recipe, runlog, runtime
+from vitcli import checkpoint, loader, recipe, runlog, runtime
 from vitcli.commands.job import (
     Job,
     RunOptions,
@@ -20,11 +20,12 @@ from vitcli.commands.job import (
     make_job,
     refuse_other_recipe,
 )
-from vitcli.commands.pixels import preprocessing_of, train_transform_of
+from vitcli.commands.pixels import train_transform_of
 from vitcli.commands.results import summarise, write_results
 from vitcli.commands.state import State
+from vitcli.commands.task import Task, task_of
+from vitcli.commands.watch import Watch
 from vitcli.errors import DataError, NotFiniteError, Stopped, VitError
-from vitcli.metrics import Scores
 from vitcli.recipe import Recipe
 from vitcli.saving import Saver
 from vitcli.schedule import lr_at_step
@@ -79,12 +80,18 @@ class Session:
             self.state.resume(self.path, self.folder)
             if self.state.progress.step == 0:
                 self._check_images()
-            self._train(saver)
-            scores, skipped = self._evaluate()
+            task = task_of(self.recipe)
+            watch = self._watch(task)
+            self._train(task, watch, saver)
+            scores, skipped = watch.evaluate()
+            probed = watch.probe(self.job.plan.total_steps) if self.recipe.eval.probe else None
             skipped = self.machine.union(self.state.progress.skipped | set(skipped))
-            summary = summarise(self.job, self.path, scores, self.state.progress, skipped=skipped)
+            summary = summarise(
+                self.job, self.path, scores, self.state.progress, skipped=skipped, probed=probed
+            )
             if self.folder:
-                write_results(self.job, self.folder, scores, summary, self.state.final_weights())
+                weights = task.kept(self.state.final_weights())
+                write_results(self.job, self.folder, scores, summary, weights)
         except NotFiniteError as error:
             saver.close()
             step = checkpoint.newest_step(self.path)
@@ -112,7 +119,9 @@ class Session:
         self.job = replace(self.job, plan=replace(self.job.plan, total_steps=steps))
         self.state = State(self.job)
         try:
-            self._train(Saver(self.machine, take=lambda: None, write=lambda _: None, every_minutes=None))
+            saver = Saver(self.machine, take=lambda: None, write=lambda _: None, every_minutes=None)
+            task = task_of(self.recipe)
+            self._train(task, self._watch(task), saver)
         finally:
             self.job.console.end()
         images_per_s = steps * self.job.plan.batch_size / self.state.progress.elapsed_s
@@ -157,7 +166,10 @@ class Session:
             if errors:
                 self.job.console.note(f"{len(errors)} images of {split.name} are undecodable and left out")
 
-    def _train(self, saver: Saver) -> None:
+    def _watch(self, task: Task) -> Watch:
+        return Watch(self.job, self.state, task, path=self.path, num_threads=self.num_threads)
+
+    def _train(self, task: Task, watch: Watch, saver: Saver) -> None:
         wanted, plan = self.recipe, self.job.plan
         batches = loader.train_batches(
             self.job.train_split,
@@ -166,6 +178,7 @@ class Session:
             total_steps=plan.total_steps,
             batch_size=plan.batch_size,
             per_device_batch=plan.per_device_batch,
+            window=wanted.data.shuffle_window,
             seed=wanted.train.seed,
             rank=self.machine.rank,
             world_size=self.machine.world_size,
@@ -180,14 +193,13 @@ class Session:
             decay=wanted.schedule.decay,
             end_lr=wanted.schedule.end_lr,
         )
-        objective = losses.loss_fn(wanted.objective.loss, label_smoothing=wanted.objective.label_smoothing)
         train(
             runtime=self.machine,
             model=self.state.wrapped,
             optimizer=self.state.optimizer,
             average=self.state.average,
             batches=batches,
-            objective=losses.supervised(objective, mixup=wanted.objective.mixup),
+            objective=task.objective,
             mean=wanted.data.mean,
             std=wanted.data.std,
             plan=plan,
@@ -196,29 +208,10 @@ class Session:
             seed=wanted.train.seed,
             clip=wanted.optimizer.clip,
             log_every=wanted.train.log_every,
-            eval_every=wanted.eval.every,
             save_every=wanted.train.save_every,
-            evaluate=lambda: asdict(self._evaluate()[0]),
+            watch=watch.after,
             saver=saver,
             folder=self.folder,
             console=self.job.console,
             progress=self.state.progress,
         )
-
-    def _evaluate(self) -> tuple[Scores, list[str]]:
-        """Scores of the weights the run would leave behind now: the averaged ones where there are any."""
-        scored = partial(
-            inference.evaluate,
-            self.state.model,
-            self.job.eval_split,
-            preprocessing_of(self.recipe),
-            runtime=self.machine,
-            batch_size=self.recipe.eval.batch_size,
-            on_bad_image=self.recipe.data.on_bad_image,
-            num_threads=self.num_threads,
-            console=self.job.console,
-        )
-        if not self.state.average:
-            return scored()
-        with self.state.average.swapped_in(self.state.model):
-            return scored()

@@ -1,0 +1,138 @@
+"""What is looked at while a run goes on: the held-out split, a few-shot probe, pictures of predicted patches.
+
+Shared by the commands that train; no command of its own.
+"""
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import asdict, replace
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import numpy as np
+
+from vitcli import data, figures, inference, least_squares, patch_inference
+from vitcli.commands.job import Job
+from vitcli.commands.pixels import preprocessing_of
+from vitcli.commands.state import State
+from vitcli.commands.task import Task
+from vitcli.masked_patch import MaskedPatchModel
+from vitcli.split import Split
+
+PROBE_SEEDS = (0, 1, 2)  # as the authors' evaluator draws
+PROBE_L2 = 1024.0
+NUM_PICTURES = 4
+
+
+class Watch:
+    """Looks at a run's model; the averaged weights where there are any, for they are what the run leaves."""
+
+    def __init__(self, job: Job, state: State, task: Task, *, path: Path | None, num_threads: int):
+        self.job, self.state, self.task, self.path = job, state, task, path
+        self.preprocessing = preprocessing_of(job.recipe)
+        self.passes = dict(
+            runtime=job.machine,
+            batch_size=job.recipe.eval.batch_size,
+            num_threads=num_threads,
+            console=job.console,
+        )
+
+    def after(self, step: int) -> Iterator[tuple[dict[str, Any], str]]:
+        """Whatever is due after this step: a record for metrics.jsonl, and a line for a person."""
+        wanted = self.job.recipe.eval
+        if wanted.every and step % wanted.every == 0:
+            scores, _ = self.evaluate()
+            yield {"eval": asdict(scores)}, self.task.line(scores)
+        if wanted.probe and wanted.probe_every and step % wanted.probe_every == 0:
+            probed = self.probe(step)
+            yield {"probe": probed}, _probe_line(probed)
+
+    def evaluate(self) -> tuple[Any, list[str]]:
+        """Scores of the held-out split, and the places of the images that could not be decoded."""
+        bad = self.job.recipe.data.on_bad_image
+        with self._model_to_leave() as model:
+            found = self.task.score(
+                model, self.job.eval_split, self.preprocessing, on_bad_image=bad, **self.passes
+            )
+            if isinstance(model, MaskedPatchModel) and self.job.machine.is_main and self.path:
+                self._draw_patches(model)
+        return found
+
+    def probe(self, step: int) -> dict[str, Any]:
+        """Few-shot accuracy in closed form on the recipe's probe data set, with the compute spent so far."""
+        wanted = self.job.recipe.eval
+        train, test = data.open_train_and_eval(
+            wanted.probe,
+            train_split="auto",
+            eval_split="auto",
+            dev_fraction=0.1,
+            num_examples=None,
+            image_column=None,
+            label_column=None,
+            seed=0,
+        )
+        labels_N = train.read_labels()
+        drawn = [
+            least_squares.draw_shots(
+                labels_N, num_classes=train.num_classes, shots=[wanted.probe_shots], seed=seed
+            )[wanted.probe_shots]
+            for seed in PROBE_SEEDS
+        ]
+        needed = np.unique(np.concatenate(drawn))
+        with self._model_to_leave() as model:
+            known_ND, _ = inference.features(
+                model, _rows_of(train, needed), self.preprocessing, **self.passes
+            )
+            tests_ND, test_labels_N = inference.features(model, test, self.preprocessing, **self.passes)
+        runs = []
+        for rows in drawn:
+            solution = least_squares.solve(
+                known_ND[np.searchsorted(needed, rows)],
+                labels_N[rows],
+                num_classes=train.num_classes,
+                l2=[PROBE_L2],
+            )
+            runs.append(float(least_squares.accuracies(solution, tests_ND, test_labels_N)[0]))
+        plan = self.job.plan
+        exaflops = plan.exaflops * step / plan.total_steps if plan.exaflops is not None else None
+        return {
+            "dataset": wanted.probe,
+            "shots": wanted.probe_shots,
+            "top1": mean(runs),
+            "runs": runs,
+            "images_seen": step * plan.batch_size,
+            "exaflops": exaflops,
+        }
+
+    def _model_to_leave(self):
+        state = self.state
+        return state.average.swapped_in(state.model) if state.average else nullcontext(state.model)
+
+    def _draw_patches(self, model: MaskedPatchModel) -> None:
+        views = patch_inference.patch_views(
+            model,
+            self.job.eval_split,
+            self.preprocessing,
+            num_pictures=NUM_PICTURES,
+            device=self.job.machine.device,
+        )
+        pictures = self.path / "figures"
+        pictures.mkdir(exist_ok=True)
+        name = f"patches_step_{self.state.progress.step:07d}.png"
+        figures.masked_patch_grid(views).savefig(pictures / name)
+
+
+def _probe_line(probed: dict[str, Any]) -> str:
+    compute = "" if probed["exaflops"] is None else f" at {probed['exaflops']:.3g} exaFLOPs"
+    return f"{probed['shots']}-shot {probed['dataset']} {probed['top1']:.2%}{compute}"
+
+
+def _rows_of(split: Split, rows: np.ndarray) -> Split:
+    return replace(
+        split,
+        num_examples=len(rows),
+        read_row=lambda place: split.read_row(int(rows[place])),
+        read_labels=lambda: split.read_labels()[rows],
+        where_is=lambda place: split.where_is(int(rows[place])),
+    )

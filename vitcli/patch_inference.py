@@ -1,0 +1,110 @@
+"""The pass over a split for masked patch prediction (paper, section 4.6)."""
+
+from collections.abc import Iterator
+
+import torch
+
+from vitcli import masked_patch, metrics
+from vitcli.console import Console
+from vitcli.errors import DataError
+from vitcli.inference import watched
+from vitcli.loader import Batch, eval_batches
+from vitcli.order import derive_seed
+from vitcli.runtime import Runtime, autocast
+from vitcli.split import Split
+from vitcli.transforms import Preprocessing, to_model_range
+
+
+def evaluate_patches(
+    model: masked_patch.MaskedPatchModel,
+    split: Split,
+    preprocessing: Preprocessing,
+    *,
+    runtime: Runtime,
+    batch_size: int,
+    on_bad_image: str,
+    num_threads: int,
+    precision: str = "fp32",
+    console: Console,
+) -> tuple[metrics.PatchScores, list[str]]:
+    """Scores of masked patch prediction; each row's corruption is a function of the row alone."""
+    losses_N = torch.zeros(len(split), dtype=torch.float64)
+    right_N = torch.zeros(len(split), dtype=torch.int64)
+    seen_N = torch.zeros(len(split), dtype=torch.int64)
+    colors_K = torch.zeros(masked_patch.NUM_COLORS, dtype=torch.int64)
+    skipped: list[str] = []
+    batches = eval_batches(
+        split,
+        preprocessing,
+        batch_size=batch_size,
+        rank=runtime.rank,
+        world_size=runtime.world_size,
+        on_bad_image=on_bad_image,
+        num_threads=num_threads,
+    )
+    passed = _predictions_of(model, batches, preprocessing, device=runtime.device, precision=precision)
+    with runtime.own_errors():
+        for batch, prediction in watched(
+            passed, console, "evaluate", total=len(split), at_once=runtime.world_size
+        ):
+            losses_N[batch.rows_B] = masked_patch.example_losses(prediction).double().cpu()
+            seen_N[batch.rows_B] += 1
+            skipped += batch.skipped
+            if not prediction.targets.is_floating_point():
+                right_N[batch.rows_B] = masked_patch.num_right(prediction).cpu()
+                colors_K += masked_patch.color_counts(prediction).cpu()
+    for values in (losses_N, right_N, seen_N, colors_K):
+        runtime.sum_over_processes(values)
+    if not seen_N.any():
+        raise DataError(f"no image of {split.name} can be decoded", where=split.name, fix="look at its files")
+    num_colors = max(int(colors_K.sum()), 1)
+    return metrics.PatchScores(
+        patch_accuracy=int(right_N.sum()) / num_colors,
+        most_frequent_color=int(colors_K.max()) / num_colors,
+        loss=float(losses_N.sum()) / int(seen_N.sum()),
+        num_examples=int(seen_N.sum()),
+    ), skipped
+
+
+def _predictions_of(
+    model: masked_patch.MaskedPatchModel,
+    batches: Iterator[Batch],
+    preprocessing: Preprocessing,
+    *,
+    device: torch.device,
+    precision: str,
+) -> Iterator[tuple[Batch, masked_patch.Prediction]]:
+    was_training = model.training
+    model.eval()
+    try:
+        for batch in batches:
+            images_BCHW = to_model_range(
+                batch.images_BCHW.to(device), mean=preprocessing.mean, std=preprocessing.std
+            )
+            corruption = model.draw_alone(derive_seed(0, "patches", row) for row in batch.rows_B.tolist())
+            with torch.no_grad(), autocast(device, precision):
+                yield batch, model(images_BCHW, corruption)
+    finally:
+        model.train(was_training)
+
+
+def patch_views(
+    model: masked_patch.MaskedPatchModel,
+    split: Split,
+    preprocessing: Preprocessing,
+    *,
+    num_pictures: int,
+    device: torch.device,
+) -> list[tuple]:
+    """The first pictures of a split: themselves, corrupted, as predicted; see `MaskedPatchModel.views`."""
+    few = split.part(0, min(num_pictures, len(split)), name=split.name)
+    batches = eval_batches(
+        few, preprocessing, batch_size=num_pictures, rank=0, world_size=1, on_bad_image="skip", num_threads=1
+    )
+    views = []
+    for batch, prediction in _predictions_of(model, batches, preprocessing, device=device, precision="fp32"):
+        images_BCHW = to_model_range(
+            batch.images_BCHW.to(device), mean=preprocessing.mean, std=preprocessing.std
+        )
+        views += model.views(images_BCHW, prediction)
+    return views
