@@ -25,10 +25,10 @@ FLOORS = [
      "runtime", "launching", "runlog",
      "console", "tables"},
     # 3 loops
-    {"train", "inference", "patch_inference", "agreement"},
+    {"train", "inference", "patch_inference", "agreement", "fitting"},
     # 4 commands
     {"commands." + name for name in
-     ("__init__", "job", "session", "state", "task", "watch", "results", "pixels",
+     ("__init__", "planning", "job", "session", "state", "task", "watch", "results", "pixels",
       "finetune", "pretrain", "evaluate", "predict", "recipes", "models", "interpolate_posemb",
       "inspect", "export")} | {"api"},
     # 5 door
@@ -61,12 +61,13 @@ NEIGHBOURS = {
     "pictures": {"data_files", "split"},
     "export_formats": {"loading", "onnx_files", "safe_files", "weights", "weights_files"},
     "commands.results": {"commands.job", "commands.pixels"},
+    "commands.planning": {"commands.task"}, "commands.job": {"commands.planning"},
     "commands.state": {"commands.job"},
     "commands.watch": {"commands.job", "commands.pixels", "commands.state", "commands.task"},
-    "commands.session": {"commands.job", "commands.pixels", "commands.results", "commands.state",
-                         "commands.task", "commands.watch"},
-    "commands.finetune": {"commands.job", "commands.session"},
-    "commands.pretrain": {"commands.job", "commands.session"},
+    "commands.session": {"commands.job", "commands.pixels", "commands.planning", "commands.results",
+                         "commands.state", "commands.task", "commands.watch"},
+    "commands.finetune": {"commands.planning", "commands.session"},
+    "commands.pretrain": {"commands.planning", "commands.session"},
     "commands.evaluate": {"commands.pixels"},
     "commands.predict": {"commands.pixels"}, "commands.export": {"commands.pixels"},
     "api": {"commands.pixels"}, "__init__": {"api"},

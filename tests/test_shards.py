@@ -21,7 +21,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import _registry
 
 from vitcli import shard_files
-from vitcli.errors import DataError
+from vitcli.errors import DataError, MachineError
 from vitcli.shard_files import BlockCache, RangeReader, locate
 from vitcli.shard_places import find_shards
 from vitcli.shards import fingerprint_of, look_at, open_shards
@@ -503,7 +503,7 @@ def test_a_block_that_cannot_be_read_fails_in_every_thread_and_is_not_kept(monke
     def try_row(row: int) -> str:
         try:
             return split.read_row(row)[0]
-        except DataError as error:
+        except MachineError as error:
             return f"{error.message}, {error.where}"
 
     with ThreadPoolExecutor(4) as pool:
@@ -536,7 +536,7 @@ def test_a_read_that_comes_back_short_is_no_row(monkeypatch):
     split = opened(tar("far://pets/0.tar", samples(range(4))))
     monkeypatch.setattr(MemoryFileSystem, "cat_file", lambda self, path, start, end: b"x" * (end - start - 1))
 
-    with pytest.raises(DataError, match="bytes came where"):
+    with pytest.raises(MachineError, match="bytes came where"):
         split.read_row(0)
 
 

@@ -192,11 +192,12 @@ def _train(name: str, command, given: dict[str, Any]) -> int:
     code = _launch(given["num_processes"])
     if code is not None:
         return code
-    from vitcli.commands.job import RunOptions
+    from vitcli.commands.planning import RunOptions
 
-    own = RunOptions.__dataclass_fields__.keys() - {"out", "arguments"}
+    own = RunOptions.__dataclass_fields__.keys() - {"out", "arguments", "per_device_batch"}
     run_options = RunOptions(
         **{name: given[name] for name in own},
+        per_device_batch=options.count_or_auto(given["per_device_batch"]),
         out=Path(given["out"]) if given["out"] else None,  # before typer 0.29 it is still a string here
         arguments=_arguments,
     )

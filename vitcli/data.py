@@ -26,6 +26,7 @@ class DataSet:
     Args:
         name: as the user gave it.
         image_column, label_column: where the types of the columns do not say.
+        num_classes: where shards do not tell.
         streaming: read its shards where they lie; what is remote, or .tar files, is always read so.
     """
 
@@ -35,12 +36,14 @@ class DataSet:
         *,
         image_column: str | None = None,
         label_column: str | None = None,
+        num_classes: int | None = None,
         streaming: bool = False,
     ):
         datasets.disable_progress_bars()
         self.name = name
         alias = recipe.dataset_aliases().get(name)
         self.declared = alias or {}
+        self.num_classes = num_classes or self.declared.get("classes")
         self.is_demo = name in demo.SETS
         if self.is_demo:
             self.tables, self.split_names = None, ("train", "test")
@@ -103,7 +106,7 @@ class DataSet:
                 name=f"{self.name}, split {split}",
                 image_column=self.image_column,
                 label_column=self.label_column,
-                num_classes=self.declared.get("classes"),
+                num_classes=self.num_classes,
             )
         return from_table(
             self.tables.open[split](),
@@ -153,6 +156,7 @@ def open_train_and_eval(
     image_column: str | None,
     label_column: str | None,
     seed: int,
+    num_classes: int | None = None,
     streaming: bool = False,
 ) -> tuple[Split, Split]:
     """The split to train on and the one to report on.
@@ -160,7 +164,13 @@ def open_train_and_eval(
     "auto" trains on the train split and reports on the test split, else the validation split, else on
     `dev_fraction` of the training rows, which then are not trained on.
     """
-    source = DataSet(dataset, image_column=image_column, label_column=label_column, streaming=streaming)
+    source = DataSet(
+        dataset,
+        image_column=image_column,
+        label_column=label_column,
+        num_classes=num_classes,
+        streaming=streaming,
+    )
     if train_split == "auto":
         train_split = source.default_train_split() or source.only_split("data.train_split")
     if eval_split == "auto":
@@ -211,6 +221,7 @@ def open_eval(
     image_column: str | None,
     label_column: str | None,
     dev_cut: dict | None = None,
+    num_classes: int | None = None,
     streaming: bool = False,
 ) -> Split:
     """The split to score: as named, or with "auto" the test split, else validation, else the only one.
@@ -219,7 +230,13 @@ def open_eval(
         dev_cut: the `Split.dev_cut` that the weights were scored on when they were trained. If "auto" leads
             to those very rows, it is again their dev part that is scored, and not what was trained on.
     """
-    source = DataSet(dataset, image_column=image_column, label_column=label_column, streaming=streaming)
+    source = DataSet(
+        dataset,
+        image_column=image_column,
+        label_column=label_column,
+        num_classes=num_classes,
+        streaming=streaming,
+    )
     if split != "auto":
         return source.open(split)
     by_name = source.default_eval_split()

@@ -43,9 +43,9 @@ def training_curves(records: list[dict[str, Any]]) -> dict[str, Figure]:
                 loss.axes[0].legend()
             figures["loss"] = loss
             figures["learning_rate"] = _line(at, [record["lr"] for record in steps], "learning rate")
-        if evals:
+        if evals and any(evals[0][1].get(key) is not None for key in ACCURACIES):
             at = [step for step, _ in evals]
-            kinds = {key: name for key, name in ACCURACIES.items() if key in evals[0][1]}
+            kinds = {key: name for key, name in ACCURACIES.items() if evals[0][1].get(key) is not None}
             first, second = ([100 * scores[key] for _, scores in evals] for key in kinds)
             names = list(kinds.values())
             accuracy = _line(at, first, "accuracy in %", names[0], marker="o")

@@ -28,14 +28,14 @@ class PatchScores:
     """What an evaluation of masked patch prediction says (paper, section 4.6).
 
     Attributes:
-        patch_accuracy: share of the colours of corrupted patches that are predicted right.
+        patch_accuracy: share of the colours of corrupted patches that are predicted right; None for pixels.
         most_frequent_color: what always saying the most frequent colour would get.
         loss: mean over the corrupted patches, in nats; squared error where pixels are predicted.
         num_examples: how many pictures were counted, each once.
     """
 
-    patch_accuracy: float
-    most_frequent_color: float
+    patch_accuracy: float | None
+    most_frequent_color: float | None
     loss: float
     num_examples: int
 

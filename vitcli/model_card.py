@@ -46,6 +46,8 @@ FINETUNE = "vit finetune --ckpt {run_dir} --dataset DATA"
 def _reaches(summary: dict[str, Any]) -> str:
     if "top1" in summary:
         return f"**{summary['top1']:.2%} top-1** and {summary['top5']:.2%} top-5"
+    if summary["patch_accuracy"] is None:
+        return "a squared error in the pixels of corrupted patches"
     right, guess = summary["patch_accuracy"], summary["most_frequent_color"]
     return f"**{right:.2%} of the colours of corrupted patches**, of which one guess gets {guess:.2%},"
 

@@ -15,6 +15,7 @@ EMBEDDINGS = {
     "pos_embed",
     "positions",
     "relative_embed",
+    "mask_token",
     "cls_token",
     "reg_token",
 }  # added, not multiplied with

@@ -54,6 +54,16 @@ def height_and_width(res: str | None) -> tuple[int, int] | None:
     return int(sides[1]), int(sides[2] or sides[1])
 
 
+def count_or_auto(text: str | None) -> int | str | None:
+    """The value of --per-device-batch; typer.BadParameter for anything else."""
+    if text is None or text == "auto":
+        return text
+    if not re.fullmatch(r"[1-9]\d{0,6}", text):
+        told = f"{text!r} is neither a number of images nor auto"
+        raise typer.BadParameter(told, param_hint="--per-device-batch")
+    return int(text)
+
+
 # fmt: off
 Dataset = Annotated[str | None, option("--dataset", DATA,
     "A folder of class folders, Parquet, Arrow or save_to_disk files; an alias such as oxford_pets; a Hub id "
@@ -91,8 +101,9 @@ EvalBatchSize = Annotated[int | None, option("--batch-size", RUN,
     "Images of one forward pass. [eval.batch_size]", "N")]
 NumProcesses = Annotated[int | None, option("--num-processes", RUN,
     "Processes on this machine, one for each GPU.", "N", min=1)]
-PerDeviceBatch = Annotated[int | None, option("--per-device-batch", RUN,
-    "Images of one forward pass; the batch must split evenly into such parts.", "N", min=1)]
+PerDeviceBatch = Annotated[str | None, option("--per-device-batch", RUN,
+    "Images of one forward pass; the batch must split evenly into such parts. auto: the largest that fits.",
+    "N|auto")]
 Workers = Annotated[int | None, option("--workers", RUN,
     "Loader threads; no result depends on them.", "N", min=1)]
 Exact = Annotated[bool, option("--exact", RUN,

@@ -6,7 +6,7 @@ import torch
 
 from vitcli import masked_patch, metrics
 from vitcli.console import Console
-from vitcli.errors import DataError
+from vitcli.errors import DataError, WeightsError
 from vitcli.inference import watched
 from vitcli.loader import Batch, eval_batches
 from vitcli.order import derive_seed
@@ -57,10 +57,10 @@ def evaluate_patches(
         runtime.sum_over_processes(values)
     if not seen_N.any():
         raise DataError(f"no image of {split.name} can be decoded", where=split.name, fix="look at its files")
-    num_colors = max(int(colors_K.sum()), 1)
+    num_colors = int(colors_K.sum())  # none where pixels are predicted
     return metrics.PatchScores(
-        patch_accuracy=int(right_N.sum()) / num_colors,
-        most_frequent_color=int(colors_K.max()) / num_colors,
+        patch_accuracy=int(right_N.sum()) / num_colors if num_colors else None,
+        most_frequent_color=int(colors_K.max()) / num_colors if num_colors else None,
         loss=float(losses_N.sum()) / int(seen_N.sum()),
         num_examples=int(seen_N.sum()),
     ), skipped
@@ -83,7 +83,14 @@ def _predictions_of(
             )
             corruption = model.draw_alone(derive_seed(0, "patches", row) for row in batch.rows_B.tolist())
             with torch.no_grad(), autocast(device, precision):
-                yield batch, model(images_BCHW, corruption)
+                prediction = model(images_BCHW, corruption)
+            if not torch.isfinite(prediction.outputs).all():
+                raise WeightsError(
+                    "the model's predictions are not finite numbers, so no score can be told",
+                    where=f"row {int(batch.rows_B[0])} and after of the split",
+                    fix="lower --lr, or set optimizer.clip, in a new --out",
+                )
+            yield batch, prediction
     finally:
         model.train(was_training)
 

@@ -93,6 +93,7 @@ class Data(Section):
     num_examples: Count | None = key("train on a random subset of this many images (paper, 4.3)", None)
     image_column: str | None = key("column of the images, where several could be", None)
     label_column: str | None = key("column of the classes, where several could be", None)
+    num_classes: Count | None = key("how many classes there are, for shards that do not tell", None)
     image_size: SideOrHeightWidth = key(
         "pixels of the model's input: a side, or [height, width] (paper, B.1)"
     )

@@ -108,6 +108,14 @@ class RunFolder:
         replace_file(self.path / name, lambda path: path.write_text(text))
 
 
+def read_plan(path: Path) -> dict[str, Any] | None:
+    """The plan of a run that has begun in the folder, or None."""
+    try:
+        return json.loads((path / "plan.json").read_text())
+    except (OSError, ValueError):
+        return None
+
+
 def finished_summary(path: Path) -> dict[str, Any] | None:
     """The summary of a finished run, None if there is none."""
     try:

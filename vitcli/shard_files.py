@@ -17,7 +17,7 @@ from typing import BinaryIO, TypeVar
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from vitcli.errors import DataError
+from vitcli.errors import DataError, MachineError
 
 WAITS_S = (0.5, 2.0, 8.0)  # before each further try of a remote read
 THREADS = 16  # shards looked at side by side
@@ -226,7 +226,8 @@ def attempt(action: Callable[[], Found], *, url: str, is_local: bool) -> Found:
     """Do it; where it is remote and fails, wait and try again.
 
     Raises:
-        DataError: it failed for good.
+        DataError: it is not there, or may not or cannot be read from this disk.
+        MachineError: the network failed for good.
     """
     for wait_s in (None,) if is_local else (*WAITS_S, None):
         try:
@@ -234,9 +235,11 @@ def attempt(action: Callable[[], Found], *, url: str, is_local: bool) -> Found:
         except (FileNotFoundError, PermissionError) as error:
             raise unreadable(url, error, fix="check the name and who may read it") from error
         except Exception as error:  # clients have their own: aiohttp's, botocore's, httpx', plain OS errors
-            if wait_s is None:
-                fix = "check the disk" if is_local else "check the network, then start again"
-                raise unreadable(url, error, fix=fix) from error
+            if wait_s is None and is_local:
+                raise unreadable(url, error, fix="check the disk") from error
+            if wait_s is None:  # no fault of the row's, which may not be skipped for it
+                told = unreadable(url, error, fix="check the network, then start the same command again")
+                raise MachineError(told.message, where=told.where, fix=told.fix) from error
         time.sleep(wait_s)
 
 

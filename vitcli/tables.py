@@ -63,6 +63,8 @@ def _next(summary: dict[str, Any]) -> str:
 def _scores(summary: dict[str, Any]) -> list[tuple[str, str]]:
     if "top1" in summary:
         rows = [("top-1", f"{summary['top1']:.2%}"), ("top-5", f"{summary['top5']:.2%}")]
+    elif summary["patch_accuracy"] is None:
+        rows = []
     else:
         right, guess = summary["patch_accuracy"], summary["most_frequent_color"]
         rows = [("patches", f"{right:.2%} of the colours right, one guess gets {guess:.2%}")]

@@ -105,6 +105,7 @@ def _open_split(resolved: Recipe, split: str, weights: Weights) -> tuple[Split, 
         image_column=wanted.image_column,
         label_column=wanted.label_column,
         dev_cut=weights.metadata.get("dev_cut"),
+        num_classes=wanted.num_classes,
         streaming=wanted.streaming,
     )
     num_classes = weights.architecture.num_classes

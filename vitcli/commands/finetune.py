@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from vitcli.commands.job import RunOptions, Start
+from vitcli.commands.planning import RunOptions, Start
 from vitcli.commands.session import run
 from vitcli.errors import VitError
 from vitcli.loading import load

@@ -11,55 +11,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from vitcli import costs, data, order, recipe, runlog, runtime
-from vitcli.architecture import Architecture
+from vitcli.commands.planning import RunOptions, Start, plan_of
 from vitcli.console import Console
 from vitcli.errors import VitError
-from vitcli.gradients import check_parts, exact_per_device_batch
 from vitcli.recipe import Recipe
 from vitcli.runtime import Runtime
-from vitcli.schedule import Plan, choose_per_device_batch, plan
+from vitcli.schedule import Plan
 from vitcli.split import Split
 
-# Largest forward pass chosen by itself. Small on a CPU, where it costs nothing, so that a step has several
-# parts and several processes can share them without changing dropout's draws.
-LARGEST_PART = {"cpu": 32}
-LARGEST_PART_ON_GPU = 64
 WEIGHTS = "model.safetensors"
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """Where and how fast: what the command line says besides the recipe."""
-
-    out: Path | None
-    per_device_batch: int | None
-    workers: int | None
-    exact: bool
-    compile: bool
-    track: str | None
-    overwrite: bool
-    dry_run: bool
-    measure: bool
-    quiet: bool
-    arguments: list[str]
-
-
-@dataclass(frozen=True)
-class Start:
-    """A network ready to be trained.
-
-    Attributes:
-        origin: its weights as the user named them, None for fresh ones.
-        notes: lines about what was loaded, for the person.
-    """
-
-    model: nn.Module
-    arch: Architecture
-    origin: str | None
-    notes: list[str]
 
 
 @dataclass(frozen=True)
@@ -121,7 +83,7 @@ def make_job(
         train_split=train_split,
         eval_split=eval_split,
         start=start,
-        plan=_plan(resolved, options, machine, start.arch, train_split),
+        plan=plan_of(resolved, options, machine, start, train_split),
         lr=lr,
     )
 
@@ -230,34 +192,9 @@ def _open_data(resolved: Recipe, *, plan_only: bool) -> tuple[Split, Split]:
         image_column=wanted.image_column,
         label_column=wanted.label_column,
         seed=resolved.train.seed,
+        num_classes=wanted.num_classes,
         streaming=wanted.streaming,
     )
-
-
-def _plan(
-    resolved: Recipe, options: RunOptions, machine: Runtime, arch: Architecture, train_split: Split
-) -> Plan:
-    batch_size = resolved.train.batch_size
-    cap = LARGEST_PART.get(machine.device.type, LARGEST_PART_ON_GPU)
-    if options.per_device_batch:
-        per_device_batch = options.per_device_batch
-    elif options.exact:
-        per_device_batch = exact_per_device_batch(batch_size, cap=cap)
-    else:
-        per_device_batch = choose_per_device_batch(batch_size, world_size=machine.world_size, cap=cap)
-    found = plan(
-        steps=resolved.schedule.steps,
-        epochs=resolved.schedule.epochs,
-        warmup=resolved.schedule.warmup,
-        batch_size=batch_size,
-        per_device_batch=per_device_batch,
-        world_size=machine.world_size,
-        num_examples=len(train_split),
-        forward_macs=costs.forward_macs(arch),
-    )
-    if options.exact:
-        check_parts(found.accumulation_steps, world_size=machine.world_size)
-    return found
 
 
 def _one_rate(resolved: Recipe) -> float:

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import nn
 
-from vitcli.commands.job import RunOptions, Start
+from vitcli.commands.planning import RunOptions, Start
 from vitcli.commands.session import run
 from vitcli.errors import VitError
 from vitcli.masked_patch import MaskedPatchModel

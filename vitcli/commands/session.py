@@ -12,8 +12,6 @@ from typing import Any
 from vitcli import checkpoint, loader, recipe, runlog, runtime
 from vitcli.commands.job import (
     Job,
-    RunOptions,
-    Start,
     default_folder,
     describe,
     earlier_summary,
@@ -21,6 +19,7 @@ from vitcli.commands.job import (
     refuse_other_recipe,
 )
 from vitcli.commands.pixels import train_transform_of
+from vitcli.commands.planning import RunOptions, Start
 from vitcli.commands.results import summarise, write_results
 from vitcli.commands.state import State
 from vitcli.commands.task import Task, task_of

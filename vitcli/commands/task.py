@@ -56,5 +56,7 @@ def _class_line(scores: Scores) -> str:
 
 
 def _patch_line(scores: PatchScores) -> str:
+    if scores.patch_accuracy is None:
+        return f"loss {scores.loss:.4f}"
     right = f"{scores.patch_accuracy:.2%} of the colours right (one guess: {scores.most_frequent_color:.2%})"
     return f"{right}, loss {scores.loss:.4f}"

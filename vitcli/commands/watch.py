@@ -117,6 +117,8 @@ class Watch:
             num_pictures=NUM_PICTURES,
             device=self.job.machine.device,
         )
+        if not views:  # none of them could be decoded
+            return
         pictures = self.path / "figures"
         pictures.mkdir(exist_ok=True)
         name = f"patches_step_{self.state.progress.step:07d}.png"

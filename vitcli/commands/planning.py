@@ -1,0 +1,107 @@
+"""Where and how fast a run goes, and what its recipe comes to there: steps, parts, costs.
+
+Shared by the commands that train; no command of its own.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+
+from vitcli import costs, runlog
+from vitcli.architecture import Architecture
+from vitcli.commands.task import task_of
+from vitcli.fitting import largest_that_fits
+from vitcli.gradients import check_parts, exact_per_device_batch
+from vitcli.recipe import Recipe
+from vitcli.runtime import Runtime
+from vitcli.schedule import Plan, choose_per_device_batch, plan
+from vitcli.split import Split
+
+# Largest forward pass chosen by itself. Small on a CPU, where it costs nothing, so that a step has several
+# parts and several processes can share them without changing dropout's draws.
+LARGEST_PART = {"cpu": 32}
+LARGEST_PART_ON_GPU = 64
+AUTO = "auto"  # --per-device-batch auto
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Where and how fast: what the command line says besides the recipe."""
+
+    out: Path | None
+    per_device_batch: int | str | None
+    workers: int | None
+    exact: bool
+    compile: bool
+    track: str | None
+    overwrite: bool
+    dry_run: bool
+    measure: bool
+    quiet: bool
+    arguments: list[str]
+
+
+@dataclass(frozen=True)
+class Start:
+    """A network ready to be trained.
+
+    Attributes:
+        origin: its weights as the user named them, None for fresh ones.
+        notes: lines about what was loaded, for the person.
+    """
+
+    model: nn.Module
+    arch: Architecture
+    origin: str | None
+    notes: list[str]
+
+
+def plan_of(
+    resolved: Recipe, options: RunOptions, machine: Runtime, start: Start, train_split: Split
+) -> Plan:
+    """All derived numbers of the run on this machine."""
+    batch_size = resolved.train.batch_size
+    cap = LARGEST_PART.get(machine.device.type, LARGEST_PART_ON_GPU)
+    if options.per_device_batch == AUTO:
+        per_device_batch = _fitting(resolved, options, machine, start)
+    elif options.per_device_batch:
+        per_device_batch = options.per_device_batch
+    elif options.exact:
+        per_device_batch = exact_per_device_batch(batch_size, cap=cap)
+    else:
+        per_device_batch = choose_per_device_batch(batch_size, world_size=machine.world_size, cap=cap)
+    found = plan(
+        steps=resolved.schedule.steps,
+        epochs=resolved.schedule.epochs,
+        warmup=resolved.schedule.warmup,
+        batch_size=batch_size,
+        per_device_batch=per_device_batch,
+        world_size=machine.world_size,
+        num_examples=len(train_split),
+        forward_macs=costs.forward_macs(start.arch),
+    )
+    if options.exact:
+        check_parts(found.accumulation_steps, world_size=machine.world_size)
+    return found
+
+
+def _fitting(resolved: Recipe, options: RunOptions, machine: Runtime, start: Start) -> int:
+    """The largest part that fits; that of the run which is gone on with, for it decides about dropout."""
+    earlier = options.out and runlog.read_plan(options.out)
+    share, left_over = divmod(resolved.train.batch_size, machine.world_size)
+    sizes = [size for size in range(1, share + 1) if not left_over and share % size == 0]
+    if earlier and earlier["per_device_batch"] in sizes and not options.overwrite:
+        return earlier["per_device_batch"]
+    if not sizes:  # said with advice
+        return choose_per_device_batch(resolved.train.batch_size, world_size=machine.world_size, cap=1)
+    low = machine.precision != "fp32"
+    kept, params = costs.activation_bytes(start.arch, low_precision=low), costs.num_params(start.arch)
+    return largest_that_fits(
+        start.model,
+        task_of(resolved).objective,
+        sizes,
+        image_size=start.arch.image_size,
+        runtime=machine,
+        bytes_at=lambda size: params * 16 + kept * size,
+    )
