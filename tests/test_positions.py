@@ -543,6 +543,13 @@ def test_another_grid_has_the_fixed_embedding_of_that_grid():
     torch.testing.assert_close(other.positions()[0, 1:], torch.tensor(expected))
 
 
+def test_the_fixed_embedding_has_numbers_on_any_default_device():
+    with torch.device("meta"):
+        on_meta = positions.sincos2d((2, 3), 6, 16)
+
+    assert torch.equal(on_meta, positions.sincos2d((2, 3), 6, 16))
+
+
 def test_the_fixed_embedding_is_exact_wherever_the_network_has_been():
     model, expected = network(*FIXED), network(*FIXED).positions().clone()
     assert model.double().positions().dtype == torch.float64

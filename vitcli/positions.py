@@ -152,7 +152,7 @@ def sincos2d(grid: tuple[int, int], num_tokens: int, width: int) -> Tensor:
     The patch in column x and row y has sin(x w), cos(x w), sin(y w) and cos(y w), each a quarter of D, with
     frequencies w that fall geometrically from 1 to 1 / 10000, as in MoCo v3; prefix tokens have zeros.
     """
-    on_cpu = {"dtype": torch.float64, "device": "cpu"}  # also where the network has shapes alone
+    on_cpu = {"dtype": torch.float64, "device": "cpu"}  # whatever the default: the same bits everywhere
     y_HW, x_HW = torch.meshgrid(*(torch.arange(side, **on_cpu) for side in grid), indexing="ij")
     w_d = 10_000 ** -torch.linspace(0, 1, width // 4, **on_cpu)
     x_Nd, y_Nd = (places_HW.reshape(-1, 1) * w_d for places_HW in (x_HW, y_HW))
