@@ -17,7 +17,7 @@ from tests.conftest import Outcome, run
 
 COMMANDS = ["finetune", "pretrain", "evaluate", "predict", "recipes", "recipes list", "recipes show",
             "recipes check", "recipes schema", "recipes copy", "models", "interpolate-posemb", "inspect",
-            "export"]  # fmt: skip
+            "export", "doctor", "doctor resume"]  # fmt: skip
 FRESH = (
     "finetune",
     "--ckpt",

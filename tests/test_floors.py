@@ -30,9 +30,9 @@ FLOORS = [
     {"commands." + name for name in
      ("__init__", "planning", "job", "session", "state", "task", "watch", "results", "pixels",
       "finetune", "pretrain", "evaluate", "predict", "recipes", "models", "interpolate_posemb",
-      "inspect", "export")} | {"api"},
+      "inspect", "export", "doctor")} | {"api"},
     # 5 door
-    {"cli", "cli_recipes", "cli_weights", "options", "exits", "__main__", "__init__"},
+    {"cli", "cli_recipes", "cli_weights", "cli_doctor", "options", "exits", "__main__", "__init__"},
 ]  # fmt: skip
 # Who may use a room of its own floor: the parts of one thing, and what every floor may use.
 NEIGHBOURS = {
@@ -71,8 +71,8 @@ NEIGHBOURS = {
     "commands.evaluate": {"commands.pixels"},
     "commands.predict": {"commands.pixels"}, "commands.export": {"commands.pixels"},
     "api": {"commands.pixels"}, "__init__": {"api"},
-    "cli": {"cli_recipes", "cli_weights", "exits", "options"}, "cli_weights": {"options"},
-    "cli_recipes": {"options"}, "__main__": {"cli"},
+    "cli": {"cli_doctor", "cli_recipes", "cli_weights", "exits", "options"}, "cli_weights": {"options"},
+    "cli_recipes": {"options"}, "cli_doctor": {"options"}, "__main__": {"cli"},
 }  # fmt: skip
 HEAVY = {"torch", "torchvision", "timm", "datasets", "accelerate", "matplotlib"}
 FILES = sorted(PACKAGE.rglob("*.py"))

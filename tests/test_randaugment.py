@@ -276,6 +276,7 @@ G = 128
         (partial(ra.translate, axis=0), 3, [[G] * 4] * 3),
         (partial(ra.translate, axis=1), -4, [[G] * 4] * 3),
         (partial(ra.translate, axis=1), 0.4, ROWS),
+        (partial(ra.translate, axis=0), 0.49999997, [*ROWS[:1], ROWS[2], [G] * 4]),  # 1.49999997 is 1.5
         # halves go away from zero: 0.5 to 1, and -0.5 to -1, which is outside
         (partial(ra.translate, axis=1), 0.5, [[12, 13, 14, G], [22, 23, 24, G], [32, 33, 34, G]]),
         (partial(ra.translate, axis=1), -0.5, [[G, 12, 13, 14], [G, 22, 23, 24], [G, 32, 33, 34]]),

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from vitcli import options, tables
+from vitcli.cli_doctor import app as doctor_app
 from vitcli.cli_recipes import app as recipes_app
 from vitcli.cli_weights import app as weights_app
 
@@ -28,6 +29,7 @@ app = typer.Typer(
 )
 app.add_typer(weights_app)
 app.add_typer(recipes_app, name="recipes")
+app.add_typer(doctor_app, name="doctor")
 
 
 @app.callback(invoke_without_command=True)

@@ -130,6 +130,7 @@ Images = Annotated[list[str] | None, option("--images", DATA,
 Summary = Annotated[bool, option("--summary", RUN,
     "Format, network, head, classes, tensors, and what is wrong with them; always shown.")]
 OverwriteFile = Annotated[bool, option("--overwrite", RUN, "Replace OUT if it exists.")]
+Kills = Annotated[int, option("--kills", RUN, "SIGKILLs at random instants.", "N", min=1)]
 Topk = Annotated[int | None, option("--topk", RUN, "Classes a picture; 5 if left out.", "N", min=1)]
 Overwrite = Annotated[bool, option("--overwrite", RUN, "Delete an earlier run in --out first.")]
 DryRun = Annotated[bool, option("--dry-run", RUN, "Print the resolved recipe and its plan; write nothing.")]

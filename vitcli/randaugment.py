@@ -21,6 +21,7 @@ OPERATIONS = (
 GREY = 128  # where a moved picture has nothing, and where one is cut out
 LUMA = (0.2989, 0.5870, 0.1140)  # TensorFlow's; Pillow's are 0.299, 0.587 and 0.114
 f32 = np.float32
+JUST_BELOW_HALF = f32(0.49999997)  # added and cut off it rounds as C does; 0.5 would make 1 of 0.49999997
 
 
 def randaugment(image_HWC: np.ndarray, *, num_layers: int, magnitude: float, rng: Random) -> np.ndarray:
@@ -197,13 +198,10 @@ def shear_y(image_HWC: np.ndarray, level: float) -> np.ndarray:
 
 def translate(image_HWC: np.ndarray, pixels: float, *, axis: int) -> np.ndarray:
     """Moved to the left (axis 1) or up (axis 0), grey where it shows nothing."""
-    moved_HWC, length = np.full_like(image_HWC, GREY), image_HWC.shape[axis]
+    length = image_HWC.shape[axis]
     source, is_inside = _nearest(np.arange(length, dtype=f32) + f32(pixels), length)
-    (seen,) = np.nonzero(is_inside)
-    if seen.size:
-        first, last = seen[0], seen[-1]
-        to, by = np.moveaxis(moved_HWC, axis, 0), np.moveaxis(image_HWC, axis, 0)
-        to[first : last + 1] = by[source[first] : source[last] + 1]
+    moved_HWC = image_HWC.take(source, axis=axis, mode="clip")
+    np.moveaxis(moved_HWC, axis, 0)[~is_inside] = GREY
     return moved_HWC
 
 
@@ -251,4 +249,4 @@ def _nearest(places: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
     Halves go away from zero, so half a pixel before the first there is none.
     """
     is_inside = (places > -0.5) & (places < length - 0.5)
-    return (places + f32(0.5)).astype(np.intp), is_inside
+    return (places + JUST_BELOW_HALF).astype(np.intp), is_inside

@@ -23,6 +23,7 @@ def exact_run(photos, out, *, processes: int, steps: int = 6, **more):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_two_processes_make_the_bits_of_one(photos, tmp_path):
     for processes in (1, 2):
         ended = exact_run(photos, tmp_path / str(processes), processes=processes)
@@ -31,6 +32,7 @@ def test_two_processes_make_the_bits_of_one(photos, tmp_path):
     assert fingerprint(tmp_path / "1") == fingerprint(tmp_path / "2")
 
 
+@pytest.mark.slow
 def test_a_split_that_is_no_tree_is_refused_with_those_that_are(photos, tmp_path):
     words = ("--exact", "--batch-size", "12", "--per-device-batch", "2", "--num-processes", "2")
     ended = vit(*SMALL, *words, "--steps", 2, "--dataset", photos, "--out", tmp_path / "run")
