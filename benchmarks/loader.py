@@ -29,13 +29,15 @@ BATCH = 32
 
 
 def transform_of(res: int) -> TrainTransform:
-    return TrainTransform((res, res), "inception", (0.05, 1.0), (0.75, 4 / 3), None, True, "bilinear", True)
+    return TrainTransform(
+        (res, res), "inception", (0.05, 1.0), (0.75, 4 / 3), None, True, "bilinear", True, None
+    )
 
 
 def ours(split, res, threads, steps):
     batches = loader.train_batches(
         split, transform_of(res), start_step=0, total_steps=steps, batch_size=BATCH, per_device_batch=BATCH,
-        seed=0, rank=0, world_size=1, on_bad_image="error", num_threads=threads,
+        window=8192, seed=0, rank=0, world_size=1, on_bad_image="error", num_threads=threads,
     )  # fmt: skip
     return sum(len(batch.labels_B) for batch in batches)
 

@@ -67,8 +67,17 @@ def test_paths_bytes_arrays_and_pil_images_are_the_same_picture(demo, tmp_path):
     assert expected.dtype == torch.float32 and expected.shape == (3, 64, 64)
     for same in (data, Image.open(file), np.asarray(Image.open(file)), tmp_path / "a.png"):
         assert torch.equal(demo.transform(same), expected)
+    see_through = np.dstack([np.asarray(Image.open(file)), np.full((50, 70), 128, np.uint8)])
+    Image.fromarray(see_through).save(tmp_path / "rgba.png")
+    assert torch.equal(
+        demo.transform(Image.open(tmp_path / "rgba.png")), demo.transform(tmp_path / "rgba.png")
+    )
     with pytest.raises(DataError):
         demo.transform(b"no picture")
+    with pytest.raises(DataError, match="cannot be read"):
+        demo.transform(tmp_path / "nowhere.png")
+    with pytest.raises(DataError, match="no scale says"):
+        demo.transform(Image.new("F", (4, 4)))
     with pytest.raises(DataError, match="float64"):
         demo.transform(np.zeros((8, 8, 3)))
 
@@ -108,6 +117,13 @@ def test_mistakes_are_told_in_three_parts(tmp_path):
         load_model("ViT-B/16")
     with pytest.raises(VitError, match="patches of 8"):
         load_model("demo", image_size=60)
+    with pytest.raises(VitError, match="no model 'runs/petz'"):
+        load_model("runs/petz")
+    for size in ((32,), 2.5, "32", 0):
+        with pytest.raises(VitError, match="no size in pixels"):
+            load_model("demo", image_size=size)
+    with pytest.raises(VitError, match="-1 classes"):
+        load_model("demo", num_classes=-1)
 
 
 def test_weights_read_by_hand_are_those_of_the_model(demo):

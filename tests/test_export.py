@@ -403,7 +403,7 @@ def test_without_pictures_the_demo_is_compared(to_export):
     result, _ = to_export(vit(), "out.npz", pictures=[])
 
     assert (result["num_images"], result["images"]) == (32, "demo")
-    assert "32 pictures of the demo" in as_text(result)
+    assert "32 pictures, drawn by the demo" in as_text(result)
 
 
 def test_a_head_of_zeros_is_said_to_prove_little(tmp_path):

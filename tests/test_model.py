@@ -10,7 +10,15 @@ from torch import nn
 
 from vitcli.architecture import Architecture
 from vitcli.errors import VitError
-from vitcli.model import adapted, architecture, build, expected_tensors, reset_head, timm_arguments
+from vitcli.model import (
+    adapted,
+    architecture,
+    build,
+    expected_tensors,
+    last_layers,
+    reset_head,
+    timm_arguments,
+)
 from vitcli.variants import VARIANTS, num_params
 
 
@@ -383,3 +391,17 @@ def test_the_papers_gelu_can_be_asked_of_weights_of_the_papers_networks_alone():
 def test_dropout_that_a_network_cannot_have_is_refused():
     with pytest.raises(VitError, match="timm cannot build resnet18"):
         build(arch_of("resnet18"), dropout=0.1)
+
+
+@pytest.mark.parametrize("name", ["caformer_s18", "levit_128s", "deit_tiny_distilled_patch16_224"])
+def test_of_a_head_of_several_layers_only_the_last_is_zero(name):
+    arch = arch_of(name, image_size=(224, 224), num_classes=3)
+    model = fresh(arch).eval()
+    layers = last_layers(model)
+
+    assert layers and not any(parameter.any() for layer in layers for parameter in layer.parameters())
+    norms = (
+        [m for m in model.get_classifier().modules() if isinstance(m, nn.LayerNorm)] if name[0] == "c" else []
+    )
+    assert all(norm.weight.any() for norm in norms)
+    assert not model(torch.randn(1, 3, 224, 224)).any()

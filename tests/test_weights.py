@@ -1,5 +1,7 @@
 """Weights in, weights out: timm's logits from our files, ours from timm's, and no silent part."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,9 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from vitcli.errors import MachineError, NotFiniteError, VitError, WeightsError
-from vitcli.loading import load_into
+from vitcli.loading import load, load_into
 from vitcli.model import architecture, build
-from vitcli.weights import read_weights, write_weights
+from vitcli.weights import Weights, read_weights, write_weights
 
 PREPROCESSING = {
     "image_size": [32, 48],
@@ -227,3 +229,69 @@ def test_a_write_that_fails_leaves_no_debris_and_the_other_file_as_it_was(tmp_pa
         write(tmp_path, demo(num_classes=6))
     assert (tmp_path / "config.json").read_bytes() == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_an_official_file_keeps_its_heads_whatever_it_is_called(tmp_path):
+    from vitcli.official import to_official
+    from vitcli.weights_files import write_npz
+
+    arch = architecture("Ti/16", image_size=(32, 32), num_classes=2)
+    args = arch.model_args | {"num_heads": 6}
+    six = replace(arch, model_args=args, name="ViT (12 layers, 192 wide)/16")
+    state = network(six).state_dict()
+    write_npz(tmp_path / "six.npz", to_official(state, heads=6, spelling="published"))
+
+    assert read_weights(str(tmp_path / "six.npz")).architecture.model_args["num_heads"] == 6
+    with pytest.raises(WeightsError, match="not of vit_tiny_patch16_224"):
+        read_weights(str(tmp_path / "six.npz"), model_name="vit_tiny_patch16_224")
+
+
+def test_a_copy_of_timms_repository_keeps_its_tags_arithmetic(tmp_path):
+    model = timm.create_model("vit_tiny_patch16_224", num_classes=3, img_size=32)
+    save_file(model.state_dict(), tmp_path / "model.safetensors")
+    config = {"architecture": "vit_tiny_patch16_224", "num_classes": 3,
+              "pretrained_cfg": {"tag": "augreg_in21k_ft_in1k", "input_size": [3, 32, 32]}}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+
+    assert read_weights(str(tmp_path)).architecture.gelu == "tanh"
+    config["pretrained_cfg"]["tag"] = "dino"
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert read_weights(str(tmp_path)).architecture.gelu == "timm"
+
+
+def test_a_config_beside_another_file_is_not_that_files(tmp_path):
+    write(tmp_path, demo(image_size=(32, 32)))
+    (tmp_path / "model.safetensors").rename(tmp_path / "kept.safetensors")
+    tiny = timm.create_model("vit_tiny_patch16_224", num_classes=3, img_size=32)
+    save_file(tiny.state_dict(), tmp_path / "tiny.safetensors")
+
+    assert read_weights(str(tmp_path / "tiny.safetensors")).architecture.name == "ViT-Ti/16"
+
+
+def test_whole_numbers_are_no_weights(tmp_path):
+    state = network(demo()).state_dict()
+    state["head.weight"] = (state["head.weight"] * 100).to(torch.int8)
+    arch = {"vit": json.dumps({"architecture": demo().as_dict()})}
+    save_file({name: t.contiguous() for name, t in state.items()}, tmp_path / "w.safetensors", metadata=arch)
+
+    with pytest.raises(WeightsError, match=r"1 of no floating-point numbers: head.weight \(torch.int8\)"):
+        read_weights(str(tmp_path / "w.safetensors"))
+
+
+def test_a_network_whose_grid_is_not_known_is_not_taken_to_another_size(tmp_path):
+    arch = architecture("cait_xxs24_224", image_size=(224, 224), num_classes=2)
+    weights = Weights(build(arch, dropout=0.0).state_dict(), arch, None, None, "w", "pth", "", {})
+
+    assert load(weights)[1] == arch
+    with pytest.raises(WeightsError, match="does not tell its patch grid"):
+        load(weights, image_size=(112, 448))  # as many patches
+
+
+def test_one_tensor_in_two_wrappers_is_refused(tmp_path):
+    state = network(demo(image_size=(32, 32))).state_dict()
+    torch.save(state | {"module.head.weight": state["head.weight"] * 7}, tmp_path / "two.pth")
+    torch.save({f"_orig_mod.module.{name}": t for name, t in state.items()}, tmp_path / "wrapped.pth")
+
+    with pytest.raises(WeightsError, match="twice"):
+        read_weights(str(tmp_path / "two.pth"), model_name="ViT-demo/8")
+    assert read_weights(str(tmp_path / "wrapped.pth"), model_name="ViT-demo/8").architecture.num_classes == 5

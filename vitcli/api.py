@@ -1,21 +1,22 @@
 """The package from Python: `from vitcli import load_model`."""
 
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor, nn
 
 from vitcli import recipe
 from vitcli.architecture import Architecture
 from vitcli.commands.pixels import preprocessing_for, preprocessing_of
-from vitcli.decoding import decode
+from vitcli.decoding import decode, to_rgb
 from vitcli.errors import DataError, VitError
 from vitcli.loading import load
-from vitcli.model import architecture, build
+from vitcli.model import architecture, build, known_name
 from vitcli.transforms import Preprocessing, to_model_range
 from vitcli.weights import read_weights
 from vitcli.weights_places import names_weights
@@ -66,7 +67,11 @@ class Transform:
             DataError: the bytes are no picture.
         """
         if isinstance(picture, Image.Image):
-            picture = np.array(ImageOps.exif_transpose(picture).convert("RGB"))
+            try:
+                picture = to_rgb(picture)
+            except Exception as error:
+                told = str(error) or type(error).__name__
+                raise DataError(told, where="the given PIL image", fix="convert it to RGB") from error
         if isinstance(picture, np.ndarray):
             if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[-1] != 3:
                 told = f"an array of {picture.dtype}, shape {picture.shape}"
@@ -74,7 +79,11 @@ class Transform:
             picture = np.require(picture, requirements="W")
         else:
             where = "the given bytes" if isinstance(picture, bytes) else str(picture)
-            data = picture if isinstance(picture, bytes) else Path(picture).read_bytes()
+            try:
+                data = picture if isinstance(picture, bytes) else Path(picture).read_bytes()
+            except OSError as error:
+                fix = "check the path"
+                raise DataError(f"it cannot be read: {error.strerror}", where=where, fix=fix) from error
             picture = decode(data, where=lambda _: where, row=0)
         pixels_HWC = np.ascontiguousarray(self.preprocessing(picture))
         images_1CHW = torch.from_numpy(pixels_HWC).permute(2, 0, 1)[None]
@@ -111,7 +120,9 @@ def load_model(
         VitError: anything wrong with the file, the name or the size, in three parts: message, where, fix.
     """
     source = str(path_or_name)
-    size = (image_size, image_size) if isinstance(image_size, int) else image_size
+    size = _height_and_width(image_size)
+    if num_classes is not None and (isinstance(num_classes, bool) or num_classes < 0):
+        raise VitError(f"{num_classes} classes", where="load_model(num_classes=...)", fix="0 or more")
     shorthands = {"data.image_size": f"{size[0]}x{size[1]}"} if size else {}
     resolved = recipe.load(DEFAULTS, (), shorthands, training=False)
     if not names_weights(source):
@@ -135,7 +146,21 @@ def load_model(
     return LoadedModel(model.eval(), Transform(preprocessing), info)
 
 
+def _height_and_width(image_size: int | tuple[int, int] | None) -> tuple[int, int] | None:
+    if image_size is None:
+        return None
+    sides = tuple(image_size) if isinstance(image_size, tuple | list) else (image_size, image_size)
+    if len(sides) != 2 or not all(isinstance(side, Integral) and side > 0 for side in sides):
+        raise VitError(
+            f"{image_size!r} is no size in pixels",
+            where="load_model(image_size=...)",
+            fix="one whole number, or (height, width)",
+        )
+    return int(sides[0]), int(sides[1])
+
+
 def _fresh(name: str, preprocessing: Preprocessing, num_classes: int | None) -> LoadedModel:
+    known_name(name)  # a mistyped path is no network either
     if num_classes is None:
         raise VitError(
             f"{name} names a network and no weights: how many classes?",

@@ -57,7 +57,7 @@ class Architecture:
     @property
     def classifier(self) -> str:
         """ "gap" for a mean over the tokens, "token" for the class token, "" for what timm defines."""
-        if self.model_args.items() >= GAP.items():
+        if self.model_args.get("class_token") is False and self.model_args.get("global_pool") == "avg":
             return "gap"
         return "token" if self.is_of_the_paper and "depth" in self.model_args else ""
 

@@ -13,11 +13,14 @@ from vitcli.variants import BIT, HYBRID, VARIANTS, variant_of_timm, vit_args
 Shapes = dict[str, tuple[int, ...]]
 
 
-def recognise(state: dict[str, Tensor], *, heads: int | None) -> Architecture:
+def recognise(
+    state: dict[str, Tensor], *, heads: int | None, image_size: tuple[int, int] | None = None
+) -> Architecture:
     """The ViT, hybrid or BiT ResNet whose tensors, in timm's naming, have these names and shapes.
 
     The number of heads shows in no shape of timm's: without `heads` only the VARIANTS are recognised.
-    The patch grid is taken as square, as in every released file.
+    The patch grid is that of `image_size` where somebody says it, else taken as square, as in every released
+    file.
 
     Raises:
         WeightsError: these are not the tensors of such a network, or of none of a known size.
@@ -27,7 +30,7 @@ def recognise(state: dict[str, Tensor], *, heads: int | None) -> Architecture:
         raise _unrecognised("the tensors are those of a network with batch norm, so none of the paper's")
     if len(shapes.get("stem.conv.weight", ())) == 4 and "stages.0.blocks.0.conv1.weight" in shapes:
         return _bit(shapes)
-    return _transformer(shapes, heads)
+    return _transformer(shapes, heads, image_size)
 
 
 def _bit(shapes: Shapes) -> Architecture:
@@ -45,7 +48,7 @@ def _bit(shapes: Shapes) -> Architecture:
     )
 
 
-def _transformer(shapes: Shapes, heads: int | None) -> Architecture:
+def _transformer(shapes: Shapes, heads: int | None, image_size: tuple[int, int] | None) -> Architecture:
     wanted = {"patch_embed.proj.weight": 4, "pos_embed": 3, "blocks.0.mlp.fc1.weight": 2}
     if any(len(shapes.get(name, ())) != ndim for name, ndim in wanted.items()):
         raise _unrecognised("the tensors are those of no ViT, hybrid or BiT ResNet")
@@ -79,9 +82,10 @@ def _transformer(shapes: Shapes, heads: int | None) -> Architecture:
         pre_logits=pre_logits,
         model_args=args | _tokens(shapes),
     )
-    side = _side_of_grid(shapes) * arch.patch_size
     name = name if variant else f"{name}/{arch.patch_size}"
-    return replace(arch, name=name, image_size=(side, side))
+    if image_size is None:
+        image_size = (_side_of_grid(shapes) * arch.patch_size,) * 2
+    return replace(arch, name=name, image_size=image_size)
 
 
 def _size(variant) -> tuple:
@@ -120,10 +124,10 @@ def _tokens(shapes: Shapes) -> dict:
 def _side_of_grid(shapes: Shapes) -> int:
     """Patches a side, of a position embedding with a row for every token; whatever else it has is refused."""
     rows, num_prefix = shapes["pos_embed"][1], ("cls_token" in shapes) + shapes.get("reg_token", (0, 0))[1]
-    side = math.isqrt(max(rows - num_prefix, 0))
-    if side and side * side == rows - num_prefix:
+    side, without = math.isqrt(max(rows - num_prefix, 0)), math.isqrt(rows)
+    is_ambiguous = num_prefix > 1 and without * without == rows  # registers may have no rows
+    if side and side * side == rows - num_prefix and not is_ambiguous:
         return side
-    without = math.isqrt(rows)
     if num_prefix and without and without * without == rows:
         raise WeightsError(
             f"the position embedding has {rows} rows, {without}x{without} patches and none for the class "
@@ -138,7 +142,7 @@ def _side_of_grid(shapes: Shapes) -> int:
     )
 
 
-def from_timm_config(config: dict, *, tag: str) -> tuple[Architecture, dict, tuple[str, ...] | None]:
+def from_timm_config(config: dict, *, tag: str) -> tuple[Architecture, dict | None, tuple[str, ...] | None]:
     """Architecture, preprocessing and class names of a timm config.json.
 
     Args:
@@ -148,6 +152,7 @@ def from_timm_config(config: dict, *, tag: str) -> tuple[Architecture, dict, tup
     """
     stored = config.get("pretrained_cfg", config)
     args = dict(config.get("model_args") or {})
+    tag = tag or str(stored.get("tag") or "")  # a copy of the repository has it in its config
     timm_name = config["architecture"]
     num_classes = int(args.pop("num_classes", config.get("num_classes", stored.get("num_classes", 1000))))
     size = args.pop("img_size", None) or list(stored.get("input_size", (3, 224, 224)))[1:]
@@ -168,8 +173,11 @@ def from_timm_config(config: dict, *, tag: str) -> tuple[Architecture, dict, tup
     return architecture, _timm_preprocessing(stored, image_size), class_names
 
 
-def _timm_preprocessing(stored: dict, image_size: tuple[int, int]) -> dict:
-    """What timm's evaluation does to an image, in the words of our own metadata."""
+def _timm_preprocessing(stored: dict, image_size: tuple[int, int]) -> dict | None:
+    """What timm's evaluation does to an image, in words of our metadata; None where they are too few."""
+    mode, crop_pct = stored.get("crop_mode") or "center", stored.get("crop_pct") or 0.875
+    if mode not in ("center", "squash") or (mode == "squash" and crop_pct != 1.0):
+        return None
     return {
         "image_size": list(image_size),
         "resize": "square" if stored.get("crop_mode") == "squash" else "short_side",

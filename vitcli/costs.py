@@ -73,10 +73,17 @@ def activation_bytes(arch: Architecture, *, low_precision: bool) -> float:
         model, image = _without_head(arch), torch.empty(1, 3, *arch.image_size)
         for module in model.modules():
             if not list(module.children()):
-                module.register_forward_hook(lambda module, inputs, output: sizes.append(output.numel()))
+                module.register_forward_hook(lambda module, inputs, output: sizes.append(_numel(output)))
         with torch.no_grad():
             model(image)
     return num_bytes * sum(sizes)
+
+
+def _numel(output) -> int:
+    """Of a tensor, or of all tensors in a tuple."""
+    if isinstance(output, tuple | list):
+        return sum(map(_numel, output))
+    return output.numel() if isinstance(output, torch.Tensor) else 0
 
 
 def _count(model: nn.Module) -> int:

@@ -88,6 +88,11 @@ def _decode(data: bytes) -> np.ndarray:
     if image.format == "JPEG" and image.mode in ("RGB", "L") and _orientation(image) == 1:
         with suppress(ValueError):  # stricter than viewers: it refuses stray bytes; then Pillow decides
             return simplejpeg.decode_jpeg(data, "RGB")
+    return to_rgb(image)
+
+
+def to_rgb(image: Image.Image) -> np.ndarray:
+    """(H, W, 3) uint8 of a picture that Pillow has opened; ValueError where no scale says what is white."""
     image.load()
     if (orientation := _orientation(image)) != 1:  # asked again: Pillow turns a TIFF by itself when it loads
         image = image.transpose(TRANSPOSED[orientation])

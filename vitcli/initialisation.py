@@ -27,7 +27,7 @@ def init_as_the_authors(model: nn.Module) -> None:
                 init.normal_(parameter, std=1e-6)
             case ["patch_embed", "backbone", "stages", *_, "norm3", "weight"]:
                 init.zeros_(parameter)  # a hybrid's block starts as its shortcut
-            case [*_, "norm" | "norm1" | "norm2" | "norm3", "weight"]:
+            case [*_, "norm" | "fc_norm" | "norm1" | "norm2" | "norm3", "weight"]:
                 init.ones_(parameter)
             case ["head", "pre_logits", "weight"]:
                 lecun_normal_(parameter)

@@ -7,9 +7,12 @@ from torch import nn
 
 from vitcli import positions
 from vitcli.architecture import Architecture
-from vitcli.model import adapted, build, check_image_size, head_names
+from vitcli.errors import WeightsError
+from vitcli.model import adapted, build, check_image_size, head_names, takes_image_size
 from vitcli.weights import Weights, check_fits
 from vitcli.weights_files import blaming
+
+PREFIX_TOKENS = ("cls_token", "dist_token", "reg_token")  # tensors with a row for each such token
 
 
 @dataclass(frozen=True)
@@ -20,6 +23,7 @@ class LoadReport:
     missing: tuple[str, ...]
     resampled: tuple[str, ...]
     replaced: tuple[str, ...]
+    unused: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
         """For a person, one line for each kind there is."""
@@ -27,6 +31,7 @@ class LoadReport:
             "not in the file, so fresh": self.missing,
             "resampled": self.resampled,
             "replaced by a fresh head": self.replaced,
+            "in the file, and of no use here": self.unused,
         }
         return [f"{self.loaded} tensors loaded", *(f"{k}: {', '.join(v)}" for k, v in told.items() if v)]
 
@@ -62,7 +67,7 @@ def load(
             check_image_size(arch)
     else:
         arch = adapted(own, image_size=size, num_classes=num_classes, gelu=gelu)
-    model = build(arch, dropout=dropout, drop_path=drop_path)
+    model = build(arch, dropout=dropout, drop_path=drop_path, init="none")
     report = load_into(model, arch, weights, new_head=num_classes is not None, posemb_method=posemb_method)
     return model, arch, report
 
@@ -100,6 +105,8 @@ def load_into(
                 num_prefix=num_prefix_rows(weights),
                 method=posemb_method,
             )
+        elif weights.architecture.image_size != arch.image_size:
+            _check_takes_any_size(weights, arch)
         if new_head:
             of_head = head_names(arch)
             replaced = [name for name in state if name.startswith(of_head)]
@@ -108,7 +115,20 @@ def load_into(
             expected = {name: shape for name, shape in expected.items() if not name.startswith(of_head)}
         check_fits(state, expected, arch)
     model.load_state_dict(state, strict=False)  # what it may lack is the head, checked above
-    return LoadReport(len(state), tuple(missing), tuple(resampled), tuple(replaced))
+    unused = tuple(weights.metadata.get("unused_tensors") or ())
+    return LoadReport(len(state), tuple(missing), tuple(resampled), tuple(replaced), unused)
+
+
+def _check_takes_any_size(weights: Weights, arch: Architecture) -> None:
+    """Refuse another size where a table of positions would stay as it is, for want of a known grid."""
+    if arch.patch_grid is None and takes_image_size(arch.timm_name) and "pos_embed" in weights.state:
+        height, width = weights.architecture.image_size
+        raise WeightsError(
+            f"the name {arch.timm_name} does not tell its patch grid, so its position embeddings cannot be "
+            "resampled",
+            where="--res",
+            fix=f"use the size of the weights, {height}x{width}",
+        )
 
 
 def num_prefix_rows(weights: Weights) -> int:
@@ -119,3 +139,9 @@ def num_prefix_rows(weights: Weights) -> int:
     if "pos_embed" not in weights.state:
         return int("cls_token" in weights.state)
     return weights.state["pos_embed"].shape[1] - math.prod(weights.architecture.patch_grid)
+
+
+def num_prefix_tokens(weights: Weights) -> int:
+    """Tokens of the network that stand for no patch: the class token, a distillation token, registers."""
+    tokens = (weights.state[name] for name in PREFIX_TOKENS if name in weights.state)
+    return sum(tensor.shape[1] for tensor in tokens)

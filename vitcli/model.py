@@ -95,8 +95,8 @@ def adapted(
 
     `gelu` is the network's own unless given, which only transformers of the paper take.
     """
-    if gelu not in (None, arch.gelu, "timm"):
-        _check_transformer(find_variant(arch.name) or variant_of_timm(arch.timm_name), arch.name)
+    if gelu not in (None, arch.gelu, "timm") and not (arch.is_of_the_paper and "depth" in arch.model_args):
+        _check_transformer(variant_of_timm(arch.timm_name), arch.name)
     size = tuple(image_size)
     other = replace(arch, image_size=size, num_classes=num_classes, pre_logits=False, gelu=gelu or arch.gelu)
     check_image_size(other)
@@ -189,23 +189,26 @@ def build(arch: Architecture, *, dropout: float, drop_path: float = 0.0, init: s
         arch: which network.
         dropout: share dropped after the position embeddings, the attention's projection and both MLP layers.
         drop_path: probability that the last block is skipped, rising linearly from 0 at the first.
-        init: "paper" or "timm".
+        init: "paper" or "timm"; "none" where all but a fresh head is overwritten afterwards.
 
     Raises:
         VitError: timm cannot build this, such as a network without these places for dropout.
     """
-    is_ours = arch.is_of_the_paper and init == "paper"
-    model = _network(arch, dropout=dropout, drop_path=drop_path, skip_init=is_ours)
-    if is_ours:
+    is_papers = arch.is_of_the_paper
+    skip_init = init == "none" or (is_papers and init == "paper")
+    model = _network(arch, dropout=dropout, drop_path=drop_path, skip_init=skip_init)
+    if is_papers and init == "paper":
         init_as_the_authors(model)
-    _zero(model.get_classifier())
+    _zero_last_layers(model)
     return model
 
 
-def last_layer(model: nn.Module) -> nn.Linear:
-    """The layer that makes the logits: the head itself, or the second of a head with pre-logits."""
-    head = model.get_classifier()
-    return head.head if isinstance(head, nn.Sequential) else head
+def last_layers(model: nn.Module) -> list[nn.Module]:
+    """The layers that make the logits: the last one of each head, dense or a convolution of 1x1."""
+    classifier = model.get_classifier()
+    heads = classifier if isinstance(classifier, tuple) else (classifier,)
+    found = ([m for m in head.modules() if isinstance(m, nn.Linear | nn.Conv2d)] for head in heads)
+    return [layers[-1] for layers in found if layers]
 
 
 def features(model: nn.Module, images_BCHW: Tensor) -> Tensor:
@@ -220,7 +223,7 @@ def features(model: nn.Module, images_BCHW: Tensor) -> Tensor:
 def reset_head(model: nn.Module, num_classes: int) -> None:
     """Replace the whole head, representation layer and all, by one layer of zeros (paper, section 3.2)."""
     model.reset_classifier(num_classes)
-    _zero(model.get_classifier())
+    _zero_last_layers(model)
 
 
 def expected_tensors(arch: Architecture) -> dict[str, torch.Size]:
@@ -249,7 +252,7 @@ def _network(arch: Architecture, *, dropout: float, drop_path: float, skip_init:
         model = timm.create_model(arch.timm_name, pretrained=False, **args)
     except (TypeError, ValueError, AssertionError, RuntimeError) as error:
         raise VitError(
-            f"timm cannot build {arch.name}: {error}",
+            f"timm cannot build {arch.name}: {(str(error).splitlines() or ['it says no reason'])[0][:200]}",
             where=", ".join(f"{key}={value}" for key, value in args.items()),
             fix="take other values or another model; not every one has such dropout, or takes any image size",
         ) from error
@@ -267,9 +270,7 @@ def _network(arch: Architecture, *, dropout: float, drop_path: float, skip_init:
     return model
 
 
-def _zero(classifier: nn.Module | tuple[nn.Module, ...]) -> None:
-    """Zero the layer that makes the logits, or the layers where a model has several such heads."""
-    for head in classifier if isinstance(classifier, tuple) else (classifier,):
-        last = head.head if isinstance(head, nn.Sequential) and hasattr(head, "head") else head
-        for parameter in last.parameters():
+def _zero_last_layers(model: nn.Module) -> None:
+    for layer in last_layers(model):
+        for parameter in layer.parameters():
             nn.init.zeros_(parameter)

@@ -129,6 +129,6 @@ def check_method(method: str) -> None:
     if method not in METHODS:
         raise VitError(
             f"there is no resampling method {method!r}{nearest(method, METHODS)}",
-            where="resampling method",
+            where="--method (recipe key model.posemb_resample)",
             fix=f"take one of {', '.join(METHODS)}",
         )

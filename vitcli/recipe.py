@@ -170,7 +170,7 @@ def find_for_dataset(command: str, dataset: str | None) -> str:
     raise VitError(
         f"{len(own) or 'no'} {command} recipes are for data set {dataset!r}",
         where="option --dataset",
-        fix=f"name one with --recipe: {', '.join(own or names)}",
+        fix=f"name one with --recipe: {', '.join(own) or f'{command}/demo, or another of vit recipes list'}",
     )
 
 

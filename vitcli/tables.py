@@ -115,12 +115,7 @@ def _plan(plan: dict[str, Any]) -> str:
         ("images seen", f"{plan['images_seen']:,}"),
         ("compute", f"{_exaflops(plan['exaflops'])} exaFLOPs, {plan['precision']}"),
         ("batch", f"{plan['batch_size']} images: {passes} on {plan['world_size']} process(es)"),
-        (
-            "memory",
-            f"about {memory:.2g} GiB a process"
-            if memory
-            else "unknown for this model; --measure measures it",
-        ),
+        ("memory", f"about {memory:.2g} GiB a process"),
     ]
     if "measured_images_per_s" in plan:
         speed = f"{plan['measured_images_per_s']:.1f} images/s, {plan['measured_hours']:.2f} hours"

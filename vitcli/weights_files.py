@@ -186,13 +186,25 @@ def _read_pth(path: Path) -> Stored:
     state = next(nested, loaded)
     if not isinstance(state, dict) or not state or not all(isinstance(t, Tensor) for t in state.values()):
         raise broken("the file holds no state dict")
-    for wrapper in WRAPPERS:
-        state = {str(name).removeprefix(wrapper): tensor for name, tensor in state.items()}
+    state = _unwrapped(state)
     return Stored(state, _spelling(state), {})
 
 
 def _spelling(state: dict[str, Tensor]) -> str:
     return "huggingface" if is_huggingface(state) else "timm"
+
+
+def _unwrapped(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same tensors without the names that wrappers put before theirs."""
+    unwrapped = {}
+    for name, tensor in state.items():
+        bare = str(name)
+        while wrapper := next((w for w in WRAPPERS if bare.startswith(w)), None):
+            bare = bare.removeprefix(wrapper)
+        if bare in unwrapped:
+            raise broken(f"the tensor {bare} is there twice, once inside a wrapper")
+        unwrapped[bare] = tensor
+    return unwrapped
 
 
 def _check_archive(path: Path) -> None:

@@ -16,7 +16,8 @@ from torch import Tensor
 from vitcli.errors import VitError
 from vitcli.model import architecture, expected_tensors, known_name
 from vitcli.variants import VARIANTS, find_variant
-from vitcli.weights import About, check_finite, check_fits, describe
+from vitcli.weights import check_finite, check_fits
+from vitcli.weights_about import About, describe
 from vitcli.weights_files import Content, Stored, blaming, in_timms_naming, parsing, read_stored
 from vitcli.weights_places import Place, locate
 

@@ -58,7 +58,7 @@ def locate(ckpt: str) -> Place:
         raise WeightsError(
             f"{path.name} is no weights file by its name", where="", fix=f"--ckpt takes {FORMS}"
         )
-    beside = path.parent if path.suffix == ".safetensors" else None
+    beside = path.parent if path.name in WEIGHTS_FILES else None  # another file's config is not this one's
     return Place(path, *_configs(beside), FORMATS[path.suffix], "")
 
 

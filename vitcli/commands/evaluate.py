@@ -38,7 +38,7 @@ def evaluate(
     preprocessing, origin = preprocessing_for(
         weights, resolved, recipe_name=recipe_name, overrides=overrides, shorthands=shorthands
     )
-    model, arch = for_inference(weights, resolved, preprocessing, machine)
+    model, arch = for_inference(weights, resolved, preprocessing, machine, console)
     console.note(f"{arch.name} ({weights.numerics}) on {found.name}: {preprocessing.summary()}, {origin}")
     began_at = time.perf_counter()
     scores, skipped = inference.evaluate(

@@ -114,7 +114,10 @@ def as_text(result: dict[str, Any]) -> str:
         [
             ("model", f"{result['model']} at {sides} px, {result['numerics']}"),
             ("head", f"{result['num_classes']} classes" if result["num_classes"] else "none, features only"),
-            ("compared", f"{result['num_images']} pictures{' of the demo' * (result['images'] == 'demo')}"),
+            (
+                "compared",
+                f"{result['num_images']} pictures{', drawn by the demo' * (result['images'] == 'demo')}",
+            ),
             ("difference", difference),
             *([] if agree is None else [("same top-1", f"{agree:.2%}")]),
             ("written", f"{result['format']}: {out}"),

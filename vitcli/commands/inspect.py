@@ -16,7 +16,8 @@ from vitcli.errors import VitError
 from vitcli.tables import plain
 from vitcli.transforms import Preprocessing
 from vitcli.variants import find_variant
-from vitcli.weights import About, misfits, non_finite
+from vitcli.weights import misfits, non_finite
+from vitcli.weights_about import About
 from vitcli.weights_files import parsing
 from vitcli.weights_findings import Findings, examine
 
@@ -26,7 +27,8 @@ TOLD_OF_CONFIGS = (  # of timm and Hugging Face; the other keys are about the ne
 GROWTH = 384 / 224  # of the resolution, from pre-training to fine-tuning (paper, section 4.1)
 SPELLINGS = {"timm": "timm's names", "official": "the authors' names", "huggingface": "Hugging Face's names"}
 POSEMBS = {"none": "none", "1d": "a learned row for each token",
-           "2d": "learned rows and columns", "relative": "relative"}  # fmt: skip
+           "2d": "learned rows and columns", "relative": "relative",
+           "sincos2d": "fixed sines and cosines of row and column"}  # fmt: skip
 MISFITS = {"missing": "missing", "unexpected": "unexpected", "of_another_shape": "other shape"}
 WIDTH, INDENT = 80, 14  # columns of a line, and those before its text
 # A stranger wrote it: of a list so many, of a name and of a text so many characters are told.

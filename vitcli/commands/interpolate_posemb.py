@@ -1,6 +1,7 @@
 """`vit interpolate-posemb`: a checkpoint for another resolution (paper, section 3.2) or patch size."""
 
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from vitcli.architecture import Architecture
 from vitcli.costs import forward_macs
 from vitcli.errors import VitError, WeightsError
 from vitcli.export_formats import check_expressible
-from vitcli.loading import num_prefix_rows
+from vitcli.loading import num_prefix_rows, num_prefix_tokens
 from vitcli.model import check_image_size
 from vitcli.official import SPELLINGS, to_official
 from vitcli.posemb import resample_patch_embedding, similarity_at_landmarks
@@ -76,9 +77,10 @@ def interpolate_posemb(
         "model": new.name,
         "format": weights.format,
         "method": method,
-        "prefix_tokens": num_prefix_rows(weights),
+        "prefix_tokens": num_prefix_tokens(weights),
         "before": _described(old, weights),
         "after": _described(new, weights),
+        "left_out": ["preprocessing", "class names"] if path.suffix == ".npz" else [],
         "resampled": ([KERNEL] if new.patch_size != old.patch_size else []) + resampled,
         "similarity": _similarity(weights, state, resampled, new),
         "out_bytes": path.stat().st_size,
@@ -111,6 +113,8 @@ def as_text(result: dict[str, Any]) -> str:
         )
     height, width = after["image_size"]
     size = str(height) if height == width else f"{height}x{width}"
+    if result["left_out"]:
+        rows.append(("left out", f"{' and '.join(result['left_out'])}: an .npz has no place for them"))
     rows.append(("written", f"{result['out']}, {result['out_bytes'] / 1e6:.1f} MB"))
     rows.append(("next", f"vit finetune --ckpt {result['out']} --dataset DATA --res {size}"))
     return pairs(rows)
@@ -134,6 +138,12 @@ def _checked_out(out: str, overwrite: bool) -> Path:
 def _check_has_positions(weights: Weights, patch_size: int | None) -> None:
     arch = weights.architecture
     is_timms = positions.is_timms(arch.posemb, arch.posemb_at)
+    if not arch.patch_grid and "pos_embed" in weights.state:
+        raise WeightsError(
+            f"the name {arch.timm_name} does not tell its patch grid",
+            where=weights.source,
+            fix="it can be used at its own size alone",
+        )
     if not arch.patch_grid or (is_timms and "pos_embed" not in weights.state):
         raise WeightsError(
             f"{arch.name} has no position embeddings",
@@ -153,11 +163,13 @@ def _for_patches(arch: Architecture, patch_size: int | None) -> Architecture:
     if patch_size is None:
         return arch
     args = arch.model_args | {"patch_size": patch_size}
-    name = arch.name
-    if name in VARIANTS:
+    name = re.sub(r"/\d+$", f"/{patch_size}", arch.name)
+    if name == arch.name and arch.name not in VARIANTS:
+        name = f"{arch.name}, patches of {patch_size}"
+    if arch.name in VARIANTS:
         args_of = {v.name: v.timm_args for v in VARIANTS.values() if v.is_plain}
         known = (other for other, its_args in args_of.items() if its_args.items() <= args.items())
-        name = next(known, f"{name.partition('/')[0]}/{patch_size}")
+        name = next(known, name)
     return replace(arch, name=name, model_args=args)
 
 
@@ -172,7 +184,7 @@ def _write(path: Path, state: dict[str, Tensor], arch: Architecture, weights: We
             arch,
             preprocessing=preprocessing,
             class_names=weights.class_names,
-            metadata={**weights.metadata, "interpolated_from": weights.source},
+            metadata={**_without_scores(weights.metadata), "interpolated_from": weights.source},
         )
         return
     check_expressible("npz", arch)
@@ -180,13 +192,17 @@ def _write(path: Path, state: dict[str, Tensor], arch: Architecture, weights: We
     replace_file(path, lambda temporary: write_npz(temporary, arrays))
 
 
+def _without_scores(metadata: dict) -> dict:
+    """What was measured was measured on the network before."""
+    return {key: value for key, value in metadata.items() if key not in ("top1", "top5", "loss")}
+
+
 def _described(arch: Architecture, weights: Weights) -> dict[str, Any]:
-    num_prefix = num_prefix_rows(weights)
     return {
         "image_size": list(arch.image_size),
         "patch_size": arch.patch_size,
         "patch_grid": list(arch.patch_grid),
-        "tokens": num_prefix + math.prod(arch.patch_grid),
+        "tokens": num_prefix_tokens(weights) + math.prod(arch.patch_grid),
         "gmacs": round(forward_macs(arch) / 1e9, 3),
     }
 

@@ -218,13 +218,11 @@ def _refuse_repeated_runs(resolved: Recipe) -> None:
         )
 
 
-def _estimated_memory_gib(job: Job) -> float | None:
+def _estimated_memory_gib(job: Job) -> float:
     """Weights, gradients, optimizer and average, and what the backward pass of one part keeps."""
     chosen, arch = job.recipe.optimizer, job.start.arch
     copies = 2 + (2 if chosen.name == "adam" else 1) + bool(chosen.average)
     kept = costs.activation_bytes(arch, low_precision=job.machine.precision != "fp32")
-    if kept is None:
-        return None
     # On a CPU the libraries themselves, loaded by now, are most of it for a small network.
     loaded_gib = runtime.peak_memory_gib() if job.machine.device.type == "cpu" else 0.0
     return loaded_gib + (costs.num_params(arch) * 4 * copies + kept * job.plan.per_device_batch) / 2**30

@@ -10,6 +10,8 @@ from typing import Any
 from torch import nn
 
 from vitcli.architecture import Architecture
+from vitcli.console import Console
+from vitcli.errors import WeightsError
 from vitcli.loading import load
 from vitcli.model import adapted
 from vitcli.recipe import Recipe
@@ -99,9 +101,21 @@ def named_weights(resolved: Recipe) -> Weights:
 
 
 def for_inference(
-    weights: Weights, resolved: Recipe, preprocessing: Preprocessing, machine: Runtime
+    weights: Weights,
+    resolved: Recipe,
+    preprocessing: Preprocessing,
+    machine: Runtime,
+    console: Console,
 ) -> tuple[nn.Module, Architecture]:
     """The network on the machine's device, its position embedding resampled for the pictures it gets."""
+    if not weights.architecture.num_classes:
+        raise WeightsError(
+            "these weights have no head, so they name no classes",
+            where=weights.source,
+            fix="fine-tune them first: vit finetune --ckpt WEIGHTS --dataset DATA",
+        )
     method = resolved.model.posemb_resample
-    model, arch, _ = load(weights, image_size=preprocessing.image_size, posemb_method=method)
+    model, arch, report = load(weights, image_size=preprocessing.image_size, posemb_method=method)
+    for line in report.lines()[1:]:
+        console.note(line)
     return model.to(machine.device).eval(), arch

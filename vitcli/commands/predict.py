@@ -34,7 +34,7 @@ def predict(
     preprocessing, origin = preprocessing_for(
         weights, resolved, recipe_name=None, overrides=overrides, shorthands=shorthands
     )
-    model, arch = for_inference(weights, resolved, preprocessing, machine)
+    model, arch = for_inference(weights, resolved, preprocessing, machine, console)
     if topk and topk > arch.num_classes:
         raise VitError(
             f"the model has {arch.num_classes} classes", where=f"--topk {topk}", fix="a smaller number"

@@ -8,7 +8,7 @@ from vitcli.commands.planning import RunOptions, Start
 from vitcli.commands.session import run
 from vitcli.errors import VitError
 from vitcli.masked_patch import MaskedPatchModel
-from vitcli.model import architecture, build, last_layer
+from vitcli.model import architecture, build, last_layers
 from vitcli.recipe import Recipe
 from vitcli.split import Split
 
@@ -38,7 +38,8 @@ def pretrain(resolved: Recipe, options: RunOptions) -> dict[str, Any]:
         model = build(arch, dropout=wanted.dropout, drop_path=wanted.drop_path, init=wanted.init)
         if predicts_patches:
             return Start(_predicting_patches(model, resolved), arch, None, [])
-        nn.init.constant_(last_layer(model).bias, resolved.objective.head_bias)
+        for layer in last_layers(model) if resolved.objective.head_bias else ():
+            nn.init.constant_(layer.bias, resolved.objective.head_bias)
         return Start(model, arch, None, [])
 
     return run("pretrain", resolved, options, make_model)
