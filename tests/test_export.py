@@ -131,8 +131,10 @@ def test_timm_gives_our_logits_but_for_its_epsilons_and_the_result_says_how_near
     "arch",
     [
         vit((16, 32), pre_logits=True, posemb="relative"),
-        vit((16, 32), args=SIZE | GAP, posemb="2d", posemb_at="every_layer"),
-        hybrid(),
+        pytest.param(
+            vit((16, 32), args=SIZE | GAP, posemb="2d", posemb_at="every_layer"), marks=pytest.mark.slow
+        ),
+        pytest.param(hybrid(), marks=pytest.mark.slow),
         bit(),
     ],
     ids=["pre-logits-relative", "gap-2d", "hybrid", "bit"],

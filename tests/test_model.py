@@ -285,7 +285,6 @@ def test_every_variant_has_as_many_parameters_as_the_formula_says(name):
         "resnet18",
         "swin_tiny_patch4_window7_224",
         "R+Ti/16",
-        "BiT-R50x2",
     ],
 )
 def test_the_announced_tensors_are_those_of_the_network(name):

@@ -63,6 +63,7 @@ def test_the_dev_part_is_scored_again_where_no_other_split_is(photos, tmp_path):
     assert all_of_it["num_eval_examples"] == 24
 
 
+@pytest.mark.slow
 def test_evaluation_is_the_same_on_two_processes_and_with_another_batch(trained, photos):
     alone = run("evaluate", "--ckpt", trained, "--dataset", photos, "--batch-size", 3, "--json", "-q").json
 

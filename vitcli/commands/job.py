@@ -5,6 +5,7 @@ Shared by the commands that train; no command of its own.
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,10 @@ def make_job(
     if options.exact:
         runtime.fix_threads(machine.device)
     torch.manual_seed(order.derive_seed(resolved.train.seed, "init"))
-    start = make_model(train_split, resolved.data.image_hw)
+    # A plan of fresh weights needs no numbers: ViT-H/14 has 632 million.
+    without_numbers = options.dry_run and not options.measure and command == "pretrain"
+    with torch.device("meta") if without_numbers else nullcontext():
+        start = make_model(train_split, resolved.data.image_hw)
     console.note(f"{start.arch.name} at {size_text(resolved.data.image_size)} px on {train_split.name}:")
     console.note(
         f"{len(train_split)} images of {train_split.num_classes} classes, scored on {len(eval_split)}"
