@@ -122,12 +122,12 @@ def test_every_row_comes_once_in_an_epoch_on_any_number_of_processes_and_threads
     parquet, world_size, num_threads
 ):
     split = data.DataSet(str(parquet), streaming=True).open("train")
-    seen = rows_seen(split, steps=range(103), world_size=world_size, num_threads=num_threads)  # 12 epochs
+    seen = rows_seen(split, steps=range(26), world_size=world_size, num_threads=num_threads)
 
-    assert len(split) == 103 and len(seen) == 12 * 103
-    for epoch in range(12):
+    assert len(split) == 103 and len(seen) == 26 * 12
+    for epoch in range(3):
         assert sorted(seen[epoch * 103 : (epoch + 1) * 103]) == list(range(103))
-    assert seen == rows_seen(split, steps=range(103), world_size=1, num_threads=2)
+    assert seen == rows_seen(split, steps=range(26), world_size=1, num_threads=2)
 
 
 def test_to_go_on_is_to_ask_for_the_next_step(parquet):
@@ -163,7 +163,7 @@ def test_parts_of_a_stream_hold_each_row_once(parquet):
     assert drawn != [other.read_row(row)[0] for row in range(50)]
     for part in (rest, dev, few):
         assert part.block_starts[0] == 0 and part.block_starts[-1] == len(part)
-        seen = rows_seen(part, steps=range(len(part)), world_size=1, num_threads=2)
+        seen = rows_seen(part, steps=range(-(-len(part) // 12)), world_size=1, num_threads=2)
         assert sorted(seen[: len(part)]) == list(range(len(part)))
     assert len({part.fingerprint for part in (whole, rest, dev, few, other)}) == 5
 
