@@ -13,7 +13,7 @@ from PIL import Image
 
 from vitcli import order
 from vitcli.errors import DataError
-from vitcli.loader import Batch, default_threads, eval_batches, train_batches
+from vitcli.loader import Batch, check_images, default_threads, eval_batches, train_batches
 from vitcli.split import Split
 from vitcli.transforms import Preprocessing, TrainTransform
 
@@ -295,6 +295,18 @@ def test_in_evaluation_a_bad_row_is_left_out_and_never_replaced():
     assert torch.equal(skipped.images_BCHW, whole.images_BCHW[good])
     assert skipped.labels_B.tolist() == whole.labels_B[good].tolist()
     assert skipped.skipped == ("noise, row 4, file 4.png", "noise, row 13, file 13.png")
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 8])
+def test_the_check_before_a_run_names_every_bad_image_once_on_any_number_of_processes(world_size):
+    bad = (0, 63, 64, 200, 321, 399)  # 64 rows are one process's turn
+    split = noise(count=400, bad=bad)
+    errors = [
+        error.where
+        for rank in range(world_size)
+        for error in check_images(split, rank=rank, world_size=world_size, num_threads=2)
+    ]
+    assert sorted(errors) == sorted(split.where_is(row) for row in bad)
 
 
 def test_an_evaluation_of_nothing_but_bad_images_has_empty_batches_that_name_them():

@@ -183,9 +183,7 @@ def check_images(split: Split, *, rank: int, world_size: int, num_threads: int) 
             return []  # drawn, not read
     except DataError:
         pass  # found again below, with the others
-    parts = [range(first, min(first + 64, len(split))) for first in range(0, len(split), 64)][
-        rank::world_size
-    ]
+    parts = [range(first, min(first + 64, len(split))) for first in range(0, len(split), 64)]
     with ThreadPoolExecutor(num_threads, thread_name_prefix="vit-loader") as pool:
         return [error for found in pool.map(look, parts[rank::world_size]) for error in found]
 

@@ -1,0 +1,96 @@
+"""Time and memory to the first batch of a data set of 3e8 rows, beside one of 1e4 rows.
+
+    python benchmarks/rows.py [--rows 300000000] [--small 10000]
+
+The index is simulated: one block of pictures that the table repeats, so that it has all the rows and the
+disk and the memory of one block. Each size has a process of its own, which opens the table, makes the split,
+its fingerprint and label check and a random part of it, and loads the first batch. Opening the table is timed
+apart: the time it takes is that of `datasets` and grows with the number of blocks, as with a table on disk.
+"""
+
+import argparse
+import io
+import json
+import resource
+import subprocess
+import sys
+import time
+
+import datasets
+import numpy as np
+import pyarrow as pa
+from PIL import Image
+
+from vitcli import loader
+from vitcli.split import check_labels, from_table
+from vitcli.transforms import TrainTransform
+
+BATCH = 64
+ROWS_OF_A_BLOCK = 10_000
+
+
+def simulated(num_rows: int) -> datasets.Dataset:
+    rng = np.random.default_rng(0)
+    rows = []
+    for row in range(ROWS_OF_A_BLOCK):
+        file = io.BytesIO()
+        Image.fromarray(rng.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(file, "JPEG")
+        rows.append({"image": {"bytes": file.getvalue(), "path": None}, "label": row % 10})
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(num_classes=10)})
+    block = pa.Table.from_pylist(rows, schema=features.arrow_schema)
+    table = pa.concat_tables([block] * (num_rows // ROWS_OF_A_BLOCK))
+    return datasets.Dataset(datasets.table.InMemoryTable(table), datasets.DatasetInfo(features=features))
+
+
+def measure(num_rows: int) -> dict[str, float]:
+    began_at = time.perf_counter()
+    table = simulated(num_rows)
+    opened_at = time.perf_counter()
+    opened_mb = _peak_mb()
+    whole = from_table(table, name=f"{num_rows} rows", root=None, image_column=None, label_column=None)
+    check_labels(whole)
+    split = whole.part(0, num_rows * 9 // 10, name="nine tenths of it", shuffle_key=1)
+    assert len(split.fingerprint) == 32
+    transform = TrainTransform(
+        (32, 32), "inception", (0.05, 1.0), (0.75, 4 / 3), None, True, "bilinear", True, None
+    )
+    batches = loader.train_batches(
+        split, transform, start_step=10**6, total_steps=10**6 + 1, batch_size=BATCH, per_device_batch=BATCH,
+        window=8192, seed=0, rank=0, world_size=1, on_bad_image="error", num_threads=2,
+    )  # fmt: skip
+    batch = next(iter(batches))
+    assert len(set(batch.rows_B.tolist())) == BATCH
+    return {
+        "rows": len(whole),
+        "open_s": opened_at - began_at,
+        "first_batch_s": time.perf_counter() - opened_at,
+        "opened_mb": opened_mb,
+        "peak_mb": _peak_mb(),
+    }
+
+
+def _peak_mb() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def main() -> None:
+    words = argparse.ArgumentParser()
+    words.add_argument("--rows", type=int, default=300_000_000)
+    words.add_argument("--small", type=int, default=10_000)
+    words.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    given = words.parse_args()
+    if given.one:
+        print(json.dumps(measure(given.one)))
+        return
+    small, large = (
+        json.loads(subprocess.check_output([sys.executable, __file__, "--one", str(rows)]))
+        for rows in (given.small, given.rows)
+    )
+    for found in (small, large):
+        print("  ".join(f"{name} {value:,.2f}" for name, value in found.items()))
+    seconds = sum(large[part] - small[part] for part in ("open_s", "first_batch_s"))
+    print(f"{seconds:+.2f} s to the first batch, {large['peak_mb'] - small['peak_mb']:+.0f} MB at the peak")
+
+
+if __name__ == "__main__":
+    main()
