@@ -291,6 +291,10 @@ def test_an_embedding_without_a_row_for_the_class_token_is_told_and_the_rest_too
         ({"architecture": ARCH.as_dict() | {"timm_name": "local-dir:/tmp"}}, "no network"),
         ({"architecture": ARCH.as_dict() | {"image_size": [32]}}, "damaged"),
         (
+            {"architecture": ARCH.as_dict() | {"model_args": ARCH.model_args | {"depth": 10**9}}},
+            "damaged (model_args, depth)",
+        ),
+        (
             {"architecture": ARCH.as_dict() | {"model_args": ARCH.model_args | {"num_heads": 0}}},
             "architecture cannot be read",
         ),
@@ -300,7 +304,7 @@ def test_an_embedding_without_a_row_for_the_class_token_is_told_and_the_rest_too
         ),
         ({"architecture": "ViT"}, "metadata cannot be read"),
     ],
-    ids=["classes", "names", "hostile", "size", "heads", "patches", "text"],
+    ids=["classes", "names", "hostile", "size", "depth", "heads", "patches", "text"],
 )
 def test_metadata_that_lies_is_told_and_the_network_still_found(tmp_path, state, vit, told):
     file = saved(tmp_path, state, vit=vit)

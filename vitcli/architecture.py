@@ -11,6 +11,8 @@ POSEMBS = ("none", "1d", "2d", "relative", "sincos2d")
 POSEMB_PLACES = ("stem", "every_layer", "every_layer_shared")
 GAP = {"class_token": False, "global_pool": "avg", "fc_norm": False}  # in timm's words; the norm comes first
 
+MOST_LAYERS = 1_000  # far above any ViT; a damaged number would be built for hours
+
 
 @dataclass(frozen=True)
 class Architecture:
@@ -103,6 +105,8 @@ class Architecture:
         wrong = [name for name, kind in kinds.items() if type(stored.get(name)) is not kind]
         if not wrong and not _is_size(stored["image_size"]):
             wrong = ["image_size"]
+        if not wrong and not _is_depth(stored["model_args"].get("depth", 0)):
+            wrong = ["model_args, depth"]
         choices = {"gelu": GELUS, "posemb": POSEMBS, "posemb_at": POSEMB_PLACES}
         wrong += [name for name, allowed in choices.items() if not wrong and stored[name] not in allowed]
         if wrong or stored.keys() - kinds.keys():
@@ -112,6 +116,10 @@ class Architecture:
                 fix="write the weights again",
             )
         return cls(**{**stored, "image_size": tuple(stored["image_size"])})
+
+
+def _is_depth(depth: object) -> bool:
+    return type(depth) is int and 0 <= depth <= MOST_LAYERS
 
 
 def _is_size(size: list) -> bool:
