@@ -4,14 +4,17 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import timm
 import torch
+from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from vitcli.errors import MachineError, NotFiniteError, VitError, WeightsError
 from vitcli.loading import load, load_into
 from vitcli.model import architecture, build
+from vitcli.transforms import Preprocessing
 from vitcli.weights import Weights, read_weights, write_weights
 
 PREPROCESSING = {
@@ -82,6 +85,22 @@ def test_timm_finds_our_preprocessing_in_our_folder(tmp_path):
     assert tuple(config["input_size"]) == (3, 32, 48) and config["mean"] == [0.5, 0.5, 0.5]
     assert (config["crop_pct"], config["crop_mode"], config["interpolation"]) == (0.9, "center", "bilinear")
     assert list(model.pretrained_cfg["label_names"]) == list("abcde")
+
+
+@pytest.mark.parametrize("resize", ["short_side", "square"])
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+def test_timm_makes_our_pixels_of_a_photograph_from_our_folder(tmp_path, resize, interpolation):
+    arch = demo(image_size=(32, 32))
+    ours = PREPROCESSING | {"image_size": [32, 32], "resize": resize, "interpolation": interpolation}
+    write(tmp_path, arch, preprocessing=ours)
+    model = timm.create_model(f"local-dir:{tmp_path}", pretrained=True)
+    transform = timm.data.create_transform(**timm.data.resolve_data_config(model=model))
+    rng = np.random.default_rng(0)
+    image = Image.fromarray(rng.integers(0, 256, (6, 9, 3), dtype=np.uint8)).resize((91, 60))
+
+    theirs = transform(image).numpy().transpose(1, 2, 0) * 0.5 + 0.5
+    pixels = Preprocessing.from_dict(ours)(np.array(image))
+    assert np.abs(theirs * 255 - pixels).max() < 2.5  # levels: Pillow rounds after each direction
 
 
 def test_timm_refuses_a_representation_layer_rather_than_to_drop_it(tmp_path):
