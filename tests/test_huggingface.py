@@ -14,7 +14,10 @@ from PIL import Image
 
 from vitcli.errors import WeightsError
 from vitcli.huggingface import from_huggingface, is_huggingface, read_config, read_preprocessor
+from vitcli.loading import load_into
+from vitcli.model import build
 from vitcli.transforms import Preprocessing
+from vitcli.weights import read_weights
 
 LAYERS, HIDDEN, MLP, HEADS, PATCH, CLASSES = 2, 24, 40, 3, 4, 5
 IMAGE_SIZE, TOKENS, EPS = (12, 20), 16, 1e-2  # an epsilon that shows
@@ -471,6 +474,33 @@ def test_timms_network_gives_the_logits_of_transformers(transformers, tmp_path, 
         with torch.no_grad():
             expected = network(images((12, 12))).logits
             torch.testing.assert_close(model(images((12, 12))), expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("told", [{"layer_norm_eps": EPS, "hidden_act": "gelu_pytorch_tanh"}, {}])
+def test_a_folder_gives_the_logits_of_transformers_with_its_numerics(transformers, tmp_path, told):
+    size = dict(hidden_size=64, num_attention_heads=1, intermediate_size=256, layer_norm_eps=1e-12)
+    network = their_network(transformers, "ViTForImageClassification", **size | told).float()
+    network.save_pretrained(tmp_path)
+
+    weights = read_weights(str(tmp_path))
+    model = build(weights.architecture, dropout=0.0).eval()
+    load_into(model, weights.architecture, weights, new_head=False)
+    with torch.no_grad():
+        pictures = images((12, 12)).float() * 1e-3  # so dark that the epsilon shows
+        torch.testing.assert_close(model(pictures), network(pictures).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_weights_without_their_config_have_the_epsilon_and_gelu_of_transformers(transformers, tmp_path):
+    size = dict(  # of ViT-demo/8
+        hidden_size=96, num_hidden_layers=6, num_attention_heads=3, intermediate_size=384, patch_size=8
+    )
+    their_network(transformers, "ViTForImageClassification", **size).float().save_pretrained(tmp_path)
+    (tmp_path / "config.json").unlink()
+    defaults = transformers.ViTConfig()
+
+    arch = read_weights(str(tmp_path / "model.safetensors")).architecture
+
+    assert (arch.norm_eps, arch.gelu) == (defaults.layer_norm_eps, "erf") and defaults.hidden_act == "gelu"
 
 
 def test_features_of_a_backbone_are_those_of_transformers(transformers):
