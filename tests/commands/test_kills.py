@@ -10,8 +10,8 @@ import pytest
 from tests.commands.test_finetune import SMALL, TRICKY, fingerprint, small_run, when_logged
 from tests.conftest import vit
 
-STEPS = 40
 KILLS = 20
+STEPS = 5 * KILLS  # a run gets 3 to 4 steps further between two kills, so that none ends before the last
 
 
 @pytest.mark.slow
@@ -23,16 +23,14 @@ def test_twenty_kills_at_random_instants_change_no_bit(photos, tmp_path):
 
     for number in range(KILLS):
         # By progress, then a random moment more: a kill during the imports would test nothing.
-        at, delay_s = logged_before % STEPS + draws.randint(1, 3), draws.uniform(0, 0.1)
+        at, delay_s = logged_before + draws.randint(1, 3), draws.uniform(0, 0.1)
         words = ("--steps", STEPS, *TRICKY, "--workers", draws.randint(1, 3))
 
         def kill_soon(process, at=at, delay_s=delay_s):
             when_logged(killed, at, lambda: (time.sleep(delay_s), process.kill()))
 
         ended = vit(*SMALL, "--dataset", photos, "--out", killed, *words, on_start=kill_soon, timeout=300)
-        assert ended.returncode in (0, -signal.SIGKILL), (number, ended.stderr)
-        if ended.returncode == 0:
-            break
+        assert ended.returncode == -signal.SIGKILL, (number, ended.returncode, ended.stderr)
         logged_before = (killed / "metrics.jsonl").read_bytes().count(b'"loss": ')
 
     small_run(photos, killed, *TRICKY, steps=STEPS)
