@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.commands.test_finetune import SMALL
 from tests.conftest import run
 from vitcli import fitting
 from vitcli.errors import MachineError
@@ -85,21 +86,9 @@ def test_a_cpu_compares_with_the_memory_that_is_free(monkeypatch):
 
 
 def test_the_command_takes_auto_and_keeps_it_when_it_goes_on(photos, tmp_path):
-    words = (
-        "finetune",
-        "--ckpt",
-        "random",
-        "--model",
-        "ViT-demo/8",
-        "--res",
-        "16",
-        "--lr",
-        "0.02",
-        "--quiet",
-    )
-    words = (*words, "--dataset", photos, "--batch-size", 12, "--per-device-batch", "auto", "--json")
+    words = (*SMALL, "--dataset", photos, "--batch-size", 12, "--per-device-batch", "auto")
     plan = run(*words, "--dry-run", "--steps", 3).json
     assert (plan["per_device_batch"], plan["accumulation_steps"]) == (12, 1)
 
     assert run(*words, "--steps", 3, "--out", tmp_path / "run").code == 0
-    assert run(*words[:-3], "--per-device-batch", "many", "--steps", 3).code == 2
+    assert run(*words, "--per-device-batch", "many", "--steps", 3).code == 2

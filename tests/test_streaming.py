@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.commands.test_finetune import fingerprint, losses, when_logged
+from tests.commands.test_finetune import SMALL, fingerprint, losses, when_logged
 from tests.conftest import run, vit
 from vitcli import data, loader
 from vitcli.errors import DataError
@@ -20,19 +20,7 @@ from vitcli.transforms import TrainTransform
 
 PLAIN = TrainTransform((16, 16), "none", (1.0, 1.0), (1.0, 1.0), None, False, "bilinear", True, None)
 STREAMED = (
-    *(
-        "finetune",
-        "--ckpt",
-        "random",
-        "--model",
-        "ViT-demo/8",
-        "--res",
-        "16",
-        "--lr",
-        "0.02",
-        "--quiet",
-        "--json",
-    ),
+    *SMALL,
     *(
         "--batch-size",
         12,

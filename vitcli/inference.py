@@ -64,14 +64,25 @@ def evaluate(
             skipped += batch.skipped
     for values_N in (ranks_N, losses_N, seen_N):
         runtime.sum_over_processes(values_N)
+    check_all_seen(seen_N, skipped, split, runtime=runtime)
+    counted_N = seen_N.bool()
+    return metrics.scores(ranks_N[counted_N], losses_N[counted_N]), skipped
+
+
+def check_all_seen(seen_N: Tensor, skipped: list[str], split: Split, *, runtime: Runtime) -> None:
+    """Hold a pass to its promise: each row was seen once by all processes together, or skipped by one.
+
+    `seen_N` is already summed over the processes, `skipped` are this one's own.
+
+    Raises:
+        DataError: no image at all could be decoded.
+    """
     num_skipped = int(runtime.sum_over_processes(torch.tensor(len(skipped))))
     assert int(seen_N.max()) <= 1 and int(seen_N.sum()) + num_skipped == len(split), (
         "a row was not counted once"
     )
     if not seen_N.any():
         raise DataError(f"no image of {split.name} can be decoded", where=split.name, fix="look at its files")
-    counted_N = seen_N.bool()
-    return metrics.scores(ranks_N[counted_N], losses_N[counted_N]), skipped
 
 
 def features(

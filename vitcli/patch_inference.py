@@ -6,8 +6,8 @@ import torch
 
 from vitcli import masked_patch, metrics
 from vitcli.console import Console
-from vitcli.errors import DataError, WeightsError
-from vitcli.inference import watched
+from vitcli.errors import WeightsError
+from vitcli.inference import check_all_seen, watched
 from vitcli.loader import Batch, eval_batches
 from vitcli.order import derive_seed
 from vitcli.runtime import Runtime, autocast
@@ -55,8 +55,7 @@ def evaluate_patches(
                 colors_K += masked_patch.color_counts(prediction).cpu()
     for values in (losses_N, right_N, seen_N, colors_K):
         runtime.sum_over_processes(values)
-    if not seen_N.any():
-        raise DataError(f"no image of {split.name} can be decoded", where=split.name, fix="look at its files")
+    check_all_seen(seen_N, skipped, split, runtime=runtime)
     num_colors = int(colors_K.sum())  # none where pixels are predicted
     return metrics.PatchScores(
         patch_accuracy=int(right_N.sum()) / num_colors if num_colors else None,
