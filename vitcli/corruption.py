@@ -85,7 +85,7 @@ def draw_alone(seeds: Iterable[int], num_patches: int, counts: Counts) -> Corrup
 
     Other patches are then of the same picture, and an evaluation does not depend on the batches.
     """
-    drawn = []
+    drawn = [draw(0, num_patches, counts, torch.Generator())]  # a batch of bad pictures has no seeds
     for i, seed in enumerate(seeds):
         alone = draw(1, num_patches, counts, torch.Generator().manual_seed(seed))
         drawn.append(alone._replace(sources_BM=alone.sources_BM + i * num_patches))
