@@ -1,6 +1,7 @@
 """Resumable checkpoints: a folder that is whole or not there, and is checked byte by byte before it is used.
 
-Nothing in it is code or a pickle: tensors are safetensors, the rest is JSON. It is written under a temporary
+Nothing in it is code or a pickle: tensors are safetensors, the rest is JSON. Of a sharded model it has a
+file of slices from each process, which any number of processes can read. It is written under a temporary
 name, each file is forced to disk, a manifest of sizes and hashes is added, and one rename makes it exist;
 only then is an older one deleted. So whatever interrupts a save, the newest acknowledged checkpoint survives.
 """
@@ -13,13 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
+import torch.distributed as dist
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 
-from vitcli.errors import MachineError, NotFiniteError, WeightsError
+from vitcli import sharding
+from vitcli.errors import MachineError, WeightsError
 from vitcli.safe_files import TEMPORARY, sync
+from vitcli.step_tensors import Tensors, by_kind, find_ruined, flat, refuse_ruined
 
 MANIFEST = "manifest.json"
 
@@ -35,18 +38,7 @@ class Checkpoint:
     state: dict[str, Any]
 
 
-Tensors = dict[str, dict[str, Tensor]]  # "model", "optimizer" and perhaps "average"
-
-
-def copied(model: nn.Module, optimizer: torch.optim.Optimizer, average: dict[str, Tensor] | None) -> Tensors:
-    """Everything of a step that is tensors, copied to main memory: the run may go on while it is written."""
-    tensors = {"model": model.state_dict(), "optimizer": optimizer_tensors(model, optimizer)}
-    if average is not None:
-        tensors["average"] = average
-    return {
-        kind: {name: value.detach().to("cpu", copy=True).contiguous() for name, value in values.items()}
-        for kind, values in tensors.items()
-    }
+WHOLE = "model.safetensors"  # in the checkpoint of a model that is not sharded
 
 
 def save(
@@ -57,25 +49,34 @@ def save(
     state: dict[str, Any],
     keep: int,
     milestone_every: int,
+    group: Any = None,
 ) -> None:
     """Write the checkpoint of `step` done steps, then delete all but the newest `keep` and the milestones.
 
     Args:
         tensors: as `copied` has made them.
         milestone_every: multiples of this many steps are kept for ever; 0 for none.
+        group: of a sharded model, whose processes all call this with their slices, which `find_ruined` has
+            found good; what follows the slices is the first one's.
 
     Raises:
         MachineError: the disk is full or cannot be written; what was there before is still there.
         NotFiniteError: a tensor is not finite; nothing is written.
     """
     folder = _home(run_dir)
-    _refuse_ruined(tensors, step)
-    temporary = folder / f"{TEMPORARY}{step}-{os.getpid()}"
+    temporary = folder / f"{TEMPORARY}{step}-{'slices' if group else os.getpid()}"
+    if group is None:
+        refuse_ruined(find_ruined(tensors), step)
     try:
-        folder.mkdir(exist_ok=True)
-        temporary.mkdir()
-        for name, values in tensors.items():
-            save_file(values, temporary / f"{name}.safetensors")
+        if group is not None:
+            sharding.write_slices(temporary, flat(tensors), group)
+            if dist.get_rank(group):
+                return
+        else:
+            folder.mkdir(exist_ok=True)
+            temporary.mkdir()
+            for name, values in tensors.items():
+                save_file(values, temporary / f"{name}.safetensors")
         (temporary / "state.json").write_text(json.dumps({"step": step, **state}))
         write_manifest(temporary)
         if (folder / _name(step)).exists():
@@ -121,8 +122,13 @@ def newest_step(run_dir: Path) -> int | None:
     return next((_step(folder) for folder in _folders(run_dir)), None)
 
 
-def read(run_dir: Path, step: int) -> Checkpoint:
+def read(
+    run_dir: Path, step: int, *, place: sharding.Place = sharding.whole_place, group: Any = None
+) -> Checkpoint:
     """The checkpoint of `step`, which `find_newest` has found intact.
+
+    Args:
+        place, group: of a sharded model, for slices: see `sharding.read_slices`. Whole tensors come whole.
 
     Raises:
         MachineError: this process cannot see it, so the run's processes share no file system.
@@ -130,12 +136,16 @@ def read(run_dir: Path, step: int) -> Checkpoint:
     folder = _home(run_dir) / _name(step)
     try:
         state = json.loads((folder / "state.json").read_text())
-        average = folder / "average.safetensors"
+        if (folder / WHOLE).exists():
+            files = (path for path in folder.iterdir() if path.suffix == ".safetensors")
+            tensors = {path.stem: load_file(path) for path in files}
+        else:
+            tensors = by_kind(sharding.read_slices(folder, place, group))
         return Checkpoint(
             step=state.pop("step"),
-            model=load_file(folder / "model.safetensors"),
-            optimizer=load_file(folder / "optimizer.safetensors"),
-            average=load_file(average) if average.exists() else None,
+            model=tensors["model"],
+            optimizer=tensors["optimizer"],
+            average=tensors.get("average"),
             state=state,
         )
     except OSError as error:
@@ -186,26 +196,6 @@ def write_manifest(folder: Path) -> None:
     sync(folder)
 
 
-def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimizer's state by parameter name: "blocks.0.attn.qkv.weight/momentum_buffer"."""
-    return {
-        f"{name}/{key}": value if isinstance(value, Tensor) else torch.tensor(value)
-        for name, parameter in model.named_parameters()
-        for key, value in optimizer.state.get(parameter, {}).items()
-        if value is not None
-    }
-
-
-def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Put back what `optimizer_tensors` took."""
-    parameters = dict(model.named_parameters())
-    for key, value in tensors.items():
-        name, _, slot = key.rpartition("/")
-        parameter = parameters[name]
-        # Adam's step counter stays on the CPU, everything else lives with its parameter.
-        optimizer.state[parameter][slot] = value if value.ndim == 0 else value.to(parameter.device)
-
-
 def _home(run_dir: Path) -> Path:
     return run_dir / "checkpoints"
 
@@ -233,20 +223,6 @@ def _delete(folder: Path) -> None:
 def _sha256(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _refuse_ruined(tensors: dict[str, dict[str, Tensor]], step: int) -> None:
-    """Finite norms, so finite tensors; what overflows a norm has left every use behind as well."""
-    for kind, values in tensors.items():
-        floats = {name: value for name, value in values.items() if value.is_floating_point()}
-        norms = torch._foreach_norm(list(floats.values())) if floats else []
-        ruined = [name for name, norm in zip(floats, norms, strict=True) if not torch.isfinite(norm)]
-        if ruined:
-            raise NotFiniteError(
-                f"the {kind} is no longer finite ({len(ruined)} tensors, such as {ruined[0]})",
-                where=f"step {step}",
-                fix="lower --lr, or set optimizer.clip, in a new --out",
-            )
 
 
 def _cannot_write(folder: Path, error: Exception) -> MachineError:

@@ -33,6 +33,14 @@ class DdpSum:
         """After the last part; DDP has averaged."""
 
 
+class ShardedSum(DdpSum):
+    """The same for a sharded model: gradients meet, slice by slice, in the last part's backward pass."""
+
+    def part(self, *, is_last: bool) -> AbstractContextManager:
+        self.model.set_requires_gradient_sync(is_last)
+        return nullcontext()
+
+
 class PairwiseSum:
     """A binary tree over the parts of all processes; `parameter.grad` holds the sum after `finish`."""
 

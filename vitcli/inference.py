@@ -9,11 +9,12 @@ Letters: N rows, B batch, K classes.
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vitcli import metrics
+from vitcli import metrics, sharding
 from vitcli.console import Console
 from vitcli.errors import DataError, WeightsError
 from vitcli.loader import Batch, eval_batches
@@ -54,6 +55,7 @@ def evaluate(
         on_bad_image=on_bad_image,
         num_threads=num_threads,
     )
+    batches = in_step(batches, model, preprocessing, runtime)
     passed = logits_of(model, batches, preprocessing, device=runtime.device, precision=precision)
     passed = watched(passed, console, "evaluate", total=len(split), at_once=runtime.world_size)
     with runtime.own_errors():
@@ -112,7 +114,8 @@ def features(
         on_bad_image="error",
         num_threads=num_threads,
     )
-    network = partial(model_features, bare)
+    batches = in_step(batches, model, preprocessing, runtime)
+    network = sharding.gathered_for(unwrap(model), partial(model_features, bare))
     passed = outputs_of(bare, network, batches, preprocessing, device=runtime.device, precision=precision)
     features_ND, labels_N = torch.zeros(0, 0), torch.zeros(len(split), dtype=torch.int64)
     with runtime.own_errors():
@@ -187,25 +190,75 @@ def outputs_of(
     precision: str,
 ) -> Iterator[tuple[Batch, Tensor]]:
     """Each batch with what `network`, a use of the bare `model`, says of its images."""
+    passed = passes(
+        model,
+        lambda rows_B, images_BCHW: network(images_BCHW),
+        batches,
+        preprocessing,
+        device=device,
+        precision=precision,
+    )
+    for batch, outputs in passed:
+        outputs = outputs[: len(batch.rows_B)].float().cpu()
+        if not torch.isfinite(outputs).all():
+            raise WeightsError(
+                "the model's outputs are not finite numbers, so no accuracy can be told",
+                where=f"row {int(batch.rows_B[0])} and after of the split",
+                fix="use other weights; vit looks at stored weights when it loads them, so these overflow"
+                if precision == "fp32"
+                else "use --precision fp32, or other weights",
+            )
+        yield batch, outputs
+
+
+def passes(
+    model: nn.Module,
+    network: Callable[[Tensor, Tensor], Any],
+    batches: Iterator[Batch],
+    preprocessing: Preprocessing,
+    *,
+    device: torch.device,
+    precision: str,
+) -> Iterator[tuple[Batch, Any]]:
+    """Each batch with what `network` makes of its rows_B and its images_BCHW in the model's range.
+
+    Without gradients; the model is left in the mode it came in. For a batch of no images at all it is what
+    the network makes of a blank one: few networks take none.
+    """
     was_training = model.training
     model.eval()
     try:
         for batch in batches:
-            images_BCHW = batch.images_BCHW.to(device, non_blocking=True)
+            rows_B, images_BCHW = batch.rows_B, batch.images_BCHW
+            if not len(rows_B):
+                rows_B, images_BCHW = rows_B.new_zeros(1), images_BCHW.new_zeros(1, *images_BCHW.shape[1:])
+            images_BCHW = images_BCHW.to(device, non_blocking=True)
             images_BCHW = to_model_range(images_BCHW, mean=preprocessing.mean, std=preprocessing.std)
             with torch.no_grad(), autocast(device, precision):
-                outputs = network(images_BCHW).float().cpu()
-            if not torch.isfinite(outputs).all():
-                raise WeightsError(
-                    "the model's outputs are not finite numbers, so no accuracy can be told",
-                    where=f"row {int(batch.rows_B[0])} and after of the split",
-                    fix="use other weights; vit looks at stored weights when it loads them, so these overflow"
-                    if precision == "fp32"
-                    else "use --precision fp32, or other weights",
-                )
-            yield batch, outputs
+                made = network(rows_B, images_BCHW)
+            yield batch, made
     finally:
         model.train(was_training)
+
+
+def in_step(
+    batches: Iterator[Batch], model: nn.Module, preprocessing: Preprocessing, runtime: Runtime
+) -> Iterator[Batch]:
+    """The same batches, and for a sharded model empty ones while other processes still have some.
+
+    Its weights are put together by all processes, so that all must compute equally often.
+    """
+    if not sharding.is_sharded(model):
+        yield from batches
+        return
+    none = torch.empty(0, dtype=torch.int64)
+    nothing = Batch(torch.empty(0, 3, *preprocessing.image_size, dtype=torch.uint8), none, none, ())
+    while True:
+        with runtime.own_errors():
+            mine = next(batches, None)
+        if not runtime.any(mine is not None):
+            return
+        yield nothing if mine is None else mine
 
 
 def watched(

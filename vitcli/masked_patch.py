@@ -48,6 +48,15 @@ class Prediction(NamedTuple):
     targets: Tensor
     corruption: Corruption
 
+    def of_first(self, num_images: int) -> "Prediction":
+        """That of the first images alone."""
+        outputs, targets, corruption = self
+        return Prediction(
+            outputs[:num_images],
+            targets[:num_images],
+            Corruption(*(values[:num_images] for values in corruption)),
+        )
+
 
 class MaskedPatchModel(nn.Module):
     """A ViT that predicts its corrupted patches, in training and in evaluation mode.

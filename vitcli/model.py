@@ -20,7 +20,7 @@ from vitcli.architecture import GAP, Architecture
 from vitcli.backbones import use_official_arithmetic
 from vitcli.errors import VitError, nearest
 from vitcli.initialisation import init_as_the_authors
-from vitcli.variants import VARIANTS, Variant, find_variant, variant_of_timm
+from vitcli.variants import VARIANTS, Variant, find_variant, resized, variant_of_timm
 
 ACT_LAYERS = {"tanh": "gelu_tanh", "erf": "gelu"}  # in timm's words
 
@@ -35,6 +35,10 @@ def architecture(
     classifier: str = "token",
     posemb: str = "1d",
     posemb_at: str = "stem",
+    layers: int | None = None,
+    hidden: int | None = None,
+    mlp: int | None = None,
+    heads: int | None = None,
 ) -> Architecture:
     """The Architecture of a paper name or a timm model name.
 
@@ -46,21 +50,26 @@ def architecture(
         pre_logits: a head of two layers, as the paper pre-trains with.
         classifier: "token", or "gap" for the mean of all tokens, of which none is a class token (paper, D.3).
         posemb, posemb_at: position embeddings of the paper's Table 8.
+        layers, hidden, mlp, heads: of a transformer of another size than its name says (paper, Figure 8).
 
     Raises:
         VitError: an unknown name, an image size the patches do not divide, a paper option for a timm model.
     """
     variant = known_name(name)
+    size = dict(layers=layers, hidden=hidden, mlp=mlp, heads=heads)
     is_usual = (pre_logits, classifier, posemb, posemb_at) == (False, "token", "1d", "stem")
-    if not is_usual or gelu not in (None, "timm"):
+    if not is_usual or gelu not in (None, "timm") or any(size.values()):
         _check_transformer(variant or variant_of_timm(name), name)
+    gelu = gelu or _own_gelu(variant)
+    if any(size.values()):
+        variant = resized(variant or variant_of_timm(name), **size)
     positions.check_choice(posemb, posemb_at)
     arch = Architecture(
         name=variant.name if variant else name,
         timm_name=variant.timm_name if variant else name,
         image_size=tuple(image_size),
         num_classes=num_classes,
-        gelu=gelu or _own_gelu(variant),
+        gelu=gelu,
         pre_logits=pre_logits,
         model_args=(variant.timm_args if variant else {}) | (GAP if classifier == "gap" else {}),
         posemb=posemb,
@@ -108,8 +117,8 @@ def _check_transformer(variant: Variant | None, name: str) -> None:
     if variant is None or not variant.layers:
         raise VitError(
             f"{variant.name if variant else name} is no transformer of the paper: "
-            "its GELU, pre-logits, classifier and position embeddings are not for it",
-            where="recipe keys model.gelu, pre_logits, classifier, posemb and posemb_at",
+            "its size, GELU, pre-logits, classifier and position embeddings are not for it",
+            where="recipe keys model.gelu, pre_logits, classifier, posemb, layers, hidden, mlp, heads",
             fix="leave them out, or take a ViT or a hybrid of the paper (vit models)",
         )
 

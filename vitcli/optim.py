@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 EMBEDDINGS = {
     "pos_embed",
@@ -99,6 +100,8 @@ def clip_by_global_norm(parameters: Iterable[nn.Parameter], max_norm: float) -> 
     """
     grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
     norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
+    if isinstance(norm, DTensor):  # each process has slices of the gradients
+        norm, grads = norm.full_tensor(), [grad.to_local() for grad in grads]
     if max_norm:
         torch._foreach_mul_(grads, torch.clamp(max_norm / norm, max=1.0))
     return norm

@@ -108,6 +108,8 @@ Workers = Annotated[int | None, option("--workers", RUN,
     "Loader threads; no result depends on them.", "N", min=1)]
 Exact = Annotated[bool, option("--exact", RUN,
     "The same bits on 1, 2, 4, ... processes: gradients are added up as one tree; one thread each on a CPU.")]
+Shard = Annotated[bool, option("--shard", RUN,
+    "Spread weights, gradients and optimizer over the processes (FSDP2): for models past one device.")]
 Compile = Annotated[bool, option("--compile/--no-compile", RUN, "Compile the model with torch.compile.")]
 Track = Annotated[str | None, option("--track", RUN,
     "Also log to tensorboard, wandb, trackio or mlflow (extra: track).", "NAME")]

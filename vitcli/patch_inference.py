@@ -3,14 +3,15 @@
 from collections.abc import Iterator
 
 import torch
+from torch import Tensor
 
 from vitcli import masked_patch, metrics
 from vitcli.console import Console
 from vitcli.errors import WeightsError
-from vitcli.inference import check_all_seen, watched
+from vitcli.inference import check_all_seen, in_step, passes, watched
 from vitcli.loader import Batch, eval_batches
 from vitcli.order import derive_seed
-from vitcli.runtime import Runtime, autocast
+from vitcli.runtime import Runtime
 from vitcli.split import Split
 from vitcli.transforms import Preprocessing, to_model_range
 
@@ -42,6 +43,7 @@ def evaluate_patches(
         on_bad_image=on_bad_image,
         num_threads=num_threads,
     )
+    batches = in_step(batches, model, preprocessing, runtime)
     passed = _predictions_of(model, batches, preprocessing, device=runtime.device, precision=precision)
     with runtime.own_errors():
         for batch, prediction in watched(
@@ -73,25 +75,19 @@ def _predictions_of(
     device: torch.device,
     precision: str,
 ) -> Iterator[tuple[Batch, masked_patch.Prediction]]:
-    was_training = model.training
-    model.eval()
-    try:
-        for batch in batches:
-            images_BCHW = to_model_range(
-                batch.images_BCHW.to(device), mean=preprocessing.mean, std=preprocessing.std
+    def network(rows_B: Tensor, images_BCHW: Tensor) -> masked_patch.Prediction:
+        seeds = (derive_seed(0, "patches", row) for row in rows_B.tolist())
+        return model(images_BCHW, model.draw_alone(seeds))
+
+    passed = passes(model, network, batches, preprocessing, device=device, precision=precision)
+    for batch, prediction in passed:
+        if not torch.isfinite(prediction.outputs).all():
+            raise WeightsError(
+                "the model's predictions are not finite numbers, so no score can be told",
+                where=f"row {int(batch.rows_B[0])} and after of the split",
+                fix="lower --lr, or set optimizer.clip, in a new --out",
             )
-            corruption = model.draw_alone(derive_seed(0, "patches", row) for row in batch.rows_B.tolist())
-            with torch.no_grad(), autocast(device, precision):
-                prediction = model(images_BCHW, corruption)
-            if not torch.isfinite(prediction.outputs).all():
-                raise WeightsError(
-                    "the model's predictions are not finite numbers, so no score can be told",
-                    where=f"row {int(batch.rows_B[0])} and after of the split",
-                    fix="lower --lr, or set optimizer.clip, in a new --out",
-                )
-            yield batch, prediction
-    finally:
-        model.train(was_training)
+        yield batch, prediction.of_first(len(batch.rows_B))
 
 
 def patch_views(

@@ -129,9 +129,13 @@ def available() -> list[tuple[str, str]]:
 
 
 def is_base(name: str) -> bool:
-    """Whether other shipped recipes extend this one; it is checked through them and need not be whole."""
-    tables = [_read(find(known)) for known, _ in available()]
-    return name in [table.get("extends") for table in tables]
+    """Whether this one is there for others to extend alone: some shipped ones do, and it names no data.
+
+    It is checked through them and need not be whole.
+    """
+    tables = {known: _read(find(known)) for known, _ in available()}
+    is_extended = name in [table.get("extends") for table in tables.values()]
+    return is_extended and "dataset" not in tables[name].get("data", {})
 
 
 def find(name: str) -> Path:

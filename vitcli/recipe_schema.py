@@ -75,6 +75,14 @@ class Model(Section):
     posemb_at: Literal["stem", "every_layer", "every_layer_shared"] = key(
         "where a fresh network adds it (paper, Table 8)", "stem"
     )
+    layers: Count | None = key(
+        "of a fresh transformer, where not as its name says (paper, Table 1 and Figure 8)", None
+    )
+    hidden: Count | None = key(
+        "width D of a fresh transformer; then its MLP is 4 times as wide and its heads have 64 each", None
+    )
+    mlp: Count | None = key("width of its MLP, where not so", None)
+    heads: Count | None = key("number of its heads, where not so", None)
     init: Literal["paper", "timm"] = key("initialisation of a fresh network of the paper", "paper")
     posemb_resample: Literal["paper", "timm"] = key(
         "to another grid: bilinear with aligned corners (paper, 3.2), or timm's antialiased bicubic", "paper"

@@ -106,6 +106,10 @@ class Runtime:
         """All members of every process's set."""
         return set(self.concatenated(sorted(mine)))
 
+    def any(self, mine: bool) -> bool:
+        """Whether it is so on any process."""
+        return bool(self.gather(torch.tensor(mine)).any())
+
     def gather(self, mine: torch.Tensor) -> torch.Tensor:
         """Every process's tensor, stacked in the order of the ranks, where `mine` is."""
         if self.world_size == 1:

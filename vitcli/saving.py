@@ -10,11 +10,12 @@ from vitcli.runtime import Runtime
 
 
 class Saver:
-    """Writes one checkpoint at a time, in a thread of the first process.
+    """Writes one checkpoint at a time, in a thread.
 
     Args:
-        take: copies everything a checkpoint holds, on every process; the copy does not change any more.
-        write: makes a checkpoint of such a copy, on the first process.
+        take: copies what this process has of a checkpoint, on every process, if it is anything; the copy does
+            not change any more.
+        write: makes a checkpoint of such a copy; where several processes have one, all of them write.
         every_minutes: None for no saves by the clock.
     """
 
@@ -45,7 +46,7 @@ class Saver:
         """
         self.finish()
         copied = self.take()
-        if self.runtime.is_main:
+        if copied is not None:
             self._writing = self._pool.submit(self.write, copied)
         self._began_at = time.monotonic()
         if wait:
@@ -53,11 +54,12 @@ class Saver:
 
     def finish(self) -> None:
         """Wait for the save that is under way."""
+        writing, self._writing = self._writing, None
+        error = writing.exception() if writing is not None else None
 
-        def result() -> None:
-            writing, self._writing = self._writing, None
-            if writing is not None:
-                writing.result()
+        def result() -> None:  # what another process met while writing, the first has met too
+            if error is not None:
+                raise error
 
         self.runtime.on_main(result)
 

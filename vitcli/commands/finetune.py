@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from vitcli.commands.planning import RunOptions, Start
+from vitcli.commands.planning import RunOptions, Start, fresh_architecture
 from vitcli.commands.session import run
 from vitcli.errors import VitError
 from vitcli.loading import load
-from vitcli.model import architecture, build
+from vitcli.model import build
 from vitcli.recipe import Recipe
 from vitcli.recipe_schema import Model
 from vitcli.split import Split
@@ -19,18 +19,12 @@ def finetune(resolved: Recipe, options: RunOptions) -> dict[str, Any]:
     """Head replaced by zeros, position embedding resampled to the new grid, then trained by the recipe."""
     wanted = resolved.model
     _check(resolved)
-    gelu = None if wanted.gelu == "auto" else wanted.gelu
 
     def make_model(split: Split, image_size: tuple[int, int]) -> Start:
         if wanted.ckpt == FRESH:
-            arch = architecture(
-                wanted.name,
-                image_size=image_size,
-                num_classes=split.num_classes,
-                gelu=gelu,
-                classifier=wanted.classifier,
-                posemb=wanted.posemb,
-                posemb_at=wanted.posemb_at,
+            num_classes = split.num_classes
+            arch = fresh_architecture(
+                wanted, image_size=image_size, num_classes=num_classes, pre_logits=False
             )
             model = build(arch, dropout=wanted.dropout, drop_path=wanted.drop_path, init=wanted.init)
             return Start(model, arch, None, ["fresh weights"])
@@ -39,7 +33,7 @@ def finetune(resolved: Recipe, options: RunOptions) -> dict[str, Any]:
             weights,
             image_size=image_size,
             num_classes=split.num_classes,
-            gelu=gelu,
+            gelu=None if wanted.gelu == "auto" else wanted.gelu,
             dropout=wanted.dropout,
             drop_path=wanted.drop_path,
             posemb_method=wanted.posemb_resample,
@@ -71,7 +65,7 @@ def _check(resolved: Recipe) -> None:
             where="recipe keys model.pre_logits and objective.head_bias",
             fix="leave them out; they belong to vit pretrain",
         )
-    of_fresh_ones = ("classifier", "posemb", "posemb_at", "init")
+    of_fresh_ones = ("classifier", "posemb", "posemb_at", "init", "layers", "hidden", "mlp", "heads")
     changed = [key for key in of_fresh_ones if getattr(wanted, key) != Model.model_fields[key].default]
     if changed and wanted.ckpt != FRESH:
         raise VitError(

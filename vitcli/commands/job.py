@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from vitcli import costs, data, order, recipe, runlog, runtime
-from vitcli.commands.planning import RunOptions, Start, plan_of
+from vitcli.commands.planning import RunOptions, Start, check_shard, plan_of
 from vitcli.console import Console
 from vitcli.errors import VitError
 from vitcli.recipe import Recipe
@@ -51,6 +51,7 @@ def make_job(
     """
     lr = _one_rate(resolved)
     _refuse_repeated_runs(resolved)
+    check_shard(resolved, options)
     if options.track:
         runtime.check_tracker(options.track)
     # Before the processes join, so that a long download is no stalled collective; `datasets` locks its cache.
@@ -229,4 +230,6 @@ def _estimated_memory_gib(job: Job) -> float:
     kept = costs.activation_bytes(arch, low_precision=job.machine.precision != "fp32")
     # On a CPU the libraries themselves, loaded by now, are most of it for a small network.
     loaded_gib = runtime.peak_memory_gib() if job.machine.device.type == "cpu" else 0.0
-    return loaded_gib + (costs.num_params(arch) * 4 * copies + kept * job.plan.per_device_batch) / 2**30
+    slices = job.machine.world_size if job.options.shard else 1
+    weights = costs.num_params(arch) * 4 * copies / slices
+    return loaded_gib + (weights + kept * job.plan.per_device_batch) / 2**30

@@ -11,9 +11,12 @@ from torch import nn
 from vitcli import costs, runlog
 from vitcli.architecture import Architecture
 from vitcli.commands.task import task_of
+from vitcli.errors import VitError
 from vitcli.fitting import largest_that_fits
 from vitcli.gradients import check_parts, exact_per_device_batch
+from vitcli.model import architecture
 from vitcli.recipe import Recipe
+from vitcli.recipe_schema import Model
 from vitcli.runtime import Runtime
 from vitcli.schedule import Plan, choose_per_device_batch, plan
 from vitcli.split import Split
@@ -33,6 +36,7 @@ class RunOptions:
     per_device_batch: int | str | None
     workers: int | None
     exact: bool
+    shard: bool
     compile: bool
     track: str | None
     overwrite: bool
@@ -55,6 +59,48 @@ class Start:
     arch: Architecture
     origin: str | None
     notes: list[str]
+
+
+def check_shard(resolved: Recipe, options: RunOptions) -> None:
+    """Refuse what a sharded model cannot do."""
+    refused = [
+        (options.exact, "--exact", "torch adds its gradients up slice by slice", "leave one of the two out"),
+        (
+            options.per_device_batch == AUTO,
+            "--per-device-batch auto",
+            "a process out of memory would leave the others waiting",
+            "name a number of images",
+        ),
+        (
+            resolved.precision.compute == "fp16",
+            "--precision fp16",
+            "the scaler of fp16 losses knows no slices",
+            "take bf16 or fp32",
+        ),
+    ]
+    for is_asked, option, why, fix in refused:
+        if options.shard and is_asked:
+            raise VitError(f"--shard does not go with {option}: {why}", where=option, fix=fix)
+
+
+def fresh_architecture(
+    wanted: Model, *, image_size: tuple[int, int], num_classes: int, pre_logits: bool
+) -> Architecture:
+    """The network that a recipe's [model] describes, for untrained weights."""
+    return architecture(
+        wanted.name,
+        image_size=image_size,
+        num_classes=num_classes,
+        gelu=None if wanted.gelu == "auto" else wanted.gelu,
+        pre_logits=pre_logits,
+        classifier=wanted.classifier,
+        posemb=wanted.posemb,
+        posemb_at=wanted.posemb_at,
+        layers=wanted.layers,
+        hidden=wanted.hidden,
+        mlp=wanted.mlp,
+        heads=wanted.heads,
+    )
 
 
 def plan_of(

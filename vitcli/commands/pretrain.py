@@ -4,11 +4,11 @@ from typing import Any
 
 from torch import nn
 
-from vitcli.commands.planning import RunOptions, Start
+from vitcli.commands.planning import RunOptions, Start, fresh_architecture
 from vitcli.commands.session import run
 from vitcli.errors import VitError
 from vitcli.masked_patch import MaskedPatchModel
-from vitcli.model import architecture, build, last_layers
+from vitcli.model import build, last_layers
 from vitcli.recipe import Recipe
 from vitcli.split import Split
 
@@ -25,15 +25,11 @@ def pretrain(resolved: Recipe, options: RunOptions) -> dict[str, Any]:
     predicts_patches = resolved.objective.loss == "masked_patch"
 
     def make_model(split: Split, image_size: tuple[int, int]) -> Start:
-        arch = architecture(
-            wanted.name,
+        arch = fresh_architecture(
+            wanted,
             image_size=image_size,
             num_classes=0 if predicts_patches else split.num_classes,
-            gelu=None if wanted.gelu == "auto" else wanted.gelu,
             pre_logits=wanted.pre_logits and not predicts_patches,
-            classifier=wanted.classifier,
-            posemb=wanted.posemb,
-            posemb_at=wanted.posemb_at,
         )
         model = build(arch, dropout=wanted.dropout, drop_path=wanted.drop_path, init=wanted.init)
         if predicts_patches:

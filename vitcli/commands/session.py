@@ -88,9 +88,9 @@ class Session:
             summary = summarise(
                 self.job, self.path, scores, self.state.progress, skipped=skipped, probed=probed
             )
+            weights = self.state.final_weights()
             if self.folder:
-                weights = task.kept(self.state.final_weights())
-                write_results(self.job, self.folder, scores, summary, weights)
+                write_results(self.job, self.folder, scores, summary, task.kept(weights))
         except NotFiniteError as error:
             saver.close()
             step = checkpoint.newest_step(self.path)

@@ -10,11 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitcli import __version__, checkpoint, optim, runlog
+from vitcli import __version__, checkpoint, optim, runlog, sharding, step_tensors
 from vitcli.commands.job import Job
 from vitcli.errors import VitError
-from vitcli.gradients import DdpSum, PairwiseSum
+from vitcli.gradients import DdpSum, PairwiseSum, ShardedSum
 from vitcli.train import Progress
+
+Copied = tuple[int, step_tensors.Tensors, dict[str, Any]]  # step, tensors, and the rest as JSON
 
 
 class State:
@@ -35,7 +37,11 @@ class State:
         self.model = job.start.model
         if self.recipe.model.grad_checkpointing:
             self.model.set_grad_checkpointing(True)
-        self.model.to(self.machine.device)
+        self.group = None  # in which the slices of a sharded model are saved
+        if job.options.shard and self.machine.world_size > 1:
+            self.group = sharding.shard(self.model, self.machine)
+        else:
+            self.model.to(self.machine.device)
         wanted = self.recipe.optimizer
         optimizer = optim.build_optimizer(
             self.model,
@@ -52,6 +58,9 @@ class State:
         if job.options.exact:
             self.wrapped, self.optimizer = self.model, optimizer
             self.gradients = PairwiseSum(self.model, self.machine, parts=parts)
+        elif self.group is not None:
+            self.wrapped, self.optimizer = self.model, optimizer
+            self.gradients = ShardedSum(self.model, self.machine, parts=parts)
         else:
             self.wrapped, self.optimizer = self.machine.accelerator.prepare(self.model, optimizer)
             self.gradients = DdpSum(self.wrapped, self.machine, parts=parts)
@@ -62,13 +71,16 @@ class State:
         step, notes = self.machine.on_main(lambda: checkpoint.find_newest(path))
         for note in notes:
             self.job.console.note(f"{note}, using the one before it")
-        found = None if step is None else checkpoint.read(path, step)
-        if found is not None:
+        found = None
+        if step is not None:
+            place = step_tensors.place_in(self.model)
+            found = checkpoint.read(path, step, place=place, group=self.group)
             self._compare_fingerprints(found.state["fingerprint"])
-            self.model.load_state_dict(found.model)
-            checkpoint.restore_optimizer(self.model, self.optimizer, found.optimizer)
+            own = self.model.state_dict()
+            self.model.load_state_dict(sharding.all_sliced_like(found.model, own))
+            step_tensors.restore_optimizer(self.model, self.optimizer, found.optimizer)
             if self.average:
-                self.average.restore(found.average)
+                self.average.restore(sharding.all_sliced_like(found.average, own))
             self.machine.scaler.load_state_dict(found.state["scaler"])
             self.progress = Progress(found.step, found.state["elapsed_s"], set(found.state["skipped"]))
             self.job.console.note(f"going on from step {found.step}")
@@ -76,8 +88,12 @@ class State:
             folder.rewind_metrics(found.state["metrics_bytes"] if found else 0)
 
     def final_weights(self) -> dict[str, Tensor]:
-        """What the run would leave behind now: the averaged weights where there are any."""
-        return self.average.tensors if self.average else self.model.state_dict()
+        """What the run would leave behind now, whole, on the first process; every process takes part.
+
+        The averaged weights where there are any.
+        """
+        tensors = self.average.tensors if self.average else self.model.state_dict()
+        return sharding.whole(tensors, keep=self.machine.is_main)
 
     def _compare_fingerprints(self, before: dict[str, Any]) -> None:
         now = self._fingerprint()
@@ -103,6 +119,7 @@ class State:
             "eval_data": self.job.eval_split.fingerprint,
             "per_device_batch": self.job.plan.per_device_batch,
             "num_processes": self.machine.world_size,
+            "sharded": self.group is not None,
             "precision": self.machine.precision,
             "device": self.machine.device.type,
             "threads": torch.get_num_threads(),
@@ -110,8 +127,8 @@ class State:
             "vit": __version__,
         }
 
-    def copied(self, folder: runlog.RunFolder | None) -> tuple[int, dict, dict[str, Any]]:
-        """What a checkpoint of this step holds, as it is now."""
+    def copied(self, folder: runlog.RunFolder | None) -> Copied | None:
+        """What this process has of a checkpoint of this step, as it is now; None if it is nothing."""
         state = {
             "fingerprint": self._fingerprint(),
             "metrics_bytes": folder.metrics_bytes() if folder else None,
@@ -119,13 +136,17 @@ class State:
             "skipped": sorted(self.machine.union(self.progress.skipped)),
             "scaler": self.machine.scaler.state_dict(),
         }
-        if not self.machine.is_main:
-            return self.progress.step, {}, state
+        if self.group is None and not self.machine.is_main:
+            return None
         average = self.average.tensors if self.average else None
-        return self.progress.step, checkpoint.copied(self.model, self.optimizer, average), state
+        tensors = step_tensors.copied(self.model, self.optimizer, average)
+        if self.group is not None:  # each process knows its own slices only, and all must agree to write
+            ruined = self.machine.union(set(step_tensors.find_ruined(tensors)))
+            step_tensors.refuse_ruined(sorted(ruined), self.progress.step)
+        return self.progress.step, tensors, state
 
-    def write(self, path: Path, copied: tuple[int, dict, dict[str, Any]]) -> None:
-        """Make a checkpoint of such a copy."""
+    def write(self, path: Path, copied: Copied) -> None:
+        """Make a checkpoint of such copies."""
         step, tensors, state = copied
         kept = self.recipe.train
         checkpoint.save(
@@ -135,4 +156,5 @@ class State:
             state=state,
             keep=kept.keep_checkpoints,
             milestone_every=kept.milestone_every,
+            group=self.group,
         )

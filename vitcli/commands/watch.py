@@ -55,7 +55,7 @@ class Watch:
             found = self.task.score(
                 model, self.job.eval_split, self.preprocessing, on_bad_image=bad, **self.passes
             )
-            if isinstance(model, MaskedPatchModel) and self.job.machine.is_main and self.path:
+            if isinstance(model, MaskedPatchModel) and self.path:
                 self._draw_patches(model)
         return found
 
@@ -117,7 +117,7 @@ class Watch:
             num_pictures=NUM_PICTURES,
             device=self.job.machine.device,
         )
-        if not views:  # none of them could be decoded
+        if not views or not self.job.machine.is_main:  # none of them could be decoded
             return
         pictures = self.path / "figures"
         pictures.mkdir(exist_ok=True)
