@@ -13,6 +13,7 @@ from vitcli.variants import (
     find_variant,
     forward_macs,
     num_params,
+    resized,
     variant_of_timm,
     vit_args,
 )
@@ -180,3 +181,25 @@ def test_the_patch_grid_is_height_by_width():
 def test_a_damaged_architecture_is_refused(damage):
     with pytest.raises(VitError, match="damaged"):
         Architecture.from_dict(ARCHITECTURE.as_dict() | damage)
+
+
+def test_sizes_can_be_changed_one_by_one():
+    base = resized(VARIANTS["ViT-B/32"], layers=8, hidden=1024, mlp=2048)  # paper, Figure 8
+
+    assert (base.name, base.layers, base.hidden, base.mlp, base.heads) == ("ViT-8x1024/32", 8, 1024, 2048, 16)
+    wider = resized(VARIANTS["ViT-Ti/16"], hidden=128)
+    assert (wider.name, wider.layers, wider.mlp, wider.heads) == ("ViT-12x128/16", 12, 512, 2)
+    finer = resized(VARIANTS["ViT-Ti/16"], patch_size=4)
+    assert (finer.name, finer.patch_size, finer.timm_args["patch_size"]) == ("ViT-12x192/4", 4, 4)
+    deeper = resized(VARIANTS["R50+ViT-B/16"], layers=3)
+    assert (deeper.name, deeper.mlp, deeper.blocks) == ("R50+ViT-3x768/16", 3072, (3, 4, 9))
+
+
+def test_heads_that_do_not_divide_the_width_are_refused():
+    with pytest.raises(VitError, match="a width of 100 does not divide into 3 heads"):
+        resized(VARIANTS["ViT-Ti/16"], hidden=100, heads=3)
+
+
+def test_patches_of_a_hybrid_are_its_resnets():
+    with pytest.raises(VitError, match="not cut from pixels"):
+        resized(VARIANTS["R50+ViT-B/16"], patch_size=4)

@@ -39,6 +39,7 @@ def architecture(
     hidden: int | None = None,
     mlp: int | None = None,
     heads: int | None = None,
+    patch_size: int | None = None,
 ) -> Architecture:
     """The Architecture of a paper name or a timm model name.
 
@@ -50,13 +51,13 @@ def architecture(
         pre_logits: a head of two layers, as the paper pre-trains with.
         classifier: "token", or "gap" for the mean of all tokens, of which none is a class token (paper, D.3).
         posemb, posemb_at: position embeddings of the paper's Table 8.
-        layers, hidden, mlp, heads: of a transformer of another size than its name says (paper, Figure 8).
+        layers, hidden, mlp, heads, patch_size: of a transformer, where not as its name says (Figure 8).
 
     Raises:
         VitError: an unknown name, an image size the patches do not divide, a paper option for a timm model.
     """
     variant = known_name(name)
-    size = dict(layers=layers, hidden=hidden, mlp=mlp, heads=heads)
+    size = dict(layers=layers, hidden=hidden, mlp=mlp, heads=heads, patch_size=patch_size)
     is_usual = (pre_logits, classifier, posemb, posemb_at) == (False, "token", "1d", "stem")
     if not is_usual or gelu not in (None, "timm") or any(size.values()):
         _check_transformer(variant or variant_of_timm(name), name)

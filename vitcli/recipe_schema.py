@@ -83,6 +83,7 @@ class Model(Section):
     )
     mlp: Count | None = key("width of its MLP, where not so", None)
     heads: Count | None = key("number of its heads, where not so", None)
+    patch_size: Count | None = key("pixels a side of its patches, where not as its name says", None)
     init: Literal["paper", "timm"] = key("initialisation of a fresh network of the paper", "paper")
     posemb_resample: Literal["paper", "timm"] = key(
         "to another grid: bilinear with aligned corners (paper, 3.2), or timm's antialiased bicubic", "paper"

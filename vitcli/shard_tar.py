@@ -10,13 +10,14 @@ import os
 import posixpath
 import re
 import tarfile
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
+from filelock import FileLock
 
 from vitcli.data_files import IMAGE_SUFFIXES
 from vitcli.errors import DataError, MachineError
@@ -29,6 +30,7 @@ MAX_LABEL_BYTES = 2**20  # of a .cls or .json member
 # Counts of samples that others leave beside shards: `widsindex create`, then timm.
 COUNT_FILES = ("shardindex.json", "index.json", "_info.json", "info.json")
 INDEX_VERSION = 1  # part of the name of a kept index
+LOCK_WAIT_S = 600  # about what a shard of some GB takes through a slow line; then another process may hang
 
 Member = tuple[int, int, object]  # offset, size, and what it says of the label
 
@@ -129,22 +131,45 @@ def _name(url: str) -> str:
 
 
 def read_index(file: ShardFile, *, image_column: str | None, label_column: str | None) -> Index:
-    """The index that an earlier run kept of this very file, or a new one.
+    """The index that an earlier run or another process kept of this very file, or a new one.
 
     Raises:
         DataError: the shard is damaged, or a sample of it has no image or no label.
     """
+    if not file.stamp:  # nothing would tell that the shard has changed
+        return _make_index(file, image_column, label_column)
     identity = (INDEX_VERSION, file.url, file.path, file.size, file.stamp, image_column, label_column)
     name = blake2b(repr(identity).encode(), digest_size=16).hexdigest()
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     kept = Path(base, "vit", "shards", f"{name}.npz").expanduser()
+    if (index := _kept_index(kept)) is not None:
+        return index
+    with _one_at_a_time(kept):
+        if (index := _kept_index(kept)) is None:  # nobody made it while this process waited
+            index = _make_index(file, image_column, label_column)
+            with suppress(MachineError):  # a home that cannot be written to costs time, nothing else
+                replace_file(kept, lambda path: _write(path, index))
+    return index
+
+
+def _kept_index(kept: Path) -> Index | None:
     with suppress(Exception), np.load(kept) as arrays:  # none, or a damaged one: made anew
         return Index(**{**arrays, "has_many": bool(arrays["has_many"])})
-    index = _make_index(file, image_column, label_column)
-    if file.stamp:  # else nothing would tell that the shard has changed
-        with suppress(MachineError):  # a home that cannot be written to costs time, nothing else
-            replace_file(kept, lambda path: _write(path, index))
-    return index
+    return None
+
+
+@contextmanager
+def _one_at_a_time(kept: Path) -> Iterator[None]:
+    """Keep the other processes of this machine from making the same index, which may take minutes.
+
+    Where no lock can be had (a home that cannot be written to, a file system without locks, a process that
+    hangs while it holds it), each makes its own, at the cost of time.
+    """
+    with ExitStack() as held:
+        with suppress(OSError, NotImplementedError):
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            held.enter_context(FileLock(kept.with_suffix(".lock"), timeout=LOCK_WAIT_S))
+        yield
 
 
 def _write(path: Path, index: Index) -> None:

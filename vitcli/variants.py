@@ -104,7 +104,6 @@ VARIANTS = {
 }
 
 _LONG_NAMES = {"Ti": "tiny", "S": "small", "B": "base", "L": "large", "H": "huge"}
-_OTHER_PATCHES = re.compile(r"(?:vit)?(ti|tiny|s|small|b|base|l|large|h|huge)([1-9]\d{0,2})")
 
 
 def vit_args(*, layers: int, hidden: int, mlp: int, heads: int, patch_size: int) -> dict:
@@ -122,50 +121,44 @@ def vit_args(*, layers: int, hidden: int, mlp: int, heads: int, patch_size: int)
 
 
 def find_variant(name: str) -> Variant | None:
-    """The variant of a name as people write it: ViT-L/16, vit_l16, L/16, R50+B/32, R152x4; else None.
-
-    A size of Table 1 or Ti or S may have patches of any size: ViT-Ti/4.
-    """
-    return _BY_SPELLING.get(_letters(name)) or _with_other_patches(name)
-
-
-def _with_other_patches(name: str) -> Variant | None:
-    found = _OTHER_PATCHES.fullmatch(_letters(name))
-    if not found:
-        return None
-    size = next(short for short, long in _LONG_NAMES.items() if found[1] in (short.lower(), long))
-    alike = next(variant for variant in VARIANTS.values() if variant.name.startswith(f"ViT-{size}/"))
-    return replace(alike, name=f"ViT-{size}/{found[2]}", patch_size=int(found[2]), is_timms=False)
+    """The variant of a name as people write it: ViT-L/16, vit_l16, L/16, R50+B/32, R152x4; else None."""
+    return _BY_SPELLING.get(_letters(name))
 
 
 def resized(
-    variant: Variant, *, layers: int | None, hidden: int | None, mlp: int | None, heads: int | None
+    variant: Variant,
+    *,
+    layers: int | None = None,
+    hidden: int | None = None,
+    mlp: int | None = None,
+    heads: int | None = None,
+    patch_size: int | None = None,
 ) -> Variant:
     """The same transformer with other sizes (paper, Figure 8), under a name such as ViT-6x192/4.
 
     Left out with another width, the MLP is 4 times as wide and the heads have 64 numbers each, as in Table 1.
 
     Raises:
-        VitError: the heads do not divide the width.
+        VitError: the heads do not divide the width; or other patches for a hybrid, whose ResNet decides.
     """
     if hidden:
         mlp, heads = mlp or 4 * hidden, heads or max(hidden // 64, 1)
-    other = replace(
-        variant,
-        layers=layers or variant.layers,
-        hidden=hidden or variant.hidden,
-        mlp=mlp or variant.mlp,
-        heads=heads or variant.heads,
-        is_timms=False,
-    )
+    given = dict(layers=layers, hidden=hidden, mlp=mlp, heads=heads, patch_size=patch_size)
+    other = replace(variant, is_timms=False, **{key: number for key, number in given.items() if number})
     if other.hidden % other.heads:
         raise VitError(
             f"a width of {other.hidden} does not divide into {other.heads} heads",
             where="recipe keys model.hidden and model.heads",
             fix="take a width that is a multiple of the heads",
         )
+    if patch_size and not variant.is_plain:
+        raise VitError(
+            f"the patches of {variant.name} are not cut from pixels",
+            where="recipe key model.patch_size",
+            fix="leave it out, or take a ViT without a ResNet in front",
+        )
     name = re.sub(r"ViT-\w+/", f"ViT-{other.layers}x{other.hidden}/", variant.name)
-    return replace(other, name=name)
+    return replace(other, name=re.sub(r"\d+$", str(patch_size), name) if patch_size else name)
 
 
 def _spellings(name: str) -> list[str]:

@@ -1,6 +1,7 @@
-"""Twenty SIGKILLs at random instants, other loader threads each time: not one bit is lost."""
+"""SIGKILLs at random instants, also during a save, other loader threads each time: not one bit is lost."""
 
 import json
+import os
 import random
 import signal
 import time
@@ -9,31 +10,39 @@ import pytest
 
 from tests.commands.test_finetune import SMALL, TRICKY, fingerprint, small_run, when_logged
 from tests.conftest import vit
+from tests.test_streaming import parquet  # noqa: F401, a fixture
 
-KILLS = 20
+KILLS = int(os.environ.get("VIT_KILLS", "20"))
 STEPS = 5 * KILLS  # a run gets 3 to 4 steps further between two kills, so that none ends before the last
 
 
 @pytest.mark.slow
-def test_twenty_kills_at_random_instants_change_no_bit(photos, tmp_path):
+@pytest.mark.parametrize("kind", ["map-style", "streamed"])
+def test_kills_at_random_instants_change_no_bit(request, tmp_path, kind):
+    dataset = request.getfixturevalue("photos" if kind == "map-style" else "parquet")
+    how = (*TRICKY, "--set", "train.save_every=1", "--set", "train.keep_checkpoints=1")
+    if kind == "streamed":
+        how = (*how, "--set", "data.streaming=true", "--set", "data.shuffle_window=24")
     unbroken, killed = tmp_path / "unbroken", tmp_path / "killed"
-    small_run(photos, unbroken, *TRICKY, steps=STEPS)
+    small_run(dataset, unbroken, *how, steps=STEPS)
     draws = random.Random(0)
-    logged_before = 0
+    logged_before = in_a_save = 0
 
     for number in range(KILLS):
         # By progress, then a random moment more: a kill during the imports would test nothing.
         at, delay_s = logged_before + draws.randint(1, 3), draws.uniform(0, 0.1)
-        words = ("--steps", STEPS, *TRICKY, "--workers", draws.randint(1, 3))
+        words = ("--steps", STEPS, *how, "--workers", draws.randint(1, 3))
 
         def kill_soon(process, at=at, delay_s=delay_s):
             when_logged(killed, at, lambda: (time.sleep(delay_s), process.kill()))
 
-        ended = vit(*SMALL, "--dataset", photos, "--out", killed, *words, on_start=kill_soon, timeout=300)
+        ended = vit(*SMALL, "--dataset", dataset, "--out", killed, *words, on_start=kill_soon, timeout=300)
         assert ended.returncode == -signal.SIGKILL, (number, ended.returncode, ended.stderr)
+        in_a_save += bool(list(killed.glob("checkpoints/.tmp*")))
         logged_before = (killed / "metrics.jsonl").read_bytes().count(b'"loss": ')
 
-    small_run(photos, killed, *TRICKY, steps=STEPS)
+    small_run(dataset, killed, *how, steps=STEPS)
+    assert in_a_save > 0
     assert fingerprint(killed) == fingerprint(unbroken)
     assert not list(killed.rglob(".tmp*"))
     assert json.loads((killed / "summary.json").read_text())["steps"] == STEPS

@@ -81,6 +81,16 @@ def test_keys_of_the_architecture_arrive(started, setting, field, value):
     assert getattr(start.arch, field) == value and start.arch.num_classes == 2
 
 
+@pytest.mark.parametrize("words", [("finetune", *FRESH), ("pretrain", *DEMO)], ids=["finetune", "pretrain"])
+def test_sizes_of_a_transformer_arrive(started, words):
+    sizes = ("model.layers=2", "model.hidden=64", "model.mlp=96", "model.heads=4", "model.patch_size=4")
+    start = started(*words, *sizes)
+
+    assert start.arch.name == "ViT-2x64/4"
+    assert len(start.model.blocks) == 2 and start.model.blocks[0].attn.num_heads == 4
+    assert start.model.blocks[0].mlp.fc1.weight.shape == (96, 64)
+
+
 @pytest.mark.parametrize("command", ["finetune", "pretrain"])
 def test_dropout_drop_path_and_initialisation_arrive(started, command):
     words = FRESH if command == "finetune" else DEMO

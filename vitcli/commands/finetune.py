@@ -65,7 +65,17 @@ def _check(resolved: Recipe) -> None:
             where="recipe keys model.pre_logits and objective.head_bias",
             fix="leave them out; they belong to vit pretrain",
         )
-    of_fresh_ones = ("classifier", "posemb", "posemb_at", "init", "layers", "hidden", "mlp", "heads")
+    of_fresh_ones = (
+        "classifier",
+        "posemb",
+        "posemb_at",
+        "init",
+        "layers",
+        "hidden",
+        "mlp",
+        "heads",
+        "patch_size",
+    )
     changed = [key for key in of_fresh_ones if getattr(wanted, key) != Model.model_fields[key].default]
     if changed and wanted.ckpt != FRESH:
         raise VitError(

@@ -100,6 +100,7 @@ def fresh_architecture(
         hidden=wanted.hidden,
         mlp=wanted.mlp,
         heads=wanted.heads,
+        patch_size=wanted.patch_size,
     )
 
 
