@@ -24,10 +24,7 @@ tags: [image-classification, vision-transformer]
 {use}
 ```
 
-```python
-import timm
-model = timm.create_model("local-dir:{run_dir}", pretrained=True).eval()
-```
+{timm}
 
 The class names and the preprocessing are stored with the weights, so that prediction and evaluation see the
 same pixels as the evaluation above.
@@ -39,6 +36,16 @@ same pixels as the evaluation above.
 """
 
 
+TIMM = """```python
+import timm
+model = timm.create_model("local-dir:{run_dir}", pretrained=True).eval()
+```"""
+NOT_TIMM = """```python
+from vitcli import load_model
+model, transform, info = load_model("{run_dir}")
+```
+
+timm cannot load it; it has no way to say: {unsaid}."""
 PREDICT = "vit predict --ckpt {run_dir} PICTURES\nvit evaluate --ckpt {run_dir} --dataset {dataset}"
 FINETUNE = "vit finetune --ckpt {run_dir} --dataset DATA"
 
@@ -52,8 +59,8 @@ def _reaches(summary: dict[str, Any]) -> str:
     return f"**{right:.2%} of the colours of corrupted patches**, of which one guess gets {guess:.2%},"
 
 
-def model_card(summary: dict[str, Any], recipe_toml: str) -> str:
-    """The card in Markdown, from the run's summary and resolved recipe."""
+def model_card(summary: dict[str, Any], recipe_toml: str, *, unsaid_in_timm: str | None) -> str:
+    """The card in Markdown, from the run's summary, its resolved recipe, and what timm cannot say of it."""
     size = summary["resolution"]
     exaflops = summary["exaflops"]
     words = {
@@ -61,6 +68,9 @@ def model_card(summary: dict[str, Any], recipe_toml: str) -> str:
         "resolution": size if isinstance(size, int) else "x".join(map(str, size)),
         "reaches": _reaches(summary),
         "use": (PREDICT if "top1" in summary else FINETUNE).format(**summary),
+        "timm": (NOT_TIMM if unsaid_in_timm else TIMM).format(
+            run_dir=summary["run_dir"], unsaid=unsaid_in_timm
+        ),
         "origin": f"fine-tuned from `{summary['ckpt']}`" if summary["ckpt"] else "trained from fresh weights",
         "exaflops": f", {exaflops:.3g} exaFLOPs" if exaflops else "",
         "recipe": recipe_toml,

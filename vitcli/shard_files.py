@@ -17,13 +17,16 @@ from typing import BinaryIO, TypeVar
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from vitcli.errors import DataError, MachineError
+from vitcli.errors import DataError, MachineError, VitError
 
 WAITS_S = (0.5, 2.0, 8.0)  # before each further try of a remote read
 THREADS = 16  # shards looked at side by side
 REMOTE_BUFFER = (
     8 * 2**20
 )  # bytes; a remote shard that is read from front to back comes in pieces of this size
+REFUSALS = (401, 403)  # HTTP status; asked again, a server says it again
+RETRY = "check the network, then start the same command again"
+LOG_IN = "log in as one who may read it; on the Hub, accept the data set's conditions, then hf auth login"
 # What file systems call the thing that changes when a file does.
 STAMPS = ("ETag", "etag", "blob_id", "mtime", "LastModified", "last_modified", "updated", "created")
 
@@ -227,7 +230,7 @@ def attempt(action: Callable[[], Found], *, url: str, is_local: bool) -> Found:
 
     Raises:
         DataError: it is not there, or may not or cannot be read from this disk.
-        MachineError: the network failed for good.
+        MachineError: the network failed for good, or a server wants somebody else to ask.
     """
     for wait_s in (None,) if is_local else (*WAITS_S, None):
         try:
@@ -237,8 +240,9 @@ def attempt(action: Callable[[], Found], *, url: str, is_local: bool) -> Found:
         except Exception as error:  # clients have their own: aiohttp's, botocore's, httpx', plain OS errors
             if wait_s is None and is_local:
                 raise unreadable(url, error, fix="check the disk") from error
-            if wait_s is None:  # no fault of the row's, which may not be skipped for it
-                told = unreadable(url, error, fix="check the network, then start the same command again")
+            is_refused = _status(error) in REFUSALS
+            if wait_s is None or is_refused:  # no fault of the row's, which may not be skipped for it
+                told = unreadable(url, error, fix=LOG_IN if is_refused else RETRY)
                 raise MachineError(told.message, where=told.where, fix=told.fix) from error
         time.sleep(wait_s)
 
@@ -252,7 +256,9 @@ def each(action: Callable[..., Found], items: Iterable) -> list[Found]:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def unreadable(url: str, error: Exception, *, fix: str = "replace the damaged shard") -> DataError:
+def unreadable(url: str, error: Exception, *, fix: str = "replace the damaged shard") -> VitError:
+    if isinstance(error, VitError):  # told already, and a network that failed is no fault of the shard's
+        return error
     return DataError(f"{_file_name(url)} cannot be read: {_reason(error)}", where=shown(url), fix=fix)
 
 
@@ -268,5 +274,12 @@ def _file_name(url: str) -> str:
 def _reason(error: Exception) -> str:
     if isinstance(error, FileNotFoundError):  # some file systems give the path, others the words
         return "it is not there"
+    if _status(error) in REFUSALS:  # of which the Hub's client says why lines later, if at all
+        return f"its server refuses it with status {_status(error)}"
     line = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return re.sub(r"(?<=://)[^/@\s]*@|(?<=\w)\?\S+", "", line)[:160]
+
+
+def _status(error: Exception) -> int | None:
+    """The HTTP status of an error: aiohttp keeps it in one place, requests and httpx in another."""
+    return getattr(error, "status", None) or getattr(getattr(error, "response", None), "status_code", None)

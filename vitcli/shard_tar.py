@@ -20,7 +20,7 @@ import numpy as np
 from filelock import FileLock
 
 from vitcli.data_files import IMAGE_SUFFIXES
-from vitcli.errors import DataError, MachineError
+from vitcli.errors import DataError, MachineError, VitError
 from vitcli.safe_files import replace_file
 from vitcli.shard_files import Columns, Contents, RowOf, ShardFile, shown, unreadable
 from vitcli.shard_places import compressed
@@ -180,7 +180,7 @@ def _write(path: Path, index: Index) -> None:
 def _make_index(file: ShardFile, image_column: str | None, label_column: str | None) -> Index:
     try:
         samples = _samples(file, label_column)
-    except DataError:
+    except VitError:
         raise
     except Exception as error:  # tarfile's own, and ours where the file ends too early
         if _is_compressed(file):

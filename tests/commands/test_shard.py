@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import signal
 import time
 from pathlib import Path
@@ -34,6 +35,11 @@ def sharded_run(photos: Path, out: Path, *more: object, processes: int, steps: i
 
 def weights_and_metrics(run_dir: Path) -> dict[str, str]:
     return {name: sha for name, sha in fingerprint(run_dir).items() if "shard-" not in name}
+
+
+def children_of(pid: int) -> list[int]:
+    stats = [path.read_text().rpartition(")") for path in Path("/proc").glob("[0-9]*/stat") if path.exists()]
+    return sorted(int(head.split()[0]) for head, _, rest in stats if int(rest.split()[1]) == pid)
 
 
 def test_two_processes_of_slices_learn_what_one_learns(photos, tmp_path):
@@ -82,6 +88,32 @@ def test_a_killed_sharded_run_ends_as_the_unbroken_one(photos, tmp_path):
     ends = [checkpoint.read(path, 24) for path in (broken, unbroken)]
     for kind in ("model", "optimizer", "average"):
         torch.testing.assert_close(*(getattr(end, kind) for end in ends), rtol=0, atol=0)
+
+
+@pytest.mark.slow
+def test_processes_killed_at_random_instants_change_no_bit(photos, tmp_path):
+    unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
+    how = ("--shard", "--set", "model.dropout=0.1", "--set", "train.save_every=1")
+    assert sharded_run(photos, unbroken, *how, processes=2, steps=60).returncode == 0
+    draws = random.Random(0)
+
+    for number in range(8):
+        at, delay_s, victim = 5 * number + draws.randint(1, 5), draws.uniform(0, 0.1), draws.randint(0, 1)
+
+        def kill_one(process, at=at, delay_s=delay_s, victim=victim):
+            def kill() -> None:
+                time.sleep(delay_s)
+                os.kill(children_of(process.pid)[victim], signal.SIGKILL)
+
+            when_logged(broken, at, kill)
+
+        ended = sharded_run(photos, broken, *how, processes=2, steps=60, on_start=kill_one)
+        assert ended.returncode == 7, (number, ended.stderr + ended.stdout)
+    ended = sharded_run(photos, broken, *how, processes=2, steps=60)
+
+    assert ended.returncode == 0, ended.stderr + ended.stdout
+    assert weights_and_metrics(broken) == weights_and_metrics(unbroken)
+    assert not list(broken.rglob(".tmp*"))
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from torch import Tensor
 from vitcli import figures, model_card, recipe, runlog, runtime
 from vitcli.commands.job import Job
 from vitcli.commands.pixels import preprocessing_of
+from vitcli.export_formats import unsaid_in
 from vitcli.metrics import PatchScores, Scores
 from vitcli.runlog import RunFolder
 from vitcli.train import Progress
@@ -88,5 +89,7 @@ def write_results(
     pictures.mkdir(exist_ok=True)
     for name, figure in figures.training_curves(runlog.read_metrics(folder.path)).items():
         figure.savefig(pictures / f"{name}.png")
-    folder.write_text("README.md", model_card.model_card(summary, recipe.to_toml(job.recipe)))
+    unsaid = unsaid_in("timm", job.start.arch)
+    card = model_card.model_card(summary, recipe.to_toml(job.recipe), unsaid_in_timm=unsaid)
+    folder.write_text("README.md", card)
     folder.write_json(runlog.SUMMARY, summary)
