@@ -40,7 +40,7 @@ def fitting_size(machine: Machine, monkeypatch, sizes=(1, 2, 4, 8, 16)) -> tuple
 
     monkeypatch.setattr(fitting, "_runs", runs)
     found = fitting.largest_that_fits(
-        model, None, sizes, image_size=(2, 2), runtime=machine, bytes_at=lambda size: size
+        model, None, sizes, image_size=(2, 2), runtime=machine, bytes_at=lambda size: size, held_bytes=0
     )
     return found, model, tried
 
@@ -79,7 +79,13 @@ def test_a_cpu_compares_with_the_memory_that_is_free(monkeypatch):
     machine = Machine(most=0, device=torch.device("cpu"), processes_here=2)
     monkeypatch.setattr(fitting, "_free_bytes", lambda: 20.0)
     found = fitting.largest_that_fits(
-        nn.Identity(), None, (1, 2, 4, 8, 16), image_size=(2, 2), runtime=machine, bytes_at=lambda size: size
+        nn.Identity(),
+        None,
+        (1, 2, 4, 8, 16),
+        image_size=(2, 2),
+        runtime=machine,
+        bytes_at=lambda size: size,
+        held_bytes=0,
     )
 
     assert found == 8

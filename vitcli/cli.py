@@ -236,13 +236,15 @@ _arguments: list[str] = []  # the command line as it was given, for the launcher
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and leave with its exit code."""
-    from vitcli import exits
+    from vitcli import exits, launching
 
     _arguments[:] = sys.argv[1:] if arguments is None else arguments
     # Before torch is loaded: how long an OpenMP thread spins while it waits for another. The library's own
     # choice is a hundred times longer and makes training on a CPU that does anything else four times slower
     # (docs/loader.md).
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # until a training loop knows something better
+    for number in (signal.SIGTERM, signal.SIGUSR1):  # until a training loop knows something better
+        signal.signal(number, lambda *_: sys.exit(143))
+    launching.end_with_the_launcher()
     command = partial(app, args=_arguments, prog_name="vit", standalone_mode=False)
     exits.leave(exits.exit_code_of(command, _arguments))

@@ -61,7 +61,8 @@ def _tell(error: VitError, arguments: list[str]) -> int:
         traceback.print_exception(error)
     if launching.report_to_launcher(error):
         return error.exit_code
-    if launching.global_rank() == 0 or hasattr(error, "rank"):
+    # What all have met the first one says, and on other machines, where others look, the first one there.
+    if os.environ.get("LOCAL_RANK", "0") == "0" or hasattr(error, "rank"):
         if "--json" in arguments:
             told = {"message": error.message, "where": error.where, "fix": error.fix}
             print(json.dumps({"error": told}, indent=2))

@@ -19,11 +19,16 @@ def largest_that_fits(
     image_size: tuple[int, int],
     runtime: Runtime,
     bytes_at: Callable[[int], float],
+    held_bytes: int,
 ) -> int:
     """The largest of `sizes` that every process's device takes; the model is left as it was.
 
     A GPU is asked, by passes over blank images until one does not run out of memory. A CPU would take from
     the other programs before it refuses, so there `bytes_at` is compared with the memory that is free.
+
+    Args:
+        bytes_at: memory that a run with parts of this size takes.
+        held_bytes: what a run holds besides weights and the gradients of one part: optimizer and average.
 
     Raises:
         MachineError: not even the smallest fits.
@@ -35,8 +40,10 @@ def largest_that_fits(
     else:
         model.to(runtime.device)
         kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        held = torch.empty(held_bytes, dtype=torch.uint8, device=runtime.device)
         fits = (size for size in descending if _runs(model, objective, size, image_size, runtime))
         fitting = next(fits, 0)
+        del held
         for name, buffer in model.named_buffers():
             buffer.copy_(kept[name])
     smallest = int(runtime.gather(torch.tensor(fitting)).min())

@@ -34,10 +34,9 @@ class DdpSum:
 
 
 class ShardedSum(DdpSum):
-    """The same for a sharded model: gradients meet, slice by slice, in the last part's backward pass."""
+    """The same for a sharded model: gradients meet in every part, so that no process holds them whole."""
 
     def part(self, *, is_last: bool) -> AbstractContextManager:
-        self.model.set_requires_gradient_sync(is_last)
         return nullcontext()
 
 

@@ -46,16 +46,15 @@ def evaluate(
     losses_N = torch.zeros(len(split), dtype=torch.float64)
     seen_N = torch.zeros(len(split), dtype=torch.int64)
     skipped: list[str] = []
-    batches = eval_batches(
+    batches = my_batches(
+        model,
         split,
         preprocessing,
+        runtime=runtime,
         batch_size=batch_size,
-        rank=runtime.rank,
-        world_size=runtime.world_size,
         on_bad_image=on_bad_image,
         num_threads=num_threads,
     )
-    batches = in_step(batches, model, preprocessing, runtime)
     passed = logits_of(model, batches, preprocessing, device=runtime.device, precision=precision)
     passed = watched(passed, console, "evaluate", total=len(split), at_once=runtime.world_size)
     with runtime.own_errors():
@@ -105,16 +104,15 @@ def features(
     """
     bare = unwrap(model)
     bare = getattr(bare, "vit", bare)  # of a network that predicts patches
-    batches = eval_batches(
+    batches = my_batches(
+        model,
         split,
         preprocessing,
+        runtime=runtime,
         batch_size=batch_size,
-        rank=runtime.rank,
-        world_size=runtime.world_size,
         on_bad_image="error",
         num_threads=num_threads,
     )
-    batches = in_step(batches, model, preprocessing, runtime)
     network = sharding.gathered_for(unwrap(model), partial(model_features, bare))
     passed = outputs_of(bare, network, batches, preprocessing, device=runtime.device, precision=precision)
     features_ND, labels_N = torch.zeros(0, 0), torch.zeros(len(split), dtype=torch.int64)
@@ -241,13 +239,29 @@ def passes(
         model.train(was_training)
 
 
-def in_step(
-    batches: Iterator[Batch], model: nn.Module, preprocessing: Preprocessing, runtime: Runtime
+def my_batches(
+    model: nn.Module,
+    split: Split,
+    preprocessing: Preprocessing,
+    *,
+    runtime: Runtime,
+    batch_size: int,
+    on_bad_image: str,
+    num_threads: int,
 ) -> Iterator[Batch]:
-    """The same batches, and for a sharded model empty ones while other processes still have some.
+    """This process's batches, and for a sharded model empty ones while other processes still have some.
 
     Its weights are put together by all processes, so that all must compute equally often.
     """
+    batches = eval_batches(
+        split,
+        preprocessing,
+        batch_size=batch_size,
+        rank=runtime.rank,
+        world_size=runtime.world_size,
+        on_bad_image=on_bad_image,
+        num_threads=num_threads,
+    )
     if not sharding.is_sharded(model):
         yield from batches
         return

@@ -4,6 +4,7 @@ One process is the default. `--num-processes N` hands this very command line to 
 torchrun, `accelerate launch` and srun start the processes themselves, and nothing else differs.
 """
 
+import ctypes
 import json
 import logging
 import os
@@ -15,7 +16,8 @@ from pathlib import Path
 
 from vitcli.errors import ProcessError, VitError
 
-LAUNCHED = "VIT_LAUNCHED"  # set for processes that our own launcher started: it prints their errors
+LAUNCHED = "VIT_LAUNCHED"  # pid of our own launcher, for the processes it started: it prints their errors
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 SAVING_TIME_S = 600  # what processes that are asked to stop have for the step and its checkpoint
 FORWARDED = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"  # torch's own, and SLURM's warning of the time limit
 
@@ -42,6 +44,18 @@ def must_launch(num_processes: int) -> bool:
             fix="leave the option out under torchrun, accelerate launch and srun",
         )
     return False
+
+
+def end_with_the_launcher() -> None:
+    """Ask Linux to end this process as SIGTERM does, saving first, should our launcher be killed.
+
+    Else it would train on, hold the run folder's lock, and the same command could not go on.
+    """
+    if LAUNCHED not in os.environ or not sys.platform.startswith("linux"):
+        return
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != int(os.environ[LAUNCHED]):  # it was gone before
+        sys.exit(143)
 
 
 def global_rank() -> int:
@@ -91,7 +105,7 @@ def launch(num_processes: int, arguments: list[str]) -> int:
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     logging.disable(logging.CRITICAL)  # the launcher's own lines; what happened is said in three of ours
-    os.environ[LAUNCHED] = "1"
+    os.environ[LAUNCHED] = str(os.getpid())
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cpu_count() // num_processes)))
     # Issue pytorch#119856: by itself the launcher kills after 30 s. torch 2.11 does not know the variable.
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SAVING_TIME_S))

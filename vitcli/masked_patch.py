@@ -119,6 +119,10 @@ class MaskedPatchModel(nn.Module):
             outputs = outputs.unflatten(-1, (-1, NUM_COLORS))
         return Prediction(outputs, self.targets(images_BCHW).take_along_dim(where_BM1, dim=1), corruption)
 
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Under the name of timm's networks."""
+        self.vit.set_grad_checkpointing(enable)
+
     def encode(self, images_BCHW: Tensor, corruption: Corruption) -> Tensor:
         """(B, T, D) tokens after the last norm: timm's `forward_features` with the corruption in its middle.
 

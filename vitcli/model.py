@@ -119,7 +119,7 @@ def _check_transformer(variant: Variant | None, name: str) -> None:
         raise VitError(
             f"{variant.name if variant else name} is no transformer of the paper: "
             "its size, GELU, pre-logits, classifier and position embeddings are not for it",
-            where="recipe keys model.gelu, pre_logits, classifier, posemb, layers, hidden, mlp, heads",
+            where="recipe keys model.gelu, pre_logits, classifier, posemb, posemb_at, and those of its size",
             fix="leave them out, or take a ViT or a hybrid of the paper (vit models)",
         )
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from vitcli import masked_patch, metrics
 from vitcli.console import Console
 from vitcli.errors import WeightsError
-from vitcli.inference import check_all_seen, in_step, passes, watched
+from vitcli.inference import check_all_seen, my_batches, passes, watched
 from vitcli.loader import Batch, eval_batches
 from vitcli.order import derive_seed
 from vitcli.runtime import Runtime
@@ -34,16 +34,15 @@ def evaluate_patches(
     seen_N = torch.zeros(len(split), dtype=torch.int64)
     colors_K = torch.zeros(masked_patch.NUM_COLORS, dtype=torch.int64)
     skipped: list[str] = []
-    batches = eval_batches(
+    batches = my_batches(
+        model,
         split,
         preprocessing,
+        runtime=runtime,
         batch_size=batch_size,
-        rank=runtime.rank,
-        world_size=runtime.world_size,
         on_bad_image=on_bad_image,
         num_threads=num_threads,
     )
-    batches = in_step(batches, model, preprocessing, runtime)
     passed = _predictions_of(model, batches, preprocessing, device=runtime.device, precision=precision)
     with runtime.own_errors():
         for batch, prediction in watched(

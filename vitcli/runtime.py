@@ -6,7 +6,7 @@ here.
 
 import importlib.util
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -101,6 +101,11 @@ class Runtime:
         everyones: list[Any] = [None] * self.world_size
         dist.all_gather_object(everyones, mine, group=self.control)
         return [member for one in everyones for member in one]
+
+    def share(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Make them the first process's, in place, where they are."""
+        for tensor in tensors if self.world_size > 1 else ():
+            dist.broadcast(tensor, src=0, group=self._group_for(tensor))
 
     def union(self, mine: set[str]) -> set[str]:
         """All members of every process's set."""

@@ -21,9 +21,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
-from torch.nn.modules.batchnorm import _BatchNorm
 
-from vitcli.errors import VitError
 from vitcli.runtime import COLLECTIVE_TIMEOUT, Runtime
 
 Place = Callable[[str, torch.Size, torch.dtype], Tensor]  # from name, whole size and type to an empty tensor
@@ -34,16 +32,7 @@ def shard(model: nn.Module, runtime: Runtime) -> Any:
 
     Returns:
         The process group in which slices are saved, beside whatever the processes say to each other.
-
-    Raises:
-        VitError: the network keeps running statistics, which the processes would not have in common.
     """
-    if any(isinstance(module, _BatchNorm) for module in model.modules()):
-        raise VitError(
-            "this network has batch norms, whose running statistics each process would have for itself",
-            where="--shard",
-            fix="leave --shard out, or take a network without batch norms",
-        )
     mesh = init_device_mesh(runtime.device.type, (runtime.world_size,))
     # Taken apart after every use, so that the parameters that a module shows are always the optimizer's.
     for module in (*_blocks(model), model):
@@ -74,7 +63,7 @@ def whole(tensors: dict[str, Tensor], *, keep: bool) -> dict[str, Tensor]:
 
 
 def all_sliced_like(values: dict[str, Tensor], likes: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The same for each by its name."""
+    """`sliced_like` of each by its name."""
     return {name: sliced_like(value, likes[name]) for name, value in values.items()}
 
 

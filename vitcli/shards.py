@@ -289,5 +289,5 @@ def _check_fits(file: ShardFile, num_bytes: int, cache_bytes: int) -> None:
         raise DataError(
             f"a block of {sizes[0]} does not fit into a cache of {sizes[1]}",
             where=file.shown,
-            fix=f"give the cache more memory, or write smaller {what}",
+            fix=f"write smaller {what}",
         )

@@ -112,6 +112,15 @@ class Split:
         identity = f"{self.identity}, {num_examples} rows of blocks drawn by {key}"
         return replace(self._at(source_rows, num_examples), name=name, block_starts=starts, identity=identity)
 
+    def rows(self, places: np.ndarray) -> "Split":
+        """Some rows of this split, in this order."""
+        which = blake2b(places.tobytes(), digest_size=8).hexdigest()
+        return replace(
+            self._at(lambda rows: places[rows], len(places)),
+            block_starts=None if self.block_starts is None else np.arange(len(places) + 1),
+            identity=None if self.identity is None else f"{self.identity}, rows {which}",
+        )
+
     def _at(self, source_rows: Callable[[np.ndarray], np.ndarray], num_examples: int) -> "Split":
         """Other rows of the same data."""
 
@@ -261,11 +270,12 @@ def cut_dev(train: Split, *, dev_fraction: float, split: str) -> tuple[Split, Sp
             where="recipe key data.dev_fraction",
             fix="name the split to report on with data.eval_split, or choose another fraction",
         )
-    # Of shards the last rows are cut off: a row here and a row there would have every block read for them.
-    key = order.derive_seed(0, "dev split", len(train)) if train.block_starts is None else None
-    num_train = len(train) - num_dev
-    rest = train.part(0, num_train, name=f"{train.name} without its dev part", shuffle_key=key)
-    dev = train.part(num_train, len(train), name=f"{train.name}, dev part", shuffle_key=key)
+    key = order.derive_seed(0, "dev split", len(train))
+    whole, num_train = train, len(train) - num_dev
+    if train.block_starts is not None:  # a row here and a row there would have every block read for them
+        whole, key = train.random_blocks(len(train), name=train.name, key=key), None
+    rest = whole.part(0, num_train, name=f"{train.name} without its dev part", shuffle_key=key)
+    dev = whole.part(num_train, len(train), name=f"{train.name}, dev part", shuffle_key=key)
     cut = {"split": split, "fraction": dev_fraction, "fingerprint": train.fingerprint}
     return rest, replace(dev, dev_cut=cut)
 

@@ -37,9 +37,7 @@ def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensor
         name, _, slot = key.rpartition("/")
         parameter = parameters[name]
         # Adam's step counter stays on the CPU, everything else lives with its parameter.
-        optimizer.state[parameter][slot] = (
-            value if value.ndim == 0 else sharding.sliced_like(value, parameter)
-        )
+        optimizer.state[parameter][slot] = value if slot == "step" else sharding.sliced_like(value, parameter)
 
 
 def place_in(model: nn.Module) -> sharding.Place:

@@ -58,3 +58,19 @@ def test_other_bits_are_a_failed_check_that_names_both_folders(photos, monkeypat
 def test_a_recipes_own_mistakes_are_told_first(photos):
     assert run("doctor", "resume", "--recipe", "finetune/nothing").code == 2
     assert "few steps" in run(*SMALL[:-4], "--steps", "1", "--dataset", photos).err
+
+
+@pytest.mark.slow
+def test_a_run_that_ends_before_it_is_killed_proves_nothing(photos):
+    outcome = run(*SMALL, "--dataset", photos, "--batch-size", 8, "--kills", 40, "--quiet")
+
+    assert outcome.code == 8 and "ended before kill" in outcome.err
+
+
+@pytest.mark.slow
+def test_several_processes_are_all_killed(photos):
+    small = ("40" if word == "12" else word for word in SMALL)
+    words = (*small, "--dataset", photos, "--batch-size", 8, "--num-processes", 2, "--kills", 2)
+    proved = run(*words, "--json", "--quiet").json
+
+    assert proved["same_bits"] and len(proved["killed_at"]) == 2 and max(proved["killed_at"]) < 40

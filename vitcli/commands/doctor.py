@@ -4,13 +4,17 @@ import hashlib
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from vitcli import recipe, runlog, runtime
 from vitcli.console import Console
@@ -62,7 +66,7 @@ def prove_resume(
     options: Sequence[str],
     quiet: bool,
 ) -> dict[str, Any]:
-    """Run a recipe twice, once unbroken and once killed at random steps, and compare every bit of both.
+    """Run a recipe twice, once unbroken and once killed at random steps; compare weights and metrics.
 
     Args:
         kills: SIGKILLs at random instants after random steps.
@@ -125,20 +129,34 @@ def _with_kills(words: list[str], out: Path, *, steps: int, kills: int, console:
     draws, killed_at = random.Random(0), []
     for number in range(kills):
         # By progress, then a moment more, so that it is not always between two steps.
-        wanted = draws.randint(_logged(out) % steps + 1, steps) if number else draws.randint(1, steps)
+        logged = _logged(out)
+        wanted = draws.randint(logged + 1, max(logged + 1, logged + (steps - logged) // (kills - number + 1)))
         process = subprocess.Popen(_command(words, out), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         while process.poll() is None and _logged(out) < wanted:
             time.sleep(0.005)
         time.sleep(draws.uniform(0, 0.05))
-        if process.poll() is not None:  # it has come to its end before
-            _check(process.returncode, process.stderr.read().decode())
-            break
-        process.kill()
-        process.communicate()
+        if process.poll() is None:
+            _kill_all(process)
+        told = process.communicate()[1].decode()
+        if process.returncode != -signal.SIGKILL or (out / runlog.SUMMARY).exists():
+            _check(max(process.returncode, 0), told)
+            raise CheckFailed(
+                f"the run had ended before kill {number + 1} of {kills}, so nothing is proved",
+                where=f"{steps} steps, {out}",
+                fix="give it more --steps, or fewer --kills",
+            )
         killed_at.append(_logged(out))
         console.note(f"killed after step {killed_at[-1]}")
     _to_the_end(words, out)
     return killed_at
+
+
+def _kill_all(process: subprocess.Popen) -> None:
+    """SIGKILL to the run's own processes first, so that none can say goodbye to its launcher."""
+    for child in psutil.Process(process.pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            child.kill()
+    process.kill()
 
 
 def _to_the_end(words: list[str], out: Path) -> None:
@@ -163,7 +181,7 @@ def _check(returncode: int, told: str) -> None:
 def _logged(out: Path) -> int:
     """Steps in metrics.jsonl, which are kept up to the last save when a run goes on."""
     try:
-        return (out / runlog.METRICS).read_bytes().count(b'"loss": ')
+        return (out / runlog.METRICS).read_bytes().count(b'"lr": ')
     except OSError:
         return 0
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from vitcli import costs, data, order, recipe, runlog, runtime
-from vitcli.commands.planning import RunOptions, Start, check_shard, plan_of
+from vitcli.commands.planning import AUTO, RunOptions, Start, check_network, check_shard, plan_of
 from vitcli.console import Console
 from vitcli.errors import VitError
 from vitcli.recipe import Recipe
@@ -27,7 +27,12 @@ WEIGHTS = "model.safetensors"
 
 @dataclass(frozen=True)
 class Job:
-    """Everything decided before the first step; `lr` is the base learning rate."""
+    """Everything decided before the first step.
+
+    Attributes:
+        probe: training and test split of the few-shot probe, where there is one.
+        lr: base learning rate.
+    """
 
     command: str
     recipe: Recipe
@@ -36,6 +41,7 @@ class Job:
     console: Console
     train_split: Split
     eval_split: Split
+    probe: tuple[Split, Split] | None
     start: Start
     plan: Plan
     lr: float
@@ -55,7 +61,9 @@ def make_job(
     if options.track:
         runtime.check_tracker(options.track)
     # Before the processes join, so that a long download is no stalled collective; `datasets` locks its cache.
-    train_split, eval_split = _open_data(resolved, plan_only=options.dry_run and not options.measure)
+    plan_only = options.dry_run and not options.measure
+    train_split, eval_split = _open_data(resolved, plan_only=plan_only)
+    probe = None if plan_only else _open_probe(resolved)
     _check_labels_of(train_split, resolved)
     machine = runtime.start(resolved.precision.compute)
     console = Console(quiet=options.quiet, is_main=machine.is_main)
@@ -63,9 +71,10 @@ def make_job(
         runtime.fix_threads(machine.device)
     torch.manual_seed(order.derive_seed(resolved.train.seed, "init"))
     # A plan of fresh weights needs no numbers: ViT-H/14 has 632 million.
-    without_numbers = options.dry_run and not options.measure and command == "pretrain"
+    without_numbers = plan_only and command == "pretrain" and options.per_device_batch != AUTO
     with torch.device("meta") if without_numbers else nullcontext():
         start = make_model(train_split, resolved.data.image_hw)
+    check_network(start.model, options, machine)
     console.note(f"{start.arch.name} at {size_text(resolved.data.image_size)} px on {train_split.name}:")
     console.note(
         f"{len(train_split)} images of {train_split.num_classes} classes, scored on {len(eval_split)}"
@@ -87,6 +96,7 @@ def make_job(
         console=console,
         train_split=train_split,
         eval_split=eval_split,
+        probe=probe,
         start=start,
         plan=plan_of(resolved, options, machine, start, train_split),
         lr=lr,
@@ -199,6 +209,22 @@ def _open_data(resolved: Recipe, *, plan_only: bool) -> tuple[Split, Split]:
         seed=resolved.train.seed,
         num_classes=wanted.num_classes,
         streaming=wanted.streaming,
+    )
+
+
+def _open_probe(resolved: Recipe) -> tuple[Split, Split] | None:
+    """The data of the few-shot probe, by its usual splits."""
+    if resolved.eval.probe is None:
+        return None
+    return data.open_train_and_eval(
+        resolved.eval.probe,
+        train_split="auto",
+        eval_split="auto",
+        dev_fraction=0.1,
+        num_examples=None,
+        image_column=None,
+        label_column=None,
+        seed=0,
     )
 
 

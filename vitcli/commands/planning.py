@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from vitcli import costs, runlog
 from vitcli.architecture import Architecture
@@ -83,6 +84,31 @@ def check_shard(resolved: Recipe, options: RunOptions) -> None:
             raise VitError(f"--shard does not go with {option}: {why}", where=option, fix=fix)
 
 
+def check_network(model: nn.Module, options: RunOptions, machine: Runtime) -> None:
+    """Refuse networks that several processes cannot train in the way that is asked for."""
+    if options.shard and machine.world_size == 1:
+        raise VitError(
+            "one process has nobody to share a model with",
+            where="--shard",
+            fix="add --num-processes N, or leave --shard out",
+        )
+    if not (options.shard or options.exact) or machine.world_size == 1:
+        return
+    option = "--shard" if options.shard else "--exact"
+    if any(isinstance(module, _BatchNorm) for module in model.modules()):
+        raise VitError(
+            "this network has batch norms, whose running statistics each process would have for itself",
+            where=option,
+            fix=f"leave {option} out, or take a network without batch norms",
+        )
+    if options.shard and any(parameter.ndim == 0 for parameter in model.parameters()):
+        raise VitError(
+            "this network has parameters of one number, which cannot be shared out",
+            where=option,
+            fix="leave it out, or take another network",
+        )
+
+
 def fresh_architecture(
     wanted: Model, *, image_size: tuple[int, int], num_classes: int, pre_logits: bool
 ) -> Architecture:
@@ -135,7 +161,7 @@ def plan_of(
 
 def _fitting(resolved: Recipe, options: RunOptions, machine: Runtime, start: Start) -> int:
     """The largest part that fits; that of the run which is gone on with, for it decides about dropout."""
-    earlier = options.out and runlog.read_plan(options.out)
+    earlier = options.out and machine.on_main(lambda: runlog.read_plan(options.out))
     share, left_over = divmod(resolved.train.batch_size, machine.world_size)
     sizes = [size for size in range(1, share + 1) if not left_over and share % size == 0]
     if earlier and earlier["per_device_batch"] in sizes and not options.overwrite:
@@ -144,11 +170,15 @@ def _fitting(resolved: Recipe, options: RunOptions, machine: Runtime, start: Sta
         return choose_per_device_batch(resolved.train.batch_size, world_size=machine.world_size, cap=1)
     low = machine.precision != "fp32"
     kept, params = costs.activation_bytes(start.arch, low_precision=low), costs.num_params(start.arch)
+    # Of Adam two, of SGD one; the average; and what the parts before have left.
+    wanted = resolved.optimizer
+    held = params * 4 * ((2 if wanted.name == "adam" else 1) + bool(wanted.average) + 1)
     return largest_that_fits(
         start.model,
         task_of(resolved).objective,
         sizes,
         image_size=start.arch.image_size,
         runtime=machine,
-        bytes_at=lambda size: params * 16 + kept * size,
+        bytes_at=lambda size: params * 8 + held + kept * size,
+        held_bytes=held,
     )

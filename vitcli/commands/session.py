@@ -3,6 +3,7 @@
 Shared by the commands that train; no command of its own.
 """
 
+import secrets
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
@@ -24,8 +25,9 @@ from vitcli.commands.results import summarise, write_results
 from vitcli.commands.state import State
 from vitcli.commands.task import Task, task_of
 from vitcli.commands.watch import Watch
-from vitcli.errors import DataError, NotFiniteError, Stopped, VitError
+from vitcli.errors import DataError, MachineError, NotFiniteError, Stopped, VitError
 from vitcli.recipe import Recipe
+from vitcli.safe_files import TEMPORARY
 from vitcli.saving import Saver
 from vitcli.schedule import lr_at_step
 from vitcli.split import Split
@@ -68,6 +70,7 @@ class Session:
     def run(self) -> dict[str, Any]:
         """Train and leave a finished run folder."""
         self.path = self.machine.on_main(self._open_folder)
+        self._check_shared()
         saver = Saver(
             self.machine,
             take=lambda: self.state.copied(self.folder),
@@ -146,10 +149,28 @@ class Session:
             )
         return path
 
+    def _check_shared(self) -> None:
+        """Refuse a folder that some process does not see: its part of a checkpoint would lie elsewhere."""
+        token = self.path / f"{TEMPORARY}shared"
+        told = self.machine.on_main(lambda: secrets.token_hex(8))
+        self.machine.on_main(lambda: token.write_text(told))
+        try:
+            sees_it = token.read_text() == told
+        except OSError:
+            sees_it = False
+        is_apart = self.machine.any(not sees_it)
+        self.machine.on_main(token.unlink)
+        if is_apart:
+            raise MachineError(
+                "not every process of the run sees the run folder",
+                where=f"--out {self.path}",
+                fix="put --out on a file system that all machines of the run share",
+            )
+
     def _check_images(self) -> None:
         """Stop for a bad picture before the first step and not after hours, unless there are too many."""
         for split in (self.job.train_split, self.job.eval_split):
-            if len(split) > CHECKED_IMAGES:
+            if len(split) > CHECKED_IMAGES or split.block_starts is not None:  # shards may be far away
                 continue
             errors = self.machine.concatenated(
                 loader.check_images(

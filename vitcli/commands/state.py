@@ -74,7 +74,8 @@ class State:
         found = None
         if step is not None:
             place = step_tensors.place_in(self.model)
-            found = checkpoint.read(path, step, place=place, group=self.group)
+            with self.machine.own_errors():
+                found = checkpoint.read(path, step, place=place, group=self.group)
             self._compare_fingerprints(found.state["fingerprint"])
             own = self.model.state_dict()
             self.model.load_state_dict(sharding.all_sliced_like(found.model, own))
@@ -86,6 +87,12 @@ class State:
             self.job.console.note(f"going on from step {found.step}")
         if folder:
             folder.rewind_metrics(found.state["metrics_bytes"] if found else 0)
+
+    def share_buffers(self) -> None:
+        """Give every process the first one's running statistics, which are those that are saved."""
+        names = {name for name, _ in self.model.named_buffers()}
+        states = [self.model.state_dict(), self.average.tensors if self.average else {}]
+        self.machine.share(state[name] for state in states for name in sorted(names & state.keys()))
 
     def final_weights(self) -> dict[str, Tensor]:
         """What the run would leave behind now, whole, on the first process; every process takes part.
@@ -120,6 +127,8 @@ class State:
             "per_device_batch": self.job.plan.per_device_batch,
             "num_processes": self.machine.world_size,
             "sharded": self.group is not None,
+            "exact": self.job.options.exact,
+            "compile": self.job.options.compile,
             "precision": self.machine.precision,
             "device": self.machine.device.type,
             "threads": torch.get_num_threads(),

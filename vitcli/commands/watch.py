@@ -5,20 +5,19 @@ Shared by the commands that train; no command of its own.
 
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 import numpy as np
 
-from vitcli import data, figures, inference, least_squares, patch_inference
+from vitcli import figures, inference, least_squares, patch_inference
 from vitcli.commands.job import Job
 from vitcli.commands.pixels import preprocessing_of
 from vitcli.commands.state import State
 from vitcli.commands.task import Task
 from vitcli.masked_patch import MaskedPatchModel
-from vitcli.split import Split
 
 PROBE_SEEDS = (0, 1, 2)  # as the authors' evaluator draws
 PROBE_L2 = 1024.0
@@ -61,17 +60,7 @@ class Watch:
 
     def probe(self, step: int) -> dict[str, Any]:
         """Few-shot accuracy in closed form on the recipe's probe data set, with the compute spent so far."""
-        wanted = self.job.recipe.eval
-        train, test = data.open_train_and_eval(
-            wanted.probe,
-            train_split="auto",
-            eval_split="auto",
-            dev_fraction=0.1,
-            num_examples=None,
-            image_column=None,
-            label_column=None,
-            seed=0,
-        )
+        wanted, (train, test) = self.job.recipe.eval, self.job.probe
         labels_N = train.read_labels()
         drawn = [
             least_squares.draw_shots(
@@ -81,9 +70,7 @@ class Watch:
         ]
         needed = np.unique(np.concatenate(drawn))
         with self._model_to_leave() as model:
-            known_ND, _ = inference.features(
-                model, _rows_of(train, needed), self.preprocessing, **self.passes
-            )
+            known_ND, _ = inference.features(model, train.rows(needed), self.preprocessing, **self.passes)
             tests_ND, test_labels_N = inference.features(model, test, self.preprocessing, **self.passes)
         runs = []
         for rows in drawn:
@@ -107,6 +94,7 @@ class Watch:
 
     def _model_to_leave(self):
         state = self.state
+        state.share_buffers()
         return state.average.swapped_in(state.model) if state.average else nullcontext(state.model)
 
     def _draw_patches(self, model: MaskedPatchModel) -> None:
@@ -128,13 +116,3 @@ class Watch:
 def _probe_line(probed: dict[str, Any]) -> str:
     compute = "" if probed["exaflops"] is None else f" at {probed['exaflops']:.3g} exaFLOPs"
     return f"{probed['shots']}-shot {probed['dataset']} {probed['top1']:.2%}{compute}"
-
-
-def _rows_of(split: Split, rows: np.ndarray) -> Split:
-    return replace(
-        split,
-        num_examples=len(rows),
-        read_row=lambda place: split.read_row(int(rows[place])),
-        read_labels=lambda: split.read_labels()[rows],
-        where_is=lambda place: split.where_is(int(rows[place])),
-    )
