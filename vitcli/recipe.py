@@ -7,6 +7,7 @@ A section is a flat table, so a recipe is handled as {"section.key": value} unti
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -133,9 +134,14 @@ def is_base(name: str) -> bool:
 
     It is checked through them and need not be whole.
     """
-    tables = {known: _read(find(known)) for known, _ in available()}
-    is_extended = name in [table.get("extends") for table in tables.values()]
-    return is_extended and "dataset" not in tables[name].get("data", {})
+    return name in _bases()
+
+
+@cache
+def _bases() -> set[str]:
+    tables = {name: _read(find(name)) for name, _ in available()}
+    extended = {table["extends"] for table in tables.values() if "extends" in table}
+    return {name for name in extended & tables.keys() if "dataset" not in tables[name].get("data", {})}
 
 
 def find(name: str) -> Path:
