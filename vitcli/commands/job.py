@@ -75,19 +75,7 @@ def make_job(
     with torch.device("meta") if without_numbers else nullcontext():
         start = make_model(train_split, resolved.data.image_hw)
     check_network(start.model, options, machine)
-    console.note(f"{start.arch.name} at {size_text(resolved.data.image_size)} px on {train_split.name}:")
-    console.note(
-        f"{len(train_split)} images of {train_split.num_classes} classes, scored on {len(eval_split)}"
-        f" of {eval_split.name}"
-    )
-    for line in _oddities(train_split):
-        console.note(line)
-    if eval_split.dev_cut:
-        console.note(
-            "there is no other split to score: these were cut from the training images (data.dev_fraction)"
-        )
-    for line in start.notes:
-        console.note(line)
+    _introduce(console, resolved, start, train_split, eval_split)
     return Job(
         command=command,
         recipe=resolved,
@@ -101,6 +89,25 @@ def make_job(
         plan=plan_of(resolved, options, machine, start, train_split),
         lr=lr,
     )
+
+
+def _introduce(
+    console: Console, resolved: Recipe, start: Start, train_split: Split, eval_split: Split
+) -> None:
+    """What is trained on what, and what is odd about it, for a person."""
+    console.note(f"{start.arch.name} at {size_text(resolved.data.image_size)} px on {train_split.name}:")
+    console.note(
+        f"{len(train_split)} images of {train_split.num_classes} classes, scored on {len(eval_split)}"
+        f" of {eval_split.name}"
+    )
+    for line in _oddities(train_split):
+        console.note(line)
+    if eval_split.dev_cut:
+        console.note(
+            "there is no other split to score: these were cut from the training images (data.dev_fraction)"
+        )
+    for line in start.notes:
+        console.note(line)
 
 
 def _check_labels_of(train_split: Split, resolved: Recipe) -> None:
