@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from tests.conftest import Outcome, run
 
-COMMANDS = ["finetune", "pretrain", "evaluate", "predict", "recipes", "recipes list", "recipes show",
+COMMANDS = ["finetune", "pretrain", "evaluate", "compare", "predict", "recipes", "recipes list", "recipes show",
             "recipes check", "recipes schema", "recipes copy", "models", "interpolate-posemb", "inspect",
             "export", "doctor", "doctor resume"]  # fmt: skip
 FRESH = (

@@ -23,6 +23,10 @@ from vitcli.runtime import Runtime, autocast, unwrap
 from vitcli.split import Split
 from vitcli.transforms import Preprocessing, to_model_range
 
+# Of fewer rows than 4, a CPU's matrix product adds up in another order (measured with MKL 2024.2), and a loss
+# would depend on the batch size in its last bits.
+LEAST_AT_ONCE = 4
+
 
 def evaluate(
     model: nn.Module,
@@ -56,7 +60,9 @@ def evaluate(
         num_threads=num_threads,
     )
     batches = in_step(batches, model, preprocessing, runtime)
-    passed = logits_of(model, batches, preprocessing, device=runtime.device, precision=precision)
+    passed = logits_of(
+        model, batches, preprocessing, device=runtime.device, precision=precision, least=LEAST_AT_ONCE
+    )
     passed = watched(passed, console, "evaluate", total=len(split), at_once=runtime.world_size)
     with runtime.own_errors():
         for batch, logits_BK in passed:
@@ -174,10 +180,11 @@ def logits_of(
     *,
     device: torch.device,
     precision: str,
+    least: int = 1,
 ) -> Iterator[tuple[Batch, Tensor]]:
     """Each batch with its logits_BK, float32 on the CPU; the model is left in the mode it came in."""
     bare = unwrap(model)  # with several processes one may have fewer batches than another
-    return outputs_of(bare, bare, batches, preprocessing, device=device, precision=precision)
+    return outputs_of(bare, bare, batches, preprocessing, device=device, precision=precision, least=least)
 
 
 def outputs_of(
@@ -188,6 +195,7 @@ def outputs_of(
     *,
     device: torch.device,
     precision: str,
+    least: int = 1,
 ) -> Iterator[tuple[Batch, Tensor]]:
     """Each batch with what `network`, a use of the bare `model`, says of its images."""
     passed = passes(
@@ -197,6 +205,7 @@ def outputs_of(
         preprocessing,
         device=device,
         precision=precision,
+        least=least,
     )
     for batch, outputs in passed:
         outputs = outputs[: len(batch.rows_B)].float().cpu()
@@ -219,19 +228,18 @@ def passes(
     *,
     device: torch.device,
     precision: str,
+    least: int = 1,
 ) -> Iterator[tuple[Batch, Any]]:
     """Each batch with what `network` makes of its rows_B and its images_BCHW in the model's range.
 
-    Without gradients; the model is left in the mode it came in. For a batch of no images at all it is what
-    the network makes of a blank one: few networks take none.
+    Without gradients; the model is left in the mode it came in. A batch of fewer than `least` images is
+    filled up with blank ones, at the end of what the network makes of it: few networks take none at all.
     """
     was_training = model.training
     model.eval()
     try:
         for batch in batches:
-            rows_B, images_BCHW = batch.rows_B, batch.images_BCHW
-            if not len(rows_B):
-                rows_B, images_BCHW = rows_B.new_zeros(1), images_BCHW.new_zeros(1, *images_BCHW.shape[1:])
+            rows_B, images_BCHW = _filled_up(batch, least)
             images_BCHW = images_BCHW.to(device, non_blocking=True)
             images_BCHW = to_model_range(images_BCHW, mean=preprocessing.mean, std=preprocessing.std)
             with torch.no_grad(), autocast(device, precision):
@@ -239,6 +247,17 @@ def passes(
             yield batch, made
     finally:
         model.train(was_training)
+
+
+def _filled_up(batch: Batch, least: int) -> tuple[Tensor, Tensor]:
+    count = len(batch.rows_B)
+    if count >= least:
+        return batch.rows_B, batch.images_BCHW
+    shape = (least, *batch.images_BCHW.shape[1:])
+    # In the memory format of a full batch: a convolution of another one differs in its last bits.
+    images_BCHW = torch.empty(shape, dtype=torch.uint8, memory_format=torch.channels_last).zero_()
+    images_BCHW[:count] = batch.images_BCHW
+    return torch.cat([batch.rows_B, batch.rows_B.new_zeros(least - count)]), images_BCHW
 
 
 def in_step(

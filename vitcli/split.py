@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vitcli import order
-from vitcli.columns import classes_of, find_image_column, find_label_column, image_bytes
+from vitcli.columns import PATHS, classes_of, column_values, find_image_column, find_label_column, image_bytes
 from vitcli.errors import DataError
 
 MANY_ROWS = 10_000_000
@@ -38,6 +38,8 @@ class Split:
         block_starts: of shards, the first row of each block that is read as one, and the number of rows after
             the last; None for tables, of which any row is as near as any other.
         identity: what the fingerprint is made of where rows are too many to look at.
+        read_column: name to the values of another column, `columns.PATHS` to the paths of the images; a
+            KeyError where there is none such. None where the source has no columns.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Split:
     has_several_labels: bool = False
     block_starts: np.ndarray | None = None
     identity: str | None = None
+    read_column: Callable[[str], list] | None = None
 
     @property
     def is_large(self) -> bool:
@@ -112,18 +115,28 @@ class Split:
         identity = f"{self.identity}, {num_examples} rows of blocks drawn by {key}"
         return replace(self._at(source_rows, num_examples), name=name, block_starts=starts, identity=identity)
 
+    def of_rows(self, rows: np.ndarray, *, name: str) -> "Split":
+        """These rows of the split, in this order."""
+        found = self._at(lambda places: rows[places], len(rows))
+        return replace(found, name=name, block_starts=None, identity=None)
+
     def _at(self, source_rows: Callable[[np.ndarray], np.ndarray], num_examples: int) -> "Split":
         """Other rows of the same data."""
 
         def source_row(row: int) -> int:
             return int(source_rows(np.array([row]))[0])
 
+        def all_rows() -> np.ndarray:
+            return source_rows(np.arange(num_examples))
+
         return replace(
             self,
             num_examples=num_examples,
             read_row=lambda row: self.read_row(source_row(row)),
-            read_labels=lambda: self.read_labels()[source_rows(np.arange(num_examples))],
+            read_labels=lambda: self.read_labels()[all_rows()],
             where_is=lambda row: self.where_is(source_row(row)),
+            read_column=self.read_column
+            and (lambda name: [*map(self.read_column(name).__getitem__, all_rows())]),
         )
 
     def relabelled(self, number_of: np.ndarray, class_names: tuple[str, ...]) -> "Split":
@@ -164,7 +177,8 @@ def from_table(
     if isinstance(table.features[image_column], datasets.Image):
         table = table.cast_column(image_column, datasets.Image(decode=False))
     # A saved table remembers a format such as torch, and columns to leave out.
-    table = table.with_format(None).select_columns([image_column, label_column])
+    whole = table.with_format(None)
+    table = whole.select_columns([image_column, label_column])
     class_names, num_classes, number_of = classes_of(table, label_column)
     root = Path(os.path.realpath(root)) if root else None
 
@@ -199,6 +213,7 @@ def from_table(
         read_labels=read_labels,
         where_is=where_is,
         has_several_labels=isinstance(table.features[label_column], datasets.List | datasets.LargeList),
+        read_column=lambda column: column_values(whole, image_column if column == PATHS else column),
     )
 
 
