@@ -26,6 +26,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch: several test processes shar
 def _private_cache(tmp_path_factory):
     """`datasets` caches what it has read; tests keep that away from the user's own cache."""
     os.environ["HF_HOME"] = str(tmp_path_factory.mktemp("hf"))
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
     import datasets
 
     datasets.config.HF_DATASETS_CACHE = Path(os.environ["HF_HOME"], "datasets")

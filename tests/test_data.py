@@ -9,7 +9,8 @@ from vitcli import recipe
 from vitcli.class_lists import match_classes
 from vitcli.data import DataSet, open_eval, open_train_and_eval
 from vitcli.errors import DataError
-from vitcli.split import Split, cut_dev, random_subset
+from vitcli.split import Split
+from vitcli.subsets import cut_dev, random_subset
 
 AUTO = dict(
     train_split="auto",

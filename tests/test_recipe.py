@@ -67,11 +67,7 @@ def write(tmp_path):
         ("data.std=[0.5, 0.0, 0.5]", "data.std is [0.5, 0.0, 0.5]", "above 0"),
         ("data.crop_area=[1.0, 0.05]", "data.crop_area is [1.0, 0.05]", "[least, largest]"),
         ("data.crop_area=none", "data.crop_area is missing", "data.train_crop = 'inception' needs it"),
-        (
-            "data.eval_crop_fraction=0.9",
-            "is for data.eval_resize = 'short_side', which is 'square'",
-            "leave it out",
-        ),
+        ("data.resize=448", "is for data.train_crop = 'random', which is 'inception'", "leave it out"),
         ("data.dev_fraction=0", "without a dev split", "data.dev_fraction above 0"),
         ("optimizer.momentum=none", "optimizer.momentum is missing", "optimizer.name = 'sgd' needs it"),
         ("optimizer.eps=1e-8", "optimizer.eps is for optimizer.name = 'adam'", "leave it out"),
@@ -84,6 +80,19 @@ def test_a_single_mistake_is_said_plainly(override, what, fix):
     assert what in error.message
     assert fix in error.fix
     assert "\n" not in error.message
+
+
+def test_a_crop_after_the_resize_goes_with_a_square_too_and_not_without_a_resize():
+    evaluator = recipe.load("fewshot/default", training=False).data
+    squashed = recipe.load("fewshot/default", ["data.eval_resize=square"], training=False).data
+    by_side = recipe.load("fewshot/default", ["data.eval_resize=short_side"], training=False).data
+
+    assert (evaluator.eval_resize, evaluator.eval_crop_fraction) == ("square", 0.875)
+    assert squashed.eval_crop_fraction is None  # a square as the command line says it is the whole picture
+    assert by_side.eval_crop_fraction == 0.875
+    with pytest.raises(VitError, match="eval_crop_fraction is for"):
+        overrides = ["data.eval_resize=none", "data.eval_crop_fraction=0.9"]
+        recipe.load("fewshot/default", overrides, training=False)
 
 
 def test_a_mistake_names_the_option_or_the_file_that_it_is_in(write):

@@ -142,15 +142,47 @@ ALIAS_KEYS = {
     "classes",
     "train_examples",
     "about",
+    "recipe",
+    "vtab",
+    "label_rules",
+    "raw_splits",
+    "image_rule",
 }
 
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_every_shipped_recipe_holds(name):
-    loaded = recipe.load(name, training=not name.startswith("evaluate/"))
+    loaded = recipe.load(name, training=not name.startswith(("evaluate/", "fewshot/")))
 
     if loaded.schedule and loaded.schedule.steps:
         assert warmup_steps(loaded.schedule.warmup, loaded.schedule.steps) < loaded.schedule.steps
+
+
+# Splits of big_vision's and uncertainty-baselines' common_fewshot.py, as paper.md, section 4 gives them.
+FEW_SHOT = {
+    "caltech101": ("train", "test"),
+    "cars196": ("train", "test"),
+    "cifar100": ("train", "test"),
+    "dtd": ("train", "test"),
+    "oxford_pets": ("train", "test"),
+    "uc_merced": ("train[:1000]", "train[1000:]"),
+    "imagenet": ("train[:65000]", "validation"),
+    "birds200": ("train", "test"),
+    "colorectal_histology": ("train[:2000]", "train[2000:]"),
+}
+
+
+@pytest.mark.parametrize("dataset", FEW_SHOT)
+def test_few_shot_recipes_are_the_evaluator_s(dataset):
+    assert recipe.find_for_dataset("fewshot", dataset) == f"fewshot/{dataset}"
+    loaded = recipe.load(f"fewshot/{dataset}", training=False)
+    data, wanted = loaded.data, loaded.fewshot
+
+    assert (data.train_split, data.eval_split) == FEW_SHOT[dataset]
+    assert (data.image_size, data.eval_resize, data.interpolation) == (224, "square", "bilinear")
+    assert data.image_size / data.eval_crop_fraction == 256
+    assert (wanted.shots, wanted.seeds, wanted.l2) == ((1, 5, 10, 25), 3, 2.0**10)
+    assert wanted.classifier == "least-squares"
 
 
 def test_the_check_of_all_recipes_finds_nothing_wrong():
@@ -245,7 +277,8 @@ def test_table_4_has_a_recipe_for_each_row_and_no_more():
         name for name in WHOLE if recipe.origins(name).get("train.batch_size", "").endswith("table4.toml")
     ]
 
-    assert {name.removeprefix("finetune/") for name in base} == set(TABLE_4)
+    vtab = {"vtab", "vtab-no-flip", "vtab-no-crop", "vtab-as-it-is"}  # tests/test_vtab_tables.py
+    assert {name.removeprefix("finetune/") for name in base} == set(TABLE_4) | vtab
 
 
 def test_evaluation_of_a_bare_checkpoint_prepares_images_as_timm_does():
@@ -266,6 +299,8 @@ def test_evaluation_of_a_bare_checkpoint_prepares_images_as_timm_does():
     [
         ("finetune", "cifar100", "finetune/cifar100"),
         ("finetune", "oxford_pets", "finetune/oxford_pets"),
+        ("finetune", "vtab/dtd", "finetune/vtab"),
+        ("finetune", "vtab/dsprites_location", "finetune/vtab-as-it-is"),
         ("finetune", "demo", "finetune/demo"),
         ("finetune", None, "finetune/demo"),
         ("finetune", "./photos", "finetune/default"),

@@ -148,6 +148,36 @@ def test_the_short_side_is_the_floor_of_size_over_fraction(size, fraction, short
     assert f"short side {short_side}" in ours.summary()
 
 
+@pytest.mark.parametrize("sides", [(60, 80), (71, 71), (50, 333), (24, 25), (9, 7)])
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+def test_a_square_with_a_crop_is_timm_s_squash_within_one_level(interpolation, sides):
+    theirs = timm.data.create_transform(
+        (3, 28, 28),
+        interpolation=interpolation,
+        crop_pct=0.875,
+        crop_mode="squash",
+        mean=(0,) * 3,
+        std=(1,) * 3,
+    )
+    ours = replace(EVAL, image_size=(28, 28), crop_fraction=0.875, interpolation=interpolation)
+    image = picture(*sides)
+
+    expected = theirs(Image.fromarray(image)).permute(1, 2, 0).mul(255).round().byte().numpy()
+    assert levels_apart(ours(image), expected) <= 1
+
+
+def test_the_evaluator_s_square_is_256_before_the_centre_of_224():
+    """big_vision's "resize(256)|central_crop(224)": 16 pixels fall away on every side."""
+    ours = replace(EVAL, image_size=(224, 224), crop_fraction=0.875, antialias=False)
+    whole = replace(ours, image_size=(256, 256), crop_fraction=1.0)
+    image = picture(300, 200)
+
+    assert ours.whole_size == (256, 256)
+    assert "resized to 256x256, centre crop" in ours.summary()
+    assert np.array_equal(ours(image), whole(image)[16:240, 16:240])
+    assert "resized to" not in whole.summary()
+
+
 def test_none_takes_the_exact_centre():
     ours = replace(EVAL, image_size=(224, 224), resize="none")
 

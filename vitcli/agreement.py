@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from vitcli.console import Console
-from vitcli.inference import logits_of
+from vitcli.forward import logits_of
 from vitcli.loader import Batch
 from vitcli.transforms import Preprocessing
 

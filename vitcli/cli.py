@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,8 +15,14 @@ from typing import Annotated, Any
 import typer
 
 from vitcli import options, tables
+from vitcli.cli_datasets import app as datasets_app
 from vitcli.cli_doctor import app as doctor_app
+from vitcli.cli_evaluate import app as evaluate_app
+from vitcli.cli_fewshot import app as fewshot_app
 from vitcli.cli_recipes import app as recipes_app
+from vitcli.cli_start import given_arguments as _arguments
+from vitcli.cli_start import launch as _launch
+from vitcli.cli_start import shorthands as _shorthands
 from vitcli.cli_weights import app as weights_app
 
 app = typer.Typer(
@@ -27,8 +34,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(evaluate_app)
+app.add_typer(fewshot_app)
 app.add_typer(weights_app)
 app.add_typer(recipes_app, name="recipes")
+app.add_typer(datasets_app, name="datasets")
 app.add_typer(doctor_app, name="doctor")
 
 
@@ -120,34 +130,6 @@ def pretrain(
     return _train("pretrain", command, context.params)
 
 
-@app.command(epilog="Example: vit evaluate --ckpt runs/pets --dataset oxford_pets --json")
-def evaluate(
-    dataset: options.Dataset = None,
-    split: options.Split = "auto",
-    res: options.Res = None,
-    ckpt: options.Ckpt = None,
-    model: options.Model = None,
-    batch_size: options.EvalBatchSize = None,
-    recipe: options.RecipeName = None,
-    set_: options.Set = None,
-    precision: options.EvalPrecision = None,
-    num_processes: options.NumProcesses = None,
-    workers: options.Workers = None,
-    as_json: options.Json = False,
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
-) -> int:
-    """Top-1, top-5 and loss of a checkpoint on a split; every example counts exactly once."""
-    code = _launch(num_processes)
-    if code is not None:
-        return code
-    from vitcli.commands.evaluate import evaluate
-
-    shorthands = _shorthands(dataset, res, ckpt, model, precision) | {"eval.batch_size": batch_size}
-    result = evaluate(recipe, set_ or (), shorthands, split=split, workers=workers, quiet=quiet)
-    return tables.show(result, as_json)
-
-
 @app.command(epilog="Example: vit predict --ckpt runs/pets photos/ 'more/*.jpg'")
 def predict(
     pictures: Annotated[list[str], typer.Argument(metavar="PICTURES", help="Files, folders and globs.")],
@@ -180,6 +162,7 @@ def predict(
 def _train(name: str, command, given: dict[str, Any]) -> int:
     """Run a training command with what the command line gave, here or in the processes it asks for."""
     from vitcli import recipe
+    from vitcli.commands import vtab
 
     shorthands = _shorthands(
         given["dataset"], given["res"], given.get("ckpt"), given["model"], given["precision"]
@@ -189,10 +172,13 @@ def _train(name: str, command, given: dict[str, Any]) -> int:
         "optimizer.lr": given["lr"],
         "train.seed": given["seed"],
     }
-    recipe_name = given["recipe"] or recipe.find_for_dataset(name, given["dataset"])
-    resolved = recipe.load(
-        recipe_name, given["set_"] or (), shorthands
-    )  # mistakes are told before torch is loaded
+    # Mistakes are told before torch is loaded.
+    groups = vtab.tasks_of(given["dataset"]) if name == "finetune" else {}
+    if groups:
+        each = vtab.resolve(list(groups), given["recipe"], given["set_"] or (), shorthands)
+    else:
+        recipe_name = given["recipe"] or recipe.find_for_dataset(name, given["dataset"])
+        resolved = recipe.load(recipe_name, given["set_"] or (), shorthands)
     code = _launch(given["num_processes"])
     if code is not None:
         return code
@@ -205,33 +191,16 @@ def _train(name: str, command, given: dict[str, Any]) -> int:
         out=Path(given["out"]) if given["out"] else None,  # before typer 0.29 it is still a string here
         arguments=_arguments,
     )
+    if groups:
+        result = vtab.finetune_tasks(
+            groups,
+            each,
+            lambda one, out: command(one, replace(run_options, out=out)),
+            out=run_options.out,
+            dry_run=run_options.dry_run,
+        )
+        return tables.show(result, given["as_json"], vtab.render)
     return tables.show(command(resolved, run_options), given["as_json"])
-
-
-def _shorthands(dataset, res, ckpt, model, precision) -> dict[str, Any]:
-    for name, value in {"--dataset": dataset, "--res": res, "--ckpt": ckpt, "--model": model}.items():
-        if value == "":  # a variable of a script that was not set
-            raise typer.BadParameter("the value is empty", param_hint=name)
-    return {
-        "data.dataset": dataset,
-        "data.image_size": res,
-        "model.ckpt": ckpt,
-        "model.name": model,
-        "precision.compute": precision,
-    }
-
-
-def _launch(num_processes: int | None) -> int | None:
-    """The exit code of the processes this command line asks for; None if it is to run in this one."""
-    from vitcli import launching
-
-    launching.adopt_slurm()
-    if num_processes is None or not launching.must_launch(num_processes):
-        return None
-    return launching.launch(num_processes, _arguments)
-
-
-_arguments: list[str] = []  # the command line as it was given, for the launcher and environment.json
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -4,9 +4,12 @@ import os
 from pathlib import Path
 
 import datasets
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from vitcli.errors import DataError, nearest
+
+PATHS = "<paths>"  # stands for the column of images where only their paths are wanted
 
 
 def find_image_column(features: datasets.Features, wanted: str | None, name: str) -> str:
@@ -102,6 +105,22 @@ def classes_of(table: datasets.Dataset, column: str) -> tuple[tuple[str, ...] | 
     number_of = {value: number for number, value in enumerate(values)}
     number_of[None] = -1
     return tuple(str(value) for value in values), len(values), number_of
+
+
+def column_values(table: datasets.Dataset, column: str) -> list:
+    """All values of a column; of images their paths alone, so that no pixels are read.
+
+    Raises:
+        KeyError: there is no such column, or the images have no paths.
+    """
+    values = table.data.column(column)
+    if pa.types.is_struct(values.type):
+        values = pc.struct_field(values, "path") if values.type.get_field_index("path") >= 0 else None
+    if values is None or pa.types.is_binary(values.type) or pa.types.is_large_binary(values.type):
+        raise KeyError(column)
+    if table._indices is not None:  # a selection made before it came to us
+        values = values.take(table._indices.column(0).combine_chunks())
+    return values.to_pylist()
 
 
 def image_bytes(image, root: Path | None, name: str, row: int) -> bytes:

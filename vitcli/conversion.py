@@ -176,7 +176,7 @@ def from_timm_config(config: dict, *, tag: str) -> tuple[Architecture, dict | No
 def _timm_preprocessing(stored: dict, image_size: tuple[int, int]) -> dict | None:
     """What timm's evaluation does to an image, in words of our metadata; None where they are too few."""
     mode, crop_pct = stored.get("crop_mode") or "center", stored.get("crop_pct") or 0.875  # timm's own
-    if mode not in ("center", "squash") or (mode == "squash" and crop_pct != 1.0):
+    if mode not in ("center", "squash"):
         return None
     return {
         "image_size": list(image_size),

@@ -10,11 +10,12 @@ from pathlib import Path
 import datasets
 import numpy as np
 
-from vitcli import data_files, demo, recipe, shards
+from vitcli import data_files, demo, recipe, shards, vtab_tables
 from vitcli.class_lists import check_same_classes
 from vitcli.errors import DataError, nearest
 from vitcli.shard_places import find_shards
-from vitcli.split import Split, check_labels, cut_dev, from_table, random_subset
+from vitcli.split import Split, check_labels, from_table
+from vitcli.subsets import cut_dev, random_subset
 
 TRAIN_NAMES = ("train", "training")
 EVAL_NAMES = ("test", "testing", "validation", "val", "valid", "dev", "eval")
@@ -53,7 +54,10 @@ class DataSet:
             self.urls = find_shards(_place_of_shards(name, alias))
             self.split_names = tuple(self.urls)
         else:
-            self.tables, is_local = _locate(name, alias)
+            found, is_local = _locate(name, alias)
+            self.tables = vtab_tables.for_task(
+                found, self.declared, name=name, is_local=is_local, named_label=label_column
+            )
             self.split_names = tuple(self.tables.open)
         # A local copy of an aliased set may have been made with other column names; types then decide.
         declared = {} if is_local else self.declared
@@ -108,13 +112,14 @@ class DataSet:
                 label_column=self.label_column,
                 num_classes=self.num_classes,
             )
-        return from_table(
+        found = from_table(
             self.tables.open[split](),
             name=f"{self.name}, split {split}",
             root=self.tables.root,
             image_column=self.image_column,
             label_column=self.label_column,
         )
+        return vtab_tables.with_image_rule(found, self.declared)
 
     def _open_demo(self, split: str) -> Split:
         names, count = demo.class_names(self.name), demo.num_rows(self.name, split)

@@ -6,22 +6,19 @@ in row order. So not only the counts but every bit of the loss is that of one pr
 Letters: N rows, B batch, K classes.
 """
 
-import time
-from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vitcli import metrics, sharding
 from vitcli.console import Console
-from vitcli.errors import DataError, WeightsError
-from vitcli.loader import Batch, eval_batches
+from vitcli.forward import LEAST_AT_ONCE, check_all_seen, logits_of, my_batches, outputs_of, watched
+from vitcli.loader import eval_batches
 from vitcli.model import features as model_features
-from vitcli.runtime import Runtime, autocast, unwrap
+from vitcli.runtime import Runtime, unwrap
 from vitcli.split import Split
-from vitcli.transforms import Preprocessing, to_model_range
+from vitcli.transforms import Preprocessing
 
 
 def evaluate(
@@ -55,7 +52,9 @@ def evaluate(
         on_bad_image=on_bad_image,
         num_threads=num_threads,
     )
-    passed = logits_of(model, batches, preprocessing, device=runtime.device, precision=precision)
+    passed = logits_of(
+        model, batches, preprocessing, device=runtime.device, precision=precision, least=LEAST_AT_ONCE
+    )
     passed = watched(passed, console, "evaluate", total=len(split), at_once=runtime.world_size)
     with runtime.own_errors():
         for batch, logits_BK in passed:
@@ -68,22 +67,6 @@ def evaluate(
     check_all_seen(seen_N, skipped, split, runtime=runtime)
     counted_N = seen_N.bool()
     return metrics.scores(ranks_N[counted_N], losses_N[counted_N]), skipped
-
-
-def check_all_seen(seen_N: Tensor, skipped: list[str], split: Split, *, runtime: Runtime) -> None:
-    """Hold a pass to its promise: each row was seen once by all processes together, or skipped by one.
-
-    `seen_N` is already summed over the processes, `skipped` are this one's own.
-
-    Raises:
-        DataError: no image at all could be decoded.
-    """
-    num_skipped = int(runtime.sum_over_processes(torch.tensor(len(skipped))))
-    assert int(seen_N.max()) <= 1 and int(seen_N.sum()) + num_skipped == len(split), (
-        "a row was not counted once"
-    )
-    if not seen_N.any():
-        raise DataError(f"no image of {split.name} can be decoded", where=split.name, fix="look at its files")
 
 
 def features(
@@ -163,128 +146,3 @@ def likeliest(
             found[row] = list(zip(its_classes, its_shares, strict=True))
         skipped += batch.skipped
     return found, skipped
-
-
-def logits_of(
-    model: nn.Module,
-    batches: Iterator[Batch],
-    preprocessing: Preprocessing,
-    *,
-    device: torch.device,
-    precision: str,
-) -> Iterator[tuple[Batch, Tensor]]:
-    """Each batch with its logits_BK, float32 on the CPU; the model is left in the mode it came in."""
-    bare = unwrap(model)  # with several processes one may have fewer batches than another
-    return outputs_of(bare, bare, batches, preprocessing, device=device, precision=precision)
-
-
-def outputs_of(
-    model: nn.Module,
-    network: Callable[[Tensor], Tensor],
-    batches: Iterator[Batch],
-    preprocessing: Preprocessing,
-    *,
-    device: torch.device,
-    precision: str,
-) -> Iterator[tuple[Batch, Tensor]]:
-    """Each batch with what `network`, a use of the bare `model`, says of its images."""
-    passed = passes(
-        model,
-        lambda rows_B, images_BCHW: network(images_BCHW),
-        batches,
-        preprocessing,
-        device=device,
-        precision=precision,
-    )
-    for batch, outputs in passed:
-        outputs = outputs[: len(batch.rows_B)].float().cpu()
-        if not torch.isfinite(outputs).all():
-            raise WeightsError(
-                "the model's outputs are not finite numbers, so no accuracy can be told",
-                where=f"row {int(batch.rows_B[0])} and after of the split",
-                fix="use other weights; vit looks at stored weights when it loads them, so these overflow"
-                if precision == "fp32"
-                else "use --precision fp32, or other weights",
-            )
-        yield batch, outputs
-
-
-def passes(
-    model: nn.Module,
-    network: Callable[[Tensor, Tensor], Any],
-    batches: Iterator[Batch],
-    preprocessing: Preprocessing,
-    *,
-    device: torch.device,
-    precision: str,
-) -> Iterator[tuple[Batch, Any]]:
-    """Each batch with what `network` makes of its rows_B and its images_BCHW in the model's range.
-
-    Without gradients; the model is left in the mode it came in. For a batch of no images at all it is what
-    the network makes of a blank one: few networks take none.
-    """
-    was_training = model.training
-    model.eval()
-    try:
-        for batch in batches:
-            rows_B, images_BCHW = batch.rows_B, batch.images_BCHW
-            if not len(rows_B):
-                rows_B, images_BCHW = rows_B.new_zeros(1), images_BCHW.new_zeros(1, *images_BCHW.shape[1:])
-            images_BCHW = images_BCHW.to(device, non_blocking=True)
-            images_BCHW = to_model_range(images_BCHW, mean=preprocessing.mean, std=preprocessing.std)
-            with torch.no_grad(), autocast(device, precision):
-                made = network(rows_B, images_BCHW)
-            yield batch, made
-    finally:
-        model.train(was_training)
-
-
-def my_batches(
-    model: nn.Module,
-    split: Split,
-    preprocessing: Preprocessing,
-    *,
-    runtime: Runtime,
-    batch_size: int,
-    on_bad_image: str,
-    num_threads: int,
-) -> Iterator[Batch]:
-    """This process's batches, and for a sharded model empty ones while other processes still have some.
-
-    Its weights are put together by all processes, so that all must compute equally often.
-    """
-    batches = eval_batches(
-        split,
-        preprocessing,
-        batch_size=batch_size,
-        rank=runtime.rank,
-        world_size=runtime.world_size,
-        on_bad_image=on_bad_image,
-        num_threads=num_threads,
-    )
-    if not sharding.is_sharded(model):
-        yield from batches
-        return
-    none = torch.empty(0, dtype=torch.int64)
-    nothing = Batch(torch.empty(0, 3, *preprocessing.image_size, dtype=torch.uint8), none, none, ())
-    while True:
-        with runtime.own_errors():
-            mine = next(batches, None)
-        if not runtime.any(mine is not None):
-            return
-        yield nothing if mine is None else mine
-
-
-def watched(
-    passed: Iterator[tuple[Batch, Tensor]], console: Console, title: str, *, total: int, at_once: int
-) -> Iterator[tuple[Batch, Tensor]]:
-    """The same batches, with a progress line; `at_once` processes do as much each."""
-    began_at, done = time.perf_counter(), 0
-    console.begin(title, total)
-    try:
-        for batch, logits_BK in passed:
-            yield batch, logits_BK
-            done = min(done + (len(batch.rows_B) + len(batch.skipped)) * at_once, total)
-            console.update(done, f"{done / (time.perf_counter() - began_at):.0f} img/s")
-    finally:
-        console.end()

@@ -75,3 +75,17 @@ def scores(ranks_N: Tensor, losses_N: Tensor) -> Scores:
         loss=float(losses_N.double().sum()) / count,
         num_examples=count,
     )
+
+
+def real_hits(classes_N: list[int], lists_N: list[list[int]]) -> tuple[list[bool], list[bool]]:
+    """Which pictures count for ReaL, and which of them are right (Beyer et al., arXiv 2006.07159).
+
+    A picture counts if its list names any class at all; it is right if the predicted class is in the list.
+
+    Args:
+        classes_N: the one likeliest class of each picture.
+        lists_N: all right classes of each; an empty list means that the picture is left out.
+    """
+    is_rated_N = [bool(right) for right in lists_N]
+    is_hit_N = [guess in right for guess, right in zip(classes_N, lists_N, strict=True)]
+    return is_rated_N, is_hit_N

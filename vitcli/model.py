@@ -169,7 +169,7 @@ def timm_config(arch: Architecture, preprocessing: dict, class_names: tuple[str,
         "num_classes": arch.num_classes,
         "pool_size": None,
         "interpolation": preprocessing["interpolation"],
-        "crop_pct": preprocessing["crop_fraction"] if preprocessing["resize"] == "short_side" else 1.0,
+        "crop_pct": 1.0 if preprocessing["resize"] == "none" else preprocessing["crop_fraction"],
         "crop_mode": "squash" if preprocessing["resize"] == "square" else "center",
         "mean": list(preprocessing["mean"]),
         "std": list(preprocessing["std"]),
@@ -224,7 +224,12 @@ def last_layers(model: nn.Module) -> list[nn.Module]:
 def features(model: nn.Module, images_BCHW: Tensor) -> Tensor:
     """(B, D), what the last layer is given: the class token or the mean after the last norm, and after the
     tanh layer where the head has one (paper, section 4.1)."""
-    features_BD = model.forward_head(model.forward_features(images_BCHW), pre_logits=True)
+    return before_last_layer(model, model.forward_features(images_BCHW))
+
+
+def before_last_layer(model: nn.Module, encoded: Tensor) -> Tensor:
+    """(B, D), the same of what `model.forward_features` has made of the images."""
+    features_BD = model.forward_head(encoded, pre_logits=True)
     if isinstance(getattr(model, "head", None), nn.Sequential):
         features_BD = model.head.tanh(model.head.pre_logits(features_BD))
     return features_BD

@@ -23,7 +23,7 @@ def dataset_names(incomplete: str) -> list[str]:
     """For shell completion."""
     from vitcli import recipe
 
-    return [name for name in ("demo", *recipe.dataset_aliases()) if name.startswith(incomplete)]
+    return [name for name in ("demo", "vtab", *recipe.dataset_aliases()) if name.startswith(incomplete)]
 
 
 def model_names(incomplete: str) -> list[str]:
@@ -33,6 +33,13 @@ def model_names(incomplete: str) -> list[str]:
     # In the letters already typed: the shell would drop another spelling, and names are case-free.
     matching = (name for name in VARIANTS if name.lower().startswith(incomplete.lower()))
     return [incomplete + name[len(incomplete) :] for name in matching]
+
+
+def class_map_names(incomplete: str) -> list[str]:
+    """For shell completion."""
+    from vitcli import recipe
+
+    return [name for name in recipe.class_maps() if name.startswith(incomplete)]
 
 
 def option(name: str, panel: str | None, help: str, metavar: str | None = "", **more):
@@ -64,6 +71,19 @@ def count_or_auto(text: str | None) -> int | str | None:
     return int(text)
 
 
+def sides_of(res: str | None) -> tuple[int, ...]:
+    """The sides that a grid such as 160:384:32 names, both ends included; none for a single size."""
+    if res is None or ":" not in res:
+        return ()
+    grid = re.fullmatch(r"([1-9]\d{0,4}):([1-9]\d{0,4}):([1-9]\d{0,4})", res)
+    sides = tuple(range(int(grid[1]), int(grid[2]) + 1, int(grid[3]))) if grid else ()
+    if not 1 <= len(sides) <= 100:
+        raise typer.BadParameter(
+            f"{res!r} is no grid of sizes: 160:384:32 (first, last, step; at most 100)", param_hint="--res"
+        )
+    return sides
+
+
 # fmt: off
 Dataset = Annotated[str | None, option("--dataset", DATA,
     "A folder of class folders, Parquet, Arrow or save_to_disk files; an alias such as oxford_pets; a Hub id "
@@ -79,6 +99,54 @@ Ckpt = Annotated[str | None, option("--ckpt", MODEL,
 Model = Annotated[str | None, option("--model", MODEL,
     "The paper's name (ViT-B/16, L/16) or any timm model; a checkpoint usually knows its own. [model.name]",
     "NAME", autocompletion=model_names)]
+
+# Of vit evaluate alone.
+Datasets = Annotated[list[str] | None, option("--dataset", DATA,
+    "A folder of class folders, Parquet, Arrow or save_to_disk files; an alias such as oxford_pets; a Hub id "
+    "owner/name; or demo. Repeatable: every checkpoint is scored on every data set. [data.dataset]", "DATA",
+    autocompletion=dataset_names)]
+Real = Annotated[str | None, option("--real", DATA,
+    "Also score by ReaL labels: real.json, or real.json.gz. Pictures are found by their file names "
+    "ILSVRC2012_val_..., else by a column index, else by their row.", "FILE")]
+RealIndex = Annotated[str | None, option("--real-index", DATA,
+    "Column with each picture's number in --real, from 0.", "COLUMN")]
+Classes = Annotated[str | None, option("--classes", DATA,
+    "Class map: imagenet_a, imagenet_r, imagenet_sketch, imagenet_v2, objectnet, or a .toml file. Only its "
+    "classes compete, and only their pictures count.", "MAP", autocompletion=class_map_names)]
+AllCompete = Annotated[bool, option("--all-compete", DATA,
+    "With --classes: classes outside the map may be predicted too.")]
+ResOrGrid = Annotated[str | None, option("--res", DATA,
+    "Image size in pixels: 384, 384x512 (height x width), or a grid 160:384:32 for a curve. "
+    "[data.image_size]", "PX")]
+Ckpts = Annotated[list[str] | None, option("--ckpt", MODEL,
+    "A run folder, .safetensors, official .npz or .pth file, timm/NAME.TAG, hf-hub:OWNER/NAME, or demo; "
+    "repeatable. [model.ckpt]", "WEIGHTS")]
+EvaluationOut = Annotated[Path | None, option("--out", RUN,
+    "Folder for evaluation.json, tables and pictures.", "FOLDER")]
+SavePredictions = Annotated[str | None, option("--save-predictions", RUN,
+    "Write what is said of each picture, for vit compare and others.", "FILE.parquet")]
+Assert = Annotated[list[str] | None, option("--assert", RUN,
+    "What must hold of the JSON, such as 'top1>=0.92', or vit ends with exit code 8; repeatable.", "CHECK")]
+
+# Of vit fewshot and vit embed.
+Shots = Annotated[str | None, option("--shots", DATA,
+    "Images a class: 5, or 1,5,10,25. [fewshot.shots]", "N,...")]
+Seeds = Annotated[str | None, option("--seeds", DATA,
+    "Draws, of which mean and std are told. [fewshot.seeds]", "N")]
+Draws = Annotated[str | None, option("--draws", DATA,
+    "Repeat the drawn rows of a draws.json: {seed: {shots: [rows]}}.", "FILE")]
+L2 = Annotated[str | None, option("--l2", MODEL,
+    "Regularisation of least squares, or sweep: chosen on the drawn images. [fewshot.l2]", "NUMBER|sweep")]
+Classifier = Annotated[str | None, option("--classifier", MODEL,
+    "least-squares, knn, logistic (extra: fewshot) or ncm. [fewshot.classifier]", "NAME")]
+Layer = Annotated[str | None, option("--layer", MODEL,
+    "Features: pre_logits, what the last layer is given; token or gap, after the last norm. [eval.layer]",
+    "NAME")]
+Logits = Annotated[bool, option("--logits/--no-logits", MODEL, "--no-logits leaves them out.")]
+FewshotOut = Annotated[Path | None, option("--out", RUN,
+    "Run folder: summary, table, recipe and the drawn rows; nothing is written if left out.", "FOLDER")]
+EmbedOut = Annotated[Path | None, option("--out", RUN,
+    "The file to write; the same command goes on with an interrupted one.", "FILE.safetensors")]
 
 Steps = Annotated[int | None, option("--steps", TRAINING, "Optimizer steps. [schedule.steps]", "N")]
 BatchSize = Annotated[int | None, option("--batch-size", TRAINING,

@@ -8,7 +8,7 @@ from torch import Tensor
 from vitcli import masked_patch, metrics
 from vitcli.console import Console
 from vitcli.errors import WeightsError
-from vitcli.inference import check_all_seen, my_batches, passes, watched
+from vitcli.forward import check_all_seen, my_batches, passes, watched
 from vitcli.loader import Batch, eval_batches
 from vitcli.order import derive_seed
 from vitcli.runtime import Runtime

@@ -15,7 +15,7 @@ from typing import Any
 from vitcli.errors import MachineError, VitError, nearest
 from vitcli.recipe_mistakes import Mistake, check, report, unknown
 from vitcli.recipe_rules import is_superseded
-from vitcli.recipe_schema import KEYS, SECTIONS, TRAINING_SECTIONS, Recipe, accepts_none
+from vitcli.recipe_schema import KEYS, OPTIONAL_SECTIONS, SECTIONS, Recipe, accepts_none
 from vitcli.recipe_text import differences, flat, to_toml, toml_text, typed_value
 
 __all__ = [
@@ -46,12 +46,18 @@ SHORTHANDS = MappingProxyType(
         "optimizer.lr": "--lr",
         "train.seed": "--seed",
         "precision.compute": "--precision",
+        "eval.layer": "--layer",
+        "fewshot.shots": "--shots",
+        "fewshot.seeds": "--seeds",
+        "fewshot.l2": "--l2",
+        "fewshot.classifier": "--classifier",
     }
 )
 NO_SHORTHANDS: Mapping[str, Any] = MappingProxyType({})
 HERE = Path(__file__).parent
 HOMES = (HERE / "recipes", HERE.parent / "recipes")  # inside the wheel; beside the package in a checkout
 ALIASES = "datasets.toml"  # lies among the recipes and is none
+CLASSES = "classes"  # a folder of class maps, which are no recipes either
 DEFAULT = "schema default"
 
 
@@ -114,7 +120,7 @@ def origins(
 ) -> dict[str, str]:
     """Where each value of a recipe comes from: a file, an option, or the schema's neutral default."""
     sources = merge(name_or_path, overrides, shorthands).sources
-    present = {_section(key) for key in sources} | (set(SECTIONS) - set(TRAINING_SECTIONS))
+    present = {_section(key) for key in sources} | (set(SECTIONS) - set(OPTIONAL_SECTIONS))
     return {key: sources.get(key, DEFAULT) for key in KEYS if _section(key) in present}
 
 
@@ -124,7 +130,7 @@ def available() -> list[tuple[str, str]]:
     names = sorted(
         str(path.relative_to(home).with_suffix("").as_posix())
         for path in home.rglob("*.toml")
-        if path.name != ALIASES
+        if path.name != ALIASES and path.parent.name != CLASSES
     )
     return [(name, _first_line(home / f"{name}.toml")) for name in names]
 
@@ -165,7 +171,7 @@ def find(name: str) -> Path:
 
 
 def find_for_dataset(command: str, dataset: str | None) -> str:
-    """Name of the shipped recipe of `command` for a data set: its own one, else "<command>/default".
+    """Name of the shipped recipe of `command` for a data set: its own, else its alias's, else the default.
 
     Without a data set it is the demo, where the command has one.
     """
@@ -173,8 +179,11 @@ def find_for_dataset(command: str, dataset: str | None) -> str:
     if dataset is None and f"{command}/demo" in names:
         return f"{command}/demo"
     own = [name for name in names if dataset and merge(name).values.get("data.dataset") == dataset]
+    shared = dataset_aliases().get(dataset or "", {}).get("recipe", "")
     if len(own) == 1:
         return own[0]
+    if not own and shared in names:
+        return shared
     if not own and f"{command}/default" in names:
         return f"{command}/default"
     raise VitError(
@@ -187,6 +196,11 @@ def find_for_dataset(command: str, dataset: str | None) -> str:
 def dataset_aliases() -> dict[str, dict[str, Any]]:
     """The data sets that --dataset knows by a short name, with what recipes/datasets.toml says of each."""
     return _read(_home() / ALIASES)
+
+
+def class_maps() -> dict[str, Path]:
+    """The files of the shipped class maps by their names, for `vit evaluate --classes`."""
+    return {path.stem: path for path in sorted((_home() / CLASSES).glob("*.toml"))}
 
 
 def _home() -> Path:

@@ -16,6 +16,8 @@ BELONGS = {
     "optimizer.betas": ("optimizer.name", "adam"),
     "optimizer.eps": ("optimizer.name", "adam"),
 }
+# a second choice with which a key may be given, and is not needed
+ALSO_WITH = {"data.eval_crop_fraction": ["square"]}
 ALTERNATIVES = {"schedule.steps": "schedule.epochs", "schedule.epochs": "schedule.steps"}
 
 
@@ -32,10 +34,11 @@ def contradictions(values: dict[str, Any]) -> list[tuple[str, str, str]]:
     """
     found = []
     for name, (choice, needed) in BELONGS.items():
-        if values.get(name) is not None and choice in values and values[choice] != needed:
+        is_given, chosen = values.get(name) is not None, values.get(choice)
+        if is_given and choice in values and chosen != needed and chosen not in ALSO_WITH.get(name, []):
             what = f"{name} is for {choice} = {needed!r}, which is {values[choice]!r} here"
             found.append((name, what, f"leave it out, or set {choice} to {needed!r}"))
-        elif values.get(name) is None and values.get(choice) == needed:
+        elif not is_given and chosen == needed:
             found.append((choice, f"{name} is missing", f"{choice} = {needed!r} needs it"))
     given = [name for name in ALTERNATIVES if values.get(name) is not None]
     if len(given) != 1 and any(name.startswith("schedule.") for name in values):

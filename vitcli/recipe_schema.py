@@ -6,40 +6,23 @@ Descriptions end up in the JSON Schema (`vit recipes schema`); "paper" is arXiv 
 
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstraints, Tag, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-Count = Annotated[int, Field(gt=0)]
-CountOrZero = Annotated[int, Field(ge=0)]
-Positive = Annotated[float, Field(gt=0)]
-PositiveOrZero = Annotated[float, Field(ge=0)]
-Share = Annotated[float, Field(ge=0, lt=1)]
-PartOrZero = Annotated[float, Field(ge=0, le=1)]
-PartOfOne = Annotated[float, Field(gt=0, le=1)]
-Percent = Annotated[str, StringConstraints(pattern=r"^(100|\d{1,2}(\.\d+)?)%$")]
-PerChannel = Annotated[tuple[float, float, float], Field(strict=False)]  # not strict: TOML has lists only
-
-
-def _is_list(value: Any) -> str:
-    return "list" if isinstance(value, list | tuple) else "one"
-
-
-def _is_text(value: Any) -> str:
-    return "list" if isinstance(value, str) else "one"
-
-
-# the discriminators choose one branch, so that a mistake is reported once and not for each branch
-OneRateOrSeveral = Annotated[
-    Annotated[Positive, Tag("one")]
-    | Annotated[tuple[Positive, ...], Field(strict=False, min_length=1), Tag("list")],
-    Discriminator(_is_list),
-]
-SideOrHeightWidth = Annotated[
-    Annotated[Count, Tag("one")] | Annotated[tuple[Count, Count], Field(strict=False), Tag("list")],
-    Discriminator(_is_list),
-]
-StepsOrPercent = Annotated[
-    Annotated[CountOrZero, Tag("one")] | Annotated[Percent, Tag("list")], Discriminator(_is_text)
-]
+from vitcli.recipe_types import (
+    Count,
+    CountOrZero,
+    Counts,
+    NumberOrSweep,
+    OneRateOrSeveral,
+    PartOfOne,
+    PartOrZero,
+    PerChannel,
+    Positive,
+    PositiveOrZero,
+    Share,
+    SideOrHeightWidth,
+    StepsOrPercent,
+)
 
 
 def key(description: str, default: Any = ...) -> Any:
@@ -121,10 +104,10 @@ class Data(Section):
         "[layers, magnitude] of RandAugment (arXiv 1909.13719), after crop and flip", None
     )
     eval_resize: Literal["square", "short_side", "none"] = key(
-        "square: whole to image_size; short_side: to floor(image_size / eval_crop_fraction), then crop"
+        "square: the whole, short_side: in its shape, to floor(image_size / eval_crop_fraction), then crop"
     )
     eval_crop_fraction: PartOfOne | None = key(
-        "short_side only: share of the short side that the centre crop keeps", None
+        "share of the side that the centre crop keeps; for short_side, and for square if not all", None
     )
     interpolation: Literal["bilinear", "bicubic"] = key("of every resize")
     antialias: bool = key("low-pass filter when an image gets smaller; the authors' code has none")
@@ -222,6 +205,23 @@ class Eval(Section):
 
     every: CountOrZero = key("steps between evaluations while training; 0: only at the end", 0)
     batch_size: Count = key("images per forward pass of one process; no result depends on it")
+    layer: Literal["pre_logits", "token", "gap"] = key(
+        "features: what the last layer is given; class token or mean of the patches, after the last norm",
+        "pre_logits",
+    )
+
+
+class Fewshot(Section):
+    """Few-shot classification on frozen features (paper, 4.1; big_vision, configs/common_fewshot.py)."""
+
+    shots: Counts = key("images a class, drawn so that fewer are among more")
+    seeds: Count = key("draws, by numpy's generators of seed 0, 1, ...; gives mean and std")
+    classifier: Literal["least-squares", "knn", "logistic", "ncm"] = key(
+        "of the features: in closed form (paper, 4.1), nearest neighbours, logistic regression, nearest mean"
+    )
+    l2: NumberOrSweep = key(
+        'least-squares: strength of the regularisation, or "sweep": chosen by leaving drawn images out'
+    )
 
 
 class Precision(Section):
@@ -233,7 +233,10 @@ class Precision(Section):
 
 
 class Recipe(Section):
-    """A recipe of `vit`. Evaluation does without the sections objective, optimizer, schedule and train."""
+    """A recipe of `vit`. Evaluation does without the sections objective, optimizer, schedule and train.
+
+    Only `vit fewshot` needs the section fewshot.
+    """
 
     model: Model = Model()
     data: Data
@@ -242,6 +245,7 @@ class Recipe(Section):
     schedule: Schedule | None = None
     train: Train | None = None
     eval: Eval
+    fewshot: Fewshot | None = None
     precision: Precision = Precision()
 
 
@@ -253,9 +257,11 @@ SECTIONS: dict[str, type[Section]] = {
     "schedule": Schedule,
     "train": Train,
     "eval": Eval,
+    "fewshot": Fewshot,
     "precision": Precision,
 }
 TRAINING_SECTIONS = ("objective", "optimizer", "schedule", "train")
+OPTIONAL_SECTIONS = (*TRAINING_SECTIONS, "fewshot")
 KEYS = {
     f"{name}.{field}": info for name, kind in SECTIONS.items() for field, info in kind.model_fields.items()
 }

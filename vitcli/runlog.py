@@ -19,7 +19,7 @@ from vitcli.safe_files import TEMPORARY, replace_file
 METRICS, TIMING, SUMMARY, RECIPE = "metrics.jsonl", "timing.jsonl", "summary.json", "recipe.toml"
 LOCK = ".vit.lock"
 FILES = (METRICS, TIMING, SUMMARY, RECIPE, "plan.json", "environment.json", "README.md", "config.json",
-         "model.safetensors")  # fmt: skip
+         "model.safetensors", "draws.json", "table.txt")  # fmt: skip
 FOLDERS = ("checkpoints", "figures")
 LIBRARIES = (
     "torch",

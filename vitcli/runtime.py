@@ -24,6 +24,7 @@ from vitcli.errors import MachineError, VitError, nearest
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)  # a process that stalls longer ends the run
 TRACKERS = ("tensorboard", "wandb", "trackio", "mlflow")
+_staying: list[bool] = []  # not empty inside `one_after_another`
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,11 @@ class Runtime:
         """Close the tracker and part from the other processes, once all have come here."""
         if self.world_size > 1:
             dist.barrier(group=self.control)
-        self.accelerator.end_training()
+        if not _staying:
+            self.accelerator.end_training()
+            return
+        for tracker in self.accelerator.trackers:
+            tracker.finish()
 
     @contextmanager
     def own_errors(self) -> Iterator[None]:
@@ -162,6 +167,22 @@ def start(precision: str) -> Runtime:
     control = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT) if several else None
     scaler = torch.amp.GradScaler(accelerator.device.type, enabled=resolved == "fp16")
     return Runtime(accelerator, resolved, scaler, control)
+
+
+@contextmanager
+def one_after_another() -> Iterator[None]:
+    """Runs inside the block share one process group, which is left at its end.
+
+    Joined again, a group would find the addresses of the one before in the launcher's store ("connection
+    refused").
+    """
+    _staying.append(True)
+    try:
+        yield
+    finally:
+        _staying.pop()
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def fix_threads(device: torch.device) -> None:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vitcli import order
-from vitcli.columns import classes_of, find_image_column, find_label_column, image_bytes
+from vitcli.columns import PATHS, classes_of, column_values, find_image_column, find_label_column, image_bytes
 from vitcli.errors import DataError
 
 MANY_ROWS = 10_000_000
@@ -38,6 +38,8 @@ class Split:
         block_starts: of shards, the first row of each block that is read as one, and the number of rows after
             the last; None for tables, of which any row is as near as any other.
         identity: what the fingerprint is made of where rows are too many to look at.
+        read_column: name to the values of another column, `columns.PATHS` to the paths of the images; a
+            KeyError where there is none such. None where the source has no columns.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Split:
     has_several_labels: bool = False
     block_starts: np.ndarray | None = None
     identity: str | None = None
+    read_column: Callable[[str], list] | None = None
 
     @property
     def is_large(self) -> bool:
@@ -127,12 +130,17 @@ class Split:
         def source_row(row: int) -> int:
             return int(source_rows(np.array([row]))[0])
 
+        def all_rows() -> np.ndarray:
+            return source_rows(np.arange(num_examples))
+
         return replace(
             self,
             num_examples=num_examples,
             read_row=lambda row: self.read_row(source_row(row)),
-            read_labels=lambda: self.read_labels()[source_rows(np.arange(num_examples))],
+            read_labels=lambda: self.read_labels()[all_rows()],
             where_is=lambda row: self.where_is(source_row(row)),
+            read_column=self.read_column
+            and (lambda name: [*map(self.read_column(name).__getitem__, all_rows())]),
         )
 
     def relabelled(self, number_of: np.ndarray, class_names: tuple[str, ...]) -> "Split":
@@ -173,7 +181,8 @@ def from_table(
     if isinstance(table.features[image_column], datasets.Image):
         table = table.cast_column(image_column, datasets.Image(decode=False))
     # A saved table remembers a format such as torch, and columns to leave out.
-    table = table.with_format(None).select_columns([image_column, label_column])
+    whole = table.with_format(None)
+    table = whole.select_columns([image_column, label_column])
     class_names, num_classes, number_of = classes_of(table, label_column)
     root = Path(os.path.realpath(root)) if root else None
 
@@ -208,6 +217,7 @@ def from_table(
         read_labels=read_labels,
         where_is=where_is,
         has_several_labels=isinstance(table.features[label_column], datasets.List | datasets.LargeList),
+        read_column=lambda column: column_values(whole, image_column if column == PATHS else column),
     )
 
 
@@ -255,40 +265,3 @@ def check_label(split: Split, label: Label, row: int) -> None:
             where=split.where_is(row),
             fix="mend it, or name a column with data.label_column",
         )
-
-
-def cut_dev(train: Split, *, dev_fraction: float, split: str) -> tuple[Split, Split]:
-    """The rows to train on, and a random `dev_fraction` to choose or report by (paper, section B.1.1).
-
-    The cut depends on the split alone, never on the run's seed, so that all runs choose by the same rows. The
-    dev part remembers what it was cut from; `split` is how the data set calls that.
-    """
-    num_dev = round(len(train) * dev_fraction)
-    if not 0 < num_dev < len(train):
-        raise DataError(
-            f"a dev part of {dev_fraction:.0%} of {train.name}, {len(train)} rows, leaves one side empty",
-            where="recipe key data.dev_fraction",
-            fix="name the split to report on with data.eval_split, or choose another fraction",
-        )
-    key = order.derive_seed(0, "dev split", len(train))
-    whole, num_train = train, len(train) - num_dev
-    if train.block_starts is not None:  # a row here and a row there would have every block read for them
-        whole, key = train.random_blocks(len(train), name=train.name, key=key), None
-    rest = whole.part(0, num_train, name=f"{train.name} without its dev part", shuffle_key=key)
-    dev = whole.part(num_train, len(train), name=f"{train.name}, dev part", shuffle_key=key)
-    cut = {"split": split, "fraction": dev_fraction, "fingerprint": train.fingerprint}
-    return rest, replace(dev, dev_cut=cut)
-
-
-def random_subset(split: Split, num_examples: int, *, seed: int) -> Split:
-    """`num_examples` rows drawn without replacement by `seed`; of shards whole blocks are drawn."""
-    if num_examples > len(split):
-        raise DataError(
-            f"{num_examples} examples were asked for, {split.name} has {len(split)}",
-            where="recipe key data.num_examples",
-            fix=f"a number up to {len(split)}, or leave the key out",
-        )
-    key, name = order.derive_seed(seed, "subset", num_examples), f"{num_examples} of {split.name}"
-    if split.block_starts is not None:
-        return split.random_blocks(num_examples, name=name, key=key)
-    return split.part(0, num_examples, name=name, shuffle_key=key)

@@ -32,8 +32,6 @@ def table_of(result: dict[str, Any]) -> str:
     match result["command"]:
         case "finetune" | "pretrain":
             return _training(result)
-        case "evaluate":
-            return _evaluation(result)
         case "predict":
             return _predictions(result)
 
@@ -43,11 +41,11 @@ def _training(summary: dict[str, Any]) -> str:
         [
             *_scores(summary),
             ("scored on", f"{summary['num_eval_examples']} images, {summary['eval_split']}"),
-            *_skipped(summary),
+            *skipped(summary),
             ("model", f"{summary['model']} at {_size(summary['resolution'])} px"),
             ("from", summary["ckpt"] or "fresh weights"),
             ("training", f"{summary['steps']} steps of {summary['batch_size']} images, lr {summary['lr']:g}"),
-            ("speed", _speed(summary)),
+            ("speed", speed(summary)),
             ("run folder", summary["run_dir"]),
             ("next", _next(summary)),
         ]
@@ -73,21 +71,6 @@ def _scores(summary: dict[str, Any]) -> list[tuple[str, str]]:
     if probed:
         rows.append(("few-shot", f"{probed['top1']:.2%} at {probed['shots']} shots of {probed['dataset']}"))
     return rows
-
-
-def _evaluation(result: dict[str, Any]) -> str:
-    return pairs(
-        [
-            ("top-1", f"{result['top1']:.2%}"),
-            ("top-5", f"{result['top5']:.2%}"),
-            ("loss", f"{result['loss']:.4f}"),
-            ("scored on", f"{result['num_eval_examples']} images, {result['eval_split']}"),
-            *_skipped(result),
-            ("model", f"{result['model']}, {result['numerics']}"),
-            ("pixels", f"{result['preprocessing']}, {result['preprocessing_from']}"),
-            ("speed", _speed(result)),
-        ]
-    )
 
 
 def _predictions(result: dict[str, Any]) -> str:
@@ -118,8 +101,8 @@ def _plan(plan: dict[str, Any]) -> str:
         ("memory", f"about {memory:.2g} GiB a process"),
     ]
     if "measured_images_per_s" in plan:
-        speed = f"{plan['measured_images_per_s']:.1f} images/s, {plan['measured_hours']:.2f} hours"
-        rows.append(("measured", f"{speed}, {plan['measured_peak_memory_gib']:.1f} GiB"))
+        measured = f"{plan['measured_images_per_s']:.1f} images/s, {plan['measured_hours']:.2f} hours"
+        rows.append(("measured", f"{measured}, {plan['measured_peak_memory_gib']:.1f} GiB"))
     return plan["recipe"].rstrip() + "\n\n" + pairs(rows)
 
 
@@ -127,15 +110,17 @@ def _exaflops(count: float) -> str:
     return f"{count:,.0f}" if count >= 100 else f"{count:.3g}"
 
 
-def _skipped(result: dict[str, Any]) -> list[tuple[str, str]]:
+def skipped(result: dict[str, Any]) -> list[tuple[str, str]]:
+    """The line about undecodable images, where there were any."""
     count = result["num_skipped_images"]
     return [("left out", f"{count} undecodable, first {result['skipped_images'][0]}")] if count else []
 
 
-def _speed(result: dict[str, Any]) -> str:
+def speed(result: dict[str, Any]) -> str:
+    """How fast, how long, on what."""
     rate = result["images_per_s"]
-    speed = f"{rate:.1f} images/s, " if rate else ""
-    return f"{speed}{result['elapsed_s']:.0f} s, {result['precision']}, {result['num_processes']} process(es)"
+    per_s = f"{rate:.1f} images/s, " if rate else ""
+    return f"{per_s}{result['elapsed_s']:.0f} s, {result['precision']}, {result['num_processes']} process(es)"
 
 
 def _size(resolution: int | list[int]) -> str:

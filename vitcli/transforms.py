@@ -27,10 +27,11 @@ class Preprocessing:
 
     Attributes:
         image_size: height and width in pixels of the result.
-        resize: "square" resizes the whole picture to `image_size`, whatever its shape (the official
-            fine-tuning code); "short_side" keeps the shape, resizes the short side to
-            floor(image_size / crop_fraction) and takes the centre; "none" takes the centre of it as it is.
-        crop_fraction: with "short_side", the share of the short side that the centre crop keeps.
+        resize: "square" resizes the whole picture to floor(image_size / crop_fraction), whatever its shape
+            (the official fine-tuning code, without a crop), and takes the centre; "short_side" keeps the
+            shape, resizes the short side to floor(image_size / crop_fraction) and takes the centre; "none"
+            takes the centre of it as it is.
+        crop_fraction: the share of a side that the centre crop keeps; without meaning for "none".
         interpolation: "bilinear" or "bicubic".
         antialias: whether shrinking averages over all source pixels; the paper's code does not.
         mean, std: subtracted and divided by, of values in [0, 1], one a channel.
@@ -71,8 +72,10 @@ class Preprocessing:
 
     def summary(self) -> str:
         height, width = self.image_size
+        whole = "x".join(map(str, self.whole_size))
         how = {
-            "square": "whole picture resized",
+            "square": "whole picture resized"
+            + ("" if self.crop_fraction == 1 else f" to {whole}, centre crop"),
             "short_side": f"short side {self.short_side}, centre crop",
             "none": "centre crop",
         }[self.resize]
@@ -88,20 +91,28 @@ class Preprocessing:
         """Pixels of the short side before the centre crop: 248 for 224 at a crop fraction of 0.9."""
         return math.floor(min(self.image_size) / self.crop_fraction + 1e-6)
 
+    @property
+    def whole_size(self) -> tuple[int, int]:
+        """Height and width a squashed picture has before the centre crop: 256 for 224 at 0.875."""
+        height, width = (math.floor(side / self.crop_fraction + 1e-6) for side in self.image_size)
+        return height, width
+
     def __call__(self, image_HWC: np.ndarray) -> np.ndarray:
         """One decoded picture to (image_size, 3) uint8."""
-        if self.resize == "square":
-            return _resize(image_HWC, self.image_size, self.interpolation, self.antialias)
-        sides = image_HWC.shape[:2]
-        needed = max(crop / side for crop, side in zip(self.image_size, sides, strict=True))
-        # "none" still enlarges a picture smaller than the crop; a wide crop may need a longer short side.
-        scale = max(needed, self.short_side / min(sides)) if self.resize == "short_side" else max(needed, 1.0)
-        size = tuple(
-            max(crop, int(side * scale + 1e-6)) for crop, side in zip(self.image_size, sides, strict=True)
-        )
+        size = self.whole_size if self.resize == "square" else self._size_in_shape(*image_HWC.shape[:2])
         image_HWC = _resize(image_HWC, size, self.interpolation, self.antialias)
         top, left = (round((side - crop) / 2) for side, crop in zip(size, self.image_size, strict=True))
         return image_HWC[top : top + self.image_size[0], left : left + self.image_size[1]]
+
+    def _size_in_shape(self, *sides: int) -> tuple[int, int]:
+        """Height and width before the centre crop of a picture that keeps its shape."""
+        needed = max(crop / side for crop, side in zip(self.image_size, sides, strict=True))
+        # "none" still enlarges a picture smaller than the crop; a wide crop may need a longer short side.
+        scale = max(needed, self.short_side / min(sides)) if self.resize == "short_side" else max(needed, 1.0)
+        height, width = (
+            max(crop, int(side * scale + 1e-6)) for crop, side in zip(self.image_size, sides, strict=True)
+        )
+        return height, width
 
 
 @dataclass(frozen=True)

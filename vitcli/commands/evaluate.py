@@ -1,89 +1,118 @@
-"""`vit evaluate`: top-1, top-5 and loss of a checkpoint on a split (paper, section 4.1)."""
+"""`vit evaluate`: checkpoints on splits, each in one pass (paper, sections 4.1 and D.9)."""
 
-import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from vitcli import class_lists, data, inference, loader, recipe, runtime
-from vitcli.commands.pixels import for_inference, named_weights, preprocessing_for
+import numpy as np
+
+from vitcli import class_lists, class_maps, data, prediction_files, real_labels, recipe, runtime
+from vitcli.assertions import Assertion
+from vitcli.class_maps import ClassMap
+from vitcli.commands.evaluation_files import write_all
+from vitcli.commands.pixels import named_weights
+from vitcli.commands.scores import Question, ReaL, score
 from vitcli.console import Console
-from vitcli.errors import VitError
-from vitcli.metrics import Scores
+from vitcli.errors import DataError, VitError
+from vitcli.model import check_image_size
 from vitcli.recipe import Recipe
 from vitcli.split import Split
 from vitcli.weights import Weights
 
 
+@dataclass(frozen=True)
+class Extras:
+    """What an evaluation is asked for besides scores.
+
+    Attributes:
+        real, real_index: the file of ReaL labels, and the column with each picture's number in it.
+        classes: name or file of a class map.
+        all_compete: whether classes outside the map may be predicted.
+        sides: resolutions to score at, each a square; the weights' own if there are none.
+        out: folder of tables and pictures.
+        save_predictions: Parquet file.
+        asserted: what must hold, for the table and the JSON; the door acts on it.
+    """
+
+    real: str | None = None
+    real_index: str | None = None
+    classes: str | None = None
+    all_compete: bool = False
+    sides: tuple[int, ...] = ()
+    out: Path | None = None
+    save_predictions: str | None = None
+    asserted: tuple[Assertion, ...] = ()
+
+
 def evaluate(
     recipe_name: str | None,
     overrides: Sequence[str],
-    shorthands: Mapping[str, Any],
+    each_shorthands: Sequence[Mapping[str, Any]],
     *,
     split: str,
     workers: int | None,
     quiet: bool,
+    extras: Extras,
 ) -> dict[str, Any]:
-    """Score a split with the pixels the weights were trained to see, or the recipe's if they do not say.
+    """One evaluation for each set of shorthands: its result, or of several {"evaluations": [...]}.
 
+    A split is scored with the pixels the weights were trained to see, or the recipe's if they do not say.
     Every example counts once, in fp32 unless another precision is asked for, on any number of processes.
     """
-    resolved = recipe.load(recipe_name or "evaluate/default", overrides, shorthands, training=False)
-    _check_named(resolved)
-    weights = named_weights(resolved)
+    name = recipe_name or "evaluate/default"
+    resolved = [recipe.load(name, overrides, one, training=False) for one in each_shorthands]
+    _check(resolved, extras)
+    found_map = class_maps.read_class_map(extras.classes, recipe.class_maps()) if extras.classes else None
+    lists = real_labels.read_real(extras.real) if extras.real else None
     # Before the processes join, so that a long download is no stalled collective; `datasets` locks its cache.
-    found, is_mapped = _open_split(resolved, split, weights)
-    precision = "fp32" if resolved.precision.compute == "auto" else resolved.precision.compute
-    machine = runtime.start(precision)
+    kept: dict[str, Weights] = {}
+    questions = []
+    for wanted, shorthands in zip(resolved, each_shorthands, strict=True):
+        weights = _weights_once(wanted, kept)
+        opened = _open(wanted, split, weights, found_map, lists, extras)
+        questions.append(replace(opened, recipe_name=recipe_name, overrides=overrides, shorthands=shorthands))
+    first = resolved[0].precision.compute
+    machine = runtime.start("fp32" if first == "auto" else first)
     console = Console(quiet=quiet, is_main=machine.is_main)
-    preprocessing, origin = preprocessing_for(
-        weights, resolved, recipe_name=recipe_name, overrides=overrides, shorthands=shorthands
+    scored = []
+    for question in questions:
+        weights = _weights_once(question.resolved, kept)
+        scored.append(score(question, weights, machine=machine, workers=workers, console=console))
+    result = scored[0].result
+    if len(scored) > 1:
+        result = {"command": "evaluate", "evaluations": [one.result for one in scored]}
+    machine.on_main(
+        lambda: write_all(scored, result, out=extras.out, save_predictions=extras.save_predictions)
     )
-    model, arch = for_inference(weights, resolved, preprocessing, machine, console)
-    console.note(f"{arch.name} ({weights.numerics}) on {found.name}: {preprocessing.summary()}, {origin}")
-    began_at = time.perf_counter()
-    scores, skipped = inference.evaluate(
-        model,
-        found,
-        preprocessing,
-        runtime=machine,
-        batch_size=resolved.eval.batch_size,
-        on_bad_image=resolved.data.on_bad_image,
-        num_threads=workers or loader.default_threads(machine.processes_here),
-        precision=precision,
-        console=console,
-    )
-    skipped = sorted(machine.union(set(skipped)))
-    elapsed_s = time.perf_counter() - began_at
     machine.leave()
-    return {
-        "command": "evaluate",
-        "ckpt": resolved.model.ckpt,
-        "model": arch.name,
-        "numerics": weights.numerics,
-        "dataset": resolved.data.dataset,
-        "eval_split": found.name,
-        "num_classes": arch.num_classes,
-        "resolution": preprocessing.resolution,
-        "preprocessing": preprocessing.summary(),
-        "preprocessing_from": origin,
-        "classes_mapped_by_name": is_mapped,
-        **_counted(scores, skipped),
-        "images_per_s": scores.num_examples / elapsed_s,
-        "elapsed_s": elapsed_s,
-        "precision": precision,
-        "num_processes": machine.world_size,
-    }
+    return result
 
 
-def _counted(scores: Scores, skipped: list[str]) -> dict[str, Any]:
-    return {
-        "top1": scores.top1,
-        "top5": scores.top5,
-        "loss": scores.loss,
-        "num_eval_examples": scores.num_examples,
-        "num_skipped_images": len(skipped),
-        "skipped_images": skipped[:100],
-    }
+def _check(resolved: list[Recipe], extras: Extras) -> None:
+    """Refuse, before anything is read, what cannot be asked for or not be written."""
+    for one in resolved:
+        _check_named(one)
+    if extras.real_index and not extras.real:
+        raise VitError("no ReaL labels are named", where="--real-index", fix="--real real.json as well")
+    if extras.all_compete and not extras.classes:
+        raise VitError("no class map is named", where="--all-compete", fix="--classes NAME as well")
+    if extras.real and extras.classes:
+        raise VitError(
+            "ReaL labels speak of all classes, a class map of some",
+            where="--real and --classes",
+            fix="score them one after the other",
+        )
+    if extras.save_predictions:
+        if len(resolved) > 1:
+            raise VitError(
+                f"{len(resolved)} evaluations do not go into one file of predictions",
+                where="--save-predictions",
+                fix="name one --ckpt and one --dataset, and call vit once for each",
+            )
+        prediction_files.check_can_write(extras.save_predictions)
+    if extras.out:
+        prediction_files.check_can_write_in(extras.out.resolve(), option="--out")
 
 
 def _check_named(resolved: Recipe) -> None:
@@ -96,9 +125,27 @@ def _check_named(resolved: Recipe) -> None:
         )
 
 
-def _open_split(resolved: Recipe, split: str, weights: Weights) -> tuple[Split, bool]:
-    """The split with its labels in the checkpoint's order, and whether that moved any."""
-    wanted = resolved.data
+def _weights_once(resolved: Recipe, kept: dict[str, Weights]) -> Weights:
+    """The weights a recipe names, read again only if others were in between: never two in memory."""
+    name = resolved.model.ckpt
+    if name not in kept:
+        kept.clear()
+        kept[name] = named_weights(resolved)
+    return kept[name]
+
+
+def _open(
+    resolved: Recipe,
+    split: str,
+    weights: Weights,
+    found_map: ClassMap | None,
+    lists: list[list[int]] | None,
+    extras: Extras,
+) -> Question:
+    """The split of one evaluation, with its labels in the order of the classes that compete."""
+    arch, wanted = weights.architecture, resolved.data
+    for side in extras.sides:
+        check_image_size(replace(arch, image_size=(side, side)))
     found = data.open_eval(
         wanted.dataset,
         wanted.eval_split if split == "auto" else split,
@@ -108,7 +155,42 @@ def _open_split(resolved: Recipe, split: str, weights: Weights) -> tuple[Split, 
         num_classes=wanted.num_classes,
         streaming=wanted.streaming,
     )
-    num_classes = weights.architecture.num_classes
-    return class_lists.match_classes(
-        found, weights.class_names, num_classes=num_classes, ckpt=resolved.model.ckpt
+    asked = Question(resolved=resolved, split=found, sides=extras.sides, asserted=extras.asserted)
+    if found_map is not None:
+        mapped, projection, rows = class_maps.project(
+            found,
+            found_map,
+            ckpt_classes=weights.class_names,
+            num_classes=arch.num_classes,
+            all_compete=extras.all_compete,
+        )
+        outside = len(found) - len(rows)
+        return replace(
+            asked,
+            split=mapped,
+            source_rows=rows,
+            projection=projection,
+            map_name=found_map.name,
+            num_outside=outside,
+        )
+    matched, is_mapped = class_lists.match_classes(
+        found, weights.class_names, num_classes=arch.num_classes, ckpt=resolved.model.ckpt
     )
+    real = _real_of(found, matched, is_mapped, lists, extras) if lists is not None else None
+    return replace(asked, split=matched, is_mapped=is_mapped, real=real, source_rows=np.arange(len(found)))
+
+
+def _real_of(found: Split, matched: Split, is_mapped: bool, lists: list[list[int]], extras: Extras) -> ReaL:
+    """The ReaL labels of each row, as classes of the checkpoint."""
+    of_rows, found_by = real_labels.lists_of_rows(found, lists, column=extras.real_index)
+    highest = max((number for one in of_rows for number in one), default=0)
+    if highest >= found.num_classes:
+        raise DataError(
+            f"the ReaL labels name class {highest}, {found.name} has {found.num_classes} classes",
+            where=f"--real {extras.real}",
+            fix="score ImageNet's validation split, whose labels they are",
+        )
+    if is_mapped:  # the lists number classes as the data does, the predictions as the checkpoint does
+        number_of = [matched.class_names.index(name) for name in found.class_names]
+        of_rows = [[number_of[number] for number in one] for one in of_rows]
+    return ReaL(of_rows, found_by)

@@ -163,7 +163,7 @@ def earlier_summary(path: Path, resolved: Recipe) -> dict[str, Any] | None:
 
 def refuse_other_recipe(path: Path, resolved: Recipe) -> None:
     """Refuse a folder that holds a run of another recipe, naming the keys that differ."""
-    earlier = recipe.load(str(path / runlog.RECIPE))
+    earlier = recipe.load(str(path / runlog.RECIPE), training=False)
     differing = recipe.differences(_with_whole_paths(earlier), _with_whole_paths(resolved))
     if differing:
         raise VitError(

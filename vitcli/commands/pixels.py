@@ -84,6 +84,8 @@ def preprocessing_for(
         return wanted, "by the recipe, as the weights store none"
     stored = Preprocessing.from_dict(weights.preprocessing)
     changed = {field: getattr(wanted, field) for key, field in FIELDS.items() if key in named}
+    if changed.get("resize") == "square" != stored.resize:  # another rule's crop is not meant with it
+        changed.setdefault("crop_fraction", wanted.crop_fraction)
     words = "as stored with the weights"
     return replace(stored, **changed), words + (f", but for {', '.join(changed)}" if changed else "")
 
@@ -106,9 +108,11 @@ def for_inference(
     preprocessing: Preprocessing,
     machine: Runtime,
     console: Console,
+    *,
+    needs_head: bool = True,
 ) -> tuple[nn.Module, Architecture]:
     """The network on the machine's device, its position embedding resampled for the pictures it gets."""
-    if not weights.architecture.num_classes:
+    if needs_head and not weights.architecture.num_classes:
         raise WeightsError(
             "these weights have no head, so they name no classes",
             where=weights.source,

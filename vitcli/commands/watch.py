@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from vitcli import figures, inference, least_squares, patch_inference
+from vitcli import few_shot, figures, inference, least_squares, patch_inference
 from vitcli.commands.job import Job
 from vitcli.commands.pixels import preprocessing_of
 from vitcli.commands.state import State
@@ -20,7 +20,6 @@ from vitcli.commands.task import Task
 from vitcli.masked_patch import MaskedPatchModel
 
 PROBE_SEEDS = (0, 1, 2)  # as the authors' evaluator draws
-PROBE_L2 = 1024.0
 NUM_PICTURES = 4
 
 
@@ -61,26 +60,21 @@ class Watch:
     def probe(self, step: int) -> dict[str, Any]:
         """Few-shot accuracy in closed form on the recipe's probe data set, with the compute spent so far."""
         wanted, (train, test) = self.job.recipe.eval, self.job.probe
-        labels_N = train.read_labels()
-        drawn = [
-            least_squares.draw_shots(
-                labels_N, num_classes=train.num_classes, shots=[wanted.probe_shots], seed=seed
-            )[wanted.probe_shots]
-            for seed in PROBE_SEEDS
-        ]
-        needed = np.unique(np.concatenate(drawn))
+        labels_N, shots = train.read_labels(), wanted.probe_shots
+        draws = few_shot.draw(labels_N, num_classes=train.num_classes, shots=[shots], seeds=PROBE_SEEDS)
+        needed = few_shot.drawn_rows(draws)
         with self._model_to_leave() as model:
             known_ND, _ = inference.features(model, train.rows(needed), self.preprocessing, **self.passes)
             tests_ND, test_labels_N = inference.features(model, test, self.preprocessing, **self.passes)
-        runs = []
-        for rows in drawn:
-            solution = least_squares.solve(
-                known_ND[np.searchsorted(needed, rows)],
-                labels_N[rows],
-                num_classes=train.num_classes,
-                l2=[PROBE_L2],
-            )
-            runs.append(float(least_squares.accuracies(solution, tests_ND, test_labels_N)[0]))
+        problem = few_shot.Problem(
+            features_of=lambda rows: known_ND[np.searchsorted(needed, rows)],
+            labels_N=labels_N,
+            tests_TD=tests_ND,
+            test_labels_T=test_labels_N.numpy(),
+            num_classes=train.num_classes,
+        )
+        found = few_shot.score(problem, draws, classifier="least-squares", l2=least_squares.DEFAULT_L2)
+        runs = [scored.top1 for scored in found[shots]]
         plan = self.job.plan
         exaflops = plan.exaflops * step / plan.total_steps if plan.exaflops is not None else None
         return {

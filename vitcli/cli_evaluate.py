@@ -1,0 +1,117 @@
+"""The commands about numbers one can trust: evaluate, compare."""
+
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from vitcli import options, tables
+from vitcli.cli_start import launch, shorthands
+
+app = typer.Typer()
+NUMBERS = (
+    "top1", "top5", "loss", "nll", "brier", "ece", "num_eval_examples", "num_skipped_images", "images_per_s",
+    "elapsed_s",
+)  # fmt: skip
+OF_REAL = ("real_top1", "num_real_examples")
+Predictions = Annotated[str, typer.Argument(help="A file of vit evaluate --save-predictions.")]
+
+
+@app.command(epilog="Example: vit evaluate --ckpt runs/pets --dataset oxford_pets --assert 'top1>=0.92'")
+def evaluate(
+    dataset: options.Datasets = None,
+    split: options.Split = "auto",
+    real: options.Real = None,
+    real_index: options.RealIndex = None,
+    classes: options.Classes = None,
+    all_compete: options.AllCompete = False,
+    res: options.ResOrGrid = None,
+    ckpt: options.Ckpts = None,
+    model: options.Model = None,
+    batch_size: options.EvalBatchSize = None,
+    recipe: options.RecipeName = None,
+    set_: options.Set = None,
+    out: options.EvaluationOut = None,
+    save_predictions: options.SavePredictions = None,
+    assert_: options.Assert = None,
+    precision: options.EvalPrecision = None,
+    num_processes: options.NumProcesses = None,
+    workers: options.Workers = None,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
+) -> int:
+    """Accuracy, ReaL, calibration, intervals, mistakes: checkpoints on splits, every example exactly once."""
+    from vitcli import assertions
+
+    known = NUMBERS + (OF_REAL if real else ())
+    asserted = assertions.parse(assert_ or (), keys=known)  # mistakes are told before any work
+    sides = options.sides_of(res)
+    pairs = list(product(ckpt or [None], dataset or [None]))
+    each = [
+        shorthands(data, None if sides else res, weights, model, precision) | {"eval.batch_size": batch_size}
+        for weights, data in pairs
+    ]
+    code = launch(num_processes)
+    if code is not None:
+        return code
+    from vitcli.commands import vtab
+    from vitcli.commands.evaluate import Extras, evaluate
+
+    extras = Extras(
+        real=real,
+        real_index=real_index,
+        classes=classes,
+        all_compete=all_compete,
+        sides=sides,
+        out=Path(out) if out else None,
+        save_predictions=save_predictions,
+        asserted=asserted,
+    )
+    given: dict[str, Any] = dict(split=split, workers=workers, quiet=quiet, extras=extras)
+    groups = vtab.tasks_of(dataset[0]) if dataset and ckpt and len(pairs) == 1 else {}
+    if groups:
+        if extras != Extras():
+            raise typer.BadParameter(
+                "the tasks of vtab take none of the options that ask for more than scores"
+            )
+
+        def score(task: str, weights: str) -> dict[str, Any]:
+            own = each[0] | {"data.dataset": task, "model.ckpt": weights}
+            return evaluate(recipe, set_ or (), [own], **given)
+
+        return tables.show(vtab.evaluate_tasks(groups, ckpt[0], score), as_json, vtab.render)
+    return _tell(evaluate(recipe, set_ or (), each, **given), asserted, as_json)
+
+
+@app.command(epilog="Example: vit compare b16.parquet l16.parquet")
+def compare(
+    a: Predictions,
+    b: Predictions,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
+) -> int:
+    """Two sets of saved predictions: B - A in top-1, a paired interval, McNemar's test, the classes."""
+    from vitcli.commands.compare import compare
+    from vitcli.evaluation_text import comparison_as_text
+
+    return tables.show(compare(a, b), as_json, comparison_as_text)
+
+
+def _tell(result: dict[str, Any], asserted: tuple, as_json: bool) -> int:
+    """Print the result, whatever was asserted, and end with what did not hold; one process does both."""
+    from vitcli import assertions, launching
+    from vitcli.evaluation_text import as_text
+
+    named = [(f"{one['ckpt']} on {one['dataset']}", one) for one in result.get("evaluations", [result])]
+    error = assertions.failed(asserted, named)
+    if error and as_json:  # one object on standard output, so the error stands in it
+        result = result | {"error": {"message": error.message, "where": error.where, "fix": error.fix}}
+    tables.show(result, as_json, as_text)
+    if error is None or launching.global_rank() != 0:
+        return 0
+    if as_json:
+        return error.exit_code
+    raise error

@@ -1,0 +1,171 @@
+"""`vit embed`: features, logits, labels and row numbers of a split to one .safetensors file."""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitcli import data, recipe, tables
+from vitcli.commands.frozen import Computed, Frozen, check_named, compute, freeze
+from vitcli.commands.pixels import named_weights
+from vitcli.errors import DataError, MachineError, VitError
+from vitcli.feature_store import FeatureStore, open_store, write_safetensors
+from vitcli.recipe import Recipe
+from vitcli.safe_files import TEMPORARY, replace_file
+from vitcli.split import Split
+
+
+def embed(
+    out: Path,
+    recipe_name: str | None,
+    overrides: Sequence[str],
+    shorthands: Mapping[str, Any],
+    *,
+    split: str,
+    logits: bool,
+    overwrite: bool,
+    workers: int | None,
+    quiet: bool,
+) -> dict[str, Any]:
+    """Write the file; of the first process, the others return nothing.
+
+    What is computed is kept beside `out` until all of it is, so the same command goes on after a kill, with
+    any number of processes. The file depends on neither.
+    """
+    _check_out(out, overwrite)
+    resolved = recipe.load(recipe_name or "evaluate/default", overrides, shorthands, training=False)
+    check_named(resolved, "embed")
+    weights = named_weights(resolved)
+    found = _open_split(resolved, split, weights.metadata)
+    frozen = freeze(
+        weights,
+        resolved,
+        recipe_name=recipe_name,
+        overrides=overrides,
+        shorthands=shorthands,
+        workers=workers,
+        quiet=quiet,
+    )
+    with_logits = logits and frozen.arch.num_classes > 0
+    began_at = time.perf_counter()
+    partial_file = out.with_name(f"{TEMPORARY}{out.name}.features")
+    computed = compute(
+        frozen, found, np.arange(len(found)), partial(_open_beside, partial_file), with_logits=with_logits
+    )
+    frozen.machine.leave()
+    store = computed.store
+    if store is None:
+        return {}
+    rows_N = np.arange(len(found))
+    rows_N = rows_N[store.has(rows_N)]
+    if not len(rows_N):
+        raise DataError(f"no image of {found.name} can be decoded", where=found.name, fix="look at its files")
+    metadata = _metadata(frozen, found, computed.skipped, with_logits=with_logits)
+    replace_file(out, lambda path: write_safetensors(path, store, rows_N, metadata))
+    partial_file.unlink()
+    store.close()
+    elapsed_s = time.perf_counter() - began_at
+    return _result(frozen, out, metadata, store.width, len(rows_N), computed) | {"elapsed_s": elapsed_s}
+
+
+def _check_out(out: Path, overwrite: bool) -> None:
+    if out.suffix != ".safetensors":
+        raise VitError(
+            f"{out.name} is no name of a safetensors file", where=f"--out {out}", fix="end it in .safetensors"
+        )
+    if out.is_dir() or (out.exists() and not overwrite):
+        raise VitError(f"{out} exists", where=f"--out {out}", fix="choose another name, or --overwrite")
+
+
+def _open_split(resolved: Recipe, split: str, metadata: dict) -> Split:
+    wanted = resolved.data
+    return data.open_eval(
+        wanted.dataset,
+        wanted.eval_split if split == "auto" else split,
+        image_column=wanted.image_column,
+        label_column=wanted.label_column,
+        dev_cut=metadata.get("dev_cut"),
+        num_classes=wanted.num_classes,
+        streaming=wanted.streaming,
+    )
+
+
+def _open_beside(path: Path, about: dict[str, Any], num_rows: int) -> FeatureStore:
+    try:
+        return open_store(path, about, num_rows)
+    except BlockingIOError as error:
+        fix = "wait for it, or choose another file with --out"
+        raise MachineError("another process is writing this file", where=str(path), fix=fix) from error
+    except OSError as error:
+        fix = "choose another folder with --out, or mend its permissions"
+        raise MachineError(f"it cannot be written: {error.strerror}", where=str(path), fix=fix) from error
+
+
+def _metadata(frozen: Frozen, split: Split, skipped: list[str], *, with_logits: bool) -> dict[str, str]:
+    """What the file says of itself. Safetensors has text only, so all else is JSON."""
+    resolved, weights = frozen.resolved, frozen.weights
+    return {
+        "format": "pt",
+        "ckpt": str(resolved.model.ckpt),
+        "weights": frozen.weights_digest,
+        "model": frozen.arch.name,
+        "numerics": weights.numerics,
+        "architecture": json.dumps(frozen.arch.as_dict()),
+        "preprocessing": json.dumps(frozen.preprocessing.as_dict()),
+        "layer": resolved.eval.layer,
+        "precision": frozen.precision,
+        "dataset": str(resolved.data.dataset),
+        "split": split.name,
+        "class_names": json.dumps(split.class_names),
+        "logit_names": json.dumps(weights.class_names if with_logits else None),
+        "skipped_images": json.dumps(skipped),
+    }
+
+
+def _result(
+    frozen: Frozen,
+    out: Path,
+    metadata: dict[str, str],
+    width: tuple[int, int, int],
+    count: int,
+    computed: Computed,
+) -> dict[str, Any]:
+    told = ("ckpt", "model", "numerics", "dataset", "split", "layer", "precision")
+    return {
+        "command": "embed",
+        "out": str(out),
+        **{key: metadata[key] for key in told},
+        "preprocessing": frozen.preprocessing.summary(),
+        "preprocessing_from": frozen.preprocessing_from,
+        "num_examples": count,
+        "feature_dim": width[0],
+        "num_logits": width[1],
+        "bytes": out.stat().st_size,
+        "taken_up_rows": computed.num_cached,
+        "computed_rows": computed.num_computed,
+        "num_skipped_images": len(computed.skipped),
+        "skipped_images": computed.skipped[:100],
+        "num_processes": frozen.machine.world_size,
+    }
+
+
+def as_text(result: dict[str, Any]) -> str:
+    """The result for a person."""
+    logits = f", {result['num_logits']} logits" if result["num_logits"] else ""
+    rows = [
+        ("file", f"{result['out']}, {result['bytes'] / 2**20:.1f} MiB"),
+        ("images", f"{result['num_examples']}, {result['split']}"),
+        ("each", f"{result['feature_dim']} features ({result['layer']}){logits}, label, row"),
+        ("model", f"{result['model']}, {result['numerics']}"),
+        ("pixels", f"{result['preprocessing']}, {result['preprocessing_from']}"),
+    ]
+    if result["taken_up_rows"]:
+        rows.append(("taken up", f"{result['taken_up_rows']} rows of an interrupted run"))
+    if result["num_skipped_images"]:
+        first = result["skipped_images"][0]
+        rows.append(("left out", f"{result['num_skipped_images']} undecodable, first {first}"))
+    return tables.pairs(rows)

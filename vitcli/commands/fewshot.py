@@ -1,0 +1,289 @@
+"""`vit fewshot`: a few images a class, frozen features, a classifier in closed form (paper, section 4.1)."""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitcli import classifiers, data, draw_files, few_shot, least_squares, recipe, runlog, tables
+from vitcli.commands.frozen import Computed, Frozen, check_named, compute, freeze
+from vitcli.commands.job import refuse_other_recipe
+from vitcli.commands.pixels import named_weights
+from vitcli.errors import DataError, VitError
+from vitcli.feature_store import StoredFeatures, open_cached
+from vitcli.few_shot import Draws
+from vitcli.recipe import Recipe
+from vitcli.split import Split
+
+DRAWS, TABLE = "draws.json", "table.txt"
+
+
+def fewshot(
+    recipe_name: str | None,
+    overrides: Sequence[str],
+    shorthands: Mapping[str, Any],
+    *,
+    draws_file: str | None,
+    out: Path | None,
+    overwrite: bool,
+    workers: int | None,
+    quiet: bool,
+    arguments: Sequence[str],
+) -> dict[str, Any]:
+    """Accuracy by images a class, mean and std over draws; of the first process, the others return nothing.
+
+    Features are computed once for all draws, and kept: another call computes only the images it adds.
+    """
+    name = recipe_name or recipe.find_for_dataset("fewshot", shorthands.get("data.dataset"))
+    resolved = recipe.load(name, overrides, shorthands, training=False)
+    check_named(resolved, "fewshot")
+    if resolved.fewshot is None:
+        fix = "take fewshot/default, or extend it"
+        raise VitError("the recipe has no section [fewshot]", where=f"recipe {name}", fix=fix)
+    classifiers.check_installed(resolved.fewshot.classifier)
+    # Before the processes join, so that a long download is no stalled collective.
+    weights = named_weights(resolved)
+    train, test = _open_splits(resolved)
+    labels_N, draws = _labels_and_draws(train, resolved, draws_file)
+    frozen = freeze(
+        weights,
+        resolved,
+        recipe_name=recipe_name,
+        overrides=overrides,
+        shorthands=shorthands,
+        workers=workers,
+        quiet=quiet,
+    )
+    for line in _oddities(train, labels_N, draws, resolved):
+        frozen.console.note(line)
+    if out and not overwrite:
+        earlier = frozen.machine.on_main(lambda: _earlier(out, frozen.resolved, draws))
+        if earlier:
+            frozen.machine.leave()
+            return earlier
+    folder = _begin(out, frozen, overwrite, arguments) if out else None
+    began_at = time.perf_counter()
+    known = compute(frozen, train, few_shot.drawn_rows(draws), open_cached, with_logits=False)
+    tests = compute(frozen, test, np.arange(len(test)), open_cached, with_logits=False)
+    frozen.machine.leave()  # the others have nothing to add, and would wait in vain for a long fit
+    if not frozen.machine.is_main:
+        return {}
+    draws = _that_are_there(draws, known, train)
+    found = _scores(frozen, draws, known, tests, labels_N, num_classes=train.num_classes)
+    result = _result(frozen, train, test, draws, found, known, tests)
+    result |= {"draws_from": draws_file, "elapsed_s": time.perf_counter() - began_at}
+    result["run_dir"] = str(out) if out else None
+    for computed in (known, tests):
+        computed.store.close()
+    if folder:
+        _write(folder, result, draws)
+    return result
+
+
+def _open_splits(resolved: Recipe) -> tuple[Split, Split]:
+    wanted = resolved.data
+    train, test = data.open_train_and_eval(
+        wanted.dataset,
+        train_split=wanted.train_split,
+        eval_split=wanted.eval_split,
+        dev_fraction=wanted.dev_fraction,
+        num_examples=wanted.num_examples,
+        image_column=wanted.image_column,
+        label_column=wanted.label_column,
+        seed=0,
+        num_classes=wanted.num_classes,
+        streaming=wanted.streaming,
+    )
+    for split in (train, test):
+        if split.has_several_labels:
+            fix = "name a column of one label with data.label_column"
+            raise DataError(f"the rows of {split.name} have several labels each", where=split.name, fix=fix)
+    return train, test
+
+
+def _labels_and_draws(train: Split, resolved: Recipe, draws_file: str | None) -> tuple[np.ndarray, Draws]:
+    labels_N, wanted = train.read_labels(), resolved.fewshot
+    names = _class_names(train)
+    counts_K = np.bincount(labels_N, minlength=train.num_classes)
+    if not counts_K.all():
+        missing = [names[label] for label in np.flatnonzero(counts_K == 0)]
+        raise DataError(
+            f"{len(missing)} of {train.num_classes} classes have no image in {train.name}",
+            where=", ".join(missing[:5]) + (" and more" if len(missing) > 5 else ""),
+            fix="train on a split that has every class, with data.train_split",
+        )
+    if draws_file:
+        return labels_N, draw_files.read_draws(draws_file, labels_N, names)
+    return labels_N, few_shot.draw(
+        labels_N, num_classes=train.num_classes, shots=sorted(set(wanted.shots)), seeds=range(wanted.seeds)
+    )
+
+
+def _oddities(train: Split, labels_N: np.ndarray, draws: Draws, resolved: Recipe) -> list[str]:
+    """Classes that give fewer images than they should, and a choice that one image a class does not allow."""
+    told, names = [], _class_names(train)
+    counts_K = np.bincount(labels_N, minlength=train.num_classes)
+    for shots in next(iter(draws.values())):
+        few = np.flatnonzero(counts_K < shots)
+        if len(few):
+            given = ", ".join(f"{names[label]} {counts_K[label]}" for label in few[:5])
+            more = " ..." if len(few) > 5 else ""
+            told.append(
+                f"note: {len(few)} classes have fewer than {shots} images and give all: {given}{more}"
+            )
+    wanted = resolved.fewshot
+    if 1 in next(iter(draws.values())) and wanted.classifier == "least-squares" and wanted.l2 == "sweep":
+        usual = least_squares.DEFAULT_L2
+        told.append(
+            f"note: with one image a class none can be left out to choose l2 by; it is {usual:g} there"
+        )
+    return told
+
+
+def _class_names(train: Split) -> list[str]:
+    return list(train.class_names or (f"class {label}" for label in range(train.num_classes)))
+
+
+def _earlier(out: Path, resolved: Recipe, draws: Draws) -> dict[str, Any] | None:
+    """The summary of a finished run of this very recipe and these draws in the folder."""
+    if (out / runlog.RECIPE).exists():
+        refuse_other_recipe(out, resolved)
+    summary = runlog.finished_summary(out)
+    if summary is None or not (out / DRAWS).exists():
+        return None
+    if json.loads((out / DRAWS).read_text()) != draw_files.as_json(draws):
+        fix = "choose another folder, or --overwrite to delete that run"
+        raise VitError("the folder holds a run with other drawn rows", where=f"--out {out}", fix=fix)
+    return summary | {"run_dir": str(out)}
+
+
+def _begin(out: Path, frozen: Frozen, overwrite: bool, arguments: Sequence[str]) -> runlog.RunFolder | None:
+    """The run folder, of the first process."""
+    opened: list[runlog.RunFolder] = []
+
+    def begin() -> None:
+        opened.append(runlog.RunFolder(out, overwrite=overwrite))
+        opened[0].write_start(recipe.to_toml(frozen.resolved), runlog.environment(list(arguments)))
+
+    frozen.machine.on_main(begin)
+    return opened[0] if opened else None
+
+
+def _that_are_there(draws: Draws, known: Computed, train: Split) -> Draws:
+    """Without the rows whose image could not be decoded."""
+    if not known.skipped:
+        return draws
+    kept = {
+        seed: {shots: rows[known.store.has(rows)] for shots, rows in by_shots.items()}
+        for seed, by_shots in draws.items()
+    }
+    if not all(len(rows) for by_shots in kept.values() for rows in by_shots.values()):
+        raise DataError("no drawn image can be decoded", where=train.name, fix="look at its files")
+    return kept
+
+
+def _scores(
+    frozen: Frozen, draws: Draws, known: Computed, tests: Computed, labels_N: np.ndarray, *, num_classes: int
+) -> dict[int, list[few_shot.Scored]]:
+    wanted, console = frozen.resolved.fewshot, frozen.console
+    rows_T = np.arange(tests.store.num_rows)
+    rows_T = rows_T[tests.store.has(rows_T)]
+    if not len(rows_T):
+        raise DataError("no test image can be decoded", where="the test split", fix="look at its files")
+    test_labels_T = np.concatenate(
+        [tests.store.read(part)["labels"][:, 0] for part in np.array_split(rows_T, -(-len(rows_T) // 4096))]
+    )
+    problem = few_shot.Problem(
+        features_of=lambda rows: known.store.read(rows)["features"],
+        labels_N=labels_N,
+        tests_TD=StoredFeatures(tests.store, rows_T),
+        test_labels_T=test_labels_T,
+        num_classes=num_classes,
+    )
+    console.begin("fit", sum(map(len, draws.values())))
+    try:
+        return few_shot.score(
+            problem, draws, classifier=wanted.classifier, l2=wanted.l2, watch=console.update
+        )
+    finally:
+        console.end()
+
+
+def _result(
+    frozen: Frozen,
+    train: Split,
+    test: Split,
+    draws: Draws,
+    found: dict[int, list[few_shot.Scored]],
+    known: Computed,
+    tests: Computed,
+) -> dict[str, Any]:
+    wanted, skipped = frozen.resolved, [*known.skipped, *tests.skipped]
+    is_closed_form = wanted.fewshot.classifier == "least-squares"
+    shots = {}
+    for count, scored in found.items():
+        mean, std = few_shot.mean_and_std([one.top1 for one in scored])
+        runs, chosen = [one.top1 for one in scored], [one.chosen for one in scored]
+        shots[str(count)] = {"mean": mean, "std": std, "runs": runs, "chosen": chosen}
+    return {
+        "command": "fewshot",
+        "ckpt": wanted.model.ckpt,
+        "model": frozen.arch.name,
+        "numerics": frozen.weights.numerics,
+        "dataset": wanted.data.dataset,
+        "train_split": train.name,
+        "eval_split": test.name,
+        "num_classes": train.num_classes,
+        "resolution": frozen.preprocessing.resolution,
+        "preprocessing": frozen.preprocessing.summary(),
+        "preprocessing_from": frozen.preprocessing_from,
+        "layer": wanted.eval.layer,
+        "feature_dim": known.store.width[0],
+        "classifier": wanted.fewshot.classifier,
+        "l2": wanted.fewshot.l2 if is_closed_form else None,
+        "seeds": list(draws),
+        "shots": shots,
+        "num_test_examples": len(test) - len(tests.skipped),
+        "cached_rows": known.num_cached + tests.num_cached,
+        "computed_rows": known.num_computed + tests.num_computed,
+        "num_skipped_images": len(skipped),
+        "skipped_images": skipped[:100],
+        "precision": frozen.precision,
+        "num_processes": frozen.machine.world_size,
+    }
+
+
+def _write(folder: runlog.RunFolder, result: dict[str, Any], draws: Draws) -> None:
+    folder.write_text(DRAWS, json.dumps(draw_files.as_json(draws)) + "\n")
+    folder.write_text(TABLE, as_text(result))
+    folder.write_json(runlog.SUMMARY, result)
+    folder.close()
+
+
+def as_text(result: dict[str, Any]) -> str:
+    """The table of a result, for a person."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("shots", "top-1", "std", "runs"):
+        table.add_column(title, justify="right" if title != "runs" else "left")
+    for shots, scored in result["shots"].items():
+        std = "" if scored["std"] is None else f"{scored['std']:.2%}"
+        runs = "  ".join(f"{run:.2%}" for run in scored["runs"])
+        table.add_row(shots, f"{scored['mean']:.2%}", std, runs)
+    how = result["classifier"]
+    if result["l2"] is not None:
+        how += ", l2 " + (result["l2"] if result["l2"] == "sweep" else f"{result['l2']:g}")
+    rows = [
+        ("classifier", f"{how}, {result['feature_dim']} features ({result['layer']})"),
+        ("scored on", f"{result['num_test_examples']} images, {result['eval_split']}"),
+        ("model", f"{result['model']}, {result['numerics']}"),
+        ("pixels", f"{result['preprocessing']}, {result['preprocessing_from']}"),
+        ("features", f"{result['computed_rows']} computed, {result['cached_rows']} kept from before"),
+    ]
+    if result.get("run_dir"):
+        rows.append(("run folder", result["run_dir"]))
+    return tables.printed(table) + "\n" + tables.pairs(rows)

@@ -1,0 +1,165 @@
+"""Results of `vit evaluate` and `vit compare` as text for a person."""
+
+from typing import Any
+
+from vitcli.tables import pairs, plain, printed, skipped, speed
+
+WEAKEST = 3  # classes that are named
+ENOUGH = 5  # pictures of a class, to name it so
+
+
+def as_text(result: dict[str, Any]) -> str:
+    """The table of one evaluation, or one table of several."""
+    if "evaluations" in result:
+        return _several(result)
+    return pairs(_rows(result)) + _resolutions(result) + _assertions(result)
+
+
+def comparison_as_text(result: dict[str, Any]) -> str:
+    """The table of `vit compare`."""
+    a, b, low, high = result["a"], result["b"], *result["interval"]
+    counts = result["counts"]
+    text = pairs(
+        [
+            ("A", f"{a['top1']:.2%}  {a['file']}: {a['ckpt']}"),
+            ("B", f"{b['top1']:.2%}  {b['file']}: {b['ckpt']}"),
+            (
+                "B - A",
+                f"{100 * result['difference']:+.2f} points, 95 % {100 * low:+.2f} to {100 * high:+.2f}",
+            ),
+            ("McNemar", f"p = {result['mcnemar_p']:.3g}, {_verdict(result)}"),
+            ("both right", str(counts["both"])),
+            ("only A", str(counts["only_a"])),
+            ("only B", str(counts["only_b"])),
+            ("neither", str(counts["neither"])),
+            ("scored on", f"{result['num_examples']} images, {result['eval_split']}"),
+        ]
+    )
+    return text + _changes(result["per_class"])
+
+
+def _verdict(result: dict[str, Any]) -> str:
+    if result["mcnemar_p"] >= 0.05:
+        return "so these pictures do not tell the two apart"
+    return f"so {'B' if result['difference'] > 0 else 'A'} is better, by more than chance"
+
+
+def _changes(per_class: list[dict[str, Any]]) -> str:
+    if not per_class:
+        return ""
+    table = _table("class", ">images", ">A", ">B", ">B - A")
+    for one in per_class:
+        change = f"{100 * one['difference']:+.2f}"
+        table.add_row(
+            plain(one["class"]), str(one["num_examples"]), _share(one["a"]), _share(one["b"]), change
+        )
+    return "\nlargest changes\n" + printed(table)
+
+
+def _rows(result: dict[str, Any]) -> list[tuple[str, str]]:
+    rows = [
+        ("top-1", _with_interval(result, "top1")),
+        ("top-5", _with_interval(result, "top5")),
+    ]
+    if "real_top1" in result:
+        counted = f"of {result['num_real_examples']} pictures with ReaL labels, by {result['real_labels_by']}"
+        rows.append(("ReaL", f"{_with_interval(result, 'real_top1')}, {counted}"))
+    rows += [
+        ("loss", f"{result['loss']:.4f} nats (NLL)"),
+        ("calibration", f"ECE {result['ece']:.2%}, Brier {result['brier']:.4f}"),
+        ("scored on", f"{result['num_eval_examples']} images, {result['eval_split']}"),
+    ]
+    if "class_map" in result:
+        rows.append(("class map", _class_map(result)))
+    weakest = _weakest(result["per_class"] or {})
+    return [
+        *rows,
+        *([("weakest", weakest)] if weakest else []),
+        *skipped(result),
+        ("model", f"{result['model']}, {result['numerics']}"),
+        ("pixels", f"{result['preprocessing']}, {result['preprocessing_from']}"),
+        ("speed", speed(result)),
+        *([("files", result["out"])] if "out" in result else []),
+        *([("predictions", result["saved_predictions"])] if "saved_predictions" in result else []),
+    ]
+
+
+def _class_map(result: dict[str, Any]) -> str:
+    competing = "all classes compete" if result["competing_classes"] == "all" else "only its classes compete"
+    outside = f"{result['num_outside_map']} pictures of other classes left out"
+    return f"{result['class_map']}, {competing}, {outside}"
+
+
+def _weakest(per_class: dict[str, dict[str, float]]) -> str:
+    """The classes with the lowest share, where there are enough of them and of their pictures to say."""
+    known = [(name, one) for name, one in per_class.items() if one["num_examples"] >= ENOUGH]
+    if len(known) <= WEAKEST:
+        return ""
+    known = sorted((pair for pair in known if pair[1]["top1"] < 1), key=lambda pair: pair[1]["top1"])
+    return ", ".join(f"{name} {one['top1']:.0%} of {one['num_examples']}" for name, one in known[:WEAKEST])
+
+
+def _resolutions(result: dict[str, Any]) -> str:
+    curve = result.get("resolutions")
+    if not curve:
+        return ""
+    table = _table(">pixels", ">top-1", ">top-5", ">loss", "")
+    for one in curve:
+        mark = "*" if one["resolution"] == result["resolution"] else ""
+        shares = _share(one["top1"]), _share(one["top5"])
+        table.add_row(str(one["resolution"]), *shares, f"{one['loss']:.4f}", mark)
+    return f"\n{printed(table)}* all else above is at this resolution, the nearest to the weights' own\n"
+
+
+def _assertions(result: dict[str, Any]) -> str:
+    asserted = result.get("assertions", ())
+    lines = (f"{'holds' if one['holds'] else 'DOES NOT HOLD':<14} {one['assertion']}\n" for one in asserted)
+    return "\n" + "".join(lines) if asserted else ""
+
+
+def _several(result: dict[str, Any]) -> str:
+    evaluations = result["evaluations"]
+    has_real = any("real_top1" in one for one in evaluations)
+    names = ("ckpt", "dataset", ">pixels", ">images", ">top-1", ">95 %", ">top-5", ">loss", ">ECE")
+    table = _table(*names[:7], *([">ReaL"] if has_real else []), *names[7:])
+    for one in evaluations:
+        low, high = one["intervals"]["top1"]
+        cells = [
+            plain(one["ckpt"]),
+            plain(one["dataset"]),
+            _size(one["resolution"]),
+            str(one["num_eval_examples"]),
+        ]
+        cells += [_share(one["top1"]), f"{100 * low:.1f} to {100 * high:.1f}", _share(one["top5"])]
+        cells += [_share(one.get("real_top1"))] if has_real else []
+        table.add_row(*cells, f"{one['loss']:.4f}", _share(one["ece"]))
+    parts = [printed(table)]
+    for one in evaluations:
+        more = _resolutions(one) + _assertions(one)
+        parts += [f"\n{plain(one['ckpt'])} on {plain(one['dataset'])}{more}"] if more else []
+    return "".join(parts) + (f"\nfiles       {plain(result['out'])}\n" if "out" in result else "")
+
+
+def _with_interval(result: dict[str, Any], key: str) -> str:
+    interval = result["intervals"][key]
+    between = f"  (95 %: {100 * interval[0]:.2f} to {100 * interval[1]:.2f})" if interval else ""
+    return _share(result[key]) + between
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2%}"
+
+
+def _size(resolution: int | list[int]) -> str:
+    return str(resolution) if isinstance(resolution, int) else "x".join(map(str, resolution))
+
+
+def _table(*names: str):
+    """A table of Rich's; a name that begins with > is of a column of numbers."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in names:
+        justify = "right" if name.startswith(">") else "left"
+        table.add_column(name.lstrip(">"), justify=justify, overflow="fold")
+    return table

@@ -1,0 +1,177 @@
+"""Forward passes without gradients over the batches of a split, for everything that looks at a network.
+
+Letters: N rows, B batch, K classes.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitcli import sharding
+from vitcli.console import Console
+from vitcli.errors import DataError, WeightsError
+from vitcli.loader import Batch, eval_batches
+from vitcli.runtime import Runtime, autocast, unwrap
+from vitcli.split import Split
+from vitcli.transforms import Preprocessing, to_model_range
+
+# Of fewer rows than 4, a CPU's matrix product adds up in another order (measured with MKL 2024.2), and a loss
+# would depend on the batch size in its last bits.
+LEAST_AT_ONCE = 4
+
+
+def my_batches(
+    model: nn.Module,
+    split: Split,
+    preprocessing: Preprocessing,
+    *,
+    runtime: Runtime,
+    batch_size: int,
+    on_bad_image: str,
+    num_threads: int,
+) -> Iterator[Batch]:
+    """This process's batches, and for a sharded model empty ones while other processes still have some.
+
+    Its weights are put together by all processes, so that all must compute equally often.
+    """
+    batches = eval_batches(
+        split,
+        preprocessing,
+        batch_size=batch_size,
+        rank=runtime.rank,
+        world_size=runtime.world_size,
+        on_bad_image=on_bad_image,
+        num_threads=num_threads,
+    )
+    if not sharding.is_sharded(model):
+        yield from batches
+        return
+    none = torch.empty(0, dtype=torch.int64)
+    nothing = Batch(torch.empty(0, 3, *preprocessing.image_size, dtype=torch.uint8), none, none, ())
+    while True:
+        with runtime.own_errors():
+            mine = next(batches, None)
+        if not runtime.any(mine is not None):
+            return
+        yield nothing if mine is None else mine
+
+
+def logits_of(
+    model: nn.Module,
+    batches: Iterator[Batch],
+    preprocessing: Preprocessing,
+    *,
+    device: torch.device,
+    precision: str,
+    least: int = 1,
+) -> Iterator[tuple[Batch, Tensor]]:
+    """Each batch with its logits_BK, float32 on the CPU; the model is left in the mode it came in."""
+    bare = unwrap(model)  # with several processes one may have fewer batches than another
+    return outputs_of(bare, bare, batches, preprocessing, device=device, precision=precision, least=least)
+
+
+def outputs_of(
+    model: nn.Module,
+    network: Callable[[Tensor], Tensor],
+    batches: Iterator[Batch],
+    preprocessing: Preprocessing,
+    *,
+    device: torch.device,
+    precision: str,
+    least: int = 1,
+) -> Iterator[tuple[Batch, Tensor]]:
+    """Each batch with what `network`, a use of the bare `model`, says of its images."""
+    passed = passes(
+        model,
+        lambda rows_B, images_BCHW: network(images_BCHW),
+        batches,
+        preprocessing,
+        device=device,
+        precision=precision,
+        least=least,
+    )
+    for batch, outputs in passed:
+        outputs = outputs[: len(batch.rows_B)].float().cpu()
+        if not torch.isfinite(outputs).all():
+            raise WeightsError(
+                "the model's outputs are not finite numbers, so no accuracy can be told",
+                where=f"row {int(batch.rows_B[0])} and after of the split",
+                fix="use other weights; vit looks at stored weights when it loads them, so these overflow"
+                if precision == "fp32"
+                else "use --precision fp32, or other weights",
+            )
+        yield batch, outputs
+
+
+def passes(
+    model: nn.Module,
+    network: Callable[[Tensor, Tensor], Any],
+    batches: Iterator[Batch],
+    preprocessing: Preprocessing,
+    *,
+    device: torch.device,
+    precision: str,
+    least: int = 1,
+) -> Iterator[tuple[Batch, Any]]:
+    """Each batch with what `network` makes of its rows_B and its images_BCHW in the model's range.
+
+    Without gradients; the model is left in the mode it came in. A batch of fewer than `least` images is
+    filled up with blank ones, at the end of what the network makes of it: few networks take none at all.
+    """
+    was_training = model.training
+    model.eval()
+    try:
+        for batch in batches:
+            rows_B, images_BCHW = _filled_up(batch, least)
+            images_BCHW = images_BCHW.to(device, non_blocking=True)
+            images_BCHW = to_model_range(images_BCHW, mean=preprocessing.mean, std=preprocessing.std)
+            with torch.no_grad(), autocast(device, precision):
+                made = network(rows_B, images_BCHW)
+            yield batch, made
+    finally:
+        model.train(was_training)
+
+
+def _filled_up(batch: Batch, least: int) -> tuple[Tensor, Tensor]:
+    count = len(batch.rows_B)
+    if count >= least:
+        return batch.rows_B, batch.images_BCHW
+    shape = (least, *batch.images_BCHW.shape[1:])
+    # In the memory format of a full batch: a convolution of another one differs in its last bits.
+    images_BCHW = torch.empty(shape, dtype=torch.uint8, memory_format=torch.channels_last).zero_()
+    images_BCHW[:count] = batch.images_BCHW
+    return torch.cat([batch.rows_B, batch.rows_B.new_zeros(least - count)]), images_BCHW
+
+
+def watched(
+    passed: Iterator[tuple[Batch, Tensor]], console: Console, title: str, *, total: int, at_once: int
+) -> Iterator[tuple[Batch, Tensor]]:
+    """The same batches, with a progress line; `at_once` processes do as much each."""
+    began_at, done = time.perf_counter(), 0
+    console.begin(title, total)
+    try:
+        for batch, logits_BK in passed:
+            yield batch, logits_BK
+            done = min(done + (len(batch.rows_B) + len(batch.skipped)) * at_once, total)
+            console.update(done, f"{done / (time.perf_counter() - began_at):.0f} img/s")
+    finally:
+        console.end()
+
+
+def check_all_seen(seen_N: Tensor, skipped: list[str], split: Split, *, runtime: Runtime) -> None:
+    """Hold a pass to its promise: each row was seen once by all processes together, or skipped by one.
+
+    `seen_N` is already summed over the processes, `skipped` are this one's own.
+
+    Raises:
+        DataError: no image at all could be decoded.
+    """
+    num_skipped = int(runtime.sum_over_processes(torch.tensor(len(skipped))))
+    assert int(seen_N.max()) <= 1 and int(seen_N.sum()) + num_skipped == len(split), (
+        "a row was not counted once"
+    )
+    if not seen_N.any():
+        raise DataError(f"no image of {split.name} can be decoded", where=split.name, fix="look at its files")

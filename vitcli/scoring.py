@@ -1,0 +1,79 @@
+"""One pass over a split to the predictions of every row: the same ones on any number of processes.
+
+Each row's numbers follow from its logits alone and are put in their place in arrays for the whole split; what
+is then computed from these arrays, on whichever process, is the same to the last bit.
+Letters: N rows, B batch, K classes.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vitcli import predictions
+from vitcli.console import Console
+from vitcli.forward import LEAST_AT_ONCE, check_all_seen, logits_of, my_batches, watched
+from vitcli.predictions import Predictions
+from vitcli.runtime import Runtime
+from vitcli.split import Split
+from vitcli.transforms import Preprocessing
+
+
+def predictions_of(
+    model: nn.Module,
+    split: Split,
+    preprocessing: Preprocessing,
+    *,
+    num_classes: int,
+    project: Callable[[Tensor], Tensor] | None,
+    runtime: Runtime,
+    batch_size: int,
+    on_bad_image: str,
+    num_threads: int,
+    precision: str,
+    console: Console,
+    title: str = "evaluate",
+) -> tuple[Predictions, list[str]]:
+    """Predictions of every row, and the places of the images that could not be decoded and do not count.
+
+    Args:
+        num_classes: of the logits that count: the model's, or the projected ones.
+        project: logits_BK to the logits that count; None for all of them as they are.
+
+    Raises:
+        DataError: an image cannot be decoded and `on_bad_image` is "error", or none at all could be.
+        WeightsError: a logit is not a finite number.
+    """
+    columns = predictions.empty_columns(len(split), num_classes)
+    labels_N = torch.zeros(len(split), dtype=torch.int64)
+    seen_N = torch.zeros(len(split), dtype=torch.int64)
+    skipped: list[str] = []
+    batches = my_batches(
+        model,
+        split,
+        preprocessing,
+        runtime=runtime,
+        batch_size=batch_size,
+        on_bad_image=on_bad_image,
+        num_threads=num_threads,
+    )
+    passed = logits_of(
+        model, batches, preprocessing, device=runtime.device, precision=precision, least=LEAST_AT_ONCE
+    )
+    with runtime.own_errors():
+        for batch, logits_BK in watched(passed, console, title, total=len(split), at_once=runtime.world_size):
+            logits_BK = logits_BK if project is None else project(logits_BK)
+            for name, values_B in predictions.columns_of(logits_BK, batch.labels_B).items():
+                columns[name][batch.rows_B] = values_B
+            if not split.has_several_labels:
+                labels_N[batch.rows_B] = batch.labels_B
+            seen_N[batch.rows_B] += 1
+            skipped += batch.skipped
+    for values_N in (*columns.values(), labels_N, seen_N):
+        runtime.sum_over_processes(values_N)
+    check_all_seen(seen_N, skipped, split, runtime=runtime)
+    rows_N = np.flatnonzero(seen_N.numpy())
+    labels = split.read_labels() if split.has_several_labels else labels_N.numpy()
+    counted = {name: values_N.numpy()[rows_N] for name, values_N in columns.items()}
+    return Predictions(rows_N=rows_N, labels=labels[rows_N], **counted), skipped

@@ -1,0 +1,121 @@
+"""VTAB-1k: from what the data sets say of a picture to the classes of its tasks, and the score of all tasks.
+
+The rules and edges are those of google-research/task_adaptation (data/clevr.py, dsprites.py, kitti.py,
+smallnorb.py), which the paper's 19 tasks come from (sections 4.1 and B.1.1). A rule takes one value of a raw
+column as TensorFlow Datasets has it, and raises ValueError for a value that has no class.
+"""
+
+import math
+from bisect import bisect_left
+from collections.abc import Mapping
+from statistics import fmean
+from typing import Any
+
+NAME = "vtab"  # all tasks; each is the alias vtab/<task>
+GROUPS = ("natural", "specialized", "structured")
+NUM_TASKS = 19
+TRAIN_ROWS, VAL_ROWS = 800, 200  # the first of train and of validation
+
+CLEVR_EDGES = (0.0, 8.0, 8.5, 9.0, 9.5, 10.0, 100.0)
+KITTI_EDGES = (-100.0, 8.0, 20.0, 999.0)
+NO_VEHICLE = 1000.0  # metres; beyond the last edge
+VEHICLES = (0, 1, 2, "Car", "Van", "Truck")
+SPRITES_X, SPRITES_ORIENTATIONS, SPRITES_CLASSES = 32, 40, 16
+
+
+def class_of(rule: str, value: Any) -> int:
+    """The class that a rule gives to one value of a raw column; recipes/datasets.toml names the rules.
+
+    Raises:
+        ValueError: the value has no class, or is not what the rule reads.
+    """
+    match rule:
+        case "clevr_count":
+            return clevr_count(value)
+        case "clevr_distance":
+            return clevr_distance(value)
+        case "kitti_distance":
+            return kitti_distance(value)
+        case "dsprites_x":
+            return grouped(value, SPRITES_X)
+        case "dsprites_x_value":
+            return grouped(_on_grid(value, 1.0, SPRITES_X), SPRITES_X)
+        case "dsprites_orientation":
+            return grouped(value, SPRITES_ORIENTATIONS)
+        case "dsprites_orientation_value":
+            return grouped(_on_grid(value, 2 * math.pi, SPRITES_ORIENTATIONS), SPRITES_ORIENTATIONS)
+        case "smallnorb_azimuth":
+            return _within(value, 18)
+        case "smallnorb_elevation":
+            return _within(value, 9)
+        case "azimuth_degrees":
+            return _within(math.floor(value / 20), 18)
+    raise AssertionError(rule)
+
+
+def clevr_count(objects: Any) -> int:
+    """Clevr-Count: three to ten objects are the classes 0 to 7."""
+    count = len(next(iter(objects.values()))) if isinstance(objects, Mapping) else len(objects)
+    return _within(count - 3, 8)
+
+
+def clevr_distance(objects: Any) -> int:
+    """Clevr-Dist: the depth of the nearest object, the third of its `pixel_coords`, in one of six bins."""
+    depths = [coords[2] for coords in _of_each(objects, "pixel_coords")]
+    return _within(bin_of(min(depths), CLEVR_EDGES), 6)
+
+
+def kitti_distance(objects: Any) -> int:
+    """KITTI-Dist: how far ahead, in metres, the nearest car, van or truck is; without one the last class."""
+    kinds, places = _of_each(objects, "type"), _of_each(objects, "location")
+    ahead = [place[2] for kind, place in zip(kinds, places, strict=True) if kind in VEHICLES]
+    return _within(bin_of(min([*ahead, NO_VEHICLE]), KITTI_EDGES), 4)
+
+
+def bin_of(value: float, edges: tuple[float, ...]) -> int:
+    """The bin above the last edge that lies below the value; a value on an edge is still in the bin before.
+
+    -1 for one on or below the first edge, the number of edges less one for one above the last.
+    """
+    return bisect_left(edges, value) - 1
+
+
+def grouped(label: int, num_labels: int) -> int:
+    """dSprites: 32 positions or 40 orientations to 16 classes, floor(label / 2) or floor(label / 2.5)."""
+    return math.floor(_within(label, num_labels) / (num_labels / SPRITES_CLASSES))
+
+
+def vtab_scores(top1_by_task: Mapping[str, float], group_of: Mapping[str, str]) -> dict[str, Any]:
+    """Means of the groups and of all tasks, of the tasks in `group_of`; None where one is missing.
+
+    The score is the plain mean of the 19 tasks (77.63 for ViT-H/14, Table 9), in which the groups of 7, 4 and
+    8 weigh by their size, and not the mean of the three group means (79.57).
+    """
+
+    def mean(tasks: list[str]) -> float | None:
+        is_whole = tasks and all(task in top1_by_task for task in tasks)
+        return fmean(top1_by_task[task] for task in tasks) if is_whole else None
+
+    groups = {name: mean([task for task, group in group_of.items() if group == name]) for name in GROUPS}
+    return {"groups": groups, "top1": mean(list(group_of))}
+
+
+def _of_each(objects: Any, key: str) -> list:
+    """One property of every object, from a list of objects or from a column of each property."""
+    if isinstance(objects, Mapping):
+        return list(objects[key])
+    return [one[key] for one in objects]
+
+
+def _on_grid(value: float, last: float, count: int) -> int:
+    """The place of a value among `count` values from 0 to `last`, as dSprites spaces its factors."""
+    place = value / last * (count - 1)
+    if abs(place - round(place)) > 0.02:  # float32, and files that were written with few digits
+        raise ValueError(f"{value:g} is none of the {count} values from 0 to {last:.4g}")
+    return round(place)
+
+
+def _within(label: int, count: int) -> int:
+    if not 0 <= label < count:
+        raise ValueError(f"{label} is not one of 0 ... {count - 1}")
+    return label
