@@ -16,8 +16,8 @@ from safetensors.torch import save_file
 from tests.conftest import Outcome, run
 
 COMMANDS = ["finetune", "pretrain", "fewshot", "embed", "evaluate", "compare", "predict", "recipes",
-            "recipes list", "recipes show", "recipes check", "recipes schema", "recipes copy", "models", "interpolate-posemb", "inspect",
-            "export", "doctor", "doctor resume", "datasets", "datasets list", "datasets show",
+            "recipes list", "recipes show", "recipes check", "recipes schema", "recipes copy", "models",
+            "interpolate-posemb", "inspect", "export", "doctor", "doctor resume", "datasets", "datasets list", "datasets show",
             "datasets check"]  # fmt: skip
 FRESH = (
     "finetune",

@@ -1,5 +1,6 @@
 """Results of `vit evaluate` and `vit compare` as text for a person."""
 
+from pathlib import PurePath
 from typing import Any
 
 from vitcli.tables import pairs, plain, printed, skipped, speed
@@ -122,11 +123,13 @@ def _several(result: dict[str, Any]) -> str:
     has_real = any("real_top1" in one for one in evaluations)
     names = ("ckpt", "dataset", ">pixels", ">images", ">top-1", ">95 %", ">top-5", ">loss", ">ECE")
     table = _table(*names[:7], *([">ReaL"] if has_real else []), *names[7:])
+    ckpts = _told_apart([one["ckpt"] for one in evaluations])
+    datasets = _told_apart([one["dataset"] for one in evaluations])
     for one in evaluations:
         low, high = one["intervals"]["top1"]
         cells = [
-            plain(one["ckpt"]),
-            plain(one["dataset"]),
+            plain(ckpts[one["ckpt"]]),
+            plain(datasets[one["dataset"]]),
             _size(one["resolution"]),
             str(one["num_eval_examples"]),
         ]
@@ -138,6 +141,14 @@ def _several(result: dict[str, Any]) -> str:
         more = _resolutions(one) + _assertions(one)
         parts += [f"\n{plain(one['ckpt'])} on {plain(one['dataset'])}{more}"] if more else []
     return "".join(parts) + (f"\nfiles       {plain(result['out'])}\n" if "out" in result else "")
+
+
+def _told_apart(names: list[str]) -> dict[str, str]:
+    """Each name without the folders that all have in common; the last part of one that is alone."""
+    folders = [PurePath(name).parent.parts for name in names]
+    least = min(map(len, folders))
+    same = next((k for k in range(least) if len({parts[k] for parts in folders}) > 1), least)
+    return {name: str(PurePath(*PurePath(name).parts[same:])) for name in names}
 
 
 def _with_interval(result: dict[str, Any], key: str) -> str:
