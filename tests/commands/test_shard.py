@@ -44,6 +44,7 @@ def children_of(pid: int) -> list[int]:
     return sorted(int(head.split()[0]) for head, _, rest in stats if int(rest.split()[1]) == pid)
 
 
+@pytest.mark.slow
 def test_two_processes_of_slices_learn_what_one_learns(photos, tmp_path):
     alone, sharded = tmp_path / "alone", tmp_path / "sharded"
     expected = small_run(photos, alone, *WORDS)
