@@ -17,8 +17,8 @@ from tests.conftest import Outcome, run
 
 COMMANDS = ["finetune", "pretrain", "fewshot", "embed", "evaluate", "compare", "predict", "recipes",
             "recipes list", "recipes show", "recipes check", "recipes schema", "recipes copy", "models",
-            "interpolate-posemb", "inspect", "export", "doctor", "doctor resume", "datasets", "datasets list", "datasets show",
-            "datasets check"]  # fmt: skip
+            "interpolate-posemb", "inspect", "export", "doctor", "doctor resume", "datasets",
+            "datasets list", "datasets show", "datasets check"]  # fmt: skip
 FRESH = (
     "finetune",
     "--ckpt",
@@ -118,6 +118,19 @@ def test_no_command_at_all_prints_the_help_and_no_error(words):
 
 def test_an_unknown_option_is_a_usage_error():
     check_error(run("finetune", "--bogus"), 2, "--bogus", "vit finetune --help")
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        ("datasets check here --distance 99", "vit datasets check"),
+        ("recipes show --nope", "vit recipes show"),
+        ("datasets chekc", "vit datasets"),
+        ("--nope", "vit"),
+    ],
+)
+def test_a_usage_error_names_the_help_of_the_subcommand(words, command):
+    check_error(run(*words.split()), 2, f"fix:   {command} --help lists")
 
 
 def test_an_error_with_json_is_one_object_on_standard_output():

@@ -122,6 +122,25 @@ def test_a_data_set_with_nothing_but_a_test_split_is_not_scored_on_the_rows_it_t
     assert (len(train), len(held_out)) == (9, 3)
 
 
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_one_split_and_nothing_held_out_is_refused_with_advice(tmp_path, split):
+    root = folder(tmp_path, **{f"{split}__a": 2})
+
+    with pytest.raises(DataError, match=f"has only the split {split}; a training and a held-out") as caught:
+        open_train_and_eval(str(root), **AUTO | {"dev_fraction": 0.0})
+    assert "data.dev_fraction=0.1" in caught.value.fix
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("name", ["vtab/dsprites_loc", "vtab/sun398"])
+def test_what_is_no_task_of_vtab_is_asked_of_nobody(monkeypatch, name, streaming):
+    monkeypatch.setattr("vitcli.data.data_files.open_hub", None)
+    monkeypatch.setattr("vitcli.data.find_shards", None)
+
+    with pytest.raises(DataError, match=r"there is no data set .*, did you mean 'vtab/"):
+        DataSet(name, streaming=streaming)
+
+
 def test_who_trains_on_a_slice_of_the_test_split_is_not_scored_on_all_of_it(tmp_path):
     folder(tmp_path, train__a=5, test__a=8, val__a=3)
     train, held_out = open_train_and_eval(str(tmp_path), **AUTO | {"train_split": "test[:50%]"})

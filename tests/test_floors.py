@@ -28,7 +28,7 @@ FLOORS = [
      "shards", "shard_tar", "shard_parquet", "shard_files", "shard_places",
      "runtime", "launching", "runlog",
      "class_maps", "real_labels", "prediction_files", "evaluation_text",
-     "feature_store", "draw_files",
+     "feature_store", "draw_files", "fewshot_text",
      "console", "tables"},
     # 3 loops
     {"train", "forward", "inference", "scoring", "patch_inference", "agreement", "fitting",
@@ -58,7 +58,7 @@ NEIGHBOURS = {
     "classifiers": {"least_squares"}, "layers": {"model"}, "feature_pass": {"forward"},
     "commands.frozen": {"commands.pixels"}, "commands.embed": {"commands.frozen", "commands.pixels"},
     "commands.fewshot": {"commands.frozen", "commands.job", "commands.pixels"},
-    "cli_fewshot": {"cli_start", "options"},
+    "cli_fewshot": {"cli_start", "options"}, "fewshot_text": {"tables"},
     "costs": {"model"}, "model": {"backbones", "initialisation", "positions"}, 
     "masked_patch": {"corruption", "initialisation"}, "transforms": {"randaugment"}, "positions": {"posemb"},
     "official": {"official_names"},

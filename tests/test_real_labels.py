@@ -126,18 +126,28 @@ def test_a_column_that_is_not_there_or_holds_no_numbers_is_refused():
         lists_of_rows(split_of(1, {"name": ["a"]}), [[1]], column="name")
 
 
+def test_no_byte_of_a_packed_file_can_fall_over_unnoticed(tmp_path):
+    packed = gzip.compress(json.dumps([[n, n + 1] for n in range(50)]).encode(), mtime=0)
+    path = tmp_path / "real.json.gz"
+    for place in range(10, len(packed)):  # after the header, which tells nothing of the content
+        path.write_bytes(packed[:place] + bytes([packed[place] ^ 0x55]) + packed[place + 1 :])
+        with pytest.raises(DataError):
+            read_real(str(path))
+
+
 @pytest.mark.parametrize(
     ("content", "match"),
     [
-        (b"[[1], [2", "is not JSON"),
-        (b"\xff\xfe", "is not JSON"),
+        (b"[[1], [2", "not JSON"),
+        (b"\xff\xfe", "not JSON"),
+        (b"[" * 100_000, "damaged, or not JSON"),
         (b"{}", "holds no lists"),
         (b"[]", "holds no lists"),
         (b"[[1], 2]", "entry 1"),
         (b"[[1], [-1]]", "entry 1"),
         (b'[["a"]]', "entry 0"),
         (b"[[true]]", "entry 0"),
-        (gzip.compress(b"[[1]]", mtime=0)[:-6], "cannot be read"),
+        (gzip.compress(b"[[1]]", mtime=0)[:-6], "damaged"),
     ],
 )
 def test_a_broken_file_is_told_in_three_lines(tmp_path, content, match):

@@ -27,7 +27,7 @@ class Assertion:
     bound: float
 
     def __str__(self) -> str:
-        return f"{self.key}{self.relation}{self.bound:g}"
+        return f"{self.key}{self.relation}{self.bound!r}"
 
     def holds(self, result: dict[str, Any]) -> bool:
         """Whether it holds of a result; a key without a value (null) fulfils nothing."""
@@ -102,4 +102,4 @@ def failed(
 
 
 def _shown(value: float | None) -> str:
-    return "null" if value is None else repr(round(value, 6)) if isinstance(value, float) else str(value)
+    return "null" if value is None else repr(value)

@@ -26,7 +26,8 @@ DatasetArgument = Annotated[
 NAME = typer.Argument(autocompletion=options.dataset_names, metavar="NAME", help="An alias, or demo.")
 # fmt: off
 Against = Annotated[str | None, options.option("--against", options.DATA,
-    "The data set to compare with; the same one if left out.", "DATA", autocompletion=options.dataset_names)]
+    "The data set to compare with; another split of DATA if left out.", "DATA",
+    autocompletion=options.dataset_names)]
 Split = Annotated[str, options.option("--split", options.DATA,
     "Of DATA; its test split is found if left out.", "SPLIT")]
 AgainstSplit = Annotated[str, options.option("--against-split", options.DATA,
@@ -77,7 +78,11 @@ def datasets_check(
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> int:
-    """Exact and near duplicates of one split in another: pictures that were trained on must not be scored."""
+    """Exact and near duplicates of one split in another: pictures that were trained on must not be scored.
+
+    Pictures that cannot be read are counted and left out. A split is compared with itself only if --split and
+    --against-split both name it.
+    """
     from vitcli.commands import datasets
 
     result = datasets.check(

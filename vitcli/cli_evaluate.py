@@ -15,6 +15,9 @@ NUMBERS = (
     "elapsed_s",
 )  # fmt: skip
 OF_REAL = ("real_top1", "num_real_examples")
+Overwrite = Annotated[
+    bool, options.option("--overwrite", options.RUN, "Replace another evaluation in --out.", None)
+]
 Predictions = Annotated[str, typer.Argument(help="A file of vit evaluate --save-predictions.")]
 
 
@@ -33,6 +36,7 @@ def evaluate(
     recipe: options.RecipeName = None,
     set_: options.Set = None,
     out: options.EvaluationOut = None,
+    overwrite: Overwrite = False,
     save_predictions: options.SavePredictions = None,
     assert_: options.Assert = None,
     precision: options.EvalPrecision = None,
@@ -66,6 +70,7 @@ def evaluate(
         all_compete=all_compete,
         sides=sides,
         out=Path(out) if out else None,
+        overwrite=overwrite,
         save_predictions=save_predictions,
         asserted=asserted,
     )

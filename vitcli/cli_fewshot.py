@@ -37,15 +37,17 @@ def fewshot(
     """Accuracy from a few images a class (paper, section 4.1). Without options: the embedded demo."""
     if draws is not None and (shots is not None or seeds is not None):
         raise typer.BadParameter("a file of draws has its own shots and seeds: leave --shots and --seeds out")
+    counted = options.counts(shots)
     code = launch(num_processes)
     if code is not None:
         return code
-    from vitcli.commands.fewshot import as_text, fewshot
+    from vitcli.commands.fewshot import fewshot
+    from vitcli.fewshot_text import as_text
 
     keys = shorthands(dataset, res, ckpt, model, precision) | {
         "eval.batch_size": batch_size,
         "eval.layer": layer,
-        "fewshot.shots": shots,
+        "fewshot.shots": counted,
         "fewshot.seeds": seeds,
         "fewshot.l2": l2,
         "fewshot.classifier": classifier,

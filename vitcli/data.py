@@ -1,7 +1,6 @@
 """Names and paths to splits: the demo, aliases, local folders and files, Hub ids.
 
-What lies in a folder is found by `data_files`, how a row is read stands in `split`, and the loader decodes
-it.
+What lies in a folder is found by `data_files`, how a row is read stands in `split`; the loader decodes it.
 """
 
 import os
@@ -49,9 +48,11 @@ class DataSet:
         if self.is_demo:
             self.tables, self.split_names = None, ("train", "test")
             return
-        if streaming or is_remote(name):
+        place = _place_of_shards(name, alias)
+        is_nothing = place == name and name.startswith("vtab/") and not Path(name).exists()
+        if is_remote(name) or (streaming and not is_nothing):
             self.tables, is_local = None, True
-            self.urls = find_shards(_place_of_shards(name, alias))
+            self.urls = find_shards(place)
             self.split_names = tuple(self.urls)
         else:
             found, is_local = _locate(name, alias)
@@ -98,10 +99,8 @@ class DataSet:
     def only_split(self, option: str) -> str:
         if len(self.split_names) == 1:
             return self.split_names[0]
-        names = ", ".join(self.split_names)
-        raise DataError(
-            f"which split of {self.name} is meant?", where=option, fix=f"{option} with one of {names}"
-        )
+        fix = f"{option} with one of {', '.join(self.split_names)}"
+        raise DataError(f"which split of {self.name} is meant?", where=option, fix=fix)
 
     def _open_table(self, split: str) -> Split:
         if self.tables is None:
@@ -135,9 +134,8 @@ class DataSet:
 
     def _slice(self, split: str, num_rows: int) -> tuple[int, int]:
         try:
-            (piece,) = datasets.ReadInstruction.from_spec(split).to_absolute(
-                {split.partition("[")[0]: num_rows}
-            )
+            counts = {split.partition("[")[0]: num_rows}
+            (piece,) = datasets.ReadInstruction.from_spec(split).to_absolute(counts)
         except (ValueError, AssertionError) as error:
             raise self._no_split(split) from error
         return piece.from_ or 0, num_rows if piece.to is None else piece.to
@@ -180,6 +178,13 @@ def open_train_and_eval(
         train_split = source.default_train_split() or source.only_split("data.train_split")
     if eval_split == "auto":
         eval_split = source.default_eval_split(besides=train_split.partition("[")[0])
+    if eval_split is None and not dev_fraction:
+        names = f"split{'s' * (len(source.split_names) > 1)} {', '.join(source.split_names)}"
+        raise DataError(
+            f"{dataset} has only the {names}; a training and a held-out split are needed",
+            where="recipe keys data.train_split and data.eval_split",
+            fix="name both of them, slices such as train[:90%] too, or --set data.dev_fraction=0.1",
+        )
     train = source.open(train_split)
     if eval_split is None:
         train, held_out = cut_dev(train, dev_fraction=dev_fraction, split=train_split)
@@ -201,9 +206,7 @@ def declared(dataset: str, *, num_examples: int | None) -> tuple[Split, Split] |
         return None
 
     def missing(row: int):
-        raise DataError(
-            f"{dataset} is not on this disk", where=f"row {row}", fix="leave --dry-run out to open it"
-        )
+        raise DataError(f"{dataset} is not here", where=f"row {row}", fix="leave --dry-run out to open it")
 
     def split(count: int) -> Split:
         return Split(
@@ -281,17 +284,14 @@ def _locate(name: str, alias: dict | None) -> tuple[data_files.Tables, bool]:
             where=f"$VIT_DATA/{name}" + ("" if shelf else ", and VIT_DATA is not set"),
             fix=f"put {data_files.LAYOUTS} there",
         )
-    if alias:
-        return data_files.open_hub(
-            alias["hub"], config=alias.get("config"), revision=alias.get("revision")
-        ), False
-    if name.startswith((".", "/", "~")) or name.endswith("/") or name.count("/") != 1:
+    starts = (".", "/", "~", "vtab/")  # the last begins aliases alone: nobody is asked for the others
+    if not alias and (name.startswith(starts) or name.endswith("/") or name.count("/") != 1):
         raise DataError(
             f"there is no data set {name!r}{nearest(name, [*demo.SETS, *recipe.dataset_aliases()])}",
             where="--dataset (recipe key data.dataset)",
             fix=f"{data_files.LAYOUTS}; an alias such as oxford_pets; a Hub id owner/name; or demo",
         )
-    hub_id, _, revision = name.partition("@")
+    hub_id, _, revision = _place_of_shards(name, alias).partition("@")
     hub_id, _, config = hub_id.partition(":")
     return data_files.open_hub(hub_id, config=config or None, revision=revision or None), False
 

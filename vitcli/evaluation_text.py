@@ -1,12 +1,16 @@
 """Results of `vit evaluate` and `vit compare` as text for a person."""
 
+import shutil
+from io import StringIO
 from pathlib import PurePath
+from textwrap import wrap
 from typing import Any
 
 from vitcli.tables import pairs, plain, printed, skipped, speed
 
 WEAKEST = 3  # classes that are named
 ENOUGH = 5  # pictures of a class, to name it so
+WIDTH = 68  # letters of a line beside its name: 80 in all
 
 
 def as_text(result: dict[str, Any]) -> str:
@@ -60,29 +64,43 @@ def _changes(per_class: list[dict[str, Any]]) -> str:
 def _rows(result: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [
         ("top-1", _with_interval(result, "top1")),
-        ("top-5", _with_interval(result, "top5")),
+        ("top-5", _with_interval(result, "top5") if _is_telling(result) else _top5(result, result)),
     ]
     if "real_top1" in result:
         counted = f"of {result['num_real_examples']} pictures with ReaL labels, by {result['real_labels_by']}"
-        rows.append(("ReaL", f"{_with_interval(result, 'real_top1')}, {counted}"))
+        rows += _lines("ReaL", f"{_with_interval(result, 'real_top1')}, {counted}")
     rows += [
         ("loss", f"{result['loss']:.4f} nats (NLL)"),
         ("calibration", f"ECE {result['ece']:.2%}, Brier {result['brier']:.4f}"),
         ("scored on", f"{result['num_eval_examples']} images, {result['eval_split']}"),
     ]
     if "class_map" in result:
-        rows.append(("class map", _class_map(result)))
+        rows += _lines("class map", _class_map(result))
     weakest = _weakest(result["per_class"] or {})
     return [
         *rows,
         *([("weakest", weakest)] if weakest else []),
         *skipped(result),
         ("model", f"{result['model']}, {result['numerics']}"),
-        ("pixels", f"{result['preprocessing']}, {result['preprocessing_from']}"),
+        *_lines("pixels", f"{result['preprocessing']}, {result['preprocessing_from']}"),
         ("speed", speed(result)),
         *([("files", result["out"])] if "out" in result else []),
         *([("predictions", result["saved_predictions"])] if "saved_predictions" in result else []),
     ]
+
+
+def _lines(name: str, text: str) -> list[tuple[str, str]]:
+    """Rows of one value, which may be too long for a line."""
+    return [("" if number else name, line) for number, line in enumerate(wrap(text, WIDTH))]
+
+
+def _is_telling(result: dict[str, Any]) -> bool:
+    """Whether top-5 says anything: of five classes or fewer it is 1 by definition."""
+    return result["num_classes"] > 5
+
+
+def _top5(result: dict[str, Any], one: dict[str, Any]) -> str:
+    return _share(one["top5"]) if _is_telling(result) else "-"
 
 
 def _class_map(result: dict[str, Any]) -> str:
@@ -107,7 +125,7 @@ def _resolutions(result: dict[str, Any]) -> str:
     table = _table(">pixels", ">top-1", ">top-5", ">loss", "")
     for one in curve:
         mark = "*" if one["resolution"] == result["resolution"] else ""
-        shares = _share(one["top1"]), _share(one["top5"])
+        shares = _share(one["top1"]), _top5(result, one)
         table.add_row(str(one["resolution"]), *shares, f"{one['loss']:.4f}", mark)
     return f"\n{printed(table)}* all else above is at this resolution, the nearest to the weights' own\n"
 
@@ -120,27 +138,41 @@ def _assertions(result: dict[str, Any]) -> str:
 
 def _several(result: dict[str, Any]) -> str:
     evaluations = result["evaluations"]
-    has_real = any("real_top1" in one for one in evaluations)
-    names = ("ckpt", "dataset", ">pixels", ">images", ">top-1", ">95 %", ">top-5", ">loss", ">ECE")
-    table = _table(*names[:7], *([">ReaL"] if has_real else []), *names[7:])
     ckpts = _told_apart([one["ckpt"] for one in evaluations])
     datasets = _told_apart([one["dataset"] for one in evaluations])
-    for one in evaluations:
+    names = [(plain(ckpts[one["ckpt"]]), plain(datasets[one["dataset"]])) for one in evaluations]
+    text = _numbered(evaluations, names)
+    if max(map(len, text.splitlines())) > shutil.get_terminal_size((200, 24)).columns:
+        text = _numbered(evaluations, None) + "\n"
+        text += "".join(f"{k:<2} {ckpt} on {data}\n" for k, (ckpt, data) in enumerate(names, start=1))
+    for number, one in enumerate(evaluations, start=1):
+        more = _resolutions(one) + _assertions(one)
+        text += f"\n{number:<2} {plain(one['ckpt'])} on {plain(one['dataset'])}{more}" if more else ""
+    numbers = f"1 to {len(evaluations)}, the numbers of the table"
+    return text + (f"\nfiles       {plain(result['out'])}, folders {numbers}\n" if "out" in result else "")
+
+
+def _numbered(evaluations: list[dict[str, Any]], names: list[tuple[str, str]] | None) -> str:
+    """A line for each evaluation, as long as it is: nothing in it is folded or cut off."""
+    has_real = any("real_top1" in one for one in evaluations)
+    head = ["#", *(["ckpt", "dataset"] if names else []), ">pixels", ">images", ">top-1", ">95 %", ">top-5"]
+    table = _table(*head, *([">ReaL"] if has_real else []), ">loss", ">ECE")
+    for number, one in enumerate(evaluations, start=1):
         low, high = one["intervals"]["top1"]
-        cells = [
-            plain(ckpts[one["ckpt"]]),
-            plain(datasets[one["dataset"]]),
-            _size(one["resolution"]),
-            str(one["num_eval_examples"]),
-        ]
-        cells += [_share(one["top1"]), f"{100 * low:.1f} to {100 * high:.1f}", _share(one["top5"])]
+        cells = [str(number), *(names[number - 1] if names else ())]
+        cells += [_size(one["resolution"]), str(one["num_eval_examples"]), _share(one["top1"])]
+        cells += [f"{100 * low:.1f} to {100 * high:.1f}", _top5(one, one)]
         cells += [_share(one.get("real_top1"))] if has_real else []
         table.add_row(*cells, f"{one['loss']:.4f}", _share(one["ece"]))
-    parts = [printed(table)]
-    for one in evaluations:
-        more = _resolutions(one) + _assertions(one)
-        parts += [f"\n{plain(one['ckpt'])} on {plain(one['dataset'])}{more}"] if more else []
-    return "".join(parts) + (f"\nfiles       {plain(result['out'])}\n" if "out" in result else "")
+    return _whole(table)
+
+
+def _whole(table) -> str:
+    from rich.console import Console
+
+    console = Console(file=StringIO(), width=100_000, markup=False, highlight=False, emoji=False)
+    console.print(table)
+    return "".join(line.rstrip() + "\n" for line in console.file.getvalue().splitlines())
 
 
 def _told_apart(names: list[str]) -> dict[str, str]:

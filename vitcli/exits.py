@@ -93,7 +93,10 @@ def _say(text: str) -> None:
 
 
 def _of_usage(error: Exception, arguments: list[str]) -> VitError:
-    command = "vit" if "No such command" in error.format_message() else f"vit {' '.join(arguments[:1])}"
+    context, names = error.ctx, arguments[:1]  # a command's own refusal has no context
+    if context:
+        names = context.command_path.split()[1:]  # down to the subcommand whose help lists what is missing
+    command = " ".join(["vit", *names])
     what = error.format_message().rstrip(".")
     return VitError(what, where=f"the command line, {command}", fix=f"{command} --help lists what there is")
 

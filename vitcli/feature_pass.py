@@ -103,7 +103,7 @@ def labels_a_row(split: Split) -> int:
 def _numbers(batch: Batch | None, rows_N: np.ndarray, *, batch_size: int, num_labels: int) -> Tensor:
     """(batch_size, 1 + M): of each image its row of the split and its labels; -1 where there is no image."""
     numbers_BI = torch.full((batch_size, 1 + num_labels), -1, dtype=torch.int64)
-    if batch is not None:
+    if batch is not None and len(batch.rows_B):
         count = len(batch.rows_B)
         labels_BM = batch.labels_B.reshape(count, -1)
         numbers_BI[:count, 0] = torch.from_numpy(rows_N[batch.rows_B.numpy()])

@@ -18,9 +18,9 @@ from vitcli.runtime import Runtime, autocast, unwrap
 from vitcli.split import Split
 from vitcli.transforms import Preprocessing, to_model_range
 
-# Of fewer rows than 4, a CPU's matrix product adds up in another order (measured with MKL 2024.2), and a loss
-# would depend on the batch size in its last bits.
-LEAST_AT_ONCE = 4
+# A CPU's matrix product of 1 to 3 rows adds up in another order (measured with MKL 2024.2), and several
+# threads part 5 or 6 rows so that one gets so few: of multiples of 4 no result depends on the batch size.
+MULTIPLE = 4
 
 
 def my_batches(
@@ -66,11 +66,10 @@ def logits_of(
     *,
     device: torch.device,
     precision: str,
-    least: int = 1,
 ) -> Iterator[tuple[Batch, Tensor]]:
     """Each batch with its logits_BK, float32 on the CPU; the model is left in the mode it came in."""
     bare = unwrap(model)  # with several processes one may have fewer batches than another
-    return outputs_of(bare, bare, batches, preprocessing, device=device, precision=precision, least=least)
+    return outputs_of(bare, bare, batches, preprocessing, device=device, precision=precision)
 
 
 def outputs_of(
@@ -81,7 +80,6 @@ def outputs_of(
     *,
     device: torch.device,
     precision: str,
-    least: int = 1,
 ) -> Iterator[tuple[Batch, Tensor]]:
     """Each batch with what `network`, a use of the bare `model`, says of its images."""
     passed = passes(
@@ -91,7 +89,6 @@ def outputs_of(
         preprocessing,
         device=device,
         precision=precision,
-        least=least,
     )
     for batch, outputs in passed:
         outputs = outputs[: len(batch.rows_B)].float().cpu()
@@ -114,18 +111,17 @@ def passes(
     *,
     device: torch.device,
     precision: str,
-    least: int = 1,
 ) -> Iterator[tuple[Batch, Any]]:
     """Each batch with what `network` makes of its rows_B and its images_BCHW in the model's range.
 
-    Without gradients; the model is left in the mode it came in. A batch of fewer than `least` images is
-    filled up with blank ones, at the end of what the network makes of it: few networks take none at all.
+    Without gradients; the model is left in the mode it came in. A batch is filled up with blank images to a
+    multiple of MULTIPLE, above 0, and they stand at the end of what the network makes of it.
     """
     was_training = model.training
     model.eval()
     try:
         for batch in batches:
-            rows_B, images_BCHW = _filled_up(batch, least)
+            rows_B, images_BCHW = _filled_up(batch)
             images_BCHW = images_BCHW.to(device, non_blocking=True)
             images_BCHW = to_model_range(images_BCHW, mean=preprocessing.mean, std=preprocessing.std)
             with torch.no_grad(), autocast(device, precision):
@@ -135,15 +131,16 @@ def passes(
         model.train(was_training)
 
 
-def _filled_up(batch: Batch, least: int) -> tuple[Tensor, Tensor]:
+def _filled_up(batch: Batch) -> tuple[Tensor, Tensor]:
     count = len(batch.rows_B)
-    if count >= least:
+    size = max(1, -(-count // MULTIPLE)) * MULTIPLE
+    if count == size:
         return batch.rows_B, batch.images_BCHW
-    shape = (least, *batch.images_BCHW.shape[1:])
+    shape = (size, *batch.images_BCHW.shape[1:])
     # In the memory format of a full batch: a convolution of another one differs in its last bits.
     images_BCHW = torch.empty(shape, dtype=torch.uint8, memory_format=torch.channels_last).zero_()
     images_BCHW[:count] = batch.images_BCHW
-    return torch.cat([batch.rows_B, batch.rows_B.new_zeros(least - count)]), images_BCHW
+    return torch.cat([batch.rows_B, batch.rows_B.new_zeros(size - count)]), images_BCHW
 
 
 def watched(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vitcli import metrics, sharding
 from vitcli.console import Console
-from vitcli.forward import LEAST_AT_ONCE, check_all_seen, logits_of, my_batches, outputs_of, watched
+from vitcli.forward import check_all_seen, logits_of, my_batches, outputs_of, watched
 from vitcli.loader import eval_batches
 from vitcli.model import features as model_features
 from vitcli.runtime import Runtime, unwrap
@@ -52,9 +52,7 @@ def evaluate(
         on_bad_image=on_bad_image,
         num_threads=num_threads,
     )
-    passed = logits_of(
-        model, batches, preprocessing, device=runtime.device, precision=precision, least=LEAST_AT_ONCE
-    )
+    passed = logits_of(model, batches, preprocessing, device=runtime.device, precision=precision)
     passed = watched(passed, console, "evaluate", total=len(split), at_once=runtime.world_size)
     with runtime.own_errors():
         for batch, logits_BK in passed:

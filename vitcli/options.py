@@ -61,6 +61,16 @@ def height_and_width(res: str | None) -> tuple[int, int] | None:
     return int(sides[1]), int(sides[2] or sides[1])
 
 
+def counts(text: str | None) -> list[int] | None:
+    """The value of --shots; typer.BadParameter for anything but numbers from 1."""
+    if text is None:
+        return None
+    if not re.fullmatch(r"[1-9]\d{0,6}(,[1-9]\d{0,6})*", text):
+        told = f"{text!r} is no number of images a class, such as 5, or 1,5,10,25"
+        raise typer.BadParameter(told, param_hint="--shots")
+    return [int(number) for number in text.split(",")]
+
+
 def count_or_auto(text: str | None) -> int | str | None:
     """The value of --per-device-batch; typer.BadParameter for anything else."""
     if text is None or text == "auto":

@@ -7,6 +7,7 @@ the classes.
 
 import json
 import os
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import pyarrow.parquet as pq
 
 from vitcli.errors import DataError, MachineError, VitError
 from vitcli.predictions import Predictions
-from vitcli.safe_files import replace_file
+from vitcli.safe_files import TEMPORARY, replace_file
 
 COLUMNS = ("row", "place", "label", "rank", "loss", "top_classes", "top_probabilities")
 KEY = b"vit"
@@ -61,14 +62,36 @@ def check_can_write(path: str) -> None:
 
 
 def check_can_write_in(folder: Path, *, option: str) -> None:
-    """Refuse a folder that is not there and cannot be made, or may not be written to."""
-    nearest = next(one for one in (folder, *folder.parents) if one.exists())
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+    """Refuse a folder that is not there and cannot be made, or may not be written to; makes nothing."""
+    nearest = next(one for one in (folder, *folder.parents) if os.path.exists(one))
+    if not os.path.isdir(nearest):
         raise MachineError(
             f"nothing can be written in {folder}",
-            where=f"{option}: {nearest} is {'not writable' if nearest.is_dir() else 'a file'}",
-            fix="choose another folder, or mend its permissions",
+            where=f"{option}: {nearest} is a file",
+            fix="choose a folder, or a name that is not taken",
         )
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise _not_written(folder, f"{option}: {nearest} is not writable")
+
+
+def try_to_write_in(folder: Path, *, option: str) -> None:
+    """Make the folder, write a file in it and delete it: what permissions do not tell, such as /proc.
+
+    Raises:
+        MachineError: it cannot be done.
+    """
+    check_can_write_in(folder, option=option)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=TEMPORARY) as file:
+            file.write(b"vit")
+    except OSError as error:
+        raise _not_written(folder, f"{option}: {error.strerror}") from error
+
+
+def _not_written(folder: Path, where: str) -> MachineError:
+    fix = "choose another folder, or mend its permissions"
+    return MachineError(f"nothing can be written in {folder}", where=where, fix=fix)
 
 
 def write_predictions(

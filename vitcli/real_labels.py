@@ -7,6 +7,7 @@ names ILSVRC2012_val_00000001.JPEG and on (Beyer et al., arXiv 2006.07159).
 import gzip
 import json
 import re
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +32,11 @@ def read_real(path: str) -> list[list[int]]:
     except FileNotFoundError as error:
         fix = "real.json of github.com/google-research/reassessed-imagenet, or the path of another such file"
         raise DataError(f"there is no file {path}", where="--real", fix=fix) from error
-    except (OSError, EOFError) as error:
+    except (gzip.BadGzipFile, zlib.error, EOFError, RecursionError, ValueError) as error:
+        what = f"{path} is damaged, or not JSON: {error}"
+        raise DataError(what, where="--real", fix="fetch it anew") from error
+    except OSError as error:
         raise MachineError(f"{path} cannot be read: {error}", where="--real", fix="fetch it anew") from error
-    except ValueError as error:
-        raise DataError(f"{path} is not JSON: {error}", where="--real", fix="fetch it anew") from error
     if not isinstance(lists, list) or not lists:
         raise DataError(f"{path} holds no lists", where="--real", fix="one list of classes for each picture")
     wrong = next((place for place, one in enumerate(lists) if not _is_list_of_classes(one)), None)
@@ -73,6 +75,20 @@ def lists_of_rows(split: Split, lists: list[list[int]], *, column: str | None) -
             "holds each picture's number from 0: --real-index COLUMN",
         )
     return lists, "row"
+
+
+def check_any(lists: list[list[int]], name: str) -> None:
+    """Refuse pictures of which none counts.
+
+    Raises:
+        DataError: every list is empty.
+    """
+    if not any(lists):
+        raise DataError(
+            f"none of the {len(lists)} pictures of {name} has a ReaL label",
+            where="--real",
+            fix="name the file that belongs to these pictures, or leave --real out",
+        )
 
 
 def _is_list_of_classes(one: Any) -> bool:

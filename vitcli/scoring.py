@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vitcli import predictions
 from vitcli.console import Console
-from vitcli.forward import LEAST_AT_ONCE, check_all_seen, logits_of, my_batches, watched
+from vitcli.forward import check_all_seen, logits_of, my_batches, watched
 from vitcli.predictions import Predictions
 from vitcli.runtime import Runtime
 from vitcli.split import Split
@@ -58,9 +58,7 @@ def predictions_of(
         on_bad_image=on_bad_image,
         num_threads=num_threads,
     )
-    passed = logits_of(
-        model, batches, preprocessing, device=runtime.device, precision=precision, least=LEAST_AT_ONCE
-    )
+    passed = logits_of(model, batches, preprocessing, device=runtime.device, precision=precision)
     with runtime.own_errors():
         for batch, logits_BK in watched(passed, console, title, total=len(split), at_once=runtime.world_size):
             logits_BK = logits_BK if project is None else project(logits_BK)

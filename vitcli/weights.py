@@ -4,7 +4,7 @@ Nothing in a file is executed, nothing is loaded in part without a word; what is
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vitcli.architecture import Architecture
 from vitcli.errors import NotFiniteError, WeightsError
-from vitcli.model import expected_tensors, known_name, timm_config
+from vitcli.model import expected_tensors, head_names, known_name, timm_config
 from vitcli.safe_files import replace_file
 from vitcli.weights_about import describe
 from vitcli.weights_files import blaming, parsing, read_file, write_safetensors
@@ -61,11 +61,19 @@ def read_weights(ckpt: str, *, model_name: str | None = None) -> Weights:
         place = locate(ckpt)
         content = read_file(place.file)
         about = describe(place, content, model_name)
+        about = about._replace(architecture=_as_it_is_there(about.architecture, content.state))
         with parsing("the stored architecture"):  # timm fails in any way on numbers that cannot be
             expected = expected_tensors(about.architecture)
         check_fits(content.state, expected, about.architecture)
         check_finite(content.state)
     return Weights(state=content.state, source=ckpt, **about._asdict())
+
+
+def _as_it_is_there(arch: Architecture, state: dict[str, Tensor]) -> Architecture:
+    """The same network without a head, where the file has nothing of it: features need none."""
+    if not arch.num_classes or any(name.startswith(head_names(arch)) for name in state):
+        return arch
+    return replace(arch, num_classes=0, pre_logits=False)
 
 
 def write_weights(

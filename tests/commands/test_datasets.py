@@ -70,6 +70,48 @@ def test_a_split_against_itself_gives_each_pair_once(sets):
 
     assert (found["num_same_file"], found["num_near"]) == (1, 0)
     assert check(sets / "a", "--split", "train", "--against-split", "train")["pairs"] == []
+    assert (
+        "within itself"
+        in run(*("datasets", "check", sets / "a", "--split", "test", "--against-split", "test", "-q")).out
+    )
+
+
+@pytest.mark.parametrize(
+    ("split", "words", "told"),
+    [
+        ("test", (), "has no train split"),
+        ("test", ("--split", "test"), "has no train split"),
+        ("test", ("--against-split", "test"), "has no split to check besides test"),
+        ("train", (), "has no split to check besides train"),
+        ("train", ("--split", "train"), "would be compared with itself"),
+        ("train", ("--split", "train[:50%]"), "would be compared with itself"),
+        ("train", ("--against", "ROOT/../one"), "has no split to check besides train"),
+    ],
+)
+def test_a_split_named_once_is_never_compared_with_itself(sets, tmp_path, split, words, told):
+    root = tmp_path / "one"
+    shutil.copytree(sets / "a/test", root / split)
+
+    outcome = run("datasets", "check", root, *(str(word).replace("ROOT", str(root)) for word in words))
+
+    assert (outcome.code, len(outcome.err.splitlines()), outcome.out) == (3, 3, "")
+    assert told in outcome.err and "--against-split" in outcome.err
+
+
+def test_two_parts_of_one_split_are_compared(sets):
+    words = ("--split", "train[:50%]", "--against-split", "train[50%:]")
+
+    assert check(sets / "a", *words)["num_against"] == 10
+
+
+@pytest.mark.parametrize(
+    ("out", "code"), [("SETS/a", 5), ("SETS/a/train/x/00.png/p.csv", 5), ("/proc/none/p.csv", 5)]
+)
+def test_an_out_that_cannot_be_written_is_found_before_the_data_are_opened(sets, out, code):
+    outcome = run("datasets", "check", "gone/", "--out", out.replace("SETS", str(sets)), "--overwrite")
+
+    assert outcome.code == code
+    assert "--out" in outcome.err and len(outcome.err.splitlines()) == 3
 
 
 def test_two_sets_and_a_table_of_all_pairs(sets, tmp_path):
@@ -100,7 +142,9 @@ def test_broken_pictures_are_named_and_the_others_compared(sets, tmp_path):
     assert "aa_broken.jpg" in place and "cannot be decoded" in place
     assert (found["num_pictures_exact"], found["num_pictures_near"]) == (3, 3)
     table = run("datasets", "check", tmp_path / "a", "--quiet").out
-    assert "aa_broken.jpg" in table and "1 that cannot be read" in table
+    (line,) = [line for line in table.splitlines() if line.startswith("unreadable")]
+    assert "1 picture, left out: first " in line and line.endswith("aa_broken.jpg") and len(line) <= 80
+    assert "cannot be read" in run("datasets", "check", "--help").out
 
 
 def test_the_table_says_how_many_and_shows_the_closest_first(sets):
@@ -153,6 +197,25 @@ def test_the_list_has_every_alias_and_says_which_lie_here(tmp_path, monkeypatch)
     assert found["cifar100"]["hub"] == "uoft-cs/cifar100" and found["cifar100"]["classes"] == 100
     rows = {line.split()[0]: line for line in table.splitlines()[1:]}
     assert " yes " in rows["vtab/dtd"] and " no " in rows["cifar10"]
+
+
+def test_the_list_keeps_every_name_whole_in_80_columns(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+
+    lines = run("datasets", "list").out.splitlines()
+
+    assert [line.split()[0] for line in lines[1:]] == list(recipe.dataset_aliases())
+    assert lines[0].split() == ["name", "classes", "here", "from"] and max(map(len, lines)) <= 80
+    monkeypatch.setenv("COLUMNS", "160")
+    assert " train800val200 " in run("datasets", "list").out
+
+
+def test_vtab_is_shown_as_its_tasks():
+    tasks = run("datasets", "show", "vtab", "--json").json["tasks"]
+
+    assert [len(names) for names in tasks.values()] == [7, 4, 8]
+    text = run("datasets", "show", "vtab").out
+    assert "the 19 tasks of VTAB-1k" in text and "specialized" in text and "vtab/eurosat" in text
 
 
 def test_one_alias_is_shown_with_its_recipe_and_rules(monkeypatch):

@@ -221,3 +221,27 @@ def _processes_about(out: Path) -> list[int]:
             continue
         found += [int(entry.name)] if str(out).encode() in words else []
     return found
+
+
+def test_the_same_command_again_shows_the_file_and_another_is_refused(photos, whole, tmp_path):
+    words = (*WORDS, "--dataset", photos, "--split", "train", "--out", whole)
+    before = whole.read_bytes()
+
+    again, other = run(*words), run(*words, "--layer", "gap")
+
+    assert again.code == 0 and (again.json["num_examples"], again.json["computed_rows"]) == (24, 0)
+    assert other.code == 2 and "another layer" in other.json["error"]["message"]
+    assert whole.read_bytes() == before
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_neither_the_batch_size_nor_the_threads_decide_a_bit(photos, whole, tmp_path, threads):
+    torch.set_num_threads(threads)
+    try:
+        for size in (1, 5, 7):
+            out = tmp_path / f"{size}.safetensors"
+            words = (*WORDS[:-1], size, "--dataset", photos, "--split", "train", "--out", out)
+            assert run(*words).code == 0
+            assert out.read_bytes() == whole.read_bytes()
+    finally:
+        torch.set_num_threads(1)

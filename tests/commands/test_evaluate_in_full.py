@@ -1,6 +1,7 @@
 """`vit evaluate` with everything on: one pass, many numbers, all of them from the same rows."""
 
 import csv
+import fcntl
 import json
 
 import numpy as np
@@ -9,6 +10,8 @@ import pytest
 from PIL import Image
 
 from tests.conftest import run, vit
+from vitcli.commands.evaluation_files import LOCK, _differences
+from vitcli.evaluation_text import as_text
 
 TIMED = ("images_per_s", "elapsed_s", "num_processes", "out", "saved_predictions")
 
@@ -157,7 +160,7 @@ def test_what_does_not_hold_ends_several_processes_with_exit_code_8_once_the_res
 
     assert (text.returncode, told.returncode) == (8, 8)
     assert "top-1" in text.stdout and text.stderr.count("does not hold") == 1
-    assert json.loads(told.stdout)["error"]["message"].endswith("top1>1 does not hold")
+    assert json.loads(told.stdout)["error"]["message"].endswith("does not hold")
 
 
 def test_several_checkpoints_and_data_sets_are_one_table_and_one_object(trained, pictures, tmp_path):
@@ -206,7 +209,7 @@ def test_what_does_not_hold_ends_with_exit_code_8_and_the_result_is_told_still(e
 
     assert (text.code, told.code) == (8, 8)
     assert "top-1" in text.out and "DOES NOT HOLD" in text.out
-    assert len(text.err.splitlines()) == 3 and "top1>1 does not hold" in text.err
+    assert len(text.err.splitlines()) == 3 and "so top1>1" in text.err and "does not hold" in text.err
     assert [one["holds"] for one in told.json["assertions"]] == [False, True]
     assert told.json["error"].keys() == {"message", "where", "fix"} and told.json["top1"] <= 1
 
@@ -296,6 +299,126 @@ def test_a_place_that_cannot_be_written_is_told_before_the_pass(evaluated, tmp_p
     for words in (("--out", tmp_path / "file"), ("--save-predictions", tmp_path / "file" / "p.parquet")):
         outcome = evaluated(*words)
         assert outcome.code == 5 and outcome.out == "" and len(outcome.err.splitlines()) == 3
+
+
+@pytest.fixture
+def no_pass(monkeypatch):
+    def fail(*_, **__):
+        raise AssertionError("a pass was begun")
+
+    monkeypatch.setattr("vitcli.scoring.predictions_of", fail)
+
+
+@pytest.mark.parametrize("words", [("--out", "/proc/x"), ("--save-predictions", "/proc/x/p.parquet")])
+def test_a_place_whose_permissions_lie_is_tried_before_the_pass(evaluated, no_pass, words):
+    outcome = evaluated(*words)
+
+    assert outcome.code == 5 and len(outcome.err.splitlines()) == 3
+    assert "/proc/x" in outcome.err and words[0] in outcome.err and ".tmp" not in outcome.err
+
+
+def test_names_that_are_taken_by_folders_and_files_are_told_before_the_pass(evaluated, no_pass, tmp_path):
+    (tmp_path / "evaluation.json").mkdir()
+    (tmp_path / "several").mkdir()
+    (tmp_path / "several/2").write_text("")
+
+    outcomes = (
+        evaluated("--out", tmp_path),
+        evaluated("--out", tmp_path / "several", "--dataset", "demo"),
+    )
+
+    for outcome in outcomes:
+        assert outcome.code == 5 and len(outcome.err.splitlines()) == 3
+    assert "evaluation.json is a folder" in outcomes[0].err and "2 is a file" in outcomes[1].err
+
+
+def test_a_folder_that_another_evaluation_writes_is_refused(evaluated, no_pass, tmp_path):
+    with (tmp_path / LOCK).open("w+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.write("pid 1 on elsewhere")
+        lock.flush()
+        outcome = evaluated("--out", tmp_path)
+
+    assert outcome.code == 5 and "pid 1 on elsewhere" in outcome.err and len(outcome.err.splitlines()) == 3
+
+
+def test_the_same_evaluation_writes_again_and_another_only_with_overwrite(evaluated, pictures, tmp_path):
+    out = tmp_path / "out"
+    (tmp_path / "out").mkdir()
+    (out / "notes.txt").write_text("mine")
+    two = ("--dataset", pictures / "test")
+    assert evaluated("--out", out, *two).code == 0
+    assert evaluated("--out", out, *two, "--batch-size", 3).code == 0
+
+    fewer, other = evaluated("--out", out), evaluated("--out", out, *two, "--res", 16)
+    replaced = evaluated("--out", out, "--overwrite", "--json")
+
+    assert (fewer.code, other.code, replaced.code) == (2, 2, 0)
+    assert "2 evaluations there, 1 here" in fewer.err and "data.image_size not given there, 16" in other.err
+    assert "--overwrite" in fewer.err and len(fewer.err.splitlines()) == 3
+    assert json.loads((out / "evaluation.json").read_text()) == replaced.json
+    assert (out / "notes.txt").read_text() == "mine" and not (out / "1").exists()
+    assert not (out / LOCK).exists()
+
+
+def test_a_run_folder_is_refused_even_to_overwrite(evaluated, no_pass, trained):
+    outcome = evaluated("--out", trained, "--overwrite")
+
+    assert outcome.code == 2 and "that of a run" in outcome.err and str(trained / "evaluation") in outcome.err
+
+
+def test_what_differs_is_named():
+    asked = {"--split": "test", "model.ckpt": "a", "--res": [16, 24]}
+
+    assert _differences([asked], [asked]) == []
+    assert _differences([asked], [{**asked, "model.ckpt": "b", "--real": "r.json"}]) == [
+        "model.ckpt a there, b here", "--real not given there, r.json here"
+    ]  # fmt: skip
+
+
+def test_real_labels_that_no_picture_has_are_refused(evaluated, no_pass, tmp_path):
+    (tmp_path / "real.json").write_text(json.dumps([[]] * 10))
+
+    outcome = evaluated("--real", tmp_path / "real.json")
+
+    assert outcome.code == 3 and "none of the 10 pictures" in outcome.err
+    assert len(outcome.err.splitlines()) == 3
+
+
+def test_the_pixels_are_told_once_and_truly(trained, pictures):
+    words = ("evaluate", "--ckpt", trained, "--dataset", pictures, "--res")
+
+    grid, own = run(*words, "16:32:8"), run(*words, "16x24")
+
+    assert grid.err.count("16x16") == 1 and "image_size by --res" in grid.out  # the weights are of 16x24
+    assert grid.err.count("resampled") == 1 and "--res" not in own.out
+    lines = [*grid.out.splitlines()[:9], *own.out.splitlines()[:9]]
+    assert max(len(line) for line in lines if str(pictures) not in line) <= 80
+
+
+def result_of(number: int, num_classes: int) -> dict:
+    name = f"checkpoints/of_a_long_name_that_no_table_of_eighty_columns_has_room_for_{number}"
+    return {
+        "ckpt": name, "dataset": "pictures", "resolution": 224, "num_eval_examples": 50_000, "top1": 1.0,
+        "top5": 1.0, "loss": 12.3456, "ece": 1.0, "num_classes": num_classes, "real_top1": 1.0,
+        "intervals": {"top1": [0.9, 1.0]},
+    }  # fmt: skip
+
+
+def test_a_table_of_eighty_columns_folds_no_number_and_has_a_legend(monkeypatch):
+    result = {"evaluations": [result_of(1, 5), result_of(2, 6)], "out": "folder"}
+
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = as_text(result).splitlines()
+    monkeypatch.setenv("COLUMNS", "200")
+    wide = as_text(result).splitlines()
+
+    assert max(map(len, lines[:3])) <= 80 and [line.split()[0] for line in lines[:3]] == ["#", "1", "2"]
+    assert all("90.0 to 100.0" in line and line.endswith("100.00%") for line in lines[1:3])
+    assert lines[1].count(" - ") == 1 and " - " not in lines[2]  # top-5 of five classes says nothing
+    assert lines[4].startswith("1  of_a_long") and lines[5].endswith("_2 on pictures")
+    assert lines[-1].startswith("files       folder, folders 1 to 2")
+    assert "_1  pictures" in wide[1].replace("_1 p", "_1  p") and max(map(len, wide[:3])) > 80
 
 
 def test_labels_in_another_order_are_mapped_for_real_labels_too(trained, pictures, tmp_path):

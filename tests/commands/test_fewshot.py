@@ -9,12 +9,16 @@ import pytest
 import timm
 import torch
 from PIL import Image
+from safetensors import safe_open
+from safetensors.torch import save_file
 
+import vitcli
 from tests.conftest import run, vit
 from vitcli import layers, least_squares
 from vitcli.api import load_model
 
 WORDS = ("fewshot", "--ckpt", "demo", "--json", "-q")
+DEMO_WEIGHTS = Path(vitcli.__file__).parent / "demo_weights" / "model.safetensors"
 
 
 @pytest.fixture(autouse=True)
@@ -25,11 +29,12 @@ def cache(tmp_path, monkeypatch) -> Path:
 
 @pytest.fixture
 def looked_at(monkeypatch) -> list[int]:
-    """Sizes of the batches that pass through a network."""
+    """How many pictures pass through a network in each batch, without the blank ones that fill it up."""
     sizes, whole = [], layers.outputs
 
     def counted(model, images_BCHW, **more):
-        sizes.append(len(images_BCHW))
+        pixels_BX = images_BCHW.flatten(1)
+        sizes.append(int((pixels_BX != pixels_BX[:, :1]).any(dim=1).sum()))
         return whole(model, images_BCHW, **more)
 
     monkeypatch.setattr(layers, "outputs", counted)
@@ -211,9 +216,10 @@ def test_fewer_images_than_shots_are_all_taken_and_that_is_said(photos):
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        (("--shots", "0"), 2, "fewshot.shots"),
-        (("--shots", "5,x"), 2, "fewshot.shots"),
+        (("--shots", "0"), 2, "--shots: '0' is no number"),
+        (("--shots", "5,x"), 2, "--shots: '5,x' is no number"),
         (("--seeds", "0"), 2, "fewshot.seeds"),
+        (("--classifier", "ncm", "--l2", "5"), 2, "the classifier is ncm"),
         (("--l2", "-1"), 2, "fewshot.l2"),
         (("--l2", "sweeep"), 2, "fewshot.l2"),
         (("--classifier", "svm"), 2, "fewshot.classifier"),
@@ -265,7 +271,7 @@ def test_a_data_set_without_a_test_split_says_how_to_go_on(photos):
     outcome = run(*WORDS, "--dataset", photos / "train", "--shots", "1")
     cut = run(*WORDS, "--dataset", photos / "train", "--shots", "1", "--set", "data.dev_fraction=0.25")
 
-    assert outcome.code == 3 and "data.eval_split" in outcome.json["error"]["fix"]
+    assert outcome.code == 3 and "data.dev_fraction" in outcome.json["error"]["fix"]
     assert cut.json["num_test_examples"] == 6
 
 
@@ -275,12 +281,14 @@ def test_an_undecodable_picture_stops_it_or_is_left_out(photos, tmp_path):
     words = (*WORDS, "--dataset", tmp_path / "data", "--shots", "3")
 
     stopped = run(*words)
-    skipped = run(*words, "--set", "data.on_bad_image=skip").json
+    skip = ("--set", "data.on_bad_image=skip", "--out", tmp_path / "run")
+    skipped, again = (run(*words, *skip, *more).json for more in ((), ("--overwrite",)))
     whole = run(*WORDS, "--dataset", photos, "--shots", "3").json
 
     assert stopped.code == 3 and "broken.png" in stopped.json["error"]["where"]
     assert (skipped["num_skipped_images"], skipped["num_test_examples"]) == (1, 10)
-    assert skipped["shots"] == whole["shots"]
+    assert skipped["shots"] == again["shots"] == whole["shots"]
+    assert again["computed_rows"] == 0  # the bad one alone is looked at again
 
 
 @pytest.mark.parametrize("classifier", ["knn", "ncm", "logistic"])
@@ -357,3 +365,29 @@ def test_the_real_weights_learn_flowers_from_a_few(shared):
 
     means = [scored["mean"] for scored in result["shots"].values()]
     assert means == sorted(means) and means[-1] >= 0.93
+
+
+def test_a_finished_run_is_shown_again_though_a_drawn_picture_was_bad(photos, tmp_path):
+    shutil.copytree(photos, tmp_path / "data")
+    (tmp_path / "data/train/red/00.png").write_bytes(b"no picture")
+    words = (*WORDS, "--dataset", tmp_path / "data", "--shots", "12", "--out", tmp_path / "run")
+
+    first, again = (run(*words, "--set", "data.on_bad_image=skip").json for _ in range(2))
+
+    assert first["num_skipped_images"] == 1 and first == again
+    drawn = json.loads((tmp_path / "run/draws.json").read_text())
+    assert all(len(by_shots["12"]) == 24 for by_shots in drawn.values())
+
+
+def test_features_need_no_head(photos, tmp_path):
+    with_head, without = DEMO_WEIGHTS, tmp_path / "headless.safetensors"
+    with safe_open(with_head, "pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        about = file.metadata()
+    save_file({n: t for n, t in tensors.items() if not n.startswith("head.")}, without, about)
+    words = ("--dataset", photos, "--json", "-q")
+
+    told = [run("fewshot", "--ckpt", ckpt, "--shots", "3", *words).json for ckpt in (with_head, without)]
+    assert told[0]["shots"] == told[1]["shots"]
+    embedded = run("embed", "--ckpt", without, "--out", tmp_path / "o.safetensors", *words).json
+    assert embedded["num_logits"] == 0

@@ -80,6 +80,19 @@ def test_the_same_command_again_trains_nothing_and_shows_the_table(finished):
     assert "17 of 19 tasks are missing" in outcome.out and "(2 finished tasks)" in outcome.out
 
 
+def test_a_listed_few_leave_the_other_tasks_in_the_table(finished, shelf, tmp_path, monkeypatch):
+    shutil.copytree(finished[0], tmp_path / "vtab")
+    for task in ("eurosat", "dtd"):
+        shutil.copytree(shelf / "vtab/eurosat", tmp_path / "shelf/vtab" / task)
+    monkeypatch.setenv("VIT_DATA", str(tmp_path / "shelf"))
+    others = ("finetune", "--dataset", "vtab/eurosat,vtab/dtd", *TINY, "--out", tmp_path / "vtab")
+
+    told = run(*others, "--quiet", "--json").json
+
+    assert told["tasks"].keys() == {"svhn", "eurosat", "dtd"} and told["num_finished"] == 3
+    assert json.loads((tmp_path / "vtab/summary.json").read_text()) == told
+
+
 @pytest.mark.parametrize("task", ["svhn", "eurosat"])
 def test_a_stopped_row_goes_on_where_it_was_bit_for_bit(finished, tmp_path, task):
     out = tmp_path / "vtab"
@@ -128,11 +141,16 @@ def test_two_processes_run_the_tasks_in_a_row(finished, tmp_path):
 
 def test_a_plan_of_all_tasks_needs_no_data(monkeypatch):
     monkeypatch.delenv("VIT_DATA")
-    words = ("--ckpt", "random", "--model", "ViT-demo/8", "--res", 64, "--dry-run", "--quiet", "--json")
+    monkeypatch.setenv("COLUMNS", "80")
+    words = ("--ckpt", "random", "--model", "ViT-demo/8", "--res", 64, "--dry-run", "--quiet")
+    command = ("finetune", "--dataset", "vtab", *words, "--set", "data.train_crop=none")
 
-    plans = run("finetune", "--dataset", "vtab", *words, "--set", "data.train_crop=none").json["plans"]
+    plans = run(*command, "--json").json["plans"]
+    lines = run(*command).out.splitlines()
 
-    assert len(plans) == 19
+    assert [line.split()[:3] for line in lines[1:20]] == [[f"vtab/{t}", "2,500", "512"] for t in plans]
+    assert len(lines) < 30 and max(map(len, lines)) <= 80
+    assert len(plans) == 19 and all("[optimizer]" in plan["recipe"] for plan in plans.values())
     assert {(plan["total_steps"], plan["num_examples"]) for plan in plans.values()} == {(2500, 1000)}
 
 

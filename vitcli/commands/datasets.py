@@ -1,19 +1,25 @@
 """`vit datasets`: what has a short name, and which pictures two splits share. Never imports torch."""
 
 import os
+import shutil
+import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitcli import recipe, tables
 from vitcli.console import Console
 from vitcli.demo import SETS
-from vitcli.errors import DataError, VitError, nearest
+from vitcli.errors import DataError, MachineError, VitError, nearest
 from vitcli.safe_files import replace_file
+from vitcli.vtab import GROUPS, NAME
 
 if TYPE_CHECKING:  # `datasets` takes a second to load, and only a check needs it
     from vitcli.duplicates import Prints
     from vitcli.split import Split
+
+WIDE = 120  # columns of a terminal that has room for the splits in the list
 
 
 def list_datasets() -> list[dict[str, Any]]:
@@ -32,6 +38,12 @@ def show(name: str) -> dict[str, Any]:
             "recipe": recipe.find_for_dataset("finetune", "demo"),
             "about": about,
         }
+    if name == NAME:
+        about = "the 19 tasks of VTAB-1k, one after the other: vit finetune --dataset vtab"
+        groups = {
+            group: [alias for alias, entry in aliases.items() if entry.get(NAME) == group] for group in GROUPS
+        }
+        return {"name": name, "found": True, "about": about, "tasks": groups}
     if name not in aliases:
         raise DataError(
             f"no data set is called {name!r}{nearest(name, [*SETS, *aliases])}",
@@ -60,8 +72,8 @@ def check(
     """
     from vitcli.duplicates import Pairs, fingerprints
 
-    if out and out.exists() and not overwrite:
-        raise VitError(f"{out} is there already", where="--out", fix="another name, or --overwrite")
+    if out:
+        _check_can_write(out, overwrite=overwrite)
     began_at = time.perf_counter()
     here, there = _open_both(dataset, against, split, against_split)
     is_within = here.name == there.name
@@ -101,13 +113,58 @@ def _open_both(dataset: str, against: str | None, split: str, against_split: str
         return data
 
     mine = pictures_of(DataSet(dataset))
-    theirs = pictures_of(DataSet(against)) if against and against != dataset else mine
+    is_one = against is None or _is_same(dataset, against)
+    theirs = mine if is_one else pictures_of(DataSet(against))
+    is_found = "auto" in (split, against_split)
     if against_split == "auto":
-        against_split = theirs.default_train_split() or theirs.only_split("--against-split")
+        found = theirs.default_train_split()
+        if not found and is_one:
+            raise _nothing_to_compare(f"{dataset} has no train split", mine.split_names)
+        against_split = found or theirs.only_split("--against-split")
+    trained = against_split.partition("[")[0]
     if split == "auto":
-        besides = against_split.partition("[")[0] if theirs is mine else None
-        split = mine.default_eval_split(besides=besides) or mine.only_split("--split")
+        split = mine.default_eval_split(besides=trained if is_one else None)
+        if split is None and is_one:
+            raise _nothing_to_compare(f"{dataset} has no split to check besides {trained}", mine.split_names)
+        split = split or mine.only_split("--split")
+    is_whole = trained in (split, against_split)  # of one split two slices may be meant
+    if is_one and is_found and split.partition("[")[0] == trained and (is_whole or split == against_split):
+        raise _nothing_to_compare(
+            f"split {split} of {dataset} would be compared with itself", mine.split_names
+        )
     return mine.open(split), theirs.open(against_split)
+
+
+def _is_same(dataset: str, against: str) -> bool:
+    """Whether two names are one data set: a folder has many."""
+    both = Path(dataset), Path(against)
+    return dataset == against or (both[0].exists() and both[1].exists() and both[0].samefile(both[1]))
+
+
+def _nothing_to_compare(what: str, names: Sequence[str]) -> DataError:
+    """A split is compared with itself only where it is named twice."""
+    return DataError(
+        what,
+        where="--against and --against-split",
+        fix=f"--against OTHER_DATA, or --split and --against-split, each one of {', '.join(names)}",
+    )
+
+
+def _check_can_write(out: Path, *, overwrite: bool) -> None:
+    """Refuse, before any work, a file that could not be written at its end."""
+    if out.is_dir():
+        raise MachineError(f"{out} is a folder", where="--out", fix=f"name a file in it: {out / 'pairs.csv'}")
+    if out.exists() and not overwrite:
+        raise VitError(f"{out} is there already", where="--out", fix="another name, or --overwrite")
+    folder = next(one for one in out.absolute().parents if one.exists())
+    try:
+        tempfile.TemporaryFile(dir=folder).close()  # no name of it is ever seen
+    except OSError as error:
+        raise MachineError(
+            f"{out} cannot be written: {error.strerror}",
+            where=f"--out: {folder}",
+            fix="name a file in a folder that you may write to",
+        ) from error
 
 
 def _entry(name: str, alias: dict[str, Any]) -> dict[str, Any]:
@@ -131,7 +188,8 @@ def render(kind: str, data: dict[str, Any]) -> str:
             return _render_list(data["datasets"])
         case "show":
             known = {key: value for key, value in data.items() if value is not None}
-            rows = [(key, _in_one_line(value)) for key, value in known.items()]
+            rows = [(key, _in_one_line(value)) for key, value in known.items() if key != "tasks"]
+            rows += [(group, ", ".join(tasks)) for group, tasks in data.get("tasks", {}).items()]
             if data["found"] is None:
                 shelf = f"$VIT_DATA/{data['name']}" + ("" if "VIT_DATA" in os.environ else ", not set")
                 rows.append(("copy", f"none in {shelf}"))
@@ -144,31 +202,50 @@ def render(kind: str, data: dict[str, Any]) -> str:
 def _render_list(entries: list[dict[str, Any]]) -> str:
     from rich.table import Table
 
+    is_wide = shutil.get_terminal_size((200, 24)).columns >= WIDE
+    splits = {"train": "train_split", "test": "eval_split"} if is_wide else {}
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("name", "classes", "train", "test", "here", "from"):
-        table.add_column(column, overflow="fold", justify="right" if column == "classes" else "left")
+    table.add_column("name", no_wrap=True)  # to be copied: in one piece
+    table.add_column("classes", no_wrap=True, justify="right")
+    for column in (*splits, "here"):
+        table.add_column(column, no_wrap=True)
+    table.add_column("from", overflow="ellipsis")  # `show` has the whole of it
     for entry in entries:
-        splits = [entry[key] or "-" for key in ("train_split", "eval_split")]
+        parts = [entry[key] or "-" for key in splits.values()]
         here = "yes" if entry["found"] else "no"
-        table.add_row(entry["name"], str(entry["classes"]), *splits, here, entry["hub"] or "$VIT_DATA only")
+        table.add_row(entry["name"], str(entry["classes"]), *parts, here, entry["hub"] or "$VIT_DATA only")
     return tables.printed(table)
 
 
 def _render_check(found: dict[str, Any]) -> str:
     num = found["num_pictures"]
     exact, near = found["num_pictures_exact"], found["num_pictures_near"]
+    is_within = found["split"] == found["against"]
+    num_seen = num if is_within else num + found["num_against"]
+    against = (
+        "within itself, each pair once" if is_within else f"{found['num_against']:,} of {found['against']}"
+    )
     rows = [
         ("checked", f"{num:,} pictures of {found['split']}"),
-        ("against", f"{found['num_against']:,} of {found['against']}"),
+        ("against", against),
         ("same", f"{exact:,} pictures ({exact / num:.2%}) are there, in {_exact_pairs(found)}"),
         ("near", f"{near:,} more ({near / num:.2%}) look like one that is, in {found['num_near']:,} pairs"),
-        *[("unreadable", place) for place in found["unreadable"][:5]],
-        ("left out", f"{len(found['unreadable'])} that cannot be read"),
-        ("speed", f"{(num + found['num_against']) / found['elapsed_s']:.0f} images/s"),
+        ("unreadable", _unreadable(found["unreadable"])),
+        ("speed", f"{num_seen / found['elapsed_s']:.0f} images/s"),
         ("written to", found["pairs_file"]),
     ]
-    text = tables.pairs(row for row in rows if row[1] and (row[0] != "left out" or found["unreadable"]))
+    text = tables.pairs(row for row in rows if row[1])
     return f"{text}\n{_table_of_pairs(found)}" if found["pairs"] else text
+
+
+def _unreadable(places: list[str]) -> str | None:
+    """How many and the first one, in one line of 80 columns; --json has them all."""
+    if not places:
+        return None
+    text = f"{len(places):,} picture{'s' * (len(places) > 1)}, left out: first "
+    file = places[0].partition(": ")[0].rpartition(", ")[2].removeprefix("file ")
+    room = 68 - len(text)
+    return text + (file if len(file) <= room else f"…{file[1 - room :]}")  # the end is the name of the file
 
 
 def _exact_pairs(found: dict[str, Any]) -> str:

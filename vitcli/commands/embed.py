@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors import SafetensorError, safe_open
 
 from vitcli import data, recipe, tables
 from vitcli.commands.frozen import Computed, Frozen, check_named, compute, freeze
@@ -36,7 +37,7 @@ def embed(
     What is computed is kept beside `out` until all of it is, so the same command goes on after a kill, with
     any number of processes. The file depends on neither.
     """
-    _check_out(out, overwrite)
+    _check_out(out)
     resolved = recipe.load(recipe_name or "evaluate/default", overrides, shorthands, training=False)
     check_named(resolved, "embed")
     weights = named_weights(resolved)
@@ -51,6 +52,11 @@ def embed(
         quiet=quiet,
     )
     with_logits = logits and frozen.arch.num_classes > 0
+    about = _metadata(frozen, found, with_logits=with_logits)
+    if out.exists() and not overwrite:
+        frozen.machine.on_main(lambda: _check_same(out, about))
+        frozen.machine.leave()
+        return _result(out, num_processes=frozen.machine.world_size) if frozen.machine.is_main else {}
     began_at = time.perf_counter()
     partial_file = out.with_name(f"{TEMPORARY}{out.name}.features")
     computed = compute(
@@ -64,21 +70,36 @@ def embed(
     rows_N = rows_N[store.has(rows_N)]
     if not len(rows_N):
         raise DataError(f"no image of {found.name} can be decoded", where=found.name, fix="look at its files")
-    metadata = _metadata(frozen, found, computed.skipped, with_logits=with_logits)
+    metadata = about | {"skipped_images": json.dumps(computed.skipped)}
     replace_file(out, lambda path: write_safetensors(path, store, rows_N, metadata))
     partial_file.unlink()
     store.close()
-    elapsed_s = time.perf_counter() - began_at
-    return _result(frozen, out, metadata, store.width, len(rows_N), computed) | {"elapsed_s": elapsed_s}
+    return _result(out, num_processes=frozen.machine.world_size, computed=computed) | {
+        "elapsed_s": time.perf_counter() - began_at
+    }
 
 
-def _check_out(out: Path, overwrite: bool) -> None:
+def _check_out(out: Path) -> None:
     if out.suffix != ".safetensors":
         raise VitError(
             f"{out.name} is no name of a safetensors file", where=f"--out {out}", fix="end it in .safetensors"
         )
-    if out.is_dir() or (out.exists() and not overwrite):
-        raise VitError(f"{out} exists", where=f"--out {out}", fix="choose another name, or --overwrite")
+    if out.is_dir():
+        raise VitError(f"{out} is a folder", where=f"--out {out}", fix="name a file in it")
+
+
+def _check_same(out: Path, about: dict[str, str]) -> None:
+    """Refuse a file that holds anything but what this very command would write."""
+    try:
+        with safe_open(out, "np") as file:
+            told = file.metadata() or {}
+    except (OSError, SafetensorError):
+        told = {}
+    differing = [key for key, value in about.items() if told.get(key) != value]
+    if differing:
+        what = f"with another {', '.join(differing[:4])}" if told.keys() & about.keys() else "of another kind"
+        fix = "choose another name, or --overwrite"
+        raise VitError(f"{out.name} exists, a file {what}", where=f"--out {out}", fix=fix)
 
 
 def _open_split(resolved: Recipe, split: str, metadata: dict) -> Split:
@@ -105,8 +126,8 @@ def _open_beside(path: Path, about: dict[str, Any], num_rows: int) -> FeatureSto
         raise MachineError(f"it cannot be written: {error.strerror}", where=str(path), fix=fix) from error
 
 
-def _metadata(frozen: Frozen, split: Split, skipped: list[str], *, with_logits: bool) -> dict[str, str]:
-    """What the file says of itself. Safetensors has text only, so all else is JSON."""
+def _metadata(frozen: Frozen, split: Split, *, with_logits: bool) -> dict[str, str]:
+    """What the file says of itself, skipped images aside. Safetensors has text only, so all else is JSON."""
     resolved, weights = frozen.resolved, frozen.weights
     return {
         "format": "pt",
@@ -116,40 +137,38 @@ def _metadata(frozen: Frozen, split: Split, skipped: list[str], *, with_logits: 
         "numerics": weights.numerics,
         "architecture": json.dumps(frozen.arch.as_dict()),
         "preprocessing": json.dumps(frozen.preprocessing.as_dict()),
+        "pixels": f"{frozen.preprocessing.summary()}, {frozen.preprocessing_from}",
         "layer": resolved.eval.layer,
         "precision": frozen.precision,
         "dataset": str(resolved.data.dataset),
         "split": split.name,
+        "data": split.fingerprint,
         "class_names": json.dumps(split.class_names),
         "logit_names": json.dumps(weights.class_names if with_logits else None),
-        "skipped_images": json.dumps(skipped),
     }
 
 
-def _result(
-    frozen: Frozen,
-    out: Path,
-    metadata: dict[str, str],
-    width: tuple[int, int, int],
-    count: int,
-    computed: Computed,
-) -> dict[str, Any]:
-    told = ("ckpt", "model", "numerics", "dataset", "split", "layer", "precision")
+def _result(out: Path, *, num_processes: int, computed: Computed | None = None) -> dict[str, Any]:
+    """What the file holds, by its own words."""
+    with safe_open(out, "np") as file:
+        told = file.metadata()
+        count, width = file.get_slice("features").get_shape()
+        num_logits = file.get_slice("logits").get_shape()[1] if "logits" in file.keys() else 0  # noqa: SIM118
+    skipped = json.loads(told["skipped_images"])
     return {
         "command": "embed",
         "out": str(out),
-        **{key: metadata[key] for key in told},
-        "preprocessing": frozen.preprocessing.summary(),
-        "preprocessing_from": frozen.preprocessing_from,
+        **{key: told[key] for key in ("ckpt", "model", "numerics", "dataset", "split", "layer", "precision")},
+        "preprocessing": told["pixels"],
         "num_examples": count,
-        "feature_dim": width[0],
-        "num_logits": width[1],
+        "feature_dim": width,
+        "num_logits": num_logits,
         "bytes": out.stat().st_size,
-        "taken_up_rows": computed.num_cached,
-        "computed_rows": computed.num_computed,
-        "num_skipped_images": len(computed.skipped),
-        "skipped_images": computed.skipped[:100],
-        "num_processes": frozen.machine.world_size,
+        "taken_up_rows": computed.num_cached if computed else count,
+        "computed_rows": computed.num_computed if computed else 0,
+        "num_skipped_images": len(skipped),
+        "skipped_images": skipped[:100],
+        "num_processes": num_processes,
     }
 
 
@@ -161,10 +180,10 @@ def as_text(result: dict[str, Any]) -> str:
         ("images", f"{result['num_examples']}, {result['split']}"),
         ("each", f"{result['feature_dim']} features ({result['layer']}){logits}, label, row"),
         ("model", f"{result['model']}, {result['numerics']}"),
-        ("pixels", f"{result['preprocessing']}, {result['preprocessing_from']}"),
+        ("pixels", result["preprocessing"]),
     ]
     if result["taken_up_rows"]:
-        rows.append(("taken up", f"{result['taken_up_rows']} rows of an interrupted run"))
+        rows.append(("taken up", f"{result['taken_up_rows']} rows that were there"))
     if result["num_skipped_images"]:
         first = result["skipped_images"][0]
         rows.append(("left out", f"{result['num_skipped_images']} undecodable, first {first}"))

@@ -1,6 +1,7 @@
 """`vit evaluate`: checkpoints on splits, each in one pass (paper, sections 4.1 and D.9)."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 from vitcli import class_lists, class_maps, data, prediction_files, real_labels, recipe, runtime
 from vitcli.assertions import Assertion
 from vitcli.class_maps import ClassMap
-from vitcli.commands.evaluation_files import write_all
+from vitcli.commands.evaluation_files import check_names, claim, write_all
 from vitcli.commands.pixels import named_weights
 from vitcli.commands.scores import Question, ReaL, score
 from vitcli.console import Console
@@ -31,6 +32,7 @@ class Extras:
         all_compete: whether classes outside the map may be predicted.
         sides: resolutions to score at, each a square; the weights' own if there are none.
         out: folder of tables and pictures.
+        overwrite: whether another evaluation in it is replaced.
         save_predictions: Parquet file.
         asserted: what must hold, for the table and the JSON; the door acts on it.
     """
@@ -41,6 +43,7 @@ class Extras:
     all_compete: bool = False
     sides: tuple[int, ...] = ()
     out: Path | None = None
+    overwrite: bool = False
     save_predictions: str | None = None
     asserted: tuple[Assertion, ...] = ()
 
@@ -75,16 +78,17 @@ def evaluate(
     first = resolved[0].precision.compute
     machine = runtime.start("fp32" if first == "auto" else first)
     console = Console(quiet=quiet, is_main=machine.is_main)
-    scored = []
-    for question in questions:
-        weights = _weights_once(question.resolved, kept)
-        scored.append(score(question, weights, machine=machine, workers=workers, console=console))
-    result = scored[0].result
-    if len(scored) > 1:
-        result = {"command": "evaluate", "evaluations": [one.result for one in scored]}
-    machine.on_main(
-        lambda: write_all(scored, result, out=extras.out, save_predictions=extras.save_predictions)
-    )
+    places = dict(out=extras.out, save_predictions=extras.save_predictions, overwrite=extras.overwrite)
+    with ExitStack() as held:
+        machine.on_main(lambda: claim(held, questions, **places))
+        scored = []
+        for question in questions:
+            weights = _weights_once(question.resolved, kept)
+            scored.append(score(question, weights, machine=machine, workers=workers, console=console))
+        result = scored[0].result
+        if len(scored) > 1:
+            result = {"command": "evaluate", "evaluations": [one.result for one in scored]}
+        machine.on_main(lambda: write_all(scored, result, **places))
     machine.leave()
     return result
 
@@ -111,8 +115,10 @@ def _check(resolved: list[Recipe], extras: Extras) -> None:
                 fix="name one --ckpt and one --dataset, and call vit once for each",
             )
         prediction_files.check_can_write(extras.save_predictions)
+    if extras.overwrite and not extras.out:
+        raise VitError("no folder is named", where="--overwrite", fix="--out FOLDER as well")
     if extras.out:
-        prediction_files.check_can_write_in(extras.out.resolve(), option="--out")
+        check_names(extras.out, len(resolved))
 
 
 def _check_named(resolved: Recipe) -> None:
@@ -155,7 +161,11 @@ def _open(
         num_classes=wanted.num_classes,
         streaming=wanted.streaming,
     )
-    asked = Question(resolved=resolved, split=found, sides=extras.sides, asserted=extras.asserted)
+    of_files = {"--real": extras.real, "--real-index": extras.real_index, "--classes": extras.classes}
+    of_files |= {"--all-compete": extras.all_compete}
+    asked = Question(
+        resolved=resolved, split=found, sides=extras.sides, asserted=extras.asserted, of_files=of_files
+    )
     if found_map is not None:
         mapped, projection, rows = class_maps.project(
             found,
@@ -190,7 +200,16 @@ def _real_of(found: Split, matched: Split, is_mapped: bool, lists: list[list[int
             where=f"--real {extras.real}",
             fix="score ImageNet's validation split, whose labels they are",
         )
+    labels = found.read_labels().tolist()
+    rated = [label in one for label, one in zip(labels, of_rows, strict=True) if one]
+    if sum(rated) < len(rated) / 2:  # of the published lists about nine in ten agree
+        raise DataError(
+            f"the ReaL labels agree with the label of {sum(rated)} of {len(rated)} pictures only",
+            where=f"--real {extras.real}, {found.name}, by {found_by}",
+            fix="take a copy with ImageNet's order of classes, or name the pictures with --real-index",
+        )
     if is_mapped:  # the lists number classes as the data does, the predictions as the checkpoint does
         number_of = [matched.class_names.index(name) for name in found.class_names]
         of_rows = [[number_of[number] for number in one] for one in of_rows]
+    real_labels.check_any(of_rows, found.name)
     return ReaL(of_rows, found_by)

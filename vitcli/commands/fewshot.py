@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from vitcli import classifiers, data, draw_files, few_shot, least_squares, recipe, runlog, tables
+from vitcli import classifiers, data, draw_files, few_shot, least_squares, recipe, runlog
 from vitcli.commands.frozen import Computed, Frozen, check_named, compute, freeze
 from vitcli.commands.job import refuse_other_recipe
 from vitcli.commands.pixels import named_weights
 from vitcli.errors import DataError, VitError
 from vitcli.feature_store import StoredFeatures, open_cached
 from vitcli.few_shot import Draws
+from vitcli.fewshot_text import as_text
 from vitcli.recipe import Recipe
 from vitcli.split import Split
 
@@ -43,11 +44,12 @@ def fewshot(
     if resolved.fewshot is None:
         fix = "take fewshot/default, or extend it"
         raise VitError("the recipe has no section [fewshot]", where=f"recipe {name}", fix=fix)
-    classifiers.check_installed(resolved.fewshot.classifier)
+    _check_choices(resolved, shorthands)
     # Before the processes join, so that a long download is no stalled collective.
     weights = named_weights(resolved)
     train, test = _open_splits(resolved)
     labels_N, draws = _labels_and_draws(train, resolved, draws_file)
+    resolved = _as_drawn(resolved, draws)
     frozen = freeze(
         weights,
         resolved,
@@ -57,8 +59,9 @@ def fewshot(
         workers=workers,
         quiet=quiet,
     )
-    for line in _oddities(train, labels_N, draws, resolved):
-        frozen.console.note(line)
+    notes = _oddities(train, labels_N, draws, resolved)
+    for line in notes:
+        frozen.console.note(f"note: {line}")
     if out and not overwrite:
         earlier = frozen.machine.on_main(lambda: _earlier(out, frozen.resolved, draws))
         if earlier:
@@ -71,16 +74,33 @@ def fewshot(
     frozen.machine.leave()  # the others have nothing to add, and would wait in vain for a long fit
     if not frozen.machine.is_main:
         return {}
-    draws = _that_are_there(draws, known, train)
-    found = _scores(frozen, draws, known, tests, labels_N, num_classes=train.num_classes)
-    result = _result(frozen, train, test, draws, found, known, tests)
-    result |= {"draws_from": draws_file, "elapsed_s": time.perf_counter() - began_at}
+    present = _that_are_there(draws, known, train)
+    found = _scores(frozen, present, known, tests, labels_N, num_classes=train.num_classes)
+    result = _result(frozen, train, test, present, found, known, tests)
+    result |= {"notes": notes, "draws_from": draws_file, "elapsed_s": time.perf_counter() - began_at}
     result["run_dir"] = str(out) if out else None
     for computed in (known, tests):
         computed.store.close()
     if folder:
         _write(folder, result, draws)
     return result
+
+
+def _check_choices(resolved: Recipe, shorthands: Mapping[str, Any]) -> None:
+    classifier = resolved.fewshot.classifier
+    classifiers.check_installed(classifier)
+    if classifier != "least-squares" and shorthands.get("fewshot.l2") is not None:
+        raise VitError(
+            f"l2 is the strength of least squares, and the classifier is {classifier}",
+            where="--l2",
+            fix="leave it out, or take --classifier least-squares",
+        )
+
+
+def _as_drawn(resolved: Recipe, draws: Draws) -> Recipe:
+    """The recipe with the shots and seeds that are run, be they from a file."""
+    used = {"shots": tuple(next(iter(draws.values()))), "seeds": len(draws)}
+    return resolved.model_copy(update={"fewshot": resolved.fewshot.model_copy(update=used)})
 
 
 def _open_splits(resolved: Recipe) -> tuple[Split, Split]:
@@ -131,15 +151,12 @@ def _oddities(train: Split, labels_N: np.ndarray, draws: Draws, resolved: Recipe
         if len(few):
             given = ", ".join(f"{names[label]} {counts_K[label]}" for label in few[:5])
             more = " ..." if len(few) > 5 else ""
-            told.append(
-                f"note: {len(few)} classes have fewer than {shots} images and give all: {given}{more}"
-            )
+            classes = "1 class has" if len(few) == 1 else f"{len(few)} classes have"
+            told.append(f"{classes} fewer than {shots} images and give all: {given}{more}")
     wanted = resolved.fewshot
     if 1 in next(iter(draws.values())) and wanted.classifier == "least-squares" and wanted.l2 == "sweep":
         usual = least_squares.DEFAULT_L2
-        told.append(
-            f"note: with one image a class none can be left out to choose l2 by; it is {usual:g} there"
-        )
+        told.append(f"with one image a class none can be left out to choose l2 by; it is {usual:g} there")
     return told
 
 
@@ -261,29 +278,3 @@ def _write(folder: runlog.RunFolder, result: dict[str, Any], draws: Draws) -> No
     folder.write_text(TABLE, as_text(result))
     folder.write_json(runlog.SUMMARY, result)
     folder.close()
-
-
-def as_text(result: dict[str, Any]) -> str:
-    """The table of a result, for a person."""
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("shots", "top-1", "std", "runs"):
-        table.add_column(title, justify="right" if title != "runs" else "left")
-    for shots, scored in result["shots"].items():
-        std = "" if scored["std"] is None else f"{scored['std']:.2%}"
-        runs = "  ".join(f"{run:.2%}" for run in scored["runs"])
-        table.add_row(shots, f"{scored['mean']:.2%}", std, runs)
-    how = result["classifier"]
-    if result["l2"] is not None:
-        how += ", l2 " + (result["l2"] if result["l2"] == "sweep" else f"{result['l2']:g}")
-    rows = [
-        ("classifier", f"{how}, {result['feature_dim']} features ({result['layer']})"),
-        ("scored on", f"{result['num_test_examples']} images, {result['eval_split']}"),
-        ("model", f"{result['model']}, {result['numerics']}"),
-        ("pixels", f"{result['preprocessing']}, {result['preprocessing_from']}"),
-        ("features", f"{result['computed_rows']} computed, {result['cached_rows']} kept from before"),
-    ]
-    if result.get("run_dir"):
-        rows.append(("run folder", result["run_dir"]))
-    return tables.printed(table) + "\n" + tables.pairs(rows)

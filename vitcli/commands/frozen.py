@@ -25,7 +25,7 @@ from vitcli.split import Split
 from vitcli.transforms import Preprocessing
 from vitcli.weights import Weights
 
-REVISION = 1  # of what features are: raise it when the same key would give other numbers
+REVISION = 2  # of what features are: raise it when the same key would give other numbers
 
 
 @dataclass(frozen=True, eq=False)

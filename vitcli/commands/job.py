@@ -96,10 +96,9 @@ def _introduce(
 ) -> None:
     """What is trained on what, and what is odd about it, for a person."""
     console.note(f"{start.arch.name} at {size_text(resolved.data.image_size)} px on {train_split.name}:")
-    console.note(
-        f"{len(train_split)} images of {train_split.num_classes} classes, scored on {len(eval_split)}"
-        f" of {eval_split.name}"
-    )
+    # A plan of a declared data set knows no number of held-out images.
+    scored = f", scored on {len(eval_split)} of {eval_split.name}" if len(eval_split) else ""
+    console.note(f"{len(train_split)} images of {train_split.num_classes} classes{scored}")
     for line in _oddities(train_split):
         console.note(line)
     if eval_split.dev_cut:

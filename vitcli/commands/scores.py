@@ -1,14 +1,15 @@
 """One question of `vit evaluate` to its answer: the pass, and every number that follows from it."""
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from vitcli import calibration, loader, metrics, predictions, resampling, scoring
+from vitcli import calibration, loader, metrics, predictions, real_labels, resampling, scoring
 from vitcli.assertions import Assertion
 from vitcli.calibration import Reliability
 from vitcli.columns import PATHS
@@ -41,6 +42,7 @@ class Question:
         split: its labels are in the order of the classes that compete.
         source_rows: row of the opened split for each row of `split`.
         sides: resolutions to score at, each a square; none for the weights' own.
+        of_files: the options that name ReaL labels or a class map, as they were given.
         is_mapped: whether labels were renumbered to the checkpoint's order by their names.
         real: ReaL labels.
         projection, map_name, num_outside: of a class map: how logits become its classes, its name, and how
@@ -51,6 +53,7 @@ class Question:
     split: Split
     sides: tuple[int, ...]
     asserted: tuple[Assertion, ...]
+    of_files: Mapping[str, Any] = field(default_factory=dict)
     source_rows: np.ndarray | None = None
     is_mapped: bool = False
     real: ReaL | None = None
@@ -60,6 +63,19 @@ class Question:
     recipe_name: str | None = None
     overrides: Sequence[str] = ()
     shorthands: Mapping[str, Any] | None = None
+
+    def asked(self) -> dict[str, Any]:
+        """What another answer could follow from, for evaluation.json: two of the same are one question."""
+        named = {"--recipe": self.recipe_name} | dict(self.shorthands or {})
+        given = {key: value for key, value in named.items() if value is not None}
+        given |= {
+            key.strip(): value.strip() for key, _, value in (one.partition("=") for one in self.overrides)
+        }
+        given.pop("eval.batch_size", None)  # no result depends on it
+        if self.sides:
+            given["--res"] = list(self.sides)
+        given |= {option: value for option, value in self.of_files.items() if value}
+        return {"--split": self.split.name} | given
 
 
 @dataclass(frozen=True)
@@ -80,20 +96,15 @@ def score(
     question: Question, weights: Weights, *, machine: Runtime, workers: int | None, console: Console
 ) -> Scored:
     """One pass for each resolution; all that is reported comes from the one nearest to the weights' own."""
-    base, origin = preprocessing_for(
-        weights,
-        question.resolved,
-        recipe_name=question.recipe_name,
-        overrides=question.overrides,
-        shorthands=question.shorthands or {},
-    )
-    wanted = [replace(base, image_size=(side, side)) for side in question.sides] or [base]
-    origin += ", but for image_size" if question.sides else ""
-    own = weights.architecture.image_size[0]
-    chosen = min(wanted, key=lambda one: abs(one.image_size[0] - own))
+    wanted, chosen, origin = _pixels(question, weights)
+    sizes = f"; {len(wanted)} sizes of --res" if question.sides else ""
+    what = f"{weights.architecture.name} ({weights.numerics}) on {question.split.name}"
+    console.note(f"{what}: {chosen.summary()}, {origin}{sizes}")
     curve, found, told = [], None, {}
     for preprocessing in wanted:
-        passed, about = _pass(question, weights, preprocessing, machine, workers, console, origin)
+        passed, about = _pass(
+            question, weights, preprocessing, machine, workers, console, is_told=preprocessing is chosen
+        )
         curve.append({"resolution": preprocessing.resolution} | _counted(passed))
         if preprocessing is chosen:
             found, told = passed, about
@@ -126,7 +137,25 @@ def score(
             {"assertion": str(one), "value": result[one.key], "holds": one.holds(result)}
             for one in question.asserted
         ]
-    return Scored(result, found, names, places, chosen, reliability, question, own)
+    result["asked"] = question.asked()
+    return Scored(
+        result, found, names, places, chosen, reliability, question, weights.architecture.image_size[0]
+    )
+
+
+def _pixels(question: Question, weights: Weights) -> tuple[list[Preprocessing], Preprocessing, str]:
+    """The pixels of each pass, those nearest to the weights' own, and who says so."""
+    base, origin = preprocessing_for(
+        weights,
+        question.resolved,
+        recipe_name=question.recipe_name,
+        overrides=question.overrides,
+        shorthands=question.shorthands or {},
+    )
+    wanted = [replace(base, image_size=(side, side)) for side in question.sides] or [base]
+    own = weights.architecture.image_size[0]
+    chosen = min(wanted, key=lambda one: abs(one.image_size[0] - own))
+    return wanted, chosen, origin + ("" if chosen.image_size == base.image_size else ", image_size by --res")
 
 
 def _pass(
@@ -136,12 +165,12 @@ def _pass(
     machine: Runtime,
     workers: int | None,
     console: Console,
-    origin: str,
+    *,
+    is_told: bool,
 ) -> tuple[Predictions, dict[str, Any]]:
     """The predictions at one resolution, and what is to be told of the pass."""
-    model, arch = for_inference(weights, question.resolved, preprocessing, machine, console)
-    note = f"{arch.name} ({weights.numerics}) on {question.split.name}: {preprocessing.summary()}, {origin}"
-    console.note(note)
+    notes = console if is_told else Console(quiet=True)  # the same at every resolution
+    model, arch = for_inference(weights, question.resolved, preprocessing, machine, notes)
     began_at = time.perf_counter()
     found, skipped = scoring.predictions_of(
         model,
@@ -186,11 +215,12 @@ def _more(
     more: dict[str, Any] = {}
     if question.real:
         guesses, lists = found.classes_NT[:, 0].tolist(), [question.real.lists[row] for row in found.rows_N]
+        real_labels.check_any(lists, question.split.name)  # undecodable pictures may be left out
         is_rated_N, is_hit_N = metrics.real_hits(guesses, lists)
         rated, right = sum(is_rated_N), sum(is_hit_N)
-        more = {"real_top1": right / rated if rated else None, "num_real_examples": rated}
+        more = {"real_top1": right / rated, "num_real_examples": rated}
         more["real_labels_by"] = question.real.found_by
-        intervals["real_top1"] = list(resampling.share_interval(right, rated)) if rated else None
+        intervals["real_top1"] = list(resampling.share_interval(right, rated))
     if question.projection:
         more |= {
             "class_map": question.map_name,
@@ -233,7 +263,8 @@ def _class_names(question: Question, weights: Weights) -> tuple[str, ...]:
     names = list(own or stored)
     if projection and projection.all_compete:
         names += [f"{stored[number]} (outside the map)" for number in projection.outside]
-    return tuple(f"{name} ({number})" if names.count(name) > 1 else name for number, name in enumerate(names))
+    counts = Counter(names)
+    return tuple(f"{name} ({number})" if counts[name] > 1 else name for number, name in enumerate(names))
 
 
 def _places(split: Split, rows_N: np.ndarray) -> list[str]:

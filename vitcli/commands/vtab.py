@@ -87,7 +87,11 @@ def finetune_tasks(
             plans = {task: finetune(recipes[task], folder / task) for task in groups}
         return {"command": "finetune", "dataset": NAME, "plans": plans}
     _check_data([task for task in groups if not runlog.finished_summary(folder / task)], recipes)
-    summaries: dict[str, dict[str, Any]] = {}
+    everything = tasks_of(NAME)
+    earlier = {task: runlog.finished_summary(folder / task) for task in everything}
+    summaries = {task: done for task, done in earlier.items() if done}
+    # Of a listed few, what the folder has of other tasks stays in its object.
+    known = {task: group for task, group in everything.items() if task in groups or task in summaries}
     with runtime.one_after_another():
         for task in groups:
             try:
@@ -95,7 +99,7 @@ def finetune_tasks(
             except Stopped as stopped:  # what goes on is the row of tasks, from the folder of all
                 stopped.note = stopped.note.replace(f"--out {folder / task}", f"--out {folder}")
                 raise
-            result = _result("finetune", groups, summaries, folder)
+            result = _result("finetune", known, summaries, folder)
             if launching.global_rank() == 0:
                 replace_file(folder / runlog.SUMMARY, lambda path, result=result: _write(path, result))
     return result
@@ -129,7 +133,7 @@ def render(result: dict[str, Any]) -> str:
     from rich.table import Table
 
     if "plans" in result:
-        return "\n".join(f"{NAME}/{task}\n{tables.table_of(plan)}" for task, plan in result["plans"].items())
+        return _render_plans(result["plans"])
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("task")
     table.add_column("group")
@@ -143,6 +147,30 @@ def render(result: dict[str, Any]) -> str:
     missing = NUM_TASKS - result["num_finished"]
     all_tasks = f"{missing} of {NUM_TASKS} tasks are missing" if missing else _percent(result["top1"])
     rows += [("VTAB", all_tasks), ("mean of", f"{_percent(result['mean_of_finished'])} ({_counted(result)})")]
+    return f"{tables.printed(table)}\n{tables.pairs(rows)}"
+
+
+def _render_plans(plans: Mapping[str, dict[str, Any]]) -> str:
+    """A line for each task; the whole plans and recipes are what --json prints."""
+    from rich.table import Table
+
+    is_measured = any("measured_hours" in plan for plan in plans.values())
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("task", no_wrap=True)
+    for column in ("steps", "batch", "GMACs", "GiB", "exaFLOPs", *(["hours"] if is_measured else [])):
+        table.add_column(column, justify="right")
+    for task, plan in plans.items():
+        numbers = [f"{plan['total_steps']:,}", f"{plan['batch_size']:,}", f"{plan['forward_gmacs']:,.3g}"]
+        numbers += [f"{plan['estimated_peak_memory_gib']:.2g}", f"{plan['exaflops']:.3g}"]
+        numbers += [f"{plan['measured_hours']:.2f}"] if is_measured else []
+        table.add_row(f"{NAME}/{task}", *numbers)
+    first = next(iter(plans.values()))
+    rows = [
+        ("model", f"{first['model']}, {first['precision']} on {first['world_size']} process(es)"),
+        ("compute", f"{sum(plan['exaflops'] for plan in plans.values()):.3g} exaFLOPs in all"),
+        ("columns", "GMACs of one image's forward pass, estimated GiB a process"),
+        ("more", "--json: the recipe and the plan of each task"),
+    ]
     return f"{tables.printed(table)}\n{tables.pairs(rows)}"
 
 
