@@ -47,6 +47,7 @@ def rows(listed) -> dict[str, dict]:
     return {row["name"]: row for row in listed["models"]}
 
 
+@pytest.mark.slow
 def test_every_system_of_the_papers_tables_is_there(rows):
     for name in (
         *("ViT-B/16", "ViT-B/32", "ViT-L/16", "ViT-L/32", "ViT-H/14"),  # Tables 1 and 5
@@ -57,6 +58,7 @@ def test_every_system_of_the_papers_tables_is_there(rows):
         assert architecture(name, image_size=(224, 224), num_classes=10).name in rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_hybrids_count_as_in_the_papers_table(rows, name):
     row = rows[name]
@@ -65,6 +67,7 @@ def test_hybrids_count_as_in_the_papers_table(rows, name):
     assert row["stride"] == int(name.rpartition("/")[2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RESNETS)
 def test_resnets_count_as_in_the_papers_table(rows, name):
     row, (params, with_head, gmacs) = rows[name], RESNETS[name]
@@ -74,12 +77,14 @@ def test_resnets_count_as_in_the_papers_table(rows, name):
     assert row["tokens"] is None
 
 
+@pytest.mark.slow
 def test_the_other_networks_count_as_their_authors_say(rows):
     assert rows["EfficientNet-L2"]["params_1000_classes"] == 480_309_308
     assert rows["R+ViT-Ti/16"]["tokens"] == 50 and rows["R+ViT-Ti/16"]["stride"] == 32
     assert rows["ViT-H/14"]["params"] == 630_764_800
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "epochs"), TABLE_6)
 def test_the_compute_of_pre_training_is_that_of_table_6(rows, name, epochs):
     ours = exaflops(rows[name]["gmacs"] * 1e9, 303_000_000 * epochs)
@@ -115,6 +120,7 @@ def test_what_a_network_keeps_for_the_backward_pass_grows_with_its_pixels():
         assert 3.5 < ratio < 4.5
 
 
+@pytest.mark.slow
 def test_the_page_of_models_is_current(listed):
     assert DOCS.read_text() == as_markdown(listed), "run: vit models --format markdown > docs/models.md"
 

@@ -93,6 +93,7 @@ def test_a_listed_few_leave_the_other_tasks_in_the_table(finished, shelf, tmp_pa
     assert json.loads((tmp_path / "vtab/summary.json").read_text()) == told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["svhn", "eurosat"])
 def test_a_stopped_row_goes_on_where_it_was_bit_for_bit(finished, tmp_path, task):
     out = tmp_path / "vtab"
