@@ -158,7 +158,7 @@ def test_parts_of_the_tests_make_no_difference(monkeypatch, name):
     known, labels = clusters(40)
     tests, _ = clusters(101, seed=1)
     whole = getattr(classifiers, name)(known, labels, tests, num_classes=4)
-    monkeypatch.setattr(classifiers, "CHUNK_VALUES", 7 * 40)
+    monkeypatch.setattr(least_squares, "CHUNK_VALUES", 7 * 40)
     in_parts = getattr(classifiers, name)(known, labels, tests, num_classes=4)
 
     assert whole[1] == in_parts[1] and whole[0].tolist() == in_parts[0].tolist()

@@ -9,12 +9,11 @@ import sys
 import tarfile
 
 import datasets
-import numpy as np
 import pytest
-from PIL import Image
 
 from tests.commands.test_finetune import SMALL
 from tests.hub import Hub, stand_in
+from tests.test_streaming import picture
 from vitcli.data import DataSet
 
 pytestmark = (
@@ -54,14 +53,6 @@ print(json.dumps([[outcome.code, outcome.out, outcome.err] for outcome in outcom
 """
 
 
-def picture(number: int) -> bytes:
-    buffer = io.BytesIO()
-    colour = (200, 40, 40) if number % 2 else (40, 200, 40)
-    noise = np.random.default_rng(number).integers(-40, 40, (40, 48, 3))
-    Image.fromarray(np.clip(np.array(colour) + noise, 0, 255).astype(np.uint8)).save(buffer, "PNG")
-    return buffer.getvalue()
-
-
 @pytest.fixture(scope="module")
 def parquet(tmp_path_factory):
     """48 training pictures in two shards, larger than what is read ahead, and 20 test pictures."""
@@ -73,7 +64,7 @@ def parquet(tmp_path_factory):
     root.mkdir()
     for name, numbers in shards.items():
         rows = {
-            "image": [{"bytes": picture(n), "path": None} for n in numbers],
+            "image": [{"bytes": picture(n, (40, 48)), "path": None} for n in numbers],
             "label": [n % 2 for n in numbers],
         }
         table = datasets.Dataset.from_dict(rows, features=features)
@@ -85,7 +76,7 @@ def tar(numbers: range) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         for number in numbers:
-            for suffix, content in (("png", picture(number)), ("cls", str(number % 2).encode())):
+            for suffix, content in (("png", picture(number, (40, 48))), ("cls", str(number % 2).encode())):
                 member = tarfile.TarInfo(f"{number:04}.{suffix}")
                 member.size = len(content)
                 archive.addfile(member, io.BytesIO(content))

@@ -35,10 +35,10 @@ STREAMED = (
 )
 
 
-def picture(number: int) -> bytes:
+def picture(number: int, size: tuple[int, int] = (20, 24)) -> bytes:
     buffer = io.BytesIO()
     colour = (200, 40, 40) if number % 2 else (40, 200, 40)
-    noise = np.random.default_rng(number).integers(-30, 30, (20, 24, 3))
+    noise = np.random.default_rng(number).integers(-30, 30, (*size, 3))
     Image.fromarray(np.clip(np.array(colour) + noise, 0, 255).astype(np.uint8)).save(buffer, "PNG")
     return buffer.getvalue()
 

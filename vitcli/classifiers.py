@@ -7,12 +7,12 @@ N fitted rows, T rows to classify, D features, K classes.
 
 import importlib.util
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from vitcli.errors import VitError
-from vitcli.least_squares import CHUNK_VALUES, STD_ADDED
+from vitcli.least_squares import STD_ADDED, parts
 
 NEIGHBOURS = (1, 3, 5, 10, 20)
 STRENGTHS = (1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0)  # scikit-learn's C, the inverse of the regularisation
@@ -48,7 +48,7 @@ def nearest_mean(
     means_KD = _unit(sums_KD)
     is_empty_K = np.bincount(labels_N, minlength=num_classes) == 0
     found = []
-    for rows in _parts(len(tests_TD), max(num_classes, known_ND.shape[1])):
+    for rows in parts(len(tests_TD), max(num_classes, known_ND.shape[1])):
         near_TK = _unit(tests_TD[rows]) @ means_KD.T
         near_TK[:, is_empty_K] = -np.inf
         found.append(near_TK.argmax(axis=1))
@@ -78,8 +78,8 @@ def logistic(
         likely = [_log_likelihood(fit, known_ND[held_N], labels_N[held_N]) for fit in fits]
         chosen = STRENGTHS[int(np.argmax(likely))]
     fit = _fitted(known_ND, labels_N, chosen)
-    parts = _parts(len(tests_TD), max(num_classes, known_ND.shape[1]))
-    return np.concatenate([fit.predict((tests_TD[rows] - mean_D) / std_D) for rows in parts]), chosen
+    pieces = parts(len(tests_TD), max(num_classes, known_ND.shape[1]))
+    return np.concatenate([fit.predict((tests_TD[rows] - mean_D) / std_D) for rows in pieces]), chosen
 
 
 def check_installed(classifier: str) -> None:
@@ -104,7 +104,7 @@ def _votes(
     """By number of neighbours, the classes they vote for; all numbers in one pass over the tests."""
     found: dict[int, list[np.ndarray]] = {count: [] for count in counts}
     most = max(counts)
-    for rows in _parts(len(tests_TD), max(len(unit_ND), num_classes, unit_ND.shape[1])):
+    for rows in parts(len(tests_TD), max(len(unit_ND), num_classes, unit_ND.shape[1])):
         near_TN = _unit(tests_TD[rows]) @ unit_ND.T
         each_T = np.arange(len(near_TN))
         if leave_self_out:
@@ -149,8 +149,3 @@ def _log_likelihood(fit, rows_ND: np.ndarray, labels_N: np.ndarray) -> float:
 def _unit(rows_ND) -> np.ndarray:
     rows_ND = np.asarray(rows_ND, dtype=np.float64)
     return rows_ND / np.maximum(np.linalg.norm(rows_ND, axis=1, keepdims=True), 1e-12)
-
-
-def _parts(count: int, width: int) -> Iterator[slice]:
-    size = max(1, CHUNK_VALUES // width)
-    return (slice(first, min(first + size, count)) for first in range(0, count, size))

@@ -57,10 +57,17 @@ def evaluate(
         shorthands(data, None if sides else res, weights, model, precision) | {"eval.batch_size": batch_size}
         for weights, data in pairs
     ]
+    from vitcli.commands import vtab
+
+    groups = next(filter(None, map(vtab.tasks_of, dataset or ())), {})
+    more = (sides, real, real_index, classes, all_compete, out, overwrite, save_predictions, asserted)
+    if groups and (len(pairs) > 1 or any(more)):
+        raise typer.BadParameter(
+            "the tasks of vtab go with one --ckpt, no other --dataset and nothing but scores"
+        )
     code = launch(num_processes)
     if code is not None:
         return code
-    from vitcli.commands import vtab
     from vitcli.commands.evaluate import Extras, evaluate
 
     extras = Extras(
@@ -75,12 +82,7 @@ def evaluate(
         asserted=asserted,
     )
     given: dict[str, Any] = dict(split=split, workers=workers, quiet=quiet, extras=extras)
-    groups = vtab.tasks_of(dataset[0]) if dataset and ckpt and len(pairs) == 1 else {}
-    if groups:
-        if extras != Extras():
-            raise typer.BadParameter(
-                "the tasks of vtab take none of the options that ask for more than scores"
-            )
+    if groups and ckpt:
 
         def score(task: str, weights: str) -> dict[str, Any]:
             own = each[0] | {"data.dataset": task, "model.ckpt": weights}

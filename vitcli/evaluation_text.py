@@ -6,7 +6,7 @@ from pathlib import PurePath
 from textwrap import wrap
 from typing import Any
 
-from vitcli.tables import pairs, plain, printed, skipped, speed
+from vitcli.tables import pairs, plain, printed, size_text, skipped, speed
 
 WEAKEST = 3  # classes that are named
 ENOUGH = 5  # pictures of a class, to name it so
@@ -160,7 +160,7 @@ def _numbered(evaluations: list[dict[str, Any]], names: list[tuple[str, str]] | 
     for number, one in enumerate(evaluations, start=1):
         low, high = one["intervals"]["top1"]
         cells = [str(number), *(names[number - 1] if names else ())]
-        cells += [_size(one["resolution"]), str(one["num_eval_examples"]), _share(one["top1"])]
+        cells += [size_text(one["resolution"]), str(one["num_eval_examples"]), _share(one["top1"])]
         cells += [f"{100 * low:.1f} to {100 * high:.1f}", _top5(one, one)]
         cells += [_share(one.get("real_top1"))] if has_real else []
         table.add_row(*cells, f"{one['loss']:.4f}", _share(one["ece"]))
@@ -191,10 +191,6 @@ def _with_interval(result: dict[str, Any], key: str) -> str:
 
 def _share(value: float | None) -> str:
     return "-" if value is None else f"{value:.2%}"
-
-
-def _size(resolution: int | list[int]) -> str:
-    return str(resolution) if isinstance(resolution, int) else "x".join(map(str, resolution))
 
 
 def _table(*names: str):

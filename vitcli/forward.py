@@ -59,6 +59,58 @@ def my_batches(
         yield nothing if mine is None else mine
 
 
+def fill_by_row(
+    columns: dict[str, Tensor],
+    model: nn.Module,
+    split: Split,
+    preprocessing: Preprocessing,
+    *,
+    passed: Callable[[Iterator[Batch]], Iterator[tuple[Batch, Any]]],
+    numbers: Callable[[Batch, Any], dict[str, Tensor]],
+    runtime: Runtime,
+    batch_size: int,
+    on_bad_image: str,
+    num_threads: int,
+    console: Console,
+    title: str = "evaluate",
+) -> tuple[Tensor, list[str]]:
+    """Put the numbers of every row in their place in columns for the whole split, alike on all processes.
+
+    Args:
+        columns: by name, (N, ...) zeros; filled in place.
+        passed: batches to batches with what the network says of each.
+        numbers: such a pair to the numbers of its rows, by column.
+
+    Returns:
+        (N,) bool, which rows were seen; and the places of the images that this process could not decode.
+
+    Raises:
+        DataError: an image cannot be decoded and `on_bad_image` is "error", or none at all could be.
+    """
+    seen_N = torch.zeros(len(split), dtype=torch.int64)
+    skipped: list[str] = []
+    batches = my_batches(
+        model,
+        split,
+        preprocessing,
+        runtime=runtime,
+        batch_size=batch_size,
+        on_bad_image=on_bad_image,
+        num_threads=num_threads,
+    )
+    told = watched(passed(batches), console, title, total=len(split), at_once=runtime.world_size)
+    with runtime.own_errors():
+        for batch, made in told:
+            for name, values_B in numbers(batch, made).items():
+                columns[name][batch.rows_B] = values_B
+            seen_N[batch.rows_B] += 1
+            skipped += batch.skipped
+    for values_N in (*columns.values(), seen_N):
+        runtime.sum_over_processes(values_N)
+    _check_all_seen(seen_N, skipped, split, runtime=runtime)
+    return seen_N.bool(), skipped
+
+
 def logits_of(
     model: nn.Module,
     batches: Iterator[Batch],
@@ -158,7 +210,7 @@ def watched(
         console.end()
 
 
-def check_all_seen(seen_N: Tensor, skipped: list[str], split: Split, *, runtime: Runtime) -> None:
+def _check_all_seen(seen_N: Tensor, skipped: list[str], split: Split, *, runtime: Runtime) -> None:
     """Hold a pass to its promise: each row was seen once by all processes together, or skipped by one.
 
     `seen_N` is already summed over the processes, `skipped` are this one's own.

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vitcli import metrics, sharding
 from vitcli.console import Console
-from vitcli.forward import check_all_seen, logits_of, my_batches, outputs_of, watched
+from vitcli.forward import fill_by_row, logits_of, my_batches, outputs_of, watched
 from vitcli.loader import eval_batches
 from vitcli.model import features as model_features
 from vitcli.runtime import Runtime, unwrap
@@ -39,32 +39,29 @@ def evaluate(
         DataError: an image cannot be decoded and `on_bad_image` is "error", or none at all could be.
         WeightsError: a logit is not a finite number, so that no percentage means anything.
     """
-    ranks_N = torch.zeros(len(split), dtype=torch.int64)
-    losses_N = torch.zeros(len(split), dtype=torch.float64)
-    seen_N = torch.zeros(len(split), dtype=torch.int64)
-    skipped: list[str] = []
-    batches = my_batches(
+    columns = {
+        "ranks": torch.zeros(len(split), dtype=torch.int64),
+        "losses": torch.zeros(len(split), dtype=torch.float64),
+    }
+    seen_N, skipped = fill_by_row(
+        columns,
         model,
         split,
         preprocessing,
+        passed=lambda batches: logits_of(
+            model, batches, preprocessing, device=runtime.device, precision=precision
+        ),
+        numbers=lambda batch, logits_BK: {
+            "ranks": metrics.label_ranks(logits_BK, batch.labels_B),
+            "losses": metrics.example_losses(logits_BK, batch.labels_B),
+        },
         runtime=runtime,
         batch_size=batch_size,
         on_bad_image=on_bad_image,
         num_threads=num_threads,
+        console=console,
     )
-    passed = logits_of(model, batches, preprocessing, device=runtime.device, precision=precision)
-    passed = watched(passed, console, "evaluate", total=len(split), at_once=runtime.world_size)
-    with runtime.own_errors():
-        for batch, logits_BK in passed:
-            ranks_N[batch.rows_B] = metrics.label_ranks(logits_BK, batch.labels_B)
-            losses_N[batch.rows_B] = metrics.example_losses(logits_BK, batch.labels_B)
-            seen_N[batch.rows_B] += 1
-            skipped += batch.skipped
-    for values_N in (ranks_N, losses_N, seen_N):
-        runtime.sum_over_processes(values_N)
-    check_all_seen(seen_N, skipped, split, runtime=runtime)
-    counted_N = seen_N.bool()
-    return metrics.scores(ranks_N[counted_N], losses_N[counted_N]), skipped
+    return metrics.scores(columns["ranks"][seen_N], columns["losses"][seen_N]), skipped
 
 
 def features(

@@ -162,7 +162,7 @@ def accuracies(
     which = range(len(solution.l2)) if which is None else which
     weights_EM = np.concatenate([solution.weights(place) for place in which], axis=1)  # M = L * K
     hits_L = np.zeros(len(which), dtype=np.int64)
-    for rows in _parts(len(labels_N), max(weights_EM.shape)):
+    for rows in parts(len(labels_N), max(weights_EM.shape)):
         scores_NM = solution.inputs(features_ND[rows], rows.start) @ weights_EM
         best_NL = scores_NM.reshape(-1, len(which), solution.num_classes).argmax(axis=2)
         hits_L += (best_NL == labels_N[rows, None]).sum(axis=0)
@@ -207,7 +207,7 @@ def left_out_accuracies(solution: Solution) -> np.ndarray:
             fix=f"give l2 (the authors' evaluator has {DEFAULT_L2:g}), or take 2 shots or more",
         )
     hits_L = np.zeros(len(solution.l2), dtype=np.int64)
-    for rows in _parts(len(counted_N), len(solution.l2) * solution.num_classes):
+    for rows in parts(len(counted_N), len(solution.l2) * solution.num_classes):
         best_NL = left_out_scores(solution, rows).argmax(axis=2)
         hits_L += ((best_NL == solution.labels_N[rows, None]) & counted_N[rows, None]).sum(axis=0)
     return hits_L / counted_N.sum()
@@ -245,7 +245,7 @@ def _times_targets(values_NR: np.ndarray, labels_N: np.ndarray, num_classes: int
     return 2 * sums_KR.T - values_NR.sum(axis=0)[:, None]
 
 
-def _parts(count: int, width: int) -> Iterator[slice]:
+def parts(count: int, width: int) -> Iterator[slice]:
     """Consecutive slices of `count` rows, none of more than CHUNK_VALUES numbers at `width` a row."""
     size = max(1, CHUNK_VALUES // width)
     return (slice(first, min(first + size, count)) for first in range(0, count, size))

@@ -8,7 +8,7 @@ from torch import Tensor
 from vitcli import masked_patch, metrics
 from vitcli.console import Console
 from vitcli.errors import WeightsError
-from vitcli.forward import check_all_seen, my_batches, passes, watched
+from vitcli.forward import fill_by_row, passes
 from vitcli.loader import Batch, eval_batches
 from vitcli.order import derive_seed
 from vitcli.runtime import Runtime
@@ -29,40 +29,41 @@ def evaluate_patches(
     console: Console,
 ) -> tuple[metrics.PatchScores, list[str]]:
     """Scores of masked patch prediction; each row's corruption is a function of the row alone."""
-    losses_N = torch.zeros(len(split), dtype=torch.float64)
-    right_N = torch.zeros(len(split), dtype=torch.int64)
-    seen_N = torch.zeros(len(split), dtype=torch.int64)
+    columns = {
+        "losses": torch.zeros(len(split), dtype=torch.float64),
+        "right": torch.zeros(len(split), dtype=torch.int64),
+    }
     colors_K = torch.zeros(masked_patch.NUM_COLORS, dtype=torch.int64)
-    skipped: list[str] = []
-    batches = my_batches(
+
+    def numbers(batch: Batch, prediction: masked_patch.Prediction) -> dict[str, Tensor]:
+        found = {"losses": masked_patch.example_losses(prediction).double().cpu()}
+        if not prediction.targets.is_floating_point():
+            found["right"] = masked_patch.num_right(prediction).cpu()
+            colors_K.add_(masked_patch.color_counts(prediction).cpu())
+        return found
+
+    seen_N, skipped = fill_by_row(
+        columns,
         model,
         split,
         preprocessing,
+        passed=lambda batches: _predictions_of(
+            model, batches, preprocessing, device=runtime.device, precision=precision
+        ),
+        numbers=numbers,
         runtime=runtime,
         batch_size=batch_size,
         on_bad_image=on_bad_image,
         num_threads=num_threads,
+        console=console,
     )
-    passed = _predictions_of(model, batches, preprocessing, device=runtime.device, precision=precision)
-    with runtime.own_errors():
-        for batch, prediction in watched(
-            passed, console, "evaluate", total=len(split), at_once=runtime.world_size
-        ):
-            losses_N[batch.rows_B] = masked_patch.example_losses(prediction).double().cpu()
-            seen_N[batch.rows_B] += 1
-            skipped += batch.skipped
-            if not prediction.targets.is_floating_point():
-                right_N[batch.rows_B] = masked_patch.num_right(prediction).cpu()
-                colors_K += masked_patch.color_counts(prediction).cpu()
-    for values in (losses_N, right_N, seen_N, colors_K):
-        runtime.sum_over_processes(values)
-    check_all_seen(seen_N, skipped, split, runtime=runtime)
-    num_colors = int(colors_K.sum())  # none where pixels are predicted
+    runtime.sum_over_processes(colors_K)
+    num_colors, num_examples = int(colors_K.sum()), int(seen_N.sum())  # no colors where pixels are predicted
     return metrics.PatchScores(
-        patch_accuracy=int(right_N.sum()) / num_colors if num_colors else None,
+        patch_accuracy=int(columns["right"].sum()) / num_colors if num_colors else None,
         most_frequent_color=int(colors_K.max()) / num_colors if num_colors else None,
-        loss=float(losses_N.sum()) / int(seen_N.sum()),
-        num_examples=int(seen_N.sum()),
+        loss=float(columns["losses"].sum()) / num_examples,
+        num_examples=num_examples,
     ), skipped
 
 

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from vitcli import predictions
 from vitcli.console import Console
-from vitcli.forward import check_all_seen, logits_of, my_batches, watched
+from vitcli.forward import fill_by_row, logits_of
+from vitcli.loader import Batch
 from vitcli.predictions import Predictions
 from vitcli.runtime import Runtime
 from vitcli.split import Split
@@ -46,32 +47,32 @@ def predictions_of(
         WeightsError: a logit is not a finite number.
     """
     columns = predictions.empty_columns(len(split), num_classes)
-    labels_N = torch.zeros(len(split), dtype=torch.int64)
-    seen_N = torch.zeros(len(split), dtype=torch.int64)
-    skipped: list[str] = []
-    batches = my_batches(
+    if not split.has_several_labels:
+        columns["labels"] = torch.zeros(len(split), dtype=torch.int64)
+
+    def numbers(batch: Batch, logits_BK: Tensor) -> dict[str, Tensor]:
+        logits_BK = logits_BK if project is None else project(logits_BK)
+        labels = {} if split.has_several_labels else {"labels": batch.labels_B}
+        return predictions.columns_of(logits_BK, batch.labels_B) | labels
+
+    seen_N, skipped = fill_by_row(
+        columns,
         model,
         split,
         preprocessing,
+        passed=lambda batches: logits_of(
+            model, batches, preprocessing, device=runtime.device, precision=precision
+        ),
+        numbers=numbers,
         runtime=runtime,
         batch_size=batch_size,
         on_bad_image=on_bad_image,
         num_threads=num_threads,
+        console=console,
+        title=title,
     )
-    passed = logits_of(model, batches, preprocessing, device=runtime.device, precision=precision)
-    with runtime.own_errors():
-        for batch, logits_BK in watched(passed, console, title, total=len(split), at_once=runtime.world_size):
-            logits_BK = logits_BK if project is None else project(logits_BK)
-            for name, values_B in predictions.columns_of(logits_BK, batch.labels_B).items():
-                columns[name][batch.rows_B] = values_B
-            if not split.has_several_labels:
-                labels_N[batch.rows_B] = batch.labels_B
-            seen_N[batch.rows_B] += 1
-            skipped += batch.skipped
-    for values_N in (*columns.values(), labels_N, seen_N):
-        runtime.sum_over_processes(values_N)
-    check_all_seen(seen_N, skipped, split, runtime=runtime)
     rows_N = np.flatnonzero(seen_N.numpy())
-    labels = split.read_labels() if split.has_several_labels else labels_N.numpy()
     counted = {name: values_N.numpy()[rows_N] for name, values_N in columns.items()}
-    return Predictions(rows_N=rows_N, labels=labels[rows_N], **counted), skipped
+    if split.has_several_labels:
+        counted["labels"] = split.read_labels()[rows_N]
+    return Predictions(rows_N=rows_N, **counted), skipped

@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from io import StringIO
 from typing import Any
 
@@ -42,7 +42,7 @@ def _training(summary: dict[str, Any]) -> str:
             *_scores(summary),
             ("scored on", f"{summary['num_eval_examples']} images, {summary['eval_split']}"),
             *skipped(summary),
-            ("model", f"{summary['model']} at {_size(summary['resolution'])} px"),
+            ("model", f"{summary['model']} at {size_text(summary['resolution'])} px"),
             ("from", summary["ckpt"] or "fresh weights"),
             ("training", f"{summary['steps']} steps of {summary['batch_size']} images, lr {summary['lr']:g}"),
             ("speed", speed(summary)),
@@ -123,7 +123,7 @@ def speed(result: dict[str, Any]) -> str:
     return f"{per_s}{result['elapsed_s']:.0f} s, {result['precision']}, {result['num_processes']} process(es)"
 
 
-def _size(resolution: int | list[int]) -> str:
+def size_text(resolution: int | Sequence[int]) -> str:
     return str(resolution) if isinstance(resolution, int) else "x".join(map(str, resolution))
 
 

@@ -197,3 +197,10 @@ def test_who_is_meant_is_asked_without_torch():
     )
 
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("more", [("--ckpt", "other"), ("--dataset", "demo"), ("--real", "real.json")])
+def test_scoring_the_tasks_goes_with_nothing_else_and_that_is_told_first(tmp_path, more):
+    outcome = run("evaluate", "--dataset", "vtab", "--ckpt", tmp_path, *more, "--num-processes", 2, "--json")
+
+    assert outcome.code == 2 and "one --ckpt" in outcome.json["error"]["message"]

@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from vitcli import data, recipe, tables
-from vitcli.commands.frozen import Computed, Frozen, check_named, compute, freeze
-from vitcli.commands.pixels import named_weights
+from vitcli import recipe, tables
+from vitcli.commands.frozen import Computed, Frozen, compute, freeze
+from vitcli.commands.pixels import check_named, named_weights, split_to_score
 from vitcli.errors import DataError, MachineError, VitError
 from vitcli.feature_store import FeatureStore, open_store, write_safetensors
-from vitcli.recipe import Recipe
 from vitcli.safe_files import TEMPORARY, replace_file
 from vitcli.split import Split
 
@@ -41,7 +40,7 @@ def embed(
     resolved = recipe.load(recipe_name or "evaluate/default", overrides, shorthands, training=False)
     check_named(resolved, "embed")
     weights = named_weights(resolved)
-    found = _open_split(resolved, split, weights.metadata)
+    found = split_to_score(resolved, split, weights)
     frozen = freeze(
         weights,
         resolved,
@@ -100,19 +99,6 @@ def _check_same(out: Path, about: dict[str, str]) -> None:
         what = f"with another {', '.join(differing[:4])}" if told.keys() & about.keys() else "of another kind"
         fix = "choose another name, or --overwrite"
         raise VitError(f"{out.name} exists, a file {what}", where=f"--out {out}", fix=fix)
-
-
-def _open_split(resolved: Recipe, split: str, metadata: dict) -> Split:
-    wanted = resolved.data
-    return data.open_eval(
-        wanted.dataset,
-        wanted.eval_split if split == "auto" else split,
-        image_column=wanted.image_column,
-        label_column=wanted.label_column,
-        dev_cut=metadata.get("dev_cut"),
-        num_classes=wanted.num_classes,
-        streaming=wanted.streaming,
-    )
 
 
 def _open_beside(path: Path, about: dict[str, Any], num_rows: int) -> FeatureStore:

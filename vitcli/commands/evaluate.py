@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from vitcli import class_lists, class_maps, data, prediction_files, real_labels, recipe, runtime
+from vitcli import class_lists, class_maps, prediction_files, real_labels, recipe, runtime
 from vitcli.assertions import Assertion
 from vitcli.class_maps import ClassMap
 from vitcli.commands.evaluation_files import check_names, claim, write_all
-from vitcli.commands.pixels import named_weights
+from vitcli.commands.pixels import check_named, named_weights, split_to_score
 from vitcli.commands.scores import Question, ReaL, score
 from vitcli.console import Console
 from vitcli.errors import DataError, VitError
@@ -96,7 +96,7 @@ def evaluate(
 def _check(resolved: list[Recipe], extras: Extras) -> None:
     """Refuse, before anything is read, what cannot be asked for or not be written."""
     for one in resolved:
-        _check_named(one)
+        check_named(one, "evaluate")
     if extras.real_index and not extras.real:
         raise VitError("no ReaL labels are named", where="--real-index", fix="--real real.json as well")
     if extras.all_compete and not extras.classes:
@@ -121,16 +121,6 @@ def _check(resolved: list[Recipe], extras: Extras) -> None:
         check_names(extras.out, len(resolved))
 
 
-def _check_named(resolved: Recipe) -> None:
-    if resolved.model.ckpt is None or resolved.data.dataset is None:
-        missing = "checkpoint" if resolved.model.ckpt is None else "data set"
-        raise VitError(
-            f"no {missing} is named to evaluate",
-            where="--ckpt and --dataset",
-            fix="--ckpt RUN --dataset DATA, such as --ckpt demo --dataset demo:pretrain",
-        )
-
-
 def _weights_once(resolved: Recipe, kept: dict[str, Weights]) -> Weights:
     """The weights a recipe names, read again only if others were in between: never two in memory."""
     name = resolved.model.ckpt
@@ -149,18 +139,10 @@ def _open(
     extras: Extras,
 ) -> Question:
     """The split of one evaluation, with its labels in the order of the classes that compete."""
-    arch, wanted = weights.architecture, resolved.data
+    arch = weights.architecture
     for side in extras.sides:
         check_image_size(replace(arch, image_size=(side, side)))
-    found = data.open_eval(
-        wanted.dataset,
-        wanted.eval_split if split == "auto" else split,
-        image_column=wanted.image_column,
-        label_column=wanted.label_column,
-        dev_cut=weights.metadata.get("dev_cut"),
-        num_classes=wanted.num_classes,
-        streaming=wanted.streaming,
-    )
+    found = split_to_score(resolved, split, weights)
     of_files = {"--real": extras.real, "--real-index": extras.real_index, "--classes": extras.classes}
     of_files |= {"--all-compete": extras.all_compete}
     asked = Question(

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from vitcli import classifiers, data, draw_files, few_shot, least_squares, recipe, runlog
-from vitcli.commands.frozen import Computed, Frozen, check_named, compute, freeze
+from vitcli.commands.frozen import Computed, Frozen, compute, freeze
 from vitcli.commands.job import refuse_other_recipe
-from vitcli.commands.pixels import named_weights
+from vitcli.commands.pixels import check_named, named_weights
 from vitcli.errors import DataError, VitError
 from vitcli.feature_store import StoredFeatures, open_cached
 from vitcli.few_shot import Draws

@@ -17,7 +17,6 @@ from vitcli import data_files, feature_pass, layers, loader, runtime
 from vitcli.architecture import Architecture
 from vitcli.commands.pixels import for_inference, preprocessing_for
 from vitcli.console import Console
-from vitcli.errors import VitError
 from vitcli.feature_store import FeatureStore, digest_of
 from vitcli.recipe import Recipe
 from vitcli.runtime import Runtime
@@ -165,17 +164,6 @@ def compute(
         skipped = sorted(machine.union(set(skipped)))
     num_computed = len(missing_N) - len(skipped)
     return Computed(store, len(rows_N) - len(missing_N), num_computed, skipped)
-
-
-def check_named(resolved: Recipe, command: str) -> None:
-    """Refuse a command without a checkpoint or a data set."""
-    if resolved.model.ckpt is None or resolved.data.dataset is None:
-        missing = "checkpoint" if resolved.model.ckpt is None else "data set"
-        raise VitError(
-            f"no {missing} is named",
-            where="--ckpt and --dataset",
-            fix=f"vit {command} --ckpt RUN --dataset DATA",
-        )
 
 
 def _with_preprocessing(resolved: Recipe, preprocessing: Preprocessing) -> Recipe:

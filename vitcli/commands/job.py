@@ -21,6 +21,7 @@ from vitcli.recipe import Recipe
 from vitcli.runtime import Runtime
 from vitcli.schedule import Plan
 from vitcli.split import Split
+from vitcli.tables import size_text
 
 WEIGHTS = "model.safetensors"
 
@@ -189,10 +190,6 @@ def default_folder(job: Job) -> Path:
     words = (job.command, data_name, job.start.arch.name, time.strftime("%Y%m%d-%H%M%S"))
     safe = ("".join(c if c.isalnum() or c in "._" else "-" for c in word).strip("-.") for word in words)
     return Path("runs", "-".join(safe))
-
-
-def size_text(image_size: int | tuple[int, int]) -> str:
-    return str(image_size) if isinstance(image_size, int) else "x".join(map(str, image_size))
 
 
 def _open_data(resolved: Recipe, *, plan_only: bool) -> tuple[Split, Split]:

@@ -9,13 +9,15 @@ from typing import Any
 
 from torch import nn
 
+from vitcli import data
 from vitcli.architecture import Architecture
 from vitcli.console import Console
-from vitcli.errors import WeightsError
+from vitcli.errors import VitError, WeightsError
 from vitcli.loading import load
 from vitcli.model import adapted
 from vitcli.recipe import Recipe
 from vitcli.runtime import Runtime
+from vitcli.split import Split
 from vitcli.transforms import Preprocessing, TrainTransform
 from vitcli.weights import Weights, read_weights
 
@@ -88,6 +90,31 @@ def preprocessing_for(
         changed.setdefault("crop_fraction", wanted.crop_fraction)
     words = "as stored with the weights"
     return replace(stored, **changed), words + (f", but for {', '.join(changed)}" if changed else "")
+
+
+def check_named(resolved: Recipe, command: str) -> None:
+    """Refuse a command that looks at data through a checkpoint, where one of the two is not named."""
+    if resolved.model.ckpt is None or resolved.data.dataset is None:
+        missing = "checkpoint" if resolved.model.ckpt is None else "data set"
+        raise VitError(
+            f"no {missing} is named",
+            where="--ckpt and --dataset",
+            fix=f"vit {command} --ckpt RUN --dataset DATA, such as --ckpt demo --dataset demo:pretrain",
+        )
+
+
+def split_to_score(resolved: Recipe, split: str, weights: Weights) -> Split:
+    """The split that is named, or the recipe's; the dev part of the weights' own run where they know one."""
+    wanted = resolved.data
+    return data.open_eval(
+        wanted.dataset,
+        wanted.eval_split if split == "auto" else split,
+        image_column=wanted.image_column,
+        label_column=wanted.label_column,
+        dev_cut=weights.metadata.get("dev_cut"),
+        num_classes=wanted.num_classes,
+        streaming=wanted.streaming,
+    )
 
 
 def named_weights(resolved: Recipe) -> Weights:
