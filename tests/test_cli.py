@@ -48,22 +48,22 @@ def check_error(outcome: Outcome, code: int, *words: str) -> None:
         assert word in outcome.err, outcome.err
 
 
-@pytest.mark.parametrize("command", ["", *COMMANDS])
-def test_help_loads_nothing_that_takes_its_time(command):
+def test_help_loads_nothing_that_takes_its_time():
     code = (
         "import sys\n"
         "from vitcli.cli import main\n"
-        "try:\n"
-        f"    main({[*command.split(), '--help']!r})\n"
-        "except SystemExit as ended:\n"
-        "    assert not ended.code\n"
-        "heavy = {'torch', 'datasets', 'timm', 'torchvision', 'numpy', 'accelerate'} & set(sys.modules)\n"
-        "print(sorted(heavy), file=sys.stderr)\n"
+        "heavy = {'torch', 'datasets', 'timm', 'torchvision', 'numpy', 'accelerate'}\n"
+        f"for command in {['', *COMMANDS]!r}:\n"
+        "    try:\n"
+        "        main([*command.split(), '--help'])\n"
+        "    except SystemExit as ended:\n"
+        "        assert not ended.code\n"
+        "    assert not heavy & set(sys.modules), (command, heavy & set(sys.modules))\n"
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
 
-    assert shown.stderr.strip() == "[]"
-    assert "Usage: vit" in shown.stdout
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert shown.stdout.count("Usage: vit") == len(COMMANDS) + 1
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,7 @@ def test_timm_gives_our_logits_but_for_its_epsilons_and_the_result_says_how_near
             vit((16, 32), args=SIZE | GAP, posemb="2d", posemb_at="every_layer"), marks=pytest.mark.slow
         ),
         pytest.param(hybrid(), marks=pytest.mark.slow),
-        bit(),
+        pytest.param(bit(), marks=pytest.mark.slow),
     ],
     ids=["pre-logits-relative", "gap-2d", "hybrid", "bit"],
 )
@@ -162,6 +162,7 @@ def check_says_what_it_is(path: Path, arch: Architecture) -> None:
     assert b".py" not in path.read_bytes() and str(path.parent).encode() not in path.read_bytes()
 
 
+@pytest.mark.slow
 def test_weights_too_large_for_one_onnx_file_lie_beside_it(to_export, tmp_path, monkeypatch):
     pytest.importorskip("onnxruntime")
     monkeypatch.setattr(onnx_files, "MAX_BYTES_IN_ONE_FILE", 0)

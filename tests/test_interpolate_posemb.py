@@ -167,7 +167,7 @@ def test_what_cannot_be_done_is_refused_and_nothing_is_written(
 @pytest.mark.parametrize(
     ("name", "options", "arguments", "words"),
     [
-        ("BiT-R50x1", {}, ["--res", "64"], "no position embeddings"),
+        ("resnet10t", {}, ["--res", "64"], "no position embeddings"),
         ("ViT-demo/8", {"posemb": "none"}, ["--res", "64"], "no position embeddings"),
         ("ViT-demo/8", {"posemb": "relative"}, ["--res", "64"], "another displacement"),
         ("R+ViT-Ti/16", {}, ["--patch-size", "4"], "not cut from pixels"),

@@ -357,7 +357,13 @@ def test_gradients_are_the_same_with_checkpointing(kind, place):
 
 
 @pytest.mark.parametrize(
-    ("kind", "place"), [("1d", "every_layer_shared"), ("2d", "every_layer"), ("relative", "stem"), FIXED]
+    ("kind", "place"),
+    [
+        pytest.param("1d", "every_layer_shared", marks=pytest.mark.slow),
+        pytest.param("2d", "every_layer", marks=pytest.mark.slow),
+        ("relative", "stem"),
+        FIXED,
+    ],
 )
 def test_torch_compile_takes_the_whole_network(kind, place):
     torch._dynamo.reset()

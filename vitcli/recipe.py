@@ -124,7 +124,8 @@ def origins(
     return {key: sources.get(key, DEFAULT) for key in KEYS if _section(key) in present}
 
 
-def available() -> list[tuple[str, str]]:
+@cache
+def available() -> tuple[tuple[str, str], ...]:
     """Name and first comment line of every shipped recipe, sorted by name."""
     home = _home()
     names = sorted(
@@ -132,7 +133,7 @@ def available() -> list[tuple[str, str]]:
         for path in home.rglob("*.toml")
         if path.name != ALIASES and path.parent.name != CLASSES
     )
-    return [(name, _first_line(home / f"{name}.toml")) for name in names]
+    return tuple((name, _first_line(home / f"{name}.toml")) for name in names)
 
 
 def is_base(name: str) -> bool:

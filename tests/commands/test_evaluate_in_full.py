@@ -165,9 +165,9 @@ def test_what_does_not_hold_ends_several_processes_with_exit_code_8_once_the_res
 
 def test_several_checkpoints_and_data_sets_are_one_table_and_one_object(trained, pictures, tmp_path):
     words = ("evaluate", "--ckpt", trained, "--ckpt", trained / "model.safetensors", "--dataset", pictures,
-             "--dataset", pictures / "test", "--out", tmp_path / "out", "-q")  # fmt: skip
+             "--dataset", pictures / "test", "-q")  # fmt: skip
 
-    told, text = run(*words, "--json").json, run(*words).out
+    told, text = run(*words, "--json", "--out", tmp_path / "out").json, run(*words).out
 
     assert told.keys() == {"command", "evaluations", "out"}
     pairs = [(one["ckpt"], one["dataset"]) for one in told["evaluations"]]

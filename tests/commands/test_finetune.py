@@ -139,6 +139,7 @@ def test_a_run_stopped_by_sigterm_goes_on_bit_for_bit(photos, unbroken, tmp_path
     assert fingerprint(out) == fingerprint(unbroken)
 
 
+@pytest.mark.slow
 def test_a_run_killed_at_once_goes_on_bit_for_bit(photos, unbroken, tmp_path):
     out = tmp_path / "run"
     words = [*SMALL, "--dataset", photos, "--out", out, "--steps", 8, *TRICKY]
@@ -177,6 +178,7 @@ def test_parts_of_a_step_add_up_to_the_whole_step(photos, tmp_path):
         torch.testing.assert_close(one[name], other[name], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_run_of_one(photos, tmp_path):
     words = ("--batch-size", 8, "--per-device-batch", 4, "--precision", "fp32",
              "--set", "model.dropout=0.1", "--set", "train.log_every=1")  # fmt: skip
