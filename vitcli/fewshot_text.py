@@ -30,6 +30,4 @@ def as_text(result: dict[str, Any]) -> str:
         first = result["skipped_images"][0]
         rows.append(("left out", f"{result['num_skipped_images']} undecodable, first {first}"))
     rows += [("note", note) for note in result["notes"]]
-    if result.get("run_dir"):
-        rows.append(("run folder", result["run_dir"]))
-    return tables.printed(table) + "\n" + tables.pairs(rows)
+    return tables.printed(table) + "\n" + tables.pairs([*rows, ("run folder", result["run_dir"])])

@@ -154,7 +154,7 @@ Layer = Annotated[str | None, option("--layer", MODEL,
     "NAME")]
 Logits = Annotated[bool, option("--logits/--no-logits", MODEL, "--no-logits leaves them out.")]
 FewshotOut = Annotated[Path | None, option("--out", RUN,
-    "Run folder: summary, table, recipe and the drawn rows; nothing is written if left out.", "FOLDER")]
+    "Run folder: summary, table, recipe and the drawn rows. New under runs/ if left out.", "FOLDER")]
 EmbedOut = Annotated[Path | None, option("--out", RUN,
     "The file to write; the same command goes on with an interrupted one.", "FILE.safetensors")]
 

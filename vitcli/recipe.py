@@ -46,6 +46,7 @@ SHORTHANDS = MappingProxyType(
         "optimizer.lr": "--lr",
         "train.seed": "--seed",
         "precision.compute": "--precision",
+        "eval.batch_size": "--batch-size",
         "eval.layer": "--layer",
         "fewshot.shots": "--shots",
         "fewshot.seeds": "--seeds",

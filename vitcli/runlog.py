@@ -7,6 +7,7 @@ import platform
 import shutil
 import socket
 import subprocess
+import time
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -106,6 +107,13 @@ class RunFolder:
 
     def write_text(self, name: str, text: str) -> None:
         replace_file(self.path / name, lambda path: path.write_text(text))
+
+
+def new_folder(command: str, dataset: str, model: str) -> Path:
+    """A run folder below runs/ for who names none, after what is run and when."""
+    words = (command, Path(dataset).name, model, time.strftime("%Y%m%d-%H%M%S"))
+    safe = ("".join(c if c.isalnum() or c in "._" else "-" for c in word).strip("-.") for word in words)
+    return Path("runs", "-".join(safe))
 
 
 def read_plan(path: Path) -> dict[str, Any] | None:

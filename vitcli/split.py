@@ -243,7 +243,10 @@ def check_labels(split: Split) -> None:
         return
     row = int(wrong_N[0])
     if (labels[wrong_N] == -1).all():
-        what, fix = "no label (-1)", "choose a labelled split with --split or data.eval_split"
+        what, fix = (
+            "no label (-1)",
+            "choose a labelled split: key data.eval_split, or --split where a command has it",
+        )
     else:
         what, fix = (
             f"a label outside 0 ... {split.num_classes - 1}",

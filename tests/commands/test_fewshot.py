@@ -24,6 +24,7 @@ DEMO_WEIGHTS = Path(vitcli.__file__).parent / "demo_weights" / "model.safetensor
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)  # runs/ comes into being there
     return tmp_path / "cache" / "vit" / "features"
 
 
@@ -49,6 +50,8 @@ def test_without_options_it_is_the_demo(looked_at):
     assert result["shots"]["5"]["mean"] > 0.9
     assert (result["l2"], result["feature_dim"], result["num_test_examples"]) == (1024.0, 96, 600)
     assert sum(looked_at) == result["computed_rows"]
+    assert result["run_dir"].startswith("runs/fewshot-demo-ViT-demo-8-")
+    assert (Path(result["run_dir"]) / "draws.json").exists()
 
 
 def test_the_numbers_are_those_of_features_computed_by_hand(photos):
@@ -157,6 +160,11 @@ def test_a_run_folder_holds_the_draws_and_repeats_itself(photos, tmp_path, looke
         expected = least_squares.draw_shots(labels, num_classes=2, shots=[2, 4], seed=seed)
         assert draws[str(seed)] == {str(shots): rows.tolist() for shots, rows in expected.items()}
     assert json.loads((out / "summary.json").read_text()) == first
+    metrics = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [(one["shots"], one["seed"], one["num_examples"]) for one in metrics] == [
+        (2, 0, 4), (2, 1, 4), (4, 0, 8), (4, 1, 8)
+    ]  # fmt: skip
+    assert [one["top1"] for one in metrics[2:]] == first["shots"]["4"]["runs"]
     assert "top-1" in (out / "table.txt").read_text()
     assert run(*words, "--shots", "2,4", "--out", out).json == first
     assert "fewshot.shots" in run(*words, "--shots", "2", "--out", out).json["error"]["message"]
@@ -265,6 +273,16 @@ def test_labels_of_test_that_train_does_not_have_are_refused(tmp_path, looked_at
 
     assert outcome.code == 3 and looked_at == []
     assert "only in the second: c" in outcome.json["error"]["where"]
+
+
+def test_one_class_is_nothing_to_tell_apart(photos, tmp_path):
+    shutil.copytree(photos, tmp_path / "data")
+    for split in ("train", "test"):
+        shutil.rmtree(tmp_path / "data" / split / "green")
+
+    outcome = run(*WORDS, "--dataset", tmp_path / "data", "--shots", "1")
+
+    assert outcome.code == 3 and "has one class" in outcome.json["error"]["message"]
 
 
 def test_a_data_set_without_a_test_split_says_how_to_go_on(photos):

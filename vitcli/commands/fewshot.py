@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ def fewshot(
         if earlier:
             frozen.machine.leave()
             return earlier
-    folder = _begin(out, frozen, overwrite, arguments) if out else None
+    folder = _begin(out, frozen, overwrite, arguments)
     began_at = time.perf_counter()
     known = compute(frozen, train, few_shot.drawn_rows(draws), open_cached, with_logits=False)
     tests = compute(frozen, test, np.arange(len(test)), open_cached, with_logits=False)
@@ -78,12 +79,9 @@ def fewshot(
     found = _scores(frozen, present, known, tests, labels_N, num_classes=train.num_classes)
     result = _result(frozen, train, test, present, found, known, tests)
     result |= {"notes": notes, "draws_from": draws_file, "elapsed_s": time.perf_counter() - began_at}
-    result["run_dir"] = str(out) if out else None
     for computed in (known, tests):
         computed.store.close()
-    if folder:
-        _write(folder, result, draws)
-    return result
+    return _write(folder, result, draws, present, found)
 
 
 def _check_choices(resolved: Recipe, shorthands: Mapping[str, Any]) -> None:
@@ -128,6 +126,11 @@ def _labels_and_draws(train: Split, resolved: Recipe, draws_file: str | None) ->
     labels_N, wanted = train.read_labels(), resolved.fewshot
     names = _class_names(train)
     counts_K = np.bincount(labels_N, minlength=train.num_classes)
+    if train.num_classes == 1:
+        fix = "take data of two classes or more; data.label_column names another column of labels"
+        raise DataError(
+            f"{train.name} has one class, so there is nothing to tell apart", where=names[0], fix=fix
+        )
     if not counts_K.all():
         missing = [names[label] for label in np.flatnonzero(counts_K == 0)]
         raise DataError(
@@ -177,12 +180,16 @@ def _earlier(out: Path, resolved: Recipe, draws: Draws) -> dict[str, Any] | None
     return summary | {"run_dir": str(out)}
 
 
-def _begin(out: Path, frozen: Frozen, overwrite: bool, arguments: Sequence[str]) -> runlog.RunFolder | None:
+def _begin(
+    out: Path | None, frozen: Frozen, overwrite: bool, arguments: Sequence[str]
+) -> runlog.RunFolder | None:
     """The run folder, of the first process."""
     opened: list[runlog.RunFolder] = []
 
     def begin() -> None:
-        opened.append(runlog.RunFolder(out, overwrite=overwrite))
+        path = out or runlog.new_folder("fewshot", frozen.resolved.data.dataset, frozen.arch.name)
+        opened.append(runlog.RunFolder(path, overwrite=overwrite))
+        opened[0].rewind_metrics(0)  # an interrupted call has nothing to go on with but its features
         opened[0].write_start(recipe.to_toml(frozen.resolved), runlog.environment(list(arguments)))
 
     frozen.machine.on_main(begin)
@@ -273,8 +280,21 @@ def _result(
     }
 
 
-def _write(folder: runlog.RunFolder, result: dict[str, Any], draws: Draws) -> None:
+def _write(
+    folder: runlog.RunFolder,
+    result: dict[str, Any],
+    draws: Draws,
+    present: Draws,
+    found: dict[int, list[few_shot.Scored]],
+) -> dict[str, Any]:
+    result["run_dir"] = str(folder.path)
+    for shots, scored in found.items():
+        for one in scored:
+            rows = present[one.seed][shots]
+            folder.log({"shots": shots, "num_examples": len(rows), **asdict(one)})
+    folder.log_timing({"elapsed_s": result["elapsed_s"]})
     folder.write_text(DRAWS, json.dumps(draw_files.as_json(draws)) + "\n")
     folder.write_text(TABLE, as_text(result))
     folder.write_json(runlog.SUMMARY, result)
     folder.close()
+    return result

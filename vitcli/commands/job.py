@@ -3,7 +3,6 @@
 Shared by the commands that train; no command of its own.
 """
 
-import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
@@ -182,14 +181,6 @@ def _with_whole_paths(resolved: Recipe) -> Recipe:
     data_section = resolved.data.model_copy(update={"dataset": whole(resolved.data.dataset)})
     model_section = resolved.model.model_copy(update={"ckpt": whole(resolved.model.ckpt)})
     return resolved.model_copy(update={"data": data_section, "model": model_section})
-
-
-def default_folder(job: Job) -> Path:
-    """A new run folder below runs/, named after what is run and when."""
-    data_name = Path(job.recipe.data.dataset).name
-    words = (job.command, data_name, job.start.arch.name, time.strftime("%Y%m%d-%H%M%S"))
-    safe = ("".join(c if c.isalnum() or c in "._" else "-" for c in word).strip("-.") for word in words)
-    return Path("runs", "-".join(safe))
 
 
 def _open_data(resolved: Recipe, *, plan_only: bool) -> tuple[Split, Split]:

@@ -13,7 +13,6 @@ from typing import Any
 from vitcli import checkpoint, loader, recipe, runlog, runtime
 from vitcli.commands.job import (
     Job,
-    default_folder,
     describe,
     earlier_summary,
     make_job,
@@ -135,7 +134,9 @@ class Session:
 
     def _open_folder(self) -> Path:
         options = self.job.options
-        path = options.out or default_folder(self.job)
+        path = options.out or runlog.new_folder(
+            self.job.command, self.recipe.data.dataset, self.job.start.arch.name
+        )
         self.folder = runlog.RunFolder(path, overwrite=options.overwrite)
         if (path / runlog.RECIPE).exists():
             refuse_other_recipe(path, self.recipe)
