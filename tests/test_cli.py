@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -278,3 +279,22 @@ def png() -> bytes:
 
 def test_the_json_schema_is_json():
     assert json.loads(run("recipes", "schema").out)["properties"].keys() >= {"model", "data", "optimizer"}
+
+
+def test_ctrl_c_is_answered(monkeypatch):
+    monkeypatch.setattr("vitcli.recipe.available", lambda: signal.raise_signal(signal.SIGINT))
+
+    outcome = run("recipes", "list")
+
+    assert (outcome.code, outcome.out) == (130, "")
+    assert outcome.err == "stopped before there was anything to save\n"
+
+
+def test_ctrl_c_while_features_are_made_says_that_they_are_kept(photos, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("vitcli.layers.outputs", lambda *_, **__: signal.raise_signal(signal.SIGINT))
+
+    outcome = run("fewshot", "--ckpt", "demo", "--dataset", photos, "--shots", "1", "-q")
+
+    assert outcome.code == 130 and "computes only the rest" in outcome.err

@@ -81,7 +81,7 @@ def _pick_column(features, wanted: str | None, found: list[str], *, what: str, k
         several = f"has {len(found)} columns that may be the {what}: {', '.join(found)}"
         raise DataError(
             f"{name} {several if found else f'has no {what} column'}",
-            where=f"its columns: {', '.join(columns)}",
+            where=f"its columns: {', '.join(f'{c} ({_type_name(features[c])})' for c in columns)}",
             fix=f"--set {key}=NAME",
         )
     return wanted or found[0]

@@ -80,7 +80,7 @@ class DataSet:
             raise DataError(
                 f"split {split!r} of {self.name} has no rows",
                 where=f"{self.name}, {len(whole)} rows in {base!r}",
-                fix="name another split: keys data.train_split and data.eval_split, and --split where a command has it",
+                fix="name another one: keys data.train_split, data.eval_split, or --split where there is one",
             )
         found = whole.part(first, last, name=f"{self.name}, split {split}") if split != base else whole
         check_labels(found)
@@ -144,7 +144,7 @@ class DataSet:
         names = self.split_names
         return DataError(
             f"{self.name} has no split {split!r}{nearest(split.partition('[')[0], names)}",
-            where="recipe keys data.train_split and data.eval_split, and --split where a command has it",
+            where="recipe key data.train_split or data.eval_split, or --split where there is one",
             fix=f"one of {', '.join(names)}, or a slice of it such as {names[0]}[:90%]",
         )
 

@@ -5,6 +5,7 @@
 
 import json
 import os
+import signal
 import sys
 import tempfile
 import traceback
@@ -23,8 +24,19 @@ UsageError = typer.BadParameter.__bases__[0]  # typer's own: it carries its copy
 
 def exit_code_of(command: Callable[[], int | None], arguments: list[str]) -> int:
     """Run the command; what it raises becomes a message and an exit code."""
+    interrupted: list[int] = []  # typer makes an exit code of Ctrl-C, and a launcher's 130 has been told
+
+    def interrupt(number: int, frame: object) -> NoReturn:
+        interrupted.append(number)
+        raise KeyboardInterrupt
+
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, interrupt)
     try:
-        return command() or 0
+        code = command() or 0
+        if interrupted and code == 130:
+            raise KeyboardInterrupt
+        return code
     except VitError as error:
         return _tell(error, arguments)
     except Stopped as stopped:

@@ -4,6 +4,7 @@ Shared by fewshot and embed; no command of its own.
 """
 
 import os
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -17,6 +18,7 @@ from vitcli import data_files, feature_pass, layers, loader, runtime
 from vitcli.architecture import Architecture
 from vitcli.commands.pixels import for_inference, preprocessing_for
 from vitcli.console import Console
+from vitcli.errors import Stopped
 from vitcli.feature_store import FeatureStore, digest_of
 from vitcli.recipe import Recipe
 from vitcli.runtime import Runtime
@@ -146,21 +148,25 @@ def compute(
     if len(missing_N):
         layer = frozen.resolved.eval.layer
         network = partial(layers.outputs, frozen.model, layer=layer, with_logits=with_logits)
-        skipped = feature_pass.fill(
-            store,
-            missing_N,
-            frozen.model,
-            network,
-            split,
-            frozen.preprocessing,
-            num_logits=frozen.arch.num_classes if with_logits else 0,
-            runtime=machine,
-            batch_size=frozen.resolved.eval.batch_size,
-            on_bad_image=frozen.resolved.data.on_bad_image,
-            num_threads=frozen.num_threads,
-            precision=frozen.precision,
-            console=frozen.console,
-        )
+        try:
+            skipped = feature_pass.fill(
+                store,
+                missing_N,
+                frozen.model,
+                network,
+                split,
+                frozen.preprocessing,
+                num_logits=frozen.arch.num_classes if with_logits else 0,
+                runtime=machine,
+                batch_size=frozen.resolved.eval.batch_size,
+                on_bad_image=frozen.resolved.data.on_bad_image,
+                num_threads=frozen.num_threads,
+                precision=frozen.precision,
+                console=frozen.console,
+            )
+        except KeyboardInterrupt:
+            note = f"stopped while looking at {split.name}; the same command computes only the rest"
+            raise Stopped(signal.SIGINT, note) from None
         skipped = sorted(machine.union(set(skipped)))
     num_computed = len(missing_N) - len(skipped)
     return Computed(store, len(rows_N) - len(missing_N), num_computed, skipped)
