@@ -281,8 +281,16 @@ def test_the_json_schema_is_json():
     assert json.loads(run("recipes", "schema").out)["properties"].keys() >= {"model", "data", "optimizer"}
 
 
-def test_ctrl_c_is_answered(monkeypatch):
-    monkeypatch.setattr("vitcli.recipe.available", lambda: signal.raise_signal(signal.SIGINT))
+@pytest.fixture
+def ctrl_c():
+    """The signal as a terminal gives it; a job in the background is started with it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield lambda *_, **__: signal.raise_signal(signal.SIGINT)
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_is_answered(monkeypatch, ctrl_c):
+    monkeypatch.setattr("vitcli.recipe.available", ctrl_c)
 
     outcome = run("recipes", "list")
 
@@ -290,10 +298,10 @@ def test_ctrl_c_is_answered(monkeypatch):
     assert outcome.err == "stopped before there was anything to save\n"
 
 
-def test_ctrl_c_while_features_are_made_says_that_they_are_kept(photos, tmp_path, monkeypatch):
+def test_ctrl_c_while_features_are_made_says_that_they_are_kept(photos, tmp_path, monkeypatch, ctrl_c):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("vitcli.layers.outputs", lambda *_, **__: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr("vitcli.layers.outputs", ctrl_c)
 
     outcome = run("fewshot", "--ckpt", "demo", "--dataset", photos, "--shots", "1", "-q")
 
