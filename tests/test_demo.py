@@ -8,8 +8,8 @@ import pytest
 from vitcli import demo
 
 
-def pictures(demo_set: str, split: str, num_pictures: int) -> list[bytes]:
-    return [demo.draw(demo_set, split, row)[0].tobytes() for row in range(num_pictures)]
+def pictures(demo_set: str, split: str, num_images: int) -> list[bytes]:
+    return [demo.draw(demo_set, split, row)[0].tobytes() for row in range(num_images)]
 
 
 def test_the_same_row_twice_gives_the_same_bytes():

@@ -38,7 +38,7 @@ FLOORS = [
      ("__init__", "planning", "job", "session", "state", "task", "watch", "results", "pixels",
       "finetune", "vtab", "datasets", "pretrain", "evaluate", "scores", "evaluation_files", "compare",
       "predict", "recipes", "models", "interpolate_posemb", "inspect", "export", "doctor", "frozen",
-      "fewshot", "embed")} | {"api"},
+      "fewshot", "fewshot_folder", "embed")} | {"api"},
     # 5 door
     {"cli", "cli_datasets", "cli_evaluate", "cli_recipes", "cli_weights", "cli_doctor",
      "cli_fewshot", "cli_start", "options", "exits", "__main__", "__init__"},
@@ -57,7 +57,8 @@ NEIGHBOURS = {
     "evaluation_text": {"tables"}, "scoring": {"forward"},
     "classifiers": {"least_squares"}, "layers": {"model"}, "feature_pass": {"forward"},
     "commands.frozen": {"commands.pixels"}, "commands.embed": {"commands.frozen", "commands.pixels"},
-    "commands.fewshot": {"commands.frozen", "commands.job", "commands.pixels"},
+    "commands.fewshot": {"commands.fewshot_folder", "commands.frozen", "commands.pixels"},
+    "commands.fewshot_folder": {"commands.frozen", "commands.job"},
     "cli_fewshot": {"cli_start", "options"}, "fewshot_text": {"tables"},
     "costs": {"model"}, "model": {"backbones", "initialisation", "positions"}, 
     "masked_patch": {"corruption", "initialisation"}, "transforms": {"randaugment"}, "positions": {"posemb"},

@@ -31,7 +31,7 @@ def test_what_is_written_is_read_back(tmp_path, labels):
     table = pq.read_table(path)
     assert table["place"].to_pylist() == ["a.png", "b.png", "c.png"]
     assert table["top_classes"].to_pylist() == [[0, 1, 2], [2, 1, 0], [1, 2, 0]]
-    assert table["top_probabilities"].to_pylist() == found.shares_NT.tolist()
+    assert table["top_probabilities"].to_pylist() == found.probabilities_NT.tolist()
 
 
 def test_the_same_predictions_are_the_same_bytes(tmp_path):

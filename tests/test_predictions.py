@@ -27,7 +27,10 @@ def test_two_rows_by_hand():
 
     assert found.ranks_N.tolist() == [0, 1]
     assert found.classes_NT.tolist() == [[0, 1, 2], [2, 1, 0]]
-    assert found.shares_NT.tolist() == [pytest.approx([0.5, 0.25, 0.25]), pytest.approx([0.7, 0.2, 0.1])]
+    assert found.probabilities_NT.tolist() == [
+        pytest.approx([0.5, 0.25, 0.25]),
+        pytest.approx([0.7, 0.2, 0.1]),
+    ]
     assert found.losses_N == pytest.approx(-np.log([0.5, 0.2]))
     assert found.briers_N == pytest.approx([0.25 + 2 * 0.0625, 0.01 + 0.64 + 0.49])
 

@@ -35,8 +35,6 @@ def fewshot(
     debug: options.Debug = False,
 ) -> int:
     """Accuracy from a few images a class (paper, section 4.1). Without options: the embedded demo."""
-    if draws is not None and (shots is not None or seeds is not None):
-        raise typer.BadParameter("a file of draws has its own shots and seeds: leave --shots and --seeds out")
     counted = options.counts(shots)
     code = launch(num_processes)
     if code is not None:

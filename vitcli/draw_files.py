@@ -45,10 +45,12 @@ def read_draws(file: str, labels_N: np.ndarray, class_names: list[str]) -> dict[
         for shots, rows in by_shots.items():
             place = f"seed {seed}, {shots} shots"
             if not (_is_count(seed) and _is_count(shots) and int(shots)):
-                raise _wrong(f"names {place}, which are not whole numbers", file)
+                raise _wrong(f"names {place}, which are not whole numbers from 1, seeds from 0", file)
             checked = _checked(rows, int(shots), labels_N, class_names, file=file, place=place)
-            draws.setdefault(int(seed), {})[int(shots)] = checked
-    if len({tuple(by_shots) for by_shots in draws.values()}) > 1:
+            if int(shots) in draws.setdefault(int(seed), {}):
+                raise _wrong(f"names {place} twice", file)
+            draws[int(seed)][int(shots)] = checked
+    if len({tuple(sorted(by_shots)) for by_shots in draws.values()}) > 1:
         raise _wrong("has other numbers of shots for one seed than for another", file)
     return draws
 

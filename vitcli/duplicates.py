@@ -150,8 +150,8 @@ class Pairs:
         is_exact_N = self.is_met[0] | self.is_met[1]
         return {
             **dict(zip(("num_same_file", "num_same_pixels", "num_near"), self.counts, strict=True)),
-            "num_pictures_exact": int(is_exact_N.sum()),
-            "num_pictures_near": int((self.is_met[2] & ~is_exact_N).sum()),
+            "num_images_exact": int(is_exact_N.sum()),
+            "num_images_near": int((self.is_met[2] & ~is_exact_N).sum()),
             "pairs": [self._placed(pair) for pair in self.closest],
         }
 
@@ -160,6 +160,8 @@ class Pairs:
             rows = block_P4[block_P4[:, 0] == kind, 2]
             self.counts[kind] += len(rows)
             self.is_met[kind, rows] = True
+            if self.within:
+                self.is_met[kind, block_P4[block_P4[:, 0] == kind, 3]] = True
         first = block_P4[np.lexsort(block_P4.T[::-1])[:SHOWN_PAIRS]]
         self.closest = sorted([*self.closest, *map(tuple, first.tolist())])[:SHOWN_PAIRS]
 

@@ -78,6 +78,7 @@ def fill(
             if store is not None:
                 with runtime.own_errors():
                     _keep(store, numbers_PBI.flatten(0, 1), outputs_PBO.flatten(0, 1), num_logits)
+        next(passed, None)  # the last batch is told as done when another is asked for
     if store is not None:
         store.sync()
     return skipped

@@ -33,10 +33,13 @@ class FeatureStore:
     Attributes:
         notes: what was found wrong with the file, for a person.
         width: (D, K, M) of its rows; None until there is one.
+        is_kept: whether another command finds it.
     """
 
-    def __init__(self, file: BinaryIO, about: dict[str, Any], num_rows: int, *, where: str):
-        self.file, self.about, self.where = file, about, where
+    def __init__(
+        self, file: BinaryIO, about: dict[str, Any], num_rows: int, *, where: str, is_kept: bool = True
+    ):
+        self.file, self.about, self.where, self.is_kept = file, about, where, is_kept
         self.notes: list[str] = []
         self.width: tuple[int, int, int] | None = None
         self._record: np.dtype | None = None
@@ -75,7 +78,7 @@ class FeatureStore:
             raise MachineError(
                 f"features were not written: {error.strerror}",
                 where=self.where,
-                fix="make room; the same command goes on with the rows that are there",
+                fix="make room" + ("; the same command goes on with the rows there" if self.is_kept else ""),
             ) from error
         self._find(records_N["row"], self._end - len(content))
 
@@ -198,8 +201,7 @@ def open_cached(about: dict[str, Any], num_rows: int) -> FeatureStore:
     Raises:
         MachineError: neither the cache nor the folder for temporary files can be written.
     """
-    name = blake2b(json.dumps(about, sort_keys=True).encode(), digest_size=16).hexdigest()
-    path = cache_folder() / f"{name}.features"
+    path = cache_folder() / f"{name_of(about)}.features"
     try:
         return open_store(path, about, num_rows)
     except BlockingIOError:
@@ -208,7 +210,7 @@ def open_cached(about: dict[str, Any], num_rows: int) -> FeatureStore:
         note = f"features are not kept, {cache_folder()} cannot be written: {error.strerror}"
     try:
         file = tempfile.TemporaryFile()  # noqa: SIM115, open as long as the store
-        store = FeatureStore(file, about, num_rows, where="a temporary file")
+        store = FeatureStore(file, about, num_rows, where="a temporary file", is_kept=False)
     except OSError as error:
         fix = "let XDG_CACHE_HOME or TMPDIR name a folder that can be written"
         where = f"{path.parent} and {tempfile.gettempdir()}"
@@ -217,6 +219,11 @@ def open_cached(about: dict[str, Any], num_rows: int) -> FeatureStore:
         ) from error
     store.notes.append(note)
     return store
+
+
+def name_of(about: dict[str, Any]) -> str:
+    """A word for what features are of."""
+    return blake2b(json.dumps(about, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def cache_folder() -> Path:

@@ -26,8 +26,5 @@ def as_text(result: dict[str, Any]) -> str:
         ("pixels", f"{result['preprocessing']}, {result['preprocessing_from']}"),
         ("features", f"{result['computed_rows']} computed, {result['cached_rows']} kept from before"),
     ]
-    if result["num_skipped_images"]:
-        first = result["skipped_images"][0]
-        rows.append(("left out", f"{result['num_skipped_images']} undecodable, first {first}"))
-    rows += [("note", note) for note in result["notes"]]
+    rows += [*tables.skipped(result), *(("note", note) for note in result["notes"])]
     return tables.printed(table) + "\n" + tables.pairs([*rows, ("run folder", result["run_dir"])])

@@ -72,7 +72,6 @@ def fill_by_row(
     on_bad_image: str,
     num_threads: int,
     console: Console,
-    title: str = "evaluate",
 ) -> tuple[Tensor, list[str]]:
     """Put the numbers of every row in their place in columns for the whole split, alike on all processes.
 
@@ -98,7 +97,7 @@ def fill_by_row(
         on_bad_image=on_bad_image,
         num_threads=num_threads,
     )
-    told = watched(passed(batches), console, title, total=len(split), at_once=runtime.world_size)
+    told = watched(passed(batches), console, "evaluate", total=len(split), at_once=runtime.world_size)
     with runtime.own_errors():
         for batch, made in told:
             for name, values_B in numbers(batch, made).items():

@@ -81,13 +81,14 @@ def _predictions_of(
 
     passed = passes(model, network, batches, preprocessing, device=device, precision=precision)
     for batch, prediction in passed:
+        prediction = prediction.of_first(len(batch.rows_B))
         if not torch.isfinite(prediction.outputs).all():
             raise WeightsError(
                 "the model's predictions are not finite numbers, so no score can be told",
                 where=f"row {int(batch.rows_B[0])} and after of the split",
                 fix="lower --lr, or set optimizer.clip, in a new --out",
             )
-        yield batch, prediction.of_first(len(batch.rows_B))
+        yield batch, prediction
 
 
 def patch_views(
@@ -95,13 +96,13 @@ def patch_views(
     split: Split,
     preprocessing: Preprocessing,
     *,
-    num_pictures: int,
+    num_images: int,
     device: torch.device,
 ) -> list[tuple]:
     """The first pictures of a split: themselves, corrupted, as predicted; see `MaskedPatchModel.views`."""
-    few = split.part(0, min(num_pictures, len(split)), name=split.name)
+    few = split.part(0, min(num_images, len(split)), name=split.name)
     batches = eval_batches(
-        few, preprocessing, batch_size=num_pictures, rank=0, world_size=1, on_bad_image="skip", num_threads=1
+        few, preprocessing, batch_size=num_images, rank=0, world_size=1, on_bad_image="skip", num_threads=1
     )
     views = []
     for batch, prediction in _predictions_of(model, batches, preprocessing, device=device, precision="fp32"):

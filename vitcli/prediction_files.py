@@ -32,6 +32,7 @@ class SavedPredictions:
         path: the file.
         about: the object of the metadata.
         rows_N: row of the split.
+        places: file or row that each picture came from, for a person.
         labels_N: class of each, or a tuple of them.
         ranks_N: 0 where the prediction is right.
         losses_N: in nats.
@@ -40,6 +41,7 @@ class SavedPredictions:
     path: str
     about: dict[str, Any]
     rows_N: np.ndarray
+    places: list[str]
     labels_N: list
     ranks_N: np.ndarray
     losses_N: np.ndarray
@@ -112,7 +114,7 @@ def write_predictions(
             "rank": pa.array(found.ranks_N, pa.int64()),
             "loss": pa.array(found.losses_N, pa.float64()),
             "top_classes": pa.array(found.classes_NT.tolist(), pa.list_(pa.int64())),
-            "top_probabilities": pa.array(found.shares_NT.tolist(), pa.list_(pa.float64())),
+            "top_probabilities": pa.array(found.probabilities_NT.tolist(), pa.list_(pa.float64())),
         }
     ).replace_schema_metadata({KEY: json.dumps(about)})
     replace_file(Path(path), lambda file: pq.write_table(table, file, compression="zstd"))
@@ -140,6 +142,7 @@ def read_predictions(path: str) -> SavedPredictions:
         path=path,
         about=about,
         rows_N=table["row"].to_numpy(),
+        places=table["place"].to_pylist(),
         labels_N=[tuple(one) if isinstance(one, list) else one for one in labels],
         ranks_N=table["rank"].to_numpy(),
         losses_N=table["loss"].to_numpy(),

@@ -26,7 +26,7 @@ class Predictions:
         losses_N: softmax cross-entropy in nats.
         briers_N: squared distance of the probabilities from the label's, summed over the classes: 0 to 2.
         classes_NT: the likeliest classes, the likeliest first; of equal ones the lower number.
-        shares_NT: their probabilities.
+        probabilities_NT: their probabilities.
     """
 
     rows_N: np.ndarray
@@ -35,7 +35,7 @@ class Predictions:
     losses_N: np.ndarray
     briers_N: np.ndarray
     classes_NT: np.ndarray
-    shares_NT: np.ndarray
+    probabilities_NT: np.ndarray
 
     def __len__(self) -> int:
         return len(self.rows_N)
@@ -47,7 +47,7 @@ class Predictions:
     @property
     def confidences_N(self) -> np.ndarray:
         """Probability of the predicted class."""
-        return self.shares_NT[:, 0]
+        return self.probabilities_NT[:, 0]
 
     @property
     def has_several_labels(self) -> bool:
@@ -62,21 +62,21 @@ def empty_columns(num_rows: int, num_classes: int) -> dict[str, Tensor]:
         "losses_N": torch.zeros(num_rows, dtype=torch.float64),
         "briers_N": torch.zeros(num_rows, dtype=torch.float64),
         "classes_NT": torch.zeros(num_rows, kept, dtype=torch.int64),
-        "shares_NT": torch.zeros(num_rows, kept, dtype=torch.float64),
+        "probabilities_NT": torch.zeros(num_rows, kept, dtype=torch.float64),
     }
 
 
 def columns_of(logits_BK: Tensor, labels: Tensor) -> dict[str, Tensor]:
     """The numbers of each row of a batch, from its own logits alone; names are those of `Predictions`."""
     order_BK = logits_BK.argsort(dim=1, descending=True, stable=True)
-    shares_BK = logits_BK.double().softmax(dim=1)
+    probabilities_BK = logits_BK.double().softmax(dim=1)
     classes_BT = order_BK[:, :NUM_LIKELIEST]
     return {
         "ranks_N": metrics.label_ranks(logits_BK, labels),
         "losses_N": metrics.example_losses(logits_BK, labels),
-        "briers_N": (shares_BK - _targets(labels, logits_BK.shape[1])).square().sum(dim=1),
+        "briers_N": (probabilities_BK - _targets(labels, logits_BK.shape[1])).square().sum(dim=1),
         "classes_NT": classes_BT,
-        "shares_NT": shares_BK.gather(1, classes_BT),
+        "probabilities_NT": probabilities_BK.gather(1, classes_BT),
     }
 
 

@@ -34,7 +34,6 @@ def predictions_of(
     num_threads: int,
     precision: str,
     console: Console,
-    title: str = "evaluate",
 ) -> tuple[Predictions, list[str]]:
     """Predictions of every row, and the places of the images that could not be decoded and do not count.
 
@@ -69,7 +68,6 @@ def predictions_of(
         on_bad_image=on_bad_image,
         num_threads=num_threads,
         console=console,
-        title=title,
     )
     rows_N = np.flatnonzero(seen_N.numpy())
     counted = {name: values_N.numpy()[rows_N] for name, values_N in columns.items()}

@@ -12,12 +12,14 @@ from vitcli.resampling import mcnemar
 NAMES = ["cat", "dog", "owl"]
 
 
-def saved(folder, name: str, labels: list[int], guesses: list[int], *, names=NAMES, rows=None) -> str:
+def saved(
+    folder, name: str, labels: list[int], guesses: list[int], *, names=NAMES, rows=None, places=None
+) -> str:
     path = str(folder / f"{name}.parquet")
     found = of_logits(torch.eye(3)[guesses], torch.tensor(labels))
     rows = np.arange(len(labels)) if rows is None else rows
     about = {"ckpt": name, "class_names": names, "eval_split": "test"}
-    write_predictions(path, found, rows, [""] * len(labels), about)
+    write_predictions(path, found, rows, places or [""] * len(labels), about)
     return path
 
 
@@ -81,6 +83,22 @@ def test_files_about_other_rows_labels_or_classes_are_refused(pair, tmp_path):
         outcome = run("compare", pair[0], other)
         assert outcome.code == 3 and match in outcome.err, match
         assert len(outcome.err.splitlines()) == 3
+
+
+def test_slices_of_one_split_are_other_pictures_though_their_rows_and_labels_agree(pair, tmp_path):
+    labels = [0] * 4 + [1] * 4 + [2] * 4
+    first, second = (
+        saved(tmp_path, name, labels, labels, places=[f"/{name}/pets, split test, row {row}" for row in rows])
+        for name, rows in (("here", range(12)), ("moved", range(12, 24)))
+    )
+    moved = saved(
+        tmp_path, "m", labels, labels, places=[f"/m/pets, split test, row {row}" for row in range(12)]
+    )
+
+    refused = run("compare", first, second)
+    assert refused.code == 3 and "other pictures in 12 of 12 rows" in refused.err
+    assert len(refused.err.splitlines()) == 3
+    assert run("compare", first, moved).code == 0
 
 
 def test_two_scores_of_other_resamplings_have_the_interval_of_their_pairs(pair):

@@ -51,9 +51,9 @@ def test_copies_are_found_and_unrelated_pictures_are_not(sets):
 
     assert kinds == {"copy.png": "file", "copy_again.png": "file", "same_pixels.bmp": "pixels",
                      "worse.jpg": "near", "smaller.png": "near", "brighter.png": "near"}  # fmt: skip
-    counts = ("num_same_file", "num_same_pixels", "num_near", "num_pictures_exact", "num_pictures_near")
+    counts = ("num_same_file", "num_same_pixels", "num_near", "num_images_exact", "num_images_near")
     assert [found[key] for key in counts] == [2, 1, 3, 3, 3]
-    assert (found["num_pictures"], found["num_against"], found["unreadable"]) == (9, 20, [])
+    assert (found["num_images"], found["num_against"], found["unreadable"]) == (9, 20, [])
     assert all(pair["against_place"].endswith(".png") for pair in found["pairs"])
 
 
@@ -140,7 +140,7 @@ def test_broken_pictures_are_named_and_the_others_compared(sets, tmp_path):
     (place,) = found["unreadable"]
 
     assert "aa_broken.jpg" in place and "cannot be decoded" in place
-    assert (found["num_pictures_exact"], found["num_pictures_near"]) == (3, 3)
+    assert (found["num_images_exact"], found["num_images_near"]) == (3, 3)
     table = run("datasets", "check", tmp_path / "a", "--quiet").out
     (line,) = [line for line in table.splitlines() if line.startswith("unreadable")]
     assert "1 picture, left out: first " in line and line.endswith("aa_broken.jpg") and len(line) <= 80
@@ -259,7 +259,7 @@ def test_labels_do_not_matter(tmp_path):
 def test_real_flowers_in_test_are_copies_of_some_in_train(shared):
     found = check(shared / "data/flowers17")
 
-    assert found["num_pictures_near"] == 8
+    assert found["num_images_near"] == 8
     assert ("image_0820.jpg", "image_0855.jpg") in {
         (pair["place"][-14:], pair["against_place"][-14:]) for pair in found["pairs"]
     }

@@ -228,6 +228,8 @@ def test_the_same_command_again_shows_the_file_and_another_is_refused(photos, wh
     before = whole.read_bytes()
 
     again, other = run(*words), run(*words, "--layer", "gap")
+    resampled = run(*words, "--set", "model.posemb_resample=timm")
+    assert resampled.code == 2 and "another made_of" in resampled.json["error"]["message"]
 
     assert again.code == 0 and (again.json["num_examples"], again.json["computed_rows"]) == (24, 0)
     assert other.code == 2 and "another layer" in other.json["error"]["message"]

@@ -1,5 +1,6 @@
 """`vit compare A B`: whether two networks differ on the same pictures, from saved predictions."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,13 @@ def _check_same(a: SavedPredictions, b: SavedPredictions) -> None:
         only_a, only_b = set(a.rows_N.tolist()) - set(b.rows_N.tolist()), set(b.rows_N) - set(a.rows_N)
         what = f"{len(only_a)} are only in the first, {len(only_b)} only in the second"
         raise DataError(f"the two files are about other rows: {what}", where=where, fix=fix)
+    # Rows of a slice are counted from its start; only places tell two slices, or two sets, from each other.
+    apart = [
+        pair for pair in zip(a.places, b.places, strict=True) if len({Path(one).name for one in pair}) > 1
+    ]
+    if apart:
+        what = f"in {len(apart)} of {len(a.places)} rows, first {apart[0][0]} against {apart[0][1]}"
+        raise DataError(f"the two files are about other pictures {what}", where=where, fix=fix)
     if a.about.get("class_names") != b.about.get("class_names"):
         raise DataError("the two files are about other classes", where=where, fix=fix)
     differing = [at for at, pair in enumerate(zip(a.labels_N, b.labels_N, strict=True)) if len(set(pair)) > 1]

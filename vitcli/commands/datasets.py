@@ -92,7 +92,7 @@ def check(
         "command": "datasets check",
         "split": here.name,
         "against": there.name,
-        "num_pictures": len(here),
+        "num_images": len(here),
         "num_against": len(there),
         "distance": distance,
         **pairs.result(),
@@ -218,8 +218,8 @@ def _render_list(entries: list[dict[str, Any]]) -> str:
 
 
 def _render_check(found: dict[str, Any]) -> str:
-    num = found["num_pictures"]
-    exact, near = found["num_pictures_exact"], found["num_pictures_near"]
+    num = found["num_images"]
+    exact, near = found["num_images_exact"], found["num_images_near"]
     is_within = found["split"] == found["against"]
     num_seen = num if is_within else num + found["num_against"]
     against = (

@@ -14,7 +14,7 @@ from vitcli import recipe, tables
 from vitcli.commands.frozen import Computed, Frozen, compute, freeze
 from vitcli.commands.pixels import check_named, named_weights, split_to_score
 from vitcli.errors import DataError, MachineError, VitError
-from vitcli.feature_store import FeatureStore, open_store, write_safetensors
+from vitcli.feature_store import FeatureStore, name_of, open_store, write_safetensors
 from vitcli.safe_files import TEMPORARY, replace_file
 from vitcli.split import Split
 
@@ -52,7 +52,7 @@ def embed(
     )
     with_logits = logits and frozen.arch.num_classes > 0
     about = _metadata(frozen, found, with_logits=with_logits)
-    if out.exists() and not overwrite:
+    if frozen.machine.on_main(out.exists) and not overwrite:
         frozen.machine.on_main(lambda: _check_same(out, about))
         frozen.machine.leave()
         return _result(out, num_processes=frozen.machine.world_size) if frozen.machine.is_main else {}
@@ -115,6 +115,7 @@ def _open_beside(path: Path, about: dict[str, Any], num_rows: int) -> FeatureSto
 def _metadata(frozen: Frozen, split: Split, *, with_logits: bool) -> dict[str, str]:
     """What the file says of itself, skipped images aside. Safetensors has text only, so all else is JSON."""
     resolved, weights = frozen.resolved, frozen.weights
+    made_of = {k: v for k, v in frozen.about(split, with_logits=with_logits).items() if k != "device"}
     return {
         "format": "pt",
         "ckpt": str(resolved.model.ckpt),
@@ -129,6 +130,7 @@ def _metadata(frozen: Frozen, split: Split, *, with_logits: bool) -> dict[str, s
         "dataset": str(resolved.data.dataset),
         "split": split.name,
         "data": split.fingerprint,
+        "made_of": name_of(made_of),
         "class_names": json.dumps(split.class_names),
         "logit_names": json.dumps(weights.class_names if with_logits else None),
     }
@@ -170,7 +172,4 @@ def as_text(result: dict[str, Any]) -> str:
     ]
     if result["taken_up_rows"]:
         rows.append(("taken up", f"{result['taken_up_rows']} rows that were there"))
-    if result["num_skipped_images"]:
-        first = result["skipped_images"][0]
-        rows.append(("left out", f"{result['num_skipped_images']} undecodable, first {first}"))
-    return tables.pairs(rows)
+    return tables.pairs([*rows, *tables.skipped(result)])

@@ -122,7 +122,7 @@ def _check(resolved: list[Recipe], extras: Extras) -> None:
 
 
 def _weights_once(resolved: Recipe, kept: dict[str, Weights]) -> Weights:
-    """The weights a recipe names, read again only if others were in between: never two in memory."""
+    """The weights a recipe names, read again only if others were in between."""
     name = resolved.model.ckpt
     if name not in kept:
         kept.clear()

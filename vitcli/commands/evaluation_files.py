@@ -89,8 +89,7 @@ def write_all(
         result["saved_predictions"] = save_predictions
     if out is None:
         return
-    if overwrite:
-        _clear(out)
+    _clear(out)  # what an earlier evaluation had and this one has not, such as mistakes
     for folder, one in zip(_folders(out, len(scored)), scored, strict=True):
         one.result["out"] = str(folder)
         _write_tables(folder, one)

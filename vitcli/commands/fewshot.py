@@ -1,26 +1,22 @@
 """`vit fewshot`: a few images a class, frozen features, a classifier in closed form (paper, section 4.1)."""
 
-import json
+import signal
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from vitcli import classifiers, data, draw_files, few_shot, least_squares, recipe, runlog
+from vitcli import classifiers, data, draw_files, few_shot, least_squares, recipe
+from vitcli.commands import fewshot_folder
 from vitcli.commands.frozen import Computed, Frozen, compute, freeze
-from vitcli.commands.job import refuse_other_recipe
 from vitcli.commands.pixels import check_named, named_weights
-from vitcli.errors import DataError, VitError
+from vitcli.errors import DataError, Stopped, VitError
 from vitcli.feature_store import StoredFeatures, open_cached
 from vitcli.few_shot import Draws
-from vitcli.fewshot_text import as_text
 from vitcli.recipe import Recipe
 from vitcli.split import Split
-
-DRAWS, TABLE = "draws.json", "table.txt"
 
 
 def fewshot(
@@ -45,7 +41,8 @@ def fewshot(
     if resolved.fewshot is None:
         fix = "take fewshot/default, or extend it"
         raise VitError("the recipe has no section [fewshot]", where=f"recipe {name}", fix=fix)
-    _check_choices(resolved, shorthands)
+    given = {key for key, value in shorthands.items() if value is not None}
+    _check_choices(resolved, given | {one.partition("=")[0].strip() for one in overrides}, draws_file)
     # Before the processes join, so that a long download is no stalled collective.
     weights = named_weights(resolved)
     train, test = _open_splits(resolved)
@@ -64,11 +61,11 @@ def fewshot(
     for line in notes:
         frozen.console.note(f"note: {line}")
     if out and not overwrite:
-        earlier = frozen.machine.on_main(lambda: _earlier(out, frozen.resolved, draws))
+        earlier = frozen.machine.on_main(lambda: fewshot_folder.earlier(out, frozen.resolved, draws))
         if earlier:
             frozen.machine.leave()
             return earlier
-    folder = _begin(out, frozen, overwrite, arguments)
+    folder = fewshot_folder.begin(out, frozen, overwrite, arguments)
     began_at = time.perf_counter()
     known = compute(frozen, train, few_shot.drawn_rows(draws), open_cached, with_logits=False)
     tests = compute(frozen, test, np.arange(len(test)), open_cached, with_logits=False)
@@ -81,13 +78,20 @@ def fewshot(
     result |= {"notes": notes, "draws_from": draws_file, "elapsed_s": time.perf_counter() - began_at}
     for computed in (known, tests):
         computed.store.close()
-    return _write(folder, result, draws, present, found)
+    return fewshot_folder.write(folder, result, draws, present, found)
 
 
-def _check_choices(resolved: Recipe, shorthands: Mapping[str, Any]) -> None:
+def _check_choices(resolved: Recipe, given: set[str], draws_file: str | None) -> None:
+    """Refuse keys of the command line that would go unheard."""
     classifier = resolved.fewshot.classifier
     classifiers.check_installed(classifier)
-    if classifier != "least-squares" and shorthands.get("fewshot.l2") is not None:
+    if draws_file and given & {"fewshot.shots", "fewshot.seeds"}:
+        raise VitError(
+            "a file of draws has its own shots and seeds",
+            where="--draws",
+            fix="leave fewshot.shots and fewshot.seeds (--shots, --seeds) out",
+        )
+    if classifier != "least-squares" and "fewshot.l2" in given:
         raise VitError(
             f"l2 is the strength of least squares, and the classifier is {classifier}",
             where="--l2",
@@ -167,35 +171,6 @@ def _class_names(train: Split) -> list[str]:
     return list(train.class_names or (f"class {label}" for label in range(train.num_classes)))
 
 
-def _earlier(out: Path, resolved: Recipe, draws: Draws) -> dict[str, Any] | None:
-    """The summary of a finished run of this very recipe and these draws in the folder."""
-    if (out / runlog.RECIPE).exists():
-        refuse_other_recipe(out, resolved)
-    summary = runlog.finished_summary(out)
-    if summary is None or not (out / DRAWS).exists():
-        return None
-    if json.loads((out / DRAWS).read_text()) != draw_files.as_json(draws):
-        fix = "choose another folder, or --overwrite to delete that run"
-        raise VitError("the folder holds a run with other drawn rows", where=f"--out {out}", fix=fix)
-    return summary | {"run_dir": str(out)}
-
-
-def _begin(
-    out: Path | None, frozen: Frozen, overwrite: bool, arguments: Sequence[str]
-) -> runlog.RunFolder | None:
-    """The run folder, of the first process."""
-    opened: list[runlog.RunFolder] = []
-
-    def begin() -> None:
-        path = out or runlog.new_folder("fewshot", frozen.resolved.data.dataset, frozen.arch.name)
-        opened.append(runlog.RunFolder(path, overwrite=overwrite))
-        opened[0].rewind_metrics(0)  # an interrupted call has nothing to go on with but its features
-        opened[0].write_start(recipe.to_toml(frozen.resolved), runlog.environment(list(arguments)))
-
-    frozen.machine.on_main(begin)
-    return opened[0] if opened else None
-
-
 def _that_are_there(draws: Draws, known: Computed, train: Split) -> Draws:
     """Without the rows whose image could not be decoded."""
     if not known.skipped:
@@ -232,6 +207,9 @@ def _scores(
         return few_shot.score(
             problem, draws, classifier=wanted.classifier, l2=wanted.l2, watch=console.update
         )
+    except KeyboardInterrupt:
+        kept = "; the same command has its features" if known.store.is_kept else ""
+        raise Stopped(signal.SIGINT, f"stopped while fitting{kept}") from None
     finally:
         console.end()
 
@@ -278,23 +256,3 @@ def _result(
         "precision": frozen.precision,
         "num_processes": frozen.machine.world_size,
     }
-
-
-def _write(
-    folder: runlog.RunFolder,
-    result: dict[str, Any],
-    draws: Draws,
-    present: Draws,
-    found: dict[int, list[few_shot.Scored]],
-) -> dict[str, Any]:
-    result["run_dir"] = str(folder.path)
-    for shots, scored in found.items():
-        for one in scored:
-            rows = present[one.seed][shots]
-            folder.log({"shots": shots, "num_examples": len(rows), **asdict(one)})
-    folder.log_timing({"elapsed_s": result["elapsed_s"]})
-    folder.write_text(DRAWS, json.dumps(draw_files.as_json(draws)) + "\n")
-    folder.write_text(TABLE, as_text(result))
-    folder.write_json(runlog.SUMMARY, result)
-    folder.close()
-    return result

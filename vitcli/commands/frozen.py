@@ -165,8 +165,8 @@ def compute(
                 console=frozen.console,
             )
         except KeyboardInterrupt:
-            note = f"stopped while looking at {split.name}; the same command computes only the rest"
-            raise Stopped(signal.SIGINT, note) from None
+            rest = "; the same command computes only the rest" if store and store.is_kept else ""
+            raise Stopped(signal.SIGINT, f"stopped while looking at {split.name}{rest}") from None
         skipped = sorted(machine.union(set(skipped)))
     num_computed = len(missing_N) - len(skipped)
     return Computed(store, len(rows_N) - len(missing_N), num_computed, skipped)

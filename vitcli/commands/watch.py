@@ -96,7 +96,7 @@ class Watch:
             model,
             self.job.eval_split,
             self.preprocessing,
-            num_pictures=NUM_PICTURES,
+            num_images=NUM_PICTURES,
             device=self.job.machine.device,
         )
         if not views or not self.job.machine.is_main:  # none of them could be decoded
