@@ -234,6 +234,8 @@ def test_fewer_images_than_shots_are_all_taken_and_that_is_said(photos):
         (("--layer", "head"), 2, "eval.layer"),
         (("--draws", "nowhere.json"), 3, "cannot be read"),
         (("--draws", "d.json", "--shots", "5"), 2, "has its own shots"),
+        (("--draws", "d.json", "--set", "fewshot.seeds=2"), 2, "has its own shots"),
+        (("--classifier", "knn", "--set", "fewshot.l2=5"), 2, "the classifier is knn"),
         (("--recipe", "evaluate/default"), 2, "[fewshot]"),
     ],
 )
