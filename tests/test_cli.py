@@ -186,7 +186,6 @@ BAD_INPUT = {
     "an alias that is on no hub": ("{bare} --dataset vtab/sun397", 3, "VIT_DATA"),
     "pictures that are not there": ("predict --ckpt demo {tmp}/*.jpg", 3, "no picture"),
     "pictures without a checkpoint": ("predict {photos}", 2, "--ckpt"),
-    "several runs in one command": ("{fresh} --set train.runs=3", 2, "train.runs"),
 }
 
 

@@ -188,6 +188,8 @@ Exact = Annotated[bool, option("--exact", RUN,
     "The same bits on 1, 2, 4, ... processes: gradients are added up as one tree; one thread each on a CPU.")]
 Shard = Annotated[bool, option("--shard", RUN,
     "Spread weights, gradients and optimizer over the processes (FSDP2): for models past one device.")]
+ArmsParallel = Annotated[bool, option("--arms-parallel", RUN,
+    "Of a selection, one run on each device side by side, or --num-processes of them.")]
 Compile = Annotated[bool, option("--compile/--no-compile", RUN, "Compile the model with torch.compile.")]
 Track = Annotated[str | None, option("--track", RUN,
     "Also log to tensorboard, wandb, trackio or mlflow (extra: track).", "NAME")]
