@@ -161,7 +161,8 @@ EmbedOut = Annotated[Path | None, option("--out", RUN,
 Steps = Annotated[int | None, option("--steps", TRAINING, "Optimizer steps. [schedule.steps]", "N")]
 BatchSize = Annotated[int | None, option("--batch-size", TRAINING,
     "Images a step, over all processes. [train.batch_size]", "N")]
-Lr = Annotated[str | None, option("--lr", TRAINING, "Base learning rate. [optimizer.lr]", "RATE")]
+Lr = Annotated[str | None, option("--lr", TRAINING,
+    "Base learning rate, or several to choose from: 0.003,0.01. [optimizer.lr]", "RATE")]
 Seed = Annotated[int | None, option("--seed", TRAINING, "Seed of everything drawn. [train.seed]", "N")]
 
 RecipeName = Annotated[str | None, option("--recipe", RUN,

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from vitcli.errors import MachineError, VitError, nearest
-from vitcli.recipe_choices import arms, check_with_choices, settled
+from vitcli.recipe_choices import arms, check_with_choices, may_be_chosen, settled
 from vitcli.recipe_mistakes import Mistake, report, unknown
 from vitcli.recipe_rules import is_superseded
 from vitcli.recipe_schema import KEYS, OPTIONAL_SECTIONS, SECTIONS, Recipe, accepts_none
@@ -31,6 +31,7 @@ __all__ = [
     "flat",
     "is_base",
     "load",
+    "may_be_chosen",
     "merge",
     "origins",
     "settled",

@@ -62,6 +62,11 @@ def is_listed(key: str, value: Any) -> bool:
     return isinstance(value, list | tuple) and key in KEYS and not takes_list(key)
 
 
+def may_be_chosen(key: str) -> bool:
+    """Whether a recipe may list values of the key to choose from."""
+    return not takes_list(key) and key not in FIXED_IN_A_CHOICE
+
+
 def _of_lists(
     listed: Mapping[str, list[Any]],
     values: Mapping[str, Any],

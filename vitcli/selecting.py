@@ -57,8 +57,9 @@ def best(tried: Sequence[Tried]) -> dict[str, Any]:
 
 def name_of(choice: Mapping[str, Any]) -> str:
     """The folder of an arm: "lr-0.003"."""
-    words = (f"{key.rpartition('.')[2]}-{toml_value(value)}" for key, value in choice.items())
-    return re.sub(r"[^\w.+-]+", "-", "_".join(words)).strip("-")
+    texts = {key: value if isinstance(value, str) else toml_value(value) for key, value in choice.items()}
+    words = (f"{key.rpartition('.')[2]}-{text}" for key, text in texts.items())
+    return re.sub(r"[^\w.%+-]+", "-", "_".join(words)).strip("-")
 
 
 def summary_of_all(
