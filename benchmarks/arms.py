@@ -1,6 +1,6 @@
 """The arms of a selection against the same runs as commands of their own.
 
-    python benchmarks/arms.py CKPT DATASET [--res 64] [--steps 30] [--batch-size 32] [--rates 0.001,0.003,0.01,0.03]
+    python benchmarks/arms.py CKPT DATASET [--res 64] [--steps 30] [--batch-size 32] [--rates 0.001,0.003]
 
 One command tries every rate; then each rate has a command to itself, on the same part of train. An arm's time
 goes from the end of the one before (of the first: from the start of the command) to its summary. What later
@@ -50,9 +50,8 @@ def main() -> None:
     later = sum(arms[1:]) / len(arms[1:])
     print("arms     ", "  ".join(f"{seconds:6.1f} s" for seconds in arms))
     print("commands ", "  ".join(f"{seconds:6.1f} s" for seconds in alone))
-    print(
-        f"a further arm takes {later / arms[0]:.2f} of the first, {later / (sum(alone) / len(alone)):.2f} of a command"
-    )
+    of_first, of_command = later / arms[0], later / (sum(alone) / len(alone))
+    print(f"a further arm takes {of_first:.2f} of the first, {of_command:.2f} of a command")
 
 
 if __name__ == "__main__":
