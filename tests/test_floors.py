@@ -9,7 +9,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "vitcli"
 FLOORS = [
     # 0 words
     {"errors", "order", "stream_order", "schedule", "variants", "architecture",
-     "assertions", "recipe", "recipe_schema", "recipe_types", "recipe_rules", "recipe_text",
+     "assertions", "sharing", "recipe", "recipe_schema", "recipe_types", "recipe_rules", "recipe_text",
      "recipe_mistakes"},
     # 1 maths
     {"model", "backbones", "initialisation", "posemb", "positions",
@@ -17,7 +17,7 @@ FLOORS = [
      "masked_patch", "corruption", "randaugment", "least_squares", "classifiers", "layers",
      "losses", "optim", "transforms", "metrics", "figures", "costs",
      "predictions", "calibration", "resampling", "projection", "evaluation_figures",
-     "model_card", "demo", "vtab", "image_hash"},
+     "demo", "vtab", "image_hash"},
     # 2 world
     {"safe_files", "data", "vtab_tables", "duplicates", "data_files", "split", "subsets", "columns",
      "class_lists",
@@ -29,6 +29,7 @@ FLOORS = [
      "runtime", "launching", "runlog",
      "class_maps", "real_labels", "prediction_files", "evaluation_text",
      "feature_store", "draw_files", "fewshot_text",
+     "card_metadata", "card_text", "loading_text", "model_card", "hub_upload",
      "console", "tables"},
     # 3 loops
     {"train", "forward", "inference", "scoring", "patch_inference", "agreement", "fitting",
@@ -54,6 +55,8 @@ NEIGHBOURS = {
     "assertions": {"errors"},
     "predictions": {"metrics"}, "evaluation_figures": {"calibration", "figures"},
     "class_maps": {"split"}, "real_labels": {"columns", "split"}, "prediction_files": {"safe_files"},
+    "card_metadata": {"tables"}, "card_text": {"tables"}, "loading_text": {"card_text"},
+    "model_card": {"card_metadata", "card_text", "loading_text", "tables"},
     "evaluation_text": {"tables"}, "scoring": {"forward"},
     "classifiers": {"least_squares"}, "layers": {"model"}, "feature_pass": {"forward"},
     "commands.frozen": {"commands.pixels"}, "commands.embed": {"commands.frozen", "commands.pixels"},

@@ -64,7 +64,7 @@ def export(
     arch = exported.architecture
     export_formats.check_expressible(format, arch)
     console.note(f"{arch.name} ({weights.numerics}) to {format}: {preprocessing.summary()}, {origin}")
-    notes += export_formats.caveats(format, exported)
+    notes += export_formats.caveats(format, arch)
     with _workplace(target) as folder:
         path = folder / target.name
         export_formats.write(format, path, exported, names=names)
@@ -222,7 +222,7 @@ def _checked(
 
 
 def _unlike(format: str, exported: Exported, how: str) -> CheckFailed:
-    known = "".join(f"; {caveat}" for caveat in export_formats.caveats(format, exported))
+    known = "".join(f"; {caveat}" for caveat in export_formats.caveats(format, exported.architecture))
     return CheckFailed(
         f"the outputs of what was written as {format} {how}{known}",
         where=f"--to {format}, {exported.architecture.name}",
