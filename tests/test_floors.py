@@ -29,7 +29,7 @@ FLOORS = [
      "runtime", "launching", "runlog",
      "class_maps", "real_labels", "prediction_files", "evaluation_text",
      "feature_store", "draw_files", "fewshot_text",
-     "card_metadata", "card_text", "loading_text", "model_card", "hub_upload",
+     "card_metadata", "card_text", "loading_text", "model_card", "weights_card", "hub_upload",
      "console", "tables"},
     # 3 loops
     {"train", "forward", "inference", "scoring", "patch_inference", "agreement", "fitting",
@@ -38,7 +38,7 @@ FLOORS = [
     {"commands." + name for name in
      ("__init__", "planning", "job", "session", "state", "task", "watch", "results", "pixels",
       "finetune", "vtab", "datasets", "pretrain", "evaluate", "scores", "evaluation_files", "compare",
-      "predict", "recipes", "models", "interpolate_posemb", "inspect", "export", "doctor", "frozen",
+      "predict", "recipes", "models", "interpolate_posemb", "inspect", "export", "push", "doctor", "frozen",
       "fewshot", "fewshot_folder", "embed")} | {"api"},
     # 5 door
     {"cli", "cli_datasets", "cli_evaluate", "cli_recipes", "cli_weights", "cli_doctor",
@@ -57,6 +57,8 @@ NEIGHBOURS = {
     "class_maps": {"split"}, "real_labels": {"columns", "split"}, "prediction_files": {"safe_files"},
     "card_metadata": {"tables"}, "card_text": {"tables"}, "loading_text": {"card_text"},
     "model_card": {"card_metadata", "card_text", "loading_text", "tables"},
+    "weights_card": {"card_metadata", "card_text", "tables"},
+    "commands.push": {"commands.export", "commands.results"},
     "evaluation_text": {"tables"}, "scoring": {"forward"},
     "classifiers": {"least_squares"}, "layers": {"model"}, "feature_pass": {"forward"},
     "commands.frozen": {"commands.pixels"}, "commands.embed": {"commands.frozen", "commands.pixels"},

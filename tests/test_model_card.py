@@ -1,4 +1,4 @@
-"""What a run's README.md says: the numbers of its summary, nothing of the machine, only loading that works."""
+"""What a run's card says: the numbers of its summary, nothing of the machine, only loading that works."""
 
 import json
 
@@ -108,7 +108,8 @@ def test_masked_patches_have_colours_and_no_classes():
 
 ODD_NAMES = [
     "pets", "owner/name:config@main", "a|b", "a`b``c", 'a"b\'c', "a: b # c", "- a", "{a}", "[a]", "---",
-    "été 犬", "a\n---\nb", "!!python/object:os.system", "*a", "true", "1e3", "a\\b", "<script>", "@a", "\x1b[31m",
+    "été 犬", "a\n---\nb", "!!python/object:os.system", "*a", "true", "1e3", "a\\b", "<script>", "@a",
+    "\x1b[31m",
 ]  # fmt: skip
 
 

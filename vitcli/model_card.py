@@ -119,7 +119,7 @@ def _results(told: dict[str, Any]) -> str:
     if not is_classifier_run(told):
         return f"Loss {told['loss']:.4f} on {counted}"
     meaning = (
-        f"On {counted} The intervals are percentile bootstraps of these images ({NUM_RESAMPLES:,} resamples): "
+        f"On {counted} The intervals are percentile bootstraps ({NUM_RESAMPLES:,} resamples of the images): "
         "how far a share rests on which images were drawn. They have no width where all or none are right, "
         "and say nothing of another seed."
     )
@@ -248,8 +248,8 @@ def _limits(told: dict[str, Any]) -> str:
     origin = f" and of {code(told['ckpt'])}" if told["ckpt"] else ""
     licence = f"No licence is stated here: those of the data{origin} hold."
     points = [
-        f"It says which of its {told['num_classes']} classes a picture shows, and always names one: a picture "
-        "of anything else gets a class too.",
+        f"It says which of its {told['num_classes']} classes a picture shows, and always names one: a "
+        "picture of anything else gets a class too.",
         "It was scored on pictures of this data set, with pixels prepared as above. Other pictures, other "
         "cameras and other crops were not tried.",
         "The accuracy is that of the one split named above. Nothing was measured of fairness, of robustness "
