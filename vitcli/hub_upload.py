@@ -13,7 +13,7 @@ from typing import NamedTuple
 from huggingface_hub import CommitOperationAdd, HfApi, constants
 from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
 from huggingface_hub.hf_api import RepoFile
-from huggingface_hub.utils import disable_progress_bars, get_token, validate_repo_id
+from huggingface_hub.utils import disable_progress_bars, get_token, logging, validate_repo_id
 
 from vitcli.errors import CheckFailed, MachineError, VitError
 
@@ -58,6 +58,7 @@ def check(repository: str, *, quiet: bool) -> None:
             raise LocalTokenNotFoundError
     if quiet:
         disable_progress_bars()
+        logging.set_verbosity_error()
 
 
 def upload(

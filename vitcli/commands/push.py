@@ -132,11 +132,19 @@ def _card(ckpt: Path, summary: dict[str, Any] | None, exported: dict[str, Any], 
     """The card that lies in the folder, with whatever its owner wrote into it; else a new one."""
     is_runs_own = summary is not None or not (ckpt / runlog.RECIPE).is_file()
     if is_runs_own and (ckpt / CARD).is_file():
-        return (ckpt / CARD).read_text(encoding="utf-8")
+        return _text_of(ckpt / CARD)
     if summary:
         resolved = recipe.load(str(ckpt / runlog.RECIPE), training=False)
         return card_of(summary, resolved, weights.architecture)
     return weights_card(exported, _loading(weights, None, "OWNER/NAME", None))
+
+
+def _text_of(card: Path) -> str:
+    try:
+        return card.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        fix = "save it as UTF-8, which is what the Hub reads"
+        raise VitError(f"{card.name} is no UTF-8 text: {error.reason}", where=str(card), fix=fix) from error
 
 
 def _loading(weights: Weights, summary: dict[str, Any] | None, repository: str, branch: str | None) -> str:
