@@ -121,13 +121,13 @@ def as_text(result: dict[str, Any]) -> str:
             ("difference", difference),
             *([] if agree is None else [("same top-1", f"{agree:.2%}")]),
             ("written", f"{result['format']}: {out}"),
-            ("files", ", ".join(f"{name} ({size(count)})" for name, count in result["files"].items())),
+            ("files", ", ".join(f"{name} ({bytes_text(count)})" for name, count in result["files"].items())),
             ("use", use.get(result["format"], f"--ckpt {out}")),
         ]
     )
 
 
-def size(num_bytes: int) -> str:
+def bytes_text(num_bytes: int) -> str:
     """For a person."""
     return f"{num_bytes / 1e6:.1f} MB" if num_bytes >= 1e6 else f"{num_bytes / 1e3:.1f} kB"
 

@@ -88,7 +88,7 @@ def as_text(result: dict[str, Any]) -> str:
             ("uploaded", public_name(result["ckpt"])),
             (
                 "files",
-                ", ".join(f"{name} ({exports.size(count)})" for name, count in result["files"].items()),
+                ", ".join(f"{name} ({exports.bytes_text(count)})" for name, count in result["files"].items()),
             ),
             ("commit", result["commit"]),
             ("use", f"--ckpt hf-hub:{result['repo']}"),
