@@ -1,8 +1,11 @@
 """`vit export --push-to-hub` against a stand-in for the Hub: what arrives, what does not, every refusal."""
 
 import json
+import os
 import shutil
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import huggingface_hub
@@ -12,19 +15,23 @@ from huggingface_hub import ModelCard, constants
 
 from tests.conftest import run, vit
 from tests.model_hub import TOKEN, ModelHub, Repository, stand_in
-from tests.test_cli import FRESH, check_error
+from tests.test_cli import check_error
 from vitcli import load_model
 from vitcli.loading_text import BLOCK
+from vitcli.weights_places import DEMO_FOLDER
 
 SENT = ["README.md", "config.json", "metrics.jsonl", "model.safetensors", "recipe.toml", "summary.json"]
 
 
 @pytest.fixture(scope="module")
 def trained(photos, tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("ann") / "run"
-    outcome = run(*FRESH, "--dataset", photos, "--out", folder, "--quiet")
+    """A run from a file and on a folder of this machine."""
+    home = tmp_path_factory.mktemp("ann")
+    start = shutil.copy(DEMO_FOLDER / "model.safetensors", home / "start.safetensors")
+    words = ("--ckpt", start, "--res", "16", "--steps", "2", "--batch-size", "4", "--out", home / "run")
+    outcome = run("finetune", *words, "--dataset", photos, "--quiet")
     assert outcome.code == 0, outcome.err
-    return folder
+    return home / "run"
 
 
 @pytest.fixture
@@ -77,9 +84,10 @@ def test_nothing_that_goes_up_tells_where_the_run_was_made(hub, trained, photos)
     )
     assert summary["dataset"] == photos.name and summary["run_dir"] == "run"
     assert {key for key in ours if ours[key] != summary[key]} == {
-        "run_dir", "weights", "dataset", "train_split", "eval_split",
+        "run_dir", "weights", "ckpt", "dataset", "train_split", "eval_split",
     }  # fmt: skip
-    assert f'dataset = "{photos.name}"\n'.encode() in files["recipe.toml"]
+    for line in (f'dataset = "{photos.name}"', 'ckpt = "start.safetensors"'):
+        assert f"{line}\n".encode() in files["recipe.toml"]
 
 
 def test_the_card_names_the_repository_and_keeps_what_its_owner_wrote(hub, trained, tmp_path):
@@ -186,6 +194,8 @@ REFUSALS = {
     "a name with a space": (["--push-to-hub", "ann/my pets"], 2, "names no repository"),
     "a name of three parts": (["--push-to-hub", "ann/my/pets"], 2, "names no repository"),
     "an empty name": (["--push-to-hub", ""], 2, "names no repository"),
+    "a branch without a name": (["--push-to-hub", "ann/pets", "--revision", " "], 2, "--revision"),
+    "an address": (["--push-to-hub", "https://huggingface.co/ann/pets"], 2, "names no repository"),
     "another's name": (["--push-to-hub", "others/pets"], 5, "others's repositories"),
     "a file OUT": (["{tmp}/pets.onnx", "--push-to-hub", "ann/pets"], 2, "not onnx"),
     "another format": (["{tmp}/pets", "--to", "npz", "--push-to-hub", "ann/pets"], 2, "npz"),
@@ -208,11 +218,14 @@ def test_what_cannot_be_meant_is_refused_before_anything_is_there(hub, trained, 
 def test_an_unfinished_run_and_a_folder_of_something_else_are_refused(hub, trained, tmp_path):
     unfinished = shutil.copytree(trained, tmp_path / "unfinished")
     (unfinished / "summary.json").unlink()
+    half = shutil.copytree(trained, tmp_path / "half")
+    (half / "summary.json").write_text("[]")
     (tmp_path / "empty").mkdir()
     damaged = shutil.copytree(trained, tmp_path / "damaged")
     (damaged / "model.safetensors").write_bytes((trained / "model.safetensors").read_bytes()[:-9])
 
-    check_error(push(unfinished, "--push-to-hub", "ann/pets"), 2, "has not finished")
+    for folder in (unfinished, half):
+        check_error(push(folder, "--push-to-hub", "ann/pets"), 2, "has not finished")
     for folder in ("empty", "none", "damaged"):
         check_error(push(tmp_path / folder, "--push-to-hub", "ann/pets"), 4, folder)
     assert hub.repositories == {}
@@ -250,11 +263,29 @@ def test_a_card_that_the_hub_cannot_read_is_refused_before_the_weights_go(hub, t
     assert "put" not in hub.requests and on(hub) == {}
 
 
+FROM_THE_HUB = """
+import timm, torch
+from transformers import AutoModelForImageClassification
+from vitcli import load_model
+images = torch.randn(2, 3, 16, 16)
+with torch.no_grad():
+    ours = load_model("hf-hub:ann/pets").model(images)
+    assert torch.equal(timm.create_model("hf-hub:ann/pets", pretrained=True).eval()(images), ours)
+    theirs = AutoModelForImageClassification.from_pretrained("ann/pets").eval()
+    assert torch.equal(theirs(images).logits, ours)
+"""
+
+
 @pytest.mark.slow
-def test_a_process_of_its_own_uploads_by_the_environment_alone(trained, tmp_path):
+def test_by_the_environment_alone_it_goes_there_and_timm_and_transformers_have_it_from_there(
+    trained, tmp_path
+):
     with stand_in() as hub:
-        done = vit("export", trained, "--push-to-hub", "ann/pets", env=hub.environment(tmp_path))
+        environment = {**os.environ, **hub.environment(tmp_path)}
+        sent = vit("export", trained, "--push-to-hub", "ann/pets", env=environment)
+        assert sent.returncode == 0 and f"{hub.address}/ann/pets" in sent.stdout, sent.stderr
+        assert sorted(on(hub)) == SENT and TOKEN not in sent.stdout + sent.stderr
+        words = [sys.executable, "-c", FROM_THE_HUB]
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120)
 
         assert done.returncode == 0, done.stderr
-        assert sorted(on(hub)) == SENT and f"{hub.address}/ann/pets" in done.stdout
-        assert TOKEN not in done.stdout + done.stderr

@@ -5,13 +5,13 @@ The token is that of `hf auth login` or HF_TOKEN; it goes to the Hub and nowhere
 
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import sha1
 from pathlib import Path
 from typing import NamedTuple
 
 from huggingface_hub import CommitOperationAdd, HfApi, constants
-from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
 from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import disable_progress_bars, get_token, logging, validate_repo_id
 
@@ -35,21 +35,18 @@ class Uploaded(NamedTuple):
     files: dict[str, int]
 
 
-def check(repository: str, *, quiet: bool) -> None:
+def check(repository: str, branch: str | None, *, quiet: bool) -> None:
     """Refuse what cannot be uploaded, before any work is done and without asking the Hub.
 
     Raises:
-        VitError: no name of a repository.
+        VitError: no name of a repository, or of a branch.
         MachineError: offline, or no token.
     """
-    try:
-        validate_repo_id(repository)
-        problem = None if repository.count("/") == 1 else "it is not OWNER/NAME"
-    except ValueError as error:
-        problem = str(error)
-    if problem:
-        fix = f"{OPTION} OWNER/NAME, with your name or your organisation's, such as {OPTION} ann/vit-pets"
-        raise VitError(f"{repository!r} names no repository: {problem}", where=OPTION, fix=fix)
+    if not _is_name(repository):
+        fix = "OWNER/NAME of letters, digits, '-', '_' and '.', with you or your organisation as the owner"
+        raise VitError(f"{repository!r} names no repository of the Hub", where=OPTION, fix=fix)
+    if branch is not None and not branch.strip():
+        raise VitError("the branch has no name", where="--revision", fix="leave it out for the main one")
     if constants.HF_HUB_OFFLINE:
         fix = "unset HF_HUB_OFFLINE for this command"
         raise MachineError("nothing can be uploaded offline", where="HF_HUB_OFFLINE", fix=fix)
@@ -59,6 +56,13 @@ def check(repository: str, *, quiet: bool) -> None:
     if quiet:
         disable_progress_bars()
         logging.set_verbosity_error()
+
+
+def _is_name(repository: str) -> bool:
+    with suppress(HFValidationError):
+        validate_repo_id(repository)
+        return repository.count("/") == 1
+    return False
 
 
 def upload(

@@ -27,13 +27,13 @@ def weights_card(exported: dict[str, Any], loading: str) -> str:
         loading: from `loading_text.how_to_load`.
     """
     origin, num_classes = public_name(exported["ckpt"]), exported["num_classes"]
-    compared = f"{exported['num_images']} pictures, relative {exported['max_rel_difference']:.2g}"
+    compared = f"{exported['max_rel_difference']:.2g}, relative, on {exported['num_images']} pictures"
     facts = [
         ("from", code(origin)),
         ("image size", f"{size_text(exported['resolution'])} px; how they are prepared is in config.json"),
         ("classes", str(num_classes) if num_classes else "none: features"),
         ("arithmetic", exported["numerics"]),
-        ("largest difference from the original", compared),
+        ("largest difference from it", compared),
     ]
     limits = (
         f"No accuracy was measured of this copy, and no licence is stated here: that of {code(origin)} holds."

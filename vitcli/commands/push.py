@@ -27,6 +27,7 @@ OPTIONS = {
     "to": "--to", "image_size": "--res", "head": "--no-head", "names": "--names", "pictures": "--images",
     "model_name": "--model", "overwrite": "--overwrite",
 }  # fmt: skip
+TOLD = {"command", "dataset", "model"}  # by every summary
 LEFT_OUT = {"head": True, "names": "published", "pictures": (), "overwrite": False}  # others are None
 
 
@@ -51,7 +52,7 @@ def push(
         CheckFailed: what was written or uploaded is not what it was made from.
     """
     began_at = time.perf_counter()
-    hub_upload.check(repository, quiet=quiet)
+    hub_upload.check(repository, branch, quiet=quiet)
     with tempfile.TemporaryDirectory() as temporary:
         folder, exported = Path(ckpt), {"command": "export", "ckpt": ckpt}
         summary = None if out else _summary_of(folder, exporting)
@@ -102,9 +103,9 @@ def _summary_of(folder: Path, exporting: dict[str, Any]) -> dict[str, Any] | Non
     if not any((folder / name).is_file() for name in (runlog.RECIPE, runlog.LOCK)):
         return None
     summary = runlog.finished_summary(folder)
-    if summary is None:
+    if not isinstance(summary, dict) or not summary.keys() >= TOLD:
         raise VitError(
-            f"the run in {folder} has not finished",
+            f"the run in {folder} has not finished, or its {runlog.SUMMARY} is damaged",
             where="CKPT",
             fix="let it finish, by its own command line again; or name OUT, to upload its weights alone",
         )
