@@ -53,6 +53,7 @@ class ModelHub:
         stored: large files by SHA-256.
         faults: by route, the HTTP status it answers with.
         ignored: names that a .gitignore in the repository leaves out.
+        altered: names whose contents are others once they are there.
         requests: routes in their order.
         tokens: by route, the tokens that came with it.
     """
@@ -62,6 +63,7 @@ class ModelHub:
     stored: dict[str, bytes] = field(default_factory=dict)
     faults: dict[str, int] = field(default_factory=dict)
     ignored: set[str] = field(default_factory=set)
+    altered: set[str] = field(default_factory=set)
     requests: list[str] = field(default_factory=list)
     tokens: dict[str, set[str | None]] = field(default_factory=dict)
 
@@ -88,7 +90,7 @@ def stand_in() -> Iterator[ModelHub]:
 
 
 class _Answer(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+    protocol_version, wbufsize = "HTTP/1.1", -1  # an answer in one packet
 
     def __init__(self, hub: ModelHub, *asked):
         self.hub = hub
@@ -189,6 +191,7 @@ class _Answer(BaseHTTPRequestHandler):
                 files[value["path"]] = base64.b64decode(value["content"])
             else:
                 files[value["path"]] = self.hub.stored[value["oid"]]
+        files |= {name: files[name] + b"." for name in self.hub.altered}
         oid = f"{len(there.commits):040x}"
         there.commits[oid], there.branches[at] = files, oid
         there.messages.append(head["value"]["summary"])

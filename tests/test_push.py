@@ -17,6 +17,8 @@ from tests.conftest import run, vit
 from tests.model_hub import TOKEN, ModelHub, Repository, stand_in
 from tests.test_cli import check_error
 from vitcli import load_model
+from vitcli.errors import MachineError
+from vitcli.hub_upload import _told
 from vitcli.loading_text import BLOCK
 from vitcli.weights_places import DEMO_FOLDER
 
@@ -251,6 +253,23 @@ def test_a_file_that_the_hub_leaves_out_is_noticed(hub, trained):
     hub.ignored = {"model.safetensors"}
 
     check_error(push(trained, "--push-to-hub", "ann/pets"), 8, "model.safetensors", ".gitignore")
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_other_bytes_on_the_hub_are_noticed(hub, trained, name):
+    hub.altered = {name}
+
+    check_error(push(trained, "--push-to-hub", "ann/pets"), 8, f"{name} is not on the Hub as it is here")
+
+
+def test_signatures_of_addresses_are_not_told():
+    error = RuntimeError("no answer from https://store.example/ab/cd?X-Signature=hunter2&x=1 in time")
+
+    with (
+        pytest.raises(MachineError, match=r"no answer from https://store\.example/ab/cd in time"),
+        _told("a/b"),
+    ):
+        raise error
 
 
 def test_a_card_that_the_hub_cannot_read_is_refused_before_the_weights_go(hub, trained, tmp_path):
