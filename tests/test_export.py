@@ -111,8 +111,8 @@ def test_timm_gives_our_logits_from_the_folder(to_export, tmp_path, args):
 @pytest.mark.parametrize(
     ("arch", "note"),
     [
-        (hybrid(), "timm knows vitcli_hybrid once vitcli is imported"),
-        (bit(), "timm knows vitcli_bit once vitcli is imported"),
+        (hybrid(), "timm knows vitcli_hybrid once vitcli.backbones is imported"),
+        (bit(), "timm knows vitcli_bit once vitcli.backbones is imported"),
         (vit(norm_eps=1e-12), "layer norms add 1e-12 here and 1e-06 in timm"),
     ],
     ids=["hybrid", "bit", "epsilon"],

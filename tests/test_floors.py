@@ -9,7 +9,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "vitcli"
 FLOORS = [
     # 0 words
     {"errors", "order", "stream_order", "schedule", "variants", "architecture",
-     "assertions", "recipe", "recipe_schema", "recipe_types", "recipe_rules", "recipe_text",
+     "assertions", "sharing", "recipe", "recipe_schema", "recipe_types", "recipe_rules", "recipe_text",
      "recipe_mistakes", "recipe_choices"},
     # 1 maths
     {"model", "backbones", "initialisation", "posemb", "positions",
@@ -17,7 +17,7 @@ FLOORS = [
      "masked_patch", "corruption", "randaugment", "least_squares", "classifiers", "layers",
      "losses", "optim", "transforms", "metrics", "figures", "costs",
      "predictions", "calibration", "resampling", "projection", "evaluation_figures",
-     "model_card", "demo", "vtab", "image_hash", "selecting"},
+     "demo", "vtab", "image_hash", "selecting"},
     # 2 world
     {"safe_files", "data", "vtab_tables", "duplicates", "data_files", "split", "subsets", "columns",
      "class_lists", "kept",
@@ -29,6 +29,7 @@ FLOORS = [
      "runtime", "launching", "runlog",
      "class_maps", "real_labels", "prediction_files", "evaluation_text",
      "feature_store", "draw_files", "fewshot_text",
+     "card_metadata", "card_text", "loading_text", "model_card", "weights_card", "hub_upload",
      "console", "tables"},
     # 3 loops
     {"train", "forward", "inference", "scoring", "patch_inference", "agreement", "fitting",
@@ -38,7 +39,7 @@ FLOORS = [
      ("__init__", "planning", "job", "session", "state", "task", "watch", "results", "pixels",
       "finetune", "selection", "selection_files", "shared", "side_by_side",
       "vtab", "datasets", "pretrain", "evaluate", "scores", "evaluation_files", "compare",
-      "predict", "recipes", "models", "interpolate_posemb", "inspect", "export", "doctor", "frozen",
+      "predict", "recipes", "models", "interpolate_posemb", "inspect", "export", "push", "doctor", "frozen",
       "fewshot", "fewshot_folder", "embed")} | {"api"},
     # 5 door
     {"cli", "cli_datasets", "cli_evaluate", "cli_recipes", "cli_weights", "cli_doctor",
@@ -57,6 +58,10 @@ NEIGHBOURS = {
     "assertions": {"errors"},
     "predictions": {"metrics"}, "evaluation_figures": {"calibration", "figures"},
     "class_maps": {"split"}, "real_labels": {"columns", "split"}, "prediction_files": {"safe_files"},
+    "card_metadata": {"tables"}, "card_text": {"tables"}, "loading_text": {"card_text"},
+    "model_card": {"card_metadata", "card_text", "loading_text", "tables"},
+    "weights_card": {"card_metadata", "card_text", "tables"},
+    "commands.push": {"commands.export", "commands.results"},
     "evaluation_text": {"tables"}, "scoring": {"forward"},
     "classifiers": {"least_squares"}, "layers": {"model"}, "feature_pass": {"forward"},
     "commands.frozen": {"commands.pixels"}, "commands.embed": {"commands.frozen", "commands.pixels"},
@@ -96,6 +101,7 @@ NEIGHBOURS = {
     "commands.pretrain": {"commands.planning", "commands.selection"},
     "commands.selection": {"commands.job", "commands.planning", "commands.selection_files",
                            "commands.session", "commands.shared", "commands.side_by_side"},
+    "commands.selection_files": {"commands.results"},
     "commands.shared": {"commands.job", "commands.planning"},
     "commands.side_by_side": {"commands.planning"},
     "commands.evaluate": {"commands.evaluation_files", "commands.pixels", "commands.scores"},

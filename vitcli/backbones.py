@@ -1,7 +1,7 @@
 """ResNets that timm has no name for, built from its parts, and the authors' arithmetic inside all of them.
 
 Two networks join timm's registry: the hybrid with any ResNet in front, and the BiT ResNet of any depth and
-width. timm then makes both from JSON arguments, and reads the folders that we write, once vitcli is imported.
+width. timm then makes both from JSON arguments, and reads the folders that we write, once this is imported.
 """
 
 from functools import partial

@@ -83,39 +83,48 @@ def inspect(
     return tables.show(result, as_json, inspect.as_text) or (0 if result["usable"] else 4)
 
 
-@app.command(epilog="Example: vit export runs/pets pets.onnx --images photos/")
+@app.command(epilog="Example: vit export runs/pets pets.onnx, or vit export runs/pets --push-to-hub ann/pets")
 def export(
     ckpt: CkptArgument,
     out: Annotated[
-        str, typer.Argument(metavar="OUT", help="A .onnx, .npz or .safetensors file, or a folder for timm.")
-    ],
+        str | None,
+        typer.Argument(metavar="OUT", help="A .onnx, .npz or .safetensors file, or a folder for timm."),
+    ] = None,
     to: options.To = None,
     res: options.ImageSize = None,
     head: options.Head = True,
     names: options.Names = "published",
     images: options.Images = None,
     model: options.ModelName = None,
+    push_to_hub: options.PushToHub = None,
+    private: options.Private = False,
+    revision: options.Revision = None,
     overwrite: options.OverwriteFile = False,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> int:
-    """A checkpoint in another format: written, read back, and compared on pictures before it counts."""
+    """A checkpoint in another format, read back and compared before it counts; or a run to the Hub."""
     if names not in ("published", "linen", "big_vision"):
         raise typer.BadParameter(f"{names} is not published, linen or big_vision", param_hint="--names")
-    image_size = options.height_and_width(res)
-    from vitcli.commands.export import as_text, export
+    if out is None and push_to_hub is None:
+        raise typer.BadParameter("name OUT, or --push-to-hub OWNER/NAME", param_hint="OUT")
+    if (private or revision is not None) and push_to_hub is None:
+        raise typer.BadParameter("it belongs to --push-to-hub", param_hint="--private, --revision")
+    asked = {
+        "to": to,
+        "model_name": model,
+        "image_size": options.height_and_width(res),
+        "head": head,
+        "names": names,
+        "pictures": images or (),
+        "overwrite": overwrite,
+        "quiet": quiet,
+    }
+    from vitcli.commands import export as exports
+    from vitcli.commands import push as pushes
 
-    result = export(
-        ckpt,
-        out,
-        to=to,
-        model_name=model,
-        image_size=image_size,
-        head=head,
-        names=names,
-        pictures=images or (),
-        overwrite=overwrite,
-        quiet=quiet,
-    )
-    return tables.show(result, as_json, as_text)
+    if push_to_hub is None:
+        return tables.show(exports.export(ckpt, out, **asked), as_json, exports.as_text)
+    result = pushes.push(ckpt, out, push_to_hub, private=private, branch=revision, **asked)
+    return tables.show(result, as_json, pushes.as_text)

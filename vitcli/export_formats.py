@@ -117,13 +117,13 @@ def _position_embeddings(arch: Architecture) -> str:
     return f"position embeddings {arch.posemb!r} at {arch.posemb_at!r}"
 
 
-def caveats(format: str, exported: Exported) -> list[str]:
+def caveats(format: str, arch: Architecture) -> list[str]:
     """What is left out or read only under a condition, for a person."""
-    arch, told = exported.architecture, []
+    told = []
     if format == "npz":
         told.append("an .npz has no place for preprocessing and class names: they are left out")
     if format == "timm" and arch.timm_name in (BIT, HYBRID):
-        told.append(f"timm knows {arch.timm_name} once vitcli is imported, not without it")
+        told.append(f"timm knows {arch.timm_name} once vitcli.backbones is imported, not without it")
     if format == "timm" and arch.is_of_the_paper and arch.norm_eps != PAPERS_NORM_EPS:
         told.append(f"layer norms add {arch.norm_eps:g} here and {PAPERS_NORM_EPS:g} in timm")
     return told

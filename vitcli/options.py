@@ -213,6 +213,12 @@ Images = Annotated[list[str] | None, option("--images", DATA,
 Summary = Annotated[bool, option("--summary", RUN,
     "Format, network, head, classes, tensors, and what is wrong with them; always shown.")]
 OverwriteFile = Annotated[bool, option("--overwrite", RUN, "Replace OUT if it exists.")]
+PushToHub = Annotated[str | None, option("--push-to-hub", RUN,
+    "Upload to this repository of the Hugging Face Hub: the run folder CKPT and its card, or the folder OUT.",
+    "OWNER/NAME")]
+Private = Annotated[bool, option("--private", RUN, "With --push-to-hub: a new repository is a private one.")]
+Revision = Annotated[str | None, option("--revision", RUN,
+    "With --push-to-hub: a branch, made if it is not there; the main one if left out.", "BRANCH")]
 Kills = Annotated[int, option("--kills", RUN, "SIGKILLs at random instants.", "N", min=1)]
 Topk = Annotated[int | None, option("--topk", RUN, "Classes a picture; 5 if left out.", "N", min=1)]
 Overwrite = Annotated[bool, option("--overwrite", RUN, "Delete an earlier run in --out first.")]

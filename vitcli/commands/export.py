@@ -64,7 +64,7 @@ def export(
     arch = exported.architecture
     export_formats.check_expressible(format, arch)
     console.note(f"{arch.name} ({weights.numerics}) to {format}: {preprocessing.summary()}, {origin}")
-    notes += export_formats.caveats(format, exported)
+    notes += export_formats.caveats(format, arch)
     with _workplace(target) as folder:
         path = folder / target.name
         export_formats.write(format, path, exported, names=names)
@@ -121,13 +121,14 @@ def as_text(result: dict[str, Any]) -> str:
             ("difference", difference),
             *([] if agree is None else [("same top-1", f"{agree:.2%}")]),
             ("written", f"{result['format']}: {out}"),
-            ("files", ", ".join(f"{name} ({_size(count)})" for name, count in result["files"].items())),
+            ("files", ", ".join(f"{name} ({bytes_text(count)})" for name, count in result["files"].items())),
             ("use", use.get(result["format"], f"--ckpt {out}")),
         ]
     )
 
 
-def _size(num_bytes: int) -> str:
+def bytes_text(num_bytes: int) -> str:
+    """For a person."""
     return f"{num_bytes / 1e6:.1f} MB" if num_bytes >= 1e6 else f"{num_bytes / 1e3:.1f} kB"
 
 
@@ -222,7 +223,7 @@ def _checked(
 
 
 def _unlike(format: str, exported: Exported, how: str) -> CheckFailed:
-    known = "".join(f"; {caveat}" for caveat in export_formats.caveats(format, exported))
+    known = "".join(f"; {caveat}" for caveat in export_formats.caveats(format, exported.architecture))
     return CheckFailed(
         f"the outputs of what was written as {format} {how}{known}",
         where=f"--to {format}, {exported.architecture.name}",

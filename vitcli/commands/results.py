@@ -7,12 +7,17 @@ from typing import Any
 from torch import Tensor
 
 from vitcli import figures, model_card, recipe, runlog, runtime
+from vitcli.architecture import Architecture
 from vitcli.commands.job import Job
 from vitcli.commands.pixels import preprocessing_of
-from vitcli.export_formats import unsaid_in
+from vitcli.data import is_remote
+from vitcli.export_formats import caveats, unsaid_in
 from vitcli.metrics import PatchScores, Scores
+from vitcli.recipe import Recipe
 from vitcli.runlog import RunFolder
+from vitcli.sharing import is_local, public_name
 from vitcli.train import Progress
+from vitcli.variants import BIT, HYBRID
 from vitcli.weights import write_weights
 
 
@@ -34,6 +39,8 @@ def summarise(
         "model": job.start.arch.name,
         "ckpt": job.start.origin,
         "dataset": wanted.data.dataset,
+        "train_split": job.train_split.name,
+        "num_train_examples": job.plan.num_examples,
         "num_classes": job.train_split.num_classes,
         "resolution": wanted.data.image_size,
         "steps": job.plan.total_steps,
@@ -78,7 +85,7 @@ def write_results(
         class_names=job.train_split.class_names if job.start.arch.num_classes else None,
         metadata={
             "trained_by": job.command,
-            "from": job.start.origin,
+            "from": job.start.origin and public_name(job.start.origin),
             "steps": job.plan.total_steps,
             "averaged": bool(job.recipe.optimizer.average),
             "dev_cut": job.eval_split.dev_cut,
@@ -89,7 +96,32 @@ def write_results(
     pictures.mkdir(exist_ok=True)
     for name, figure in figures.training_curves(runlog.read_metrics(folder.path)).items():
         figure.savefig(pictures / f"{name}.png")
-    unsaid = unsaid_in("timm", job.start.arch)
-    card = model_card.model_card(summary, recipe.to_toml(job.recipe), unsaid_in_timm=unsaid)
-    folder.write_text("README.md", card)
+    folder.write_text("README.md", card_of(summary, job.recipe, job.start.arch))
     folder.write_json(runlog.SUMMARY, summary)
+
+
+def card_of(summary: dict[str, Any], resolved: Recipe, arch: Architecture) -> str:
+    """The model card of a run, or of several and a selection, by its summary."""
+    return model_card.model_card(
+        summary,
+        recipe.to_toml(resolved),
+        **in_timm(arch),
+        dataset_on_hub=_id_on_the_hub(resolved.data.dataset),
+    )
+
+
+def in_timm(arch: Architecture) -> dict[str, Any]:
+    """What a card has to say of the network in timm, as `model_card` and `how_to_load` take it."""
+    return {
+        "unsaid_in_timm": unsaid_in("timm", arch),
+        "caveats": caveats("timm", arch),
+        "needs_backbones": arch.timm_name in (BIT, HYBRID),
+    }
+
+
+def _id_on_the_hub(dataset: str) -> str | None:
+    alias = recipe.dataset_aliases().get(dataset)
+    if alias:
+        return alias.get("hub")
+    is_path = Path(dataset).expanduser().exists() or is_local(dataset) or is_remote(dataset)
+    return None if is_path or dataset.count("/") != 1 else dataset.partition("@")[0].partition(":")[0]

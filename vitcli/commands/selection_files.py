@@ -5,8 +5,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from vitcli import figures, model_card, recipe, runlog, tables
-from vitcli.export_formats import unsaid_in
+from vitcli import figures, runlog, tables
+from vitcli.commands.results import card_of
 from vitcli.recipe import Recipe
 from vitcli.runlog import RunFolder
 from vitcli.safe_files import replace_file
@@ -30,9 +30,7 @@ def write_all(folder: RunFolder, resolved: Recipe, summary: dict[str, Any], firs
         figure = figures.selection_curve(summary["choices"], chosen=summary["chosen"])
         if figure:
             figure.savefig(pictures / "selection.png")
-    unsaid = unsaid_in("timm", read_weights(str(source)).architecture)
-    card = model_card.model_card(summary, recipe.to_toml(resolved), unsaid_in_timm=unsaid)
-    folder.write_text("README.md", card)
+    folder.write_text("README.md", card_of(summary, resolved, read_weights(str(source)).architecture))
     folder.write_text("table.txt", tables.table_of(summary))
     folder.write_json(runlog.SUMMARY, summary)
 
