@@ -12,8 +12,8 @@ from typing import Any
 from vitcli.errors import CheckFailed, VitError, nearest
 from vitcli.reproduction_schema import Rows
 
-# Fractions. The paper's own deviations of three fine-tuning runs (Table 2, ViTs, without VTAB) are 0.00 to 0.15
-# points: the largest stands in where none is known. Two decimals are printed: less than 0.01 is not told.
+# Fractions. The paper's own deviations of three fine-tuning runs (Table 2, ViTs, without VTAB) are 0.00 to
+# 0.15 points: the largest stands in where none is known. Two decimals are printed: less than 0.01 is not.
 UNKNOWN_STD, LEAST_STD = 0.0015, 0.0001
 PUBLISHED_RUNS = 3  # of a number with a deviation (Table 2)
 WITHIN = 3.0  # standard errors, either way

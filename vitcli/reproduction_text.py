@@ -70,11 +70,12 @@ def _plan(plan: dict[str, Any]) -> str:
             ("images seen", f"{plan['images_seen']:,}"),
             ("compute", f"{plan['exaflops']:,.3g} exaFLOPs, scoring not counted"),
         ]
-    if plan["gpu_hours"] is None:
+    if plan["hours"] is None:
         rows.append(("hours", f"not measured: {plan['not_measured']}"))
     else:
+        on_gpus = "" if plan["gpu_hours"] is None else f", {plan['gpu_hours']:,.3g} GPU-hours"
         speed = f"ten steps at {plan['measured_images_per_s']:,.1f} images/s"
-        rows.append(("hours", f"{plan['hours']:,.3g}, {plan['gpu_hours']:,.3g} GPU-hours, by {speed}"))
+        rows.append(("hours", f"{plan['hours']:,.3g}{on_gpus}, by {speed}, scoring not counted"))
     return f"{plan['recipe'].rstrip()}\n\n{pairs(rows)}"
 
 

@@ -1,4 +1,4 @@
-"""What a row of the paper's tables costs: trainings, steps, images, exaFLOPs, and hours where they can be tried.
+"""What a row of the paper's tables costs: trainings, images, exaFLOPs, and hours where they can be tried.
 
 Part of `vit reproduce`; no command of its own.
 """
@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from vitcli import recipe
 from vitcli.commands.planning import RunOptions
@@ -22,7 +24,7 @@ from vitcli.schedule import duration_steps, exaflops
 
 
 def plan(row: Row, recipes: Mapping[str, Recipe], options: RunOptions, finetune: Finetune) -> dict[str, Any]:
-    """The cost of a whole protocol from its recipes alone; its time too, where ten steps can be tried here."""
+    """The cost of a protocol by its recipes alone; its time too, where ten steps can be tried here."""
     each = [_cost(row.model, one) for one in recipes.values()]
     first = next(iter(recipes.values()), None)
     known = [cost for cost in each if cost["exaflops"] is not None]
@@ -34,7 +36,7 @@ def plan(row: Row, recipes: Mapping[str, Recipe], options: RunOptions, finetune:
         of_ten_steps = {
             "measured_images_per_s": measured["measured_images_per_s"],
             "hours": hours,
-            "gpu_hours": hours * measured["world_size"],
+            "gpu_hours": hours * measured["world_size"] if torch.cuda.is_available() else None,
         }
     return {
         "command": "reproduce",
@@ -59,7 +61,7 @@ def plan(row: Row, recipes: Mapping[str, Recipe], options: RunOptions, finetune:
 
 
 def _cost(model: str, resolved: Recipe) -> dict[str, Any]:
-    """Trainings of one recipe and their cost; None where that depends on a data set nobody knows the size of."""
+    """Trainings of one recipe and their cost; None where a data set decides whose size nobody knows."""
     wanted = resolved.schedule
     num_examples = recipe.dataset_aliases().get(resolved.data.dataset, {}).get("train_examples")
     arms, runs = len(rates_of(resolved)), resolved.train.runs
