@@ -21,7 +21,7 @@ METRICS, TIMING, SUMMARY, RECIPE = "metrics.jsonl", "timing.jsonl", "summary.jso
 LOCK = ".vit.lock"
 FILES = (METRICS, TIMING, SUMMARY, RECIPE, "plan.json", "environment.json", "README.md", "config.json",
          "model.safetensors", "draws.json", "table.txt")  # fmt: skip
-FOLDERS = ("checkpoints", "figures")
+FOLDERS = ("checkpoints", "figures", "arms", "runs")
 LIBRARIES = (
     "torch",
     "torchvision",
