@@ -97,6 +97,7 @@ def reproduce(
         exact=exact,
         shard=shard,
         compile=compile,
+        arms_parallel=0,
         track=track,
         overwrite=overwrite,
         dry_run=dry_run,

@@ -60,7 +60,7 @@ def _plan(plan: dict[str, Any]) -> str:
     if plan["recipe"] is None:
         return pairs([*rows, ("protocol", "the weights are scored as they are; nothing is trained")])
     tasks = f"{plan['tasks']} tasks, each " if plan["tasks"] > 1 else ""
-    selection = f"{plan['arms']} learning rates on a dev split, then " if plan["arms"] else ""
+    selection = f"{plan['arms']} choices tried on a dev split, then " if plan["arms"] else ""
     rows.append(("protocol", f"{tasks}{selection}{plan['runs']} run(s): {plan['trainings']} trainings"))
     if plan["images_seen"] is None:
         rows.append(("cost", "unknown: the recipe counts epochs, and nobody knows the size of the data set"))

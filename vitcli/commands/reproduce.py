@@ -198,16 +198,14 @@ def _introduction(row: Row, recipes: Mapping[str, Recipe]) -> str:
     if not recipes:
         return f"{row.name}: {row.ckpt} on {row.dataset}, as it is"
     first = next(iter(recipes.values()))
-    tried = len(rates_of(first))
-    selection = f"{tried} learning rates on a dev split, then " if tried > 1 else ""
+    selection = f"{num_arms(first)} choices tried on a dev split, then " if first.choices else ""
     many = f" of each of {len(recipes)} tasks" if len(recipes) > 1 else ""
     return f"{row.name}: {row.ckpt} on {row.dataset}: {selection}{first.train.runs} run(s){many}"
 
 
-def rates_of(resolved: Recipe) -> tuple[float, ...]:
-    """The learning rates of a recipe, one or several to choose from."""
-    rates = resolved.optimizer.lr
-    return (rates,) if isinstance(rates, float | int) else rates
+def num_arms(resolved: Recipe) -> int:
+    """Trainings among which a recipe chooses."""
+    return len(recipe.arms(resolved)) if resolved.choices else 0
 
 
 def default_folder(row: Row) -> Path:

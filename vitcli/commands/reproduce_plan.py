@@ -13,7 +13,7 @@ import torch
 
 from vitcli import recipe
 from vitcli.commands.planning import RunOptions
-from vitcli.commands.reproduce import Finetune, rates_of
+from vitcli.commands.reproduce import Finetune, num_arms
 from vitcli.costs import forward_macs
 from vitcli.demo import SETS
 from vitcli.errors import DataError, WeightsError
@@ -64,7 +64,7 @@ def _cost(model: str, resolved: Recipe) -> dict[str, Any]:
     """Trainings of one recipe and their cost; None where a data set decides whose size nobody knows."""
     wanted = resolved.schedule
     num_examples = recipe.dataset_aliases().get(resolved.data.dataset, {}).get("train_examples")
-    arms, runs = len(rates_of(resolved)), resolved.train.runs
+    arms, runs = num_arms(resolved), resolved.train.runs
     counted = {
         "arms": arms if arms > 1 else 0,
         "runs": runs,
@@ -90,9 +90,7 @@ def _measured(
     missing = _missing(resolved)
     if missing and not options.measure:
         return None, f"{missing}; --measure fetches what it can and tries ten steps"
-    optimizer = resolved.optimizer.model_copy(update={"lr": rates_of(resolved)[0]})
-    train = resolved.train.model_copy(update={"runs": 1})
-    one = resolved.model_copy(update={"optimizer": optimizer, "train": train})
+    one = recipe.settled(resolved, {"train.runs": 1})
     try:
         return finetune(one, replace(options, dry_run=True, measure=True, out=None)), None
     except (DataError, WeightsError) as error:
