@@ -76,7 +76,9 @@ def find_row(rows: Rows, name: str, *, scale: str | None, ckpt: str | None) -> R
     name = next((one for one in known if one.lower() == name.lower()), name)
     if name not in known:
         fix = "vit reproduce --list shows them all; a name is COLUMN/TASK, such as " + next(iter(known))
-        raise VitError(f"there is no row {name!r}{nearest(name.lower(), known)}", where="argument ROW", fix=fix)
+        raise VitError(
+            f"there is no row {name!r}{nearest(name.lower(), known)}", where="argument ROW", fix=fix
+        )
     row = known[name]
     if row.unreleased and not ckpt:
         public = f"the nearest public row: vit reproduce {row.instead}; " if row.instead else ""

@@ -1,4 +1,4 @@
-"""`vit reproduce`: the protocol on small data, the verdict by exit code, what a row costs, what is refused."""
+"""`vit reproduce`: the protocol on small data, the verdict by exit code, costs, what is refused."""
 
 import json
 import os
@@ -83,8 +83,7 @@ def test_ours_is_the_mean_of_the_runs_that_lie_in_the_folder(small):
 
 
 @pytest.mark.parametrize(("off", "code"), [(0.0, 0), (10.0, 8), (-10.0, 8)])
-def test_a_published_value_ten_points_off_ends_with_exit_8(small, photos, tmp_path, off, code):
-    """Against ten thousand pictures at 80 %, that is; the runs are those of the folder."""
+def test_a_published_value_ten_points_off_ends_with_exit_8(tmp_path, off, code):
     out = finished(tmp_path, CIFAR, [0.80, 0.801, 0.799], 10_000)
     text = (recipe.HOMES[1] / recipe.ROWS).read_text()
     altered = tmp_path / "rows.toml"
@@ -185,12 +184,9 @@ def test_released_weights_are_scored_as_they_are(photos, small, tmp_path):
     """The protocol of Noisy Student's column, on a run of ours: nothing is trained."""
     _, out, told = small
     rows = rows_file(tmp_path / "rows.toml", photos, 60.0)
-    text = rows.read_text().partition("[columns.mine.set]")[0].replace('"demo"', f'"{out / "runs/seed-0"}"')
-    rows.write_text(
-        text + 'protocol = "evaluate"\n'
-        if False
-        else text.replace("about =", 'protocol = "evaluate"\nabout =')
-    )
+    text = rows.read_text().partition("[columns.mine.set]")[0]
+    text = text.replace('ckpt = "demo"', f'protocol = "evaluate"\nckpt = "{out / "runs/seed-0"}"')
+    rows.write_text(text)
 
     scored = run("reproduce", "mine/colours", "--rows", rows, "--out", tmp_path / "o", "--json", "--quiet")
 
@@ -277,7 +273,7 @@ REFUSED = {
         "no file",
     ),
     "no rows": (f"reproduce {CIFAR} --rows {{tmp}}/none.toml", 2, "no file"),
-    "rows that are none": (f"reproduce {CIFAR} --rows {{tmp}}/file", 2, "tasks"),
+    "rows that are not TOML": (f"reproduce {CIFAR} --rows {{photos}}/train/red/00.png", 2, "not TOML"),
     "a pattern of nothing": ("reproduce --list table9", 2, "no row fits"),
     "measuring without a dry run": (f"reproduce {CIFAR} --measure", 2, "--dry-run"),
     "an empty checkpoint": (f"reproduce {CIFAR} --ckpt= ", 2, "empty"),
@@ -305,7 +301,7 @@ def test_what_cannot_be_done_gets_its_exit_code_and_three_lines(kind, photos, tm
     assert outcome.code == code and said in outcome.err, outcome.err
     lines = outcome.err.strip().splitlines()
     assert [line[:7] for line in lines] == ["error: ", "  where", "  fix: "] and outcome.out == ""
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert {path.name for path in tmp_path.iterdir()} <= {"file", "out"}  # the latter is the run's own
 
 
 def test_the_shell_completes_rows():
@@ -326,10 +322,8 @@ def test_the_demo_scale_passes_and_fails_by_ten_points(tmp_path, row):
     text = (recipe.HOMES[1] / recipe.ROWS).read_text()
     for points in (10, -10):
         file = tmp_path / "rows.toml"
-        change = lambda found, points=points: f"{found[1]}{float(found[2]) + points}"  # noqa: E731
-        altered = re.sub(r"(published = \[)([\d.]+)(?=, [\d.]+\]\n\[scales.demo.set\])", change, text)
-        assert altered != text
-        file.write_text(altered)
+        before, value, after = re.split(r"published = \[([\d.]+)(?=, [\d.]+\]\n\[scales.demo.set\])", text)
+        file.write_text(f"{before}published = [{float(value) + points}{after}")
 
         failed = run(*words, "--rows", file)
 
