@@ -8,7 +8,6 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from vitcli.recipe_schema import Recipe
 from vitcli.recipe_text import toml_value
 
 LR = "optimizer.lr"
@@ -63,7 +62,6 @@ def name_of(choice: Mapping[str, Any]) -> str:
 
 
 def summary_of_all(
-    resolved: Recipe,
     tried: Sequence[Tried],
     chosen: Mapping[str, Any],
     finals: Sequence[Mapping[str, Any]],

@@ -90,7 +90,7 @@ def test_the_folder_is_a_checkpoint_and_tells_of_every_run(photos, selected, sum
     assert [record["run_dir"] for record in records] == [
         "arms/lr-0.0001", "arms/lr-0.05", "runs/seed-0", "runs/seed-1"
     ]  # fmt: skip
-    for name in ("README.md", "config.json", "environment.json", "figures/selection.png"):
+    for name in ("README.md", "config.json", "environment.json", "figures/selection.png", "table.txt"):
         assert (selected / name).is_file(), name
 
 
@@ -169,6 +169,27 @@ def test_an_arm_that_diverges_is_the_worst_and_stops_nothing(photos, tmp_path):
     assert told["chosen"] == {"optimizer.lr": 0.02} and told["dev_top1_by_lr"]["1e+38"] is None
     assert run(*words, "--out", tmp_path / "all").json == told
     assert all_wild.code == 6
+
+
+def test_overwriting_deletes_arms_and_repetitions_and_nothing_else(photos, tmp_path):
+    words = (
+        *BASE,
+        "--dataset",
+        photos,
+        "--lr",
+        "0.02",
+        "--set",
+        "train.runs=2",
+        "--batch-size",
+        8,
+        "--steps",
+        1,
+    )
+    assert run(*words, "--out", tmp_path).code == 0
+    (tmp_path / "runs/mine").mkdir()
+
+    assert run(*words, "--seed", 7, "--overwrite", "--out", tmp_path).code == 0
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["mine", "seed-7", "seed-8"]
 
 
 def test_runs_alone_choose_nothing(photos, tmp_path):

@@ -74,7 +74,7 @@ class Selection:
                 raise self._diverged
             chosen = selecting.best(tried) if tried else {}
             finals = self._repeat(chosen)
-            summary = selecting.summary_of_all(self.recipe, tried, chosen, finals, path=self.path)
+            summary = selecting.summary_of_all(tried, chosen, finals, path=self.path)
             if self.folder:
                 write_all(self.folder, self.recipe, summary, finals[0])
                 self.console.note(f"{self.data.memory.num_decoded} images decoded once for all runs")

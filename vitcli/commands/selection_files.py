@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from vitcli import figures, model_card, recipe, runlog
+from vitcli import figures, model_card, recipe, runlog, tables
 from vitcli.export_formats import unsaid_in
 from vitcli.recipe import Recipe
 from vitcli.runlog import RunFolder
@@ -33,6 +33,7 @@ def write_all(folder: RunFolder, resolved: Recipe, summary: dict[str, Any], firs
     unsaid = unsaid_in("timm", read_weights(str(source)).architecture)
     card = model_card.model_card(summary, recipe.to_toml(resolved), unsaid_in_timm=unsaid)
     folder.write_text("README.md", card)
+    folder.write_text("table.txt", tables.table_of(summary))
     folder.write_json(runlog.SUMMARY, summary)
 
 
