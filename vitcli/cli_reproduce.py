@@ -1,5 +1,6 @@
 """`vit reproduce`: rows of the paper's tables."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -110,14 +111,19 @@ def reproduce(
 
         return tables.show(plan(found, recipes, run_options, finetune), as_json, as_text)
 
-    def score(weights: str) -> dict[str, Any]:
-        from vitcli.commands.evaluate import Extras, evaluate
-
-        own = given | {"data.dataset": found.dataset, "model.ckpt": weights}
-        return evaluate(None, (), [own], split="auto", workers=workers, quiet=quiet, extras=Extras(real=real))
-
+    score = _scorer(given | {"data.dataset": found.dataset}, real=real, workers=workers, quiet=quiet)
     result = command.reproduce(found, recipes, run_options, real=real, finetune=finetune, evaluate=score)
     return _tell(result, as_json)
+
+
+def _scorer(
+    given: dict[str, Any], *, real: str | None, workers: int | None, quiet: bool
+) -> Callable[[str], dict[str, Any]]:
+    """`vit evaluate` on the data set of a row, for any weights."""
+    from vitcli.commands.evaluate import Extras, evaluate
+
+    asked: dict[str, Any] = dict(split="auto", workers=workers, quiet=quiet, extras=Extras(real=real))
+    return lambda weights: evaluate(None, (), [given | {"model.ckpt": weights}], **asked)
 
 
 def _tell(result: dict[str, Any], as_json: bool) -> int:
