@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from statistics import fmean, stdev
 
+import pyarrow.parquet
 import pytest
 
 from tests.conftest import run
@@ -112,18 +113,25 @@ def test_the_same_command_again_trains_nothing(small):
     assert again.json == told and times_of(out) == before and len(before) == 3  # both runs, the whole
 
 
-def test_real_labels_score_the_runs_that_are_there(small, tmp_path):
-    """Lists in which both colours are right, and one that leaves its picture out."""
-    rows, out, told = small
-    before = times_of(out)
+def test_real_labels_score_the_runs_that_are_there(small, photos, tmp_path):
+    """Of lists that call two red pictures green and leave one out, counted by hand in saved predictions."""
+    rows, out, _ = small
+    before, lists = times_of(out), [[0]] * 5 + [[1]] * 2 + [[0]] * 2 + [[]]
     real = tmp_path / "real.json"
-    real.write_text(json.dumps([[0, 1]] * 9 + [[]]))
-
+    real.write_text(json.dumps(lists))
     words = ("reproduce", "mine/colours-real", "--rows", rows, "--out", out, "--real", real)
+
     scored = run(*words, "--json", "--quiet").json
 
-    assert scored["ours"]["runs"] == [{"seed": 0, "top1": 1.0}, {"seed": 1, "top1": 1.0}]
-    assert told["ours"]["mean"] < 1.0 and (scored["labels"], scored["num_test_examples"]) == ("real", 9)
+    for seed, found in enumerate(scored["ours"]["runs"]):
+        ckpt = out / f"runs/seed-{seed}"
+        asked = ("--ckpt", ckpt, "--dataset", photos, "--save-predictions", tmp_path / f"{seed}.parquet")
+        assert run("evaluate", *asked, "--quiet").code == 0
+        table = pyarrow.parquet.read_table(tmp_path / f"{seed}.parquet").to_pydict()
+        right = [top[0] in lists[row] for row, top in zip(table["row"], table["top_classes"], strict=True)]
+        assert found == {"seed": seed, "top1": pytest.approx(sum(right) / 9)}
+        assert sum(right) < 9
+    assert (scored["labels"], scored["num_test_examples"]) == ("real", 9)
     assert times_of(out) == before
     assert json.loads((out / "reproduce.json").read_text())["row"] == "mine/colours"
     assert json.loads((out / "reproduce-real.json").read_text())["row"] == "mine/colours-real"
