@@ -10,7 +10,7 @@ FLOORS = [
     # 0 words
     {"errors", "order", "stream_order", "schedule", "variants", "architecture",
      "assertions", "sharing", "recipe", "recipe_schema", "recipe_types", "recipe_rules", "recipe_text",
-     "recipe_mistakes", "recipe_choices"},
+     "recipe_mistakes", "recipe_choices", "reproduction", "reproduction_schema"},
     # 1 maths
     {"model", "backbones", "initialisation", "posemb", "positions",
      "conversion", "official", "official_names", "huggingface",
@@ -29,8 +29,8 @@ FLOORS = [
      "runtime", "launching", "runlog",
      "class_maps", "real_labels", "prediction_files", "evaluation_text",
      "feature_store", "draw_files", "fewshot_text",
-     "card_metadata", "card_text", "loading_text", "model_card", "weights_card", "hub_upload",
-     "console", "tables"},
+     "card_metadata", "card_text", "loading_text", "model_card", "weights_card", "hub_upload", "console",
+     "tables", "reproduction_text"},
     # 3 loops
     {"train", "forward", "inference", "scoring", "patch_inference", "agreement", "fitting",
      "feature_pass", "few_shot"},
@@ -40,16 +40,22 @@ FLOORS = [
       "finetune", "selection", "selection_files", "shared", "side_by_side",
       "vtab", "datasets", "pretrain", "evaluate", "scores", "evaluation_files", "compare",
       "predict", "recipes", "models", "interpolate_posemb", "inspect", "export", "push", "doctor", "frozen",
-      "fewshot", "fewshot_folder", "embed")} | {"api"},
+      "fewshot", "fewshot_folder", "embed", "reproduce", "reproduce_plan")} | {"api"},
     # 5 door
     {"cli", "cli_datasets", "cli_evaluate", "cli_recipes", "cli_weights", "cli_doctor",
-     "cli_fewshot", "cli_start", "options", "exits", "__main__", "__init__"},
+     "cli_fewshot", "cli_reproduce", "cli_start", "options", "exits", "__main__", "__init__"},
 ]  # fmt: skip
 # Who may use a room of its own floor: the parts of one thing, and what every floor may use.
 NEIGHBOURS = {
     "schedule": {"errors"}, "variants": {"errors"}, "recipe_schema": {"errors", "recipe_types"},
     "recipe_text": {"errors", "recipe_schema"},
     "recipe_mistakes": {"errors", "recipe_rules", "recipe_schema", "recipe_text"},
+    "reproduction": {"errors", "reproduction_schema"},
+    "reproduction_schema": {"errors", "recipe", "recipe_mistakes", "recipe_schema", "recipe_types"},
+    "reproduction_text": {"tables"},
+    "commands.reproduce": {"commands.planning", "commands.vtab"},
+    "commands.reproduce_plan": {"commands.planning", "commands.reproduce"},
+    "cli_reproduce": {"cli_start", "options"},
     "recipe_choices": {"recipe_mistakes", "recipe_rules", "recipe_schema", "recipe_text"},
     "recipe": {"errors", "recipe_choices", "recipe_rules", "recipe_schema", "recipe_text",
                "recipe_mistakes"},
@@ -108,8 +114,8 @@ NEIGHBOURS = {
     "commands.scores": {"commands.pixels"}, "commands.evaluation_files": {"commands.scores"},
     "commands.predict": {"commands.pixels"}, "commands.export": {"commands.pixels"},
     "api": {"commands.pixels"}, "__init__": {"api"},
-    "cli": {"cli_datasets", "cli_doctor", "cli_evaluate", "cli_fewshot", "cli_recipes", "cli_start",
-            "cli_weights", "exits", "options"},
+    "cli": {"cli_datasets", "cli_doctor", "cli_evaluate", "cli_fewshot", "cli_recipes", "cli_reproduce",
+            "cli_start", "cli_weights", "exits", "options"},
     "cli_weights": {"options"}, "cli_recipes": {"options"}, "cli_datasets": {"options"},
     "cli_doctor": {"options"}, "cli_evaluate": {"cli_start", "options"}, "__main__": {"cli"},
 }  # fmt: skip

@@ -39,3 +39,10 @@ Counts = Annotated[
 NumberOrSweep = Annotated[
     Annotated[Positive, Tag("one")] | Annotated[Literal["sweep"], Tag("list")], Discriminator(_is_text)
 ]
+# Of the rows of `vit reproduce`: an accuracy of 1 or less would be a fraction by mistake.
+Percent = Annotated[float, Field(gt=1, le=100)]
+PercentOrWithStd = Annotated[
+    Annotated[Percent, Tag("one")]
+    | Annotated[tuple[Percent, Annotated[float, Field(ge=0, le=50)]], Field(strict=False), Tag("list")],
+    Discriminator(_is_list),
+]
