@@ -18,7 +18,7 @@ def as_list(result: dict[str, Any]) -> str:
     table.add_column("row", no_wrap=True)
     table.add_column("published", justify="right", no_wrap=True)
     table.add_column("weights", no_wrap=True)
-    table.add_column("network, pre-trained on", overflow="ellipsis", no_wrap=True)
+    table.add_column("network, pre-trained on", overflow="fold")
     for row in result["rows"]:
         weights = "public" if row["released"] else "unreleased"
         table.add_row(row["row"], _percent(row["published"]), weights, row["about"])

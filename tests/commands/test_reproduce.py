@@ -250,7 +250,7 @@ def test_hours_are_those_of_ten_steps_times_the_protocol(small, tmp_path):
 
 
 def test_the_list_has_every_row_and_whether_its_weights_are_public(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("COLUMNS", "200")
     everything = run("reproduce", "--list", "--json").json["rows"]
     text = run("reproduce", "--list", "table2/*").out
     some = run("reproduce", "--list", "B16-IN21K", "--json").json["rows"]
