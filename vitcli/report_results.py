@@ -1,0 +1,275 @@
+"""The tables of accuracies, in the shape of the paper's Tables 2, 5, 6 and 9."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from vitcli.report_columns import Column, Entry, Row, arrange, natural, pooled
+from vitcli.report_data import Fewshot, Material, Run, Scored, Vtab
+from vitcli.report_tables import Cell, Head, Line, Names, Table, best_marked, number, share
+from vitcli.tables import size_text
+
+NUM_TASKS = 19  # of VTAB
+REPEATED = "mean ± standard deviation of runs with their own seeds where there are several"
+
+
+def results(material: Material, names: Names) -> list[Table]:
+    """Tables 2 and 5: data sets by networks; Table 6: networks by data sets, with their compute."""
+    entries = [_of_run(run, material.runs) for run in material.runs if run.command == "finetune"]
+    entries += [_of_vtab(vtab) for vtab in material.vtabs]
+    columns = arrange(entries)
+    rows = _rows(columns)
+    if not rows:
+        return []
+    accuracy = Table(
+        "accuracy",
+        "Transfer accuracy",
+        f"Top-1 accuracy in % on each data set (rows) of each network (columns): {REPEATED}; the best of a row "
+        "in bold. In the shape of the paper’s Tables 2 and 5.",
+        "data set",
+        tuple(Head(column.name, column.detail) for column in columns),
+        tuple(Line(names.row(row), best_marked([_cell(column, row) for column in columns])) for row in rows),
+    )
+    return [accuracy, *_compute(columns, rows, material, names)]
+
+
+def _compute(columns: Sequence[Column], rows: Sequence[Row], material: Material, names: Names) -> list[Table]:
+    spent = [_exaflops(column.entries) for column in columns]
+    if not any(spent):
+        return []
+    before = [_pretraining_exaflops(column, material.runs) for column in columns]
+    heads = [names.row(row) for row in rows]
+    heads += [
+        Head("exaFLOPs", "of these runs"),
+        *([Head("exaFLOPs", "of pre-training")] if any(before) else []),
+    ]
+    by_row = [best_marked([_cell(column, row) for column in columns]) for row in rows]
+    lines = []
+    for at, column in enumerate(columns):
+        cells = [cells[at] for cells in by_row] + [number(spent[at])]
+        cells += [number(before[at])] if any(before) else []
+        lines.append(Line(Head(column.name, column.detail), tuple(cells)))
+    caption = (
+        "Each network (rows) with its top-1 accuracy in % on each data set and the compute of the training runs "
+        "behind the row; the best of a column in bold. In the shape of the paper’s Table 6, which counts "
+        "pre-training alone."
+    )
+    return [Table("compute", "Accuracy and compute", caption, "network", tuple(heads), tuple(lines))]
+
+
+def vtab_tasks(material: Material, names: Names) -> Table | None:
+    """Table 9: the tasks of VTAB by networks, with the means of their groups."""
+    entries = [
+        Entry((task, said.group), *_network(vtab), vtab.path / task, mean=said.top1)
+        for vtab in material.vtabs
+        for task, said in vtab.summary.tasks.items()
+    ]
+    if not entries:
+        return None
+    columns = arrange(entries)
+    lines = []
+    for row in dict.fromkeys(entry.row for entry in entries):
+        lines.append(Line(Head(*row), best_marked([_cell(column, row) for column in columns])))
+    by_path = {vtab.path: vtab.summary for vtab in material.vtabs}
+    said = [by_path[column.entries[0].folder.parent] for column in columns]
+    for group in dict.fromkeys(group for one in said for group in one.groups):
+        means = best_marked([share(one.groups.get(group)) for one in said])
+        lines.append(Line(Head(group, "mean of the group"), means, is_total=True))
+    means = best_marked([share(one.top1) for one in said])
+    lines.append(Line(Head("VTAB", f"mean of {NUM_TASKS} tasks"), means, is_total=True))
+    return Table(
+        "vtab",
+        "VTAB, task by task",
+        "Top-1 accuracy in % on each task; the best of a row in bold. The score is the mean of the tasks, not of "
+        "the groups, and is left open until all are finished. In the shape of the paper’s Table 9.",
+        "task",
+        tuple(Head(column.name, column.detail) for column in columns),
+        tuple(lines),
+    )
+
+
+def few_shot(material: Material, names: Names) -> Table | None:
+    """Few-shot accuracy: data sets and shots by networks (paper, section 4.1)."""
+    entries = [
+        Entry(
+            (one.dataset, one.split, f"{int(shots):,}-shot"),
+            one.summary.model,
+            one.summary.ckpt,
+            one.recipe,
+            one.path,
+            values=tuple(found.runs),
+            mean=found.mean,
+            std=found.std,
+            resolution=one.summary.resolution,
+        )
+        for one in material.fewshots
+        for shots, found in one.summary.shots.items()
+    ]
+    if not entries:
+        return None
+    caption = (
+        "Top-1 accuracy in % of a classifier fitted to a few pictures of each class, features frozen: mean ± "
+        "standard deviation over the draws; the best of a row in bold."
+    )
+    return _cross("fewshot", "Few-shot accuracy", caption, arrange(entries), names)
+
+
+def pretraining(material: Material, names: Names) -> Table | None:
+    """What was trained from fresh weights, and what it cost."""
+    finished = [run for run in material.runs if run.command == "pretrain" and run.summary]
+    if not finished:
+        return None
+    lines = []
+    for run in finished:
+        said, probed = run.summary, run.summary.fewshot
+        where = f"{names.data(run.dataset)}, {size_text(said.resolution)} px"
+        note = f"{probed.shots}-shot {names.data(probed.dataset)}" if probed else ""
+        right = said.top1 if said.top1 is not None else said.patch_accuracy
+        cells = [
+            share(right, said.top1_std, note="of patch colours" if said.patch_accuracy is not None else "")
+        ]
+        cells += [number(said.loss, "{:.4f}"), share(probed.top1 if probed else None, note=note)]
+        cells += [
+            number(said.steps, "{:,}"),
+            number(said.steps * said.batch_size, "{:,}"),
+            number(said.exaflops),
+        ]
+        lines.append(Line(Head(said.model, where, run.path), tuple(cells)))
+    columns = ("held-out top-1", "held-out loss", "few-shot probe", "steps", "images seen", "exaFLOPs")
+    caption = "Runs from fresh weights: accuracies in % on the held-out split, loss in nats, compute of the whole run."
+    heads = tuple(Head(column) for column in columns)
+    return Table("pretraining", "Pre-training", caption, "network", heads, tuple(lines))
+
+
+def evaluations(material: Material, names: Names) -> list[Table]:
+    """Checkpoints that vit evaluate has scored: data sets by checkpoints, then all numbers of each."""
+    if not material.scored:
+        return []
+    tables = []
+    entries = [entry for one in material.scored for entry in _of_scored(one)]
+    if len(material.scored) > 1:
+        caption = (
+            "Top-1 accuracy in % of finished checkpoints on each data set (rows); ReaL is by the reassessed labels "
+            "of ImageNet. The best of a row in bold."
+        )
+        tables = [_cross("evaluated", "Evaluated checkpoints", caption, arrange(entries), names)]
+    heads = [Head("images"), Head("top-1"), Head("95 %", "interval"), Head("top-5"), Head("loss", "nats")]
+    heads += [Head("ECE", "%"), Head("Brier")]
+    has_real = any(one.said.real_top1 is not None for one in material.scored)
+    heads[4:4] = [Head("ReaL")] if has_real else []
+    lines = tuple(_line_of_scored(one, names, has_real=has_real) for one in material.scored)
+    caption = (
+        "All numbers of each evaluation, accuracies in %. ECE is the expected calibration error: how far "
+        "confidence and accuracy are apart; 0 is best. Brier is the squared distance of the probabilities, 0 to 2."
+    )
+    return [*tables, Table("evaluations", "Evaluations", caption, "checkpoint", tuple(heads), lines)]
+
+
+def _of_run(run: Run, runs: Sequence[Run]) -> Entry:
+    said, row = run.summary, (run.dataset, run.split)
+    model = run.model
+    if said is None:  # neither the split nor a checkpoint's network is known yet: others may tell
+        finished = [one for one in runs if one.summary]
+        row = (run.dataset, next((one.split for one in finished if one.dataset == run.dataset), ""))
+        model = next((one.model for one in finished if run.ckpt and one.ckpt == run.ckpt), model)
+    return Entry(
+        row,
+        model,
+        run.ckpt,
+        run.recipe,
+        run.path,
+        seeds=run.seeds,
+        values=tuple(one.top1 for one in said.runs if one.top1 is not None) if said else (),
+        mean=said.top1 if said else None,
+        std=said.top1_std if said else None,
+        resolution=run.resolution,
+        exaflops=said.exaflops if said else None,
+        told=run.progress.in_words if run.progress else "",
+    )
+
+
+def _of_vtab(vtab: Vtab) -> Entry:
+    finished = sum(task.top1 is not None for task in vtab.summary.tasks.values())
+    spent = [run.summary.exaflops or 0.0 for run in vtab.runs if run.summary]
+    return Entry(
+        ("VTAB", f"{NUM_TASKS} tasks"),
+        *_network(vtab),
+        vtab.path,
+        mean=vtab.summary.top1,
+        exaflops=sum(spent) or None,
+        told=f"{finished} of {NUM_TASKS} tasks",
+    )
+
+
+def _network(vtab: Vtab) -> tuple[str, str | None, dict]:
+    """Model, checkpoint and recipe of all tasks: the last is left out, as each task has its own."""
+    first = next(iter(vtab.runs), None)
+    return (first.model, first.ckpt, {}) if first else ("unknown network", None, {})
+
+
+def _of_scored(one: Scored) -> list[Entry]:
+    said, more = one.said, one.said.class_map or ""
+    network = (said.model, said.ckpt, {}, one.path)
+    found = [Entry((one.dataset, one.split, more), *network, mean=said.top1, resolution=said.resolution)]
+    if said.real_top1 is not None:
+        row = (one.dataset, one.split, "ReaL")
+        found.append(Entry(row, *network, mean=said.real_top1, resolution=said.resolution))
+    return found
+
+
+def _line_of_scored(one: Scored, names: Names, *, has_real: bool) -> Line:
+    said = one.said
+    interval = said.intervals.get("top1")
+    between = f"{100 * interval[0]:.1f} to {100 * interval[1]:.1f}" if interval and len(interval) == 2 else ""
+    top5 = share(said.top5) if said.num_classes > 5 else Cell("–")  # of five classes it is 1 by definition
+    cells = [number(said.num_eval_examples, "{:,}"), share(said.top1), Cell(between), top5]
+    cells += [share(said.real_top1)] if has_real else []
+    cells += [number(said.loss, "{:.4f}"), share(said.ece), number(said.brier, "{:.4f}")]
+    where = [
+        said.model,
+        names.data(one.dataset),
+        one.split,
+        said.class_map or "",
+        f"{size_text(said.resolution)} px",
+    ]
+    name = Path(said.ckpt).name or said.ckpt
+    return Line(Head(name, ", ".join(filter(None, where)), one.path), tuple(cells))
+
+
+def _cross(key: str, title: str, caption: str, columns: Sequence[Column], names: Names) -> Table:
+    """Rows of data, columns of networks, the best of a row marked."""
+    heads = tuple(Head(column.name, column.detail) for column in columns)
+    rows = _rows(columns)
+    lines = (Line(names.row(row), best_marked([_cell(column, row) for column in columns])) for row in rows)
+    return Table(key, title, caption, "data set", heads, tuple(lines))
+
+
+def _rows(columns: Sequence[Column]) -> list[Row]:
+    """By name, VTAB last as in the paper."""
+    found = {row for column in columns for row in column.cells}
+    return sorted(found, key=lambda row: (row[0] == "VTAB", [natural(part) for part in row]))
+
+
+def _cell(column: Column, row: Row) -> Cell:
+    """Mean and std of the entries that meet there, and how it differs from the rest of its column."""
+    entries = column.cells.get(row, [])
+    if not entries:
+        return Cell()
+    mean, std, count = pooled(entries)
+    if mean is None:
+        return Cell(note=entries[0].told)
+    sizes = {size_text(one.resolution) for one in column.entries if one.resolution is not None}
+    own = entries[0].resolution
+    notes = [f"{size_text(own)} px"] if len(sizes) > 1 and own is not None else []
+    notes += [f"{count} runs"] if count > 1 else []
+    return share(mean, std, count=count, note=", ".join(notes))
+
+
+def _exaflops(entries: Sequence[Entry]) -> float | None:
+    return sum(entry.exaflops or 0.0 for entry in entries) or None
+
+
+def _pretraining_exaflops(column: Column, runs: Sequence[Run]) -> float | None:
+    """Of the run that has made the column's checkpoint, where it is among those reported."""
+    ckpt = column.entries[0].ckpt
+    made = [run for run in runs if ckpt and run.summary and run.path.resolve() == Path(ckpt).resolve()]
+    return made[0].summary.exaflops if made else None
