@@ -1,13 +1,13 @@
 """Which results share a cell of a table, which column they stand in, and what a person calls both.
 
-A column is a network from one checkpoint. Results of the same data that would meet in a cell are told apart by
-what differs in their recipes. Those that differ in nothing but the seed are repeated runs: the cell has their
-mean and standard deviation (paper, Table 2: of three).
+A column is a network from one checkpoint. Results of the same data that would meet in a cell are told apart
+by what differs in their recipes. Those that differ in nothing but the seed are repeated runs: the cell has
+their mean and standard deviation (paper, Table 2: of three).
 """
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path, PurePath
 from statistics import mean, stdev
 from typing import Any
@@ -72,7 +72,7 @@ class Column:
 
 
 def arrange(entries: Sequence[Entry]) -> list[Column]:
-    """Entries to columns, in the order of their names; in a cell there is one result, or repeated runs of one."""
+    """Entries to columns in the order of their names; in a cell is one result, or repeated runs of one."""
     ckpts: dict[str, set[str | None]] = {}
     networks: dict[tuple[str, str | None], list[Entry]] = {}
     for entry in entries:
@@ -97,7 +97,7 @@ def arrange(entries: Sequence[Entry]) -> list[Column]:
 
 
 def pooled(cell: Sequence[Entry]) -> tuple[float | None, float | None, int]:
-    """Mean, standard deviation (ddof 1) and number of the finished runs of a cell; None where there is none."""
+    """Mean, standard deviation (ddof 1) and number of the finished runs of a cell; None if there are none."""
     finished = [entry for entry in cell if entry.mean is not None]
     if not finished:
         return None, None, 0

@@ -26,7 +26,7 @@ def progress(material: Material, names: Names) -> Table | None:
         )  # fmt: skip
         lines.append(Line(Head(names.folder(run.path), _about(run, names), run.path), cells))
     caption = (
-        "Runs without a summary yet: the step they have logged last, the time their steps still need, and the "
+        "Runs without a summary yet: the step they have logged last, the time their steps still need, the "
         "last training loss and held-out top-1 in %. One that was stopped goes on with its own command line."
     )
     heads = tuple(Head(name) for name in ("progress", "process", "left", "training loss", "held-out top-1"))
@@ -42,7 +42,10 @@ def selection(material: Material, names: Names) -> Table | None:
         found = {in_words(one.keys): one for one in run.choices}
         cells = tuple(_choice(found.get(words)) for words in columns)
         lines.append(Line(Head(names.folder(run.path), _about(run, names), run.path), cells))
-    caption = "Top-1 accuracy in % on the dev split, cut from the training split, for each choice; the chosen in bold."
+    caption = (
+        "Top-1 accuracy in % on the dev split, which is cut from the training split, for each choice; the chosen "
+        "one in bold."
+    )
     heads = tuple(Head(words) for words in columns)
     return Table("selection", "Selection on the dev split", caption, "run", heads, tuple(lines))
 
@@ -63,7 +66,7 @@ def costs(material: Material, names: Names) -> Table | None:
         lines.append(_cost_line(names.folder(one.path), detail, one.path, one.said))
     caption = (
         "What each run has used: speed and time of all its processes together, the compute of training as the "
-        "paper counts it (6 times the multiply-adds of a forward pass, for each image), peak memory of a process."
+        "paper counts it (for each image 6 times the multiply-adds of a forward pass), peak memory of a process."
     )
     columns = (
         ("images/s", ""),

@@ -1,4 +1,4 @@
-"""Which run folders there are, and their files, read with suspicion: one may be cut off or another program's."""
+"""Which run folders there are, and their files, read with suspicion: one may be cut off or a stranger's."""
 
 import json
 import os

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vitcli.report_columns import Column, Entry, Row, arrange, natural, pooled
-from vitcli.report_data import Fewshot, Material, Run, Scored, Vtab
+from vitcli.report_data import Material, Run, Scored, Vtab
 from vitcli.report_tables import Cell, Head, Line, Names, Table, best_marked, number, share
 from vitcli.tables import size_text
 
@@ -23,8 +23,8 @@ def results(material: Material, names: Names) -> list[Table]:
     accuracy = Table(
         "accuracy",
         "Transfer accuracy",
-        f"Top-1 accuracy in % on each data set (rows) of each network (columns): {REPEATED}; the best of a row "
-        "in bold. In the shape of the paper’s Tables 2 and 5.",
+        f"Top-1 accuracy in % on each data set (rows) of each network (columns): {REPEATED}; the best of a "
+        "row in bold. In the shape of the paper's Tables 2 and 5.",
         "data set",
         tuple(Head(column.name, column.detail) for column in columns),
         tuple(Line(names.row(row), best_marked([_cell(column, row) for column in columns])) for row in rows),
@@ -49,8 +49,8 @@ def _compute(columns: Sequence[Column], rows: Sequence[Row], material: Material,
         cells += [number(before[at])] if any(before) else []
         lines.append(Line(Head(column.name, column.detail), tuple(cells)))
     caption = (
-        "Each network (rows) with its top-1 accuracy in % on each data set and the compute of the training runs "
-        "behind the row; the best of a column in bold. In the shape of the paper’s Table 6, which counts "
+        "Each network (rows) with its top-1 accuracy in % on each data set and the compute of the training "
+        "runs behind the row; the best of a column in bold. In the shape of the paper's Table 6, which counts "
         "pre-training alone."
     )
     return [Table("compute", "Accuracy and compute", caption, "network", tuple(heads), tuple(lines))]
@@ -79,8 +79,8 @@ def vtab_tasks(material: Material, names: Names) -> Table | None:
     return Table(
         "vtab",
         "VTAB, task by task",
-        "Top-1 accuracy in % on each task; the best of a row in bold. The score is the mean of the tasks, not of "
-        "the groups, and is left open until all are finished. In the shape of the paper’s Table 9.",
+        "Top-1 accuracy in % on each task; the best of a row in bold. The score is the mean of the tasks, not "
+        "of the groups, and is left open until all are finished. In the shape of the paper's Table 9.",
         "task",
         tuple(Head(column.name, column.detail) for column in columns),
         tuple(lines),
@@ -135,7 +135,7 @@ def pretraining(material: Material, names: Names) -> Table | None:
         ]
         lines.append(Line(Head(said.model, where, run.path), tuple(cells)))
     columns = ("held-out top-1", "held-out loss", "few-shot probe", "steps", "images seen", "exaFLOPs")
-    caption = "Runs from fresh weights: accuracies in % on the held-out split, loss in nats, compute of the whole run."
+    caption = "Runs from fresh weights: accuracies in % on the held-out split, loss in nats, and what they took."
     heads = tuple(Head(column) for column in columns)
     return Table("pretraining", "Pre-training", caption, "network", heads, tuple(lines))
 
@@ -148,8 +148,8 @@ def evaluations(material: Material, names: Names) -> list[Table]:
     entries = [entry for one in material.scored for entry in _of_scored(one)]
     if len(material.scored) > 1:
         caption = (
-            "Top-1 accuracy in % of finished checkpoints on each data set (rows); ReaL is by the reassessed labels "
-            "of ImageNet. The best of a row in bold."
+            "Top-1 accuracy in % of finished checkpoints on each data set (rows); ReaL is by the reassessed "
+            "labels of ImageNet. The best of a row in bold."
         )
         tables = [_cross("evaluated", "Evaluated checkpoints", caption, arrange(entries), names)]
     heads = [Head("images"), Head("top-1"), Head("95 %", "interval"), Head("top-5"), Head("loss", "nats")]
@@ -159,7 +159,7 @@ def evaluations(material: Material, names: Names) -> list[Table]:
     lines = tuple(_line_of_scored(one, names, has_real=has_real) for one in material.scored)
     caption = (
         "All numbers of each evaluation, accuracies in %. ECE is the expected calibration error: how far "
-        "confidence and accuracy are apart; 0 is best. Brier is the squared distance of the probabilities, 0 to 2."
+        "confidence and accuracy are apart. Brier is the squared distance of the probabilities from the label."
     )
     return [*tables, Table("evaluations", "Evaluations", caption, "checkpoint", tuple(heads), lines)]
 
@@ -220,7 +220,7 @@ def _line_of_scored(one: Scored, names: Names, *, has_real: bool) -> Line:
     said = one.said
     interval = said.intervals.get("top1")
     between = f"{100 * interval[0]:.1f} to {100 * interval[1]:.1f}" if interval and len(interval) == 2 else ""
-    top5 = share(said.top5) if said.num_classes > 5 else Cell("–")  # of five classes it is 1 by definition
+    top5 = share(said.top5) if said.num_classes > 5 else Cell("-")  # of five classes it is 1 by definition
     cells = [number(said.num_eval_examples, "{:,}"), share(said.top1), Cell(between), top5]
     cells += [share(said.real_top1)] if has_real else []
     cells += [number(said.loss, "{:.4f}"), share(said.ece), number(said.brier, "{:.4f}")]

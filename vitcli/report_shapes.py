@@ -5,7 +5,7 @@ Other keys are left to others; a new one of a later version does no harm.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
 Share = Annotated[FiniteFloat, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=0)]
@@ -106,6 +106,12 @@ class Bins(Told):
     counts: list[Count]
     confidence: list[Share]
     accuracy: list[Share]
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> "Bins":
+        if not len(self.edges) - 1 == len(self.counts) == len(self.confidence) == len(self.accuracy) > 0:
+            raise ValueError("the bins and their edges do not go together")
+        return self
 
 
 class OneResolution(Told):
