@@ -33,7 +33,9 @@ class Browser:
             f'--user-data-dir="{profile}" about:blank 3<&{to_read} 4>&{to_write}'
         )
         quiet = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
-        self._process = subprocess.Popen(["bash", "-c", command, find()], pass_fds=(to_read, to_write), **quiet)
+        self._process = subprocess.Popen(
+            ["bash", "-c", command, find()], pass_fds=(to_read, to_write), **quiet
+        )
         os.close(to_read)
         os.close(to_write)
         self._buffer, self._number, self._session = b"", 0, None
@@ -83,7 +85,9 @@ class Browser:
 
     def requests(self) -> list[str]:
         """Everything the page has asked for since it was opened, itself first."""
-        sent = [event["params"] for event in self.events if event.get("method") == "Network.requestWillBeSent"]
+        sent = [
+            event["params"] for event in self.events if event.get("method") == "Network.requestWillBeSent"
+        ]
         return [one["request"]["url"] for one in sent]
 
     def screenshot(self, path: Path) -> None:

@@ -19,7 +19,7 @@ from tests.conftest import Outcome, run
 COMMANDS = ["finetune", "pretrain", "fewshot", "embed", "evaluate", "compare", "predict", "recipes",
             "recipes list", "recipes show", "recipes check", "recipes schema", "recipes copy", "models",
             "interpolate-posemb", "inspect", "export", "doctor", "doctor resume", "datasets",
-            "datasets list", "datasets show", "datasets check"]  # fmt: skip
+            "datasets list", "datasets show", "datasets check", "report"]  # fmt: skip
 FRESH = (
     "finetune",
     "--ckpt",

@@ -16,7 +16,7 @@ Out = Annotated[Path | None, options.option("--out", options.RUN,
 Format = Annotated[str | None, options.option("--format", options.RUN,
     "text, markdown, csv, json or html; by the ending of --out if left out.", "NAME")]
 Serve = Annotated[bool, options.option("--serve", options.RUN,
-    "Show the page on this machine's own address and keep it up to date while runs go on; Ctrl-C ends it.", None)]
+    "Show the page on this machine's own address, up to date while runs go on; Ctrl-C ends it.", None)]
 Port = Annotated[int | None, options.option("--port", options.RUN,
     "With --serve: any free one if left out.", "N", min=0, max=65535)]
 Overwrite = Annotated[bool, options.option("--overwrite", options.RUN,

@@ -13,8 +13,10 @@ from statistics import mean, stdev
 from typing import Any
 
 from vitcli.tables import size_text
+from vitcli.variants import VARIANTS
 
 SIZE, SEED = "data.image_size", "train.seed"
+UNSET = "unset"
 FOLDER = "in"  # tells apart what does not differ in its recipe
 # What differs is looked for in this order, then in all other keys, the seed and the folder.
 WORDS = {
@@ -83,17 +85,23 @@ def arrange(entries: Sequence[Entry]) -> list[Column]:
     columns = []
     for (model, ckpt), own in networks.items():
         origin = [f"from {names[ckpt]}" if ckpt else "from fresh weights"] if len(ckpts[model]) > 1 else []
-        keys = _telling_keys(own)
-        for values, members in _grouped(own, keys).items():
+        finished = [entry for entry in own if entry.mean is not None] or own
+        keys = _telling_keys(finished)
+        groups = _grouped(finished, keys)
+        for entry in own:  # what goes on divides no columns: it stands with its like, or in the first
+            if entry not in finished:
+                values = tuple(_value(entry, key) for key in keys)
+                groups.get(values, next(iter(groups.values()))).append(entry)
+        for values, members in groups.items():
             cells: dict[Row, list[Entry]] = {}
             for entry in members:
                 cells.setdefault(entry.row, []).append(entry)
             sizes = {size_text(one.resolution) for one in members if one.resolution is not None}
             words = [f"{sizes.pop()} px"] if len(sizes) == 1 else []
-            told = zip(keys, values, strict=True)
-            words += [word(key, folders.get(value, value)) for key, value in told if key != SIZE]
+            told = ((key, folders.get(value, value)) for key, value in zip(keys, values, strict=True))
+            words += [word(key, value) for key, value in told if key != SIZE and value != UNSET]
             columns.append(Column(model, ", ".join(origin + words), cells))
-    return sorted(columns, key=lambda one: (natural(one.name), natural(one.detail)))
+    return sorted(columns, key=lambda one: (_size_of(one.name), natural(one.name), natural(one.detail)))
 
 
 def pooled(cell: Sequence[Entry]) -> tuple[float | None, float | None, int]:
@@ -113,7 +121,7 @@ def word(key: str, value: str) -> str:
 
 
 def short_names(names: Iterable[str]) -> dict[str, str]:
-    """The last part of each path or Hub id, with as many parts before it as tell it from the others."""
+    """The last part of each path or Hub id, with as many before it as tell it from others; no bare number."""
     parts = {name: PurePath(name).parts or (name,) for name in names}
     short = {}
     for name, own in parts.items():
@@ -122,6 +130,7 @@ def short_names(names: Iterable[str]) -> dict[str, str]:
             (k for k in range(1, len(own)) if not any(own[-k:] == one[-k:] for one in others)), len(own)
         )
         is_alias = len(own) == 2 and own[0] == "vtab"  # its pet pictures are not the pets of another task
+        least = max(least, 2) if own[-1].isdecimal() else least
         short[name] = name if is_alias else str(PurePath(*own[-least:]))
     return short
 
@@ -130,6 +139,12 @@ def natural(text: str) -> list[tuple[int, int, str]]:
     """A sort key in which L/9 comes before L/16."""
     pieces = re.split(r"(\d+)", text.casefold())
     return [(1, int(piece), "") if piece.isdecimal() else (0, 0, piece) for piece in pieces]
+
+
+def _size_of(model: str) -> int:
+    """The place of a model among the paper's, the smaller first; others come after them."""
+    known = [name.casefold() for name in VARIANTS]
+    return known.index(model.casefold()) if model.casefold() in known else len(known)
 
 
 def _telling_keys(entries: Sequence[Entry]) -> list[str]:
@@ -177,7 +192,7 @@ def _value(entry: Entry, key: str) -> str:
     """As a person writes it; a list is that of a selection."""
     if key == FOLDER:
         return str(entry.folder)
-    value = entry.recipe.get(key, "unset")
+    value = entry.recipe.get(key, UNSET)
     if key == SIZE and entry.resolution is not None:
         return size_text(entry.resolution)
     each = value if isinstance(value, list) else [value]

@@ -3,8 +3,9 @@
 from dataclasses import replace
 from typing import Any
 
-from vitcli.report_columns import natural, word
+from vitcli.report_columns import word
 from vitcli.report_data import Choice, Material, Run
+from vitcli.report_progress import is_number
 from vitcli.report_shapes import Costs
 from vitcli.report_tables import Cell, Head, Line, Names, Table, number, share
 from vitcli.tables import size_text
@@ -36,15 +37,15 @@ def progress(material: Material, names: Names) -> Table | None:
 def selection(material: Material, names: Names) -> Table | None:
     """What each selection was between, and what was chosen on the dev split (paper, appendix B.1.1)."""
     chosen = [run for run in material.runs if run.choices]
-    columns = sorted({in_words(one.keys) for run in chosen for one in run.choices}, key=natural)
+    columns = [in_words(keys) for keys in _in_order([one.keys for run in chosen for one in run.choices])]
     lines = []
     for run in chosen:
         found = {in_words(one.keys): one for one in run.choices}
         cells = tuple(_choice(found.get(words)) for words in columns)
         lines.append(Line(Head(names.folder(run.path), _about(run, names), run.path), cells))
     caption = (
-        "Top-1 accuracy in % on the dev split, which is cut from the training split, for each choice; the chosen "
-        "one in bold."
+        "Top-1 accuracy in % on the dev split, which is cut from the training split, for each choice; the "
+        "chosen one in bold."
     )
     heads = tuple(Head(words) for words in columns)
     return Table("selection", "Selection on the dev split", caption, "run", heads, tuple(lines))
@@ -65,8 +66,9 @@ def costs(material: Material, names: Names) -> Table | None:
         detail = f"evaluate, {one.said.model}, {names.data(one.dataset)}"
         lines.append(_cost_line(names.folder(one.path), detail, one.path, one.said))
     caption = (
-        "What each run has used: speed and time of all its processes together, the compute of training as the "
-        "paper counts it (for each image 6 times the multiply-adds of a forward pass), peak memory of a process."
+        "What each run has used: speed and time of all its processes together, the compute of training as "
+        "the paper counts it (for each image 6 times the multiply-adds of a forward pass), and the peak "
+        "memory of a process."
     )
     columns = (
         ("images/s", ""),
@@ -90,10 +92,11 @@ def runs(material: Material, names: Names) -> Table | None:
         batch = said.batch_size if said else run.recipe.get("train.batch_size")
         each = [(one.seed, one.top1) for one in said.runs if one.top1 is not None] if said else []
         told = ", ".join(f"{100 * top1:.2f} (seed {seed})" for seed, top1 in each)
+        told = told or (run.progress.in_words if run.progress else "")
         rate = said.lr if said else run.recipe.get("optimizer.lr")
         cells = (
             Cell(origin), Cell(size_text(run.resolution) if run.resolution else ""),
-            _plain(steps), _plain(batch), _plain(rate), Cell(told or (run.progress.in_words if run.progress else "")),
+            _plain(steps), _plain(batch), _plain(rate), Cell(told),
         )  # fmt: skip
         lines.append(Line(Head(names.folder(run.path), _about(run, names), run.path), cells))
     columns = ("from", "px", "steps", "batch", "lr", "top-1 of each run")
@@ -119,6 +122,13 @@ def _choice(choice: Choice | None) -> Cell:
     return replace(told, is_best=choice.is_chosen)
 
 
+def _in_order(choices: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each once, by its numbers where it has such, else as they were tried."""
+    each = list({in_words(keys): keys for keys in choices}.values())
+    is_of_numbers = all(is_number(value) for keys in each for value in keys.values())
+    return sorted(each, key=lambda keys: list(keys.items())) if is_of_numbers else each
+
+
 def in_words(keys: dict[str, Any]) -> str:
     """A choice of a selection: "lr 0.003, momentum 0.9"."""
     values = ((key, f"{value:g}" if isinstance(value, float) else str(value)) for key, value in keys.items())
@@ -131,8 +141,9 @@ def _about(run: Run, names: Names) -> str:
 
 def _cost_line(name: str, detail: str, folder, used: Costs) -> Line:
     cells = (
-        number(used.images_per_s, "{:,.1f}"), Cell(duration(used.elapsed_s), used.elapsed_s), number(used.exaflops),
-        number(used.peak_memory_gib, "{:.2f}"), number(used.num_processes, "{}"), Cell(used.precision or ""),
+        number(used.images_per_s, "{:,.1f}"), Cell(duration(used.elapsed_s), used.elapsed_s),
+        number(used.exaflops), number(used.peak_memory_gib, "{:.2f}"),
+        number(used.num_processes, "{}"), Cell(used.precision or ""),
     )  # fmt: skip
     return Line(Head(name, detail, folder), cells)
 

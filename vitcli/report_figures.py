@@ -16,6 +16,7 @@ from vitcli.figures import STYLE
 # Okabe and Ito's eight, told apart by everybody, yellow last: it is pale on paper. Black is the page's ink.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#888888", "#C9B800")
 MOST_LINES = len(COLOURS)  # of one picture
+MOST_TICKS = 8
 MOST_POINTS = 240  # of one line: as many as can be seen
 INK = {
     "#000000": "currentColor",
@@ -63,18 +64,19 @@ def curves(
                 )
         axes.set(xlabel=x, ylabel=y)
         if is_log:
-            ticks = sorted({at for line in lines for strand in line.strands for at, _ in strand})
             axes.set_xscale("log")
-            axes.set_xticks(ticks if len(ticks) <= 8 else ticks[:: -(-len(ticks) // 8)])
+        if has_points:
+            ticks = sorted({at for line in lines for strand in line.strands for at, _ in strand})
+            axes.set_xticks(ticks[:: -(-len(ticks) // MOST_TICKS)])
             axes.xaxis.set_major_formatter("{x:g}")
             axes.xaxis.set_minor_locator(NullLocator())
         else:
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6, steps=[1, 2, 5, 10]))
     return figure
 
 
 def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> tuple[Point, ...]:
-    """At most so many points of a curve, with the lowest and the highest of each stretch: no spike is lost."""
+    """At most so many points, among them the lowest and highest of each stretch: no spike is lost."""
     if len(points) <= most:
         return tuple(points)
     stretches = np.array_split(np.arange(1, len(points) - 1), (most - 2) // 2)
@@ -124,4 +126,5 @@ def _tidied(svg: str, key: str, label: str, has_paper: bool) -> str:
         for ink, own in INK.items():
             body = re.sub(rf"((?:fill|stroke): ){ink}\b", rf"\1{own}", body)
     body = re.sub(r">\s+<", "><", body)
+    body = re.sub(r"base64,[^\"]*", lambda m: re.sub(r"\s", "", m[0]), body)
     return f'<svg {box} role="img" aria-label="{label}" style="max-width:{1.6 * width:.0f}px">{body}'

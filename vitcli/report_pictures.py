@@ -18,6 +18,7 @@ from vitcli.report_tables import Names
 from vitcli.tables import plain
 
 MOST_CLASSES = 2_000  # of a confusion that is drawn
+FEW_CLASSES = 12  # whose confusion is read well at half the width of a page
 
 
 @dataclass(frozen=True)
@@ -25,10 +26,11 @@ class Picture:
     """A picture under a heading.
 
     Attributes:
-        section: the heading it stands under, with others.
+        section: the heading it stands under, with others: that of the table of this key, or one of its own.
         svg: an element for the middle of a page.
         legend: colour and name of each line.
         has_paper: whether it needs white behind it.
+        is_wide: whether it needs the whole width of the page.
     """
 
     section: str
@@ -36,6 +38,7 @@ class Picture:
     svg: str
     legend: tuple[tuple[str, str], ...] = ()
     has_paper: bool = False
+    is_wide: bool = False
 
 
 def pictures_of(material: Material, names: Names) -> list[Picture]:
@@ -90,7 +93,7 @@ def _selection(runs: Sequence[Run], names: Names) -> Iterable[Picture]:
             f"Top-1 on the dev split of {names.data(runs[0].dataset)} by {what}; the ring is what was chosen."
         )
         yield from _charts(
-            "Selection", caption, lines, x=what, y="dev top-1 in %", is_log=is_log, has_points=True
+            "selection", caption, lines, x=what, y="dev top-1 in %", is_log=is_log, has_points=True
         )
 
 
@@ -107,9 +110,9 @@ def _shots(material: Material, names: Names) -> Iterable[Picture]:
         by_data.setdefault((one.dataset, one.split), []).append((label, (strand,), (), errors))
     for (dataset, split), lines in by_data.items():
         where = f"{names.data(dataset)}{', ' if split else ''}{split}"
-        caption = f"Few-shot top-1 on {where} by images of each class; bars are one standard deviation of the draws."
+        caption = f"Few-shot top-1 on {where} by images of each class; bars are one standard deviation."
         yield from _charts(
-            "Few-shot", caption, lines, x="images a class", y="top-1 in %", is_log=True, has_points=True
+            "fewshot", caption, lines, x="images a class", y="top-1 in %", is_log=True, has_points=True
         )
 
 
@@ -154,8 +157,8 @@ def _calibration(one: Scored, names: Names) -> Iterable[Picture]:
     if bins is None:
         return
     caption = (
-        f"Reliability of {_about(one, names)}: the share that is right (bars) in each bin of confidence, and below "
-        f"it how many examples the bin has. ECE {one.said.ece:.2%}."
+        f"Reliability of {_about(one, names)}: the share that is right (bars) in each bin of confidence, and "
+        f"below it how many examples the bin has. ECE {one.said.ece:.2%}."
     )
     yield Picture("Calibration", caption, _reliability(bins.model_dump_json(), caption))
 
@@ -174,10 +177,11 @@ def _confusion(one: Scored, names: Names) -> Iterable[Picture]:
     if not one.confusion or len(classes) > MOST_CLASSES:
         return
     caption = (
-        f"Confusion of {_about(one, names)}: of each class's examples (rows), what they were taken for (columns). "
-        "The deeper, the more; the diagonal is right."
+        f"Confusion of {_about(one, names)}: of each class's examples (rows), what they were taken for "
+        "(columns). The deeper, the more; the diagonal is right."
     )
-    yield Picture("Confusion", caption, _matrix(one.confusion, tuple(classes), caption), has_paper=True)
+    svg = _matrix(one.confusion, tuple(classes), caption)
+    yield Picture("Confusion", caption, svg, has_paper=True, is_wide=len(classes) > FEW_CLASSES)
 
 
 @lru_cache(maxsize=256)

@@ -3,55 +3,49 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from vitcli.report_columns import Column, Entry, Row, arrange, natural, pooled
-from vitcli.report_data import Material, Run, Scored, Vtab
-from vitcli.report_tables import Cell, Head, Line, Names, Table, best_marked, number, share
+from vitcli.report_columns import SEED, Column, Entry, arrange
+from vitcli.report_cross import cells_of, crossed, repeated, rows_of
+from vitcli.report_data import Material, Run, Vtab
+from vitcli.report_shapes import VtabSummary
+from vitcli.report_tables import Head, Line, Names, Table, best_marked, number, share
 from vitcli.tables import size_text
 
 NUM_TASKS = 19  # of VTAB
-REPEATED = "mean ± standard deviation of runs with their own seeds where there are several"
+SEEDS = "runs with their own seeds"
 
 
 def results(material: Material, names: Names) -> list[Table]:
     """Tables 2 and 5: data sets by networks; Table 6: networks by data sets, with their compute."""
     entries = [_of_run(run, material.runs) for run in material.runs if run.command == "finetune"]
     entries += [_of_vtab(vtab) for vtab in material.vtabs]
-    columns = arrange(entries)
-    rows = _rows(columns)
-    if not rows:
+    if not entries:
         return []
-    accuracy = Table(
-        "accuracy",
-        "Transfer accuracy",
-        f"Top-1 accuracy in % on each data set (rows) of each network (columns): {REPEATED}; the best of a "
-        "row in bold. In the shape of the paper's Tables 2 and 5.",
-        "data set",
-        tuple(Head(column.name, column.detail) for column in columns),
-        tuple(Line(names.row(row), best_marked([_cell(column, row) for column in columns])) for row in rows),
+    columns = arrange(entries)
+    caption = (
+        f"Top-1 accuracy in % on each data set (rows) of each network (columns){repeated(columns, SEEDS)}. "
+        "The best of a row is in bold. In the shape of the paper's Tables 2 and 5."
     )
-    return [accuracy, *_compute(columns, rows, material, names)]
+    accuracy = crossed("accuracy", "Transfer accuracy", caption, columns, names)
+    return [accuracy, *_compute(columns, material, names)]
 
 
-def _compute(columns: Sequence[Column], rows: Sequence[Row], material: Material, names: Names) -> list[Table]:
-    spent = [_exaflops(column.entries) for column in columns]
+def _compute(columns: Sequence[Column], material: Material, names: Names) -> list[Table]:
+    spent = [sum(entry.exaflops or 0.0 for entry in column.entries) or None for column in columns]
     if not any(spent):
         return []
     before = [_pretraining_exaflops(column, material.runs) for column in columns]
-    heads = [names.row(row) for row in rows]
-    heads += [
-        Head("exaFLOPs", "of these runs"),
-        *([Head("exaFLOPs", "of pre-training")] if any(before) else []),
-    ]
-    by_row = [best_marked([_cell(column, row) for column in columns]) for row in rows]
-    lines = []
+    rows = rows_of(columns)
+    heads = [*map(names.row, rows), Head("exaFLOPs", "of these runs")]
+    heads += [Head("exaFLOPs", "of pre-training")] if any(before) else []
+    by_row, lines = cells_of(columns, rows), []
     for at, column in enumerate(columns):
-        cells = [cells[at] for cells in by_row] + [number(spent[at])]
-        cells += [number(before[at])] if any(before) else []
-        lines.append(Line(Head(column.name, column.detail), tuple(cells)))
+        own = [cells[at] for cells in by_row] + [number(spent[at])]
+        own += [number(before[at])] if any(before) else []
+        lines.append(Line(Head(column.name, column.detail), tuple(own)))
     caption = (
-        "Each network (rows) with its top-1 accuracy in % on each data set and the compute of the training "
-        "runs behind the row; the best of a column in bold. In the shape of the paper's Table 6, which counts "
-        "pre-training alone."
+        "Each network (rows) with its top-1 accuracy in % on each data set and the compute of the "
+        "training runs behind the row. The best of a column is in bold. In the shape of the paper's Table 6, "
+        "whose compute is that of pre-training."
     )
     return [Table("compute", "Accuracy and compute", caption, "network", tuple(heads), tuple(lines))]
 
@@ -59,28 +53,28 @@ def _compute(columns: Sequence[Column], rows: Sequence[Row], material: Material,
 def vtab_tasks(material: Material, names: Names) -> Table | None:
     """Table 9: the tasks of VTAB by networks, with the means of their groups."""
     entries = [
-        Entry((task, said.group), *_network(vtab), vtab.path / task, mean=said.top1)
+        Entry((task, said.group), *_network(vtab), vtab.path, mean=said.top1)
         for vtab in material.vtabs
         for task, said in vtab.summary.tasks.items()
     ]
     if not entries:
         return None
     columns = arrange(entries)
-    lines = []
-    for row in dict.fromkeys(entry.row for entry in entries):
-        lines.append(Line(Head(*row), best_marked([_cell(column, row) for column in columns])))
+    rows = list(dict.fromkeys(entry.row for entry in entries))
+    lines = [Line(Head(*row), own) for row, own in zip(rows, cells_of(columns, rows), strict=True)]
     by_path = {vtab.path: vtab.summary for vtab in material.vtabs}
-    said = [by_path[column.entries[0].folder.parent] for column in columns]
+    said = [by_path[column.entries[0].folder] for column in columns]
     for group in dict.fromkeys(group for one in said for group in one.groups):
         means = best_marked([share(one.groups.get(group)) for one in said])
-        lines.append(Line(Head(group, "mean of the group"), means, is_total=True))
-    means = best_marked([share(one.top1) for one in said])
+        if any(cell.text for cell in means):
+            lines.append(Line(Head(group, "mean of the group"), means, is_total=True))
+    means = best_marked([share(one.top1, note=_finished(one) if one.top1 is None else "") for one in said])
     lines.append(Line(Head("VTAB", f"mean of {NUM_TASKS} tasks"), means, is_total=True))
     return Table(
         "vtab",
         "VTAB, task by task",
-        "Top-1 accuracy in % on each task; the best of a row in bold. The score is the mean of the tasks, not "
-        "of the groups, and is left open until all are finished. In the shape of the paper's Table 9.",
+        "Top-1 accuracy in % on each task; the best of a row in bold. The score is the mean of the "
+        "tasks, not of the groups, and is open until all are finished. In the shape of the paper's Table 9.",
         "task",
         tuple(Head(column.name, column.detail) for column in columns),
         tuple(lines),
@@ -106,11 +100,12 @@ def few_shot(material: Material, names: Names) -> Table | None:
     ]
     if not entries:
         return None
+    columns = arrange(entries)
     caption = (
-        "Top-1 accuracy in % of a classifier fitted to a few pictures of each class, features frozen: mean ± "
-        "standard deviation over the draws; the best of a row in bold."
+        "Top-1 accuracy in % of a classifier fitted to a few pictures of each class, features frozen"
+        f"{repeated(columns, 'draws')}. The best of a row is in bold."
     )
-    return _cross("fewshot", "Few-shot accuracy", caption, arrange(entries), names)
+    return crossed("fewshot", "Few-shot accuracy", caption, columns, names)
 
 
 def pretraining(material: Material, names: Names) -> Table | None:
@@ -124,44 +119,19 @@ def pretraining(material: Material, names: Names) -> Table | None:
         where = f"{names.data(run.dataset)}, {size_text(said.resolution)} px"
         note = f"{probed.shots}-shot {names.data(probed.dataset)}" if probed else ""
         right = said.top1 if said.top1 is not None else said.patch_accuracy
-        cells = [
-            share(right, said.top1_std, note="of patch colours" if said.patch_accuracy is not None else "")
-        ]
-        cells += [number(said.loss, "{:.4f}"), share(probed.top1 if probed else None, note=note)]
-        cells += [
-            number(said.steps, "{:,}"),
-            number(said.steps * said.batch_size, "{:,}"),
-            number(said.exaflops),
-        ]
-        lines.append(Line(Head(said.model, where, run.path), tuple(cells)))
+        kind = "of patch colours" if said.patch_accuracy is not None else ""
+        cells = (
+            share(right, said.top1_std, note=kind), number(said.loss, "{:.4f}"),
+            share(probed.top1 if probed else None, note=note), number(said.steps, "{:,}"),
+            number(said.steps * said.batch_size, "{:,}"), number(said.exaflops),
+        )  # fmt: skip
+        lines.append(Line(Head(said.model, where, run.path), cells))
     columns = ("held-out top-1", "held-out loss", "few-shot probe", "steps", "images seen", "exaFLOPs")
-    caption = "Runs from fresh weights: accuracies in % on the held-out split, loss in nats, and what they took."
+    caption = (
+        "Runs from fresh weights: accuracies in % on the held-out split, loss in nats, and what they took."
+    )
     heads = tuple(Head(column) for column in columns)
     return Table("pretraining", "Pre-training", caption, "network", heads, tuple(lines))
-
-
-def evaluations(material: Material, names: Names) -> list[Table]:
-    """Checkpoints that vit evaluate has scored: data sets by checkpoints, then all numbers of each."""
-    if not material.scored:
-        return []
-    tables = []
-    entries = [entry for one in material.scored for entry in _of_scored(one)]
-    if len(material.scored) > 1:
-        caption = (
-            "Top-1 accuracy in % of finished checkpoints on each data set (rows); ReaL is by the reassessed "
-            "labels of ImageNet. The best of a row in bold."
-        )
-        tables = [_cross("evaluated", "Evaluated checkpoints", caption, arrange(entries), names)]
-    heads = [Head("images"), Head("top-1"), Head("95 %", "interval"), Head("top-5"), Head("loss", "nats")]
-    heads += [Head("ECE", "%"), Head("Brier")]
-    has_real = any(one.said.real_top1 is not None for one in material.scored)
-    heads[4:4] = [Head("ReaL")] if has_real else []
-    lines = tuple(_line_of_scored(one, names, has_real=has_real) for one in material.scored)
-    caption = (
-        "All numbers of each evaluation, accuracies in %. ECE is the expected calibration error: how far "
-        "confidence and accuracy are apart. Brier is the squared distance of the probabilities from the label."
-    )
-    return [*tables, Table("evaluations", "Evaluations", caption, "checkpoint", tuple(heads), lines)]
 
 
 def _of_run(run: Run, runs: Sequence[Run]) -> Entry:
@@ -188,7 +158,6 @@ def _of_run(run: Run, runs: Sequence[Run]) -> Entry:
 
 
 def _of_vtab(vtab: Vtab) -> Entry:
-    finished = sum(task.top1 is not None for task in vtab.summary.tasks.values())
     spent = [run.summary.exaflops or 0.0 for run in vtab.runs if run.summary]
     return Entry(
         ("VTAB", f"{NUM_TASKS} tasks"),
@@ -196,76 +165,25 @@ def _of_vtab(vtab: Vtab) -> Entry:
         vtab.path,
         mean=vtab.summary.top1,
         exaflops=sum(spent) or None,
-        told=f"{finished} of {NUM_TASKS} tasks",
+        told=_finished(vtab.summary),
     )
 
 
+def _finished(said: VtabSummary) -> str:
+    return f"{sum(task.top1 is not None for task in said.tasks.values())} of {NUM_TASKS} tasks"
+
+
 def _network(vtab: Vtab) -> tuple[str, str | None, dict]:
-    """Model, checkpoint and recipe of all tasks: the last is left out, as each task has its own."""
-    first = next(iter(vtab.runs), None)
-    return (first.model, first.ckpt, {}) if first else ("unknown network", None, {})
-
-
-def _of_scored(one: Scored) -> list[Entry]:
-    said, more = one.said, one.said.class_map or ""
-    network = (said.model, said.ckpt, {}, one.path)
-    found = [Entry((one.dataset, one.split, more), *network, mean=said.top1, resolution=said.resolution)]
-    if said.real_top1 is not None:
-        row = (one.dataset, one.split, "ReaL")
-        found.append(Entry(row, *network, mean=said.real_top1, resolution=said.resolution))
-    return found
-
-
-def _line_of_scored(one: Scored, names: Names, *, has_real: bool) -> Line:
-    said = one.said
-    interval = said.intervals.get("top1")
-    between = f"{100 * interval[0]:.1f} to {100 * interval[1]:.1f}" if interval and len(interval) == 2 else ""
-    top5 = share(said.top5) if said.num_classes > 5 else Cell("-")  # of five classes it is 1 by definition
-    cells = [number(said.num_eval_examples, "{:,}"), share(said.top1), Cell(between), top5]
-    cells += [share(said.real_top1)] if has_real else []
-    cells += [number(said.loss, "{:.4f}"), share(said.ece), number(said.brier, "{:.4f}")]
-    where = [
-        said.model,
-        names.data(one.dataset),
-        one.split,
-        said.class_map or "",
-        f"{size_text(said.resolution)} px",
-    ]
-    name = Path(said.ckpt).name or said.ckpt
-    return Line(Head(name, ", ".join(filter(None, where)), one.path), tuple(cells))
-
-
-def _cross(key: str, title: str, caption: str, columns: Sequence[Column], names: Names) -> Table:
-    """Rows of data, columns of networks, the best of a row marked."""
-    heads = tuple(Head(column.name, column.detail) for column in columns)
-    rows = _rows(columns)
-    lines = (Line(names.row(row), best_marked([_cell(column, row) for column in columns])) for row in rows)
-    return Table(key, title, caption, "data set", heads, tuple(lines))
-
-
-def _rows(columns: Sequence[Column]) -> list[Row]:
-    """By name, VTAB last as in the paper."""
-    found = {row for column in columns for row in column.cells}
-    return sorted(found, key=lambda row: (row[0] == "VTAB", [natural(part) for part in row]))
-
-
-def _cell(column: Column, row: Row) -> Cell:
-    """Mean and std of the entries that meet there, and how it differs from the rest of its column."""
-    entries = column.cells.get(row, [])
-    if not entries:
-        return Cell()
-    mean, std, count = pooled(entries)
-    if mean is None:
-        return Cell(note=entries[0].told)
-    sizes = {size_text(one.resolution) for one in column.entries if one.resolution is not None}
-    own = entries[0].resolution
-    notes = [f"{size_text(own)} px"] if len(sizes) > 1 and own is not None else []
-    notes += [f"{count} runs"] if count > 1 else []
-    return share(mean, std, count=count, note=", ".join(notes))
-
-
-def _exaflops(entries: Sequence[Entry]) -> float | None:
-    return sum(entry.exaflops or 0.0 for entry in entries) or None
+    """Model, checkpoint, and what the recipes of all tasks agree on."""
+    if not vtab.runs:
+        return "unknown network", None, {}
+    first, *others = vtab.runs
+    agreed = {
+        key: value
+        for key, value in first.recipe.items()
+        if all(run.recipe.get(key) == value for run in others) and key != SEED
+    }
+    return first.model, first.ckpt, agreed
 
 
 def _pretraining_exaflops(column: Column, runs: Sequence[Run]) -> float | None:

@@ -78,7 +78,7 @@ class FewshotSummary(Costs):
     dataset: str
     eval_split: str = ""
     resolution: Resolution
-    shots: dict[str, Shots]
+    shots: dict[Annotated[str, Field(pattern=r"^[1-9]\d{0,8}$")], Shots]
     classifier: str = ""
 
 

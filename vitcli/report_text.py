@@ -38,7 +38,9 @@ def as_text(tables: Sequence[Table], notes: Sequence[str] = ()) -> str:
             shown.add_column(_one_line(head), justify="right", overflow="fold")
         for line in table.lines:
             shown.add_row(_one_line(line.head), *(_shown(cell) for cell in line.cells))
-        parts.append(f"{table.title}\n{printed(shown)}")
+        counts = {cell.count for line in table.lines for cell in line.cells if cell.std is not None}
+        of_several = f", mean ± standard deviation of {counts.pop()}" if len(counts) == 1 else ""
+        parts.append(f"{table.title}{of_several}\n{printed(shown)}")
     has_best = any(cell.is_best for table in tables for line in table.lines for cell in line.cells)
     notes = [
         *(["* the best of its row or column, or what was chosen; accuracies in %"] if has_best else []),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitcli import report_costs, report_data, report_results, report_text
+from vitcli import report_costs, report_data, report_evaluations, report_results, report_text
 from vitcli.errors import MachineError, VitError, nearest
 from vitcli.report_columns import short_names
 from vitcli.report_data import Material
@@ -69,7 +69,7 @@ def read(places: Sequence[str]) -> Report:
         report_results.vtab_tasks(material, names),
         report_results.few_shot(material, names),
         report_results.pretraining(material, names),
-        *report_results.evaluations(material, names),
+        *report_evaluations.evaluations(material, names),
         report_costs.selection(material, names),
         report_costs.costs(material, names),
         report_costs.runs(material, names),
