@@ -85,7 +85,8 @@ def finetuned(
         ]
         summary = {
             "command": "finetune", "run_dir": str(folder), "model": model, "ckpt": ckpt, "dataset": dataset,
-            "num_classes": 37, "resolution": resolution, "steps": steps, "batch_size": 64, "lr": lr,
+            "num_classes": 37, "resolution": resolution, "steps": steps, "batch_size": 64,
+            "lr": more.get("chosen", {}).get("optimizer.lr", lr),
             "dev_top1_by_lr": None, **scores, "top1_std": std, "runs": runs, "num_eval_examples": 3669,
             "eval_split": f"{dataset}, split test", "fewshot": None, "images_per_s": 251.3,
             "elapsed_s": 127.4, "exaflops": 0.0125,

@@ -110,8 +110,8 @@ NEIGHBOURS = {
     "commands.scores": {"commands.pixels"}, "commands.evaluation_files": {"commands.scores"},
     "commands.predict": {"commands.pixels"}, "commands.export": {"commands.pixels"},
     "api": {"commands.pixels"}, "__init__": {"api"},
-    "cli": {"cli_datasets", "cli_doctor", "cli_evaluate", "cli_fewshot", "cli_recipes", "cli_report", "cli_start",
-            "cli_weights", "exits", "options"},
+    "cli": {"cli_datasets", "cli_doctor", "cli_evaluate", "cli_fewshot", "cli_recipes", "cli_report",
+            "cli_start", "cli_weights", "exits", "options"},
     "cli_weights": {"options"}, "cli_recipes": {"options"}, "cli_datasets": {"options"},
     "cli_doctor": {"options"}, "cli_evaluate": {"cli_start", "options"}, "__main__": {"cli"},
 }  # fmt: skip

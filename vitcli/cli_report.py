@@ -1,5 +1,6 @@
 """The command about finished and unfinished runs together: report."""
 
+import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -71,13 +72,13 @@ def _serve(places: tuple[str, ...], port: int, as_json: bool) -> int:
             {"command": "report", "url": address}, as_json, lambda told: f"{told['url']}  (Ctrl-C ends)"
         )
 
+    headers = {
+        "Content-Security-Policy": POLICY, "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff",
+    }  # fmt: skip
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # it ends what has nothing to save, in silence
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        serve(
-            lambda: command.page(command.read(places), base=None, is_live=True),
-            port=port,
-            policy=POLICY,
-            ready=tell,
-        )
+        serve(lambda: command.live_page(places), port=port, headers=headers, ready=tell)
     except KeyboardInterrupt:
         return 130
     return 0

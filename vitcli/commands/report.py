@@ -151,7 +151,7 @@ def rendered(report: Report, form: str, *, base: Path) -> str:
 
 
 def page(report: Report, *, base: Path | None, is_live: bool = False) -> str:
-    """One HTML file; a live page asks for itself again and has no links, for it serves no folders."""
+    """One HTML file for a folder, or for none with a live page, which asks for itself again."""
     from vitcli import __version__, report_html, report_pictures
 
     made = f"Made by vit {__version__} on {time.strftime('%Y-%m-%d %H:%M')}"
@@ -165,6 +165,11 @@ def page(report: Report, *, base: Path | None, is_live: bool = False) -> str:
         base=base,
         refresh_s=refresh_s,
     )
+
+
+def live_page(places: Sequence[str]) -> str:
+    """The page of now, which asks for itself again; no links, for it comes with no folders."""
+    return page(read(places), base=None, is_live=True)
 
 
 def summary(result: dict[str, Any]) -> str:
