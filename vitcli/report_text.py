@@ -1,12 +1,14 @@
 """Tables of a report as text: for a terminal, as Markdown, as CSV, as JSON."""
 
 import csv
+import html
 import io
 import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from vitcli.report_tables import Cell, Head, Table
 from vitcli.tables import plain, printed
@@ -127,12 +129,10 @@ def _marked(cell: Cell) -> str:
 def _linked(head: Head, base: Path) -> str:
     name = _escaped(head.name)
     if head.folder is not None:
-        from urllib.parse import quote
-
         name = f"[{name}](./{quote(os.path.relpath(head.folder.resolve(), base.resolve()))})"
     return f"{name}, {_escaped(head.detail)}" if head.detail else name
 
 
 def _escaped(text: str) -> str:
     """Nothing of it is Markdown or HTML."""
-    return "".join(f"\\{c}" if c in "\\`*_[]<>|#" else c for c in plain(text)).replace("&", "&amp;")
+    return "".join(f"\\{c}" if c in "\\`*_[]|#" else c for c in html.escape(plain(text), quote=False))
