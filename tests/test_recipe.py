@@ -50,7 +50,7 @@ def write(tmp_path):
         ("optimizer.lr=nan", "optimizer.lr is nan, out of its range", "finite"),
         ("optimizer.lr=[0.1, -1]", "optimizer.lr, item 2 is -1, out of its range", "greater than 0"),
         ("optimizer.lr=[]", "optimizer.lr is [], out of its range", "at least 1 item"),
-        ("optimizer.lr=[0.1, 0.1]", "optimizer.lr names a rate twice", "once"),
+        ("optimizer.lr=[0.1, 0.1]", "optimizer.lr names a value twice", "once"),
         ("train.batch_size=64.0", "train.batch_size is 64.0, which is not a whole number", "write 64"),
         ("train.batch_size='64'", "which is not a whole number", "write 64, without quotes"),
         ("train.batch_size=0", "train.batch_size is 0, out of its range", "greater than 0"),
@@ -265,7 +265,7 @@ def test_a_recipe_never_changes():
 
     with pytest.raises(ValidationError):
         loaded.train.seed = 1
-    assert isinstance(loaded.optimizer.lr, tuple)
+    assert isinstance(loaded.choices["optimizer.lr"], tuple)
 
 
 @pytest.mark.parametrize("name", [CIFAR, "pretrain/demo", "finetune/default", "evaluate/default"])

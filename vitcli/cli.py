@@ -75,6 +75,7 @@ def finetune(
     workers: options.Workers = None,
     exact: options.Exact = False,
     shard: options.Shard = False,
+    arms_parallel: options.ArmsParallel = False,
     compile: options.Compile = False,
     track: options.Track = None,
     overwrite: options.Overwrite = False,
@@ -113,6 +114,7 @@ def pretrain(
     workers: options.Workers = None,
     exact: options.Exact = False,
     shard: options.Shard = False,
+    arms_parallel: options.ArmsParallel = False,
     compile: options.Compile = False,
     track: options.Track = None,
     overwrite: options.Overwrite = False,
@@ -181,15 +183,17 @@ def _train(name: str, command, given: dict[str, Any]) -> int:
     else:
         recipe_name = given["recipe"] or recipe.find_for_dataset(name, given["dataset"])
         resolved = recipe.load(recipe_name, given["set_"] or (), shorthands)
-    code = _launch(given["num_processes"])
+    # Side by side, each of the processes has a run of its own.
+    code = None if given["arms_parallel"] else _launch(given["num_processes"])
     if code is not None:
         return code
     from vitcli.commands.planning import RunOptions
 
-    own = RunOptions.__dataclass_fields__.keys() - {"out", "arguments", "per_device_batch"}
+    own = RunOptions.__dataclass_fields__.keys() - {"out", "arguments", "per_device_batch", "arms_parallel"}
     run_options = RunOptions(
         **{name: given[name] for name in own},
         per_device_batch=options.count_or_auto(given["per_device_batch"]),
+        arms_parallel=_side_by_side(given) if given["arms_parallel"] else 0,
         out=Path(given["out"]) if given["out"] else None,  # before typer 0.29 it is still a string here
         arguments=_arguments,
     )
@@ -203,6 +207,17 @@ def _train(name: str, command, given: dict[str, Any]) -> int:
         )
         return tables.show(result, given["as_json"], vtab.render)
     return tables.show(command(resolved, run_options), given["as_json"])
+
+
+def _side_by_side(given: dict[str, Any]) -> int:
+    """How many runs --arms-parallel means: as many as there are devices, or as --num-processes says."""
+    if given["shard"]:
+        raise typer.BadParameter("--shard needs all devices for one run: leave one of the two out")
+    if "RANK" in os.environ:
+        raise typer.BadParameter("the runs start their own processes: call vit without a launcher")
+    import torch
+
+    return given["num_processes"] or max(1, torch.accelerator.device_count())
 
 
 def main(arguments: list[str] | None = None) -> None:

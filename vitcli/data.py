@@ -4,6 +4,7 @@ What lies in a folder is found by `data_files`, how a row is read stands in `spl
 """
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import datasets
@@ -17,6 +18,7 @@ from vitcli.split import Split, check_labels, from_table
 from vitcli.subsets import cut_dev, random_subset
 
 TRAIN_NAMES = ("train", "training")
+DEV_PART = "dev_fraction"  # as data.eval_split: what data.dev_fraction cuts from train
 EVAL_NAMES = ("test", "testing", "validation", "val", "valid", "dev", "eval")
 
 
@@ -74,7 +76,7 @@ class DataSet:
         base = split.partition("[")[0]
         if base not in self.split_names:
             raise self._no_split(split)
-        whole = self._open_demo(base) if self.is_demo else self._open_table(base)
+        whole = self.open_whole(base)
         first, last = self._slice(split, len(whole))
         if first >= last:
             raise DataError(
@@ -85,6 +87,10 @@ class DataSet:
         found = whole.part(first, last, name=f"{self.name}, split {split}") if split != base else whole
         check_labels(found)
         return found
+
+    def open_whole(self, split: str) -> Split:
+        """All rows of a split that is there, their labels unchecked."""
+        return self._open_demo(split) if self.is_demo else self._open_table(split)
 
     def default_eval_split(self, *, besides: str | None = None) -> str | None:
         """The split to report on, never the one called `besides`, which is trained on."""
@@ -161,13 +167,18 @@ def open_train_and_eval(
     seed: int,
     num_classes: int | None = None,
     streaming: bool = False,
+    kind: Callable[..., DataSet] = DataSet,
 ) -> tuple[Split, Split]:
     """The split to train on and the one to report on.
 
     "auto" trains on the train split and reports on the test split, else the validation split, else on
-    `dev_fraction` of the training rows, which then are not trained on.
+    `dev_fraction` of the training rows, which then are not trained on. DEV_PART reports on `dev_fraction` of
+    what "auto" would train on: the part to choose by (paper, section B.1.1).
+
+    Args:
+        kind: makes the data set in the place of `DataSet`.
     """
-    source = DataSet(
+    source = kind(
         dataset,
         image_column=image_column,
         label_column=label_column,
@@ -176,7 +187,8 @@ def open_train_and_eval(
     )
     if train_split == "auto":
         train_split = source.default_train_split() or source.only_split("data.train_split")
-    if eval_split == "auto":
+    is_choice = eval_split == DEV_PART
+    if is_choice or eval_split == "auto":
         eval_split = source.default_eval_split(besides=train_split.partition("[")[0])
     if eval_split is None and not dev_fraction:
         names = f"split{'s' * (len(source.split_names) > 1)} {', '.join(source.split_names)}"
@@ -192,34 +204,10 @@ def open_train_and_eval(
         held_out = source.open(eval_split)
     if num_examples is not None:
         train = random_subset(train, num_examples, seed=seed)
+    if is_choice:
+        train, held_out = cut_dev(train, dev_fraction=dev_fraction, split=train_split)
     check_same_classes(train, held_out)
     return train, held_out
-
-
-def declared(dataset: str, *, num_examples: int | None) -> tuple[Split, Split] | None:
-    """Stand-ins for an aliased data set that is not on this disk, of the sizes recipes/datasets.toml gives.
-
-    For plans alone: they have no rows. None where the data lie here, or no size is given.
-    """
-    alias = recipe.dataset_aliases().get(dataset)
-    if not alias or "train_examples" not in alias or Path(os.environ.get("VIT_DATA", "."), dataset).exists():
-        return None
-
-    def missing(row: int):
-        raise DataError(f"{dataset} is not here", where=f"row {row}", fix="leave --dry-run out to open it")
-
-    def split(count: int) -> Split:
-        return Split(
-            name=f"{dataset}, not here, by its declared size",
-            num_examples=count,
-            class_names=None,
-            num_classes=alias["classes"],
-            read_row=missing,
-            read_labels=lambda: np.arange(alias["classes"]),
-            where_is=str,
-        )
-
-    return split(num_examples or alias["train_examples"]), split(0)
 
 
 def open_eval(

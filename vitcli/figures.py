@@ -88,3 +88,33 @@ def _line(steps: list[int], values: list[float], unit: str, label: str = "", mar
 
 def _add(figure: Figure, steps: list[int], values: list[float], label: str) -> None:
     figure.axes[0].plot(steps, values, color=ORANGE, label=label, marker="o", markersize=4)
+
+
+def selection_curve(choices: list[dict[str, Any]], *, chosen: dict[str, Any]) -> Figure | None:
+    """Accuracy on the dev part against the one number that was chosen; None where it was something else.
+
+    Args:
+        choices: values by dotted key, and "dev_top1" of each.
+        chosen: the values of the best.
+    """
+    (*others, key) = chosen
+    values = [choice[key] for choice in choices]
+    if others or not all(type(value) in (int, float) for value in values) or "dev_top1" not in choices[0]:
+        return None
+    points = sorted(
+        (choice[key], 100 * choice["dev_top1"]) for choice in choices if choice["dev_top1"] is not None
+    )
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(layout="constrained")
+        axes = figure.add_subplot()
+        axes.plot(*zip(*points, strict=True), color=BLUE, marker="o", markersize=4)
+        best = dict(points)[chosen[key]]
+        axes.plot([chosen[key]], [best], color=ORANGE, marker="o", markersize=8, linestyle="", label="chosen")
+        if min(values) > 0 and max(values) / min(values) >= 8:
+            axes.set_xscale("log")
+        axes.set_xticks(sorted(values), labels=[f"{value:g}" for value in sorted(values)])
+        axes.minorticks_off()
+        axes.set_xlabel({"optimizer.lr": "base learning rate"}.get(key, key))
+        axes.set_ylabel("top-1 of the dev part in %")
+        axes.legend()
+    return figure

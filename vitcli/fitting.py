@@ -1,11 +1,11 @@
 """How many images of one forward and backward pass a device's memory holds: tried, not guessed."""
 
-import os
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
 
+from vitcli import launching
 from vitcli.errors import MachineError
 from vitcli.losses import Objective
 from vitcli.runtime import Runtime, autocast
@@ -35,7 +35,7 @@ def largest_that_fits(
     """
     descending = sorted(sizes, reverse=True)
     if runtime.device.type == "cpu":
-        free = _free_bytes() / runtime.processes_here
+        free = launching.free_bytes() / runtime.processes_here
         fitting = next((size for size in descending if bytes_at(size) < free), 0)
     else:
         model.to(runtime.device)
@@ -74,13 +74,3 @@ def _runs(
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
     return True
-
-
-def _free_bytes() -> float:
-    """Memory that programs may still take without any other losing its own; half of all if nobody tells."""
-    try:
-        with open("/proc/meminfo") as lines:
-            told = {line.split(":")[0]: int(line.split()[1]) for line in lines}
-        return told["MemAvailable"] * 1024
-    except (OSError, KeyError):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2

@@ -188,3 +188,13 @@ def as_process_error(error: Exception) -> ProcessError | None:
         where=f"process {global_rank()}: {text.strip().splitlines()[0][:120]}",
         fix="look at that process's message; the same command goes on from the last checkpoint",
     )
+
+
+def free_bytes() -> float:
+    """Memory that programs may still take without any other losing its own; half of all if nobody tells."""
+    try:
+        with open("/proc/meminfo") as lines:
+            told = {line.split(":")[0]: int(line.split()[1]) for line in lines}
+        return told["MemAvailable"] * 1024
+    except (OSError, KeyError):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2

@@ -20,6 +20,7 @@ from torch import Tensor
 from vitcli import launching, order
 from vitcli.decoding import check, decode
 from vitcli.errors import DataError
+from vitcli.kept import KeptImage
 from vitcli.split import Split, check_label
 from vitcli.stream_order import StreamOrder
 from vitcli.transforms import Preprocessing, TrainTransform
@@ -161,7 +162,14 @@ def read_example(split: Split, row: int) -> tuple[np.ndarray, int | tuple[int, .
     image, label = split.read_row(row)
     if split.is_large:
         check_label(split, label, row)
-    return (decode(image, where=split.where_is, row=row) if isinstance(image, bytes) else image), label
+    if not isinstance(image, bytes):
+        return image, label
+    if isinstance(image, KeptImage) and image.pixels_HWC is not None:
+        return image.pixels_HWC, label
+    pixels_HWC = decode(image, where=split.where_is, row=row)
+    if isinstance(image, KeptImage):
+        image.keep(pixels_HWC)
+    return pixels_HWC, label
 
 
 def check_images(split: Split, *, rank: int, world_size: int, num_threads: int) -> list[DataError]:

@@ -161,7 +161,8 @@ EmbedOut = Annotated[Path | None, option("--out", RUN,
 Steps = Annotated[int | None, option("--steps", TRAINING, "Optimizer steps. [schedule.steps]", "N")]
 BatchSize = Annotated[int | None, option("--batch-size", TRAINING,
     "Images a step, over all processes. [train.batch_size]", "N")]
-Lr = Annotated[str | None, option("--lr", TRAINING, "Base learning rate. [optimizer.lr]", "RATE")]
+Lr = Annotated[str | None, option("--lr", TRAINING,
+    "Base learning rate, or several to choose from: 0.003,0.01. [optimizer.lr]", "RATE")]
 Seed = Annotated[int | None, option("--seed", TRAINING, "Seed of everything drawn. [train.seed]", "N")]
 
 RecipeName = Annotated[str | None, option("--recipe", RUN,
@@ -188,6 +189,8 @@ Exact = Annotated[bool, option("--exact", RUN,
     "The same bits on 1, 2, 4, ... processes: gradients are added up as one tree; one thread each on a CPU.")]
 Shard = Annotated[bool, option("--shard", RUN,
     "Spread weights, gradients and optimizer over the processes (FSDP2): for models past one device.")]
+ArmsParallel = Annotated[bool, option("--arms-parallel", RUN,
+    "Of a selection, one run on each device side by side, or --num-processes of them.")]
 Compile = Annotated[bool, option("--compile/--no-compile", RUN, "Compile the model with torch.compile.")]
 Track = Annotated[str | None, option("--track", RUN,
     "Also log to tensorboard, wandb, trackio or mlflow (extra: track).", "NAME")]

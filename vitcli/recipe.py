@@ -13,7 +13,8 @@ from types import MappingProxyType
 from typing import Any
 
 from vitcli.errors import MachineError, VitError, nearest
-from vitcli.recipe_mistakes import Mistake, check, report, unknown
+from vitcli.recipe_choices import arms, check_with_choices, may_be_chosen, settled
+from vitcli.recipe_mistakes import Mistake, report, unknown
 from vitcli.recipe_rules import is_superseded
 from vitcli.recipe_schema import KEYS, OPTIONAL_SECTIONS, SECTIONS, Recipe, accepts_none
 from vitcli.recipe_text import differences, flat, to_toml, toml_text, typed_value
@@ -21,6 +22,7 @@ from vitcli.recipe_text import differences, flat, to_toml, toml_text, typed_valu
 __all__ = [
     "SHORTHANDS",
     "Recipe",
+    "arms",
     "available",
     "dataset_aliases",
     "differences",
@@ -29,8 +31,10 @@ __all__ = [
     "flat",
     "is_base",
     "load",
+    "may_be_chosen",
     "merge",
     "origins",
+    "settled",
     "to_toml",
     "toml_text",
 ]
@@ -98,7 +102,7 @@ def load(
     """
     draft = merge(name_or_path, overrides, shorthands)
     file = _label(find(name_or_path))
-    recipe, found = check(draft.values, draft.sources, file=file, training=training)
+    recipe, found = check_with_choices(draft.values, draft.sources, file=file, training=training)
     if mistakes := draft.mistakes + found:
         raise report(mistakes, name_or_path)
     return recipe

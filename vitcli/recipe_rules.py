@@ -18,6 +18,13 @@ BELONGS = {
 }
 # a second choice with which a key may be given, and is not needed
 ALSO_WITH = {"data.eval_crop_fraction": ["square"]}
+# keys of which no run can choose a value, and why
+FIXED_IN_A_CHOICE = {
+    **dict.fromkeys(("data.dataset", "data.train_split", "data.num_examples"), "what is learnt from"),
+    **dict.fromkeys(("data.eval_split", "data.dev_fraction"), "what is chosen by"),
+    **dict.fromkeys(("data.image_column", "data.label_column", "data.num_classes"), "what is learnt"),
+    **dict.fromkeys(("train.seed", "train.runs"), "a repetition and no choice"),
+}
 ALTERNATIVES = {"schedule.steps": "schedule.epochs", "schedule.epochs": "schedule.steps"}
 
 
@@ -49,12 +56,6 @@ def contradictions(values: dict[str, Any]) -> list[tuple[str, str, str]]:
 
 def _contradictory_numbers(values: dict[str, Any]) -> list[tuple[str, str, str]]:
     found = []
-    rates = values.get("optimizer.lr")
-    if isinstance(rates, list) and not values.get("data.dev_fraction"):
-        fix = "set data.dev_fraction above 0, or give one learning rate"
-        found.append(("optimizer.lr", "optimizer.lr lists rates to choose from without a dev split", fix))
-    if isinstance(rates, list) and any(rates.count(rate) > 1 for rate in rates):
-        found.append(("optimizer.lr", f"optimizer.lr names a rate twice: {rates}", "name each rate once"))
     for name in ("data.crop_area", "data.crop_aspect"):
         match values.get(name):
             case [int() | float() as low, int() | float() as high] if low > high:

@@ -4,16 +4,16 @@ A key has a default only where the default is neutral (nothing, off, "auto"): nu
 Descriptions end up in the JSON Schema (`vit recipes schema`); "paper" is arXiv 2010.11929.
 """
 
+from functools import cache
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, TypeAdapter, model_validator
 
 from vitcli.recipe_types import (
     Count,
     CountOrZero,
     Counts,
     NumberOrSweep,
-    OneRateOrSeveral,
     PartOfOne,
     PartOrZero,
     PerChannel,
@@ -78,7 +78,9 @@ class Data(Section):
 
     dataset: str | None = key("demo, an alias, a Hub id or a local path (vit datasets)", None)
     train_split: str = key("split to train on, slices as Hugging Face writes them; auto finds it", "auto")
-    eval_split: str = key("split to score on; auto finds it", "auto")
+    eval_split: str = key(
+        "split to score on; auto finds it, dev_fraction is the part that is cut from train", "auto"
+    )
     dev_fraction: Share = key(
         "share of train to choose by (paper, B.1.1), and to score on where there is no other split", 0.0
     )
@@ -159,7 +161,7 @@ class Optimizer(Section):
     """How it is minimised (paper, 4.1, tables 3 and 4)."""
 
     name: Literal["sgd", "adam"] = key("adam decouples its weight decay (paper, 4.1)")
-    lr: OneRateOrSeveral = key("base learning rate; several: chosen on the dev split (paper, tables 3, 4)")
+    lr: Positive = key("base learning rate; a list: chosen on the dev split (paper, tables 3, 4)")
     momentum: Share | None = key("sgd only, no Nesterov (paper, Table 4: 0.9)", None)
     betas: Annotated[tuple[Share, Share], Field(strict=False)] | None = key(
         "adam only (paper, 4.1: [0.9, 0.999])", None
@@ -247,6 +249,18 @@ class Recipe(Section):
     eval: Eval
     fewshot: Fewshot | None = None
     precision: Precision = Precision()
+    _choices: dict[str, tuple[Any, ...]] = PrivateAttr(default_factory=dict)
+
+    @property
+    def choices(self) -> dict[str, tuple[Any, ...]]:
+        """By dotted key, the values that a run chooses from on the dev split; the section has the first."""
+        return self._choices
+
+    def with_choices(self, choices: dict[str, tuple[Any, ...]]) -> "Recipe":
+        """The same recipe with these and no other values to choose from."""
+        changed = self.model_copy()
+        changed._choices = choices
+        return changed
 
 
 SECTIONS: dict[str, type[Section]] = {
@@ -269,6 +283,15 @@ KEYS = {
 
 def accepts_none(key: str) -> bool:
     return key in KEYS and type(None) in get_args(KEYS[key].annotation)
+
+
+@cache
+def takes_list(key: str) -> bool:
+    """Whether one value of the key may be a list, such as [height, width]; else a list is a choice."""
+    schema = TypeAdapter(Annotated[KEYS[key].annotation, KEYS[key]]).json_schema()
+    return any(
+        one.get("type") == "array" for one in (schema, *schema.get("anyOf", ()), *schema.get("oneOf", ()))
+    )
 
 
 def is_text(key: str) -> bool:

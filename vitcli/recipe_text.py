@@ -48,10 +48,14 @@ def differences(a: Recipe, b: Recipe) -> list[str]:
 
 
 def flat(recipe: Recipe) -> dict[str, Any]:
-    """Every value by dotted key, in the schema's order; sections that are not there are left out."""
+    """Every value by dotted key, in the schema's order; sections that are not there are left out.
+
+    A key that lists values to choose from has all of them.
+    """
     sections = {section: getattr(recipe, section) for section in SECTIONS}
     present = {section: keys for section, keys in sections.items() if keys is not None}
-    return {f"{section}.{name}": value for section, keys in present.items() for name, value in keys}
+    values = {f"{section}.{name}": value for section, keys in present.items() for name, value in keys}
+    return values | recipe.choices
 
 
 def toml_value(value: Any) -> str:

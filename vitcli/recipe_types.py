@@ -24,11 +24,6 @@ def _is_text(value: Any) -> str:
 
 
 # the discriminators choose one branch, so that a mistake is reported once and not for each branch
-OneRateOrSeveral = Annotated[
-    Annotated[Positive, Tag("one")]
-    | Annotated[tuple[Positive, ...], Field(strict=False, min_length=1), Tag("list")],
-    Discriminator(_is_list),
-]
 SideOrHeightWidth = Annotated[
     Annotated[Count, Tag("one")] | Annotated[tuple[Count, Count], Field(strict=False), Tag("list")],
     Discriminator(_is_list),

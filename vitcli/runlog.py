@@ -21,7 +21,8 @@ METRICS, TIMING, SUMMARY, RECIPE = "metrics.jsonl", "timing.jsonl", "summary.jso
 LOCK = ".vit.lock"
 FILES = (METRICS, TIMING, SUMMARY, RECIPE, "plan.json", "environment.json", "README.md", "config.json",
          "model.safetensors", "draws.json", "table.txt")  # fmt: skip
-FOLDERS = ("checkpoints", "figures")
+FOLDERS = ("checkpoints", "figures", "arms")
+REPETITIONS = "runs/seed-*"
 LIBRARIES = (
     "torch",
     "torchvision",
@@ -205,6 +206,8 @@ def _empty(path: Path) -> None:
         (path / name).unlink(missing_ok=True)
     for name in FOLDERS:
         shutil.rmtree(path / name, ignore_errors=True)
+    for folder in path.glob(REPETITIONS):  # and no other run, should somebody's runs/ lie here
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _append(file, record: dict[str, Any]) -> None:

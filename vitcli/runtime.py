@@ -181,7 +181,7 @@ def one_after_another() -> Iterator[None]:
         yield
     finally:
         _staying.pop()
-    if dist.is_initialized():
+    if dist.is_initialized() and not _staying:
         dist.destroy_process_group()
 
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from vitcli.commands.planning import RunOptions, Start, fresh_architecture
-from vitcli.commands.session import run
+from vitcli.commands.selection import run
 from vitcli.errors import VitError
 from vitcli.loading import load
 from vitcli.model import build
@@ -17,10 +17,10 @@ FRESH = "random"  # --ckpt random: the same protocol from untrained weights, to 
 
 def finetune(resolved: Recipe, options: RunOptions) -> dict[str, Any]:
     """Head replaced by zeros, position embedding resampled to the new grid, then trained by the recipe."""
-    wanted = resolved.model
     _check(resolved)
 
-    def make_model(split: Split, image_size: tuple[int, int]) -> Start:
+    def make_model(resolved: Recipe, split: Split) -> Start:
+        wanted, image_size = resolved.model, resolved.data.image_hw
         if wanted.ckpt == FRESH:
             num_classes = split.num_classes
             arch = fresh_architecture(

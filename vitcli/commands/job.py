@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from vitcli import costs, data, order, recipe, runlog, runtime
-from vitcli.commands.planning import AUTO, RunOptions, Start, check_network, check_shard, plan_of
+from vitcli.commands.planning import AUTO, RunOptions, Start, check_network, check_shard, declared, plan_of
 from vitcli.console import Console
 from vitcli.errors import VitError
 from vitcli.recipe import Recipe
@@ -23,6 +23,7 @@ from vitcli.split import Split
 from vitcli.tables import size_text
 
 WEIGHTS = "model.safetensors"
+MakeModel = Callable[[Recipe, Split], Start]
 
 
 @dataclass(frozen=True)
@@ -48,21 +49,27 @@ class Job:
 
 
 def make_job(
-    command: str, resolved: Recipe, options: RunOptions, make_model: Callable[[Split, tuple[int, int]], Start]
+    command: str,
+    resolved: Recipe,
+    options: RunOptions,
+    make_model: MakeModel,
+    *,
+    open_data: Callable[..., data.DataSet] = data.DataSet,
 ) -> Job:
     """Open the data, build the network and plan the run.
 
     Args:
-        make_model: from the training split and the image size to a network.
+        resolved: with nothing left to choose, for one run.
+        make_model: from the recipe and the training split to a network.
+        open_data: makes the data set, with the arguments of `data.DataSet`.
     """
-    lr = _one_rate(resolved)
-    _refuse_repeated_runs(resolved)
+    assert not resolved.choices and resolved.train.runs == 1, "a selection is several jobs"
     check_shard(resolved, options)
     if options.track:
         runtime.check_tracker(options.track)
     # Before the processes join, so that a long download is no stalled collective; `datasets` locks its cache.
     plan_only = options.dry_run and not options.measure
-    train_split, eval_split = _open_data(resolved, plan_only=plan_only)
+    train_split, eval_split = _open_data(resolved, open_data, plan_only=plan_only)
     probe = None if plan_only else _open_probe(resolved)
     _check_labels_of(train_split, resolved)
     machine = runtime.start(resolved.precision.compute)
@@ -73,7 +80,7 @@ def make_job(
     # A plan of fresh weights needs no numbers: ViT-H/14 has 632 million.
     without_numbers = plan_only and command == "pretrain" and options.per_device_batch != AUTO
     with torch.device("meta") if without_numbers else nullcontext():
-        start = make_model(train_split, resolved.data.image_hw)
+        start = make_model(resolved, train_split)
     check_network(start.model, options, machine)
     _introduce(console, resolved, start, train_split, eval_split)
     return Job(
@@ -87,7 +94,7 @@ def make_job(
         probe=probe,
         start=start,
         plan=plan_of(resolved, options, machine, start, train_split),
-        lr=lr,
+        lr=resolved.optimizer.lr,
     )
 
 
@@ -101,7 +108,7 @@ def _introduce(
     console.note(f"{len(train_split)} images of {train_split.num_classes} classes{scored}")
     for line in _oddities(train_split):
         console.note(line)
-    if eval_split.dev_cut:
+    if eval_split.dev_cut and resolved.data.eval_split != data.DEV_PART:
         console.note(
             "there is no other split to score: these were cut from the training images (data.dev_fraction)"
         )
@@ -183,7 +190,9 @@ def _with_whole_paths(resolved: Recipe) -> Recipe:
     return resolved.model_copy(update={"data": data_section, "model": model_section})
 
 
-def _open_data(resolved: Recipe, *, plan_only: bool) -> tuple[Split, Split]:
+def _open_data(
+    resolved: Recipe, open_data: Callable[..., data.DataSet], *, plan_only: bool
+) -> tuple[Split, Split]:
     wanted = resolved.data
     if wanted.dataset is None:
         raise VitError(
@@ -191,7 +200,7 @@ def _open_data(resolved: Recipe, *, plan_only: bool) -> tuple[Split, Split]:
             where="--dataset (recipe key data.dataset)",
             fix="--dataset FOLDER, or demo",
         )
-    known = data.declared(wanted.dataset, num_examples=wanted.num_examples) if plan_only else None
+    known = declared(wanted.dataset, num_examples=wanted.num_examples) if plan_only else None
     return known or data.open_train_and_eval(
         wanted.dataset,
         train_split=wanted.train_split,
@@ -203,6 +212,7 @@ def _open_data(resolved: Recipe, *, plan_only: bool) -> tuple[Split, Split]:
         seed=resolved.train.seed,
         num_classes=wanted.num_classes,
         streaming=wanted.streaming,
+        kind=open_data,
     )
 
 
@@ -220,27 +230,6 @@ def _open_probe(resolved: Recipe) -> tuple[Split, Split] | None:
         label_column=None,
         seed=0,
     )
-
-
-def _one_rate(resolved: Recipe) -> float:
-    rates = resolved.optimizer.lr
-    if isinstance(rates, float | int):
-        return float(rates)
-    listed = ", ".join(f"{rate:g}" for rate in rates)
-    raise VitError(
-        f"the recipe lists {len(rates)} learning rates to choose from ({listed})",
-        where="recipe key optimizer.lr",
-        fix=f"name the one to train with, such as --lr {rates[len(rates) // 2]:g}",
-    )
-
-
-def _refuse_repeated_runs(resolved: Recipe) -> None:
-    if resolved.train.runs != 1:
-        raise VitError(
-            f"{resolved.train.runs} runs are asked for, one command makes one",
-            where="recipe key train.runs",
-            fix="set train.runs=1 and repeat the command with other values of --seed and --out",
-        )
 
 
 def _estimated_memory_gib(job: Job) -> float:

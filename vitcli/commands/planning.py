@@ -3,16 +3,18 @@
 Shared by the commands that train; no command of its own.
 """
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from vitcli import costs, runlog
+from vitcli import costs, recipe, runlog
 from vitcli.architecture import Architecture
 from vitcli.commands.task import task_of
-from vitcli.errors import VitError
+from vitcli.errors import DataError, VitError
 from vitcli.fitting import largest_that_fits
 from vitcli.gradients import check_parts, exact_per_device_batch
 from vitcli.model import architecture
@@ -31,7 +33,11 @@ AUTO = "auto"  # --per-device-batch auto
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Where and how fast: what the command line says besides the recipe."""
+    """Where and how fast: what the command line says besides the recipe.
+
+    Attributes:
+        arms_parallel: how many runs of a selection go side by side, one per device; 0 is one after the other.
+    """
 
     out: Path | None
     per_device_batch: int | str | None
@@ -40,6 +46,7 @@ class RunOptions:
     shard: bool
     compile: bool
     track: str | None
+    arms_parallel: int
     overwrite: bool
     dry_run: bool
     measure: bool
@@ -182,3 +189,29 @@ def _fitting(resolved: Recipe, options: RunOptions, machine: Runtime, start: Sta
         bytes_at=lambda size: params * 8 + held + kept * size,
         held_bytes=held,
     )
+
+
+def declared(dataset: str, *, num_examples: int | None) -> tuple[Split, Split] | None:
+    """Stand-ins for an aliased data set that is not on this disk, of the sizes recipes/datasets.toml gives.
+
+    For plans alone: they have no rows. None where the data lie here, or no size is given.
+    """
+    alias = recipe.dataset_aliases().get(dataset)
+    if not alias or "train_examples" not in alias or Path(os.environ.get("VIT_DATA", "."), dataset).exists():
+        return None
+
+    def missing(row: int):
+        raise DataError(f"{dataset} is not here", where=f"row {row}", fix="leave --dry-run out to open it")
+
+    def split(count: int) -> Split:
+        return Split(
+            name=f"{dataset}, not here, by its declared size",
+            num_examples=count,
+            class_names=None,
+            num_classes=alias["classes"],
+            read_row=missing,
+            read_labels=lambda: np.arange(alias["classes"]),
+            where_is=str,
+        )
+
+    return split(num_examples or alias["train_examples"]), split(0)

@@ -5,7 +5,7 @@ from typing import Any
 from torch import nn
 
 from vitcli.commands.planning import RunOptions, Start, fresh_architecture
-from vitcli.commands.session import run
+from vitcli.commands.selection import run
 from vitcli.errors import VitError
 from vitcli.masked_patch import MaskedPatchModel
 from vitcli.model import build, last_layers
@@ -22,12 +22,12 @@ def pretrain(resolved: Recipe, options: RunOptions) -> dict[str, Any]:
             where="recipe keys model.name and model.ckpt",
             fix="name a network with --model; to start from a checkpoint use vit finetune",
         )
-    predicts_patches = resolved.objective.loss == "masked_patch"
 
-    def make_model(split: Split, image_size: tuple[int, int]) -> Start:
+    def make_model(resolved: Recipe, split: Split) -> Start:
+        wanted, predicts_patches = resolved.model, resolved.objective.loss == "masked_patch"
         arch = fresh_architecture(
             wanted,
-            image_size=image_size,
+            image_size=resolved.data.image_hw,
             num_classes=0 if predicts_patches else split.num_classes,
             pre_logits=wanted.pre_logits and not predicts_patches,
         )

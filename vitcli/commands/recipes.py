@@ -55,11 +55,22 @@ def _check_one(name: str) -> dict[str, Any]:
 def schema() -> dict[str, Any]:
     """The JSON Schema of a recipe file; editors complete and check .toml files with it."""
     document = recipe.Recipe.model_json_schema()
+    for section, kind in recipe.SECTIONS.items():
+        properties = document["$defs"][kind.__name__]["properties"]
+        for name in [name for name in properties if recipe.may_be_chosen(f"{section}.{name}")]:
+            properties[name] = _one_or_several(properties[name])
     document["properties"]["extends"] = {
         "type": "string",
         "description": "a shipped recipe, or a .toml file beside this one, that this file changes",
     }
     return document
+
+
+def _one_or_several(one: dict[str, Any]) -> dict[str, Any]:
+    """A key that takes a value, or a list of them to choose from on the dev split."""
+    about = {key: value for key, value in one.items() if key in ("default", "description", "title")}
+    kind = {key: value for key, value in one.items() if key not in about}
+    return about | {"anyOf": [kind, {"type": "array", "items": kind, "minItems": 1}]}
 
 
 def copy(name: str, destination: str) -> dict[str, Any]:

@@ -13,23 +13,24 @@ from typing import Any
 from vitcli import checkpoint, loader, recipe, runlog, runtime
 from vitcli.commands.job import (
     Job,
+    MakeModel,
     describe,
     earlier_summary,
     make_job,
     refuse_other_recipe,
 )
 from vitcli.commands.pixels import train_transform_of
-from vitcli.commands.planning import RunOptions, Start
+from vitcli.commands.planning import RunOptions
 from vitcli.commands.results import summarise, write_results
 from vitcli.commands.state import State
 from vitcli.commands.task import Task, task_of
 from vitcli.commands.watch import Watch
+from vitcli.data import DataSet
 from vitcli.errors import DataError, MachineError, NotFiniteError, Stopped, VitError
 from vitcli.recipe import Recipe
 from vitcli.safe_files import TEMPORARY
 from vitcli.saving import Saver
 from vitcli.schedule import lr_at_step
-from vitcli.split import Split
 from vitcli.train import train
 
 MEASURED_STEPS = 10
@@ -37,7 +38,12 @@ CHECKED_IMAGES = 200_000  # looked at before the first step, some ten seconds' w
 
 
 def run(
-    command: str, resolved: Recipe, options: RunOptions, make_model: Callable[[Split, tuple[int, int]], Start]
+    command: str,
+    resolved: Recipe,
+    options: RunOptions,
+    make_model: MakeModel,
+    *,
+    open_data: Callable[..., DataSet] = DataSet,
 ) -> dict[str, Any]:
     """Train by a recipe and score the held-out split; the run's summary, or its plan with --dry-run."""
     if options.out and not options.overwrite and not options.dry_run:
@@ -46,7 +52,7 @@ def run(
             return earlier
     if options.measure and not options.dry_run:
         raise VitError("--measure belongs to --dry-run", where="--measure", fix="--dry-run --measure")
-    job = make_job(command, resolved, options, make_model)
+    job = make_job(command, resolved, options, make_model, open_data=open_data)
     if options.dry_run:
         result = describe(job) | (Session(job).measure() if options.measure else {})
     else:

@@ -52,7 +52,7 @@ class State:
             weight_decay=wanted.weight_decay,
             decay_on=wanted.decay_on,
         )
-        if job.options.compile:
+        if job.options.compile and self.model._compiled_call_impl is None:  # one network, compiled once
             self.model.compile()
         parts = job.plan.accumulation_steps
         if job.options.exact:
