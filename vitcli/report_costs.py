@@ -118,7 +118,8 @@ def duration(seconds: float | None) -> str:
 def _choice(choice: Choice | None) -> Cell:
     if choice is None:
         return Cell()
-    told = share(choice.dev_top1, note="chosen" if choice.is_chosen else "")
+    note = "not finite" if choice.dev_top1 is None else "chosen" if choice.is_chosen else ""
+    told = share(choice.dev_top1, note=note)
     return replace(told, is_best=choice.is_chosen)
 
 

@@ -29,10 +29,13 @@ CONFUSION = "confusion.csv"
 
 @dataclass(frozen=True)
 class Choice:
-    """One choice of a selection, {"optimizer.lr": 0.003}, and its top-1 on the dev split."""
+    """One choice of a selection, {"optimizer.lr": 0.003}, and its accuracy on the dev split.
+
+    `dev_top1` is None where the loss stopped being finite; of masked patches it is that of their colours.
+    """
 
     keys: dict[str, Any]
-    dev_top1: float
+    dev_top1: float | None
     is_chosen: bool
 
 
@@ -216,8 +219,9 @@ def _choices(path: Path, summary: TrainingSummary | None) -> tuple[Choice, ...]:
     found = []
     for one in tried:
         keys = {key: value for key, value in one.items() if "." in key}
-        if keys and is_number(one.get("dev_top1")) and 0 <= one["dev_top1"] <= 1:
-            found.append(Choice(keys, float(one["dev_top1"]), keys == chosen))
+        right = one.get("dev_top1", one.get("dev_patch_accuracy"))
+        if keys and (right is None or (is_number(right) and 0 <= right <= 1)):
+            found.append(Choice(keys, right, keys == chosen))
     return tuple(found)
 
 

@@ -115,7 +115,7 @@ def _tidied(svg: str, key: str, label: str, has_paper: bool) -> str:
     body = re.sub(
         r"<defs>\s*<style.*?</style>\s*</defs>", "", body, flags=re.DOTALL
     )  # it would be the page's too
-    body = re.sub(r" font-family: [^;\"]*;", "", body)  # the page's own
+    body = re.sub(r" font-family: [^;\"]*;?", "", body)  # the page's own
     body = re.sub(r' (?:d|x|y|transform)="[^"]*"', lambda m: re.sub(r"(\.\d\d)\d+", r"\1", m[0]), body)
     body = body.replace(' transform="rotate(-0 ', ' data-at="').replace("xlink:href=", "href=")
     body = re.sub(r' data-at="[^"]*"', "", body)

@@ -79,12 +79,11 @@ def _selection(runs: Sequence[Run], names: Names) -> Iterable[Picture]:
     """Dev accuracy by the value of the one key that was chosen; other selections are in their table."""
     by_key: dict[str, list[tuple]] = {}
     for run in runs:
-        points = sorted(pair for choice in run.choices if (pair := _value_and_top1(choice)))
-        if len(points) == len(run.choices) > 1:
+        tried = [choice for choice in run.choices if choice.dev_top1 is not None]
+        points = sorted(pair for choice in tried if (pair := _value_and_top1(choice)))
+        if len(points) == len(tried) > 1:
             (key,) = run.choices[0].keys
-            chosen = tuple(
-                pair for choice in run.choices if choice.is_chosen and (pair := _value_and_top1(choice))
-            )
+            chosen = tuple(pair for one in tried if one.is_chosen and (pair := _value_and_top1(one)))
             by_key.setdefault(key, []).append((_name(run, names), (tuple(points),), chosen))
     for key, lines in by_key.items():
         is_log = all(at > 0 for _, (strand,), _ in lines for at, _ in strand)

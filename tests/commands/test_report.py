@@ -105,6 +105,16 @@ def test_a_selection_is_one_run_with_its_choices_and_its_seeds(tmp_path):
     assert texts(result, "runs")[0][-1] == "95.00 (seed 0), 96.00 (seed 1), 97.00 (seed 2)"
 
 
+def test_a_choice_whose_loss_was_not_finite_says_so(tmp_path):
+    choices = [
+        {"optimizer.lr": 0.01, "dev_top1": 0.8, "dev_loss": 0.5},
+        {"optimizer.lr": 1.0, "dev_top1": None, "dev_loss": None},
+    ]
+    made.finetuned(tmp_path / "run", 0.9, choices=choices, chosen={"optimizer.lr": 0.01})
+
+    assert texts(run("report", tmp_path, "--json").json, "selection")[0][2:] == ["80.00", "not finite"]
+
+
 def test_one_recipe_run_with_three_seeds_is_one_cell(tmp_path):
     for seed, top1 in enumerate((0.91, 0.93, 0.95)):
         made.finetuned(tmp_path / str(seed), top1, seed=seed)
