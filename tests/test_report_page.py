@@ -109,6 +109,19 @@ def test_no_two_elements_share_an_id_and_every_reference_in_the_page_has_one(sma
     assert len(set(ids)) == len(ids) and wanted and set(wanted) <= set(ids)
 
 
+def test_a_run_has_one_colour_in_all_pictures_and_no_picture_more_lines_than_colours(tmp_path):
+    for number in range(9):
+        made.finetuned(tmp_path / f"run-{number}", lr=0.01 * (number + 1), evaluated=0 if number == 0 else 5)
+
+    text = page_of(tmp_path, out=tmp_path / "report.html")
+    told = re.findall(r'style="background:(#\w+)"></span>ViT-B/16, (run-\d)', text)
+    colours = {name: {colour for colour, other in told if other == name} for _, name in told}
+
+    assert len(colours) == 9 and all(len(own) == 1 for own in colours.values())
+    assert len(set.union(*(colours[f"run-{number}"] for number in range(8)))) == 8
+    assert text.count("Part 1 of 2.</figcaption>") == text.count("Part 2 of 2.</figcaption>") == 2
+
+
 def test_headings_come_in_reading_order(small):
     levels = [int(level) for level in re.findall(r"<h(\d)>", small[1])]
 

@@ -17,8 +17,8 @@ def evaluations(material: Material, names: Names) -> list[Table]:
     entries = [entry for one in material.scored for entry in _of_scored(one)]
     if len(material.scored) > 1:
         caption = (
-            "Top-1 accuracy in % of finished checkpoints (columns) on each data set (rows); ReaL, where there "
-            "is such a row, by the reassessed labels of ImageNet. The best of a row is in bold."
+            "Top-1 accuracy in % of finished checkpoints (columns) on each data set (rows); ReaL, where "
+            "there is such a row, by the reassessed labels of ImageNet. The best of a row is in bold."
         )
         tables = [crossed("evaluated", "Evaluated checkpoints", caption, arrange(entries), names)]
     heads = [Head("images"), Head("top-1"), Head("95 %", "interval"), Head("top-5"), Head("loss", "nats")]

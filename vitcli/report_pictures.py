@@ -69,7 +69,8 @@ def _learning_curves(runs: Sequence[Run], names: Names) -> Iterable[Picture]:
             (_name(run, names), tuple(_scaled(thinned(strand), scale) for strand in own if strand))
             for run, own in zip(runs, strands, strict=True)
         ]
-        lines = [line for line in lines if any(len(strand) > 1 for strand in line[1])]
+        # One without a curve keeps its place, and so each run its colour in both pictures.
+        lines = [(name, own if any(len(strand) > 1 for strand in own) else ()) for name, own in lines]
         seeds = "; lines of one colour are its seeds" if any(len(own) > 1 for _, own in lines) else ""
         caption = f"{title} on {names.data(runs[0].dataset)} by optimizer step{seeds}."
         yield from _charts("Learning curves", caption, lines, x="step", y=unit)
@@ -131,19 +132,16 @@ def _resolutions(scored: Sequence[Scored], names: Names) -> Iterable[Picture]:
 
 def _charts(section: str, caption: str, lines: Sequence[tuple], **axes) -> Iterable[Picture]:
     """Pictures of as many lines as there are colours; `lines` are (name, strands, marked, errors)."""
-    for first in range(0, len(lines), MOST_LINES):
-        part = lines[first : first + MOST_LINES]
-        drawn = tuple(
-            Curve(name, colour, *rest) for (name, *rest), colour in zip(part, COLOURS, strict=False)
-        )
-        more = (
-            f" Part {first // MOST_LINES + 1} of {-(-len(lines) // MOST_LINES)}."
-            if len(lines) > MOST_LINES
-            else ""
-        )
+    parts = [lines[first : first + MOST_LINES] for first in range(0, len(lines), MOST_LINES)]
+    for number, part in enumerate(parts, start=1):
+        every = [Curve(name, colour, *rest) for (name, *rest), colour in zip(part, COLOURS, strict=False)]
+        drawn = tuple(line for line in every if line.strands)
+        if not drawn:
+            continue
+        told = f"{caption} Part {number} of {len(parts)}." if len(parts) > 1 else caption
         ends = "; ".join(f"{line.name} ends at {line.strands[0][-1][1]:.4g}" for line in drawn)
-        svg = _chart(drawn, f"{caption} {ends}.", **axes)
-        yield Picture(section, caption + more, svg, tuple((line.colour, line.name) for line in drawn))
+        svg = _chart(drawn, f"{told} {ends}.", **axes)
+        yield Picture(section, told, svg, tuple((line.colour, line.name) for line in drawn))
 
 
 @lru_cache(maxsize=256)  # a page that is served is drawn again and again
