@@ -158,6 +158,8 @@ def _below(folder: Path, top: Path, depth: int, seen: set[Path]) -> Iterator[Fou
     try:
         with os.scandir(folder) as entries:
             names = sorted(entry.name for entry in entries if entry.is_dir())
+    except FileNotFoundError:  # taken away since its name was read, as temporary folders of a live run are
+        return
     except OSError as error:
         raise _unreadable(folder, error) from error
     for name in names:
