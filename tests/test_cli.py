@@ -18,8 +18,8 @@ from tests.conftest import Outcome, run
 
 COMMANDS = ["finetune", "pretrain", "fewshot", "embed", "evaluate", "compare", "predict", "recipes",
             "recipes list", "recipes show", "recipes check", "recipes schema", "recipes copy", "models",
-            "interpolate-posemb", "inspect", "export", "doctor", "doctor resume", "reproduce", "datasets",
-            "datasets list", "datasets show", "datasets check"]  # fmt: skip
+            "interpolate-posemb", "inspect", "export", "doctor", "doctor resume", "reproduce", "report",
+            "datasets", "datasets list", "datasets show", "datasets check"]  # fmt: skip
 FRESH = (
     "finetune",
     "--ckpt",

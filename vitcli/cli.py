@@ -20,6 +20,7 @@ from vitcli.cli_doctor import app as doctor_app
 from vitcli.cli_evaluate import app as evaluate_app
 from vitcli.cli_fewshot import app as fewshot_app
 from vitcli.cli_recipes import app as recipes_app
+from vitcli.cli_report import app as report_app
 from vitcli.cli_reproduce import app as reproduce_app
 from vitcli.cli_start import given_arguments as _arguments
 from vitcli.cli_start import launch as _launch
@@ -39,6 +40,7 @@ app.add_typer(evaluate_app)
 app.add_typer(reproduce_app)
 app.add_typer(fewshot_app)
 app.add_typer(weights_app)
+app.add_typer(report_app)
 app.add_typer(recipes_app, name="recipes")
 app.add_typer(datasets_app, name="datasets")
 app.add_typer(doctor_app, name="doctor")

@@ -67,6 +67,13 @@ def test_the_numbers_follow_from_the_saved_predictions(evaluated, tmp_path):
     bins = np.ceil(confidences * 15)
     gaps = [abs((right[bins == one] - confidences[bins == one]).sum()) / 10 for one in set(bins)]
     assert sum(gaps) == pytest.approx(result["ece"], rel=1e-9)
+    told = result["reliability"]
+    assert told["edges"][0] == 0 and told["edges"][-1] == 1 and len(told["edges"]) == 16
+    for one in range(1, 16):
+        count = int((bins == one).sum())
+        assert told["counts"][one - 1] == count
+        assert told["accuracy"][one - 1] == (pytest.approx(right[bins == one].mean()) if count else 0)
+        assert told["confidence"][one - 1] == (pytest.approx(confidences[bins == one].mean()) if count else 0)
     assert [row["row"] for row in rows] == list(range(10)) and rows[0]["place"].endswith("00.png")
     low, high = result["intervals"]["top1"]
     assert 0 <= low <= result["top1"] <= high <= 1

@@ -232,6 +232,12 @@ def _more(
         "nll": float(found.losses_N.sum()) / count,
         "brier": float(found.briers_N.sum()) / count,
         "ece": reliability.ece,
+        "reliability": {
+            "edges": reliability.edges_M1.tolist(),
+            "counts": reliability.counts_M.tolist(),
+            "confidence": reliability.confidence_M.tolist(),
+            "accuracy": reliability.accuracy_M.tolist(),
+        },
         "intervals": intervals,
         "per_class": None if found.has_several_labels else predictions.per_class(found, names),
         "mistakes": [
