@@ -10,14 +10,15 @@ FLOORS = [
     # 0 words
     {"errors", "order", "stream_order", "schedule", "variants", "architecture",
      "assertions", "recipe", "recipe_schema", "recipe_types", "recipe_rules", "recipe_text",
-     "recipe_mistakes"},
+     "recipe_mistakes",
+     "study", "study_schema", "study_rules"},
     # 1 maths
     {"model", "backbones", "initialisation", "posemb", "positions",
      "conversion", "official", "official_names", "huggingface",
      "masked_patch", "corruption", "randaugment", "least_squares", "classifiers", "layers",
      "losses", "optim", "transforms", "metrics", "figures", "costs",
      "predictions", "calibration", "resampling", "projection", "evaluation_figures",
-     "model_card", "demo", "vtab", "image_hash"},
+     "model_card", "demo", "vtab", "image_hash", "study_figures"},
     # 2 world
     {"safe_files", "data", "vtab_tables", "duplicates", "data_files", "split", "subsets", "columns",
      "class_lists",
@@ -29,7 +30,7 @@ FLOORS = [
      "runtime", "launching", "runlog",
      "class_maps", "real_labels", "prediction_files", "evaluation_text",
      "feature_store", "draw_files", "fewshot_text",
-     "console", "tables"},
+     "console", "tables", "study_text"},
     # 3 loops
     {"train", "forward", "inference", "scoring", "patch_inference", "agreement", "fitting",
      "feature_pass", "few_shot"},
@@ -38,10 +39,11 @@ FLOORS = [
      ("__init__", "planning", "job", "session", "state", "task", "watch", "results", "pixels",
       "finetune", "vtab", "datasets", "pretrain", "evaluate", "scores", "evaluation_files", "compare",
       "predict", "recipes", "models", "interpolate_posemb", "inspect", "export", "doctor", "frozen",
-      "fewshot", "fewshot_folder", "embed")} | {"api"},
+      "fewshot", "fewshot_folder", "embed",
+      "study", "study_runs", "study_folder", "study_pictures")} | {"api"},
     # 5 door
     {"cli", "cli_datasets", "cli_evaluate", "cli_recipes", "cli_weights", "cli_doctor",
-     "cli_fewshot", "cli_start", "options", "exits", "__main__", "__init__"},
+     "cli_fewshot", "cli_start", "options", "exits", "__main__", "__init__", "cli_study"},
 ]  # fmt: skip
 # Who may use a room of its own floor: the parts of one thing, and what every floor may use.
 NEIGHBOURS = {
@@ -50,6 +52,14 @@ NEIGHBOURS = {
     "recipe_mistakes": {"errors", "recipe_rules", "recipe_schema", "recipe_text"},
     "recipe": {"errors", "recipe_rules", "recipe_schema", "recipe_text", "recipe_mistakes"},
     "stream_order": {"order"},
+    "study": {"study_rules", "study_schema", "variants"},
+    "study_schema": {"errors", "recipe", "recipe_mistakes", "recipe_schema", "recipe_text", "recipe_types",
+                     "study_rules"},
+    "study_figures": {"figures"}, "study_text": {"tables"},
+    "commands.study": {"commands.study_folder"},
+    "commands.study_folder": {"commands.job", "commands.study_pictures"},
+    "commands.study_runs": {"commands.fewshot", "commands.finetune", "commands.planning", "commands.pretrain",
+                            "commands.study"},
     "architecture": {"errors", "variants"},
     "assertions": {"errors"},
     "predictions": {"metrics"}, "evaluation_figures": {"calibration", "figures"},
@@ -95,7 +105,8 @@ NEIGHBOURS = {
     "commands.predict": {"commands.pixels"}, "commands.export": {"commands.pixels"},
     "api": {"commands.pixels"}, "__init__": {"api"},
     "cli": {"cli_datasets", "cli_doctor", "cli_evaluate", "cli_fewshot", "cli_recipes", "cli_start",
-            "cli_weights", "exits", "options"},
+            "cli_study", "cli_weights", "exits", "options"},
+    "cli_study": {"cli_start", "options"},
     "cli_weights": {"options"}, "cli_recipes": {"options"}, "cli_datasets": {"options"},
     "cli_doctor": {"options"}, "cli_evaluate": {"cli_start", "options"}, "__main__": {"cli"},
 }  # fmt: skip

@@ -58,7 +58,7 @@ NO_SHORTHANDS: Mapping[str, Any] = MappingProxyType({})
 HERE = Path(__file__).parent
 HOMES = (HERE / "recipes", HERE.parent / "recipes")  # inside the wheel; beside the package in a checkout
 ALIASES = "datasets.toml"  # lies among the recipes and is none
-CLASSES = "classes"  # a folder of class maps, which are no recipes either
+CLASSES, STUDIES = "classes", "studies"  # folders of class maps and studies, which are no recipes either
 DEFAULT = "schema default"
 
 
@@ -97,10 +97,10 @@ def load(
         VitError: every mistake of the files and options, in one report.
     """
     draft = merge(name_or_path, overrides, shorthands)
-    file = _label(find(name_or_path))
+    file = label(find(name_or_path))
     recipe, found = check(draft.values, draft.sources, file=file, training=training)
     if mistakes := draft.mistakes + found:
-        raise report(mistakes, name_or_path)
+        raise report(mistakes, f"recipe {name_or_path}")
     return recipe
 
 
@@ -110,8 +110,8 @@ def merge(
     """A recipe's values before the schema has seen them; those of a base, too, which need not be whole."""
     draft = Draft({}, {}, [])
     for path, table in _base_and_file(find(name_or_path)):
-        values = _flat_table(table, _label(path), draft.mistakes)
-        draft.lay(values, dict.fromkeys(values, _label(path)))
+        values = _flat_table(table, label(path), draft.mistakes)
+        draft.lay(values, dict.fromkeys(values, label(path)))
     draft.lay(*_options(overrides, shorthands, draft.mistakes))
     return draft
 
@@ -132,22 +132,19 @@ def available() -> tuple[tuple[str, str], ...]:
     names = sorted(
         str(path.relative_to(home).with_suffix("").as_posix())
         for path in home.rglob("*.toml")
-        if path.name != ALIASES and path.parent.name != CLASSES
+        if path.name != ALIASES and path.parent.name not in (CLASSES, STUDIES)
     )
     return tuple((name, _first_line(home / f"{name}.toml")) for name in names)
 
 
 def is_base(name: str) -> bool:
-    """Whether this one is there for others to extend alone: some shipped ones do, and it names no data.
-
-    It is checked through them and need not be whole.
-    """
+    """Whether it is there for others to extend alone (some do, it names no data) and need not be whole."""
     return name in _bases()
 
 
 @cache
 def _bases() -> set[str]:
-    tables = {name: _read(find(name)) for name, _ in available()}
+    tables = {name: read_toml(find(name)) for name, _ in available()}
     extended = {table["extends"] for table in tables.values() if "extends" in table}
     return {name for name in extended & tables.keys() if "dataset" not in tables[name].get("data", {})}
 
@@ -197,7 +194,7 @@ def find_for_dataset(command: str, dataset: str | None) -> str:
 
 def dataset_aliases() -> dict[str, dict[str, Any]]:
     """The data sets that --dataset knows by a short name, with what recipes/datasets.toml says of each."""
-    return _read(_home() / ALIASES)
+    return read_toml(_home() / ALIASES)
 
 
 def class_maps() -> dict[str, Path]:
@@ -205,11 +202,16 @@ def class_maps() -> dict[str, Path]:
     return {path.stem: path for path in sorted((_home() / CLASSES).glob("*.toml"))}
 
 
+def studies() -> dict[str, Path]:
+    """The files of the shipped studies by their names, for `vit study`."""
+    return {path.stem: path for path in sorted((_home() / STUDIES).glob("*.toml"))}
+
+
 def _home() -> Path:
     return next(home for home in HOMES if (home / ALIASES).is_file())
 
 
-def _label(path: Path) -> str:
+def label(path: Path) -> str:
     """A file as people should see it: shipped ones as recipes/<name>.toml, wherever they are installed."""
     home = _home()
     return f"recipes/{path.relative_to(home).as_posix()}" if path.is_relative_to(home) else str(path)
@@ -224,23 +226,23 @@ def _section(key: str) -> str:
 
 
 def _base_and_file(path: Path) -> list[tuple[Path, dict[str, Any]]]:
-    table = _read(path)
+    table = read_toml(path)
     base = table.pop("extends", None)
     if base is None:
         return [(path, table)]
     beside = path.parent / str(base)
     base_path = beside if beside.suffix == ".toml" and beside.is_file() else find(str(base))
-    base_table = _read(base_path)
+    base_table = read_toml(base_path)
     if "extends" in base_table:
         raise VitError(
             f"the base {base!r} extends another recipe itself",
-            where=f"{_label(path)}, key extends",
+            where=f"{label(path)}, key extends",
             fix="extend the base's own base, or copy the keys you need",
         )
     return [(base_path, base_table), (path, table)]
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -249,7 +251,7 @@ def _read(path: Path) -> dict[str, Any]:
         ) from error
     except OSError as error:
         raise MachineError(
-            f"{path} cannot be read: {error.strerror}", where="option --recipe", fix="make it readable"
+            f"{path} cannot be read: {error.strerror}", where=str(path), fix="make it readable"
         ) from error
 
 

@@ -57,16 +57,21 @@ def check(
         return None, [_translated(error, sources, file) for error in refusal.errors()] + mistakes
 
 
-def report(mistakes: Sequence[Mistake], recipe_name: str) -> VitError:
-    """One error for all mistakes; a single one is said plainly."""
+def report(mistakes: Sequence[Mistake], file: str, *, see: str = SEE_SCHEMA) -> VitError:
+    """One error for all mistakes; a single one is said plainly.
+
+    Args:
+        file: what they are in: "recipe finetune/cifar10".
+        see: where every key is explained.
+    """
     if len(mistakes) == 1:
         return VitError(mistakes[0].what, where=mistakes[0].where, fix=mistakes[0].fix)
     lines = [f"    {m.what}\n      where: {m.where}\n      fix:   {m.fix}" for m in mistakes]
     places = dict.fromkeys(m.where for m in mistakes)
     return VitError(
-        "\n".join([f"{len(mistakes)} mistakes in recipe {recipe_name}", *lines]),
+        "\n".join([f"{len(mistakes)} mistakes in {file}", *lines]),
         where=", ".join(places) if len(places) < 3 else f"{len(places)} files and options, named above",
-        fix=SEE_SCHEMA,
+        fix=see,
     )
 
 
@@ -87,7 +92,7 @@ def unknown(key: str, source: str) -> Mistake:
 
 def _translated(error: Mapping[str, Any], sources: Mapping[str, str], file: str) -> Mistake:
     """One refusal of pydantic in the words of a recipe."""
-    key, given = ".".join(map(str, error["loc"][:2])), error["input"]
+    key = ".".join(map(str, error["loc"][:2]))
     place, source = _place(key, error["loc"]), sources.get(key, file)
     match error["type"]:
         case "extra_forbidden":
@@ -95,6 +100,13 @@ def _translated(error: Mapping[str, Any], sources: Mapping[str, str], file: str)
         case "missing":
             name = place if "." in key else f"section [{key}]"
             return Mistake(f"{name} is missing", source, SEE_SCHEMA)
+    return refused(error, place, source)
+
+
+def refused(error: Mapping[str, Any], place: str, source: str) -> Mistake:
+    """A value that is not of its key's kind or range, as pydantic refuses it, in the words of a file."""
+    given = error["input"]
+    match error["type"]:
         case "literal_error":
             choices = error["ctx"]["expected"]
             close = nearest(str(given), choices.replace("'", "").replace(" or ", ", ").split(", "))
