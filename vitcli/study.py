@@ -154,7 +154,8 @@ def _cell(
         ),
     ]
     words = {"num_examples": "images", "epochs": "epochs", "steps": "steps"}
-    point = "-".join([slug(variant.name), *(f"{axes[axis]}-{words[axis]}" for axis in axes if axis in words)])
+    told = (f"{_short(axes[axis])}-{word}" for axis, word in words.items() if axis in axes)
+    point = "-".join([slug(variant.name), *told])
     return Cell(
         name=point if seed is None else f"{point}-seed-{seed}",
         point=point,
@@ -165,3 +166,7 @@ def _cell(
         sources={key: place for keys, place in layers for key in keys},
         axes=axes,
     )
+
+
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -4,6 +4,7 @@ Colour, marker and name each tell the same, so none of them is needed alone.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, NullLocator
 from matplotlib.transforms import Bbox
 
@@ -22,14 +24,33 @@ LOOKS = tuple(zip((BLUE, ORANGE, GREEN, PINK, SKY, GOLD), "os^DvP", strict=True)
 BLACK, GREY = "#222222", "#777777"
 DASHES = {"ViT": "-", "hybrid": "-.", "ResNet": "--"}
 MOST_NAMED_LINES = 8  # beyond it a legend
+RING = {"marker": "o", "ms": 12, "mfc": "none", "mec": BLACK, "mew": 1.0}
 SMALL = 8  # points
 # Where a name may stand beside its point, the best first: offset in points, and which side of it is there.
+AROUND = ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (1, -1), (-1, 1), (-1, -1))
 PLACES = [
     (reach * x, reach * y, ("center", "left", "right")[x], ("center", "bottom", "top")[y])
-    for reach in (7, 14, 24)
-    for x, y in ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (1, -1), (-1, 1), (-1, -1))
+    for reach in (8, 16, 26, 38)
+    for x, y in AROUND
 ]
+NUM_NEAR = len(AROUND)
+THIN = {"arrowstyle": "-", "color": GREY, "lw": 0.6, "shrinkA": 0, "shrinkB": 5}
 Points = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One panel of a compute figure; everything by the names of the points.
+
+    Attributes:
+        accuracy: shares, one for each point.
+        stds: of some of them.
+        front: those on the Pareto front, in its order.
+    """
+
+    accuracy: Mapping[str, float]
+    stds: Mapping[str, float | None]
+    front: Sequence[str]
 
 
 def data_size_figure(points: Points, *, images: str, score: str, note: str) -> Figure:
@@ -55,7 +76,7 @@ def data_size_figure(points: Points, *, images: str, score: str, note: str) -> F
             if any(point["std"] is not None for point in line):
                 bars = _percent([point["std"] or 0.0 for point in line])
                 axes.errorbar(sizes, _percent(means), yerr=bars, color=colour, ls="none", capsize=3)
-            ends[label] = (sizes[-1], 100 * means[-1], colour)
+            ends[label] = (sizes[-1], 100 * means[-1])
         axes.set_title(f"{score} by data size", fontsize=10)
         axes.set(xscale="log", xlabel=f"{images}, log scale", ylabel="accuracy in %")
         sizes = sorted({point["num_examples"] for point in points})
@@ -66,20 +87,13 @@ def data_size_figure(points: Points, *, images: str, score: str, note: str) -> F
 
 
 def compute_figure(
-    points: Points,
-    front: Sequence[str],
-    *,
-    panels: Mapping[str, Mapping[str, float]],
-    cost: str,
-    note: str,
-    is_joined: bool,
+    points: Points, panels: Mapping[str, Panel], *, cost: str, note: str, is_joined: bool
 ) -> Figure:
     """Accuracy by compute, with the Pareto front (paper, figures 5 and 8).
 
     Args:
         points: of `study.points`, each with a mean and exaflops.
-        front: names of the points on the front of the first panel.
-        panels: accuracies by the names of the points, for each panel by its title.
+        panels: what each panel shows, by its title.
         cost: what costs, such as "pre-training compute".
         note: a line below the picture.
         is_joined: whether a line joins the points of a family; else it joins those of a network.
@@ -89,17 +103,16 @@ def compute_figure(
     looks = _looks(name for point in points for name in _several(point[kind]))
     with matplotlib.rc_context(STYLE):
         figure, all_axes = _empty(note, len(panels))
-        for number, (axes, (title, accuracy)) in enumerate(zip(all_axes, panels.items(), strict=True)):
-            places = {point["name"]: (point["exaflops"], 100 * accuracy[point["name"]]) for point in points}
+        for axes, (title, panel) in zip(all_axes, panels.items(), strict=True):
+            places = {
+                point["name"]: (point["exaflops"], 100 * panel.accuracy[point["name"]]) for point in points
+            }
             _join(axes, points, places, looks, "families" if is_joined else "model")
-            if number == 0:
-                axes.plot(*zip(*map(places.get, front), strict=True), color=BLACK, lw=1.2, ls=":", zorder=1)
-                _ring(axes, [places[name] for name in front])
+            _draw_front(axes, [places[name] for name in panel.front])
             for point in points:
                 mine = _several(point[kind])
                 colour, marker = looks[mine[0]] if len(mine) == 1 else (BLACK, "*")  # of several families
-                std = point["std"] if number == 0 else None
-                _mark(axes, places[point["name"]], std, colour, marker)
+                _mark(axes, places[point["name"]], panel.stds.get(point["name"]), colour, marker)
             axes.set_title(title, fontsize=10)
             axes.set(xscale="log", xlabel=f"{cost} in exaFLOPs, log scale")
             axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
@@ -108,15 +121,9 @@ def compute_figure(
         all_axes[0].set_ylabel("accuracy in %")
         _legend(all_axes[0], looks if is_by_family else {})
         labels = labels_of(points)
-        for axes, accuracy in zip(all_axes, panels.values(), strict=True):
-            _name_points(
-                figure,
-                axes,
-                [
-                    (labels[point["name"]], point["exaflops"], 100 * accuracy[point["name"]])
-                    for point in points
-                ],
-            )
+        for axes, panel in zip(all_axes, panels.values(), strict=True):
+            places = [(point["exaflops"], 100 * panel.accuracy[point["name"]]) for point in points]
+            _name_points(figure, axes, [labels[point["name"]] for point in points], places)
     return figure
 
 
@@ -155,11 +162,11 @@ def _looks(names: Iterable[str]) -> dict[str, tuple[str, str]]:
 
 
 def _empty(note: str, num_panels: int = 1) -> tuple[Figure, Sequence[Axes]]:
-    figure = Figure(figsize=(6.4 if num_panels == 1 else 5.4 * num_panels, 4.4), layout="constrained")
+    figure = Figure(figsize=(6.4 * num_panels, 4.8), layout="constrained")
     figure.supxlabel(note, fontsize=SMALL, color=GREY)
     all_axes = figure.subplots(1, num_panels, squeeze=False)[0]
     for axes in all_axes:
-        axes.yaxis.set_major_locator(MaxNLocator(nbins=7))
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 5, 10]))
         axes.set_axisbelow(True)
     return figure, all_axes
 
@@ -172,11 +179,11 @@ def _mark(axes: Axes, place: tuple[float, float], std: float | None, colour: str
     )
 
 
-def _ring(axes: Axes, places: Sequence[tuple[float, float]]) -> None:
-    """Around each point of the front."""
-    axes.plot(
-        *zip(*places, strict=True), ls="none", marker="o", ms=12, mfc="none", mec=BLACK, mew=1.0, zorder=2
-    )
+def _draw_front(axes: Axes, places: Sequence[tuple[float, float]]) -> None:
+    """A line through the points of the front, and a ring around each."""
+    x, y = zip(*places, strict=True)
+    axes.plot(x, y, color=BLACK, lw=1.2, ls=":", zorder=1)
+    axes.plot(x, y, ls="none", zorder=2, **RING)
 
 
 def _join(axes: Axes, points: Points, places, looks: Mapping[str, tuple[str, str]], kind: str) -> None:
@@ -192,50 +199,56 @@ def _legend(axes: Axes, looks: Mapping[str, tuple[str, str]]) -> None:
         Line2D([], [], color=colour, marker=marker, ls="none", ms=6, label=name)
         for name, (colour, marker) in looks.items()
     ]
-    ring = dict(marker="o", ms=11, mfc="none", mec=BLACK, mew=1.0)
-    handles.append(Line2D([], [], color=BLACK, lw=1.2, ls=":", label="Pareto front", **ring))
+    handles.append(Line2D([], [], color=BLACK, lw=1.2, ls=":", label="Pareto front", **RING))
     axes.legend(handles=handles, loc="lower right", fontsize=SMALL, labelspacing=0.8)
 
 
-def _name_lines(figure: Figure, axes: Axes, ends: Mapping[str, tuple[float, float, str]]) -> None:
+def _name_lines(figure: Figure, axes: Axes, ends: Mapping[str, tuple[float, float]]) -> None:
     """Each line's name behind its last point, moved apart where they would touch; a legend for many."""
     if len(ends) > MOST_NAMED_LINES:
         axes.legend(fontsize=SMALL, loc="center left", bbox_to_anchor=(1.0, 0.5))
         return
     figure.draw_without_rendering()  # from here on the places of points on the paper are known
     points_per_pixel, lowest = 72 / figure.dpi, -np.inf
-    for label, (x, y, colour) in sorted(ends.items(), key=lambda end: end[1][1]):
+    for label, (x, y) in sorted(ends.items(), key=lambda end: end[1][1]):
         height = axes.transData.transform((x, y))[1] * points_per_pixel
         lowest = max(height, lowest + 1.3 * SMALL)
         text = dict(
             xytext=(9, lowest - height), textcoords="offset points", va="center", annotation_clip=False
         )
-        axes.annotate(label, (x, y), color=colour, fontsize=SMALL + 1, **text)
+        axes.annotate(label, (x, y), fontsize=SMALL + 1, **text)
 
 
-def _name_points(figure: Figure, axes: Axes, named: Sequence[tuple[str, float, float]]) -> None:
+def _name_points(
+    figure: Figure, axes: Axes, labels: Sequence[str], places: Sequence[tuple[float, float]]
+) -> None:
     """Each point's name where it covers least of the points, of other names and of the lines."""
-    figure.draw_without_rendering()
-    marks = [axes.transData.transform((x, y)) for _, x, y in named]
+    figure.draw_without_rendering()  # from here on the places of points on the paper are known
     half = 5 * figure.dpi / 72
+    marks = [axes.transData.transform(place) for place in places]
     taken = [Bbox([mark - half, mark + half]) for mark in marks] + list(_beads(axes, half / 3))
-    if axes.get_legend():
-        taken.append(axes.get_legend().get_window_extent())
-    for label, x, y in named:
-        text = axes.annotate(label, (x, y), textcoords="offset points", fontsize=SMALL, color=BLACK, zorder=4)
-        text.set_in_layout(False)
-        costs = []
-        for dx, dy, ha, va in PLACES:
-            text.set(position=(dx, dy), ha=ha, va=va)
-            box = text.get_window_extent()
-            covered = sum(_common(box, other) for other in taken)
-            outside = box.width * box.height - _common(box, axes.bbox)
-            costs.append(covered + 10 * outside)
+    taken += [axes.get_legend().get_window_extent()] if axes.get_legend() else []
+    for label, place in zip(labels, places, strict=True):
+        costs, boxes = [], []
+        for at in PLACES:
+            text = _name(axes, label, place, *at)
+            boxes.append(text.get_window_extent())
+            text.remove()
+            outside = boxes[-1].width * boxes[-1].height - _common(boxes[-1], axes.bbox)
+            costs.append(10 * outside + sum(_common(boxes[-1], other) for other in taken))
             if costs[-1] <= 0:
                 break
-        dx, dy, ha, va = PLACES[int(np.argmin(costs))]
-        text.set(position=(dx, dy), ha=ha, va=va)
-        taken.append(text.get_window_extent())
+        best = int(np.argmin(costs))
+        taken.append(boxes[best])
+        _name(axes, label, place, *PLACES[best], line=THIN if best >= NUM_NEAR else None)
+
+
+def _name(axes: Axes, label: str, place: tuple[float, float], dx, dy, ha, va, line=None) -> Text:
+    """A name beside its point; from afar with a thin line to it."""
+    at = dict(xytext=(dx, dy), textcoords="offset points", ha=ha, va=va)
+    text = axes.annotate(label, place, fontsize=SMALL, zorder=4, arrowprops=line, **at)
+    text.set_in_layout(False)
+    return text
 
 
 def _beads(axes: Axes, half: float) -> Iterable[Bbox]:

@@ -1,5 +1,6 @@
 """What must hold between the keys of a study, whatever each of them is by itself."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -39,7 +40,7 @@ def contradictions(study: Any) -> Iterator[tuple[str, str, str]]:
 
 def slug(name: str) -> str:
     """A name as a part of a folder's."""
-    return "".join(c if c.isalnum() or c in "._" else "-" for c in name).strip("-.") or "-"
+    return re.sub(r"[^\w.]+", "-", name).strip("-.") or "-"
 
 
 def _names(study: Any) -> Iterator[tuple[str, str, str]]:

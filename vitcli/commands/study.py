@@ -4,6 +4,7 @@ Loads neither torch nor datasets by itself: mistakes of a study are told before 
 What is done for one run is handed in as `Work`.
 """
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,8 @@ from vitcli.recipe_mistakes import Mistake, check, report
 from vitcli.study import Cell
 from vitcli.study_rules import slug
 from vitcli.study_schema import Score, Study
+
+WRITE_EVERY_S = 60.0  # between pictures of a study that goes on
 
 
 @dataclass(frozen=True)
@@ -95,35 +98,45 @@ def run(prepared: Prepared, work: Work, *, out: Path | None, overwrite: bool, qu
     """Make every run that is not there yet, and score it.
 
     Returns:
-        What --json prints; it is written to OUT with the tables and pictures after every run.
+        What --json prints; it is written to OUT with the tables and pictures, on the way too.
     """
     from vitcli import runtime  # loads torch
     from vitcli.commands import study_folder as files
 
     folder = out or Path("runs", f"study-{slug(prepared.name)}")  # no time, so that the same command goes on
-    score, command = prepared.study.score, f"study {prepared.view}"
     with runtime.one_after_another():
         machine = runtime.start("auto")
         console = Console(quiet=quiet, is_main=machine.is_main)
-        machine.on_main(lambda: files.open_folder(folder, prepared.study, command, overwrite=overwrite))
+        machine.on_main(lambda: files.check_folder(folder, prepared.study, overwrite=overwrite))
+        machine.on_main(lambda: files.empty(folder) if overwrite else None)
         scores = machine.on_main(lambda: _scores(folder, prepared))
         missing = [number for number, cell in enumerate(prepared.cells) if not scores[cell.name]]
         if missing:
             work.check()
         plans = machine.on_main(lambda: files.read_json(folder / files.PLAN)) or _plans(prepared, work)
-        machine.on_main(lambda: files.write_json(folder / files.PLAN, plans))
-        for number in missing:
-            cell = prepared.cells[number]
-            console.note(f"run {number + 1} of {len(scores)}: {cell.name}")
-            scores[cell.name] = _run_one(folder, cell, prepared.recipes[number], score, work)
-            if machine.is_main:
-                told = ", ".join(f"{share:.2%} on {name}" for name, share in scores[cell.name].items())
-                console.note(f"{cell.name}: {told}")
-                files.write_results(folder, _result(prepared, plans, scores, folder))
-        result = _result(prepared, plans, scores, folder)
-        if machine.is_main:
-            files.write_results(folder, result)
+        machine.on_main(lambda: files.begin(folder, prepared.study, plans))
+        written_at = time.monotonic()
+        try:
+            for number in missing:
+                cell = prepared.cells[number]
+                console.note(f"run {number + 1} of {len(scores)}: {cell.name}")
+                scores[cell.name] = _run_one(
+                    folder, cell, prepared.recipes[number], prepared.study.score, work
+                )
+                if machine.is_main:
+                    console.note(f"{cell.name}: {_told(scores[cell.name])}")
+                if machine.is_main and time.monotonic() - written_at > WRITE_EVERY_S:
+                    files.write_results(folder, _result(prepared, plans, scores, folder))
+                    written_at = time.monotonic()
+        finally:
+            result = _result(prepared, plans, scores, folder)
+            if machine.is_main and result["num_finished"]:
+                files.write_results(folder, result)
     return result
+
+
+def _told(scores: Mapping[str, float | None]) -> str:
+    return ", ".join(f"{share:.2%} on {name}" for name, share in scores.items())
 
 
 def _scores(folder: Path, prepared: Prepared) -> dict[str, dict[str, float] | None]:

@@ -20,28 +20,35 @@ OURS = (STUDY, PLAN, runlog.SUMMARY, "table.md", "table.csv")
 MOST_TOLD = 4  # differences
 
 
-def open_folder(folder: Path, study: Study, command: str, *, overwrite: bool) -> None:
-    """Refuse a folder of something else; leave the study's own file there."""
+def check_folder(folder: Path, study: Study, *, overwrite: bool) -> None:
+    """Refuse a folder of something else, or, if it is not to be overwritten, of another study."""
     path, names = folder / STUDY, {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
     if names and STUDY not in names:
         what = "is that of a single run" if runlog.RECIPE in names else f"holds other files ({min(names)})"
         raise VitError(f"the folder {what}", where=f"--out {folder}", fix="name a new or an empty folder")
-    if path.exists() and overwrite:
-        for name in (CELLS, FIGURES):
-            shutil.rmtree(folder / name, ignore_errors=True)
-        for name in OURS:
-            (folder / name).unlink(missing_ok=True)
-    elif path.exists():
-        earlier, _ = study_schema.load(str(path))
-        differing = study_schema.differences(earlier, study)
-        if differing:
-            raise VitError(
-                f"the folder holds another study: {'; '.join(differing[:MOST_TOLD])}",
-                where=f"--out {folder}",
-                fix="choose another folder, or --overwrite to delete that study",
-            )
-    text = f"# vit {command} {STUDY} makes it again\n\n{study_schema.to_toml(study)}"
-    replace_file(path, lambda file: file.write_text(text))
+    if not names or overwrite:
+        return
+    differing = study_schema.differences(study_schema.load(str(path))[0], study)
+    if differing:
+        raise VitError(
+            f"the folder holds another study: {'; '.join(differing[:MOST_TOLD])}",
+            where=f"--out {folder}",
+            fix="choose another folder, or --overwrite to delete that study",
+        )
+
+
+def begin(folder: Path, study: Study, plans: Mapping[str, Any]) -> None:
+    """The study and what its runs come to, before the first of them."""
+    replace_file(folder / STUDY, lambda file: file.write_text(study_schema.to_toml(study)))
+    _write_json(folder / PLAN, plans)
+
+
+def empty(folder: Path) -> None:
+    """Delete an earlier study, and nothing that a study does not make."""
+    for name in (CELLS, FIGURES):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    for name in OURS:
+        (folder / name).unlink(missing_ok=True)
 
 
 def scores_of(run_dir: Path, resolved: Recipe, score: Score) -> dict[str, float] | None:
@@ -70,14 +77,16 @@ def score_folder(run_dir: Path, score: Score, dataset: str) -> Path:
 
 
 def write_results(folder: Path, result: Mapping[str, Any]) -> None:
-    """Pictures, tables and, last, the summary."""
+    """Pictures, tables and, last, the summary; nothing where they are as they would be."""
+    if read_json(folder / runlog.SUMMARY) == json.loads(json.dumps(result)):
+        return
     draw(folder / FIGURES, result)
     for name, text in (
         ("table.md", study_text.as_markdown(result)),
         ("table.csv", study_text.as_csv(result)),
     ):
         replace_file(folder / name, lambda file, text=text: file.write_text(text))
-    write_json(folder / runlog.SUMMARY, result)
+    _write_json(folder / runlog.SUMMARY, result)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -88,5 +97,5 @@ def read_json(path: Path) -> dict[str, Any] | None:
         return None
 
 
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
     replace_file(path, lambda file: file.write_text(json.dumps(value, indent=2) + "\n"))

@@ -5,8 +5,9 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from vitcli import study_figures
+from vitcli import study, study_figures
 from vitcli.safe_files import replace_file
+from vitcli.study_figures import Panel
 
 COMMANDS = {"pretrain": "pre-training", "finetune": "fine-tuning"}
 
@@ -26,17 +27,16 @@ def _figure(result: dict[str, Any]) -> Figure:
     if result["command"] == "study data-size":
         images, note = f"{kind} images", _note(points, result)
         return study_figures.data_size_figure(points, images=images, score=score["name"], note=note)
-    panels = {score["name"]: {point["name"]: point["mean"] for point in points}}
+    stds = {point["name"]: point["std"] for point in points}
+    panels = {score["name"]: Panel({p["name"]: p["mean"] for p in points}, stds, result["pareto"])}
     if len(score["datasets"]) > 1:  # beside their mean the first, as the paper's Figure 5 has it
         first = score["datasets"][0]
-        panels[f"{score['kind']} on {first}"] = {point["name"]: point["means"][first] for point in points}
+        ones = [point | {"mean": point["means"][first]} for point in points]
+        accuracy = {point["name"]: point["mean"] for point in ones}
+        panels[f"{score['kind']} on {first}"] = Panel(accuracy, {}, study.pareto(ones))
+    cost, is_joined = f"{kind} compute", result["has_named_families"]
     return study_figures.compute_figure(
-        points,
-        result["pareto"],
-        panels=panels,
-        cost=f"{kind} compute",
-        note=_note(points, result),
-        is_joined=result["has_named_families"],
+        points, panels, cost=cost, note=_note(points, result), is_joined=is_joined
     )
 
 

@@ -41,12 +41,12 @@ def work_of(study: Study, options: RunOptions) -> Work:
     def scored(run_dir: Path, dataset: str, out: Path) -> float | None:
         if score.by == "eval":
             return runlog.finished_summary(run_dir)["top1"]
-        name = scoring_recipe(score, dataset)
         keys = score.set | {"data.dataset": dataset, "model.ckpt": str(run_dir)}
         if score.by == "finetune":
-            return finetune(recipe.load(name, (), keys), replace(options, out=out))["top1"]
+            resolved = recipe.load(scoring_recipe(score, dataset), (), keys)
+            return finetune(resolved, replace(options, out=out))["top1"]
         done = fewshot(
-            name,
+            score.recipe,  # a named one has a say about pixels, one that is found leaves them to the run
             (),
             keys | {"fewshot.shots": [score.shots]},
             draws_file=None,
