@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 
 from vitcli import recipe, study, study_schema, study_text
+from vitcli.commands import study as command
 from vitcli.errors import VitError
 
 SMALL = """
@@ -51,6 +52,9 @@ def load(tmp_path, text, *overrides):
         ("set.model.layers = 2", "set.schedule.epochs = 1", "schedule.epochs is set here and by the grid's"),
         ("set.model.layers = 2", 'set.model.name = "B/16"', "model.name is set here and by the grid's"),
         ("set.model.layers = 2", "set = 3", "set is a table of keys"),
+        ("set.model.layers = 2", "set.model = 3", "model is a section of a recipe"),
+        ("[score]", "[variants]\nname = 'x'\n[score]", "variants is a list of tables"),
+        ("[score]", "[[variants]]\nnam = 'x'\n[score]", "variant 1: nam is not a key of a study"),
         ('"vit-demo/8"', '"ti/16"', "'Ti/16' and 'ti/16' would share a folder"),
         ('models = ["vit-demo/8", "Ti/16"]', "", "the study names no network"),
         ("shots = 5", "", "score.shots is missing"),
@@ -242,3 +246,43 @@ def test_a_study_is_read_without_torch():
     )
 
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_figure_5_has_the_rows_of_table_6():
+    cells = study.expand(study_schema.load("figure5-jft")[0])
+
+    # Table 6: name and epochs
+    rows = [("ViT-B/32", 7), ("ViT-B/16", 7), ("ViT-L/32", 7), ("ViT-L/16", 7), ("ViT-L/16", 14),
+            ("ViT-H/14", 14), ("ResNet50x1", 7), ("ResNet50x2", 7), ("ResNet101x1", 7), ("ResNet152x1", 7),
+            ("ResNet152x2", 7), ("ResNet152x2", 14), ("ResNet200x3", 14), ("R50x1+ViT-B/32", 7),
+            ("R50x1+ViT-B/16", 7), ("R50x1+ViT-L/32", 7), ("R50x1+ViT-L/16", 7), ("R50x1+ViT-L/16", 14)]  # fmt: skip
+    assert [(one.model, one.axes["epochs"]) for one in cells] == rows
+    assert {one.recipe for one in cells} <= {name for name, _ in recipe.available()}
+
+
+@pytest.mark.parametrize(
+    ("name", "models", "sizes"),
+    [
+        ("figure4-jft", 6, {9_000_000, 30_000_000, 90_000_000, "all"}),
+        ("figure5-jft", 15, {None}),
+        ("figure8-jft", 15, {None}),
+        ("demo", 1, {30, 100, 300, "all"}),
+        ("demo-compute", 3, {None}),
+    ],
+)
+def test_the_shipped_studies_hold_to_the_last_recipe(name, models, sizes):
+    prepared = command.prepare("compute", name, ())
+
+    assert len({one.model for one in prepared.cells}) == models
+    assert {one.axes.get("num_examples") for one in prepared.cells} == sizes
+    for one, resolved in zip(prepared.cells, prepared.recipes, strict=True):
+        assert resolved.train.seed == one.axes.get("seeds", 0)
+        assert resolved.schedule.steps == one.axes.get("steps") or resolved.schedule.epochs
+
+
+def test_the_shipped_studies_are_no_recipes_and_say_what_they_are():
+    assert not [name for name, _ in recipe.available() if "studies" in name]
+    assert set(recipe.studies()) == {"demo", "demo-compute", "figure4-jft", "figure5-jft", "figure8-jft"}
+    for path in recipe.studies().values():
+        assert path.read_text().startswith(("# paper, ", "# the embedded demo: "))
+        assert path.stem in (path.parents[2] / "docs/study.md").read_text()

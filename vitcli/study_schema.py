@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationError
 from vitcli import recipe
 from vitcli.errors import VitError, nearest
 from vitcli.recipe_mistakes import Mistake, refused, report, unknown
-from vitcli.recipe_schema import KEYS, Section, key
+from vitcli.recipe_schema import KEYS, SECTIONS, Section, key
 from vitcli.recipe_text import toml_value, typed_value
 from vitcli.recipe_types import Count, CountOrZero, Positive
 from vitcli.study_rules import contradictions
@@ -117,7 +117,9 @@ def load(name: str, overrides: Sequence[str] = ()) -> tuple[Study, str]:
     try:
         study = Study.model_validate(table)
     except ValidationError as refusal:
-        mistakes += [_translated(error, file) for error in refusal.errors()]
+        # A list with a wrong item is called too short besides.
+        told = [one for one in refusal.errors() if one["type"] != "too_short" or not one["input"]]
+        mistakes += [_translated(error, file) for error in told]
     else:
         mistakes += _mistakes(study, file)
     if mistakes:
@@ -201,7 +203,7 @@ def _mistakes(study: Study, file: str) -> list[Mistake]:
     tables = {"set": study.set, "score.set": study.score.set}
     tables |= {f"variant {variant.name}, set": variant.set for variant in study.variants}
     found = [
-        unknown(name, f"{file}, {place}")
+        _no_recipe_key(name, f"{file}, {place}")
         for place, keys in tables.items()
         for name in keys
         if name not in KEYS
@@ -212,6 +214,12 @@ def _mistakes(study: Study, file: str) -> list[Mistake]:
         except VitError as error:
             found.append(Mistake(error.message, f"{file}, key recipe", error.fix))
     return found + [Mistake(what, f"{file}, {place}", fix) for place, what, fix in contradictions(study)]
+
+
+def _no_recipe_key(name: str, source: str) -> Mistake:
+    if name in SECTIONS:
+        return Mistake(f"{name} is a section of a recipe", source, f"write set.{name}.KEY = VALUE")
+    return unknown(name, source)
 
 
 def _translated(error: Mapping[str, Any], file: str) -> Mistake:
@@ -225,6 +233,8 @@ def _translated(error: Mapping[str, Any], file: str) -> Mistake:
         return Mistake(what, file, f"the keys here are {', '.join(names)}")
     if error["type"] == "missing":
         return Mistake(f"{place} is missing", file, SEE)
+    if place == "variants":
+        return Mistake("variants is a list of tables", file, "write [[variants]] above the keys of each")
     if error["type"] in ("model_type", "dict_type"):
         return Mistake(
             f"{place} is a table of keys", file, f"write {words[-1]}.KEY = VALUE, or [{words[0]}] above them"

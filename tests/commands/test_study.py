@@ -3,11 +3,12 @@
 import json
 import math
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import run
+from tests.conftest import run, vit
 from tests.test_cli import check_error
 from vitcli import recipe
 from vitcli.commands import study
@@ -246,3 +247,89 @@ def test_mistakes_are_told_before_anything_is_made(tmp_path, file, old, new, vie
     code = 3 if "nowhere" in new or "000" in new else 2
     check_error(outcome, code, *words)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_dry_run_says_what_every_run_costs_and_makes_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.toml").write_text(HELD_OUT)
+
+    outcome = run("study", "data-size", "tiny.toml", "--dry-run", "--set", "train.batch_size=16")
+
+    assert outcome.code == 0, outcome.err
+    first, second = (line.split() for line in outcome.out.splitlines()[1:3])
+    # 2 steps of 16 images, of 24 and of 48
+    assert first[0] == "tiny-24-images-2-steps" and first[2:6] == ["24", "1.333", "2", "32"]
+    assert second[0] == "tiny-48-images-2-steps" and second[2:6] == ["48", "0.6667", "2", "32"]
+    # 4 patches of 8 pixels and a class token, D = 16, M = 64:
+    # 192 * 4 * 16 + 5 * (4 * 256 + 2 * 1024) + 2 * 25 * 16 multiply-adds
+    assert float(first[6]) == pytest.approx(6 * 28_448 * 32 / 1e18, rel=0.01)
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny.toml"]
+
+
+def test_real_runs_are_scored_on_their_held_out_pictures(tmp_path):
+    (tmp_path / "tiny.toml").write_text(HELD_OUT)
+
+    outcome = run("study", "data-size", tmp_path / "tiny.toml", "--out", tmp_path / "out", "--json", "-q")
+
+    assert outcome.code == 0, outcome.err + outcome.out
+    for one in outcome.json["cells"]:
+        summary = json.loads(Path(one["run_dir"], "summary.json").read_text())
+        assert one["score"] == summary["top1"] and one["exaflops"] == summary["exaflops"]
+        assert one["images_seen"] == summary["steps"] * summary["batch_size"]
+        assert (
+            json.loads(Path(one["run_dir"], "plan.json").read_text())["num_examples"] == one["num_examples"]
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("by", ["fewshot", "finetune"])
+def test_real_runs_are_scored_by_transfer_and_a_stopped_one_goes_on(tmp_path, by):
+    text = f'{TINY}[score]\nby = "{by}"\ndataset = "demo"\n' + ("shots = 2\n" if by == "fewshot" else "")
+    text += "set.schedule.steps = 2\nset.data.image_size = 16\n" if by == "finetune" else ""
+    (tmp_path / "tiny.toml").write_text(text)
+    words = ("study", "data-size", tmp_path / "tiny.toml", "--out", tmp_path / "out", "--json", "-q")
+
+    first = run(*words)
+    assert first.code == 0, first.err + first.out
+    weights = {path: path.read_bytes() for path in (tmp_path / "out/cells").glob("*/model.safetensors")}
+    assert len(weights) == 2
+    cell = Path(first.json["cells"][1]["run_dir"])
+    (cell / "score/summary.json").unlink()
+    (cell / "summary.json").unlink()
+    again = run(*words)
+
+    assert again.json == first.json
+    assert all(path.read_bytes() == held for path, held in weights.items())
+    summary = json.loads((cell / "score/summary.json").read_text())
+    score = summary["shots"]["2"]["mean"] if by == "fewshot" else summary["top1"]
+    assert again.json["cells"][1]["score"] == score
+
+
+@pytest.mark.slow
+def test_two_processes_make_the_same_study(tmp_path):
+    (tmp_path / "tiny.toml").write_text(f'{TINY}[score]\nby = "fewshot"\ndataset = "demo"\nshots = 2\n')
+    words = ("study", "data-size", tmp_path / "tiny.toml", "--json", "--quiet", "--per-device-batch", 4)
+
+    outcome = vit(*words, "--out", tmp_path / "two", "--num-processes", 2)
+
+    assert outcome.returncode == 0, outcome.stderr
+    two, one = json.loads(outcome.stdout), run(*words, "--out", tmp_path / "one").json
+    assert [cell["score"] for cell in two["cells"]] == pytest.approx([cell["score"] for cell in one["cells"]])
+
+
+@pytest.mark.slow
+def test_the_demo_study_rises_with_the_data(tmp_path):
+    points = run("study", "data-size", "demo", "--out", tmp_path / "demo", "--json", "-q").json["points"]
+
+    assert [point["num_examples"] for point in points] == [30, 100, 300, 48_000]
+    for fewer, more in pairwise(points):
+        assert more["mean"] > fewer["mean"] - max(fewer["std"], more["std"])
+    assert points[0]["mean"] < 0.25 and points[-1]["mean"] > 0.5
+
+
+@pytest.mark.slow
+def test_the_exaflops_of_figure_5_are_those_of_table_6():
+    cells = run("study", "compute", "figure5-jft", "--dry-run", "--json", "-q").json["cells"]
+
+    printed = [55, 224, 196, 783, 1567, 4262, 50, 199, 96, 141, 563, 1126, 3306, 106, 274, 246, 859, 1668]
+    assert [cell["exaflops"] for cell in cells] == pytest.approx(printed, rel=0.042)

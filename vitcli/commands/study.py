@@ -187,7 +187,11 @@ def _plans(prepared: Prepared, work: Work) -> dict[str, dict[str, Any]]:
     for cell, resolved in zip(prepared.cells, prepared.recipes, strict=True):
         if cell.point in plans:
             continue
-        found = work.plan(resolved)
+        try:
+            found = work.plan(resolved)
+        except VitError as error:
+            error.where += f"; run {cell.name} of the study"
+            raise
         family = list(cell.families) or [study.family_of(found["model"])]
         steps, images_seen, num_examples = found["total_steps"], found["images_seen"], found["num_examples"]
         plans[cell.point] = {
