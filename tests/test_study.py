@@ -255,7 +255,8 @@ def test_figure_5_has_the_rows_of_table_6():
     rows = [("ViT-B/32", 7), ("ViT-B/16", 7), ("ViT-L/32", 7), ("ViT-L/16", 7), ("ViT-L/16", 14),
             ("ViT-H/14", 14), ("ResNet50x1", 7), ("ResNet50x2", 7), ("ResNet101x1", 7), ("ResNet152x1", 7),
             ("ResNet152x2", 7), ("ResNet152x2", 14), ("ResNet200x3", 14), ("R50x1+ViT-B/32", 7),
-            ("R50x1+ViT-B/16", 7), ("R50x1+ViT-L/32", 7), ("R50x1+ViT-L/16", 7), ("R50x1+ViT-L/16", 14)]  # fmt: skip
+            ("R50x1+ViT-B/16", 7), ("R50x1+ViT-L/32", 7), ("R50x1+ViT-L/16", 7),
+            ("R50x1+ViT-L/16", 14)]  # fmt: skip
     assert [(one.model, one.axes["epochs"]) for one in cells] == rows
     assert {one.recipe for one in cells} <= {name for name, _ in recipe.available()}
 

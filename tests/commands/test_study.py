@@ -266,6 +266,7 @@ def test_a_dry_run_says_what_every_run_costs_and_makes_nothing(tmp_path, monkeyp
     assert [path.name for path in tmp_path.iterdir()] == ["tiny.toml"]
 
 
+@pytest.mark.slow
 def test_real_runs_are_scored_on_their_held_out_pictures(tmp_path):
     (tmp_path / "tiny.toml").write_text(HELD_OUT)
 

@@ -95,10 +95,10 @@ def plan(prepared: Prepared, work: Work) -> dict[str, Any]:
 
 
 def run(prepared: Prepared, work: Work, *, out: Path | None, overwrite: bool, quiet: bool) -> dict[str, Any]:
-    """Make every run that is not there yet, and score it.
+    """Make every run that is not there yet, and score it; the first process knows the scores.
 
     Returns:
-        What --json prints; it is written to OUT with the tables and pictures, on the way too.
+        Of the first process what --json prints; tables and pictures of it are written to OUT on the way, too.
     """
     from vitcli import runtime  # loads torch
     from vitcli.commands import study_folder as files
@@ -129,8 +129,8 @@ def run(prepared: Prepared, work: Work, *, out: Path | None, overwrite: bool, qu
                     files.write_results(folder, _result(prepared, plans, scores, folder))
                     written_at = time.monotonic()
         finally:
-            result = _result(prepared, plans, scores, folder)
-            if machine.is_main and result["num_finished"]:
+            result = _result(prepared, plans, scores, folder) if machine.is_main else {}
+            if result.get("num_finished"):
                 files.write_results(folder, result)
     return result
 
