@@ -208,9 +208,10 @@ def _mistakes(study: Study, file: str) -> list[Mistake]:
         for name in keys
         if name not in KEYS
     ]
-    for name in dict.fromkeys([study.recipe, study.score.recipe, *(one.recipe for one in study.variants)]):
+    named = dict.fromkeys([study.recipe, study.score.recipe, *(one.recipe for one in study.variants)])
+    for name in filter(None, named):
         try:
-            recipe.find(name) if name else None
+            recipe.find(name)
         except VitError as error:
             found.append(Mistake(error.message, f"{file}, key recipe", error.fix))
     return found + [Mistake(what, f"{file}, {place}", fix) for place, what, fix in contradictions(study)]

@@ -109,6 +109,7 @@ def test_every_run_is_made_once_and_the_object_has_them_all(file):
     last = found["cells"][-1]
     assert (last["model"], last["seed"], last["num_examples"]) == ("ViT-Ti/16", 1, 96)
     assert (last["images_seen"], last["epochs"], last["exaflops"]) == (640, 640 / 96, 3.0)
+    assert (last["families"], found["score"]["name"]) == (["ViT"], "5-shot accuracy on demo")
     assert last["score"] == pytest.approx(math.log(96) / 10 + 0.01)
     small = found["points"][0]
     assert small["mean"] == pytest.approx(math.log(24) / 10 + 0.005)
@@ -217,6 +218,7 @@ def test_an_accuracy_over_several_data_sets_is_their_mean(file):
     found = go(file, Bench(), view="compute")
 
     assert found["cells"][0]["scores"].keys() == {"demo", "cifar10"}
+    assert found["score"]["name"] == "5-shot accuracy, mean of 2 data sets"
     assert (Path(found["cells"][0]["run_dir"]) / "score-cifar10/summary.json").exists()
     assert found["points"][0]["means"]["demo"] == pytest.approx(found["points"][0]["mean"])
     assert "demo, %" in (file.parent / "out/table.md").read_text()

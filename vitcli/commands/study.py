@@ -84,7 +84,7 @@ def plan(prepared: Prepared, work: Work) -> dict[str, Any]:
 
     with runtime.one_after_another():
         plans = _plans(prepared, work)
-    cells = [_planned(cell, plans[cell.point]) for cell in prepared.cells]
+    cells = _planned(prepared, plans)
     return {
         "command": f"study {prepared.view}",
         "study": prepared.name,
@@ -192,7 +192,7 @@ def _plans(prepared: Prepared, work: Work) -> dict[str, dict[str, Any]]:
         except VitError as error:
             error.where += f"; run {cell.name} of the study"
             raise
-        family = list(cell.families) or [study.family_of(found["model"])]
+        family = list(cell.families) or [study.family_of(resolved.model.name or found["model"])]
         steps, images_seen, num_examples = found["total_steps"], found["images_seen"], found["num_examples"]
         plans[cell.point] = {
             "families": family,
@@ -204,10 +204,20 @@ def _plans(prepared: Prepared, work: Work) -> dict[str, dict[str, Any]]:
     return plans
 
 
-def _planned(cell: Cell, plan: Mapping[str, Any]) -> dict[str, Any]:
-    asked = {"asked_epochs": cell.axes.get("epochs"), "asked_steps": cell.axes.get("steps")}
-    start = {"name": cell.name, "point": cell.point, "model": cell.model, "seed": cell.axes.get("seeds")}
-    return {**start, **plan, **asked}
+def _planned(prepared: Prepared, plans: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Every run with what it comes to, in order."""
+    return [
+        {
+            "name": cell.name,
+            "point": cell.point,
+            "model": cell.model,
+            "seed": resolved.train.seed,
+            **plans[cell.point],
+            "asked_epochs": cell.axes.get("epochs"),
+            "asked_steps": cell.axes.get("steps"),
+        }
+        for cell, resolved in zip(prepared.cells, prepared.recipes, strict=True)
+    ]
 
 
 def _run_one(folder: Path, cell: Cell, resolved: Recipe, score: Score, work: Work) -> dict[str, float | None]:
@@ -228,26 +238,20 @@ def _run_one(folder: Path, cell: Cell, resolved: Recipe, score: Score, work: Wor
 def _scoring(score: Score) -> dict[str, Any]:
     """What the accuracy is, for tables and pictures."""
     names = list(score.dataset or ())
-    kind = {"fewshot": f"{score.shots}-shot accuracy", "finetune": "fine-tuned accuracy", "eval": "top-1"}
-    place = f"on {names[0]}" if len(names) == 1 else f"mean of {len(names)} data sets"
-    name = (
-        "held-out top-1" if score.by == "eval" else f"{kind[score.by]} {place}".replace("y mean", "y, mean")
-    )
-    return {"by": score.by, "name": name, "kind": kind[score.by], "datasets": names, "shots": score.shots}
+    kinds = {"fewshot": f"{score.shots}-shot accuracy", "finetune": "fine-tuned accuracy", "eval": "top-1"}
+    kind = kinds[score.by]
+    name = f"{kind}, mean of {len(names)} data sets" if len(names) > 1 else f"{kind} on {''.join(names)}"
+    name = "held-out top-1" if score.by == "eval" else name
+    return {"by": score.by, "name": name, "kind": kind, "datasets": names, "shots": score.shots}
 
 
 def _result(
     prepared: Prepared, plans: Mapping[str, Any], scores: Mapping[str, Any], folder: Path
 ) -> dict[str, Any]:
-    cells = [
-        _planned(cell, plans[cell.point])
-        | {
-            "score": _mean(scores[cell.name]),
-            "scores": scores[cell.name],
-            "run_dir": str(_run_dir(folder, cell)),
-        }
-        for cell in prepared.cells
-    ]
+    cells = _planned(prepared, plans)
+    for planned, cell in zip(cells, prepared.cells, strict=True):
+        planned["score"], planned["scores"] = _mean(scores[cell.name]), scores[cell.name]
+        planned["run_dir"] = str(_run_dir(folder, cell))
     points = study.points(cells)
     return {
         "command": f"study {prepared.view}",
