@@ -55,6 +55,7 @@ def test_a_line_for_each_network_by_the_number_of_images_with_its_bars():
 
 def test_names_at_the_ends_of_lines_do_not_touch():
     points = [point(f"net {k}", 0.5 + k / 10_000, num_examples=size) for k in range(5) for size in (10, 100)]
+    points += [point("far below", 0.1, num_examples=size) for size in (10, 100)]
 
     figure = data_size_figure(points, images="images", score="top-1", note="")
 
