@@ -19,7 +19,8 @@ from tests.conftest import Outcome, run
 COMMANDS = ["finetune", "pretrain", "fewshot", "embed", "evaluate", "compare", "predict", "recipes",
             "recipes list", "recipes show", "recipes check", "recipes schema", "recipes copy", "models",
             "interpolate-posemb", "inspect", "export", "doctor", "doctor resume", "reproduce", "report",
-            "datasets", "datasets list", "datasets show", "datasets check"]  # fmt: skip
+            "datasets", "datasets list", "datasets show", "datasets check",
+            "study", "study data-size", "study compute"]  # fmt: skip
 FRESH = (
     "finetune",
     "--ckpt",

@@ -77,7 +77,7 @@ def test_running_out_of_memory_is_no_error_and_leaves_no_gradient():
 
 def test_a_cpu_compares_with_the_memory_that_is_free(monkeypatch):
     machine = Machine(most=0, device=torch.device("cpu"), processes_here=2)
-    monkeypatch.setattr(fitting, "_free_bytes", lambda: 20.0)
+    monkeypatch.setattr("vitcli.launching.free_bytes", lambda: 20.0)
     found = fitting.largest_that_fits(
         nn.Identity(),
         None,

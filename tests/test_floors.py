@@ -10,14 +10,16 @@ FLOORS = [
     # 0 words
     {"errors", "order", "stream_order", "schedule", "variants", "architecture",
      "assertions", "sharing", "recipe", "recipe_schema", "recipe_types", "recipe_rules", "recipe_text",
-     "recipe_mistakes", "recipe_choices", "reproduction", "reproduction_schema"},
+     "recipe_mistakes", "recipe_choices", "recipe_places", "reproduction", "reproduction_schema",
+     "study", "study_schema", "study_rules"},
     # 1 maths
     {"model", "backbones", "initialisation", "posemb", "positions",
      "conversion", "official", "official_names", "huggingface",
      "masked_patch", "corruption", "randaugment", "least_squares", "classifiers", "layers",
      "losses", "optim", "transforms", "metrics", "figures", "costs",
      "predictions", "calibration", "resampling", "projection", "evaluation_figures",
-     "demo", "vtab", "image_hash", "selecting", "report_figures", "report_style"},
+     "demo", "vtab", "image_hash", "selecting", "report_figures", "report_style",
+     "study_figures"},
     # 2 world
     {"safe_files", "data", "vtab_tables", "duplicates", "data_files", "split", "subsets", "columns",
      "class_lists", "kept",
@@ -32,20 +34,21 @@ FLOORS = [
      "card_metadata", "card_text", "loading_text", "model_card", "weights_card", "hub_upload", "console",
      "tables", "reproduction_text", "report_shapes", "report_files", "report_progress", "report_data",
      "report_columns", "report_tables", "report_cross", "report_results", "report_evaluations",
-     "report_costs", "report_pictures", "report_text", "report_html", "report_server"},
+     "report_costs", "report_pictures", "report_text", "report_html", "report_server", "study_text"},
     # 3 loops
     {"train", "forward", "inference", "scoring", "patch_inference", "agreement", "fitting",
      "feature_pass", "few_shot"},
     # 4 commands
     {"commands." + name for name in
      ("__init__", "planning", "job", "session", "state", "task", "watch", "results", "pixels",
-      "finetune", "selection", "selection_files", "shared", "side_by_side",
-      "vtab", "datasets", "pretrain", "evaluate", "scores", "evaluation_files", "compare",
-      "predict", "recipes", "models", "interpolate_posemb", "inspect", "export", "push", "doctor", "frozen",
-      "fewshot", "fewshot_folder", "embed", "reproduce", "reproduce_plan", "report")} | {"api"},
+      "finetune", "selection", "selection_files", "shared", "side_by_side", "vtab", "datasets", "pretrain",
+      "evaluate", "scores", "evaluation_files", "compare", "predict", "recipes", "models",
+      "interpolate_posemb", "inspect", "export", "push", "doctor", "frozen", "fewshot", "fewshot_folder",
+      "embed", "reproduce", "reproduce_plan", "report", "study", "study_runs", "study_folder",
+      "study_pictures")} | {"api"},
     # 5 door
     {"cli", "cli_datasets", "cli_evaluate", "cli_recipes", "cli_weights", "cli_doctor", "cli_fewshot",
-     "cli_reproduce", "cli_report", "cli_start", "options", "exits", "__main__", "__init__"},
+     "cli_reproduce", "cli_report", "cli_study", "cli_start", "options", "exits", "__main__", "__init__"},
 ]  # fmt: skip
 # Who may use a room of its own floor: the parts of one thing, and what every floor may use.
 NEIGHBOURS = {
@@ -59,9 +62,18 @@ NEIGHBOURS = {
     "commands.reproduce_plan": {"commands.planning", "commands.reproduce"},
     "cli_reproduce": {"cli_start", "options"},
     "recipe_choices": {"recipe_mistakes", "recipe_rules", "recipe_schema", "recipe_text"},
-    "recipe": {"errors", "recipe_choices", "recipe_rules", "recipe_schema", "recipe_text",
+    "recipe_places": {"errors"},
+    "recipe": {"errors", "recipe_choices", "recipe_places", "recipe_rules", "recipe_schema", "recipe_text",
                "recipe_mistakes"},
     "stream_order": {"order"},
+    "study": {"study_rules", "study_schema", "variants"},
+    "study_schema": {"errors", "recipe", "recipe_mistakes", "recipe_schema", "recipe_text", "recipe_types",
+                     "study_rules"},
+    "study_figures": {"figures"}, "study_text": {"tables"},
+    "commands.study": {"commands.study_folder"},
+    "commands.study_folder": {"commands.job", "commands.study_pictures"},
+    "commands.study_runs": {"commands.fewshot", "commands.finetune", "commands.planning", "commands.pretrain",
+                            "commands.study"},
     "architecture": {"errors", "variants"},
     "assertions": {"errors"},
     "predictions": {"metrics"}, "evaluation_figures": {"calibration", "figures"},
@@ -130,7 +142,8 @@ NEIGHBOURS = {
     "commands.predict": {"commands.pixels"}, "commands.export": {"commands.pixels"},
     "api": {"commands.pixels"}, "__init__": {"api"},
     "cli": {"cli_datasets", "cli_doctor", "cli_evaluate", "cli_fewshot", "cli_recipes", "cli_report",
-            "cli_reproduce", "cli_start", "cli_weights", "exits", "options"},
+            "cli_reproduce", "cli_start", "cli_study", "cli_weights", "exits", "options"},
+    "cli_study": {"cli_start", "options"},
     "cli_weights": {"options"}, "cli_recipes": {"options"}, "cli_datasets": {"options"},
     "cli_doctor": {"options"}, "cli_evaluate": {"cli_start", "options"}, "__main__": {"cli"},
 }  # fmt: skip

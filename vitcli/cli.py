@@ -25,6 +25,7 @@ from vitcli.cli_reproduce import app as reproduce_app
 from vitcli.cli_start import given_arguments as _arguments
 from vitcli.cli_start import launch as _launch
 from vitcli.cli_start import shorthands as _shorthands
+from vitcli.cli_study import app as study_app
 from vitcli.cli_weights import app as weights_app
 
 app = typer.Typer(
@@ -44,6 +45,7 @@ app.add_typer(report_app)
 app.add_typer(recipes_app, name="recipes")
 app.add_typer(datasets_app, name="datasets")
 app.add_typer(doctor_app, name="doctor")
+app.add_typer(study_app, name="study")
 
 
 @app.callback(invoke_without_command=True)

@@ -42,6 +42,13 @@ def class_map_names(incomplete: str) -> list[str]:
     return [name for name in recipe.class_maps() if name.startswith(incomplete)]
 
 
+def study_names(incomplete: str) -> list[str]:
+    """For shell completion."""
+    from vitcli import recipe
+
+    return [name for name in recipe.studies() if name.startswith(incomplete)]
+
+
 def option(name: str, panel: str | None, help: str, metavar: str | None = "", **more):
     """One option; the kind of its value is named by `metavar` and not by its Python type."""
     names = [name, "-q"] if name == "--quiet" else [name]
@@ -224,6 +231,17 @@ Topk = Annotated[int | None, option("--topk", RUN, "Classes a picture; 5 if left
 Overwrite = Annotated[bool, option("--overwrite", RUN, "Delete an earlier run in --out first.")]
 DryRun = Annotated[bool, option("--dry-run", RUN, "Print the resolved recipe and its plan; write nothing.")]
 Measure = Annotated[bool, option("--measure", RUN, "With --dry-run: time ten real steps.")]
+
+# Of vit study alone.
+StudySet = Annotated[list[str] | None, option("--set", RUN,
+    "Any recipe key of every run, such as data.dataset=./photos; repeatable.", "KEY=VALUE")]
+StudyOut = Annotated[Path | None, option("--out", RUN,
+    "Folder of the study; the same command goes on with an unfinished one. runs/study-NAME if left out.",
+    "FOLDER")]
+StudyOverwrite = Annotated[bool, option("--overwrite", RUN, "Delete an earlier study in --out first.")]
+StudyDryRun = Annotated[bool, option("--dry-run", RUN,
+    "Print the grid and what each run costs; write nothing, need no data.")]
+
 Json = Annotated[bool, option("--json", RUN, "Print one JSON object on standard output.")]
 JsonLines = Annotated[bool, option("--jsonl", RUN, "Print one JSON object a picture.")]
 Quiet = Annotated[bool, option("--quiet", RUN, "No progress, no notes.")]

@@ -4,17 +4,26 @@ Precedence: the base file that a recipe extends, the file, then the command line
 A section is a flat table, so a recipe is handled as {"section.key": value} until it is checked.
 """
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from vitcli.errors import MachineError, VitError, nearest
+from vitcli.errors import VitError
 from vitcli.recipe_choices import arms, check_with_choices, may_be_chosen, settled
 from vitcli.recipe_mistakes import Mistake, report, unknown
+from vitcli.recipe_places import (
+    available,
+    class_maps,
+    dataset_aliases,
+    find,
+    is_base,
+    label,
+    paper_tables,
+    read_toml,
+    studies,
+)
 from vitcli.recipe_rules import is_superseded
 from vitcli.recipe_schema import KEYS, OPTIONAL_SECTIONS, SECTIONS, Recipe, accepts_none
 from vitcli.recipe_text import differences, flat, to_toml, toml_text, typed_value
@@ -24,17 +33,22 @@ __all__ = [
     "Recipe",
     "arms",
     "available",
+    "class_maps",
     "dataset_aliases",
     "differences",
     "find",
     "find_for_dataset",
     "flat",
     "is_base",
+    "label",
     "load",
     "may_be_chosen",
     "merge",
     "origins",
+    "paper_tables",
+    "read_toml",
     "settled",
+    "studies",
     "to_toml",
     "toml_text",
 ]
@@ -59,11 +73,6 @@ SHORTHANDS = MappingProxyType(
     }
 )
 NO_SHORTHANDS: Mapping[str, Any] = MappingProxyType({})
-HERE = Path(__file__).parent
-HOMES = (HERE / "recipes", HERE.parent / "recipes")  # inside the wheel; beside the package in a checkout
-ALIASES = "datasets.toml"  # lies among the recipes and is none
-ROWS = "reproduce.toml"  # nor is this one, the rows of the paper's tables
-CLASSES = "classes"  # a folder of class maps, which are no recipes either
 DEFAULT = "schema default"
 
 
@@ -130,50 +139,6 @@ def origins(
     return {key: sources.get(key, DEFAULT) for key in KEYS if _section(key) in present}
 
 
-@cache
-def available() -> tuple[tuple[str, str], ...]:
-    """Name and first comment line of every shipped recipe, sorted by name."""
-    home = _home()
-    names = sorted(
-        str(path.relative_to(home).with_suffix("").as_posix())
-        for path in home.rglob("*.toml")
-        if path.name not in (ALIASES, ROWS) and path.parent.name != CLASSES
-    )
-    return tuple((name, _first_line(home / f"{name}.toml")) for name in names)
-
-
-def is_base(name: str) -> bool:
-    """Whether it is there for others to extend alone (some do, it names no data) and need not be whole."""
-    return name in _bases()
-
-
-@cache
-def _bases() -> set[str]:
-    tables = {name: read_toml(find(name)) for name, _ in available()}
-    extended = {table["extends"] for table in tables.values() if "extends" in table}
-    return {name for name in extended & tables.keys() if "dataset" not in tables[name].get("data", {})}
-
-
-def find(name: str) -> Path:
-    """The file of a shipped recipe ("finetune/cifar10"), or of a path that ends in .toml."""
-    if name.endswith(".toml"):
-        if Path(name).is_file():
-            return Path(name)
-        raise VitError(
-            f"there is no recipe file {name}",
-            where="option --recipe, or key extends",
-            fix="give the path of a .toml file; the shipped ones go without .toml (vit recipes list)",
-        )
-    names = [known for known, _ in available()]
-    if name in names:
-        return _home() / f"{name}.toml"
-    raise VitError(
-        f"there is no recipe {name!r}{nearest(name, names)}",
-        where="option --recipe, or key extends",
-        fix="vit recipes list shows the shipped ones; the path of a file must end in .toml",
-    )
-
-
 def find_for_dataset(command: str, dataset: str | None) -> str:
     """Name of the shipped recipe of `command` for a data set: its own, else its alias's, else the default.
 
@@ -197,30 +162,6 @@ def find_for_dataset(command: str, dataset: str | None) -> str:
     )
 
 
-def dataset_aliases() -> dict[str, dict[str, Any]]:
-    """The data sets that --dataset knows by a short name, with what recipes/datasets.toml says of each."""
-    return read_toml(_home() / ALIASES)
-
-
-def class_maps() -> dict[str, Path]:
-    """The files of the shipped class maps by their names, for `vit evaluate --classes`."""
-    return {path.stem: path for path in sorted((_home() / CLASSES).glob("*.toml"))}
-
-
-def _home() -> Path:
-    return next(home for home in HOMES if (home / ALIASES).is_file())
-
-
-def label(path: Path) -> str:
-    """A file as people should see it: shipped ones as recipes/<name>.toml, wherever they are installed."""
-    home = _home()
-    return f"recipes/{path.relative_to(home).as_posix()}" if path.is_relative_to(home) else str(path)
-
-
-def _first_line(path: Path) -> str:
-    return path.read_text(encoding="utf-8-sig").partition("\n")[0].lstrip("# ")
-
-
 def _section(key: str) -> str:
     return key.partition(".")[0]
 
@@ -240,19 +181,6 @@ def _base_and_file(path: Path) -> list[tuple[Path, dict[str, Any]]]:
             fix="extend the base's own base, or copy the keys you need",
         )
     return [(base_path, base_table), (path, table)]
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise VitError(
-            f"not TOML: {error}", where=str(path), fix="strings stand in quotes; numbers, true and false bare"
-        ) from error
-    except OSError as error:
-        raise MachineError(
-            f"{path} cannot be read: {error.strerror}", where=str(path), fix="make it readable"
-        ) from error
 
 
 def _flat_table(table: dict[str, Any], source: str, mistakes: list[Mistake]) -> dict[str, Any]:

@@ -86,8 +86,7 @@ def read_rows(file: str | None) -> Rows:
     if file is not None and not Path(file).is_file():
         fix = "the path of a .toml file in the shape of recipes/reproduce.toml"
         raise VitError(f"there is no file {file}", where="--rows", fix=fix)
-    shipped = (home / recipe.ROWS for home in recipe.HOMES)
-    path = Path(file) if file else next(path for path in shipped if path.is_file())
+    path = Path(file) if file else recipe.paper_tables()
     label = recipe.label(path)
     try:
         rows = Rows.model_validate(recipe.read_toml(path))

@@ -31,7 +31,7 @@ def started(monkeypatch, photos):
             image_column=None, label_column=None, seed=0,
         )  # fmt: skip
         torch.manual_seed(0)
-        seen.append(make_model(split, resolved.data.image_hw))
+        seen.append(make_model(resolved, split))
         return {"command": "recipes"}
 
     def start(command: str, *words: str):
