@@ -1,6 +1,7 @@
 """The house of docs/house.md: imports run down, files and functions stay small."""
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -151,6 +152,11 @@ HEAVY = {"torch", "torchvision", "timm", "datasets", "accelerate", "matplotlib"}
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def room(path: Path) -> str:
     return ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
 
@@ -183,7 +189,7 @@ def test_every_room_has_a_floor_and_imports_only_downwards(path):
 
     upward = {
         other
-        for other in own_rooms(imports(ast.parse(path.read_text())))
+        for other in own_rooms(imports(tree_of(path)))
         if floor(other) >= floor(name) and other not in allowed
     }
 
@@ -194,7 +200,7 @@ def test_every_room_has_a_floor_and_imports_only_downwards(path):
     "path", [path for path in FILES if floor(room(path)) == 0 or room(path) == "cli"], ids=room
 )
 def test_the_ground_floor_and_the_door_load_nothing_heavy(path):
-    top = {name.partition(".")[0] for name in imports(ast.parse(path.read_text()), top_level_only=True)}
+    top = {name.partition(".")[0] for name in imports(tree_of(path), top_level_only=True)}
 
     assert not top & HEAVY
 
@@ -203,12 +209,12 @@ def test_the_ground_floor_and_the_door_load_nothing_heavy(path):
 def test_only_commands_read_recipes(path):
     # `data` looks up aliases and `options` completes names; both read files of recipes/, and no recipe.
     if floor(room(path)) in (1, 2, 3) and room(path) != "data":
-        assert "recipe" not in own_rooms(imports(ast.parse(path.read_text())))
+        assert "recipe" not in own_rooms(imports(tree_of(path)))
 
 
 @pytest.mark.parametrize("path", FILES, ids=room)
 def test_no_room_imports_click_or_unpickles(path):
-    tree = ast.parse(path.read_text())
+    tree = tree_of(path)
 
     assert not {"click", "pickle"} & {name.partition(".")[0] for name in imports(tree)}
     settings = [word for node in ast.walk(tree) if isinstance(node, ast.Call) for word in node.keywords]
@@ -220,7 +226,7 @@ def test_no_room_imports_click_or_unpickles(path):
 def test_files_and_functions_stay_within_their_budget(path):
     text = path.read_text()
     assert len(text.splitlines()) <= 300
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.FunctionDef):
             lines = node.end_lineno - node.body[0].lineno + 1
             assert lines <= (80 if node.name == "train" else 50), f"{node.name} has {lines} lines"

@@ -317,6 +317,7 @@ def test_an_evaluation_of_nothing_but_bad_images_has_empty_batches_that_name_the
 
 
 @pytest.mark.parametrize("batches", [training, evaluation])
+@pytest.mark.slow
 def test_no_thread_is_left_when_all_batches_were_taken(batches):
     list(batches())
     wait_for_the_end_of_all_threads()

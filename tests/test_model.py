@@ -131,6 +131,7 @@ def test_convolutions_of_a_hybrid_are_lecun_normal_and_its_blocks_start_as_their
         assert 0.99 * bound < matrix.abs().max() <= bound
 
 
+@pytest.mark.slow
 def test_convolutions_of_a_bit_resnet_are_lecun_normal_and_its_head_zero(bit):
     for name in (
         "stem.conv",

@@ -125,6 +125,7 @@ def test_the_page_of_models_is_current(listed):
     assert DOCS.read_text() == as_markdown(listed), "run: vit models --format markdown > docs/models.md"
 
 
+@pytest.mark.slow
 def test_a_pattern_is_a_part_of_the_name_or_a_glob():
     def names(pattern: str) -> list[str]:
         return [row["name"] for row in list_models(pattern, image_size=(224, 224))["models"]]

@@ -246,6 +246,7 @@ def test_steps_follow_from_the_papers_numbers_of_images(name):
     assert steps == STEPS[data_of(name), TABLE_3[name][1]]
 
 
+@pytest.mark.slow
 def test_a_plan_needs_no_data_that_cannot_be_had():
     plan = run("pretrain", "--recipe", "pretrain/h14-jft", "--dry-run", "--json", "--quiet").json
 

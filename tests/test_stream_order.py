@@ -90,6 +90,7 @@ def test_rows_of_one_block_are_spread_over_the_steps_of_their_window():
     assert np.mean([len(steps) for steps in steps_of_block.values()]) > 10
 
 
+@pytest.mark.slow
 def test_all_orders_of_a_small_window_come_about_equally_often():
     counts = {}
     for seed in range(3000):

@@ -201,6 +201,7 @@ def test_a_label_that_is_no_class_is_named_when_its_row_is_read(tars):
         rows_seen(small, steps=range(2), world_size=1, num_threads=2)
 
 
+@pytest.mark.slow
 def test_several_labels_a_row_train_with_the_sigmoid_and_are_refused_with_softmax(tmp_path):
     features = datasets.Features(
         {"image": datasets.Image(), "labels": datasets.List(datasets.ClassLabel(names=["a", "b", "c"]))}

@@ -108,6 +108,7 @@ def test_a_larger_image_gives_what_the_authors_fine_tuning_loader_gives(name):
 
 
 @needs_golden
+@pytest.mark.slow
 def test_every_configuration_of_the_authors_has_their_number_of_parameters():
     official = json.loads((GOLDEN / "param_counts.json").read_text())
     for name, about in official.items():

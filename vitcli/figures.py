@@ -4,6 +4,7 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -77,13 +78,19 @@ def masked_patch_grid(views: list[tuple[np.ndarray, np.ndarray, np.ndarray]]) ->
 
 
 def _line(steps: list[int], values: list[float], unit: str, label: str = "", marker: str = "") -> Figure:
-    figure = Figure(layout="constrained")  # not pyplot's: nothing keeps it alive, and no display is asked for
-    axes = figure.add_subplot()
+    figure, axes = _figure()
     axes.plot(steps, values, color=BLUE, label=label, marker=marker, markersize=4)
     axes.set_xlabel("step")
     axes.set_ylabel(unit)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
     return figure
+
+
+def _figure() -> tuple[Figure, Axes]:
+    """One set of axes. Not pyplot's: nothing keeps it alive, and no display is asked for."""
+    figure = Figure()
+    figure.subplots_adjust(left=0.16, right=0.97, bottom=0.17, top=0.95)  # a layout engine draws it twice
+    return figure, figure.add_subplot()
 
 
 def _add(figure: Figure, steps: list[int], values: list[float], label: str) -> None:
@@ -105,8 +112,7 @@ def selection_curve(choices: list[dict[str, Any]], *, chosen: dict[str, Any]) ->
         (choice[key], 100 * choice["dev_top1"]) for choice in choices if choice["dev_top1"] is not None
     )
     with matplotlib.rc_context(STYLE):
-        figure = Figure(layout="constrained")
-        axes = figure.add_subplot()
+        figure, axes = _figure()
         axes.plot(*zip(*points, strict=True), color=BLUE, marker="o", markersize=4)
         best = dict(points)[chosen[key]]
         axes.plot([chosen[key]], [best], color=ORANGE, marker="o", markersize=8, linestyle="", label="chosen")

@@ -236,7 +236,7 @@ def test_the_same_command_again_shows_the_file_and_another_is_refused(photos, wh
     assert whole.read_bytes() == before
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_neither_the_batch_size_nor_the_threads_decide_a_bit(photos, whole, tmp_path, threads):
     torch.set_num_threads(threads)
     try:

@@ -349,6 +349,7 @@ def test_a_folder_that_another_evaluation_writes_is_refused(evaluated, no_pass, 
     assert outcome.code == 5 and "pid 1 on elsewhere" in outcome.err and len(outcome.err.splitlines()) == 3
 
 
+@pytest.mark.slow
 def test_the_same_evaluation_writes_again_and_another_only_with_overwrite(evaluated, pictures, tmp_path):
     out = tmp_path / "out"
     (tmp_path / "out").mkdir()

@@ -101,6 +101,7 @@ def test_a_second_call_computes_nothing_and_more_shots_the_missing_rows(photos, 
         ("--set", "model.gelu=erf"),
     ],
 )
+@pytest.mark.slow
 def test_whatever_features_depend_on_has_its_own(photos, looked_at, change):
     run(*WORDS, "--dataset", photos, "--shots", "1", "--seeds", "1")
     looked_at.clear()

@@ -126,7 +126,7 @@ def test_a_folder_with_another_recipe_is_refused_with_the_keys_that_differ(photo
     assert "schedule.steps" in outcome.json["error"]["message"]
 
 
-@pytest.mark.parametrize("at", [1, 5])
+@pytest.mark.parametrize("at", [pytest.param(1, marks=pytest.mark.slow), 5])
 def test_a_run_stopped_by_sigterm_goes_on_bit_for_bit(photos, unbroken, tmp_path, at):
     out = tmp_path / "run"
     when_logged(out, at, lambda: os.kill(os.getpid(), signal.SIGTERM))
@@ -168,6 +168,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_said_so(photos, unbroken, tmp_p
     assert fingerprint(out) == fingerprint(unbroken)
 
 
+@pytest.mark.slow
 def test_parts_of_a_step_add_up_to_the_whole_step(photos, tmp_path):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     small_run(photos, whole, "--batch-size", 12, "--per-device-batch", 12, "--precision", "fp32", steps=5)

@@ -31,9 +31,22 @@ def untimed(summary: dict) -> dict:
 
 
 @pytest.fixture(scope="module")
-def selected(photos, tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("selected") / "all"
-    outcome = run(*BASE, "--dataset", photos, *ASKED, "--out", path)
+def decoded() -> list[bytes]:
+    """Every file that was decoded for `selected`, in order."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def selected(photos, tmp_path_factory, decoded) -> Path:
+    path, decode = tmp_path_factory.mktemp("selected") / "all", loader.decode
+
+    def counted(data: bytes, **more):
+        decoded.append(bytes(data))
+        return decode(data, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loader, "decode", counted)
+        outcome = run(*BASE, "--dataset", photos, *ASKED, "--out", path, "--workers", 1)
     assert outcome.code == 0, outcome.err + outcome.out
     return path
 
@@ -105,7 +118,7 @@ def test_the_same_command_again_trains_nothing_and_another_recipe_is_refused(pho
     assert sorted((path, path.stat().st_mtime_ns) for path in selected.rglob("*")) == before
 
 
-@pytest.mark.parametrize("at", ["arms/lr-0.05", "runs/seed-0"])
+@pytest.mark.parametrize("at", [pytest.param("arms/lr-0.05", marks=pytest.mark.slow), "runs/seed-0"])
 def test_a_selection_that_was_stopped_goes_on_where_it_was(photos, selected, summary, tmp_path, at):
     out = tmp_path / "all"
     when_logged(out / at, 4, lambda: os.kill(os.getpid(), signal.SIGTERM))
@@ -121,14 +134,7 @@ def test_a_selection_that_was_stopped_goes_on_where_it_was(photos, selected, sum
     assert weights_of(out) == weights_of(selected)
 
 
-def test_each_image_is_decoded_once_for_all_runs(photos, tmp_path, monkeypatch):
-    decoded, decode = [], loader.decode
-    monkeypatch.setattr(
-        loader, "decode", lambda data, **more: decoded.append(bytes(data)) or decode(data, **more)
-    )
-
-    assert run(*BASE, "--dataset", photos, *ASKED, "--out", tmp_path / "all", "--workers", 1).code == 0
-
+def test_each_image_is_decoded_once_for_all_runs(selected, decoded):
     assert len(decoded) == len(set(decoded)) == 34  # 24 to train on and 10 to score
 
 
@@ -143,6 +149,7 @@ def test_where_no_memory_is_free_images_are_decoded_again_and_nothing_else_chang
     )
 
 
+@pytest.mark.slow
 def test_any_key_of_one_value_can_be_chosen_and_every_combination_is_tried(photos, tmp_path):
     lists = ("--lr", "0.01,0.02", "--set", "data.flip=[true, false]")
     words = (*BASE, "--dataset", photos, *lists, "--set", "data.dev_fraction=0.25", "--batch-size", 8)
@@ -160,6 +167,7 @@ def test_any_key_of_one_value_can_be_chosen_and_every_combination_is_tried(photo
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_an_arm_that_diverges_is_the_worst_and_stops_nothing(photos, tmp_path):
     wild = ("--set", "optimizer.clip=0", "--set", "data.dev_fraction=0.25", "--steps", 4, "--batch-size", 8)
     words = (*BASE, "--dataset", photos, *wild, "--lr", "1e38,0.02")
@@ -171,6 +179,7 @@ def test_an_arm_that_diverges_is_the_worst_and_stops_nothing(photos, tmp_path):
     assert all_wild.code == 6
 
 
+@pytest.mark.slow
 def test_overwriting_deletes_arms_and_repetitions_and_nothing_else(photos, tmp_path):
     words = (
         *BASE,
