@@ -221,7 +221,13 @@ def _side_by_side(given: dict[str, Any]) -> int:
         raise typer.BadParameter("the runs start their own processes: call vit without a launcher")
     import torch
 
-    return given["num_processes"] or max(1, torch.accelerator.device_count())
+    devices = torch.accelerator.device_count()
+    wanted = given["num_processes"] or max(1, devices)
+    if devices and wanted > devices:
+        raise typer.BadParameter(
+            f"--num-processes {wanted} runs side by side need a device each: there are {devices}"
+        )
+    return wanted
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -18,7 +18,8 @@ from vitcli.split import Split, check_labels, from_table
 from vitcli.subsets import cut_dev, random_subset
 
 TRAIN_NAMES = ("train", "training")
-DEV_PART = "dev_fraction"  # as data.eval_split: what data.dev_fraction cuts from train
+DEV_PART = "dev_fraction"  # as data.eval_split: what data.dev_fraction cuts from what "auto" trains on
+DEV_PART_OF_ALL = "dev_fraction_of_all"  # from all of train, where other rows are named to report on
 EVAL_NAMES = ("test", "testing", "validation", "val", "valid", "dev", "eval")
 
 
@@ -173,7 +174,8 @@ def open_train_and_eval(
 
     "auto" trains on the train split and reports on the test split, else the validation split, else on
     `dev_fraction` of the training rows, which then are not trained on. DEV_PART reports on `dev_fraction` of
-    what "auto" would train on: the part to choose by (paper, section B.1.1).
+    what "auto" would train on, the part to choose by (paper, section B.1.1); DEV_PART_OF_ALL on that of the
+    whole training split.
 
     Args:
         kind: makes the data set in the place of `DataSet`.
@@ -187,8 +189,10 @@ def open_train_and_eval(
     )
     if train_split == "auto":
         train_split = source.default_train_split() or source.only_split("data.train_split")
-    is_choice = eval_split == DEV_PART
-    if is_choice or eval_split == "auto":
+    is_choice = eval_split in (DEV_PART, DEV_PART_OF_ALL)
+    if eval_split == DEV_PART_OF_ALL:
+        eval_split = train_split
+    elif eval_split in (DEV_PART, "auto"):
         eval_split = source.default_eval_split(besides=train_split.partition("[")[0])
     if eval_split is None and not dev_fraction:
         names = f"split{'s' * (len(source.split_names) > 1)} {', '.join(source.split_names)}"

@@ -106,11 +106,10 @@ def selection_curve(choices: list[dict[str, Any]], *, chosen: dict[str, Any]) ->
     """
     (*others, key) = chosen
     values = [choice[key] for choice in choices]
-    if others or not all(type(value) in (int, float) for value in values) or "dev_top1" not in choices[0]:
+    told = [choice for choice in choices if choice.get("dev_top1") is not None]
+    if others or not told or not all(type(value) in (int, float) for value in values):
         return None
-    points = sorted(
-        (choice[key], 100 * choice["dev_top1"]) for choice in choices if choice["dev_top1"] is not None
-    )
+    points = sorted((choice[key], 100 * choice["dev_top1"]) for choice in told)
     with matplotlib.rc_context(STYLE):
         figure, axes = _figure()
         axes.plot(*zip(*points, strict=True), color=BLUE, marker="o", markersize=4)

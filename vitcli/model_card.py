@@ -217,8 +217,8 @@ def _selection(told: dict[str, Any]) -> str:
     rows = [
         (
             *(code(choice[key]) for key in keys),
-            "-" if choice["dev_top1"] is None else f"{choice['dev_top1']:.2%}",
-            "-" if choice["dev_loss"] is None else f"{choice['dev_loss']:.4f}",
+            _or_dash(choice.get("dev_top1", choice.get("dev_patch_accuracy")), ".2%"),
+            _or_dash(choice["dev_loss"], ".4f"),
             "chosen" if chosen.items() <= choice.items() else "",
         )
         for choice in choices
@@ -226,7 +226,11 @@ def _selection(told: dict[str, Any]) -> str:
     named = " and ".join(code(key) for key in keys)
     scored = "were cut from it too, and may be the same" if _is_dev(told) else "had no part in it"
     said = f"Chosen on images cut from the training split: {named}. The images scored above {scored}."
-    return f"{paragraph(said)}\n\n{table((*keys, 'dev top-1', 'dev loss', ''), rows)}"
+    return f"{paragraph(said)}\n\n{table((*keys, 'dev accuracy', 'dev loss', ''), rows)}"
+
+
+def _or_dash(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
 
 
 def _compute(told: dict[str, Any]) -> str:

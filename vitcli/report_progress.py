@@ -58,10 +58,11 @@ def progress_of(path: Path, recipe: dict[str, Any]) -> Progress:
     choices = [len(value) for key, value in recipe.items() if isinstance(value, list) and key not in LISTS]
     repeats = recipe.get("train.runs")
     total = (math.prod(choices) if choices else 0) + (repeats if isinstance(repeats, int) else 1)
-    going = [member for member in members if not (member / runlog.SUMMARY).exists()]
+    ends = (runlog.SUMMARY, runlog.DIVERGED)
+    going = [member for member in members if not any((member / name).exists() for name in ends)]
     if not going:
         return told(members[-1], part=f"{len(members)} of {total} parts finished")
-    return told(going[0], part=f"{going[0].name}, part {len(members) - len(going) + 1} of {total}")
+    return told(going[-1], part=f"{going[-1].name}, part {len(members) - len(going) + 1} of {total}")
 
 
 def _steps_done(path: Path, *, is_live: bool | None, part: str = "") -> Progress:

@@ -15,12 +15,14 @@ from typing import Any
 
 from vitcli import launching
 from vitcli.errors import MachineError, VitError
-from vitcli.safe_files import TEMPORARY, replace_file
+from vitcli.safe_files import TEMPORARY, replace_file, write_json
 
 METRICS, TIMING, SUMMARY, RECIPE = "metrics.jsonl", "timing.jsonl", "summary.json", "recipe.toml"
+DIVERGED = "diverged.json"  # in the place of the summary of an arm whose loss was no number
+WEIGHTS = "model.safetensors"
 LOCK = ".vit.lock"
 FILES = (METRICS, TIMING, SUMMARY, RECIPE, "plan.json", "environment.json", "README.md", "config.json",
-         "model.safetensors", "draws.json", "table.txt")  # fmt: skip
+         WEIGHTS, "draws.json", "table.txt", "reproduce.json", "reproduce-real.json")  # fmt: skip
 FOLDERS = ("checkpoints", "figures", "arms")
 REPETITIONS = "runs/seed-*"
 LIBRARIES = (
@@ -104,7 +106,7 @@ class RunFolder:
         os.truncate(self.path / METRICS, num_bytes)
 
     def write_json(self, name: str, value: dict[str, Any]) -> None:
-        self.write_text(name, json.dumps(value, indent=2) + "\n")
+        write_json(self.path / name, value)
 
     def write_text(self, name: str, text: str) -> None:
         replace_file(self.path / name, lambda path: path.write_text(text))
@@ -125,10 +127,10 @@ def read_plan(path: Path) -> dict[str, Any] | None:
         return None
 
 
-def finished_summary(path: Path) -> dict[str, Any] | None:
-    """The summary of a finished run, None if there is none."""
+def finished_summary(path: Path, name: str = SUMMARY) -> dict[str, Any] | None:
+    """The summary of a finished run, or another object that is there only at its end; None if it is not."""
     try:
-        return json.loads((path / SUMMARY).read_text())
+        return json.loads((path / name).read_text())
     except (OSError, ValueError):
         return None
 

@@ -72,6 +72,10 @@ class Runtime:
         if not _staying:
             self.accelerator.end_training()
             return
+        self.close_trackers()
+
+    def close_trackers(self) -> None:
+        """Let another run have a tracker in this process."""
         for tracker in self.accelerator.trackers:
             tracker.finish()
 

@@ -1,9 +1,11 @@
 """Files that are there whole or not at all, whatever happens while they are written."""
 
+import json
 import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 
@@ -34,6 +36,11 @@ def replace_file(path: Path, write: Callable[[Path], None]) -> None:
     finally:
         if name:
             Path(name).unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """An object as JSON for people and programs, in the place of what was there."""
+    replace_file(path, lambda file: file.write_text(json.dumps(value, indent=2) + "\n"))
 
 
 def sync(path: str | Path) -> None:

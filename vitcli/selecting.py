@@ -61,6 +61,13 @@ def name_of(choice: Mapping[str, Any]) -> str:
     return re.sub(r"[^\w.%+-]+", "-", "_".join(words)).strip("-")
 
 
+def names_of(choices: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The folders of all arms: after their values, or numbered where that would be no name of one alone."""
+    names = [name_of(choice) for choice in choices]
+    is_good = len(set(names)) == len(names) and all(len(name) <= 100 for name in names)
+    return names if is_good else [f"arm-{number}" for number in range(1, len(names) + 1)]
+
+
 def summary_of_all(
     tried: Sequence[Tried],
     chosen: Mapping[str, Any],
@@ -87,6 +94,7 @@ def summary_of_all(
         **{name: _mean([one[name] for one in runs]) for name in runs[0] if name != "seed"},
         "top1_std": stdev([one["top1"] for one in runs]) if len(runs) > 1 and "top1" in runs[0] else None,
         "runs": runs,
+        "fewshot": _mean_probe([final["fewshot"] for final in finals]),
         "num_skipped_images": max(one["num_skipped_images"] for one in every),
         "skipped_images": skipped[:100],
         "images_per_s": images / seconds if seconds else None,
@@ -117,8 +125,10 @@ def table_of(tried: Sequence[Tried], *, num_arms: int) -> str:
     lines = [f"chosen by the dev part, {len(tried)} of {num_arms}:"]
     for one in tried:
         what = ", ".join(f"{key.rpartition('.')[2]} {toml_value(value)}" for key, value in one.choice.items())
-        share, loss = one.merit
-        told = f"{share:8.2%}  loss {-loss:.4f}" if one.summary else "diverged"
+        scores = one.scores()
+        share = scores.get("dev_top1", scores.get("dev_patch_accuracy"))
+        shown = " " * 8 if share is None else f"{share:8.2%}"
+        told = f"{shown}  loss {scores['dev_loss']:.4f}" if one.summary else "diverged"
         lines.append(f"  {'*' if one is leader else ' '} {what:<24} {told}")
     return "\n".join(lines)
 
@@ -130,7 +140,16 @@ def run_line(scores: Mapping[str, Any], number: int, num_runs: int) -> str:
 
 def with_out(note: str, path: Path) -> str:
     """A note about one run's folder, so that it names that of the selection."""
-    return re.sub(r"--out \S+", lambda _: f"--out {path}", note)
+    below = re.escape(str(path)) + r"/(arms|runs)/[\w.%+-]+"
+    return re.sub(f"--out {below}", lambda _: f"--out {path}", note)
+
+
+def _mean_probe(probes: Sequence[Mapping[str, Any] | None]) -> dict[str, Any] | None:
+    """The few-shot probe at the end of every run as one: `runs` has their means over the draws."""
+    if None in probes:
+        return None
+    each = [probe["top1"] for probe in probes]
+    return {**probes[0], "top1": mean(each), **({"runs": each} if len(each) > 1 else {})}
 
 
 def _sum(values: Sequence[float | None]) -> float | None:

@@ -15,8 +15,8 @@ from vitcli import loader
 
 RATES = "0.0001,0.05"
 BASE = [word for word in SMALL if word not in ("--lr", "0.02")]
-PLAIN = ("--batch-size", 8, "--steps", 6, "--set", "schedule.warmup=2", "--precision", "fp32",
-         "--set", "model.dropout=0.1", "--set", "train.save_every=2",
+PLAIN = ("--batch-size", 8, "--per-device-batch", 4, "--steps", 6, "--precision", "fp32",
+         "--set", "schedule.warmup=2", "--set", "model.dropout=0.1", "--set", "train.save_every=2",
          "--set", "train.log_every=1")  # fmt: skip
 ASKED = ("--lr", RATES, "--set", "data.dev_fraction=0.25", "--set", "train.runs=2", *PLAIN)
 TIMED = ("elapsed_s", "images_per_s", "peak_memory_gib", "run_dir", "weights")
@@ -176,6 +176,11 @@ def test_an_arm_that_diverges_is_the_worst_and_stops_nothing(photos, tmp_path):
 
     assert told["chosen"] == {"optimizer.lr": 0.02} and told["dev_top1_by_lr"]["1e+38"] is None
     assert run(*words, "--out", tmp_path / "all").json == told
+    (tmp_path / "all/summary.json").unlink()
+    timed = tmp_path / "all/arms/lr-1e+38/timing.jsonl"
+    before = timed.stat()
+    assert untimed(run(*words, "--out", tmp_path / "all").json) == untimed(told)
+    assert timed.stat() == before  # what diverged does so once
     assert all_wild.code == 6
 
 
@@ -230,6 +235,8 @@ def test_the_plan_counts_every_run(photos):
         (("--lr", "0.1", "--set", "data.flip=[]"), "data.flip is []"),
         (("--lr", ",".join(str(k / 1000) for k in range(1, 300))), "299 combinations"),
         (("--lr", "0.1,0.2", "--arms-parallel", "--shard"), "--shard needs all devices"),
+        (("--lr", "0.1", "--arms-parallel"), "there is one run"),
+        (("--lr", "0.1", "--set", "model.pre_logits=[false, true]"), "layer of zeros"),
     ],
 )  # fmt: skip
 def test_lists_that_cannot_be_are_refused_before_anything_runs(photos, tmp_path, words, said):
@@ -237,6 +244,45 @@ def test_lists_that_cannot_be_are_refused_before_anything_runs(photos, tmp_path,
 
     assert outcome.code == 2 and said in outcome.json["error"]["message"], outcome.json
     assert not (tmp_path / "all").exists()
+
+
+@pytest.mark.slow
+def test_where_no_test_split_is_the_dev_part_is_cut_from_what_is_named_or_left(photos, tmp_path):
+    few = ("--lr", "0.1,0.2", "--set", "data.dev_fraction=0.5", "--steps", 1, "--batch-size", 4)
+    words = (*BASE, "--dataset", photos / "train", *few)
+    named = ("--set", "data.train_split=train[:75%]", "--set", "data.eval_split=train[75%:]")
+
+    told = {}
+    for out, more in (("auto", ()), ("named", named)):
+        final = run(*words, *more, "--out", tmp_path / out).json
+        arm = json.loads((tmp_path / out / "arms/lr-0.1/summary.json").read_text())
+        told[out] = [(one["num_train_examples"], one["num_eval_examples"]) for one in (arm, final)]
+
+    # 24 rows: half stand in for a test split and half of the rest to choose by; or 18 of 24 are named
+    assert told == {"auto": [(6, 6), (12, 12)], "named": [(9, 9), (18, 6)]}
+
+
+@pytest.mark.slow
+def test_masked_patches_are_chosen_by_their_colours(photos, tmp_path):
+    words = ("pretrain", "--recipe", "pretrain/b16-masked-patch", "--model", "ViT-demo/8", "--res", 16,
+             "--json", "-q", "--set", "schedule.warmup=0", "--dataset", photos, "--steps", 1,
+             "--lr", "0.001,0.0001", "--set", "data.dev_fraction=0.25",
+             "--batch-size", 4, "--out", tmp_path / "all")  # fmt: skip
+    told = run(*words)
+
+    assert told.code == 0, told.out
+    assert all(choice["dev_patch_accuracy"] is not None for choice in told.json["choices"])
+    assert "dev accuracy" in (tmp_path / "all/README.md").read_text()
+
+
+@pytest.mark.slow
+def test_the_time_of_all_runs_is_measured_on_fresh_weights_too():
+    words = ("pretrain", "--lr", "0.001,0.0001", "--set", "data.dev_fraction=0.25", "--dry-run", "--measure")
+    plan = run(*words, "--json", "-q")
+
+    assert plan.code == 0, plan.out
+    seconds = plan.json["all_images_seen"] / plan.json["measured_images_per_s"]
+    assert plan.json["all_measured_hours"] == pytest.approx(seconds / 3600)
 
 
 @pytest.mark.slow
@@ -276,7 +322,7 @@ def test_a_run_that_fails_side_by_side_is_told_with_what_it_said(photos, tmp_pat
 
 @pytest.mark.slow
 def test_two_processes_choose_and_score_the_same(photos, summary, tmp_path):
-    words = (*BASE, "--dataset", photos, *ASKED, "--per-device-batch", 4, "--num-processes", 2)
+    words = (*BASE, "--dataset", photos, *ASKED, "--num-processes", 2)
     outcome = vit(*words, "--out", tmp_path / "all", timeout=300)
 
     assert outcome.returncode == 0, outcome.stderr

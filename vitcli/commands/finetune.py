@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from vitcli import recipe
 from vitcli.commands.planning import RunOptions, Start, fresh_architecture
 from vitcli.commands.selection import run
 from vitcli.errors import VitError
@@ -17,7 +18,8 @@ FRESH = "random"  # --ckpt random: the same protocol from untrained weights, to 
 
 def finetune(resolved: Recipe, options: RunOptions) -> dict[str, Any]:
     """Head replaced by zeros, position embedding resampled to the new grid, then trained by the recipe."""
-    _check(resolved)
+    for _, one in recipe.arms(resolved):
+        _check(one)
 
     def make_model(resolved: Recipe, split: Split) -> Start:
         wanted, image_size = resolved.model, resolved.data.image_hw

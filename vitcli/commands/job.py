@@ -22,7 +22,6 @@ from vitcli.schedule import Plan
 from vitcli.split import Split
 from vitcli.tables import size_text
 
-WEIGHTS = "model.safetensors"
 MakeModel = Callable[[Recipe, Split], Start]
 
 
@@ -108,7 +107,7 @@ def _introduce(
     console.note(f"{len(train_split)} images of {train_split.num_classes} classes{scored}")
     for line in _oddities(train_split):
         console.note(line)
-    if eval_split.dev_cut and resolved.data.eval_split != data.DEV_PART:
+    if eval_split.dev_cut and resolved.data.eval_split not in (data.DEV_PART, data.DEV_PART_OF_ALL):
         console.note(
             "there is no other split to score: these were cut from the training images (data.dev_fraction)"
         )
@@ -161,10 +160,10 @@ def describe(job: Job) -> dict[str, Any]:
 def earlier_summary(path: Path, resolved: Recipe) -> dict[str, Any] | None:
     """The summary of a finished run of this very recipe in the folder; None if none is finished there."""
     summary = runlog.finished_summary(path)
-    if summary is None or not all((path / name).exists() for name in (runlog.RECIPE, WEIGHTS)):
+    if summary is None or not all((path / name).exists() for name in (runlog.RECIPE, runlog.WEIGHTS)):
         return None
     refuse_other_recipe(path, resolved)
-    return summary | {"run_dir": str(path), "weights": str(path / WEIGHTS)}  # it may have been moved
+    return summary | {"run_dir": str(path), "weights": str(path / runlog.WEIGHTS)}  # it may have been moved
 
 
 def refuse_other_recipe(path: Path, resolved: Recipe) -> None:

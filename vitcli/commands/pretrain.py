@@ -4,6 +4,7 @@ from typing import Any
 
 from torch import nn
 
+from vitcli import recipe
 from vitcli.commands.planning import RunOptions, Start, fresh_architecture
 from vitcli.commands.selection import run
 from vitcli.errors import VitError
@@ -15,8 +16,7 @@ from vitcli.split import Split
 
 def pretrain(resolved: Recipe, options: RunOptions) -> dict[str, Any]:
     """Fresh weights and the pre-training head, then trained by the recipe."""
-    wanted = resolved.model
-    if wanted.name is None or wanted.ckpt is not None:
+    if any(one.model.name is None or one.model.ckpt is not None for _, one in recipe.arms(resolved)):
         raise VitError(
             "pre-training starts from fresh weights of a named network",
             where="recipe keys model.name and model.ckpt",

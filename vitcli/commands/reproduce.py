@@ -5,7 +5,6 @@ one trained on the whole training set three times, and the test set scored. ReaL
 the ImageNet row; VTAB is the mean over its 19 tasks, run by run. Loads neither torch nor datasets by itself.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from fnmatch import fnmatch
@@ -20,7 +19,7 @@ from vitcli.errors import VitError, nearest
 from vitcli.recipe import Recipe
 from vitcli.reproduction import Row, judge, rows_of
 from vitcli.reproduction_schema import Rows
-from vitcli.safe_files import replace_file
+from vitcli.safe_files import write_json
 
 if TYPE_CHECKING:  # which loads torch; mistakes are told before that
     from vitcli.commands.planning import RunOptions
@@ -140,7 +139,7 @@ def reproduce(
     }
     if launching.global_rank() == 0:
         name = REAL_RESULT if row.labels == "real" else RESULT
-        replace_file(folder / name, lambda path: _write(path, result))
+        write_json(folder / name, result)
     return result
 
 
@@ -211,7 +210,3 @@ def num_arms(resolved: Recipe) -> int:
 def default_folder(row: Row) -> Path:
     """Below runs/, without the time, so that the same command goes on by itself."""
     return Path("runs", "reproduce-" + "".join(c if c.isalnum() or c in "._" else "-" for c in row.training))
-
-
-def _write(path: Path, result: dict[str, Any]) -> None:
-    path.write_text(json.dumps(result, indent=2) + "\n")

@@ -13,14 +13,15 @@ from typing import Any
 
 from vitcli import recipe, runlog, runtime, selecting
 from vitcli.commands import session, side_by_side
-from vitcli.commands.job import WEIGHTS, MakeModel, earlier_summary, refuse_other_recipe
+from vitcli.commands.job import MakeModel, earlier_summary, refuse_other_recipe
 from vitcli.commands.planning import RunOptions
 from vitcli.commands.selection_files import write_all
 from vitcli.commands.shared import SharedData, SharedNetwork
 from vitcli.console import Console
-from vitcli.data import DEV_PART
-from vitcli.errors import NotFiniteError, Stopped
+from vitcli.data import DEV_PART, DEV_PART_OF_ALL
+from vitcli.errors import NotFiniteError, Stopped, VitError
 from vitcli.recipe import Recipe
+from vitcli.safe_files import write_json
 
 ARMS, RUNS = "arms", "runs"
 
@@ -32,6 +33,9 @@ def run(command: str, resolved: Recipe, options: RunOptions, make_model: MakeMod
         make_model: from the recipe of one run and its training split to a network.
     """
     if not resolved.choices and resolved.train.runs == 1:
+        if options.arms_parallel:
+            fix = "list values, such as --lr 0.003,0.01, or set train.runs; or leave it out"
+            raise VitError("there is one run and nothing beside it", where="--arms-parallel", fix=fix)
         return session.run(command, resolved, options, make_model)
     if options.out and not options.overwrite and not options.dry_run:
         earlier = earlier_summary(options.out, resolved)
@@ -52,15 +56,14 @@ class Selection:
         self.data = SharedData(self.machine.processes_here)
         network = make_model if options.shard else SharedNetwork(make_model)  # slices are of one run
         self._session = partial(session.run, command, make_model=network, open_data=self.data)
-        self._diverged: NotFiniteError | None = None
         self.path: Path | None = None
         self.folder: runlog.RunFolder | None = None  # of the first process alone
 
     def plan(self) -> dict[str, Any]:
         """The plan of the last run, and what all of them come to."""
+        final = self._session(self._final_recipe({}, 0), self.options)  # first, for it may be measured
         plain = replace(self.options, measure=False, quiet=True)
         arms = [self._session(one, plain) for one in self._arm_recipes()]
-        final = self._session(self._final_recipe({}, 0), self.options)
         num_runs = self.recipe.train.runs
         told = selecting.plan_of_all(final, arms, num_runs)
         return told | {"recipe": recipe.to_toml(self.recipe)}
@@ -71,13 +74,18 @@ class Selection:
         try:
             tried = self._choose()
             if tried and not any(one.summary for one in tried):
-                raise self._diverged
+                raise NotFiniteError(
+                    f"every one of the {len(tried)} values to choose from diverged",
+                    where=f"{self.path / ARMS}",
+                    fix="list smaller ones, or set optimizer.clip, in a new --out",
+                )
             chosen = selecting.best(tried) if tried else {}
             finals = self._repeat(chosen)
             summary = selecting.summary_of_all(tried, chosen, finals, path=self.path)
             if self.folder:
                 write_all(self.folder, self.recipe, summary, finals[0])
-                self.console.note(f"{self.data.memory.num_decoded} images decoded once for all runs")
+                if count := self.data.memory.num_decoded:
+                    self.console.note(f"{count} images were decoded once for all runs")
         except Stopped as stopped:  # what goes on is the whole selection
             stopped.note = selecting.with_out(stopped.note, self.path)
             raise
@@ -101,7 +109,9 @@ class Selection:
     def _arm_recipes(self) -> list[Recipe]:
         if not self.recipe.choices:
             return []
-        changes = {"train.runs": 1, "data.eval_split": DEV_PART}
+        # Rows that only stand in for a test split have no part in choosing; a probe has none either.
+        dev = DEV_PART if self.recipe.data.eval_split == "auto" else DEV_PART_OF_ALL
+        changes = {"train.runs": 1, "data.eval_split": dev, "eval.probe": None}
         return [recipe.settled(self.recipe, {**choice, **changes}) for choice, _ in recipe.arms(self.recipe)]
 
     def _final_recipe(self, chosen: dict[str, Any], number: int) -> Recipe:
@@ -111,27 +121,27 @@ class Selection:
     def _choose(self) -> list[selecting.Tried]:
         """Every arm with its score on the dev part."""
         choices = [choice for choice, _ in recipe.arms(self.recipe)] if self.recipe.choices else []
-        jobs = [(self.path / ARMS / selecting.name_of(choice), one)
-                for choice, one in zip(choices, self._arm_recipes(), strict=True)]  # fmt: skip
-        self._side_by_side([(path, one) for path, one in jobs if not _finished_arm(path, one)])
+        paths = [self.path / ARMS / name for name in selecting.names_of(choices)]
+        jobs = list(zip(paths, self._arm_recipes(), strict=True))
+        for path in self._side_by_side([(path, one) for path, one in jobs if not _finished_arm(path, one)]):
+            _mark_diverged(path)
         tried: list[selecting.Tried] = []
         for choice, (path, one) in zip(choices, jobs, strict=True):
-            summary = self.machine.on_main(partial(_finished_arm, path, one))
-            summary = summary or self._arm(path, one)
+            found = self.machine.on_main(partial(_finished_arm, path, one)) or self._arm(path, one)
             self.machine.on_main(partial(_drop_weights, path))
-            tried.append(selecting.Tried(choice, summary, str(path.relative_to(self.path))))
+            below = str(path.relative_to(self.path))
+            tried.append(selecting.Tried(choice, None if "diverged" in found else found, below))
             self._log(tried[-1].record())
             self.console.note(selecting.table_of(tried, num_arms=len(jobs)))
         return tried
 
-    def _arm(self, path: Path, one: Recipe) -> dict[str, Any] | None:
-        """The summary of an arm; None if it diverged, for then the others have to decide."""
+    def _arm(self, path: Path, one: Recipe) -> dict[str, Any]:
+        """The summary of an arm; if it diverged, a mark of that, for then the others have to decide."""
         try:
             return self._session(one, replace(self.options, out=path, overwrite=False))
         except NotFiniteError as error:
             self.console.note(f"note: {error.message}")
-            self._diverged = error
-            return None
+        return self.machine.on_main(partial(_mark_diverged, path))
 
     def _repeat(self, chosen: dict[str, Any]) -> list[dict[str, Any]]:
         """The summary of every run on all of train, in the order of their seeds."""
@@ -148,10 +158,12 @@ class Selection:
             self.console.note(selecting.run_line(scores, len(finals), len(jobs)))
         return finals
 
-    def _side_by_side(self, jobs: list[tuple[Path, Recipe]]) -> None:
-        if self.options.arms_parallel > 1 and len(jobs) > 1:
-            self.console.note(f"{len(jobs)} runs, {self.options.arms_parallel} at a time")
-            side_by_side.run_all(self.command, jobs, self.options)
+    def _side_by_side(self, jobs: list[tuple[Path, Recipe]]) -> list[Path]:
+        """Where --arms-parallel asks for it, the runs at once; the folders of those that diverged."""
+        if self.options.arms_parallel < 2 or len(jobs) < 2:
+            return []
+        self.console.note(f"{len(jobs)} runs, {self.options.arms_parallel} at a time")
+        return side_by_side.run_all(self.command, jobs, self.options)
 
     def _log(self, record: dict[str, Any]) -> None:
         if self.folder:
@@ -159,15 +171,22 @@ class Selection:
 
 
 def _finished_arm(path: Path, one: Recipe) -> dict[str, Any] | None:
-    """The summary of an arm that needs no further step; its weights may have gone."""
-    summary = runlog.finished_summary(path)
-    if summary is not None:
+    """The summary, or the mark, of an arm that needs no further step; its weights may have gone."""
+    found = runlog.finished_summary(path) or runlog.finished_summary(path, runlog.DIVERGED)
+    if found is not None:
         refuse_other_recipe(path, one)
-    return summary
+    return found
+
+
+def _mark_diverged(path: Path) -> dict[str, Any]:
+    """Leave a mark, so that the arm is not trained up to there again."""
+    mark = {"diverged": True}
+    write_json(path / runlog.DIVERGED, mark)
+    return mark
 
 
 def _drop_weights(path: Path) -> None:
     """An arm is there for its score: L/16 would leave 1.2 GB for each rate."""
-    for name in (WEIGHTS, "config.json", "README.md"):
+    for name in (runlog.WEIGHTS, "config.json", "README.md"):
         (path / name).unlink(missing_ok=True)
     shutil.rmtree(path / "checkpoints", ignore_errors=True)

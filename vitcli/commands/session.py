@@ -102,6 +102,7 @@ class Session:
         except NotFiniteError as error:
             saver.close()
             step = checkpoint.newest_step(self.path)
+            self.machine.close_trackers()  # an arm that diverges is not the end of the command
             error.where += (
                 f"; last good checkpoint: {'none' if step is None else f'step {step}'} in {self.path}"
             )

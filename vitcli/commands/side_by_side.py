@@ -22,14 +22,14 @@ POLL_S = 0.2
 SHOWN_LINES = 3
 
 
-def run_all(command: str, jobs: list[tuple[Path, Recipe]], options: RunOptions) -> None:
-    """Finish every run, `options.arms_parallel` of them at a time.
+def run_all(command: str, jobs: list[tuple[Path, Recipe]], options: RunOptions) -> list[Path]:
+    """Finish every run, `options.arms_parallel` of them at a time; the folders of those that diverged.
 
     Raises:
         ProcessError: a run ended with an error; the others have been stopped, each with a checkpoint.
         Stopped: this process was asked to stop, and so were the runs.
     """
-    waiting, running = list(reversed(jobs)), {}
+    waiting, running, diverged = list(reversed(jobs)), {}, []
     asked: list[int] = []
     before = {number: signal.signal(number, lambda number, _: asked.append(number))
               for number in (signal.SIGINT, signal.SIGTERM)}  # fmt: skip
@@ -38,14 +38,15 @@ def run_all(command: str, jobs: list[tuple[Path, Recipe]], options: RunOptions) 
             while (waiting or running) and not asked:
                 free = [slot for slot in range(options.arms_parallel) if slot not in running]
                 for slot in free[: len(waiting)]:
-                    running[slot] = (
-                        *(job := waiting.pop()),
-                        _start(command, *job, options, slot, Path(place)),
-                    )
+                    path, one = waiting.pop()
+                    running[slot] = (path, _start(command, path, one, options, slot, Path(place)))
                 for slot, (path, process) in list(running.items()):
                     if process.poll() is not None:
                         del running[slot]
-                        _check(path, process.returncode, Path(place))
+                        if process.returncode == NotFiniteError.exit_code:  # for the others to decide
+                            diverged.append(path)
+                        else:
+                            _check(path, process.returncode, Path(place))
                 time.sleep(POLL_S)
         finally:
             for _, process in running.values():
@@ -56,6 +57,7 @@ def run_all(command: str, jobs: list[tuple[Path, Recipe]], options: RunOptions) 
                 signal.signal(number, handler)
     if asked:
         raise Stopped(asked[0], f"stopped, saved; the same command line with --out {jobs[0][0]} goes on")
+    return diverged
 
 
 def _start(
@@ -63,7 +65,7 @@ def _start(
 ) -> subprocess.Popen:
     file = place / f"{path.name}.toml"
     file.write_text(recipe.to_toml(one))
-    words = [sys.executable, "-m", "vitcli", command, "--recipe", file, "--out", path, "--json"]
+    words = [sys.executable, "-m", "vitcli", command, "--recipe", file, "--out", path]
     words += ["--per-device-batch", options.per_device_batch] if options.per_device_batch else []
     words += ["--workers", options.workers] if options.workers else []
     words += ["--track", options.track] if options.track else []
@@ -85,7 +87,7 @@ def _device(slot: int) -> str:
 
 
 def _check(path: Path, code: int, place: Path) -> None:
-    if code in (0, NotFiniteError.exit_code):  # a rate too high for an arm; of a run it is said again
+    if code == 0:
         return
     told = (place / f"{path.name}.err").read_text(errors="replace").strip().splitlines()
     said = " | ".join(line.strip() for line in told[-SHOWN_LINES:]) or "nothing"

@@ -11,7 +11,7 @@ from vitcli.commands.job import refuse_other_recipe
 from vitcli.commands.study_pictures import draw
 from vitcli.errors import VitError
 from vitcli.recipe import Recipe
-from vitcli.safe_files import replace_file
+from vitcli.safe_files import replace_file, write_json
 from vitcli.study_rules import slug
 from vitcli.study_schema import Score, Study
 
@@ -40,7 +40,7 @@ def check_folder(folder: Path, study: Study, *, overwrite: bool) -> None:
 def begin(folder: Path, study: Study, plans: Mapping[str, Any]) -> None:
     """The study and what its runs come to, before the first of them."""
     replace_file(folder / STUDY, lambda file: file.write_text(study_schema.to_toml(study)))
-    _write_json(folder / PLAN, plans)
+    write_json(folder / PLAN, plans)
 
 
 def empty(folder: Path) -> None:
@@ -86,7 +86,7 @@ def write_results(folder: Path, result: Mapping[str, Any]) -> None:
         ("table.csv", study_text.as_csv(result)),
     ):
         replace_file(folder / name, lambda file, text=text: file.write_text(text))
-    _write_json(folder / runlog.SUMMARY, result)
+    write_json(folder / runlog.SUMMARY, result)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -95,7 +95,3 @@ def read_json(path: Path) -> dict[str, Any] | None:
         return json.loads(path.read_text())
     except (OSError, ValueError):
         return None
-
-
-def _write_json(path: Path, value: Mapping[str, Any]) -> None:
-    replace_file(path, lambda file: file.write_text(json.dumps(value, indent=2) + "\n"))

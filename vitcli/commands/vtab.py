@@ -4,7 +4,6 @@ Every task is an ordinary resumable run in a folder of its own below --out; here
 their scores together. Loads neither torch nor datasets by itself: the door asks who is meant before it does.
 """
 
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,10 +12,9 @@ from typing import Any
 from vitcli import launching, recipe, runlog, tables
 from vitcli.errors import DataError, Stopped, VitError, WeightsError, nearest
 from vitcli.recipe import Recipe
-from vitcli.safe_files import replace_file
+from vitcli.safe_files import write_json
 from vitcli.vtab import NAME, NUM_TASKS, vtab_scores
 
-WEIGHTS = "model.safetensors"
 MOST_TOLD = 4
 
 
@@ -101,7 +99,7 @@ def finetune_tasks(
                 raise
             result = _result("finetune", known, summaries, folder)
             if launching.global_rank() == 0:
-                replace_file(folder / runlog.SUMMARY, lambda path, result=result: _write(path, result))
+                write_json(folder / runlog.SUMMARY, result)
     return result
 
 
@@ -114,7 +112,7 @@ def evaluate_tasks(
         evaluate: a data set and a checkpoint to what `vit evaluate` says of them.
     """
     folder = Path(ckpt)
-    finished = [task for task in groups if (folder / task / WEIGHTS).is_file()]
+    finished = [task for task in groups if (folder / task / runlog.WEIGHTS).is_file()]
     if not finished:
         raise WeightsError(
             "no task of VTAB is finished in this folder",
@@ -241,7 +239,3 @@ def _check_data(tasks: Sequence[str], recipes: Mapping[str, Recipe]) -> None:
             where=f"the first of them: {first.message}",
             fix="put them below $VIT_DATA, or list the others: --dataset vtab/dtd,vtab/svhn",
         )
-
-
-def _write(path: Path, result: dict[str, Any]) -> None:
-    path.write_text(json.dumps(result, indent=2) + "\n")
