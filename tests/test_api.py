@@ -92,7 +92,7 @@ def test_another_size_resamples_and_another_head_is_zero():
     assert load_model("demo", num_classes=0).model(torch.randn(2, 3, 64, 64)).shape == (2, 96)
 
 
-@pytest.mark.parametrize("name", ["vit_ti16", "R+Ti/16", "resnet18"])
+@pytest.mark.parametrize("name", ["vit_ti16", pytest.param("R+Ti/16", marks=pytest.mark.slow), "resnet18"])
 def test_a_bare_name_is_a_fresh_network(name):
     torch.manual_seed(3)
     model, _, info = load_model(name, image_size=64, num_classes=4)

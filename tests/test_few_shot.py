@@ -98,6 +98,7 @@ def clusters(count: int, num_classes: int = 4, width: int = 6, noise: float = 1.
 
 
 @pytest.mark.parametrize("count", [1, 3, 5])
+@pytest.mark.slow
 def test_neighbours_vote_as_in_scikit_learn(monkeypatch, count):
     neighbors = pytest.importorskip("sklearn.neighbors")
     known, labels = clusters(60)

@@ -80,6 +80,7 @@ def test_timms_method_is_timms(checkpoint, tmp_path):
     assert torch.equal(read_weights(str(out)).state["pos_embed"], expected)
 
 
+@pytest.mark.slow
 def test_registers_are_kept_before_the_patches(checkpoint, tmp_path):
     arch = architecture("vit_tiny_patch16_224", image_size=(64, 64), num_classes=3)
     arch.model_args["reg_tokens"] = 4

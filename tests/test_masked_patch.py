@@ -264,6 +264,7 @@ def test_every_parameter_has_a_gradient_as_several_processes_need(shares):
     assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
 
 
+@pytest.mark.slow
 def test_a_seed_gives_the_same_prediction_in_a_copy_and_compiled_and_in_evaluation():
     model = model_of()
     compiled = copy.deepcopy(model)

@@ -365,6 +365,7 @@ def test_gradients_are_the_same_with_checkpointing(kind, place):
         FIXED,
     ],
 )
+@pytest.mark.slow
 def test_torch_compile_takes_the_whole_network(kind, place):
     torch._dynamo.reset()
     model = network(kind, place, layers=2)

@@ -167,6 +167,7 @@ def test_tar_shards_are_streamed_without_being_asked(tars, tmp_path):
     assert outcome.json["num_eval_examples"] == 7 and outcome.json["num_classes"] == 2
 
 
+@pytest.mark.slow
 def test_a_streamed_run_learns_and_scores_the_test_shards(parquet, tmp_path):
     outcome = run(*STREAMED, "--dataset", parquet, "--out", tmp_path / "run", "--steps", 25)
 

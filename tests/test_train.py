@@ -33,7 +33,11 @@ TOLERANCES = {"finetune": (1e-4, 1e-3, 1e-5), "pretrain": (3e-4, 2e-3, 5e-5)}
     ("name", "gradients"),
     [
         *((name, DdpSum) for name in FLOAT32 or ["none"]),
-        *((name, PairwiseSum) for name in FLOAT32 if "accum4" in name or name == "pretrain_sigmoid"),
+        *(
+            pytest.param(name, PairwiseSum, marks=pytest.mark.slow)
+            for name in FLOAT32
+            if "accum4" in name or name == "pretrain_sigmoid"
+        ),
     ],
 )
 def test_the_loop_follows_the_authors_trajectory(name, gradients, tmp_path):

@@ -170,6 +170,7 @@ def test_what_does_not_hold_ends_several_processes_with_exit_code_8_once_the_res
     assert json.loads(told.stdout)["error"]["message"].endswith("does not hold")
 
 
+@pytest.mark.slow
 def test_several_checkpoints_and_data_sets_are_one_table_and_one_object(trained, pictures, tmp_path):
     words = ("evaluate", "--ckpt", trained, "--ckpt", trained / "model.safetensors", "--dataset", pictures,
              "--dataset", pictures / "test", "-q")  # fmt: skip

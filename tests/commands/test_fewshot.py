@@ -313,6 +313,7 @@ def test_an_undecodable_picture_stops_it_or_is_left_out(photos, tmp_path):
 
 
 @pytest.mark.parametrize("classifier", ["knn", "ncm", "logistic"])
+@pytest.mark.slow
 def test_every_classifier_tells_two_colours_apart(photos, classifier):
     if classifier == "logistic":
         pytest.importorskip("sklearn")

@@ -206,6 +206,7 @@ def test_overwriting_deletes_arms_and_repetitions_and_nothing_else(photos, tmp_p
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["mine", "seed-7", "seed-8"]
 
 
+@pytest.mark.slow
 def test_runs_alone_choose_nothing(photos, tmp_path):
     words = (*BASE, "--dataset", photos, "--lr", "0.02", "--set", "train.runs=2", "--batch-size", 8)
     told = run(*words, "--steps", 1, "--seed", 5, "--out", tmp_path / "all").json
