@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from vitcli import options, tables
-from vitcli.cli_start import launch, shorthands
+from vitcli.cli_start import launch, shorthands, show_and_fail
 
 app = typer.Typer()
 NUMBERS = (
@@ -108,17 +108,10 @@ def compare(
 
 
 def _tell(result: dict[str, Any], asserted: tuple, as_json: bool) -> int:
-    """Print the result, whatever was asserted, and end with what did not hold; one process does both."""
-    from vitcli import assertions, launching
+    """Print the result, whatever was asserted, and end with what did not hold."""
+    from vitcli import assertions
     from vitcli.evaluation_text import as_text
 
     named = [(f"{one['ckpt']} on {one['dataset']}", one) for one in result.get("evaluations", [result])]
     error = assertions.failed(asserted, named)
-    if error and as_json:  # one object on standard output, so the error stands in it
-        result = result | {"error": {"message": error.message, "where": error.where, "fix": error.fix}}
-    tables.show(result, as_json, as_text)
-    if error is None or launching.global_rank() != 0:
-        return 0
-    if as_json:
-        return error.exit_code
-    raise error
+    return show_and_fail(result, error, as_json, as_text)

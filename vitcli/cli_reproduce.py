@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from vitcli import options, tables
-from vitcli.cli_start import given_arguments, launch, shorthands
+from vitcli.cli_start import given_arguments, launch, shorthands, show_and_fail
 from vitcli.reproduction_text import as_list, as_text
 
 app = typer.Typer()
@@ -70,7 +70,7 @@ def reproduce(
 ) -> int:
     """A row of the paper's tables by its whole protocol: ours, the paper's, a verdict; exit 8 if it fails."""
     from vitcli.commands import reproduce as command
-    from vitcli.reproduction import find_row
+    from vitcli.reproduction import failure, find_row
     from vitcli.reproduction_schema import read_rows
 
     known = read_rows(rows)
@@ -113,7 +113,7 @@ def reproduce(
 
     score = _scorer(given | {"data.dataset": found.dataset}, real=real, workers=workers, quiet=quiet)
     result = command.reproduce(found, recipes, run_options, real=real, finetune=finetune, evaluate=score)
-    return _tell(result, as_json)
+    return show_and_fail(result, failure(result), as_json, as_text)
 
 
 def _scorer(
@@ -124,19 +124,3 @@ def _scorer(
 
     asked: dict[str, Any] = dict(split="auto", workers=workers, quiet=quiet, extras=Extras(real=real))
     return lambda weights: evaluate(None, (), [given | {"model.ckpt": weights}], **asked)
-
-
-def _tell(result: dict[str, Any], as_json: bool) -> int:
-    """Print the result, whatever the verdict, and end with what did not hold; one process does both."""
-    from vitcli import launching
-    from vitcli.reproduction import failure
-
-    error = failure(result)
-    if error and as_json:  # one object on standard output, so the error stands in it
-        result = result | {"error": {"message": error.message, "where": error.where, "fix": error.fix}}
-    tables.show(result, as_json, as_text)
-    if error is None or launching.global_rank() != 0:
-        return 0
-    if as_json:
-        return error.exit_code
-    raise error

@@ -1,8 +1,12 @@
 """What the door does before a command: options to recipe keys, and starting the processes it asks for."""
 
+from collections.abc import Callable
 from typing import Any
 
 import typer
+
+from vitcli import tables
+from vitcli.errors import VitError
 
 given_arguments: list[str] = []  # the command line as given, for the launcher and environment.json
 
@@ -29,3 +33,19 @@ def launch(num_processes: int | None) -> int | None:
     if num_processes is None or not launching.must_launch(num_processes):
         return None
     return launching.launch(num_processes, given_arguments)
+
+
+def show_and_fail(
+    result: dict[str, Any], error: VitError | None, as_json: bool, render: Callable[[dict[str, Any]], str]
+) -> int:
+    """Print a result and end with what did not hold in it, if anything; one process does both."""
+    from vitcli import launching
+
+    if error and as_json:  # one object on standard output, so the error stands in it
+        result = result | {"error": {"message": error.message, "where": error.where, "fix": error.fix}}
+    tables.show(result, as_json, render)
+    if error is None or launching.global_rank() != 0:
+        return 0
+    if as_json:
+        return error.exit_code
+    raise error
