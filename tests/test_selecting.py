@@ -43,11 +43,3 @@ def test_masked_patches_are_chosen_by_the_share_of_right_colours_else_by_the_los
 )
 def test_an_arm_is_called_after_its_values(choice, name):
     assert selecting.name_of(choice) == name
-
-
-def test_a_note_of_one_run_names_the_folder_of_all(tmp_path):
-    note = (
-        f"stopped at step 3, saved; the same command line with --out {tmp_path}/arms/lr-1 goes on from there"
-    )
-
-    assert selecting.with_out(note, tmp_path) == note.replace("/arms/lr-1", "")

@@ -58,12 +58,22 @@ class CheckFailed(VitError):
 
 
 class Stopped(Exception):
-    """The run was asked to stop and has saved what it needs to go on; `exit_code` is 128 + the signal."""
+    """The run was asked to stop and has saved what it needs to go on; `exit_code` is 128 + the signal.
 
-    def __init__(self, signal_number: int, note: str):
-        super().__init__(note)
+    Attributes:
+        out: the folder whose command goes on; what puts runs in a row names its own in its place.
+    """
+
+    def __init__(self, signal_number: int, what: str, *, out: object = None):
+        super().__init__(what)
         self.exit_code = 128 + signal_number
-        self.note = note
+        self.what, self.out = what, out
+
+    @property
+    def note(self) -> str:
+        if self.out is None:
+            return self.what
+        return f"{self.what}, saved; the same command line with --out {self.out} goes on from there"
 
 
 def nearest(name: str, known) -> str:

@@ -138,12 +138,6 @@ def run_line(scores: Mapping[str, Any], number: int, num_runs: int) -> str:
     return f"run {number} of {num_runs}, seed {scores['seed']}: {share}loss {scores['loss']:.4f}"
 
 
-def with_out(note: str, path: Path) -> str:
-    """A note about one run's folder, so that it names that of the selection."""
-    below = re.escape(str(path)) + r"/(arms|runs)/[\w.%+-]+"
-    return re.sub(f"--out {below}", lambda _: f"--out {path}", note)
-
-
 def _mean_probe(probes: Sequence[Mapping[str, Any] | None]) -> dict[str, Any] | None:
     """The few-shot probe at the end of every run as one: `runs` has their means over the draws."""
     if None in probes:

@@ -66,9 +66,7 @@ class Bench:
 
     def train(self, resolved, run_dir: Path) -> None:
         if self.stop_at and self.stop_at in run_dir.name:
-            raise Stopped(
-                15, f"stopped, saved; the same command line with --out {run_dir} goes on from there"
-            )
+            raise Stopped(15, "stopped", out=run_dir)
         self.done.append(run_dir.name)
         run_dir.mkdir(parents=True, exist_ok=True)
         (run_dir / "recipe.toml").write_text(recipe.to_toml(resolved))

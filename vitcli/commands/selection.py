@@ -87,7 +87,7 @@ class Selection:
                 if count := self.data.memory.num_decoded:
                     self.console.note(f"{count} images were decoded once for all runs")
         except Stopped as stopped:  # what goes on is the whole selection
-            stopped.note = selecting.with_out(stopped.note, self.path)
+            stopped.out = self.path
             raise
         finally:
             if self.folder:

@@ -108,7 +108,7 @@ class Session:
             )
             raise
         except Stopped as stopped:
-            stopped.note += f", saved; the same command line with --out {self.path} goes on from there"
+            stopped.out = self.path
             raise
         except Exception as error:
             error.run_dir = self.path  # where a crash report goes

@@ -56,7 +56,7 @@ def run_all(command: str, jobs: list[tuple[Path, Recipe]], options: RunOptions) 
             for number, handler in before.items():
                 signal.signal(number, handler)
     if asked:
-        raise Stopped(asked[0], f"stopped, saved; the same command line with --out {jobs[0][0]} goes on")
+        raise Stopped(asked[0], "stopped", out=jobs[0][0])
     return diverged
 
 

@@ -235,8 +235,7 @@ def _run_one(folder: Path, cell: Cell, resolved: Recipe, score: Score, work: Wor
         work.train(resolved, run_dir)
         return {name: work.score(run_dir, name, place) for name, place in places.items()}
     except Stopped as stopped:  # what goes on is the study
-        for path in (*places.values(), run_dir):
-            stopped.note = stopped.note.replace(f"--out {path} ", f"--out {folder} ")
+        stopped.out = folder
         raise
 
 

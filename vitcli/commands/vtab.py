@@ -95,7 +95,7 @@ def finetune_tasks(
             try:
                 summaries[task] = finetune(recipes[task], folder / task)
             except Stopped as stopped:  # what goes on is the row of tasks, from the folder of all
-                stopped.note = stopped.note.replace(f"--out {folder / task}", f"--out {folder}")
+                stopped.out = folder
                 raise
             result = _result("finetune", known, summaries, folder)
             if launching.global_rank() == 0:
