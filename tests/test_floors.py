@@ -10,14 +10,15 @@ PACKAGE = Path(__file__).resolve().parent.parent / "vitcli"
 FLOORS = [
     # 0 words
     {"errors", "order", "stream_order", "schedule", "variants", "architecture",
-     "assertions", "sharing", "recipe", "recipe_schema", "recipe_types", "recipe_rules", "recipe_text",
-     "recipe_mistakes", "recipe_choices", "recipe_places", "reproduction", "reproduction_schema",
-     "study", "study_schema", "study_rules"},
+     "assertions", "sharing", "recipe", "recipe_schema", "recipe_sections", "recipe_types", "recipe_rules",
+     "recipe_text", "recipe_mistakes", "recipe_choices", "recipe_places", "reproduction",
+     "reproduction_schema", "study", "study_schema", "study_rules"},
     # 1 maths
     {"model", "backbones", "initialisation", "posemb", "positions",
      "conversion", "official", "official_names", "huggingface",
      "masked_patch", "corruption", "randaugment", "least_squares", "classifiers", "layers",
-     "losses", "optim", "transforms", "metrics", "figures", "costs",
+     "losses", "optim", "transforms", "metrics", "figures", "costs", "analysis", "attention_maps",
+     "inspection_figures",
      "predictions", "calibration", "resampling", "projection", "evaluation_figures",
      "demo", "vtab", "image_hash", "selecting", "report_figures", "report_style",
      "study_figures"},
@@ -38,7 +39,7 @@ FLOORS = [
      "report_costs", "report_pictures", "report_text", "report_html", "report_server", "study_text"},
     # 3 loops
     {"train", "forward", "inference", "scoring", "patch_inference", "agreement", "fitting",
-     "feature_pass", "few_shot"},
+     "feature_pass", "few_shot", "looking"},
     # 4 commands
     {"commands." + name for name in
      ("__init__", "planning", "job", "session", "state", "task", "watch", "results", "pixels",
@@ -53,11 +54,13 @@ FLOORS = [
 ]  # fmt: skip
 # Who may use a room of its own floor: the parts of one thing, and what every floor may use.
 NEIGHBOURS = {
-    "schedule": {"errors"}, "variants": {"errors"}, "recipe_schema": {"errors", "recipe_types"},
+    "schedule": {"errors"}, "variants": {"errors"}, "recipe_sections": {"errors", "recipe_types"},
+    "recipe_schema": {"recipe_sections"},
     "recipe_text": {"errors", "recipe_schema"},
     "recipe_mistakes": {"errors", "recipe_rules", "recipe_schema", "recipe_text"},
     "reproduction": {"errors", "reproduction_schema"},
-    "reproduction_schema": {"errors", "recipe", "recipe_mistakes", "recipe_schema", "recipe_types"},
+    "reproduction_schema": {"errors", "recipe", "recipe_mistakes", "recipe_schema", "recipe_sections",
+                            "recipe_types"},
     "reproduction_text": {"tables"},
     "commands.reproduce": {"commands.planning", "commands.vtab"},
     "commands.reproduce_plan": {"commands.planning", "commands.reproduce"},
@@ -68,8 +71,8 @@ NEIGHBOURS = {
                "recipe_mistakes"},
     "stream_order": {"order"},
     "study": {"study_rules", "study_schema", "variants"},
-    "study_schema": {"errors", "recipe", "recipe_mistakes", "recipe_schema", "recipe_text", "recipe_types",
-                     "study_rules"},
+    "study_schema": {"errors", "recipe", "recipe_mistakes", "recipe_schema", "recipe_sections", "recipe_text",
+                     "recipe_types", "study_rules"},
     "study_figures": {"figures"}, "study_text": {"tables"},
     "commands.study": {"commands.study_folder"},
     "commands.study_folder": {"commands.job", "commands.study_pictures"},
@@ -85,6 +88,7 @@ NEIGHBOURS = {
     "commands.push": {"commands.export", "commands.results"},
     "evaluation_text": {"tables"}, "scoring": {"forward"},
     "classifiers": {"least_squares"}, "layers": {"model"}, "feature_pass": {"forward"},
+    "looking": {"forward"}, "attention_maps": {"layers", "positions"}, "inspection_figures": {"figures"},
     "commands.frozen": {"commands.pixels"}, "commands.embed": {"commands.frozen", "commands.pixels"},
     "commands.fewshot": {"commands.fewshot_folder", "commands.frozen", "commands.pixels"},
     "commands.fewshot_folder": {"commands.frozen", "commands.job"},

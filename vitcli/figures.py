@@ -8,7 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-BLUE, ORANGE = "#0072B2", "#D55E00"  # Okabe and Ito's, told apart by everybody
+# Okabe and Ito's eight, told apart by everybody, yellow last: it is pale on paper. Black is the page's ink.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#888888", "#C9B800")
+BLUE, ORANGE = COLOURS[:2]
 STYLE = {
     "figure.figsize": (5.0, 3.2),
     "figure.dpi": 160,

@@ -143,15 +143,20 @@ def outputs_of(
     )
     for batch, outputs in passed:
         outputs = outputs[: len(batch.rows_B)].float().cpu()
-        if not torch.isfinite(outputs).all():
-            raise WeightsError(
-                "the model's outputs are not finite numbers, so no accuracy can be told",
-                where=f"row {int(batch.rows_B[0])} and after of the split",
-                fix="use other weights; vit looks at stored weights when it loads them, so these overflow"
-                if precision == "fp32"
-                else "use --precision fp32, or other weights",
-            )
+        check_finite(outputs, batch, so="no accuracy can be told", precision=precision)
         yield batch, outputs
+
+
+def check_finite(outputs: Tensor, batch: Batch, *, so: str, precision: str) -> None:
+    """Refuse outputs of a batch that are no finite numbers; `so` is what follows from that."""
+    if not torch.isfinite(outputs).all():
+        raise WeightsError(
+            f"the model's outputs are not finite numbers, so {so}",
+            where=f"row {int(batch.rows_B[0])} and after of the split",
+            fix="use other weights; vit looks at stored weights when it loads them, so these overflow"
+            if precision == "fp32"
+            else "use --precision fp32, or other weights",
+        )
 
 
 def passes(
@@ -162,17 +167,18 @@ def passes(
     *,
     device: torch.device,
     precision: str,
+    multiple: int = MULTIPLE,
 ) -> Iterator[tuple[Batch, Any]]:
     """Each batch with what `network` makes of its rows_B and its images_BCHW in the model's range.
 
     Without gradients; the model is left in the mode it came in. A batch is filled up with blank images to a
-    multiple of MULTIPLE, above 0, and they stand at the end of what the network makes of it.
+    `multiple`, above 0, and they stand at the end of what the network makes of it.
     """
     was_training = model.training
     model.eval()
     try:
         for batch in batches:
-            rows_B, images_BCHW = _filled_up(batch)
+            rows_B, images_BCHW = _filled_up(batch, multiple)
             images_BCHW = images_BCHW.to(device, non_blocking=True)
             images_BCHW = to_model_range(images_BCHW, mean=preprocessing.mean, std=preprocessing.std)
             with torch.no_grad(), autocast(device, precision):
@@ -182,9 +188,9 @@ def passes(
         model.train(was_training)
 
 
-def _filled_up(batch: Batch) -> tuple[Tensor, Tensor]:
+def _filled_up(batch: Batch, multiple: int) -> tuple[Tensor, Tensor]:
     count = len(batch.rows_B)
-    size = max(1, -(-count // MULTIPLE)) * MULTIPLE
+    size = max(1, -(-count // multiple)) * multiple
     if count == size:
         return batch.rows_B, batch.images_BCHW
     shape = (size, *batch.images_BCHW.shape[1:])

@@ -26,7 +26,7 @@ def outputs(model: nn.Module, images_BCHW: Tensor, *, layer: str, with_logits: b
 
 def check_layer(model: nn.Module, layer: str) -> None:
     """Refuse the class token of a network that has none, or whose last norm comes after the mean."""
-    if layer == "token" and not _has_normed_token(model):
+    if layer == "token" and not has_normed_token(model):
         raise VitError(
             "this network has no class token after its last norm",
             where="--layer token (recipe key eval.layer)",
@@ -44,5 +44,6 @@ def _of_layer(model: nn.Module, encoded: Tensor, layer: str) -> Tensor:
     return before_last_layer(model, encoded)
 
 
-def _has_normed_token(model: nn.Module) -> bool:
+def has_normed_token(model: nn.Module) -> bool:
+    """Whether what the network says is read from its class token, after the last norm."""
     return getattr(model, "cls_token", None) is not None and getattr(model, "global_pool", None) == "token"

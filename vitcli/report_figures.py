@@ -11,10 +11,8 @@ from matplotlib.collections import QuadMesh
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullLocator
 
-from vitcli.figures import STYLE
+from vitcli.figures import COLOURS, STYLE
 
-# Okabe and Ito's eight, told apart by everybody, yellow last: it is pale on paper. Black is the page's ink.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#888888", "#C9B800")
 MOST_LINES = len(COLOURS)  # of one picture
 MOST_TICKS = 8
 MOST_POINTS = 240  # of one line: as many as can be seen

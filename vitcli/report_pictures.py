@@ -11,8 +11,9 @@ import numpy as np
 
 from vitcli import evaluation_figures
 from vitcli.calibration import Reliability
+from vitcli.figures import COLOURS
 from vitcli.report_data import Choice, Material, Point, Run, Scored
-from vitcli.report_figures import COLOURS, MOST_LINES, Curve, curves, thinned, to_svg
+from vitcli.report_figures import MOST_LINES, Curve, curves, thinned, to_svg
 from vitcli.report_progress import is_number
 from vitcli.report_tables import Names
 from vitcli.tables import plain

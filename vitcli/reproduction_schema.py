@@ -9,7 +9,8 @@ from pydantic import BaseModel, ValidationError
 from vitcli import recipe
 from vitcli.errors import VitError, nearest
 from vitcli.recipe_mistakes import Mistake, refused, report, unknown
-from vitcli.recipe_schema import KEYS, Section, key
+from vitcli.recipe_schema import KEYS
+from vitcli.recipe_sections import Section, key
 from vitcli.recipe_types import Count, PercentOrWithStd
 
 VTAB = "vtab"  # the data set that is all 19 tasks

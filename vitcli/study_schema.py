@@ -12,7 +12,8 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationError
 from vitcli import recipe
 from vitcli.errors import VitError, nearest
 from vitcli.recipe_mistakes import Mistake, refused, report, unknown
-from vitcli.recipe_schema import KEYS, SECTIONS, Section, key
+from vitcli.recipe_schema import KEYS, SECTIONS
+from vitcli.recipe_sections import Section, key
 from vitcli.recipe_text import toml_value, typed_value
 from vitcli.recipe_types import Count, CountOrZero, Positive
 from vitcli.study_rules import contradictions

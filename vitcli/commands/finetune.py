@@ -9,7 +9,7 @@ from vitcli.errors import VitError
 from vitcli.loading import load
 from vitcli.model import build
 from vitcli.recipe import Recipe
-from vitcli.recipe_schema import Model
+from vitcli.recipe_sections import Model
 from vitcli.split import Split
 from vitcli.weights import read_weights
 

@@ -19,7 +19,7 @@ from vitcli.fitting import largest_that_fits
 from vitcli.gradients import check_parts, exact_per_device_batch
 from vitcli.model import architecture
 from vitcli.recipe import Recipe
-from vitcli.recipe_schema import Model
+from vitcli.recipe_sections import Model
 from vitcli.runtime import Runtime
 from vitcli.schedule import Plan, choose_per_device_batch, plan
 from vitcli.split import Split
