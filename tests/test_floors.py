@@ -23,7 +23,8 @@ FLOORS = [
      "demo", "vtab", "image_hash", "selecting", "report_figures", "report_style",
      "study_figures"},
     # 2 world
-    {"safe_files", "data", "vtab_tables", "duplicates", "data_files", "split", "subsets", "columns",
+    {"safe_files", "result_folder", "data", "vtab_tables", "duplicates", "data_files", "split", "subsets",
+     "columns",
      "class_lists", "kept",
      "decoding", "loader", "checkpoint", "weights",
      "weights_files", "weights_places", "weights_findings", "weights_about",
@@ -123,7 +124,7 @@ NEIGHBOURS = {
     "weights_findings": {"weights", "weights_about", "weights_files", "weights_places"},
     "loading": {"weights", "weights_files"}, "checkpoint": {"safe_files", "sharding", "step_tensors"},
     "sharding": {"runtime"}, "step_tensors": {"sharding"},
-    "runlog": {"launching", "safe_files"},
+    "runlog": {"launching", "safe_files"}, "result_folder": {"runlog", "safe_files"},
     "tables": {"launching"},
     "train": set(), "inference": {"forward"}, "agreement": {"forward"}, "patch_inference": {"forward"},
     "gradients": {"runtime"}, "saving": {"runtime"},

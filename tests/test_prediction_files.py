@@ -10,7 +10,8 @@ import torch
 
 from tests.test_predictions import of_logits
 from vitcli.errors import DataError, MachineError, VitError
-from vitcli.prediction_files import check_can_write, read_predictions, try_to_write_in, write_predictions
+from vitcli.prediction_files import check_can_write, read_predictions, write_predictions
+from vitcli.safe_files import try_to_write_in
 
 LOGITS_NK = torch.tensor([[3.0, 1, 0], [0, 1, 2], [0, 5, 1]])
 ABOUT = {"ckpt": "a", "class_names": ["x", "y", "z"]}

@@ -6,8 +6,6 @@ the classes.
 """
 
 import json
-import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from vitcli import safe_files
 from vitcli.errors import DataError, MachineError, VitError
 from vitcli.predictions import Predictions
-from vitcli.safe_files import TEMPORARY, replace_file
 
 COLUMNS = ("row", "place", "label", "rank", "loss", "top_classes", "top_probabilities")
 KEY = b"vit"
@@ -60,40 +58,7 @@ def check_can_write(path: str) -> None:
         )
     if Path(path).is_dir():
         raise MachineError(f"{path} is a folder", where="--save-predictions", fix="name a file in it")
-    check_can_write_in(Path(path).resolve().parent, option="--save-predictions")
-
-
-def check_can_write_in(folder: Path, *, option: str) -> None:
-    """Refuse a folder that is not there and cannot be made, or may not be written to; makes nothing."""
-    nearest = next(one for one in (folder, *folder.parents) if os.path.exists(one))
-    if not os.path.isdir(nearest):
-        raise MachineError(
-            f"nothing can be written in {folder}",
-            where=f"{option}: {nearest} is a file",
-            fix="choose a folder, or a name that is not taken",
-        )
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        raise _not_written(folder, f"{option}: {nearest} is not writable")
-
-
-def try_to_write_in(folder: Path, *, option: str) -> None:
-    """Make the folder, write a file in it and delete it: what permissions do not tell, such as /proc.
-
-    Raises:
-        MachineError: it cannot be done.
-    """
-    check_can_write_in(folder, option=option)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=folder, prefix=TEMPORARY) as file:
-            file.write(b"vit")
-    except OSError as error:
-        raise _not_written(folder, f"{option}: {error.strerror}") from error
-
-
-def _not_written(folder: Path, where: str) -> MachineError:
-    fix = "choose another folder, or mend its permissions"
-    return MachineError(f"nothing can be written in {folder}", where=where, fix=fix)
+    safe_files.check_can_write_in(Path(path).resolve().parent, option="--save-predictions")
 
 
 def write_predictions(
@@ -117,7 +82,7 @@ def write_predictions(
             "top_probabilities": pa.array(found.probabilities_NT.tolist(), pa.list_(pa.float64())),
         }
     ).replace_schema_metadata({KEY: json.dumps(about)})
-    replace_file(Path(path), lambda file: pq.write_table(table, file, compression="zstd"))
+    safe_files.replace_file(Path(path), lambda file: pq.write_table(table, file, compression="zstd"))
 
 
 def read_predictions(path: str) -> SavedPredictions:

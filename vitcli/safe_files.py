@@ -43,6 +43,39 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
     replace_file(path, lambda file: file.write_text(json.dumps(value, indent=2) + "\n"))
 
 
+def check_can_write_in(folder: Path, *, option: str) -> None:
+    """Refuse a folder that is not there and cannot be made, or may not be written to; makes nothing."""
+    nearest = next(one for one in (folder, *folder.parents) if os.path.exists(one))
+    if not os.path.isdir(nearest):
+        raise MachineError(
+            f"nothing can be written in {folder}",
+            where=f"{option}: {nearest} is a file",
+            fix="choose a folder, or a name that is not taken",
+        )
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise _not_written(folder, f"{option}: {nearest} is not writable")
+
+
+def try_to_write_in(folder: Path, *, option: str) -> None:
+    """Make the folder, write a file in it and delete it: what permissions do not tell, such as /proc.
+
+    Raises:
+        MachineError: it cannot be done.
+    """
+    check_can_write_in(folder, option=option)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=TEMPORARY) as file:
+            file.write(b"vit")
+    except OSError as error:
+        raise _not_written(folder, f"{option}: {error.strerror}") from error
+
+
+def _not_written(folder: Path, where: str) -> MachineError:
+    fix = "choose another folder, or mend its permissions"
+    return MachineError(f"nothing can be written in {folder}", where=where, fix=fix)
+
+
 def sync(path: str | Path) -> None:
     """Force a file, or the names in a folder, to disk."""
     handle = os.open(path, os.O_RDONLY)

@@ -10,8 +10,9 @@ import pytest
 from PIL import Image
 
 from tests.conftest import run, vit
-from vitcli.commands.evaluation_files import LOCK, _differences
+from vitcli.commands.evaluation_files import FOLDER
 from vitcli.evaluation_text import as_text
+from vitcli.result_folder import differences
 
 TIMED = ("images_per_s", "elapsed_s", "num_processes", "out", "saved_predictions")
 
@@ -341,7 +342,7 @@ def test_names_that_are_taken_by_folders_and_files_are_told_before_the_pass(eval
 
 
 def test_a_folder_that_another_evaluation_writes_is_refused(evaluated, no_pass, tmp_path):
-    with (tmp_path / LOCK).open("w+") as lock:
+    with (tmp_path / FOLDER.lock).open("w+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         lock.write("pid 1 on elsewhere")
         lock.flush()
@@ -367,7 +368,7 @@ def test_the_same_evaluation_writes_again_and_another_only_with_overwrite(evalua
     assert "--overwrite" in fewer.err and len(fewer.err.splitlines()) == 3
     assert json.loads((out / "evaluation.json").read_text()) == replaced.json
     assert (out / "notes.txt").read_text() == "mine" and not (out / "1").exists()
-    assert not (out / LOCK).exists()
+    assert not (out / FOLDER.lock).exists()
 
 
 def test_a_run_folder_is_refused_even_to_overwrite(evaluated, no_pass, trained):
@@ -379,8 +380,8 @@ def test_a_run_folder_is_refused_even_to_overwrite(evaluated, no_pass, trained):
 def test_what_differs_is_named():
     asked = {"--split": "test", "model.ckpt": "a", "--res": [16, 24]}
 
-    assert _differences([asked], [asked]) == []
-    assert _differences([asked], [{**asked, "model.ckpt": "b", "--real": "r.json"}]) == [
+    assert differences([asked], [asked], noun="evaluation") == []
+    assert differences([asked], [{**asked, "model.ckpt": "b", "--real": "r.json"}], noun="evaluation") == [
         "model.ckpt a there, b here", "--real not given there, r.json here"
     ]  # fmt: skip
 

@@ -11,7 +11,7 @@ import numpy as np
 from vitcli import class_lists, class_maps, prediction_files, real_labels, recipe, runtime
 from vitcli.assertions import Assertion
 from vitcli.class_maps import ClassMap
-from vitcli.commands.evaluation_files import check_names, claim, write_all
+from vitcli.commands.evaluation_files import FOLDER, claim, write_all
 from vitcli.commands.pixels import check_named, named_weights, split_to_score
 from vitcli.commands.scores import Question, ReaL, score
 from vitcli.console import Console
@@ -118,7 +118,7 @@ def _check(resolved: list[Recipe], extras: Extras) -> None:
     if extras.overwrite and not extras.out:
         raise VitError("no folder is named", where="--overwrite", fix="--out FOLDER as well")
     if extras.out:
-        check_names(extras.out, len(resolved))
+        FOLDER.check_names(extras.out, len(resolved))
 
 
 def _weights_once(resolved: Recipe, kept: dict[str, Weights]) -> Weights:

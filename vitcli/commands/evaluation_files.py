@@ -1,49 +1,27 @@
 """What `vit evaluate` leaves on disk: evaluation.json, tables, pictures, predictions."""
 
 import csv
-import fcntl
 import io
 import json
-import os
-import socket
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 
-from vitcli import evaluation_figures, loader, prediction_files, predictions, runlog
+from vitcli import evaluation_figures, loader, prediction_files, predictions, safe_files
 from vitcli.commands.scores import MISTAKES_SHOWN, Question, Scored
-from vitcli.errors import MachineError, VitError
+from vitcli.result_folder import ResultFolder
 from vitcli.safe_files import replace_file
 
-LOCK = ".vit-evaluate.lock"
 RESULT = "evaluation.json"
-NAMES = (RESULT, "per_class.csv", "confusion.csv", "confusion.png", "reliability.png", "mistakes.png",
-         "resolution.png")  # fmt: skip
-MOST_TOLD = 4  # differences
-
-
-def check_names(out: Path, num_evaluations: int) -> None:
-    """Refuse, before any work and with nothing made, a folder that does not take our files.
-
-    Raises:
-        MachineError: it cannot be written, or other things have the names.
-        VitError: it is the folder of a run.
-    """
-    for folder in _folders(out, num_evaluations):
-        prediction_files.check_can_write_in(folder.resolve(), option="--out")
-        taken = next((folder / name for name in NAMES if (folder / name).is_dir()), None)
-        if taken:
-            raise MachineError(f"{taken} is a folder", where="--out", fix="choose another folder")
-    if (out / runlog.RECIPE).is_file() and ((out / runlog.LOCK).exists() or (out / "checkpoints").is_dir()):
-        raise VitError(
-            "the folder is that of a run",
-            where=f"--out {out}",
-            fix=f"give the evaluation a folder of its own, such as --out {out / 'evaluation'}",
-        )
+FOLDER = ResultFolder(
+    noun="evaluation",
+    result=RESULT,
+    names=(RESULT, "per_class.csv", "confusion.csv", "confusion.png", "reliability.png", "mistakes.png",
+           "resolution.png"),
+)  # fmt: skip
 
 
 def claim(
@@ -62,15 +40,9 @@ def claim(
     """
     if save_predictions:
         folder = Path(save_predictions).resolve().parent
-        prediction_files.try_to_write_in(folder, option="--save-predictions")
-    if out is None:
-        return
-    prediction_files.try_to_write_in(out.resolve(), option="--out")
-    _lock(held, out)
-    if not overwrite:
-        _refuse_another(out, [question.asked() for question in questions])
-    for folder in _folders(out, len(questions)):
-        prediction_files.try_to_write_in(folder.resolve(), option="--out")
+        safe_files.try_to_write_in(folder, option="--save-predictions")
+    if out is not None:
+        FOLDER.claim(held, out, [question.asked() for question in questions], overwrite=overwrite)
 
 
 def write_all(
@@ -89,83 +61,13 @@ def write_all(
         result["saved_predictions"] = save_predictions
     if out is None:
         return
-    _clear(out)  # what an earlier evaluation had and this one has not, such as mistakes
-    for folder, one in zip(_folders(out, len(scored)), scored, strict=True):
+    FOLDER.clear(out)  # what an earlier evaluation had and this one has not, such as mistakes
+    for folder, one in zip(FOLDER.folders(out, len(scored)), scored, strict=True):
         one.result["out"] = str(folder)
         _write_tables(folder, one)
         _write_pictures(folder, one)
     result["out"] = str(out)
     _write_text(out / RESULT, json.dumps(result, indent=2) + "\n")
-
-
-def _folders(out: Path, num_evaluations: int) -> list[Path]:
-    """Where the tables and pictures of each evaluation go."""
-    return [out] if num_evaluations == 1 else [out / str(k) for k in range(1, num_evaluations + 1)]
-
-
-def _lock(held: ExitStack, out: Path) -> None:
-    """An advisory lock that ends with the process, however it ends; its file goes when `held` is closed."""
-    path = out / LOCK
-    while True:
-        lock = held.enter_context(open(path, "a+"))  # noqa: SIM115, open as long as it is held
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.seek(0)
-            raise MachineError(
-                f"another evaluation is writing this folder: {lock.read().strip() or 'another process'}",
-                where=f"--out {out}",
-                fix="wait for it, stop it, or choose another folder with --out",
-            ) from None
-        # One that ended in between has taken its file away, and the next one locks a file of its own.
-        if path.exists() and os.path.samestat(os.fstat(lock.fileno()), path.stat()):
-            break
-    lock.truncate(0)
-    lock.write(f"pid {os.getpid()} on {socket.gethostname()}\n")
-    lock.flush()
-    held.callback(path.unlink, missing_ok=True)
-
-
-def _refuse_another(out: Path, asked: list[dict[str, Any]]) -> None:
-    """The very same evaluation may be written again; for another one --overwrite is needed."""
-    if not (out / RESULT).exists():
-        return
-    try:
-        stored = json.loads((out / RESULT).read_text(encoding="utf-8"))
-        before = [one["asked"] for one in stored.get("evaluations", [stored])]
-        differing = _differences(before, json.loads(json.dumps(asked)))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        differing = [f"{RESULT} does not say what was asked"]
-    if differing:
-        raise VitError(
-            f"the folder holds another evaluation: {'; '.join(differing[:MOST_TOLD])}",
-            where=f"--out {out}",
-            fix="choose another folder, or replace what is there with --overwrite",
-        )
-
-
-def _differences(before: list[dict[str, Any]], asked: list[dict[str, Any]]) -> list[str]:
-    if len(before) != len(asked):
-        return [f"{len(before)} evaluations there, {len(asked)} here"]
-    told = {
-        f"{key} {old.get(key, 'not given')} there, {new.get(key, 'not given')} here": None
-        for old, new in zip(before, asked, strict=True)
-        for key in (*new, *(old.keys() - new.keys()))
-        if old.get(key) != new.get(key)
-    }
-    return list(told)
-
-
-def _clear(out: Path) -> None:
-    """Delete an earlier evaluation, and nothing else."""
-    if not (out / RESULT).exists():
-        return
-    numbered = takewhile(Path.is_dir, (out / str(number) for number in count(1)))
-    for folder in (*numbered, out):
-        for name in NAMES:
-            (folder / name).unlink(missing_ok=True)
-        if folder != out and not any(folder.iterdir()):
-            folder.rmdir()
 
 
 def _about(one: Scored) -> dict[str, Any]:

@@ -1,0 +1,141 @@
+"""A folder (--out) that holds one result of a command, ours alone while it is written.
+
+The same question may be asked again and its answer written anew; another one needs --overwrite.
+"""
+
+import fcntl
+import json
+import os
+import socket
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import count, takewhile
+from pathlib import Path
+from typing import Any
+
+from vitcli import runlog, safe_files
+from vitcli.errors import MachineError, VitError
+
+MOST_TOLD = 4  # differences
+
+
+@dataclass(frozen=True)
+class ResultFolder:
+    """What a command leaves in its folder.
+
+    Attributes:
+        noun: what a person calls a result; with an s it is the key under which one file holds several.
+        result: the JSON file of the result, or of all results. Each says under "asked" what its question was.
+        names: all files of one result; of several, each is in a numbered folder.
+    """
+
+    noun: str
+    result: str
+    names: tuple[str, ...]
+
+    @property
+    def lock(self) -> str:
+        return f".vit-{self.noun}.lock"
+
+    def folders(self, out: Path, num_results: int) -> list[Path]:
+        """Where each result has its files."""
+        return [out] if num_results == 1 else [out / str(k) for k in range(1, num_results + 1)]
+
+    def check_names(self, out: Path, num_results: int) -> None:
+        """Refuse, before any work and with nothing made, a folder that does not take our files.
+
+        Raises:
+            MachineError: it cannot be written, or other things have the names.
+            VitError: it is the folder of a run.
+        """
+        for folder in self.folders(out, num_results):
+            safe_files.check_can_write_in(folder.resolve(), option="--out")
+            taken = next((folder / name for name in self.names if (folder / name).is_dir()), None)
+            if taken:
+                raise MachineError(f"{taken} is a folder", where="--out", fix="choose another folder")
+        if (out / runlog.RECIPE).is_file() and (
+            (out / runlog.LOCK).exists() or (out / "checkpoints").is_dir()
+        ):
+            raise VitError(
+                "the folder is that of a run",
+                where=f"--out {out}",
+                fix=f"give the {self.noun} a folder of its own, such as --out {out / self.noun}",
+            )
+
+    def claim(self, held: ExitStack, out: Path, asked: Sequence[dict[str, Any]], *, overwrite: bool) -> None:
+        """Before any work: the folder can be written, and is ours alone until `held` is closed.
+
+        Raises:
+            MachineError: it cannot be written, or another process holds it.
+            VitError: it holds the answer to another question, and is not to be overwritten.
+        """
+        safe_files.try_to_write_in(out.resolve(), option="--out")
+        self._take_lock(held, out)
+        if not overwrite:
+            self._refuse_another(out, asked)
+        for folder in self.folders(out, len(asked)):
+            safe_files.try_to_write_in(folder.resolve(), option="--out")
+
+    def clear(self, out: Path) -> None:
+        """Delete an earlier result, and nothing else."""
+        if not (out / self.result).exists():
+            return
+        numbered = takewhile(Path.is_dir, (out / str(number) for number in count(1)))
+        for folder in (*numbered, out):
+            for name in self.names:
+                (folder / name).unlink(missing_ok=True)
+            if folder != out and not any(folder.iterdir()):
+                folder.rmdir()
+
+    def _take_lock(self, held: ExitStack, out: Path) -> None:
+        """An advisory lock that ends with the process, however it ends; its file goes with `held`."""
+        path = out / self.lock
+        while True:
+            lock = held.enter_context(open(path, "a+"))  # noqa: SIM115, open as long as it is held
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                lock.seek(0)
+                holder = lock.read().strip() or "another process"
+                raise MachineError(
+                    f"another {self.noun} is writing this folder: {holder}",
+                    where=f"--out {out}",
+                    fix="wait for it, stop it, or choose another folder with --out",
+                ) from None
+            # One that ended in between has taken its file away, and the next one locks a file of its own.
+            if path.exists() and os.path.samestat(os.fstat(lock.fileno()), path.stat()):
+                break
+        lock.truncate(0)
+        lock.write(f"pid {os.getpid()} on {socket.gethostname()}\n")
+        lock.flush()
+        held.callback(path.unlink, missing_ok=True)
+
+    def _refuse_another(self, out: Path, asked: Sequence[dict[str, Any]]) -> None:
+        if not (out / self.result).exists():
+            return
+        try:
+            stored = json.loads((out / self.result).read_text(encoding="utf-8"))
+            before = [one["asked"] for one in stored.get(f"{self.noun}s", [stored])]
+            told = differences(before, json.loads(json.dumps(asked)), noun=self.noun)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            told = [f"{self.result} does not say what was asked"]
+        if told:
+            raise VitError(
+                f"the folder holds another {self.noun}: {'; '.join(told[:MOST_TOLD])}",
+                where=f"--out {out}",
+                fix="choose another folder, or replace what is there with --overwrite",
+            )
+
+
+def differences(before: Sequence[dict[str, Any]], asked: Sequence[dict[str, Any]], *, noun: str) -> list[str]:
+    """In what the questions differ, in words; nothing if they are the same."""
+    if len(before) != len(asked):
+        return [f"{len(before)} {noun}s there, {len(asked)} here"]
+    told = {
+        f"{key} {old.get(key, 'not given')} there, {new.get(key, 'not given')} here": None
+        for old, new in zip(before, asked, strict=True)
+        for key in (*new, *(old.keys() - new.keys()))
+        if old.get(key) != new.get(key)
+    }
+    return list(told)
