@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from tests.conftest import SHARED
 from tests.test_official import CLASSES, GRID, HIDDEN, PATCH, official_arrays
-from vitcli.commands.inspect import as_text, summarise
+from vitcli.commands.inspect_summary import as_text, summarise
 from vitcli.errors import VitError, WeightsError
 from vitcli.model import architecture, build
 from vitcli.weights import read_weights, write_weights

@@ -135,6 +135,17 @@ def lit_by(images_BHWC: Tensor, maps_Bhw: Tensor, *, full_at: float) -> Tensor:
     return (images_BHWC * light_B1HW.permute(0, 2, 3, 1)).round().to(torch.uint8)
 
 
+def map_correlation(first_MHW: Tensor, second_MHW: Tensor) -> Tensor:
+    """(M,) Pearson correlation of maps of the same pictures; the smaller grid is enlarged bilinearly."""
+    sizes = [found.shape[1:] for found in (first_MHW, second_MHW)]
+    size = max(sizes, key=lambda shape: shape[0] * shape[1])
+    same = [
+        F.interpolate(found[:, None].double(), size=size, mode="bilinear", align_corners=False).flatten(1)
+        for found in (first_MHW, second_MHW)
+    ]
+    return F.cosine_similarity(*(found - found.mean(dim=1, keepdim=True) for found in same), dim=1)
+
+
 def _components(vectors_MF: Tensor, num_components: int) -> tuple[Tensor, Tensor]:
     """(K, F) directions and (K,) shares of the variance, by the eigenvectors of the smaller product."""
     centred_MF = vectors_MF - vectors_MF.mean(dim=0)

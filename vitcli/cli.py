@@ -19,6 +19,7 @@ from vitcli.cli_datasets import app as datasets_app
 from vitcli.cli_doctor import app as doctor_app
 from vitcli.cli_evaluate import app as evaluate_app
 from vitcli.cli_fewshot import app as fewshot_app
+from vitcli.cli_inspect import app as inspect_app
 from vitcli.cli_recipes import app as recipes_app
 from vitcli.cli_report import app as report_app
 from vitcli.cli_reproduce import app as reproduce_app
@@ -41,6 +42,7 @@ app.add_typer(evaluate_app)
 app.add_typer(reproduce_app)
 app.add_typer(fewshot_app)
 app.add_typer(weights_app)
+app.add_typer(inspect_app)
 app.add_typer(report_app)
 app.add_typer(recipes_app, name="recipes")
 app.add_typer(datasets_app, name="datasets")

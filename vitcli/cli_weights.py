@@ -1,4 +1,4 @@
-"""The commands about networks and weights files: models, interpolate-posemb, inspect, export."""
+"""The commands about networks and weights files: models, interpolate-posemb, export."""
 
 from typing import Annotated
 
@@ -65,22 +65,6 @@ def interpolate_posemb(
         overwrite=overwrite,
     )
     return tables.show(result, as_json, as_text)
-
-
-@app.command(epilog="Example: vit inspect vit_b16.npz --summary")
-def inspect(
-    ckpt: CkptArgument,
-    summary: options.Summary = True,
-    model: options.ModelName = None,
-    as_json: options.Json = False,
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
-) -> int:
-    """What a checkpoint is, whether it is sound, and the commands that take it; exit 4 if it is sick."""
-    from vitcli.commands import inspect
-
-    result = inspect.summarise(ckpt, model_name=model)
-    return tables.show(result, as_json, inspect.as_text) or (0 if result["usable"] else 4)
 
 
 @app.command(epilog="Example: vit export runs/pets pets.onnx, or vit export runs/pets --push-to-hub ann/pets")

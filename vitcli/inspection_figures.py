@@ -18,10 +18,10 @@ WIDE = 7.0
 SMALL = 8  # points, of the names of rows and columns
 FILTERS_A_ROW = 7  # as in the paper's figure 7
 MOST_TILES = 16  # a side, of the similarity: in a larger grid only every second, third, ... patch has one
-MOST_LAYERS = 12  # whose attention stands in one row
-MOST_PAIRS = 4  # of pictures, in one row
+TILE, LARGEST_TILE = 0.53, 1.1  # inches, of a picture in a row of them
 MAP_COLOURS = "viridis"  # even steps for every eye, and in grey
 GAP = 0.08  # of a tile
+LONGEST = 60  # characters of a name in a legend
 
 
 def filters(components_KCPQ: np.ndarray) -> Figure:
@@ -31,15 +31,19 @@ def filters(components_KCPQ: np.ndarray) -> Figure:
     return _tiles(_in_rows(list(tiles), FILTERS_A_ROW), width=WIDTH)
 
 
-def position_similarity(similarity_NN: np.ndarray, grid: tuple[int, int]) -> Figure:
+def position_similarity(similarity_HWHW: np.ndarray) -> Figure:
     """A tile for each patch: how alike its position embedding is to that of each patch of the image."""
-    rows, columns = (list(range(0, side, -(-side // MOST_TILES))) for side in grid)
-    maps = similarity_NN.reshape(*grid, *grid)
-    tiles = [[_coloured(maps[row, column], -1, 1) for column in columns] for row in rows]
+    rows, columns = (list(range(0, side, step_of_tiles(side))) for side in similarity_HWHW.shape[:2])
+    tiles = [[_coloured(similarity_HWHW[row, column], -1, 1) for column in columns] for row in rows]
     names = {"across": [str(n + 1) for n in columns], "down": [str(n + 1) for n in rows]}
     return _tiles(
         tiles, width=WIDTH, **names, x="column of the patch", y="row of the patch", bar=("cosine", -1, 1)
     )
+
+
+def step_of_tiles(side: int) -> int:
+    """Which patches of a row or column have a tile: 1 for all, 2 for every second."""
+    return -(-side // MOST_TILES)
 
 
 def attention_distance(mean_LA: np.ndarray, std_LA: np.ndarray | None, *, uniform: float) -> Figure:
@@ -64,7 +68,7 @@ def attention_distance(mean_LA: np.ndarray, std_LA: np.ndarray | None, *, unifor
         )
         _uniform(axes, uniform)
         axes.set(xlabel="layer", ylabel="mean attention distance in pixels", xlim=(0.5, num_layers + 0.5))
-        _legend(figure, axes)
+        _legend(figure, axes, ncols=3)
     return figure
 
 
@@ -75,7 +79,7 @@ def distances_compared(curves: Sequence[tuple[str, np.ndarray]]) -> Figure:
         curves: name, and (L, A) distances divided by that of uniform attention.
     """
     with matplotlib.rc_context(STYLE):
-        figure, axes = _axes()
+        figure, axes = _axes(height=3.6)
         for (name, shares_LA), colour in zip(curves, COLOURS, strict=False):
             layers = np.arange(1, len(shares_LA) + 1)
             axes.fill_between(
@@ -84,19 +88,15 @@ def distances_compared(curves: Sequence[tuple[str, np.ndarray]]) -> Figure:
             axes.plot(layers, shares_LA.mean(axis=1), color=colour, marker="o", markersize=3.2, label=name)
         _uniform(axes, 1.0)
         axes.set(xlabel="layer", ylabel="distance / that of uniform attention")
-        _legend(figure, axes)
+        _legend(figure, axes, ncols=1)
     return figure
 
 
-def beside(images_MHWC: np.ndarray, others_MHWC: np.ndarray, *, name: str) -> Figure:
+def beside(images_MHWC: np.ndarray, others_MHWC: np.ndarray, *, name: str, width: float) -> Figure:
     """Each picture, and to its right another of the same size; `name` says what these are."""
     pairs = [tile for pair in zip(images_MHWC, others_MHWC, strict=True) for tile in pair]
-    num_pairs = min(MOST_PAIRS, len(images_MHWC))
-    return _tiles(
-        _in_rows(pairs, 2 * num_pairs),
-        width=WIDE if num_pairs > 2 else WIDTH,
-        across=["input", name] * num_pairs,
-    )
+    num_pairs = min(4 if width > WIDTH else 2, len(images_MHWC))
+    return _tiles(_in_rows(pairs, 2 * num_pairs), width=width, across=["input", name] * num_pairs)
 
 
 def attention_by_head(image_HWC: np.ndarray, maps_LAHW: np.ndarray) -> Figure:
@@ -114,26 +114,28 @@ def attention_by_head(image_HWC: np.ndarray, maps_LAHW: np.ndarray) -> Figure:
     )
 
 
-def attention_by_layer(images_MHWC: np.ndarray, maps_MLHW: np.ndarray) -> Figure:
+def attention_by_layer(images_MHWC: np.ndarray, maps_MLHW: np.ndarray, *, width: float) -> Figure:
     """For each picture, what the output's token attends to in each layer, mean of the heads."""
-    num_layers = maps_MLHW.shape[1]
-    shown = np.unique(np.linspace(0, num_layers - 1, min(num_layers, MOST_LAYERS)).round().astype(int))
+    num_layers, most = maps_MLHW.shape[1], int(width / TILE) - 1
+    shown = np.unique(np.linspace(0, num_layers - 1, min(num_layers, most)).round().astype(int))
     tiles = [
         [image, *(_enlarged(_at_full_range(maps[n]), image.shape) for n in shown)]
         for image, maps in zip(images_MHWC, maps_MLHW, strict=True)
     ]
-    return _tiles(tiles, width=WIDE, across=["input", *(str(n + 1) for n in shown)], x="layer")
+    names = ["input", *(str(n + 1) for n in shown)]
+    return _tiles(tiles, width=min(width, LARGEST_TILE * len(names)), across=names, x="layer")
 
 
-def feature_maps(images_MHWC: np.ndarray, colours_MHWC: np.ndarray) -> Figure:
+def feature_maps(images_MHWC: np.ndarray, colours_MHWC: np.ndarray, *, width: float) -> Figure:
     """Each picture beside the colours of its patches, each patch a square of one colour."""
     sized = [_enlarged(colours, images_MHWC.shape[1:]) for colours in colours_MHWC]
-    return beside(images_MHWC, np.stack(sized), name="features")
+    return beside(images_MHWC, np.stack(sized), name="features", width=width)
 
 
-def _axes():
-    figure = Figure()
-    figure.subplots_adjust(left=0.13, right=0.98, bottom=0.24, top=0.97)
+def _axes(height: float = 3.2) -> tuple[Figure, Any]:
+    """With room for a legend below."""
+    figure = Figure(figsize=(WIDTH, height))
+    figure.subplots_adjust(left=0.13, right=0.98, bottom=(height - 2.43) / height, top=0.97)
     return figure, figure.add_subplot()
 
 
@@ -143,9 +145,10 @@ def _uniform(axes, distance: float) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=12, steps=[1, 2, 5, 10]))
 
 
-def _legend(figure: Figure, axes) -> None:
+def _legend(figure: Figure, axes: Any, *, ncols: int) -> None:
     handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="lower center", ncols=3, fontsize=SMALL, handlelength=1.4)
+    labels = [label if len(label) <= LONGEST else f"{label[: LONGEST - 1]}…" for label in labels]
+    figure.legend(handles, labels, loc="lower center", ncols=ncols, fontsize=SMALL, handlelength=1.4)
 
 
 def _spread(num_heads: int) -> np.ndarray:

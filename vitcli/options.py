@@ -165,6 +165,19 @@ FewshotOut = Annotated[Path | None, option("--out", RUN,
 EmbedOut = Annotated[Path | None, option("--out", RUN,
     "The file to write; the same command goes on with an interrupted one.", "FILE.safetensors")]
 
+# Of vit inspect alone.
+Pictures = Annotated[list[str] | None, option("--images", DATA,
+    "Pictures to look at: a file, folder or glob; repeatable.", "PICTURES")]
+Compare = Annotated[str | None, option("--compare", MODEL,
+    "A second checkpoint, side by side with the first, on the same pictures.", "WEIGHTS")]
+CompareRes = Annotated[str | None, option("--compare-res", DATA,
+    "Image size of the second, where it is not that of --res or its own.", "PX")]
+InspectionOut = Annotated[Path | None, option("--out", RUN,
+    "Folder for figures (PNG, SVG), arrays, numbers and the page index.html. New under runs/ if left out.",
+    "FOLDER")]
+Summary = Annotated[bool, option("--summary", RUN,
+    "Draw nothing: say what the checkpoint is, whether it is sound, and which commands take it.")]
+
 Steps = Annotated[int | None, option("--steps", TRAINING, "Optimizer steps. [schedule.steps]", "N")]
 BatchSize = Annotated[int | None, option("--batch-size", TRAINING,
     "Images a step, over all processes. [train.batch_size]", "N")]
@@ -217,8 +230,6 @@ Names = Annotated[str, option("--names", MODEL,
     "Names inside an .npz: published (those of the released files), linen or big_vision.", "NAMES")]
 Images = Annotated[list[str] | None, option("--images", DATA,
     "Pictures to compare with: a file, folder or glob; repeatable. The demo's if left out.", "PICTURES")]
-Summary = Annotated[bool, option("--summary", RUN,
-    "Format, network, head, classes, tensors, and what is wrong with them; always shown.")]
 OverwriteFile = Annotated[bool, option("--overwrite", RUN, "Replace OUT if it exists.")]
 PushToHub = Annotated[str | None, option("--push-to-hub", RUN,
     "Upload to this repository of the Hugging Face Hub: the run folder CKPT and its card, or the folder OUT.",

@@ -85,13 +85,14 @@ def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> tuple[Point, ..
     return tuple(points[at] for at in sorted(kept))
 
 
-def to_svg(figure: Figure, *, key: str, label: str, has_paper: bool = False) -> str:
+def to_svg(figure: Figure, *, key: str, label: str, has_paper: bool = False, dpi: int = 100) -> str:
     """An <svg> element for the middle of a page: no address of anything outside it, no id of another picture.
 
     Args:
         key: begins the ids in it; one of its own for each picture of a page.
         label: what it shows, for those who do not see it, escaped for an attribute.
         has_paper: keep black text black, for a picture on white.
+        dpi: dots an inch of the pictures in it.
     """
     for axes in figure.axes:
         for mesh in axes.collections:
@@ -101,7 +102,7 @@ def to_svg(figure: Figure, *, key: str, label: str, has_paper: bool = False) -> 
     settings = {"svg.fonttype": "none", "svg.hashsalt": key}
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     with matplotlib.rc_context(settings):
-        figure.savefig(text, format="svg", transparent=not has_paper, dpi=100, metadata=nothing)
+        figure.savefig(text, format="svg", transparent=not has_paper, dpi=dpi, metadata=nothing)
     svg = text.getvalue()
     return _tidied(svg[svg.index("<svg") :], key, label, has_paper)
 

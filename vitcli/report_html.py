@@ -28,6 +28,8 @@ def page(
     notes: Sequence[str] = (),
     base: Path | None,
     refresh_s: int | None = None,
+    at_end: Sequence[str] = ABOUT_RUNS,
+    generator: str = GENERATOR,
 ) -> str:
     """The whole file.
 
@@ -36,8 +38,10 @@ def page(
         notes: what a reader must know besides, such as folders that were left out.
         base: the folder the file will lie in, which links to run folders start from; None for no links.
         refresh_s: the page asks for itself again after so many seconds.
+        at_end: keys of the tables that come after pictures with headings of their own.
+        generator: the element by which a page of its kind is known.
     """
-    sections = _sections(tables, pictures, base)
+    sections = _sections(tables, pictures, base, at_end)
     contents = "".join(f'<li><a href="#{key}">{text(name)}</a></li>' for key, name, _ in sections)
     body = "\n".join(
         f'<section id="{key}"><h2>{text(name)}</h2>{inner}</section>' for key, name, inner in sections
@@ -47,7 +51,7 @@ def page(
     told = "".join(f"<p>{text(note)}</p>" for note in notes)
     return (
         "<!doctype html>\n"
-        f'<html lang="en"><head><meta charset="utf-8">{GENERATOR}'
+        f'<html lang="en"><head><meta charset="utf-8">{generator}'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">{refresh}'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">'
@@ -64,12 +68,12 @@ def text(value: object) -> str:
 
 
 def _sections(
-    tables: Sequence[Table], pictures: Sequence[Picture], base: Path | None
+    tables: Sequence[Table], pictures: Sequence[Picture], base: Path | None, at_end: Sequence[str]
 ) -> list[tuple[str, str, str]]:
     """Id, heading and content. Pictures follow the table they belong to, or the last one about results."""
     found = [(table.key, table.title, _table(table, number, base)) for number, table in enumerate(tables, 1)]
     own = [name for name in dict.fromkeys(one.section for one in pictures) if name not in _keys(tables)]
-    end = next((at for at, (key, _, _) in enumerate(found) if key in ABOUT_RUNS), len(found))
+    end = next((at for at, (key, _, _) in enumerate(found) if key in at_end), len(found))
     found[end:end] = [(name, name, "") for name in own]
     numbers = count(1)
     return [

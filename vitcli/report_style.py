@@ -56,7 +56,7 @@ thead small { max-width: 12rem; white-space: normal; margin-left: auto; }
 .evaluated th[scope=row] small {
   display: inline; margin-left: .5em;
 }
-.runs td:last-child { white-space: normal; min-width: 11rem; }
+.runs td:last-child, .left_out td { white-space: normal; min-width: 11rem; }
 progress {
   display: block; width: 9rem; height: .4rem; margin: .3rem 0 .15rem auto; appearance: none; border: 0;
   border-radius: .2rem; background: var(--grid); overflow: hidden;

@@ -8,9 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
-
-from vitcli import evaluation_figures, loader, prediction_files, predictions, safe_files
+from vitcli import evaluation_figures, figure_files, loader, prediction_files, predictions, safe_files
 from vitcli.commands.scores import MISTAKES_SHOWN, Question, Scored
 from vitcli.result_folder import ResultFolder
 from vitcli.safe_files import replace_file
@@ -98,19 +96,21 @@ def _write_tables(folder: Path, one: Scored) -> None:
 
 def _write_pictures(folder: Path, one: Scored) -> None:
     title = f"ECE {one.result['ece']:.2%} of {len(one.found)} examples"
-    _save(folder / "reliability.png", evaluation_figures.reliability_diagram(one.reliability, title=title))
+    figure_files.save(
+        folder / "reliability.png", evaluation_figures.reliability_diagram(one.reliability, title=title)
+    )
     if not one.found.has_several_labels:
-        _save(
+        figure_files.save(
             folder / "confusion.png", evaluation_figures.confusion_matrix(*_confusion(one), one.class_names)
         )
     pictures = list(_mistakes(one))
     if pictures:
-        _save(folder / "mistakes.png", evaluation_figures.mistakes_grid(pictures))
+        figure_files.save(folder / "mistakes.png", evaluation_figures.mistakes_grid(pictures))
     curve = one.result.get("resolutions")
     if curve:
         sides, top1, top5 = ([entry[key] for entry in curve] for key in ("resolution", "top1", "top5"))
         figure = evaluation_figures.resolution_curve(sides, top1, top5, own=one.own_side)
-        _save(folder / "resolution.png", figure)
+        figure_files.save(folder / "resolution.png", figure)
 
 
 def _confusion(one: Scored):
@@ -124,10 +124,6 @@ def _mistakes(one: Scored) -> Iterable[tuple]:
     for at, told in zip(places, one.result["mistakes"], strict=True):
         image_HWC, _ = loader.read_example(one.question.split, int(found.rows_N[at]))
         yield one.preprocessing(image_HWC), told["label"], told["predicted"], told["probability"]
-
-
-def _save(path: Path, figure: Figure) -> None:
-    replace_file(path, lambda file: figure.savefig(file, format="png"))
 
 
 def _write_csv(path: Path, header: tuple[str, ...], rows: Iterable[tuple]) -> None:

@@ -92,6 +92,17 @@ def preprocessing_for(
     return replace(stored, **changed), words + (f", but for {', '.join(changed)}" if changed else "")
 
 
+def as_asked(
+    recipe_name: str | None, overrides: Sequence[str], shorthands: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What a command line names of a recipe, by key: two of the same ask for the same."""
+    named = {"--recipe": recipe_name} | dict(shorthands)
+    given = {key: value for key, value in named.items() if value is not None}
+    given |= {key.strip(): value.strip() for key, _, value in (one.partition("=") for one in overrides)}
+    given.pop("eval.batch_size", None)  # no result depends on it
+    return given
+
+
 def check_named(resolved: Recipe, command: str) -> None:
     """Refuse a command that looks at data through a checkpoint, where one of the two is not named."""
     if resolved.model.ckpt is None or resolved.data.dataset is None:

@@ -13,7 +13,7 @@ from vitcli import calibration, loader, metrics, predictions, real_labels, resam
 from vitcli.assertions import Assertion
 from vitcli.calibration import Reliability
 from vitcli.columns import PATHS
-from vitcli.commands.pixels import for_inference, preprocessing_for
+from vitcli.commands.pixels import as_asked, for_inference, preprocessing_for
 from vitcli.console import Console
 from vitcli.predictions import Predictions
 from vitcli.projection import Projection
@@ -66,12 +66,7 @@ class Question:
 
     def asked(self) -> dict[str, Any]:
         """What another answer could follow from, for evaluation.json: two of the same are one question."""
-        named = {"--recipe": self.recipe_name} | dict(self.shorthands or {})
-        given = {key: value for key, value in named.items() if value is not None}
-        given |= {
-            key.strip(): value.strip() for key, _, value in (one.partition("=") for one in self.overrides)
-        }
-        given.pop("eval.batch_size", None)  # no result depends on it
+        given = as_asked(self.recipe_name, self.overrides, self.shorthands or {})
         if self.sides:
             given["--res"] = list(self.sides)
         given |= {option: value for option, value in self.of_files.items() if value}

@@ -5,8 +5,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from vitcli import study, study_figures
-from vitcli.safe_files import replace_file
+from vitcli import figure_files, study, study_figures
 from vitcli.study_figures import Panel
 
 COMMANDS = {"pretrain": "pre-training", "finetune": "fine-tuning"}
@@ -15,10 +14,8 @@ COMMANDS = {"pretrain": "pre-training", "finetune": "fine-tuning"}
 def draw(folder: Path, result: dict[str, Any]) -> None:
     """Write the picture of a result with at least one finished run, as PNG and SVG."""
     figure = _figure(result)
-    for ending in ("png", "svg"):
-        more = {"metadata": {"Date": None}} if ending == "svg" else {}  # the same study, the same file
-        path = folder / f"{result['command'].removeprefix('study ')}.{ending}"
-        replace_file(path, lambda file, ending=ending, more=more: figure.savefig(file, format=ending, **more))
+    for ending in figure_files.ENDINGS:
+        figure_files.save(folder / f"{result['command'].removeprefix('study ')}.{ending}", figure)
 
 
 def _figure(result: dict[str, Any]) -> Figure:

@@ -1,0 +1,146 @@
+"""What `vit inspect` leaves on disk: figures, arrays, numbers, a page; no command of its own."""
+
+import html
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+
+from vitcli import __version__, analysis, figure_files, inspection_text, report_html
+from vitcli import inspection_figures as drawn
+from vitcli.commands.inspection import Inspection
+from vitcli.report_figures import to_svg
+from vitcli.report_pictures import Picture
+from vitcli.result_folder import ResultFolder
+from vitcli.safe_files import replace_file, write_json
+from vitcli.weights_files import write_safetensors
+
+RESULT, ARRAYS, PAGE = "inspection.json", "arrays.safetensors", "index.html"
+FIGURES = tuple(inspection_text.NAMES)
+FOLDER = ResultFolder(
+    noun="inspection",
+    result=RESULT,
+    names=(RESULT, ARRAYS, PAGE, *(f"{name}.{end}" for name in FIGURES for end in figure_files.ENDINGS)),
+)
+GENERATOR = '<meta name="generator" content="vit inspect">'
+MOST_BY_LAYER = 4  # pictures whose layers are drawn
+WIDE = ("rollout", "attention_by_layer", "patch_features")
+DOTS = 160  # an inch, of what stands in the page
+
+
+def write_all(out: Path, found: Sequence[Inspection], *, began_at: float) -> dict[str, Any]:
+    """Write everything into the folder, of two checkpoints into OUT/1 and OUT/2; what --json prints."""
+    FOLDER.clear(out)
+    results = [one.result for one in found]
+    pictures: list[tuple[str, Picture]] = []
+    for number, (folder, one) in enumerate(zip(FOLDER.folders(out, len(found)), found, strict=True), 1):
+        figures = _figures(one, width=drawn.WIDE if len(found) == 1 else drawn.WIDTH)
+        _save(folder, figures)
+        metadata = {"format": "pt", "ckpt": one.result["ckpt"], "model": one.result["model"]}
+        arrays = {name: torch.from_numpy(array) for name, array in one.arrays.items()}
+        replace_file(folder / ARRAYS, lambda file, a=arrays, m=metadata: write_safetensors(file, a, m))
+        one.result.update(figures=list(figures), out=str(folder))
+        who = f"{inspection_text.names(results)[number - 1]}. " if len(found) > 1 else ""
+        for name, figure in figures.items():
+            text = who + inspection_text.caption(name, one.result)
+            wide = name in WIDE and len(found) == 1
+            pictures.append((name, _picture(name, figure, text, key=f"n{number}", is_wide=wide)))
+    if len(found) > 1:
+        result = {"command": "inspect", "inspections": results, "compared": _compared(found)}
+        both = _both(found)
+        _save(out, both)
+        text = inspection_text.comparison(results)
+        pictures += [
+            (name, _picture(name, figure, text, key="both", is_wide=True)) for name, figure in both.items()
+        ]
+    else:
+        (result,) = results
+    in_order = [one for _, one in sorted(pictures, key=lambda pair: FIGURES.index(pair[0]))]
+    page = _page(results, in_order)
+    replace_file(out / PAGE, lambda file: file.write_text(page, encoding="utf-8"))
+    result |= {"out": str(out), "page": str(out / PAGE), "elapsed_s": time.perf_counter() - began_at}
+    write_json(out / RESULT, result)
+    return result
+
+
+def _figures(one: Inspection, *, width: float) -> dict[str, Figure]:
+    """By name; `width` is that of rows of pictures."""
+    found, said = one.arrays, one.result
+    figures = {}
+    if "filters" in said:
+        figures["filters"] = drawn.filters(found["filters"])
+    if "position_similarity" in said:
+        figures["position_similarity"] = drawn.position_similarity(found["position_similarity"])
+    if "attention_distance" in said:
+        mean, std = (said["attention_distance"][key] for key in ("mean", "std_over_images"))
+        figures["attention_distance"] = drawn.attention_distance(
+            np.array(mean), std and np.array(std), uniform=said["attention_distance"]["uniform"]
+        )
+    if "rollout" in said:
+        images, maps = (torch.from_numpy(found[name]) for name in ("images", "rollout"))
+        lit = analysis.lit_by(images, maps, full_at=said["rollout"]["full_at"])
+        figures["rollout"] = drawn.beside(found["images"], lit.numpy(), name="attention", width=width)
+    if "attention_by_head" in said:
+        heads = found["attention_by_head"]
+        figures["attention_by_head"] = drawn.attention_by_head(found["images"][0], heads[0])
+        figures["attention_by_layer"] = drawn.attention_by_layer(
+            found["images"][:MOST_BY_LAYER], heads[:MOST_BY_LAYER].mean(axis=2), width=width
+        )
+    if "patch_features" in said:
+        figures["patch_features"] = drawn.feature_maps(found["images"], found["patch_colours"], width=width)
+    return figures
+
+
+def _save(folder: Path, figures: Mapping[str, Figure]) -> None:
+    for name, figure in figures.items():
+        for ending in figure_files.ENDINGS:
+            figure_files.save(folder / f"{name}.{ending}", figure)
+
+
+def _both(found: Sequence[Inspection]) -> dict[str, Figure]:
+    """Figures of two checkpoints in one; none if one of them has nothing to compare."""
+    told = [one.result.get("attention_distance") for one in found]
+    if not all(told):
+        return {}
+    names = inspection_text.names([one.result for one in found])
+    curves = [
+        (name, np.array(said["mean"]) / said["uniform"]) for name, said in zip(names, told, strict=True)
+    ]
+    return {"distances_compared": drawn.distances_compared(curves)}
+
+
+def _compared(found: Sequence[Inspection]) -> dict[str, Any]:
+    """What changed from the first checkpoint to the second; None where one of them has it not."""
+    told = [one.result.get("attention_distance") for one in found]
+    shares = [(np.array(said["by_layer"]) / said["uniform"]).tolist() for said in told if said]
+    maps = [torch.from_numpy(one.arrays["rollout"]) for one in found if "rollout" in one.arrays]
+    both = len(maps) == 2 and len(maps[0]) == len(maps[1])
+    return {
+        "distance_of_uniform_by_layer": shares if all(told) else None,
+        "rollout_correlation": analysis.map_correlation(*maps).tolist() if both else None,
+    }
+
+
+def _picture(name: str, figure: Figure, text: str, *, key: str, is_wide: bool = False) -> Picture:
+    label = html.escape(text)
+    svg = to_svg(figure, key=f"{key}-{name}", label=label, dpi=DOTS)
+    return Picture(inspection_text.HEADINGS[name], text, svg, is_wide=is_wide)
+
+
+def _page(results: Sequence[Mapping[str, Any]], pictures: Sequence[Picture]) -> str:
+    made = (inspection_text.by_layer(results), inspection_text.what_is_left_out(results))
+    models = dict.fromkeys(one["model"] for one in results)
+    return report_html.page(
+        [table for table in made if table],
+        pictures,
+        title=f"Inside {' and '.join(models)}",
+        summary=inspection_text.facts(results),
+        notes=[f"Made by vit {__version__} on {time.strftime('%Y-%m-%d %H:%M')}."],
+        base=None,
+        at_end=("layers", inspection_text.ABOUT),
+        generator=GENERATOR,
+    )

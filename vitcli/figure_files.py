@@ -1,0 +1,22 @@
+"""Figures to files, by the ending of the name: whole or not there, the same figure always the same bytes."""
+
+from pathlib import Path
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from vitcli.safe_files import replace_file
+
+ENDINGS = ("png", "svg")
+
+
+def save(path: Path, figure: Figure) -> None:
+    """Write one file, a PNG or an SVG.
+
+    Raises:
+        MachineError: it cannot be written.
+    """
+    ending = path.suffix.removeprefix(".")
+    more = {"metadata": {"Date": None}} if ending == "svg" else {}
+    with matplotlib.rc_context({"svg.hashsalt": path.name}):  # else its ids are drawn at random
+        replace_file(path, lambda file: figure.savefig(file, format=ending, **more))
