@@ -154,8 +154,11 @@ def _components(vectors_MF: Tensor, num_components: int) -> tuple[Tensor, Tensor
         centred_MF @ centred_MF.T if is_wide else centred_MF.T @ centred_MF
     )  # ascending
     values, vectors = values.flip(0).clamp_min(0), vectors.flip(1)
-    total = values.sum()
-    shares = values / total if total > 0 else torch.zeros_like(values)
+    total, least = (
+        values.sum(),
+        LEAST_SHARE * vectors_MF.square().sum(),
+    )  # vectors all alike differ by rounding
+    shares = values / total if total > least else torch.zeros_like(values)
     kept = int((shares[:num_components] > LEAST_SHARE).sum())
     found_FK = vectors[:, :kept]
     directions_KF = F.normalize(centred_MF.T @ found_FK if is_wide else found_FK, dim=0).T

@@ -28,7 +28,7 @@ FOLDER = ResultFolder(
 )
 GENERATOR = '<meta name="generator" content="vit inspect">'
 MOST_BY_LAYER = 4  # pictures whose layers are drawn
-WIDE = ("rollout", "attention_by_layer", "patch_features")
+BOTH = "both"  # key of a figure that has two checkpoints
 DOTS = 160  # an inch, of what stands in the page
 
 
@@ -47,16 +47,13 @@ def write_all(out: Path, found: Sequence[Inspection], *, began_at: float) -> dic
         who = f"{inspection_text.names(results)[number - 1]}. " if len(found) > 1 else ""
         for name, figure in figures.items():
             text = who + inspection_text.caption(name, one.result)
-            wide = name in WIDE and len(found) == 1
-            pictures.append((name, _picture(name, figure, text, key=f"n{number}", is_wide=wide)))
+            pictures.append((name, _picture(name, figure, text, key=f"n{number}")))
     if len(found) > 1:
         result = {"command": "inspect", "inspections": results, "compared": _compared(found)}
         both = _both(found)
         _save(out, both)
         text = inspection_text.comparison(results)
-        pictures += [
-            (name, _picture(name, figure, text, key="both", is_wide=True)) for name, figure in both.items()
-        ]
+        pictures += [(name, _picture(name, figure, text, key=BOTH)) for name, figure in both.items()]
     else:
         (result,) = results
     in_order = [one for _, one in sorted(pictures, key=lambda pair: FIGURES.index(pair[0]))]
@@ -125,7 +122,8 @@ def _compared(found: Sequence[Inspection]) -> dict[str, Any]:
     }
 
 
-def _picture(name: str, figure: Figure, text: str, *, key: str, is_wide: bool = False) -> Picture:
+def _picture(name: str, figure: Figure, text: str, *, key: str) -> Picture:
+    is_wide = figure.get_figwidth() > drawn.WIDTH or key == BOTH
     label = html.escape(text)
     svg = to_svg(figure, key=f"{key}-{name}", label=label, dpi=DOTS)
     return Picture(inspection_text.HEADINGS[name], text, svg, is_wide=is_wide)
