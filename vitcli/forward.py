@@ -228,4 +228,9 @@ def _check_all_seen(seen_N: Tensor, skipped: list[str], split: Split, *, runtime
         "a row was not counted once"
     )
     if not seen_N.any():
-        raise DataError(f"no image of {split.name} can be decoded", where=split.name, fix="look at its files")
+        raise nothing_decoded(split)
+
+
+def nothing_decoded(split: Split) -> DataError:
+    """For a split that was looked at whole, and had nothing to see."""
+    return DataError(f"no image of {split.name} can be decoded", where=split.name, fix="look at its files")

@@ -199,7 +199,7 @@ def _tiles(
     """
     canvas, size, pitch = _joined(tiles)
     left = (0.14 if y else 0) + (0.26 if down else 0.04) + (1.5 if picture is not None else 0)
-    right, bottom = (0.62 if bar else 0.04), 0.04
+    right, bottom = (0.62, 0.09) if bar else (0.04, 0.04)
     top = (0.2 if across else 0.04) + (0.16 if x else 0)
     inner = width - left - right
     tall = inner * canvas.shape[0] / canvas.shape[1]

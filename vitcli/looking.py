@@ -77,7 +77,7 @@ def look(
         renormalise: see `analysis.attention_distance`.
 
     Raises:
-        DataError: an image cannot be decoded and `on_bad_image` is "error".
+        DataError: an image cannot be decoded and `on_bad_image` is "error", or none at all could be.
         WeightsError: what the network computes is not finite.
     """
     at_once = min(batch_size, MOST_WEIGHTS // attends.weights_an_image) if attends else batch_size
@@ -109,6 +109,8 @@ def look(
         parts.append(found)
         images.append(batch.images_BCHW[: max(0, num_shown - len(rows))].permute(0, 2, 3, 1))
         rows += batch.rows_B.tolist()
+    if not rows:
+        raise forward.nothing_decoded(split)
     return _together(parts, rows, images, skipped)
 
 
@@ -161,5 +163,4 @@ def _together(parts: list[Found], rows: list[int], images: list[Tensor], skipped
         some = [getattr(part, name) for part in parts if getattr(part, name) is not None]
         return torch.cat(some) if some else None
 
-    shown = torch.cat(images) if images else torch.empty(0, 0, 0, 3, dtype=torch.uint8)
-    return Seen(Found(*(joined(one.name) for one in fields(Found))), rows, shown, skipped)
+    return Seen(Found(*(joined(one.name) for one in fields(Found))), rows, torch.cat(images), skipped)

@@ -13,8 +13,9 @@ from safetensors import SafetensorError, safe_open
 from vitcli import recipe, tables
 from vitcli.commands.frozen import Computed, Frozen, compute, freeze
 from vitcli.commands.pixels import check_named, named_weights, split_to_score
-from vitcli.errors import DataError, MachineError, VitError
+from vitcli.errors import MachineError, VitError
 from vitcli.feature_store import FeatureStore, name_of, open_store, write_safetensors
+from vitcli.forward import nothing_decoded
 from vitcli.safe_files import TEMPORARY, replace_file
 from vitcli.split import Split
 
@@ -68,7 +69,7 @@ def embed(
     rows_N = np.arange(len(found))
     rows_N = rows_N[store.has(rows_N)]
     if not len(rows_N):
-        raise DataError(f"no image of {found.name} can be decoded", where=found.name, fix="look at its files")
+        raise nothing_decoded(found)
     metadata = about | {"skipped_images": json.dumps(computed.skipped)}
     replace_file(out, lambda path: write_safetensors(path, store, rows_N, metadata))
     partial_file.unlink()

@@ -89,7 +89,7 @@ def look_into(
     }
     told = {name: part for name, part in parts.items() if not isinstance(part, str)}
     arrays = {key: array for _, of_part in told.values() for key, array in of_part.items()}
-    if seen and len(seen.images_MHWC):
+    if seen:
         arrays["images"] = seen.images_MHWC
     result = {
         "command": "inspect",
