@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,29 @@ from vitcli.commands.inspection_files import FOLDER, write_all
 from vitcli.commands.pixels import as_asked, named_weights, preprocessing_for, split_to_score
 from vitcli.console import Console
 from vitcli.errors import DataError, VitError
+from vitcli.model import check_image_size
 from vitcli.pictures import as_split, find_pictures
 from vitcli.recipe import Recipe
 from vitcli.split import Split
 from vitcli.subsets import random_subset
+from vitcli.transforms import Preprocessing
 from vitcli.weights import Weights
+
+
+@dataclass(frozen=True)
+class Question:
+    """A checkpoint to look into.
+
+    Attributes:
+        preprocessing_from: who says how its pictures are prepared.
+        asked: what is named of it on the command line.
+    """
+
+    resolved: Recipe
+    weights: Weights
+    preprocessing: Preprocessing
+    preprocessing_from: str
+    asked: dict[str, Any]
 
 
 def inspect(
@@ -44,41 +62,60 @@ def inspect(
     _check(resolved, name, pictures, split)
     if out:
         FOLDER.check_names(out, len(resolved))
-    all_weights = [named_weights(one) for one in resolved]
-    looked_at = _pictures(resolved[0], all_weights[0], pictures, split)
-    asked = [as_asked(name, overrides, one) for one in each_shorthands]
-    more = {"--images": list(pictures), "--split": looked_at.name if looked_at and not pictures else None}
-    asked = [one | {option: value for option, value in more.items() if value} for one in asked]
-    out = out or runlog.new_folder(
-        "inspect", resolved[0].data.dataset or "", all_weights[0].architecture.name
-    )
-    precision = resolved[0].precision.compute
+    questions = [
+        _open(one, recipe_name, overrides, shorthands, name=name, pictures=pictures, split=split)
+        for one, shorthands in zip(resolved, each_shorthands, strict=True)
+    ]
+    first = questions[0]
+    looked_at = pictures_of(first.resolved, first.weights, pictures, split)
+    out = out or _new_folder(first, pictures)
+    precision = first.resolved.precision.compute
     machine = runtime.start("fp32" if precision == "auto" else precision)
     console = Console(quiet=quiet, is_main=machine.is_main)
+    asked = [question.asked for question in questions]
     with ExitStack() as held:
         machine.on_main(lambda: FOLDER.claim(held, out, asked, overwrite=overwrite))
         found = []
-        for one, weights, shorthands, question in zip(
-            resolved, all_weights, each_shorthands, asked, strict=True
-        ):
-            preprocessing, origin = preprocessing_for(
-                weights, one, recipe_name=recipe_name, overrides=overrides, shorthands=shorthands
-            )
-            console.note(f"{weights.architecture.name}: {preprocessing.summary()}, {origin}")
+        for question in questions:
+            told = f"{question.preprocessing.summary()}, {question.preprocessing_from}"
+            console.note(f"{question.weights.architecture.name}: {told}")
             seen = look_into(
-                weights,
-                one,
+                question.weights,
+                question.resolved,
                 looked_at,
-                preprocessing,
+                question.preprocessing,
                 machine=machine,
                 num_threads=workers or loader.default_threads(machine.processes_here),
                 console=console,
             )
-            found.append(replace(seen, result=seen.result | {"asked": question}))
-        result: dict[str, Any] = {}
-        machine.on_main(lambda: result.update(write_all(out, found, began_at=began_at)))
+            found.append(replace(seen, result=seen.result | {"asked": question.asked}))
+        result = machine.on_main(lambda: write_all(out, found, began_at=began_at))
     machine.leave()
     return result
+
+
+def _open(
+    resolved: Recipe,
+    recipe_name: str | None,
+    overrides: Sequence[str],
+    shorthands: Mapping[str, Any],
+    *,
+    name: str,
+    pictures: Sequence[str],
+    split: str,
+) -> Question:
+    weights = named_weights(resolved)
+    preprocessing, origin = preprocessing_for(
+        weights, resolved, recipe_name=recipe_name, overrides=overrides, shorthands=shorthands
+    )
+    check_image_size(replace(weights.architecture, image_size=preprocessing.image_size))
+    asked = as_asked(name, overrides, shorthands) | ({"--images": list(pictures)} if pictures else {})
+    return Question(resolved, weights, preprocessing, origin, asked | {"--split": split})
+
+
+def _new_folder(question: Question, pictures: Sequence[str]) -> Path:
+    looked_at = question.resolved.data.dataset or ("pictures" if pictures else "weights")
+    return runlog.new_folder("inspect", looked_at, question.weights.architecture.name)
 
 
 def _recipe_for(shorthands: Mapping[str, Any], pictures: Sequence[str]) -> str:
@@ -111,7 +148,7 @@ def _check(resolved: Sequence[Recipe], name: str, pictures: Sequence[str], split
         )
 
 
-def _pictures(resolved: Recipe, weights: Weights, pictures: Sequence[str], split: str) -> Split | None:
+def pictures_of(resolved: Recipe, weights: Weights, pictures: Sequence[str], split: str) -> Split | None:
     """The pictures to look at; of a data set so many drawn at random, of the named ones the first so many."""
     wanted = resolved.inspect
     if pictures:

@@ -157,7 +157,7 @@ def _distance(seen: Seen | None, how: Attends | str, wanted: Inspect) -> Part:
     if isinstance(how, str):
         return how
     distance_nLA = seen.found.distance_nLA
-    mean_LA, std_LA = distance_nLA.mean(dim=0), distance_nLA.std(dim=0)
+    mean_LA, has_spread = distance_nLA.mean(dim=0), len(distance_nLA) > 1
     numbers = {
         "unit": "pixels",
         "renormalised": wanted.renormalise,
@@ -165,7 +165,7 @@ def _distance(seen: Seen | None, how: Attends | str, wanted: Inspect) -> Part:
         "uniform": float(analysis.patch_distances(how.grid, how.patch_size).mean()),
         "by_layer": mean_LA.mean(dim=1).tolist(),
         "mean": mean_LA.tolist(),
-        "std_over_images": std_LA.tolist() if len(distance_nLA) > 1 else None,
+        "std_over_images": distance_nLA.std(dim=0).tolist() if has_spread else None,
     }
     return numbers, {"attention_distance": distance_nLA}
 

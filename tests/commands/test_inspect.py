@@ -1,0 +1,357 @@
+"""`vit inspect` from the command line: what it leaves, what it says, and what it refuses."""
+
+import hashlib
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.numpy import load_file
+
+from tests.browser import Browser, find
+from tests.conftest import SHARED, run
+from tests.pages import SHAPES, Page, assert_fetches_nothing
+from vitcli import analysis, recipe
+from vitcli.commands.inspect import pictures_of
+from vitcli.inspection_text import as_text
+from vitcli.model import architecture, build
+from vitcli.transforms import Preprocessing
+from vitcli.weights import read_weights, write_weights
+
+FIGURES = ["filters", "position_similarity", "attention_distance", "rollout", "attention_by_head",
+           "attention_by_layer", "patch_features"]  # fmt: skip
+SMALL = dict(layers=2, hidden=48, heads=3, mlp=64)
+REAL = SHARED / "data" / "checkpoints" / "vit_ti16_augreg_in1k.npz"
+
+
+def stored(folder: Path, name: str = "ViT-Ti/16", size: tuple[int, int] = (32, 48), **more) -> Path:
+    """Weights of a small network, with their preprocessing."""
+    torch.manual_seed(0)
+    arch = architecture(name, image_size=size, num_classes=2, **more)
+    pixels = Preprocessing(size, "square", 1.0, "bilinear", False, (0.5,) * 3, (0.5,) * 3)
+    state = build(arch, dropout=0.0).state_dict()
+    write_weights(
+        folder, state, arch, preprocessing=pixels.as_dict(), class_names=("green", "red"), metadata={}
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def vit_weights(tmp_path_factory) -> Path:
+    return stored(tmp_path_factory.mktemp("weights") / "vit", **SMALL)
+
+
+@pytest.fixture(scope="module")
+def inspected(vit_weights, photos, tmp_path_factory):
+    """One inspection: its folder and its result."""
+    out = tmp_path_factory.mktemp("inspected") / "figures"
+    outcome = run("inspect", "--ckpt", vit_weights, "--dataset", photos, "--out", out, "--json", "-q")
+    assert outcome.code == 0, outcome.err
+    return out, outcome.json
+
+
+def test_figures_arrays_numbers_and_a_page_are_there(inspected):
+    out, result = inspected
+
+    figures = {f"{name}.{ending}" for name in FIGURES for ending in ("png", "svg")}
+    assert {file.name for file in out.iterdir()} == figures | {
+        "arrays.safetensors", "index.html", "inspection.json"
+    }  # fmt: skip
+    assert json.loads((out / "inspection.json").read_text()) == result
+    assert sorted(result["figures"]) == sorted(FIGURES)
+    for name in FIGURES:
+        with Image.open(out / f"{name}.png") as picture:
+            assert picture.format == "PNG" and min(picture.size) > 100
+        assert (out / f"{name}.svg").read_text().lstrip().startswith("<?xml")
+
+
+def test_the_numbers_are_those_of_the_arrays(inspected):
+    out, result = inspected
+    arrays = load_file(out / "arrays.safetensors")
+
+    assert {name: array.shape for name, array in arrays.items()} == {
+        "filters": (28, 3, 16, 16), "position_similarity": (2, 3, 2, 3), "attention_distance": (10, 2, 3),
+        "images": (8, 32, 48, 3), "rollout": (8, 2, 3), "attention_by_head": (8, 2, 3, 2, 3),
+        "patch_colours": (8, 2, 3, 3),
+    }  # fmt: skip
+    said, per_image = result["attention_distance"], arrays["attention_distance"]
+    np.testing.assert_allclose(said["mean"], per_image.mean(axis=0), rtol=1e-12)
+    np.testing.assert_allclose(said["std_over_images"], per_image.std(axis=0, ddof=1), rtol=1e-12)
+    np.testing.assert_allclose(said["by_layer"], per_image.mean(axis=(0, 2)), rtol=1e-12)
+    assert said["uniform"] == pytest.approx(float(analysis.patch_distances((2, 3), 16).mean()))
+    assert (said["unit"], said["renormalised"], said["prefix_tokens"]) == ("pixels", True, 1)
+    assert result["filters"]["num_filters"] == 48 and len(result["filters"]["variance_shares"]) == 28
+    assert result["rollout"] == {"residual": True, "full_at": 1.0, "read_from": "class token"}
+    assert (result["num_images"], len(result["shown"]), result["left_out"]) == (10, 8, {})
+    assert (result["resolution"], result["patch_grid"], result["patch_size"]) == ([32, 48], [2, 3], 16)
+
+
+def test_the_page_shows_every_figure_with_a_caption_and_fetches_nothing(inspected):
+    out, _ = inspected
+    text = (out / "index.html").read_text()
+    page = Page(text)
+
+    assert_fetches_nothing(text)
+    assert page.count("figure") == page.count("figcaption") == page.count("svg") == len(FIGURES)
+    assert page.count("table") == 1
+    assert re.findall(r"<b>Figure (\d+)\.", text) == [str(n) for n in range(1, 8)]
+    for told in ("Figure 7, left", "Figure 7, centre, and Figure 10", "Figure 7, right, and Figure 11",
+                 "Figures 6 and 14"):  # fmt: skip
+        assert f"Paper, {told}." in text
+
+
+def test_the_text_for_a_person_has_a_line_for_each_layer(inspected):
+    out, result = inspected
+
+    text = as_text(result)
+
+    assert text.startswith("network     vit: ")
+    assert "at 32x48 px, 2x3 patches of 16" in text
+    layers = [line.split() for line in text.splitlines() if re.match(r" +\d ", line)]
+    lowest = min(result["attention_distance"]["mean"][0])
+    assert [line[0] for line in layers] == ["1", "2"]
+    assert layers[0][1] == f"{lowest:.1f}"
+    assert str(out / "index.html") in text
+
+
+def test_the_same_command_leaves_the_same_bytes(inspected, vit_weights, photos):
+    out, _ = inspected
+    skipped = {"inspection.json", "index.html"}  # they say when
+
+    def digests() -> dict[str, str]:
+        files = (file for file in out.iterdir() if file.name not in skipped)
+        return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+    before = digests()
+    again = run("inspect", "--ckpt", vit_weights, "--dataset", photos, "--out", out, "--json", "-q")
+
+    assert again.code == 0
+    assert digests() == before
+
+
+def test_another_question_does_not_replace_the_answer_unless_told_to(vit_weights, tmp_path):
+    words = ["inspect", "--ckpt", vit_weights, "--out", tmp_path / "out", "-q"]
+    assert run(*words).code == 0
+
+    other = run(*words, "--set", "inspect.components=3")
+    replaced = run(*words, "--set", "inspect.components=3", "--overwrite", "--json")
+
+    assert other.code == 2
+    assert "another inspection: inspect.components not given there, 3 here" in other.err
+    assert len(replaced.json["filters"]["variance_shares"]) == 3
+
+
+def test_two_checkpoints_stand_side_by_side_on_the_same_pictures(vit_weights, photos, tmp_path):
+    out = tmp_path / "out"
+    outcome = run(
+        "inspect", "--ckpt", vit_weights, "--compare", vit_weights, "--compare-res", "64x96",
+        "--images", photos / "test", "--out", out, "--json", "-q",
+    )  # fmt: skip
+
+    first, second = outcome.json["inspections"]
+    assert (first["resolution"], second["resolution"]) == ([32, 48], [64, 96])
+    assert first["shown"] == second["shown"]
+    assert second["patch_grid"] == [4, 6]
+    compared = outcome.json["compared"]
+    for one, shares in zip((first, second), compared["distance_of_uniform_by_layer"], strict=True):
+        said = one["attention_distance"]
+        assert shares == pytest.approx([value / said["uniform"] for value in said["by_layer"]])
+    assert len(compared["rollout_correlation"]) == 8
+    assert (out / "distances_compared.png").is_file() and (out / "2" / "rollout.svg").is_file()
+    page = Page((out / "index.html").read_text())
+    assert page.count("figure") == 2 * len(FIGURES) + 1
+    text = as_text(outcome.json)
+    assert "network 1   vit at 32x48 px: " in text and "network 2   vit at 64x96 px: " in text
+    assert run("inspect", "--ckpt", vit_weights, "--out", out, "--overwrite", "-q").code == 0
+    assert not (out / "1").exists() and not (out / "distances_compared.png").exists()
+
+
+def test_without_pictures_the_weights_alone_are_looked_at(vit_weights, tmp_path):
+    result = run("inspect", "--ckpt", vit_weights, "--out", tmp_path / "out", "--json", "-q").json
+
+    assert result["figures"] == ["filters", "position_similarity"]
+    assert set(result["left_out"].values()) == {"no pictures are named: --images PICTURES or --dataset DATA"}
+
+
+def test_a_resnet_has_filters_and_features_and_a_word_on_the_rest(photos, tmp_path):
+    weights = stored(tmp_path / "resnet", "BiT-R50x1", (32, 64))
+
+    outcome = run("inspect", "--ckpt", weights, "--images", photos / "test", "--out", tmp_path / "out", "-q")
+    result = json.loads((tmp_path / "out" / "inspection.json").read_text())
+
+    assert result["figures"] == ["filters", "patch_features"]
+    assert result["left_out"] == {
+        "position_similarity": "no table of position embeddings is added to its patches",
+        **dict.fromkeys(
+            ("attention_distance", "rollout", "attention_by_head"),
+            "BiT-R50x1 has no blocks of self-attention over patches",
+        ),
+    }
+    assert result["filters"]["size"] == [7, 7]
+    assert "attention distance, attention roll-out, attention by head: BiT-R50x1 has no" in outcome.out
+    assert "has no blocks of self-attention" in (tmp_path / "out" / "index.html").read_text()
+
+
+def test_a_hybrid_takes_its_stride_for_the_size_of_a_patch(tmp_path):
+    weights = stored(tmp_path / "hybrid", "R26+ViT-S/32", (64, 96), **SMALL)
+
+    result = run("inspect", "--ckpt", weights, "--out", tmp_path / "out", "--json", "-q").json
+
+    assert (result["patch_size"], result["patch_grid"]) == (32, [2, 3])
+    assert result["figures"] == ["filters", "position_similarity"]
+
+
+def test_a_key_chooses_the_other_reading_of_the_paper(vit_weights, photos, tmp_path, inspected):
+    _, usual = inspected
+    other = run(
+        "inspect", "--ckpt", vit_weights, "--dataset", photos, "--out", tmp_path / "out", "--json", "-q",
+        "--set", "inspect.renormalise=false", "--set", "inspect.num_shown=2",
+        "--set", "inspect.components=3",
+    ).json  # fmt: skip
+
+    here, there = (one["attention_distance"]["by_layer"] for one in (usual, other))
+    assert all(less < more for less, more in zip(there, here, strict=True))
+    assert len(other["shown"]) == 2 and len(other["filters"]["variance_shares"]) == 3
+
+
+def looked_at(
+    weights: Path, *keys: str, dataset: Path | None = None, images: Path | None = None
+) -> list[str]:
+    """Names of the pictures that would be looked at, class folder and file."""
+    shorthands = {"model.ckpt": str(weights), "data.dataset": dataset and str(dataset)}
+    resolved = recipe.load("inspect/default", keys, shorthands, training=False)
+    split = pictures_of(resolved, read_weights(str(weights)), [str(images)] if images else [], "auto")
+    return ["/".join(Path(split.where_is(row)).parts[-2:]) for row in range(len(split))]
+
+
+def test_pictures_of_a_data_set_are_drawn_and_named_ones_are_taken_in_order(vit_weights, photos):
+    few = "inspect.num_images=4"
+    drawn = looked_at(vit_weights, few, dataset=photos)
+
+    assert len(set(drawn)) == 4
+    assert drawn == looked_at(vit_weights, few, dataset=photos)
+    assert drawn != looked_at(vit_weights, few, "inspect.seed=1", dataset=photos)
+    assert sorted(looked_at(vit_weights, dataset=photos)) == sorted(
+        looked_at(vit_weights, images=photos / "test")
+    )
+    assert looked_at(vit_weights, few, images=photos / "test" / "red") == [
+        f"red/{n:02}.png" for n in range(4)
+    ]
+
+
+REFUSED = {
+    "no checkpoint": ("--images", "PHOTOS"),
+    "no such checkpoint": ("--ckpt", "nowhere.npz", "--images", "PHOTOS"),
+    "no such pictures": ("--ckpt", "VIT", "--images", "nowhere/"),
+    "pictures and a data set": ("--ckpt", "VIT", "--images", "PHOTOS", "--dataset", "demo"),
+    "no such data set": ("--ckpt", "VIT", "--dataset", "./nowhere"),
+    "no such split": ("--ckpt", "VIT", "--dataset", "PHOTOS", "--split", "tset"),
+    "a split of nothing": ("--ckpt", "VIT", "--split", "test"),
+    "a size that patches do not divide": ("--ckpt", "VIT", "--images", "PHOTOS", "--res", "33"),
+    "no size": ("--ckpt", "VIT", "--images", "PHOTOS", "--res", "large"),
+    "a key that is not there": ("--ckpt", "VIT", "--images", "PHOTOS", "--set", "inspect.residul=true"),
+    "a value out of range": ("--ckpt", "VIT", "--images", "PHOTOS", "--set", "inspect.full_at=1.5"),
+    "no pictures at all": ("--ckpt", "VIT", "--images", "PHOTOS", "--set", "inspect.num_images=0"),
+    "a recipe without the section": ("--ckpt", "VIT", "--images", "PHOTOS", "--recipe", "evaluate/default"),
+    "a folder that is a file": ("--ckpt", "VIT", "--images", "PHOTOS", "--out", "PHOTOS/test/red/00.png"),
+    "a second size without a second": ("--ckpt", "VIT", "--images", "PHOTOS", "--compare-res", "64"),
+    "a summary with pictures": ("--ckpt", "VIT", "--images", "PHOTOS", "--summary"),
+    "a summary of nothing": ("--summary",),
+    "two first checkpoints": ("VIT", "--ckpt", "VIT"),
+    "an empty variable": ("--ckpt", "", "--images", "PHOTOS"),
+}
+CODES = {"no such checkpoint": 4, "no such pictures": 3, "no such data set": 3, "no such split": 3,
+         "a folder that is a file": 5}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_cannot_be_asked_for_is_refused_in_three_lines(what, vit_weights, photos, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    places = {"VIT": str(vit_weights), "PHOTOS": str(photos)}
+    words = [re.sub("VIT|PHOTOS", lambda found: places[found[0]], word) for word in REFUSED[what]]
+
+    outcome = run("inspect", *words, "-q")
+
+    assert outcome.code == CODES.get(what, 2), outcome.err
+    first, *rest = outcome.err.strip().splitlines()
+    assert first.startswith("error: ")
+    assert rest[0].startswith("  where: ") and rest[1].startswith("  fix:   ") and len(rest) == 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_picture_that_is_none_is_refused_or_left_out(vit_weights, photos, tmp_path):
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    (folder / "a.png").write_bytes(b"no picture")
+    (folder / "b.png").write_bytes((photos / "test" / "red" / "00.png").read_bytes())
+    words = ["inspect", "--ckpt", vit_weights, "--images", folder, "--out", tmp_path / "out", "-q"]
+
+    refused = run(*words)
+    told = run(*words, "--set", "data.on_bad_image=skip")
+
+    assert refused.code == 3 and "a.png" in refused.err
+    assert told.code == 0 and "1" in told.out and "a.png" in told.out
+
+
+def test_the_folder_of_a_run_is_not_drawn_into(vit_weights, tmp_path):
+    (tmp_path / "recipe.toml").write_text("")
+    (tmp_path / "checkpoints").mkdir()
+
+    outcome = run("inspect", "--ckpt", vit_weights, "--out", tmp_path, "-q")
+
+    assert outcome.code == 2
+    assert f"such as --out {tmp_path / 'inspection'}" in outcome.err
+
+
+def test_the_demo_needs_no_options(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    outcome = run("inspect", "-q")
+
+    assert outcome.code == 0, outcome.err
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert folder.name.startswith("inspect-demo-ViT-demo-8-")
+    assert (folder / "index.html").is_file()
+    assert "demo: ViT-demo/8 at 64 px, 8x8 patches of 8" in outcome.out
+    assert "128 pictures of demo, split test" in outcome.out
+
+
+@pytest.mark.skipif(not REAL.is_file(), reason="real weights are not here; VIT_TEST_DATA names their folder")
+def test_real_weights_know_the_grid_and_look_farther_with_depth(tmp_path):
+    sample = SHARED / "data" / "imagenet_sample"
+    result = run(
+        "inspect", "--ckpt", REAL, "--dataset", sample, "--out", tmp_path / "out", "--json", "-q",
+        "--set", "inspect.num_images=12", "--set", "inspect.num_shown=1",
+    ).json  # fmt: skip
+
+    alike, by_layer = result["position_similarity"], result["attention_distance"]["by_layer"]
+    assert alike["same_row"] > 0.4 and alike["same_column"] > 0.35 and abs(alike["elsewhere"]) < 0.1
+    assert np.corrcoef(range(12), by_layer)[0, 1] > 0.9
+    assert result["attention_distance"]["uniform"] == pytest.approx(116.49, abs=0.005)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("width", "is_dark"), [(1280, False), (390, False), (1280, True)])
+def test_a_browser_shows_every_picture_and_asks_for_nothing(inspected, tmp_path, width, is_dark):
+    out, _ = inspected
+    page = out / "index.html"
+    find()
+    with Browser(tmp_path / "profile") as browser:
+        browser.open(f"file://{page}", width=width, is_dark=is_dark)
+        shapes = json.loads(browser.value(SHAPES))
+        asked = [url for url in browser.requests() if not url.startswith("data:")]
+        browser.screenshot(tmp_path / "page.png")
+
+    assert asked == [f"file://{page}"]
+    assert [tag.lower() for tag, _, _ in shapes["boxes"]].count("svg") == len(FIGURES)
+    assert all(box_width > 150 and height > 60 for _, box_width, height in shapes["boxes"])
+    assert len(shapes["images"]) == 8 and min(shapes["images"]) > 5  # six of tiles, one picture, a colour bar
+    assert shapes["reach"] <= shapes["width"] == width
+    assert shapes["cut"] == 0
+    pixels = np.asarray(Image.open(tmp_path / "page.png").convert("L"), dtype=float)
+    assert (pixels.mean() < 128) == is_dark
+    for part in np.array_split(pixels, 8):
+        assert part.std() > 3
