@@ -127,7 +127,6 @@ def test_every_row_of_the_weights_sums_to_one():
         ("ViT-Ti/16", (32, 48), SMALL | {"classifier": "gap"}, Attends(2, 3, 0, (2, 3), 16, False)),
         ("ViT-Ti/16", (32, 48), SMALL | {"posemb": "relative"}, Attends(2, 3, 1, (2, 3), 16, True)),
         ("R26+ViT-S/32", (64, 96), SMALL, Attends(2, 3, 1, (2, 3), 32, True)),
-        ("R50+ViT-B/16", (64, 96), SMALL, Attends(2, 3, 1, (4, 6), 16, True)),
         ("vit_small_patch14_reg4_dinov2", (28, 42), {}, Attends(12, 6, 5, (2, 3), 14, True)),
         ("deit_tiny_distilled_patch16_224", (32, 48), {}, Attends(12, 3, 2, (2, 3), 16, True)),
     ],
@@ -142,7 +141,6 @@ def test_grid_stride_and_prefix_tokens_are_those_of_the_network(name, size, more
     ("name", "size", "reason"),
     [
         ("BiT-R50x1", (64, 64), "has no blocks of self-attention"),
-        ("resnet18", (64, 64), "has no blocks of self-attention"),
         ("swin_tiny_patch4_window7_224", (224, 224), "has no blocks of self-attention"),
         ("cait_xxs24_224", (224, 224), "attend over other things than 14x14 patches"),
     ],

@@ -161,6 +161,7 @@ NEIGHBOURS = {
     "cli_weights": {"options"}, "cli_recipes": {"options"}, "cli_datasets": {"options"},
     "cli_doctor": {"options"}, "cli_evaluate": {"cli_start", "options"}, "__main__": {"cli"},
 }  # fmt: skip
+KNOWN = set().union(*FLOORS)
 HEAVY = {"torch", "torchvision", "timm", "datasets", "accelerate", "matplotlib"}
 FILES = sorted(PACKAGE.rglob("*.py"))
 
@@ -174,6 +175,7 @@ def room(path: Path) -> str:
     return ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
 
 
+@cache
 def floor(name: str) -> int:
     (found,) = [number for number, rooms in enumerate(FLOORS) if name in rooms]
     return found
@@ -191,8 +193,7 @@ def imports(tree: ast.AST, *, top_level_only: bool = False) -> set[str]:
 
 
 def own_rooms(names: set[str]) -> set[str]:
-    known = set().union(*FLOORS)
-    return {name.removeprefix("vitcli.") for name in names if name.startswith("vitcli.")} & known
+    return {name.removeprefix("vitcli.") for name in names if name.startswith("vitcli.")} & KNOWN
 
 
 @pytest.mark.parametrize("path", FILES, ids=room)
