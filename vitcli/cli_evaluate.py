@@ -16,7 +16,7 @@ NUMBERS = (
 )  # fmt: skip
 OF_REAL = ("real_top1", "num_real_examples")
 Overwrite = Annotated[
-    bool, options.option("--overwrite", options.RUN, "Replace another evaluation in --out.", None)
+    bool, options.option("--overwrite", options.RUN, "Replace another evaluation in --out.")
 ]
 Predictions = Annotated[str, typer.Argument(help="A file of vit evaluate --save-predictions.")]
 

@@ -14,7 +14,7 @@ CkptArgument = Annotated[
     typer.Argument(metavar="CKPT", help="As --ckpt. Alone: say what it is, as with --summary."),
 ]
 Overwrite = Annotated[
-    bool, options.option("--overwrite", options.RUN, "Replace another inspection in --out.", None)
+    bool, options.option("--overwrite", options.RUN, "Replace another inspection in --out.")
 ]
 
 

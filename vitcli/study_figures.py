@@ -17,10 +17,9 @@ from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, NullLocator
 from matplotlib.transforms import Bbox
 
-from vitcli.figures import BLUE, ORANGE, STYLE
+from vitcli.figures import COLOURS, STYLE
 
-GREEN, PINK, SKY, GOLD = "#009E73", "#CC79A7", "#56B4E9", "#E69F00"  # Okabe and Ito's, too
-LOOKS = tuple(zip((BLUE, ORANGE, GREEN, PINK, SKY, GOLD), "os^DvP", strict=True))
+LOOKS = tuple(zip(COLOURS[:6], "os^DvP", strict=True))
 BLACK, GREY = "#222222", "#777777"
 DASHES = {"ViT": "-", "hybrid": "-.", "ResNet": "--"}
 MOST_NAMED_LINES = 8  # beyond it a legend

@@ -155,11 +155,12 @@ def _commands(ckpt: str, model_name: str | None, found: Findings) -> list[list[s
         data, labelled = "demo", "demo:pretrain"
     elif arch.num_classes == 1000 and not about.class_names:
         labelled = "imagenet"
+    is_clear = not about.preprocessing or _summary(about.preprocessing)
     if arch.num_classes and not arch.pre_logits:
-        is_clear = not about.preprocessing or _summary(about.preprocessing)
         recipe = [] if is_clear else ["--recipe", "evaluate/default"]
         commands.append(["evaluate", *source, "--dataset", labelled, *recipe])
         commands += [["predict", *source, "PICTURES"]] if is_clear else []
+    commands += [["inspect", *source, "--images", "PICTURES"]] if is_clear else []
     return [*commands, ["finetune", *source, "--dataset", data, *_larger(arch)]]
 
 

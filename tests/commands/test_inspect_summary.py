@@ -104,6 +104,7 @@ def test_the_demo_weights_are_told_with_the_commands_that_take_them():
     assert result["commands"] == [
         "vit evaluate --ckpt demo --dataset demo:pretrain",
         "vit predict --ckpt demo PICTURES",
+        "vit inspect --ckpt demo --images PICTURES",
         "vit finetune --ckpt demo --dataset demo --res 112",
     ]
 
@@ -141,9 +142,9 @@ def test_heads_and_pooling_are_told_and_a_file_without_a_plain_head_is_only_to_b
         told[name] = (result["head"], result["classifier"], result["prefix_tokens"], words)
 
     assert told == {
-        "none": ("none", "token", 1, ["finetune"]),
-        "two": ("pre-logits and one layer", "token", 1, ["finetune"]),
-        "gap": ("one layer", "gap", 0, ["evaluate", "predict", "finetune"]),
+        "none": ("none", "token", 1, ["inspect", "finetune"]),
+        "two": ("pre-logits and one layer", "token", 1, ["inspect", "finetune"]),
+        "gap": ("one layer", "gap", 0, ["evaluate", "predict", "inspect", "finetune"]),
     }
 
 
@@ -417,6 +418,7 @@ def test_the_real_checkpoint_is_told_with_the_published_numbers(suffix):
     assert [command.partition(" --ckpt")[0] for command in result["commands"]] == [
         "vit evaluate",
         "vit predict",
+        "vit inspect",
         "vit finetune",
     ]
     assert result["commands"][0].endswith("--dataset imagenet")
