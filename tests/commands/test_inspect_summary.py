@@ -422,4 +422,4 @@ def test_the_real_checkpoint_is_told_with_the_published_numbers(suffix):
         "vit finetune",
     ]
     assert result["commands"][0].endswith("--dataset imagenet")
-    assert result["commands"][2].endswith("--dataset DATA --res 384")
+    assert result["commands"][3].endswith("--dataset DATA --res 384")
