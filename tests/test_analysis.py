@@ -208,6 +208,18 @@ def test_patches_of_like_features_have_like_colours():
     assert colours.min() >= 0 and colours.max() <= 1
 
 
+def test_colours_are_stretched_from_the_first_to_the_99th_hundredth():
+    """Features along one line, 101 of them evenly: the first and the last two are cut off."""
+    features = torch.arange(101.0)[None, :, None] * torch.tensor([1.0, 2.0])
+
+    colours, shares = analysis.feature_colours(features)
+
+    red = colours[0, :, 0].tolist()
+    assert red[50] == pytest.approx(0.5) and red[25] == pytest.approx(24 / 98)
+    assert red[:2] == [0, 0] and red[99:] == [1, 1] and 0 < red[2] < red[98] < 1
+    assert shares[0] == pytest.approx(1) and (colours[0, :, 1:] == 0.5).all()
+
+
 def test_features_that_are_all_alike_are_grey():
     colours, shares = analysis.feature_colours(torch.ones(1, 4, 8))
 
@@ -223,6 +235,7 @@ def test_a_picture_is_lit_by_its_map():
 
     assert (lit[0, :, :3] == 200).all()
     assert (lit[0, :, -3:] == 100).all()
+    assert lit[0, 0, 3:5, 0].tolist() == [175, 125]  # a quarter and three quarters of the way between
 
 
 def test_one_patch_that_draws_all_attention_darkens_the_rest_unless_told_otherwise():

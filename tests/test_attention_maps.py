@@ -4,11 +4,14 @@ import json
 
 import numpy as np
 import pytest
+import timm
 import torch
 
 from tests.conftest import SHARED
 from vitcli import analysis
 from vitcli.attention_maps import (
+    CLASS_TOKEN,
+    PATCHES,
     Attends,
     attends,
     attention_layers,
@@ -123,12 +126,18 @@ def test_every_row_of_the_weights_sums_to_one():
 @pytest.mark.parametrize(
     ("name", "size", "more", "expected"),
     [
-        ("ViT-Ti/16", (32, 48), SMALL, Attends(2, 3, 1, (2, 3), 16, True)),
-        ("ViT-Ti/16", (32, 48), SMALL | {"classifier": "gap"}, Attends(2, 3, 0, (2, 3), 16, False)),
-        ("ViT-Ti/16", (32, 48), SMALL | {"posemb": "relative"}, Attends(2, 3, 1, (2, 3), 16, True)),
-        ("R26+ViT-S/32", (64, 96), SMALL, Attends(2, 3, 1, (2, 3), 32, True)),
-        ("vit_small_patch14_reg4_dinov2", (28, 42), {}, Attends(12, 6, 5, (2, 3), 14, True)),
-        ("deit_tiny_distilled_patch16_224", (32, 48), {}, Attends(12, 3, 2, (2, 3), 16, True)),
+        ("ViT-Ti/16", (32, 48), SMALL, Attends(2, 3, 1, (2, 3), 16, True, CLASS_TOKEN)),
+        ("ViT-Ti/16", (32, 48), SMALL | {"classifier": "gap"}, Attends(2, 3, 0, (2, 3), 16, False, PATCHES)),
+        (
+            "ViT-Ti/16",
+            (32, 48),
+            SMALL | {"posemb": "relative"},
+            Attends(2, 3, 1, (2, 3), 16, True, CLASS_TOKEN),
+        ),
+        ("R26+ViT-S/32", (64, 96), SMALL, Attends(2, 3, 1, (2, 3), 32, True, CLASS_TOKEN)),
+        ("vit_small_patch14_reg4_dinov2", (28, 42), {}, Attends(12, 6, 5, (2, 3), 14, True, CLASS_TOKEN)),
+        ("vit_wee_patch16_reg1_gap_256", (32, 48), {}, Attends(14, 4, 1, (2, 3), 16, False, PATCHES)),
+        ("deit_tiny_distilled_patch16_224", (32, 48), {}, Attends(12, 3, 2, (2, 3), 16, True, CLASS_TOKEN)),
     ],
 )
 def test_grid_stride_and_prefix_tokens_are_those_of_the_network(name, size, more, expected):
@@ -140,8 +149,8 @@ def test_grid_stride_and_prefix_tokens_are_those_of_the_network(name, size, more
 @pytest.mark.parametrize(
     ("name", "size", "reason"),
     [
-        ("BiT-R50x1", (64, 64), "has no blocks of self-attention"),
-        ("swin_tiny_patch4_window7_224", (224, 224), "has no blocks of self-attention"),
+        ("BiT-R50x1", (64, 64), "has no blocks of one self-attention each"),
+        ("swin_tiny_patch4_window7_224", (224, 224), "has no blocks of one self-attention each"),
         ("cait_xxs24_224", (224, 224), "attend over other things than 14x14 patches"),
     ],
 )
@@ -149,6 +158,15 @@ def test_a_network_without_attention_over_patches_is_told_why(name, size, reason
     model, arch = small(name, size)
 
     assert reason in attends(model, arch)
+
+
+def test_a_network_that_pools_in_its_own_way_is_not_said_to_take_the_mean():
+    model, arch = small(classifier="gap", **SMALL)
+    model.global_pool = "map"
+
+    how = attends(model, arch)
+
+    assert how.read_from == "mean of the patches, in place of its own pooling" and not how.reads_token
 
 
 def test_the_position_embeddings_of_every_kind_stand_for_the_patches_alone():
@@ -179,13 +197,24 @@ def test_a_position_table_without_rows_for_registers_is_of_patches_too():
     assert torch.equal(patch_positions(model), model.pos_embed[0, -6:])
 
 
-@pytest.mark.parametrize("name", ["R26+ViT-S/32", "BiT-R50x1", "ViT-Ti/16"])
+def first_layer(name: str) -> torch.nn.Module:
+    if name in ("ScaledStdConv2d", "ScaledStdConv2dSame"):
+        torch.manual_seed(0)
+        first = getattr(timm.layers, name)(3, 8, 5)
+        torch.nn.init.uniform_(first.gain, 0.2, 3.0)
+        return first
+    model, _ = small(name, (64, 64))
+    return next(part for part in model.modules() if isinstance(part, torch.nn.Conv2d))
+
+
+@pytest.mark.parametrize(
+    "name", ["R26+ViT-S/32", "BiT-R50x1", "ViT-Ti/16", "ScaledStdConv2d", "ScaledStdConv2dSame"]
+)
 def test_the_filters_are_what_the_first_layer_makes_of_single_pixels(name):
     """A second way to them: one white pixel of one channel at a time, through the layer itself."""
-    model, _ = small(name, (64, 64))
-    filters = rgb_filters(model)
+    first = first_layer(name)
+    filters = rgb_filters(torch.nn.Sequential(first))
     height, width = filters.shape[2:]
-    first = next(part for part in model.modules() if isinstance(part, torch.nn.Conv2d))
     if hasattr(first, "same_pad"):
         first.same_pad = False
     first.padding, first.bias = (0, 0), None

@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from vitcli import inspection_figures as drawn
+from vitcli.figure_files import save
 from vitcli.figures import COLOURS, STYLE
 
 SMALLEST = 7.0  # points of the smallest text, in a figure no wider than a page of paper
@@ -185,3 +186,58 @@ def test_each_patch_is_a_square_of_one_colour():
 
     found = tile(figure, 0, 1, 1, 2).reshape(-1, 6 * 12, 3)[0, ::12]  # enlarged 12 times to be seen
     assert found.tolist() == [[1, 0, 0]] * 2 + [[0, 1, 0]] * 2 + [[0, 0, 1]] * 2
+
+
+def hot(*shape: int) -> np.ndarray:
+    """Maps of 2x3 patches, each with all its attention on the patch that its number leads to."""
+    maps = np.zeros((*shape, 6))
+    for number, place in enumerate(np.ndindex(*shape)):
+        maps[(*place, number % 6)] = 1.0
+    return maps.reshape(*shape, 2, 3)
+
+
+def hottest(figure: Figure, row: int, column: int, rows: int, columns: int) -> int:
+    """Which of the 2x3 patches of a tile is yellow."""
+    colours = tile(figure, row, column, rows, columns)
+    side = round((len(colours) / 6) ** 0.5)
+    patches = colours.reshape(2, side, 3, side, 3)[:, side // 2, :, side // 2]
+    yellow = drawn._coloured(np.ones((1, 1)), 0, 1)[0, 0]
+    (found,) = np.flatnonzero(np.abs(patches.reshape(6, 3) - yellow).sum(axis=1) < 0.01)
+    return int(found)
+
+
+def test_each_layer_is_a_row_and_each_head_a_column():
+    figure = drawn.attention_by_head(np.zeros((32, 48, 3), np.uint8), hot(3, 4))
+
+    for layer, head in np.ndindex(3, 4):
+        assert hottest(figure, layer, head, 3, 4) == (4 * layer + head) % 6
+
+
+def test_each_picture_is_a_row_and_each_layer_a_column():
+    images = np.zeros((2, 32, 48, 3), np.uint8)
+
+    figure = drawn.attention_by_layer(images, hot(2, 3), width=drawn.WIDE)
+
+    for picture, layer in np.ndindex(2, 3):
+        assert hottest(figure, picture, 1 + layer, 2, 4) == 3 * picture + layer
+
+
+def test_a_map_is_dark_at_no_attention_and_not_at_its_least():
+    maps = np.array([[[[0.5, 1.0]]]])
+
+    found = tile(drawn.attention_by_head(pixels(1)[0], maps), 0, 0, 1, 1)
+
+    half = drawn._coloured(np.array([[0.5]]), 0, 1)[0, 0]
+    np.testing.assert_allclose(found[0], half)
+
+
+@pytest.mark.parametrize("name", ["a$\\frac$b", "_under", "한국어.npz", "<b>bold</b>", "x" * 200])
+def test_any_name_of_a_file_stands_in_the_legend(name, tmp_path, recwarn):
+    figure = drawn.distances_compared([(name, RNG.random((3, 2))), ("other", RNG.random((3, 2)))])
+
+    for ending in ("png", "svg"):
+        save(tmp_path / f"out.{ending}", figure)
+
+    first, second, uniform = (text.get_text() for text in figure.legends[0].get_texts())
+    assert first.startswith(f"1: {name[:50]}") and (second, uniform) == ("2: other", "uniform attention")
+    assert not recwarn.list

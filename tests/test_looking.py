@@ -86,6 +86,7 @@ def test_everything_is_that_of_the_whole_set_in_one_pass(network):
 
 @pytest.mark.parametrize("batch_size", [1, 2, 7])
 def test_nothing_depends_on_the_batch_size(network, batch_size):
+    """But for a last bit here: products as small as these are added up in another order in larger batches."""
     one, other = look(network, pictures(7)), look(network, pictures(7), batch_size=batch_size)
 
     assert other.rows_n == one.rows_n
@@ -94,8 +95,43 @@ def test_nothing_depends_on_the_batch_size(network, batch_size):
         torch.testing.assert_close(getattr(other.found, name), numbers, rtol=1e-5, atol=1e-6)
 
 
+def test_without_the_residual_rollout_is_the_bare_product(network):
+    model, _ = network
+    split, layers = pictures(2), []
+    seen = look(network, split, residual=False)
+    with torch.no_grad(), watched(model, lambda _, weights: layers.append(weights)):
+        model.forward_features(
+            to_model_range(seen.images_MHWC.permute(0, 3, 1, 2), mean=(0.5,) * 3, std=(0.5,) * 3)
+        )
+
+    product = layers[1].mean(1) @ layers[0].mean(1)
+
+    torch.testing.assert_close(seen.found.rollout_MN, product[:, 0, 1:])
+
+
+def test_only_the_network_computes_in_less_precision(network):
+    """Its weights are bfloat16's, what follows from them is not: 1 % would be the price in roll-out."""
+    model, _ = network
+    split, layers = pictures(4), []
+    seen = look(network, split, num_shown=4, precision="bf16")
+    images = seen.images_MHWC.permute(0, 3, 1, 2)
+    with (
+        torch.no_grad(),
+        torch.autocast("cpu", torch.bfloat16),
+        watched(model, lambda _, weights: layers.append(weights.float())),
+    ):
+        model.forward_features(to_model_range(images, mean=(0.5,) * 3, std=(0.5,) * 3))
+    rolled = torch.eye(7)
+    for weights in layers:
+        rolled = (weights.mean(1) + torch.eye(7)) / 2 @ rolled
+    rolled = rolled / rolled.sum(-1, keepdim=True)  # bfloat16's rows do not quite sum to 1
+
+    assert all(numbers.dtype in (torch.float32, torch.float64) for numbers in vars(seen.found).values())
+    torch.testing.assert_close(seen.found.rollout_MN, rolled[:, 0, 1:], rtol=2e-3, atol=0)
+
+
 def test_large_weights_go_through_in_smaller_batches(network, monkeypatch):
-    """3 heads of 7 x 7 tokens are 147 weights an image: within 300 there is room for two."""
+    """3 heads of 7 x 7 tokens are 147 weights an image: within 300 there is no room for four."""
     sizes = []
     model, _ = network
     monkeypatch.setattr(looking, "MOST_WEIGHTS", 300)
@@ -105,7 +141,20 @@ def test_large_weights_go_through_in_smaller_batches(network, monkeypatch):
 
     look(network, pictures(5))
 
-    assert sizes[1:] == [2, 2, 1]  # the first is the one by which the network is known
+    assert sizes[1:] == [1] * 5  # the first is the one by which the network is known
+
+
+def test_batches_are_as_large_as_fits(network, monkeypatch):
+    sizes = []
+    model, _ = network
+    monkeypatch.setattr(looking, "MOST_WEIGHTS", 147 * 5)
+    monkeypatch.setattr(
+        model, "forward_features", lambda x, own=model.forward_features: sizes.append(len(x)) or own(x)
+    )
+
+    look(network, pictures(7), batch_size=64)
+
+    assert sizes[1:] == [8, 4]  # five pictures and two, filled up with blank ones to a multiple of four
 
 
 def test_a_picture_that_cannot_be_decoded_stops_it_or_is_left_out(network):

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from timm.layers import ScaledStdConv2d, StdConv2d, StdConv2dSame
+from timm.layers import ScaledStdConv2d, ScaledStdConv2dSame, StdConv2d, StdConv2dSame
 from torch import Tensor, nn
 
 from vitcli.architecture import Architecture
 from vitcli.layers import has_normed_token
 from vitcli.positions import Positions
 
+CLASS_TOKEN, PATCHES = "class token", "mean of the patches"
 STD_EPS = 1e-5  # each kind of standardisation has another epsilon, below what a picture shows
 
 
@@ -26,7 +27,8 @@ class Attends:
     Attributes:
         grid: (H, W) in patches.
         patch_size: pixels from one patch to the next, of a hybrid its whole stride.
-        reads_token: whether the output is read from the class token, else from the mean of the patches.
+        num_prefix: tokens before the patches; `has_class_token` if one of them is the class token.
+        read_from: what the output is read from, in words.
     """
 
     num_layers: int
@@ -34,7 +36,13 @@ class Attends:
     num_prefix: int
     grid: tuple[int, int]
     patch_size: int
-    reads_token: bool
+    has_class_token: bool
+    read_from: str
+
+    @property
+    def reads_token(self) -> bool:
+        """Whether the output is read from the class token, else from the patches."""
+        return self.read_from == CLASS_TOKEN
 
     @property
     def weights_an_image(self) -> int:
@@ -84,7 +92,7 @@ def attends(model: nn.Module, arch: Architecture) -> Attends | str:
     The attention of windows, of channels, or of tokens that are merged on the way has no one grid.
     """
     if not attention_layers(model):
-        return f"{arch.name} has no blocks of self-attention over patches"
+        return f"{arch.name} has no blocks of one self-attention each over patches"
     shapes: dict[int, tuple[int, ...]] = {}
     image_1CHW = torch.zeros(1, 3, *arch.image_size, device=next(model.parameters()).device)
     with torch.no_grad(), watched(model, lambda number, weights: shapes.update({number: weights.shape})):
@@ -102,8 +110,16 @@ def attends(model: nn.Module, arch: Architecture) -> Attends | str:
         num_prefix=num_prefix,
         grid=grid,
         patch_size=arch.patch_size or arch.image_size[0] // grid[0],
-        reads_token=has_normed_token(model),
+        has_class_token=getattr(model, "cls_token", None) is not None,
+        read_from=_read_from(model),
     )
+
+
+def _read_from(model: nn.Module) -> str:
+    if has_normed_token(model):
+        return CLASS_TOKEN
+    pools_itself = getattr(model, "global_pool", "avg") != "avg"  # by attention, or the largest of all
+    return f"{PATCHES}, in place of its own pooling" if pools_itself else PATCHES
 
 
 def patch_grid(model: nn.Module) -> tuple[int, int] | None:
@@ -121,16 +137,18 @@ def rgb_filters(model: nn.Module) -> Tensor | None:
     if first is None or first.in_channels != 3 or first.groups != 1:
         return None
     filters_DCPQ = first.weight.detach()
-    if not isinstance(first, StdConv2d | StdConv2dSame | ScaledStdConv2d):
+    is_scaled = isinstance(first, ScaledStdConv2d | ScaledStdConv2dSame)
+    if not is_scaled and not isinstance(first, StdConv2d | StdConv2dSame):
         return filters_DCPQ
     std, mean = torch.std_mean(filters_DCPQ, dim=(1, 2, 3), correction=0, keepdim=True)
-    return (filters_DCPQ - mean) / std.clamp_min(STD_EPS)
+    standardised_DCPQ = (filters_DCPQ - mean) / std.clamp_min(STD_EPS)
+    return standardised_DCPQ * first.gain.detach() * first.scale if is_scaled else standardised_DCPQ
 
 
 def patch_positions(model: nn.Module) -> Tensor | str:
     """(N, D), what is added to each patch for its place; or, in words, why there is nothing of the kind."""
     table = getattr(model, "pos_embed", None)
-    if isinstance(table, Tensor) and table.ndim == 3:
+    if isinstance(table, Tensor):
         return _of_patches(model, table)
     own = [part for part in model.modules() if isinstance(part, Positions)]
     if own:  # of those at every layer, the first layer's
@@ -156,8 +174,9 @@ def feature_map(model: nn.Module, encoded: Any) -> Tensor | None:
 
 def _of_patches(model: nn.Module, table_1TD: Tensor) -> Tensor | str:
     grid = patch_grid(model)
+    is_table = grid is not None and table_1TD.ndim == 3
     table_TD = table_1TD.detach()[0]
-    num_prefix = len(table_TD) - grid[0] * grid[1] if grid else -1
+    num_prefix = len(table_TD) - grid[0] * grid[1] if is_table else -1
     if num_prefix not in (0, getattr(model, "num_prefix_tokens", 0)):
         return "its position embeddings do not stand for one patch each"
     return table_TD[num_prefix:]

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-import matplotlib
 from matplotlib.figure import Figure
 
+from vitcli.figures import saving
 from vitcli.safe_files import replace_file
 
 ENDINGS = ("png", "svg")
@@ -18,5 +18,5 @@ def save(path: Path, figure: Figure) -> None:
     """
     ending = path.suffix.removeprefix(".")
     more = {"metadata": {"Date": None}} if ending == "svg" else {}
-    with matplotlib.rc_context({"svg.hashsalt": path.name}):  # else its ids are drawn at random
+    with saving(path.name):
         replace_file(path, lambda file: figure.savefig(file, format=ending, **more))

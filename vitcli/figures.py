@@ -1,5 +1,8 @@
 """Arrays to pictures, one look for all. Functions return matplotlib figures; commands save them."""
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import matplotlib
@@ -30,6 +33,17 @@ ACCURACIES = {
     "patch_accuracy": "of patches",
     "most_frequent_color": "one guess",
 }
+
+
+@contextmanager
+def saving(key: str) -> Iterator[None]:
+    """While a figure is written: the same one always to the same bytes, `key` in the place of drawn ids.
+
+    Letters that its font has not are boxes in a PNG; that is nothing to tell on standard error.
+    """
+    with matplotlib.rc_context({"svg.hashsalt": key}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"Glyph \d+ .* missing from font")
+        yield
 
 
 def training_curves(records: list[dict[str, Any]]) -> dict[str, Figure]:

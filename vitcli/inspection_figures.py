@@ -80,12 +80,13 @@ def distances_compared(curves: Sequence[tuple[str, np.ndarray]]) -> Figure:
     """
     with matplotlib.rc_context(STYLE):
         figure, axes = _axes(height=3.6)
-        for (name, shares_LA), colour in zip(curves, COLOURS, strict=False):
+        for number, ((name, shares_LA), colour) in enumerate(zip(curves, COLOURS, strict=False), start=1):
+            told = f"{number}: {name if len(name) <= LONGEST else f'{name[: LONGEST - 1]}…'}"
             layers = np.arange(1, len(shares_LA) + 1)
             axes.fill_between(
                 layers, shares_LA.min(axis=1), shares_LA.max(axis=1), color=colour, alpha=0.15, linewidth=0
             )
-            axes.plot(layers, shares_LA.mean(axis=1), color=colour, marker="o", markersize=3.2, label=name)
+            axes.plot(layers, shares_LA.mean(axis=1), color=colour, marker="o", markersize=3.2, label=told)
         _uniform(axes, 1.0)
         axes.set(xlabel="layer", ylabel="distance / that of uniform attention")
         _legend(figure, axes, ncols=1)
@@ -147,8 +148,9 @@ def _uniform(axes, distance: float) -> None:
 
 def _legend(figure: Figure, axes: Any, *, ncols: int) -> None:
     handles, labels = axes.get_legend_handles_labels()
-    labels = [label if len(label) <= LONGEST else f"{label[: LONGEST - 1]}…" for label in labels]
-    figure.legend(handles, labels, loc="lower center", ncols=ncols, fontsize=SMALL, handlelength=1.4)
+    legend = figure.legend(handles, labels, loc="lower center", ncols=ncols, fontsize=SMALL, handlelength=1.4)
+    for text in legend.get_texts():
+        text.set_parse_math(False)  # a dollar in the name of a file is a dollar
 
 
 def _spread(num_heads: int) -> np.ndarray:

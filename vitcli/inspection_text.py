@@ -59,7 +59,8 @@ def facts(results: Sequence[Mapping[str, Any]]) -> list[str]:
     split, dataset = results[0]["eval_split"], results[0]["dataset"]
     if split:
         named = public_name(dataset) + split.removeprefix(dataset) if dataset else split
-        told.append(f"{results[0]['num_images']} pictures of {named}")
+        count = max(one["num_images"] for one in results)  # of a network without attention only those shown
+        told.append(f"{count} picture{'s' * (count > 1)} of {named}")
     return told
 
 
@@ -109,13 +110,14 @@ def _positions(said: Mapping[str, Any], result: Mapping[str, Any]) -> str:
     told = ", ".join(
         f"{round(said[key], 2) + 0.0:.2f} {text}" for key, text in words.items() if said[key] is not None
     )
+    mean = f", on average {told}" if told else ""
     height, width = result["patch_grid"]
     step = max(map(step_of_tiles, (height, width)))
     which = {2: "second", 3: "third"}.get(step, f"{step}th")
     some = f" Along a long side only every {which} patch has a tile." if step > 1 else ""
     return (
         f"Each tile stands for one patch of the {height}x{width} grid, and shows how alike its position "
-        f"embedding is to that of every patch: the cosine, on average {told}.{some} Rows and columns make a "
+        f"embedding is to that of every patch: the cosine{mean}.{some} Rows and columns make a "
         "cross where the network has learnt the grid. Paper, Figure 7, centre, and Figure 10."
     )
 
@@ -127,7 +129,8 @@ def _distance(said: Mapping[str, Any], result: Mapping[str, Any]) -> str:
     spread = f" Layer {nearest + 1} looks nearest, {by_layer[nearest]:.1f} px on average, layer "
     spread += f"{farthest + 1} farthest, {by_layer[farthest]:.1f} px." if len(by_layer) > 1 else ""
     if said["prefix_tokens"]:
-        tokens = "The class token is" if said["prefix_tokens"] == 1 else "Tokens that are no patch are"
+        is_one = said["prefix_tokens"] == 1 and said["has_class_token"]
+        tokens = "The class token is" if is_one else "Tokens that are no patch are"
         rest = "" if said["renormalised"] else ", and with them their part of the weights"
         bars += f". {tokens} left out{rest}"
     return (

@@ -5,6 +5,7 @@ n images looked at, of which the first M are shown; B batch, L layers, A heads, 
 """
 
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -80,11 +81,12 @@ def look(
         DataError: an image cannot be decoded and `on_bad_image` is "error", or none at all could be.
         WeightsError: what the network computes is not finite.
     """
-    at_once = min(batch_size, MOST_WEIGHTS // attends.weights_an_image) if attends else batch_size
+    at_once, multiple = _batch_size(attends, batch_size)
+    distances_NN = attends and patch_distances(attends.grid, attends.patch_size).float().to(device)
     batches = eval_batches(
         split,
         preprocessing,
-        batch_size=max(1, at_once),
+        batch_size=at_once,
         rank=0,
         world_size=1,
         on_bad_image=on_bad_image,
@@ -94,19 +96,25 @@ def look(
 
     def network(_: Tensor, images_BCHW: Tensor) -> Found:
         closely = max(0, num_shown - len(rows))
-        return _one_batch(model, attends, images_BCHW, closely, residual=residual, renormalise=renormalise)
+        if attends is None:
+            return Found(None, None, None, _features(model, model.forward_features(images_BCHW[:closely])))
+        return look_at(
+            model, attends, images_BCHW, distances_NN, closely, residual=residual, renormalise=renormalise
+        )
 
     passed = forward.passes(
-        model, network, batches, preprocessing, device=device, precision=precision, multiple=1
+        model, network, batches, preprocessing, device=device, precision=precision, multiple=multiple
     )
     for batch, found in forward.watched(passed, console, "inspect", total=len(split), at_once=1):
         skipped += batch.skipped
-        if not len(batch.rows_B):
+        count = len(batch.rows_B)
+        if not count:
             continue
-        for numbers in vars(found).values():
+        own = [None if numbers is None else numbers[:count] for numbers in vars(found).values()]
+        for numbers in own:  # without the blank images that fill up a batch
             if numbers is not None:
                 forward.check_finite(numbers, batch, so="there is nothing to see", precision=precision)
-        parts.append(found)
+        parts.append(Found(*own))
         images.append(batch.images_BCHW[: max(0, num_shown - len(rows))].permute(0, 2, 3, 1))
         rows += batch.rows_B.tolist()
     if not rows:
@@ -114,48 +122,56 @@ def look(
     return _together(parts, rows, images, skipped)
 
 
-def _one_batch(
+def look_at(
     model: nn.Module,
-    attends: Attends | None,
+    attends: Attends,
     images_BCHW: Tensor,
+    distances_NN: Tensor,
     num_shown: int,
     *,
     residual: bool,
     renormalise: bool,
 ) -> Found:
-    """What one forward pass shows of its images, and closely of the first `num_shown`."""
-    if attends is None:
-        features = feature_map(model, model.forward_features(images_BCHW[:num_shown]))
-        return Found(None, None, None, None if features is None else features.float().cpu())
-    distances_NN = patch_distances(attends.grid, attends.patch_size).to(images_BCHW)
+    """What one forward pass shows of its images, and closely of the first `num_shown`; on the CPU.
+
+    Args:
+        distances_NN: float32, see `analysis.patch_distances`.
+    """
     output = {"num_prefix": attends.num_prefix, "reads_token": attends.reads_token}
     distances, heads, rollout_MTT = [], [], None
 
     def see(_: int, weights_BATT: Tensor) -> None:
         nonlocal rollout_MTT
         weights_BATT = weights_BATT.float()
-        distances.append(
-            attention_distance(
-                weights_BATT, distances_NN, num_prefix=attends.num_prefix, renormalise=renormalise
+        with torch.autocast(weights_BATT.device.type, enabled=False):  # products of weights are no bf16
+            distances.append(
+                attention_distance(
+                    weights_BATT, distances_NN, num_prefix=attends.num_prefix, renormalise=renormalise
+                )
             )
-        )
-        if num_shown:
-            weights_MATT = weights_BATT[:num_shown]
-            heads.append(seen_by_output(weights_MATT, **output).cpu())
-            rollout_MTT = rollout_layer(rollout_MTT, weights_MATT, residual=residual)
+            if num_shown:
+                weights_MATT = weights_BATT[:num_shown]
+                heads.append(seen_by_output(weights_MATT, **output).cpu())
+                rollout_MTT = rollout_layer(rollout_MTT, weights_MATT, residual=residual)
 
     with watched(model, see):
         encoded = model.forward_features(images_BCHW)
     distance_BLA = torch.stack(distances, dim=1).double().cpu()
     if not num_shown:
         return Found(distance_BLA, None, None, None)
-    features = feature_map(model, encoded[:num_shown])
-    return Found(
-        distance_BLA,
-        seen_by_output(rollout_MTT, **output).cpu(),
-        torch.stack(heads, dim=1),
-        None if features is None else features.float().cpu(),
-    )
+    rollout_MN = seen_by_output(rollout_MTT, **output).cpu()
+    return Found(distance_BLA, rollout_MN, torch.stack(heads, dim=1), _features(model, encoded[:num_shown]))
+
+
+def _batch_size(attends: Attends | None, wanted: int) -> tuple[int, int]:
+    """Images of a forward pass, and what they are filled up to a multiple of; by the bound on memory."""
+    fitting = MOST_WEIGHTS // attends.weights_an_image if attends else wanted
+    return (1, 1) if fitting < forward.MULTIPLE else (min(wanted, fitting), forward.MULTIPLE)
+
+
+def _features(model: nn.Module, encoded: Any) -> Tensor | None:
+    found = feature_map(model, encoded)
+    return None if found is None else found.float().cpu()
 
 
 def _together(parts: list[Found], rows: list[int], images: list[Tensor], skipped: list[str]) -> Seen:

@@ -173,8 +173,8 @@ Compare = Annotated[str | None, option("--compare", MODEL,
 CompareRes = Annotated[str | None, option("--compare-res", DATA,
     "Image size of the second, where it is not that of --res or its own.", "PX")]
 InspectionOut = Annotated[Path | None, option("--out", RUN,
-    "Folder for figures (PNG, SVG), arrays, numbers and the page index.html. New under runs/ if left out.",
-    "FOLDER")]
+    "Folder for figures (PNG, SVG), arrays, numbers and the page inspection.html. New under runs/ if left "
+    "out.", "FOLDER")]
 Summary = Annotated[bool, option("--summary", RUN,
     "Draw nothing: say what the checkpoint is, whether it is sound, and which commands take it.")]
 

@@ -11,7 +11,7 @@ from matplotlib.collections import QuadMesh
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullLocator
 
-from vitcli.figures import COLOURS, STYLE
+from vitcli.figures import COLOURS, STYLE, saving
 
 MOST_LINES = len(COLOURS)  # of one picture
 MOST_TICKS = 8
@@ -99,9 +99,8 @@ def to_svg(figure: Figure, *, key: str, label: str, has_paper: bool = False, dpi
             if isinstance(mesh, QuadMesh):  # a colour bar of 256 paths
                 mesh.set_rasterized(True)
     text = io.StringIO()
-    settings = {"svg.fonttype": "none", "svg.hashsalt": key}
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    with matplotlib.rc_context(settings):
+    with saving(key), matplotlib.rc_context({"svg.fonttype": "none"}):
         figure.savefig(text, format="svg", transparent=not has_paper, dpi=dpi, metadata=nothing)
     svg = text.getvalue()
     return _tidied(svg[svg.index("<svg") :], key, label, has_paper)

@@ -10,7 +10,6 @@ import socket
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -49,19 +48,18 @@ class ResultFolder:
             MachineError: it cannot be written, or other things have the names.
             VitError: it is the folder of a run.
         """
-        for folder in self.folders(out, num_results):
+        for folder in {out, *self.folders(out, num_results)}:
             safe_files.check_can_write_in(folder.resolve(), option="--out")
             taken = next((folder / name for name in self.names if (folder / name).is_dir()), None)
             if taken:
                 raise MachineError(f"{taken} is a folder", where="--out", fix="choose another folder")
-        if (out / runlog.RECIPE).is_file() and (
-            (out / runlog.LOCK).exists() or (out / "checkpoints").is_dir()
-        ):
-            raise VitError(
-                "the folder is that of a run",
-                where=f"--out {out}",
-                fix=f"give the {self.noun} a folder of its own, such as --out {out / self.noun}",
-            )
+            is_begun = (folder / runlog.LOCK).exists() or (folder / "checkpoints").is_dir()
+            if is_begun and (folder / runlog.RECIPE).is_file():
+                raise VitError(
+                    "the folder is that of a run",
+                    where=f"--out {folder}",
+                    fix=f"give the {self.noun} a folder of its own, such as --out {out / self.noun}",
+                )
 
     def claim(self, held: ExitStack, out: Path, asked: Sequence[dict[str, Any]], *, overwrite: bool) -> None:
         """Before any work: the folder can be written, and is ours alone until `held` is closed.
@@ -75,18 +73,31 @@ class ResultFolder:
         if not overwrite:
             self._refuse_another(out, asked)
         for folder in self.folders(out, len(asked)):
+            if folder != out and (folder / self.result).exists():
+                raise VitError(
+                    f"{folder} holds {self.noun} results of its own",
+                    where=f"--out {out}",
+                    fix="choose another folder with --out",
+                )
             safe_files.try_to_write_in(folder.resolve(), option="--out")
 
     def clear(self, out: Path) -> None:
         """Delete an earlier result, and nothing else."""
         if not (out / self.result).exists():
             return
-        numbered = takewhile(Path.is_dir, (out / str(number) for number in count(1)))
-        for folder in (*numbered, out):
+        for folder in {*self.folders(out, self._num_results(out)), out}:
             for name in self.names:
                 (folder / name).unlink(missing_ok=True)
-            if folder != out and not any(folder.iterdir()):
+            if folder != out and folder.is_dir() and not any(folder.iterdir()):
                 folder.rmdir()
+
+    def _num_results(self, out: Path) -> int:
+        """How many results the folder holds; 1 if its file does not tell."""
+        try:
+            stored = json.loads((out / self.result).read_text(encoding="utf-8"))
+            return len(stored.get(f"{self.noun}s", [stored]))
+        except (OSError, ValueError, TypeError, AttributeError):
+            return 1
 
     def _take_lock(self, held: ExitStack, out: Path) -> None:
         """An advisory lock that ends with the process, however it ends; its file goes with `held`."""
@@ -131,7 +142,7 @@ class ResultFolder:
 def differences(before: Sequence[dict[str, Any]], asked: Sequence[dict[str, Any]], *, noun: str) -> list[str]:
     """In what the questions differ, in words; nothing if they are the same."""
     if len(before) != len(asked):
-        return [f"{len(before)} {noun}s there, {len(asked)} here"]
+        return [f"{len(before)} {noun}{'s' * (len(before) != 1)} there, {len(asked)} here"]
     told = {
         f"{key} {old.get(key, 'not given')} there, {new.get(key, 'not given')} here": None
         for old, new in zip(before, asked, strict=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 from PIL import Image
 from safetensors.numpy import load_file
 
@@ -15,10 +16,14 @@ from tests.browser import Browser, find
 from tests.conftest import SHARED, run
 from tests.pages import SHAPES, Page, assert_fetches_nothing
 from vitcli import analysis, recipe
+from vitcli.attention_maps import watched
+from vitcli.commands import inspection_files
 from vitcli.commands.inspect import pictures_of
+from vitcli.commands.inspection import Inspection
 from vitcli.inspection_text import as_text
+from vitcli.loading import load
 from vitcli.model import architecture, build
-from vitcli.transforms import Preprocessing
+from vitcli.transforms import Preprocessing, to_model_range
 from vitcli.weights import read_weights, write_weights
 
 FIGURES = ["filters", "position_similarity", "attention_distance", "rollout", "attention_by_head",
@@ -58,7 +63,7 @@ def test_figures_arrays_numbers_and_a_page_are_there(inspected):
 
     figures = {f"{name}.{ending}" for name in FIGURES for ending in ("png", "svg")}
     assert {file.name for file in out.iterdir()} == figures | {
-        "arrays.safetensors", "index.html", "inspection.json"
+        "arrays.safetensors", "inspection.html", "inspection.json"
     }  # fmt: skip
     assert json.loads((out / "inspection.json").read_text()) == result
     assert sorted(result["figures"]) == sorted(FIGURES)
@@ -89,9 +94,56 @@ def test_the_numbers_are_those_of_the_arrays(inspected):
     assert (result["resolution"], result["patch_grid"], result["patch_size"]) == ([32, 48], [2, 3], 16)
 
 
+def test_every_array_has_its_patches_in_rows_and_columns(inspected, vit_weights):
+    """The patch in row 1 and column 2 of 2x3 is the sixth token, or the seventh with the class token."""
+    out, _ = inspected
+    arrays = load_file(out / "arrays.safetensors")
+    model, _, _ = load(read_weights(str(vit_weights)))
+    images = torch.from_numpy(arrays["images"]).permute(0, 3, 1, 2)
+    layers: list[torch.Tensor] = []
+    with torch.no_grad(), watched(model.eval(), lambda _, weights: layers.append(weights)):
+        encoded = model.forward_features(to_model_range(images, mean=(0.5,) * 3, std=(0.5,) * 3))
+    rolled = torch.eye(7)
+    for weights in layers:
+        rolled = (weights.mean(1) + torch.eye(7)) / 2 @ rolled
+    positions = torch.nn.functional.normalize(model.pos_embed[0].detach(), dim=-1)
+    by_head = torch.stack(layers, dim=1)[..., 0, 1:]
+    colours, _ = analysis.feature_colours(encoded[:, 1:])
+
+    close = {"rtol": 1e-4, "atol": 1e-6}
+    np.testing.assert_allclose(arrays["rollout"][:, 1, 2], rolled[:, 0, 6], **close)
+    np.testing.assert_allclose(arrays["rollout"][:, 0, 1], rolled[:, 0, 2], **close)
+    np.testing.assert_allclose(arrays["attention_by_head"][..., 1, 2], by_head[..., 5], **close)
+    np.testing.assert_allclose(arrays["attention_by_head"][..., 0, 1], by_head[..., 1], **close)
+    np.testing.assert_allclose(arrays["patch_colours"][:, 1, 2], colours[:, 5], rtol=0, atol=1e-3)
+    np.testing.assert_allclose(arrays["patch_colours"][:, 0, 1], colours[:, 1], rtol=0, atol=1e-3)
+    np.testing.assert_allclose(
+        arrays["position_similarity"][1, 2, 0, 1], positions[6] @ positions[2], atol=1e-6
+    )
+
+
+def test_figures_show_the_arrays_and_listen_to_the_keys(inspected):
+    out, result = inspected
+    arrays = load_file(out / "arrays.safetensors")
+    arrays["rollout"][:, 0, 0] = 1.0  # one patch that draws it all
+
+    def figures(full_at: float) -> dict[str, Figure]:
+        changed = result | {"rollout": result["rollout"] | {"full_at": full_at}}
+        return inspection_files.figures_of(Inspection(changed, arrays), width=7.0)
+
+    usual, bright = figures(1.0), figures(0.5)
+
+    lit, brighter = (np.asarray(one["rollout"].axes[0].images[0].get_array()) for one in (usual, bright))
+    assert brighter.mean() > 1.2 * lit.mean()
+    layers = [text.get_text() for text in usual["attention_by_layer"].axes[0].get_xticklabels()]
+    assert layers == ["input", "1", "2"]  # not its three heads
+    picture = usual["attention_by_head"].axes[1].images[0].get_array()
+    assert np.array_equal(picture, arrays["images"][0])
+
+
 def test_the_page_shows_every_figure_with_a_caption_and_fetches_nothing(inspected):
     out, _ = inspected
-    text = (out / "index.html").read_text()
+    text = (out / "inspection.html").read_text()
     page = Page(text)
 
     assert_fetches_nothing(text)
@@ -114,12 +166,12 @@ def test_the_text_for_a_person_has_a_line_for_each_layer(inspected):
     lowest = min(result["attention_distance"]["mean"][0])
     assert [line[0] for line in layers] == ["1", "2"]
     assert layers[0][1] == f"{lowest:.1f}"
-    assert str(out / "index.html") in text
+    assert str(out / "inspection.html") in text
 
 
 def test_the_same_command_leaves_the_same_bytes(inspected, vit_weights, photos):
     out, _ = inspected
-    skipped = {"inspection.json", "index.html"}  # they say when
+    skipped = {"inspection.json", "inspection.html"}  # they say when
 
     def digests() -> dict[str, str]:
         files = (file for file in out.iterdir() if file.name not in skipped)
@@ -161,7 +213,7 @@ def test_two_checkpoints_stand_side_by_side_on_the_same_pictures(vit_weights, ph
         assert shares == pytest.approx([value / said["uniform"] for value in said["by_layer"]])
     assert len(compared["rollout_correlation"]) == 8
     assert (out / "distances_compared.png").is_file() and (out / "2" / "rollout.svg").is_file()
-    page = Page((out / "index.html").read_text())
+    page = Page((out / "inspection.html").read_text())
     assert page.count("figure") == 2 * len(FIGURES) + 1
     text = as_text(outcome.json)
     assert "network 1   vit at 32x48 px: " in text and "network 2   vit at 64x96 px: " in text
@@ -185,12 +237,36 @@ def test_a_resnet_has_filters_and_features_and_a_word_on_the_rest(photos, tmp_pa
         "position_similarity": "no table of position embeddings is added to its patches",
         **dict.fromkeys(
             ("attention_distance", "rollout", "attention_by_head"),
-            "resnet10t has no blocks of self-attention over patches",
+            "resnet10t has no blocks of one self-attention each over patches",
         ),
     }
     assert result["filters"]["size"] == [3, 3]
     assert "attention distance, attention roll-out, attention by head: resnet10t has no" in outcome.out
-    assert "has no blocks of self-attention" in (tmp_path / "out" / "index.html").read_text()
+    assert "has no blocks of one self-attention" in (tmp_path / "out" / "inspection.html").read_text()
+
+
+def test_less_precision_is_the_networks_alone(vit_weights, photos, tmp_path, inspected):
+    out, _ = inspected
+    words = ["inspect", "--ckpt", vit_weights, "--dataset", photos, "--out", tmp_path / "out", "-q"]
+    assert run(*words, "--precision", "bf16").code == 0
+
+    here, there = (load_file(place / "arrays.safetensors") for place in (out, tmp_path / "out"))
+    np.testing.assert_allclose(there["attention_distance"], here["attention_distance"], atol=0.5)
+    np.testing.assert_allclose(there["rollout"], here["rollout"], rtol=0.05)
+
+
+def test_a_picture_of_one_patch_has_no_distances_to_compare(photos, tmp_path):
+    weights = stored(tmp_path / "one", size=(16, 16), **SMALL)
+
+    outcome = run(
+        "inspect", "--ckpt", weights, "--compare", weights, "--images", photos / "test" / "red",
+        "--out", tmp_path / "out", "--json", "-q",
+    )  # fmt: skip
+
+    assert outcome.err == ""
+    strict = json.loads(outcome.out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert strict["compared"]["distance_of_uniform_by_layer"] is None
+    assert "the cosine. Rows" in (tmp_path / "out" / "inspection.html").read_text()
 
 
 def test_a_key_chooses_the_other_reading_of_the_paper(vit_weights, photos, tmp_path, inspected):
@@ -198,12 +274,17 @@ def test_a_key_chooses_the_other_reading_of_the_paper(vit_weights, photos, tmp_p
     other = run(
         "inspect", "--ckpt", vit_weights, "--dataset", photos, "--out", tmp_path / "out", "--json", "-q",
         "--set", "inspect.renormalise=false", "--set", "inspect.num_shown=2",
-        "--set", "inspect.components=3",
+        "--set", "inspect.components=3", "--set", "inspect.residual=false",
     ).json  # fmt: skip
 
     here, there = (one["attention_distance"]["by_layer"] for one in (usual, other))
     assert all(less < more for less, more in zip(there, here, strict=True))
     assert len(other["shown"]) == 2 and len(other["filters"]["variance_shares"]) == 3
+    with_residual, bare = (
+        load_file(Path(one["out"]) / "arrays.safetensors")["rollout"][:2] for one in (usual, other)
+    )
+    assert other["rollout"]["residual"] is False
+    assert (bare.sum(axis=(1, 2)) > with_residual.sum(axis=(1, 2))).all()  # the token itself has less
 
 
 def looked_at(
@@ -303,7 +384,7 @@ def test_the_demo_needs_no_options(tmp_path, monkeypatch):
     assert outcome.code == 0, outcome.err
     (folder,) = (tmp_path / "runs").iterdir()
     assert folder.name.startswith("inspect-demo-ViT-demo-8-")
-    assert (folder / "index.html").is_file()
+    assert (folder / "inspection.html").is_file()
     assert "demo: ViT-demo/8 at 64 px, 8x8 patches of 8" in outcome.out
     assert "128 pictures of demo, split test" in outcome.out
 
@@ -327,7 +408,7 @@ def test_real_weights_know_the_grid_and_look_farther_with_depth(tmp_path):
 @pytest.mark.parametrize(("width", "is_dark"), [(1280, False), (390, False), (1280, True)])
 def test_a_browser_shows_every_picture_and_asks_for_nothing(inspected, tmp_path, width, is_dark):
     out, _ = inspected
-    page = out / "index.html"
+    page = out / "inspection.html"
     find()
     with Browser(tmp_path / "profile") as browser:
         browser.open(f"file://{page}", width=width, is_dark=is_dark)

@@ -57,7 +57,7 @@ def inspect(
         pictures: files, folders and globs; none for those of the data set that the recipe names, if any.
     """
     began_at = time.perf_counter()
-    name = recipe_name or _recipe_for(each_shorthands[0], pictures)
+    name = recipe_name or _recipe_for(overrides, each_shorthands[0], pictures)
     resolved = [recipe.load(name, overrides, one, training=False) for one in each_shorthands]
     _check(resolved, name, pictures, split)
     if out:
@@ -118,10 +118,10 @@ def _new_folder(question: Question, pictures: Sequence[str]) -> Path:
     return runlog.new_folder("inspect", looked_at, question.weights.architecture.name)
 
 
-def _recipe_for(shorthands: Mapping[str, Any], pictures: Sequence[str]) -> str:
-    """The demo's if nothing at all is named."""
-    named = [shorthands.get("model.ckpt"), shorthands.get("data.dataset"), *pictures]
-    return "inspect/default" if any(named) else "inspect/demo"
+def _recipe_for(overrides: Sequence[str], shorthands: Mapping[str, Any], pictures: Sequence[str]) -> str:
+    """The demo's if nothing to look at is named."""
+    named = as_asked(None, overrides, shorthands).keys() & {"model.ckpt", "data.dataset"}
+    return "inspect/default" if named or pictures else "inspect/demo"
 
 
 def _check(resolved: Sequence[Recipe], name: str, pictures: Sequence[str], split: str) -> None:

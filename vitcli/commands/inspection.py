@@ -162,6 +162,7 @@ def _distance(seen: Seen | None, how: Attends | str, wanted: Inspect) -> Part:
         "unit": "pixels",
         "renormalised": wanted.renormalise,
         "prefix_tokens": how.num_prefix,
+        "has_class_token": how.has_class_token,
         "uniform": float(analysis.patch_distances(how.grid, how.patch_size).mean()),
         "by_layer": mean_LA.mean(dim=1).tolist(),
         "mean": mean_LA.tolist(),
@@ -173,19 +174,15 @@ def _distance(seen: Seen | None, how: Attends | str, wanted: Inspect) -> Part:
 def _rollout(seen: Seen | None, how: Attends | str, wanted: Inspect) -> Part:
     if isinstance(how, str):
         return how
-    numbers = {"residual": wanted.residual, "full_at": wanted.full_at, "read_from": _read_from(how)}
+    numbers = {"residual": wanted.residual, "full_at": wanted.full_at, "read_from": how.read_from}
     return numbers, {"rollout": seen.found.rollout_MN.unflatten(1, how.grid)}
 
 
 def _by_head(seen: Seen | None, how: Attends | str) -> Part:
     if isinstance(how, str):
         return how
-    numbers = {"num_layers": how.num_layers, "num_heads": how.num_heads, "read_from": _read_from(how)}
+    numbers = {"num_layers": how.num_layers, "num_heads": how.num_heads, "read_from": how.read_from}
     return numbers, {"attention_by_head": seen.found.heads_MLAN.unflatten(-1, how.grid)}
-
-
-def _read_from(how: Attends) -> str:
-    return "class token" if how.reads_token else "mean of the patches"
 
 
 def _features(seen: Seen, arch: Architecture) -> Part:

@@ -19,7 +19,7 @@ from vitcli.result_folder import ResultFolder
 from vitcli.safe_files import replace_file, write_json
 from vitcli.weights_files import write_safetensors
 
-RESULT, ARRAYS, PAGE = "inspection.json", "arrays.safetensors", "index.html"
+RESULT, ARRAYS, PAGE = "inspection.json", "arrays.safetensors", "inspection.html"
 FIGURES = tuple(inspection_text.NAMES)
 FOLDER = ResultFolder(
     noun="inspection",
@@ -38,7 +38,7 @@ def write_all(out: Path, found: Sequence[Inspection], *, began_at: float) -> dic
     results = [one.result for one in found]
     pictures: list[tuple[str, Picture]] = []
     for number, (folder, one) in enumerate(zip(FOLDER.folders(out, len(found)), found, strict=True), 1):
-        figures = _figures(one, width=drawn.WIDE if len(found) == 1 else drawn.WIDTH)
+        figures = figures_of(one, width=drawn.WIDE if len(found) == 1 else drawn.WIDTH)
         _save(folder, figures)
         metadata = {"format": "pt", "ckpt": one.result["ckpt"], "model": one.result["model"]}
         arrays = {name: torch.from_numpy(array) for name, array in one.arrays.items()}
@@ -64,7 +64,7 @@ def write_all(out: Path, found: Sequence[Inspection], *, began_at: float) -> dic
     return result
 
 
-def _figures(one: Inspection, *, width: float) -> dict[str, Figure]:
+def figures_of(one: Inspection, *, width: float) -> dict[str, Figure]:
     """By name; `width` is that of rows of pictures."""
     found, said = one.arrays, one.result
     figures = {}
@@ -100,8 +100,8 @@ def _save(folder: Path, figures: Mapping[str, Figure]) -> None:
 
 def _both(found: Sequence[Inspection]) -> dict[str, Figure]:
     """Figures of two checkpoints in one; none if one of them has nothing to compare."""
-    told = [one.result.get("attention_distance") for one in found]
-    if not all(told):
+    told = _distances(found)
+    if told is None:
         return {}
     names = inspection_text.names([one.result for one in found])
     curves = [
@@ -110,14 +110,20 @@ def _both(found: Sequence[Inspection]) -> dict[str, Figure]:
     return {"distances_compared": drawn.distances_compared(curves)}
 
 
+def _distances(found: Sequence[Inspection]) -> list[dict[str, Any]] | None:
+    """What is said of attention distance; None if one has none, or only one patch and so no distances."""
+    told = [one.result.get("attention_distance") for one in found]
+    return told if all(said and said["uniform"] for said in told) else None
+
+
 def _compared(found: Sequence[Inspection]) -> dict[str, Any]:
     """What changed from the first checkpoint to the second; None where one of them has it not."""
-    told = [one.result.get("attention_distance") for one in found]
-    shares = [(np.array(said["by_layer"]) / said["uniform"]).tolist() for said in told if said]
+    told = _distances(found)
+    shares = told and [[value / said["uniform"] for value in said["by_layer"]] for said in told]
     maps = [torch.from_numpy(one.arrays["rollout"]) for one in found if "rollout" in one.arrays]
     both = len(maps) == 2 and len(maps[0]) == len(maps[1])
     return {
-        "distance_of_uniform_by_layer": shares if all(told) else None,
+        "distance_of_uniform_by_layer": shares,
         "rollout_correlation": analysis.map_correlation(*maps).tolist() if both else None,
     }
 
