@@ -9,19 +9,20 @@ from typing import Any
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.legend import Legend
 from matplotlib.ticker import MaxNLocator
 
 from vitcli.figures import BLUE, COLOURS, ORANGE, STYLE
 
 WIDTH = 5.0  # inches, that of one column of text
-WIDE = 7.0
+WIDE, TALLEST = 7.0, 9.0
 SMALL = 8  # points, of the names of rows and columns
 FILTERS_A_ROW = 7  # as in the paper's figure 7
 MOST_TILES = 16  # a side, of the similarity: in a larger grid only every second, third, ... patch has one
 TILE, LARGEST_TILE = 0.53, 1.1  # inches, of a picture in a row of them
 MAP_COLOURS = "viridis"  # even steps for every eye, and in grey
+PICTURE = 1.3  # inches, of the long side of one that stands beside tiles
 GAP = 0.08  # of a tile
-LONGEST = 60  # characters of a name in a legend
 
 
 def filters(components_KCPQ: np.ndarray) -> Figure:
@@ -76,20 +77,23 @@ def distances_compared(curves: Sequence[tuple[str, np.ndarray]]) -> Figure:
     """Mean distance of each layer's heads, in parts of that of uniform attention, whatever the resolution.
 
     Args:
-        curves: name, and (L, A) distances divided by that of uniform attention.
+        curves: name of 50 characters at most, and (L, A) distances divided by that of uniform attention.
     """
     with matplotlib.rc_context(STYLE):
         figure, axes = _axes(height=3.6)
-        for number, ((name, shares_LA), colour) in enumerate(zip(curves, COLOURS, strict=False), start=1):
-            told = f"{number}: {name if len(name) <= LONGEST else f'{name[: LONGEST - 1]}…'}"
+        for number, ((_, shares_LA), colour) in enumerate(zip(curves, COLOURS, strict=False), start=1):
             layers = np.arange(1, len(shares_LA) + 1)
             axes.fill_between(
                 layers, shares_LA.min(axis=1), shares_LA.max(axis=1), color=colour, alpha=0.15, linewidth=0
             )
-            axes.plot(layers, shares_LA.mean(axis=1), color=colour, marker="o", markersize=3.2, label=told)
+            line = {"color": colour, "marker": "o", "markersize": 3.2, "label": str(number)}
+            axes.plot(layers, shares_LA.mean(axis=1), **line)
         _uniform(axes, 1.0)
         axes.set(xlabel="layer", ylabel="distance / that of uniform attention")
-        _legend(figure, axes, ncols=1)
+        legend = _legend(figure, axes, ncols=1)
+        for text, (name, _) in zip(legend.get_texts(), curves, strict=False):
+            text.set_text(name)  # as it is: a label would be hidden by an underscore, and set by a dollar
+            text.set_parse_math(False)
     return figure
 
 
@@ -146,11 +150,10 @@ def _uniform(axes, distance: float) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=12, steps=[1, 2, 5, 10]))
 
 
-def _legend(figure: Figure, axes: Any, *, ncols: int) -> None:
+def _legend(figure: Figure, axes: Any, *, ncols: int) -> Legend:
     handles, labels = axes.get_legend_handles_labels()
-    legend = figure.legend(handles, labels, loc="lower center", ncols=ncols, fontsize=SMALL, handlelength=1.4)
-    for text in legend.get_texts():
-        text.set_parse_math(False)  # a dollar in the name of a file is a dollar
+    place = dict(loc="lower center", ncols=ncols, fontsize=SMALL, handlelength=1.4)
+    return figure.legend(handles, labels, **place)
 
 
 def _spread(num_heads: int) -> np.ndarray:
@@ -193,19 +196,22 @@ def _tiles(
     """Small pictures of one size in rows and columns, with the names of these.
 
     Args:
-        width: of the figure in inches; its height follows.
+        width: of the figure in inches; its height follows. Of tall ones the height is bounded, and the width
+            follows.
         across, down: names of columns and rows.
         x, y: what these names are.
         bar: what the colours mean, and the least and the largest value.
         picture: stands at the left of all.
     """
     canvas, size, pitch = _joined(tiles)
-    left = (0.14 if y else 0) + (0.26 if down else 0.04) + (1.5 if picture is not None else 0)
+    left = (0.14 if y else 0) + (0.26 if down else 0.04) + (PICTURE + 0.2 if picture is not None else 0)
     right, bottom = (0.62, 0.09) if bar else (0.04, 0.04)
     top = (0.2 if across else 0.04) + (0.16 if x else 0)
-    inner = width - left - right
-    tall = inner * canvas.shape[0] / canvas.shape[1]
-    height = max(tall + top + bottom, 1.5 if picture is not None else 0)
+    shape = canvas.shape[1] / canvas.shape[0]
+    inner = min(width - left - right, TALLEST * shape)
+    tall, width = inner / shape, inner + left + right
+    side = 0.0 if picture is None else PICTURE * picture.shape[0] / max(picture.shape[:2])
+    height = max(tall, side) + top + bottom
     with matplotlib.rc_context({**STYLE, "axes.grid": False}):
         figure = Figure(figsize=(width, height))
         upper = height - top
@@ -215,8 +221,8 @@ def _tiles(
         if bar:
             _colour_bar(figure, axes, *bar, at=(width - right + 0.1) / width, wide=0.11 / width)
         if picture is not None:
-            side = 1.3 * picture.shape[0] / picture.shape[1]
-            beside = figure.add_axes((0.04 / width, (upper - side) / height, 1.3 / width, side / height))
+            wide = side * picture.shape[1] / picture.shape[0]
+            beside = figure.add_axes((0.04 / width, (upper - side) / height, wide / width, side / height))
             beside.imshow(picture)
             beside.set_axis_off()
     return figure

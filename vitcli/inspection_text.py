@@ -1,5 +1,6 @@
 """What was seen inside a network in words: for a terminal, and below each picture of the page."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -30,19 +31,25 @@ HEADINGS = {
     "attention_by_head": "How far attention reaches",
     "rollout": "What the output attends to",
     "attention_by_layer": "What the output attends to",
-    "patch_features": "What the patches become",
+    "patch_features": "Features after the last layer",
 }
 DRAWN_FROM = {"distances_compared": "attention_distance", "attention_by_layer": "attention_by_head"}
 ABOUT = "left_out"  # the table at the end
+LONGEST = 48  # characters of a name
+WIDTH = 80  # columns of a line on a terminal
 
 
 def names(results: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What a person calls each: its checkpoint, and its resolution where two have the same name."""
+    """What a person calls each checkpoint: by its number, too, where there are two."""
     short = short_names([one["ckpt"] for one in results])
-    called = [plain(short[one["ckpt"]]) for one in results]
-    if len(set(called)) == len(called):
-        return called
-    return [f"{name} at {size(one)} px" for name, one in zip(called, results, strict=True)]
+    called = [_cut(plain(short[one["ckpt"]])) for one in results]
+    return called if len(called) == 1 else [f"{n}: {name}" for n, name in enumerate(called, start=1)]
+
+
+def _cut(name: str) -> str:
+    """A long one without its middle: what comes first and last tells it from others."""
+    half = LONGEST // 2
+    return name if len(name) <= LONGEST else f"{name[:half]}…{name[-half:]}"
 
 
 def size(result: Mapping[str, Any]) -> str:
@@ -58,10 +65,14 @@ def facts(results: Sequence[Mapping[str, Any]]) -> list[str]:
         told.append(f"{name}: {one['model']} at {size(one)} px{patches}")
     split, dataset = results[0]["eval_split"], results[0]["dataset"]
     if split:
-        named = public_name(dataset) + split.removeprefix(dataset) if dataset else split
-        count = max(one["num_images"] for one in results)  # of a network without attention only those shown
-        told.append(f"{count} picture{'s' * (count > 1)} of {named}")
+        count = _pictures(max(one["num_images"] for one in results))  # fewer of one without attention
+        named = f" of {public_name(dataset)}{split.removeprefix(dataset)}" if dataset else ", as given"
+        told.append(f"{count}{named}")
     return told
+
+
+def _pictures(count: int) -> str:
+    return f"{count} picture{'s' * (count != 1)}"
 
 
 def caption(name: str, result: Mapping[str, Any]) -> str:
@@ -87,11 +98,11 @@ def caption(name: str, result: Mapping[str, Any]) -> str:
                 "dark, no attention, to yellow, its own largest."
             )
         case _:
-            share = f"{sum(said['variance_shares']):.0%}"
+            share, (height, width) = f"{sum(said['variance_shares']):.0%}", said["grid"]
             return (
-                "The features of each patch after the last layer as a colour: their first three principal "
-                f"components over all these pictures, {share} of the variance. Where two patches have the "
-                "same colour, the network has much the same to say of them."
+                f"The features at each of {height}x{width} places after the last layer as a colour: their "
+                f"first three principal components over all these pictures, {share} of the variance. Where "
+                "two places have the same colour, the network has much the same to say of them."
             )
 
 
@@ -131,11 +142,12 @@ def _distance(said: Mapping[str, Any], result: Mapping[str, Any]) -> str:
     if said["prefix_tokens"]:
         is_one = said["prefix_tokens"] == 1 and said["has_class_token"]
         tokens = "The class token is" if is_one else "Tokens that are no patch are"
-        rest = "" if said["renormalised"] else ", and with them their part of the weights"
+        theirs = "it its" if is_one else "them their"
+        rest = "" if said["renormalised"] else f", and with {theirs} part of the weights"
         bars += f". {tokens} left out{rest}"
     return (
         "How far each head looks: the distance in pixels from patch to patch, weighted by attention, mean "
-        f"over {result['num_images']} pictures{bars}. Dashed: attention "
+        f"over {_pictures(result['num_images'])}{bars}. Dashed: attention "
         f"that is the same everywhere, {said['uniform']:.1f} px; above it a head prefers what is far, such "
         f"as the corners.{spread if len(by_layer) > 1 else ''} Paper, Figure 7, right, and Figure 11."
     )
@@ -171,8 +183,8 @@ def by_layer(results: Sequence[Mapping[str, Any]]) -> Table | None:
         return None
     columns, lines = [], []
     for name, _ in told:
-        prefix = name if len(results) > 1 else ""
-        columns += [Head(kind, prefix) for kind in ("nearest head", "mean", "farthest head")]
+        which = f"network {name.partition(':')[0]}" if len(results) > 1 else ""
+        columns += [Head(kind, which) for kind in ("nearest head", "mean", "farthest head")]
     for layer in range(max(len(said["mean"]) for _, said in told)):
         cells = []
         for _, said in told:
@@ -180,8 +192,8 @@ def by_layer(results: Sequence[Mapping[str, Any]]) -> Table | None:
             values = (min(of_heads), said["by_layer"][layer], max(of_heads)) if of_heads else ()
             cells += [Cell(f"{value:.1f}", value) for value in values] or [Cell("-")] * 3
         lines.append(Line(Head(str(layer + 1)), tuple(cells)))
-    uniform = ", ".join(f"{said['uniform']:.1f}" for _, said in told)
-    text = f"Attention distance in pixels by layer; attention that is the same everywhere has {uniform}."
+    uniform = " and ".join(f"{said['uniform']:.1f}" for _, said in told)
+    text = f"Attention distance in pixels by layer; uniform attention has {uniform}."
     return Table("layers", "Attention distance by layer", text, "layer", tuple(columns), tuple(lines))
 
 
@@ -208,28 +220,38 @@ def as_text(result: Mapping[str, Any]) -> str:
     from rich.table import Table as RichTable
 
     results = result.get("inspections", [result])
-    several = len(results) > 1
     networks, pictures = facts(results)[: len(results)], facts(results)[len(results) :]
-    rows = [(f"network {n}" if several else "network", fact) for n, fact in enumerate(networks, start=1)]
-    rows += [("pictures", fact) for fact in pictures]
+    rows = [("network", fact) for fact in networks] + [("pictures", fact) for fact in pictures]
     for one in results:
         rows += tables.skipped(one)
-    parts = [tables.pairs(rows)]
+    parts = [_wrapped(rows)]
     found = by_layer(results)
     if found:
         table = RichTable(box=None, pad_edge=False, header_style="bold")
         table.add_column("layer", justify="right")
-        for column in found.columns:  # of two networks the first's, then the second's
-            table.add_column(column.name, justify="right")
+        for column in found.columns:
+            which = column.detail.removeprefix("network ")
+            short = f"{which}: {column.name.removesuffix(' head')}"  # six of them fit into a terminal
+            table.add_column(short if which else column.name, justify="right")
         for line in found.lines:
             table.add_row(line.head.name, *(cell.text for cell in line.cells))
         parts.append(f"{found.caption}\n{tables.printed(table)}")
     left_out = what_is_left_out(results)
-    rest = [
-        ("left out" if at == 0 else "", f"{line.head.name}: {line.cells[0].text}")
-        for at, line in enumerate(left_out.lines if left_out else ())
-    ]
-    count = len({name for one in results for name in one["figures"]})
+    rest = []
+    for line in left_out.lines if left_out else ():
+        whose = line.head.detail.partition(" ")[0]  # its number
+        told = " ".join(filter(None, (whose, f"{line.head.name}: {line.cells[0].text}")))
+        rest.append(("" if rest else "left out", told))
+    count = sum(len(one["figures"]) for one in results) + bool(result.get("compared", {}).get("figures"))
     rest += [("figures", f"{count} in {result['out']}, as PNG and SVG"), ("page", result["page"])]
-    parts.append(tables.pairs(rest))
+    parts.append(_wrapped(rest))
     return "\n".join(parts)
+
+
+def _wrapped(rows: Sequence[tuple[str, str]]) -> str:
+    """Names and values, long ones on several lines; paths are whole."""
+    lines: list[tuple[str, str]] = []
+    for name, value in rows:
+        parts = textwrap.wrap(plain(value), WIDTH - 12, break_long_words=False, break_on_hyphens=False)
+        lines += [(name if at == 0 else "", part) for at, part in enumerate(parts)]
+    return tables.pairs(lines)

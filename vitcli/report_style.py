@@ -21,7 +21,8 @@ header { border-bottom: 2px solid var(--strong); padding-bottom: 1rem; }
 h1 { font-size: 1.9rem; line-height: 1.2; font-weight: 600; margin: 0 0 .5rem; overflow-wrap: anywhere; }
 h2 { font-size: 1.25rem; line-height: 1.3; font-weight: 600; margin: 3rem 0 .6rem; }
 ul, ol { list-style: none; margin: 0; padding: 0; }
-.facts { display: flex; flex-wrap: wrap; gap: .1rem 1.4rem; color: var(--soft); }
+.facts { display: flex; flex-wrap: wrap; gap: .1rem 1.4rem; color: var(--soft); overflow-wrap: anywhere; }
+.facts li { min-width: 0; }
 nav ol { display: flex; flex-wrap: wrap; gap: .2rem 1.2rem; font-size: .88rem; padding-top: .8rem; }
 a { color: var(--link); text-decoration: none; }
 a:hover, a:focus-visible { text-decoration: underline; }
@@ -57,6 +58,7 @@ thead small { max-width: 12rem; white-space: normal; margin-left: auto; }
   display: inline; margin-left: .5em;
 }
 .runs td:last-child, .left_out td { white-space: normal; min-width: 11rem; }
+.left_out td, .left_out thead th { text-align: left; }
 progress {
   display: block; width: 9rem; height: .4rem; margin: .3rem 0 .15rem auto; appearance: none; border: 0;
   border-radius: .2rem; background: var(--grid); overflow: hidden;
@@ -78,7 +80,7 @@ svg text { fill: currentColor; }
 .legend { display: flex; flex-wrap: wrap; gap: .1rem 1.1rem; font-size: .82rem; margin: .5rem 0 .1rem; }
 .legend li { display: flex; align-items: baseline; gap: .45rem; overflow-wrap: anywhere; }
 .key { flex: none; width: 1.3rem; height: .2rem; transform: translateY(-.22rem); }
-figcaption { margin-top: .45rem; }
+figcaption { margin-top: .45rem; overflow-wrap: anywhere; }
 footer {
   margin-top: 3.5rem; border-top: 1px solid var(--rule); padding-top: .8rem; font-size: .82rem;
   color: var(--soft); overflow-wrap: anywhere;
@@ -94,6 +96,7 @@ footer p { margin: .2rem 0; }
   tbody th { min-width: 7.2rem; max-width: 9.5rem; }
   .paper svg { min-width: 30rem; }
   .wide.paper svg { min-width: 46rem; }
+  .wide:not(.paper) svg { min-width: 34rem; }
 }
 @media print {
   :root {

@@ -8,7 +8,7 @@ import json
 import os
 import socket
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,10 +68,9 @@ class ResultFolder:
             MachineError: it cannot be written, or another process holds it.
             VitError: it holds the answer to another question, and is not to be overwritten.
         """
+        held.callback(_remove_empty, _missing(out))
         safe_files.try_to_write_in(out.resolve(), option="--out")
         self._take_lock(held, out)
-        if not overwrite:
-            self._refuse_another(out, asked)
         for folder in self.folders(out, len(asked)):
             if folder != out and (folder / self.result).exists():
                 raise VitError(
@@ -79,7 +78,20 @@ class ResultFolder:
                     where=f"--out {out}",
                     fix="choose another folder with --out",
                 )
+        if not overwrite:
+            self._refuse_another(out, asked)
+        for folder in self.folders(out, len(asked)):
+            held.callback(_remove_empty, _missing(folder))
             safe_files.try_to_write_in(folder.resolve(), option="--out")
+
+    def begin(self, out: Path, asked: Sequence[dict[str, Any]]) -> None:
+        """Before the first file is written: delete an earlier result, and say what this one will answer.
+
+        So what a killed command leaves is known for ours.
+        """
+        self.clear(out)
+        each = [{"asked": one} for one in asked]
+        safe_files.write_json(out / self.result, each[0] if len(each) == 1 else {f"{self.noun}s": each})
 
     def clear(self, out: Path) -> None:
         """Delete an earlier result, and nothing else."""
@@ -124,6 +136,7 @@ class ResultFolder:
 
     def _refuse_another(self, out: Path, asked: Sequence[dict[str, Any]]) -> None:
         if not (out / self.result).exists():
+            self._refuse_others_files(out, len(asked))
             return
         try:
             stored = json.loads((out / self.result).read_text(encoding="utf-8"))
@@ -137,6 +150,27 @@ class ResultFolder:
                 where=f"--out {out}",
                 fix="choose another folder, or replace what is there with --overwrite",
             )
+
+    def _refuse_others_files(self, out: Path, num_results: int) -> None:
+        places = (folder / name for folder in self.folders(out, num_results) for name in self.names)
+        taken = next((place for place in places if place.exists()), None)
+        if taken:
+            raise VitError(
+                f"{taken.name} is there, and is of no {self.noun} that is known",
+                where=f"--out {taken.parent}",
+                fix="choose another folder, or replace what has our names with --overwrite",
+            )
+
+
+def _missing(folder: Path) -> list[Path]:
+    """The folder and those above it that are not there, the deepest first."""
+    return [one for one in (folder, *folder.parents) if not one.exists()]
+
+
+def _remove_empty(folders: Sequence[Path]) -> None:
+    for folder in folders:
+        with suppress(OSError):  # there is something in it, or another process is at it
+            folder.rmdir()
 
 
 def differences(before: Sequence[dict[str, Any]], asked: Sequence[dict[str, Any]], *, noun: str) -> list[str]:

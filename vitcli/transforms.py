@@ -73,10 +73,11 @@ class Preprocessing:
     def summary(self) -> str:
         height, width = self.image_size
         whole = "x".join(map(str, self.whole_size))
+        longer = " or more" if height != width else ""  # what a wide crop needs
         how = {
             "square": "whole picture resized"
             + ("" if self.crop_fraction == 1 else f" to {whole}, centre crop"),
-            "short_side": f"short side {self.short_side}, centre crop",
+            "short_side": f"short side {self.short_side}{longer}, centre crop",
             "none": "centre crop",
         }[self.resize]
         return f"{height}x{width}, {how}, {self.interpolation}{' with antialias' if self.antialias else ''}"

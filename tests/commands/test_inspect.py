@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -216,7 +217,9 @@ def test_two_checkpoints_stand_side_by_side_on_the_same_pictures(vit_weights, ph
     page = Page((out / "inspection.html").read_text())
     assert page.count("figure") == 2 * len(FIGURES) + 1
     text = as_text(outcome.json)
-    assert "network 1   vit at 32x48 px: " in text and "network 2   vit at 64x96 px: " in text
+    assert "1: vit: ViT-2x48/16 at 32x48 px" in text and "2: vit: ViT-2x48/16 at 64x96 px" in text
+    assert "layer  1: nearest  1: mean  1: farthest  2: nearest  2: mean  2: farthest" in text
+    assert "15 in " in text and page.count("figure") == 15
 
 
 def test_without_pictures_the_weights_alone_are_looked_at(vit_weights, tmp_path):
@@ -236,12 +239,14 @@ def test_a_resnet_has_filters_and_features_and_a_word_on_the_rest(photos, tmp_pa
     assert result["left_out"] == {
         "position_similarity": "no table of position embeddings is added to its patches",
         **dict.fromkeys(
-            ("attention_distance", "rollout", "attention_by_head"),
+            ("attention_distance", "rollout", "attention_by_head", "attention_by_layer"),
             "resnet10t has no blocks of one self-attention each over patches",
         ),
     }
     assert result["filters"]["size"] == [3, 3]
-    assert "attention distance, attention roll-out, attention by head: resnet10t has no" in outcome.out
+    assert all(len(line) <= 80 for line in outcome.out.splitlines() if str(tmp_path) not in line)
+    told = " ".join(outcome.out.split())
+    assert "attention distance, attention roll-out, attention by head, attention by layer: resnet10t" in told
     assert "has no blocks of one self-attention" in (tmp_path / "out" / "inspection.html").read_text()
 
 
@@ -284,6 +289,9 @@ def test_a_key_chooses_the_other_reading_of_the_paper(vit_weights, photos, tmp_p
         load_file(Path(one["out"]) / "arrays.safetensors")["rollout"][:2] for one in (usual, other)
     )
     assert other["rollout"]["residual"] is False
+    assert other["attention_distance"]["uniform"] == pytest.approx(
+        usual["attention_distance"]["uniform"] * 6 / 7  # the class token gets a seventh
+    )
     assert (bare.sum(axis=(1, 2)) > with_residual.sum(axis=(1, 2))).all()  # the token itself has less
 
 
@@ -326,7 +334,7 @@ REFUSED = {
     "a value out of range": ("--ckpt", "VIT", "--images", "PHOTOS", "--set", "inspect.full_at=1.5"),
     "no pictures at all": ("--ckpt", "VIT", "--images", "PHOTOS", "--set", "inspect.num_images=0"),
     "a recipe without the section": ("--ckpt", "VIT", "--images", "PHOTOS", "--recipe", "evaluate/default"),
-    "a folder that is a file": ("--ckpt", "VIT", "--images", "PHOTOS", "--out", "PHOTOS/test/red/00.png"),
+    "a folder that is a file": ("--ckpt", "VIT", "--images", "PHOTOS", "--out", "VIT/config.json"),
     "a second size without a second": ("--ckpt", "VIT", "--images", "PHOTOS", "--compare-res", "64"),
     "a summary with pictures": ("--ckpt", "VIT", "--images", "PHOTOS", "--summary"),
     "a summary of nothing": ("--summary",),
@@ -364,6 +372,60 @@ def test_a_picture_that_is_none_is_refused_or_left_out(vit_weights, photos, tmp_
 
     assert refused.code == 3 and "a.png" in refused.err
     assert told.code == 0 and "1" in told.out and "a.png" in told.out
+
+
+@pytest.mark.parametrize("out", [".", "figures"])
+def test_figures_are_not_drawn_among_the_pictures(vit_weights, photos, tmp_path, out):
+    """The second time the same command would take its own figures for photographs."""
+    pictures = shutil.copytree(photos / "test", tmp_path / "pictures")
+    words = ("inspect", "--ckpt", vit_weights, "--out", pictures / out, "-q")
+
+    for asked in (["--images", pictures], ["--dataset", pictures]):
+        refused = run(*words, *asked)
+        assert refused.code == 2 and "among the pictures" in refused.err
+
+
+def test_figures_of_an_earlier_command_are_not_looked_at_by_a_glob(vit_weights, photos, tmp_path):
+    (tmp_path / "out").mkdir()
+    shutil.copy(photos / "test" / "red" / "00.png", tmp_path / "out" / "filters.png")
+
+    refused = run(
+        "inspect", "--ckpt", vit_weights, "--images", tmp_path / "**" / "*.png", "--out", tmp_path / "out"
+    )
+
+    assert refused.code == 2 and "among the pictures" in refused.err
+
+
+def test_files_of_other_people_are_not_replaced_unless_told_to(vit_weights, tmp_path):
+    (tmp_path / "filters.png").write_text("mine")
+    words = ("inspect", "--ckpt", vit_weights, "--out", tmp_path, "-q")
+
+    refused = run(*words)
+
+    assert refused.code == 2 and "filters.png is there, and is of no inspection" in refused.err
+    assert (tmp_path / "filters.png").read_text() == "mine"
+    assert run(*words, "--overwrite").code == 0
+
+
+def test_a_command_that_is_refused_late_leaves_no_folder(vit_weights, tmp_path):
+    (tmp_path / "a.png").write_bytes(b"no picture")
+
+    refused = run(
+        "inspect", "--ckpt", vit_weights, "--images", tmp_path / "a.png", "--out", tmp_path / "deep" / "out"
+    )
+
+    assert refused.code == 3
+    assert [file.name for file in tmp_path.iterdir()] == ["a.png"]
+
+
+def test_a_killed_command_can_be_given_again(vit_weights, tmp_path, monkeypatch):
+    words = ("inspect", "--ckpt", vit_weights, "--out", tmp_path / "out", "-q")
+    with monkeypatch.context() as patched:
+        patched.setattr(inspection_files, "write_safetensors", lambda *_: 1 / 0)  # as good as a kill
+        assert run(*words).code == 1
+    assert (tmp_path / "out" / "filters.png").exists()
+
+    assert run(*words).code == 0
 
 
 def test_the_folder_of_a_run_is_not_drawn_into(vit_weights, tmp_path):

@@ -59,7 +59,7 @@ def write_all(
         result["saved_predictions"] = save_predictions
     if out is None:
         return
-    FOLDER.clear(out)  # what an earlier evaluation had and this one has not, such as mistakes
+    FOLDER.begin(out, [one.result["asked"] for one in scored])
     for folder, one in zip(FOLDER.folders(out, len(scored)), scored, strict=True):
         one.result["out"] = str(folder)
         _write_tables(folder, one)

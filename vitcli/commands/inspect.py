@@ -4,6 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,7 @@ def inspect(
     resolved = [recipe.load(name, overrides, one, training=False) for one in each_shorthands]
     _check(resolved, name, pictures, split)
     if out:
+        _check_apart(out, [*pictures, *filter(None, [resolved[0].data.dataset])])
         FOLDER.check_names(out, len(resolved))
     questions = [
         _open(one, recipe_name, overrides, shorthands, name=name, pictures=pictures, split=split)
@@ -146,6 +148,23 @@ def _check(resolved: Sequence[Recipe], name: str, pictures: Sequence[str], split
         raise VitError(
             "a split of no data set is named", where=f"--split {split}", fix="name it with --dataset"
         )
+
+
+def _check_apart(out: Path, places: Sequence[str]) -> None:
+    """Refuse to draw where pictures are looked for: the same command would next look at its own figures.
+
+    Args:
+        places: folders, files and globs.
+    """
+    own = out.resolve()
+    for place in places:
+        holds_out = Path(place).is_dir() and own.is_relative_to(Path(place).resolve())
+        if holds_out or any(Path(file).resolve().is_relative_to(own) for file in glob(place, recursive=True)):
+            raise VitError(
+                "the figures would lie among the pictures that are looked at",
+                where=f"--out {out}",
+                fix="choose a folder outside of them",
+            )
 
 
 def pictures_of(resolved: Recipe, weights: Weights, pictures: Sequence[str], split: str) -> Split | None:

@@ -61,15 +61,14 @@ def look_into(
     """
     model, arch = for_inference(weights, resolved, preprocessing, machine, console, needs_head=False)
     wanted = resolved.inspect
-    parts = {"filters": _filters(model, wanted), "position_similarity": _positions(model)}
     how = attends(model, arch) if split else NO_PICTURES
     seen = None
     if split:
-        is_seen_closely = split.part(0, min(wanted.num_shown, len(split)), name=split.name)
+        closely = split.part(0, min(wanted.num_shown, len(split)), name=split.name)
         seen = looking.look(
             model,
             how if isinstance(how, Attends) else None,
-            split if isinstance(how, Attends) else is_seen_closely,
+            split if isinstance(how, Attends) else closely,
             preprocessing,
             num_shown=wanted.num_shown,
             residual=wanted.residual,
@@ -81,26 +80,39 @@ def look_into(
             precision=machine.precision,
             console=console,
         )
-    parts |= {
-        "attention_distance": _distance(seen, how, wanted),
-        "rollout": _rollout(seen, how, wanted),
-        "attention_by_head": _by_head(seen, how),
-        "patch_features": _features(seen, arch) if seen else NO_PICTURES,
-    }
-    told = {name: part for name, part in parts.items() if not isinstance(part, str)}
-    arrays = {key: array for _, of_part in told.values() for key, array in of_part.items()}
-    if seen:
-        arrays["images"] = seen.images_MHWC
+    numbers, arrays, left_out = _sorted(
+        {
+            "filters": _filters(model, wanted),
+            "position_similarity": _positions(model),
+            "attention_distance": _distance(seen, how, wanted),
+            "rollout": _rollout(seen, how, wanted),
+            "attention_by_head": _by_head(seen, how),
+            "patch_features": _features(seen, arch) if seen else NO_PICTURES,
+        }
+    )
     result = {
         "command": "inspect",
         "ckpt": str(resolved.model.ckpt),
         **_about(weights, model, arch, preprocessing),
         "dataset": resolved.data.dataset,
         **_pictures(split, seen),
-        **{name: numbers for name, (numbers, _) in told.items()},
-        "left_out": {name: part for name, part in parts.items() if isinstance(part, str)},
+        **numbers,
+        "left_out": left_out,
     }
-    return Inspection(result, {key: array.cpu().contiguous().numpy() for key, array in arrays.items()})
+    shown = {"images": seen.images_MHWC} if seen else {}
+    return Inspection(
+        result, {key: array.cpu().contiguous().numpy() for key, array in (arrays | shown).items()}
+    )
+
+
+def _sorted(parts: dict[str, Part]) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, str]]:
+    """Numbers by figure, arrays by name, and reasons by figure that is not there."""
+    told = {name: part for name, part in parts.items() if not isinstance(part, str)}
+    left_out = {name: part for name, part in parts.items() if isinstance(part, str)}
+    if "attention_by_head" in left_out:  # drawn from the same
+        left_out["attention_by_layer"] = left_out["attention_by_head"]
+    arrays = {key: array for _, of_part in told.values() for key, array in of_part.items()}
+    return {name: numbers for name, (numbers, _) in told.items()}, arrays, left_out
 
 
 def _about(
@@ -163,12 +175,19 @@ def _distance(seen: Seen | None, how: Attends | str, wanted: Inspect) -> Part:
         "renormalised": wanted.renormalise,
         "prefix_tokens": how.num_prefix,
         "has_class_token": how.has_class_token,
-        "uniform": float(analysis.patch_distances(how.grid, how.patch_size).mean()),
+        "uniform": _uniform(how, wanted),
         "by_layer": mean_LA.mean(dim=1).tolist(),
         "mean": mean_LA.tolist(),
         "std_over_images": distance_nLA.std(dim=0).tolist() if has_spread else None,
     }
     return numbers, {"attention_distance": distance_nLA}
+
+
+def _uniform(how: Attends, wanted: Inspect) -> float:
+    """Pixels that attention looks far which is the same everywhere, prefix tokens among that."""
+    num_patches = how.grid[0] * how.grid[1]
+    of_patches = 1.0 if wanted.renormalise else num_patches / (num_patches + how.num_prefix)
+    return of_patches * float(analysis.patch_distances(how.grid, how.patch_size).mean())
 
 
 def _rollout(seen: Seen | None, how: Attends | str, wanted: Inspect) -> Part:

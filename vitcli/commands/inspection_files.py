@@ -34,7 +34,7 @@ DOTS = 160  # an inch, of what stands in the page
 
 def write_all(out: Path, found: Sequence[Inspection], *, began_at: float) -> dict[str, Any]:
     """Write everything into the folder, of two checkpoints into OUT/1 and OUT/2; what --json prints."""
-    FOLDER.clear(out)
+    FOLDER.begin(out, [one.result["asked"] for one in found])
     results = [one.result for one in found]
     pictures: list[tuple[str, Picture]] = []
     for number, (folder, one) in enumerate(zip(FOLDER.folders(out, len(found)), found, strict=True), 1):
@@ -49,8 +49,9 @@ def write_all(out: Path, found: Sequence[Inspection], *, began_at: float) -> dic
             text = who + inspection_text.caption(name, one.result)
             pictures.append((name, _picture(name, figure, text, key=f"n{number}")))
     if len(found) > 1:
-        result = {"command": "inspect", "inspections": results, "compared": _compared(found)}
         both = _both(found)
+        compared = _compared(found) | {"figures": list(both)}
+        result = {"command": "inspect", "inspections": results, "compared": compared}
         _save(out, both)
         text = inspection_text.comparison(results)
         pictures += [(name, _picture(name, figure, text, key=BOTH)) for name, figure in both.items()]
