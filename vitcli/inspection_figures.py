@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 from vitcli.figures import BLUE, COLOURS, ORANGE, STYLE
 
 WIDTH = 5.0  # inches, that of one column of text
-WIDE, TALLEST = 7.0, 9.0
+WIDE, TALLEST = 7.0, 8.0
 SMALL = 8  # points, of the names of rows and columns
 FILTERS_A_ROW = 7  # as in the paper's figure 7
 MOST_TILES = 16  # a side, of the similarity: in a larger grid only every second, third, ... patch has one

@@ -243,13 +243,13 @@ def as_text(result: Mapping[str, Any]) -> str:
         told = " ".join(filter(None, (whose, f"{line.head.name}: {line.cells[0].text}")))
         rest.append(("" if rest else "left out", told))
     count = sum(len(one["figures"]) for one in results) + bool(result.get("compared", {}).get("figures"))
-    rest += [("figures", f"{count} in {result['out']}, as PNG and SVG"), ("page", result["page"])]
-    parts.append(_wrapped(rest))
+    files = [("figures", f"{count} in {result['out']}, as PNG and SVG"), ("page", result["page"])]
+    parts.append(_wrapped(rest) + tables.pairs(files))
     return "\n".join(parts)
 
 
 def _wrapped(rows: Sequence[tuple[str, str]]) -> str:
-    """Names and values, long ones on several lines; paths are whole."""
+    """Names and values, long ones on several lines."""
     lines: list[tuple[str, str]] = []
     for name, value in rows:
         parts = textwrap.wrap(plain(value), WIDTH - 12, break_long_words=False, break_on_hyphens=False)
