@@ -181,6 +181,7 @@ def floor(name: str) -> int:
     return found
 
 
+@cache
 def imports(tree: ast.AST, *, top_level_only: bool = False) -> set[str]:
     nodes = tree.body if top_level_only else ast.walk(tree)
     found = set()

@@ -250,6 +250,7 @@ def test_a_resnet_has_filters_and_features_and_a_word_on_the_rest(photos, tmp_pa
     assert "has no blocks of one self-attention" in (tmp_path / "out" / "inspection.html").read_text()
 
 
+@pytest.mark.slow
 def test_less_precision_is_the_networks_alone(vit_weights, photos, tmp_path, inspected):
     out, _ = inspected
     words = ["inspect", "--ckpt", vit_weights, "--dataset", photos, "--out", tmp_path / "out", "-q"]
@@ -260,6 +261,7 @@ def test_less_precision_is_the_networks_alone(vit_weights, photos, tmp_path, ins
     np.testing.assert_allclose(there["rollout"], here["rollout"], rtol=0.05)
 
 
+@pytest.mark.slow
 def test_a_picture_of_one_patch_has_no_distances_to_compare(photos, tmp_path):
     weights = stored(tmp_path / "one", size=(16, 16), **SMALL)
 
@@ -272,6 +274,17 @@ def test_a_picture_of_one_patch_has_no_distances_to_compare(photos, tmp_path):
     strict = json.loads(outcome.out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
     assert strict["compared"]["distance_of_uniform_by_layer"] is None
     assert "the cosine. Rows" in (tmp_path / "out" / "inspection.html").read_text()
+
+
+def test_distances_of_nothing_are_not_compared():
+    some, one_patch = ({"attention_distance": {"uniform": far, "by_layer": [far]}} for far in (9.0, 0.0))
+
+    def compared(*results: dict) -> list | None:
+        found = [Inspection(result, {}) for result in results]
+        return inspection_files.compared(found)["distance_of_uniform_by_layer"]
+
+    assert compared(some, some) == [[1.0], [1.0]]
+    assert compared(some, one_patch) is compared(one_patch, one_patch) is compared(some, {}) is None
 
 
 def test_a_key_chooses_the_other_reading_of_the_paper(vit_weights, photos, tmp_path, inspected):

@@ -50,8 +50,8 @@ def write_all(out: Path, found: Sequence[Inspection], *, began_at: float) -> dic
             pictures.append((name, _picture(name, figure, text, key=f"n{number}")))
     if len(found) > 1:
         both = _both(found)
-        compared = _compared(found) | {"figures": list(both)}
-        result = {"command": "inspect", "inspections": results, "compared": compared}
+        both_told = compared(found) | {"figures": list(both)}
+        result = {"command": "inspect", "inspections": results, "compared": both_told}
         _save(out, both)
         text = inspection_text.comparison(results)
         pictures += [(name, _picture(name, figure, text, key=BOTH)) for name, figure in both.items()]
@@ -117,7 +117,7 @@ def _distances(found: Sequence[Inspection]) -> list[dict[str, Any]] | None:
     return told if all(said and said["uniform"] for said in told) else None
 
 
-def _compared(found: Sequence[Inspection]) -> dict[str, Any]:
+def compared(found: Sequence[Inspection]) -> dict[str, Any]:
     """What changed from the first checkpoint to the second; None where one of them has it not."""
     told = _distances(found)
     shares = told and [[value / said["uniform"] for value in said["by_layer"]] for said in told]
