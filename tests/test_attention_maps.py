@@ -134,7 +134,7 @@ def test_every_row_of_the_weights_sums_to_one():
             SMALL | {"posemb": "relative"},
             Attends(2, 3, 1, (2, 3), 16, True, CLASS_TOKEN),
         ),
-        ("R26+ViT-S/32", (64, 96), SMALL, Attends(2, 3, 1, (2, 3), 32, True, CLASS_TOKEN)),
+        ("R+ViT-Ti/16", (64, 96), SMALL, Attends(2, 3, 1, (2, 3), 32, True, CLASS_TOKEN)),
         ("vit_small_patch14_reg4_dinov2", (28, 42), {}, Attends(12, 6, 5, (2, 3), 14, True, CLASS_TOKEN)),
         ("vit_wee_patch16_reg1_gap_256", (32, 48), {}, Attends(14, 4, 1, (2, 3), 16, False, PATCHES)),
         ("deit_tiny_distilled_patch16_224", (32, 48), {}, Attends(12, 3, 2, (2, 3), 16, True, CLASS_TOKEN)),
@@ -149,7 +149,7 @@ def test_grid_stride_and_prefix_tokens_are_those_of_the_network(name, size, more
 @pytest.mark.parametrize(
     ("name", "size", "reason"),
     [
-        ("BiT-R50x1", (64, 64), "has no blocks of one self-attention each"),
+        ("resnet10t", (64, 64), "has no blocks of one self-attention each"),
         ("swin_tiny_patch4_window7_224", (224, 224), "has no blocks of one self-attention each"),
         ("cait_xxs24_224", (224, 224), "attend over other things than 14x14 patches"),
     ],
@@ -209,7 +209,7 @@ def first_layer(name: str) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize(
-    "name", ["R26+ViT-S/32", "ViT-Ti/16", "StdConv2d", "ScaledStdConv2d", "ScaledStdConv2dSame"]
+    "name", ["R+ViT-Ti/16", "ViT-Ti/16", "StdConv2d", "ScaledStdConv2d", "ScaledStdConv2dSame"]
 )
 def test_the_filters_are_what_the_first_layer_makes_of_single_pixels(name):
     """A second way to them: one white pixel of one channel at a time, through the layer itself."""

@@ -170,19 +170,27 @@ def test_the_text_for_a_person_has_a_line_for_each_layer(inspected):
     assert str(out / "inspection.html") in text
 
 
-def test_the_same_command_leaves_the_same_bytes(inspected, vit_weights, photos):
-    out, _ = inspected
-    skipped = {"inspection.json", "inspection.html"}  # they say when
+def digests(folder: Path) -> dict[str, str]:
+    """Of all files but the two that say when."""
+    files = (file for file in folder.iterdir() if file.suffix not in (".json", ".html"))
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
-    def digests() -> dict[str, str]:
-        files = (file for file in out.iterdir() if file.name not in skipped)
-        return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
-    before = digests()
-    again = run("inspect", "--ckpt", vit_weights, "--dataset", photos, "--out", out, "--json", "-q")
+@pytest.mark.parametrize(
+    "looks_at",
+    [(), pytest.param(("--images", "PHOTOS"), marks=pytest.mark.slow)],
+    ids=["weights", "pictures"],
+)
+def test_the_same_command_leaves_the_same_bytes(vit_weights, photos, tmp_path, looks_at):
+    out = tmp_path / "out"
+    looks_at = [str(photos / "test") if word == "PHOTOS" else word for word in looks_at]
+    words = ("inspect", "--ckpt", vit_weights, *looks_at, "--out", out, "-q")
+    assert run(*words).code == 0
+    before = digests(out)
 
-    assert again.code == 0
-    assert digests() == before
+    assert run(*words).code == 0
+
+    assert digests(out) == before and "filters.svg" in before
 
 
 def test_another_question_does_not_replace_the_answer_unless_told_to(vit_weights, tmp_path):
@@ -197,6 +205,32 @@ def test_another_question_does_not_replace_the_answer_unless_told_to(vit_weights
     assert len(replaced.json["filters"]["variance_shares"]) == 3
 
 
+def test_two_checkpoints_have_a_folder_each_and_one_page(vit_weights, tmp_path):
+    out = tmp_path / "out"
+
+    outcome = run(
+        "inspect",
+        "--ckpt",
+        vit_weights,
+        "--compare",
+        vit_weights,
+        "--compare-res",
+        "64x96",
+        "--out",
+        out,
+        "-q",
+    )
+
+    result = json.loads((out / "inspection.json").read_text())
+    assert [one["patch_grid"] for one in result["inspections"]] == [[2, 3], [4, 6]]
+    assert [one["out"] for one in result["inspections"]] == [str(out / "1"), str(out / "2")]
+    assert {"filters.png", "arrays.safetensors"} <= {file.name for file in (out / "2").iterdir()}
+    page = Page((out / "inspection.html").read_text())
+    assert page.count("figure") == 4 and f"4 in {out}" in outcome.out
+    assert "1: vit: ViT-2x48/16 at 32x48 px" in outcome.out and "2: vit: " in outcome.out
+
+
+@pytest.mark.slow
 def test_two_checkpoints_stand_side_by_side_on_the_same_pictures(vit_weights, photos, tmp_path):
     out = tmp_path / "out"
     outcome = run(

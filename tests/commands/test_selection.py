@@ -118,7 +118,8 @@ def test_the_same_command_again_trains_nothing_and_another_recipe_is_refused(pho
     assert sorted((path, path.stat().st_mtime_ns) for path in selected.rglob("*")) == before
 
 
-@pytest.mark.parametrize("at", [pytest.param("arms/lr-0.05", marks=pytest.mark.slow), "runs/seed-0"])
+@pytest.mark.slow
+@pytest.mark.parametrize("at", ["arms/lr-0.05", "runs/seed-0"])
 def test_a_selection_that_was_stopped_goes_on_where_it_was(photos, selected, summary, tmp_path, at):
     out = tmp_path / "all"
     when_logged(out / at, 4, lambda: os.kill(os.getpid(), signal.SIGTERM))
