@@ -21,7 +21,7 @@ from vitcli.attention_maps import watched
 from vitcli.commands import inspection_files
 from vitcli.commands.inspect import pictures_of
 from vitcli.commands.inspection import Inspection
-from vitcli.inspection_text import as_text
+from vitcli.inspection_text import as_text, caption
 from vitcli.loading import load
 from vitcli.model import architecture, build
 from vitcli.transforms import Preprocessing, to_model_range
@@ -319,6 +319,39 @@ def test_distances_of_nothing_are_not_compared():
 
     assert compared(some, some) == [[1.0], [1.0]]
     assert compared(some, one_patch) is compared(one_patch, one_patch) is compared(some, {}) is None
+
+
+def test_rollout_is_compared_picture_by_picture():
+    maps = torch.rand(2, 4, 4, generator=torch.Generator().manual_seed(0)).numpy()
+
+    def correlation(first: np.ndarray, second: np.ndarray) -> list | None:
+        return inspection_files.compared([Inspection({}, {"rollout": one}) for one in (first, second)])[
+            "rollout_correlation"
+        ]
+
+    by_numpy = [np.corrcoef(maps[0].ravel(), maps[1].ravel())[0, 1]]
+    assert correlation(maps, maps) == pytest.approx([1, 1])
+    assert correlation(maps[:1], maps[1:]) == pytest.approx(by_numpy)
+    assert correlation(maps, maps[:1]) is None  # a picture that one of them could not decode
+
+
+@pytest.mark.parametrize(
+    ("prefix_tokens", "has_class_token", "renormalised", "expected"),
+    [
+        (0, False, True, "over 4 pictures. Dashed"),
+        (1, True, True, "over 4 pictures. The class token is left out. Dashed"),
+        (1, False, True, "over 4 pictures. Tokens that are no patch are left out. Dashed"),
+        (5, True, False, "Tokens that are no patch are left out, and with them their part of the weights."),
+        (1, True, False, "The class token is left out, and with it its part of the weights."),
+    ],
+)
+def test_the_caption_tells_which_tokens_are_left_out(prefix_tokens, has_class_token, renormalised, expected):
+    said = {
+        "by_layer": [5.0], "std_over_images": None, "uniform": 9.0, "prefix_tokens": prefix_tokens,
+        "has_class_token": has_class_token, "renormalised": renormalised,
+    }  # fmt: skip
+
+    assert expected in caption("attention_distance", {"attention_distance": said, "num_images": 4})
 
 
 def test_a_key_chooses_the_other_reading_of_the_paper(vit_weights, photos, tmp_path, inspected):
