@@ -35,34 +35,32 @@ DOTS = 160  # an inch, of what stands in the page
 def write_all(out: Path, found: Sequence[Inspection], *, began_at: float) -> dict[str, Any]:
     """Write everything into the folder, of two checkpoints into OUT/1 and OUT/2; what --json prints."""
     FOLDER.begin(out, [one.result["asked"] for one in found])
-    results = [one.result for one in found]
-    pictures: list[tuple[str, Picture]] = []
-    for number, (folder, one) in enumerate(zip(FOLDER.folders(out, len(found)), found, strict=True), 1):
-        figures = figures_of(one, width=drawn.WIDE if len(found) == 1 else drawn.WIDTH)
-        _save(folder, figures)
-        metadata = {"format": "pt", "ckpt": one.result["ckpt"], "model": one.result["model"]}
-        arrays = {name: torch.from_numpy(array) for name, array in one.arrays.items()}
-        replace_file(folder / ARRAYS, lambda file, a=arrays, m=metadata: write_safetensors(file, a, m))
-        one.result.update(figures=list(figures), out=str(folder))
-        who = f"{inspection_text.names(results)[number - 1]}. " if len(found) > 1 else ""
-        for name, figure in figures.items():
-            text = who + inspection_text.caption(name, one.result)
-            pictures.append((name, _picture(name, figure, text, key=f"n{number}")))
-    if len(found) > 1:
-        both = _both(found)
-        both_told = compared(found) | {"figures": list(both)}
-        result = {"command": "inspect", "inspections": results, "compared": both_told}
-        _save(out, both)
-        text = inspection_text.comparison(results)
-        pictures += [(name, _picture(name, figure, text, key=BOTH)) for name, figure in both.items()]
-    else:
-        (result,) = results
-    in_order = [one for _, one in sorted(pictures, key=lambda pair: FIGURES.index(pair[0]))]
-    page = _page(results, in_order)
+    results, is_one = [one.result for one in found], len(found) == 1
+    width = drawn.WIDE if is_one else drawn.WIDTH
+    each = [
+        _write_one(folder, one, width=width)
+        for folder, one in zip(FOLDER.folders(out, len(found)), found, strict=True)
+    ]
+    both = {} if is_one else _both(found)
+    _save(out, both)
+    page = _page(results, _pictures(results, each, both))
     replace_file(out / PAGE, lambda file: file.write_text(page, encoding="utf-8"))
+    told = compared(found) | {"figures": list(both)}
+    result = results[0] if is_one else {"command": "inspect", "inspections": results, "compared": told}
     result |= {"out": str(out), "page": str(out / PAGE), "elapsed_s": time.perf_counter() - began_at}
     write_json(out / RESULT, result)
     return result
+
+
+def _write_one(folder: Path, one: Inspection, *, width: float) -> dict[str, Figure]:
+    """The figures and arrays of one checkpoint."""
+    figures = figures_of(one, width=width)
+    _save(folder, figures)
+    metadata = {"format": "pt", "ckpt": one.result["ckpt"], "model": one.result["model"]}
+    arrays = {name: torch.from_numpy(array) for name, array in one.arrays.items()}
+    replace_file(folder / ARRAYS, lambda file: write_safetensors(file, arrays, metadata))
+    one.result.update(figures=list(figures), out=str(folder))
+    return figures
 
 
 def figures_of(one: Inspection, *, width: float) -> dict[str, Figure]:
@@ -129,10 +127,26 @@ def compared(found: Sequence[Inspection]) -> dict[str, Any]:
     }
 
 
+def _pictures(
+    results: Sequence[Mapping[str, Any]], each: Sequence[Mapping[str, Figure]], both: Mapping[str, Figure]
+) -> list[Picture]:
+    """With their captions, in the order of the page: those of two checkpoints side by side."""
+    who = [f"{name}. " if len(results) > 1 else "" for name in inspection_text.names(results)]
+    pictures = [
+        (name, _picture(name, figure, who[n] + inspection_text.caption(name, results[n]), key=f"n{n}"))
+        for n, figures in enumerate(each)
+        for name, figure in figures.items()
+    ]
+    pictures += [
+        (name, _picture(name, figure, inspection_text.comparison(results), key=BOTH))
+        for name, figure in both.items()
+    ]
+    return [picture for _, picture in sorted(pictures, key=lambda pair: FIGURES.index(pair[0]))]
+
+
 def _picture(name: str, figure: Figure, text: str, *, key: str) -> Picture:
     is_wide = figure.get_figwidth() > drawn.WIDTH or key == BOTH
-    label = html.escape(text)
-    svg = to_svg(figure, key=f"{key}-{name}", label=label, dpi=DOTS)
+    svg = to_svg(figure, key=f"{key}-{name}", label=html.escape(text), dpi=DOTS)
     return Picture(inspection_text.HEADINGS[name], text, svg, is_wide=is_wide)
 
 
