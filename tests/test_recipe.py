@@ -296,8 +296,19 @@ def test_differences_name_the_keys_and_both_values():
     ]
 
 
-def test_evaluation_needs_no_training_sections_and_training_does():
+def test_evaluation_needs_no_training_sections_and_training_does(tmp_path):
+    (tmp_path / "half.toml").write_text('extends = "evaluate/default"\n[train]\nseed = 1\n')
+
     assert recipe.load("evaluate/default", training=False).optimizer is None
     assert "section [optimizer] is missing" in refusal(name="evaluate/default").message
-    half = refusal("train.seed=1", name="evaluate/default", training=False)
+    half = refusal(name=str(tmp_path / "half.toml"), training=False)
     assert "train.runs is missing" in half.message
+
+
+def test_a_key_of_training_means_nothing_where_nothing_is_trained():
+    with pytest.raises(VitError) as error:
+        recipe.load("evaluate/default", ["optimizer.lr=1"], training=False)
+
+    assert error.value.message == "nothing is trained here, so optimizer.lr means nothing"
+    assert (error.value.where, error.value.fix) == ("option --set optimizer.lr=1", "leave it out")
+    assert recipe.load("finetune/default", ["optimizer.lr=1"], training=False).optimizer.lr == 1

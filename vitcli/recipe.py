@@ -25,7 +25,14 @@ from vitcli.recipe_places import (
     studies,
 )
 from vitcli.recipe_rules import is_superseded
-from vitcli.recipe_schema import KEYS, OPTIONAL_SECTIONS, SECTIONS, Recipe, accepts_none
+from vitcli.recipe_schema import (
+    KEYS,
+    OPTIONAL_SECTIONS,
+    SECTIONS,
+    TRAINING_SECTIONS,
+    Recipe,
+    accepts_none,
+)
 from vitcli.recipe_text import differences, flat, to_toml, toml_text, typed_value
 
 __all__ = [
@@ -112,6 +119,8 @@ def load(
     """
     draft = merge(name_or_path, overrides, shorthands)
     file = label(find(name_or_path))
+    if not training:
+        draft.mistakes.extend(_unheard(draft))
     recipe, found = check_with_choices(draft.values, draft.sources, file=file, training=training)
     if mistakes := draft.mistakes + found:
         raise report(mistakes, f"recipe {name_or_path}")
@@ -128,6 +137,17 @@ def merge(
         draft.lay(values, dict.fromkeys(values, label(path)))
     draft.lay(*_options(overrides, shorthands, draft.mistakes))
     return draft
+
+
+def _unheard(draft: Draft) -> list[Mistake]:
+    """Take out keys of training that options alone bring, where nothing is trained: each is a mistake."""
+    of_files = {_section(key) for key, source in draft.sources.items() if not source.startswith("option ")}
+    found = []
+    for key in [key for key in draft.values if _section(key) in set(TRAINING_SECTIONS) - of_files]:
+        what = f"nothing is trained here, so {key} means nothing"
+        found.append(Mistake(what, draft.sources.pop(key), "leave it out"))
+        del draft.values[key]
+    return found
 
 
 def origins(
