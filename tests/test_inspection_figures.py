@@ -30,6 +30,7 @@ def every_figure() -> dict[str, Figure]:
         "distance of one picture": drawn.attention_distance(90 * shares, None, uniform=60.0),
         "compared": drawn.distances_compared([("before", shares), ("after" * 10, shares[:2])]),
         "rollout": drawn.beside(images, images, name="attention", width=drawn.WIDE),
+        "rollout of many": drawn.beside(pixels(128), pixels(128), name="attention", width=drawn.WIDE),
         "rollout of one": drawn.beside(images[:1], images[:1], name="attention", width=drawn.WIDTH),
         "heads": drawn.attention_by_head(images[0], RNG.random((24, 16, 2, 3))),
         "one head": drawn.attention_by_head(images[0], RNG.random((1, 1, 2, 3))),
@@ -182,6 +183,14 @@ def test_a_picture_beside_few_tiles_is_whole():
     assert height == pytest.approx(width)
     assert height == pytest.approx(drawn.PICTURE)
     assert box.y0 >= 0 and box.y1 <= 1
+
+
+@pytest.mark.parametrize("width", [drawn.WIDE, drawn.WIDTH])
+def test_as_many_pictures_as_the_papers_figure_14_shows_fit_on_a_page(width):
+    figure = drawn.beside(pixels(128, 32, 32), pixels(128, 32, 32), name="attention", width=width)
+
+    assert figure.get_figwidth() == pytest.approx(width, rel=0.15)
+    assert figure.get_figheight() <= drawn.TALLEST + 0.5
 
 
 def test_of_many_layers_some_are_shown_from_the_first_to_the_last():

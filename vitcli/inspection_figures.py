@@ -20,6 +20,7 @@ SMALL = 8  # points, of the names of rows and columns
 FILTERS_A_ROW = 7  # as in the paper's figure 7
 MOST_TILES = 16  # a side, of the similarity: in a larger grid only every second, third, ... patch has one
 TILE, LARGEST_TILE = 0.53, 1.1  # inches, of a picture in a row of them
+NAMED = 0.6  # inches at the least, of a picture with a name above it
 MAP_COLOURS = "viridis"  # even steps for every eye, and in grey
 PICTURE = 1.3  # inches, of the long side of one that stands beside tiles
 GAP = 0.08  # of a tile
@@ -100,8 +101,14 @@ def distances_compared(curves: Sequence[tuple[str, np.ndarray]]) -> Figure:
 def beside(images_MHWC: np.ndarray, others_MHWC: np.ndarray, *, name: str, width: float) -> Figure:
     """Each picture, and to its right another of the same size; `name` says what these are."""
     pairs = [tile for pair in zip(images_MHWC, others_MHWC, strict=True) for tile in pair]
-    num_pairs = min(4 if width > WIDTH else 2, len(images_MHWC))
-    return _tiles(_in_rows(pairs, 2 * num_pairs), width=width, across=["input", name] * num_pairs)
+    count, height, long = images_MHWC.shape[:3]
+    a_row = 4 if width > WIDTH else 2
+    while a_row < 16 and -(-count // a_row) * width / (2 * a_row) * height / long > TALLEST:
+        a_row *= 2  # many pictures are small, as the paper's 128 in figure 14 are
+    a_row = min(a_row, count)
+    if width / (2 * a_row) < NAMED:
+        return _tiles(_in_rows(pairs, 2 * a_row), width=width, x=f"each input, and {name} to its right")
+    return _tiles(_in_rows(pairs, 2 * a_row), width=width, across=["input", name] * a_row)
 
 
 def attention_by_head(image_HWC: np.ndarray, maps_LAHW: np.ndarray) -> Figure:
