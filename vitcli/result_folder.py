@@ -3,10 +3,8 @@
 The same question may be asked again and its answer written anew; another one needs --overwrite.
 """
 
-import fcntl
 import json
 import os
-import socket
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -48,7 +46,7 @@ class ResultFolder:
             MachineError: it cannot be written, or other things have the names.
             VitError: it is the folder of a run.
         """
-        for folder in {out, *self.folders(out, num_results)}:
+        for folder in dict.fromkeys([out, *self.folders(out, num_results)]):
             safe_files.check_can_write_in(folder.resolve(), option="--out")
             taken = next((folder / name for name in self.names if (folder / name).is_dir()), None)
             if taken:
@@ -115,23 +113,11 @@ class ResultFolder:
         """An advisory lock that ends with the process, however it ends; its file goes with `held`."""
         path = out / self.lock
         while True:
-            lock = held.enter_context(open(path, "a+"))  # noqa: SIM115, open as long as it is held
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                lock.seek(0)
-                holder = lock.read().strip() or "another process"
-                raise MachineError(
-                    f"another {self.noun} is writing this folder: {holder}",
-                    where=f"--out {out}",
-                    fix="wait for it, stop it, or choose another folder with --out",
-                ) from None
+            lock = safe_files.lock_folder(path, noun=self.noun, where=f"--out {out}")
+            held.enter_context(lock)
             # One that ended in between has taken its file away, and the next one locks a file of its own.
             if path.exists() and os.path.samestat(os.fstat(lock.fileno()), path.stat()):
                 break
-        lock.truncate(0)
-        lock.write(f"pid {os.getpid()} on {socket.gethostname()}\n")
-        lock.flush()
         held.callback(path.unlink, missing_ok=True)
 
     def _refuse_another(self, out: Path, asked: Sequence[dict[str, Any]]) -> None:

@@ -1,11 +1,9 @@
 """The run folder: one writer, plain files, and nothing in metrics.jsonl that a clock made."""
 
-import fcntl
 import json
 import os
 import platform
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -15,7 +13,7 @@ from typing import Any
 
 from vitcli import launching
 from vitcli.errors import MachineError, VitError
-from vitcli.safe_files import TEMPORARY, replace_file, write_json
+from vitcli.safe_files import TEMPORARY, lock_folder, write_json, write_text
 
 METRICS, TIMING, SUMMARY, RECIPE = "metrics.jsonl", "timing.jsonl", "summary.json", "recipe.toml"
 DIVERGED = "diverged.json"  # in the place of the summary of an arm whose loss was no number
@@ -58,7 +56,7 @@ class RunFolder:
         try:
             _refuse_foreign(path)
             path.mkdir(parents=True, exist_ok=True)
-            self._lock = _lock(path)
+            self._lock = lock_folder(path / LOCK, noun="run", where=str(path))
             _clean(path)
             if overwrite:
                 _empty(path)
@@ -109,7 +107,7 @@ class RunFolder:
         write_json(self.path / name, value)
 
     def write_text(self, name: str, text: str) -> None:
-        replace_file(self.path / name, lambda path: path.write_text(text))
+        write_text(self.path / name, text)
 
 
 def new_folder(command: str, dataset: str, model: str) -> Path:
@@ -164,25 +162,6 @@ def environment(arguments: list[str]) -> dict[str, Any]:
         "gpus": gpus,
         "git_revision": _git_revision(),
     }
-
-
-def _lock(path: Path):
-    """An advisory lock that ends with the process, however it ends; the file names its owner."""
-    lock = open(path / LOCK, "a+")  # noqa: SIM115, held as long as the process lives
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.seek(0)
-        owner = lock.read().strip() or "another process"
-        raise MachineError(
-            f"another run is writing this folder: {owner}",
-            where=str(path),
-            fix="wait for it, stop it, or choose another folder with --out",
-        ) from None
-    lock.truncate(0)
-    lock.write(f"pid {os.getpid()} on {socket.gethostname()}\n")
-    lock.flush()
-    return lock
 
 
 def _refuse_foreign(path: Path) -> None:

@@ -1,11 +1,13 @@
 """Files that are there whole or not at all, whatever happens while they are written."""
 
+import fcntl
 import json
 import os
+import socket
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from safetensors import SafetensorError
 
@@ -40,7 +42,7 @@ def replace_file(path: Path, write: Callable[[Path], None]) -> None:
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
     """An object as JSON for people and programs, in the place of what was there."""
-    replace_file(path, lambda file: file.write_text(json.dumps(value, indent=2) + "\n"))
+    write_text(path, json.dumps(value, indent=2) + "\n")
 
 
 def check_can_write_in(folder: Path, *, option: str) -> None:
@@ -74,6 +76,39 @@ def try_to_write_in(folder: Path, *, option: str) -> None:
 def _not_written(folder: Path, where: str) -> MachineError:
     fix = "choose another folder, or mend its permissions"
     return MachineError(f"nothing can be written in {folder}", where=where, fix=fix)
+
+
+def write_text(path: Path, text: str) -> None:
+    """A text in UTF-8, in the place of what was there."""
+    replace_file(path, lambda file: file.write_text(text, encoding="utf-8"))
+
+
+def lock_folder(path: Path, *, noun: str, where: str) -> TextIO:
+    """An advisory lock on a folder, that ends with the process, however it ends; its file names the owner.
+
+    Args:
+        path: the lock file in it.
+        noun: what is written there, for an error, and `where` that is.
+
+    Raises:
+        MachineError: another process has it.
+    """
+    lock = open(path, "a+")  # noqa: SIM115, open as long as it is held
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.seek(0)
+        owner = lock.read().strip() or "another process"
+        lock.close()
+        raise MachineError(
+            f"another {noun} is writing this folder: {owner}",
+            where=where,
+            fix="wait for it, stop it, or choose another folder with --out",
+        ) from None
+    lock.truncate(0)
+    lock.write(f"pid {os.getpid()} on {socket.gethostname()}\n")
+    lock.flush()
+    return lock
 
 
 def sync(path: str | Path) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from vitcli.architecture import Architecture
 from vitcli.errors import NotFiniteError, WeightsError
 from vitcli.model import expected_tensors, head_names, known_name, timm_config
-from vitcli.safe_files import replace_file
+from vitcli.safe_files import replace_file, write_text
 from vitcli.weights_about import describe
 from vitcli.weights_files import blaming, parsing, read_file, write_safetensors
 from vitcli.weights_places import locate
@@ -98,7 +98,7 @@ def write_weights(
         file, state, arch, preprocessing=preprocessing, class_names=class_names, metadata=metadata
     )
     config = json.dumps(timm_config(arch, preprocessing, class_names) | {"vit": vit}, indent=2)
-    replace_file(folder / "config.json", lambda path: path.write_text(config + "\n"))
+    write_text(folder / "config.json", config + "\n")
 
 
 def write_weights_file(

@@ -12,7 +12,7 @@ from vitcli import class_lists, class_maps, prediction_files, real_labels, recip
 from vitcli.assertions import Assertion
 from vitcli.class_maps import ClassMap
 from vitcli.commands.evaluation_files import FOLDER, claim, write_all
-from vitcli.commands.pixels import check_named, named_weights, split_to_score
+from vitcli.commands.pixels import check_named, inference_precision, named_weights, split_to_score
 from vitcli.commands.scores import Question, ReaL, score
 from vitcli.console import Console
 from vitcli.errors import DataError, VitError
@@ -75,8 +75,7 @@ def evaluate(
         weights = _weights_once(wanted, kept)
         opened = _open(wanted, split, weights, found_map, lists, extras)
         questions.append(replace(opened, recipe_name=recipe_name, overrides=overrides, shorthands=shorthands))
-    first = resolved[0].precision.compute
-    machine = runtime.start("fp32" if first == "auto" else first)
+    machine = runtime.start(inference_precision(resolved[0]))
     console = Console(quiet=quiet, is_main=machine.is_main)
     places = dict(out=extras.out, save_predictions=extras.save_predictions, overwrite=extras.overwrite)
     with ExitStack() as held:

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 from vitcli import evaluation_figures, figure_files, loader, prediction_files, predictions, safe_files
 from vitcli.commands.scores import MISTAKES_SHOWN, Question, Scored
 from vitcli.result_folder import ResultFolder
-from vitcli.safe_files import replace_file
+from vitcli.safe_files import write_json, write_text
 
 RESULT = "evaluation.json"
 FOLDER = ResultFolder(
@@ -65,7 +64,7 @@ def write_all(
         _write_tables(folder, one)
         _write_pictures(folder, one)
     result["out"] = str(out)
-    _write_text(out / RESULT, json.dumps(result, indent=2) + "\n")
+    write_json(out / RESULT, result)
 
 
 def _about(one: Scored) -> dict[str, Any]:
@@ -131,8 +130,4 @@ def _write_csv(path: Path, header: tuple[str, ...], rows: Iterable[tuple]) -> No
     table = csv.writer(text, lineterminator="\n")
     table.writerow(header)
     table.writerows(rows)
-    _write_text(path, text.getvalue())
-
-
-def _write_text(path: Path, text: str) -> None:
-    replace_file(path, lambda file: file.write_text(text, encoding="utf-8"))
+    write_text(path, text.getvalue())

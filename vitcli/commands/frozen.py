@@ -16,7 +16,7 @@ from torch import nn
 
 from vitcli import data_files, feature_pass, layers, loader, runtime
 from vitcli.architecture import Architecture
-from vitcli.commands.pixels import for_inference, preprocessing_for
+from vitcli.commands.pixels import for_inference, inference_precision, preprocessing_for
 from vitcli.console import Console
 from vitcli.errors import Stopped
 from vitcli.feature_store import FeatureStore, digest_of
@@ -103,7 +103,7 @@ def freeze(
     quiet: bool,
 ) -> Frozen:
     """Join the run's processes and put the network on the device, in fp32 unless another is named."""
-    precision = "fp32" if resolved.precision.compute == "auto" else resolved.precision.compute
+    precision = inference_precision(resolved)
     machine = runtime.start(precision)
     console = Console(quiet=quiet, is_main=machine.is_main)
     preprocessing, origin = preprocessing_for(

@@ -11,7 +11,13 @@ from typing import Any
 from vitcli import loader, recipe, runlog, runtime
 from vitcli.commands.inspection import look_into
 from vitcli.commands.inspection_files import FOLDER, write_all
-from vitcli.commands.pixels import as_asked, named_weights, preprocessing_for, split_to_score
+from vitcli.commands.pixels import (
+    as_asked,
+    inference_precision,
+    named_weights,
+    preprocessing_for,
+    split_to_score,
+)
 from vitcli.console import Console
 from vitcli.errors import DataError, VitError
 from vitcli.model import check_image_size
@@ -71,8 +77,7 @@ def inspect(
     first = questions[0]
     looked_at = pictures_of(first.resolved, first.weights, pictures, split)
     out = out or _new_folder(first, pictures)
-    precision = first.resolved.precision.compute
-    machine = runtime.start("fp32" if precision == "auto" else precision)
+    machine = runtime.start(inference_precision(first.resolved))
     console = Console(quiet=quiet, is_main=machine.is_main)
     asked = [question.asked for question in questions]
     with ExitStack() as held:

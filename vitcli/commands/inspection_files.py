@@ -16,7 +16,7 @@ from vitcli.commands.inspection import Inspection
 from vitcli.report_figures import to_svg
 from vitcli.report_pictures import Picture
 from vitcli.result_folder import ResultFolder
-from vitcli.safe_files import replace_file, write_json
+from vitcli.safe_files import replace_file, write_json, write_text
 from vitcli.weights_files import write_safetensors
 
 RESULT, ARRAYS, PAGE = "inspection.json", "arrays.safetensors", "inspection.html"
@@ -44,7 +44,7 @@ def write_all(out: Path, found: Sequence[Inspection], *, began_at: float) -> dic
     both = {} if is_one else _both(found)
     _save(out, both)
     page = _page(results, _pictures(results, each, both))
-    replace_file(out / PAGE, lambda file: file.write_text(page, encoding="utf-8"))
+    write_text(out / PAGE, page)
     told = compared(found) | {"figures": list(both)}
     result = results[0] if is_one else {"command": "inspect", "inspections": results, "compared": told}
     result |= {"out": str(out), "page": str(out / PAGE), "elapsed_s": time.perf_counter() - began_at}

@@ -92,6 +92,12 @@ def preprocessing_for(
     return replace(stored, **changed), words + (f", but for {', '.join(changed)}" if changed else "")
 
 
+def inference_precision(resolved: Recipe) -> str:
+    """What a network that is only looked through computes in: fp32 unless another is named."""
+    wanted = resolved.precision.compute
+    return "fp32" if wanted == "auto" else wanted
+
+
 def as_asked(
     recipe_name: str | None, overrides: Sequence[str], shorthands: Mapping[str, Any]
 ) -> dict[str, Any]:

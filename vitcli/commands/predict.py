@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vitcli import inference, loader, recipe, runtime
-from vitcli.commands.pixels import for_inference, named_weights, preprocessing_for
+from vitcli.commands.pixels import for_inference, inference_precision, named_weights, preprocessing_for
 from vitcli.console import Console
 from vitcli.errors import VitError
 from vitcli.pictures import as_split, find_pictures
@@ -27,7 +27,7 @@ def predict(
             "no checkpoint is named", where="--ckpt", fix="--ckpt RUN, a weights file, timm/NAME or demo"
         )
     files = find_pictures(pictures, where="PICTURES")
-    precision = "fp32" if resolved.precision.compute == "auto" else resolved.precision.compute
+    precision = inference_precision(resolved)
     machine = runtime.start(precision)
     console = Console(quiet=quiet, is_main=machine.is_main)
     weights = named_weights(resolved)

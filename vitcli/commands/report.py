@@ -12,7 +12,7 @@ from vitcli.errors import MachineError, VitError, nearest
 from vitcli.report_columns import short_names
 from vitcli.report_data import Material
 from vitcli.report_tables import Names, Table
-from vitcli.safe_files import replace_file
+from vitcli.safe_files import write_text
 
 ENDINGS = {".html": "html", ".htm": "html", ".md": "markdown", ".csv": "csv", ".json": "json"}
 FORMATS = ("text", *dict.fromkeys(ENDINGS.values()))
@@ -120,7 +120,7 @@ def check_out(out: Path, *, overwrite: bool) -> None:
 def write(report: Report, out: Path, form: str) -> dict[str, Any]:
     """Write the file, whole or not at all; the object that --json prints."""
     content = rendered(report, form, base=out.parent)
-    replace_file(out, lambda file: file.write_text(content, encoding="utf-8"))
+    write_text(out, content)
     return told(report) | {"out": str(out), "num_bytes": len(content.encode())}
 
 

@@ -11,7 +11,7 @@ from vitcli.commands.job import refuse_other_recipe
 from vitcli.commands.study_pictures import draw
 from vitcli.errors import VitError
 from vitcli.recipe import Recipe
-from vitcli.safe_files import replace_file, write_json
+from vitcli.safe_files import write_json, write_text
 from vitcli.study_rules import slug
 from vitcli.study_schema import Score, Study
 
@@ -39,7 +39,7 @@ def check_folder(folder: Path, study: Study, *, overwrite: bool) -> None:
 
 def begin(folder: Path, study: Study, plans: Mapping[str, Any]) -> None:
     """The study and what its runs come to, before the first of them."""
-    replace_file(folder / STUDY, lambda file: file.write_text(study_schema.to_toml(study)))
+    write_text(folder / STUDY, study_schema.to_toml(study))
     write_json(folder / PLAN, plans)
 
 
@@ -85,7 +85,7 @@ def write_results(folder: Path, result: Mapping[str, Any]) -> None:
         ("table.md", study_text.as_markdown(result)),
         ("table.csv", study_text.as_csv(result)),
     ):
-        replace_file(folder / name, lambda file, text=text: file.write_text(text))
+        write_text(folder / name, text)
     write_json(folder / runlog.SUMMARY, result)
 
 
