@@ -9,7 +9,7 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "vitcli"
 FLOORS = [
     # 0 words
-    {"errors", "order", "stream_order", "schedule", "variants", "architecture",
+    {"errors", "document", "order", "stream_order", "schedule", "variants", "architecture",
      "assertions", "sharing", "recipe", "recipe_schema", "recipe_sections", "recipe_types", "recipe_rules",
      "recipe_text", "recipe_mistakes", "recipe_choices", "recipe_places", "reproduction",
      "reproduction_schema", "study", "study_schema", "study_rules"},
@@ -21,7 +21,7 @@ FLOORS = [
      "inspection_figures",
      "predictions", "calibration", "resampling", "projection", "evaluation_figures",
      "demo", "vtab", "image_hash", "selecting", "report_figures", "report_style",
-     "study_figures"},
+     "study_figures", "svg"},
     # 2 world
     {"safe_files", "result_folder", "data", "vtab_tables", "duplicates", "data_files", "split", "subsets",
      "columns",

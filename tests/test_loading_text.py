@@ -10,8 +10,8 @@ from PIL import Image
 
 from tests.test_export import GAP, NAMES, SIZE, bit, distance, hybrid, images, network, vit
 from vitcli.architecture import Architecture
-from vitcli.commands.results import in_timm
 from vitcli.loading_text import HERE, how_to_load
+from vitcli.model_card import in_timm
 from vitcli.weights import write_weights
 
 

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from vitcli.report_columns import Entry, arrange, natural, pooled, short_names, word
+from vitcli.document import Cell, best_marked, share
+from vitcli.report_columns import Entry, arrange, natural, pooled, word
 from vitcli.report_figures import thinned
-from vitcli.report_tables import Cell, best_marked, share
+from vitcli.tables import short_names
 
 RECIPE = {"optimizer.lr": 0.03, "schedule.steps": 500, "train.seed": 0, "optimizer.momentum": 0.9}
 

@@ -5,11 +5,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vitcli import tables
+from vitcli.document import Cell, Head, Line, Table
 from vitcli.inspection_figures import step_of_tiles
-from vitcli.report_columns import short_names
-from vitcli.report_tables import Cell, Head, Line, Table
 from vitcli.sharing import public_name
-from vitcli.tables import plain
+from vitcli.tables import plain, short_names
 
 # Figures in the order of the page: what a person calls each.
 NAMES = {

@@ -4,14 +4,21 @@ The numbers are those of the run's summary. Paths of the machine it was made on 
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from vitcli import recipe
+from vitcli.architecture import Architecture
 from vitcli.card_metadata import front_matter, is_classifier_run, parts_of_split
 from vitcli.card_text import code, fenced, paragraph, table
+from vitcli.data import is_remote
+from vitcli.export_formats import caveats, unsaid_in
 from vitcli.loading_text import HERE, Place, how_to_load
+from vitcli.recipe import Recipe
 from vitcli.resampling import NUM_RESAMPLES, share_interval
-from vitcli.sharing import public_toml, public_values
+from vitcli.sharing import is_local, public_toml, public_values
 from vitcli.tables import size_text
+from vitcli.variants import BIT, HYBRID
 
 CARD = """{front_matter}
 # {model} on {dataset}
@@ -262,3 +269,30 @@ def _limits(told: dict[str, Any]) -> str:
     if not is_classifier_run(told):
         points = ["It has no classes: it is there to be fine-tuned, or for its features."]
     return "\n".join(paragraph(f"- {point}") for point in [*points, licence])
+
+
+def card_of(summary: dict[str, Any], resolved: Recipe, arch: Architecture) -> str:
+    """The model card of a run, or of several and a selection, by its summary."""
+    return model_card(
+        summary,
+        recipe.to_toml(resolved),
+        **in_timm(arch),
+        dataset_on_hub=_id_on_the_hub(resolved.data.dataset),
+    )
+
+
+def in_timm(arch: Architecture) -> dict[str, Any]:
+    """What a card has to say of the network in timm, as `model_card` and `how_to_load` take it."""
+    return {
+        "unsaid_in_timm": unsaid_in("timm", arch),
+        "caveats": caveats("timm", arch),
+        "needs_backbones": arch.timm_name in (BIT, HYBRID),
+    }
+
+
+def _id_on_the_hub(dataset: str) -> str | None:
+    alias = recipe.dataset_aliases().get(dataset)
+    if alias:
+        return alias.get("hub")
+    is_path = Path(dataset).expanduser().exists() or is_local(dataset) or is_remote(dataset)
+    return None if is_path or dataset.count("/") != 1 else dataset.partition("@")[0].partition(":")[0]

@@ -6,13 +6,13 @@ their mean and standard deviation (paper, Table 2: of three).
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePath
+from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from vitcli.tables import size_text
+from vitcli.tables import short_names, size_text
 from vitcli.variants import VARIANTS
 
 SIZE, SEED = "data.image_size", "train.seed"
@@ -118,21 +118,6 @@ def pooled(cell: Sequence[Entry]) -> tuple[float | None, float | None, int]:
 def word(key: str, value: str) -> str:
     """A recipe key and its value in a few words: "lr 0.03", "384 px", "momentum 0.9"."""
     return WORDS.get(key, f"{key.rpartition('.')[2]} {{}}").replace("{}", value)
-
-
-def short_names(names: Iterable[str]) -> dict[str, str]:
-    """The last part of each path or Hub id, with as many before it as tell it from others; no bare number."""
-    parts = {name: PurePath(name).parts or (name,) for name in names}
-    short = {}
-    for name, own in parts.items():
-        others = [other for other_name, other in parts.items() if other_name != name]
-        least = next(
-            (k for k in range(1, len(own)) if not any(own[-k:] == one[-k:] for one in others)), len(own)
-        )
-        is_alias = len(own) == 2 and own[0] == "vtab"  # its pet pictures are not the pets of another task
-        least = max(least, 2) if own[-1].isdecimal() else least
-        short[name] = name if is_alias else str(PurePath(*own[-least:]))
-    return short
 
 
 def natural(text: str) -> list[tuple[int, int, str]]:

@@ -3,11 +3,12 @@
 from dataclasses import replace
 from typing import Any
 
+from vitcli.document import Cell, Head, Line, Table, number, share
 from vitcli.report_columns import word
 from vitcli.report_data import Choice, Material, Run
 from vitcli.report_progress import is_number
 from vitcli.report_shapes import Costs
-from vitcli.report_tables import Cell, Head, Line, Names, Table, number, share
+from vitcli.report_tables import Names
 from vitcli.tables import size_text
 
 

@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
+from vitcli.document import Cell, Head, Line, Table, best_marked, share
 from vitcli.report_columns import Column, Row, natural, pooled
-from vitcli.report_tables import Cell, Head, Line, Names, Table, best_marked, share
+from vitcli.report_tables import Names
 from vitcli.tables import size_text
 
 

@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
+from vitcli.document import Cell, Head, Line, Table, number, share
 from vitcli.report_columns import Entry, arrange
 from vitcli.report_cross import crossed
 from vitcli.report_data import Material, Scored
-from vitcli.report_tables import Cell, Head, Line, Names, Table, number, share
+from vitcli.report_tables import Names
 from vitcli.tables import size_text
 
 

@@ -8,9 +8,8 @@ from itertools import count
 from pathlib import Path
 from urllib.parse import quote
 
-from vitcli.report_pictures import Picture
+from vitcli.document import Cell, Head, Line, Picture, Table
 from vitcli.report_style import STYLE
-from vitcli.report_tables import Cell, Head, Line, Table
 from vitcli.tables import plain
 
 GENERATOR = '<meta name="generator" content="vit report">'  # by it a report is known from another file

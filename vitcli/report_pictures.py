@@ -4,42 +4,23 @@ import hashlib
 import html
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
 from vitcli import evaluation_figures
 from vitcli.calibration import Reliability
+from vitcli.document import Picture
 from vitcli.figures import COLOURS
 from vitcli.report_data import Choice, Material, Point, Run, Scored
-from vitcli.report_figures import MOST_LINES, Curve, curves, thinned, to_svg
+from vitcli.report_figures import MOST_LINES, Curve, curves, thinned
 from vitcli.report_progress import is_number
 from vitcli.report_tables import Names
+from vitcli.svg import to_svg
 from vitcli.tables import plain
 
 MOST_CLASSES = 2_000  # of a confusion that is drawn
 FEW_CLASSES = 12  # whose confusion is read well at half the width of a page
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A picture under a heading.
-
-    Attributes:
-        section: the heading it stands under, with others: that of the table of this key, or one of its own.
-        svg: an element for the middle of a page.
-        legend: colour and name of each line.
-        has_paper: whether it needs white behind it.
-        is_wide: whether it needs the whole width of the page.
-    """
-
-    section: str
-    caption: str
-    svg: str
-    legend: tuple[tuple[str, str], ...] = ()
-    has_paper: bool = False
-    is_wide: bool = False
 
 
 def pictures_of(material: Material, names: Names) -> list[Picture]:

@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from vitcli.document import Head, Line, Table, best_marked, number, share
 from vitcli.report_columns import SEED, Column, Entry, arrange
 from vitcli.report_cross import cells_of, crossed, repeated, rows_of
 from vitcli.report_data import Material, Run, Vtab
 from vitcli.report_shapes import VtabSummary
-from vitcli.report_tables import Head, Line, Names, Table, best_marked, number, share
+from vitcli.report_tables import Names
 from vitcli.tables import size_text
 
 NUM_TASKS = 19  # of VTAB

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from vitcli.report_tables import Cell, Head, Table
+from vitcli.document import Cell, Head, Table
 from vitcli.tables import plain, printed
 
 MARK = "<!-- made by vit report -->"  # by it a Markdown report is known from another file

@@ -11,8 +11,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from vitcli import launching
+from vitcli import launching, recipe
 from vitcli.errors import MachineError, VitError
+from vitcli.recipe import Recipe
 from vitcli.safe_files import TEMPORARY, lock_folder, write_json, write_text
 
 METRICS, TIMING, SUMMARY, RECIPE = "metrics.jsonl", "timing.jsonl", "summary.json", "recipe.toml"
@@ -215,3 +216,35 @@ def _git_revision() -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return found.stdout.strip() or None if found.returncode == 0 else None
+
+
+def earlier_summary(path: Path, resolved: Recipe) -> dict[str, Any] | None:
+    """The summary of a finished run of this very recipe in the folder; None if none is finished there."""
+    summary = finished_summary(path)
+    if summary is None or not all((path / name).exists() for name in (RECIPE, WEIGHTS)):
+        return None
+    refuse_other_recipe(path, resolved)
+    return summary | {"run_dir": str(path), "weights": str(path / WEIGHTS)}  # it may have been moved
+
+
+def refuse_other_recipe(path: Path, resolved: Recipe) -> None:
+    """Refuse a folder that holds a run of another recipe, naming the keys that differ."""
+    earlier = recipe.load(str(path / RECIPE), training=False)
+    differing = recipe.differences(_with_whole_paths(earlier), _with_whole_paths(resolved))
+    if differing:
+        raise VitError(
+            f"the folder holds a run of another recipe: {'; '.join(differing[:4])}",
+            where=f"--out {path}",
+            fix="choose another folder, or --overwrite to delete that run",
+        )
+
+
+def _with_whole_paths(resolved: Recipe) -> Recipe:
+    """However a path was typed, it names the same data and weights."""
+
+    def whole(name: str | None) -> str | None:
+        return str(Path(name).resolve()) if name and Path(name).exists() else name
+
+    data_section = resolved.data.model_copy(update={"dataset": whole(resolved.data.dataset)})
+    model_section = resolved.model.model_copy(update={"ckpt": whole(resolved.model.ckpt)})
+    return resolved.model_copy(update={"data": data_section, "model": model_section})

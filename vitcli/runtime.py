@@ -19,7 +19,6 @@ from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGr
 from accelerate.tracking import filter_trackers
 from torch import nn
 
-from vitcli import order
 from vitcli.errors import MachineError, VitError, nearest
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)  # a process that stalls longer ends the run
@@ -267,11 +266,6 @@ def cpu_has_bf16() -> bool:
     except OSError:
         return False
     return "avx512_bf16" in flags or "amx_bf16" in flags
-
-
-def seed_model_draws(seed: int, *, step: int, part: int) -> None:
-    """Seed dropout for one micro-batch: a function of (seed, step, number of the micro-batch in the step)."""
-    torch.manual_seed(order.derive_seed(seed, "model", step, part))
 
 
 def peak_memory_gib() -> float:

@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from io import StringIO
+from pathlib import PurePath
 from typing import Any
 
 from vitcli import launching
@@ -174,3 +175,18 @@ def printed(table) -> str:
     text = StringIO()
     Console(file=text, width=width, markup=False, highlight=False, emoji=False).print(table)
     return "".join(line.rstrip() + "\n" for line in text.getvalue().splitlines())
+
+
+def short_names(names: Iterable[str]) -> dict[str, str]:
+    """The last part of each path or Hub id, with as many before it as tell it from others; no bare number."""
+    parts = {name: PurePath(name).parts or (name,) for name in names}
+    short = {}
+    for name, own in parts.items():
+        others = [other for other_name, other in parts.items() if other_name != name]
+        least = next(
+            (k for k in range(1, len(own)) if not any(own[-k:] == one[-k:] for one in others)), len(own)
+        )
+        is_alias = len(own) == 2 and own[0] == "vtab"  # its pet pictures are not the pets of another task
+        least = max(least, 2) if own[-1].isdecimal() else least
+        short[name] = name if is_alias else str(PurePath(*own[-least:]))
+    return short

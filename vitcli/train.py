@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitcli import optim
+from vitcli import optim, order
 from vitcli.console import Console
 from vitcli.errors import NotFiniteError, Stopped
 from vitcli.gradients import DdpSum, PairwiseSum
 from vitcli.loader import Batch
 from vitcli.losses import Objective
 from vitcli.runlog import RunFolder
-from vitcli.runtime import Runtime, autocast, peak_memory_gib, seed_model_draws, unwrap
+from vitcli.runtime import Runtime, autocast, peak_memory_gib, unwrap
 from vitcli.saving import Saver
 from vitcli.schedule import Plan
 from vitcli.transforms import to_model_range
@@ -242,3 +242,8 @@ def _check_finite(loss: float, grad_norm: float, *, step: int, lr: float) -> Non
         where=f"step {step + 1}, learning rate {lr:.3g}, loss {loss:.4g}, gradient norm {grad_norm:.4g}",
         fix="lower --lr, or set optimizer.clip, in a new --out",
     )
+
+
+def seed_model_draws(seed: int, *, step: int, part: int) -> None:
+    """Seed dropout for one micro-batch: a function of (seed, step, number of the micro-batch in the step)."""
+    torch.manual_seed(order.derive_seed(seed, "model", step, part))

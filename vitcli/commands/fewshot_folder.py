@@ -8,11 +8,11 @@ from typing import Any
 
 from vitcli import draw_files, few_shot, recipe, runlog
 from vitcli.commands.frozen import Frozen
-from vitcli.commands.job import refuse_other_recipe
 from vitcli.errors import VitError
 from vitcli.few_shot import Draws
 from vitcli.fewshot_text import as_text
 from vitcli.recipe import Recipe
+from vitcli.runlog import refuse_other_recipe
 
 DRAWS, TABLE = "draws.json", "table.txt"
 

@@ -13,10 +13,10 @@ from matplotlib.figure import Figure
 from vitcli import __version__, analysis, figure_files, inspection_text, report_html
 from vitcli import inspection_figures as drawn
 from vitcli.commands.inspection import Inspection
-from vitcli.report_figures import to_svg
-from vitcli.report_pictures import Picture
+from vitcli.document import Picture
 from vitcli.result_folder import ResultFolder
 from vitcli.safe_files import replace_file, write_json, write_text
+from vitcli.svg import to_svg
 from vitcli.weights_files import write_safetensors
 
 RESULT, ARRAYS, PAGE = "inspection.json", "arrays.safetensors", "inspection.html"

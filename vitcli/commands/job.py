@@ -6,13 +6,12 @@ Shared by the commands that train; no command of its own.
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from vitcli import costs, data, order, recipe, runlog, runtime
+from vitcli import costs, data, order, recipe, runtime
 from vitcli.commands.planning import AUTO, RunOptions, Start, check_network, check_shard, declared, plan_of
 from vitcli.console import Console
 from vitcli.errors import VitError
@@ -155,38 +154,6 @@ def describe(job: Job) -> dict[str, Any]:
         "estimated_peak_memory_gib": _estimated_memory_gib(job),
         "recipe": recipe.to_toml(job.recipe),
     }
-
-
-def earlier_summary(path: Path, resolved: Recipe) -> dict[str, Any] | None:
-    """The summary of a finished run of this very recipe in the folder; None if none is finished there."""
-    summary = runlog.finished_summary(path)
-    if summary is None or not all((path / name).exists() for name in (runlog.RECIPE, runlog.WEIGHTS)):
-        return None
-    refuse_other_recipe(path, resolved)
-    return summary | {"run_dir": str(path), "weights": str(path / runlog.WEIGHTS)}  # it may have been moved
-
-
-def refuse_other_recipe(path: Path, resolved: Recipe) -> None:
-    """Refuse a folder that holds a run of another recipe, naming the keys that differ."""
-    earlier = recipe.load(str(path / runlog.RECIPE), training=False)
-    differing = recipe.differences(_with_whole_paths(earlier), _with_whole_paths(resolved))
-    if differing:
-        raise VitError(
-            f"the folder holds a run of another recipe: {'; '.join(differing[:4])}",
-            where=f"--out {path}",
-            fix="choose another folder, or --overwrite to delete that run",
-        )
-
-
-def _with_whole_paths(resolved: Recipe) -> Recipe:
-    """However a path was typed, it names the same data and weights."""
-
-    def whole(name: str | None) -> str | None:
-        return str(Path(name).resolve()) if name and Path(name).exists() else name
-
-    data_section = resolved.data.model_copy(update={"dataset": whole(resolved.data.dataset)})
-    model_section = resolved.model.model_copy(update={"ckpt": whole(resolved.model.ckpt)})
-    return resolved.model_copy(update={"data": data_section, "model": model_section})
 
 
 def _open_data(

@@ -12,10 +12,10 @@ from typing import Any
 
 from vitcli import export_formats, hub_upload, recipe, runlog
 from vitcli.commands import export as exports
-from vitcli.commands.results import card_of, in_timm
 from vitcli.console import Console
 from vitcli.errors import VitError
 from vitcli.loading_text import how_to_load, on_the_hub, with_other_place
+from vitcli.model_card import card_of, in_timm
 from vitcli.sharing import public_name, public_toml, public_values
 from vitcli.tables import pairs
 from vitcli.weights import Weights, read_weights

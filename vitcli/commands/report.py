@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from vitcli import report_costs, report_data, report_evaluations, report_results, report_text
+from vitcli.document import Table
 from vitcli.errors import MachineError, VitError, nearest
-from vitcli.report_columns import short_names
 from vitcli.report_data import Material
-from vitcli.report_tables import Names, Table
+from vitcli.report_tables import Names
 from vitcli.safe_files import write_text
+from vitcli.tables import short_names
 
 ENDINGS = {".html": "html", ".htm": "html", ".md": "markdown", ".csv": "csv", ".json": "json"}
 FORMATS = ("text", *dict.fromkeys(ENDINGS.values()))

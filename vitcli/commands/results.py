@@ -6,18 +6,14 @@ from typing import Any
 
 from torch import Tensor
 
-from vitcli import figures, model_card, recipe, runlog, runtime
-from vitcli.architecture import Architecture
+from vitcli import figures, runlog, runtime
 from vitcli.commands.job import Job
 from vitcli.commands.pixels import preprocessing_of
-from vitcli.data import is_remote
-from vitcli.export_formats import caveats, unsaid_in
 from vitcli.metrics import PatchScores, Scores
-from vitcli.recipe import Recipe
+from vitcli.model_card import card_of
 from vitcli.runlog import RunFolder
-from vitcli.sharing import is_local, public_name
+from vitcli.sharing import public_name
 from vitcli.train import Progress
-from vitcli.variants import BIT, HYBRID
 from vitcli.weights import write_weights
 
 
@@ -98,30 +94,3 @@ def write_results(
         figure.savefig(pictures / f"{name}.png")
     folder.write_text("README.md", card_of(summary, job.recipe, job.start.arch))
     folder.write_json(runlog.SUMMARY, summary)
-
-
-def card_of(summary: dict[str, Any], resolved: Recipe, arch: Architecture) -> str:
-    """The model card of a run, or of several and a selection, by its summary."""
-    return model_card.model_card(
-        summary,
-        recipe.to_toml(resolved),
-        **in_timm(arch),
-        dataset_on_hub=_id_on_the_hub(resolved.data.dataset),
-    )
-
-
-def in_timm(arch: Architecture) -> dict[str, Any]:
-    """What a card has to say of the network in timm, as `model_card` and `how_to_load` take it."""
-    return {
-        "unsaid_in_timm": unsaid_in("timm", arch),
-        "caveats": caveats("timm", arch),
-        "needs_backbones": arch.timm_name in (BIT, HYBRID),
-    }
-
-
-def _id_on_the_hub(dataset: str) -> str | None:
-    alias = recipe.dataset_aliases().get(dataset)
-    if alias:
-        return alias.get("hub")
-    is_path = Path(dataset).expanduser().exists() or is_local(dataset) or is_remote(dataset)
-    return None if is_path or dataset.count("/") != 1 else dataset.partition("@")[0].partition(":")[0]

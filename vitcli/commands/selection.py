@@ -13,7 +13,7 @@ from typing import Any
 
 from vitcli import recipe, runlog, runtime, selecting
 from vitcli.commands import session, side_by_side
-from vitcli.commands.job import MakeModel, earlier_summary, refuse_other_recipe
+from vitcli.commands.job import MakeModel
 from vitcli.commands.planning import RunOptions
 from vitcli.commands.selection_files import write_all
 from vitcli.commands.shared import SharedData, SharedNetwork
@@ -21,6 +21,7 @@ from vitcli.console import Console
 from vitcli.data import DEV_PART, DEV_PART_OF_ALL
 from vitcli.errors import NotFiniteError, Stopped, VitError
 from vitcli.recipe import Recipe
+from vitcli.runlog import earlier_summary, refuse_other_recipe
 from vitcli.safe_files import write_json
 
 ARMS, RUNS = "arms", "runs"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vitcli import figures, runlog, tables
-from vitcli.commands.results import card_of
+from vitcli.model_card import card_of
 from vitcli.recipe import Recipe
 from vitcli.runlog import RunFolder
 from vitcli.safe_files import replace_file

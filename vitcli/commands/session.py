@@ -11,14 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vitcli import checkpoint, loader, recipe, runlog, runtime
-from vitcli.commands.job import (
-    Job,
-    MakeModel,
-    describe,
-    earlier_summary,
-    make_job,
-    refuse_other_recipe,
-)
+from vitcli.commands.job import Job, MakeModel, describe, make_job
 from vitcli.commands.pixels import train_transform_of
 from vitcli.commands.planning import RunOptions
 from vitcli.commands.results import summarise, write_results
@@ -28,6 +21,7 @@ from vitcli.commands.watch import Watch
 from vitcli.data import DataSet
 from vitcli.errors import DataError, MachineError, NotFiniteError, Stopped, VitError
 from vitcli.recipe import Recipe
+from vitcli.runlog import earlier_summary, refuse_other_recipe
 from vitcli.safe_files import TEMPORARY
 from vitcli.saving import Saver
 from vitcli.schedule import lr_at_step

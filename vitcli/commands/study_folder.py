@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from vitcli import runlog, study_schema, study_text
-from vitcli.commands.job import refuse_other_recipe
 from vitcli.commands.study_pictures import draw
 from vitcli.errors import VitError
 from vitcli.recipe import Recipe
+from vitcli.runlog import refuse_other_recipe
 from vitcli.safe_files import write_json, write_text
 from vitcli.study_rules import slug
 from vitcli.study_schema import Score, Study
