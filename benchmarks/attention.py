@@ -15,10 +15,10 @@ import time
 
 import torch
 
-from vitcli.analysis import attention_distance, patch_distances, rollout_layer, seen_by_output
-from vitcli.attention_maps import attends
-from vitcli.looking import MOST_WEIGHTS, look_at
-from vitcli.model import architecture, build
+from vitcli.inspection.analysis import attention_distance, patch_distances, rollout_layer, seen_by_output
+from vitcli.inspection.attention import attends
+from vitcli.inspection.attention_pass import MOST_WEIGHTS, look_at
+from vitcli.models.build import architecture, build
 
 
 def ours(model, how, images: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "2")
 import numpy as np
 from sklearn.linear_model import Ridge
 
-from vitcli.least_squares import Solution, accuracies, draw_shots, left_out_accuracies, solve
+from vitcli.features.least_squares import Solution, accuracies, draw_shots, left_out_accuracies, solve
 
 TEST_ROWS = 10_000
 

@@ -21,9 +21,9 @@ import timm.data
 import torch
 from PIL import Image
 
-from vitcli import data, loader, order
-from vitcli.decoding import decode
-from vitcli.transforms import TrainTransform, inception_crop
+from vitcli.data import dataset, loader, sampler
+from vitcli.data.decoding import decode
+from vitcli.data.transforms import TrainTransform, inception_crop
 
 BATCH = 32
 
@@ -47,9 +47,9 @@ def ours_with_pillow(split, res, threads, steps):
     transform = transform_of(res)
 
     def load(position: int) -> np.ndarray:
-        (row,) = order.rows_at(range(position, position + 1), num_examples=len(split), seed=0)
+        (row,) = sampler.rows_at(range(position, position + 1), num_examples=len(split), seed=0)
         image = Image.open(io.BytesIO(split.read_row(int(row))[0])).convert("RGB")
-        rng = Random(order.derive_seed(0, "augment", position))
+        rng = Random(sampler.derive_seed(0, "augment", position))
         top, left, height, width = inception_crop(
             image.height, image.width, area=transform.crop_area, aspect=transform.crop_aspect, rng=rng
         )
@@ -69,9 +69,9 @@ def spdl_core(split, res, threads, steps):
     transform = transform_of(res)
 
     def load(position: int) -> np.ndarray:
-        (row,) = order.rows_at(range(position, position + 1), num_examples=len(split), seed=0)
+        (row,) = sampler.rows_at(range(position, position + 1), num_examples=len(split), seed=0)
         image = decode(split.read_row(int(row))[0], where=str, row=int(row))
-        return transform(image, Random(order.derive_seed(0, "augment", position)))
+        return transform(image, Random(sampler.derive_seed(0, "augment", position)))
 
     pipeline = (
         PipelineBuilder()
@@ -123,7 +123,7 @@ def main() -> None:
     words.add_argument("--steps", type=int, default=8)
     words.add_argument("--rounds", type=int, default=3)
     given = words.parse_args()
-    source = data.DataSet(given.folder)
+    source = dataset.DataSet(given.folder)
     split = source.open(source.split_names[0])
     ways = [ours, ours_with_pillow, timm_workers]
     try:

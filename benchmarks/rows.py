@@ -21,9 +21,9 @@ import numpy as np
 import pyarrow as pa
 from PIL import Image
 
-from vitcli import loader
-from vitcli.split import check_labels, from_table
-from vitcli.transforms import TrainTransform
+from vitcli.data import loader
+from vitcli.data.split import check_labels, from_table
+from vitcli.data.transforms import TrainTransform
 
 BATCH = 64
 ROWS_OF_A_BLOCK = 10_000

@@ -84,13 +84,13 @@ class Outcome:
 
 def run(*arguments: object) -> Outcome:
     """Run the command line in this process, which saves the seconds that importing torch takes."""
-    from vitcli import cli
+    from vitcli.cli import app
 
     out, err = io.StringIO(), io.StringIO()
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as ended:
-            cli.main([str(argument) for argument in arguments])
+            app.main([str(argument) for argument in arguments])
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)

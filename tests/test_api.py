@@ -12,8 +12,8 @@ import vitcli
 from tests.conftest import run
 from vitcli import load_model
 from vitcli.errors import DataError, VitError, WeightsError
-from vitcli.model import architecture, build
-from vitcli.weights import read_weights
+from vitcli.models.build import architecture, build
+from vitcli.weights.io import read_weights
 
 
 @pytest.fixture(scope="module")

@@ -9,11 +9,11 @@ import typer
 import yaml
 
 from tests.conftest import REPOSITORY, run
-from vitcli import cli
+from vitcli.cli import app
 
 STEP_KEYS = {"name", "id", "if", "uses", "with", "run", "env", "shell", "working-directory"}
 JOB_KEYS = {"runs-on", "steps", "env", "timeout-minutes", "needs", "if", "strategy", "permissions"}
-COMMANDS = typer.main.get_command(cli.app).commands
+COMMANDS = typer.main.get_command(app.app).commands
 
 
 def workflow() -> dict:

@@ -47,7 +47,7 @@ def vit_installed(site: Path, *words: str) -> str:
 def test_an_installed_wheel_lists_and_checks_its_recipes(installed):
     assert "finetune/cifar10" in vit_installed(installed, "recipes", "list")
     assert "wrong" not in vit_installed(installed, "recipes", "check")
-    assert (installed / "vitcli/recipes/studies/demo.toml").is_file()
+    assert (installed / "vitcli/recipe/shipped/studies/demo.toml").is_file()
 
 
 def test_the_wheel_has_no_top_level_package_but_ours(installed):

@@ -11,15 +11,15 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vitcli import recipe
-from vitcli.architecture import Architecture
-from vitcli.commands.pixels import preprocessing_for, preprocessing_of
-from vitcli.decoding import decode, to_rgb
+from vitcli.data.decoding import decode, to_rgb
+from vitcli.data.transforms import Preprocessing, to_model_range
 from vitcli.errors import DataError, VitError
-from vitcli.loading import load
-from vitcli.model import architecture, build, known_name
-from vitcli.transforms import Preprocessing, to_model_range
-from vitcli.weights import read_weights
-from vitcli.weights_places import names_weights
+from vitcli.evaluation.setup import preprocessing_for, preprocessing_of
+from vitcli.models.architecture import Architecture
+from vitcli.models.build import architecture, build, known_name
+from vitcli.weights.io import read_weights
+from vitcli.weights.load import load
+from vitcli.weights.locate import names_weights
 
 DEFAULTS = "evaluate/default"
 

@@ -1,0 +1,982 @@
+"""Rows read where they lie: any shard layout, each row once, each block read once, and what is refused."""
+
+import gzip
+import io
+import json
+import os
+import re
+import shutil
+import tarfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import datasets
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.registry import _registry
+
+from vitcli.data.shards import remote
+from vitcli.data.shards.paths import find_shards
+from vitcli.data.shards.remote import BlockCache, RangeReader, locate
+from vitcli.data.shards.rows import fingerprint_of, look_at, open_shards
+from vitcli.data.split import Split
+from vitcli.errors import DataError, MachineError
+
+NAMES = ["ant", "bee", "cat"]
+
+
+class Far(MemoryFileSystem):
+    """A remote place that counts what is read from it, and can fail."""
+
+    protocol = "far"
+    store: dict = {}  # noqa: RUF012
+    pseudo_dirs: list = [""]  # noqa: RUF012
+    cachable = False
+    reads: list = []  # noqa: RUF012
+    failures: list = []  # noqa: RUF012
+    seconds_a_read = 0.0
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return "/" + path.removeprefix(f"{cls.protocol}://").strip("/")
+
+    def cat_file(self, path, start=None, end=None, **kwargs):
+        self.reads.append((path, start, end))
+        time.sleep(self.seconds_a_read)
+        if self.failures:
+            raise self.failures.pop()
+        return super().cat_file(path, start, end)
+
+
+class Hub(Far):
+    """The Hub's file system as far as listing goes: its paths begin with `datasets/`, without a slash."""
+
+    protocol = "hf"
+    store: dict = {}  # noqa: RUF012
+
+    def find(self, path, **kwargs):
+        return [name.strip("/") for name in super().find(path)]
+
+
+@pytest.fixture(autouse=True)
+def _places(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(remote, "WAITS_S", (0, 0, 0))
+    for place in (Far, Hub):
+        place.store.clear()
+        place.reads.clear()
+        place.failures.clear()
+        place.pseudo_dirs[:] = [""]
+        monkeypatch.setitem(_registry, place.protocol, place)
+    monkeypatch.setattr(Far, "seconds_a_read", 0.0)
+
+
+def image(number: int, size: int = 40) -> bytes:
+    """Bytes that no other number has; shards never look inside an image."""
+    return np.random.default_rng(number).bytes(size + number % 7)
+
+
+def put(path, data: bytes) -> str:
+    """Write a local file or a remote one."""
+    with fsspec.open(str(path), "wb", auto_mkdir=True) as stream:
+        stream.write(data)
+    return str(path)
+
+
+def typed_table(numbers: list[int], names: list[str] = NAMES, size: int = 40) -> datasets.Dataset:
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=names)})
+    rows = [{"bytes": image(number, size), "path": f"{number}.jpg"} for number in numbers]
+    labels = [number % 3 for number in numbers]
+    return datasets.Dataset.from_dict({"image": rows, "label": labels}, features=features)
+
+
+def parquet(path, numbers, *, rows_a_group: int = 4, names: list[str] = NAMES, size: int = 40) -> str:
+    table = typed_table(list(numbers), names, size)
+    buffer = io.BytesIO()
+    pq.write_table(table.with_format("arrow")[:], buffer, row_group_size=rows_a_group)
+    return put(path, buffer.getvalue())
+
+
+def plain_parquet(path, *, rows_a_group: int = 1, **columns) -> str:
+    buffer = io.BytesIO()
+    pq.write_table(pa.table(columns), buffer, row_group_size=rows_a_group)
+    return put(path, buffer.getvalue())
+
+
+def tar(path, members: dict[str, bytes], **settings) -> str:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", **settings) as archive:
+        for name, data in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    return put(path, buffer.getvalue())
+
+
+def samples(numbers) -> dict[str, bytes]:
+    """WebDataset's usual members: a picture and the number of its class."""
+    pairs = ((f"{n:06}.jpg", image(n), f"{n:06}.cls", str(n % 3).encode()) for n in numbers)
+    return {name: data for a, x, b, y in pairs for name, data in ((a, x), (b, y))}
+
+
+def opened(*urls, image_column=None, label_column=None, **settings) -> Split:
+    return open_shards(
+        [str(url) for url in urls],
+        name="pets",
+        image_column=image_column,
+        label_column=label_column,
+        **settings,
+    )
+
+
+def rows(split: Split) -> list[tuple]:
+    return [split.read_row(row) for row in range(len(split))]
+
+
+def expected(numbers) -> list[tuple]:
+    return [(image(number), number % 3) for number in numbers]
+
+
+def message(error) -> str:
+    return f"{error.value.message} | {error.value.where} | {error.value.fix}"
+
+
+# Rows
+
+
+@pytest.mark.parametrize("place", ["{}", "far://pets"])
+def test_every_row_of_parquet_comes_once_and_as_datasets_reads_it(tmp_path, place):
+    counts, first, urls = (9, 1, 13, 4, 6), 0, []
+    for number, count in enumerate(counts):
+        path = tmp_path / "set" / f"train-{number:05}.parquet"
+        parquet(path, range(first, first + count), rows_a_group=4)
+        urls.append(put(f"{place.format(tmp_path / 'copy')}/{path.name}", path.read_bytes()))
+        first += count
+    truth = datasets.load_dataset("parquet", data_dir=str(tmp_path / "set"), split="train")
+    truth = truth.cast_column("image", datasets.Image(decode=False))
+    split = opened(*urls)
+
+    assert len(split) == len(truth) == 33
+    assert rows(split) == [(row["image"]["bytes"], row["label"]) for row in truth] == expected(range(33))
+    assert split.read_labels().tolist() == truth["label"][:]
+    assert (split.class_names, split.num_classes) == (tuple(NAMES), 3)
+
+
+@pytest.mark.parametrize("place", ["{}", "far://pets"])
+def test_every_sample_of_webdataset_comes_once_and_as_datasets_reads_it(tmp_path, place):
+    urls = [
+        tar(f"{place.format(tmp_path)}/{number}.tar", samples(range(5 * number, 5 * number + 5 - number)))
+        for number in range(3)
+    ]
+    local = [tar(tmp_path / "local" / Path(url).name, {}) for url in urls]
+    for url, copy in zip(urls, local, strict=True):
+        put(copy, fsspec.open(url).open().read())
+    truth = datasets.load_dataset("webdataset", data_files={"train": local}, split="train")
+    truth = truth.cast_column("jpg", datasets.Image(decode=False))
+    split = opened(*urls)
+
+    assert rows(split) == [(row["jpg"]["bytes"], row["cls"]) for row in truth]
+    assert rows(split) == expected([0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12])
+    assert (split.class_names, split.num_classes) == (None, 3)
+
+
+def test_a_row_is_called_by_its_shard_and_its_place_there(tmp_path):
+    urls = [parquet(tmp_path / f"{number}.parquet", range(5)) for number in range(3)]
+    split = opened(*urls)
+
+    assert split.where_is(0) == f"{urls[0]}, row 0"
+    assert split.where_is(4) == f"{urls[0]}, row 4"
+    assert split.where_is(11) == f"{urls[2]}, row 1"
+
+
+@pytest.mark.parametrize("row", [-1, 5])
+def test_there_is_no_row_before_the_first_or_after_the_last(tmp_path, row):
+    split = opened(parquet(tmp_path / "a.parquet", range(5)))
+
+    with pytest.raises(IndexError):
+        split.read_row(row)
+
+
+def test_the_labels_of_local_tars_come_from_their_indices(tmp_path):
+    split = opened(*(tar(tmp_path / f"{number}.tar", samples(range(number, 7))) for number in range(3)))
+
+    assert split.read_labels().tolist() == [row % 3 for start in range(3) for row in range(start, 7)]
+
+
+def test_shards_without_rows_are_passed_over(tmp_path):
+    empty = plain_parquet(tmp_path / "0.parquet", other=pa.array([], pa.null()))
+    assert rows(opened(empty, parquet(tmp_path / "1.parquet", [5]), empty)) == expected([5])
+    assert rows(opened(tar(tmp_path / "0.tar", {}), tar(tmp_path / "1.tar", samples([5])))) == expected([5])
+
+
+# Columns and members
+
+
+@pytest.mark.parametrize("column", ["image", "jpg", "png", "img"])
+@pytest.mark.parametrize("label", ["label", "cls", "class"])
+def test_columns_without_types_are_found_by_their_usual_names(tmp_path, column, label):
+    pictures = {column: [image(0), image(1)], "thumbnail": [b"small", b"small"]}
+    split = opened(plain_parquet(tmp_path / "a.parquet", **pictures, **{label: [4, 2], "width": [64, 32]}))
+
+    assert rows(split) == [(image(0), 4), (image(1), 2)]
+    assert (split.class_names, split.num_classes) == (None, 5)
+
+
+def test_columns_can_be_named(tmp_path):
+    columns = dict(a=[b"one"], b=[b"two"], x=[1], y=[2])
+    split = opened(plain_parquet(tmp_path / "a.parquet", **columns), image_column="b", label_column="x")
+
+    assert rows(split) == [(b"two", 1)]
+
+
+@pytest.mark.parametrize(
+    "values", [pa.array([2, 0], pa.uint8()), pa.array([True, False]), pa.array([2, 1], pa.int16())]
+)
+def test_every_kind_of_whole_number_is_a_label(tmp_path, values):
+    split = opened(plain_parquet(tmp_path / "a.parquet", image=[b"x", b"y"], label=values))
+
+    assert (
+        [label for _, label in rows(split)]
+        == split.read_labels().tolist()
+        == values.cast("int64").to_pylist()
+    )
+    assert all(type(label) is int for _, label in rows(split))
+    assert split.num_classes == max(values.cast("int64").to_pylist()) + 1
+
+
+@pytest.mark.parametrize("kind", [pa.list_(pa.int64()), pa.large_list(pa.int32()), pa.list_(pa.int8(), 2)])
+def test_a_list_of_labels_is_several_labels(tmp_path, kind):
+    labels = pa.array([[3, 1], [0, 2]], kind)
+    split = opened(plain_parquet(tmp_path / "a.parquet", image=[b"x", b"y"], label=labels))
+
+    assert [label for _, label in rows(split)] == [(3, 1), (0, 2)]
+    assert split.num_classes == 4
+    with pytest.raises(DataError, match="rows have several labels"):
+        split.read_labels()
+
+
+def test_a_list_of_labels_keeps_its_class_names(tmp_path):
+    features = datasets.Features(
+        {"image": datasets.Image(), "tags": datasets.List(datasets.ClassLabel(names=NAMES))}
+    )
+    table = datasets.Dataset.from_dict(
+        {"image": [{"bytes": b"x", "path": None}] * 2, "tags": [[], [0, 2]]}, features=features
+    )
+    table.to_parquet(tmp_path / "a.parquet")
+    split = opened(tmp_path / "a.parquet")
+
+    assert ([label for _, label in rows(split)], split.class_names) == ([(), (0, 2)], tuple(NAMES))
+
+
+def test_members_belong_together_by_path_up_to_the_first_dot_in_any_order(tmp_path):
+    members = {"a/x.y/0.jpg": b"A0", "b/x.y/0.JPEG": b"B0", "b/x.y/0.cls": b" 7\n", "a/x.y/0.cls": b"5"}
+
+    assert rows(opened(tar(tmp_path / "a.tar", members))) == [(b"A0", 5), (b"B0", 7)]
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "jpeg", "png", "webp", "ppm", "bmp", "gif", "tif", "JPG"])
+def test_every_kind_of_picture_is_found_by_its_suffix(tmp_path, suffix):
+    members = {f"0.{suffix}": b"x", "0.txt": b"a caption", "0.cls": b"0"}
+
+    assert rows(opened(tar(tmp_path / "a.tar", members))) == [(b"x", 0)]
+
+
+@pytest.mark.parametrize("field", ["label", "cls", "class"])
+def test_a_label_may_stand_in_json_as_a_number_or_as_several(tmp_path, field):
+    one = {"0.jpg": b"x", "0.json": json.dumps({"width": 3, field: 2}).encode()}
+    many = {"0.jpg": b"x", "0.json": json.dumps({field: [4, 2]}).encode()}
+    many |= {"1.jpg": b"y", "1.json": json.dumps({field: []}).encode()}
+
+    assert rows(opened(tar(tmp_path / "one.tar", one))) == [(b"x", 2)]
+    assert rows(opened(tar(tmp_path / "many.tar", many))) == [(b"x", (4, 2)), (b"y", ())]
+
+
+def test_a_suffix_or_a_field_can_be_named(tmp_path):
+    members = {"0.left.png": b"l", "0.right.png": b"r", "0.cls": b"1", "0.breed": b"2"}
+    members["0.json"] = b'{"size": 3, "label": 4}'
+    path = tar(tmp_path / "a.tar", members)
+
+    assert rows(opened(path, image_column="left.png")) == [(b"l", 1)]
+    assert rows(opened(path, image_column="right.png", label_column="breed")) == [(b"r", 2)]
+    assert rows(opened(path, image_column="right.png", label_column="size")) == [(b"r", 3)]
+
+
+@pytest.mark.parametrize("kind", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_long_and_foreign_names_in_tars_are_read(tmp_path, kind):
+    members = {f"{'ordner/' * 30}bär{number}.{suffix}": data for number in range(2)
+               for suffix, data in (("jpg", image(number)), ("cls", b"%d" % number))}  # fmt: skip
+
+    assert rows(opened(tar(tmp_path / "a.tar", members, format=kind))) == expected([0, 1])
+
+
+# Where shards lie
+
+
+def test_a_folder_is_split_by_words_in_names_and_nested_folders_in_natural_order(tmp_path):
+    for name in ("train/10.tar", "train/9.tar", "val_0.tar", "x/Testing-1.tar", "rest.tar", ".hidden/0.tar"):
+        tar(tmp_path / name, {})
+    (tmp_path / "train" / "readme.txt").write_text("not a shard")
+    found = {
+        split: [str(Path(url).relative_to(tmp_path)) for url in urls]
+        for split, urls in find_shards(str(tmp_path)).items()
+    }
+
+    assert found == {
+        "train": ["rest.tar", "train/9.tar", "train/10.tar"],
+        "validation": ["val_0.tar"],
+        "test": ["x/Testing-1.tar"],
+    }
+
+
+def test_one_file_is_a_split(tmp_path):
+    path = parquet(tmp_path / "pets [v1].parquet", range(3))
+
+    assert find_shards(path) == {"train": [path]}
+    assert rows(opened(*find_shards(path)["train"])) == expected(range(3))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "found"),
+    [
+        ("train-{00008..00011}.tar", [f"train-{number:05}.tar" for number in (8, 9, 10, 11)]),
+        ("train-{8..10}.tar", ["train-8.tar", "train-9.tar", "train-10.tar"]),
+        ("{a,b}-{0..1}.tar", ["a-0.tar", "a-1.tar", "b-0.tar", "b-1.tar"]),
+        ("x{{0..1},7}.tar", ["x0.tar", "x1.tar", "x7.tar"]),
+    ],
+)
+def test_braces_count_and_choose_as_webdataset_writes_them(pattern, found):
+    assert find_shards(f"far://bucket/in/{pattern}") == {
+        "train": [f"far://bucket/in/{name}" for name in found]
+    }
+
+
+def test_braces_may_name_several_splits_and_queries_are_no_patterns():
+    found = find_shards("https://host/cars/{train,val}/{0..1}.tar?key=a*b")
+
+    assert list(found) == ["train", "validation"]
+    assert found["validation"][1] == "https://host/cars/val/1.tar?key=a*b"
+
+
+def test_stars_are_looked_up_here_and_far_away(tmp_path):
+    for number in (1, 2, 10):
+        tar(tmp_path / f"train-{number}.tar", {})
+        tar(f"far://bucket/set/test/{number}.tar", {})
+    tar("far://bucket/set/notes/1.tar", {})
+
+    assert find_shards(f"{tmp_path}/train-*.tar")["train"] == [
+        f"{tmp_path}/train-{number}.tar" for number in (1, 2, 10)
+    ]
+    (only,) = find_shards("far://bucket/set/te*/*.tar").items()
+    assert only == ("test", [f"far:///bucket/set/test/{number}.tar" for number in (1, 2, 10)])
+    assert len(find_shards("far://bucket/set")["train"]) == 1  # notes/1.tar
+    assert rows(
+        opened(*find_shards("far://bucket/set/test/{1,2}.tar")["train"], tar("far://3.tar", samples([3])))
+    )
+
+
+def hub(*names: str) -> None:
+    for name in names:
+        parquet(f"hf://datasets/them/{name}", range(2))
+
+
+def test_a_hub_id_is_its_parquet_files(tmp_path):
+    hub("pets/data/train-00000.parquet", "pets/data/test-00000.parquet", "other/train.parquet")
+    put("hf://datasets/them/pets/README.md", b"")
+    found = find_shards("them/pets")
+
+    assert found == {
+        "test": ["hf://datasets/them/pets/data/test-00000.parquet"],
+        "train": ["hf://datasets/them/pets/data/train-00000.parquet"],
+    }
+    assert rows(opened(*found["train"])) == expected(range(2))
+
+
+def test_a_hub_id_may_name_a_configuration_and_a_revision(tmp_path):
+    hub("pets@v2%2F1/big/train.parquet", "pets@v2%2F1/small/train/0.parquet")
+
+    for config, name in (("big", "big/train"), ("small", "small/train/0")):
+        found = find_shards(f"them/pets:{config}@v2/1")
+        assert found == {"train": [f"hf://datasets/them/pets@v2%2F1/{name}.parquet"]}
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("them/pets", "several configurations.*them/pets:big, them/pets:small"),
+        ("them/pets:medium", "no configuration 'medium'.*them/pets:big, them/pets:small"),
+        ("them/none", "holds no shards|it is not there"),
+        ("them/cut", "converted only a part"),
+        ("them/deep", "several configurations.*them/deep:big, them/deep:small"),
+    ],
+)
+def test_a_hub_id_that_leaves_a_choice_is_refused(source, words):
+    hub("deep/data/big/train.parquet", "deep/data/small/train.parquet")
+    hub("pets/big/train.parquet", "pets/small/train.parquet", "cut/all/partial-train/0.parquet")
+
+    with pytest.raises(DataError) as caught:
+        find_shards(source)
+    assert re.search(words, message(caught))
+
+
+def test_two_kinds_of_shards_in_a_folder_are_refused(tmp_path):
+    tar(tmp_path / "0.tar", {})
+    parquet(
+        tmp_path / "0.parquet", [1]
+    )  # as img2dataset writes them: the second only says what is in the first
+
+    with pytest.raises(DataError, match=r"both \.parquet and \.tar") as caught:
+        find_shards(str(tmp_path))
+    assert f"{tmp_path}/*.tar" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    "source", ["{}", "{}/*.tar", "{}/nothing", "far://none", "nope://x/0.tar/", "pipe:cat x"]
+)
+def test_a_place_without_shards_is_refused_with_what_may_be_named(tmp_path, source):
+    with pytest.raises(DataError) as caught:
+        find_shards(source.format(tmp_path))
+    assert caught.value.where and caught.value.fix
+
+
+# Blocks and their cache
+
+
+def test_four_threads_in_order_read_each_block_once(monkeypatch):
+    urls = [parquet(f"far://pets/{n}.parquet", range(20 * n, 20 * n + 20), rows_a_group=5) for n in range(4)]
+    split = opened(*urls)
+    monkeypatch.setattr(Far, "seconds_a_read", 0.002)
+    Far.reads.clear()
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(split.read_row, range(80)))
+
+    assert found == expected(range(80))
+    assert len(Far.reads) == len(set(Far.reads)) == 4 * (4 + 1)  # row groups, and the footer
+
+
+def test_four_threads_in_order_read_each_remote_tar_once(monkeypatch):
+    urls = [tar(f"far://pets/{number}.tar", samples(range(20))) for number in range(4)]
+    split = opened(*urls)
+    monkeypatch.setattr(Far, "seconds_a_read", 0.002)
+    Far.reads.clear()
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(split.read_row, range(80))) == expected(range(20)) * 4
+
+    assert sorted(Far.reads) == [(f"/pets/{n}.tar", 0, locate(urls[n]).size) for n in range(4)]
+
+
+def test_the_cache_forgets_what_was_used_longest_ago_and_stays_within_its_limit():
+    cache, loaded = BlockCache(100), []
+
+    def get(key: str, size: int = 40) -> None:
+        cache.get(key, lambda: (loaded.append(key), size))
+        assert cache.num_bytes <= 100
+
+    for key in ("a", "b", "a", "c", "a", "b"):
+        get(key)
+    assert loaded == ["a", "b", "c", "b"]
+    get("whole", 100)
+    assert cache.num_bytes == 100
+    get("a", 1)
+    assert (cache.num_bytes, loaded[-1]) == (1, "a")
+
+
+def test_rows_in_any_order_come_right_from_a_cache_of_one_block(tmp_path):
+    urls = [
+        parquet(tmp_path / f"{number}.parquet", range(10 * number, 10 * number + 10)) for number in range(3)
+    ]
+    split = opened(*urls, cache_bytes=4_000)
+    order = np.random.default_rng(0).permutation(30).tolist() * 3
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(split.read_row, order)) == expected(order)
+
+
+def test_a_block_that_cannot_be_read_fails_in_every_thread_and_is_not_kept(monkeypatch):
+    split = opened(tar("far://pets/0.tar", samples(range(4))))
+    monkeypatch.setattr(Far, "seconds_a_read", 0.02)
+    Far.failures[:] = [OSError("connection reset")] * 4
+
+    def try_row(row: int) -> str:
+        try:
+            return split.read_row(row)[0]
+        except MachineError as error:
+            return f"{error.message}, {error.where}"
+
+    with ThreadPoolExecutor(4) as pool:
+        assert set(pool.map(try_row, range(4))) == {
+            "0.tar cannot be read: connection reset, far://pets/0.tar"
+        }
+    assert rows(split) == expected(range(4))
+
+
+@pytest.mark.parametrize("error", [OSError("reset"), TimeoutError(), RuntimeError("of some client")])
+def test_a_remote_read_is_tried_again(error):
+    split = opened(parquet("far://pets/0.parquet", range(4)))
+    Far.failures[:] = [error] * 3
+
+    assert split.read_row(2) == expected([2])[0]
+
+
+def test_reading_by_ranges_is_reading_a_file():
+    data = image(0, 100)
+    ours, truth = RangeReader(locate(put("far://pets/0.tar", data))), io.BytesIO(data)
+    assert (ours.readable(), ours.seekable()) == (True, True)
+    for seek in ((5,), (7, 1), (-3, 1), (-9, 2), (200,), (0, 2), (0,)):
+        assert ours.seek(*seek) == truth.seek(*seek) == ours.tell()
+        assert ours.read(4) == truth.read(4)
+    assert ours.read() == truth.read()
+    assert io.BufferedReader(RangeReader(ours.file)).read() == data
+
+
+def test_a_read_that_comes_back_short_is_no_row(monkeypatch):
+    split = opened(tar("far://pets/0.tar", samples(range(4))))
+    monkeypatch.setattr(MemoryFileSystem, "cat_file", lambda self, path, start, end: b"x" * (end - start - 1))
+
+    with pytest.raises(MachineError, match="bytes came where"):
+        split.read_row(0)
+
+
+def test_a_block_larger_than_the_cache_is_refused_before_anything_is_read():
+    pictures = parquet("far://pets/0.parquet", range(4), size=1000)
+    whole = tar("far://pets/0.tar", samples(range(4)))  # of 10 kB
+
+    for url, too_little, enough in ((pictures, 4_000, 9_000), (whole, 10_000, 12_000)):
+        with pytest.raises(DataError, match="does not fit into a cache") as caught:
+            opened(url, cache_bytes=too_little)
+        assert caught.value.where == url
+        assert opened(url, cache_bytes=enough).read_row(3)
+
+
+def test_a_block_that_turns_out_larger_than_the_cache_is_refused(tmp_path):
+    same = plain_parquet(tmp_path / "0.parquet", image=[bytes(1000)] * 100, label=[0] * 100, rows_a_group=100)
+    split = opened(same, cache_bytes=50_000)  # written once and named a hundred times
+
+    with pytest.raises(DataError, match="does not fit into a cache"):
+        split.read_row(0)
+
+
+# Counts, classes and indices
+
+
+def test_the_index_of_a_shard_is_made_once_and_anew_when_the_shard_changes():
+    url = tar("far://pets/0.tar", samples(range(3)))
+    opened(url)
+    Far.reads.clear()
+    assert len(opened(url)) == 3
+    assert not [read for read in Far.reads if read[0].endswith(".tar")]
+
+    time.sleep(0.002)
+    tar(url, samples(range(4, 7)))
+    assert rows(opened(url)) == expected(range(4, 7))
+
+
+def test_the_kept_index_of_a_local_shard_is_keyed_by_what_changes_with_it(tmp_path):
+    url = tar(tmp_path / "0.tar", samples(range(3)))
+    opened(url)
+    (kept,) = (tmp_path / "cache").rglob("*.npz")
+    written = kept.stat().st_mtime_ns
+    opened(url)
+    assert kept.stat().st_mtime_ns == written
+
+    kept.write_bytes(b"damaged")
+    assert rows(opened(url)) == expected(range(3))
+    os.utime(url, ns=(1, 1))
+    opened(url)
+    assert len(list((tmp_path / "cache").rglob("*.npz"))) == 2
+
+
+def test_a_cache_folder_that_cannot_be_written_to_costs_time_only(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+
+    assert rows(opened(tar(tmp_path / "0.tar", samples(range(3))))) == expected(range(3))
+
+
+WIDS = {"shardlist": [{"url": f"/their/disk/{number}.tar", "nsamples": 5} for number in range(3)]}
+TIMM = {
+    "splits": {"train": {"filenames": [f"{number}.tar" for number in range(3)], "shard_lengths": [5] * 3}}
+}
+
+
+@pytest.mark.parametrize(("name", "told"), [("shardindex.json", WIDS), ("_info.json", TIMM)])
+def test_a_file_that_counts_saves_reading_remote_tars_until_they_are_needed(name, told):
+    urls = [
+        tar(f"far://pets/{number}.tar", samples(range(5 * number, 5 * number + 5))) for number in range(3)
+    ]
+    put(f"far://pets/{name}", json.dumps(told).encode())
+    split = opened(*urls, num_classes=3)
+
+    assert not [read for read in Far.reads if read[0].endswith(".tar")]
+    assert len(split) == 15
+    assert rows(split) == expected(range(15))
+
+
+def test_a_file_that_counts_wrongly_is_found_out():
+    url = tar("far://pets/0.tar", samples(range(4)))
+    put("far://pets/shardindex.json", json.dumps(WIDS).encode())
+    split = opened(url, num_classes=3)
+
+    with pytest.raises(DataError, match=r"0.tar has 4 samples, and 5 are expected"):
+        split.read_row(0)
+
+
+def test_nothing_else_beside_the_shards_is_taken_for_counts():
+    url = tar("far://pets/0.tar", samples(range(4)))
+    for number, text in enumerate(("{", "[]", '{"shardlist": 3}', '{"splits": {"a": {}}}')):
+        put(f"far://pets/{('shardindex', 'index', '_info', 'info')[number]}.json", text.encode())
+
+    assert rows(opened(url, num_classes=3)) == expected(range(4))
+
+
+def test_labels_of_remote_tars_are_not_listed():
+    with pytest.raises(DataError, match=r"remote \.tar files"):
+        opened(tar("far://pets/0.tar", samples(range(3)))).read_labels()
+
+
+def test_the_number_of_classes_can_be_given_and_is_needed_where_nothing_tells_it(tmp_path):
+    buffer = io.BytesIO()
+    pq.write_table(pa.table({"image": [b"x"], "label": [2]}), buffer, write_statistics=False)
+    url = put(tmp_path / "a.parquet", buffer.getvalue())
+
+    assert opened(url, num_classes=9).num_classes == 9
+    with pytest.raises(DataError, match="nothing says how many classes") as caught:
+        opened(url)
+    assert "num_classes" in caught.value.fix
+
+
+def test_classes_are_counted_over_all_blocks_and_shards(tmp_path):
+    urls = [
+        plain_parquet(tmp_path / f"{number}.parquet", image=[b"x"] * 3, label=labels)
+        for number, labels in enumerate(([1, 7, 2], [3, 0, 3]))
+    ]
+
+    assert [opened(*found).num_classes for found in (urls, urls[::-1], urls[:1], urls[1:])] == [8, 8, 8, 4]
+
+
+def test_given_classes_that_are_not_those_of_the_data_are_refused(tmp_path):
+    with pytest.raises(DataError, match="3 class names, and num_classes is 4"):
+        opened(parquet(tmp_path / "a.parquet", range(3)), num_classes=4)
+    with pytest.raises(DataError, match=r"labels go from 0 to 2, and the classes are 0 ... 1"):
+        opened(tar(tmp_path / "a.tar", samples(range(3))), num_classes=2)
+
+
+def test_unlabelled_rows_are_refused_at_once_or_when_they_are_read(tmp_path):
+    url = plain_parquet(tmp_path / "a.parquet", image=[b"x"] * 3, label=[1, -1, 0])
+    with pytest.raises(DataError, match="labels go from -1 to 1") as caught:
+        opened(url)
+    assert caught.value.where == url
+
+    split = opened(plain_parquet(tmp_path / "b.parquet", image=[b"x", b"y"], label=[0, None], rows_a_group=2))
+    assert split.read_labels().tolist() == [0, -1]
+    with pytest.raises(DataError, match="a row has no label"):
+        split.read_row(1)
+
+
+def test_three_hundred_shards_open_in_three_seconds(tmp_path):
+    one = Path(parquet(tmp_path / "one.parquet", range(6))).read_bytes()
+    for number in range(300):
+        put(tmp_path / "set" / f"train-{number:05}-of-00300.parquet", one)
+        tar(tmp_path / "tars" / f"train-{number:05}.tar", samples(range(2)))
+    for folder, count in (("set", 1800), ("tars", 600)):
+        started_at = time.perf_counter()
+        split = opened(*find_shards(str(tmp_path / folder))["train"])
+        assert time.perf_counter() - started_at < 3
+        assert len(split) == count
+        assert split.read_row(count - 1)
+
+
+def test_the_fingerprint_follows_the_data_and_not_its_place(tmp_path):
+    def fingerprint(*urls, **asked) -> str:
+        return fingerprint_of(look_at(urls, name="x", image_column=None, label_column=None, **asked))
+
+    here = [parquet(tmp_path / f"{number}.parquet", range(number, 9)) for number in range(2)]
+    there = [put(f"far://copy/{Path(url).name}", Path(url).read_bytes()) for url in here]
+
+    assert fingerprint(*here) == fingerprint(*there)
+    other_names = parquet(tmp_path / "x" / "0.parquet", range(9), names=["ant", "bee", "cow"])
+    fewer = parquet(tmp_path / "y" / "0.parquet", range(8))
+    regrouped = parquet(tmp_path / "z" / "0.parquet", range(9), rows_a_group=3)
+    kinds = [here, here[::-1], here[:1], [other_names], [fewer], [regrouped]]
+    assert len({fingerprint(*urls) for urls in kinds}) == len(kinds)
+
+
+# What is refused
+
+
+def test_no_shards_and_no_rows_are_refused(tmp_path):
+    with pytest.raises(DataError, match="pets has no shards"):
+        opened()
+    with pytest.raises(DataError, match="pets has no rows"):
+        opened(tar(tmp_path / "0.tar", {}))
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (["train-0.tar", "test-0.tar"], "of several splits: test, train"),
+        (["train/0.tar", "val/0.tar"], "of several splits: train, validation"),
+        (["0.tar", "0.parquet"], "of two kinds"),
+        (["0.tar", "readme.md"], "is no shard"),
+    ],
+)
+def test_shards_that_do_not_belong_together_are_refused(tmp_path, names, words):
+    for name in names:
+        tar(tmp_path / name, samples([1]))
+
+    with pytest.raises(DataError, match=words) as caught:
+        opened(*(tmp_path / name for name in names))
+    assert str(tmp_path / names[-1]) in message(caught)
+
+
+def test_a_word_of_a_split_above_all_shards_says_nothing(tmp_path):
+    urls = [tar(tmp_path / "test" / name, samples([1])) for name in ("train-0.tar", "0.tar")]
+
+    assert len(opened(*urls)) == 2
+
+
+@pytest.mark.parametrize(
+    "url", ["{}/gone.tar", "far://gone.parquet", "{}/link.tar", "{}/pipe.tar", "{}/folder.tar"]
+)
+def test_a_shard_that_is_no_file_is_refused_by_name(tmp_path, url):
+    os.mkfifo(tmp_path / "pipe.tar")
+    os.symlink(tmp_path / "nowhere", tmp_path / "link.tar")
+    (tmp_path / "folder.tar").mkdir()
+
+    with pytest.raises(DataError, match=r"not there|not a file") as caught:
+        opened(url.format(tmp_path))
+    assert caught.value.where == url.format(tmp_path)
+
+
+def test_shards_with_other_columns_or_classes_are_refused(tmp_path):
+    first = parquet(tmp_path / "0.parquet", range(3))
+    others = {
+        "class names": parquet(tmp_path / "1.parquet", range(3), names=["bee", "ant", "cat"]),
+        "image, class names": plain_parquet(tmp_path / "2.parquet", picture=[b"x"], label=[1]),
+        "has many": plain_parquet(tmp_path / "3.parquet", image=[b"x"], label=[[1]]),
+    }
+    for part, other in others.items():
+        with pytest.raises(DataError, match=f"differ in their .*{part}") as caught:
+            opened(first, other)
+        assert caught.value.where == f"{other}, unlike {first}"
+
+
+def test_a_shard_without_the_columns_is_refused_by_name(tmp_path):
+    good = plain_parquet(tmp_path / "0.parquet", image=[b"x"], label=[1])
+    bad = plain_parquet(tmp_path / "1.parquet", image=[b"x"], caption=["a cat"])
+
+    with pytest.raises(DataError, match=r"1.parquet has no column 'label'"):
+        opened(good, bad, label_column="label")
+
+
+def test_labels_in_words_without_class_names_are_refused_with_advice(tmp_path):
+    url = plain_parquet(tmp_path / "0.parquet", image=[b"x"], label=["cat"])
+
+    with pytest.raises(DataError, match="are text") as caught:
+        opened(url)
+    assert "ClassLabel" in caught.value.fix
+
+
+@pytest.mark.parametrize("path", ["/etc/hostname", "http://host/a.jpg", "0.jpg", "../0.jpg"])
+def test_a_path_in_the_place_of_an_image_is_never_read(tmp_path, path):
+    (tmp_path / "0.jpg").write_bytes(b"secret")
+    pictures = pa.array([{"bytes": b"x", "path": path}, {"bytes": None, "path": path}])
+    split = opened(plain_parquet(tmp_path / "0.parquet", image=pictures, label=[1, 0]))
+
+    assert split.read_row(0) == (b"x", 1)
+    with pytest.raises(DataError, match="leads out of the data set") as caught:
+        split.read_row(1)
+    assert caught.value.where == split.where_is(1) == f"{tmp_path}/0.parquet, row 1"
+
+
+@pytest.mark.parametrize("kept", [0, 3, 100, -1, -9, -2000])
+@pytest.mark.parametrize("place", ["{}", "far://pets"])
+def test_a_truncated_parquet_file_is_refused_by_name(tmp_path, place, kept):
+    data = Path(parquet(tmp_path / "whole.parquet", range(30))).read_bytes()
+    url = put(f"{place.format(tmp_path)}/0.parquet", data[:kept])
+
+    with pytest.raises(DataError, match=r"0.parquet cannot be read") as caught:
+        opened(url)
+    assert caught.value.where == url
+
+
+def test_parquet_with_damaged_pages_gives_no_wrong_rows(tmp_path):
+    buffer = io.BytesIO()
+    table = pa.table({"image": [image(number) for number in range(8)], "label": list(range(8))})
+    pq.write_table(table, buffer, write_page_checksum=True, compression="none", use_dictionary=False)
+    data = bytearray(buffer.getvalue())
+    data[data.index(image(5)) + 3] ^= 1
+    split = opened(put(tmp_path / "0.parquet", bytes(data)))
+
+    with pytest.raises(DataError, match=r"0.parquet cannot be read"):
+        split.read_row(0)
+
+
+@pytest.mark.parametrize("place", ["{}", "far://pets"])
+def test_a_tar_that_is_cut_anywhere_is_refused_and_no_sample_is_lost_in_silence(tmp_path, place):
+    data = Path(tar(tmp_path / "whole.tar", samples(range(3)))).read_bytes()
+    end = 6 * 1024  # of the last member; the rest is the mark of the end
+    assert len(data) > end and not any(data[end:])
+    for kept in (*range(0, end + 512, 512), 100, 1000, 1024 + 10, end - 1, end + 100):
+        url = put(f"{place.format(tmp_path)}/0.tar", data[:kept])
+        with pytest.raises(DataError, match=r"0.tar cannot be read"):
+            opened(url)
+    assert len(opened(put(f"{place.format(tmp_path)}/0.tar", data[: end + 512]))) == 3
+
+
+@pytest.mark.parametrize("size", [-512, -1, 2**40])
+def test_a_tar_whose_header_lies_about_a_size_is_refused(tmp_path, size):
+    member = tarfile.TarInfo("0.jpg")
+    member.size = size
+    header = member.tobuf(tarfile.GNU_FORMAT)
+
+    for data in (header + bytes(10_240), header * 3 + bytes(10_240)):
+        with pytest.raises(DataError, match="it ends inside member"):
+            opened(put(tmp_path / "0.tar", data))
+
+
+@pytest.mark.parametrize("member", range(6))
+def test_a_tar_with_a_damaged_header_is_refused(tmp_path, member):
+    path = Path(tar(tmp_path / "0.tar", samples(range(3))))
+    data = bytearray(path.read_bytes())
+    data[1024 * member + 5] ^= 1
+    path.write_bytes(data)
+
+    with pytest.raises(DataError, match="cannot be read"):
+        opened(path)
+
+
+def test_a_second_archive_after_the_end_of_the_first_is_refused(tmp_path):
+    first, second = (
+        Path(tar(tmp_path / f"{number}.tar", samples([number]))).read_bytes() for number in (0, 1)
+    )
+
+    with pytest.raises(DataError, match="two archives in one"):
+        opened(put(tmp_path / "both.tar", first[:2560] + second))
+
+
+def test_compressed_shards_are_refused_with_advice(tmp_path):
+    packed = gzip.compress(Path(tar(tmp_path / "0.tar", samples([1]))).read_bytes())
+    os.remove(tmp_path / "0.tar")
+    url = put(tmp_path / "0.tar.gz", packed)
+    disguised = put(tmp_path / "x" / "0.tar", packed)
+
+    for attempt in (lambda: opened(url), lambda: opened(disguised), lambda: find_shards(url)):
+        with pytest.raises(DataError, match="is compressed") as caught:
+            attempt()
+        assert "gunzip" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("members", "words"),
+    [
+        ({"7.cls": b"1"}, "a sample has no image.*sample '7'"),
+        ({"7.jpg": b"x"}, "a sample has no label.*sample '7'"),
+        ({"7.jpg": b"x", "7.png": b"x", "7.cls": b"1"}, "a sample has 2 images.*data.image_column"),
+        ({"7.jpg": b"x", "7.cls": b"cat"}, "label 'cat' is not a whole number"),
+        ({"7.jpg": b"x", "7.cls": b"1.5"}, "label '1.5' is not a whole number"),
+        ({"7.jpg": b"x", "7.cls": b"9" * 5000}, "is not a whole number"),
+        ({"7.jpg": b"x", "7.json": b'{"label": true}'}, "label True is not a whole number"),
+        ({"7.jpg": b"x", "7.json": b'{"label": [1, "a"]}'}, "is not a whole number"),
+        ({"7.jpg": b"x", "7.json": b'{"label": 1e3}'}, "label 1000.0 is not a whole number"),
+        ({"7.jpg": b"x", "7.json": b'{"label": ' + b"9" * 30 + b"}"}, "is not a whole number"),
+        ({"7.jpg": b"x", "7.json": b"{"}, "a sample has no label"),
+        ({"7.jpg": b"x", "7.json": b"[" * 100_000}, "a sample has no label"),
+        ({"7.jpg": b"x", "7.json": b"3"}, "a sample has no label"),
+        ({"7.jpg": b"x", "7.cls": b"-1"}, "labels go from -1 to"),
+    ],
+)
+def test_a_sample_without_image_or_label_is_refused_by_shard_and_key(tmp_path, members, words):
+    url = tar(tmp_path / "0.tar", samples(range(2)) | members)
+
+    with pytest.raises(DataError) as caught:
+        opened(url)
+    assert re.search(words, message(caught))
+    assert caught.value.where.startswith(url)
+
+
+def test_one_label_and_lists_of_labels_in_one_shard_are_refused(tmp_path):
+    members = samples([0]) | {"1.jpg": b"x", "1.json": b'{"label": [1]}'}
+
+    with pytest.raises(DataError, match="a sample has a list of labels and another has one number"):
+        opened(tar(tmp_path / "0.tar", members))
+
+
+def test_two_members_of_one_name_are_refused(tmp_path):
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as archive:
+        for name in ("0.jpg", "0.cls", "0.jpg"):
+            archive.addfile(tarfile.TarInfo(name))
+
+    with pytest.raises(DataError, match="two members are called"):
+        opened(put(tmp_path / "0.tar", data.getvalue()))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE],
+)
+def test_links_and_devices_in_a_tar_are_never_followed(tmp_path, kind):
+    (tmp_path / "secret.jpg").write_bytes(b"secret")
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as archive:
+        member = tarfile.TarInfo("0.jpg")
+        member.type, member.linkname = kind, str(tmp_path / "secret.jpg")
+        archive.addfile(member)
+        label = tarfile.TarInfo("0.cls")
+        label.size = 1
+        archive.addfile(label, io.BytesIO(b"1"))
+
+    with pytest.raises(DataError, match="a sample has no image"):
+        opened(put(tmp_path / "0.tar", data.getvalue()))
+
+
+@pytest.mark.parametrize("name", ["../escaped", "/tmp/escaped", "a/../../escaped"])
+def test_a_name_that_leads_elsewhere_is_a_key_and_nothing_is_unpacked(tmp_path, name):
+    folder = tmp_path / "in" / "here"
+    url = tar(folder / "0.tar", {f"{name}.jpg": b"x", f"{name}.cls": b"1"})
+    before = sorted(tmp_path.rglob("*"))
+
+    assert rows(opened(url)) == [(b"x", 1)]
+    assert [path for path in sorted(tmp_path.rglob("*")) if "cache" not in str(path)] == before
+
+
+def test_a_password_or_signature_in_a_url_is_not_shown():
+    url = tar("far://pets/0.tar", samples([0]))
+    Far.store["/me:hunter2@pets/0.tar?sig=hunter2"] = Far.store["/pets/0.tar"]
+    split = opened("far://me:hunter2@pets/0.tar?sig=hunter2")
+
+    assert split.where_is(0) == f"{url}, row 0"
+    with pytest.raises(DataError) as caught:
+        opened("far://me:hunter2@pets/1.tar?sig=hunter2")
+    assert "hunter2" not in str(caught.value)
+
+
+def test_real_parquet_reads_as_it_does_without_streaming(shared):
+    from vitcli.data.dataset import DataSet
+
+    folder = str(shared / "data" / "flowers17")
+    for name, urls in find_shards(folder).items():
+        split, truth = opened(*urls), DataSet(folder).open(name)
+        assert (len(split), split.class_names, split.num_classes) == (
+            len(truth),
+            truth.class_names,
+            truth.num_classes,
+        )
+        assert split.read_labels().tolist() == truth.read_labels().tolist()
+        some = range(0, len(split), 37)
+        assert [split.read_row(row) for row in some] == [truth.read_row(row) for row in some]
+
+
+def test_shards_may_be_moved_while_nobody_reads_them(tmp_path):
+    path = tmp_path / "a" / "0.parquet"
+    split = opened(parquet(path, range(9)))
+    first = split.read_row(0)
+    shutil.move(path, tmp_path / "1.parquet")
+
+    assert (split.read_row(3), first) == (expected([3])[0], expected([0])[0])  # the block is in memory
+    with pytest.raises(DataError, match="it is not there"):
+        split.read_row(8)

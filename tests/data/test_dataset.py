@@ -1,0 +1,325 @@
+"""Names to splits: slices, aliases, the dev cut, subsets, and the order of a checkpoint's classes."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.conftest import run
+from vitcli import recipe
+from vitcli.data.classes import match_classes
+from vitcli.data.dataset import DataSet, open_eval, open_train_and_eval
+from vitcli.data.split import Split
+from vitcli.data.subsets import cut_dev, random_subset
+from vitcli.errors import DataError
+
+AUTO = dict(
+    train_split="auto",
+    eval_split="auto",
+    dev_fraction=0.25,
+    num_examples=None,
+    image_column=None,
+    label_column=None,
+    seed=0,
+)
+
+
+def folder(root, **counts: int):
+    """Class folders `split/class` with so many pictures each; two underscores stand for the slash."""
+    for name, count in counts.items():
+        place = root.joinpath(*name.split("__"))
+        place.mkdir(parents=True)
+        for number in range(count):
+            Image.new("RGB", (2, 2), (number, 0, 0)).save(place / f"{number:03}.png")
+    return root
+
+
+def numbered(count: int, names: tuple[str, ...] | None = ("a", "b", "c"), num_classes: int = 3) -> Split:
+    """A split held in memory; the picture of a row is its number, the label its number modulo the classes."""
+    return Split(
+        name="numbers",
+        num_examples=count,
+        class_names=names,
+        num_classes=num_classes,
+        read_row=lambda row: (row.to_bytes(4, "big"), row % num_classes),
+        read_labels=lambda: np.arange(count) % num_classes,
+        where_is=lambda row: f"row {row}",
+    )
+
+
+def numbers(split: Split) -> list[int]:
+    return [int.from_bytes(split.read_row(row)[0], "big") for row in range(len(split))]
+
+
+@pytest.mark.parametrize(
+    ("spec", "rows"),
+    [
+        ("train", range(24)),
+        ("train[:50%]", range(12)),
+        ("train[50%:]", range(12, 24)),
+        ("train[3:7]", range(3, 7)),
+        ("train[-4:]", range(20, 24)),
+        ("train[90%:]", range(22, 24)),
+    ],
+)
+def test_slices_are_those_of_hugging_face(photos, spec, rows):
+    data = DataSet(str(photos))
+    whole, part = data.open("train"), data.open(spec)
+
+    assert [part.read_row(row) for row in range(len(part))] == [whole.read_row(row) for row in rows]
+    assert part.read_labels().tolist() == whole.read_labels()[list(rows)].tolist()
+
+
+@pytest.mark.parametrize(
+    "spec", ["trian", "trian[:5]", "train[", "train[::2]", "train[:120%]", "train+test", ""]
+)
+def test_a_split_that_does_not_exist_is_refused_with_those_that_do(photos, spec):
+    with pytest.raises(DataError, match="has no split") as caught:
+        DataSet(str(photos)).open(spec)
+
+    assert "test, train" in caught.value.fix or "train, test" in caught.value.fix
+    if spec.startswith("trian"):
+        assert "did you mean 'train'" in caught.value.message
+
+
+@pytest.mark.parametrize("spec", ["train[:0]", "train[24:]", "train[5:2]"])
+def test_a_slice_without_rows_is_refused(photos, spec):
+    with pytest.raises(DataError, match="has no rows"):
+        DataSet(str(photos)).open(spec)
+
+
+def test_a_split_whose_class_folders_are_all_empty_is_refused(tmp_path):
+    data = DataSet(str(folder(tmp_path, train__a=1, train__b=1, test__a=0, test__b=0)))
+
+    with pytest.raises(DataError, match="has no rows"):
+        data.open("test")
+
+
+def test_auto_trains_on_train_and_reports_on_test_before_validation(tmp_path):
+    folder(tmp_path, train__a=4, val__a=3, test__a=2)
+
+    assert [len(split) for split in open_train_and_eval(str(tmp_path), **AUTO)] == [4, 2]
+    assert [len(s) for s in open_train_and_eval(str(tmp_path), **AUTO | {"eval_split": "validation"})] == [
+        4,
+        3,
+    ]
+    assert len(open_eval(str(tmp_path), "auto", image_column=None, label_column=None)) == 2
+    assert len(open_eval(str(tmp_path), "train", image_column=None, label_column=None)) == 4
+
+
+def test_without_a_split_to_report_on_a_part_of_the_training_rows_is_held_out(tmp_path):
+    train, held_out = open_train_and_eval(str(folder(tmp_path, a=6, b=6)), **AUTO)
+
+    files = [
+        split.where_is(row).split("file ")[1] for split in (train, held_out) for row in range(len(split))
+    ]
+    assert (len(train), len(held_out)) == (9, 3)
+    assert len(set(files)) == 12
+
+
+def test_a_data_set_with_nothing_but_a_test_split_is_not_scored_on_the_rows_it_trains_on(tmp_path):
+    train, held_out = open_train_and_eval(str(folder(tmp_path, test__a=6, test__b=6)), **AUTO)
+
+    assert (len(train), len(held_out)) == (9, 3)
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_one_split_and_nothing_held_out_is_refused_with_advice(tmp_path, split):
+    root = folder(tmp_path, **{f"{split}__a": 2})
+
+    with pytest.raises(DataError, match=f"has only the split {split}; a training and a held-out") as caught:
+        open_train_and_eval(str(root), **AUTO | {"dev_fraction": 0.0})
+    assert "data.dev_fraction=0.1" in caught.value.fix
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("name", ["vtab/dsprites_loc", "vtab/sun398"])
+def test_what_is_no_task_of_vtab_is_asked_of_nobody(monkeypatch, name, streaming):
+    monkeypatch.setattr("vitcli.data.layouts.open_hub", None)
+    monkeypatch.setattr("vitcli.data.dataset.find_shards", None)
+
+    with pytest.raises(DataError, match=r"there is no data set .*, did you mean 'vtab/"):
+        DataSet(name, streaming=streaming)
+
+
+def test_who_trains_on_a_slice_of_the_test_split_is_not_scored_on_all_of_it(tmp_path):
+    folder(tmp_path, train__a=5, test__a=8, val__a=3)
+    train, held_out = open_train_and_eval(str(tmp_path), **AUTO | {"train_split": "test[:50%]"})
+
+    assert (len(train), len(held_out)) == (4, 3)
+
+
+def test_several_splits_without_a_usual_name_must_be_chosen_from(tmp_path):
+    import datasets
+
+    table = datasets.Dataset.from_dict({"image": [b"x"], "label": [0]})
+    datasets.DatasetDict(one=table, two=table).save_to_disk(tmp_path)
+
+    with pytest.raises(DataError, match="which split") as caught:
+        open_eval(str(tmp_path), "auto", image_column=None, label_column=None)
+    assert "one, two" in caught.value.fix
+
+
+def test_splits_with_different_classes_are_refused(tmp_path):
+    import datasets
+
+    for name, labels in (("train", ["a", "b", "c"]), ("test", ["a", "b"])):
+        table = datasets.Dataset.from_dict({"image": [b"x"] * len(labels), "label": labels})
+        table.to_parquet(tmp_path / f"{name}.parquet")
+
+    with pytest.raises(DataError, match=r"train has 3 classes, .* test has other ones") as caught:
+        open_train_and_eval(str(tmp_path), **AUTO)
+    assert "only in the first: c" in caught.value.where
+
+
+@pytest.mark.parametrize(("count", "fraction"), [(10, 0.1), (97, 0.25), (1_000, 0.02), (2, 0.5)])
+def test_the_dev_part_and_the_rest_are_disjoint_and_together_everything(count, fraction):
+    rest, dev = cut_dev(numbered(count), dev_fraction=fraction, split="train")
+
+    assert len(dev) == round(count * fraction)
+    assert sorted(numbers(rest) + numbers(dev)) == list(range(count))
+
+
+def test_the_dev_part_is_random_rows_and_the_same_ones_every_time():
+    (rest, dev), (_, again) = (cut_dev(numbered(1_000), dev_fraction=0.1, split="train") for _ in range(2))
+
+    assert numbers(dev) == numbers(again)
+    assert np.mean(numbers(dev)) == pytest.approx(500, abs=100)  # not the last ones
+    assert dev.read_labels().tolist() == [number % 3 for number in numbers(dev)]
+    assert set(np.bincount(rest.read_labels())) <= set(range(270, 330))
+
+
+def test_the_seed_of_a_run_does_not_move_the_dev_part(tmp_path):
+    folder(tmp_path, a=8, b=8)
+    held_out = [open_train_and_eval(str(tmp_path), **AUTO | {"seed": seed})[1] for seed in (0, 1, 2)]
+
+    assert len({tuple(split.where_is(row) for row in range(4)) for split in held_out}) == 1
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.01, 0.99, 1.0])
+def test_a_dev_part_that_leaves_nothing_on_one_side_is_refused(fraction):
+    with pytest.raises(DataError, match="leaves one side empty"):
+        cut_dev(numbered(10), dev_fraction=fraction, split="train")
+
+
+def test_a_subset_is_drawn_by_the_seed_without_repetition():
+    chosen = {seed: numbers(random_subset(numbered(100), 30, seed=seed)) for seed in (0, 1)}
+
+    assert len(set(chosen[0])) == len(chosen[0]) == 30
+    assert chosen[0] == numbers(random_subset(numbered(100), 30, seed=0))
+    assert set(chosen[0]) != set(chosen[1])
+    assert sorted(numbers(random_subset(numbered(100), 100, seed=0))) == list(range(100))
+
+
+def test_more_examples_than_there_are_is_refused():
+    with pytest.raises(DataError, match="101 examples were asked for, numbers has 100"):
+        random_subset(numbered(100), 101, seed=0)
+
+
+def test_a_subset_is_taken_of_the_training_rows_only(photos):
+    train, held_out = open_train_and_eval(str(photos), **AUTO | {"num_examples": 6})
+
+    assert (len(train), len(held_out)) == (6, 10)
+
+
+def test_the_same_classes_in_the_same_order_change_nothing():
+    split = numbered(9)
+
+    assert match_classes(split, ("a", "b", "c"), num_classes=3, ckpt="w") == (split, False)
+
+
+def test_classes_in_another_order_are_matched_by_name():
+    split, changed = match_classes(numbered(9), ("c", "a", "b"), num_classes=3, ckpt="w")
+
+    assert changed and split.class_names == ("c", "a", "b")
+    assert split.read_labels().tolist() == [1, 2, 0] * 3 == [split.read_row(row)[1] for row in range(9)]
+    assert numbers(split) == list(range(9))
+
+
+@pytest.mark.parametrize(
+    ("theirs", "only_data", "only_ckpt"),
+    [(("a", "b"), "c", "none"), (("a", "b", "c", "d"), "none", "d"), (("a", "b", "x"), "c", "x")],
+)
+def test_other_classes_are_refused_with_both_lists(theirs, only_data, only_ckpt):
+    with pytest.raises(DataError, match="have different classes") as caught:
+        match_classes(numbered(9), theirs, num_classes=len(theirs), ckpt="w")
+
+    assert caught.value.where == f"only in the data: {only_data}; only in the checkpoint: {only_ckpt}"
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(None, ("x", "y", "z")), (("a", "b", "c"), None), (None, None)])
+def test_without_names_on_both_sides_classes_are_matched_by_number(ours, theirs):
+    split = numbered(9, ours)
+    assert match_classes(split, theirs, num_classes=3, ckpt="w") == (split, False)
+
+    with pytest.raises(DataError, match="numbers has 3 classes, w predicts 5"):
+        match_classes(split, theirs and tuple("vwxyz"), num_classes=5, ckpt="w")
+
+
+def test_an_alias_is_first_looked_for_among_the_local_copies(tmp_path, monkeypatch):
+    folder(tmp_path / "oxford_pets", train__pug=3, train__husky=2, test__pug=1)
+    monkeypatch.setenv("VIT_DATA", str(tmp_path))
+    data = DataSet("oxford_pets")
+
+    assert data.open("train").class_names == ("husky", "pug")
+    assert len(data.open(data.default_eval_split())) == 1
+
+
+def test_a_local_copy_of_an_alias_may_have_other_column_names(tmp_path, monkeypatch):
+    import datasets
+
+    (tmp_path / "cifar10").mkdir()
+    table = datasets.Dataset.from_dict({"picture": [b"x"], "what": [0]})
+    table.to_parquet(tmp_path / "cifar10" / "train.parquet")
+    monkeypatch.setenv("VIT_DATA", str(tmp_path))
+
+    assert recipe.dataset_aliases()["cifar10"]["image_column"] == "img"
+    assert DataSet("cifar10").open("train").read_row(0) == (b"x", 0)
+
+
+@pytest.mark.parametrize("shelf", [None, "/nonexistent"])
+def test_an_alias_that_is_on_no_hub_says_where_its_copy_belongs(monkeypatch, shelf):
+    monkeypatch.delenv("VIT_DATA", raising=False)
+    if shelf:
+        monkeypatch.setenv("VIT_DATA", shelf)
+    alias = next(name for name, entry in recipe.dataset_aliases().items() if "hub" not in entry)
+
+    with pytest.raises(DataError, match="is on no hub") as caught:
+        DataSet(alias)
+    assert f"$VIT_DATA/{alias}" in caught.value.where
+    assert ("VIT_DATA is not set" in caught.value.where) == (shelf is None)
+
+
+@pytest.mark.parametrize(
+    "name", ["./gone", "/nonexistent/photos", "~/nonexistent", "gone/", "a/b/c", "oxfordpets"]
+)
+def test_a_name_that_is_nothing_is_refused(name):
+    with pytest.raises(DataError, match="there is no data set") as caught:
+        DataSet(name)
+
+    assert ("did you mean 'oxford_pets'" in caught.value.message) == (name == "oxfordpets")
+
+
+@pytest.mark.parametrize("name", ["nobody/nothing", "nobody/nothing:config@main", "cifar10"])
+def test_without_a_network_a_hub_id_ends_in_a_data_error(name, monkeypatch):
+    monkeypatch.delenv("VIT_DATA", raising=False)
+
+    with pytest.raises(DataError, match="could not be had from the Hub"):
+        DataSet(name)
+
+
+def test_without_a_network_the_command_exits_with_code_3_and_no_traceback(tmp_path):
+    named = ("--dataset", "nobody/nothing", "--ckpt", "random", "--model", "Ti/16", "--out", tmp_path / "run")
+    result = run("finetune", *named)
+
+    assert result.code == 3
+    assert "could not be had from the Hub" in result.err and "Traceback" not in result.err
+
+
+def test_the_demo_needs_no_file_and_takes_slices():
+    data = DataSet("demo")
+    whole, part = data.open("train"), data.open("train[100:112]")
+
+    assert data.split_names == ("train", "test")
+    assert sorted(part.read_labels()) == list(range(12))
+    image, label = part.read_row(5)
+    assert np.array_equal(image, whole.read_row(105)[0]) and label == whole.read_labels()[105]

@@ -1,0 +1,207 @@
+"""Starting processes, and telling which of them failed first and why."""
+
+import json
+import os
+import signal
+from types import SimpleNamespace
+
+import pytest
+
+from vitcli.distributed import launch
+from vitcli.errors import DataError, ProcessError, VitError
+
+STEP = {  # what srun says to task 5 of a step of 7 tasks on two nodes
+    "SLURM_JOB_ID": "123456", "SLURM_NTASKS": "16", "SLURM_STEP_NUM_TASKS": "7",
+    "SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NODEID": "1",
+    "SLURM_STEP_NODELIST": "gpu[07-08]", "SLURM_STEP_TASKS_PER_NODE": "4,3",
+    "SLURM_LAUNCH_NODE_IPADDR": "10.0.0.1",
+}  # fmt: skip
+
+
+@pytest.fixture
+def environ(monkeypatch) -> dict[str, str]:
+    """The environment, to be changed at will, without any launcher's words in it."""
+    foreign = ("SLURM_", "MASTER_", "TORCH_ELASTIC", "TORCHELASTIC", "OMP_", "VIT_")
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    kept = {k: v for k, v in os.environ.items() if k not in names and not k.startswith(foreign)}
+    monkeypatch.setattr("os.environ", kept)
+    return kept
+
+
+def failure(exitcode: int, told: dict | None = None):
+    return SimpleNamespace(exitcode=exitcode, pid=7, error_file_data={"vit": told} if told else {})
+
+
+def told(code: int, message: str, at: float = 1.0) -> dict:
+    return {"exit_code": code, "message": message, "where": "here", "fix": "this", "at": at}
+
+
+def test_the_first_error_that_is_not_an_echo_wins():
+    failures = {
+        0: failure(7, told(7, "a peer is gone", at=1.0)),
+        1: failure(3, told(3, "a bad image", at=2.0)),
+    }
+
+    with pytest.raises(DataError, match="a bad image") as raised:
+        launch._first_failure(failures)
+    assert raised.value.where == "here"
+
+
+def test_a_killed_process_is_named_even_if_its_peers_complain():
+    failures = {0: failure(7, told(7, "a peer is gone")), 1: failure(-9)}
+
+    with pytest.raises(ProcessError, match="process 1 of the run was killed by SIGKILL"):
+        launch._first_failure(failures)
+
+
+def test_processes_that_stopped_politely_give_their_exit_code():
+    assert launch._first_failure({0: failure(143), 1: failure(143)}) == 143
+
+
+def test_an_error_left_for_the_launcher_is_what_it_finds(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
+    monkeypatch.setenv(launch.LAUNCHED, "1")
+
+    assert launch.report_to_launcher(DataError("bad", where="row 3", fix="mend it"))
+
+    left = json.loads((tmp_path / "error.json").read_text())
+    with pytest.raises(DataError, match="bad"):
+        launch._first_failure({0: SimpleNamespace(exitcode=3, pid=1, error_file_data=left)})
+
+
+def test_a_bug_in_a_process_is_told_as_it_was_and_exits_1():
+    bug = told(1, "a bug in vit: KeyError: 'x'") | {"where": "the traceback is in /run/vit-crash-7.txt"}
+
+    with pytest.raises(VitError, match="a bug in vit: KeyError") as raised:
+        launch._first_failure({0: failure(7, told(7, "a peer is gone", at=0.5)), 1: failure(1, bug)})
+    assert raised.value.exit_code == 1
+    assert raised.value.where == "the traceback is in /run/vit-crash-7.txt"
+    assert VitError.exit_code == 2
+
+
+def test_without_our_launcher_a_process_speaks_for_itself(monkeypatch):
+    monkeypatch.delenv(launch.LAUNCHED, raising=False)
+
+    assert not launch.report_to_launcher(VitError("x", where="y", fix="z"))
+
+
+def test_another_number_of_processes_than_the_launchers_is_refused(monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+
+    assert not launch.must_launch(4)
+    with pytest.raises(VitError, match="2 processes are asked for, the launcher has started 4"):
+        launch.must_launch(2)
+
+
+def test_srun_needs_no_wrapper(environ):
+    environ.update(STEP)
+
+    launch.adopt_slurm()
+
+    assert (environ["RANK"], environ["WORLD_SIZE"]) == ("5", "7")
+    assert (environ["LOCAL_RANK"], environ["LOCAL_WORLD_SIZE"]) == ("1", "3")
+    assert environ["MASTER_ADDR"] == "gpu07"
+    assert environ["MASTER_PORT"] == "23456"
+    assert not launch.must_launch(7)
+
+
+def test_an_address_that_is_given_is_kept(environ):
+    environ.update(STEP, MASTER_ADDR="10.1.1.1", MASTER_PORT="4321")
+
+    launch.adopt_slurm()
+
+    assert (environ["MASTER_ADDR"], environ["MASTER_PORT"]) == ("10.1.1.1", "4321")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        pytest.param({"SLURM_NTASKS": "4"}, id="a shell of salloc"),
+        pytest.param({"SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}, id="an sbatch script"),
+        pytest.param({**STEP, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, id="a step of one task"),
+    ],
+)
+def test_outside_a_step_of_several_tasks_nothing_is_launched_yet(environ, said):
+    environ.update(said, SLURM_JOB_ID="9")
+
+    launch.adopt_slurm()
+
+    assert "RANK" not in environ
+    assert launch.must_launch(4)
+
+
+@pytest.mark.parametrize(
+    ("node_list", "host"),
+    [
+        ("a", "a"),
+        ("a,b", "a"),
+        ("gpu[7-9]", "gpu7"),
+        ("n[01,03]-ib", "n01-ib"),
+        ("node[01-03,7],x", "node01"),
+        ("x,node[01-03]", "x"),
+        ("my-node-3", "my-node-3"),
+        ("rack[1-2]n[10-12]", "rack1n10"),
+    ],
+)
+def test_the_first_host_of_a_node_list(node_list, host):
+    assert launch.first_host(node_list) == host
+
+
+@pytest.mark.parametrize(
+    ("said", "counts"), [("4", [4]), ("4(x2),3", [4, 4, 3]), ("2,8(x3)", [2, 8, 8, 8]), ("16(x2)", [16, 16])]
+)
+def test_the_tasks_of_every_node(said, counts):
+    assert [launch.tasks_on_node(said, node) for node in range(len(counts))] == counts
+
+
+@pytest.mark.parametrize(
+    ("asked", "exit_code"), [(signal.SIGUSR1, 143), (signal.SIGTERM, 143), (signal.SIGINT, 130)]
+)
+def test_processes_have_time_to_save_whatever_signal_stops_the_launcher(
+    environ, monkeypatch, asked, exit_code
+):
+    from torch.distributed.elastic.multiprocessing import SignalException
+
+    configs = []
+
+    def stopped(config, program):
+        configs.append(config)
+        raise SignalException("stopped", sigval=asked)
+
+    monkeypatch.setattr("torch.distributed.launcher.api.elastic_launch", stopped)
+    monkeypatch.setattr("logging.disable", lambda level: None)
+
+    assert launch.launch(2, ["finetune"]) == exit_code
+    (config,) = configs
+    assert getattr(config, "shutdown_timeout", 600) == 600  # torch 2.11 has no such setting
+    assert asked.name in config.signals_to_handle.split(",")
+
+
+def test_another_grace_period_than_ours_is_kept(environ, monkeypatch):
+    environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = "45"
+    configs = []
+    monkeypatch.setattr(
+        "torch.distributed.launcher.api.elastic_launch",
+        lambda config, program: configs.append(config) or (lambda *arguments: {}),
+    )
+    monkeypatch.setattr("logging.disable", lambda level: None)
+
+    assert launch.launch(2, ["finetune"]) == 0
+    assert getattr(configs[0], "shutdown_timeout", 45) == 45
+
+
+def test_cores_are_counted_with_and_without_affinity(monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 3, 5}, raising=False)
+    monkeypatch.setattr("os.cpu_count", lambda: 10)
+    assert launch.cpu_count() == 3
+
+    monkeypatch.delattr("os.sched_getaffinity")  # as on macOS
+    assert launch.cpu_count() == 10
+    monkeypatch.setattr("os.cpu_count", lambda: None)
+    assert launch.cpu_count() == 1
+
+
+def test_a_lost_connection_is_an_error_of_the_run_and_others_are_not():
+    assert launch.as_process_error(RuntimeError("... Connection closed by peer [127.0.0.1]:1"))
+    assert launch.as_process_error(RuntimeError("shapes do not match")) is None

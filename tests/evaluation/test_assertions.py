@@ -1,0 +1,80 @@
+"""What --assert takes, what it refuses before any work, and what does not hold."""
+
+import pytest
+
+from vitcli.errors import CheckFailed, VitError
+from vitcli.evaluation import assertions
+
+KEYS = ("top1", "top5", "loss", "num_eval_examples")
+RESULT = {"top1": 0.92, "top5": 0.99, "loss": 0.3, "num_eval_examples": 100, "real_top1": None}
+
+
+@pytest.mark.parametrize(
+    ("text", "holds"),
+    [
+        ("top1>=0.92", True),
+        ("top1>0.92", False),
+        ("top1<=0.92", True),
+        ("top1<0.92", False),
+        (" top1 == 0.92 ", True),
+        ("num_eval_examples==100", True),
+        ("num_eval_examples==99", False),
+        ("loss<1e-1", False),
+        ("top5>.98", True),
+    ],
+)
+def test_each_relation_means_what_it_says(text, holds):
+    (found,) = assertions.parse([text], keys=KEYS)
+
+    assert found.holds(RESULT) is holds
+
+
+@pytest.mark.parametrize(
+    "text", ["", "top1", "top1=0.9", "top1>=", ">=0.9", "top1=>0.9", "0.9<=top1<=1", "top1!=1"]
+)
+def test_what_is_no_assertion_is_refused_with_the_form(text):
+    with pytest.raises(VitError, match="asserts nothing") as told:
+        assertions.parse([text], keys=KEYS)
+
+    assert told.value.exit_code == 2 and "top1>=0.92" in told.value.fix
+
+
+@pytest.mark.parametrize("text", ["top1>=high", "top1>=nan", "top1>=inf", "top1>=92%"])
+def test_a_bound_that_is_no_number_is_refused(text):
+    with pytest.raises(VitError, match="not a number to compare with"):
+        assertions.parse([text], keys=KEYS)
+
+
+def test_a_mistyped_key_is_refused_with_the_nearest():
+    with pytest.raises(VitError, match="did you mean 'top1'"):
+        assertions.parse(["top_1>=0.9"], keys=KEYS)
+
+
+def test_real_top1_is_only_known_where_real_labels_are():
+    with pytest.raises(VitError) as told:
+        assertions.parse(["real_top1>=0.9"], keys=KEYS)
+
+    assert "--real" in told.value.fix
+
+
+def test_nothing_holds_of_a_number_that_there_is_not():
+    (found,) = assertions.parse(["real_top1<2"], keys=("real_top1",))
+
+    assert not found.holds(RESULT)
+    assert "null" in assertions.failed([found], [("x", RESULT)]).message
+
+
+def test_the_error_names_the_value_the_bound_and_which_result():
+    several = assertions.parse(["top1>=0.9", "loss<0.1"], keys=KEYS)
+    worse = RESULT | {"top1": 0.5, "loss": 0.05}
+
+    error = assertions.failed(several, [("A on data", RESULT), ("B on data", worse)])
+
+    assert isinstance(error, CheckFailed) and error.exit_code == 8
+    assert error.message == "top1 is 0.5, so top1>=0.9 does not hold, and 1 more did not hold"
+    assert "B on data" in error.where
+    assert len(str(error).splitlines()) == 3
+
+
+def test_no_error_where_all_holds():
+    assert assertions.failed(assertions.parse(["top1>0"], keys=KEYS), [("A", RESULT)]) is None

@@ -1,0 +1,107 @@
+"""`vit compare` on files made by hand: counts, interval, p-value, classes, and refusals."""
+
+import numpy as np
+import pytest
+import torch
+
+from tests.conftest import run
+from tests.evaluation.test_predictions import of_logits
+from vitcli.evaluation.prediction_files import write_predictions
+from vitcli.evaluation.resampling import mcnemar
+
+NAMES = ["cat", "dog", "owl"]
+
+
+def saved(
+    folder, name: str, labels: list[int], guesses: list[int], *, names=NAMES, rows=None, places=None
+) -> str:
+    path = str(folder / f"{name}.parquet")
+    found = of_logits(torch.eye(3)[guesses], torch.tensor(labels))
+    rows = np.arange(len(labels)) if rows is None else rows
+    about = {"ckpt": name, "class_names": names, "eval_split": "test"}
+    write_predictions(path, found, rows, places or [""] * len(labels), about)
+    return path
+
+
+@pytest.fixture
+def pair(tmp_path) -> tuple[str, str]:
+    """Of 12 pictures A has 6 right, B 8: 5 both, A alone 1, B alone 3, neither 3."""
+    labels = [0] * 4 + [1] * 4 + [2] * 4
+    a = saved(tmp_path, "a", labels, [0, 0, 0, 1, 1, 1, 0, 0, 2, 0, 0, 0])
+    b = saved(tmp_path, "b", labels, [0, 0, 0, 1, 1, 0, 1, 1, 2, 2, 0, 0])
+    return a, b
+
+
+def test_the_counts_are_those_of_the_pictures(pair):
+    result = run("compare", *pair, "--json").json
+
+    assert result["counts"] == {"both": 5, "only_a": 1, "only_b": 3, "neither": 3}
+    assert (result["a"]["top1"], result["b"]["top1"]) == (6 / 12, 8 / 12)
+    assert result["difference"] == pytest.approx(2 / 12)
+    assert result["interval"][0] < 2 / 12 < result["interval"][1]
+    assert result["mcnemar_p"] == mcnemar(1, 3) == pytest.approx(2 * 5 / 16)
+    assert result["num_examples"] == 12
+
+
+def test_the_classes_that_changed_most_come_first(pair):
+    changes = run("compare", *pair, "--json").json["per_class"]
+
+    assert [(one["class"], one["difference"]) for one in changes] == [("dog", 0.25), ("owl", 0.25)]
+
+
+def test_swapping_the_files_swaps_the_sign_alone(pair):
+    there, back = run("compare", *pair, "--json").json, run("compare", *pair[::-1], "--json").json
+
+    assert back["difference"] == -there["difference"] and back["mcnemar_p"] == there["mcnemar_p"]
+
+
+def test_a_network_does_not_differ_from_itself(pair):
+    result = run("compare", pair[0], pair[0], "--json").json
+
+    assert (result["difference"], result["interval"], result["mcnemar_p"]) == (0, [0, 0], 1)
+    assert result["per_class"] == []
+
+
+def test_a_person_is_told_whether_it_may_be_chance(pair, tmp_path):
+    text = run("compare", *pair).out
+    labels = [0] * 40
+    better = [saved(tmp_path, name, labels, guesses) for name, guesses in (("c", [1] * 40), ("d", [0] * 40))]
+
+    assert "do not tell the two apart" in text and "+16.67 points" in text and "dog" in text
+    assert "B is better, by more than chance" in run("compare", *better).out
+
+
+def test_files_about_other_rows_labels_or_classes_are_refused(pair, tmp_path):
+    labels = [0] * 4 + [1] * 4 + [2] * 4
+    others = {
+        "about other rows: 2 are only in the first": saved(tmp_path, "rows", labels[:10], labels[:10]),
+        "other labels in 1 rows, first in row 11": saved(tmp_path, "labels", [*labels[:11], 0], labels),
+        "about other classes": saved(tmp_path, "names", labels, labels, names=["a", "b", "c"]),
+    }
+
+    for match, other in others.items():
+        outcome = run("compare", pair[0], other)
+        assert outcome.code == 3 and match in outcome.err, match
+        assert len(outcome.err.splitlines()) == 3
+
+
+def test_slices_of_one_split_are_other_pictures_though_their_rows_and_labels_agree(pair, tmp_path):
+    labels = [0] * 4 + [1] * 4 + [2] * 4
+    first, second = (
+        saved(tmp_path, name, labels, labels, places=[f"/{name}/pets, split test, row {row}" for row in rows])
+        for name, rows in (("here", range(12)), ("moved", range(12, 24)))
+    )
+    moved = saved(
+        tmp_path, "m", labels, labels, places=[f"/m/pets, split test, row {row}" for row in range(12)]
+    )
+
+    refused = run("compare", first, second)
+    assert refused.code == 3 and "other pictures in 12 of 12 rows" in refused.err
+    assert len(refused.err.splitlines()) == 3
+    assert run("compare", first, moved).code == 0
+
+
+def test_two_scores_of_other_resamplings_have_the_interval_of_their_pairs(pair):
+    from vitcli.evaluation.resampling import paired_interval
+
+    assert tuple(run("compare", *pair, "--json").json["interval"]) == paired_interval(1, 3, 12)

@@ -1,0 +1,218 @@
+"""The same pixels and numbers inside training, in `vit evaluate`, in `vit predict` and in timm."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+
+from tests.conftest import run, vit
+from vitcli.data.decoding import decode
+from vitcli.data.transforms import Preprocessing, to_model_range
+
+
+@pytest.fixture(scope="module")
+def trained(photos, tmp_path_factory) -> Path:
+    """A short run, so that it is right about some pictures and wrong about others."""
+    out = tmp_path_factory.mktemp("trained") / "run"
+    words = "finetune --ckpt random --model ViT-demo/8 --res 16x24 --steps 2 --batch-size 8 --lr 0.01"
+    outcome = run(*words.split(), "--dataset", photos, "--out", out, "--json", "-q")
+    assert outcome.code == 0, outcome.out
+    return out
+
+
+def test_evaluate_gives_the_very_numbers_of_the_summary(trained, photos):
+    summary = json.loads((trained / "summary.json").read_text())
+
+    result = run("evaluate", "--ckpt", trained, "--dataset", photos, "--json", "-q").json
+
+    for key in ("top1", "top5", "loss", "num_eval_examples", "preprocessing", "resolution"):
+        assert result[key] == summary[key], key
+    assert result["precision"] == "fp32"
+
+
+def test_only_what_the_command_line_names_changes_the_stored_preprocessing(trained, photos):
+    words = ("evaluate", "--ckpt", trained, "--dataset", photos, "--json", "-q")
+    stored = run(*words).json
+    changed = run(*words, "--set", "data.eval_resize=square", "--res", "16").json
+    by_recipe = run(*words, "--recipe", "evaluate/default", "--res", "16").json
+
+    assert stored["preprocessing"] == "16x24, short side 17 or more, centre crop, bicubic with antialias"
+    assert stored["preprocessing_from"] == "as stored with the weights"
+    assert changed["preprocessing"] == "16x16, whole picture resized, bicubic with antialias"
+    assert "but for" in changed["preprocessing_from"]
+    assert by_recipe["preprocessing_from"] == "as recipe evaluate/default says"
+
+
+def test_the_dev_part_is_scored_again_where_no_other_split_is(photos, tmp_path):
+    words = "finetune --ckpt random --model ViT-demo/8 --res 16 --steps 2 --batch-size 8 --lr 0.01 --json -q"
+    flat = ("--dataset", photos / "train", "--set", "data.dev_fraction=0.25")
+    summary = run(*words.split(), *flat, "--out", tmp_path / "run").json
+
+    again = run("evaluate", "--ckpt", tmp_path / "run", "--dataset", photos / "train", "--json", "-q").json
+    all_of_it = run("evaluate", "--ckpt", tmp_path / "run", "--dataset", photos / "train", "--split", "train",
+                    "--json", "-q").json  # fmt: skip
+
+    assert summary["num_eval_examples"] == 6
+    assert [again[key] for key in ("top1", "loss", "num_eval_examples")] == [
+        summary[key] for key in ("top1", "loss", "num_eval_examples")
+    ]
+    assert all_of_it["num_eval_examples"] == 24
+
+
+@pytest.mark.slow
+def test_evaluation_is_the_same_on_two_processes_and_with_another_batch(trained, photos):
+    alone = run("evaluate", "--ckpt", trained, "--dataset", photos, "--batch-size", 3, "--json", "-q").json
+
+    together = vit("evaluate", "--ckpt", trained, "--dataset", photos, "--batch-size", 3, "--json", "-q",
+                   "--num-processes", 2)  # fmt: skip
+
+    assert together.returncode == 0, together.stderr
+    result = json.loads(together.stdout)
+    for key in ("top1", "top5", "loss", "num_eval_examples"):
+        assert result[key] == alone[key], key
+    assert (result["num_processes"], result["num_eval_examples"]) == (2, 10)
+
+
+def test_predict_agrees_with_evaluate_picture_by_picture(trained, photos):
+    result = run("evaluate", "--ckpt", trained, "--dataset", photos, "--json", "-q").json
+
+    guesses = run("predict", "--ckpt", trained, photos / "test", "--json", "-q").json["predictions"]
+
+    right = [Path(guess["file"]).parent.name == guess["top"][0]["class"] for guess in guesses]
+    assert len(right) == 10
+    assert sum(right) / 10 == result["top1"]
+
+
+def test_probabilities_add_up_and_fall(trained, photos):
+    (guess,) = run("predict", "--ckpt", trained, photos / "test/red/00.png", "--json", "-q").json[
+        "predictions"
+    ]
+
+    shares = [top["probability"] for top in guess["top"]]
+    assert sum(shares) == pytest.approx(1.0)
+    assert shares == sorted(shares, reverse=True)
+
+
+def test_timm_loads_the_run_folder_and_gives_the_same_logits(trained, photos):
+    picture = photos / "test/green/01.png"
+    stored = json.loads((trained / "config.json").read_text())["vit"]["preprocessing"]
+    pixels = Preprocessing.from_dict(stored)(decode(picture.read_bytes(), where=str, row=0))
+    image_1CHW = to_model_range(
+        torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None], mean=(0.5,) * 3, std=(0.5,) * 3
+    )
+    model = timm.create_model(f"local-dir:{trained}", pretrained=True).eval()
+
+    with torch.no_grad():
+        shares = torch.softmax(model(image_1CHW), dim=-1)[0]
+
+    (guess,) = run("predict", "--ckpt", trained, picture, "--json", "-q").json["predictions"]
+    for top in guess["top"]:
+        assert float(shares[top["label"]]) == pytest.approx(top["probability"], abs=1e-6)
+
+
+def test_predict_takes_files_folders_and_globs_each_picture_once(trained, photos, tmp_path):
+    words = [photos / "test/red", photos / "test/red/00.png", f"{photos}/test/*/01.png"]
+
+    lines = run("predict", "--ckpt", trained, *words, "--jsonl", "-q").out.splitlines()
+
+    files = [json.loads(line)["file"] for line in lines]
+    assert len(files) == 6 and len(set(files)) == 6
+
+
+def test_a_table_shows_class_and_percentage(trained, photos):
+    table = run("predict", "--ckpt", trained, photos / "test/red/00.png", "-q").out
+
+    assert "probability" in table and "%" in table and "red" in table
+
+
+def test_classes_in_another_order_are_mapped_by_name(trained, photos, tmp_path):
+    import datasets
+
+    files = sorted((photos / "test").rglob("*.png"))
+    names = ["red", "green"]  # class folders sort the other way round
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=names)})
+    images = [{"bytes": file.read_bytes(), "path": None} for file in files]
+    labels = [names.index(file.parent.name) for file in files]
+    table = datasets.Dataset.from_dict({"image": images, "label": labels}, features=features)
+    (tmp_path / "swapped").mkdir()
+    table.to_parquet(tmp_path / "swapped/test.parquet")
+
+    straight = run("evaluate", "--ckpt", trained, "--dataset", photos, "--json", "-q").json
+    swapped = run("evaluate", "--ckpt", trained, "--dataset", tmp_path / "swapped", "--json", "-q").json
+
+    assert swapped["classes_mapped_by_name"] and not straight["classes_mapped_by_name"]
+    assert (swapped["top1"], swapped["num_eval_examples"]) == (straight["top1"], 10)
+
+
+def test_other_classes_are_refused_with_both_lists(trained, photos, tmp_path):
+    for name in ("red", "blue"):
+        (tmp_path / "test" / name).mkdir(parents=True)
+        Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(tmp_path / "test" / name / "a.png")
+
+    outcome = run("evaluate", "--ckpt", trained, "--dataset", tmp_path, "--json", "-q")
+
+    assert outcome.code == 3
+    assert "blue" in outcome.json["error"]["where"] and "green" in outcome.json["error"]["where"]
+
+
+def test_an_undecodable_picture_stops_evaluation_or_is_left_out_and_counted(trained, photos, tmp_path):
+    for name in ("red", "green"):
+        (tmp_path / "test" / name).mkdir(parents=True)
+        for picture in (photos / "test" / name).iterdir():
+            (tmp_path / "test" / name / picture.name).write_bytes(picture.read_bytes())
+    (tmp_path / "test/red/broken.png").write_bytes(b"no picture")
+
+    stopped = run("evaluate", "--ckpt", trained, "--dataset", tmp_path, "--json", "-q")
+    skipped = run("evaluate", "--ckpt", trained, "--dataset", tmp_path, "--json", "-q",
+                  "--set", "data.on_bad_image=skip")  # fmt: skip
+    whole = run("evaluate", "--ckpt", trained, "--dataset", photos, "--json", "-q")
+
+    assert stopped.code == 3 and "broken.png" in stopped.json["error"]["where"]
+    assert skipped.json["num_skipped_images"] == 1 and "broken.png" in skipped.json["skipped_images"][0]
+    assert (skipped.json["top1"], skipped.json["num_eval_examples"]) == (whole.json["top1"], 10)
+
+
+@pytest.mark.parametrize(
+    ("settings", "right"),
+    [
+        ((), 225),
+        (("data.eval_resize=square",), 222),
+        (("data.eval_resize=square", "data.interpolation=bilinear"), 219),
+    ],
+)
+@pytest.mark.slow
+def test_real_weights_get_the_known_count_of_imagenet_pictures_right(shared, settings, right):
+    words = [word for setting in settings for word in ("--set", setting)]
+    result = run("evaluate", "--ckpt", shared / "data/checkpoints/vit_ti16_augreg_in1k.npz",
+                 "--dataset", shared / "data/imagenet_sample", *words, "--json", "-q").json  # fmt: skip
+
+    assert result["num_eval_examples"] == 270
+    assert abs(round(result["top1"] * 270) - right) <= 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("setting", "right"), [("data.eval_resize=none", 818), ("data.eval_resize=square", 819)]
+)
+def test_both_formats_get_the_same_known_count_of_validation_pictures_right(shared, setting, right):
+    results = [
+        run(
+            "evaluate",
+            "--ckpt",
+            shared / f"data/checkpoints/vit_ti16_augreg_in1k.{suffix}",
+            "--dataset",
+            shared / "data/imagenet_val_227",
+            "--set",
+            setting,
+            "--json",
+            "-q",
+        ).json
+        for suffix in ("npz", "safetensors")
+    ]
+
+    assert results[0]["loss"] == results[1]["loss"]
+    assert abs(round(results[0]["top1"] * 1000) - right) <= 2

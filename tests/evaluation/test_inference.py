@@ -1,0 +1,29 @@
+"""The pass over a split, where the pictures of a whole batch are bad."""
+
+import pytest
+import torch
+
+from tests.data.test_loader import noise
+from tests.evaluation.test_masked_patch import PREPROCESSING
+from vitcli.distributed import runtime
+from vitcli.evaluation import inference
+from vitcli.models.build import architecture, build
+from vitcli.output.progress import Console
+
+
+@pytest.mark.parametrize("posemb", ["1d", "none", "relative"])
+def test_a_batch_of_nothing_but_bad_pictures_is_left_out(posemb):
+    torch.manual_seed(0)
+    arch = architecture("ViT-demo/8", image_size=(32, 48), num_classes=3, posemb=posemb, layers=1)
+    model = build(arch, dropout=0.0)
+    torch.nn.init.normal_(model.head.weight)
+    told = [
+        inference.evaluate(
+            model, noise(count=5, bad=(1, 2)), PREPROCESSING, runtime=runtime.start("fp32"),
+            batch_size=batch_size, on_bad_image="skip", num_threads=2, console=Console(quiet=True),
+        )
+        for batch_size in (1, 5)
+    ]  # fmt: skip
+
+    assert told[0][0].num_examples == 3 and len(told[0][1]) == 2
+    assert told[0][0].loss == pytest.approx(told[1][0].loss, rel=1e-5)

@@ -1,0 +1,104 @@
+"""Saved predictions: what is written is read back, and what cannot be is told before or after."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from tests.evaluation.test_predictions import of_logits
+from vitcli.errors import DataError, MachineError, VitError
+from vitcli.evaluation.prediction_files import check_can_write, read_predictions, write_predictions
+from vitcli.output.atomic import try_to_write_in
+
+LOGITS_NK = torch.tensor([[3.0, 1, 0], [0, 1, 2], [0, 5, 1]])
+ABOUT = {"ckpt": "a", "class_names": ["x", "y", "z"]}
+
+
+@pytest.mark.parametrize("labels", [[0, 2, 2], [[0, -1], [2, 1], [2, -1]]])
+def test_what_is_written_is_read_back(tmp_path, labels):
+    found = of_logits(LOGITS_NK, torch.tensor(labels))
+    path = str(tmp_path / "new" / "folder" / "p.parquet")
+
+    write_predictions(path, found, np.array([4, 7, 9]), ["a.png", "b.png", "c.png"], ABOUT)
+
+    back = read_predictions(path)
+    assert back.rows_N.tolist() == [4, 7, 9] and back.about == ABOUT
+    assert back.labels_N == (labels if isinstance(labels[0], int) else [(0,), (2, 1), (2,)])
+    assert back.ranks_N.tolist() == found.ranks_N.tolist() == [0, 0, 1]
+    assert (back.losses_N == found.losses_N).all()
+    table = pq.read_table(path)
+    assert table["place"].to_pylist() == ["a.png", "b.png", "c.png"]
+    assert table["top_classes"].to_pylist() == [[0, 1, 2], [2, 1, 0], [1, 2, 0]]
+    assert table["top_probabilities"].to_pylist() == found.probabilities_NT.tolist()
+
+
+def test_the_same_predictions_are_the_same_bytes(tmp_path):
+    found = of_logits(LOGITS_NK, torch.tensor([0, 2, 2]))
+    for name in ("a", "b"):
+        write_predictions(str(tmp_path / f"{name}.parquet"), found, np.arange(3), ["", "", ""], ABOUT)
+
+    assert (tmp_path / "a.parquet").read_bytes() == (tmp_path / "b.parquet").read_bytes()
+
+
+def test_another_ending_is_refused():
+    with pytest.raises(VitError, match=r"does not end in \.parquet"):
+        check_can_write("p.csv")
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_any_work(tmp_path):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder.parquet").mkdir()
+
+    with pytest.raises(MachineError, match="nothing can be written") as told:
+        check_can_write(str(tmp_path / "file" / "p.parquet"))
+    assert told.value.exit_code == 5 and "is a file" in told.value.where
+    with pytest.raises(MachineError, match="is a folder"):
+        check_can_write(str(tmp_path / "folder.parquet"))
+
+
+def test_trying_a_folder_leaves_nothing_in_it(tmp_path):
+    try_to_write_in(tmp_path / "deep" / "out", option="--out")
+
+    assert list((tmp_path / "deep/out").iterdir()) == []
+
+
+@pytest.mark.parametrize("folder", ["/proc/x", "/tmp/" + "x" * 300])
+def test_trying_finds_what_permissions_do_not_tell(folder):
+    with pytest.raises(MachineError, match="nothing can be written") as told:
+        try_to_write_in(Path(folder), option="--out")
+    assert ".tmp" not in str(told.value)
+
+
+def test_a_full_disk_is_told_and_an_earlier_file_stays(tmp_path, monkeypatch):
+    found = of_logits(LOGITS_NK, torch.tensor([0, 2, 2]))
+    path = tmp_path / "p.parquet"
+    path.write_bytes(b"earlier")
+    full = OSError(28, "No space left on device")
+    monkeypatch.setattr(pq, "write_table", lambda *_, **__: (_ for _ in ()).throw(full))
+
+    with pytest.raises(MachineError, match="No space left"):
+        write_predictions(str(path), found, np.arange(3), ["", "", ""], ABOUT)
+
+    assert path.read_bytes() == b"earlier" and list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("kind", ["missing", "text", "cut", "other"])
+def test_a_file_that_holds_no_predictions_is_refused(tmp_path, kind):
+    path = tmp_path / "p.parquet"
+    if kind == "text":
+        path.write_text("no parquet")
+    elif kind == "cut":
+        write_predictions(
+            str(path), of_logits(LOGITS_NK, torch.tensor([0, 2, 2])), np.arange(3), ["", "", ""], ABOUT
+        )
+        path.write_bytes(path.read_bytes()[:-40])
+    elif kind == "other":
+        pq.write_table(pa.table({"row": [1]}), path)
+
+    with pytest.raises(DataError) as told:
+        read_predictions(str(path))
+
+    assert len(str(told.value).splitlines()) == 3 and "--save-predictions" in told.value.fix

@@ -1,0 +1,171 @@
+"""ReaL against the golden file, the published lists, and what can be wrong with a file."""
+
+import gzip
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from vitcli.data.columns import PATHS
+from vitcli.data.split import Split
+from vitcli.errors import DataError, VitError
+from vitcli.evaluation.metrics import real_hits
+from vitcli.evaluation.real_labels import lists_of_rows, read_real
+
+
+def split_of(count: int, columns: dict[str, list] | None = None) -> Split:
+    def read_column(name: str) -> list:
+        return columns[name]
+
+    return Split(
+        name="pictures",
+        num_examples=count,
+        class_names=None,
+        num_classes=10,
+        read_row=lambda row: (b"", 0),
+        read_labels=lambda: np.zeros(count, dtype=np.int64),
+        where_is=lambda row: f"row {row}",
+        read_column=read_column if columns is not None else None,
+    )
+
+
+def accuracy(guesses, lists) -> tuple[float, int]:
+    is_rated, is_hit = real_hits(guesses, lists)
+    return sum(is_hit) / sum(is_rated), sum(is_rated)
+
+
+def test_the_golden_file_counts_the_same(shared):
+    golden = json.loads((shared / "golden/real.json").read_text())
+
+    is_rated, is_hit = real_hits(golden["predictions"], golden["labels"])
+
+    assert (sum(is_hit), sum(is_rated)) == (golden["correct"], golden["rated"])
+    assert sum(is_hit) / sum(is_rated) == golden["real_accuracy"]
+    assert len(is_rated) - sum(is_rated) == golden["unrated"]
+    assert golden["real_accuracy"] not in (
+        golden["accuracy_if_only_first_label_counted"], golden["accuracy_if_unrated_counted_as_wrong"]
+    )  # fmt: skip
+    for case in golden["small_cases"]:
+        assert accuracy(case["predictions"], case["labels"]) == (case["accuracy"], case["rated"])
+
+
+def test_the_golden_file_shuffled_is_found_again_by_file_names(shared):
+    golden = json.loads((shared / "golden/real.json").read_text())
+    order = golden["shuffled_order"]
+    paths = [f"val/n01440764/{golden['file_names'][place]}" for place in order]
+
+    lists, found_by = lists_of_rows(split_of(len(order), {PATHS: paths}), golden["labels"], column=None)
+
+    assert found_by == "file name"
+    assert accuracy([golden["predictions"][place] for place in order], lists)[0] == golden["real_accuracy"]
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_of_the_published_lists_46837_count(shared, tmp_path, packed):
+    path = shared / "data/imagenet_real.json.gz"
+    if not packed:
+        (tmp_path / "real.json").write_bytes(gzip.decompress(path.read_bytes()))
+        path = tmp_path / "real.json"
+
+    lists = read_real(str(path))
+    of_rows, found_by = lists_of_rows(split_of(50_000), lists, column=None)
+    is_rated, is_hit = real_hits(np.random.default_rng(0).integers(0, 1000, 50_000).tolist(), of_rows)
+
+    assert found_by == "row"
+    assert (len(lists), sum(is_rated)) == (50_000, 46_837)
+    assert sum(is_hit) < 100 and not any(
+        hit and not rated for hit, rated in zip(is_hit, is_rated, strict=True)
+    )
+
+
+def test_a_named_column_goes_before_file_names_and_these_before_an_index():
+    columns = {PATHS: ["ILSVRC2012_val_00000002.JPEG"], "index": [2], "number": [0]}
+    lists = [[1], [2], [3]]
+
+    assert lists_of_rows(split_of(1, columns), lists, column="number") == ([[1]], "column number")
+    assert lists_of_rows(split_of(1, columns), lists, column=None) == ([[2]], "file name")
+    columns[PATHS] = ["a.jpg"]
+    assert lists_of_rows(split_of(1, columns), lists, column=None) == ([[3]], "column index")
+
+
+def test_the_index_column_and_the_file_names_of_real_pictures_agree(shared):
+    from vitcli.data import dataset
+
+    split = dataset.open_eval(
+        str(shared / "data/imagenet_val_227"), "auto", image_column=None, label_column=None
+    )
+    lists = read_real(str(shared / "data/imagenet_real.json.gz"))
+
+    by_index, by_name = (lists_of_rows(split, lists, column=column) for column in ("index", None))
+
+    assert by_index == (by_name[0], "column index") and by_name[1] == "file name"
+    part = split.part(100, 200, name="a part")
+    assert lists_of_rows(part, lists, column=None)[0] == by_name[0][100:200]
+    assert sum(map(bool, by_name[0])) == 959
+
+
+def test_as_many_lists_as_rows_where_nothing_else_tells():
+    with pytest.raises(DataError, match="3 lists of ReaL labels for 2 rows") as told:
+        lists_of_rows(split_of(2), [[1], [2], [3]], column=None)
+
+    assert len(str(told.value).splitlines()) == 3 and "--real-index" in told.value.fix
+
+
+def test_a_picture_beyond_the_lists_is_refused():
+    paths = ["ILSVRC2012_val_00000001.JPEG", "ILSVRC2012_val_00000009.JPEG"]
+
+    with pytest.raises(DataError, match="is number 8"):
+        lists_of_rows(split_of(2, {PATHS: paths}), [[1], [2], [3]], column=None)
+
+
+def test_a_column_that_is_not_there_or_holds_no_numbers_is_refused():
+    with pytest.raises(DataError, match="no column 'indes', did you mean 'index'"):
+        lists_of_rows(split_of(1), [[1]], column="indes")
+    with pytest.raises(DataError, match="is number a"):
+        lists_of_rows(split_of(1, {"name": ["a"]}), [[1]], column="name")
+
+
+def test_no_byte_of_a_packed_file_can_fall_over_unnoticed(tmp_path):
+    packed = gzip.compress(json.dumps([[n, n + 1] for n in range(50)]).encode(), mtime=0)
+    path = tmp_path / "real.json.gz"
+    for place in range(10, len(packed)):  # after the header, which tells nothing of the content
+        path.write_bytes(packed[:place] + bytes([packed[place] ^ 0x55]) + packed[place + 1 :])
+        with pytest.raises(DataError):
+            read_real(str(path))
+
+
+@pytest.mark.parametrize(
+    ("content", "match"),
+    [
+        (b"[[1], [2", "not JSON"),
+        (b"\xff\xfe", "not JSON"),
+        (b"[" * 100_000, "damaged, or not JSON"),
+        (b"{}", "holds no lists"),
+        (b"[]", "holds no lists"),
+        (b"[[1], 2]", "entry 1"),
+        (b"[[1], [-1]]", "entry 1"),
+        (b'[["a"]]', "entry 0"),
+        (b"[[true]]", "entry 0"),
+        (gzip.compress(b"[[1]]", mtime=0)[:-6], "damaged"),
+    ],
+)
+def test_a_broken_file_is_told_in_three_lines(tmp_path, content, match):
+    (tmp_path / "real.json").write_bytes(content)
+
+    with pytest.raises(VitError, match=match) as told:
+        read_real(str(tmp_path / "real.json"))
+
+    assert len(str(told.value).splitlines()) == 3
+
+
+def test_a_file_that_is_not_there_is_told(tmp_path):
+    with pytest.raises(DataError, match="there is no file"):
+        read_real(str(tmp_path / "real.json"))
+
+
+def test_a_subset_and_a_relabelled_split_keep_their_columns():
+    split = split_of(4, {"index": [3, 2, 1, 0]})
+
+    assert split.rows(np.array([3, 1])).read_column("index") == [0, 2]
+    assert replace(split, name="x").part(1, 3, name="y").read_column("index") == [2, 1]

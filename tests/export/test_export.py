@@ -1,0 +1,437 @@
+"""`vit export`: timm, onnxruntime and timm's reader of .npz files give the logits of our checkpoint."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+from safetensors import safe_open
+from timm.models.vision_transformer import VisionTransformer
+
+from vitcli.errors import CheckFailed, MachineError, VitError, WeightsError
+from vitcli.export import output_check
+from vitcli.export.export import as_text, export
+from vitcli.models.architecture import GAP, Architecture
+from vitcli.models.build import build
+from vitcli.models.variants import vit_args
+from vitcli.weights import formats, onnx
+from vitcli.weights.io import read_weights, write_weights
+from vitcli.weights.load import load
+
+NAMES = tuple("abcde")
+SIZE = vit_args(layers=1, hidden=48, mlp=96, heads=3, patch_size=8)
+HYBRID = vit_args(layers=1, hidden=48, mlp=96, heads=3, patch_size=1) | {
+    "resnet_blocks": [1],
+    "resnet_width": 1,
+}
+
+
+def vit(image_size=(32, 32), *, gelu="tanh", pre_logits=False, args=SIZE, **options) -> Architecture:
+    return Architecture("small", "vit_tiny_patch16_224", image_size, 5, gelu, pre_logits, args, **options)
+
+
+def hybrid() -> Architecture:
+    return Architecture("small hybrid", "vitcli_hybrid", (32, 32), 5, "tanh", False, HYBRID)
+
+
+def bit() -> Architecture:
+    return Architecture(
+        "small BiT", "vitcli_bit", (32, 32), 5, "none", False, {"layers": [1], "width_factor": 1}
+    )
+
+
+def network(arch: Architecture) -> torch.nn.Module:
+    torch.manual_seed(0)
+    model = build(arch, dropout=0.0).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.05)
+    return model
+
+
+@pytest.fixture
+def to_export(tmp_path, photos):
+    """A function: a network becomes a checkpoint, is exported as OUT, and comes back with the result."""
+
+    def go(arch: Architecture, out: str, **changes) -> tuple[dict, torch.nn.Module]:
+        model, folder = network(arch), tmp_path / "ckpt"
+        preprocessing = {
+            "image_size": list(arch.image_size), "resize": "square", "crop_fraction": 1.0, "antialias": True,
+            "interpolation": "bilinear", "mean": [0.5, 0.4, 0.3], "std": [0.5, 0.6, 0.7], "decoder": "any",
+        }  # fmt: skip
+        about = dict(preprocessing=preprocessing, class_names=NAMES, metadata={"dev_cut": None})
+        write_weights(folder, model.state_dict(), arch, **about)
+        return exported(folder, tmp_path / out, **({"pictures": [str(photos / "test")]} | changes)), model
+
+    return go
+
+
+def exported(ckpt: Path, out: Path, **changes) -> dict:
+    options = dict(to=None, model_name=None, image_size=None, head=True, names="published")
+    options |= dict(pictures=[], overwrite=False, quiet=True)
+    return export(str(ckpt), str(out), **(options | changes))
+
+
+def images(height=32, width=32) -> torch.Tensor:
+    torch.manual_seed(1)
+    return torch.randn(3, 3, height, width)
+
+
+def distance(found, expected) -> float:
+    """max|a - b| / max|b|."""
+    found, expected = torch.as_tensor(found).detach(), torch.as_tensor(expected).detach()
+    assert found.shape == expected.shape
+    return float((found - expected).abs().max() / expected.abs().max())
+
+
+def read_by_timm(folder: Path) -> torch.nn.Module:
+    return timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+
+
+def session(path: Path):
+    return pytest.importorskip("onnxruntime").InferenceSession(str(path))
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("args", [SIZE, SIZE | GAP], ids=["token", "gap"])
+def test_timm_gives_our_logits_from_the_folder(to_export, tmp_path, args):
+    result, model = to_export(vit((16, 48), args=args), "out")
+
+    assert torch.equal(read_by_timm(tmp_path / "out")(images(16, 48)), model(images(16, 48)))
+    assert (result["format"], result["max_abs_difference"], result["top1_agreement"]) == ("timm", 0.0, 1.0)
+    assert list(result["files"]) == names_in(tmp_path / "out") == ["config.json", "model.safetensors"]
+    assert (result["num_images"], result["resolution"]) == (10, [16, 48])
+    assert names_in(tmp_path) == ["ckpt", "out"]
+
+
+@pytest.mark.parametrize(
+    ("arch", "note"),
+    [
+        (hybrid(), "timm knows vitcli_hybrid once vitcli.backbones is imported"),
+        (bit(), "timm knows vitcli_bit once vitcli.backbones is imported"),
+        (vit(norm_eps=1e-12), "layer norms add 1e-12 here and 1e-06 in timm"),
+    ],
+    ids=["hybrid", "bit", "epsilon"],
+)
+def test_timm_gives_our_logits_but_for_its_epsilons_and_the_result_says_how_nearly(
+    to_export, tmp_path, arch, note
+):
+    result, model = to_export(arch, "out")
+
+    assert 0 < distance(read_by_timm(tmp_path / "out")(images()), model(images())) < 1e-4
+    assert 0 < result["max_rel_difference"] < 1e-4
+    assert note in result["notes"][0]
+
+
+@pytest.mark.parametrize(
+    "arch",
+    [
+        vit((16, 32), pre_logits=True, posemb="relative"),
+        pytest.param(
+            vit((16, 32), args=SIZE | GAP, posemb="2d", posemb_at="every_layer"), marks=pytest.mark.slow
+        ),
+        pytest.param(hybrid(), marks=pytest.mark.slow),
+        pytest.param(bit(), marks=pytest.mark.slow),
+    ],
+    ids=["pre-logits-relative", "gap-2d", "hybrid", "bit"],
+)
+def test_onnxruntime_gives_our_logits_in_batches_of_any_size(to_export, tmp_path, arch, capfd):
+    pytest.importorskip("onnxruntime")
+    result, model = to_export(arch, "out.onnx")
+    told, opened = capfd.readouterr(), session(tmp_path / "out.onnx")
+
+    for batch in (images(*arch.image_size), images(*arch.image_size)[:1]):
+        (logits,) = opened.run(["logits"], {"images": batch.numpy()})
+        assert distance(logits, model(batch)) < 1e-5
+    assert result["max_rel_difference"] < 1e-5 and names_in(tmp_path) == ["ckpt", "out.onnx"]
+    assert told.out == told.err == ""
+    check_says_what_it_is(tmp_path / "out.onnx", arch)
+
+
+def check_says_what_it_is(path: Path, arch: Architecture) -> None:
+    """And nothing of the machine that made it."""
+    told = session(path).get_modelmeta().custom_metadata_map
+
+    assert json.loads(told["class_names"]) == list(NAMES)
+    assert json.loads(told["preprocessing"])["mean"] == [0.5, 0.4, 0.3]
+    assert Architecture.from_dict(json.loads(told["architecture"])) == arch
+    assert b".py" not in path.read_bytes() and str(path.parent).encode() not in path.read_bytes()
+
+
+@pytest.mark.slow
+def test_weights_too_large_for_one_onnx_file_lie_beside_it(to_export, tmp_path, monkeypatch):
+    pytest.importorskip("onnxruntime")
+    monkeypatch.setattr(onnx, "MAX_BYTES_IN_ONE_FILE", 0)
+    result, model = to_export(vit(), "out.onnx", head=False)
+    (features,) = session(tmp_path / "out.onnx").run(None, {"images": images().numpy()})
+
+    assert list(result["files"]) == ["out.onnx", "out.onnx.data"]
+    assert names_in(tmp_path) == ["ckpt", "out.onnx", "out.onnx.data"]
+    assert distance(features, model.forward_head(model.forward_features(images()), pre_logits=True)) < 1e-5
+    (tmp_path / "out.onnx").unlink()
+    with pytest.raises(VitError, match=r"out\.onnx\.data exists"):
+        to_export(vit(), "out.onnx")
+
+
+def test_without_onnx_the_error_says_what_to_install(to_export, tmp_path, monkeypatch):
+    def missing(name):
+        raise ImportError(f"No module named {name!r}")
+
+    monkeypatch.setattr(onnx, "import_module", missing)
+
+    with pytest.raises(MachineError) as refusal:
+        to_export(vit(), "out.onnx")
+    assert refusal.value.fix == "pip install 'vitcli[export]'"
+    assert names_in(tmp_path) == ["ckpt"]
+
+
+def test_timms_own_reader_of_npz_files_gives_our_logits(to_export, tmp_path):
+    result, model = to_export(vit(), "out.npz")
+    theirs = VisionTransformer(img_size=32, num_classes=5, act_layer="gelu_tanh", **SIZE).eval()
+    theirs.load_pretrained(tmp_path / "out.npz")
+
+    assert distance(theirs(images()), model(images())) < 1e-6
+    assert (result["max_abs_difference"], result["files"].keys()) == (0.0, {"out.npz"})
+
+
+@pytest.mark.parametrize("names", ["published", "linen", "big_vision"])
+def test_an_npz_holds_a_representation_layer_in_every_spelling(to_export, tmp_path, names):
+    _, model = to_export(vit(pre_logits=True), "out.npz", names=names)
+    arrays = np.load(tmp_path / "out.npz")
+    again, arch, _ = load(read_weights(str(tmp_path / "out.npz")))
+
+    assert ("Transformer/encoderblock_0/MlpBlock_3/Dense_0/bias" in arrays) == (names == "published")
+    assert arch.pre_logits and distance(again.eval()(images()), model(images())) < 1e-6
+
+
+@pytest.mark.parametrize("arch", [hybrid(), bit(), vit(args=SIZE | GAP)], ids=["hybrid", "bit", "gap"])
+def test_what_an_npz_can_hold_comes_back_from_it(to_export, tmp_path, arch):
+    result, model = to_export(arch, "out.npz")
+    again, _, _ = load(read_weights(str(tmp_path / "out.npz")))
+
+    assert distance(again.eval()(images()), model(images())) < 1e-6
+    assert result["top1_agreement"] == 1.0
+
+
+def test_the_safetensors_file_is_that_of_the_timm_folder(to_export, tmp_path):
+    to_export(vit((16, 32), gelu="erf"), "out")
+    to_export(vit((16, 32), gelu="erf"), "out.safetensors")
+    weights = read_weights(str(tmp_path / "out.safetensors"))
+
+    assert (tmp_path / "out.safetensors").read_bytes() == (tmp_path / "out/model.safetensors").read_bytes()
+    assert (weights.class_names, weights.architecture) == (NAMES, vit((16, 32), gelu="erf"))
+
+
+@pytest.mark.parametrize("out", ["out", "out.npz", "out.safetensors"])
+def test_without_the_head_there_are_features(to_export, tmp_path, out):
+    result, model = to_export(vit(pre_logits=True), out, head=False)
+    again, arch, _ = load(read_weights(str(tmp_path / out)))
+    cls_features = model.forward_features(images())[:, 0]
+
+    assert (arch.num_classes, result["num_classes"], result["top1_agreement"]) == (0, 0, None)
+    assert distance(again.eval()(images()), cls_features) < 1e-6
+    assert "top-1" not in as_text(result) and "features only" in as_text(result)
+
+
+def test_another_image_size_is_the_papers_resampling_and_is_stored(to_export, tmp_path):
+    result, _ = to_export(vit(), "out", image_size=(48, 64))
+    expected, _, _ = load(read_weights(str(tmp_path / "ckpt")), image_size=(48, 64))
+
+    assert torch.equal(read_by_timm(tmp_path / "out")(images(48, 64)), expected.eval()(images(48, 64)))
+    assert read_weights(str(tmp_path / "out")).preprocessing["image_size"] == [48, 64]
+    assert result["notes"] == ["resampled: pos_embed"] and result["resolution"] == [48, 64]
+
+
+@pytest.mark.parametrize(
+    ("arch", "out", "reason", "advice"),
+    [
+        (vit(pre_logits=True), "out", "representation layer", "npz or safetensors, or without the head"),
+        (vit(posemb="2d"), "out", "position embeddings '2d' at 'stem'", "to onnx or safetensors"),
+        (vit(posemb="1d", posemb_at="every_layer"), "out.npz", "'1d' at 'every_layer'", "to onnx"),
+        (vit(gelu="erf"), "out.npz", r"exact \(erf\) GELU", "to timm or onnx or safetensors"),
+        (vit(gelu="erf", pre_logits=True), "out.npz", r"exact \(erf\) GELU", "to onnx or safetensors"),
+        (vit(gelu="timm"), "out.npz", "as timm defines it", "to timm or onnx or safetensors"),
+        (vit(norm_eps=1e-12), "out.npz", "epsilon of 1e-12", "to timm or onnx or safetensors"),
+        (vit((16, 32)), "out.npz", "images of 16x32", "a square --res"),
+    ],
+    ids=["pre-logits", "2d", "every-layer", "erf", "erf-pre-logits", "timm", "epsilon", "oblong"],
+)  # fmt: skip
+def test_what_a_format_cannot_say_is_refused_by_name(to_export, tmp_path, arch, out, reason, advice):
+    with pytest.raises(VitError, match=reason) as refusal:
+        to_export(arch, out)
+    assert advice in refusal.value.fix
+    assert names_in(tmp_path) == ["ckpt"]
+
+
+@pytest.mark.parametrize(
+    ("out", "options", "message"),
+    [
+        ("out.pth", {}, r"out\.pth says no format"),
+        ("out.npz", {"to": "onnx"}, r"out\.npz is no name for onnx"),
+        ("out", {"to": "safetensors"}, "out is no name for safetensors"),
+        ("out.onnx", {"to": "timm"}, r"out\.onnx is no name for timm"),
+        ("out", {"to": "torch"}, "no format 'torch'"),
+        ("out.npz", {"names": "flax"}, "no spelling 'flax'"),
+        ("out", {"names": "linen"}, "names in timm are timm's"),
+        ("out", {"image_size": (30, 32)}, "does not divide into patches of 8"),
+        ("out", {"pictures": ["nowhere/*.jpg"]}, "no picture is found"),
+        ("ckpt", {}, "ckpt exists"),
+    ],
+)
+def test_a_command_line_that_makes_no_sense_is_refused(to_export, tmp_path, out, options, message):
+    with pytest.raises(VitError, match=message):
+        to_export(vit(), out, **options)
+    assert names_in(tmp_path) in ([], ["ckpt"])
+
+
+def test_bits_one_spelling_is_said(to_export):
+    with pytest.raises(WeightsError, match="no linen spelling"):
+        to_export(bit(), "out.npz", names="linen")
+
+
+def test_a_folder_with_a_dot_in_its_name_is_a_timm_folder_if_that_is_said(to_export, tmp_path):
+    result, _ = to_export(vit(), "vit.v2", to="timm")
+
+    assert result["format"] == "timm" and names_in(tmp_path / "vit.v2") == [
+        "config.json",
+        "model.safetensors",
+    ]
+
+
+def test_text_that_is_called_npz_is_refused(tmp_path):
+    (tmp_path / "text.npz").write_text("not an archive")
+
+    with pytest.raises(WeightsError, match="cannot be read"):
+        exported(tmp_path / "text.npz", tmp_path / "out")
+    assert names_in(tmp_path) == ["text.npz"]
+
+
+def with_every_array(change):
+    """Stands for a writer with a mistake in it."""
+    write_npz = formats.write_npz
+    return lambda path, arrays: write_npz(path, {name: change(array) for name, array in arrays.items()})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda array: array * np.float32(1.001), "differ by .* where 0.0001 is allowed"),
+        (lambda array: array * np.float32(1e30), "are not finite numbers"),
+        (lambda array: array.astype(np.int32), "cannot be read back"),
+    ],
+    ids=["other", "overflowing", "unreadable"],
+)
+def test_a_copy_that_is_not_the_same_is_not_kept(to_export, tmp_path, monkeypatch, change, message):
+    monkeypatch.setattr(formats, "write_npz", with_every_array(change))
+
+    with pytest.raises(CheckFailed, match=message) as failure:
+        to_export(vit(), "out.npz")
+    assert failure.value.exit_code == 8
+    assert names_in(tmp_path) == ["ckpt"]
+
+
+def test_a_network_that_is_another_in_timm_is_not_kept_and_the_reason_is_named(to_export, tmp_path):
+    with pytest.raises(CheckFailed, match=r"differ by .* layer norms add 1e-05 here and 1e-06 in timm"):
+        to_export(vit(norm_eps=1e-5), "out")
+    assert names_in(tmp_path) == ["ckpt"]
+
+
+@pytest.mark.parametrize("out", ["out", "out.npz"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")])
+def test_an_export_that_is_broken_off_leaves_what_was_there(to_export, tmp_path, monkeypatch, out, error):
+    def break_off(*args, **kwargs):
+        raise error
+
+    to_export(vit(), out)
+    path = tmp_path / out / "model.safetensors" if out == "out" else tmp_path / out
+    before = path.read_bytes()
+    monkeypatch.setattr(output_check, "compare", break_off)
+
+    with pytest.raises(KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else MachineError):
+        to_export(vit(), out, overwrite=True, image_size=(64, 64))
+    assert path.read_bytes() == before
+    assert names_in(tmp_path) == ["ckpt", out]
+
+
+@pytest.mark.parametrize("out", ["out", "out.npz"])
+def test_what_exists_is_replaced_only_if_that_is_said(to_export, tmp_path, out):
+    to_export(vit(), out)
+
+    with pytest.raises(VitError, match=r"out(\.npz)? exists"):
+        to_export(vit(), out, image_size=(64, 64))
+    to_export(vit(), out, image_size=(64, 64), overwrite=True)
+    assert read_weights(str(tmp_path / out)).architecture.image_size == (64, 64)
+    assert names_in(tmp_path) == ["ckpt", out]
+
+
+def test_a_folder_that_holds_anything_else_is_never_deleted(to_export, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/thesis.tex").write_text("years")
+
+    with pytest.raises(VitError, match=r"more than a timm folder does, such as thesis\.tex"):
+        to_export(vit(), "out", overwrite=True)
+    assert names_in(tmp_path / "out") == ["thesis.tex"]
+
+
+@pytest.mark.parametrize("out", ["folder.npz", "file"])
+def test_a_file_is_no_folder_and_a_folder_no_file(to_export, tmp_path, out):
+    (tmp_path / "folder.npz").mkdir()
+    (tmp_path / "file").touch()
+
+    with pytest.raises(VitError, match="is a f"):
+        to_export(vit(), out, overwrite=True)
+    assert names_in(tmp_path) == ["ckpt", "file", "folder.npz"]
+
+
+def test_an_empty_folder_and_folders_that_are_not_there_are_filled(to_export, tmp_path):
+    (tmp_path / "out").mkdir()
+    to_export(vit(), "out")
+    to_export(vit(), "new/deep/out.npz")
+
+    assert names_in(tmp_path / "out") == ["config.json", "model.safetensors"]
+    assert names_in(tmp_path / "new/deep") == ["out.npz"]
+
+
+def test_a_folder_that_may_not_be_written_to_is_named(to_export, tmp_path):
+    with pytest.raises(MachineError, match=r"out\.npz was not written") as failure:
+        to_export(vit(), "/proc/out.npz")  # where not even root may
+    assert failure.value.where == "/proc/out.npz"
+
+
+def test_without_pictures_the_demo_is_compared(to_export):
+    result, _ = to_export(vit(), "out.npz", pictures=[])
+
+    assert (result["num_images"], result["images"]) == (32, "demo")
+    assert "32 pictures, drawn by the demo" in as_text(result)
+
+
+def test_a_head_of_zeros_is_said_to_prove_little(tmp_path):
+    arch = vit()
+    state = build(arch, dropout=0.0).state_dict()
+    preprocessing = formats.read_weights("demo").preprocessing | {"image_size": [32, 32]}
+    write_weights(tmp_path / "ckpt", state, arch, preprocessing=preprocessing, class_names=None, metadata={})
+    result = exported(tmp_path / "ckpt", tmp_path / "out")
+
+    assert (result["max_rel_difference"], len(result["notes"])) == (0.0, 1)
+
+
+def test_the_differences_are_those_counted_by_hand():
+    ours, theirs = torch.tensor([[1.0, 2.0], [-8.0, 3.0]]), torch.tensor([[1.0, 0.5], [-7.0, 3.0]])
+    found = output_check.compare(ours, theirs, are_logits=True)
+
+    assert (found.max_difference, found.max_rel_difference, found.top1) == (1.5, 1.5 / 8, 0.5)
+    assert output_check.compare(ours, ours, are_logits=False).top1 is None
+    assert output_check.compare(ours * 0, ours, are_logits=True).max_rel_difference == float("inf")
+
+
+def test_the_file_of_a_timm_folder_alone_says_all(to_export, tmp_path):
+    to_export(vit(), "out")
+    with safe_open(tmp_path / "out/model.safetensors", framework="pt") as file:
+        stored = json.loads(file.metadata()["vit"])
+
+    assert (stored["class_names"], stored["metadata"]) == (list(NAMES), {"dev_cut": None})

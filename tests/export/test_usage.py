@@ -1,0 +1,92 @@
+"""A card's section on loading is true: its Python is run in the folder, and gives our outputs three times."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from tests.export.test_export import GAP, NAMES, SIZE, bit, distance, hybrid, images, network, vit
+from vitcli.export.model_card import in_timm
+from vitcli.export.usage import HERE, how_to_load
+from vitcli.models.architecture import Architecture
+from vitcli.weights.io import write_weights
+
+
+def folder_of(arch: Architecture, folder: Path) -> torch.nn.Module:
+    model = network(arch)
+    preprocessing = {
+        "image_size": list(arch.image_size), "resize": "square", "crop_fraction": 1.0, "antialias": True,
+        "interpolation": "bilinear", "mean": [0.5, 0.4, 0.3], "std": [0.5, 0.6, 0.7], "decoder": "any",
+    }  # fmt: skip
+    names = NAMES if arch.num_classes else None
+    state, about = model.state_dict(), {"preprocessing": preprocessing, "class_names": names, "metadata": {}}
+    write_weights(folder, state, arch, **about)
+    Image.new("RGB", (40, 30), (200, 40, 40)).save(folder / "picture.jpg")
+    return model
+
+
+def blocks(arch: Architecture) -> tuple[str, str, str]:
+    """The Python of the section: with vit, timm and transformers."""
+    text = how_to_load(HERE, dataset=None, has_classes=arch.num_classes > 0, **in_timm(arch))
+    ours, timms, transformers = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    return ours, timms, transformers
+
+
+def run(code: str) -> dict:
+    names: dict = {}
+    exec(code, names)
+    return names
+
+
+def test_what_timm_does_not_know_by_itself_is_imported_first():
+    assert not any("vitcli.backbones" in block for block in blocks(vit()))
+    for arch in (hybrid(), bit()):
+        _, timms, transformers = blocks(arch)
+        assert "import vitcli.backbones" in timms and "import vitcli.backbones" in transformers
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arch", "tolerance"),
+    [
+        (vit(), 0),
+        (vit((16, 48)), 0),
+        (vit(gelu="erf"), 0),
+        (vit(args=SIZE | GAP), 0),
+        (hybrid(), 1e-4),  # timm's group norms have another epsilon
+        (bit(), 1e-4),
+    ],
+    ids=["tanh", "oblong", "erf", "gap", "hybrid", "bit"],
+)
+def test_vit_timm_and_transformers_load_the_folder_as_its_card_says(arch, tolerance, tmp_path, monkeypatch):
+    pytest.importorskip("transformers")
+    expected, pixels = folder_of(arch, tmp_path)(images(*arch.image_size)), images(*arch.image_size)
+    ours, timms, transformers = blocks(arch)
+    monkeypatch.chdir(tmp_path)
+
+    with torch.no_grad():
+        assert torch.equal(run(ours)["model"](pixels), expected)
+        assert distance(run(timms)["model"](pixels), expected) <= tolerance
+        theirs = run(transformers)
+        assert distance(theirs["model"](pixels).logits, expected) <= tolerance
+    assert theirs["model"].config.id2label == dict(enumerate(NAMES))
+    shown = theirs["processor"](Image.open("picture.jpg"), return_tensors="pt")["pixel_values"]
+    assert shown.shape == (1, 3, *arch.image_size)
+    assert distance(shown[0].mean((1, 2)), run(ours)["transform"]("picture.jpg").mean((1, 2))) < 0.02
+
+
+@pytest.mark.slow
+def test_features_are_features_in_all_three(tmp_path, monkeypatch):
+    pytest.importorskip("transformers")
+    arch = replace(vit(), num_classes=0)
+    expected, pixels = folder_of(arch, tmp_path)(images()), images()
+    ours, timms, transformers = blocks(arch)
+    monkeypatch.chdir(tmp_path)
+
+    with torch.no_grad():
+        assert torch.equal(run(ours)["model"](pixels), expected)
+        assert torch.equal(run(timms)["model"](pixels), expected)
+        assert torch.equal(run(transformers)["model"](pixels).pooler_output, expected)

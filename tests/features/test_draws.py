@@ -1,0 +1,215 @@
+"""Few-shot scores as the command computes them: the golden evaluator, classifiers against other solvers."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tests.conftest import SHARED
+from vitcli.errors import VitError
+from vitcli.features import classifiers, least_squares
+from vitcli.features import draws as features_draws
+from vitcli.features.feature_store import StoredFeatures, open_store
+
+GOLDEN = SHARED / "golden"
+ABOUT = json.loads((GOLDEN / "fewshot.json").read_text()) if (GOLDEN / "fewshot.json").is_file() else {}
+needs_golden = pytest.mark.skipif(not ABOUT, reason="the golden data (VIT_TEST_DATA) is not here")
+
+
+@pytest.fixture(scope="module")
+def golden(tmp_path_factory):
+    """The golden arrays, and their features in stores as the command has them."""
+    with np.load(GOLDEN / "fewshot.npz") as arrays:
+        arrays = dict(arrays)
+    stores = {}
+    for split in ("train", "test"):
+        features, labels = arrays[f"{split}_features"], arrays[f"{split}_labels"]
+        stores[split] = open_store(tmp_path_factory.mktemp("golden") / split, {}, len(labels))
+        for rows in np.array_split(np.random.default_rng(0).permutation(len(labels)), 7):
+            stores[split].append(rows, labels[rows, None], features[rows], num_logits=0)
+    return arrays, stores
+
+
+def problem_of(arrays, stores) -> features_draws.Problem:
+    rows = np.arange(len(arrays["test_labels"]))
+    return features_draws.Problem(
+        features_of=lambda rows: stores["train"].read(rows)["features"],
+        labels_N=arrays["train_labels"],
+        tests_TD=StoredFeatures(stores["test"], rows),
+        test_labels_T=stores["test"].read(rows)["labels"][:, 0],
+        num_classes=ABOUT["classes"],
+    )
+
+
+@needs_golden
+def test_the_evaluator_s_rows_and_every_accuracy(golden):
+    arrays, stores = golden
+    draws = features_draws.draw(
+        arrays["train_labels"], num_classes=ABOUT["classes"], shots=ABOUT["shots"], seeds=ABOUT["seeds"]
+    )
+
+    for (seed, shots), rows in {(s, k): rows for s, of in draws.items() for k, rows in of.items()}.items():
+        assert rows.tolist() == arrays[f"indices/seed{seed}_shots{shots}"].tolist()
+    for place, l2 in enumerate(ABOUT["l2"]):
+        found = features_draws.score(problem_of(arrays, stores), draws, classifier="least-squares", l2=l2)
+        top1 = [[scored.top1 for scored in found[shots]] for shots in ABOUT["shots"]]
+        assert np.array(top1).T.tolist() == arrays["accuracy_float64"][:, :, place].tolist(), l2
+
+
+@needs_golden
+def test_the_evaluator_s_predictions(golden):
+    arrays, stores = golden
+    problem, seed = problem_of(arrays, stores), ABOUT["seeds"][0]
+    for shots in ABOUT["shots"]:
+        rows = arrays[f"indices/seed{seed}_shots{shots}"]
+        solution = least_squares.solve(
+            problem.features_of(rows),
+            problem.labels_N[rows],
+            num_classes=problem.num_classes,
+            l2=[ABOUT["default_l2"]],
+        )
+        ours = solution.scores(problem.tests_TD[:], 0).argmax(axis=1)
+        theirs = arrays[f"scores_default_l2/seed{seed}_shots{shots}"].argmax(axis=1)
+        assert ours.tolist() == theirs.tolist()
+
+
+@needs_golden
+def test_the_sweep_never_looks_at_a_test_row_and_says_what_it_took(golden):
+    arrays, stores = golden
+    problem = problem_of(arrays, stores)
+    draws = features_draws.draw(arrays["train_labels"], num_classes=ABOUT["classes"], shots=[1, 5], seeds=[0])
+    found = features_draws.score(problem, draws, classifier="least-squares", l2="sweep")
+
+    rows = draws[0][5]
+    solution = least_squares.solve(
+        problem.features_of(rows),
+        problem.labels_N[rows],
+        num_classes=ABOUT["classes"],
+        l2=features_draws.SWEEP,
+    )
+    best = features_draws.SWEEP[least_squares.choose_l2(solution)]
+    assert found[5][0].chosen == best
+    assert found[1][0].chosen == 1024.0  # no image can be left out
+    assert (features_draws.SWEEP[0], features_draws.SWEEP[-1], len(features_draws.SWEEP)) == (
+        2.0**-10,
+        2.0**19,
+        30,
+    )
+
+
+def clusters(count: int, num_classes: int = 4, width: int = 6, noise: float = 1.0, seed: int = 0):
+    rng = np.random.default_rng(seed)
+    centres = np.random.default_rng(9).normal(0, 1, (num_classes, width))
+    labels = np.arange(count) % num_classes
+    return (1 + centres[labels] + rng.normal(0, noise, (count, width))).astype(np.float32), labels
+
+
+@pytest.mark.parametrize("count", [1, 3, 5])
+@pytest.mark.slow
+def test_neighbours_vote_as_in_scikit_learn(monkeypatch, count):
+    neighbors = pytest.importorskip("sklearn.neighbors")
+    known, labels = clusters(60)
+    tests, _ = clusters(300, seed=1)
+    monkeypatch.setattr(classifiers, "NEIGHBOURS", (count,))
+
+    ours, chosen = classifiers.nearest_neighbours(known, labels, tests, num_classes=4)
+
+    theirs = neighbors.KNeighborsClassifier(count, metric="cosine", algorithm="brute").fit(known, labels)
+    votes = np.sort(theirs.predict_proba(tests), axis=1)
+    is_clear = votes[:, -1] > votes[:, -2]  # scikit-learn gives equal votes to the lower class
+    assert chosen == count and is_clear.sum() > 200
+    assert (ours == theirs.predict(tests))[is_clear].all()
+
+
+def test_equal_votes_go_to_the_nearer_neighbours():
+    known = np.array([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.5, 0.5]])
+    tests = np.array([[0.2, 1.0]])  # nearest: rows 2, 3, 1, 0
+
+    votes = classifiers._votes(
+        classifiers._unit(known),
+        np.array([0, 0, 1, 0]),
+        tests,
+        [1, 2, 3],
+        num_classes=2,
+        leave_self_out=False,
+    )
+
+    assert {count: found.tolist() for count, found in votes.items()} == {1: [1], 2: [1], 3: [0]}
+
+
+def test_the_number_of_neighbours_is_chosen_by_leaving_each_row_out():
+    known, labels = clusters(80, noise=2.0)
+    unit = classifiers._unit(known)
+    right = {}
+    for count in classifiers.NEIGHBOURS:
+        hits = 0
+        for row in range(len(labels)):
+            others = np.arange(len(labels)) != row
+            near = unit[others] @ unit[row]
+            nearest = np.argsort(-near, kind="stable")[:count]
+            votes = [
+                (sum(labels[others][nearest] == k), sum(near[nearest][labels[others][nearest] == k]))
+                for k in range(4)
+            ]
+            hits += max(range(4), key=lambda k: votes[k]) == labels[row]
+        right[count] = hits
+
+    _, chosen = classifiers.nearest_neighbours(known, labels, known, num_classes=4)
+
+    assert chosen == max(right, key=lambda count: (right[count], -count)) and len(set(right.values())) > 2
+
+
+@pytest.mark.parametrize("name", ["nearest_neighbours", "nearest_mean", "logistic"])
+def test_parts_of_the_tests_make_no_difference(monkeypatch, name):
+    if name == "logistic":
+        pytest.importorskip("sklearn")
+    known, labels = clusters(40)
+    tests, _ = clusters(101, seed=1)
+    whole = getattr(classifiers, name)(known, labels, tests, num_classes=4)
+    monkeypatch.setattr(least_squares, "CHUNK_VALUES", 7 * 40)
+    in_parts = getattr(classifiers, name)(known, labels, tests, num_classes=4)
+
+    assert whole[1] == in_parts[1] and whole[0].tolist() == in_parts[0].tolist()
+
+
+def test_the_nearest_mean_is_that_of_unit_features():
+    known, labels = clusters(30)
+    tests, _ = clusters(50, seed=1)
+    unit = known / np.linalg.norm(known, axis=1, keepdims=True)
+    means = np.array([unit[labels == k].mean(axis=0) for k in range(4)])
+    cosines = [[m @ t / np.linalg.norm(m) / np.linalg.norm(t) for m in means] for t in tests.astype(float)]
+
+    ours, _ = classifiers.nearest_mean(known, labels, tests, num_classes=5)  # of class 4 there is no row
+
+    assert ours.tolist() == np.argmax(cosines, axis=1).tolist()
+
+
+def test_logistic_regression_is_scikit_learn_s_on_standardised_rows():
+    linear_model = pytest.importorskip("sklearn.linear_model")
+    known, labels = clusters(60, noise=2.0)
+    tests, _ = clusters(200, seed=1)
+    ours, strength = classifiers.logistic(known, labels, tests, num_classes=4)
+
+    mean, std = known.astype(float).mean(axis=0), known.astype(float).std(axis=0) + 1e-5
+    theirs = linear_model.LogisticRegression(C=strength, max_iter=1000).fit((known - mean) / std, labels)
+    assert strength in classifiers.STRENGTHS
+    assert (ours == theirs.predict((tests - mean) / std)).mean() > 0.99
+
+
+def test_held_out_rows_leave_each_class_some():
+    labels = np.array([0] * 9 + [1] * 2 + [2])
+
+    held = classifiers._held_out(labels)
+
+    assert np.flatnonzero(held).tolist() == [1, 5, 10]
+    assert set(labels[~held]) == {0, 1, 2}
+
+
+def test_logistic_regression_without_scikit_learn_says_how_to_get_it(monkeypatch):
+    monkeypatch.setattr(classifiers.importlib.util, "find_spec", lambda name: None)
+
+    with pytest.raises(VitError, match="scikit-learn") as told:
+        classifiers.check_installed("logistic")
+
+    assert "pip install" in told.value.fix
+    classifiers.check_installed("knn")

@@ -1,0 +1,193 @@
+"""Features on disk: what comes back is what was written, whatever happened to the file in between."""
+
+import json
+import tracemalloc
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+
+from vitcli.features import feature_store
+from vitcli.features.feature_store import (
+    StoredFeatures,
+    digest_of,
+    open_cached,
+    open_store,
+    write_safetensors,
+)
+
+ABOUT = {"weights": "w", "data": "d"}
+NUM_ROWS, NUM_FEATURES, NUM_LOGITS = 20, 3, 2
+
+
+def outputs_of(rows: np.ndarray) -> np.ndarray:
+    """Features and logits that tell their row."""
+    return (rows[:, None] * 10 + np.arange(NUM_FEATURES + NUM_LOGITS)).astype(np.float32)
+
+
+def add(store, *rows: int) -> None:
+    numbers = np.array(rows)
+    store.append(numbers, numbers[:, None] % 4, outputs_of(numbers), num_logits=NUM_LOGITS)
+
+
+def rows_there(store) -> list[int]:
+    """Rows the store claims to have; each is held to what was written."""
+    rows = np.flatnonzero(store.has(np.arange(NUM_ROWS)))
+    if len(rows):
+        records = store.read(rows)
+        assert records["row"].tolist() == rows.tolist()
+        assert (records["labels"][:, 0] == rows % 4).all()
+        assert (np.concatenate([records["features"], records["logits"]], axis=1) == outputs_of(rows)).all()
+    return rows.tolist()
+
+
+@pytest.fixture
+def filled(tmp_path):
+    path = tmp_path / "of.features"
+    store = open_store(path, ABOUT, NUM_ROWS)
+    add(store, 4, 5, 6)
+    add(store, 0, 19)
+    add(store, 7)
+    store.close()
+    return path
+
+
+def test_rows_come_back_in_any_order_and_over_blocks(filled):
+    store = open_store(filled, ABOUT, NUM_ROWS)
+
+    assert store.notes == [] and store.width == (NUM_FEATURES, NUM_LOGITS, 1)
+    assert rows_there(store) == [0, 4, 5, 6, 7, 19]
+    assert store.read(np.array([19, 4, 6, 5, 7]))["row"].tolist() == [19, 4, 6, 5, 7]
+    features = StoredFeatures(store, np.array([7, 0, 5]))
+    assert (len(features), features.shape) == (3, (3, NUM_FEATURES))
+    assert features[1:3][:, 0].tolist() == [0, 50]
+
+
+def test_more_rows_go_behind_those_that_are_there(filled):
+    store = open_store(filled, ABOUT, NUM_ROWS)
+    add(store, 1, 2)
+    store.close()
+
+    assert rows_there(open_store(filled, ABOUT, NUM_ROWS)) == [0, 1, 2, 4, 5, 6, 7, 19]
+
+
+def test_a_file_cut_off_anywhere_keeps_its_whole_blocks_and_says_so(filled):
+    content = filled.read_bytes()
+    record = 8 + 8 + 4 * (NUM_FEATURES + NUM_LOGITS)
+    ends = np.cumsum([24 + count * record for count in (3, 2, 1)])
+    ends = ends - ends[-1] + len(content)  # of the blocks in the file
+    whole_blocks = ([], [4, 5, 6], [0, 4, 5, 6, 19])
+    for length in range(1, len(content)):
+        filled.write_bytes(content[:length])
+
+        store = open_store(filled, ABOUT, NUM_ROWS)
+
+        assert rows_there(store) == whole_blocks[int((ends <= length).sum())]
+        cut_between_blocks = length in (*ends, ends[0] - 24 - 3 * record)
+        assert bool(store.notes) != cut_between_blocks
+        add(store, 11)
+        store.close()
+        assert 11 in rows_there(open_store(filled, ABOUT, NUM_ROWS))
+
+
+def test_no_changed_byte_is_ever_read_as_a_feature(filled):
+    content = filled.read_bytes()
+    for place in range(len(content)):
+        changed = bytearray(content)
+        changed[place] ^= 0x40
+        filled.write_bytes(changed)
+
+        store = open_store(filled, ABOUT, NUM_ROWS)
+
+        assert len(rows_there(store)) < 6  # each row it still claims is checked there
+        assert len(store.notes) == 1
+        store.close()
+
+
+def test_features_of_something_else_are_computed_anew(filled):
+    store = open_store(filled, ABOUT | {"data": "other"}, NUM_ROWS)
+
+    assert rows_there(store) == [] and "of something else" in store.notes[0]
+
+
+def test_the_cache_finds_the_same_again_and_nothing_else(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    store = open_cached(ABOUT, NUM_ROWS)
+    add(store, 3)
+    store.close()
+
+    again, other = (
+        open_cached(dict(reversed(ABOUT.items())), NUM_ROWS),
+        open_cached({"weights": "v"}, NUM_ROWS),
+    )
+    assert (rows_there(again), rows_there(other)) == ([3], [])
+    assert feature_store.cache_folder() == tmp_path / "vit" / "features"
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+
+    store = open_cached(ABOUT, NUM_ROWS)
+
+    add(store, 3, 1)
+    assert rows_there(store) == [1, 3]
+    assert len(store.notes) == 1 and "cannot be written" in store.notes[0]
+
+
+def test_a_cache_in_use_is_left_alone(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    first = open_cached(ABOUT, NUM_ROWS)
+    add(first, 3)
+
+    second = open_cached(ABOUT, NUM_ROWS)
+
+    assert rows_there(second) == [] and "another process" in second.notes[0]
+    add(second, 4)
+    assert (rows_there(first), rows_there(second)) == ([3], [4])
+
+
+def test_the_digest_sees_names_shapes_and_every_number():
+    tensors = {"a": torch.zeros(2, 3), "b": torch.ones(4)}
+    other = {"a": torch.zeros(3, 2), "b": torch.ones(4)}
+    moved = {"a": torch.ones(2, 3), "b": torch.ones(4)}
+    renamed = {"a": torch.zeros(2, 3), "c": torch.ones(4)}
+
+    assert len({digest_of(each) for each in (tensors, other, moved, renamed)}) == 4
+    assert digest_of(dict(reversed(tensors.items()))) == digest_of(tensors)
+
+
+def test_safetensors_reads_what_is_written(filled, tmp_path):
+    store = open_store(filled, ABOUT, NUM_ROWS)
+    rows = np.array([0, 4, 7])
+
+    write_safetensors(
+        tmp_path / "out.safetensors", store, rows, {"names": json.dumps(["ä", '"']), "format": "pt"}
+    )
+
+    with safe_open(tmp_path / "out.safetensors", "pt") as file:
+        assert file.metadata() == {"names": json.dumps(["ä", '"']), "format": "pt"}
+        read = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is no dictionary
+    assert read["rows"].tolist() == [0, 4, 7] and read["labels"].tolist() == [0, 0, 3]
+    both = torch.cat([read["features"], read["logits"]], dim=1)
+    assert both.dtype == torch.float32 and (both.numpy() == outputs_of(rows)).all()
+
+
+def test_memory_does_not_grow_with_the_rows(tmp_path):
+    """40 MB of features are taken up, written and read in a few."""
+    count, width = 20_000, 512
+    store = open_store(tmp_path / "large", ABOUT, count)
+    block = np.ones((1000, width), np.float32)
+    tracemalloc.start()
+    for first in range(0, count, 1000):
+        rows = np.arange(first, first + 1000)
+        store.append(rows, rows[:, None], block, num_logits=0)
+    store.close()
+    store = open_store(tmp_path / "large", ABOUT, count)
+    write_safetensors(tmp_path / "out.safetensors", store, np.arange(count), {})
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+
+    assert (tmp_path / "out.safetensors").stat().st_size > 40e6
+    assert peak < 12e6

@@ -1,0 +1,363 @@
+"""The few-shot classifier: the authors' evaluator, other solvers, and really leaving rows out."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from tests.conftest import SHARED
+from vitcli.errors import DataError, VitError
+from vitcli.features import least_squares
+from vitcli.features.least_squares import (
+    accuracies,
+    choose_l2,
+    draw_shots,
+    left_out_accuracies,
+    left_out_scores,
+    solve,
+)
+
+GOLDEN = SHARED / "golden"
+ABOUT = json.loads((GOLDEN / "fewshot.json").read_text()) if (GOLDEN / "fewshot.json").is_file() else {}
+needs_golden = pytest.mark.skipif(not ABOUT, reason="the golden data (VIT_TEST_DATA) is not here")
+L2 = (2.0**-10, 1.0, 1024.0)
+WIDE, SQUARE, TALL = (12, 30), (31, 30), (90, 30)  # rows and features; with a bias there is a column more
+
+
+@pytest.fixture(scope="module")
+def golden():
+    with np.load(GOLDEN / "fewshot.npz") as arrays:
+        return dict(arrays)
+
+
+def problem(shape: tuple[int, int], num_classes: int = 5, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Rows around a centre for each class, classes out of order."""
+    rng = np.random.default_rng(seed)
+    labels = rng.permutation(np.arange(shape[0]) % num_classes)
+    centres = rng.normal(0, 1, (num_classes, shape[1]))
+    return (3 + centres[labels] + rng.normal(0, 2, shape)).astype(np.float32), labels
+
+
+def one_by_one(features, labels, num_classes, l2, *, standardise=True, bias=100.0) -> np.ndarray:
+    """The weights as the formula is written, one l2 at a time."""
+    inputs = features.astype(np.float64)
+    if standardise:
+        inputs = (inputs - np.mean(inputs, axis=0)) / (np.std(inputs, axis=0) + 1e-5)
+    if bias is not None:
+        inputs = np.pad(inputs, ((0, 0), (0, 1)), constant_values=bias)
+    return formula(inputs, labels, num_classes, l2)
+
+
+def formula(inputs: np.ndarray, labels: np.ndarray, num_classes: int, l2: float) -> np.ndarray:
+    targets = np.where(labels[:, None] == np.arange(num_classes), 1.0, -1.0)
+    return np.linalg.solve(inputs.T @ inputs + l2 * np.eye(inputs.shape[1]), inputs.T @ targets)
+
+
+def rel(ours: np.ndarray, theirs: np.ndarray) -> float:
+    """Largest difference over the largest number; where all are 0, the difference itself."""
+    return float(np.abs(ours - theirs).max() / (np.abs(theirs).max() or 1))
+
+
+@needs_golden
+@pytest.mark.parametrize("shots", ABOUT.get("shots", []))
+@pytest.mark.parametrize("seed", ABOUT.get("seeds", []))
+def test_the_evaluator_s_rows_weights_scores_and_accuracies(golden, seed, shots):
+    key, place = f"seed{seed}_shots{shots}", (ABOUT["seeds"].index(seed), ABOUT["shots"].index(shots))
+    classes, l2 = ABOUT["classes"], ABOUT["l2"]
+    test = golden["test_features"], golden["test_labels"]
+    rows = draw_shots(golden["train_labels"], num_classes=classes, shots=ABOUT["shots"], seed=seed)[shots]
+    train = golden["train_features"][rows], golden["train_labels"][rows]
+
+    solution = solve(*train, num_classes=classes, l2=l2)
+    plain = solve(*train, num_classes=classes, l2=l2, standardise=False, bias=None)
+    found = accuracies(solution, *test)
+
+    assert rows.tolist() == golden[f"indices/{key}"].tolist()
+    assert found.tolist() == golden["accuracy_float64"][place].tolist()
+    assert accuracies(plain, *test).tolist() == golden["accuracy_plain"][place].tolist()
+    default = l2.index(ABOUT["default_l2"])  # the evaluator's float32 is not right for small l2
+    assert abs(found[default] - golden["accuracy_reference"][place][default]) < 1.5 / len(test[0])
+    if f"weights/{key}" in golden:
+        for which in range(len(l2)):
+            assert rel(solution.weights(which), golden[f"weights/{key}"][which]) < 1e-9
+            assert rel(plain.weights(which), golden[f"weights_plain/{key}"][which]) < 1e-9
+        assert rel(solution.mean_D, golden[f"mean/{key}"]) < 1e-14
+        assert rel(solution.std_D, golden[f"std/{key}"]) < 1e-14
+        scores, theirs = solution.scores(test[0], default), golden[f"scores_default_l2/{key}"]
+        assert rel(scores, theirs) < 1e-11
+        assert scores.argmax(axis=1).tolist() == theirs.argmax(axis=1).tolist()
+
+
+@pytest.mark.parametrize("way", [{}, {"standardise": False, "bias": None}, {"bias": 1.0}, {"bias": None}])
+@pytest.mark.parametrize("shape", [WIDE, SQUARE, TALL, (1, 4)], ids=str)
+def test_weights_are_those_of_a_linear_solver_on_either_side(shape, way):
+    features, labels = problem(shape)
+    solution = solve(features, labels, num_classes=5, l2=L2, **way)
+
+    assert len(solution.eigenvalues_R) == min(solution.inputs_NE.shape)
+    for which, l2 in enumerate(L2):
+        expected = one_by_one(features, labels, 5, l2, **way)
+        assert rel(solution.weights(which), expected) < 1e-8
+        inputs = (problem(shape, seed=1)[0] - solution.mean_D) / solution.std_D
+        by_hand = inputs @ expected[: shape[1]] + (solution.bias or 0) * expected[shape[1] :].sum(axis=0)
+        assert rel(solution.scores(problem(shape, seed=1)[0], which), by_hand) < 1e-8
+
+
+@pytest.mark.parametrize("shape", [WIDE, TALL], ids=str)
+def test_weights_are_those_of_scikit_learn(shape):
+    linear_model = pytest.importorskip("sklearn.linear_model")
+    features, labels = problem(shape)
+    solution = solve(features, labels, num_classes=5, l2=L2)
+    targets = np.where(labels[:, None] == np.arange(5), 1.0, -1.0)
+
+    for which, l2 in enumerate(L2):
+        ridge = linear_model.Ridge(alpha=l2, fit_intercept=False, solver="svd")
+        assert rel(solution.weights(which), ridge.fit(solution.inputs_NE, targets).coef_.T) < 1e-8
+
+
+def test_features_are_standardised_with_the_population_deviation_and_the_bias_is_100():
+    solution = solve(np.array([[1.0], [3.0]]), np.array([0, 1]), num_classes=2, l2=[1.0])
+
+    assert (solution.mean_D.tolist(), solution.std_D.tolist()) == ([2.0], [1.00001])
+    assert solution.inputs_NE.tolist() == [[-1 / 1.00001, 100.0], [1 / 1.00001, 100.0]]
+
+
+def test_one_row_is_answered_by_the_bias_alone():
+    solution = solve(np.array([[5.0, -2.0]]), np.array([1]), num_classes=3, l2=[24.0])
+
+    weight = 100 / (100**2 + 24)
+    np.testing.assert_allclose(solution.weights(0), np.outer([0, 0, weight], [-1, 1, -1]), rtol=1e-14)
+    assert accuracies(solution, np.ones((4, 2)), np.array([1, 1, 2, 0])).tolist() == [0.5]
+
+
+def test_a_single_class_is_always_right():
+    solution = solve(np.eye(3), np.zeros(3, dtype=int), num_classes=1, l2=[1.0])
+
+    assert solution.weights(0).shape == (4, 1)
+    assert accuracies(solution, np.eye(3), np.zeros(3, dtype=int)).tolist() == [1.0]
+
+
+@pytest.mark.parametrize("shape", [WIDE, TALL], ids=str)
+def test_a_class_without_a_row_has_minus_one_everywhere_and_is_never_said(shape):
+    features, labels = problem(shape, num_classes=3)
+    with_gaps = np.array([1, 3, 4])[labels]
+    solution = solve(features, with_gaps, num_classes=6, l2=[1.0])
+    scores = solution.scores(features, 0)
+
+    np.testing.assert_allclose(scores[:, [0, 2, 5]], -1, atol=1e-4)
+    assert set(scores.argmax(axis=1)) == {1, 3, 4}
+    expected = solve(features, labels, num_classes=3, l2=[1.0]).weights(0)
+    assert rel(solution.weights(0)[:, [1, 3, 4]], expected) < 1e-9
+
+
+@pytest.mark.parametrize("shape", [WIDE, TALL], ids=str)
+def test_a_feature_that_is_constant_in_training_counts_for_nothing(shape):
+    features, labels = problem(shape)
+    features = features.astype(np.float64)
+    features[:, 7] = 0.1  # whose mean is not exactly 0.1 when it is summed
+    others = np.delete(np.arange(shape[1] + 1), 7)
+    solution = solve(features, labels, num_classes=5, l2=[2.0**-10])
+    without = solve(np.delete(features, 7, axis=1), labels, num_classes=5, l2=[2.0**-10])
+
+    assert not solution.weights(0)[7].any()
+    assert rel(solution.weights(0)[others], without.weights(0)) < 1e-9
+    features[:, 7] = 1e6
+    assert rel(solution.scores(features, 0), without.scores(np.delete(features, 7, axis=1), 0)) < 1e-9
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_any_float_type_is_computed_in_float64(dtype):
+    features, labels = problem(TALL)
+    given = torch.from_numpy(features).to(dtype).requires_grad_()
+    exact = given.detach().double().numpy()
+
+    ours = solve(given, torch.from_numpy(labels), num_classes=5, l2=L2)
+    theirs = solve(exact, labels, num_classes=5, l2=L2)
+
+    assert np.array_equal(ours.weights(0), theirs.weights(0))
+    assert np.array_equal(
+        accuracies(ours, given, torch.from_numpy(labels)), accuracies(theirs, exact, labels)
+    )
+
+
+class Recorded:
+    """Rows made when they are asked for, as those of a memory map are."""
+
+    def __init__(self, features: np.ndarray):
+        self.features, self.asked = features, []
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        self.asked.append(rows)
+        return self.features[rows]
+
+
+@pytest.mark.parametrize("part", [1, 7, 64, 1000])
+def test_test_rows_are_scored_in_parts_and_each_counts_once(monkeypatch, part):
+    features, labels = problem(TALL)
+    test_features, test_labels = problem((200, 30), seed=1)
+    solution = solve(features, labels, num_classes=5, l2=L2)
+    expected = [
+        np.mean(solution.scores(test_features, which).argmax(axis=1) == test_labels) for which in range(3)
+    ]
+
+    monkeypatch.setattr(least_squares, "CHUNK_VALUES", part * 31)  # 31 columns are more than 3 l2 x 5 classes
+    rows = Recorded(test_features)
+
+    assert accuracies(solution, rows, test_labels).tolist() == expected
+    assert accuracies(solution, rows, test_labels, which=[2, 0]).tolist() == [expected[2], expected[0]]
+    assert max(len(range(*asked.indices(200))) for asked in rows.asked) == min(part, 200)
+    assert 0 < expected[2] < 1
+
+
+def test_among_equal_scores_the_lower_class_counts():
+    features, labels = problem(TALL)
+    solution = solve(features, labels, num_classes=5, l2=[1.0])
+    blank = replace(solution, projected_RK=np.zeros_like(solution.projected_RK))
+
+    assert accuracies(blank, features[:4], np.array([0, 4, 4, 2])).tolist() == [1 / 4]
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_rows_are_drawn_one_class_after_the_other_by_one_generator(seed):
+    labels = np.random.default_rng(9).integers(0, 7, 300)
+    drawn = draw_shots(labels, num_classes=7, shots=[1, 5, 1000], seed=seed)
+    rng = np.random.default_rng(seed)
+    permuted = [rng.permutation(np.where(labels == label)[0]) for label in range(7)]
+
+    for shots, rows in drawn.items():
+        assert rows.tolist() == [int(row) for one in permuted for row in one[:shots]]
+    assert sorted(drawn[1000]) == list(range(300))
+
+
+def test_a_class_with_fewer_images_gives_what_it_has():
+    labels = np.array([2, 0, 2, 2, 0, 3])  # no image of class 1 or 4
+    drawn = draw_shots(torch.from_numpy(labels), num_classes=5, shots=[2], seed=0)
+
+    assert labels[drawn[2]].tolist() == [0, 0, 2, 2, 3]
+
+
+@pytest.mark.parametrize("shape", [WIDE, SQUARE, TALL], ids=str)
+def test_left_out_scores_are_those_of_really_leaving_each_row_out(shape):
+    features, labels = problem(shape)
+    solution = solve(features, labels, num_classes=5, l2=L2)
+    scores = left_out_scores(solution)
+
+    for row in range(len(labels)):
+        others = np.arange(len(labels)) != row
+        for which, l2 in enumerate(L2):
+            weights = formula(solution.inputs_NE[others], labels[others], 5, l2)
+            np.testing.assert_allclose(scores[row, which], solution.inputs_NE[row] @ weights, atol=1e-6)
+    np.testing.assert_allclose(left_out_scores(solution, slice(3, 5)), scores[3:5], rtol=1e-10)
+
+
+@pytest.mark.parametrize("shape", [(40, 60), (300, 40)], ids=str)
+def test_the_best_l2_is_chosen_by_leaving_one_out_and_the_largest_among_equals(shape, monkeypatch):
+    features, labels = problem(shape, num_classes=8)
+    l2 = (1e9, 1e-3, 300.0, 30.0, 3e3, 2e9)  # in no order, and the two largest are worth the same
+    solution = solve(features, labels, num_classes=8, l2=l2)
+    hits = left_out_scores(solution).argmax(axis=2) == labels[:, None]
+
+    monkeypatch.setattr(least_squares, "CHUNK_VALUES", 7 * len(l2) * 8)
+    found = left_out_accuracies(solution)
+    chosen = choose_l2(solution)
+
+    assert found.tolist() == hits.mean(axis=0).tolist()
+    assert len(set(found)) > 2
+    assert found[chosen] == found.max()
+    assert l2[chosen] == max(value for value, share in zip(l2, found, strict=True) if share == found.max())
+    same = replace(solution, projected_RK=np.zeros_like(solution.projected_RK))
+    assert l2[choose_l2(same)] == 2e9
+
+
+def test_a_row_alone_in_its_class_has_no_say_in_the_choice():
+    features, labels = problem((41, 10))
+    labels[0] = 5
+    solution = solve(features, labels, num_classes=6, l2=L2)
+    right = left_out_scores(solution).argmax(axis=2) == labels[:, None]
+
+    assert not right[0].any()  # without the row, its class is -1 everywhere
+    assert left_out_accuracies(solution).tolist() == right[1:].mean(axis=0).tolist()
+
+
+def test_one_shot_leaves_nothing_to_choose_by():
+    solution = solve(*problem((5, 30)), num_classes=5, l2=L2)
+
+    assert not (left_out_scores(solution).argmax(axis=2) == solution.labels_N[:, None]).any()
+    with pytest.raises(VitError, match="one image of each class") as refused:
+        choose_l2(solution)
+    assert "1024" in refused.value.fix and refused.value.where
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_feature_that_is_no_number_is_refused_with_its_row(bad, monkeypatch):
+    features, labels = problem(TALL)
+    solution = solve(features, labels, num_classes=5, l2=L2)
+    features[[44, 60], 3] = bad
+    monkeypatch.setattr(least_squares, "CHUNK_VALUES", 10 * 31)
+
+    with pytest.raises(DataError, match="2 of 90 rows") as in_training:
+        solve(features, labels, num_classes=5, l2=L2)
+    with pytest.raises(DataError, match="not a finite number") as in_test:
+        accuracies(solution, features, labels)
+    assert "row 44" in in_training.value.where and "row 44" in in_test.value.where
+    assert in_training.value.fix and in_training.value.exit_code == 3
+
+
+@pytest.mark.parametrize("l2", [0.0, -1.0, np.nan, np.inf])
+def test_an_l2_that_is_not_positive_is_refused(l2):
+    with pytest.raises(VitError, match="not a positive number"):
+        solve(*problem(TALL), num_classes=5, l2=[1.0, l2])
+
+
+@pytest.mark.parametrize("repeat", [0, 1], ids=["rows", "features"])
+def test_an_l2_below_the_rounding_of_a_singular_problem_is_refused(repeat):
+    features, labels = problem((20, 50) if repeat == 0 else (200, 20))
+    twice = np.concatenate([features, features], axis=repeat)
+    labels = np.tile(labels, 2) if repeat == 0 else labels
+
+    with pytest.raises(VitError, match="rounding"):
+        solve(twice, labels, num_classes=5, l2=[1.0, 1e-11])
+    assert (
+        rel(solve(twice, labels, num_classes=5, l2=[1.0]).weights(0), one_by_one(twice, labels, 5, 1.0))
+        < 1e-7
+    )
+    solve(*problem(TALL), num_classes=5, l2=[1e-11])  # not singular, so the smallest l2 does no harm
+
+
+@pytest.mark.parametrize("label", [-1, 5])
+def test_a_label_of_no_class_is_refused_wherever_it_stands(label):
+    features, labels = problem(TALL)
+    solution = solve(features, labels, num_classes=5, l2=L2)
+    labels[8] = label
+
+    for attempt in (
+        lambda: solve(features, labels, num_classes=5, l2=L2),
+        lambda: accuracies(solution, features, labels),
+        lambda: draw_shots(labels, num_classes=5, shots=[1], seed=0),
+    ):
+        with pytest.raises(DataError, match=f"label {label} is none of the 5") as refused:
+            attempt()
+        assert refused.value.where == "row 8 of the labels"
+
+
+@pytest.mark.parametrize("shots", [[], [0], [5, -1]])
+def test_shots_below_one_are_refused(shots):
+    with pytest.raises(VitError, match="shots"):
+        draw_shots(np.array([0, 1]), num_classes=2, shots=shots, seed=0)
+
+
+def test_nothing_to_fit_or_to_test_is_refused():
+    empty, none = np.empty((0, 3)), np.empty(0, dtype=int)
+    solution = solve(np.eye(3), np.arange(3), num_classes=3, l2=[1.0])
+
+    with pytest.raises(DataError, match="no row"):
+        solve(empty, none, num_classes=3, l2=[1.0])
+    with pytest.raises(DataError, match="no row"):
+        accuracies(solution, empty, none)
+    with pytest.raises(DataError, match="no row"):
+        draw_shots(none, num_classes=3, shots=[1], seed=0)

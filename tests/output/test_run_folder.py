@@ -1,0 +1,116 @@
+"""The run folder: one writer, nothing half-written, no secrets, never somebody else's files."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from vitcli.errors import MachineError, VitError
+from vitcli.output import run_folder
+from vitcli.output.run_folder import RunFolder
+
+
+def test_a_second_writer_is_refused_and_told_who_holds_the_folder(tmp_path):
+    first = RunFolder(tmp_path / "run")
+
+    with pytest.raises(MachineError, match=f"pid {os.getpid()} on ") as told:
+        RunFolder(tmp_path / "run")
+    assert told.value.exit_code == 5
+    first.log({"step": 1})
+
+
+def test_the_lock_of_a_process_that_died_does_not_block(tmp_path):
+    code = "import os; from vitcli.output.run_folder import RunFolder; from pathlib import Path; "
+    code += f"RunFolder(Path({str(tmp_path / 'run')!r})); os.kill(os.getpid(), 9)"
+    subprocess.run([sys.executable, "-c", code], check=False)
+
+    RunFolder(tmp_path / "run")
+
+
+def test_a_folder_with_other_files_is_refused_and_left_as_it_was(tmp_path):
+    (tmp_path / "thesis.tex").write_text("words")
+
+    for overwrite in (False, True):
+        with pytest.raises(VitError, match=r"other files \(thesis.tex\)"):
+            RunFolder(tmp_path, overwrite=overwrite)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_folder_of_another_tool_is_no_run_whatever_its_files_are_called(tmp_path):
+    for name in ("metrics.jsonl", "recipe.toml"):
+        (tmp_path / name).write_text("theirs")
+
+    with pytest.raises(VitError, match="other files"):
+        RunFolder(tmp_path, overwrite=True)
+    assert (tmp_path / "metrics.jsonl").read_text() == "theirs"
+
+
+def test_overwrite_deletes_an_earlier_run_and_nothing_else(tmp_path):
+    earlier = RunFolder(tmp_path / "run")
+    earlier.write_start("a = 1", {})
+    earlier.log({"step": 1})
+    earlier.close()
+    (tmp_path / "run/notes.txt").write_text("mine")
+
+    RunFolder(tmp_path / "run", overwrite=True)
+
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
+        ".vit.lock",
+        "metrics.jsonl",
+        "notes.txt",
+        "timing.jsonl",
+    ]
+    assert (tmp_path / "run/metrics.jsonl").read_bytes() == b""
+
+
+def test_metrics_are_rewound_to_what_a_checkpoint_knew(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    folder.log({"step": 1})
+    known = folder.metrics_bytes()
+    folder.log({"step": 2})
+
+    folder.rewind_metrics(known)
+    folder.log({"step": 2, "again": True})
+
+    assert run_folder.read_metrics(tmp_path / "run") == [{"step": 1}, {"step": 2, "again": True}]
+
+
+def test_a_line_cut_off_by_a_crash_is_left_out(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    folder.log({"step": 1})
+    with open(tmp_path / "run/metrics.jsonl", "a") as file:
+        file.write('{"step": 2, "lo')
+
+    assert run_folder.read_metrics(tmp_path / "run") == [{"step": 1}]
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_of_the_machine(tmp_path):
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(MachineError, match="cannot be written"):
+        RunFolder(tmp_path / "file")
+
+
+def test_no_secret_reaches_the_environment_file(monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_canaryCANARYcanary")
+    words = [
+        "finetune",
+        "--dataset",
+        "https://me:canary@host/x?token=canary",
+        "--set",
+        "hf_canaryCANARYcanary",
+    ]
+
+    assert "canary" not in json.dumps(run_folder.environment(words)).lower()
+
+
+def test_a_summary_is_there_whole_or_not_at_all(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    assert run_folder.finished_summary(tmp_path / "run") is None
+
+    folder.write_json("summary.json", {"top1": 0.5})
+
+    assert run_folder.finished_summary(tmp_path / "run") == {"top1": 0.5}
+    assert not list((tmp_path / "run").glob(".tmp*"))

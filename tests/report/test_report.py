@@ -1,0 +1,412 @@
+"""`vit report` end to end: run folders in, tables out; what it refuses and what it leaves out."""
+
+import csv
+import io
+import json
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from tests import report_runs as made
+from tests.cli.test_app import check_error
+from tests.conftest import run
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Two networks on two data sets, one cell missing; the better one differs by data set."""
+    made.finetuned(tmp_path / "b-pets", 0.9431, top1s=(0.942, 0.944, 0.9433), std=0.00101)
+    made.finetuned(tmp_path / "l-pets", 0.9512, model="ViT-L/16", ckpt="timm/l16")
+    made.finetuned(tmp_path / "b-cifar", 0.9899, dataset="/data/cifar10", exaflops=0.5)
+    return tmp_path
+
+
+def table(result: dict, key: str) -> dict:
+    (found,) = [one for one in result["tables"] if one["table"] == key]
+    return found
+
+
+def texts(result: dict, key: str) -> list[list[str]]:
+    """The rows of a table: name, detail, then what its cells say."""
+    return [
+        [row["name"], row["detail"], *(cell and (cell["text"] or cell["note"]) for cell in row["cells"])]
+        for row in table(result, key)["rows"]
+    ]
+
+
+def test_rows_are_data_sets_and_columns_networks_as_in_table_2(runs):
+    result = run("report", runs, "--json").json
+    accuracy = table(result, "accuracy")
+
+    assert [(one["name"], one["detail"]) for one in accuracy["columns"]] == [
+        ("ViT-B/16", "384 px"),
+        ("ViT-L/16", "384 px"),
+    ]
+    assert texts(result, "accuracy") == [
+        ["cifar10", "test", "98.99", None],
+        ["oxford_pets", "test", "94.31 ± 0.10", "95.12"],
+    ]
+    bold = [[bool(cell and cell["is_best"]) for cell in row["cells"]] for row in accuracy["rows"]]
+    assert bold == [[False, False], [False, True]]
+    assert accuracy["rows"][1]["cells"][0]["value"] == 0.9431  # a fraction, and not the percent of the text
+    assert accuracy["rows"][1]["cells"][0]["count"] == 3
+
+
+def test_networks_with_their_compute_as_in_table_6(runs):
+    result = run("report", runs, "--json").json
+
+    assert [one["name"] for one in table(result, "compute")["columns"]] == [
+        "cifar10",
+        "oxford_pets",
+        "exaFLOPs",
+    ]
+    assert texts(result, "compute") == [
+        ["ViT-B/16", "384 px", "98.99", "94.31 ± 0.10", "0.5125"],
+        ["ViT-L/16", "384 px", None, "95.12", "0.0125"],
+    ]
+
+
+def test_pre_training_compute_stands_beside_when_its_run_is_reported_too(tmp_path):
+    before = made.pretrained(tmp_path / "before", model="ViT-B/16")
+    made.finetuned(tmp_path / "after", 0.9, ckpt=str(before))
+
+    result = run("report", tmp_path, "--json").json
+
+    assert texts(result, "compute") == [["ViT-B/16", "384 px", "90.00", "0.0125", "55"]]
+    assert texts(result, "pretraining")[0][2:] == ["71.00", "0.4100", "64.00", "500", "32,000", "55"]
+
+
+def test_masked_patch_runs_tell_their_own_accuracy(tmp_path):
+    made.pretrained(tmp_path / "mpp", None)
+
+    (row,) = table(run("report", tmp_path, "--json").json, "pretraining")["rows"]
+
+    assert (row["cells"][0]["text"], row["cells"][0]["note"]) == ("31.00", "of patch colours")
+
+
+def test_a_selection_is_one_run_with_its_choices_and_its_seeds(tmp_path):
+    by_lr = {0.003: 0.91, 0.03: 0.94, 0.01: 0.93}
+    made.selected(tmp_path / "select", by_lr, 0.03, (0.95, 0.96, 0.97))
+
+    result = run("report", tmp_path, "--json").json
+
+    assert result["runs"] == [str(tmp_path / "select")]  # and neither its arms nor its seeds
+    assert texts(result, "accuracy") == [["oxford_pets", "test", "96.00 ± 1.00"]]
+    assert [one["name"] for one in table(result, "selection")["columns"]] == [
+        "lr 0.003",
+        "lr 0.01",
+        "lr 0.03",
+    ]
+    (row,) = table(result, "selection")["rows"]
+    assert [cell["value"] for cell in row["cells"]] == [0.91, 0.93, 0.94]
+    assert [cell["is_best"] for cell in row["cells"]] == [False, False, True]
+    assert texts(result, "runs")[0][-1] == "95.00 (seed 0), 96.00 (seed 1), 97.00 (seed 2)"
+
+
+def test_a_choice_whose_loss_was_not_finite_says_so(tmp_path):
+    choices = [
+        {"optimizer.lr": 0.01, "dev_top1": 0.8, "dev_loss": 0.5},
+        {"optimizer.lr": 1.0, "dev_top1": None, "dev_loss": None},
+    ]
+    made.finetuned(tmp_path / "run", 0.9, choices=choices, chosen={"optimizer.lr": 0.01})
+
+    assert texts(run("report", tmp_path, "--json").json, "selection")[0][2:] == ["80.00", "not finite"]
+
+
+def test_one_recipe_run_with_three_seeds_is_one_cell(tmp_path):
+    for seed, top1 in enumerate((0.91, 0.93, 0.95)):
+        made.finetuned(tmp_path / str(seed), top1, seed=seed)
+
+    result = run("report", tmp_path, "--json").json
+
+    assert texts(result, "accuracy") == [["oxford_pets", "test", "93.00 ± 2.00"]]
+
+
+def test_a_run_under_way_tells_its_step(tmp_path):
+    made.finetuned(tmp_path / "going", is_finished=False, step=180)
+
+    result = run("report", tmp_path, "--json").json
+
+    assert result["num_unfinished"] == 1
+    assert texts(result, "progress")[0][2:5] == [
+        "step 180 of 500",
+        "running",
+        "80 s",
+    ]  # 320 steps of 0.25 s
+    assert texts(result, "accuracy")[0][2] == "step 180 of 500"
+
+
+def test_a_selection_under_way_tells_its_part(tmp_path):
+    folder = made.finetuned(
+        tmp_path / "select", lr=[0.001, 0.003, 0.01], is_finished=False, step=0, top1s=(0, 0)
+    )
+    made.write_lines(
+        folder / "metrics.jsonl", [{"arm": {"optimizer.lr": 0.001}, "dev_top1": 0.8, "dev_loss": 1.0}]
+    )
+    made.finetuned(folder / "arms" / "lr-0.001", 0.8)
+    made.finetuned(folder / "arms" / "lr-0.003", 0.8, is_finished=False, step=250)
+
+    result = run("report", tmp_path, "--json").json
+    (row,) = table(result, "progress")["rows"]
+
+    assert row["cells"][0]["text"] == "step 250 of 500"
+    assert row["cells"][0]["note"] == "lr-0.003, part 2 of 5"  # three arms and two seeds
+    assert texts(result, "selection")[0][2] == "80.00"
+
+
+@pytest.mark.parametrize(
+    ("owner", "told"),
+    [
+        (f"pid 4194304 on {socket.gethostname()}", "stopped"),
+        ("pid 1 on elsewhere", "unknown"),
+        ("", "unknown"),
+    ],
+)
+def test_whether_a_run_lives_is_told_by_its_lock_file_on_this_machine(tmp_path, owner, told):
+    folder = made.finetuned(tmp_path / "going", is_finished=False, step=180)
+    (folder / ".vit.lock").write_text(owner)
+
+    assert texts(run("report", folder, "--json").json, "progress")[0][3] == told
+
+
+def test_few_shot_rows_are_data_and_shots(tmp_path):
+    made.few_shot(tmp_path / "b", {5: 0.66, 10: 0.70})
+    made.few_shot(tmp_path / "l", {5: 0.71}, model="ViT-L/16")
+
+    assert texts(run("report", tmp_path, "--json").json, "fewshot") == [
+        ["cifar100", "test, 5-shot", "66.00 ± 1.00", "71.00 ± 1.00"],
+        ["cifar100", "test, 10-shot", "70.00 ± 1.00", None],
+    ]
+
+
+def test_vtab_is_one_row_and_its_tasks_a_table(tmp_path):
+    made.vtab(
+        tmp_path / "vtab",
+        {"dtd": ("natural", 0.7), "eurosat": ("specialized", 0.9), "svhn": ("natural", None)},
+    )
+
+    result = run("report", tmp_path, "--json").json
+
+    assert result["runs"] == [str(tmp_path / "vtab")]
+    assert texts(result, "accuracy") == [["VTAB", "19 tasks", "2 of 19 tasks"]]
+    assert texts(result, "vtab")[:3] == [
+        ["dtd", "natural", "70.00"],
+        ["eurosat", "specialized", "90.00"],
+        ["svhn", "natural", None],
+    ]
+    assert texts(result, "compute")[0][-1] == "0.025"  # of both tasks that ran
+
+
+def test_evaluations_of_one_and_of_several(tmp_path):
+    real = made.evaluation(
+        "runs/l", 0.88, real_top1=0.91, dataset="imagenet", eval_split="imagenet, split val"
+    )
+    made.evaluated(tmp_path / "one", made.evaluation("runs/b", 0.9, num_classes=12))
+    made.evaluated(tmp_path / "two", real, made.evaluation("runs/l", 0.93))
+
+    result = run("report", tmp_path, "--json").json
+
+    assert texts(result, "evaluated") == [
+        ["imagenet", "val", None, "88.00"],
+        ["imagenet", "val, ReaL", None, "91.00"],
+        ["oxford_pets", "test", "90.00", "93.00"],
+    ]
+    names = [one["name"] for one in table(result, "evaluations")["columns"]]
+    assert names == ["images", "top-1", "95 %", "top-5", "ReaL", "loss", "ECE", "Brier"]
+    assert texts(result, "evaluations")[0][2:] == [
+        "120",
+        "90.00",
+        "88.0 to 92.0",
+        "99.00",
+        None,
+        "0.3100",
+        "2.10",
+        "0.1200",
+    ]
+    assert texts(result, "evaluations")[1][5:7] == ["-", "91.00"]  # top-5 of four classes says nothing
+
+
+def test_an_evaluation_inside_a_run_folder_is_found_and_checkpoints_are_not_looked_into(runs):
+    made.evaluated(runs / "b-pets" / "evaluation", made.evaluation())
+    made.finetuned(runs / "b-pets" / "checkpoints" / "step_1", 0.1)
+
+    assert len(run("report", runs, "--json").json["runs"]) == 4
+
+
+def test_a_folder_that_is_named_twice_or_linked_to_is_reported_once(runs):
+    (runs / "again").symlink_to(runs / "b-pets")
+    (runs / "round").symlink_to(runs)
+
+    result = run("report", runs, runs / "b-pets", "--json").json
+
+    assert len(result["runs"]) == 3
+
+
+def test_text_marks_the_best_and_says_what_the_deviation_is_of(runs):
+    told = run("report", runs).out
+
+    assert "Transfer accuracy, mean ± standard deviation of 3" in told
+    assert "94.31 ± 0.10" in told and "95.12*" in told and "* the best" in told
+
+
+def test_csv_has_a_line_for_each_value_as_it_is(runs):
+    rows = list(csv.DictReader(io.StringIO(run("report", runs, "--format", "csv").out)))
+    (cell,) = [
+        one for one in rows if one["table"] == "accuracy" and one["row"] == "oxford_pets" and one["std"]
+    ]
+
+    assert (cell["column"], cell["value"], cell["std"], cell["num_runs"]) == (
+        "ViT-B/16",
+        "0.9431",
+        "0.00101",
+        "3",
+    )
+
+
+def test_markdown_has_bold_and_links_that_start_from_the_file(runs):
+    out = runs / "notes" / "report.md"
+
+    assert run("report", runs, "--out", out).code == 0
+    told = out.read_text()
+    assert "| oxford\\_pets, test | 94.31 ± 0.10 (3 runs) | **95.12** |" in told
+    assert "[b-pets](./../b-pets)" in told and (out.parent / "./../b-pets").is_dir()
+
+
+def test_json_prints_one_object_and_writes_the_file_beside(runs):
+    out = runs / "report.csv"
+    result = run("report", runs, "--out", out, "--json").json
+
+    assert (result["out"], result["num_bytes"]) == (str(out), out.stat().st_size)
+    assert json.loads(run("report", runs, "--format", "json").out)["tables"] == result["tables"]
+
+
+@pytest.mark.parametrize("ending", ["html", "md", "csv", "json"])
+def test_a_report_is_written_again_and_another_file_never(runs, ending):
+    out = runs / f"report.{ending}"
+    assert run("report", runs / "b-cifar", "--out", out).code == 0
+    first = out.read_bytes()
+    assert run("report", runs / "b-cifar", "--out", out).code == 0
+
+    out.write_text("my own notes")
+    check_error(run("report", runs, "--out", out), 2, "is not a report", "--overwrite")
+    assert out.read_text() == "my own notes"
+    assert run("report", runs / "b-cifar", "--out", out, "--overwrite").code == 0
+    assert len(out.read_bytes()) == len(first)
+
+
+def test_a_run_is_never_written_over(runs):
+    summary = runs / "b-pets" / "summary.json"
+    before = summary.read_bytes()
+
+    check_error(run("report", runs, "--out", summary), 2, "is not a report")
+    assert summary.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["nowhere"], 2, ["nowhere is not there", "RUN"]),
+        (["."], 2, ["no run lies in", "vit finetune"]),
+        (["file.txt"], 2, ["file.txt is a file"]),
+        ([], 2, ["Missing argument"]),
+        (["run", "--out", "report.pdf"], 2, [".pdf says no format", ".html"]),
+        (["run", "--out", "report"], 2, ["says no format", "--format"]),
+        (["run", "--format", "markdwn"], 2, ["did you mean 'markdown'"]),
+        (["run", "--out", "folder.html"], 5, ["folder.html is a folder", "--out"]),
+        (["run", "--out", "file.txt/report.html"], 5, ["file.txt/report.html"]),
+        (["run", "--port", "80"], 2, ["--port belongs to --serve"]),
+        (["run", "--serve", "--out", "a.html"], 2, ["--serve shows a page"]),
+        (["run", "--serve", "--port", "70000"], 2, ["--port"]),
+    ],
+)
+def test_what_cannot_be_done_is_refused_in_three_lines(tmp_path, monkeypatch, arguments, code, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file.txt").write_text("")
+    (tmp_path / "folder.html").mkdir()
+    if "run" in arguments:
+        made.finetuned(tmp_path / "run")
+
+    check_error(run("report", *arguments), code, *words)
+
+
+def test_with_json_a_mistake_is_an_object_too(runs):
+    refused = run("report", runs, "--json", "--format", "csv")
+
+    assert refused.code == 2 and "name one of them" in refused.json["error"]["message"]
+
+
+DAMAGE = {
+    "cut off": lambda text: text[: len(text) // 2],
+    "not an object": lambda text: "[1, 2]",
+    "empty": lambda text: "",
+    "a share above 1": lambda text: text.replace('"top1": 0.9,', '"top1": 90.0,'),
+    "a number as text": lambda text: text.replace('"top1": 0.9,', '"top1": "0.9",'),
+    "not a number": lambda text: text.replace('"loss": 0.41', '"loss": NaN'),
+    "deep": lambda text: "[" * 100_000,
+    "without its model": lambda text: text.replace('"model"', '"modell"'),
+    "a list of runs": lambda text: text.replace('"runs": [{', '"runs": [{"seed": "x"}, {'),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_a_damaged_summary_is_an_error_where_it_is_named_and_left_out_where_it_is_met(tmp_path, damage):
+    made.finetuned(tmp_path / "good", 0.9)
+    file = made.finetuned(tmp_path / "bad", 0.9) / "summary.json"
+    file.write_text(damage(file.read_text()))
+
+    check_error(run("report", tmp_path / "bad"), 3, "summary.json is damaged", str(file))
+    result = run("report", tmp_path, "--json").json
+    assert result["runs"] == [str(tmp_path / "good")]
+    assert [one["run_dir"] for one in result["left_out"]] == [str(tmp_path / "bad")]
+    assert "left out" in run("report", tmp_path).out
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"step": 10, "lo', "null", "[]", '{"step": [1], "loss": 2.0}', '{"step": 5, "loss": NaN}',
+        '{"eval": 3, "step": 1}', '{"step": "x", "loss": {}}', "\udcff",
+    ],
+)  # fmt: skip
+def test_a_line_of_metrics_that_is_cut_off_or_strange_does_no_harm(tmp_path, line):
+    folder = made.finetuned(tmp_path / "run", 0.9, is_finished=False, step=180)
+    with open(folder / "metrics.jsonl", "a", encoding="utf-8", errors="surrogateescape") as file:
+        file.write(line + "\n")
+
+    assert texts(run("report", folder, "--json").json, "progress")[0][2] == "step 180 of 500"
+
+
+def test_a_damaged_recipe_is_told_with_its_place(tmp_path):
+    folder = made.finetuned(tmp_path / "run")
+    (folder / "recipe.toml").write_text("[model\n")
+
+    check_error(run("report", folder), 3, "recipe.toml is damaged", str(folder))
+
+
+def test_too_many_folders_are_an_error_and_not_a_part_of_the_truth(tmp_path, monkeypatch):
+    from vitcli.report import scan
+
+    monkeypatch.setattr(scan, "MOST_FOLDERS", 20)
+    for number in range(25):
+        (tmp_path / str(number)).mkdir()
+    made.finetuned(tmp_path / "run")
+
+    check_error(run("report", tmp_path), 2, "more than 20 folders", "name the run folders")
+
+
+def test_the_report_loads_neither_torch_nor_datasets(runs):
+    code = (
+        "import sys\n"
+        "from vitcli.cli import main\n"
+        "try:\n"
+        f"    main(['report', {str(runs)!r}])\n"
+        "except SystemExit as ended:\n"
+        "    assert not ended.code\n"
+        "heavy = {'torch', 'datasets', 'timm', 'matplotlib', 'numpy'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+
+    assert (shown.returncode, shown.stderr) == (0, "")

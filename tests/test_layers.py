@@ -1,0 +1,101 @@
+"""The house: packages import only packages below them, heavy libraries come late, files stay one subject."""
+
+import ast
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY
+
+ORDER = ["errors", "recipe", "distributed", "output", "models", "data", "weights", "evaluation", "export",
+         "features", "training", "inspection", "report", "experiments", "api", "cli"]  # fmt: skip
+APART = {"training", "inspection", "report"}  # none of them imports another
+DOORS = {"__init__", "__main__", "backbones"}  # of the package itself; they import what they show
+LIGHT = ["recipe", "report", "cli", "models.variants", "data.vtab", "evaluation.statistics",
+         "experiments.vtab", "experiments.reproduce", "experiments.study"]  # fmt: skip
+HEAVY = {"torch", "torchvision", "timm", "datasets", "accelerate"}
+MOST_LINES, MOST_FUNCTION_LINES = 600, 60
+
+PACKAGE = REPOSITORY / "vitcli"
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def name_of(path: Path) -> str:
+    return ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {name_of(path): path for path in FILES}
+
+
+def imports(path: Path, *, at_the_top: bool = False) -> set[str]:
+    """Whole names of the modules that a file imports; `from a import b` counts as a.b, too."""
+    nodes = tree_of(path).body if at_the_top else ast.walk(tree_of(path))
+    names = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def own(names: set[str]) -> set[str]:
+    return {name.removeprefix("vitcli.") for name in names if name.startswith("vitcli.")} & MODULES.keys()
+
+
+def loaded_with(name: str) -> set[str]:
+    """Every library that importing a module loads, through our own modules too."""
+    seen, to_do, libraries = set(), [name], set()
+    while to_do:
+        names = imports(MODULES[module := to_do.pop()], at_the_top=True)
+        libraries |= {name.partition(".")[0] for name in names}
+        seen.add(module)
+        to_do += own(names) - seen
+    return libraries
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_a_package_imports_only_packages_below_it(path):
+    package = name_of(path).partition(".")[0]
+    imported = {name.partition(".")[0] for name in own(imports(path))} - {package}
+    if package in DOORS:
+        return
+
+    assert all(ORDER.index(other) < ORDER.index(package) for other in imported)
+    assert package not in APART or not imported & APART
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if {name, name.partition(".")[0]} & {*LIGHT}])
+def test_what_answers_at_once_loads_no_torch(name):
+    assert not loaded_with(name) & HEAVY
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_no_module_imports_click_or_unpickles(path):
+    assert not {"click", "pickle"} & {name.partition(".")[0] for name in imports(path)}
+    keywords = [
+        word for node in ast.walk(tree_of(path)) if isinstance(node, ast.Call) for word in node.keywords
+    ]
+    given = {(word.arg, word.value.value) for word in keywords if isinstance(word.value, ast.Constant)}
+    assert not given & {("allow_pickle", True), ("weights_only", False)}
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_files_and_functions_stay_within_their_budget(path):
+    assert len(path.read_text().splitlines()) <= MOST_LINES
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.FunctionDef):
+            lines = node.end_lineno - node.body[0].lineno + 1
+            assert lines <= (80 if node.name == "train" else MOST_FUNCTION_LINES), f"{node.name}: {lines}"
+
+
+def test_packages_are_not_code():
+    inits = {name_of(path): path.read_text() for path in FILES if path.name == "__init__.py"}
+
+    assert {name for name, text in inits.items() if text} == {"__init__", "recipe", "cli"}

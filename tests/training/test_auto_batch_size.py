@@ -1,0 +1,100 @@
+"""`--per-device-batch auto`: the largest part that fits, on every process, and the model as it was."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+
+from tests.conftest import run
+from tests.training.test_finetune import SMALL
+from vitcli.errors import MachineError
+from vitcli.training import auto_batch_size
+
+META = torch.device("meta")
+
+
+@dataclass
+class Machine:
+    """A device that runs out of memory above `most` images, beside another of `other`."""
+
+    most: int
+    other: int = 10**6
+    device: torch.device = META
+    precision: str = "fp32"
+    processes_here: int = 1
+
+    def gather(self, mine):
+        return torch.stack([mine, torch.tensor(self.other)])
+
+
+def fitting_size(machine: Machine, monkeypatch, sizes=(1, 2, 4, 8, 16)) -> tuple[int, nn.Module, list[int]]:
+    tried = []
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 2), nn.BatchNorm1d(2))
+    monkeypatch.setattr(model, "to", lambda device: model)
+
+    def runs(model, objective, size, image_size, runtime):
+        tried.append(size)
+        model[2].running_mean += 1.0
+        return size <= machine.most
+
+    monkeypatch.setattr(auto_batch_size, "_runs", runs)
+    found = auto_batch_size.largest_that_fits(
+        model, None, sizes, image_size=(2, 2), runtime=machine, bytes_at=lambda size: size, held_bytes=0
+    )
+    return found, model, tried
+
+
+def test_sizes_are_tried_from_the_largest_down(monkeypatch):
+    found, model, tried = fitting_size(Machine(most=5), monkeypatch)
+
+    assert (found, tried) == (4, [16, 8, 4])
+    assert not model[2].running_mean.any()  # what the trial passes left is taken back
+
+
+def test_every_process_takes_what_the_smallest_device_takes(monkeypatch):
+    assert fitting_size(Machine(most=16, other=2), monkeypatch)[0] == 2
+
+
+def test_a_device_that_takes_nothing_is_told_so(monkeypatch):
+    with pytest.raises(MachineError, match="not even 1 images"):
+        fitting_size(Machine(most=0), monkeypatch)
+
+
+def test_running_out_of_memory_is_no_error_and_leaves_no_gradient():
+    machine = Machine(most=0, device=torch.device("cpu"))
+    model = nn.Linear(4, 2)
+
+    def objective(model, images_BCHW, labels):
+        if len(images_BCHW) > 3:
+            raise torch.OutOfMemoryError("as a GPU says it")
+        return model(images_BCHW[:, 0].flatten(1)).sum()
+
+    assert auto_batch_size._runs(model, objective, 3, (2, 2), machine)
+    assert not auto_batch_size._runs(model, objective, 4, (2, 2), machine)
+    assert model.weight.grad is None
+
+
+def test_a_cpu_compares_with_the_memory_that_is_free(monkeypatch):
+    machine = Machine(most=0, device=torch.device("cpu"), processes_here=2)
+    monkeypatch.setattr("vitcli.distributed.launch.free_bytes", lambda: 20.0)
+    found = auto_batch_size.largest_that_fits(
+        nn.Identity(),
+        None,
+        (1, 2, 4, 8, 16),
+        image_size=(2, 2),
+        runtime=machine,
+        bytes_at=lambda size: size,
+        held_bytes=0,
+    )
+
+    assert found == 8
+
+
+def test_the_command_takes_auto_and_keeps_it_when_it_goes_on(photos, tmp_path):
+    words = (*SMALL, "--dataset", photos, "--batch-size", 12, "--per-device-batch", "auto")
+    plan = run(*words, "--dry-run", "--steps", 3).json
+    assert (plan["per_device_batch"], plan["accumulation_steps"]) == (12, 1)
+
+    assert run(*words, "--steps", 3, "--out", tmp_path / "run").code == 0
+    assert run(*words, "--per-device-batch", "many", "--steps", 3).code == 2

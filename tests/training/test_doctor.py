@@ -1,0 +1,77 @@
+"""`vit doctor`: what is here, and a proof of exact resume that can fail."""
+
+import pytest
+
+from tests.conftest import run
+from vitcli.training import doctor
+
+
+def test_it_tells_what_a_run_would_find():
+    told = run("doctor", "--json").json
+    text = run("doctor").out
+
+    assert told["torch"] in text and told["precision"] in ("fp32", "bf16")
+    assert told["cpu_count"] >= 1 and "GPUs" in text
+
+
+SMALL = (
+    "doctor",
+    "resume",
+    "--ckpt",
+    "random",
+    "--model",
+    "ViT-demo/8",
+    "--res",
+    "16",
+    "--steps",
+    "12",
+    "--lr",
+    "0.01",
+)
+
+
+@pytest.mark.slow
+def test_a_killed_run_is_proved_to_end_with_the_bits_of_an_unbroken_one(photos):
+    proved = run(*SMALL, "--dataset", photos, "--batch-size", 8, "--kills", 2, "--json", "--quiet").json
+
+    assert proved["same_bits"] and len(proved["killed_at"]) == 2
+    assert set(proved["sha256"]) == {"model.safetensors", "metrics.jsonl"}
+
+
+def test_other_bits_are_a_failed_check_that_names_both_folders(photos, monkeypatch, tmp_path):
+    def pretend(words, out):
+        out.mkdir(parents=True)
+        (out / "metrics.jsonl").write_text("{}")
+        (out / "model.safetensors").write_bytes(out.name.encode())
+
+    def pretend_killed(words, out, **_):
+        pretend(words, out)
+        return [3]
+
+    monkeypatch.setattr(doctor, "_to_the_end", pretend)
+    monkeypatch.setattr(doctor, "_with_kills", pretend_killed)
+    outcome = run(*SMALL, "--dataset", photos, "--quiet")
+
+    assert outcome.code == 8 and "other bits: model.safetensors" in outcome.err
+
+
+def test_a_recipes_own_mistakes_are_told_first(photos):
+    assert run("doctor", "resume", "--recipe", "finetune/nothing").code == 2
+    assert "few steps" in run(*SMALL[:-4], "--steps", "1", "--dataset", photos).err
+
+
+@pytest.mark.slow
+def test_a_run_that_ends_before_it_is_killed_proves_nothing(photos):
+    short = ("2" if word == "12" else word for word in SMALL)
+    outcome = run(*short, "--dataset", photos, "--batch-size", 8, "--kills", 4, "--quiet")
+
+    assert outcome.code == 8 and "ended before kill" in outcome.err
+
+
+@pytest.mark.slow
+def test_several_processes_are_all_killed(photos):
+    small = ("40" if word == "12" else word for word in SMALL)
+    words = (*small, "--dataset", photos, "--batch-size", 8, "--num-processes", 2, "--kills", 2)
+    proved = run(*words, "--json", "--quiet").json
+
+    assert proved["same_bits"] and len(proved["killed_at"]) == 2 and max(proved["killed_at"]) < 40

@@ -1,0 +1,56 @@
+"""`--exact`: the same bits on any number of processes, also when the number changes on the way."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from tests.conftest import vit
+from tests.training.test_finetune import SMALL, fingerprint, when_logged
+
+EXACT = (
+    *(*SMALL, "--exact", "--batch-size", 16, "--per-device-batch", 2, "--precision", "fp32"),
+    *("--set", "model.dropout=0.1", "--set", "optimizer.average=0.9", "--set", "train.log_every=1"),
+    *("--set", "eval.every=4", "--set", "train.save_every=3", "--set", "objective.mixup=0.2"),
+)
+
+
+def exact_run(photos, out, *, processes: int, steps: int = 6, **more):
+    return vit(
+        *EXACT, "--steps", steps, "--dataset", photos, "--out", out, "--num-processes", processes,
+        timeout=300, **more,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_two_processes_make_the_bits_of_one(photos, tmp_path):
+    for processes in (1, 2):
+        ended = exact_run(photos, tmp_path / str(processes), processes=processes)
+        assert ended.returncode == 0, ended.stderr
+
+    assert fingerprint(tmp_path / "1") == fingerprint(tmp_path / "2")
+
+
+@pytest.mark.slow
+def test_a_split_that_is_no_tree_is_refused_with_those_that_are(photos, tmp_path):
+    words = ("--exact", "--batch-size", "12", "--per-device-batch", "2", "--num-processes", "2")
+    ended = vit(*SMALL, *words, "--steps", 2, "--dataset", photos, "--out", tmp_path / "run")
+
+    assert ended.returncode == 2 and "launch 3, 6 processes" in ended.stdout
+
+
+@pytest.mark.slow
+def test_a_run_may_go_on_with_another_number_of_processes(photos, tmp_path):
+    assert exact_run(photos, tmp_path / "unbroken", processes=1, steps=24).returncode == 0
+    broken = tmp_path / "broken"
+    for processes, at in ((2, 3), (4, 8), (1, 13)):
+
+        def stop_soon(process, at=at):
+            when_logged(broken, at, lambda: (time.sleep(0.05), os.kill(process.pid, signal.SIGTERM)))
+
+        assert exact_run(photos, broken, processes=processes, steps=24, on_start=stop_soon).returncode == 143
+    ended = exact_run(photos, broken, processes=4, steps=24)
+
+    assert ended.returncode == 0 and "no longer bit-exact" not in ended.stderr
+    assert fingerprint(broken) == fingerprint(tmp_path / "unbroken")

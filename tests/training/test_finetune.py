@@ -1,0 +1,259 @@
+"""`vit finetune` from end to end, on pictures of two colours and a small network."""
+
+import hashlib
+import json
+import math
+import os
+import shutil
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.conftest import run, vit
+
+SMALL = (
+    "finetune",
+    "--ckpt",
+    "random",
+    "--model",
+    "ViT-demo/8",
+    "--res",
+    "16",
+    "--lr",
+    "0.02",
+    "--quiet",
+    "--json",
+)
+# All that could break a resume: dropout, augmentation, averaging, parts of a step, an epoch's end inside one.
+TRICKY = (
+    *("--batch-size", 10, "--per-device-batch", 5, "--precision", "fp32"),
+    *("--set", "model.dropout=0.1", "--set", "optimizer.average=0.9", "--set", "train.log_every=1"),
+    *("--set", "eval.every=4", "--set", "train.save_every=3"),
+)
+
+
+def small_run(photos: Path, out: Path, *more: object, steps: int = 8) -> dict:
+    outcome = run(*SMALL, "--dataset", photos, "--out", out, "--steps", steps, *more)
+    assert outcome.code == 0, outcome.err + outcome.out
+    return outcome.json
+
+
+def fingerprint(run_dir: Path) -> dict[str, str]:
+    """Hash of everything a resume must not change."""
+    (newest, *_) = sorted(run_dir.glob("checkpoints/step_*"), reverse=True)
+    files = [run_dir / "model.safetensors", run_dir / "metrics.jsonl", *newest.glob("*.safetensors")]
+    return {str(file.relative_to(run_dir)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def losses(run_dir: Path) -> list[float]:
+    records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [record["loss"] for record in records if "loss" in record]
+
+
+@pytest.fixture(scope="module")
+def unbroken(photos, tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("unbroken") / "run"
+    small_run(photos, path, *TRICKY)
+    return path
+
+
+def test_a_run_leaves_the_whole_folder_and_prints_its_summary(photos, tmp_path):
+    summary = small_run(photos, tmp_path / "run", "--batch-size", 8, steps=3)
+
+    assert json.loads((tmp_path / "run/summary.json").read_text()) == summary
+    for name in ("recipe.toml", "environment.json", "metrics.jsonl", "timing.jsonl", "model.safetensors",
+                 "config.json", "README.md", "checkpoints/step_0000003/manifest.json", "figures/loss.png",
+                 "figures/accuracy.png", "figures/learning_rate.png"):  # fmt: skip
+        assert (tmp_path / "run" / name).is_file(), name
+    assert not list((tmp_path / "run").rglob(".tmp*"))
+    assert summary["num_eval_examples"] == 10
+    assert summary["runs"] == [{"seed": 0, **{key: summary[key] for key in ("top1", "top5", "loss")}}]
+    assert set(summary) >= {
+        "command", "run_dir", "model", "ckpt", "dataset", "num_classes", "resolution", "steps", "batch_size",
+        "lr", "dev_top1_by_lr", "top1", "top1_std", "runs", "num_eval_examples", "images_per_s", "elapsed_s",
+        "exaflops", "peak_memory_gib", "precision", "num_processes", "weights",
+    }  # fmt: skip
+
+
+def test_the_zero_head_makes_the_first_loss_the_logarithm_of_the_classes(unbroken):
+    assert losses(unbroken)[0] == pytest.approx(math.log(2), rel=1e-6)
+
+
+def test_two_colours_are_learnt(photos, tmp_path):
+    summary = small_run(photos, tmp_path / "run", "--batch-size", 8, "--set", "schedule.warmup=2", steps=30)
+
+    assert summary["top1"] == 1.0
+
+
+def test_the_metrics_hold_no_clock(unbroken):
+    keys = {key for line in (unbroken / "metrics.jsonl").read_text().splitlines() for key in json.loads(line)}
+
+    assert keys == {"step", "loss", "lr", "grad_norm", "eval"}
+
+
+def test_the_same_command_again_prints_the_summary_and_trains_nothing(photos, unbroken):
+    before = fingerprint(unbroken), (unbroken / "timing.jsonl").read_text()
+
+    again = small_run(photos, unbroken, *TRICKY)
+
+    assert again == json.loads((unbroken / "summary.json").read_text())
+    assert (fingerprint(unbroken), (unbroken / "timing.jsonl").read_text()) == before
+
+
+def test_a_finished_run_is_known_again_however_its_paths_are_typed_and_wherever_it_has_been_moved(
+    photos, unbroken, tmp_path
+):
+    shutil.copytree(unbroken, tmp_path / "moved")
+    words = [*SMALL, "--dataset", f"{photos}/", "--out", tmp_path / "moved", "--steps", 8, *TRICKY]
+
+    again = run(*words).json
+    (tmp_path / "moved/model.safetensors").unlink()
+    mended = run(*words).json
+
+    assert again["weights"] == mended["weights"] == str(tmp_path / "moved/model.safetensors")
+    assert fingerprint(tmp_path / "moved") == fingerprint(unbroken)
+
+
+def test_a_folder_with_another_recipe_is_refused_with_the_keys_that_differ(photos, unbroken):
+    outcome = run(*SMALL, "--dataset", photos, "--out", unbroken, "--steps", 9, *TRICKY)
+
+    assert outcome.code == 2
+    assert "schedule.steps" in outcome.json["error"]["message"]
+
+
+@pytest.mark.parametrize("at", [pytest.param(1, marks=pytest.mark.slow), 5])
+def test_a_run_stopped_by_sigterm_goes_on_bit_for_bit(photos, unbroken, tmp_path, at):
+    out = tmp_path / "run"
+    when_logged(out, at, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    stopped = run(*SMALL, "--dataset", photos, "--out", out, "--steps", 8, *TRICKY)
+
+    assert stopped.code == 143
+    assert "goes on from there" in stopped.json["error"]["message"]
+    assert not (out / "summary.json").exists()
+    small_run(photos, out, *TRICKY, "--workers", 3)
+    assert fingerprint(out) == fingerprint(unbroken)
+
+
+@pytest.mark.slow
+def test_a_run_killed_at_once_goes_on_bit_for_bit(photos, unbroken, tmp_path):
+    out = tmp_path / "run"
+    words = [*SMALL, "--dataset", photos, "--out", out, "--steps", 8, *TRICKY]
+    killer = Killer(out, at=4)
+    killed = vit(*words, on_start=killer.start)
+
+    assert killed.returncode == -signal.SIGKILL
+    small_run(photos, out, *TRICKY)
+    assert fingerprint(out) == fingerprint(unbroken)
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_said_so(photos, unbroken, tmp_path):
+    out = tmp_path / "run"
+    when_logged(out, 7, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    run(*SMALL, "--dataset", photos, "--out", out, "--steps", 8, *TRICKY)
+    (newest, *_) = sorted(out.glob("checkpoints/step_*"), reverse=True)
+    weights = bytearray((newest / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (newest / "model.safetensors").write_bytes(weights)
+
+    words = [word for word in SMALL if word != "--quiet"]
+    outcome = run(*words, "--dataset", photos, "--out", out, "--steps", 8, *TRICKY)
+
+    assert outcome.code == 0
+    assert f"{newest.name} is damaged (model.safetensors has changed), using the one before it" in outcome.err
+    assert fingerprint(out) == fingerprint(unbroken)
+
+
+@pytest.mark.slow
+def test_parts_of_a_step_add_up_to_the_whole_step(photos, tmp_path):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    small_run(photos, whole, "--batch-size", 12, "--per-device-batch", 12, "--precision", "fp32", steps=5)
+    small_run(photos, parts, "--batch-size", 12, "--per-device-batch", 3, "--precision", "fp32", steps=5)
+
+    one, other = load_file(whole / "model.safetensors"), load_file(parts / "model.safetensors")
+    for name in one:
+        torch.testing.assert_close(one[name], other[name], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_two_processes_give_the_run_of_one(photos, tmp_path):
+    words = ("--batch-size", 8, "--per-device-batch", 4, "--precision", "fp32",
+             "--set", "model.dropout=0.1", "--set", "train.log_every=1")  # fmt: skip
+    alone = small_run(photos, tmp_path / "one", *words, steps=5)
+
+    together = vit(
+        *SMALL, "--dataset", photos, "--out", tmp_path / "two", "--steps", 5, *words, "--num-processes", 2
+    )
+
+    assert together.returncode == 0, together.stderr
+    summary = json.loads(together.stdout)
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
+    assert summary["num_processes"] == 2
+    assert (summary["top1"], summary["num_eval_examples"]) == (alone["top1"], 10)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_leaves_the_last_checkpoint(photos, tmp_path):
+    out = tmp_path / "run"
+    outcome = run(*SMALL, "--dataset", photos, "--out", out, "--steps", 20, "--batch-size", 8, "--lr", "1e38",
+                  "--set", "optimizer.clip=0", "--set", "train.save_every=1")  # fmt: skip
+
+    assert outcome.code == 6
+    assert "last good checkpoint" in outcome.json["error"]["where"]
+    for weights in out.glob("checkpoints/*/model.safetensors"):
+        assert all(torch.isfinite(value).all() for value in load_file(weights).values())
+
+
+def test_a_folder_in_use_is_refused_with_its_owner(photos, tmp_path):
+    from vitcli.output.run_folder import RunFolder
+
+    held = RunFolder(tmp_path / "run")
+    outcome = run(*SMALL, "--dataset", photos, "--out", tmp_path / "run", "--steps", 2, "--batch-size", 8)
+
+    assert outcome.code == 5
+    assert f"pid {os.getpid()}" in outcome.json["error"]["message"]
+    del held
+
+
+def test_a_dry_run_prints_the_plan_and_touches_nothing(photos, tmp_path):
+    outcome = run(*SMALL, "--dataset", photos, "--out", tmp_path / "run", "--steps", 7, "--batch-size", 8,
+                  "--per-device-batch", 2, "--dry-run")  # fmt: skip
+
+    plan = outcome.json
+    assert not (tmp_path / "run").exists()
+    assert (plan["total_steps"], plan["images_seen"], plan["accumulation_steps"]) == (7, 56, 4)
+    assert plan["params"] > 600_000 and plan["estimated_peak_memory_gib"] > 0
+
+
+def when_logged(run_dir: Path, num_lines: int, action) -> None:
+    """Do something, from another thread, once the run has logged so many steps."""
+
+    def watch() -> None:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            metrics = run_dir / "metrics.jsonl"
+            if metrics.exists() and metrics.read_bytes().count(b'"loss": ') >= num_lines:
+                return action()
+            time.sleep(0.002)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+class Killer:
+    """SIGKILL for a process once its run has logged `at` steps."""
+
+    def __init__(self, run_dir: Path, at: int):
+        self.run_dir, self.at = run_dir, at
+
+    def start(self, process) -> None:
+        when_logged(self.run_dir, self.at, process.kill)
+
+
+def test_a_tracker_gets_what_metrics_get(photos, tmp_path):
+    pytest.importorskip("tensorboard", reason="the track extra is not installed")
+    small_run(photos, tmp_path / "run", "--batch-size", 8, "--track", "tensorboard", steps=2)
+
+    assert list((tmp_path / "run").rglob("events.out.tfevents*"))

@@ -1,0 +1,128 @@
+"""Sums of gradients as one tree: the same bits however the parts lie on processes, and the right mean."""
+
+import itertools
+from fractions import Fraction
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from vitcli.errors import VitError
+from vitcli.training.gradients import PairwiseSum, check_parts, exact_per_device_batch
+
+SHAPES = ((3, 5), (7,), (2, 2, 2))
+
+
+def leaves(count: int) -> list[list[torch.Tensor]]:
+    """Gradients of each part, of sizes so different that the order of additions shows in the last bits."""
+    torch.manual_seed(0)
+    return [[torch.randn(shape) * 10.0 ** (part % 5) for shape in SHAPES] for part in range(count)]
+
+
+class Processes:
+    """All processes of a run in one: `exchange` and `gather` by their definitions."""
+
+    def __init__(self, world_size: int):
+        self.world_size, self.sent = world_size, {}
+
+    def totals(self, parts: list[list[torch.Tensor]]) -> list[list[torch.Tensor]]:
+        share = len(parts) // self.world_size
+        mine = [self.flat(parts[rank * share : (rank + 1) * share]) for rank in range(self.world_size)]
+        length = -(-len(mine[0][1]) // self.world_size)
+        padded = [nn.functional.pad(flat, (0, length * self.world_size - len(flat))) for _, flat in mine]
+        rows = [flat.view(self.world_size, length) for flat in padded]
+        slices = []
+        for rank in range(self.world_size):
+            received = torch.stack([row[rank] for row in rows])
+            slices.append(self.sum_of(received, level=mine[0][0]))
+        return torch.cat(slices)[: len(mine[0][1])]
+
+    def flat(self, parts):
+        from vitcli.training.gradients import _push
+
+        subtrees = []
+        for grads in parts:
+            _push(subtrees, 0, [g.clone() for g in grads])
+        ((level, grads),) = subtrees
+        return level, torch.cat([g.flatten() for g in grads])
+
+    def sum_of(self, received, *, level):
+        from vitcli.training.gradients import _fold, _push
+
+        subtrees = []
+        for one in received:
+            _push(subtrees, level, [one.clone()])
+        return _fold(subtrees)[0]
+
+
+def alone(parts: list[list[torch.Tensor]]) -> list[torch.Tensor]:
+    model = nn.ParameterList([nn.Parameter(torch.zeros(shape)) for shape in SHAPES])
+    total = PairwiseSum(model, SimpleNamespace(world_size=1), parts=len(parts))
+    for grads in parts:
+        for parameter, grad in zip(model, grads, strict=True):
+            parameter.grad = grad.clone()
+        total.add()
+    total.finish()
+    return [parameter.grad for parameter in model]
+
+
+@pytest.mark.parametrize(
+    ("num_parts", "world_size"), [(2, 2), (4, 2), (8, 2), (8, 4), (8, 8), (6, 3), (12, 3), (24, 3), (6, 6)]
+)
+def test_several_processes_make_the_additions_of_one(num_parts, world_size):
+    parts = leaves(num_parts)
+    together = Processes(world_size).totals(parts)
+    one = torch.cat([grad.flatten() for grad in alone(parts)])
+
+    assert torch.equal(together, one)
+
+
+def test_the_order_of_additions_shows_in_the_bits_so_that_the_test_above_can_fail():
+    parts = leaves(8)
+    in_a_row = parts[0][0].clone()
+    for grads in parts[1:]:
+        in_a_row += grads[0]
+
+    assert not torch.equal(in_a_row, alone(parts)[0])
+
+
+@pytest.mark.parametrize("num_parts", [1, 2, 3, 5, 7, 8, 13])
+def test_any_number_of_parts_adds_up(num_parts):
+    parts = leaves(num_parts)
+    exact = [sum(Fraction(float(grads[1][i])) for grads in parts) for i in range(7)]
+
+    torch.testing.assert_close(
+        alone(parts)[1], torch.tensor([float(value) for value in exact]), rtol=1e-4, atol=1e-3
+    )
+
+
+def test_a_parameter_without_a_gradient_counts_as_zero():
+    model = nn.ParameterList([nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2))])
+    total = PairwiseSum(model, SimpleNamespace(world_size=1), parts=2)
+    for _ in range(2):
+        model[0].grad = torch.ones(2)
+        total.add()
+    total.finish()
+
+    assert model[0].grad.tolist() == [2, 2] and model[1].grad.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("parts", "world_size", "holds"), [(4, 2, True), (1, 7, True), (3, 1, True), (3, 2, False)]
+)
+def test_only_whole_subtrees_are_given_to_a_process(parts, world_size, holds):
+    if holds:
+        return check_parts(parts, world_size=world_size)
+    with pytest.raises(VitError) as refusal:
+        check_parts(parts, world_size=world_size)
+    assert "3, 6 processes" in refusal.value.fix
+
+
+def test_the_size_of_a_part_does_not_depend_on_the_number_of_processes_and_leaves_a_tree():
+    for batch_size, cap in itertools.product((32, 48, 96, 512, 4096, 7, 50), (8, 32, 64)):
+        size = exact_per_device_batch(batch_size, cap=cap)
+        parts = batch_size // size
+        assert size <= cap and batch_size % size == 0
+        odd = batch_size // (batch_size & -batch_size)
+        assert parts & (parts - 1) == 0 or odd > cap, (batch_size, cap, size)

@@ -1,0 +1,41 @@
+"""What a run makes sure of before its first step."""
+
+import pytest
+
+from tests.conftest import run
+from tests.training.test_finetune import SMALL
+from vitcli.errors import MachineError
+from vitcli.training.run import Session
+
+
+class Machine:
+    """The second of two processes; the first one writes into `first`."""
+
+    is_main = False
+
+    def on_main(self, action):
+        return "the first one's token" if action.__name__ == "<lambda>" else None
+
+    def any(self, mine):
+        return mine
+
+
+@pytest.mark.parametrize("token", [None, "of another run"])
+def test_a_run_folder_that_a_process_does_not_see_is_refused(tmp_path, token):
+    session = Session.__new__(Session)
+    session.machine, session.path = Machine(), tmp_path
+    if token:
+        (tmp_path / ".tmp-shared").write_text(token)
+
+    with pytest.raises(MachineError, match="not every process"):
+        session._check_shared()
+    (tmp_path / ".tmp-shared").write_text("the first one's token")
+    session._check_shared()
+
+
+def test_a_probe_that_cannot_be_opened_is_told_before_there_is_a_run(photos, tmp_path):
+    words = (*SMALL, "--dataset", photos, "--steps", 2, "--out", tmp_path / "run")
+    ended = run(*words, "--set", "eval.probe=/nowhere/pictures", "--set", "eval.probe_shots=1")
+
+    assert ended.code == 3 and "/nowhere/pictures" in ended.out
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,222 @@
+"""`--shard`: slices on every process, the numbers of the whole."""
+
+import json
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import nn
+
+from tests.conftest import run, vit
+from tests.training.test_finetune import SMALL, fingerprint, losses, small_run, when_logged
+from vitcli.errors import VitError
+from vitcli.training import checkpoint
+from vitcli.training.planning import check_network
+
+# Two parts of a step on two processes, clipping, an average of the weights, evaluations of unequal batches.
+WORDS = (
+    *("--batch-size", 12, "--per-device-batch", 3, "--precision", "fp32", "--set", "train.log_every=1"),
+    *("--set", "eval.every=4", "--set", "eval.batch_size=4", "--set", "train.save_every=3"),
+    *("--set", "optimizer.average=0.9", "--set", "optimizer.clip=0.5"),
+    *("--set", "optimizer.name=adam", "--set", "optimizer.betas=[0.9,0.999]", "--set", "optimizer.eps=1e-8"),
+)
+
+
+def sharded_run(photos: Path, out: Path, *more: object, processes: int, steps: int = 8, **how):
+    how = {"timeout": 300, **how}
+    words = ("--dataset", photos, "--out", out, "--steps", steps, "--num-processes", processes)
+    return vit(*SMALL, *WORDS, *words, *more, **how)
+
+
+def weights_and_metrics(run_dir: Path) -> dict[str, str]:
+    return {name: sha for name, sha in fingerprint(run_dir).items() if "shard-" not in name}
+
+
+def children_of(pid: int) -> list[int]:
+    stats = [path.read_text().rpartition(")") for path in Path("/proc").glob("[0-9]*/stat") if path.exists()]
+    return sorted(int(head.split()[0]) for head, _, rest in stats if int(rest.split()[1]) == pid)
+
+
+@pytest.mark.slow
+def test_two_processes_of_slices_learn_what_one_learns(photos, tmp_path):
+    alone, sharded = tmp_path / "alone", tmp_path / "sharded"
+    expected = small_run(photos, alone, *WORDS)
+    ended = sharded_run(photos, sharded, "--shard", processes=2)
+
+    assert ended.returncode == 0, ended.stderr + ended.stdout
+    found = json.loads(ended.stdout)
+    assert losses(sharded) == pytest.approx(losses(alone), rel=1e-5)
+    assert (found["top1"], found["num_eval_examples"]) == (expected["top1"], expected["num_eval_examples"])
+    mine, theirs = load_file(alone / "model.safetensors"), load_file(sharded / "model.safetensors")
+    assert mine.keys() == theirs.keys()
+    torch.testing.assert_close(theirs, mine, rtol=1e-3, atol=1e-4)
+
+    slices = sorted((sharded / "checkpoints/step_0000008").glob("*.safetensors"))
+    assert len(slices) == 2 and not list(sharded.rglob("*.metadata"))
+    kernels = "model/blocks.0.mlp.fc1.weight"
+    shapes = [safe_open(path, "pt").get_slice(kernels).get_shape() for path in slices]
+    assert sum(rows for rows, _ in shapes) == mine["blocks.0.mlp.fc1.weight"].shape[0]
+    together, whole = checkpoint.read(sharded, 8), checkpoint.read(alone, 8)
+    assert together.optimizer.keys() == whole.optimizer.keys()
+    for kind in ("model", "optimizer", "average"):
+        torch.testing.assert_close(getattr(together, kind), getattr(whole, kind), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_stopped_sharded_run_ends_as_the_unbroken_one(photos, tmp_path):
+    unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
+    dropout = ("--shard", "--set", "model.dropout=0.1")
+    assert sharded_run(photos, unbroken, *dropout, processes=2, steps=24).returncode == 0
+
+    for at in (4, 11, 17):
+
+        def kill_soon(process, at=at):
+            when_logged(broken, at, lambda: (time.sleep(0.05), os.kill(process.pid, signal.SIGTERM)))
+
+        assert (
+            sharded_run(photos, broken, *dropout, processes=2, steps=24, on_start=kill_soon).returncode == 143
+        )
+    ended = sharded_run(photos, broken, *dropout, processes=2, steps=24)
+
+    assert ended.returncode == 0, ended.stderr + ended.stdout
+    assert weights_and_metrics(broken) == weights_and_metrics(unbroken)
+    # Where torch puts a tensor that all processes have alike differs from run to run.
+    ends = [checkpoint.read(path, 24) for path in (broken, unbroken)]
+    for kind in ("model", "optimizer", "average"):
+        torch.testing.assert_close(*(getattr(end, kind) for end in ends), rtol=0, atol=0)
+
+
+@pytest.mark.slow
+def test_processes_killed_at_random_instants_change_no_bit(photos, tmp_path):
+    unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
+    how = ("--shard", "--set", "model.dropout=0.1")
+    assert sharded_run(photos, unbroken, *how, processes=2, steps=60).returncode == 0
+    draws = random.Random(0)
+
+    for number in range(8):
+        at, delay_s, victim = 5 * number + draws.randint(1, 5), draws.uniform(0, 0.1), draws.randint(0, 1)
+
+        def kill_one(process, at=at, delay_s=delay_s, victim=victim):
+            def kill() -> None:
+                time.sleep(delay_s)
+                os.kill(children_of(process.pid)[victim], signal.SIGKILL)
+
+            when_logged(broken, at, kill)
+
+        ended = sharded_run(photos, broken, *how, processes=2, steps=60, on_start=kill_one)
+        assert ended.returncode == 7, (number, ended.stderr + ended.stdout)
+    ended = sharded_run(photos, broken, *how, processes=2, steps=60)
+
+    assert ended.returncode == 0, ended.stderr + ended.stdout
+    assert weights_and_metrics(broken) == weights_and_metrics(unbroken)
+    assert not list(broken.rglob(".tmp*"))
+
+
+@pytest.mark.slow
+def test_a_killed_launcher_takes_its_processes_along(photos, tmp_path):
+    unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
+    assert sharded_run(photos, unbroken, "--shard", processes=2, steps=60).returncode == 0
+    left: list[int] = []
+
+    def kill_launcher(process):
+        def kill() -> None:
+            left.extend(children_of(process.pid))
+            process.kill()
+
+        when_logged(broken, 5, kill)
+
+    words = ("--dataset", photos, "--out", broken, "--steps", 60, "--num-processes", 2, "--shard")
+    assert vit(*SMALL, *WORDS, *words, on_start=kill_launcher).returncode == -signal.SIGKILL
+    ends_at = time.monotonic() + 10
+    while any(Path(f"/proc/{pid}").exists() for pid in left):
+        assert time.monotonic() < ends_at
+        time.sleep(0.1)
+    ended = sharded_run(photos, broken, "--shard", processes=2, steps=60)
+
+    assert len(left) == 2 and ended.returncode == 0, ended.stderr + ended.stdout
+    assert weights_and_metrics(broken) == weights_and_metrics(unbroken)
+
+
+@pytest.mark.slow
+def test_slices_and_whole_tensors_go_on_as_one_another(photos, tmp_path):
+    alone, changing = tmp_path / "alone", tmp_path / "changing"
+    small_run(photos, alone, *WORDS, steps=24)
+
+    for processes, at, more in ((2, 3, ["--shard"]), (1, 8, []), (4, 13, ["--shard"]), (2, 18, [])):
+
+        def stop_soon(process, at=at):
+            when_logged(changing, at, lambda: (time.sleep(0.05), os.kill(process.pid, signal.SIGTERM)))
+
+        ended = sharded_run(photos, changing, *more, processes=processes, steps=24, on_start=stop_soon)
+        assert ended.returncode == 143, ended.stderr + ended.stdout
+    ended = sharded_run(photos, changing, "--shard", processes=4, steps=24)
+
+    assert ended.returncode == 0, ended.stderr + ended.stdout
+    assert losses(changing) == pytest.approx(losses(alone), rel=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "more",
+    [
+        [
+            *("--set", "objective.loss=masked_patch", "--set", "objective.patch_target=mean_color"),
+            *("--set", "objective.corrupted=0.5", "--set", "objective.masked=0.8"),
+            *("--set", "objective.replaced=0.1", "--set", "model.grad_checkpointing=true"),
+        ],
+        ["--set", "model.posemb=relative", "--set", "model.grad_checkpointing=true"],
+        ["--set", "model.posemb_at=every_layer_shared", "--set", "model.classifier=gap"],
+    ],
+    ids=["masked patches", "relative, checkpointing", "shared positions, gap"],
+)
+def test_every_kind_of_run_with_a_probe_learns_alike(photos, tmp_path, more):
+    probe = ("--set", "eval.probe=demo", "--set", "eval.probe_every=4", "--set", "eval.probe_shots=2")
+    command = ("pretrain", "--recipe", "pretrain/demo", *SMALL[3:], *WORDS, *more, *probe, "--steps", 6)
+    command = (*command, "--dataset", photos)
+    told = []
+    for name, extra in (("alone", ()), ("sharded", ("--shard", "--num-processes", 2))):
+        ended = vit(*command, "--out", tmp_path / name, *extra, timeout=300)
+        assert ended.returncode == 0, ended.stderr + ended.stdout
+        told.append(json.loads(ended.stdout))
+
+    assert losses(tmp_path / "sharded") == pytest.approx(losses(tmp_path / "alone"), rel=1e-4)
+    assert told[1]["loss"] == pytest.approx(told[0]["loss"], rel=1e-4)
+    assert len(told[1]["fewshot"]["runs"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("word", "value"), [("--exact", None), ("--per-device-batch", "auto"), ("--precision", "fp16")]
+)
+def test_what_slices_cannot_do_is_refused(photos, tmp_path, word, value):
+    ended = run(*SMALL, "--shard", word, *([value] if value else []), "--dataset", photos)
+
+    assert ended.code == 2 and "--shard does not go with" in ended.json["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("option", "network", "told"),
+    [
+        ("shard", nn.BatchNorm2d(3), "batch norms"),
+        ("exact", nn.BatchNorm2d(3), "batch norms"),
+        ("shard", nn.ParameterList([nn.Parameter(torch.tensor(1.0))]), "parameters of one number"),
+    ],
+)
+def test_networks_that_cannot_be_shared_out_are_refused(option, network, told):
+    options = SimpleNamespace(**{"shard": False, "exact": False, option: True})
+
+    with pytest.raises(VitError, match=told):
+        check_network(nn.Sequential(network), options, SimpleNamespace(world_size=2))
+    check_network(nn.Linear(2, 2), options, SimpleNamespace(world_size=2))
+
+
+def test_one_process_has_nobody_to_share_with(photos):
+    ended = run(*SMALL, "--shard", "--dataset", photos)
+
+    assert ended.code == 2 and "nobody to share" in ended.json["error"]["message"]

@@ -1,0 +1,226 @@
+"""Where weights lie, and broken safetensors files and metadata: each a WeightsError that names the file."""
+
+import json
+import struct
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from vitcli.errors import MachineError, WeightsError
+from vitcli.models.build import architecture, build
+from vitcli.output.atomic import replace_file
+from vitcli.weights import locate
+from vitcli.weights.io import read_weights, write_weights
+
+ARCH = architecture("ViT-demo/8", image_size=(32, 32), num_classes=5)
+PREPROCESSING = {
+    "resize": "square",
+    "crop_fraction": 1.0,
+    "interpolation": "bilinear",
+    "mean": [0.5] * 3,
+    "std": [0.5] * 3,
+}
+
+
+@pytest.fixture(scope="module")
+def state() -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    return build(ARCH, dropout=0.0).state_dict()
+
+
+@pytest.fixture
+def folder(tmp_path, state) -> Path:
+    write_weights(tmp_path, state, ARCH, preprocessing=PREPROCESSING, class_names=None, metadata={})
+    return tmp_path
+
+
+def refusal(ckpt, **options) -> WeightsError:
+    """The error of reading, which must name the file and what to do, and end the tool with code 4."""
+    with pytest.raises(WeightsError) as caught:
+        read_weights(str(ckpt), **options)
+    error = caught.value
+    assert error.exit_code == 4 and str(ckpt) in error.where and error.fix
+    return error
+
+
+def with_header(path: Path, header: bytes, body: bytes = b"") -> Path:
+    path.write_bytes(struct.pack("<Q", len(header)) + header + body)
+    return path
+
+
+def test_a_missing_file_is_told_with_the_forms_and_the_nearest_name(folder):
+    error = refusal(folder / "model.safetensor")
+
+    assert "'model.safetensors'" in error.message
+    assert all(form in error.fix for form in (".npz", "timm/NAME.TAG", "hf-hub:OWNER/NAME", "demo"))
+
+
+def test_a_file_of_another_kind_is_refused_by_its_name(tmp_path):
+    (tmp_path / "vit.txt").write_text("weights")
+
+    assert "no weights file" in refusal(tmp_path / "vit.txt").message
+
+
+def test_a_folder_without_weights_is_refused(tmp_path):
+    assert "model.safetensors" in refusal(tmp_path).message
+
+
+def test_the_demo_weights_are_found_or_their_absence_is_told(monkeypatch, folder, tmp_path):
+    monkeypatch.setattr(locate, "DEMO_FOLDER", folder)
+    assert (read_weights("demo").architecture, read_weights("demo").format) == (ARCH, "demo")
+
+    monkeypatch.setattr(locate, "DEMO_FOLDER", tmp_path / "none")
+    assert "no demo weights" in refusal("demo").message
+
+
+@pytest.mark.parametrize("kept", [0, 4, 8, 100, 5_000, -1])
+def test_a_truncated_safetensors_file_is_refused(folder, kept):
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:kept])
+
+    refusal(file)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"{",
+        b"[]",
+        b'{"a":{"dtype":"F32","shape":[1099511627776],"data_offsets":[0,4]}}',
+        b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}',
+        b'{"__metadata__":{"vit":"[1]"},"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}',
+        b'{"__metadata__":{"vit":"{"},"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}',
+    ],
+    ids=["half", "list", "huge", "twice", "vit-list", "vit-half"],
+)
+def test_a_safetensors_header_that_cannot_be_is_refused(tmp_path, header):
+    refusal(with_header(tmp_path / "x.safetensors", header, b"\0\0\0\0"))
+
+
+def test_a_header_longer_than_the_file_is_refused_before_it_is_read(tmp_path):
+    (tmp_path / "x.safetensors").write_bytes(struct.pack("<Q", 2**63) + b"{}")
+
+    assert "longer than the file" in refusal(tmp_path / "x.safetensors").message
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_one_number_that_is_not_finite_is_refused_with_its_tensor(tmp_path, state, value):
+    broken = {name: tensor.clone() for name, tensor in state.items()}
+    broken["blocks.2.attn.proj.weight"][1, 2] = value
+    save_file(broken, tmp_path / "x.safetensors")
+
+    assert refusal(tmp_path / "x.safetensors").message == "non-finite numbers in blocks.2.attn.proj.weight"
+
+
+def test_an_embedding_without_a_row_for_the_class_token_is_refused(tmp_path, state):
+    save_file(state | {"pos_embed": state["pos_embed"][:, 1:].contiguous()}, tmp_path / "x.safetensors")
+
+    assert "16 rows" in refusal(tmp_path / "x.safetensors").message
+
+
+def test_every_misfit_is_counted_and_named(tmp_path, state):
+    changed = {name: tensor for name, tensor in state.items() if not name.startswith("norm.")}
+    changed |= {"other": torch.zeros(1), "blocks.0.norm1.bias": torch.zeros(7)}
+    save_file(changed, tmp_path / "x.safetensors")
+    message = refusal(tmp_path / "x.safetensors").message
+
+    assert "2 missing: norm.weight, norm.bias" in message and "1 unexpected: other" in message
+    assert "blocks.0.norm1.bias (7,) for (96,)" in message
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        ({"timm_name": "local-dir:/tmp"}, "no network"),
+        ({"timm_name": "nothing_like_it"}, "no network"),
+        ({"model_args": {"checkpoint_path": "/etc/passwd"}}, "checkpoint_path"),
+        ({"model_args": {"pretrained": True}}, "pretrained"),
+        ({"model_args": {"embed_dim": "os.system"}}, "timm cannot build"),
+        ({"image_size": [32]}, "damaged"),
+        ({"num_classes": 6}, "do not fit"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_metadata_that_asks_for_anything_but_this_network_is_refused(tmp_path, state, damage, told):
+    header = {"vit": json.dumps({"architecture": ARCH.as_dict() | damage})}
+    save_file(state, tmp_path / "x.safetensors", metadata=header)
+
+    assert told in refusal(tmp_path / "x.safetensors").message
+
+
+def test_a_repeated_json_key_is_refused_wherever_it_stands(tmp_path, state):
+    tensor = b'"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}'
+    header = with_header(tmp_path / "header.safetensors", b"{" + tensor + b"," + tensor + b"}", b"\0\0\0\0")
+    vit = json.dumps({"architecture": ARCH.as_dict()})[:-1] + ', "metadata": {"step": 1, "step": 2}}'
+    save_file(state, tmp_path / "vit.safetensors", metadata={"vit": vit})
+    (tmp_path / "folder").mkdir()
+    save_file(state, tmp_path / "folder" / "model.safetensors")
+    (tmp_path / "folder" / "config.json").write_text('{"step": 1, "step": 2}')
+
+    for place in (header, tmp_path / "vit.safetensors", tmp_path / "folder"):
+        assert "twice" in refusal(place).message
+
+
+def test_class_names_that_are_not_as_many_as_the_classes_are_refused(tmp_path, state):
+    vit = {"architecture": ARCH.as_dict(), "class_names": ["one", "two"]}
+    save_file(state, tmp_path / "x.safetensors", metadata={"vit": json.dumps(vit)})
+
+    assert "2 class names" in refusal(tmp_path / "x.safetensors").message
+
+
+@pytest.mark.parametrize(
+    "config", ["{", '{"architecture": "a", "architecture": "b"}', '{"architecture": "resnet18"}']
+)
+def test_a_config_that_is_broken_or_of_another_network_is_refused(tmp_path, state, config):
+    save_file(state, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(config)
+
+    refusal(tmp_path)
+
+
+def lay_out_hub_cache(cache: Path, repository: str, state: dict[str, torch.Tensor], config: dict) -> None:
+    home = cache / f"models--{repository.replace('/', '--')}"
+    snapshot = home / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (home / "refs").mkdir()
+    (home / "refs" / "main").write_text("0" * 40)
+    (snapshot / "config.json").write_text(json.dumps(config))
+    save_file(state, snapshot / "model.safetensors")
+
+
+def test_offline_the_hubs_cache_is_read_and_what_it_lacks_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))  # read from the environment
+    monkeypatch.setattr(
+        huggingface_hub.constants, "HF_HUB_OFFLINE", True
+    )  # once, before any test could set it
+    arch = architecture("Ti/16", image_size=(224, 224), num_classes=0)
+    input_size = {"input_size": [3, 224, 224]}
+    config = {"architecture": "vit_tiny_patch16_224", "num_classes": 0, "pretrained_cfg": input_size}
+    repository = "timm/vit_tiny_patch16_224.augreg_in21k"
+    lay_out_hub_cache(tmp_path, repository, build(arch, dropout=0.0).state_dict(), config)
+
+    weights = read_weights(repository)
+
+    assert (weights.architecture, weights.format) == (arch, "hub repository")
+    assert weights.numerics == "tanh GELU, as weights tagged augreg_in21k have it"
+    for absent in ("hf-hub:owner/name", "hf-hub:no name", "timm/vit_base_patch16_224.orig_in21k"):
+        error = refusal(absent)
+        assert "could not be had from the hub" in error.message and "offline" in error.fix
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
+    (tmp_path / "x").write_text("old")
+
+    def fails_half_way(path: Path) -> None:
+        path.write_text("ne")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(MachineError, match="No space left"):
+        replace_file(tmp_path / "x", fails_half_way)
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]
+
+    replace_file(tmp_path / "x", lambda path: path.write_text("new"))
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["new"]

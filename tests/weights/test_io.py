@@ -1,0 +1,316 @@
+"""Weights in, weights out: timm's logits from our files, ours from timm's, and no silent part."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+from vitcli.data.transforms import Preprocessing
+from vitcli.errors import MachineError, NotFiniteError, VitError, WeightsError
+from vitcli.models.build import architecture, build
+from vitcli.weights.io import Weights, read_weights, write_weights
+from vitcli.weights.load import load, load_into
+
+PREPROCESSING = {
+    "image_size": [32, 48],
+    "resize": "short_side",
+    "crop_fraction": 0.9,
+    "interpolation": "bilinear",
+    "antialias": True,
+    "mean": [0.5, 0.5, 0.5],
+    "std": [0.5, 0.5, 0.5],
+    "decoder": "any",
+}
+
+
+def network(arch, *, seed: int = 0) -> torch.nn.Module:
+    """A network in which nothing is zero, so that nothing can hide."""
+    torch.manual_seed(seed)
+    model = build(arch, dropout=0.0).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.05)
+    return model
+
+
+def loaded(weights) -> torch.nn.Module:
+    model = build(weights.architecture, dropout=0.0).eval()
+    load_into(model, weights.architecture, weights, new_head=False)
+    return model
+
+
+def demo(*, image_size=(32, 48), num_classes=5, **options):
+    return architecture("ViT-demo/8", image_size=image_size, num_classes=num_classes, **options)
+
+
+def write(folder: Path, arch, state=None, **changes) -> dict[str, torch.Tensor]:
+    state = network(arch).state_dict() if state is None else state
+    stored = {"preprocessing": PREPROCESSING, "class_names": None, "metadata": {"step": 7}} | changes
+    write_weights(folder, state, arch, **stored)
+    return state
+
+
+@pytest.mark.parametrize(
+    "arch",
+    [
+        demo(),
+        demo(gelu="erf"),
+        demo(gelu="timm"),
+        architecture("vit_tiny_patch16_224", image_size=(64, 32), num_classes=3),
+        architecture("resnet18", image_size=(32, 32), num_classes=3),
+    ],
+    ids=lambda arch: f"{arch.name}-{arch.gelu}",
+)
+def test_timm_reads_our_folder_and_gives_our_logits(tmp_path, arch):
+    model = network(arch)
+    write(tmp_path, arch, model.state_dict())
+    theirs = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
+    images = torch.randn(2, 3, *arch.image_size)
+
+    assert torch.equal(theirs(images), model(images))
+    assert torch.equal(loaded(read_weights(str(tmp_path)))(images), model(images))
+
+
+def test_timm_finds_our_preprocessing_in_our_folder(tmp_path):
+    write(tmp_path, demo(), class_names=tuple("abcde"))
+    model = timm.create_model(f"local-dir:{tmp_path}", pretrained=True)
+    config = timm.data.resolve_data_config(model=model)
+
+    assert tuple(config["input_size"]) == (3, 32, 48) and config["mean"] == [0.5, 0.5, 0.5]
+    assert (config["crop_pct"], config["crop_mode"], config["interpolation"]) == (0.9, "center", "bilinear")
+    assert list(model.pretrained_cfg["label_names"]) == list("abcde")
+
+
+@pytest.mark.parametrize("resize", ["short_side", "square"])
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+def test_timm_makes_our_pixels_of_a_photograph_from_our_folder(tmp_path, resize, interpolation):
+    arch = demo(image_size=(32, 32))
+    ours = PREPROCESSING | {"image_size": [32, 32], "resize": resize, "interpolation": interpolation}
+    write(tmp_path, arch, preprocessing=ours)
+    model = timm.create_model(f"local-dir:{tmp_path}", pretrained=True)
+    transform = timm.data.create_transform(**timm.data.resolve_data_config(model=model))
+    rng = np.random.default_rng(0)
+    image = Image.fromarray(rng.integers(0, 256, (6, 9, 3), dtype=np.uint8)).resize((91, 60))
+
+    theirs = transform(image).numpy().transpose(1, 2, 0) * 0.5 + 0.5
+    pixels = Preprocessing.from_dict(ours)(np.array(image))
+    assert np.abs(theirs * 255 - pixels).max() < 2.5  # levels: Pillow rounds after each direction
+
+
+def test_timm_refuses_a_representation_layer_rather_than_to_drop_it(tmp_path):
+    write(tmp_path, demo(pre_logits=True))
+
+    with pytest.raises(RuntimeError, match=r"head\.weight"):
+        timm.create_model(f"local-dir:{tmp_path}", pretrained=True)
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_all_that_was_written_comes_back_also_from_the_file_alone(tmp_path, alone):
+    arch = demo(pre_logits=True)
+    state = write(tmp_path, arch, class_names=tuple("abcde"))
+    if alone:
+        (tmp_path / "config.json").unlink()
+        (tmp_path / "model.safetensors").rename(tmp_path / "alone.safetensors")
+    weights = read_weights(str(tmp_path / "alone.safetensors" if alone else tmp_path))
+
+    assert weights.architecture == arch
+    assert weights.preprocessing == PREPROCESSING
+    assert (weights.class_names, weights.metadata) == (tuple("abcde"), {"step": 7})
+    assert weights.format == ("safetensors" if alone else "run folder")
+    assert all(torch.equal(state[name], tensor) for name, tensor in weights.state.items())
+
+
+def test_half_precision_comes_back_as_float32(tmp_path):
+    for dtype in (torch.float16, torch.bfloat16):
+        state = {name: tensor.to(dtype) for name, tensor in network(demo()).state_dict().items()}
+        write(tmp_path, demo(), state)
+        weights = read_weights(str(tmp_path))
+
+        assert all(torch.equal(weights.state[name], state[name].float()) for name in state)
+
+
+def test_a_folder_of_timms_own_is_read_as_timm_means_it(tmp_path):
+    # What makes it another network than its name says travels by hand: timm stores it by itself since 1.0.31.
+    changed = {"img_size": 64, "depth": 2}
+    model = timm.create_model("vit_tiny_patch16_224", num_classes=4, **changed).eval()
+    timm.models.save_for_hf(model, tmp_path, model_args=changed, safe_serialization=True)
+    weights = read_weights(str(tmp_path))
+    images = torch.randn(1, 3, 64, 64)
+
+    assert (weights.format, weights.architecture.gelu) == ("timm folder", "timm")
+    assert weights.preprocessing["image_size"] == [64, 64]
+    assert torch.equal(loaded(weights)(images), model(images))
+
+
+def test_a_bare_file_of_another_timm_model_is_read_once_it_is_named(tmp_path):
+    save_file(timm.create_model("resnet18", num_classes=3).state_dict(), tmp_path / "r.safetensors")
+
+    with pytest.raises(WeightsError) as refusal:
+        read_weights(str(tmp_path / "r.safetensors"))
+    named = read_weights(str(tmp_path / "r.safetensors"), model_name="resnet18")
+
+    assert "--model" in refusal.value.fix
+    assert (named.architecture.num_classes, named.numerics.split(",")[0]) == (3, "GELU of timm")
+
+
+def test_a_bare_paper_model_named_as_timm_does_gets_timms_gelu(tmp_path):
+    arch = architecture("Ti/16", image_size=(64, 64), num_classes=2)
+    save_file(network(arch).state_dict(), tmp_path / "vit.safetensors")
+    asked = {name: read_weights(str(tmp_path / "vit.safetensors"), model_name=name).architecture.gelu
+             for name in (None, "ti16", "vit_tiny_patch16_224")}  # fmt: skip
+
+    assert asked == {None: "tanh", "ti16": "tanh", "vit_tiny_patch16_224": "timm"}
+
+
+def test_the_name_must_agree_with_the_file(tmp_path):
+    write(tmp_path, demo())
+
+    assert read_weights(str(tmp_path), model_name="vit_demo8").architecture == demo()
+    with pytest.raises(WeightsError, match="weights of ViT-demo/8, not of B/16"):
+        read_weights(str(tmp_path), model_name="B/16")
+    with pytest.raises(VitError, match="no model") as refusal:
+        read_weights(str(tmp_path), model_name="B/17")
+    assert refusal.value.exit_code == 2
+
+
+def test_a_new_head_leaves_the_files_head_out_and_says_so(tmp_path):
+    write(tmp_path, demo(pre_logits=True))
+    weights, arch = read_weights(str(tmp_path)), demo(image_size=(64, 64), num_classes=9)
+    model = build(arch, dropout=0.0)
+    report = load_into(model, arch, weights, new_head=True)
+
+    assert not model.head.weight.any() and model.head.out_features == 9
+    assert report.resampled == ("pos_embed",) and report.missing == ()
+    assert sorted(report.replaced) == [
+        f"head.{part}.{kind}" for part in ("head", "pre_logits") for kind in ("bias", "weight")
+    ]
+    assert report.loaded == len(weights.state) - 4
+    assert [line.split(":")[0] for line in report.lines()][1:] == ["resampled", "replaced by a fresh head"]
+
+
+def test_a_file_without_a_head_leaves_the_new_one_as_it_is(tmp_path):
+    write(tmp_path, demo(num_classes=0))
+    report = load_into(build(demo(), dropout=0.0), demo(), read_weights(str(tmp_path)), new_head=True)
+
+    assert report.missing == ("head.weight", "head.bias") and report.replaced == ()
+
+
+@pytest.mark.parametrize(
+    ("arch", "named"),
+    [
+        (demo(num_classes=6), r"head\.weight \(5, 96\) for \(6, 96\)"),
+        (demo(pre_logits=True), r"missing: head\.pre_logits"),
+        (architecture("Ti/16", image_size=(32, 48), num_classes=5), "missing: blocks"),
+    ],
+    ids=["classes", "pre-logits", "size"],
+)
+def test_a_load_that_would_leave_anything_out_is_refused_with_the_names(tmp_path, arch, named):
+    write(tmp_path, demo())
+
+    with pytest.raises(WeightsError, match=named) as refusal:
+        load_into(build(arch, dropout=0.0), arch, read_weights(str(tmp_path)), new_head=False)
+    assert str(tmp_path) in refusal.value.where
+
+
+def test_grids_of_the_same_number_of_patches_are_told_apart(tmp_path):
+    write(tmp_path, demo(image_size=(16, 64)))
+    weights, square = read_weights(str(tmp_path)), demo(image_size=(32, 32))
+    model = build(square, dropout=0.0)
+    report = load_into(model, square, weights, new_head=False)
+
+    assert report.resampled == ("pos_embed",)
+    assert not torch.equal(model.pos_embed, weights.state["pos_embed"])
+
+
+def test_numbers_that_are_not_finite_are_never_written(tmp_path):
+    before = write(tmp_path, demo())
+    broken = {name: tensor.clone() for name, tensor in before.items()}
+    broken["blocks.3.mlp.fc1.bias"][5] = torch.inf
+
+    with pytest.raises(NotFiniteError, match=r"blocks\.3\.mlp\.fc1\.bias"):
+        write(tmp_path, demo(), broken)
+    assert all(torch.equal(t, before[n]) for n, t in load_file(tmp_path / "model.safetensors").items())
+
+
+def test_a_write_that_fails_leaves_no_debris_and_the_other_file_as_it_was(tmp_path):
+    write(tmp_path, demo())
+    before = (tmp_path / "config.json").read_bytes()
+    (tmp_path / "model.safetensors").unlink()
+    (tmp_path / "model.safetensors").mkdir()
+
+    with pytest.raises(MachineError, match=r"model\.safetensors"):
+        write(tmp_path, demo(num_classes=6))
+    assert (tmp_path / "config.json").read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_an_official_file_keeps_its_heads_whatever_it_is_called(tmp_path):
+    from vitcli.weights.files import write_npz
+    from vitcli.weights.jax import to_official
+
+    arch = architecture("Ti/16", image_size=(32, 32), num_classes=2)
+    args = arch.model_args | {"num_heads": 6}
+    six = replace(arch, model_args=args, name="ViT (12 layers, 192 wide)/16")
+    state = network(six).state_dict()
+    write_npz(tmp_path / "six.npz", to_official(state, heads=6, spelling="published"))
+
+    assert read_weights(str(tmp_path / "six.npz")).architecture.model_args["num_heads"] == 6
+    with pytest.raises(WeightsError, match="not of vit_tiny_patch16_224"):
+        read_weights(str(tmp_path / "six.npz"), model_name="vit_tiny_patch16_224")
+
+
+def test_a_copy_of_timms_repository_keeps_its_tags_arithmetic(tmp_path):
+    model = timm.create_model("vit_tiny_patch16_224", num_classes=3, img_size=32)
+    save_file(model.state_dict(), tmp_path / "model.safetensors")
+    config = {"architecture": "vit_tiny_patch16_224", "num_classes": 3,
+              "pretrained_cfg": {"tag": "augreg_in21k_ft_in1k", "input_size": [3, 32, 32]}}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+
+    assert read_weights(str(tmp_path)).architecture.gelu == "tanh"
+    config["pretrained_cfg"]["tag"] = "dino"
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert read_weights(str(tmp_path)).architecture.gelu == "timm"
+
+
+def test_a_config_beside_another_file_is_not_that_files(tmp_path):
+    write(tmp_path, demo(image_size=(32, 32)))
+    (tmp_path / "model.safetensors").rename(tmp_path / "kept.safetensors")
+    tiny = timm.create_model("vit_tiny_patch16_224", num_classes=3, img_size=32)
+    save_file(tiny.state_dict(), tmp_path / "tiny.safetensors")
+
+    assert read_weights(str(tmp_path / "tiny.safetensors")).architecture.name == "ViT-Ti/16"
+
+
+def test_whole_numbers_are_no_weights(tmp_path):
+    state = network(demo()).state_dict()
+    state["head.weight"] = (state["head.weight"] * 100).to(torch.int8)
+    arch = {"vit": json.dumps({"architecture": demo().as_dict()})}
+    save_file({name: t.contiguous() for name, t in state.items()}, tmp_path / "w.safetensors", metadata=arch)
+
+    with pytest.raises(WeightsError, match=r"1 of no floating-point numbers: head.weight \(torch.int8\)"):
+        read_weights(str(tmp_path / "w.safetensors"))
+
+
+def test_a_network_whose_grid_is_not_known_is_not_taken_to_another_size(tmp_path):
+    arch = architecture("cait_xxs24_224", image_size=(224, 224), num_classes=2)
+    weights = Weights(build(arch, dropout=0.0).state_dict(), arch, None, None, "w", "pth", "", {})
+
+    assert load(weights)[1] == arch
+    with pytest.raises(WeightsError, match="does not tell its patch grid"):
+        load(weights, image_size=(112, 448))  # as many patches
+
+
+def test_one_tensor_in_two_wrappers_is_refused(tmp_path):
+    state = network(demo(image_size=(32, 32))).state_dict()
+    torch.save(state | {"module.head.weight": state["head.weight"] * 7}, tmp_path / "two.pth")
+    torch.save({f"_orig_mod.module.{name}": t for name, t in state.items()}, tmp_path / "wrapped.pth")
+
+    with pytest.raises(WeightsError, match="twice"):
+        read_weights(str(tmp_path / "two.pth"), model_name="ViT-demo/8")
+    assert read_weights(str(tmp_path / "wrapped.pth"), model_name="ViT-demo/8").architecture.num_classes == 5

@@ -1,0 +1,144 @@
+"""Recognition of networks by their tensors' names and shapes, and timm's configs."""
+
+import pytest
+import torch
+
+from vitcli.errors import WeightsError
+from vitcli.models.build import architecture, build
+from vitcli.weights.timm import from_timm_config, recognise
+
+LAYERS, HIDDEN, MLP, HEADS, PATCH, GRID, CLASSES = 2, 24, 40, 3, 4, 3, 5
+
+
+def state_of(*, side: int = GRID, prefix: int = 1, **changes) -> dict[str, torch.Tensor]:
+    """The tensors that recognition looks at, of a small ViT; None takes one away."""
+    shapes = {
+        "cls_token": (1, 1, HIDDEN),
+        "pos_embed": (1, prefix + side * side, HIDDEN),
+        "patch_embed.proj.weight": (HIDDEN, 3, PATCH, PATCH),
+        "blocks.0.mlp.fc1.weight": (MLP, HIDDEN),
+        "blocks.1.mlp.fc1.weight": (MLP, HIDDEN),
+        "norm.weight": (HIDDEN,),
+        "head.weight": (CLASSES, HIDDEN),
+    }
+    shapes |= {name.replace("__", "."): shape for name, shape in changes.items()}
+    return {name: torch.zeros(shape) for name, shape in shapes.items() if shape is not None}
+
+
+@pytest.mark.parametrize(
+    "arch",
+    [
+        architecture("Ti/16", image_size=(64, 64), num_classes=7),
+        architecture("Ti/16", image_size=(32, 32), num_classes=7, pre_logits=True),
+        architecture("S/32", image_size=(64, 64), num_classes=0),
+        architecture("Ti/16", image_size=(48, 48), num_classes=3, classifier="gap"),
+        architecture("R+Ti/16", image_size=(64, 64), num_classes=7),
+        architecture("R26+S/32", image_size=(96, 96), num_classes=7, classifier="gap"),
+        architecture("R50+B/32", image_size=(64, 64), num_classes=7),
+        architecture("R50+B/16", image_size=(64, 64), num_classes=7),
+        architecture("BiT-R50x1", image_size=(224, 224), num_classes=7),
+        architecture("BiT-R50x2", image_size=(224, 224), num_classes=0),
+        architecture("BiT-R152x1", image_size=(224, 224), num_classes=7),
+    ],
+    ids=lambda arch: f"{arch.name}-{arch.classifier}-{arch.num_classes}",
+)
+def test_a_network_of_the_paper_is_recognised_by_its_tensors_alone(arch):
+    with torch.device("meta"):
+        state = build(arch, dropout=0.0).state_dict()
+
+    assert recognise(state, heads=None) == arch
+
+
+def test_an_unnamed_size_is_described_by_what_it_is():
+    arch = recognise(state_of(), heads=HEADS)
+
+    assert arch.name == "ViT (2 layers, 24 wide)/4"
+    assert (arch.image_size, arch.patch_grid, arch.num_classes, arch.gelu) == ((12, 12), (3, 3), 5, "tanh")
+    assert (arch.model_args["num_heads"], arch.model_args["depth"]) == (3, 2)
+    assert recognise(state_of(head__weight=None), heads=HEADS).num_classes == 0
+
+
+def test_without_heads_an_unnamed_size_asks_for_the_model():
+    with pytest.raises(WeightsError) as refusal:
+        recognise(state_of(), heads=None)
+
+    assert "--model" in refusal.value.fix
+
+
+def test_registers_are_tokens_without_a_place():
+    arch = recognise(state_of(prefix=5, reg_token=(1, 4, HIDDEN)), heads=HEADS)
+
+    assert (arch.model_args["reg_tokens"], arch.patch_grid) == (4, (3, 3))
+
+
+@pytest.mark.parametrize(
+    ("norm", "fc_norm", "norm_comes_later"), [((HIDDEN,), None, False), (None, (HIDDEN,), True)]
+)
+def test_without_a_class_token_the_tokens_are_averaged(norm, fc_norm, norm_comes_later):
+    state = state_of(cls_token=None, prefix=0, norm__weight=norm, fc_norm__weight=fc_norm)
+    args = recognise(state, heads=HEADS).model_args
+
+    assert (args["class_token"], args["global_pool"], args["fc_norm"]) == (False, "avg", norm_comes_later)
+
+
+@pytest.mark.parametrize("num_rows", [8, 11, 0])
+def test_an_embedding_that_is_no_square_and_a_class_row_is_refused(num_rows):
+    with pytest.raises(WeightsError, match="rows, not a square"):
+        recognise(state_of(pos_embed=(1, num_rows, HIDDEN)), heads=HEADS)
+
+
+def test_a_class_token_without_a_row_of_its_own_is_not_taken_for_a_patch():
+    state = state_of(pos_embed=(1, 196, HIDDEN))
+
+    with pytest.raises(WeightsError, match="196 rows, 14x14 patches and none for the class token"):
+        recognise(state, heads=HEADS)
+
+
+def test_a_network_with_batch_norm_is_none_of_the_papers():
+    with pytest.raises(WeightsError, match="batch norm"):
+        recognise(state_of(stages__0__norm__running_mean=(3,)), heads=HEADS)
+
+
+TIMM_CONFIG = {
+    "architecture": "vit_base_patch16_384",
+    "num_classes": 1000,
+    "pretrained_cfg": {"input_size": [3, 384, 384], "crop_pct": 0.9, "mean": [0.5] * 3, "std": [0.5] * 3},
+}
+
+
+@pytest.mark.parametrize(
+    ("tag", "name", "gelu"),
+    [
+        ("orig_in21k_ft_in1k", "ViT-B/16", "tanh"),
+        ("augreg_in21k_ft_in1k", "ViT-B/16", "tanh"),
+        ("augreg2_in21k_ft_in1k", "vit_base_patch16_384", "timm"),
+        ("dino", "vit_base_patch16_384", "timm"),
+        ("", "vit_base_patch16_384", "timm"),
+    ],
+)
+def test_the_tag_of_timms_weights_says_which_gelu_they_were_made_with(tag, name, gelu):
+    arch, _, _ = from_timm_config(TIMM_CONFIG, tag=tag)
+
+    assert (arch.name, arch.gelu, arch.image_size) == (name, gelu, (384, 384))
+
+
+def test_the_preprocessing_of_timms_config_is_kept_in_our_words():
+    _, preprocessing, class_names = from_timm_config(TIMM_CONFIG | {"label_names": ["a", "b"]}, tag="")
+
+    assert preprocessing["image_size"] == [384, 384]
+    assert (preprocessing["resize"], preprocessing["crop_fraction"]) == ("short_side", 0.9)
+    assert preprocessing["mean"] == [0.5, 0.5, 0.5]
+    assert class_names is None  # two names cannot be those of 1,000 classes
+
+
+def test_the_older_flat_config_is_read_too():
+    flat = {
+        "architecture": "resnet18",
+        "num_classes": 3,
+        "input_size": [3, 160, 160],
+        "label_names": ["a", "b", "c"],
+    }
+    arch, _, class_names = from_timm_config(flat, tag="")
+
+    assert (arch.timm_name, arch.num_classes, arch.image_size) == ("resnet18", 3, (160, 160))
+    assert class_names == ("a", "b", "c")

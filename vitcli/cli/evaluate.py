@@ -1,0 +1,118 @@
+"""The commands about numbers one can trust: evaluate, compare."""
+
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from vitcli.cli import options
+from vitcli.cli.start import launch, shorthands, show_and_fail
+from vitcli.output import text
+
+app = typer.Typer()
+NUMBERS = (
+    "top1", "top5", "loss", "nll", "brier", "ece", "num_eval_examples", "num_skipped_images", "images_per_s",
+    "elapsed_s",
+)  # fmt: skip
+OF_REAL = ("real_top1", "num_real_examples")
+Overwrite = Annotated[
+    bool, options.option("--overwrite", options.RUN, "Replace another evaluation in --out.")
+]
+Predictions = Annotated[str, typer.Argument(help="A file of vit evaluate --save-predictions.")]
+
+
+@app.command(epilog="Example: vit evaluate --ckpt runs/pets --dataset oxford_pets --assert 'top1>=0.92'")
+def evaluate(
+    dataset: options.Datasets = None,
+    split: options.Split = "auto",
+    real: options.Real = None,
+    real_index: options.RealIndex = None,
+    classes: options.Classes = None,
+    all_compete: options.AllCompete = False,
+    res: options.ResOrGrid = None,
+    ckpt: options.Ckpts = None,
+    model: options.Model = None,
+    batch_size: options.EvalBatchSize = None,
+    recipe: options.RecipeName = None,
+    set_: options.Set = None,
+    out: options.EvaluationOut = None,
+    overwrite: Overwrite = False,
+    save_predictions: options.SavePredictions = None,
+    assert_: options.Assert = None,
+    precision: options.EvalPrecision = None,
+    num_processes: options.NumProcesses = None,
+    workers: options.Workers = None,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
+) -> int:
+    """Accuracy, ReaL, calibration, intervals, mistakes: checkpoints on splits, every example exactly once."""
+    from vitcli.evaluation import assertions
+
+    known = NUMBERS + (OF_REAL if real else ())
+    asserted = assertions.parse(assert_ or (), keys=known)  # mistakes are told before any work
+    sides = options.sides_of(res)
+    pairs = list(product(ckpt or [None], dataset or [None]))
+    each = [
+        shorthands(data, None if sides else res, weights, model, precision) | {"eval.batch_size": batch_size}
+        for weights, data in pairs
+    ]
+    from vitcli.experiments import vtab
+
+    groups = next(filter(None, map(vtab.tasks_of, dataset or ())), {})
+    more = (sides, real, real_index, classes, all_compete, out, overwrite, save_predictions, asserted)
+    if groups and (len(pairs) > 1 or any(more)):
+        raise typer.BadParameter(
+            "the tasks of vtab go with one --ckpt, no other --dataset and nothing but scores"
+        )
+    code = launch(num_processes)
+    if code is not None:
+        return code
+    from vitcli.evaluation.evaluate import Extras, evaluate
+
+    extras = Extras(
+        real=real,
+        real_index=real_index,
+        classes=classes,
+        all_compete=all_compete,
+        sides=sides,
+        out=Path(out) if out else None,
+        overwrite=overwrite,
+        save_predictions=save_predictions,
+        asserted=asserted,
+    )
+    given: dict[str, Any] = dict(split=split, workers=workers, quiet=quiet, extras=extras)
+    if groups and ckpt:
+
+        def score(task: str, weights: str) -> dict[str, Any]:
+            own = each[0] | {"data.dataset": task, "model.ckpt": weights}
+            return evaluate(recipe, set_ or (), [own], **given)
+
+        return text.show(vtab.evaluate_tasks(groups, ckpt[0], score), as_json, vtab.render)
+    return _tell(evaluate(recipe, set_ or (), each, **given), asserted, as_json)
+
+
+@app.command(epilog="Example: vit compare b16.parquet l16.parquet")
+def compare(
+    a: Predictions,
+    b: Predictions,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
+) -> int:
+    """Two sets of saved predictions: B - A in top-1, a paired interval, McNemar's test, the classes."""
+    from vitcli.evaluation.compare import compare
+    from vitcli.evaluation.text import comparison_as_text
+
+    return text.show(compare(a, b), as_json, comparison_as_text)
+
+
+def _tell(result: dict[str, Any], asserted: tuple, as_json: bool) -> int:
+    """Print the result, whatever was asserted, and end with what did not hold."""
+    from vitcli.evaluation import assertions
+    from vitcli.evaluation.text import as_text
+
+    named = [(f"{one['ckpt']} on {one['dataset']}", one) for one in result.get("evaluations", [result])]
+    error = assertions.failed(asserted, named)
+    return show_and_fail(result, error, as_json, as_text)

@@ -1,0 +1,294 @@
+"""Names and paths to splits: the demo, aliases, local folders and files, Hub ids.
+
+What lies in a folder is found by `data_files`, how a row is read stands in `split`; the loader decodes it.
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import datasets
+import numpy as np
+
+from vitcli import recipe
+from vitcli.data import demo, layouts, vtab_splits
+from vitcli.data.classes import check_same_classes
+from vitcli.data.shards import rows
+from vitcli.data.shards.paths import find_shards
+from vitcli.data.split import Split, check_labels, from_table
+from vitcli.data.subsets import cut_dev, random_subset
+from vitcli.errors import DataError, nearest
+
+TRAIN_NAMES = ("train", "training")
+DEV_PART = "dev_fraction"  # as data.eval_split: what data.dev_fraction cuts from what "auto" trains on
+DEV_PART_OF_ALL = "dev_fraction_of_all"  # from all of train, where other rows are named to report on
+EVAL_NAMES = ("test", "testing", "validation", "val", "valid", "dev", "eval")
+
+
+class DataSet:
+    """A named data set whose splits can be opened; nothing is read before that.
+
+    Args:
+        name: as the user gave it.
+        image_column, label_column: where the types of the columns do not say.
+        num_classes: where shards do not tell.
+        streaming: read its shards where they lie; what is remote, or .tar files, is always read so.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        image_column: str | None = None,
+        label_column: str | None = None,
+        num_classes: int | None = None,
+        streaming: bool = False,
+    ):
+        datasets.disable_progress_bars()
+        self.name = name
+        alias = recipe.dataset_aliases().get(name)
+        self.declared = alias or {}
+        self.num_classes = num_classes or self.declared.get("classes")
+        self.is_demo = name in demo.SETS
+        if self.is_demo:
+            self.tables, self.split_names = None, ("train", "test")
+            return
+        place = _place_of_shards(name, alias)
+        is_nothing = place == name and name.startswith("vtab/") and not Path(name).exists()
+        if is_remote(name) or (streaming and not is_nothing):
+            self.tables, is_local = None, True
+            self.urls = find_shards(place)
+            self.split_names = tuple(self.urls)
+        else:
+            found, is_local = _locate(name, alias)
+            self.tables = vtab_splits.for_task(
+                found, self.declared, name=name, is_local=is_local, named_label=label_column
+            )
+            self.split_names = tuple(self.tables.open)
+        # A local copy of an aliased set may have been made with other column names; types then decide.
+        declared = {} if is_local else self.declared
+        self.image_column = image_column or declared.get("image_column")
+        self.label_column = label_column or declared.get("label_column")
+
+    def open(self, split: str) -> Split:
+        """One split by name or Hugging Face slice ("train[:98%]"), its labels checked.
+
+        Raises:
+            DataError: no such split or column, no rows, or a label that is not a class.
+        """
+        base = split.partition("[")[0]
+        if base not in self.split_names:
+            raise self._no_split(split)
+        whole = self.open_whole(base)
+        first, last = self._slice(split, len(whole))
+        if first >= last:
+            raise DataError(
+                f"split {split!r} of {self.name} has no rows",
+                where=f"{self.name}, {len(whole)} rows in {base!r}",
+                fix="name another one: keys data.train_split, data.eval_split, or --split where there is one",
+            )
+        found = whole.part(first, last, name=f"{self.name}, split {split}") if split != base else whole
+        check_labels(found)
+        return found
+
+    def open_whole(self, split: str) -> Split:
+        """All rows of a split that is there, their labels unchecked."""
+        return self._open_demo(split) if self.is_demo else self._open_table(split)
+
+    def default_eval_split(self, *, besides: str | None = None) -> str | None:
+        """The split to report on, never the one called `besides`, which is trained on."""
+        declared = self.declared.get("eval_split")
+        if declared and declared != besides:
+            return declared
+        return _first_of(EVAL_NAMES, tuple(name for name in self.split_names if name != besides))
+
+    def default_train_split(self) -> str | None:
+        return self.declared.get("train_split") or _first_of(TRAIN_NAMES, self.split_names)
+
+    def only_split(self, option: str) -> str:
+        if len(self.split_names) == 1:
+            return self.split_names[0]
+        fix = f"{option} with one of {', '.join(self.split_names)}"
+        raise DataError(f"which split of {self.name} is meant?", where=option, fix=fix)
+
+    def _open_table(self, split: str) -> Split:
+        if self.tables is None:
+            return rows.open_shards(
+                self.urls[split],
+                name=f"{self.name}, split {split}",
+                image_column=self.image_column,
+                label_column=self.label_column,
+                num_classes=self.num_classes,
+            )
+        found = from_table(
+            self.tables.open[split](),
+            name=f"{self.name}, split {split}",
+            root=self.tables.root,
+            image_column=self.image_column,
+            label_column=self.label_column,
+        )
+        return vtab_splits.with_image_rule(found, self.declared)
+
+    def _open_demo(self, split: str) -> Split:
+        names, count = demo.class_names(self.name), demo.num_rows(self.name, split)
+        return Split(
+            name=f"{self.name}, split {split}",
+            num_examples=count,
+            class_names=names,
+            num_classes=len(names),
+            read_row=lambda row: demo.draw(self.name, split, row),
+            read_labels=lambda: np.arange(count) % len(names),
+            where_is=lambda row: f"{self.name}, split {split}, row {row}",
+        )
+
+    def _slice(self, split: str, num_rows: int) -> tuple[int, int]:
+        try:
+            counts = {split.partition("[")[0]: num_rows}
+            (piece,) = datasets.ReadInstruction.from_spec(split).to_absolute(counts)
+        except (ValueError, AssertionError) as error:
+            raise self._no_split(split) from error
+        return piece.from_ or 0, num_rows if piece.to is None else piece.to
+
+    def _no_split(self, split: str) -> DataError:
+        names = self.split_names
+        return DataError(
+            f"{self.name} has no split {split!r}{nearest(split.partition('[')[0], names)}",
+            where="recipe key data.train_split or data.eval_split, or --split where there is one",
+            fix=f"one of {', '.join(names)}, or a slice of it such as {names[0]}[:90%]",
+        )
+
+
+def open_train_and_eval(
+    dataset: str,
+    *,
+    train_split: str,
+    eval_split: str,
+    dev_fraction: float,
+    num_examples: int | None,
+    image_column: str | None,
+    label_column: str | None,
+    seed: int,
+    num_classes: int | None = None,
+    streaming: bool = False,
+    kind: Callable[..., DataSet] = DataSet,
+) -> tuple[Split, Split]:
+    """The split to train on and the one to report on.
+
+    "auto" trains on the train split and reports on the test split, else the validation split, else on
+    `dev_fraction` of the training rows, which then are not trained on. DEV_PART reports on `dev_fraction` of
+    what "auto" would train on, the part to choose by (paper, section B.1.1); DEV_PART_OF_ALL on that of the
+    whole training split.
+
+    Args:
+        kind: makes the data set in the place of `DataSet`.
+    """
+    source = kind(
+        dataset,
+        image_column=image_column,
+        label_column=label_column,
+        num_classes=num_classes,
+        streaming=streaming,
+    )
+    if train_split == "auto":
+        train_split = source.default_train_split() or source.only_split("data.train_split")
+    is_choice = eval_split in (DEV_PART, DEV_PART_OF_ALL)
+    if eval_split == DEV_PART_OF_ALL:
+        eval_split = train_split
+    elif eval_split in (DEV_PART, "auto"):
+        eval_split = source.default_eval_split(besides=train_split.partition("[")[0])
+    if eval_split is None and not dev_fraction:
+        names = f"split{'s' * (len(source.split_names) > 1)} {', '.join(source.split_names)}"
+        raise DataError(
+            f"{dataset} has only the {names}; a training and a held-out split are needed",
+            where="recipe keys data.train_split and data.eval_split",
+            fix="name both of them, slices such as train[:90%] too, or --set data.dev_fraction=0.1",
+        )
+    train = source.open(train_split)
+    if eval_split is None:
+        train, held_out = cut_dev(train, dev_fraction=dev_fraction, split=train_split)
+    else:
+        held_out = source.open(eval_split)
+    if num_examples is not None:
+        train = random_subset(train, num_examples, seed=seed)
+    if is_choice:
+        train, held_out = cut_dev(train, dev_fraction=dev_fraction, split=train_split)
+    check_same_classes(train, held_out)
+    return train, held_out
+
+
+def open_eval(
+    dataset: str,
+    split: str,
+    *,
+    image_column: str | None,
+    label_column: str | None,
+    dev_cut: dict | None = None,
+    num_classes: int | None = None,
+    streaming: bool = False,
+) -> Split:
+    """The split to score: as named, or with "auto" the test split, else validation, else the only one.
+
+    Args:
+        dev_cut: the `Split.dev_cut` that the weights were scored on when they were trained. If "auto" leads
+            to those very rows, it is again their dev part that is scored, and not what was trained on.
+    """
+    source = DataSet(
+        dataset,
+        image_column=image_column,
+        label_column=label_column,
+        num_classes=num_classes,
+        streaming=streaming,
+    )
+    if split != "auto":
+        return source.open(split)
+    by_name = source.default_eval_split()
+    trained = dev_cut["split"].partition("[")[0] if dev_cut else None
+    if trained in source.split_names and by_name in (None, trained):
+        trained_on = source.open(dev_cut["split"])
+        if trained_on.fingerprint == dev_cut["fingerprint"]:
+            return cut_dev(trained_on, dev_fraction=dev_cut["fraction"], split=dev_cut["split"])[1]
+    return source.open(by_name or source.only_split("--split"))
+
+
+def is_remote(name: str) -> bool:
+    """Whether this names shards that can only be streamed: a URL, a pattern, .tar files."""
+    return "://" in name or name.endswith(".tar") or any(mark in name for mark in "*?{")
+
+
+def _place_of_shards(name: str, alias: dict | None) -> str:
+    """The copy on the shelf if there is one, else the Hub's Parquet files of an alias, else as given."""
+    shelf = os.environ.get("VIT_DATA")
+    if alias and shelf and Path(shelf, name).exists():
+        return str(Path(shelf, name))
+    if alias and "hub" in alias:
+        config, revision = alias.get("config"), alias.get("revision")
+        return alias["hub"] + (f":{config}" if config else "") + (f"@{revision}" if revision else "")
+    return name
+
+
+def _locate(name: str, alias: dict | None) -> tuple[layouts.Tables, bool]:
+    """The tables of a name, and whether they are local files."""
+    shelf = os.environ.get("VIT_DATA")
+    local = Path(shelf, name) if alias and shelf else Path(name).expanduser()
+    if local.exists():
+        return layouts.open_local(local), True
+    if alias and "hub" not in alias:
+        raise DataError(
+            f"{name} is on no hub; vit knows it as a local copy",
+            where=f"$VIT_DATA/{name}" + ("" if shelf else ", and VIT_DATA is not set"),
+            fix=f"put {layouts.LAYOUTS} there",
+        )
+    starts = (".", "/", "~", "vtab/")  # the last begins aliases alone: nobody is asked for the others
+    if not alias and (name.startswith(starts) or name.endswith("/") or name.count("/") != 1):
+        raise DataError(
+            f"there is no data set {name!r}{nearest(name, [*demo.SETS, *recipe.dataset_aliases()])}",
+            where="--dataset (recipe key data.dataset)",
+            fix=f"{layouts.LAYOUTS}; an alias such as oxford_pets; a Hub id owner/name; or demo",
+        )
+    hub_id, _, revision = _place_of_shards(name, alias).partition("@")
+    hub_id, _, config = hub_id.partition(":")
+    return layouts.open_hub(hub_id, config=config or None, revision=revision or None), False
+
+
+def _first_of(wanted: tuple[str, ...], names: tuple[str, ...]) -> str | None:
+    return next((name for name in wanted if name in names), None)

@@ -1,0 +1,64 @@
+"""Images that are read, and decoded, once for all runs of one command, as far as memory is there for them.
+
+Pixels do not depend on it, and neither does what a split says of itself: a kept image is still the bytes of
+its file, which remember what they were decoded to.
+"""
+
+import threading
+from dataclasses import replace
+
+import numpy as np
+
+from vitcli.data.split import Label, Split
+
+
+class Memory:
+    """How many bytes may be kept, and how many are.
+
+    Attributes:
+        num_decoded: images whose pixels are kept.
+    """
+
+    def __init__(self, max_bytes: float):
+        self.max_bytes, self.used, self.num_decoded = max_bytes, 0, 0
+        self._lock = threading.Lock()
+
+    def take(self, num_bytes: int) -> bool:
+        """Whether there was room; it is taken then."""
+        with self._lock:
+            if self.used + num_bytes > self.max_bytes:
+                return False
+            self.used += num_bytes
+            return True
+
+
+class KeptImage(bytes):
+    """An encoded image with the pixels it was decoded to, where there was room for them."""
+
+    memory: Memory
+    pixels_HWC: np.ndarray | None = None
+
+    def keep(self, pixels_HWC: np.ndarray) -> None:
+        if self.pixels_HWC is None and self.memory.take(pixels_HWC.nbytes):
+            self.memory.num_decoded += 1
+            self.pixels_HWC = pixels_HWC
+
+
+def kept(split: Split, memory: Memory) -> Split:
+    """The same split, of which each row is read once; shards go by in a stream, and are left as they are."""
+    if split.block_starts is not None:
+        return split
+    rows: dict[int, tuple[bytes | np.ndarray, Label]] = {}
+
+    def read_row(row: int) -> tuple[bytes | np.ndarray, Label]:
+        if row in rows:
+            return rows[row]
+        image, label = split.read_row(row)
+        if memory.take(len(image) if isinstance(image, bytes) else image.nbytes):
+            if isinstance(image, bytes):
+                image = KeptImage(image)
+                image.memory = memory
+            rows[row] = (image, label)
+        return image, label
+
+    return replace(split, read_row=read_row)

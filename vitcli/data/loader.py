@@ -1,0 +1,248 @@
+"""Rows of a step to a batch: read, decode, transform and collate, in threads, some batches ahead.
+
+Threads and not worker processes: decoding and resizing release the GIL, nothing is pickled, and starting
+    costs nothing (docs/loader.md has the measurements). What an example looks like depends on (seed, position
+    in the run) alone, so neither the number of threads nor of processes nor a restart changes a pixel.
+Letters: B batch, H, W height and width in pixels, C channels.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitcli.data import sampler
+from vitcli.data.decoding import check, decode
+from vitcli.data.image_cache import KeptImage
+from vitcli.data.split import Split, check_label
+from vitcli.data.stream_order import StreamOrder
+from vitcli.data.transforms import Preprocessing, TrainTransform
+from vitcli.distributed import launch
+from vitcli.errors import DataError
+
+TRIES_PER_EXAMPLE = 100  # following rows looked at in the place of a bad one, before the data set is given up
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Examples in order.
+
+    Attributes:
+        images_BCHW: (B, 3, H, W) uint8, channels last in memory, pinned if a GPU is there.
+        labels_B: (B,) int64; (B, M) filled up with -1 where an image has several labels.
+        rows_B: (B,) int64 row of the split of each.
+        skipped: places of undecodable images that were left out or replaced.
+    """
+
+    images_BCHW: Tensor
+    labels_B: Tensor
+    rows_B: Tensor
+    skipped: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Example:
+    image_HWC: np.ndarray
+    label: int | tuple[int, ...]
+    row: int
+    skipped: tuple[str, ...] = ()
+
+
+def default_threads(processes_here: int) -> int:
+    """Loader threads of one process: its share of the cores that this program may use, at most 16."""
+    return max(1, min(16, launch.cpu_count() // processes_here))
+
+
+def train_batches(
+    split: Split,
+    transform: TrainTransform,
+    *,
+    start_step: int,
+    total_steps: int,
+    batch_size: int,
+    per_device_batch: int,
+    window: int,
+    seed: int,
+    rank: int,
+    world_size: int,
+    on_bad_image: str,
+    num_threads: int,
+) -> Iterator[Batch]:
+    """This process's share of every step from `start_step` on, in batches of `per_device_batch`.
+
+    Args:
+        window: rows of shards that are shuffled among each other; tables are shuffled as a whole.
+
+    Raises:
+        DataError: an image cannot be decoded and `on_bad_image` is "error". With "skip" the next row that can
+            be decoded takes its place, so that a step still sees `batch_size` images.
+    """
+
+    if split.block_starts is None:
+        rows_at = partial(sampler.rows_at, num_examples=len(split), seed=seed)
+    else:
+        rows_at = StreamOrder(split.block_starts, window=window, batch_size=batch_size, seed=seed).rows_at
+
+    def parts() -> Iterator[list[tuple[int, int]]]:
+        for step in range(start_step, total_steps):
+            positions = sampler.step_positions(step, batch_size=batch_size, rank=rank, world_size=world_size)
+            examples = list(zip(rows_at(positions).tolist(), positions, strict=True))
+            yield from (
+                examples[first : first + per_device_batch]
+                for first in range(0, len(examples), per_device_batch)
+            )
+
+    def load(examples: list[tuple[int, int]]) -> list[Example]:
+        return [load_one(row, position) for row, position in examples]
+
+    def load_one(row: int, position: int) -> Example:
+        skipped: tuple[str, ...] = ()
+        for _ in range(TRIES_PER_EXAMPLE):
+            try:
+                image_HWC, label = read_example(split, row)
+            except DataError:
+                if on_bad_image == "error":
+                    raise
+                skipped += (split.where_is(row),)
+                row = (row + 1) % len(split)
+                continue
+            rng = Random(sampler.derive_seed(seed, "augment", position))
+            return Example(transform(image_HWC, rng), label, row, skipped)
+        raise DataError(
+            f"{TRIES_PER_EXAMPLE} images in a row cannot be decoded",
+            where=f"{skipped[0]} and the rows after it",
+            fix="look at these files; this data set cannot be trained on as it is",
+        )
+
+    yield from _in_threads(parts(), load, image_size=transform.image_size, num_threads=num_threads)
+
+
+def eval_batches(
+    split: Split,
+    preprocessing: Preprocessing,
+    *,
+    batch_size: int,
+    rank: int,
+    world_size: int,
+    on_bad_image: str,
+    num_threads: int,
+) -> Iterator[Batch]:
+    """Every `world_size`-th batch of the split, so that all processes together see each row once.
+
+    The batches are the same ones on any number of processes; the last may be short. With `on_bad_image`
+    "skip" an undecodable image is left out; none is ever replaced by another.
+    """
+
+    def parts() -> Iterator[range]:
+        for first in range(rank * batch_size, len(split), world_size * batch_size):
+            yield range(first, min(first + batch_size, len(split)))
+
+    def load(rows: range) -> list[Example]:
+        return [load_one(row) for row in rows]
+
+    def load_one(row: int) -> Example:
+        try:
+            image_HWC, label = read_example(split, row)
+        except DataError:
+            if on_bad_image == "error":
+                raise
+            return Example(np.empty((0, 0, 3), np.uint8), -1, row, skipped=(split.where_is(row),))
+        return Example(preprocessing(image_HWC), label, row)
+
+    yield from _in_threads(parts(), load, image_size=preprocessing.image_size, num_threads=num_threads)
+
+
+def read_example(split: Split, row: int) -> tuple[np.ndarray, int | tuple[int, ...]]:
+    """Decoded (H, W, 3) uint8 image and label or labels of one row; what goes wrong names the row or file."""
+    image, label = split.read_row(row)
+    if split.is_large:
+        check_label(split, label, row)
+    if not isinstance(image, bytes):
+        return image, label
+    if isinstance(image, KeptImage) and image.pixels_HWC is not None:
+        return image.pixels_HWC, label
+    pixels_HWC = decode(image, where=split.where_is, row=row)
+    if isinstance(image, KeptImage):
+        image.keep(pixels_HWC)
+    return pixels_HWC, label
+
+
+def check_images(split: Split, *, rank: int, world_size: int, num_threads: int) -> list[DataError]:
+    """What is wrong with this process's share of a split's images; a few thousand are looked at a second."""
+
+    def look(rows: range) -> list[DataError]:
+        found = []
+        for row in rows:
+            try:
+                image, _ = split.read_row(row)
+                if isinstance(image, bytes):
+                    check(image, where=split.where_is, row=row)
+            except DataError as error:
+                found.append(error)
+        return found
+
+    try:
+        if not isinstance(split.read_row(0)[0], bytes):
+            return []  # drawn, not read
+    except DataError:
+        pass  # found again below, with the others
+    parts = [range(first, min(first + 64, len(split))) for first in range(0, len(split), 64)]
+    with ThreadPoolExecutor(num_threads, thread_name_prefix="vit-loader") as pool:
+        return [error for found in pool.map(look, parts[rank::world_size]) for error in found]
+
+
+def _in_threads(
+    parts: Iterable[Sequence],
+    load: Callable[[Sequence], list[Example]],
+    *,
+    image_size: tuple[int, int],
+    num_threads: int,
+) -> Iterator[Batch]:
+    """A batch for each part, in order; a few are in the making while one is used."""
+    pool = ThreadPoolExecutor(num_threads, thread_name_prefix="vit-loader")
+    waiting: deque[list[Future]] = deque()
+    examples_ahead = 0
+    try:
+        for part in parts:
+            chunk = max(1, -(-len(part) // num_threads))
+            chunks = [part[first : first + chunk] for first in range(0, len(part), chunk)]
+            waiting.append([pool.submit(load, chunk) for chunk in chunks])
+            examples_ahead += len(part)
+            while len(waiting) > 2 and examples_ahead > 4 * num_threads:
+                batch = _collate(waiting.popleft(), image_size)
+                examples_ahead -= len(batch.rows_B)
+                yield batch
+        while waiting:
+            yield _collate(waiting.popleft(), image_size)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _labels(labels: list[int | tuple[int, ...]]) -> Tensor:
+    if not any(isinstance(label, tuple) for label in labels):
+        return torch.tensor(labels, dtype=torch.int64)
+    most = max(len(label) for label in labels)
+    return torch.tensor([(*label, *[-1] * (most - len(label))) for label in labels], dtype=torch.int64)
+
+
+def _collate(futures: list[Future], image_size: tuple[int, int]) -> Batch:
+    examples = [example for future in futures for example in future.result()]
+    whole = [example for example in examples if example.image_HWC.size]
+    images_BHWC = torch.empty(
+        (len(whole), *image_size, 3), dtype=torch.uint8, pin_memory=torch.cuda.is_available()
+    )
+    rows = images_BHWC.numpy()
+    for place, example in enumerate(whole):
+        rows[place] = example.image_HWC
+    return Batch(
+        images_BCHW=images_BHWC.permute(0, 3, 1, 2),
+        labels_B=_labels([example.label for example in whole]),
+        rows_B=torch.tensor([example.row for example in whole], dtype=torch.int64),
+        skipped=tuple(place for example in examples for place in example.skipped),
+    )

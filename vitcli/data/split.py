@@ -1,0 +1,277 @@
+"""`Split`: the rows of one split as encoded images with checked labels, whatever they were read from."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from hashlib import blake2b
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from vitcli.data import sampler
+from vitcli.data.columns import (
+    PATHS,
+    classes_of,
+    column_values,
+    find_image_column,
+    find_label_column,
+    image_bytes,
+)
+from vitcli.errors import DataError
+
+MANY_ROWS = 10_000_000
+Label = int | tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Split:
+    """Rows of one split, read one at a time.
+
+    Attributes:
+        name: what people call it, for messages: "flowers17, split train".
+        num_examples: how many rows.
+        class_names: names in the order of the label numbers, or None where the data has numbers only.
+        num_classes: how many classes a head for these labels has.
+        read_row: row number to its image, encoded bytes or an already decoded (H, W, 3) uint8 array, and its
+            label, or a tuple of labels where a row has several.
+        read_labels: all labels, (num_examples,) int64; (num_examples, M) filled up with -1 for several each.
+        where_is: row number to what an error should call it: a file name, or the row.
+        dev_cut: for the dev part of a split, which split, what fraction, and the fingerprint of the whole.
+        has_several_labels: whether labels are tuples.
+        block_starts: of shards, the first row of each block that is read as one, and the number of rows after
+            the last; None for tables, of which any row is as near as any other.
+        identity: what the fingerprint is made of where rows are too many to look at.
+        read_column: name to the values of another column, `columns.PATHS` to the paths of the images; a
+            KeyError where there is none such. None where the source has no columns.
+    """
+
+    name: str
+    num_examples: int
+    class_names: tuple[str, ...] | None
+    num_classes: int
+    read_row: Callable[[int], tuple[bytes | np.ndarray, Label]]
+    read_labels: Callable[[], np.ndarray]
+    where_is: Callable[[int], str]
+    dev_cut: dict | None = None
+    has_several_labels: bool = False
+    block_starts: np.ndarray | None = None
+    identity: str | None = None
+    read_column: Callable[[str], list] | None = None
+
+    @property
+    def is_large(self) -> bool:
+        """Whether not all labels may be read at once; each is then looked at when it is loaded."""
+        return self.block_starts is not None or self.num_examples > MANY_ROWS
+
+    def __len__(self) -> int:
+        return self.num_examples
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Changes when rows, labels or classes do: from all labels and names and a sample of the images."""
+        digest = blake2b(
+            repr((self.num_examples, self.class_names, self.num_classes)).encode(), digest_size=16
+        )
+        if self.identity is not None:
+            digest.update(self.identity.encode())
+            return digest.hexdigest()
+        if not self.is_large:
+            digest.update(self.read_labels().tobytes())
+        for row in np.linspace(0, self.num_examples - 1, min(32, self.num_examples)).astype(int):
+            try:
+                image, label = self.read_row(int(row))
+                digest.update(repr(label).encode() if self.is_large else b"")
+            except DataError as error:  # a row without an image is a fact of the data too
+                image = error.message.encode()
+            digest.update(image if isinstance(image, bytes) else image.tobytes())
+        return digest.hexdigest()
+
+    def part(self, first: int, last: int, *, name: str, shuffle_key: int | None = None) -> "Split":
+        """Rows first ... last - 1 of this split, or of a fixed shuffle of it; neither takes memory."""
+        assert shuffle_key is None or self.block_starts is None, "shards are not shuffled row by row"
+
+        def source_rows(rows: np.ndarray) -> np.ndarray:
+            if shuffle_key is None:
+                return first + rows
+            return sampler.permute(first + rows, num_examples=self.num_examples, key=shuffle_key)
+
+        starts = self.block_starts
+        return replace(
+            self._at(source_rows, last - first),
+            name=name,
+            block_starts=None if starts is None else np.unique(np.clip(starts, first, last)) - first,
+            identity=None if self.identity is None else f"{self.identity}, rows {first} to {last}",
+        )
+
+    def random_blocks(self, num_examples: int, *, name: str, key: int) -> "Split":
+        """Whole blocks of shards drawn without replacement, and of the last one as much as is needed."""
+        sizes = np.diff(self.block_starts)
+        drawn = sampler.permute(np.arange(len(sizes)), num_examples=len(sizes), key=key)
+        drawn = drawn[: np.searchsorted(np.cumsum(sizes[drawn]), num_examples) + 1]
+        ends = np.minimum(np.cumsum(sizes[drawn]), num_examples)
+        starts = np.concatenate([[0], ends])
+
+        def source_rows(rows: np.ndarray) -> np.ndarray:
+            which = np.searchsorted(ends, rows, side="right")
+            return self.block_starts[drawn[which]] + rows - starts[which]
+
+        identity = f"{self.identity}, {num_examples} rows of blocks drawn by {key}"
+        return replace(self._at(source_rows, num_examples), name=name, block_starts=starts, identity=identity)
+
+    def rows(self, places: np.ndarray) -> "Split":
+        """Some rows of this split, in this order."""
+        which = blake2b(places.tobytes(), digest_size=8).hexdigest()
+        return replace(
+            self._at(lambda rows: places[rows], len(places)),
+            block_starts=None if self.block_starts is None else np.arange(len(places) + 1),
+            identity=None if self.identity is None else f"{self.identity}, rows {which}",
+        )
+
+    def _at(self, source_rows: Callable[[np.ndarray], np.ndarray], num_examples: int) -> "Split":
+        """Other rows of the same data."""
+
+        def source_row(row: int) -> int:
+            return int(source_rows(np.array([row]))[0])
+
+        def all_rows() -> np.ndarray:
+            return source_rows(np.arange(num_examples))
+
+        return replace(
+            self,
+            num_examples=num_examples,
+            read_row=lambda row: self.read_row(source_row(row)),
+            read_labels=lambda: self.read_labels()[all_rows()],
+            where_is=lambda row: self.where_is(source_row(row)),
+            read_column=self.read_column
+            and (lambda name: [*map(self.read_column(name).__getitem__, all_rows())]),
+        )
+
+    def relabelled(self, number_of: np.ndarray, class_names: tuple[str, ...]) -> "Split":
+        """The same rows, label k called number_of[k], in another list of classes."""
+
+        def renamed(labels: np.ndarray) -> np.ndarray:
+            return np.where(labels < 0, labels, number_of[labels])  # -1 fills up rows of several labels
+
+        def read_row(row: int) -> tuple[bytes | np.ndarray, Label]:
+            image, label = self.read_row(row)
+            several = isinstance(label, tuple)
+            return image, tuple(int(number_of[one]) for one in label) if several else int(number_of[label])
+
+        return replace(
+            self,
+            class_names=class_names,
+            num_classes=len(class_names),
+            read_row=read_row,
+            read_labels=lambda: renamed(self.read_labels()),
+        )
+
+
+def from_table(
+    table: datasets.Dataset,
+    *,
+    name: str,
+    root: Path | None,
+    image_column: str | None,
+    label_column: str | None,
+) -> Split:
+    """A Hugging Face table as a split; its columns found by their types where they are not named.
+
+    Raises:
+        DataError: no column fits, or several do; an image path leaves `root`.
+    """
+    image_column = find_image_column(table.features, image_column, name)
+    label_column = find_label_column(table.features, label_column, name)
+    if isinstance(table.features[image_column], datasets.Image):
+        table = table.cast_column(image_column, datasets.Image(decode=False))
+    # A saved table remembers a format such as torch, and columns to leave out.
+    whole = table.with_format(None)
+    table = whole.select_columns([image_column, label_column])
+    class_names, num_classes, number_of = classes_of(table, label_column)
+    root = Path(os.path.realpath(root)) if root else None
+
+    def read_row(row: int) -> tuple[bytes, int]:
+        values = table[row]
+        label = values[label_column]
+        if isinstance(label, list):
+            return image_bytes(values[image_column], root, name, row), tuple(label)
+        return image_bytes(values[image_column], root, name, row), number_of[label] if number_of else label
+
+    def read_labels() -> np.ndarray:
+        values = table.data.column(label_column)
+        if table._indices is not None:  # a selection made before it came to us
+            values = pa.chunked_array([pa.array(table[label_column])])
+        if pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
+            return _filled_up(values)
+        if number_of:
+            return np.array([number_of[value] for value in values.to_pylist()], dtype=np.int64)
+        return pc.fill_null(values, -1).to_numpy().astype(np.int64)
+
+    def where_is(row: int) -> str:
+        image = table[row][image_column]
+        path = image.get("path") if isinstance(image, dict) else None
+        return f"{name}, row {row}" + (f", file {path}" if path else "")
+
+    return Split(
+        name=name,
+        num_examples=len(table),
+        class_names=class_names,
+        num_classes=num_classes,
+        read_row=read_row,
+        read_labels=read_labels,
+        where_is=where_is,
+        has_several_labels=isinstance(table.features[label_column], datasets.List | datasets.LargeList),
+        read_column=lambda column: column_values(whole, image_column if column == PATHS else column),
+    )
+
+
+def _filled_up(lists: pa.ChunkedArray) -> np.ndarray:
+    """(N, M) int64 of lists of up to M labels, -1 where a row has fewer."""
+    counts_N = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
+    labels_NM = np.full((len(lists), max(int(counts_N.max(initial=1)), 1)), -1, dtype=np.int64)
+    rows_V = np.repeat(np.arange(len(lists)), counts_N)
+    places_V = np.arange(counts_N.sum()) - np.repeat(np.cumsum(counts_N) - counts_N, counts_N)
+    labels_NM[rows_V, places_V] = pc.list_flatten(lists).to_numpy()
+    return labels_NM
+
+
+def check_labels(split: Split) -> None:
+    """Refuse a split with a label that is no class, naming its first row; `check_label` for one too large."""
+    if split.is_large:
+        return
+    labels = split.read_labels()
+    too_high = labels >= split.num_classes
+    too_low = labels < 0 if labels.ndim == 1 else (labels < 0).all(axis=1, keepdims=True)
+    wrong_N = np.flatnonzero((too_high | too_low).reshape(len(labels), -1).any(axis=1))
+    if not len(wrong_N):
+        return
+    row = int(wrong_N[0])
+    if (labels[wrong_N] == -1).all():
+        what, fix = (
+            "no label (-1)",
+            "choose a labelled split: key data.eval_split, or --split where a command has it",
+        )
+    else:
+        what, fix = (
+            f"a label outside 0 ... {split.num_classes - 1}",
+            "mend them, or name a column with data.label_column",
+        )
+    raise DataError(
+        f"{len(wrong_N)} of {len(labels)} rows of {split.name} have {what}",
+        where=f"{split.where_is(row)}: label {labels[row]}",
+        fix=fix,
+    )
+
+
+def check_label(split: Split, label: Label, row: int) -> None:
+    """Refuse one label that is no class."""
+    labels = label if isinstance(label, tuple) else (label,)
+    if not labels or min(labels) < 0 or max(labels) >= split.num_classes:
+        raise DataError(
+            f"a row of {split.name} has the label {label}, outside 0 ... {split.num_classes - 1}",
+            where=split.where_is(row),
+            fix="mend it, or name a column with data.label_column",
+        )

@@ -1,0 +1,218 @@
+"""Decoded images to the pixels a model sees: uint8 in, uint8 out, every random number from one generator.
+
+Images are (H, W, 3) uint8 arrays, before and after. Values leave for [-1, 1] only on the device
+(`to_model_range`), so that a batch travels at a quarter of its size.
+"""
+
+import math
+from dataclasses import asdict, dataclass
+from random import Random
+
+import numpy as np
+import torch
+from torch import Tensor
+from torchvision.transforms.v2 import InterpolationMode
+from torchvision.transforms.v2.functional import resize_image
+
+from vitcli.data.randaugment import randaugment
+from vitcli.errors import WeightsError
+
+CHOICES = {"resize": ("square", "short_side", "none"), "interpolation": ("bilinear", "bicubic")}
+CROP_TRIES = 100  # of the Inception crop before it takes the whole picture, as in the official code
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """What evaluation and prediction do to a picture; stored with the weights, so all see the same pixels.
+
+    Attributes:
+        image_size: height and width in pixels of the result.
+        resize: "square" resizes the whole picture to floor(image_size / crop_fraction), whatever its shape
+            (the official fine-tuning code, without a crop), and takes the centre; "short_side" keeps the
+            shape, resizes the short side to floor(image_size / crop_fraction) and takes the centre; "none"
+            takes the centre of it as it is.
+        crop_fraction: the share of a side that the centre crop keeps; without meaning for "none".
+        interpolation: "bilinear" or "bicubic".
+        antialias: whether shrinking averages over all source pixels; the paper's code does not.
+        mean, std: subtracted and divided by, of values in [0, 1], one a channel.
+        decoder: what turned the file into pixels.
+    """
+
+    image_size: tuple[int, int]
+    resize: str
+    crop_fraction: float
+    interpolation: str
+    antialias: bool
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    decoder: str = "libjpeg-turbo, Pillow"
+
+    def as_dict(self) -> dict:
+        return {
+            key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()
+        }
+
+    @classmethod
+    def from_dict(cls, stored: dict) -> "Preprocessing":
+        """The inverse of `as_dict`; WeightsError for anything it did not write."""
+        kinds = {"image_size": list, "resize": str, "crop_fraction": float, "interpolation": str}
+        kinds |= {"antialias": bool, "mean": list, "std": list, "decoder": str}
+        wrong = [key for key, kind in kinds.items() if type(stored.get(key)) is not kind]
+        wrong += sorted(stored.keys() - kinds.keys())
+        wrong += [key for key, allowed in CHOICES.items() if key not in wrong and stored[key] not in allowed]
+        if wrong:
+            raise WeightsError(
+                f"the stored preprocessing is not one of this version ({', '.join(wrong)})",
+                where="metadata of the weights",
+                fix="say how pictures are prepared with --recipe evaluate/default, or update vit",
+            )
+        return cls(
+            **{key: tuple(value) if isinstance(value, list) else value for key, value in stored.items()}
+        )
+
+    def summary(self) -> str:
+        height, width = self.image_size
+        whole = "x".join(map(str, self.whole_size))
+        longer = " or more" if height != width else ""  # what a wide crop needs
+        how = {
+            "square": "whole picture resized"
+            + ("" if self.crop_fraction == 1 else f" to {whole}, centre crop"),
+            "short_side": f"short side {self.short_side}{longer}, centre crop",
+            "none": "centre crop",
+        }[self.resize]
+        return f"{height}x{width}, {how}, {self.interpolation}{' with antialias' if self.antialias else ''}"
+
+    @property
+    def resolution(self) -> int | list[int]:
+        """The image size as recipes write it: one number for a square, else height and width."""
+        return self.image_size[0] if len(set(self.image_size)) == 1 else list(self.image_size)
+
+    @property
+    def short_side(self) -> int:
+        """Pixels of the short side before the centre crop: 248 for 224 at a crop fraction of 0.9."""
+        return math.floor(min(self.image_size) / self.crop_fraction + 1e-6)
+
+    @property
+    def whole_size(self) -> tuple[int, int]:
+        """Height and width a squashed picture has before the centre crop: 256 for 224 at 0.875."""
+        height, width = (math.floor(side / self.crop_fraction + 1e-6) for side in self.image_size)
+        return height, width
+
+    def __call__(self, image_HWC: np.ndarray) -> np.ndarray:
+        """One decoded picture to (image_size, 3) uint8."""
+        size = self.whole_size if self.resize == "square" else self._size_in_shape(*image_HWC.shape[:2])
+        image_HWC = _resize(image_HWC, size, self.interpolation, self.antialias)
+        top, left = (round((side - crop) / 2) for side, crop in zip(size, self.image_size, strict=True))
+        return image_HWC[top : top + self.image_size[0], left : left + self.image_size[1]]
+
+    def _size_in_shape(self, *sides: int) -> tuple[int, int]:
+        """Height and width before the centre crop of a picture that keeps its shape."""
+        needed = max(crop / side for crop, side in zip(self.image_size, sides, strict=True))
+        # "none" still enlarges a picture smaller than the crop; a wide crop may need a longer short side.
+        scale = max(needed, self.short_side / min(sides)) if self.resize == "short_side" else max(needed, 1.0)
+        height, width = (
+            max(crop, int(side * scale + 1e-6)) for crop, side in zip(self.image_size, sides, strict=True)
+        )
+        return height, width
+
+
+@dataclass(frozen=True)
+class TrainTransform:
+    """What training does to a picture, drawn from a generator of the example's own.
+
+    Attributes:
+        image_size: height and width in pixels of the result.
+        crop: "inception" takes a rectangle of random size and aspect and resizes it (the official code);
+            "random" resizes the whole to `resize` squared and takes a random window (the paper after BiT);
+            "none" resizes the whole.
+        crop_area: smallest and largest share of the picture's area that an Inception crop takes.
+        crop_aspect: smallest and largest width / height of an Inception crop.
+        resize: side in pixels before the random window.
+        flip: whether every second picture is mirrored.
+        interpolation, antialias: as of `Preprocessing`.
+        randaugment: layers and magnitude of `randaugment.randaugment`, which comes last; None for none.
+    """
+
+    image_size: tuple[int, int]
+    crop: str
+    crop_area: tuple[float, float]
+    crop_aspect: tuple[float, float]
+    resize: int | None
+    flip: bool
+    interpolation: str
+    antialias: bool
+    randaugment: tuple[int, float] | None
+
+    def __call__(self, image_HWC: np.ndarray, rng: Random) -> np.ndarray:
+        """One decoded picture to (image_size, 3) uint8; the same state of `rng` gives the same pixels."""
+        size, window = self.image_size, None
+        if self.crop == "inception":
+            window = inception_crop(
+                *image_HWC.shape[:2], area=self.crop_area, aspect=self.crop_aspect, rng=rng
+            )
+            image_HWC = _cut(image_HWC, *window)  # crop first: the resize then touches only what is kept
+        elif self.crop == "random":
+            size = (self.resize, self.resize)
+        image_HWC = _resize(image_HWC, size, self.interpolation, self.antialias)
+        if self.crop == "random":
+            top, left = (rng.randint(0, self.resize - side) for side in self.image_size)
+            image_HWC = _cut(image_HWC, top, left, *self.image_size)
+        if self.flip and rng.random() < 0.5:
+            image_HWC = image_HWC[:, ::-1]
+        if self.randaugment is None:
+            return image_HWC
+        num_layers, magnitude = self.randaugment
+        return randaugment(image_HWC, num_layers=num_layers, magnitude=magnitude, rng=rng)
+
+
+def inception_crop(
+    image_height: int,
+    image_width: int,
+    *,
+    area: tuple[float, float],
+    aspect: tuple[float, float],
+    rng: Random,
+) -> tuple[int, int, int, int]:
+    """Top, left, height and width of a random rectangle, distributed as in the official input pipeline.
+
+    The aspect (width / height) is uniform, then the height is uniform between what the smallest and the
+    largest area ask for, so small crops are rarer than under a uniform area (torchvision's
+    RandomResizedCrop). After 100 draws that do not fit the whole picture is taken.
+    """
+    smallest, largest = (share * image_height * image_width for share in area)
+    for _ in range(CROP_TRIES):
+        ratio = rng.uniform(*aspect)
+        highest = min(
+            round(math.sqrt(largest / ratio)), image_height, int((image_width + 0.5 - 1e-7) / ratio)
+        )
+        lowest = min(round(math.sqrt(smallest / ratio)), highest)
+        height = rng.randint(lowest, highest)
+        # Rounding may have left the allowed areas by a hair: one row more or less mends it.
+        height += (round(height * ratio) * height < smallest) - (round(height * ratio) * height > largest)
+        width = round(height * ratio)
+        fits = 0 < height <= image_height and 0 < width <= image_width
+        if fits and smallest <= height * width <= largest:
+            return rng.randint(0, image_height - height), rng.randint(0, image_width - width), height, width
+    return 0, 0, image_height, image_width
+
+
+def to_model_range(images_BCHW: Tensor, *, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
+    """uint8 batch to float32: values in [0, 1], minus `mean`, divided by `std` (0.5 and 0.5 give [-1, 1])."""
+    mean_C11 = torch.tensor(mean, device=images_BCHW.device).view(-1, 1, 1) * 255
+    std_C11 = torch.tensor(std, device=images_BCHW.device).view(-1, 1, 1) * 255
+    return (images_BCHW.float() - mean_C11) / std_C11
+
+
+def _cut(image_HWC: np.ndarray, top: int, left: int, height: int, width: int) -> np.ndarray:
+    return image_HWC[top : top + height, left : left + width]
+
+
+def _resize(image_HWC: np.ndarray, size: tuple[int, int], interpolation: str, antialias: bool) -> np.ndarray:
+    if image_HWC.shape[:2] == size:
+        return image_HWC
+    # Channels stay last in memory: that is the layout of torch's fast uint8 resize.
+    image_CHW = torch.from_numpy(image_HWC).permute(2, 0, 1)
+    mode = InterpolationMode(interpolation)
+    return (
+        resize_image(image_CHW, list(size), interpolation=mode, antialias=antialias).permute(1, 2, 0).numpy()
+    )

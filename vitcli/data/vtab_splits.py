@@ -1,0 +1,165 @@
+"""The tables of a VTAB task: raw columns made into its classes, its splits, its thousand training images.
+
+Only an alias of recipes/datasets.toml with the key `vtab` is treated so; what its keys mean stands there.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow.compute as pc
+
+from vitcli.data import vtab
+from vitcli.data.columns import find_label_column
+from vitcli.data.decoding import decode
+from vitcli.data.layouts import Tables
+from vitcli.data.split import Split
+from vitcli.errors import DataError
+
+Opener = Callable[[], datasets.Dataset]
+
+
+def for_task(
+    tables: Tables, declared: Mapping[str, Any], *, name: str, is_local: bool, named_label: str | None
+) -> Tables:
+    """The tables of a VTAB task with train800, val200 and train800val200 among its splits; others unchanged.
+
+    Args:
+        declared: what recipes/datasets.toml says of the alias.
+        is_local: whether this is a copy on this disk; those of the Hub have their classes in them.
+        named_label: the column a person named; it is then taken as it is.
+    """
+    if "vtab" not in declared:
+        return tables
+    opened = dict(tables.open)
+    if is_local and named_label is None and "label_rules" in declared:
+        opened = _raw_splits(opened, declared)
+        opened = {
+            split: partial(_labelled, read, declared, f"{name}, split {split}")
+            for split, read in opened.items()
+        }
+    column = named_label if is_local or named_label else declared["label_column"]
+    opened = {
+        split: partial(_numbered, read, column, declared["classes"], f"{name}, split {split}")
+        for split, read in opened.items()
+    }
+    return Tables(opened | _protocol(opened, name), tables.root)
+
+
+def with_image_rule(split: Split, declared: Mapping[str, Any]) -> Split:
+    """Pictures of 0 and 1 to black and white, where the alias says that there may be such ones."""
+    if declared.get("image_rule") != "times_255":
+        return split
+
+    def read_row(row: int):
+        image, label = split.read_row(row)
+        image_HWC = decode(image, where=split.where_is, row=row) if isinstance(image, bytes) else image
+        return image_HWC * np.uint8(255 if image_HWC.max() <= 1 else 1), label
+
+    return replace(split, read_row=read_row)
+
+
+def _protocol(opened: Mapping[str, Opener], name: str) -> dict[str, Opener]:
+    """The splits of VTAB-1k, cut from train, and from validation where there is one (paper, B.1.1)."""
+    if "train" not in opened:
+        return {}
+    num_train, num_val = vtab.TRAIN_ROWS, vtab.VAL_ROWS
+
+    def train() -> datasets.Dataset:
+        return _rows(opened["train"](), 0, num_train, f"{name}, split train")
+
+    def val() -> datasets.Dataset:
+        if "validation" in opened:
+            return _rows(opened["validation"](), 0, num_val, f"{name}, split validation")
+        return _rows(opened["train"](), num_train, num_train + num_val, f"{name}, split train")
+
+    def both() -> datasets.Dataset:
+        parts = [train(), val()]
+        try:
+            return datasets.concatenate_datasets(parts)
+        except ValueError as error:
+            raise DataError(
+                f"train and validation of {name} cannot be joined: their columns or classes differ",
+                where=name,
+                fix="write both with the same columns and class names",
+            ) from error
+
+    return {f"train{num_train}": train, f"val{num_val}": val, f"train{num_train}val{num_val}": both}
+
+
+def _rows(table: datasets.Dataset, first: int, last: int, where: str) -> datasets.Dataset:
+    if len(table) < last:
+        raise DataError(
+            f"VTAB takes rows up to {last}, and there are {len(table)}",
+            where=where,
+            fix="put the whole data set there, or name other rows: --set data.train_split=train",
+        )
+    return table.select(range(first, last))
+
+
+def _raw_splits(opened: dict[str, Opener], declared: Mapping[str, Any]) -> dict[str, Opener]:
+    """The task's splits of a raw copy that has those of TensorFlow Datasets and no other."""
+    wanted = declared.get("raw_splits", {})
+    if {spec.partition("[")[0] for spec in wanted.values()} != set(opened):
+        return opened
+    if not set(declared["label_rules"]) & set(opened["train"]().column_names):
+        return opened
+    return {split: partial(_part, opened, spec) for split, spec in wanted.items()}
+
+
+def _part(opened: Mapping[str, Opener], spec: str) -> datasets.Dataset:
+    base = spec.partition("[")[0]
+    table = opened[base]()
+    (piece,) = datasets.ReadInstruction.from_spec(spec).to_absolute({base: len(table)})
+    return table.select(range(piece.from_ or 0, len(table) if piece.to is None else piece.to))
+
+
+def _labelled(read: Opener, declared: Mapping[str, Any], where: str) -> datasets.Dataset:
+    """Pictures and classes alone, made by the rule of the first raw column; a copy without one as it is."""
+    table = read()
+    column = next((column for column in declared["label_rules"] if column in table.column_names), None)
+    if column is None:
+        return table
+    images = [name for name, kind in table.features.items() if isinstance(kind, datasets.Image)]
+    if declared["image_column"] in table.column_names:
+        images = [declared["image_column"]]  # small NORB has two pictures a row; the task is about the first
+    kind = table.features[column]
+    if isinstance(kind, datasets.ClassLabel) and kind.num_classes == declared["classes"]:
+        return table.select_columns([*images, column])
+    labels = _classes(table, column, declared["label_rules"][column], where)
+    feature = datasets.ClassLabel(num_classes=declared["classes"])
+    return table.select_columns(images).add_column("label", labels, feature=feature)
+
+
+def _numbered(read: Opener, column: str | None, num_classes: int, where: str) -> datasets.Dataset:
+    """Labels that are numbers alone, as the task's classes: a thousand images may have none of some class."""
+    table = read()
+    column = find_label_column(table.features, column, where)
+    kind = table.features[column]
+    if not (isinstance(kind, datasets.Value) and kind.dtype.startswith(("int", "uint"))):
+        return table
+    range_of = pc.min_max(table.data.column(column)).as_py()
+    if range_of["min"] is None or not 0 <= range_of["min"] <= range_of["max"] < num_classes:
+        return table  # refused when it is opened, if they are not classes of another kind
+    return table.cast_column(column, datasets.ClassLabel(num_classes=num_classes))
+
+
+def _classes(table: datasets.Dataset, column: str, rule: str, where: str) -> np.ndarray:
+    labels = np.empty(len(table), dtype=np.int64)
+    row = 0
+    for batch in table.with_format(None).select_columns([column]).iter(batch_size=1000):
+        for value in batch[column]:
+            try:
+                labels[row] = vtab.class_of(rule, value)
+            except (ValueError, TypeError, KeyError, IndexError) as error:
+                raise DataError(
+                    f"rule {rule} gives no class to a value of column {column!r}: {error}",
+                    where=f"{where}, row {row}",
+                    fix="write the column as TensorFlow Datasets has it, or name one of classes: "
+                    "--set data.label_column=NAME",
+                ) from error
+            row += 1
+    return labels

@@ -1,0 +1,180 @@
+"""Class maps: TOML files that say which classes of a checkpoint count as which class of a data set.
+
+[classes] has a line for each class of the data that counts: its name = the number or name of the checkpoint's
+class, or a list of them (synonyms). A class whose name begins with a WordNet id (n01440764_tench) may be
+called by the id alone. Pictures of classes without a line are left out.
+"""
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitcli.data.split import Split
+from vitcli.errors import DataError, VitError, nearest
+from vitcli.evaluation.projection import Projection
+
+
+@dataclass(frozen=True)
+class ClassMap:
+    """One file, read.
+
+    Attributes:
+        name: as the command line gave it.
+        path: where it lies.
+        classes: class of the data to one or several classes of a checkpoint, by number or name.
+    """
+
+    name: str
+    path: Path
+    classes: dict[str, tuple[int | str, ...]]
+
+
+def read_class_map(name: str, shipped: Mapping[str, Path]) -> ClassMap:
+    """The shipped map of this name, or the file of a path that ends in .toml.
+
+    Raises:
+        VitError: there is none, or it is not of the form.
+    """
+    path = shipped.get(name) or (Path(name) if name.endswith(".toml") else None)
+    if path is None or not path.is_file():
+        raise VitError(
+            f"there is no class map {name!r}{nearest(name, shipped)}",
+            where="--classes",
+            fix=f"one of {', '.join(shipped)}, or the path of a .toml file",
+        )
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise VitError(
+            f"not TOML: {error}",
+            where=str(path),
+            fix='lines such as mug = 504, or "alarm clock" = [409, 530]',
+        ) from error
+    return ClassMap(name, path, _checked(table, path))
+
+
+def project(
+    split: Split,
+    found: ClassMap,
+    *,
+    ckpt_classes: tuple[str, ...] | None,
+    num_classes: int,
+    all_compete: bool,
+) -> tuple[Split, Projection, np.ndarray]:
+    """A split of the mapped classes alone, how a checkpoint's logits become theirs, and the rows it is of.
+
+    Args:
+        ckpt_classes: names of the checkpoint's classes, where it stores them.
+        num_classes: how many it has.
+
+    Raises:
+        DataError: a class that the data or the checkpoint does not have, or rows with several labels.
+    """
+    if split.has_several_labels:
+        raise DataError(
+            f"the rows of {split.name} have several labels, which a class map cannot join",
+            where=f"--classes {found.name}",
+            fix="leave --classes out",
+        )
+    names = split.class_names or tuple(str(number) for number in range(split.num_classes))
+    numbers = _numbers_of(found, names, split.name)
+    groups = tuple(
+        tuple(_ckpt_class(one, found, ckpt_classes, num_classes) for one in several)
+        for several in found.classes.values()
+    )
+    _check_disjoint(groups, found)
+    group_of = np.full(split.num_classes, -1)
+    group_of[numbers] = np.arange(len(numbers))
+    groups_N = group_of[split.read_labels()]
+    rows = np.flatnonzero(groups_N >= 0)
+    if not len(rows):
+        raise DataError(
+            f"no picture of {split.name} is of a class in this map",
+            where=str(found.path),
+            fix="name the map that belongs to the data",
+        )
+    kept = replace(split.rows(rows), name=f"{split.name}, classes of {found.name}")
+    kept = kept.relabelled(group_of, tuple(names[number] for number in numbers))
+    return kept, Projection(groups, num_classes, all_compete), rows
+
+
+def _checked(table: dict[str, Any], path: Path) -> dict[str, tuple[int | str, ...]]:
+    unknown = table.keys() - {"about", "classes"}
+    classes = table.get("classes")
+    if unknown or not isinstance(classes, dict) or not classes:
+        what = f"has the unknown key {min(unknown)!r}" if unknown else "names no classes"
+        raise VitError(
+            f"the class map {what}",
+            where=str(path),
+            fix="one section [classes], a line for each class of the data",
+        )
+    found = {}
+    for name, value in classes.items():
+        several = value if isinstance(value, list) else [value]
+        if not several or not all(type(one) in (int, str) for one in several):
+            raise VitError(
+                f"the class {name!r} is mapped to {value!r}",
+                where=str(path),
+                fix="give the number or the name of a class of the checkpoint, or a list of them",
+            )
+        found[name] = tuple(several)
+    return found
+
+
+def _numbers_of(found: ClassMap, names: tuple[str, ...], data: str) -> list[int]:
+    """The data's number of each class in the map, in the map's order."""
+    number_of = {_wordnet_id(name): number for number, name in enumerate(names)}
+    number_of |= {name: number for number, name in enumerate(names)}
+    for name in found.classes:
+        if name not in number_of:
+            raise DataError(
+                f"{data} has no class {name!r}{nearest(name, names)}",
+                where=str(found.path),
+                fix=f"call the classes as the data does, such as {names[0]!r}; {len(names)} there are",
+            )
+    return [number_of[name] for name in found.classes]
+
+
+def _ckpt_class(
+    one: int | str, found: ClassMap, ckpt_classes: tuple[str, ...] | None, num_classes: int
+) -> int:
+    if isinstance(one, int):
+        if 0 <= one < num_classes:
+            return one
+        raise DataError(
+            f"the checkpoint has no class {one}: its classes are 0 to {num_classes - 1}",
+            where=str(found.path),
+            fix="use a checkpoint with the classes that this map is made for",
+        )
+    names = ckpt_classes or ()
+    by_id = {_wordnet_id(name): number for number, name in enumerate(names)}
+    if one in names or one in by_id:
+        return names.index(one) if one in names else by_id[one]
+    raise DataError(
+        f"the checkpoint has no class {one!r}{nearest(one, names)}",
+        where=str(found.path),
+        fix="call its classes as it does" if names else "it stores no names: give numbers of classes",
+    )
+
+
+def _check_disjoint(groups: tuple[tuple[int, ...], ...], found: ClassMap) -> None:
+    """A class of the checkpoint that counts as two classes of the data would be right for both."""
+    owner: dict[int, str] = {}
+    for name, group in zip(found.classes, groups, strict=True):
+        for number in group:
+            if owner.setdefault(number, name) != name:
+                raise DataError(
+                    f"class {number} of the checkpoint counts as both {owner[number]!r} and {name!r}",
+                    where=str(found.path),
+                    fix="let it count as one of them",
+                )
+
+
+def _wordnet_id(name: str) -> str:
+    found = re.match(r"n\d{8}(?!\d)", name)
+    return found[0] if found else name

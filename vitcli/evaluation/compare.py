@@ -1,0 +1,100 @@
+"""`vit compare A B`: whether two networks differ on the same pictures, from saved predictions."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitcli.errors import DataError
+from vitcli.evaluation import resampling
+from vitcli.evaluation.prediction_files import SavedPredictions, read_predictions
+
+CHANGES_SHOWN = 10
+
+
+def compare(a_path: str, b_path: str) -> dict[str, Any]:
+    """The difference B - A in top-1, with a paired interval and the exact McNemar test.
+
+    Raises:
+        DataError: a file that holds no predictions, or two of other rows, labels or classes.
+    """
+    a, b = read_predictions(a_path), read_predictions(b_path)
+    _check_same(a, b)
+    is_right_a, is_right_b = a.ranks_N == 0, b.ranks_N == 0
+    count = len(a.rows_N)
+    only_a, only_b = int((is_right_a & ~is_right_b).sum()), int((~is_right_a & is_right_b).sum())
+    both = int((is_right_a & is_right_b).sum())
+    return {
+        "command": "compare",
+        "a": _told(a, is_right_a),
+        "b": _told(b, is_right_b),
+        "eval_split": a.about.get("eval_split"),
+        "num_examples": count,
+        "difference": (only_b - only_a) / count,
+        "interval": list(resampling.paired_interval(only_a, only_b, count)),
+        "mcnemar_p": resampling.mcnemar(only_a, only_b),
+        "counts": {
+            "both": both,
+            "only_a": only_a,
+            "only_b": only_b,
+            "neither": count - both - only_a - only_b,
+        },
+        "per_class": _changes(a, is_right_a, is_right_b),
+    }
+
+
+def _check_same(a: SavedPredictions, b: SavedPredictions) -> None:
+    """Refuse files that do not speak of the same pictures with the same labels."""
+    fix = "score both checkpoints on the same split, with the same --classes"
+    where = f"{a.path} and {b.path}"
+    if not len(a.rows_N):
+        raise DataError("there are no predictions to compare", where=a.path, fix=fix)
+    if not np.array_equal(a.rows_N, b.rows_N):
+        only_a, only_b = set(a.rows_N.tolist()) - set(b.rows_N.tolist()), set(b.rows_N) - set(a.rows_N)
+        what = f"{len(only_a)} are only in the first, {len(only_b)} only in the second"
+        raise DataError(f"the two files are about other rows: {what}", where=where, fix=fix)
+    # Rows of a slice are counted from its start; only places tell two slices, or two sets, from each other.
+    apart = [
+        pair for pair in zip(a.places, b.places, strict=True) if len({Path(one).name for one in pair}) > 1
+    ]
+    if apart:
+        what = f"in {len(apart)} of {len(a.places)} rows, first {apart[0][0]} against {apart[0][1]}"
+        raise DataError(f"the two files are about other pictures {what}", where=where, fix=fix)
+    if a.about.get("class_names") != b.about.get("class_names"):
+        raise DataError("the two files are about other classes", where=where, fix=fix)
+    differing = [at for at, pair in enumerate(zip(a.labels_N, b.labels_N, strict=True)) if len(set(pair)) > 1]
+    if differing:
+        row = int(a.rows_N[differing[0]])
+        raise DataError(
+            f"the two files have other labels in {len(differing)} rows, first in row {row}",
+            where=where,
+            fix=fix,
+        )
+
+
+def _told(one: SavedPredictions, is_right_N: np.ndarray) -> dict[str, Any]:
+    about = {key: one.about.get(key) for key in ("ckpt", "model", "resolution")}
+    return {"file": one.path, **about, "top1": int(is_right_N.sum()) / len(is_right_N)}
+
+
+def _changes(a: SavedPredictions, is_right_a: np.ndarray, is_right_b: np.ndarray) -> list[dict[str, Any]]:
+    """The classes whose top-1 changed most, the largest change first, of equal ones that of more pictures."""
+    if any(isinstance(label, tuple) for label in a.labels_N):
+        return []
+    labels_N, names = np.array(a.labels_N), a.about["class_names"]
+    counts_K = np.bincount(labels_N, minlength=len(names))
+    right_a_K, right_b_K = (
+        np.bincount(labels_N, weights=right, minlength=len(names)) for right in (is_right_a, is_right_b)
+    )
+    gains_K = (right_b_K - right_a_K) / np.maximum(counts_K, 1)
+    changed = sorted(np.flatnonzero(gains_K), key=lambda label: (-abs(gains_K[label]), -counts_K[label]))
+    return [
+        {
+            "class": names[label],
+            "num_examples": int(counts_K[label]),
+            "a": float(right_a_K[label] / counts_K[label]),
+            "b": float(right_b_K[label] / counts_K[label]),
+            "difference": float(gains_K[label]),
+        }
+        for label in changed[:CHANGES_SHOWN]
+    ]

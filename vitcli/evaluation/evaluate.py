@@ -1,0 +1,199 @@
+"""`vit evaluate`: checkpoints on splits, each in one pass (paper, sections 4.1 and D.9)."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitcli import recipe
+from vitcli.data import classes as data_classes
+from vitcli.data.split import Split
+from vitcli.distributed import runtime
+from vitcli.errors import DataError, VitError
+from vitcli.evaluation import class_map, prediction_files, real_labels
+from vitcli.evaluation.assertions import Assertion
+from vitcli.evaluation.class_map import ClassMap
+from vitcli.evaluation.files import FOLDER, claim, write_all
+from vitcli.evaluation.score import Question, ReaL, score
+from vitcli.evaluation.setup import check_named, inference_precision, named_weights, split_to_score
+from vitcli.models.build import check_image_size
+from vitcli.output.progress import Console
+from vitcli.recipe import Recipe
+from vitcli.weights.io import Weights
+
+
+@dataclass(frozen=True)
+class Extras:
+    """What an evaluation is asked for besides scores.
+
+    Attributes:
+        real, real_index: the file of ReaL labels, and the column with each picture's number in it.
+        classes: name or file of a class map.
+        all_compete: whether classes outside the map may be predicted.
+        sides: resolutions to score at, each a square; the weights' own if there are none.
+        out: folder of tables and pictures.
+        overwrite: whether another evaluation in it is replaced.
+        save_predictions: Parquet file.
+        asserted: what must hold, for the table and the JSON; the door acts on it.
+    """
+
+    real: str | None = None
+    real_index: str | None = None
+    classes: str | None = None
+    all_compete: bool = False
+    sides: tuple[int, ...] = ()
+    out: Path | None = None
+    overwrite: bool = False
+    save_predictions: str | None = None
+    asserted: tuple[Assertion, ...] = ()
+
+
+def evaluate(
+    recipe_name: str | None,
+    overrides: Sequence[str],
+    each_shorthands: Sequence[Mapping[str, Any]],
+    *,
+    split: str,
+    workers: int | None,
+    quiet: bool,
+    extras: Extras,
+) -> dict[str, Any]:
+    """One evaluation for each set of shorthands: its result, or of several {"evaluations": [...]}.
+
+    A split is scored with the pixels the weights were trained to see, or the recipe's if they do not say.
+    Every example counts once, in fp32 unless another precision is asked for, on any number of processes.
+    """
+    name = recipe_name or "evaluate/default"
+    resolved = [recipe.load(name, overrides, one, training=False) for one in each_shorthands]
+    _check(resolved, extras)
+    found_map = class_map.read_class_map(extras.classes, recipe.class_maps()) if extras.classes else None
+    lists = real_labels.read_real(extras.real) if extras.real else None
+    # Before the processes join, so that a long download is no stalled collective; `datasets` locks its cache.
+    kept: dict[str, Weights] = {}
+    questions = []
+    for wanted, shorthands in zip(resolved, each_shorthands, strict=True):
+        weights = _weights_once(wanted, kept)
+        opened = _open(wanted, split, weights, found_map, lists, extras)
+        questions.append(replace(opened, recipe_name=recipe_name, overrides=overrides, shorthands=shorthands))
+    machine = runtime.start(inference_precision(resolved[0]))
+    console = Console(quiet=quiet, is_main=machine.is_main)
+    places = dict(out=extras.out, save_predictions=extras.save_predictions, overwrite=extras.overwrite)
+    with ExitStack() as held:
+        machine.on_main(lambda: claim(held, questions, **places))
+        scored = []
+        for question in questions:
+            weights = _weights_once(question.resolved, kept)
+            scored.append(score(question, weights, machine=machine, workers=workers, console=console))
+        result = scored[0].result
+        if len(scored) > 1:
+            result = {"command": "evaluate", "evaluations": [one.result for one in scored]}
+        machine.on_main(lambda: write_all(scored, result, **places))
+    machine.leave()
+    return result
+
+
+def _check(resolved: list[Recipe], extras: Extras) -> None:
+    """Refuse, before anything is read, what cannot be asked for or not be written."""
+    for one in resolved:
+        check_named(one, "evaluate")
+    if extras.real_index and not extras.real:
+        raise VitError("no ReaL labels are named", where="--real-index", fix="--real real.json as well")
+    if extras.all_compete and not extras.classes:
+        raise VitError("no class map is named", where="--all-compete", fix="--classes NAME as well")
+    if extras.real and extras.classes:
+        raise VitError(
+            "ReaL labels speak of all classes, a class map of some",
+            where="--real and --classes",
+            fix="score them one after the other",
+        )
+    if extras.save_predictions:
+        if len(resolved) > 1:
+            raise VitError(
+                f"{len(resolved)} evaluations do not go into one file of predictions",
+                where="--save-predictions",
+                fix="name one --ckpt and one --dataset, and call vit once for each",
+            )
+        prediction_files.check_can_write(extras.save_predictions)
+    if extras.overwrite and not extras.out:
+        raise VitError("no folder is named", where="--overwrite", fix="--out FOLDER as well")
+    if extras.out:
+        FOLDER.check_names(extras.out, len(resolved))
+
+
+def _weights_once(resolved: Recipe, kept: dict[str, Weights]) -> Weights:
+    """The weights a recipe names, read again only if others were in between."""
+    name = resolved.model.ckpt
+    if name not in kept:
+        kept.clear()
+        kept[name] = named_weights(resolved)
+    return kept[name]
+
+
+def _open(
+    resolved: Recipe,
+    split: str,
+    weights: Weights,
+    found_map: ClassMap | None,
+    lists: list[list[int]] | None,
+    extras: Extras,
+) -> Question:
+    """The split of one evaluation, with its labels in the order of the classes that compete."""
+    arch = weights.architecture
+    for side in extras.sides:
+        check_image_size(replace(arch, image_size=(side, side)))
+    found = split_to_score(resolved, split, weights)
+    of_files = {"--real": extras.real, "--real-index": extras.real_index, "--classes": extras.classes}
+    of_files |= {"--all-compete": extras.all_compete}
+    asked = Question(
+        resolved=resolved, split=found, sides=extras.sides, asserted=extras.asserted, of_files=of_files
+    )
+    if found_map is not None:
+        mapped, projection, rows = class_map.project(
+            found,
+            found_map,
+            ckpt_classes=weights.class_names,
+            num_classes=arch.num_classes,
+            all_compete=extras.all_compete,
+        )
+        outside = len(found) - len(rows)
+        return replace(
+            asked,
+            split=mapped,
+            source_rows=rows,
+            projection=projection,
+            map_name=found_map.name,
+            num_outside=outside,
+        )
+    matched, is_mapped = data_classes.match_classes(
+        found, weights.class_names, num_classes=arch.num_classes, ckpt=resolved.model.ckpt
+    )
+    real = _real_of(found, matched, is_mapped, lists, extras) if lists is not None else None
+    return replace(asked, split=matched, is_mapped=is_mapped, real=real, source_rows=np.arange(len(found)))
+
+
+def _real_of(found: Split, matched: Split, is_mapped: bool, lists: list[list[int]], extras: Extras) -> ReaL:
+    """The ReaL labels of each row, as classes of the checkpoint."""
+    of_rows, found_by = real_labels.lists_of_rows(found, lists, column=extras.real_index)
+    highest = max((number for one in of_rows for number in one), default=0)
+    if highest >= found.num_classes:
+        raise DataError(
+            f"the ReaL labels name class {highest}, {found.name} has {found.num_classes} classes",
+            where=f"--real {extras.real}",
+            fix="score ImageNet's validation split, whose labels they are",
+        )
+    labels = found.read_labels().tolist()
+    rated = [label in one for label, one in zip(labels, of_rows, strict=True) if one]
+    if sum(rated) < len(rated) / 2:  # of the published lists about nine in ten agree
+        raise DataError(
+            f"the ReaL labels agree with the label of {sum(rated)} of {len(rated)} pictures only",
+            where=f"--real {extras.real}, {found.name}, by {found_by}",
+            fix="take a copy with ImageNet's order of classes, or name the pictures with --real-index",
+        )
+    if is_mapped:  # the lists number classes as the data does, the predictions as the checkpoint does
+        number_of = [matched.class_names.index(name) for name in found.class_names]
+        of_rows = [[number_of[number] for number in one] for one in of_rows]
+    real_labels.check_any(of_rows, found.name)
+    return ReaL(of_rows, found_by)

@@ -1,0 +1,119 @@
+"""What a network says of each row of a split, and the tables that follow from it.
+
+Letters: N rows, B batch, K classes, T likeliest classes that are kept, M labels of a row.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vitcli.evaluation import metrics
+
+NUM_LIKELIEST = 5
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """One entry for each row that was scored, in row order.
+
+    Attributes:
+        rows_N: row of the split.
+        labels: (N,) classes, or (N, M) filled up with -1 where rows have several.
+        ranks_N: classes ahead of the label, as `metrics.label_ranks` counts them.
+        losses_N: softmax cross-entropy in nats.
+        briers_N: squared distance of the probabilities from the label's, summed over the classes: 0 to 2.
+        classes_NT: the likeliest classes, the likeliest first; of equal ones the lower number.
+        probabilities_NT: their probabilities.
+    """
+
+    rows_N: np.ndarray
+    labels: np.ndarray
+    ranks_N: np.ndarray
+    losses_N: np.ndarray
+    briers_N: np.ndarray
+    classes_NT: np.ndarray
+    probabilities_NT: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.rows_N)
+
+    @property
+    def is_right_N(self) -> np.ndarray:
+        return self.ranks_N == 0
+
+    @property
+    def confidences_N(self) -> np.ndarray:
+        """Probability of the predicted class."""
+        return self.probabilities_NT[:, 0]
+
+    @property
+    def has_several_labels(self) -> bool:
+        return self.labels.ndim == 2
+
+
+def empty_columns(num_rows: int, num_classes: int) -> dict[str, Tensor]:
+    """Room for what `columns_of` says of every row."""
+    kept = min(NUM_LIKELIEST, num_classes)
+    return {
+        "ranks_N": torch.zeros(num_rows, dtype=torch.int64),
+        "losses_N": torch.zeros(num_rows, dtype=torch.float64),
+        "briers_N": torch.zeros(num_rows, dtype=torch.float64),
+        "classes_NT": torch.zeros(num_rows, kept, dtype=torch.int64),
+        "probabilities_NT": torch.zeros(num_rows, kept, dtype=torch.float64),
+    }
+
+
+def columns_of(logits_BK: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    """The numbers of each row of a batch, from its own logits alone; names are those of `Predictions`."""
+    order_BK = logits_BK.argsort(dim=1, descending=True, stable=True)
+    probabilities_BK = logits_BK.double().softmax(dim=1)
+    classes_BT = order_BK[:, :NUM_LIKELIEST]
+    return {
+        "ranks_N": metrics.label_ranks(logits_BK, labels),
+        "losses_N": metrics.example_losses(logits_BK, labels),
+        "briers_N": (probabilities_BK - _targets(labels, logits_BK.shape[1])).square().sum(dim=1),
+        "classes_NT": classes_BT,
+        "probabilities_NT": probabilities_BK.gather(1, classes_BT),
+    }
+
+
+def per_class(predictions: Predictions, class_names: tuple[str, ...]) -> dict[str, dict[str, float]]:
+    """Top-1 of each class that has examples, and how many; in the order of the classes."""
+    counts_K = np.bincount(predictions.labels, minlength=len(class_names))
+    right_K = np.bincount(predictions.labels, weights=predictions.is_right_N, minlength=len(class_names))
+    return {
+        class_names[label]: {
+            "top1": float(right_K[label] / counts_K[label]),
+            "num_examples": int(counts_K[label]),
+        }
+        for label in np.flatnonzero(counts_K)
+    }
+
+
+def confusion(predictions: Predictions, num_classes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Label, predicted class and count of every pair that occurs, in the order of both numbers.
+
+    As pairs, not a matrix: that of 21,843 classes would take 4 GB to hold some ten thousand numbers.
+    """
+    pairs_N = predictions.labels * num_classes + predictions.classes_NT[:, 0]
+    pairs, counts = np.unique(pairs_N, return_counts=True)
+    return pairs // num_classes, pairs % num_classes, counts
+
+
+def most_confident_mistakes(predictions: Predictions, count: int) -> np.ndarray:
+    """Places in the arrays of the wrong predictions with the highest probability, first the highest."""
+    wrong = np.flatnonzero(~predictions.is_right_N)
+    return wrong[np.argsort(-predictions.confidences_N[wrong], kind="stable")][:count]
+
+
+def _targets(labels: Tensor, num_classes: int) -> Tensor:
+    """(B, K) probabilities that would be right: 1 for the label, or as much for each of several."""
+    if labels.ndim == 1:
+        return F.one_hot(labels, num_classes).double()
+    is_label_BM = labels >= 0
+    targets_BK = torch.zeros(len(labels), num_classes, dtype=torch.float64)
+    targets_BK.scatter_add_(1, labels.clamp(min=0), is_label_BM.double())
+    return targets_BK / is_label_BM.sum(dim=1, keepdim=True)

@@ -1,0 +1,280 @@
+"""`vit study`: a grid of ordinary runs, each of them scored, to a table and a picture (paper, 4.3, 4.4, D.2).
+
+Loads neither torch nor datasets by itself: mistakes of a study are told before anything heavy is loaded.
+What is done for one run is handed in as `Work`.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vitcli import recipe
+from vitcli.errors import Stopped, VitError
+from vitcli.experiments import study_grid, study_schema
+from vitcli.experiments.study_grid import Cell
+from vitcli.experiments.study_rules import slug
+from vitcli.experiments.study_schema import Score, Study
+from vitcli.output.progress import Console
+from vitcli.recipe import Recipe
+from vitcli.recipe.sweep import check_with_choices
+from vitcli.recipe.validation import Mistake, report
+
+WRITE_EVERY_S = 60.0  # between pictures of a study that goes on
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A study whose every word has been checked.
+
+    Attributes:
+        view: "data-size" or "compute": what is drawn.
+        name: of the study's file, for its folder.
+        recipes: of the cells, in their order.
+    """
+
+    view: str
+    name: str
+    study: Study
+    cells: list[Cell]
+    recipes: list[Recipe]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is done for one run.
+
+    Attributes:
+        check: refuses, before the first run, what the scoring would find missing.
+        plan: a recipe to what it comes to, with nothing written.
+        train: a recipe and its run folder to a finished run there, at once where it is finished.
+        score: a run folder, a data set and a folder for the scoring to an accuracy, None on other processes
+            than the first; at once where it is finished.
+    """
+
+    check: Callable[[], None]
+    plan: Callable[[Recipe], Mapping[str, Any]]
+    train: Callable[[Recipe, Path], Any]
+    score: Callable[[Path, str, Path], float | None]
+
+
+def prepare(view: str, name: str, overrides: Sequence[str]) -> Prepared:
+    """Read the study and resolve the recipe of every run.
+
+    Raises:
+        VitError: every mistake of the study and of its recipes, in one report.
+    """
+    read, file = study_schema.load(name, overrides)
+    cells, mistakes = study_grid.expand(read), []
+    recipes = [_resolve(cell, read, file, mistakes) for cell in cells]
+    for dataset in read.score.dataset or ():
+        _check_scoring(read.score, dataset, file, mistakes)
+    if mistakes:
+        raise report(list(dict.fromkeys(mistakes)), f"study {name}", see=study_schema.SEE)
+    if view == "data-size" and len({cell.axes.get("num_examples") for cell in cells}) < 2:
+        fix = f'grid.num_examples = [1000, "all"], or vit study compute {name}'
+        raise VitError(
+            "all runs of this study see the same images", where=f"{file}, grid.num_examples", fix=fix
+        )
+    return Prepared(view, Path(name).stem, read, cells, recipes)
+
+
+def plan(prepared: Prepared, work: Work) -> dict[str, Any]:
+    """Every run and what it costs, as --dry-run says it; touches no data."""
+    from vitcli.distributed import runtime  # loads torch
+
+    with runtime.one_after_another():
+        plans = _plans(prepared, work)
+    cells = _planned(prepared, plans)
+    return {
+        "command": f"study {prepared.view}",
+        "study": prepared.name,
+        "score": _scoring(prepared.study.score),
+        "cells": cells,
+        "exaflops": sum(cell["exaflops"] or 0.0 for cell in cells),
+    }
+
+
+def run(prepared: Prepared, work: Work, *, out: Path | None, overwrite: bool, quiet: bool) -> dict[str, Any]:
+    """Make every run that is not there yet, and score it; the first process knows the scores.
+
+    Returns:
+        Of the first process what --json prints; tables and pictures of it are written to OUT on the way, too.
+    """
+    from vitcli.distributed import runtime  # loads torch
+    from vitcli.experiments import study_folder as files
+
+    folder = out or Path("runs", f"study-{slug(prepared.name)}")  # no time, so that the same command goes on
+    with runtime.one_after_another():
+        machine = runtime.start("auto")
+        console = Console(quiet=quiet, is_main=machine.is_main)
+        machine.on_main(lambda: files.check_folder(folder, prepared.study, overwrite=overwrite))
+        machine.on_main(lambda: files.empty(folder) if overwrite else None)
+        scores = machine.on_main(lambda: _scores(folder, prepared))
+        missing = [number for number, cell in enumerate(prepared.cells) if not scores[cell.name]]
+        if missing:
+            work.check()
+        plans = machine.on_main(lambda: files.read_json(folder / files.PLAN)) or _plans(prepared, work)
+        machine.on_main(lambda: files.begin(folder, prepared.study, plans))
+        written_at = time.monotonic()
+        try:
+            for number in missing:
+                cell = prepared.cells[number]
+                console.note(f"run {number + 1} of {len(scores)}: {cell.name}")
+                scores[cell.name] = _run_one(
+                    folder, cell, prepared.recipes[number], prepared.study.score, work
+                )
+                if machine.is_main:
+                    console.note(f"{cell.name}: {_told(scores[cell.name])}")
+                if machine.is_main and time.monotonic() - written_at > WRITE_EVERY_S:
+                    files.write_results(folder, _result(prepared, plans, scores, folder))
+                    written_at = time.monotonic()
+        finally:
+            result = _result(prepared, plans, scores, folder) if machine.is_main else {}
+            if result.get("num_finished"):
+                files.write_results(folder, result)
+    return result
+
+
+def _told(scores: Mapping[str, float | None]) -> str:
+    return ", ".join(f"{share:.2%} on {name}" for name, share in scores.items())
+
+
+def _scores(folder: Path, prepared: Prepared) -> dict[str, dict[str, float] | None]:
+    """What is there already, by cell."""
+    from vitcli.experiments import study_folder as files
+
+    return {
+        cell.name: files.scores_of(_run_dir(folder, cell), resolved, prepared.study.score)
+        for cell, resolved in zip(prepared.cells, prepared.recipes, strict=True)
+    }
+
+
+def _run_dir(folder: Path, cell: Cell) -> Path:
+    return folder / "cells" / cell.name
+
+
+def _resolve(cell: Cell, read: Study, file: str, mistakes: list[Mistake]) -> Recipe | None:
+    """The recipe of one run; the study's keys lie over the file's."""
+    draft = recipe.merge(cell.recipe)
+    draft.lay(cell.keys, {key: f"{file}, {place}" for key, place in cell.sources.items()})
+    resolved, found = check_with_choices(
+        draft.values, draft.sources, file=f"recipe {cell.recipe}", training=True
+    )
+    mistakes += draft.mistakes + found
+    if resolved and read.score.by == "eval" and resolved.objective.loss == "masked_patch":
+        fix = 'score.by = "fewshot" or "finetune"'
+        mistakes.append(Mistake("masked patch prediction has no top-1", f"{file}, score.by", fix))
+    return resolved
+
+
+def scoring_recipe(score: Score, dataset: str) -> str:
+    """Name of the recipe that scores on a data set."""
+    return score.recipe or recipe.find_for_dataset(score.by, dataset)
+
+
+def _check_scoring(score: Score, dataset: str, file: str, mistakes: list[Mistake]) -> None:
+    draft = recipe.merge(scoring_recipe(score, dataset))
+    draft.lay(score.set | {"data.dataset": dataset}, dict.fromkeys(score.set, f"{file}, score.set"))
+    resolved, found = check_with_choices(
+        draft.values, draft.sources, file=file, training=score.by == "finetune"
+    )
+    mistakes += draft.mistakes + found
+    if resolved and score.by == "fewshot" and resolved.fewshot is None:
+        mistakes.append(
+            Mistake("the recipe has no section [fewshot]", f"{file}, score.recipe", "take fewshot/default")
+        )
+
+
+def _plans(prepared: Prepared, work: Work) -> dict[str, dict[str, Any]]:
+    """What the runs of each point come to; those of several seeds the same."""
+    plans: dict[str, dict[str, Any]] = {}
+    for cell, resolved in zip(prepared.cells, prepared.recipes, strict=True):
+        if cell.point in plans:
+            continue
+        try:
+            found = work.plan(resolved)
+        except VitError as error:
+            error.where += f"; run {cell.name} of the study"
+            raise
+        family = list(cell.families) or [study_grid.family_of(resolved.model.name or found["model"])]
+        steps, images_seen, num_examples = found["total_steps"], found["images_seen"], found["num_examples"]
+        plans[cell.point] = {
+            "families": family,
+            "num_examples": num_examples,
+            "epochs": cell.axes.get("epochs", images_seen / num_examples),
+            "steps": steps,
+            **{key: found[key] for key in ("params", "images_seen", "exaflops")},
+        }
+    return plans
+
+
+def _planned(prepared: Prepared, plans: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Every run with what it comes to, in order."""
+    return [
+        {
+            "name": cell.name,
+            "point": cell.point,
+            "model": cell.model,
+            "seed": resolved.train.seed,
+            **plans[cell.point],
+            "asked_epochs": cell.axes.get("epochs"),
+            "asked_steps": cell.axes.get("steps"),
+        }
+        for cell, resolved in zip(prepared.cells, prepared.recipes, strict=True)
+    ]
+
+
+def _run_one(folder: Path, cell: Cell, resolved: Recipe, score: Score, work: Work) -> dict[str, float | None]:
+    from vitcli.experiments.study_folder import score_folder
+
+    run_dir = _run_dir(folder, cell)
+    datasets = [resolved.data.dataset] if score.by == "eval" else score.dataset
+    places = {name: score_folder(run_dir, score, name) for name in datasets}
+    try:
+        work.train(resolved, run_dir)
+        return {name: work.score(run_dir, name, place) for name, place in places.items()}
+    except Stopped as stopped:  # what goes on is the study
+        stopped.out = folder
+        raise
+
+
+def _scoring(score: Score) -> dict[str, Any]:
+    """What the accuracy is, for tables and pictures."""
+    names = list(score.dataset or ())
+    kinds = {"fewshot": f"{score.shots}-shot accuracy", "finetune": "fine-tuned accuracy", "eval": "top-1"}
+    kind = kinds[score.by]
+    name = f"{kind}, mean of {len(names)} data sets" if len(names) > 1 else f"{kind} on {''.join(names)}"
+    name = "held-out top-1" if score.by == "eval" else name
+    return {"by": score.by, "name": name, "kind": kind, "datasets": names, "shots": score.shots}
+
+
+def _result(
+    prepared: Prepared, plans: Mapping[str, Any], scores: Mapping[str, Any], folder: Path
+) -> dict[str, Any]:
+    cells = _planned(prepared, plans)
+    for planned, cell in zip(cells, prepared.cells, strict=True):
+        planned["score"], planned["scores"] = _mean(scores[cell.name]), scores[cell.name]
+        planned["run_dir"] = str(_run_dir(folder, cell))
+    points = study_grid.points(cells)
+    return {
+        "command": f"study {prepared.view}",
+        "study": prepared.name,
+        "trained_by": prepared.study.command,
+        "run_dir": str(folder),
+        "score": _scoring(prepared.study.score),
+        "cells": cells,
+        "points": points,
+        "pareto": study_grid.pareto(points),
+        "has_named_families": any(cell.families for cell in prepared.cells),
+        "num_cells": len(cells),
+        "num_finished": sum(cell["score"] is not None for cell in cells),
+        "figures": [str(folder / "figures" / f"{prepared.view}.{ending}") for ending in ("png", "svg")],
+        "table": str(folder / "table.md"),
+    }
+
+
+def _mean(scores: Mapping[str, float | None] | None) -> float | None:
+    known = [share for share in (scores or {}).values() if share is not None]
+    return sum(known) / len(known) if known else None

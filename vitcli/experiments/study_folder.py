@@ -1,0 +1,100 @@
+"""The folder of a study: its file, its plan, a folder for each run, its table and pictures; no command."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vitcli.errors import VitError
+from vitcli.experiments import study_schema, study_text
+from vitcli.experiments.study_pictures import draw
+from vitcli.experiments.study_rules import slug
+from vitcli.experiments.study_schema import Score, Study
+from vitcli.output import run_folder
+from vitcli.output.atomic import write_json, write_text
+from vitcli.output.run_folder import refuse_other_recipe
+from vitcli.recipe import Recipe
+
+STUDY, PLAN, CELLS, FIGURES = "study.toml", "plan.json", "cells", "figures"
+OURS = (STUDY, PLAN, run_folder.SUMMARY, "table.md", "table.csv")
+MOST_TOLD = 4  # differences
+
+
+def check_folder(folder: Path, study: Study, *, overwrite: bool) -> None:
+    """Refuse a folder of something else, or, if it is not to be overwritten, of another study."""
+    path, names = folder / STUDY, {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
+    if names and STUDY not in names:
+        what = (
+            "is that of a single run" if run_folder.RECIPE in names else f"holds other files ({min(names)})"
+        )
+        raise VitError(f"the folder {what}", where=f"--out {folder}", fix="name a new or an empty folder")
+    if not names or overwrite:
+        return
+    differing = study_schema.differences(study_schema.load(str(path))[0], study)
+    if differing:
+        raise VitError(
+            f"the folder holds another study: {'; '.join(differing[:MOST_TOLD])}",
+            where=f"--out {folder}",
+            fix="choose another folder, or --overwrite to delete that study",
+        )
+
+
+def begin(folder: Path, study: Study, plans: Mapping[str, Any]) -> None:
+    """The study and what its runs come to, before the first of them."""
+    write_text(folder / STUDY, study_schema.to_toml(study))
+    write_json(folder / PLAN, plans)
+
+
+def empty(folder: Path) -> None:
+    """Delete an earlier study, and nothing that a study does not make."""
+    for name in (CELLS, FIGURES):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    for name in OURS:
+        (folder / name).unlink(missing_ok=True)
+
+
+def scores_of(run_dir: Path, resolved: Recipe, score: Score) -> dict[str, float] | None:
+    """The accuracies of a run that is finished and scored, by data set; else None.
+
+    Raises:
+        VitError: the run is of another recipe.
+    """
+    run_summary = run_folder.finished_summary(run_dir)
+    if run_summary is None:
+        return None
+    refuse_other_recipe(run_dir, resolved)
+    if score.by == "eval":
+        return {run_summary["dataset"]: run_summary["top1"]}
+    found = {name: run_folder.finished_summary(score_folder(run_dir, score, name)) for name in score.dataset}
+    if not all(found.values()):
+        return None
+    if score.by == "finetune":
+        return {name: summary["top1"] for name, summary in found.items()}
+    return {name: summary["shots"][str(score.shots)]["mean"] for name, summary in found.items()}
+
+
+def score_folder(run_dir: Path, score: Score, dataset: str) -> Path:
+    """Where the scoring of a run on a data set stands."""
+    return run_dir / ("score" if len(score.dataset or ()) < 2 else f"score-{slug(dataset)}")
+
+
+def write_results(folder: Path, result: Mapping[str, Any]) -> None:
+    """Pictures, tables and, last, the summary; nothing where they are as they would be."""
+    if read_json(folder / run_folder.SUMMARY) == json.loads(json.dumps(result)):
+        return
+    draw(folder / FIGURES, result)
+    for name, text in (
+        ("table.md", study_text.as_markdown(result)),
+        ("table.csv", study_text.as_csv(result)),
+    ):
+        write_text(folder / name, text)
+    write_json(folder / run_folder.SUMMARY, result)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object of a file, None where there is none."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,243 @@
+"""`--dataset vtab`: the 19 tasks of VTAB-1k, or a listed few, one after the other (paper, 4.1 and B.1.1).
+
+Every task is an ordinary resumable run in a folder of its own below --out; here they are put in a row, and
+their scores together. Loads neither torch nor datasets by itself: the door asks who is meant before it does.
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vitcli import recipe
+from vitcli.data.vtab import NAME, NUM_TASKS, vtab_scores
+from vitcli.distributed import launch
+from vitcli.errors import DataError, Stopped, VitError, WeightsError, nearest
+from vitcli.output import run_folder, text
+from vitcli.output.atomic import write_json
+from vitcli.recipe import Recipe
+
+MOST_TOLD = 4
+
+
+def tasks_of(dataset: str | None) -> dict[str, str]:
+    """The tasks that --dataset names, and the group of each; none where it names something else.
+
+    "vtab" is all 19, "vtab/dtd,vtab/svhn" a listed few; "vtab/dtd" alone is a data set like any other.
+    """
+    names = [name.strip() for name in (dataset or "").split(",")]
+    if names != [NAME] and not (len(names) > 1 and all(name.startswith(f"{NAME}/") for name in names)):
+        return {}
+    known = {
+        alias.removeprefix(f"{NAME}/"): entry[NAME]
+        for alias, entry in recipe.dataset_aliases().items()
+        if NAME in entry
+    }
+    if names == [NAME]:
+        return known
+    wanted = [name.removeprefix(f"{NAME}/") for name in names]
+    for task in wanted:
+        if task not in known or wanted.count(task) > 1:
+            what = "is named twice" if task in known else f"is no task of VTAB{nearest(task, known)}"
+            fix = f"{NAME} for all, or some of {', '.join(known)}"
+            raise VitError(f"{NAME}/{task} {what}", where="--dataset", fix=fix)
+    return {task: known[task] for task in wanted}
+
+
+def resolve(
+    tasks: Sequence[str], recipe_name: str | None, overrides: Sequence[str], shorthands: Mapping[str, Any]
+) -> dict[str, Recipe]:
+    """The recipe of each task: the one named for all, else the task's own."""
+    found = {}
+    for task in tasks:
+        alias = f"{NAME}/{task}"
+        own = recipe_name or recipe.find_for_dataset("finetune", alias)
+        found[task] = recipe.load(own, overrides, {**shorthands, "data.dataset": alias})
+    return found
+
+
+def finetune_tasks(
+    groups: Mapping[str, str],
+    recipes: Mapping[str, Recipe],
+    finetune: Callable[[Recipe, Path], dict[str, Any]],
+    *,
+    out: Path | None,
+    dry_run: bool,
+) -> dict[str, Any]:
+    """Run the tasks one after the other, going on where an earlier call was interrupted.
+
+    Args:
+        groups: the tasks in order, and the group of each.
+        finetune: a recipe and its run folder to the run's summary, at once where it is finished there.
+
+    Returns:
+        What --json prints; it is also written to OUT/summary.json after each task.
+    """
+    folder = out or _default_folder(recipes)
+    if (folder / run_folder.RECIPE).exists():
+        raise VitError(
+            "the folder is that of a single run",
+            where=f"--out {folder}",
+            fix="name another one; each task gets a folder in it",
+        )
+    from vitcli.distributed import runtime  # loads torch
+
+    if dry_run:
+        with runtime.one_after_another():
+            plans = {task: finetune(recipes[task], folder / task) for task in groups}
+        return {"command": "finetune", "dataset": NAME, "plans": plans}
+    _check_data([task for task in groups if not run_folder.finished_summary(folder / task)], recipes)
+    everything = tasks_of(NAME)
+    earlier = {task: run_folder.finished_summary(folder / task) for task in everything}
+    summaries = {task: done for task, done in earlier.items() if done}
+    # Of a listed few, what the folder has of other tasks stays in its object.
+    known = {task: group for task, group in everything.items() if task in groups or task in summaries}
+    with runtime.one_after_another():
+        for task in groups:
+            try:
+                summaries[task] = finetune(recipes[task], folder / task)
+            except Stopped as stopped:  # what goes on is the row of tasks, from the folder of all
+                stopped.out = folder
+                raise
+            result = _result("finetune", known, summaries, folder)
+            if launch.global_rank() == 0:
+                write_json(folder / run_folder.SUMMARY, result)
+    return result
+
+
+def evaluate_tasks(
+    groups: Mapping[str, str], ckpt: str, evaluate: Callable[[str, str], dict[str, Any]]
+) -> dict[str, Any]:
+    """Score the checkpoint of each finished task below the folder `ckpt` again.
+
+    Args:
+        evaluate: a data set and a checkpoint to what `vit evaluate` says of them.
+    """
+    folder = Path(ckpt)
+    finished = [task for task in groups if (folder / task / run_folder.WEIGHTS).is_file()]
+    if not finished:
+        raise WeightsError(
+            "no task of VTAB is finished in this folder",
+            where=f"--ckpt {ckpt}",
+            fix="the --out of vit finetune --dataset vtab, which has a folder for each task",
+        )
+    from vitcli.distributed import runtime  # loads torch
+
+    with runtime.one_after_another():
+        scores = {task: evaluate(f"{NAME}/{task}", str(folder / task)) for task in finished}
+    return _result("evaluate", groups, scores, folder)
+
+
+def render(result: dict[str, Any]) -> str:
+    """The table of all tasks, or of their plans, for a person."""
+    from rich.table import Table
+
+    if "plans" in result:
+        return _render_plans(result["plans"])
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("task")
+    table.add_column("group")
+    table.add_column("top-1", justify="right")
+    table.add_column("images", justify="right")
+    table.add_column("run folder", overflow="fold")
+    for task, entry in result["tasks"].items():
+        count = "" if entry["top1"] is None else str(entry["num_eval_examples"])
+        table.add_row(task, entry["group"], _percent(entry["top1"]), count, text.plain(entry["run_dir"]))
+    rows = [(name, _percent(mean)) for name, mean in result["groups"].items()]
+    missing = NUM_TASKS - result["num_finished"]
+    all_tasks = f"{missing} of {NUM_TASKS} tasks are missing" if missing else _percent(result["top1"])
+    rows += [("VTAB", all_tasks), ("mean of", f"{_percent(result['mean_of_finished'])} ({_counted(result)})")]
+    return f"{text.printed(table)}\n{text.pairs(rows)}"
+
+
+def _render_plans(plans: Mapping[str, dict[str, Any]]) -> str:
+    """A line for each task; the whole plans and recipes are what --json prints."""
+    from rich.table import Table
+
+    is_measured = any("measured_hours" in plan for plan in plans.values())
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("task", no_wrap=True)
+    for column in ("steps", "batch", "GMACs", "GiB", "exaFLOPs", *(["hours"] if is_measured else [])):
+        table.add_column(column, justify="right")
+    for task, plan in plans.items():
+        numbers = [f"{plan['total_steps']:,}", f"{plan['batch_size']:,}", f"{plan['forward_gmacs']:,.3g}"]
+        numbers += [f"{plan['estimated_peak_memory_gib']:.2g}", f"{plan['exaflops']:.3g}"]
+        numbers += [f"{plan['measured_hours']:.2f}"] if is_measured else []
+        table.add_row(f"{NAME}/{task}", *numbers)
+    first = next(iter(plans.values()))
+    rows = [
+        ("model", f"{first['model']}, {first['precision']} on {first['world_size']} process(es)"),
+        ("compute", f"{sum(plan['exaflops'] for plan in plans.values()):.3g} exaFLOPs in all"),
+        ("columns", "GMACs of one image's forward pass, estimated GiB a process"),
+        ("more", "--json: the recipe and the plan of each task"),
+    ]
+    return f"{text.printed(table)}\n{text.pairs(rows)}"
+
+
+def _counted(result: dict[str, Any]) -> str:
+    count = result["num_finished"]
+    return f"{count} finished task{'' if count == 1 else 's'}"
+
+
+def _percent(top1: float | None) -> str:
+    return "-" if top1 is None else f"{top1:.2%}"
+
+
+def _result(
+    command: str, groups: Mapping[str, str], summaries: Mapping[str, dict[str, Any]], folder: Path
+) -> dict[str, Any]:
+    top1 = {task: summary["top1"] for task, summary in summaries.items()}
+    everything = tasks_of(NAME)  # the score is that of 19 tasks: a listed few leave it open
+    entries = {
+        task: {
+            "group": group,
+            "top1": top1.get(task),
+            "num_eval_examples": summaries.get(task, {}).get("num_eval_examples"),
+            "run_dir": str(folder / task),
+        }
+        for task, group in groups.items()
+    }
+    return {
+        "command": command,
+        "dataset": NAME,
+        "run_dir": str(folder),
+        "tasks": entries,
+        **vtab_scores(top1, everything),
+        "mean_of_finished": sum(top1.values()) / len(top1),
+        "num_finished": len(top1),
+    }
+
+
+def _default_folder(recipes: Mapping[str, Recipe]) -> Path:
+    """One folder for a checkpoint, without the time, so that the same command goes on by itself."""
+    first = next(iter(recipes.values())).model
+    word = Path(first.ckpt or "").name + (f"-{first.name}" if first.name else "")
+    return Path("runs", f"finetune-{NAME}-" + "".join(c if c.isalnum() or c in "._" else "-" for c in word))
+
+
+def _check_data(tasks: Sequence[str], recipes: Mapping[str, Recipe]) -> None:
+    """Stop before the first task for all that have no data, and not one by one after hours."""
+    from vitcli.data.dataset import DataSet
+
+    missing: dict[str, DataError] = {}
+    is_offline = False
+    for task in tasks:
+        wanted = recipes[task].data
+        is_remote = "hub" in recipe.dataset_aliases()[wanted.dataset]
+        if is_offline and is_remote and not Path(os.environ.get("VIT_DATA", ""), wanted.dataset).exists():
+            continue  # the Hub has been asked in vain: half a minute each
+        try:
+            DataSet(wanted.dataset, streaming=wanted.streaming)
+        except DataError as error:
+            missing[task] = error
+            is_offline |= is_remote
+    if missing:
+        names = [f"{NAME}/{task}" for task in missing]
+        more = f" and {len(names) - MOST_TOLD} more" if len(names) > MOST_TOLD else ""
+        first = next(iter(missing.values()))
+        raise DataError(
+            f"{'at least ' if is_offline else ''}{len(names)} of {len(tasks)} tasks have no data here: "
+            f"{', '.join(names[:MOST_TOLD])}{more}",
+            where=f"the first of them: {first.message}",
+            fix="put them below $VIT_DATA, or list the others: --dataset vtab/dtd,vtab/svhn",
+        )

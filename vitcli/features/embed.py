@@ -1,0 +1,177 @@
+"""`vit embed`: features, logits, labels and row numbers of a split to one .safetensors file."""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from vitcli import recipe
+from vitcli.data.split import Split
+from vitcli.errors import MachineError, VitError
+from vitcli.evaluation.forward import nothing_decoded
+from vitcli.evaluation.setup import check_named, named_weights, split_to_score
+from vitcli.features.extract import Computed, Frozen, compute, freeze
+from vitcli.features.feature_store import FeatureStore, name_of, open_store, write_safetensors
+from vitcli.output import text
+from vitcli.output.atomic import TEMPORARY, replace_file
+
+
+def embed(
+    out: Path,
+    recipe_name: str | None,
+    overrides: Sequence[str],
+    shorthands: Mapping[str, Any],
+    *,
+    split: str,
+    logits: bool,
+    overwrite: bool,
+    workers: int | None,
+    quiet: bool,
+) -> dict[str, Any]:
+    """Write the file; of the first process, the others return nothing.
+
+    What is computed is kept beside `out` until all of it is, so the same command goes on after a kill, with
+    any number of processes. The file depends on neither.
+    """
+    _check_out(out)
+    resolved = recipe.load(recipe_name or "evaluate/default", overrides, shorthands, training=False)
+    check_named(resolved, "embed")
+    weights = named_weights(resolved)
+    found = split_to_score(resolved, split, weights)
+    frozen = freeze(
+        weights,
+        resolved,
+        recipe_name=recipe_name,
+        overrides=overrides,
+        shorthands=shorthands,
+        workers=workers,
+        quiet=quiet,
+    )
+    with_logits = logits and frozen.arch.num_classes > 0
+    about = _metadata(frozen, found, with_logits=with_logits)
+    if frozen.machine.on_main(out.exists) and not overwrite:
+        frozen.machine.on_main(lambda: _check_same(out, about))
+        frozen.machine.leave()
+        return _result(out, num_processes=frozen.machine.world_size) if frozen.machine.is_main else {}
+    began_at = time.perf_counter()
+    partial_file = out.with_name(f"{TEMPORARY}{out.name}.features")
+    computed = compute(
+        frozen, found, np.arange(len(found)), partial(_open_beside, partial_file), with_logits=with_logits
+    )
+    frozen.machine.leave()
+    store = computed.store
+    if store is None:
+        return {}
+    rows_N = np.arange(len(found))
+    rows_N = rows_N[store.has(rows_N)]
+    if not len(rows_N):
+        raise nothing_decoded(found)
+    metadata = about | {"skipped_images": json.dumps(computed.skipped)}
+    replace_file(out, lambda path: write_safetensors(path, store, rows_N, metadata))
+    partial_file.unlink()
+    store.close()
+    return _result(out, num_processes=frozen.machine.world_size, computed=computed) | {
+        "elapsed_s": time.perf_counter() - began_at
+    }
+
+
+def _check_out(out: Path) -> None:
+    if out.suffix != ".safetensors":
+        raise VitError(
+            f"{out.name} is no name of a safetensors file", where=f"--out {out}", fix="end it in .safetensors"
+        )
+    if out.is_dir():
+        raise VitError(f"{out} is a folder", where=f"--out {out}", fix="name a file in it")
+
+
+def _check_same(out: Path, about: dict[str, str]) -> None:
+    """Refuse a file that holds anything but what this very command would write."""
+    try:
+        with safe_open(out, "np") as file:
+            told = file.metadata() or {}
+    except (OSError, SafetensorError):
+        told = {}
+    differing = [key for key, value in about.items() if told.get(key) != value]
+    if differing:
+        what = f"with another {', '.join(differing[:4])}" if told.keys() & about.keys() else "of another kind"
+        fix = "choose another name, or --overwrite"
+        raise VitError(f"{out.name} exists, a file {what}", where=f"--out {out}", fix=fix)
+
+
+def _open_beside(path: Path, about: dict[str, Any], num_rows: int) -> FeatureStore:
+    try:
+        return open_store(path, about, num_rows)
+    except BlockingIOError as error:
+        fix = "wait for it, or choose another file with --out"
+        raise MachineError("another process is writing this file", where=str(path), fix=fix) from error
+    except OSError as error:
+        fix = "choose another folder with --out, or mend its permissions"
+        raise MachineError(f"it cannot be written: {error.strerror}", where=str(path), fix=fix) from error
+
+
+def _metadata(frozen: Frozen, split: Split, *, with_logits: bool) -> dict[str, str]:
+    """What the file says of itself, skipped images aside. Safetensors has text only, so all else is JSON."""
+    resolved, weights = frozen.resolved, frozen.weights
+    made_of = {k: v for k, v in frozen.about(split, with_logits=with_logits).items() if k != "device"}
+    return {
+        "format": "pt",
+        "ckpt": str(resolved.model.ckpt),
+        "weights": frozen.weights_digest,
+        "model": frozen.arch.name,
+        "numerics": weights.numerics,
+        "architecture": json.dumps(frozen.arch.as_dict()),
+        "preprocessing": json.dumps(frozen.preprocessing.as_dict()),
+        "pixels": f"{frozen.preprocessing.summary()}, {frozen.preprocessing_from}",
+        "layer": resolved.eval.layer,
+        "precision": frozen.precision,
+        "dataset": str(resolved.data.dataset),
+        "split": split.name,
+        "data": split.fingerprint,
+        "made_of": name_of(made_of),
+        "class_names": json.dumps(split.class_names),
+        "logit_names": json.dumps(weights.class_names if with_logits else None),
+    }
+
+
+def _result(out: Path, *, num_processes: int, computed: Computed | None = None) -> dict[str, Any]:
+    """What the file holds, by its own words."""
+    with safe_open(out, "np") as file:
+        told = file.metadata()
+        count, width = file.get_slice("features").get_shape()
+        num_logits = file.get_slice("logits").get_shape()[1] if "logits" in file.keys() else 0  # noqa: SIM118
+    skipped = json.loads(told["skipped_images"])
+    return {
+        "command": "embed",
+        "out": str(out),
+        **{key: told[key] for key in ("ckpt", "model", "numerics", "dataset", "split", "layer", "precision")},
+        "preprocessing": told["pixels"],
+        "num_examples": count,
+        "feature_dim": width,
+        "num_logits": num_logits,
+        "bytes": out.stat().st_size,
+        "taken_up_rows": computed.num_cached if computed else count,
+        "computed_rows": computed.num_computed if computed else 0,
+        "num_skipped_images": len(skipped),
+        "skipped_images": skipped[:100],
+        "num_processes": num_processes,
+    }
+
+
+def as_text(result: dict[str, Any]) -> str:
+    """The result for a person."""
+    logits = f", {result['num_logits']} logits" if result["num_logits"] else ""
+    rows = [
+        ("file", f"{result['out']}, {result['bytes'] / 2**20:.1f} MiB"),
+        ("images", f"{result['num_examples']}, {result['split']}"),
+        ("each", f"{result['feature_dim']} features ({result['layer']}){logits}, label, row"),
+        ("model", f"{result['model']}, {result['numerics']}"),
+        ("pixels", result["preprocessing"]),
+    ]
+    if result["taken_up_rows"]:
+        rows.append(("taken up", f"{result['taken_up_rows']} rows that were there"))
+    return text.pairs([*rows, *text.skipped(result)])

@@ -1,0 +1,260 @@
+"""`vit fewshot`: a few images a class, frozen features, a classifier in closed form (paper, section 4.1)."""
+
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitcli import recipe
+from vitcli.data import dataset
+from vitcli.data.split import Split
+from vitcli.errors import DataError, Stopped, VitError
+from vitcli.evaluation.setup import check_named, named_weights
+from vitcli.features import classifiers, draw_files, fewshot_folder, least_squares
+from vitcli.features import draws as features_draws
+from vitcli.features.draws import Draws
+from vitcli.features.extract import Computed, Frozen, compute, freeze
+from vitcli.features.feature_store import StoredFeatures, open_cached
+from vitcli.recipe import Recipe
+
+
+def fewshot(
+    recipe_name: str | None,
+    overrides: Sequence[str],
+    shorthands: Mapping[str, Any],
+    *,
+    draws_file: str | None,
+    out: Path | None,
+    overwrite: bool,
+    workers: int | None,
+    quiet: bool,
+    arguments: Sequence[str],
+) -> dict[str, Any]:
+    """Accuracy by images a class, mean and std over draws; of the first process, the others return nothing.
+
+    Features are computed once for all draws, and kept: another call computes only the images it adds.
+    """
+    name = recipe_name or recipe.find_for_dataset("fewshot", shorthands.get("data.dataset"))
+    resolved = recipe.load(name, overrides, shorthands, training=False)
+    check_named(resolved, "fewshot")
+    if resolved.fewshot is None:
+        fix = "take fewshot/default, or extend it"
+        raise VitError("the recipe has no section [fewshot]", where=f"recipe {name}", fix=fix)
+    given = {key for key, value in shorthands.items() if value is not None}
+    _check_choices(resolved, given | {one.partition("=")[0].strip() for one in overrides}, draws_file)
+    # Before the processes join, so that a long download is no stalled collective.
+    weights = named_weights(resolved)
+    train, test = _open_splits(resolved)
+    labels_N, draws = _labels_and_draws(train, resolved, draws_file)
+    resolved = _as_drawn(resolved, draws)
+    frozen = freeze(
+        weights,
+        resolved,
+        recipe_name=recipe_name,
+        overrides=overrides,
+        shorthands=shorthands,
+        workers=workers,
+        quiet=quiet,
+    )
+    notes = _oddities(train, labels_N, draws, resolved)
+    for line in notes:
+        frozen.console.note(f"note: {line}")
+    if out and not overwrite:
+        earlier = frozen.machine.on_main(lambda: fewshot_folder.earlier(out, frozen.resolved, draws))
+        if earlier:
+            frozen.machine.leave()
+            return earlier
+    folder = fewshot_folder.begin(out, frozen, overwrite, arguments)
+    began_at = time.perf_counter()
+    known = compute(frozen, train, features_draws.drawn_rows(draws), open_cached, with_logits=False)
+    tests = compute(frozen, test, np.arange(len(test)), open_cached, with_logits=False)
+    frozen.machine.leave()  # the others have nothing to add, and would wait in vain for a long fit
+    if not frozen.machine.is_main:
+        return {}
+    present = _that_are_there(draws, known, train)
+    found = _scores(frozen, present, known, tests, labels_N, num_classes=train.num_classes)
+    result = _result(frozen, train, test, present, found, known, tests)
+    result |= {"notes": notes, "draws_from": draws_file, "elapsed_s": time.perf_counter() - began_at}
+    for computed in (known, tests):
+        computed.store.close()
+    return fewshot_folder.write(folder, result, draws, present, found)
+
+
+def _check_choices(resolved: Recipe, given: set[str], draws_file: str | None) -> None:
+    """Refuse keys of the command line that would go unheard."""
+    classifier = resolved.fewshot.classifier
+    classifiers.check_installed(classifier)
+    if draws_file and given & {"fewshot.shots", "fewshot.seeds"}:
+        raise VitError(
+            "a file of draws has its own shots and seeds",
+            where="--draws",
+            fix="leave fewshot.shots and fewshot.seeds (--shots, --seeds) out",
+        )
+    if classifier != "least-squares" and "fewshot.l2" in given:
+        raise VitError(
+            f"l2 is the strength of least squares, and the classifier is {classifier}",
+            where="--l2",
+            fix="leave it out, or take --classifier least-squares",
+        )
+
+
+def _as_drawn(resolved: Recipe, draws: Draws) -> Recipe:
+    """The recipe with the shots and seeds that are run, be they from a file."""
+    used = {"shots": tuple(next(iter(draws.values()))), "seeds": len(draws)}
+    return resolved.model_copy(update={"fewshot": resolved.fewshot.model_copy(update=used)})
+
+
+def _open_splits(resolved: Recipe) -> tuple[Split, Split]:
+    wanted = resolved.data
+    train, test = dataset.open_train_and_eval(
+        wanted.dataset,
+        train_split=wanted.train_split,
+        eval_split=wanted.eval_split,
+        dev_fraction=wanted.dev_fraction,
+        num_examples=wanted.num_examples,
+        image_column=wanted.image_column,
+        label_column=wanted.label_column,
+        seed=0,
+        num_classes=wanted.num_classes,
+        streaming=wanted.streaming,
+    )
+    for split in (train, test):
+        if split.has_several_labels:
+            fix = "name a column of one label with data.label_column"
+            raise DataError(f"the rows of {split.name} have several labels each", where=split.name, fix=fix)
+    return train, test
+
+
+def _labels_and_draws(train: Split, resolved: Recipe, draws_file: str | None) -> tuple[np.ndarray, Draws]:
+    labels_N, wanted = train.read_labels(), resolved.fewshot
+    names = _class_names(train)
+    counts_K = np.bincount(labels_N, minlength=train.num_classes)
+    if train.num_classes == 1:
+        fix = "take data of two classes or more; data.label_column names another column of labels"
+        raise DataError(
+            f"{train.name} has one class, so there is nothing to tell apart", where=names[0], fix=fix
+        )
+    if not counts_K.all():
+        missing = [names[label] for label in np.flatnonzero(counts_K == 0)]
+        raise DataError(
+            f"{len(missing)} of {train.num_classes} classes have no image in {train.name}",
+            where=", ".join(missing[:5]) + (" and more" if len(missing) > 5 else ""),
+            fix="train on a split that has every class, with data.train_split",
+        )
+    if draws_file:
+        return labels_N, draw_files.read_draws(draws_file, labels_N, names)
+    return labels_N, features_draws.draw(
+        labels_N, num_classes=train.num_classes, shots=sorted(set(wanted.shots)), seeds=range(wanted.seeds)
+    )
+
+
+def _oddities(train: Split, labels_N: np.ndarray, draws: Draws, resolved: Recipe) -> list[str]:
+    """Classes that give fewer images than they should, and a choice that one image a class does not allow."""
+    told, names = [], _class_names(train)
+    counts_K = np.bincount(labels_N, minlength=train.num_classes)
+    for shots in next(iter(draws.values())):
+        few = np.flatnonzero(counts_K < shots)
+        if len(few):
+            given = ", ".join(f"{names[label]} {counts_K[label]}" for label in few[:5])
+            more = " ..." if len(few) > 5 else ""
+            classes = "1 class has" if len(few) == 1 else f"{len(few)} classes have"
+            told.append(f"{classes} fewer than {shots} images and give all: {given}{more}")
+    wanted = resolved.fewshot
+    if 1 in next(iter(draws.values())) and wanted.classifier == "least-squares" and wanted.l2 == "sweep":
+        usual = least_squares.DEFAULT_L2
+        told.append(f"with one image a class none can be left out to choose l2 by; it is {usual:g} there")
+    return told
+
+
+def _class_names(train: Split) -> list[str]:
+    return list(train.class_names or (f"class {label}" for label in range(train.num_classes)))
+
+
+def _that_are_there(draws: Draws, known: Computed, train: Split) -> Draws:
+    """Without the rows whose image could not be decoded."""
+    if not known.skipped:
+        return draws
+    kept = {
+        seed: {shots: rows[known.store.has(rows)] for shots, rows in by_shots.items()}
+        for seed, by_shots in draws.items()
+    }
+    if not all(len(rows) for by_shots in kept.values() for rows in by_shots.values()):
+        raise DataError("no drawn image can be decoded", where=train.name, fix="look at its files")
+    return kept
+
+
+def _scores(
+    frozen: Frozen, draws: Draws, known: Computed, tests: Computed, labels_N: np.ndarray, *, num_classes: int
+) -> dict[int, list[features_draws.Scored]]:
+    wanted, console = frozen.resolved.fewshot, frozen.console
+    rows_T = np.arange(tests.store.num_rows)
+    rows_T = rows_T[tests.store.has(rows_T)]
+    if not len(rows_T):
+        raise DataError("no test image can be decoded", where="the test split", fix="look at its files")
+    test_labels_T = np.concatenate(
+        [tests.store.read(part)["labels"][:, 0] for part in np.array_split(rows_T, -(-len(rows_T) // 4096))]
+    )
+    problem = features_draws.Problem(
+        features_of=lambda rows: known.store.read(rows)["features"],
+        labels_N=labels_N,
+        tests_TD=StoredFeatures(tests.store, rows_T),
+        test_labels_T=test_labels_T,
+        num_classes=num_classes,
+    )
+    console.begin("fit", sum(map(len, draws.values())))
+    try:
+        return features_draws.score(
+            problem, draws, classifier=wanted.classifier, l2=wanted.l2, watch=console.update
+        )
+    except KeyboardInterrupt:
+        kept = "; the same command has its features" if known.store.is_kept else ""
+        raise Stopped(signal.SIGINT, f"stopped while fitting{kept}") from None
+    finally:
+        console.end()
+
+
+def _result(
+    frozen: Frozen,
+    train: Split,
+    test: Split,
+    draws: Draws,
+    found: dict[int, list[features_draws.Scored]],
+    known: Computed,
+    tests: Computed,
+) -> dict[str, Any]:
+    wanted, skipped = frozen.resolved, [*known.skipped, *tests.skipped]
+    is_closed_form = wanted.fewshot.classifier == "least-squares"
+    shots = {}
+    for count, scored in found.items():
+        mean, std = features_draws.mean_and_std([one.top1 for one in scored])
+        runs, chosen = [one.top1 for one in scored], [one.chosen for one in scored]
+        shots[str(count)] = {"mean": mean, "std": std, "runs": runs, "chosen": chosen}
+    return {
+        "command": "fewshot",
+        "ckpt": wanted.model.ckpt,
+        "model": frozen.arch.name,
+        "numerics": frozen.weights.numerics,
+        "dataset": wanted.data.dataset,
+        "train_split": train.name,
+        "eval_split": test.name,
+        "num_classes": train.num_classes,
+        "resolution": frozen.preprocessing.resolution,
+        "preprocessing": frozen.preprocessing.summary(),
+        "preprocessing_from": frozen.preprocessing_from,
+        "layer": wanted.eval.layer,
+        "feature_dim": known.store.width[0],
+        "classifier": wanted.fewshot.classifier,
+        "l2": wanted.fewshot.l2 if is_closed_form else None,
+        "seeds": list(draws),
+        "shots": shots,
+        "num_test_examples": len(test) - len(tests.skipped),
+        "cached_rows": known.num_cached + tests.num_cached,
+        "computed_rows": known.num_computed + tests.num_computed,
+        "num_skipped_images": len(skipped),
+        "skipped_images": skipped[:100],
+        "precision": frozen.precision,
+        "num_processes": frozen.machine.world_size,
+    }

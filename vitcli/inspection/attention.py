@@ -1,0 +1,182 @@
+"""The attention weights of a network while it computes, and where its tokens stand; nothing is kept.
+
+B images, A heads, S prefix tokens, N = H*W patches, T = S + N tokens, D hidden width.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from timm.layers import ScaledStdConv2d, ScaledStdConv2dSame, StdConv2d, StdConv2dSame
+from torch import Tensor, nn
+
+from vitcli.models.architecture import Architecture
+from vitcli.models.features import has_normed_token
+from vitcli.models.pos_embed import Positions
+
+CLASS_TOKEN, PATCHES = "class token", "mean of the patches"
+STD_EPS = 1e-5  # each kind of standardisation has another epsilon, below what a picture shows
+
+
+@dataclass(frozen=True)
+class Attends:
+    """How a network attends over the patches of an image.
+
+    Attributes:
+        grid: (H, W) in patches.
+        patch_size: pixels from one patch to the next, of a hybrid its whole stride.
+        num_prefix: tokens before the patches; `has_class_token` if one of them is the class token.
+        read_from: what the output is read from, in words.
+    """
+
+    num_layers: int
+    num_heads: int
+    num_prefix: int
+    grid: tuple[int, int]
+    patch_size: int
+    has_class_token: bool
+    read_from: str
+
+    @property
+    def reads_token(self) -> bool:
+        """Whether the output is read from the class token, else from the patches."""
+        return self.read_from == CLASS_TOKEN
+
+    @property
+    def weights_an_image(self) -> int:
+        """Attention weights of one image in one layer: A * T * T."""
+        num_tokens = self.num_prefix + self.grid[0] * self.grid[1]
+        return self.num_heads * num_tokens**2
+
+
+@contextmanager
+def watched(model: nn.Module, see: Callable[[int, Tensor], None]) -> Iterator[None]:
+    """Let `see` have each layer's attention weights (B, A, T, T) as they are made, by number from 0.
+
+    Fused attention never makes these weights, so it is off in the meantime, in these layers alone.
+    """
+    layers = attention_layers(model)
+    hooks = [
+        layer.attn_drop.register_forward_hook(lambda _, given, __, number=number: see(number, given[0]))
+        for number, layer in enumerate(layers)
+    ]
+    was_fused = {layer: layer.fused_attn for layer in layers if hasattr(layer, "fused_attn")}
+    try:
+        for layer in was_fused:
+            layer.fused_attn = False
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for layer, fused in was_fused.items():
+            layer.fused_attn = fused
+
+
+def attention_layers(model: nn.Module) -> list[nn.Module]:
+    """The attention of each block, in which timm's networks drop out weights; none without such blocks."""
+    blocks = getattr(model, "blocks", None)
+    if not isinstance(blocks, nn.ModuleList | nn.Sequential):
+        return []
+    found = [
+        [part for part in block.modules() if isinstance(getattr(part, "attn_drop", None), nn.Module)]
+        for block in blocks
+    ]
+    return [layers[0] for layers in found] if all(len(layers) == 1 for layers in found) else []
+
+
+def attends(model: nn.Module, arch: Architecture) -> Attends | str:
+    """How the network attends, found by one image of zeros; or, in words, why that has no pictures.
+
+    The attention of windows, of channels, or of tokens that are merged on the way has no one grid.
+    """
+    if not attention_layers(model):
+        return f"{arch.name} has no blocks of one self-attention each over patches"
+    shapes: dict[int, tuple[int, ...]] = {}
+    image_1CHW = torch.zeros(1, 3, *arch.image_size, device=next(model.parameters()).device)
+    with torch.no_grad(), watched(model, lambda number, weights: shapes.update({number: weights.shape})):
+        model.forward_features(image_1CHW)
+    grid, num_prefix = patch_grid(model), getattr(model, "num_prefix_tokens", 0)
+    told = set(shapes.values())
+    if grid is None or len(told) != 1:
+        return f"the blocks of {arch.name} do not all attend over the same patches"
+    _, num_heads, *tokens = told.pop()
+    if tokens != 2 * [num_prefix + grid[0] * grid[1]]:
+        return f"the blocks of {arch.name} attend over other things than {grid[0]}x{grid[1]} patches"
+    return Attends(
+        num_layers=len(shapes),
+        num_heads=num_heads,
+        num_prefix=num_prefix,
+        grid=grid,
+        patch_size=arch.patch_size or arch.image_size[0] // grid[0],
+        has_class_token=getattr(model, "cls_token", None) is not None,
+        read_from=_read_from(model),
+    )
+
+
+def _read_from(model: nn.Module) -> str:
+    if has_normed_token(model):
+        return CLASS_TOKEN
+    pools_itself = getattr(model, "global_pool", "avg") != "avg"  # by attention, or the largest of all
+    return f"{PATCHES}, in place of its own pooling" if pools_itself else PATCHES
+
+
+def patch_grid(model: nn.Module) -> tuple[int, int] | None:
+    """Rows and columns of patches at the size the network is built for; None if it has no patches."""
+    grid = getattr(getattr(model, "patch_embed", None), "grid_size", None)
+    return tuple(grid) if grid else None
+
+
+def rgb_filters(model: nn.Module) -> Tensor | None:
+    """(D, 3, P, Q), what the first layer multiplies the image with; None if that is no convolution of RGB.
+
+    Those of a convolution with weight standardisation are given standardised, as they are used.
+    """
+    first = next((part for part in model.modules() if isinstance(part, nn.Conv2d)), None)
+    if first is None or first.in_channels != 3 or first.groups != 1:
+        return None
+    filters_DCPQ = first.weight.detach()
+    is_scaled = isinstance(first, ScaledStdConv2d | ScaledStdConv2dSame)
+    if not is_scaled and not isinstance(first, StdConv2d | StdConv2dSame):
+        return filters_DCPQ
+    std, mean = torch.std_mean(filters_DCPQ, dim=(1, 2, 3), correction=0, keepdim=True)
+    standardised_DCPQ = (filters_DCPQ - mean) / std.clamp_min(STD_EPS)
+    return standardised_DCPQ * first.gain.detach() * first.scale if is_scaled else standardised_DCPQ
+
+
+def patch_positions(model: nn.Module) -> Tensor | str:
+    """(N, D), what is added to each patch for its place; or, in words, why there is nothing of the kind."""
+    table = getattr(model, "pos_embed", None)
+    if isinstance(table, Tensor):
+        return _of_patches(model, table)
+    own = [part for part in model.modules() if isinstance(part, Positions)]
+    if own:  # of those at every layer, the first layer's
+        return _of_patches(model, own[0]())
+    return "no table of position embeddings is added to its patches"
+
+
+def feature_map(model: nn.Module, encoded: Any) -> Tensor | None:
+    """(B, H, W, D), features by place, of what `model.forward_features` made; None without places."""
+    if not isinstance(encoded, Tensor):
+        return None
+    grid = patch_grid(model)
+    if encoded.ndim == 3 and grid is not None:
+        patches_BND = encoded[:, getattr(model, "num_prefix_tokens", 0) :]
+        return patches_BND.unflatten(1, grid) if patches_BND.shape[1] == grid[0] * grid[1] else None
+    if encoded.ndim == 4:
+        channels = getattr(model, "num_features", None)
+        if encoded.shape[1] == channels:
+            return encoded.permute(0, 2, 3, 1)
+        return encoded if encoded.shape[3] == channels else None
+    return None
+
+
+def _of_patches(model: nn.Module, table_1TD: Tensor) -> Tensor | str:
+    grid = patch_grid(model)
+    is_table = grid is not None and table_1TD.ndim == 3
+    table_TD = table_1TD.detach()[0]
+    num_prefix = len(table_TD) - grid[0] * grid[1] if is_table else -1
+    if num_prefix not in (0, getattr(model, "num_prefix_tokens", 0)):
+        return "its position embeddings do not stand for one patch each"
+    return table_TD[num_prefix:]

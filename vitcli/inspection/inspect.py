@@ -1,0 +1,190 @@
+"""`vit inspect`: the paper's pictures of what is inside a network (sections 4.5, D.7 and D.8)."""
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from glob import glob
+from pathlib import Path
+from typing import Any
+
+from vitcli import recipe
+from vitcli.data import loader
+from vitcli.data.image_files import as_split, find_pictures
+from vitcli.data.split import Split
+from vitcli.data.subsets import random_subset
+from vitcli.data.transforms import Preprocessing
+from vitcli.distributed import runtime
+from vitcli.errors import DataError, VitError
+from vitcli.evaluation.setup import (
+    as_asked,
+    inference_precision,
+    named_weights,
+    preprocessing_for,
+    split_to_score,
+)
+from vitcli.inspection.collect import look_into
+from vitcli.inspection.files import FOLDER, write_all
+from vitcli.models.build import check_image_size
+from vitcli.output import run_folder
+from vitcli.output.progress import Console
+from vitcli.recipe import Recipe
+from vitcli.weights.io import Weights
+
+
+@dataclass(frozen=True)
+class Question:
+    """A checkpoint to look into.
+
+    Attributes:
+        preprocessing_from: who says how its pictures are prepared.
+        asked: what is named of it on the command line.
+    """
+
+    resolved: Recipe
+    weights: Weights
+    preprocessing: Preprocessing
+    preprocessing_from: str
+    asked: dict[str, Any]
+
+
+def inspect(
+    recipe_name: str | None,
+    overrides: Sequence[str],
+    each_shorthands: Sequence[Mapping[str, Any]],
+    *,
+    pictures: Sequence[str],
+    split: str,
+    out: Path | None,
+    overwrite: bool,
+    workers: int | None,
+    quiet: bool,
+) -> dict[str, Any]:
+    """Look into one checkpoint, or two side by side on the same pictures; write figures, arrays and a page.
+
+    Args:
+        each_shorthands: recipe keys, of each checkpoint.
+        pictures: files, folders and globs; none for those of the data set that the recipe names, if any.
+    """
+    began_at = time.perf_counter()
+    name = recipe_name or _recipe_for(overrides, each_shorthands[0], pictures)
+    resolved = [recipe.load(name, overrides, one, training=False) for one in each_shorthands]
+    _check(resolved, name, pictures, split)
+    if out:
+        _check_apart(out, [*pictures, *filter(None, [resolved[0].data.dataset])])
+        FOLDER.check_names(out, len(resolved))
+    questions = [
+        _open(one, recipe_name, overrides, shorthands, name=name, pictures=pictures, split=split)
+        for one, shorthands in zip(resolved, each_shorthands, strict=True)
+    ]
+    first = questions[0]
+    looked_at = pictures_of(first.resolved, first.weights, pictures, split)
+    out = out or _new_folder(first, pictures)
+    machine = runtime.start(inference_precision(first.resolved))
+    console = Console(quiet=quiet, is_main=machine.is_main)
+    asked = [question.asked for question in questions]
+    with ExitStack() as held:
+        machine.on_main(lambda: FOLDER.claim(held, out, asked, overwrite=overwrite))
+        found = []
+        for question in questions:
+            told = f"{question.preprocessing.summary()}, {question.preprocessing_from}"
+            console.note(f"{question.weights.architecture.name}: {told}")
+            seen = look_into(
+                question.weights,
+                question.resolved,
+                looked_at,
+                question.preprocessing,
+                machine=machine,
+                num_threads=workers or loader.default_threads(machine.processes_here),
+                console=console,
+            )
+            found.append(replace(seen, result=seen.result | {"asked": question.asked}))
+        result = machine.on_main(lambda: write_all(out, found, began_at=began_at))
+    machine.leave()
+    return result
+
+
+def _open(
+    resolved: Recipe,
+    recipe_name: str | None,
+    overrides: Sequence[str],
+    shorthands: Mapping[str, Any],
+    *,
+    name: str,
+    pictures: Sequence[str],
+    split: str,
+) -> Question:
+    weights = named_weights(resolved)
+    preprocessing, origin = preprocessing_for(
+        weights, resolved, recipe_name=recipe_name, overrides=overrides, shorthands=shorthands
+    )
+    check_image_size(replace(weights.architecture, image_size=preprocessing.image_size))
+    asked = as_asked(name, overrides, shorthands) | ({"--images": list(pictures)} if pictures else {})
+    return Question(resolved, weights, preprocessing, origin, asked | {"--split": split})
+
+
+def _new_folder(question: Question, pictures: Sequence[str]) -> Path:
+    looked_at = question.resolved.data.dataset or ("pictures" if pictures else "weights")
+    return run_folder.new_folder("inspect", looked_at, question.weights.architecture.name)
+
+
+def _recipe_for(overrides: Sequence[str], shorthands: Mapping[str, Any], pictures: Sequence[str]) -> str:
+    """The demo's if nothing to look at is named."""
+    named = as_asked(None, overrides, shorthands).keys() & {"model.ckpt", "data.dataset"}
+    return "inspect/default" if named or pictures else "inspect/demo"
+
+
+def _check(resolved: Sequence[Recipe], name: str, pictures: Sequence[str], split: str) -> None:
+    """Refuse what cannot be asked for, before anything is read."""
+    first = resolved[0]
+    if first.inspect is None:
+        fix = "take inspect/default, or extend it"
+        raise VitError("the recipe has no section [inspect]", where=f"recipe {name}", fix=fix)
+    if first.model.ckpt is None:
+        raise VitError(
+            "no checkpoint is named",
+            where="--ckpt",
+            fix="--ckpt RUN, a weights file, timm/NAME or demo; vit inspect alone shows the demo",
+        )
+    if pictures and first.data.dataset is not None:
+        raise VitError(
+            "pictures and a data set are both named",
+            where="--images and --dataset (recipe key data.dataset)",
+            fix="look at one of them, then at the other with another --out",
+        )
+    if split != "auto" and first.data.dataset is None:
+        raise VitError(
+            "a split of no data set is named", where=f"--split {split}", fix="name it with --dataset"
+        )
+
+
+def _check_apart(out: Path, places: Sequence[str]) -> None:
+    """Refuse to draw where pictures are looked for: the same command would next look at its own figures.
+
+    Args:
+        places: folders, files and globs.
+    """
+    own = out.resolve()
+    for place in places:
+        holds_out = Path(place).is_dir() and own.is_relative_to(Path(place).resolve())
+        if holds_out or any(Path(file).resolve().is_relative_to(own) for file in glob(place, recursive=True)):
+            raise VitError(
+                "the figures would lie among the pictures that are looked at",
+                where=f"--out {out}",
+                fix="choose a folder outside of them",
+            )
+
+
+def pictures_of(resolved: Recipe, weights: Weights, pictures: Sequence[str], split: str) -> Split | None:
+    """The pictures to look at; of a data set so many drawn at random, of the named ones the first so many."""
+    wanted = resolved.inspect
+    if pictures:
+        found = as_split(find_pictures(pictures, where="--images"))
+        return found.part(0, min(wanted.num_images, len(found)), name=found.name)
+    if resolved.data.dataset is None:
+        return None
+    found = split_to_score(resolved, split, weights)
+    if not len(found):
+        raise DataError(f"{found.name} has no pictures", where="--split", fix="name another split")
+    drawn = random_subset(found, min(wanted.num_images, len(found)), seed=wanted.seed)
+    return replace(drawn, name=found.name)

@@ -1,0 +1,118 @@
+"""`vit models`: the networks of the paper's tables, and what each of them costs."""
+
+import math
+from fnmatch import fnmatch
+from typing import Any
+
+from vitcli.errors import VitError, nearest
+from vitcli.models.build import architecture
+from vitcli.models.flops import costs_without_head
+from vitcli.models.variants import VARIANTS, Variant, find_variant
+from vitcli.output.text import printed
+
+ALWAYS_FITS = (224, 224)  # a multiple of every patch size there is
+HEADER = ("model", "parameters", "with 1,000 classes", "GMACs", "px", "stride", "tokens", "timm")
+
+ABOUT = """# Models
+
+The networks of the paper's tables at {size} px, as `vit models --format markdown` prints them (a test keeps
+this page current). `--model` takes these names in any spelling (`ViT-L/16`, `vit_l16`, `L/16`, `R50+B/32`,
+`R152x4`), and any model of timm besides. The recipe keys `model.layers`, `hidden`, `mlp`,
+`heads` and `patch_size` change the size of a transformer.
+
+"""
+FOOT = """
+- **parameters**: without a head, then with one layer for 1,000 classes.
+- **GMACs**: 10^9 multiply-adds of one image, without the head; FLOPs are twice that.
+- **px**: where patches do not divide the size that was asked for, the nearest smaller one that they do.
+- **stride**: pixels a side that one token stands for; for a hybrid the whole down-sampling of its ResNet.
+  AugReg's R+ViT-Ti/16 has 32, despite its name. A ResNet has no tokens.
+- **timm**: the model of timm that is this very network, but for the GELU and the epsilons; `-` where timm has
+  no name for it, and it is built from timm's parts.
+
+These are networks. Weights come with `--ckpt`: `timm/NAME.TAG`, an official `.npz`, a run folder.
+"""
+
+
+def list_models(pattern: str | None, *, image_size: tuple[int, int]) -> dict[str, Any]:
+    """Every network whose name fits the pattern, at an image size; nothing is downloaded or given numbers.
+
+    Args:
+        pattern: a name in any spelling, a part of names, or a glob, in any case; None for all.
+
+    Raises:
+        VitError: no name fits.
+    """
+    variant = find_variant(pattern or "")
+    names = [variant.name] if variant else [n for n in VARIANTS if pattern is None or _fits(n, pattern)]
+    if not names:
+        raise VitError(
+            f"no model fits {pattern!r}{nearest(pattern, VARIANTS)}",
+            where="PATTERN",
+            fix="vit models lists all of them; any model of timm can be named too",
+        )
+    rows = [_row(VARIANTS[name], image_size) for name in names]
+    return {"command": "models", "resolution": list(image_size), "models": rows}
+
+
+def _fits(name: str, pattern: str) -> bool:
+    pattern = pattern.lower()
+    return fnmatch(name.lower(), pattern if any(c in pattern for c in "*?[") else f"*{pattern}*")
+
+
+def _row(variant: Variant, image_size: tuple[int, int]) -> dict[str, Any]:
+    """One network, at the nearest smaller size that its patches divide."""
+    patch_size = architecture(variant.name, image_size=ALWAYS_FITS, num_classes=0).patch_size
+    size = tuple(max(side // patch_size, 1) * patch_size for side in image_size) if patch_size else image_size
+    arch = architecture(variant.name, image_size=size, num_classes=0)
+    cost = costs_without_head(arch)
+    return {
+        "name": variant.name,
+        "timm_name": variant.timm_name if variant.is_timms else None,
+        "resolution": list(size),
+        "params": cost.params,
+        "params_1000_classes": cost.params + 1000 * (cost.features + 1),
+        "features": cost.features,
+        "gmacs": round(cost.macs / 1e9, 3),
+        "stride": patch_size,
+        "patch_grid": list(arch.patch_grid) if patch_size else None,
+        "tokens": math.prod(arch.patch_grid) + 1 if patch_size else None,
+    }
+
+
+def as_table(result: dict[str, Any]) -> str:
+    """For a terminal."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in HEADER:
+        table.add_column(title, justify="left" if title in ("model", "timm") else "right")
+    for row in result["models"]:
+        table.add_row(*_cells(row))
+    return printed(table)
+
+
+def as_markdown(result: dict[str, Any]) -> str:
+    """For docs/models.md."""
+    height, width = result["resolution"]
+    lines = [
+        "| " + " | ".join(HEADER) + " |",
+        "|" + "|".join("---" if title in ("model", "timm") else "--:" for title in HEADER) + "|",
+    ]
+    lines += ["| " + " | ".join(_cells(row)) + " |" for row in result["models"]]
+    size = height if height == width else f"{height}x{width}"
+    return ABOUT.format(size=size) + "\n".join(lines) + "\n" + FOOT
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    height, width = row["resolution"]
+    return [
+        row["name"],
+        f"{row['params']:,}",
+        f"{row['params_1000_classes']:,}",
+        f"{row['gmacs']:.3f}",
+        f"{height}" if height == width else f"{height}x{width}",
+        str(row["stride"] or "-"),
+        str(row["tokens"] or "-"),
+        row["timm_name"] or "-",
+    ]

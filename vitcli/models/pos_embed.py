@@ -1,0 +1,300 @@
+"""The position embeddings that timm has not: those of the paper's Table 8 (section D.4), and fixed ones.
+
+They are installed into a network that timm built with pos_embed="none", under names timm does not know, so
+timm refuses weights that carry them: `positions.*`, `blocks.<i>.positions.*` and
+`blocks.<i>.attn.relative_embed`. Fixed ones ("sincos2d") are in no weights.
+
+B batch, T tokens (prefix tokens such as the class token, then N patches), D hidden width, A attention heads,
+E = D / A width of a head, R = 2T - 1 offsets between tokens, H x W the patch grid.
+"""
+
+import torch
+import torch.nn.functional as F
+from timm.layers import Attention, maybe_add_mask, resolve_self_attn_mask
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+from torch.nn import init
+
+from vitcli.errors import VitError, nearest
+from vitcli.models.architecture import POSEMB_PLACES, POSEMBS
+from vitcli.models.resample import check_method, resample_posemb
+
+STD = 0.02  # normal and not truncated, as the authors draw their pos_embedding
+
+
+def check_choice(kind: str, place: str) -> None:
+    """Refuse what the paper's Table 8 has no cell for, but for "sincos2d" at the stem."""
+    for key, given, known in (("posemb", kind, POSEMBS), ("posemb_at", place, POSEMB_PLACES)):
+        if given not in known:
+            raise VitError(
+                f"there is no {key} {given!r}{nearest(given, known)}",
+                where=f"recipe key model.{key}",
+                fix=f"take one of {', '.join(known)}",
+            )
+    if kind in ("none", "relative", "sincos2d") and place != "stem":
+        reason = "it is added to the patches once" if kind == "sincos2d" else "it adds nothing to the tokens"
+        raise VitError(
+            f"posemb {kind!r} has no place {place!r}: {reason}",
+            where="recipe keys model.posemb and model.posemb_at",
+            fix='set posemb_at = "stem", or posemb to 1d or 2d',
+        )
+
+
+def is_timms(kind: str, place: str) -> bool:
+    """Whether timm has this choice itself, as pos_embed "learn" or "none"."""
+    return (kind, place) in (("1d", "stem"), ("none", "stem"))
+
+
+def install(model: VisionTransformer, *, kind: str, place: str, dropout: float) -> None:
+    """Give a network without position embeddings those of one cell of Table 8, or "sincos2d".
+
+    "1d" is one learned row for each token, "2d" and "sincos2d" see `Positions`, "relative" see
+    `RelativeAttention`, "none" changes nothing. At "stem" they are added to the tokens once; at "every_layer"
+    each block has its own, at "every_layer_shared" all have the same, and they are added to the block's
+    input, its residual stream. The numbers follow from torch's global seed: normal with deviation 0.02.
+
+    Args:
+        model: built by timm with pos_embed="none"; changed in place.
+        kind: one of POSEMBS.
+        place: one of POSEMB_PLACES.
+        dropout: share dropped from the tokens after the first addition, and after no other. The paper drops
+            at the stem and does not speak of the other places; its code drops nothing where nothing is added,
+            so "none" and "relative" have no such dropout.
+
+    Raises:
+        VitError: a choice Table 8 has not, or a network of a width that "2d" or "sincos2d" cannot split.
+    """
+    check_choice(kind, place)
+    assert model.pos_embed is None, "the network has position embeddings of timm's already"
+    assert not model.dynamic_img_size and isinstance(model.patch_drop, nn.Identity), "tokens would move"
+    match kind, place:
+        case "none", _:
+            pass
+        case "relative", _:
+            for block in model.blocks:
+                _make_relative(block.attn, _num_tokens(model))
+        case _, "stem":
+            model.positions = Positions(model, kind, dropout)
+            # timm's next module after the place where it adds its own
+            model.patch_drop.register_forward_pre_hook(model.positions.add_and_drop)
+        case _, "every_layer":
+            for i, block in enumerate(model.blocks):
+                block.positions = Positions(model, kind, dropout)
+                block.register_forward_pre_hook(block.positions.add if i else block.positions.add_and_drop)
+        case _, "every_layer_shared":
+            model.positions = Positions(model, kind, dropout)
+            for i, block in enumerate(model.blocks):
+                block.register_forward_pre_hook(model.positions.add if i else model.positions.add_and_drop)
+
+
+class Positions(nn.Module):
+    """Position embeddings, added to the tokens on their way into another module.
+
+    "1d" is a `table` of a row for each token. "2d" has `rows` (H, D/2) and `columns` (W, D/2): the embedding
+    of a patch is that of its column (X), then that of its row (Y). The class token has neither, and the paper
+    does not say what it gets instead; here each prefix token has a learned row of its own in `prefix`.
+    "sincos2d" is a fixed `table`, in no state dict; prefix tokens get nothing, as in big_vision.
+
+    `add` and `add_and_drop` are forward pre-hooks. They are methods, so that a deep copy of the network adds
+    its own embeddings and not the original's.
+    """
+
+    def __init__(self, model: VisionTransformer, kind: str, dropout: float):
+        super().__init__()
+        width, num_prefix = model.embed_dim, model.num_prefix_tokens
+        self.kind = kind
+        self.num_rows, self.num_columns = model.patch_embed.grid_size
+        _check_width(kind, width)
+        match kind:
+            case "1d":
+                self.table = _drawn(model, 1, _num_tokens(model), width)
+            case "2d":
+                self.rows = _drawn(model, self.num_rows, width // 2)
+                self.columns = _drawn(model, self.num_columns, width // 2)
+                self.register_parameter("prefix", _drawn(model, num_prefix, width) if num_prefix else None)
+            case "sincos2d":
+                table_1TD = sincos2d(model.patch_embed.grid_size, _num_tokens(model), width)
+                self.register_buffer("table", table_1TD.to(next(model.parameters())), persistent=False)
+        self.drop = nn.Dropout(dropout)
+        self.train(model.training)
+
+    def forward(self) -> Tensor:
+        """(1, T, D), what is added to the tokens."""
+        if self.kind != "2d":
+            return self.table
+        x_HWd = self.columns.expand(self.num_rows, -1, -1)
+        y_HWd = self.rows[:, None].expand(-1, self.num_columns, -1)
+        patches_ND = torch.cat([x_HWd, y_HWd], dim=-1).flatten(0, 1)
+        tokens_TD = patches_ND if self.prefix is None else torch.cat([self.prefix, patches_ND])
+        return tokens_TD[None]
+
+    def add(self, module: nn.Module, args: tuple) -> tuple:
+        """The arguments of `module`, of which the first are its tokens, with the embeddings added."""
+        tokens_BTD, *others = args
+        return (tokens_BTD + self(), *others)
+
+    def add_and_drop(self, module: nn.Module, args: tuple) -> tuple:
+        """As `add`, with dropout after it."""
+        tokens_BTD, *others = self.add(module, args)
+        return (self.drop(tokens_BTD), *others)
+
+    def _apply(self, fn, recurse=True):
+        """As any module moves; a fixed table is then new: right after `to_empty`, or bfloat16 and back."""
+        super()._apply(fn, recurse)
+        if self.kind == "sincos2d":
+            self.table = sincos2d((self.num_rows, self.num_columns), *self.table.shape[1:]).to(self.table)
+        return self
+
+
+def sincos2d(grid: tuple[int, int], num_tokens: int, width: int) -> Tensor:
+    """(1, T, D) in float64, the fixed embedding of "Better plain ViT baselines" (arXiv 2205.01580).
+
+    The patch in column x and row y has sin(x w), cos(x w), sin(y w) and cos(y w), each a quarter of D, with
+    frequencies w that fall geometrically from 1 to 1 / 10000, as in MoCo v3; prefix tokens have zeros.
+    """
+    on_cpu = {"dtype": torch.float64, "device": "cpu"}  # whatever the default: the same bits everywhere
+    y_HW, x_HW = torch.meshgrid(*(torch.arange(side, **on_cpu) for side in grid), indexing="ij")
+    w_d = 10_000 ** -torch.linspace(0, 1, width // 4, **on_cpu)
+    x_Nd, y_Nd = (places_HW.reshape(-1, 1) * w_d for places_HW in (x_HW, y_HW))
+    patches_ND = torch.cat([x_Nd.sin(), x_Nd.cos(), y_Nd.sin(), y_Nd.cos()], dim=1)
+    return F.pad(patches_ND, (0, 0, num_tokens - len(patches_ND), 0))[None]
+
+
+class RelativeAttention(Attention):
+    """timm's attention, with a learned embedding of the offset from key to query in the logits.
+
+    Query q and key k stand at places p_q and p_k in the sequence of tokens, the class token at 0. The
+    embedding of p_q - p_k is split over the heads and scaled as a key is:
+    logit(q, k) = (query_q . key_k + query_q . embedding_{p_q - p_k}) / sqrt(E).
+
+    `relative_embed` (R, D) has the row of offset o at T - 1 + o.
+    """
+
+    def forward(self, tokens_BTD: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        num_tokens = tokens_BTD.shape[1]
+        qkv_3BATE = self.qkv(tokens_BTD).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        q_BATE, k_BATE, v_BATE = qkv_3BATE.unbind(0)
+        q_BATE, k_BATE = self.q_norm(q_BATE), self.k_norm(k_BATE)
+        bias_BATT = relative_logits(q_BATE * self.scale, self.relative_embed)
+        mask = resolve_self_attn_mask(num_tokens, bias_BATT, attn_mask, is_causal)
+        bias_BATT = maybe_add_mask(bias_BATT, mask)
+        if self.fused_attn:
+            rate = self.attn_drop.p if self.training else 0.0
+            mixed_BATE = F.scaled_dot_product_attention(
+                q_BATE, k_BATE, v_BATE, attn_mask=bias_BATT, dropout_p=rate
+            )
+        else:
+            logits_BATT = (q_BATE * self.scale) @ k_BATE.transpose(-2, -1) + bias_BATT
+            mixed_BATE = self.attn_drop(logits_BATT.softmax(dim=-1)) @ v_BATE
+        mixed_BTD = self.norm(mixed_BATE.transpose(1, 2).flatten(2))
+        return self.proj_drop(self.proj(mixed_BTD))
+
+
+@torch.fx.wrap  # as timm's own, for its feature extraction
+def relative_logits(q_BATE: Tensor, embedding_RD: Tensor) -> Tensor:
+    """(B, A, T, T): the product of each query with the embedding of its offset to each key.
+
+    Every query is multiplied with all R embeddings; then each row of the result is shifted by one more than
+    the row above it, through its place in memory, so no index and no copy of the table for each pair is made.
+    """
+    num_heads, num_tokens = q_BATE.shape[1:3]
+    descending_RAE = embedding_RD.flip(0).unflatten(1, (num_heads, -1))  # offset T-1 first: keys ascend
+    products_BATR = torch.einsum("bate,rae->batr", q_BATE, descending_RAE)
+    # key k of query q is at column T-1-q+k, at q*R + T-1-q+k = T-1 + q*(R-1) + k in memory
+    step = max(2 * num_tokens - 2, 1)  # a token alone has one offset
+    in_memory = products_BATR.flatten(-2)[..., num_tokens - 1 : num_tokens - 1 + num_tokens * step]
+    return in_memory.unflatten(-1, (num_tokens, step))[..., :num_tokens]
+
+
+def resample(
+    state: dict[str, Tensor],
+    *,
+    kind: str,
+    place: str,
+    old_grid: tuple[int, int],
+    new_grid: tuple[int, int],
+    num_prefix: int,
+    method: str = "paper",
+) -> tuple[dict[str, Tensor], list[str]]:
+    """A state dict carried over to another patch grid, and the names of the tensors that changed.
+
+    Tables of "1d", timm's `pos_embed` among them, are resampled in 2-D, rows and columns of "2d" each along
+    its axis, which comes to the same. "sincos2d" is computed anew with the network.
+
+    Args:
+        state: of a whole network; not changed.
+        kind: one of POSEMBS.
+        place: one of POSEMB_PLACES.
+        old_grid: (H, W) in patches.
+        new_grid: (H', W') in patches.
+        num_prefix: rows of a "1d" table without a place in the image.
+        method: as in `resample_posemb`.
+
+    Raises:
+        VitError: a table does not cover the old grid; or the grids differ and the kind is "relative", or it
+            is "2d" and the method "timm".
+    """
+    check_choice(kind, place)
+    check_method(method)
+    if kind in ("none", "sincos2d") or tuple(old_grid) == tuple(new_grid):
+        return dict(state), []
+    _check_can_move(kind, old_grid, new_grid, method)
+    changed = {}
+    for name, table in state.items():
+        match kind, name.split("."):
+            case "1d", ["pos_embed"] | [*_, "positions", "table"]:
+                changed[name] = resample_posemb(
+                    table, old_grid, new_grid, num_prefix=num_prefix, method=method
+                )
+            case "2d", [*_, "positions", "rows"] if old_grid[0] != new_grid[0]:
+                changed[name] = _along_one_axis(table, old_grid[0], new_grid[0])
+            case "2d", [*_, "positions", "columns"] if old_grid[1] != new_grid[1]:
+                changed[name] = _along_one_axis(table, old_grid[1], new_grid[1])
+    return state | changed, list(changed)
+
+
+def _check_can_move(kind: str, old_grid: tuple[int, int], new_grid: tuple[int, int], method: str) -> None:
+    if kind == "relative":
+        raise VitError(
+            "relative position embeddings of a grid of {}x{} mean nothing on one of {}x{}: the same offset "
+            "in the sequence is another displacement in the image".format(*old_grid, *new_grid),
+            where="recipe key model.posemb",
+            fix="keep the image size the weights were trained at, or train with posemb 1d or 2d",
+        )
+    if kind == "2d" and method == "timm":
+        raise VitError(
+            "timm has no position embeddings of rows and columns, and no way to resample them",
+            where="resampling method",
+            fix="take the method paper",
+        )
+
+
+def _along_one_axis(table_HD: Tensor, old_length: int, new_length: int) -> Tensor:
+    """Linear, with both ends fixed."""
+    return resample_posemb(table_HD[None], (old_length, 1), (new_length, 1), num_prefix=0)[0]
+
+
+def _make_relative(attention: Attention, num_tokens: int) -> None:
+    assert type(attention) is Attention and attention.gate is None, "not the paper's attention"
+    attention.__class__ = RelativeAttention  # same parameters, same names, and one more
+    attention.relative_embed = _drawn(attention, 2 * num_tokens - 1, attention.proj.in_features)
+
+
+def _check_width(kind: str, width: int) -> None:
+    num_parts = {"2d": 2, "sincos2d": 4}.get(kind, 1)
+    if width % num_parts:
+        raise VitError(
+            f"a hidden width of {width} has no {num_parts} equal parts for the embeddings of column and row",
+            where="recipe key model.posemb",
+            fix=f'take posemb = "1d" or a network whose width divides by {num_parts}',
+        )
+
+
+def _num_tokens(model: VisionTransformer) -> int:
+    return model.num_prefix_tokens + model.patch_embed.num_patches
+
+
+def _drawn(module: nn.Module, *shape: int) -> nn.Parameter:
+    """A fresh table where the module is, in its precision."""
+    like = next(module.parameters())
+    return nn.Parameter(init.normal_(torch.empty(shape, dtype=like.dtype, device=like.device), std=STD))

@@ -1,0 +1,172 @@
+"""A folder (--out) that holds one result of a command, ours alone while it is written.
+
+The same question may be asked again and its answer written anew; another one needs --overwrite.
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vitcli.errors import MachineError, VitError
+from vitcli.output import atomic, run_folder
+
+MOST_TOLD = 4  # differences
+
+
+@dataclass(frozen=True)
+class ResultFolder:
+    """What a command leaves in its folder.
+
+    Attributes:
+        noun: what a person calls a result; with an s it is the key under which one file holds several.
+        result: the JSON file of the result, or of all results. Each says under "asked" what its question was.
+        names: all files of one result; of several, each is in a numbered folder.
+    """
+
+    noun: str
+    result: str
+    names: tuple[str, ...]
+
+    @property
+    def lock(self) -> str:
+        return f".vit-{self.noun}.lock"
+
+    def folders(self, out: Path, num_results: int) -> list[Path]:
+        """Where each result has its files."""
+        return [out] if num_results == 1 else [out / str(k) for k in range(1, num_results + 1)]
+
+    def check_names(self, out: Path, num_results: int) -> None:
+        """Refuse, before any work and with nothing made, a folder that does not take our files.
+
+        Raises:
+            MachineError: it cannot be written, or other things have the names.
+            VitError: it is the folder of a run.
+        """
+        for folder in dict.fromkeys([out, *self.folders(out, num_results)]):
+            atomic.check_can_write_in(folder.resolve(), option="--out")
+            taken = next((folder / name for name in self.names if (folder / name).is_dir()), None)
+            if taken:
+                raise MachineError(f"{taken} is a folder", where="--out", fix="choose another folder")
+            is_begun = (folder / run_folder.LOCK).exists() or (folder / "checkpoints").is_dir()
+            if is_begun and (folder / run_folder.RECIPE).is_file():
+                raise VitError(
+                    "the folder is that of a run",
+                    where=f"--out {folder}",
+                    fix=f"give the {self.noun} a folder of its own, such as --out {out / self.noun}",
+                )
+
+    def claim(self, held: ExitStack, out: Path, asked: Sequence[dict[str, Any]], *, overwrite: bool) -> None:
+        """Before any work: the folder can be written, and is ours alone until `held` is closed.
+
+        Raises:
+            MachineError: it cannot be written, or another process holds it.
+            VitError: it holds the answer to another question, and is not to be overwritten.
+        """
+        held.callback(_remove_empty, _missing(out))
+        atomic.try_to_write_in(out.resolve(), option="--out")
+        self._take_lock(held, out)
+        for folder in self.folders(out, len(asked)):
+            if folder != out and (folder / self.result).exists():
+                raise VitError(
+                    f"{folder} holds {self.noun} results of its own",
+                    where=f"--out {out}",
+                    fix="choose another folder with --out",
+                )
+        if not overwrite:
+            self._refuse_another(out, asked)
+        for folder in self.folders(out, len(asked)):
+            held.callback(_remove_empty, _missing(folder))
+            atomic.try_to_write_in(folder.resolve(), option="--out")
+
+    def begin(self, out: Path, asked: Sequence[dict[str, Any]]) -> None:
+        """Before the first file is written: delete an earlier result, and say what this one will answer.
+
+        So what a killed command leaves is known for ours.
+        """
+        self.clear(out)
+        each = [{"asked": one} for one in asked]
+        atomic.write_json(out / self.result, each[0] if len(each) == 1 else {f"{self.noun}s": each})
+
+    def clear(self, out: Path) -> None:
+        """Delete an earlier result, and nothing else."""
+        if not (out / self.result).exists():
+            return
+        for folder in {*self.folders(out, self._num_results(out)), out}:
+            for name in self.names:
+                (folder / name).unlink(missing_ok=True)
+            if folder != out and folder.is_dir() and not any(folder.iterdir()):
+                folder.rmdir()
+
+    def _num_results(self, out: Path) -> int:
+        """How many results the folder holds; 1 if its file does not tell."""
+        try:
+            stored = json.loads((out / self.result).read_text(encoding="utf-8"))
+            return len(stored.get(f"{self.noun}s", [stored]))
+        except (OSError, ValueError, TypeError, AttributeError):
+            return 1
+
+    def _take_lock(self, held: ExitStack, out: Path) -> None:
+        """An advisory lock that ends with the process, however it ends; its file goes with `held`."""
+        path = out / self.lock
+        while True:
+            lock = atomic.lock_folder(path, noun=self.noun, where=f"--out {out}")
+            held.enter_context(lock)
+            # One that ended in between has taken its file away, and the next one locks a file of its own.
+            if path.exists() and os.path.samestat(os.fstat(lock.fileno()), path.stat()):
+                break
+        held.callback(path.unlink, missing_ok=True)
+
+    def _refuse_another(self, out: Path, asked: Sequence[dict[str, Any]]) -> None:
+        if not (out / self.result).exists():
+            self._refuse_others_files(out, len(asked))
+            return
+        try:
+            stored = json.loads((out / self.result).read_text(encoding="utf-8"))
+            before = [one["asked"] for one in stored.get(f"{self.noun}s", [stored])]
+            told = differences(before, json.loads(json.dumps(asked)), noun=self.noun)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            told = [f"{self.result} does not say what was asked"]
+        if told:
+            raise VitError(
+                f"the folder holds another {self.noun}: {'; '.join(told[:MOST_TOLD])}",
+                where=f"--out {out}",
+                fix="choose another folder, or replace what is there with --overwrite",
+            )
+
+    def _refuse_others_files(self, out: Path, num_results: int) -> None:
+        places = (folder / name for folder in self.folders(out, num_results) for name in self.names)
+        taken = next((place for place in places if place.exists()), None)
+        if taken:
+            raise VitError(
+                f"{taken.name} is there, and is of no {self.noun} that is known",
+                where=f"--out {taken.parent}",
+                fix="choose another folder, or replace what has our names with --overwrite",
+            )
+
+
+def _missing(folder: Path) -> list[Path]:
+    """The folder and those above it that are not there, the deepest first."""
+    return [one for one in (folder, *folder.parents) if not one.exists()]
+
+
+def _remove_empty(folders: Sequence[Path]) -> None:
+    for folder in folders:
+        with suppress(OSError):  # there is something in it, or another process is at it
+            folder.rmdir()
+
+
+def differences(before: Sequence[dict[str, Any]], asked: Sequence[dict[str, Any]], *, noun: str) -> list[str]:
+    """In what the questions differ, in words; nothing if they are the same."""
+    if len(before) != len(asked):
+        return [f"{len(before)} {noun}{'s' * (len(before) != 1)} there, {len(asked)} here"]
+    told = {
+        f"{key} {old.get(key, 'not given')} there, {new.get(key, 'not given')} here": None
+        for old, new in zip(before, asked, strict=True)
+        for key in (*new, *(old.keys() - new.keys()))
+        if old.get(key) != new.get(key)
+    }
+    return list(told)

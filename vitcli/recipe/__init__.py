@@ -1,0 +1,239 @@
+"""Recipes: what a run does, as data with a closed schema, checked whole and never changed afterwards.
+
+Precedence: the base file that a recipe extends, the file, then the command line. There is no fourth place.
+A section is a flat table, so a recipe is handled as {"section.key": value} until it is checked.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from vitcli.errors import VitError
+from vitcli.recipe.catalog import (
+    available,
+    class_maps,
+    dataset_aliases,
+    find,
+    is_base,
+    label,
+    paper_tables,
+    read_toml,
+    studies,
+)
+from vitcli.recipe.rules import is_superseded
+from vitcli.recipe.schema import KEYS, OPTIONAL_SECTIONS, SECTIONS, TRAINING_SECTIONS, Recipe, accepts_none
+from vitcli.recipe.sweep import arms, check_with_choices, may_be_chosen, settled
+from vitcli.recipe.toml import differences, flat, to_toml, toml_text, typed_value
+from vitcli.recipe.validation import Mistake, report, unknown
+
+__all__ = [
+    "SHORTHANDS",
+    "Recipe",
+    "arms",
+    "available",
+    "class_maps",
+    "dataset_aliases",
+    "differences",
+    "find",
+    "find_for_dataset",
+    "flat",
+    "is_base",
+    "label",
+    "load",
+    "may_be_chosen",
+    "merge",
+    "origins",
+    "paper_tables",
+    "read_toml",
+    "settled",
+    "studies",
+    "to_toml",
+    "toml_text",
+]
+
+SHORTHANDS = MappingProxyType(
+    {
+        "model.name": "--model",
+        "model.ckpt": "--ckpt",
+        "data.dataset": "--dataset",
+        "data.image_size": "--res",
+        "schedule.steps": "--steps",
+        "train.batch_size": "--batch-size",
+        "optimizer.lr": "--lr",
+        "train.seed": "--seed",
+        "precision.compute": "--precision",
+        "eval.batch_size": "--batch-size",
+        "eval.layer": "--layer",
+        "fewshot.shots": "--shots",
+        "fewshot.seeds": "--seeds",
+        "fewshot.l2": "--l2",
+        "fewshot.classifier": "--classifier",
+    }
+)
+NO_SHORTHANDS: Mapping[str, Any] = MappingProxyType({})
+DEFAULT = "schema default"
+
+
+@dataclass(frozen=True)
+class Draft:
+    """Values by dotted key, where each comes from, and what is wrong so far."""
+
+    values: dict[str, Any]
+    sources: dict[str, str]
+    mistakes: list[Mistake]
+
+    def lay(self, layer: Mapping[str, Any], sources: Mapping[str, str]) -> None:
+        """Put `layer` on top; an inherited key that loses its meaning through it goes."""
+        for key in [key for key in self.values if key not in layer and is_superseded(key, layer)]:
+            del self.values[key], self.sources[key]
+        self.values.update({key: _unset(key, value) for key, value in layer.items()})
+        self.sources.update(sources)
+
+
+def load(
+    name_or_path: str,
+    overrides: Sequence[str] = (),
+    shorthands: Mapping[str, Any] = NO_SHORTHANDS,
+    *,
+    training: bool = True,
+) -> Recipe:
+    """Read, merge and check a recipe.
+
+    Args:
+        name_or_path: a shipped recipe ("finetune/cifar10"), or a path that ends in .toml.
+        overrides: "section.key=value", the value as TOML writes it; bare words are strings, none unsets.
+        shorthands: values of options by dotted key, typed or parsed; None means that it was not given.
+        training: whether the sections of a training run must be there; evaluation does without them.
+
+    Raises:
+        VitError: every mistake of the files and options, in one report.
+    """
+    draft = merge(name_or_path, overrides, shorthands)
+    file = label(find(name_or_path))
+    if not training:
+        draft.mistakes.extend(_unheard(draft))
+    recipe, found = check_with_choices(draft.values, draft.sources, file=file, training=training)
+    if mistakes := draft.mistakes + found:
+        raise report(mistakes, f"recipe {name_or_path}")
+    return recipe
+
+
+def merge(
+    name_or_path: str, overrides: Sequence[str] = (), shorthands: Mapping[str, Any] = NO_SHORTHANDS
+) -> Draft:
+    """A recipe's values before the schema has seen them; those of a base, too, which need not be whole."""
+    draft = Draft({}, {}, [])
+    for path, table in _base_and_file(find(name_or_path)):
+        values = _flat_table(table, label(path), draft.mistakes)
+        draft.lay(values, dict.fromkeys(values, label(path)))
+    draft.lay(*_options(overrides, shorthands, draft.mistakes))
+    return draft
+
+
+def _unheard(draft: Draft) -> list[Mistake]:
+    """Take out keys of training that options alone bring, where nothing is trained: each is a mistake."""
+    of_files = {_section(key) for key, source in draft.sources.items() if not source.startswith("option ")}
+    found = []
+    for key in [key for key in draft.values if _section(key) in set(TRAINING_SECTIONS) - of_files]:
+        what = f"nothing is trained here, so {key} means nothing"
+        found.append(Mistake(what, draft.sources.pop(key), "leave it out"))
+        del draft.values[key]
+    return found
+
+
+def origins(
+    name_or_path: str, overrides: Sequence[str] = (), shorthands: Mapping[str, Any] = NO_SHORTHANDS
+) -> dict[str, str]:
+    """Where each value of a recipe comes from: a file, an option, or the schema's neutral default."""
+    sources = merge(name_or_path, overrides, shorthands).sources
+    present = {_section(key) for key in sources} | (set(SECTIONS) - set(OPTIONAL_SECTIONS))
+    return {key: sources.get(key, DEFAULT) for key in KEYS if _section(key) in present}
+
+
+def find_for_dataset(command: str, dataset: str | None) -> str:
+    """Name of the shipped recipe of `command` for a data set: its own, else its alias's, else the default.
+
+    Without a data set it is the demo, where the command has one.
+    """
+    names = [name for name, _ in available() if name.startswith(f"{command}/")]
+    if dataset is None and f"{command}/demo" in names:
+        return f"{command}/demo"
+    own = [name for name in names if dataset and merge(name).values.get("data.dataset") == dataset]
+    shared = dataset_aliases().get(dataset or "", {}).get("recipe", "")
+    if len(own) == 1:
+        return own[0]
+    if not own and shared in names:
+        return shared
+    if not own and f"{command}/default" in names:
+        return f"{command}/default"
+    raise VitError(
+        f"{len(own) or 'no'} {command} recipes are for data set {dataset!r}",
+        where="option --dataset",
+        fix=f"name one with --recipe: {', '.join(own) or f'{command}/demo, or another of vit recipes list'}",
+    )
+
+
+def _section(key: str) -> str:
+    return key.partition(".")[0]
+
+
+def _base_and_file(path: Path) -> list[tuple[Path, dict[str, Any]]]:
+    table = read_toml(path)
+    base = table.pop("extends", None)
+    if base is None:
+        return [(path, table)]
+    beside = path.parent / str(base)
+    base_path = beside if beside.suffix == ".toml" and beside.is_file() else find(str(base))
+    base_table = read_toml(base_path)
+    if "extends" in base_table:
+        raise VitError(
+            f"the base {base!r} extends another recipe itself",
+            where=f"{label(path)}, key extends",
+            fix="extend the base's own base, or copy the keys you need",
+        )
+    return [(base_path, base_table), (path, table)]
+
+
+def _flat_table(table: dict[str, Any], source: str, mistakes: list[Mistake]) -> dict[str, Any]:
+    values = {}
+    for section, keys in table.items():
+        if section in SECTIONS and isinstance(keys, dict):
+            values |= {f"{section}.{key}": value for key, value in keys.items()}
+        elif section in SECTIONS:
+            mistakes.append(Mistake(f"{section} is a section", source, f"write [{section}] above its keys"))
+        else:
+            mistakes.append(unknown(section, source))
+    return values
+
+
+def _options(
+    overrides: Sequence[str], shorthands: Mapping[str, Any], mistakes: list[Mistake]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Everything that the command line sets: values, and the option of each."""
+    given = [
+        (key, value, f"option {SHORTHANDS.get(key, key)}")
+        for key, value in shorthands.items()
+        if value is not None
+    ]
+    for override in overrides:
+        key, equals, value = (part.strip() for part in override.partition("="))
+        if not equals:
+            mistakes.append(Mistake(f"{override!r} sets nothing", "option --set", "write section.key=value"))
+        elif key not in KEYS:
+            mistakes.append(unknown(key, f"option --set {override}"))
+        else:
+            given.append((key, value, f"option --set {override}"))
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for key, value, option in given:
+        if key in sources:
+            mistakes.append(Mistake(f"{key} is set twice", f"{sources[key]} and {option}", "set it once"))
+        values[key], sources[key] = typed_value(key, value) if isinstance(value, str) else value, option
+    return values, sources
+
+
+def _unset(key: str, value: Any) -> Any:
+    """TOML has no null, so the word none unsets a key that may be unset."""
+    return None if value == "none" and accepts_none(key) else value

@@ -1,0 +1,109 @@
+"""Where recipes lie, and what lies among them: aliases, class maps, studies, the paper's tables."""
+
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from vitcli.errors import MachineError, VitError, nearest
+
+HERE = Path(__file__).parent
+HOMES = (
+    HERE / "shipped",
+    HERE.parent.parent / "recipes",
+)  # inside the wheel; beside the package in a checkout
+ALIASES = "datasets.toml"  # lies among the recipes and is none
+ROWS = "reproduce.toml"  # nor is this one, the rows of the paper's tables
+CLASSES, STUDIES = "classes", "studies"  # folders of class maps and studies, which are no recipes either
+
+
+@cache
+def available() -> tuple[tuple[str, str], ...]:
+    """Name and first comment line of every shipped recipe, sorted by name."""
+    home = _home()
+    names = sorted(
+        str(path.relative_to(home).with_suffix("").as_posix())
+        for path in home.rglob("*.toml")
+        if path.name not in (ALIASES, ROWS) and path.parent.name not in (CLASSES, STUDIES)
+    )
+    return tuple((name, _first_line(home / f"{name}.toml")) for name in names)
+
+
+def is_base(name: str) -> bool:
+    """Whether it is there for others to extend alone (some do, it names no data) and need not be whole."""
+    return name in _bases()
+
+
+@cache
+def _bases() -> set[str]:
+    tables = {name: read_toml(find(name)) for name, _ in available()}
+    extended = {table["extends"] for table in tables.values() if "extends" in table}
+    return {name for name in extended & tables.keys() if "dataset" not in tables[name].get("data", {})}
+
+
+def find(name: str) -> Path:
+    """The file of a shipped recipe ("finetune/cifar10"), or of a path that ends in .toml."""
+    if name.endswith(".toml"):
+        if Path(name).is_file():
+            return Path(name)
+        raise VitError(
+            f"there is no recipe file {name}",
+            where="option --recipe, or key extends",
+            fix="give the path of a .toml file; the shipped ones go without .toml (vit recipes list)",
+        )
+    names = [known for known, _ in available()]
+    if name in names:
+        return _home() / f"{name}.toml"
+    raise VitError(
+        f"there is no recipe {name!r}{nearest(name, names)}",
+        where="option --recipe, or key extends",
+        fix="vit recipes list shows the shipped ones; the path of a file must end in .toml",
+    )
+
+
+def dataset_aliases() -> dict[str, dict[str, Any]]:
+    """The data sets that --dataset knows by a short name, with what recipes/datasets.toml says of each."""
+    return read_toml(_home() / ALIASES)
+
+
+def class_maps() -> dict[str, Path]:
+    """The files of the shipped class maps by their names, for `vit evaluate --classes`."""
+    return {path.stem: path for path in sorted((_home() / CLASSES).glob("*.toml"))}
+
+
+def studies() -> dict[str, Path]:
+    """The files of the shipped studies by their names, for `vit study`."""
+    return {path.stem: path for path in sorted((_home() / STUDIES).glob("*.toml"))}
+
+
+def paper_tables() -> Path:
+    """The file of the rows that `vit reproduce` knows."""
+    return _home() / ROWS
+
+
+def _home() -> Path:
+    return next(home for home in HOMES if (home / ALIASES).is_file())
+
+
+def label(path: Path) -> str:
+    """A file as people should see it: shipped ones as recipes/<name>.toml, wherever they are installed."""
+    home = _home()
+    return f"recipes/{path.relative_to(home).as_posix()}" if path.is_relative_to(home) else str(path)
+
+
+def _first_line(path: Path) -> str:
+    return path.read_text(encoding="utf-8-sig").partition("\n")[0].lstrip("# ")
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file as it is; VitError or MachineError where it cannot be read."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise VitError(
+            f"not TOML: {error}", where=str(path), fix="strings stand in quotes; numbers, true and false bare"
+        ) from error
+    except OSError as error:
+        raise MachineError(
+            f"{path} cannot be read: {error.strerror}", where=str(path), fix="make it readable"
+        ) from error

@@ -1,0 +1,194 @@
+"""The tables of accuracies, in the shape of the paper's Tables 2, 5, 6 and 9."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from vitcli.output.document import Head, Line, Table, best_marked, number, share
+from vitcli.output.text import size_text
+from vitcli.report.cross import cells_of, crossed, repeated, rows_of
+from vitcli.report.grouping import SEED, Column, Entry, arrange
+from vitcli.report.runs import Material, Run, Vtab
+from vitcli.report.schema import VtabSummary
+from vitcli.report.tables import Names
+
+NUM_TASKS = 19  # of VTAB
+SEEDS = "runs with their own seeds"
+
+
+def results(material: Material, names: Names) -> list[Table]:
+    """Tables 2 and 5: data sets by networks; Table 6: networks by data sets, with their compute."""
+    entries = [_of_run(run, material.runs) for run in material.runs if run.command == "finetune"]
+    entries += [_of_vtab(vtab) for vtab in material.vtabs]
+    if not entries:
+        return []
+    columns = arrange(entries)
+    caption = (
+        f"Top-1 accuracy in % on each data set (rows) of each network (columns){repeated(columns, SEEDS)}. "
+        "The best of a row is in bold. In the shape of the paper's Tables 2 and 5."
+    )
+    accuracy = crossed("accuracy", "Transfer accuracy", caption, columns, names)
+    return [accuracy, *_compute(columns, material, names)]
+
+
+def _compute(columns: Sequence[Column], material: Material, names: Names) -> list[Table]:
+    spent = [sum(entry.exaflops or 0.0 for entry in column.entries) or None for column in columns]
+    if not any(spent):
+        return []
+    before = [_pretraining_exaflops(column, material.runs) for column in columns]
+    rows = rows_of(columns)
+    heads = [*map(names.row, rows), Head("exaFLOPs", "of these runs")]
+    heads += [Head("exaFLOPs", "of pre-training")] if any(before) else []
+    by_row, lines = cells_of(columns, rows), []
+    for at, column in enumerate(columns):
+        own = [cells[at] for cells in by_row] + [number(spent[at])]
+        own += [number(before[at])] if any(before) else []
+        lines.append(Line(Head(column.name, column.detail), tuple(own)))
+    caption = (
+        "Each network (rows) with its top-1 accuracy in % on each data set and the compute of the "
+        "training runs behind the row. The best of a column is in bold. In the shape of the paper's Table 6, "
+        "whose compute is that of pre-training."
+    )
+    return [Table("compute", "Accuracy and compute", caption, "network", tuple(heads), tuple(lines))]
+
+
+def vtab_tasks(material: Material, names: Names) -> Table | None:
+    """Table 9: the tasks of VTAB by networks, with the means of their groups."""
+    entries = [
+        Entry((task, said.group), *_network(vtab), vtab.path, mean=said.top1)
+        for vtab in material.vtabs
+        for task, said in vtab.summary.tasks.items()
+    ]
+    if not entries:
+        return None
+    columns = arrange(entries)
+    rows = list(dict.fromkeys(entry.row for entry in entries))
+    lines = [Line(Head(*row), own) for row, own in zip(rows, cells_of(columns, rows), strict=True)]
+    by_path = {vtab.path: vtab.summary for vtab in material.vtabs}
+    said = [by_path[column.entries[0].folder] for column in columns]
+    for group in dict.fromkeys(group for one in said for group in one.groups):
+        means = best_marked([share(one.groups.get(group)) for one in said])
+        if any(cell.text for cell in means):
+            lines.append(Line(Head(group, "mean of the group"), means, is_total=True))
+    means = best_marked([share(one.top1, note=_finished(one) if one.top1 is None else "") for one in said])
+    lines.append(Line(Head("VTAB", f"mean of {NUM_TASKS} tasks"), means, is_total=True))
+    return Table(
+        "vtab",
+        "VTAB, task by task",
+        "Top-1 accuracy in % on each task; the best of a row in bold. The score is the mean of the "
+        "tasks, not of the groups, and is open until all are finished. In the shape of the paper's Table 9.",
+        "task",
+        tuple(Head(column.name, column.detail) for column in columns),
+        tuple(lines),
+    )
+
+
+def few_shot(material: Material, names: Names) -> Table | None:
+    """Few-shot accuracy: data sets and shots by networks (paper, section 4.1)."""
+    entries = [
+        Entry(
+            (one.dataset, one.split, f"{int(shots):,}-shot"),
+            one.summary.model,
+            one.summary.ckpt,
+            one.recipe,
+            one.path,
+            values=tuple(found.runs),
+            mean=found.mean,
+            std=found.std,
+            resolution=one.summary.resolution,
+        )
+        for one in material.fewshots
+        for shots, found in one.summary.shots.items()
+    ]
+    if not entries:
+        return None
+    columns = arrange(entries)
+    caption = (
+        "Top-1 accuracy in % of a classifier fitted to a few pictures of each class, features frozen"
+        f"{repeated(columns, 'draws')}. The best of a row is in bold."
+    )
+    return crossed("fewshot", "Few-shot accuracy", caption, columns, names)
+
+
+def pretraining(material: Material, names: Names) -> Table | None:
+    """What was trained from fresh weights, and what it cost."""
+    finished = [run for run in material.runs if run.command == "pretrain" and run.summary]
+    if not finished:
+        return None
+    lines = []
+    for run in finished:
+        said, probed = run.summary, run.summary.fewshot
+        where = f"{names.data(run.dataset)}, {size_text(said.resolution)} px"
+        note = f"{probed.shots}-shot {names.data(probed.dataset)}" if probed else ""
+        right = said.top1 if said.top1 is not None else said.patch_accuracy
+        kind = "of patch colours" if said.patch_accuracy is not None else ""
+        cells = (
+            share(right, said.top1_std, note=kind), number(said.loss, "{:.4f}"),
+            share(probed.top1 if probed else None, note=note), number(said.steps, "{:,}"),
+            number(said.steps * said.batch_size, "{:,}"), number(said.exaflops),
+        )  # fmt: skip
+        lines.append(Line(Head(said.model, where, run.path), cells))
+    columns = ("held-out top-1", "held-out loss", "few-shot probe", "steps", "images seen", "exaFLOPs")
+    caption = (
+        "Runs from fresh weights: accuracies in % on the held-out split, loss in nats, and what they took."
+    )
+    heads = tuple(Head(column) for column in columns)
+    return Table("pretraining", "Pre-training", caption, "network", heads, tuple(lines))
+
+
+def _of_run(run: Run, runs: Sequence[Run]) -> Entry:
+    said, row = run.summary, (run.dataset, run.split)
+    model = run.model
+    if said is None:  # neither the split nor a checkpoint's network is known yet: others may tell
+        finished = [one for one in runs if one.summary]
+        row = (run.dataset, next((one.split for one in finished if one.dataset == run.dataset), ""))
+        model = next((one.model for one in finished if run.ckpt and one.ckpt == run.ckpt), model)
+    return Entry(
+        row,
+        model,
+        run.ckpt,
+        run.recipe,
+        run.path,
+        seeds=run.seeds,
+        values=tuple(one.top1 for one in said.runs if one.top1 is not None) if said else (),
+        mean=said.top1 if said else None,
+        std=said.top1_std if said else None,
+        resolution=run.resolution,
+        exaflops=said.exaflops if said else None,
+        told=run.progress.in_words if run.progress else "",
+    )
+
+
+def _of_vtab(vtab: Vtab) -> Entry:
+    spent = [run.summary.exaflops or 0.0 for run in vtab.runs if run.summary]
+    return Entry(
+        ("VTAB", f"{NUM_TASKS} tasks"),
+        *_network(vtab),
+        vtab.path,
+        mean=vtab.summary.top1,
+        exaflops=sum(spent) or None,
+        told=_finished(vtab.summary),
+    )
+
+
+def _finished(said: VtabSummary) -> str:
+    return f"{sum(task.top1 is not None for task in said.tasks.values())} of {NUM_TASKS} tasks"
+
+
+def _network(vtab: Vtab) -> tuple[str, str | None, dict]:
+    """Model, checkpoint, and what the recipes of all tasks agree on."""
+    if not vtab.runs:
+        return "unknown network", None, {}
+    first, *others = vtab.runs
+    agreed = {
+        key: value
+        for key, value in first.recipe.items()
+        if all(run.recipe.get(key) == value for run in others) and key != SEED
+    }
+    return first.model, first.ckpt, agreed
+
+
+def _pretraining_exaflops(column: Column, runs: Sequence[Run]) -> float | None:
+    """Of the run that has made the column's checkpoint, where it is among those reported."""
+    ckpt = column.entries[0].ckpt
+    made = [run for run in runs if ckpt and run.summary and run.path.resolve() == Path(ckpt).resolve()]
+    return made[0].summary.exaflops if made else None

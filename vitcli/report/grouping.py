@@ -1,0 +1,184 @@
+"""Which results share a cell of a table, which column they stand in, and what a person calls both.
+
+A column is a network from one checkpoint. Results of the same data that would meet in a cell are told apart
+by what differs in their recipes. Those that differ in nothing but the seed are repeated runs: the cell has
+their mean and standard deviation (paper, Table 2: of three).
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from vitcli.models.variants import VARIANTS
+from vitcli.output.text import short_names, size_text
+
+SIZE, SEED = "data.image_size", "train.seed"
+UNSET = "unset"
+FOLDER = "in"  # tells apart what does not differ in its recipe
+# What differs is looked for in this order, then in all other keys, the seed and the folder.
+WORDS = {
+    SIZE: "{} px",
+    "optimizer.lr": "lr {}",
+    "schedule.steps": "{} steps",
+    "schedule.epochs": "{} epochs",
+    "train.batch_size": "batch {}",
+    "train.runs": "{} runs",
+    "fewshot.classifier": "{}",
+    "fewshot.l2": "l2 {}",
+    "eval.layer": "{}",
+}
+OF_TABLE = {"data.dataset", "model.ckpt", "model.name", SEED}  # what rows, columns and cells are made of
+Row = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One result on its way into a table.
+
+    Attributes:
+        row: the data set and its split, and what else makes a row.
+        recipe: by flat keys.
+        seeds, values: of the runs it is the mean of; no values while it goes on.
+        mean, std: as the run itself says; std with ddof 1, None for one run.
+        told: what the cell says in place of a number, such as "step 20 of 500".
+    """
+
+    row: Row
+    model: str
+    ckpt: str | None
+    recipe: Mapping[str, Any]
+    folder: Path
+    seeds: tuple[int, ...] = ()
+    values: tuple[float, ...] = ()
+    mean: float | None = None
+    std: float | None = None
+    resolution: int | list[int] | None = None
+    exaflops: float | None = None
+    told: str = ""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A network, what tells it from others of its name, and its entries by row."""
+
+    name: str
+    detail: str
+    cells: Mapping[Row, list[Entry]]
+
+    @property
+    def entries(self) -> list[Entry]:
+        return [entry for cell in self.cells.values() for entry in cell]
+
+
+def arrange(entries: Sequence[Entry]) -> list[Column]:
+    """Entries to columns in the order of their names; in a cell is one result, or repeated runs of one."""
+    ckpts: dict[str, set[str | None]] = {}
+    networks: dict[tuple[str, str | None], list[Entry]] = {}
+    for entry in entries:
+        ckpts.setdefault(entry.model, set()).add(entry.ckpt)
+        networks.setdefault((entry.model, entry.ckpt), []).append(entry)
+    names = short_names(entry.ckpt for entry in entries if entry.ckpt)
+    folders = short_names(str(entry.folder) for entry in entries)
+    columns = []
+    for (model, ckpt), own in networks.items():
+        origin = [f"from {names[ckpt]}" if ckpt else "from fresh weights"] if len(ckpts[model]) > 1 else []
+        finished = [entry for entry in own if entry.mean is not None] or own
+        keys = _telling_keys(finished)
+        groups = _grouped(finished, keys)
+        for entry in own:  # what goes on divides no columns: it stands with its like, or in the first
+            if entry not in finished:
+                values = tuple(_value(entry, key) for key in keys)
+                groups.get(values, next(iter(groups.values()))).append(entry)
+        for values, members in groups.items():
+            cells: dict[Row, list[Entry]] = {}
+            for entry in members:
+                cells.setdefault(entry.row, []).append(entry)
+            sizes = {size_text(one.resolution) for one in members if one.resolution is not None}
+            words = [f"{sizes.pop()} px"] if len(sizes) == 1 else []
+            told = ((key, folders.get(value, value)) for key, value in zip(keys, values, strict=True))
+            words += [word(key, value) for key, value in told if key != SIZE and value != UNSET]
+            columns.append(Column(model, ", ".join(origin + words), cells))
+    return sorted(columns, key=lambda one: (_size_of(one.name), natural(one.name), natural(one.detail)))
+
+
+def pooled(cell: Sequence[Entry]) -> tuple[float | None, float | None, int]:
+    """Mean, standard deviation (ddof 1) and number of the finished runs of a cell; None if there are none."""
+    finished = [entry for entry in cell if entry.mean is not None]
+    if not finished:
+        return None, None, 0
+    if len(finished) == 1:
+        return finished[0].mean, finished[0].std, max(1, len(finished[0].values))
+    values = [value for entry in finished for value in entry.values or (entry.mean,)]
+    return mean(values), stdev(values), len(values)
+
+
+def word(key: str, value: str) -> str:
+    """A recipe key and its value in a few words: "lr 0.03", "384 px", "momentum 0.9"."""
+    return WORDS.get(key, f"{key.rpartition('.')[2]} {{}}").replace("{}", value)
+
+
+def natural(text: str) -> list[tuple[int, int, str]]:
+    """A sort key in which L/9 comes before L/16."""
+    pieces = re.split(r"(\d+)", text.casefold())
+    return [(1, int(piece), "") if piece.isdecimal() else (0, 0, piece) for piece in pieces]
+
+
+def _size_of(model: str) -> int:
+    """The place of a model among the paper's, the smaller first; others come after them."""
+    known = [name.casefold() for name in VARIANTS]
+    return known.index(model.casefold()) if model.casefold() in known else len(known)
+
+
+def _telling_keys(entries: Sequence[Entry]) -> list[str]:
+    """The fewest recipe keys, taken in order, that leave no cell with results of different recipes."""
+    known = sorted({key for entry in entries for key in entry.recipe} - set(WORDS) - OF_TABLE)
+    order = [*WORDS, *known, SEED, FOLDER]
+    keys: list[str] = []
+    while clashes := _clashes(entries, keys):
+        differing = (
+            key
+            for key in order
+            if key not in keys and any(len({_value(entry, key) for entry in cell}) > 1 for cell in clashes)
+        )
+        keys.append(next(differing))  # folders always differ
+    return keys
+
+
+def _clashes(entries: Sequence[Entry], keys: Sequence[str]) -> list[list[Entry]]:
+    """The cells whose results are not repeated runs of one recipe."""
+    cells = [
+        [entry for entry in members if entry.row == row]
+        for members in _grouped(entries, keys).values()
+        for row in {entry.row for entry in members}
+    ]
+    return [cell for cell in cells if len(cell) > 1 and not _are_repeats(cell)]
+
+
+def _are_repeats(cell: Sequence[Entry]) -> bool:
+    seeds = [seed for entry in cell for seed in entry.seeds]
+    is_seeded = all(entry.seeds for entry in cell)
+    recipes = {
+        tuple((key, _value(entry, key)) for key in sorted(entry.recipe) if key != SEED) for entry in cell
+    }
+    return is_seeded and len(set(seeds)) == len(seeds) and len(recipes) == 1
+
+
+def _grouped(entries: Sequence[Entry], keys: Sequence[str]) -> dict[tuple[str, ...], list[Entry]]:
+    groups: dict[tuple[str, ...], list[Entry]] = {}
+    for entry in entries:
+        groups.setdefault(tuple(_value(entry, key) for key in keys), []).append(entry)
+    return groups
+
+
+def _value(entry: Entry, key: str) -> str:
+    """As a person writes it; a list is that of a selection."""
+    if key == FOLDER:
+        return str(entry.folder)
+    value = entry.recipe.get(key, UNSET)
+    if key == SIZE and entry.resolution is not None:
+        return size_text(entry.resolution)
+    each = value if isinstance(value, list) else [value]
+    return "/".join(f"{one:g}" if isinstance(one, float) else str(one) for one in each)

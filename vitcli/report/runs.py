@@ -1,0 +1,269 @@
+"""Run folders to what a report shows: plain values, the same whether a run is finished or goes on."""
+
+import csv
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vitcli.errors import DataError, VitError
+from vitcli.output import run_folder
+from vitcli.report.progress import Progress, is_number, members_of, progress_of
+from vitcli.report.scan import (
+    ARMS,
+    EVALUATION,
+    REPEATS,
+    Found,
+    command_of,
+    find,
+    loosely,
+    read,
+    read_recipe,
+    read_records,
+)
+from vitcli.report.schema import Evaluation, Evaluations, FewshotSummary, TrainingSummary, VtabSummary
+
+Point = tuple[float, float]
+CONFUSION = "confusion.csv"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One choice of a selection, {"optimizer.lr": 0.003}, and its accuracy on the dev split.
+
+    `dev_top1` is None where the loss stopped being finite; of masked patches it is that of their colours.
+    """
+
+    keys: dict[str, Any]
+    dev_top1: float | None
+    is_chosen: bool
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of `vit finetune` or `vit pretrain`, be it one, a selection or several with their own seeds.
+
+    Attributes:
+        recipe: by flat keys.
+        summary: of a finished run.
+        progress: of one that is not.
+        losses, accuracies: (step, value) of training loss and held-out top-1, a curve for each seed.
+        choices: of a selection, those that have been tried.
+    """
+
+    path: Path
+    command: str
+    model: str
+    ckpt: str | None
+    dataset: str
+    split: str
+    resolution: int | list[int] | None
+    recipe: dict[str, Any]
+    summary: TrainingSummary | None
+    progress: Progress | None
+    losses: tuple[tuple[Point, ...], ...] = ()
+    accuracies: tuple[tuple[Point, ...], ...] = ()
+    choices: tuple[Choice, ...] = ()
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        own = [one.seed for one in self.summary.runs] if self.summary else []
+        seed = self.recipe.get("train.seed")
+        return tuple(own) or (seed if isinstance(seed, int) else 0,)
+
+
+@dataclass(frozen=True)
+class Fewshot:
+    """A run of `vit fewshot`."""
+
+    path: Path
+    summary: FewshotSummary
+    split: str
+    recipe: dict[str, Any]
+
+    @property
+    def dataset(self) -> str:
+        return self.summary.dataset
+
+
+@dataclass(frozen=True)
+class Vtab:
+    """All tasks of one checkpoint; `runs` are those whose folders are there."""
+
+    path: Path
+    summary: VtabSummary
+    runs: tuple[Run, ...]
+
+
+@dataclass(frozen=True)
+class Scored:
+    """One evaluation, and its confusion as (label, predicted, count) of the pairs that occur."""
+
+    path: Path
+    said: Evaluation
+    split: str
+    confusion: tuple[tuple[str, str, int], ...]
+
+    @property
+    def dataset(self) -> str:
+        return self.said.dataset
+
+
+@dataclass(frozen=True)
+class Material:
+    """All that the named folders hold.
+
+    Attributes:
+        left_out: folders met below a named one that could not be read, and why.
+    """
+
+    runs: list[Run] = field(default_factory=list)
+    fewshots: list[Fewshot] = field(default_factory=list)
+    vtabs: list[Vtab] = field(default_factory=list)
+    scored: list[Scored] = field(default_factory=list)
+    left_out: list[tuple[Path, str]] = field(default_factory=list)
+
+    @property
+    def unfinished(self) -> list[Run]:
+        everything = [*self.runs, *(run for vtab in self.vtabs for run in vtab.runs)]
+        return [run for run in everything if run.progress]
+
+
+def gather(places: Sequence[str]) -> Material:
+    """Read every run at and below the named folders.
+
+    Raises:
+        VitError: a place without runs, or a named folder with a damaged file. One that is met below a named
+            folder is left out, and the report says so.
+    """
+    material = Material()
+    for found in find(places):
+        try:
+            _read_into(material, found)
+        except VitError as error:
+            if found.is_named:
+                raise
+            material.left_out.append((found.path, error.message))
+    return material
+
+
+def _read_into(material: Material, found: Found) -> None:
+    path = found.path
+    match found.kind:
+        case "training":
+            material.runs.append(read_run(path))
+        case "fewshot":
+            if not (path / run_folder.SUMMARY).exists():
+                raise DataError(
+                    "a few-shot run that is not finished",
+                    where=str(path),
+                    fix="give its command line again, or leave the folder out",
+                )
+            summary = read(path / run_folder.SUMMARY, FewshotSummary)
+            material.fewshots.append(Fewshot(path, summary, _split_of(summary.eval_split), read_recipe(path)))
+        case "vtab":
+            material.vtabs.append(_read_vtab(path))
+        case "evaluation":
+            material.scored.extend(_read_evaluations(path))
+
+
+def read_run(path: Path) -> Run:
+    """One run folder; parts of a selection and repeated runs are read with it."""
+    recipe = read_recipe(path)
+    has_ended = (path / run_folder.SUMMARY).exists()
+    summary = read(path / run_folder.SUMMARY, TrainingSummary) if has_ended else None
+    parts = members_of(path, REPEATS) or members_of(path, ARMS)
+    records = [read_records(part / run_folder.METRICS) for part in parts or [path]]
+    told = dict(
+        path=path,
+        recipe=recipe,
+        losses=tuple(_points(one, lambda record: record.get("loss")) for one in records),
+        accuracies=tuple(_points(one, _held_out) for one in records),
+        choices=_choices(path, summary),
+    )
+    if summary:
+        return Run(
+            command=summary.command,
+            model=summary.model,
+            ckpt=summary.ckpt,
+            dataset=summary.dataset,
+            split=_split_of(summary.eval_split),
+            resolution=summary.resolution,
+            summary=summary,
+            progress=None,
+            **told,
+        )
+    ckpt, size = recipe.get("model.ckpt"), recipe.get("data.image_size")
+    return Run(
+        command=command_of(path) or ("pretrain" if ckpt is None else "finetune"),
+        model=str(recipe.get("model.name") or Path(str(ckpt)).name),
+        ckpt=None if ckpt is None else str(ckpt),
+        dataset=str(recipe.get("data.dataset", "")),
+        split="",
+        resolution=size if is_number(size) else None,
+        summary=None,
+        progress=progress_of(path, recipe),
+        **told,
+    )
+
+
+def _choices(path: Path, summary: TrainingSummary | None) -> tuple[Choice, ...]:
+    """By the summary, or while a selection goes on by the arms that metrics.jsonl says are finished."""
+    if summary:
+        tried = summary.choices
+        chosen = summary.chosen
+    else:
+        records = read_records(path / run_folder.METRICS)
+        tried = [{**record["arm"], **record} for record in records if isinstance(record.get("arm"), dict)]
+        chosen = None
+    found = []
+    for one in tried:
+        keys = {key: value for key, value in one.items() if "." in key}
+        right = one.get("dev_top1", one.get("dev_patch_accuracy"))
+        if keys and (right is None or (is_number(right) and 0 <= right <= 1)):
+            found.append(Choice(keys, right, keys == chosen))
+    return tuple(found)
+
+
+def _read_vtab(path: Path) -> Vtab:
+    summary = read(path / run_folder.SUMMARY, VtabSummary)
+    tasks = [child for child in sorted(path.iterdir()) if (child / run_folder.RECIPE).is_file()]
+    return Vtab(path, summary, tuple(read_run(task) for task in tasks))
+
+
+def _read_evaluations(path: Path) -> list[Scored]:
+    file = path / EVALUATION
+    if "evaluations" not in loosely(file):
+        return [_scored(path, read(file, Evaluation))]
+    several = read(file, Evaluations).evaluations
+    return [_scored(path / str(number), said) for number, said in enumerate(several, start=1)]
+
+
+def _scored(path: Path, said: Evaluation) -> Scored:
+    try:
+        with open(path / CONFUSION, encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file))
+        pairs = tuple((row["class"], row["predicted"], int(row["num_examples"])) for row in rows)
+    except FileNotFoundError:  # rows of several labels have no confusion
+        pairs = ()
+    except (OSError, KeyError, ValueError, TypeError, csv.Error) as error:
+        fix = "evaluate again, or leave the folder out"
+        raise DataError(f"{CONFUSION} is damaged: {error}", where=str(path / CONFUSION), fix=fix) from error
+    return Scored(path, said, _split_of(said.eval_split), pairs)
+
+
+def _points(records: list[dict[str, Any]], value_of: Callable[[dict], Any]) -> tuple[Point, ...]:
+    """A curve by steps. Of a step that was logged twice the last counts: a resumed run goes over it again."""
+    pairs = [(record.get("step"), value_of(record)) for record in records]
+    values = {step: value for step, value in pairs if is_number(step) and is_number(value)}
+    return tuple(sorted(values.items()))
+
+
+def _held_out(record: dict[str, Any]) -> Any:
+    scores = record.get("eval")
+    return scores.get("top1") if isinstance(scores, dict) else None
+
+
+def _split_of(eval_split: str) -> str:
+    """The split alone: `test` of "demo, split test"."""
+    return eval_split.rpartition(", split ")[2]

@@ -1,0 +1,243 @@
+"""A job to a run folder: prepare, go on from the last checkpoint, train, evaluate, write.
+
+Shared by the commands that train; no command of its own.
+"""
+
+import secrets
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from vitcli import recipe
+from vitcli.data import loader
+from vitcli.data.dataset import DataSet
+from vitcli.distributed import runtime
+from vitcli.errors import DataError, MachineError, NotFiniteError, Stopped, VitError
+from vitcli.evaluation.setup import train_transform_of
+from vitcli.output import run_folder
+from vitcli.output.atomic import TEMPORARY
+from vitcli.output.run_folder import earlier_summary, refuse_other_recipe
+from vitcli.recipe import Recipe
+from vitcli.training import checkpoint
+from vitcli.training.loop import train
+from vitcli.training.planning import RunOptions
+from vitcli.training.results import summarise, write_results
+from vitcli.training.saving import Saver
+from vitcli.training.schedule import lr_at_step
+from vitcli.training.setup import Job, MakeModel, describe, make_job
+from vitcli.training.state import State
+from vitcli.training.task import Task, task_of
+from vitcli.training.validation import Watch
+
+MEASURED_STEPS = 10
+CHECKED_IMAGES = 200_000  # looked at before the first step, some ten seconds' worth
+
+
+def run(
+    command: str,
+    resolved: Recipe,
+    options: RunOptions,
+    make_model: MakeModel,
+    *,
+    open_data: Callable[..., DataSet] = DataSet,
+) -> dict[str, Any]:
+    """Train by a recipe and score the held-out split; the run's summary, or its plan with --dry-run."""
+    if options.out and not options.overwrite and not options.dry_run:
+        earlier = earlier_summary(options.out, resolved)
+        if earlier:
+            return earlier
+    if options.measure and not options.dry_run:
+        raise VitError("--measure belongs to --dry-run", where="--measure", fix="--dry-run --measure")
+    job = make_job(command, resolved, options, make_model, open_data=open_data)
+    if options.dry_run:
+        result = describe(job) | (Session(job).measure() if options.measure else {})
+    else:
+        result = Session(job).run()
+    job.machine.leave()
+    return result
+
+
+class Session:
+    """One sitting of a run: from its first step or its last checkpoint to its end."""
+
+    def __init__(self, job: Job):
+        self.job = job
+        self.recipe, self.machine = job.recipe, job.machine
+        self.num_threads = job.options.workers or loader.default_threads(job.machine.processes_here)
+        self.state: State | None = None
+        self.folder: run_folder.RunFolder | None = None  # of the first process alone
+        self.path: Path | None = None
+
+    def run(self) -> dict[str, Any]:
+        """Train and leave a finished run folder."""
+        self.path = self.machine.on_main(self._open_folder)
+        self._check_shared()
+        saver = Saver(
+            self.machine,
+            take=lambda: self.state.copied(self.folder),
+            write=lambda copied: self.state.write(self.path, copied),
+            every_minutes=self.recipe.train.save_minutes,
+        )
+        try:
+            self.state = State(self.job)
+            self.state.resume(self.path, self.folder)
+            if self.state.progress.step == 0:
+                self._check_images()
+            task = task_of(self.recipe)
+            watch = self._watch(task)
+            self._train(task, watch, saver)
+            scores, skipped = watch.evaluate()
+            probed = watch.probe(self.job.plan.total_steps) if self.recipe.eval.probe else None
+            skipped = self.machine.union(self.state.progress.skipped | set(skipped))
+            summary = summarise(
+                self.job, self.path, scores, self.state.progress, skipped=skipped, probed=probed
+            )
+            weights = self.state.final_weights()
+            if self.folder:
+                write_results(self.job, self.folder, scores, summary, task.kept(weights))
+        except NotFiniteError as error:
+            saver.close()
+            step = checkpoint.newest_step(self.path)
+            self.machine.close_trackers()  # an arm that diverges is not the end of the command
+            error.where += (
+                f"; last good checkpoint: {'none' if step is None else f'step {step}'} in {self.path}"
+            )
+            raise
+        except Stopped as stopped:
+            stopped.out = self.path
+            raise
+        except Exception as error:
+            error.run_dir = self.path  # where a crash report goes
+            raise
+        finally:
+            saver.close()
+            self.job.console.end()
+            if self.folder:
+                self.folder.close()
+        return summary
+
+    def measure(self) -> dict[str, float]:
+        """Speed and memory of ten real steps; nothing is written."""
+        images_seen = self.job.plan.images_seen
+        steps = min(MEASURED_STEPS, self.job.plan.total_steps)
+        self.job = replace(self.job, plan=replace(self.job.plan, total_steps=steps))
+        self.state = State(self.job)
+        try:
+            saver = Saver(self.machine, take=lambda: None, write=lambda _: None, every_minutes=None)
+            task = task_of(self.recipe)
+            self._train(task, self._watch(task), saver)
+        finally:
+            self.job.console.end()
+        images_per_s = steps * self.job.plan.batch_size / self.state.progress.elapsed_s
+        return {
+            "measured_images_per_s": images_per_s,
+            "measured_hours": images_seen / images_per_s / 3600,
+            "measured_peak_memory_gib": runtime.peak_memory_gib(),
+        }
+
+    def _open_folder(self) -> Path:
+        options = self.job.options
+        path = options.out or run_folder.new_folder(
+            self.job.command, self.recipe.data.dataset, self.job.start.arch.name
+        )
+        self.folder = run_folder.RunFolder(path, overwrite=options.overwrite)
+        if (path / run_folder.RECIPE).exists():
+            refuse_other_recipe(path, self.recipe)
+        checkpoint.clean(path)
+        self.folder.write_start(recipe.to_toml(self.recipe), run_folder.environment(options.arguments))
+        self.folder.write_json("plan.json", asdict(self.job.plan))
+        self.job.console.note(f"run folder {path}")
+        if options.track:
+            self.folder.also_log = runtime.start_tracker(
+                self.machine, options.track, path, recipe.flat(self.recipe)
+            )
+        return path
+
+    def _check_shared(self) -> None:
+        """Refuse a folder that some process does not see: its part of a checkpoint would lie elsewhere."""
+        token = self.path / f"{TEMPORARY}shared"
+        told = self.machine.on_main(lambda: secrets.token_hex(8))
+        self.machine.on_main(lambda: token.write_text(told))
+        try:
+            sees_it = token.read_text() == told
+        except OSError:
+            sees_it = False
+        is_apart = self.machine.any(not sees_it)
+        self.machine.on_main(token.unlink)
+        if is_apart:
+            raise MachineError(
+                "not every process of the run sees the run folder",
+                where=f"--out {self.path}",
+                fix="put --out on a file system that all machines of the run share",
+            )
+
+    def _check_images(self) -> None:
+        """Stop for a bad picture before the first step and not after hours, unless there are too many."""
+        for split in (self.job.train_split, self.job.eval_split):
+            if len(split) > CHECKED_IMAGES or split.block_starts is not None:  # shards may be far away
+                continue
+            errors = self.machine.concatenated(
+                loader.check_images(
+                    split,
+                    rank=self.machine.rank,
+                    world_size=self.machine.world_size,
+                    num_threads=self.num_threads,
+                )
+            )
+            if errors and self.recipe.data.on_bad_image == "error":
+                count = f"{len(errors)} of the {len(split)} images of {split.name} cannot be read, such as: "
+                raise DataError(count + errors[0].message, where=errors[0].where, fix=errors[0].fix)
+            if errors:
+                self.job.console.note(f"{len(errors)} images of {split.name} are undecodable and left out")
+
+    def _watch(self, task: Task) -> Watch:
+        return Watch(self.job, self.state, task, path=self.path, num_threads=self.num_threads)
+
+    def _train(self, task: Task, watch: Watch, saver: Saver) -> None:
+        wanted, plan = self.recipe, self.job.plan
+        batches = loader.train_batches(
+            self.job.train_split,
+            train_transform_of(wanted),
+            start_step=self.state.progress.step,
+            total_steps=plan.total_steps,
+            batch_size=plan.batch_size,
+            per_device_batch=plan.per_device_batch,
+            window=wanted.data.shuffle_window,
+            seed=wanted.train.seed,
+            rank=self.machine.rank,
+            world_size=self.machine.world_size,
+            on_bad_image=wanted.data.on_bad_image,
+            num_threads=self.num_threads,
+        )
+        lr_at = partial(
+            lr_at_step,
+            base_lr=self.job.lr,
+            total_steps=plan.total_steps,
+            warmup_steps=plan.warmup_steps,
+            decay=wanted.schedule.decay,
+            end_lr=wanted.schedule.end_lr,
+        )
+        train(
+            runtime=self.machine,
+            model=self.state.wrapped,
+            optimizer=self.state.optimizer,
+            average=self.state.average,
+            batches=batches,
+            objective=task.objective,
+            mean=wanted.data.mean,
+            std=wanted.data.std,
+            plan=plan,
+            gradients=self.state.gradients,
+            lr_at=lr_at,
+            seed=wanted.train.seed,
+            clip=wanted.optimizer.clip,
+            log_every=wanted.train.log_every,
+            save_every=wanted.train.save_every,
+            watch=watch.after,
+            saver=saver,
+            folder=self.folder,
+            console=self.job.console,
+            progress=self.state.progress,
+        )

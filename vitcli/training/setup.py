@@ -1,0 +1,213 @@
+"""A checked recipe to a job: machine, data, network and plan, before anything is written.
+
+Shared by the commands that train; no command of its own.
+"""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from vitcli import recipe
+from vitcli.data import dataset, sampler
+from vitcli.data.split import Split
+from vitcli.distributed import runtime
+from vitcli.distributed.runtime import Runtime
+from vitcli.errors import VitError
+from vitcli.models import flops
+from vitcli.output.progress import Console
+from vitcli.output.text import size_text
+from vitcli.recipe import Recipe
+from vitcli.training.planning import AUTO, RunOptions, Start, check_network, check_shard, declared, plan_of
+from vitcli.training.schedule import Plan
+
+MakeModel = Callable[[Recipe, Split], Start]
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything decided before the first step.
+
+    Attributes:
+        probe: training and test split of the few-shot probe, where there is one.
+        lr: base learning rate.
+    """
+
+    command: str
+    recipe: Recipe
+    options: RunOptions
+    machine: Runtime
+    console: Console
+    train_split: Split
+    eval_split: Split
+    probe: tuple[Split, Split] | None
+    start: Start
+    plan: Plan
+    lr: float
+
+
+def make_job(
+    command: str,
+    resolved: Recipe,
+    options: RunOptions,
+    make_model: MakeModel,
+    *,
+    open_data: Callable[..., dataset.DataSet] = dataset.DataSet,
+) -> Job:
+    """Open the data, build the network and plan the run.
+
+    Args:
+        resolved: with nothing left to choose, for one run.
+        make_model: from the recipe and the training split to a network.
+        open_data: makes the data set, with the arguments of `data.DataSet`.
+    """
+    assert not resolved.choices and resolved.train.runs == 1, "a selection is several jobs"
+    check_shard(resolved, options)
+    if options.track:
+        runtime.check_tracker(options.track)
+    # Before the processes join, so that a long download is no stalled collective; `datasets` locks its cache.
+    plan_only = options.dry_run and not options.measure
+    train_split, eval_split = _open_data(resolved, open_data, plan_only=plan_only)
+    probe = None if plan_only else _open_probe(resolved)
+    _check_labels_of(train_split, resolved)
+    machine = runtime.start(resolved.precision.compute)
+    console = Console(quiet=options.quiet, is_main=machine.is_main)
+    if options.exact:
+        runtime.fix_threads(machine.device)
+    torch.manual_seed(sampler.derive_seed(resolved.train.seed, "init"))
+    # A plan of fresh weights needs no numbers: ViT-H/14 has 632 million.
+    without_numbers = plan_only and command == "pretrain" and options.per_device_batch != AUTO
+    with torch.device("meta") if without_numbers else nullcontext():
+        start = make_model(resolved, train_split)
+    check_network(start.model, options, machine)
+    _introduce(console, resolved, start, train_split, eval_split)
+    return Job(
+        command=command,
+        recipe=resolved,
+        options=options,
+        machine=machine,
+        console=console,
+        train_split=train_split,
+        eval_split=eval_split,
+        probe=probe,
+        start=start,
+        plan=plan_of(resolved, options, machine, start, train_split),
+        lr=resolved.optimizer.lr,
+    )
+
+
+def _introduce(
+    console: Console, resolved: Recipe, start: Start, train_split: Split, eval_split: Split
+) -> None:
+    """What is trained on what, and what is odd about it, for a person."""
+    console.note(f"{start.arch.name} at {size_text(resolved.data.image_size)} px on {train_split.name}:")
+    # A plan of a declared data set knows no number of held-out images.
+    scored = f", scored on {len(eval_split)} of {eval_split.name}" if len(eval_split) else ""
+    console.note(f"{len(train_split)} images of {train_split.num_classes} classes{scored}")
+    for line in _oddities(train_split):
+        console.note(line)
+    if eval_split.dev_cut and resolved.data.eval_split not in (dataset.DEV_PART, dataset.DEV_PART_OF_ALL):
+        console.note(
+            "there is no other split to score: these were cut from the training images (data.dev_fraction)"
+        )
+    for line in start.notes:
+        console.note(line)
+
+
+def _check_labels_of(train_split: Split, resolved: Recipe) -> None:
+    """Several labels an image are several answers of yes, which the softmax cannot give."""
+    if resolved.objective.loss != "softmax" or not len(train_split) or not train_split.has_several_labels:
+        return
+    raise VitError(
+        f"the images of {train_split.name} have several labels each, and the softmax gives one answer",
+        where="recipe key objective.loss",
+        fix="--set objective.loss=sigmoid, or name a column of one label with data.label_column",
+    )
+
+
+def _oddities(split: Split) -> list[str]:
+    """What is allowed and yet hardly meant."""
+    if split.is_large:
+        return []
+    labels = split.read_labels()
+    counts_K = np.bincount(labels[labels >= 0], minlength=split.num_classes)
+    empty = [str(split.class_names[k] if split.class_names else k) for k in np.flatnonzero(counts_K == 0)]
+    told = []
+    if split.num_classes == 1:
+        told.append("note: there is one class only, so every answer is right")
+    if empty:
+        more = f" and {len(empty) - 5} more" if len(empty) > 5 else ""
+        told.append(f"note: no training image is of class {', '.join(empty[:5])}{more}")
+    return told
+
+
+def describe(job: Job) -> dict[str, Any]:
+    """What --dry-run says: the plan and its costs."""
+    macs = flops.forward_macs(job.start.arch)
+    return {
+        "command": job.command,
+        "model": job.start.arch.name,
+        "params": flops.num_params(job.start.arch),
+        "forward_gmacs": round(macs / 1e9, 3),
+        **asdict(job.plan),
+        "precision": job.machine.precision,
+        "estimated_peak_memory_gib": _estimated_memory_gib(job),
+        "recipe": recipe.to_toml(job.recipe),
+    }
+
+
+def _open_data(
+    resolved: Recipe, open_data: Callable[..., dataset.DataSet], *, plan_only: bool
+) -> tuple[Split, Split]:
+    wanted = resolved.data
+    if wanted.dataset is None:
+        raise VitError(
+            "no data set is named",
+            where="--dataset (recipe key data.dataset)",
+            fix="--dataset FOLDER, or demo",
+        )
+    known = declared(wanted.dataset, num_examples=wanted.num_examples) if plan_only else None
+    return known or dataset.open_train_and_eval(
+        wanted.dataset,
+        train_split=wanted.train_split,
+        eval_split=wanted.eval_split,
+        dev_fraction=wanted.dev_fraction,
+        num_examples=wanted.num_examples,
+        image_column=wanted.image_column,
+        label_column=wanted.label_column,
+        seed=resolved.train.seed,
+        num_classes=wanted.num_classes,
+        streaming=wanted.streaming,
+        kind=open_data,
+    )
+
+
+def _open_probe(resolved: Recipe) -> tuple[Split, Split] | None:
+    """The data of the few-shot probe, by its usual splits."""
+    if resolved.eval.probe is None:
+        return None
+    return dataset.open_train_and_eval(
+        resolved.eval.probe,
+        train_split="auto",
+        eval_split="auto",
+        dev_fraction=0.1,
+        num_examples=None,
+        image_column=None,
+        label_column=None,
+        seed=0,
+    )
+
+
+def _estimated_memory_gib(job: Job) -> float:
+    """Weights, gradients, optimizer and average, and what the backward pass of one part keeps."""
+    chosen, arch = job.recipe.optimizer, job.start.arch
+    copies = 2 + (2 if chosen.name == "adam" else 1) + bool(chosen.average)
+    kept = flops.activation_bytes(arch, low_precision=job.machine.precision != "fp32")
+    # On a CPU the libraries themselves, loaded by now, are most of it for a small network.
+    loaded_gib = runtime.peak_memory_gib() if job.machine.device.type == "cpu" else 0.0
+    slices = job.machine.world_size if job.options.shard else 1
+    weights = flops.num_params(arch) * 4 * copies / slices
+    return loaded_gib + (weights + kept * job.plan.per_device_batch) / 2**30

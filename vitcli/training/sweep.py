@@ -1,0 +1,196 @@
+"""A recipe that lists values, or asks for several runs: train with each value on train without its dev part,
+choose by the dev part, train with the chosen one on all of train, score the test split (paper, B.1.1).
+
+Shared by the commands that train; no command of its own. Every run below OUT/arms and OUT/runs is an ordinary
+resumable one, so a selection goes on where it was.
+"""
+
+import shutil
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from vitcli import recipe
+from vitcli.data.dataset import DEV_PART, DEV_PART_OF_ALL
+from vitcli.distributed import runtime
+from vitcli.errors import NotFiniteError, Stopped, VitError
+from vitcli.output import run_folder
+from vitcli.output.atomic import write_json
+from vitcli.output.progress import Console
+from vitcli.output.run_folder import earlier_summary, refuse_other_recipe
+from vitcli.recipe import Recipe
+from vitcli.training import parallel_runs, sweep_results
+from vitcli.training import run as training_run
+from vitcli.training.planning import RunOptions
+from vitcli.training.setup import MakeModel
+from vitcli.training.shared import SharedData, SharedNetwork
+from vitcli.training.sweep_files import write_all
+
+ARMS, RUNS = "arms", "runs"
+
+
+def run(command: str, resolved: Recipe, options: RunOptions, make_model: MakeModel) -> dict[str, Any]:
+    """One run of a recipe, or all that it asks for; the summary, or the plan with --dry-run.
+
+    Args:
+        make_model: from the recipe of one run and its training split to a network.
+    """
+    if not resolved.choices and resolved.train.runs == 1:
+        if options.arms_parallel:
+            fix = "list values, such as --lr 0.003,0.01, or set train.runs; or leave it out"
+            raise VitError("there is one run and nothing beside it", where="--arms-parallel", fix=fix)
+        return training_run.run(command, resolved, options, make_model)
+    if options.out and not options.overwrite and not options.dry_run:
+        earlier = earlier_summary(options.out, resolved)
+        if earlier:
+            return earlier
+    with runtime.one_after_another():
+        selection = Selection(command, resolved, options, make_model)
+        return selection.plan() if options.dry_run else selection.run()
+
+
+class Selection:
+    """All runs of one recipe, one after the other, with what they share."""
+
+    def __init__(self, command: str, resolved: Recipe, options: RunOptions, make_model: MakeModel):
+        self.command, self.recipe, self.options = command, resolved, options
+        self.machine = runtime.start(resolved.precision.compute)
+        self.console = Console(quiet=options.quiet, is_main=self.machine.is_main)
+        self.data = SharedData(self.machine.processes_here)
+        network = make_model if options.shard else SharedNetwork(make_model)  # slices are of one run
+        self._session = partial(training_run.run, command, make_model=network, open_data=self.data)
+        self.path: Path | None = None
+        self.folder: run_folder.RunFolder | None = None  # of the first process alone
+
+    def plan(self) -> dict[str, Any]:
+        """The plan of the last run, and what all of them come to."""
+        final = self._session(self._final_recipe({}, 0), self.options)  # first, for it may be measured
+        plain = replace(self.options, measure=False, quiet=True)
+        arms = [self._session(one, plain) for one in self._arm_recipes()]
+        num_runs = self.recipe.train.runs
+        told = sweep_results.plan_of_all(final, arms, num_runs)
+        return told | {"recipe": recipe.to_toml(self.recipe)}
+
+    def run(self) -> dict[str, Any]:
+        """Leave a finished folder with all runs below it; the summary of all."""
+        self.path = self.machine.on_main(self._open_folder)
+        try:
+            tried = self._choose()
+            if tried and not any(one.summary for one in tried):
+                raise NotFiniteError(
+                    f"every one of the {len(tried)} values to choose from diverged",
+                    where=f"{self.path / ARMS}",
+                    fix="list smaller ones, or set optimizer.clip, in a new --out",
+                )
+            chosen = sweep_results.best(tried) if tried else {}
+            finals = self._repeat(chosen)
+            summary = sweep_results.summary_of_all(tried, chosen, finals, path=self.path)
+            if self.folder:
+                write_all(self.folder, self.recipe, summary, finals[0])
+                if count := self.data.memory.num_decoded:
+                    self.console.note(f"{count} images were decoded once for all runs")
+        except Stopped as stopped:  # what goes on is the whole selection
+            stopped.out = self.path
+            raise
+        finally:
+            if self.folder:
+                self.folder.close()
+        return summary
+
+    def _open_folder(self) -> Path:
+        model = self.recipe.model
+        name = model.name or Path(str(model.ckpt)).name
+        path = self.options.out or run_folder.new_folder(self.command, str(self.recipe.data.dataset), name)
+        self.folder = run_folder.RunFolder(path, overwrite=self.options.overwrite)
+        if (path / run_folder.RECIPE).exists():
+            refuse_other_recipe(path, self.recipe)
+        self.folder.rewind_metrics(0)  # a line for each run, finished ones are told again
+        self.folder.write_start(recipe.to_toml(self.recipe), run_folder.environment(self.options.arguments))
+        self.console.note(f"run folder {path}")
+        return path
+
+    def _arm_recipes(self) -> list[Recipe]:
+        if not self.recipe.choices:
+            return []
+        # Rows that only stand in for a test split have no part in choosing; a probe has none either.
+        dev = DEV_PART if self.recipe.data.eval_split == "auto" else DEV_PART_OF_ALL
+        changes = {"train.runs": 1, "data.eval_split": dev, "eval.probe": None}
+        return [recipe.settled(self.recipe, {**choice, **changes}) for choice, _ in recipe.arms(self.recipe)]
+
+    def _final_recipe(self, chosen: dict[str, Any], number: int) -> Recipe:
+        seed = self.recipe.train.seed + number
+        return recipe.settled(self.recipe, {**chosen, "train.runs": 1, "train.seed": seed})
+
+    def _choose(self) -> list[sweep_results.Tried]:
+        """Every arm with its score on the dev part."""
+        choices = [choice for choice, _ in recipe.arms(self.recipe)] if self.recipe.choices else []
+        paths = [self.path / ARMS / name for name in sweep_results.names_of(choices)]
+        jobs = list(zip(paths, self._arm_recipes(), strict=True))
+        for path in self._side_by_side([(path, one) for path, one in jobs if not _finished_arm(path, one)]):
+            _mark_diverged(path)
+        tried: list[sweep_results.Tried] = []
+        for choice, (path, one) in zip(choices, jobs, strict=True):
+            found = self.machine.on_main(partial(_finished_arm, path, one)) or self._arm(path, one)
+            self.machine.on_main(partial(_drop_weights, path))
+            below = str(path.relative_to(self.path))
+            tried.append(sweep_results.Tried(choice, None if "diverged" in found else found, below))
+            self._log(tried[-1].record())
+            self.console.note(sweep_results.table_of(tried, num_arms=len(jobs)))
+        return tried
+
+    def _arm(self, path: Path, one: Recipe) -> dict[str, Any]:
+        """The summary of an arm; if it diverged, a mark of that, for then the others have to decide."""
+        try:
+            return self._session(one, replace(self.options, out=path, overwrite=False))
+        except NotFiniteError as error:
+            self.console.note(f"note: {error.message}")
+        return self.machine.on_main(partial(_mark_diverged, path))
+
+    def _repeat(self, chosen: dict[str, Any]) -> list[dict[str, Any]]:
+        """The summary of every run on all of train, in the order of their seeds."""
+        recipes = [self._final_recipe(chosen, number) for number in range(self.recipe.train.runs)]
+        jobs = [(self.path / RUNS / f"seed-{one.train.seed}", one) for one in recipes]
+        self._side_by_side([(path, one) for path, one in jobs if not earlier_summary(path, one)])
+        finals = []
+        for path, one in jobs:
+            finals.append(self._session(one, replace(self.options, out=path, overwrite=False)))
+            scores = finals[-1]["runs"][0]
+            self._log(
+                {"run": {"seed": scores["seed"]}, **scores, "run_dir": str(path.relative_to(self.path))}
+            )
+            self.console.note(sweep_results.run_line(scores, len(finals), len(jobs)))
+        return finals
+
+    def _side_by_side(self, jobs: list[tuple[Path, Recipe]]) -> list[Path]:
+        """Where --arms-parallel asks for it, the runs at once; the folders of those that diverged."""
+        if self.options.arms_parallel < 2 or len(jobs) < 2:
+            return []
+        self.console.note(f"{len(jobs)} runs, {self.options.arms_parallel} at a time")
+        return parallel_runs.run_all(self.command, jobs, self.options)
+
+    def _log(self, record: dict[str, Any]) -> None:
+        if self.folder:
+            self.folder.log(record)
+
+
+def _finished_arm(path: Path, one: Recipe) -> dict[str, Any] | None:
+    """The summary, or the mark, of an arm that needs no further step; its weights may have gone."""
+    found = run_folder.finished_summary(path) or run_folder.finished_summary(path, run_folder.DIVERGED)
+    if found is not None:
+        refuse_other_recipe(path, one)
+    return found
+
+
+def _mark_diverged(path: Path) -> dict[str, Any]:
+    """Leave a mark, so that the arm is not trained up to there again."""
+    mark = {"diverged": True}
+    write_json(path / run_folder.DIVERGED, mark)
+    return mark
+
+
+def _drop_weights(path: Path) -> None:
+    """An arm is there for its score: L/16 would leave 1.2 GB for each rate."""
+    for name in (run_folder.WEIGHTS, "config.json", "README.md"):
+        (path / name).unlink(missing_ok=True)
+    shutil.rmtree(path / "checkpoints", ignore_errors=True)

@@ -1,0 +1,115 @@
+"""Where weights lie: a --ckpt string to a file and what lies beside it, here or on the hub."""
+
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from vitcli.errors import WeightsError, nearest
+from vitcli.weights.files import FORMATS, no_repeated_keys, parsing
+
+DEMO_FOLDER = Path(__file__).parent.parent / "demo_weights"
+FORMS = "a run folder, a .safetensors, .npz or .pth file, timm/NAME.TAG, hf-hub:OWNER/NAME, or demo"
+WEIGHTS_FILES = ("model.safetensors", "pytorch_model.bin")
+
+
+class Place(NamedTuple):
+    """Where the weights lie, and what lies beside them.
+
+    Attributes:
+        config: the config.json of timm or Hugging Face, or {}.
+        preprocessor: Hugging Face's preprocessor_config.json, or {}.
+        tag: of a timm hub repository, or "".
+    """
+
+    file: Path
+    config: dict
+    preprocessor: dict
+    format: str
+    tag: str
+
+
+def names_weights(ckpt: str) -> bool:
+    """Whether this is a form of --ckpt, and not the bare name of a network."""
+    is_form = ckpt == "demo" or ckpt.startswith(("hf-hub:", "timm/")) or Path(ckpt).suffix in FORMATS
+    return is_form or Path(ckpt).exists()
+
+
+def locate(ckpt: str) -> Place:
+    """The file behind any form of --ckpt, fetched from the hub if it lies there."""
+    if ckpt == "demo":
+        if not DEMO_FOLDER.is_dir():
+            raise WeightsError(
+                "this installation has no demo weights", where="", fix="install the released package"
+            )
+        return _in_folder(DEMO_FOLDER, format="demo", tag="")
+    path = Path(ckpt)
+    if ckpt.startswith("hf-hub:") or (ckpt.startswith("timm/") and not path.exists()):
+        repository, _, revision = ckpt.removeprefix("hf-hub:").partition("@")
+        tag = repository.partition(".")[2] if repository.startswith("timm/") else ""
+        return _in_folder(_download(repository, revision or None), format="hub repository", tag=tag)
+    if path.is_dir():
+        return _in_folder(path, format="timm folder", tag="")
+    if not path.exists():
+        siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+        hint = nearest(path.name, siblings)
+        raise WeightsError(f"there is no {ckpt}{hint}", where="", fix=f"--ckpt takes {FORMS}")
+    if path.suffix not in FORMATS:
+        raise WeightsError(
+            f"{path.name} is no weights file by its name", where="", fix=f"--ckpt takes {FORMS}"
+        )
+    beside = path.parent if path.name in WEIGHTS_FILES else None  # another file's config is not this one's
+    return Place(path, *_configs(beside), FORMATS[path.suffix], "")
+
+
+def _in_folder(folder: Path, *, format: str, tag: str) -> Place:
+    file = next((folder / name for name in WEIGHTS_FILES if (folder / name).is_file()), None)
+    if file is None:
+        raise WeightsError(
+            f"the folder holds no {' and no '.join(WEIGHTS_FILES)}",
+            where="",
+            fix="let the run finish first; its resumable checkpoints are for resuming",
+        )
+    config, preprocessor = _configs(folder)
+    is_foreign = format == "timm folder" and "model_type" in config
+    return Place(file, config, preprocessor, "Hugging Face folder" if is_foreign else format, tag)
+
+
+def _configs(folder: Path | None) -> tuple[dict, dict]:
+    """config.json and preprocessor_config.json; {} for one that is not there or is some other tool's."""
+    if folder is None:
+        return {}, {}
+    config, preprocessor = (_json(folder / f"{name}.json") for name in ("config", "preprocessor_config"))
+    is_known = isinstance(config.get("architecture"), str) or isinstance(config.get("model_type"), str)
+    return (config if is_known else {}), preprocessor
+
+
+def _json(path: Path) -> dict:
+    if not path.is_file():
+        return {}
+    with parsing(path.name):
+        stored = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=no_repeated_keys)
+    return stored if isinstance(stored, dict) else {}
+
+
+def _download(repository: str, revision: str | None) -> Path:
+    """The repository's config and weights in the hub's cache; the folder both lie in."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError
+
+    try:
+        config = hf_hub_download(repository, "config.json", revision=revision)
+        try:
+            hf_hub_download(repository, "model.safetensors", revision=revision)
+        except EntryNotFoundError:  # offline it also means: not in the cache
+            hf_hub_download(repository, "pytorch_model.bin", revision=revision)
+        with suppress(EntryNotFoundError):
+            hf_hub_download(repository, "preprocessor_config.json", revision=revision)
+    except Exception as error:  # the hub's own, the connection's, a name that is none
+        reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        raise WeightsError(
+            f"the weights could not be had from the hub: {reason}",
+            where="",
+            fix="check the name and the connection; offline, only what is in the hub's cache can be used",
+        ) from error
+    return Path(config).parent
