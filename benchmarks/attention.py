@@ -16,8 +16,7 @@ import time
 import torch
 
 from vitcli.inspection.analysis import attention_distance, patch_distances, rollout_layer, seen_by_output
-from vitcli.inspection.attention import attends
-from vitcli.inspection.attention_pass import MOST_WEIGHTS, look_at
+from vitcli.inspection.attention import MOST_WEIGHTS, attends, look_at
 from vitcli.models.build import architecture, build
 
 

@@ -8,8 +8,7 @@ from tests.conftest import run
 from vitcli import recipe
 from vitcli.data.classes import match_classes
 from vitcli.data.dataset import DataSet, open_eval, open_train_and_eval
-from vitcli.data.split import Split
-from vitcli.data.subsets import cut_dev, random_subset
+from vitcli.data.split import Split, cut_dev, random_subset
 from vitcli.errors import DataError
 
 AUTO = dict(

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from vitcli.data.stream_order import StreamOrder
+from vitcli.data.sampler import StreamOrder
 
 
 def blocks(*sizes: int) -> np.ndarray:

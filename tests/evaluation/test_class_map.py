@@ -10,9 +10,8 @@ import torch
 from vitcli import recipe
 from vitcli.data.split import Split
 from vitcli.errors import DataError, VitError
-from vitcli.evaluation.class_map import project, read_class_map
+from vitcli.evaluation.class_map import Projection, project, read_class_map
 from vitcli.evaluation.metrics import label_ranks
-from vitcli.evaluation.projection import Projection
 
 SIZES = {
     "imagenet_a": (200, 200),

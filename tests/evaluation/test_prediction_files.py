@@ -10,7 +10,7 @@ import torch
 
 from tests.evaluation.test_predictions import of_logits
 from vitcli.errors import DataError, MachineError, VitError
-from vitcli.evaluation.prediction_files import check_can_write, read_predictions, write_predictions
+from vitcli.evaluation.predictions import check_can_write, read_predictions, write_predictions
 from vitcli.output.atomic import try_to_write_in
 
 LOGITS_NK = torch.tensor([[3.0, 1, 0], [0, 1, 2], [0, 5, 1]])

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from vitcli.evaluation.resampling import TAILS, mcnemar, paired_interval, share_interval
+from vitcli.evaluation.statistics import TAILS, mcnemar, paired_interval, share_interval
 
 
 def resampled(values_N: np.ndarray, count: int = 4_000) -> np.ndarray:

@@ -12,8 +12,7 @@ import pytest
 from tests.conftest import run
 from vitcli import recipe
 from vitcli.experiments.reproduce import resolve
-from vitcli.experiments.reproduce_rows import find_row
-from vitcli.experiments.reproduce_schema import read_rows
+from vitcli.experiments.reproduce_rows import find_row, read_rows
 
 CIFAR = "table5/b16-in21k/cifar10"
 ROWS_FILE = """

@@ -7,8 +7,7 @@ import pytest
 from vitcli import recipe
 from vitcli.errors import VitError
 from vitcli.experiments.reproduce import resolve
-from vitcli.experiments.reproduce_rows import failure, find_row, judge, rows_of
-from vitcli.experiments.reproduce_schema import read_rows
+from vitcli.experiments.reproduce_rows import failure, find_row, judge, read_rows, rows_of
 
 # Table 2: mean and deviation of ImageNet, ReaL, CIFAR-10, CIFAR-100, Pets, Flowers, VTAB.
 TABLE_2 = {

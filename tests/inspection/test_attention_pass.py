@@ -10,7 +10,7 @@ from PIL import Image
 from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing, to_model_range
 from vitcli.errors import DataError, WeightsError
-from vitcli.inspection import analysis, attention_pass
+from vitcli.inspection import analysis, attention
 from vitcli.inspection.attention import attends, watched
 from vitcli.models.build import architecture, build
 from vitcli.output.progress import Console
@@ -43,14 +43,14 @@ def pictures(count: int, broken: tuple[int, ...] = ()) -> Split:
     )  # fmt: skip
 
 
-def look(network, split: Split, **changed) -> attention_pass.Seen:
+def look(network, split: Split, **changed) -> attention.Seen:
     model, arch = network
     options = dict(
         num_shown=3, residual=True, renormalise=True, device=torch.device("cpu"), batch_size=4,
         on_bad_image="error", num_threads=2, precision="fp32", console=Console(quiet=True),
     )  # fmt: skip
     options |= {"attends": attends(model, arch)} | changed
-    return attention_pass.look(model, split=split, preprocessing=PIXELS, **options)
+    return attention.collect_attention(model, split=split, preprocessing=PIXELS, **options)
 
 
 def test_everything_is_that_of_the_whole_set_in_one_pass(network):
@@ -134,7 +134,7 @@ def test_large_weights_go_through_in_smaller_batches(network, monkeypatch):
     """3 heads of 7 x 7 tokens are 147 weights an image: within 300 there is no room for four."""
     sizes = []
     model, _ = network
-    monkeypatch.setattr(attention_pass, "MOST_WEIGHTS", 300)
+    monkeypatch.setattr(attention, "MOST_WEIGHTS", 300)
     monkeypatch.setattr(
         model, "forward_features", lambda x, own=model.forward_features: sizes.append(len(x)) or own(x)
     )
@@ -147,7 +147,7 @@ def test_large_weights_go_through_in_smaller_batches(network, monkeypatch):
 def test_batches_are_as_large_as_fits(network, monkeypatch):
     sizes = []
     model, _ = network
-    monkeypatch.setattr(attention_pass, "MOST_WEIGHTS", 147 * 5)
+    monkeypatch.setattr(attention, "MOST_WEIGHTS", 147 * 5)
     monkeypatch.setattr(
         model, "forward_features", lambda x, own=model.forward_features: sizes.append(len(x)) or own(x)
     )

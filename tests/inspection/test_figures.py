@@ -8,8 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from vitcli.inspection import figures as drawn
-from vitcli.output.figure_files import save
-from vitcli.output.plots import COLOURS, STYLE
+from vitcli.output.plots import COLOURS, STYLE, save
 
 SMALLEST = 7.0  # points of the smallest text, in a figure no wider than a page of paper
 RNG = np.random.default_rng(0)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from vitcli.errors import VitError
-from vitcli.models.corruption import Corruption, Counts, corrupt, corruption_counts, draw, draw_alone
+from vitcli.models.masked_patch import Corruption, Counts, corrupt, corruption_counts, draw, draw_alone
 
 PAPER = dict(corrupted=0.5, masked=0.8, replaced=0.1)
 DRAWS = 4_000

@@ -16,9 +16,15 @@ from vitcli.errors import VitError
 from vitcli.models import masked_patch
 from vitcli.models.architecture import Architecture
 from vitcli.models.build import architecture, build, expected_tensors
-from vitcli.models.corruption import Corruption
-from vitcli.models.masked_patch import TARGETS, MaskedPatchModel, Prediction, backbone_state, patch_colors
-from vitcli.output import plots
+from vitcli.models.masked_patch import (
+    TARGETS,
+    Corruption,
+    MaskedPatchModel,
+    Prediction,
+    backbone_state,
+    patch_colors,
+)
+from vitcli.training import figures
 
 HALF = (0.5, 0.5, 0.5)
 TINY = {"patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 2, "mlp_ratio": 2.0}
@@ -369,7 +375,7 @@ def test_pictures_show_what_the_network_sees_and_says(target):
 def test_a_figure_has_a_row_of_three_for_each_picture():
     model, images_BCHW = model_of(), ranged(pixels(2))
     views = model.views(images_BCHW, model(images_BCHW))
-    figure = plots.masked_patch_grid(views)
+    figure = figures.masked_patch_grid(views)
     shown = [axes.images[0].get_array() for axes in figure.axes]
 
     assert [axes.get_title() for axes in figure.axes[:3]] == ["picture", "corrupted", "predicted"]

@@ -2,8 +2,8 @@
 
 import pytest
 
+from vitcli.evaluation.text import predictions_as_text
 from vitcli.output import progress as output_progress
-from vitcli.output import text
 from vitcli.output.progress import Console
 
 
@@ -36,7 +36,7 @@ def test_control_characters_in_a_class_name_do_not_reach_the_terminal():
     guess = {"class": "evil\x1b[31m", "label": 0, "probability": 0.5}
     result = {"command": "predict", "predictions": [{"file": "a.png", "top": [guess]}], "skipped_images": []}
 
-    assert "\x1b" not in text.table_of(result)
+    assert "\x1b" not in predictions_as_text(result)
 
 
 @pytest.mark.parametrize(("seconds", "clock"), [(0, "0:00:00"), (61, "0:01:01"), (3_661, "1:01:01")])

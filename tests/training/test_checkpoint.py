@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from vitcli.errors import MachineError, NotFiniteError, WeightsError
-from vitcli.training import checkpoint, step_tensors
+from vitcli.training import checkpoint
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def step(model, optimizer) -> None:
 
 def save(run_dir, number, net, keep=2, milestone_every=0, **state) -> None:
     model, optimizer = net
-    tensors = step_tensors.copied(model, optimizer, None)
+    tensors = checkpoint.copied(model, optimizer, None)
     checkpoint.save(run_dir, number, tensors, state=state, keep=keep, milestone_every=milestone_every)
 
 
@@ -45,7 +45,7 @@ def test_what_is_saved_comes_back_and_training_goes_on_the_same(tmp_path, net):
     other_optimizer = torch.optim.AdamW(other.parameters(), lr=0.1)
 
     other.load_state_dict(found.model)
-    step_tensors.restore_optimizer(other, other_optimizer, found.optimizer)
+    checkpoint.restore_optimizer(other, other_optimizer, found.optimizer)
     step(model, optimizer)
     step(other, other_optimizer)
 
@@ -78,7 +78,7 @@ def test_milestones_are_kept_for_ever(tmp_path, net):
 def test_a_copy_is_of_its_moment(net):
     model, optimizer = net
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    copied = step_tensors.copied(model, optimizer, dict(model.state_dict()))
+    copied = checkpoint.copied(model, optimizer, dict(model.state_dict()))
     step(model, optimizer)
 
     for kind in ("model", "average"):

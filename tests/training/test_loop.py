@@ -15,9 +15,9 @@ from vitcli.models.build import build, reset_head
 from vitcli.output import run_folder
 from vitcli.output.progress import Console
 from vitcli.training import objective, optim
+from vitcli.training.checkpoint import Saver
 from vitcli.training.gradients import DdpSum, PairwiseSum
 from vitcli.training.loop import Progress, train
-from vitcli.training.saving import Saver
 from vitcli.training.schedule import Plan, lr_at_step
 from vitcli.weights.io import read_weights
 from vitcli.weights.jax import from_official

@@ -18,7 +18,7 @@ from tests.conftest import run, vit
 from tests.training.test_finetune import SMALL, fingerprint, losses, small_run, when_logged
 from vitcli.errors import VitError
 from vitcli.training import checkpoint
-from vitcli.training.planning import check_network
+from vitcli.training.setup import check_network
 
 # Two parts of a step on two processes, clipping, an average of the weights, evaluations of unequal batches.
 WORDS = (

@@ -1,5 +1,6 @@
-"""The commands about numbers one can trust: evaluate, compare."""
+"""`vit evaluate`, `vit predict` and `vit compare`."""
 
+import json
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
@@ -7,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from vitcli.cli import options
-from vitcli.cli.start import launch, shorthands, show_and_fail
+from vitcli.cli.options import launch, shorthands, show_and_fail
 from vitcli.output import text
 
 app = typer.Typer()
@@ -20,6 +21,36 @@ Overwrite = Annotated[
     bool, options.option("--overwrite", options.RUN, "Replace another evaluation in --out.")
 ]
 Predictions = Annotated[str, typer.Argument(help="A file of vit evaluate --save-predictions.")]
+
+
+@app.command(epilog="Example: vit predict --ckpt runs/pets photos/ 'more/*.jpg'")
+def predict(
+    pictures: Annotated[list[str], typer.Argument(metavar="PICTURES", help="Files, folders and globs.")],
+    ckpt: options.Ckpt = None,
+    model: options.Model = None,
+    res: options.Res = None,
+    topk: options.Topk = None,
+    batch_size: options.EvalBatchSize = None,
+    set_: options.Set = None,
+    precision: options.EvalPrecision = None,
+    workers: options.Workers = None,
+    jsonl: options.JsonLines = False,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
+) -> int:
+    """The likeliest classes of pictures, from the very pixels that evaluation sees."""
+    if jsonl and as_json:
+        raise typer.BadParameter("--json prints one object, --jsonl one a picture: name one of them")
+    from vitcli.evaluation.predict import predict
+    from vitcli.evaluation.text import predictions_as_text
+
+    recipe_keys = shorthands(None, res, ckpt, model, precision) | {"eval.batch_size": batch_size}
+    result = predict(pictures, set_ or (), recipe_keys, topk=topk, workers=workers, quiet=quiet)
+    if jsonl:
+        text.write("\n".join(json.dumps(prediction) for prediction in result["predictions"]))
+        return 0
+    return text.show(result, as_json, predictions_as_text)
 
 
 @app.command(epilog="Example: vit evaluate --ckpt runs/pets --dataset oxford_pets --assert 'top1>=0.92'")

@@ -5,7 +5,7 @@ from pathlib import Path
 import typer
 
 from vitcli.cli import options
-from vitcli.cli.start import given_arguments, launch, shorthands
+from vitcli.cli.options import given_arguments, launch, shorthands
 from vitcli.output import text
 
 app = typer.Typer()
@@ -40,8 +40,7 @@ def fewshot(
     code = launch(num_processes)
     if code is not None:
         return code
-    from vitcli.features.fewshot import fewshot
-    from vitcli.features.fewshot_text import as_text
+    from vitcli.features.fewshot import as_text, fewshot
 
     keys = shorthands(dataset, res, ckpt, model, precision) | {
         "eval.batch_size": batch_size,

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from vitcli.cli import options
-from vitcli.cli.start import shorthands
+from vitcli.cli.options import shorthands
 from vitcli.output import text
 
 app = typer.Typer()

@@ -73,7 +73,7 @@ def recipes_schema(
     """The JSON Schema of a recipe, for editors."""
     from vitcli.recipe import listing
 
-    return text.show(listing.schema(), as_json=True)
+    return text.show_json(listing.schema())
 
 
 @app.command("copy")

@@ -57,7 +57,7 @@ def report(
     if out:
         return text.show(command.write(found, out, form), as_json, command.summary)
     if as_json:
-        return text.show(command.told(found), as_json)
+        return text.show_json(command.told(found))
     text.write(command.rendered(found, form, base=Path()))
     return 0
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from vitcli.cli import options
-from vitcli.cli.start import given_arguments, launch, shorthands, show_and_fail
+from vitcli.cli.options import given_arguments, launch, shorthands, show_and_fail
 from vitcli.experiments.reproduce_text import as_list, as_text
 from vitcli.output import text
 
@@ -16,8 +16,7 @@ app = typer.Typer()
 
 def row_names(incomplete: str) -> list[str]:
     """For shell completion."""
-    from vitcli.experiments.reproduce_rows import rows_of
-    from vitcli.experiments.reproduce_schema import read_rows
+    from vitcli.experiments.reproduce_rows import read_rows, rows_of
 
     return [name for name in rows_of(read_rows(None)) if name.startswith(incomplete)]
 
@@ -71,8 +70,7 @@ def reproduce(
 ) -> int:
     """A row of the paper's tables by its whole protocol: ours, the paper's, a verdict; exit 8 if it fails."""
     from vitcli.experiments import reproduce as command
-    from vitcli.experiments.reproduce_rows import failure, find_row
-    from vitcli.experiments.reproduce_schema import read_rows
+    from vitcli.experiments.reproduce_rows import failure, find_row, read_rows
 
     known = read_rows(rows)
     if list_:
@@ -90,7 +88,7 @@ def reproduce(
     if code is not None:
         return code
     from vitcli.training.finetune import finetune
-    from vitcli.training.planning import RunOptions
+    from vitcli.training.setup import RunOptions
 
     run_options = RunOptions(
         out=Path(out) if out else None,

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from vitcli.cli import options
-from vitcli.cli.start import given_arguments, launch
+from vitcli.cli.options import given_arguments, launch
 from vitcli.output import text
 
 app = typer.Typer(help="Scaling studies: a grid of runs to a table and a picture.", no_args_is_help=True)
@@ -76,7 +76,7 @@ def _study(view: str, given: dict[str, Any]) -> int:
     if code is not None:
         return code
     from vitcli.experiments.study_runs import work_of
-    from vitcli.training.planning import RunOptions
+    from vitcli.training.setup import RunOptions
 
     run_options = RunOptions(
         **{name: given[name] for name in ("workers", "exact", "shard", "compile", "quiet")},

@@ -15,8 +15,7 @@ from vitcli.data import demo, layouts, vtab_splits
 from vitcli.data.classes import check_same_classes
 from vitcli.data.shards import rows
 from vitcli.data.shards.paths import find_shards
-from vitcli.data.split import Split, check_labels, from_table
-from vitcli.data.subsets import cut_dev, random_subset
+from vitcli.data.split import Split, check_labels, cut_dev, from_table, random_subset
 from vitcli.errors import DataError, nearest
 
 TRAIN_NAMES = ("train", "training")

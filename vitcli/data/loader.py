@@ -20,8 +20,8 @@ from torch import Tensor
 from vitcli.data import sampler
 from vitcli.data.decoding import check, decode
 from vitcli.data.image_cache import KeptImage
+from vitcli.data.sampler import StreamOrder
 from vitcli.data.split import Split, check_label
-from vitcli.data.stream_order import StreamOrder
 from vitcli.data.transforms import Preprocessing, TrainTransform
 from vitcli.distributed import launch
 from vitcli.errors import DataError

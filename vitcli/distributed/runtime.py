@@ -4,7 +4,6 @@ How the processes came to be, by `launching` or by torchrun, `accelerate launch`
 here.
 """
 
-import importlib.util
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -16,13 +15,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
-from accelerate.tracking import filter_trackers
 from torch import nn
 
-from vitcli.errors import MachineError, VitError, nearest
+from vitcli.errors import MachineError, VitError
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)  # a process that stalls longer ends the run
-TRACKERS = ("tensorboard", "wandb", "trackio", "mlflow")
 _staying: list[bool] = []  # not empty inside `one_after_another`
 
 
@@ -202,45 +199,6 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
     """Matrix products in `precision` inside the block; the weights stay in fp32."""
     low = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
     return torch.autocast(device.type, dtype=low, enabled=low is not None)
-
-
-def start_tracker(
-    runtime: Runtime, track: str, run_dir: Path, config: dict[str, Any]
-) -> Callable[[dict[str, Any]], None]:
-    """Start one of TRACKERS for a run; what is returned takes each metrics record.
-
-    A tracker that fails later is given up: it never stops a run.
-    """
-    accelerator = runtime.accelerator
-    accelerator.project_configuration.set_directories(str(run_dir))
-    accelerator.log_with = filter_trackers(track, str(run_dir))
-    accelerator.init_trackers("vit", config={key: str(value) for key, value in config.items()})
-    broken = []
-
-    def log(record: dict[str, Any]) -> None:
-        values = {f"eval/{key}": value for key, value in record.get("eval", {}).items()}
-        values |= {key: value for key, value in record.items() if key not in ("step", "eval")}
-        if not broken:
-            try:
-                accelerator.log(values, step=record["step"])
-            except Exception as error:  # theirs: the network, an account, a full disk
-                broken.append(error)
-
-    return log
-
-
-def check_tracker(track: str) -> None:
-    """Refuse a tracker that does not exist or is not installed."""
-    if track not in TRACKERS:
-        raise VitError(
-            f"there is no tracker {track!r}{nearest(track, TRACKERS)}",
-            where="--track",
-            fix=f"one of {', '.join(TRACKERS)}",
-        )
-    if importlib.util.find_spec(track) is None:
-        raise VitError(
-            f"{track} is not installed", where="--track", fix=f"pip install {track}, or 'vitcli[track]'"
-        )
 
 
 def resolve_precision(precision: str) -> str:

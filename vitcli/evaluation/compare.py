@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from vitcli.errors import DataError
-from vitcli.evaluation import resampling
-from vitcli.evaluation.prediction_files import SavedPredictions, read_predictions
+from vitcli.evaluation import statistics
+from vitcli.evaluation.predictions import SavedPredictions, read_predictions
 
 CHANGES_SHOWN = 10
 
@@ -31,8 +31,8 @@ def compare(a_path: str, b_path: str) -> dict[str, Any]:
         "eval_split": a.about.get("eval_split"),
         "num_examples": count,
         "difference": (only_b - only_a) / count,
-        "interval": list(resampling.paired_interval(only_a, only_b, count)),
-        "mcnemar_p": resampling.mcnemar(only_a, only_b),
+        "interval": list(statistics.paired_interval(only_a, only_b, count)),
+        "mcnemar_p": statistics.mcnemar(only_a, only_b),
         "counts": {
             "both": both,
             "only_a": only_a,

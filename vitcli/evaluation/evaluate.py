@@ -13,7 +13,7 @@ from vitcli.data import classes as data_classes
 from vitcli.data.split import Split
 from vitcli.distributed import runtime
 from vitcli.errors import DataError, VitError
-from vitcli.evaluation import class_map, prediction_files, real_labels
+from vitcli.evaluation import class_map, predictions, real_labels
 from vitcli.evaluation.assertions import Assertion
 from vitcli.evaluation.class_map import ClassMap
 from vitcli.evaluation.files import FOLDER, claim, write_all
@@ -116,7 +116,7 @@ def _check(resolved: list[Recipe], extras: Extras) -> None:
                 where="--save-predictions",
                 fix="name one --ckpt and one --dataset, and call vit once for each",
             )
-        prediction_files.check_can_write(extras.save_predictions)
+        predictions.check_can_write(extras.save_predictions)
     if extras.overwrite and not extras.out:
         raise VitError("no folder is named", where="--overwrite", fix="--out FOLDER as well")
     if extras.out:

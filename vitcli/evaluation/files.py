@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from vitcli.data import loader
-from vitcli.evaluation import figures, prediction_files, predictions
+from vitcli.evaluation import figures, predictions
 from vitcli.evaluation.score import MISTAKES_SHOWN, Question, Scored
-from vitcli.output import atomic, figure_files
+from vitcli.output import atomic, plots
 from vitcli.output.atomic import write_json, write_text
 from vitcli.output.result_folder import ResultFolder
 
@@ -56,7 +56,7 @@ def write_all(
     if save_predictions:
         (one,) = scored
         rows_N, places = one.question.source_rows[one.found.rows_N], one.places
-        prediction_files.write_predictions(save_predictions, one.found, rows_N, places, _about(one))
+        predictions.write_predictions(save_predictions, one.found, rows_N, places, _about(one))
         result["saved_predictions"] = save_predictions
     if out is None:
         return
@@ -97,19 +97,17 @@ def _write_tables(folder: Path, one: Scored) -> None:
 
 def _write_pictures(folder: Path, one: Scored) -> None:
     title = f"ECE {one.result['ece']:.2%} of {len(one.found)} examples"
-    figure_files.save(folder / "reliability.png", figures.reliability_diagram(one.reliability, title=title))
+    plots.save(folder / "reliability.png", figures.reliability_diagram(one.reliability, title=title))
     if not one.found.has_several_labels:
-        figure_files.save(
-            folder / "confusion.png", figures.confusion_matrix(*_confusion(one), one.class_names)
-        )
+        plots.save(folder / "confusion.png", figures.confusion_matrix(*_confusion(one), one.class_names))
     pictures = list(_mistakes(one))
     if pictures:
-        figure_files.save(folder / "mistakes.png", figures.mistakes_grid(pictures))
+        plots.save(folder / "mistakes.png", figures.mistakes_grid(pictures))
     curve = one.result.get("resolutions")
     if curve:
         sides, top1, top5 = ([entry[key] for entry in curve] for key in ("resolution", "top1", "top5"))
         figure = figures.resolution_curve(sides, top1, top5, own=one.own_side)
-        figure_files.save(folder / "resolution.png", figure)
+        plots.save(folder / "resolution.png", figure)
 
 
 def _confusion(one: Scored):

@@ -12,7 +12,7 @@ from vitcli.data.transforms import Preprocessing, to_model_range
 from vitcli.distributed.runtime import Runtime
 from vitcli.errors import WeightsError
 from vitcli.evaluation import metrics
-from vitcli.evaluation.forward import fill_by_row, passes
+from vitcli.evaluation.inference import fill_by_row, passes
 from vitcli.models import masked_patch
 from vitcli.output.progress import Console
 

@@ -14,10 +14,10 @@ from vitcli.data.columns import PATHS
 from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing
 from vitcli.distributed.runtime import Runtime
-from vitcli.evaluation import metrics, predictions, real_labels, resampling, scoring, statistics
+from vitcli.evaluation import inference, metrics, predictions, real_labels, statistics
 from vitcli.evaluation.assertions import Assertion
+from vitcli.evaluation.class_map import Projection
 from vitcli.evaluation.predictions import Predictions
-from vitcli.evaluation.projection import Projection
 from vitcli.evaluation.setup import as_asked, for_inference, preprocessing_for
 from vitcli.evaluation.statistics import Reliability
 from vitcli.output.progress import Console
@@ -168,7 +168,7 @@ def _pass(
     notes = console if is_told else Console(quiet=True)  # the same at every resolution
     model, arch = for_inference(weights, question.resolved, preprocessing, machine, notes)
     began_at = time.perf_counter()
-    found, skipped = scoring.predictions_of(
+    found, skipped = inference.predictions_of(
         model,
         question.split,
         preprocessing,
@@ -207,7 +207,7 @@ def _more(
     """Calibration, intervals, ReaL, classes and mistakes."""
     count = len(found)
     hits = {"top1": int((found.ranks_N == 0).sum()), "top5": int((found.ranks_N < 5).sum())}
-    intervals = {key: list(resampling.share_interval(right, count)) for key, right in hits.items()}
+    intervals = {key: list(statistics.share_interval(right, count)) for key, right in hits.items()}
     more: dict[str, Any] = {}
     if question.real:
         guesses, lists = found.classes_NT[:, 0].tolist(), [question.real.lists[row] for row in found.rows_N]
@@ -216,7 +216,7 @@ def _more(
         rated, right = sum(is_rated_N), sum(is_hit_N)
         more = {"real_top1": right / rated, "num_real_examples": rated}
         more["real_labels_by"] = question.real.found_by
-        intervals["real_top1"] = list(resampling.share_interval(right, rated))
+        intervals["real_top1"] = list(statistics.share_interval(right, rated))
     if question.projection:
         more |= {
             "class_map": question.map_name,

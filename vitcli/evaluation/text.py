@@ -202,3 +202,18 @@ def _table(*names: str):
         justify = "right" if name.startswith(">") else "left"
         table.add_column(name.lstrip(">"), justify=justify, overflow="fold")
     return table
+
+
+def predictions_as_text(result: dict[str, Any]) -> str:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("picture", overflow="fold")
+    table.add_column("class", overflow="fold")
+    table.add_column("probability", justify="right")
+    for prediction in result["predictions"]:
+        for place, guess in enumerate(prediction["top"]):
+            file = prediction["file"] if place == 0 else ""
+            table.add_row(plain(file), plain(guess["class"]), f"{guess['probability']:.2%}")
+    text = printed(table)
+    return text + "".join(f"left out: {place}\n" for place in result["skipped_images"])

@@ -16,14 +16,13 @@ from vitcli import recipe
 from vitcli.distributed import launch
 from vitcli.errors import VitError, nearest
 from vitcli.experiments import vtab
-from vitcli.experiments.reproduce_rows import Row, judge, rows_of
-from vitcli.experiments.reproduce_schema import Rows
+from vitcli.experiments.reproduce_rows import Row, Rows, judge, rows_of
 from vitcli.output.atomic import write_json
 from vitcli.output.progress import Console
 from vitcli.recipe import Recipe
 
 if TYPE_CHECKING:  # which loads torch; mistakes are told before that
-    from vitcli.training.planning import RunOptions
+    from vitcli.training.setup import RunOptions
 
 RESULT, REAL_RESULT = "reproduce.json", "reproduce-real.json"  # one run folder has the numbers of two rows
 Finetune = Callable[[Recipe, "RunOptions"], dict[str, Any]]

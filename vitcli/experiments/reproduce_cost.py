@@ -19,8 +19,8 @@ from vitcli.experiments.reproduce_rows import Row
 from vitcli.models.build import architecture
 from vitcli.models.flops import forward_macs
 from vitcli.recipe import Recipe
-from vitcli.training.planning import RunOptions
 from vitcli.training.schedule import duration_steps, exaflops
+from vitcli.training.setup import RunOptions
 
 
 def plan(row: Row, recipes: Mapping[str, Recipe], options: RunOptions, finetune: Finetune) -> dict[str, Any]:

@@ -14,8 +14,7 @@ from vitcli import recipe
 from vitcli.errors import Stopped, VitError
 from vitcli.experiments import study_grid, study_schema
 from vitcli.experiments.study_grid import Cell
-from vitcli.experiments.study_rules import slug
-from vitcli.experiments.study_schema import Score, Study
+from vitcli.experiments.study_schema import Score, Study, slug
 from vitcli.output.progress import Console
 from vitcli.recipe import Recipe
 from vitcli.recipe.sweep import check_with_choices

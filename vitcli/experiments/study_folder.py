@@ -8,9 +8,8 @@ from typing import Any
 
 from vitcli.errors import VitError
 from vitcli.experiments import study_schema, study_text
-from vitcli.experiments.study_pictures import draw
-from vitcli.experiments.study_rules import slug
-from vitcli.experiments.study_schema import Score, Study
+from vitcli.experiments.study_figures import draw
+from vitcli.experiments.study_schema import Score, Study, slug
 from vitcli.output import run_folder
 from vitcli.output.atomic import write_json, write_text
 from vitcli.output.run_folder import refuse_other_recipe

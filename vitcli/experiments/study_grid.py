@@ -9,8 +9,7 @@ from itertools import product
 from statistics import mean, stdev
 from typing import Any
 
-from vitcli.experiments.study_rules import network_key, slug
-from vitcli.experiments.study_schema import ALL, Study, Variant
+from vitcli.experiments.study_schema import ALL, Study, Variant, network_key, slug
 from vitcli.models import variants
 
 

@@ -12,8 +12,8 @@ from vitcli.features.fewshot import fewshot
 from vitcli.output import run_folder
 from vitcli.recipe import Recipe
 from vitcli.training.finetune import finetune
-from vitcli.training.planning import RunOptions
 from vitcli.training.pretrain import pretrain
+from vitcli.training.setup import RunOptions
 
 
 def work_of(study: Study, options: RunOptions) -> Work:

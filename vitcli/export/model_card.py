@@ -9,13 +9,21 @@ from typing import Any
 
 from vitcli import recipe
 from vitcli.data.dataset import is_remote
-from vitcli.evaluation.resampling import NUM_RESAMPLES, share_interval
-from vitcli.export.card_parts import front_matter, is_classifier_run, parts_of_split
-from vitcli.export.card_text import code, fenced, paragraph, table
+from vitcli.evaluation.statistics import NUM_RESAMPLES, share_interval
+from vitcli.export.card_parts import (
+    code,
+    fenced,
+    front_matter,
+    is_classifier_run,
+    metadata,
+    paragraph,
+    parts_of_split,
+    table,
+)
 from vitcli.export.usage import HERE, Place, how_to_load
 from vitcli.models.architecture import Architecture
 from vitcli.models.variants import BIT, HYBRID
-from vitcli.output.redaction import is_local, public_toml, public_values
+from vitcli.output.redaction import is_local, public_name, public_toml, public_values
 from vitcli.output.text import size_text
 from vitcli.recipe import Recipe
 from vitcli.weights.formats import caveats, unsaid_in
@@ -296,3 +304,43 @@ def _id_on_the_hub(dataset: str) -> str | None:
         return alias.get("hub")
     is_path = Path(dataset).expanduser().exists() or is_local(dataset) or is_remote(dataset)
     return None if is_path or dataset.count("/") != 1 else dataset.partition("@")[0].partition(":")[0]
+
+
+WEIGHTS_CARD = """{metadata}
+# {model}
+
+{facts}
+
+## Intended use and limits
+
+{limits}
+
+{loading}"""
+
+
+def weights_card(exported: dict[str, Any], loading: str) -> str:
+    """The card in Markdown.
+
+    Args:
+        exported: what `vit export` says of the timm folder.
+        loading: from `loading_text.how_to_load`.
+    """
+    origin, num_classes = public_name(exported["ckpt"]), exported["num_classes"]
+    compared = f"{exported['max_rel_difference']:.2g}, relative, on {exported['num_images']} pictures"
+    facts = [
+        ("from", code(origin)),
+        ("image size", f"{size_text(exported['resolution'])} px; how they are prepared is in config.json"),
+        ("classes", str(num_classes) if num_classes else "none: features"),
+        ("arithmetic", exported["numerics"]),
+        ("largest difference from it", compared),
+    ]
+    limits = (
+        f"No accuracy was measured of this copy, and no licence is stated here: that of {code(origin)} holds."
+    )
+    return WEIGHTS_CARD.format(
+        metadata=metadata(loads_in_timm=True, is_classifier=num_classes > 0, ckpt=exported["ckpt"]),
+        model=exported["model"],
+        facts=table(("", ""), facts),
+        limits=paragraph(limits),
+        loading=loading,
+    )

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from vitcli.data.loader import Batch
 from vitcli.data.transforms import Preprocessing
-from vitcli.evaluation.forward import logits_of
+from vitcli.evaluation.inference import logits_of
 from vitcli.output.progress import Console
 
 

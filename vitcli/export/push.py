@@ -14,9 +14,8 @@ from vitcli import recipe
 from vitcli.errors import VitError
 from vitcli.export import export as exports
 from vitcli.export import hub
-from vitcli.export.model_card import card_of, in_timm
+from vitcli.export.model_card import card_of, in_timm, weights_card
 from vitcli.export.usage import how_to_load, on_the_hub, with_other_place
-from vitcli.export.weights_card import weights_card
 from vitcli.output import run_folder
 from vitcli.output.progress import Console
 from vitcli.output.redaction import public_name, public_toml, public_values

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from vitcli.export.card_text import fenced
+from vitcli.export.card_parts import fenced
 from vitcli.output.redaction import is_local, public_name
 
 BEGIN, END = "<!-- how to load: written by vit -->", "<!-- end of how to load -->"

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from vitcli import recipe
 from vitcli.data.split import Split
 from vitcli.errors import MachineError, VitError
-from vitcli.evaluation.forward import nothing_decoded
+from vitcli.evaluation.inference import nothing_decoded
 from vitcli.evaluation.setup import check_named, named_weights, split_to_score
 from vitcli.features.extract import Computed, Frozen, compute, freeze
 from vitcli.features.feature_store import FeatureStore, name_of, open_store, write_safetensors

@@ -1,8 +1,10 @@
 """`vit fewshot`: a few images a class, frozen features, a classifier in closed form (paper, section 4.1)."""
 
+import json
 import signal
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,13 @@ from vitcli.data import dataset
 from vitcli.data.split import Split
 from vitcli.errors import DataError, Stopped, VitError
 from vitcli.evaluation.setup import check_named, named_weights
-from vitcli.features import classifiers, draw_files, fewshot_folder, least_squares
+from vitcli.features import classifiers, least_squares
 from vitcli.features import draws as features_draws
 from vitcli.features.draws import Draws
 from vitcli.features.extract import Computed, Frozen, compute, freeze
 from vitcli.features.feature_store import StoredFeatures, open_cached
+from vitcli.output import run_folder, text
+from vitcli.output.run_folder import refuse_other_recipe
 from vitcli.recipe import Recipe
 
 
@@ -63,11 +67,11 @@ def fewshot(
     for line in notes:
         frozen.console.note(f"note: {line}")
     if out and not overwrite:
-        earlier = frozen.machine.on_main(lambda: fewshot_folder.earlier(out, frozen.resolved, draws))
+        earlier = frozen.machine.on_main(lambda: _finished_result(out, frozen.resolved, draws))
         if earlier:
             frozen.machine.leave()
             return earlier
-    folder = fewshot_folder.begin(out, frozen, overwrite, arguments)
+    folder = _open_run_folder(out, frozen, overwrite, arguments)
     began_at = time.perf_counter()
     known = compute(frozen, train, features_draws.drawn_rows(draws), open_cached, with_logits=False)
     tests = compute(frozen, test, np.arange(len(test)), open_cached, with_logits=False)
@@ -80,7 +84,7 @@ def fewshot(
     result |= {"notes": notes, "draws_from": draws_file, "elapsed_s": time.perf_counter() - began_at}
     for computed in (known, tests):
         computed.store.close()
-    return fewshot_folder.write(folder, result, draws, present, found)
+    return _write_run_folder(folder, result, draws, present, found)
 
 
 def _check_choices(resolved: Recipe, given: set[str], draws_file: str | None) -> None:
@@ -145,7 +149,7 @@ def _labels_and_draws(train: Split, resolved: Recipe, draws_file: str | None) ->
             fix="train on a split that has every class, with data.train_split",
         )
     if draws_file:
-        return labels_N, draw_files.read_draws(draws_file, labels_N, names)
+        return labels_N, features_draws.read_draws(draws_file, labels_N, names)
     return labels_N, features_draws.draw(
         labels_N, num_classes=train.num_classes, shots=sorted(set(wanted.shots)), seeds=range(wanted.seeds)
     )
@@ -258,3 +262,80 @@ def _result(
         "precision": frozen.precision,
         "num_processes": frozen.machine.world_size,
     }
+
+
+DRAWS, TABLE = "draws.json", "table.txt"
+
+
+def _finished_result(out: Path, resolved: Recipe, draws: Draws) -> dict[str, Any] | None:
+    """The summary of a finished run of this very recipe and these draws in the folder."""
+    if (out / run_folder.RECIPE).exists():
+        refuse_other_recipe(out, resolved)
+    summary = run_folder.finished_summary(out)
+    if summary is None or not (out / DRAWS).exists():
+        return None
+    if json.loads((out / DRAWS).read_text()) != features_draws.as_json(draws):
+        fix = "choose another folder, or --overwrite to delete that run"
+        raise VitError("the folder holds a run with other drawn rows", where=f"--out {out}", fix=fix)
+    return summary | {"run_dir": str(out)}
+
+
+def _open_run_folder(
+    out: Path | None, frozen: Frozen, overwrite: bool, arguments: Sequence[str]
+) -> run_folder.RunFolder | None:
+    """The run folder, of the first process."""
+    opened: list[run_folder.RunFolder] = []
+
+    def open_folder() -> None:
+        path = out or run_folder.new_folder("fewshot", frozen.resolved.data.dataset, frozen.arch.name)
+        opened.append(run_folder.RunFolder(path, overwrite=overwrite))
+        opened[0].rewind_metrics(0)  # an interrupted call has nothing to go on with but its features
+        opened[0].write_start(recipe.to_toml(frozen.resolved), run_folder.environment(list(arguments)))
+
+    frozen.machine.on_main(open_folder)
+    return opened[0] if opened else None
+
+
+def _write_run_folder(
+    folder: run_folder.RunFolder,
+    result: dict[str, Any],
+    draws: Draws,
+    present: Draws,
+    found: dict[int, list[features_draws.Scored]],
+) -> dict[str, Any]:
+    result["run_dir"] = str(folder.path)
+    for shots, scored in found.items():
+        for one in scored:
+            rows = present[one.seed][shots]
+            folder.log({"shots": shots, "num_examples": len(rows), **asdict(one)})
+    folder.log_timing({"elapsed_s": result["elapsed_s"]})
+    folder.write_text(DRAWS, json.dumps(features_draws.as_json(draws)) + "\n")
+    folder.write_text(TABLE, as_text(result))
+    folder.write_json(run_folder.SUMMARY, result)
+    folder.close()
+    return result
+
+
+def as_text(result: dict[str, Any]) -> str:
+    """The table of a result, for a person."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("shots", "top-1", "std", "runs"):
+        table.add_column(title, justify="right" if title != "runs" else "left")
+    for shots, scored in result["shots"].items():
+        std = "" if scored["std"] is None else f"{scored['std']:.2%}"
+        runs = "  ".join(f"{run:.2%}" for run in scored["runs"])
+        table.add_row(shots, f"{scored['mean']:.2%}", std, runs)
+    how = result["classifier"]
+    if result["l2"] is not None:
+        how += ", l2 " + (result["l2"] if result["l2"] == "sweep" else f"{result['l2']:g}")
+    rows = [
+        ("classifier", f"{how}, {result['feature_dim']} features ({result['layer']})"),
+        ("scored on", f"{result['num_test_examples']} images, {result['eval_split']}"),
+        ("model", f"{result['model']}, {result['numerics']}"),
+        ("pixels", f"{result['preprocessing']}, {result['preprocessing_from']}"),
+        ("features", f"{result['computed_rows']} computed, {result['cached_rows']} kept from before"),
+    ]
+    rows += [*text.skipped(result), *(("note", note) for note in result["notes"])]
+    return text.printed(table) + "\n" + text.pairs([*rows, ("run folder", result["run_dir"])])

@@ -13,13 +13,12 @@ from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing
 from vitcli.distributed.runtime import Runtime
 from vitcli.evaluation.setup import for_inference
-from vitcli.inspection import analysis, attention_pass
-from vitcli.inspection.attention import Attends, attends, patch_grid, patch_positions, rgb_filters
-from vitcli.inspection.attention_pass import Seen
+from vitcli.inspection import analysis, attention
+from vitcli.inspection.attention import Attends, Seen, attends, patch_grid, patch_positions, rgb_filters
 from vitcli.models.architecture import Architecture
 from vitcli.output.progress import Console
 from vitcli.recipe import Recipe
-from vitcli.recipe.sections import Inspect
+from vitcli.recipe.schema import Inspect
 from vitcli.weights.io import Weights
 
 NO_PICTURES = "no pictures are named: --images PICTURES or --dataset DATA"
@@ -65,7 +64,7 @@ def look_into(
     seen = None
     if split:
         closely = split.part(0, min(wanted.num_shown, len(split)), name=split.name)
-        seen = attention_pass.look(
+        seen = attention.collect_attention(
             model,
             how if isinstance(how, Attends) else None,
             split if isinstance(how, Attends) else closely,

@@ -15,8 +15,8 @@ from vitcli.inspection import analysis
 from vitcli.inspection import figures as drawn
 from vitcli.inspection import text as inspection_text
 from vitcli.inspection.collect import Inspection
-from vitcli.output import figure_files
 from vitcli.output import html as output_html
+from vitcli.output import plots
 from vitcli.output.atomic import replace_file, write_json, write_text
 from vitcli.output.document import Picture
 from vitcli.output.result_folder import ResultFolder
@@ -28,7 +28,7 @@ FIGURES = tuple(inspection_text.NAMES)
 FOLDER = ResultFolder(
     noun="inspection",
     result=RESULT,
-    names=(RESULT, ARRAYS, PAGE, *(f"{name}.{end}" for name in FIGURES for end in figure_files.ENDINGS)),
+    names=(RESULT, ARRAYS, PAGE, *(f"{name}.{end}" for name in FIGURES for end in plots.ENDINGS)),
 )
 GENERATOR = '<meta name="generator" content="vit inspect">'
 MOST_BY_LAYER = 4  # pictures whose layers are drawn
@@ -97,8 +97,8 @@ def figures_of(one: Inspection, *, width: float) -> dict[str, Figure]:
 
 def _save(folder: Path, figures: Mapping[str, Figure]) -> None:
     for name, figure in figures.items():
-        for ending in figure_files.ENDINGS:
-            figure_files.save(folder / f"{name}.{ending}", figure)
+        for ending in plots.ENDINGS:
+            plots.save(folder / f"{name}.{ending}", figure)
 
 
 def _both(found: Sequence[Inspection]) -> dict[str, Figure]:

@@ -11,8 +11,7 @@ from typing import Any
 from vitcli import recipe
 from vitcli.data import loader
 from vitcli.data.image_files import as_split, find_pictures
-from vitcli.data.split import Split
-from vitcli.data.subsets import random_subset
+from vitcli.data.split import Split, random_subset
 from vitcli.data.transforms import Preprocessing
 from vitcli.distributed import runtime
 from vitcli.errors import DataError, VitError

@@ -153,36 +153,6 @@ def timm_arguments(arch: Architecture) -> dict:
     return args
 
 
-def timm_config(arch: Architecture, preprocessing: dict, class_names: tuple[str, ...] | None) -> dict:
-    """The config.json from which timm's "local-dir:" makes this network and its evaluation transform.
-
-    timm has no transform without a resize, and always shrinks with antialias: there ours may differ.
-    """
-    known = timm.models.get_pretrained_cfg(arch.timm_name)
-    stored = known.to_dict(remove_source=True) if known else {}
-    others = ("label", "test_", "min_", "tag", "license", "description", "origin_url", "paper", "notes")
-    stored = {key: value for key, value in stored.items() if not key.startswith(others)}
-    stored |= {
-        "architecture": arch.timm_name,
-        "custom_load": False,
-        "input_size": [3, *arch.image_size],
-        "num_classes": arch.num_classes,
-        "pool_size": None,
-        "interpolation": preprocessing["interpolation"],
-        "crop_pct": 1.0 if preprocessing["resize"] == "none" else preprocessing["crop_fraction"],
-        "crop_mode": "squash" if preprocessing["resize"] == "square" else "center",
-        "mean": list(preprocessing["mean"]),
-        "std": list(preprocessing["std"]),
-    }
-    return {
-        "architecture": arch.timm_name,
-        "num_classes": arch.num_classes,
-        "model_args": timm_arguments(arch),
-        "pretrained_cfg": stored,
-        **({"label_names": list(class_names)} if class_names else {}),
-    }
-
-
 def takes_image_size(timm_name: str) -> bool:
     """Whether the network is built for one image size, as those with position embeddings are."""
     known = timm.models.get_pretrained_cfg(timm_name)
@@ -246,13 +216,6 @@ def expected_tensors(arch: Architecture) -> dict[str, torch.Size]:
     with torch.device("meta"):
         state = _network(arch, dropout=0.0, drop_path=0.0, skip_init=True).state_dict()
     return {name: tensor.shape for name, tensor in state.items()}
-
-
-def head_names(arch: Architecture) -> tuple[str, ...]:
-    """Prefixes of the head's tensors in the state dict: ("head.",) for a ViT."""
-    known = timm.models.get_pretrained_cfg(arch.timm_name)
-    classifier = (known and known.classifier) or "head"
-    return tuple(f"{name}." for name in ([classifier] if isinstance(classifier, str) else classifier))
 
 
 def _network(arch: Architecture, *, dropout: float, drop_path: float, skip_init: bool) -> nn.Module:

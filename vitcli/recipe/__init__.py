@@ -22,11 +22,10 @@ from vitcli.recipe.catalog import (
     read_toml,
     studies,
 )
-from vitcli.recipe.rules import is_superseded
 from vitcli.recipe.schema import KEYS, OPTIONAL_SECTIONS, SECTIONS, TRAINING_SECTIONS, Recipe, accepts_none
 from vitcli.recipe.sweep import arms, check_with_choices, may_be_chosen, settled
 from vitcli.recipe.toml import differences, flat, to_toml, toml_text, typed_value
-from vitcli.recipe.validation import Mistake, report, unknown
+from vitcli.recipe.validation import Mistake, is_superseded, report, unknown
 
 __all__ = [
     "SHORTHANDS",

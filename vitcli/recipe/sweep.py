@@ -4,10 +4,9 @@ from collections.abc import Iterable, Mapping
 from itertools import product
 from typing import Any
 
-from vitcli.recipe.rules import FIXED_IN_A_CHOICE
 from vitcli.recipe.schema import KEYS, SECTIONS, Recipe, takes_list
 from vitcli.recipe.toml import flat, toml_value
-from vitcli.recipe.validation import Mistake, check
+from vitcli.recipe.validation import FIXED_IN_A_CHOICE, Mistake, check
 
 MOST_ARMS = 256
 Choice = dict[str, Any]  # a value for each key that lists some

@@ -6,8 +6,7 @@ from typing import Any
 from vitcli.output.document import Cell, Head, Line, Table, number, share
 from vitcli.output.text import size_text
 from vitcli.report.grouping import word
-from vitcli.report.progress import is_number
-from vitcli.report.runs import Choice, Material, Run
+from vitcli.report.runs import Choice, Material, Run, is_number
 from vitcli.report.schema import Costs
 from vitcli.report.tables import Names
 

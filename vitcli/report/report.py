@@ -11,7 +11,7 @@ from vitcli.errors import MachineError, VitError, nearest
 from vitcli.output.atomic import write_text
 from vitcli.output.document import Table
 from vitcli.output.text import short_names
-from vitcli.report import accuracy, costs, evaluations, runs, text
+from vitcli.report import accuracy, costs, runs, text
 from vitcli.report.runs import Material
 from vitcli.report.tables import Names
 
@@ -70,7 +70,7 @@ def read(places: Sequence[str]) -> Report:
         accuracy.vtab_tasks(material, names),
         accuracy.few_shot(material, names),
         accuracy.pretraining(material, names),
-        *evaluations.evaluations(material, names),
+        *accuracy.evaluations(material, names),
         costs.selection(material, names),
         costs.costs(material, names),
         costs.runs(material, names),
@@ -155,13 +155,13 @@ def page(report: Report, *, base: Path | None, is_live: bool = False) -> str:
     """One HTML file for a folder, or for none with a live page, which asks for itself again."""
     from vitcli import __version__
     from vitcli.output import html
-    from vitcli.report import pictures
+    from vitcli.report import figures
 
     made = f"Made by vit {__version__} on {time.strftime('%Y-%m-%d %H:%M')}"
     refresh_s = (REFRESH_S if report.material.unfinished else REFRESH_IDLE_S) if is_live else None
     return html.page(
         report.tables,
-        pictures.pictures_of(report.material, report.names),
+        figures.pictures_of(report.material, report.names),
         title=report.title,
         summary=report.facts,
         notes=[f"{made}{f', every {refresh_s} s anew' if refresh_s else ''}.", *report.notes],

@@ -1,10 +1,11 @@
 """A table of a report: what it says in rows and columns. How it looks is a matter of the format."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from vitcli.output.document import Head
-from vitcli.output.text import short_names
-from vitcli.report.grouping import Row
+from vitcli.output.document import Cell, Head, Line, Table, best_marked, share
+from vitcli.output.text import short_names, size_text
+from vitcli.report.grouping import Column, Row, natural, pooled
 from vitcli.report.runs import Material
 
 
@@ -34,3 +35,52 @@ class Names:
         """The head of a row: the data set; its split and what else there is in small print."""
         dataset, *more = row
         return Head(self.data(dataset), ", ".join(filter(None, more)))
+
+
+def crossed(key: str, title: str, caption: str, columns: Sequence[Column], names: Names) -> Table:
+    """Rows of data, columns of networks, the best of a row marked."""
+    heads = tuple(Head(column.name, column.detail) for column in columns)
+    rows = rows_of(columns)
+    cells = cells_of(columns, rows)
+    lines = tuple(Line(names.row(row), own) for row, own in zip(rows, cells, strict=True))
+    return Table(key, title, caption, "data set", heads, lines)
+
+
+def rows_of(columns: Sequence[Column]) -> list[Row]:
+    """By name, VTAB last as in the paper."""
+    found = {row for column in columns for row in column.cells}
+    return sorted(found, key=lambda row: (row[0] == "VTAB", [natural(part) for part in row]))
+
+
+def cells_of(columns: Sequence[Column], rows: Sequence[Row]) -> list[tuple[Cell, ...]]:
+    """The cells of each row, the best marked; each says how many runs it is of where they differ in that."""
+    has_count = len(_counts(columns)) > 1
+    return [best_marked([_cell(column, row, has_count=has_count) for column in columns]) for row in rows]
+
+
+def repeated(columns: Sequence[Column], what: str) -> str:
+    """What a cell is the mean of, for a caption."""
+    counts = _counts(columns)
+    if counts <= {1}:
+        return ""
+    number = f"{counts.pop()} " if len(counts) == 1 else ""
+    return f", mean ± standard deviation of {number}{what}"
+
+
+def _counts(columns: Sequence[Column]) -> set[int]:
+    return {pooled(cell)[2] for column in columns for cell in column.cells.values()} - {0}
+
+
+def _cell(column: Column, row: Row, *, has_count: bool) -> Cell:
+    """Mean and std of the entries that meet there, and in small print how it differs from its column."""
+    entries = column.cells.get(row, [])
+    if not entries:
+        return Cell()
+    mean, std, count = pooled(entries)
+    if mean is None:
+        return Cell(note=entries[0].told)
+    sizes = {size_text(one.resolution) for one in column.entries if one.resolution is not None}
+    own = entries[0].resolution
+    notes = [f"{size_text(own)} px"] if len(sizes) > 1 and own is not None else []
+    notes += [f"{count} runs"] if has_count and count > 1 else []
+    return share(mean, std, count=count, note=", ".join(notes))

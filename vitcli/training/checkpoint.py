@@ -10,19 +10,106 @@ import hashlib
 import json
 import os
 import shutil
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitcli.distributed import fsdp
-from vitcli.errors import MachineError, WeightsError
+from vitcli.distributed.runtime import Runtime
+from vitcli.errors import MachineError, NotFiniteError, WeightsError
 from vitcli.output.atomic import TEMPORARY, sync
-from vitcli.training.step_tensors import Tensors, by_kind, find_ruined, flat, refuse_ruined
+
+Tensors = dict[str, dict[str, Tensor]]  # "model", "optimizer" and perhaps "average"
+
+
+def copied(model: nn.Module, optimizer: torch.optim.Optimizer, average: dict[str, Tensor] | None) -> Tensors:
+    """What this process has of a step's tensors, copied to main memory: the run may go on meanwhile."""
+    tensors = {"model": model.state_dict(), "optimizer": optimizer_tensors(model, optimizer)}
+    if average is not None:
+        tensors["average"] = average
+    return {
+        kind: {name: value.detach().to("cpu", copy=True).contiguous() for name, value in values.items()}
+        for kind, values in tensors.items()
+    }
+
+
+def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimizer's state by parameter name: "blocks.0.attn.qkv.weight/momentum_buffer"."""
+    return {
+        f"{name}/{key}": value if isinstance(value, Tensor) else torch.tensor(value)
+        for name, parameter in model.named_parameters()
+        for key, value in optimizer.state.get(parameter, {}).items()
+        if value is not None
+    }
+
+
+def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    """Put back what `optimizer_tensors` took."""
+    parameters = dict(model.named_parameters())
+    for key, value in tensors.items():
+        name, _, slot = key.rpartition("/")
+        parameter = parameters[name]
+        # Adam's step counter stays on the CPU, everything else lives with its parameter.
+        optimizer.state[parameter][slot] = value if slot == "step" else fsdp.sliced_like(value, parameter)
+
+
+def place_in(model: nn.Module) -> fsdp.Place:
+    """Where slices go that are read for a model: sliced as its own tensors are, or whole."""
+    own = model.state_dict()
+
+    def place(key: str, size: torch.Size, dtype: torch.dtype) -> Tensor:
+        kind, _, name = key.partition("/")
+        like = own.get(name.rpartition("/")[0] if kind == "optimizer" else name)
+        is_alike = like is not None and like.shape == size
+        return torch.empty_like(like, dtype=dtype) if is_alike else fsdp.whole_place(key, size, dtype)
+
+    return place
+
+
+def find_ruined(tensors: Tensors) -> list[str]:
+    """Names of those that are not finite, such as "model/head.bias".
+
+    Finite norms, so finite tensors; what overflows a norm has left every use behind as well.
+    """
+    floats = {name: fsdp.local(value) for name, value in flat(tensors).items() if value.is_floating_point()}
+    norms = torch._foreach_norm(list(floats.values())) if floats else []
+    return [name for name, norm in zip(floats, norms, strict=True) if not torch.isfinite(norm)]
+
+
+def refuse_ruined(ruined: list[str], step: int) -> None:
+    """NotFiniteError if there are any."""
+    if ruined:
+        kind, _, name = ruined[0].partition("/")
+        raise NotFiniteError(
+            f"the {kind} is no longer finite ({len(ruined)} tensors, such as {name})",
+            where=f"step {step}",
+            fix="lower --lr, or set optimizer.clip, in a new --out",
+        )
+
+
+def flat(tensors: Tensors) -> dict[str, Tensor]:
+    """One dictionary: "model/head.bias"."""
+    return {f"{kind}/{name}": value for kind, values in tensors.items() for name, value in values.items()}
+
+
+def by_kind(tensors_by_key: dict[str, Tensor]) -> Tensors:
+    """The inverse of `flat`."""
+    tensors: Tensors = {}
+    for key, value in tensors_by_key.items():
+        kind, _, name = key.partition("/")
+        tensors.setdefault(kind, {})[name] = value
+    return tensors
+
 
 MANIFEST = "manifest.json"
 
@@ -234,3 +321,64 @@ def _cannot_write(folder: Path, error: Exception) -> MachineError:
         where=f"{folder} ({free})",
         fix="make room or mend the permission; the same command then goes on from the last checkpoint",
     )
+
+
+class Saver:
+    """Writes one checkpoint at a time, in a thread.
+
+    Args:
+        take: copies what this process has of a checkpoint, on every process, if it is anything; the copy does
+            not change any more.
+        write: makes a checkpoint of such a copy; where several processes have one, all of them write.
+        every_minutes: None for no saves by the clock.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        *,
+        take: Callable[[], Any],
+        write: Callable[[Any], None],
+        every_minutes: float | None,
+    ):
+        self.runtime, self.take, self.write = runtime, take, write
+        self.every_s = every_minutes * 60 if every_minutes else float("inf")
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="vit-save")
+        self._writing: Future | None = None
+        self._began_at = time.monotonic()
+
+    def is_due(self) -> bool:
+        """Whether this process's clock asks for a save, or one has failed and must be spoken of."""
+        failed = self._writing is not None and self._writing.done() and self._writing.exception() is not None
+        return failed or time.monotonic() - self._began_at > self.every_s
+
+    def save(self, *, wait: bool) -> None:
+        """Save the present state, on every process at the same step; with `wait`, be done when it returns.
+
+        Raises:
+            MachineError, NotFiniteError: on every process, what the last or, with `wait`, this save met.
+        """
+        self.finish()
+        copied = self.take()
+        if copied is not None:
+            self._writing = self._pool.submit(self.write, copied)
+        self._began_at = time.monotonic()
+        if wait:
+            self.finish()
+
+    def finish(self) -> None:
+        """Wait for the save that is under way."""
+        writing, self._writing = self._writing, None
+        error = writing.exception() if writing is not None else None
+
+        def result() -> None:  # what another process met while writing, the first has met too
+            if error is not None:
+                raise error
+
+        self.runtime.on_main(result)
+
+    def close(self) -> None:
+        """Let a save that is under way end, whatever has happened to the run; it says nothing more."""
+        with suppress(Exception):
+            if self._writing is not None:
+                self._writing.result()

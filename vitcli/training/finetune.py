@@ -7,8 +7,8 @@ from vitcli.data.split import Split
 from vitcli.errors import VitError
 from vitcli.models.build import build
 from vitcli.recipe import Recipe
-from vitcli.recipe.sections import Model
-from vitcli.training.planning import RunOptions, Start, fresh_architecture
+from vitcli.recipe.schema import Model
+from vitcli.training.setup import RunOptions, Start, fresh_architecture
 from vitcli.training.sweep import run
 from vitcli.weights.io import read_weights
 from vitcli.weights.load import load

@@ -19,9 +19,9 @@ from vitcli.errors import NotFiniteError, Stopped
 from vitcli.output.progress import Console
 from vitcli.output.run_folder import RunFolder
 from vitcli.training import optim
+from vitcli.training.checkpoint import Saver
 from vitcli.training.gradients import DdpSum, PairwiseSum
 from vitcli.training.objective import Objective
-from vitcli.training.saving import Saver
 from vitcli.training.schedule import Plan
 
 SMALLEST_SCALE = 2.0**-10  # of an fp16 loss; below it the gradients overflow by themselves

@@ -1,10 +1,18 @@
 """What training minimises, averaged over the batch. K: classes, B: batch, M: most labels of an image."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from vitcli.evaluation import inference
+from vitcli.evaluation import masked_patch as evaluation_masked_patch
+from vitcli.evaluation.metrics import PatchScores, Scores
+from vitcli.models import masked_patch
+from vitcli.recipe import Recipe
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # (logits_BK, labels_B or labels_BM) -> scalar
 Objective = Callable[[nn.Module, Tensor, Tensor], Tensor]  # (model, images_BCHW, labels) -> scalar
@@ -60,3 +68,50 @@ def multi_hot(labels: Tensor, num_classes: int) -> Tensor:
     labels_BM = labels[:, None] if labels.ndim == 1 else labels
     hot_BK1 = torch.zeros(len(labels_BM), num_classes + 1, device=labels.device)  # the last is that of -1
     return hot_BK1.scatter_(1, labels_BM.where(labels_BM >= 0, num_classes), 1.0)[:, :num_classes]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One of the two kinds of training.
+
+    Attributes:
+        objective: what is minimised.
+        score: the pass over a held-out split, with the arguments of `inference.evaluate`.
+        line: scores in a few words.
+        kept: of a state dict, what a finished run leaves, in timm's naming.
+    """
+
+    objective: Objective
+    score: Callable[..., tuple[Any, list[str]]]
+    line: Callable[[Any], str]
+    kept: Callable[[dict[str, Tensor]], dict[str, Tensor]]
+
+
+def task_of(resolved: Recipe) -> Task:
+    """The task that a recipe's `objective.loss` names."""
+    wanted = resolved.objective
+    if wanted.loss == "masked_patch":
+        return Task(
+            objective=lambda model, images_BCHW, labels: masked_patch.loss(model(images_BCHW)),
+            score=evaluation_masked_patch.evaluate_patches,
+            line=_patch_line,
+            kept=masked_patch.backbone_state,
+        )
+    loss = loss_fn(wanted.loss, label_smoothing=wanted.label_smoothing)
+    return Task(
+        objective=supervised(loss, mixup=wanted.mixup),
+        score=inference.evaluate,
+        line=_class_line,
+        kept=lambda state: state,
+    )
+
+
+def _class_line(scores: Scores) -> str:
+    return f"top-1 {scores.top1:.2%}, loss {scores.loss:.4f}"
+
+
+def _patch_line(scores: PatchScores) -> str:
+    if scores.patch_accuracy is None:
+        return f"loss {scores.loss:.4f}"
+    right = f"{scores.patch_accuracy:.2%} of the colours right (one guess: {scores.most_frequent_color:.2%})"
+    return f"{right}, loss {scores.loss:.4f}"

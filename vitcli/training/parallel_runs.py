@@ -17,7 +17,7 @@ from vitcli import recipe
 from vitcli.distributed import launch
 from vitcli.errors import NotFiniteError, ProcessError, Stopped
 from vitcli.recipe import Recipe
-from vitcli.training.planning import RunOptions
+from vitcli.training.setup import RunOptions
 
 POLL_S = 0.2
 SHOWN_LINES = 3

@@ -10,7 +10,7 @@ from vitcli.errors import VitError
 from vitcli.models.build import build, last_layers
 from vitcli.models.masked_patch import MaskedPatchModel
 from vitcli.recipe import Recipe
-from vitcli.training.planning import RunOptions, Start, fresh_architecture
+from vitcli.training.setup import RunOptions, Start, fresh_architecture
 from vitcli.training.sweep import run
 
 

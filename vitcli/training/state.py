@@ -14,12 +14,12 @@ from vitcli import __version__
 from vitcli.distributed import fsdp
 from vitcli.errors import VitError
 from vitcli.output import run_folder
-from vitcli.training import checkpoint, optim, step_tensors
+from vitcli.training import checkpoint, optim
 from vitcli.training.gradients import DdpSum, PairwiseSum, ShardedSum
 from vitcli.training.loop import Progress
 from vitcli.training.setup import Job
 
-Copied = tuple[int, step_tensors.Tensors, dict[str, Any]]  # step, tensors, and the rest as JSON
+Copied = tuple[int, checkpoint.Tensors, dict[str, Any]]  # step, tensors, and the rest as JSON
 
 
 class State:
@@ -76,13 +76,13 @@ class State:
             self.job.console.note(f"{note}, using the one before it")
         found = None
         if step is not None:
-            place = step_tensors.place_in(self.model)
+            place = checkpoint.place_in(self.model)
             with self.machine.own_errors():
                 found = checkpoint.read(path, step, place=place, group=self.group)
             self._compare_fingerprints(found.state["fingerprint"])
             own = self.model.state_dict()
             self.model.load_state_dict(fsdp.all_sliced_like(found.model, own))
-            step_tensors.restore_optimizer(self.model, self.optimizer, found.optimizer)
+            checkpoint.restore_optimizer(self.model, self.optimizer, found.optimizer)
             if self.average:
                 self.average.restore(fsdp.all_sliced_like(found.average, own))
             self.machine.scaler.load_state_dict(found.state["scaler"])
@@ -151,10 +151,10 @@ class State:
         if self.group is None and not self.machine.is_main:
             return None
         average = self.average.tensors if self.average else None
-        tensors = step_tensors.copied(self.model, self.optimizer, average)
+        tensors = checkpoint.copied(self.model, self.optimizer, average)
         if self.group is not None:  # each process knows its own slices only, and all must agree to write
-            ruined = self.machine.union(set(step_tensors.find_ruined(tensors)))
-            step_tensors.refuse_ruined(sorted(ruined), self.progress.step)
+            ruined = self.machine.union(set(checkpoint.find_ruined(tensors)))
+            checkpoint.refuse_ruined(sorted(ruined), self.progress.step)
         return self.progress.step, tensors, state
 
     def write(self, path: Path, copied: Copied) -> None:

@@ -5,27 +5,33 @@ Shared by the commands that train; no command of its own. Every run below OUT/ar
 resumable one, so a selection goes on where it was.
 """
 
+import gc
+import os
 import shutil
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from vitcli import recipe
-from vitcli.data.dataset import DEV_PART, DEV_PART_OF_ALL
-from vitcli.distributed import runtime
+from vitcli.data.dataset import DEV_PART, DEV_PART_OF_ALL, DataSet
+from vitcli.data.image_cache import Memory, kept
+from vitcli.data.split import Split
+from vitcli.distributed import launch, runtime
 from vitcli.errors import NotFiniteError, Stopped, VitError
+from vitcli.export.model_card import card_of
 from vitcli.output import run_folder
-from vitcli.output.atomic import write_json
+from vitcli.output.atomic import replace_file, write_json
 from vitcli.output.progress import Console
-from vitcli.output.run_folder import earlier_summary, refuse_other_recipe
+from vitcli.output.run_folder import RunFolder, earlier_summary, refuse_other_recipe
 from vitcli.recipe import Recipe
-from vitcli.training import parallel_runs, sweep_results
+from vitcli.training import figures, parallel_runs, sweep_results
 from vitcli.training import run as training_run
-from vitcli.training.planning import RunOptions
-from vitcli.training.setup import MakeModel
-from vitcli.training.shared import SharedData, SharedNetwork
-from vitcli.training.sweep_files import write_all
+from vitcli.training.setup import MakeModel, RunOptions, Start
+from vitcli.training.text import as_text
+from vitcli.weights.io import read_weights
 
 ARMS, RUNS = "arms", "runs"
 
@@ -194,3 +200,98 @@ def _drop_weights(path: Path) -> None:
     for name in (run_folder.WEIGHTS, "config.json", "README.md"):
         (path / name).unlink(missing_ok=True)
     shutil.rmtree(path / "checkpoints", ignore_errors=True)
+
+
+def write_all(folder: RunFolder, resolved: Recipe, summary: dict[str, Any], first: dict[str, Any]) -> None:
+    """What the folder of a single run has, too, so that it is a --ckpt like any other.
+
+    Args:
+        first: the summary of the first run, whose weights are those of all.
+    """
+    source = Path(first["run_dir"])
+    for name in ("model.safetensors", "config.json"):
+        replace_file(folder.path / name, lambda path, name=name: _same(source / name, path))
+    pictures = folder.path / "figures"
+    pictures.mkdir(exist_ok=True)
+    for picture in sorted((source / "figures").glob("*.png")):
+        shutil.copy(picture, pictures / picture.name)
+    if summary["choices"]:
+        figure = figures.selection_curve(summary["choices"], chosen=summary["chosen"])
+        if figure:
+            figure.savefig(pictures / "selection.png")
+    folder.write_text("README.md", card_of(summary, resolved, read_weights(str(source)).architecture))
+    folder.write_text("table.txt", as_text(summary))
+    folder.write_json(run_folder.SUMMARY, summary)
+
+
+def _same(source: Path, target: Path) -> None:
+    """The same file under a second name; its bytes once more where the file system has no such thing."""
+    target.unlink()
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+SHARE_OF_MEMORY = 0.25  # of what is free, for images; divided among the processes of this machine
+
+
+class SharedData:
+    """Opens a data set once, and reads and decodes its images once as far as there is room.
+
+    In the place of `data.DataSet`.
+    """
+
+    def __init__(self, processes_here: int):
+        self.memory = Memory(launch.free_bytes() * SHARE_OF_MEMORY / processes_here)
+        self._opened: dict[str, _KeptDataSet] = {}
+
+    def __call__(self, name: str, **options: Any) -> DataSet:
+        key = repr((name, options))
+        if key not in self._opened:
+            self._opened[key] = _KeptDataSet(name, memory=self.memory, **options)
+        return self._opened[key]
+
+
+class _KeptDataSet(DataSet):
+    def __init__(self, name: str, *, memory: Memory, **options: Any):
+        super().__init__(name, **options)
+        self._memory = memory
+        self._whole: dict[str, Split] = {}
+
+    def open_whole(self, split: str) -> Split:
+        if split not in self._whole:
+            self._whole[split] = kept(super().open_whole(split), self._memory)
+        return self._whole[split]
+
+
+class SharedNetwork:
+    """Makes the network once and sets it back for the next run: one reading of its file, one compilation.
+
+    In the place of a `MakeModel`, which makes another where the recipe asks for another.
+    """
+
+    def __init__(self, make_model: MakeModel):
+        self._make_model = make_model
+        self._key: Any = None
+        self._seed: int | None = None
+        self._start: Start | None = None
+        self._state: dict[str, Tensor] = {}
+
+    def __call__(self, resolved: Recipe, split: Split) -> Start:
+        key = (resolved.model, resolved.data.image_size, resolved.objective, split.num_classes)
+        if key != self._key:
+            self._start = None  # before another takes its memory
+            self._start, self._key = self._make_model(resolved, split), key
+            self._remember(self._start, resolved)
+            return self._start
+        gc.collect()  # with the run before go its hooks on the parameters
+        if self._start.origin is None and resolved.train.seed != self._seed:  # fresh weights are of a seed
+            self._remember(self._make_model(resolved, split), resolved)
+        self._start.model.load_state_dict(self._state)
+        self._start.model.zero_grad(set_to_none=True)
+        return replace(self._start, notes=[])
+
+    def _remember(self, start: Start, resolved: Recipe) -> None:
+        self._state = {name: tensor.clone() for name, tensor in start.model.state_dict().items()}
+        self._seed = resolved.train.seed

@@ -17,10 +17,10 @@ from vitcli.evaluation.setup import preprocessing_of
 from vitcli.features import draws as features_draws
 from vitcli.features import least_squares
 from vitcli.models.masked_patch import MaskedPatchModel
-from vitcli.output import plots
+from vitcli.training import figures
+from vitcli.training.objective import Task
 from vitcli.training.setup import Job
 from vitcli.training.state import State
-from vitcli.training.task import Task
 
 PROBE_SEEDS = (0, 1, 2)  # as the authors' evaluator draws
 NUM_PICTURES = 4
@@ -107,7 +107,7 @@ class Watch:
         pictures = self.path / "figures"
         pictures.mkdir(exist_ok=True)
         name = f"patches_step_{self.state.progress.step:07d}.png"
-        plots.masked_patch_grid(views).savefig(pictures / name)
+        figures.masked_patch_grid(views).savefig(pictures / name)
 
 
 def _probe_line(probed: dict[str, Any]) -> str:

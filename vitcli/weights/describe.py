@@ -8,12 +8,11 @@ from torch import Tensor
 
 from vitcli.errors import WeightsError
 from vitcli.models.architecture import Architecture
-from vitcli.models.build import head_names
 from vitcli.models.variants import find_variant, variant_of_timm
 from vitcli.weights.files import Content, broken, parsing
 from vitcli.weights.huggingface import read_config, read_preprocessor
 from vitcli.weights.locate import Place
-from vitcli.weights.timm import from_timm_config, recognise
+from vitcli.weights.timm import from_timm_config, head_names, recognise
 
 FACTORY_OPTIONS = {  # of timm.create_model itself; in a file they could make it read other files
     "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "pretrained_model_args", "pretrained_strict",

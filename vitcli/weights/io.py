@@ -12,11 +12,12 @@ from torch import Tensor
 
 from vitcli.errors import NotFiniteError, WeightsError
 from vitcli.models.architecture import Architecture
-from vitcli.models.build import expected_tensors, head_names, known_name, timm_config
+from vitcli.models.build import expected_tensors, known_name
 from vitcli.output.atomic import replace_file, write_text
 from vitcli.weights.describe import describe
 from vitcli.weights.files import blaming, parsing, read_file, write_safetensors
 from vitcli.weights.locate import locate
+from vitcli.weights.timm import head_names, timm_config
 
 COUNTERS = ("num_batches_tracked", "index")  # buffers that are whole numbers in timm's networks
 

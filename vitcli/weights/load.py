@@ -8,9 +8,10 @@ from torch import nn
 from vitcli.errors import WeightsError
 from vitcli.models import pos_embed
 from vitcli.models.architecture import Architecture
-from vitcli.models.build import adapted, build, check_image_size, head_names, takes_image_size
+from vitcli.models.build import adapted, build, check_image_size, takes_image_size
 from vitcli.weights.files import blaming
 from vitcli.weights.io import Weights, check_fits
+from vitcli.weights.timm import head_names
 
 PREFIX_TOKENS = ("cls_token", "dist_token", "reg_token")  # tensors with a row for each such token
 

@@ -4,11 +4,19 @@ import math
 import re
 from dataclasses import replace
 
+import timm
 from torch import Tensor
 
 from vitcli.errors import WeightsError
 from vitcli.models.architecture import GAP, Architecture
-from vitcli.models.variants import BIT, HYBRID, VARIANTS, variant_of_timm, vit_args
+from vitcli.models.build import timm_arguments
+from vitcli.models.variants import (
+    BIT,
+    HYBRID,
+    VARIANTS,
+    variant_of_timm,
+    vit_args,
+)
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -192,3 +200,40 @@ def _timm_preprocessing(stored: dict, image_size: tuple[int, int]) -> dict | Non
 
 def _unrecognised(message: str) -> WeightsError:
     return WeightsError(message, where="tensor names and shapes", fix="say which model this is with --model")
+
+
+def timm_config(arch: Architecture, preprocessing: dict, class_names: tuple[str, ...] | None) -> dict:
+    """The config.json from which timm's "local-dir:" makes this network and its evaluation transform.
+
+    timm has no transform without a resize, and always shrinks with antialias: there ours may differ.
+    """
+    known = timm.models.get_pretrained_cfg(arch.timm_name)
+    stored = known.to_dict(remove_source=True) if known else {}
+    others = ("label", "test_", "min_", "tag", "license", "description", "origin_url", "paper", "notes")
+    stored = {key: value for key, value in stored.items() if not key.startswith(others)}
+    stored |= {
+        "architecture": arch.timm_name,
+        "custom_load": False,
+        "input_size": [3, *arch.image_size],
+        "num_classes": arch.num_classes,
+        "pool_size": None,
+        "interpolation": preprocessing["interpolation"],
+        "crop_pct": 1.0 if preprocessing["resize"] == "none" else preprocessing["crop_fraction"],
+        "crop_mode": "squash" if preprocessing["resize"] == "square" else "center",
+        "mean": list(preprocessing["mean"]),
+        "std": list(preprocessing["std"]),
+    }
+    return {
+        "architecture": arch.timm_name,
+        "num_classes": arch.num_classes,
+        "model_args": timm_arguments(arch),
+        "pretrained_cfg": stored,
+        **({"label_names": list(class_names)} if class_names else {}),
+    }
+
+
+def head_names(arch: Architecture) -> tuple[str, ...]:
+    """Prefixes of the head's tensors in the state dict: ("head.",) for a ViT."""
+    known = timm.models.get_pretrained_cfg(arch.timm_name)
+    classifier = (known and known.classifier) or "head"
+    return tuple(f"{name}." for name in ([classifier] if isinstance(classifier, str) else classifier))
