@@ -16,14 +16,14 @@ import time
 import torch
 
 from vitcli.inspection.analysis import attention_distance, patch_distances, rollout_layer, seen_by_output
-from vitcli.inspection.attention import MOST_WEIGHTS, attends, look_at
+from vitcli.inspection.attention import MOST_WEIGHTS, attention_stats, probe_attention_layout
 from vitcli.models.build import architecture, build
 
 
 def ours(model, how, images: torch.Tensor) -> torch.Tensor:
     """(n, L, A)"""
     distances = patch_distances(how.grid, how.patch_size).float()
-    found = look_at(model, how, images, distances, len(images), residual=True, renormalise=True)
+    found = attention_stats(model, how, images, distances, len(images), residual=True, renormalise=True)
     return found.distance_nLA
 
 
@@ -50,7 +50,7 @@ def measure(side: str, asked: argparse.Namespace) -> dict:
     torch.manual_seed(0)
     arch = architecture(asked.model, image_size=(asked.res, asked.res), num_classes=10)
     model = build(arch, dropout=0.0).eval()
-    how = attends(model, arch)
+    how = probe_attention_layout(model, arch)
     at_once = min(asked.batch_size, max(1, MOST_WEIGHTS // how.weights_an_image))
     at_once = at_once if side == "ours" else asked.batch_size
     images = torch.rand(asked.images, 3, asked.res, asked.res)

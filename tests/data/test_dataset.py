@@ -6,7 +6,7 @@ from PIL import Image
 
 from tests.conftest import run
 from vitcli import recipe
-from vitcli.data.classes import match_classes
+from vitcli.data.classes import match_class_names
 from vitcli.data.dataset import DataSet, open_eval, open_train_and_eval
 from vitcli.data.split import Split, cut_dev, random_subset
 from vitcli.errors import DataError
@@ -223,11 +223,11 @@ def test_a_subset_is_taken_of_the_training_rows_only(photos):
 def test_the_same_classes_in_the_same_order_change_nothing():
     split = numbered(9)
 
-    assert match_classes(split, ("a", "b", "c"), num_classes=3, ckpt="w") == (split, False)
+    assert match_class_names(split, ("a", "b", "c"), num_classes=3, ckpt="w") == (split, False)
 
 
 def test_classes_in_another_order_are_matched_by_name():
-    split, changed = match_classes(numbered(9), ("c", "a", "b"), num_classes=3, ckpt="w")
+    split, changed = match_class_names(numbered(9), ("c", "a", "b"), num_classes=3, ckpt="w")
 
     assert changed and split.class_names == ("c", "a", "b")
     assert split.read_labels().tolist() == [1, 2, 0] * 3 == [split.read_row(row)[1] for row in range(9)]
@@ -240,7 +240,7 @@ def test_classes_in_another_order_are_matched_by_name():
 )
 def test_other_classes_are_refused_with_both_lists(theirs, only_data, only_ckpt):
     with pytest.raises(DataError, match="have different classes") as caught:
-        match_classes(numbered(9), theirs, num_classes=len(theirs), ckpt="w")
+        match_class_names(numbered(9), theirs, num_classes=len(theirs), ckpt="w")
 
     assert caught.value.where == f"only in the data: {only_data}; only in the checkpoint: {only_ckpt}"
 
@@ -248,10 +248,10 @@ def test_other_classes_are_refused_with_both_lists(theirs, only_data, only_ckpt)
 @pytest.mark.parametrize(("ours", "theirs"), [(None, ("x", "y", "z")), (("a", "b", "c"), None), (None, None)])
 def test_without_names_on_both_sides_classes_are_matched_by_number(ours, theirs):
     split = numbered(9, ours)
-    assert match_classes(split, theirs, num_classes=3, ckpt="w") == (split, False)
+    assert match_class_names(split, theirs, num_classes=3, ckpt="w") == (split, False)
 
     with pytest.raises(DataError, match="numbers has 3 classes, w predicts 5"):
-        match_classes(split, theirs and tuple("vwxyz"), num_classes=5, ckpt="w")
+        match_class_names(split, theirs and tuple("vwxyz"), num_classes=5, ckpt="w")
 
 
 def test_an_alias_is_first_looked_for_among_the_local_copies(tmp_path, monkeypatch):

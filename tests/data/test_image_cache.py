@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from vitcli.data import dataset, loader
-from vitcli.data.image_cache import Memory, kept
+from vitcli.data.image_cache import MemoryBudget, cached
 
 
 @pytest.fixture
@@ -17,8 +17,8 @@ def split(photos):
 
 
 def test_a_kept_split_has_the_same_bytes_pixels_labels_and_fingerprint(split):
-    memory = Memory(1e9)
-    again = kept(split, memory)
+    memory = MemoryBudget(1e9)
+    again = cached(split, memory)
 
     for row in (0, 23, 0):
         image, label = split.read_row(row)
@@ -33,8 +33,8 @@ def test_rows_are_read_once_as_long_as_there_is_room(split):
     reads = []
     counted = replace(split, read_row=lambda row: reads.append(row) or split.read_row(row))
     num_bytes = len(split.read_row(0)[0])
-    memory = Memory(num_bytes)  # for the file of the first and not for its pixels
-    again = kept(counted, memory)
+    memory = MemoryBudget(num_bytes)  # for the file of the first and not for its pixels
+    again = cached(counted, memory)
 
     for row in (0, 1, 0, 1):
         loader.read_example(again, row)
@@ -44,8 +44,8 @@ def test_rows_are_read_once_as_long_as_there_is_room(split):
 
 
 def test_parts_of_a_kept_split_share_what_is_kept(split):
-    memory = Memory(1e9)
-    again = kept(split, memory)
+    memory = MemoryBudget(1e9)
+    again = cached(split, memory)
 
     for part in (again.part(0, 12, name="a"), again.part(5, 20, name="b")):
         for row in range(len(part)):

@@ -10,7 +10,7 @@ import torch
 from vitcli import recipe
 from vitcli.data.split import Split
 from vitcli.errors import DataError, VitError
-from vitcli.evaluation.class_map import Projection, project, read_class_map
+from vitcli.evaluation.class_map import Projection, apply_class_map, read_class_map
 from vitcli.evaluation.metrics import label_ranks
 
 SIZES = {
@@ -90,7 +90,7 @@ def test_imagenet_v2_undoes_the_order_of_its_folder_names():
     names = tuple(sorted(str(number) for number in range(1000)))  # 0, 1, 10, 100, ...
     split = split_of(names, [names.index("2"), names.index("10")])
 
-    mapped, projection, _ = project(
+    mapped, projection, _ = apply_class_map(
         split, read_class_map("imagenet_v2", recipe.class_maps()), ckpt_classes=None, num_classes=1000,
         all_compete=False,
     )  # fmt: skip
@@ -131,7 +131,7 @@ def test_rows_of_other_classes_are_left_out_and_the_rest_is_numbered_as_in_the_m
     split = split_of(("mug", "cup", "n00000001_tie", "sock"), [3, 0, 2, 1, 2])
     found = read_class_map(map_file(tmp_path, '[classes]\nn00000001 = ["bow", 2]\nmug = 0\n'), {})
 
-    mapped, projection, rows = project(
+    mapped, projection, rows = apply_class_map(
         split, found, ckpt_classes=("mug", "bow", "tie"), num_classes=3, all_compete=False
     )
 
@@ -157,7 +157,7 @@ def test_a_map_that_does_not_fit_is_told_in_three_lines(tmp_path, text, match):
     found = read_class_map(map_file(tmp_path, text), {})
 
     with pytest.raises(DataError, match=match) as told:
-        project(split, found, ckpt_classes=("mug", "bow", "tie"), num_classes=3, all_compete=False)
+        apply_class_map(split, found, ckpt_classes=("mug", "bow", "tie"), num_classes=3, all_compete=False)
 
     assert len(str(told.value).splitlines()) == 3 and "map.toml" in told.value.where
 

@@ -315,7 +315,7 @@ def no_pass(monkeypatch):
     def fail(*_, **__):
         raise AssertionError("a pass was begun")
 
-    monkeypatch.setattr("vitcli.evaluation.inference.predictions_of", fail)
+    monkeypatch.setattr("vitcli.evaluation.inference.predict_split", fail)
 
 
 @pytest.mark.parametrize("words", [("--out", "/proc/x"), ("--save-predictions", "/proc/x/p.parquet")])

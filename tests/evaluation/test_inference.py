@@ -8,7 +8,7 @@ from tests.evaluation.test_masked_patch import PREPROCESSING
 from vitcli.distributed import runtime
 from vitcli.evaluation import inference
 from vitcli.models.build import architecture, build
-from vitcli.output.progress import Console
+from vitcli.output.progress import Progress
 
 
 @pytest.mark.parametrize("posemb", ["1d", "none", "relative"])
@@ -20,7 +20,7 @@ def test_a_batch_of_nothing_but_bad_pictures_is_left_out(posemb):
     told = [
         inference.evaluate(
             model, noise(count=5, bad=(1, 2)), PREPROCESSING, runtime=runtime.start("fp32"),
-            batch_size=batch_size, on_bad_image="skip", num_threads=2, console=Console(quiet=True),
+            batch_size=batch_size, on_bad_image="skip", num_threads=2, console=Progress(quiet=True),
         )
         for batch_size in (1, 5)
     ]  # fmt: skip

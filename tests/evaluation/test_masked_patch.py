@@ -12,7 +12,7 @@ from vitcli.data.transforms import Preprocessing
 from vitcli.distributed import runtime
 from vitcli.errors import DataError
 from vitcli.evaluation.masked_patch import evaluate_patches
-from vitcli.output.progress import Console
+from vitcli.output.progress import Progress
 
 PREPROCESSING = Preprocessing((32, 48), "square", 1.0, "bilinear", True, HALF, HALF)
 
@@ -20,7 +20,7 @@ PREPROCESSING = Preprocessing((32, 48), "square", 1.0, "bilinear", True, HALF, H
 def evaluated(model, split, *, batch_size=4, on_bad_image="skip"):
     return evaluate_patches(
         model, split, PREPROCESSING, runtime=runtime.start("fp32"), batch_size=batch_size,
-        on_bad_image=on_bad_image, num_threads=2, console=Console(quiet=True),
+        on_bad_image=on_bad_image, num_threads=2, console=Progress(quiet=True),
     )  # fmt: skip
 
 

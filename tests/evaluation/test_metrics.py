@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from vitcli.evaluation.metrics import example_losses, label_ranks, scores
+from vitcli.evaluation.metrics import example_losses, label_ranks, metrics_of
 
 
 def test_of_several_right_classes_the_best_placed_one_counts():
@@ -48,7 +48,7 @@ def test_a_rank_of_zero_is_what_argmax_calls_right():
 def test_a_head_of_zeros_scores_the_share_of_class_zero_and_not_everything():
     labels = torch.tensor([0, 0, 0, 1, 2, 5, 6, 6, 7, 9])
     logits = torch.zeros(10, 10)
-    result = scores(label_ranks(logits, labels), example_losses(logits, labels))
+    result = metrics_of(label_ranks(logits, labels), example_losses(logits, labels))
 
     assert result.top1 == 3 / 10
     assert result.top5 == 5 / 10  # classes 0 ... 4
@@ -58,7 +58,7 @@ def test_a_head_of_zeros_scores_the_share_of_class_zero_and_not_everything():
 
 def test_top1_and_top5_of_a_small_table_by_hand():
     logits = torch.tensor([[6.0, 5, 4, 3, 2, 1]] * 6)
-    result = scores(label_ranks(logits, torch.arange(6)), torch.tensor([0.5, 1, 1.5, 2, 2.5, 3]))
+    result = metrics_of(label_ranks(logits, torch.arange(6)), torch.tensor([0.5, 1, 1.5, 2, 2.5, 3]))
 
     assert (result.top1, result.top5, result.loss) == (1 / 6, 5 / 6, 1.75)
 
@@ -66,7 +66,7 @@ def test_top1_and_top5_of_a_small_table_by_hand():
 def test_top5_of_fewer_than_five_classes_is_everything():
     logits, labels = torch.randn(20, 3), torch.arange(20) % 3
 
-    assert scores(label_ranks(logits, labels), example_losses(logits, labels)).top5 == 1
+    assert metrics_of(label_ranks(logits, labels), example_losses(logits, labels)).top5 == 1
 
 
 def test_losses_are_minus_the_logarithm_of_the_label_s_share():
@@ -87,6 +87,6 @@ def test_losses_are_computed_in_double_precision_and_survive_large_logits():
 
 def test_a_mean_over_many_examples_does_not_lose_the_small_ones():
     losses = torch.full((2_000_000,), 0.1)  # a float32 running sum would be off in the third digit
-    result = scores(torch.zeros(2_000_000, dtype=torch.int64), losses)
+    result = metrics_of(torch.zeros(2_000_000, dtype=torch.int64), losses)
 
     assert result.loss == pytest.approx(float(torch.tensor(0.1)), rel=1e-12)

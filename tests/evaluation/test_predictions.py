@@ -55,7 +55,7 @@ def test_totals_are_those_of_scikit_learn(num_classes):
 
     found = of_logits(logits, labels)
 
-    totals = metrics.scores(torch.from_numpy(found.ranks_N), torch.from_numpy(found.losses_N))
+    totals = metrics.metrics_of(torch.from_numpy(found.ranks_N), torch.from_numpy(found.losses_N))
     assert totals.top1 == sklearn.accuracy_score(labels, shares.argmax(axis=1))
     assert totals.loss == pytest.approx(sklearn.log_loss(labels, shares, labels=classes), rel=1e-12)
     onehot = np.eye(num_classes)[labels]

@@ -11,7 +11,7 @@ from vitcli.data.columns import PATHS
 from vitcli.data.split import Split
 from vitcli.errors import DataError, VitError
 from vitcli.evaluation.metrics import real_hits
-from vitcli.evaluation.real_labels import lists_of_rows, read_real
+from vitcli.evaluation.real_labels import labels_for_rows, read_real
 
 
 def split_of(count: int, columns: dict[str, list] | None = None) -> Split:
@@ -55,7 +55,7 @@ def test_the_golden_file_shuffled_is_found_again_by_file_names(shared):
     order = golden["shuffled_order"]
     paths = [f"val/n01440764/{golden['file_names'][place]}" for place in order]
 
-    lists, found_by = lists_of_rows(split_of(len(order), {PATHS: paths}), golden["labels"], column=None)
+    lists, found_by = labels_for_rows(split_of(len(order), {PATHS: paths}), golden["labels"], column=None)
 
     assert found_by == "file name"
     assert accuracy([golden["predictions"][place] for place in order], lists)[0] == golden["real_accuracy"]
@@ -69,7 +69,7 @@ def test_of_the_published_lists_46837_count(shared, tmp_path, packed):
         path = tmp_path / "real.json"
 
     lists = read_real(str(path))
-    of_rows, found_by = lists_of_rows(split_of(50_000), lists, column=None)
+    of_rows, found_by = labels_for_rows(split_of(50_000), lists, column=None)
     is_rated, is_hit = real_hits(np.random.default_rng(0).integers(0, 1000, 50_000).tolist(), of_rows)
 
     assert found_by == "row"
@@ -83,10 +83,10 @@ def test_a_named_column_goes_before_file_names_and_these_before_an_index():
     columns = {PATHS: ["ILSVRC2012_val_00000002.JPEG"], "index": [2], "number": [0]}
     lists = [[1], [2], [3]]
 
-    assert lists_of_rows(split_of(1, columns), lists, column="number") == ([[1]], "column number")
-    assert lists_of_rows(split_of(1, columns), lists, column=None) == ([[2]], "file name")
+    assert labels_for_rows(split_of(1, columns), lists, column="number") == ([[1]], "column number")
+    assert labels_for_rows(split_of(1, columns), lists, column=None) == ([[2]], "file name")
     columns[PATHS] = ["a.jpg"]
-    assert lists_of_rows(split_of(1, columns), lists, column=None) == ([[3]], "column index")
+    assert labels_for_rows(split_of(1, columns), lists, column=None) == ([[3]], "column index")
 
 
 def test_the_index_column_and_the_file_names_of_real_pictures_agree(shared):
@@ -97,17 +97,17 @@ def test_the_index_column_and_the_file_names_of_real_pictures_agree(shared):
     )
     lists = read_real(str(shared / "data/imagenet_real.json.gz"))
 
-    by_index, by_name = (lists_of_rows(split, lists, column=column) for column in ("index", None))
+    by_index, by_name = (labels_for_rows(split, lists, column=column) for column in ("index", None))
 
     assert by_index == (by_name[0], "column index") and by_name[1] == "file name"
     part = split.part(100, 200, name="a part")
-    assert lists_of_rows(part, lists, column=None)[0] == by_name[0][100:200]
+    assert labels_for_rows(part, lists, column=None)[0] == by_name[0][100:200]
     assert sum(map(bool, by_name[0])) == 959
 
 
 def test_as_many_lists_as_rows_where_nothing_else_tells():
     with pytest.raises(DataError, match="3 lists of ReaL labels for 2 rows") as told:
-        lists_of_rows(split_of(2), [[1], [2], [3]], column=None)
+        labels_for_rows(split_of(2), [[1], [2], [3]], column=None)
 
     assert len(str(told.value).splitlines()) == 3 and "--real-index" in told.value.fix
 
@@ -116,14 +116,14 @@ def test_a_picture_beyond_the_lists_is_refused():
     paths = ["ILSVRC2012_val_00000001.JPEG", "ILSVRC2012_val_00000009.JPEG"]
 
     with pytest.raises(DataError, match="is number 8"):
-        lists_of_rows(split_of(2, {PATHS: paths}), [[1], [2], [3]], column=None)
+        labels_for_rows(split_of(2, {PATHS: paths}), [[1], [2], [3]], column=None)
 
 
 def test_a_column_that_is_not_there_or_holds_no_numbers_is_refused():
     with pytest.raises(DataError, match="no column 'indes', did you mean 'index'"):
-        lists_of_rows(split_of(1), [[1]], column="indes")
+        labels_for_rows(split_of(1), [[1]], column="indes")
     with pytest.raises(DataError, match="is number a"):
-        lists_of_rows(split_of(1, {"name": ["a"]}), [[1]], column="name")
+        labels_for_rows(split_of(1, {"name": ["a"]}), [[1]], column="name")
 
 
 def test_no_byte_of_a_packed_file_can_fall_over_unnoticed(tmp_path):

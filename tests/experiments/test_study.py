@@ -13,7 +13,7 @@ from tests.conftest import run, vit
 from vitcli import recipe
 from vitcli.errors import Stopped, VitError
 from vitcli.experiments import study
-from vitcli.experiments.study import Work
+from vitcli.experiments.study import StudyActions
 
 GRID = """# two networks, two sizes
 command = "pretrain"
@@ -80,8 +80,8 @@ class Bench:
         return accuracy
 
     @property
-    def work(self) -> Work:
-        return Work(lambda: None, self.plan, self.train, self.score)
+    def work(self) -> StudyActions:
+        return StudyActions(lambda: None, self.plan, self.train, self.score)
 
 
 @pytest.fixture

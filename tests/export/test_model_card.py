@@ -10,7 +10,7 @@ from vitcli.export.model_card import model_card
 from vitcli.export.usage import how_to_load, on_the_hub, with_other_place
 from vitcli.models.build import architecture
 from vitcli.output.redaction import public_name, public_toml, public_values
-from vitcli.weights.formats import unsaid_in
+from vitcli.weights.formats import unsupported_feature
 
 SUMMARY = {
     "command": "finetune", "run_dir": "/home/ann/runs/this", "model": "ViT-demo/8", "dataset": "pets",
@@ -46,7 +46,7 @@ def metadata(text: str) -> dict:
 def test_timm_and_transformers_are_named_where_they_can_load_it(choice, unsaid):
     arch = architecture("ViT-demo/8", image_size=(64, 64), num_classes=37, **choice)
 
-    text = card(unsaid_in_timm=unsaid_in("timm", arch))
+    text = card(unsaid_in_timm=unsupported_feature("timm", arch))
 
     assert ('timm.create_model("local-dir:."' in text) == (unsaid is None)
     assert ('AutoModelForImageClassification.from_pretrained(".")' in text) == (unsaid is None)

@@ -44,14 +44,16 @@ def problem_of(arrays, stores) -> features_draws.Problem:
 @needs_golden
 def test_the_evaluator_s_rows_and_every_accuracy(golden):
     arrays, stores = golden
-    draws = features_draws.draw(
+    draws = features_draws.draw_support_sets(
         arrays["train_labels"], num_classes=ABOUT["classes"], shots=ABOUT["shots"], seeds=ABOUT["seeds"]
     )
 
     for (seed, shots), rows in {(s, k): rows for s, of in draws.items() for k, rows in of.items()}.items():
         assert rows.tolist() == arrays[f"indices/seed{seed}_shots{shots}"].tolist()
     for place, l2 in enumerate(ABOUT["l2"]):
-        found = features_draws.score(problem_of(arrays, stores), draws, classifier="least-squares", l2=l2)
+        found = features_draws.score_draws(
+            problem_of(arrays, stores), draws, classifier="least-squares", l2=l2
+        )
         top1 = [[scored.top1 for scored in found[shots]] for shots in ABOUT["shots"]]
         assert np.array(top1).T.tolist() == arrays["accuracy_float64"][:, :, place].tolist(), l2
 
@@ -77,8 +79,10 @@ def test_the_evaluator_s_predictions(golden):
 def test_the_sweep_never_looks_at_a_test_row_and_says_what_it_took(golden):
     arrays, stores = golden
     problem = problem_of(arrays, stores)
-    draws = features_draws.draw(arrays["train_labels"], num_classes=ABOUT["classes"], shots=[1, 5], seeds=[0])
-    found = features_draws.score(problem, draws, classifier="least-squares", l2="sweep")
+    draws = features_draws.draw_support_sets(
+        arrays["train_labels"], num_classes=ABOUT["classes"], shots=[1, 5], seeds=[0]
+    )
+    found = features_draws.score_draws(problem, draws, classifier="least-squares", l2="sweep")
 
     rows = draws[0][5]
     solution = least_squares.solve(

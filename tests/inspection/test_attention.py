@@ -12,13 +12,13 @@ from vitcli.inspection import analysis
 from vitcli.inspection.attention import (
     CLASS_TOKEN,
     PATCHES,
-    Attends,
-    attends,
+    AttentionLayout,
     attention_layers,
     feature_map,
     patch_positions,
+    probe_attention_layout,
+    record_attention,
     rgb_filters,
-    watched,
 )
 from vitcli.models.build import architecture, build
 from vitcli.weights.io import read_weights
@@ -46,7 +46,7 @@ def maps_of(model, images: torch.Tensor) -> list[torch.Tensor]:
         assert number == len(found)
         found.append(weights)
 
-    with torch.no_grad(), watched(model, see):
+    with torch.no_grad(), record_attention(model, see):
         model.forward_features(images)
     return found
 
@@ -69,7 +69,7 @@ def test_the_weights_are_those_of_the_authors_network(case):
 @pytest.mark.skipif(not REAL.is_file(), reason="real weights are not here; VIT_TEST_DATA names their folder")
 def test_real_weights_look_as_far_and_at_the_same_as_in_the_authors_code():
     model, arch, _ = load(read_weights(str(REAL)))
-    how, expected = attends(model.eval(), arch), np.load(GOLDEN / "real_weights.npz")
+    how, expected = probe_attention_layout(model.eval(), arch), np.load(GOLDEN / "real_weights.npz")
     maps = maps_of(model, inputs("x224", 4))
     distances = analysis.patch_distances(how.grid, how.patch_size).float()
 
@@ -98,7 +98,7 @@ def test_fused_attention_is_off_only_while_it_is_watched():
     with torch.no_grad():
         unwatched = model(images)
 
-    with torch.no_grad(), watched(model, lambda number, weights: None):
+    with torch.no_grad(), record_attention(model, lambda number, weights: None):
         assert [layer.fused_attn for layer in layers] == [False, False]
         np.testing.assert_allclose(model(images), unwatched, atol=1e-5)
 
@@ -109,7 +109,7 @@ def test_fused_attention_is_off_only_while_it_is_watched():
 def test_a_failure_while_it_is_watched_leaves_the_network_as_it_was():
     model, _ = small(**SMALL)
 
-    with pytest.raises(ValueError, match="seen"), watched(model, lambda number, weights: 1 / 0):
+    with pytest.raises(ValueError, match="seen"), record_attention(model, lambda number, weights: 1 / 0):
         raise ValueError("seen")
 
     assert all(layer.fused_attn and not layer.attn_drop._forward_hooks for layer in attention_layers(model))
@@ -126,24 +126,39 @@ def test_every_row_of_the_weights_sums_to_one():
 @pytest.mark.parametrize(
     ("name", "size", "more", "expected"),
     [
-        ("ViT-Ti/16", (32, 48), SMALL, Attends(2, 3, 1, (2, 3), 16, True, CLASS_TOKEN)),
-        ("ViT-Ti/16", (32, 48), SMALL | {"classifier": "gap"}, Attends(2, 3, 0, (2, 3), 16, False, PATCHES)),
+        ("ViT-Ti/16", (32, 48), SMALL, AttentionLayout(2, 3, 1, (2, 3), 16, True, CLASS_TOKEN)),
+        (
+            "ViT-Ti/16",
+            (32, 48),
+            SMALL | {"classifier": "gap"},
+            AttentionLayout(2, 3, 0, (2, 3), 16, False, PATCHES),
+        ),
         (
             "ViT-Ti/16",
             (32, 48),
             SMALL | {"posemb": "relative"},
-            Attends(2, 3, 1, (2, 3), 16, True, CLASS_TOKEN),
+            AttentionLayout(2, 3, 1, (2, 3), 16, True, CLASS_TOKEN),
         ),
-        ("R+ViT-Ti/16", (64, 96), SMALL, Attends(2, 3, 1, (2, 3), 32, True, CLASS_TOKEN)),
-        ("vit_small_patch14_reg4_dinov2", (28, 42), {}, Attends(12, 6, 5, (2, 3), 14, True, CLASS_TOKEN)),
-        ("vit_wee_patch16_reg1_gap_256", (32, 48), {}, Attends(14, 4, 1, (2, 3), 16, False, PATCHES)),
-        ("deit_tiny_distilled_patch16_224", (32, 48), {}, Attends(12, 3, 2, (2, 3), 16, True, CLASS_TOKEN)),
+        ("R+ViT-Ti/16", (64, 96), SMALL, AttentionLayout(2, 3, 1, (2, 3), 32, True, CLASS_TOKEN)),
+        (
+            "vit_small_patch14_reg4_dinov2",
+            (28, 42),
+            {},
+            AttentionLayout(12, 6, 5, (2, 3), 14, True, CLASS_TOKEN),
+        ),
+        ("vit_wee_patch16_reg1_gap_256", (32, 48), {}, AttentionLayout(14, 4, 1, (2, 3), 16, False, PATCHES)),
+        (
+            "deit_tiny_distilled_patch16_224",
+            (32, 48),
+            {},
+            AttentionLayout(12, 3, 2, (2, 3), 16, True, CLASS_TOKEN),
+        ),
     ],
 )
 def test_grid_stride_and_prefix_tokens_are_those_of_the_network(name, size, more, expected):
     model, arch = small(name, size, **more)
 
-    assert attends(model, arch) == expected
+    assert probe_attention_layout(model, arch) == expected
 
 
 @pytest.mark.parametrize(
@@ -157,14 +172,14 @@ def test_grid_stride_and_prefix_tokens_are_those_of_the_network(name, size, more
 def test_a_network_without_attention_over_patches_is_told_why(name, size, reason):
     model, arch = small(name, size)
 
-    assert reason in attends(model, arch)
+    assert reason in probe_attention_layout(model, arch)
 
 
 def test_a_network_that_pools_in_its_own_way_is_not_said_to_take_the_mean():
     model, arch = small(classifier="gap", **SMALL)
     model.global_pool = "map"
 
-    how = attends(model, arch)
+    how = probe_attention_layout(model, arch)
 
     assert how.read_from == "mean of the patches, in place of its own pooling" and not how.reads_token
 

@@ -11,9 +11,9 @@ from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing, to_model_range
 from vitcli.errors import DataError, WeightsError
 from vitcli.inspection import analysis, attention
-from vitcli.inspection.attention import attends, watched
+from vitcli.inspection.attention import probe_attention_layout, record_attention
 from vitcli.models.build import architecture, build
-from vitcli.output.progress import Console
+from vitcli.output.progress import Progress
 
 SIZE = (32, 48)
 PIXELS = Preprocessing(
@@ -43,13 +43,13 @@ def pictures(count: int, broken: tuple[int, ...] = ()) -> Split:
     )  # fmt: skip
 
 
-def look(network, split: Split, **changed) -> attention.Seen:
+def look(network, split: Split, **changed) -> attention.AttentionPass:
     model, arch = network
     options = dict(
         num_shown=3, residual=True, renormalise=True, device=torch.device("cpu"), batch_size=4,
-        on_bad_image="error", num_threads=2, precision="fp32", console=Console(quiet=True),
+        on_bad_image="error", num_threads=2, precision="fp32", console=Progress(quiet=True),
     )  # fmt: skip
-    options |= {"attends": attends(model, arch)} | changed
+    options |= {"attends": probe_attention_layout(model, arch)} | changed
     return attention.collect_attention(model, split=split, preprocessing=PIXELS, **options)
 
 
@@ -61,7 +61,7 @@ def test_everything_is_that_of_the_whole_set_in_one_pass(network):
         np.stack([np.asarray(Image.open(io.BytesIO(split.read_row(row)[0]))) for row in range(6)])
     )
     layers: list[torch.Tensor] = []
-    with torch.no_grad(), watched(model, lambda _, weights: layers.append(weights)):
+    with torch.no_grad(), record_attention(model, lambda _, weights: layers.append(weights)):
         encoded = model.forward_features(
             to_model_range(images.permute(0, 3, 1, 2), mean=(0.5,) * 3, std=(0.5,) * 3)
         )
@@ -99,7 +99,7 @@ def test_without_the_residual_rollout_is_the_bare_product(network):
     model, _ = network
     split, layers = pictures(2), []
     seen = look(network, split, residual=False)
-    with torch.no_grad(), watched(model, lambda _, weights: layers.append(weights)):
+    with torch.no_grad(), record_attention(model, lambda _, weights: layers.append(weights)):
         model.forward_features(
             to_model_range(seen.images_MHWC.permute(0, 3, 1, 2), mean=(0.5,) * 3, std=(0.5,) * 3)
         )
@@ -118,7 +118,7 @@ def test_only_the_network_computes_in_less_precision(network):
     with (
         torch.no_grad(),
         torch.autocast("cpu", torch.bfloat16),
-        watched(model, lambda _, weights: layers.append(weights.float())),
+        record_attention(model, lambda _, weights: layers.append(weights.float())),
     ):
         model.forward_features(to_model_range(images, mean=(0.5,) * 3, std=(0.5,) * 3))
     rolled = torch.eye(7)

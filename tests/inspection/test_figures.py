@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from vitcli.inspection import figures as drawn
-from vitcli.output.plots import COLOURS, STYLE, save
+from vitcli.output.plots import COLORS, STYLE, save
 
 SMALLEST = 7.0  # points of the smallest text, in a figure no wider than a page of paper
 RNG = np.random.default_rng(0)
@@ -92,7 +92,7 @@ def test_figures_have_no_titles_and_curves_name_their_axes_with_units(figures):
 def test_curves_take_colours_that_everybody_tells_apart(figures):
     for name in ("distance", "compared"):
         used = {line.get_color() for line in figures[name].axes[0].lines}
-        assert used <= set(COLOURS), name
+        assert used <= set(COLORS), name
 
 
 def tile(figure: Figure, row: int, column: int, rows: int, columns: int) -> np.ndarray:

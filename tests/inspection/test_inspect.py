@@ -20,9 +20,9 @@ from vitcli import recipe
 from vitcli.data.transforms import Preprocessing, to_model_range
 from vitcli.inspection import analysis
 from vitcli.inspection import files as inspection_files
-from vitcli.inspection.attention import watched
+from vitcli.inspection.attention import record_attention
 from vitcli.inspection.collect import Inspection
-from vitcli.inspection.inspect import pictures_of
+from vitcli.inspection.inspect import open_images
 from vitcli.inspection.text import as_text, caption
 from vitcli.models.build import architecture, build
 from vitcli.weights.io import read_weights, write_weights
@@ -103,7 +103,7 @@ def test_every_array_has_its_patches_in_rows_and_columns(inspected, vit_weights)
     model, _, _ = load(read_weights(str(vit_weights)))
     images = torch.from_numpy(arrays["images"]).permute(0, 3, 1, 2)
     layers: list[torch.Tensor] = []
-    with torch.no_grad(), watched(model.eval(), lambda _, weights: layers.append(weights)):
+    with torch.no_grad(), record_attention(model.eval(), lambda _, weights: layers.append(weights)):
         encoded = model.forward_features(to_model_range(images, mean=(0.5,) * 3, std=(0.5,) * 3))
     rolled = torch.eye(7)
     for weights in layers:
@@ -382,7 +382,7 @@ def looked_at(
     """Names of the pictures that would be looked at, class folder and file."""
     shorthands = {"model.ckpt": str(weights), "data.dataset": dataset and str(dataset)}
     resolved = recipe.load("inspect/default", keys, shorthands, training=False)
-    split = pictures_of(resolved, read_weights(str(weights)), [str(images)] if images else [], "auto")
+    split = open_images(resolved, read_weights(str(weights)), [str(images)] if images else [], "auto")
     return ["/".join(Path(split.where_is(row)).parts[-2:]) for row in range(len(split))]
 
 

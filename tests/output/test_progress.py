@@ -4,11 +4,11 @@ import pytest
 
 from vitcli.evaluation.text import predictions_as_text
 from vitcli.output import progress as output_progress
-from vitcli.output.progress import Console
+from vitcli.output.progress import Progress
 
 
 def test_quiet_and_other_processes_say_nothing(capsys):
-    for silent in (Console(quiet=True), Console(quiet=False, is_main=False)):
+    for silent in (Progress(quiet=True), Progress(quiet=False, is_main=False)):
         silent.note("hello")
         silent.begin("train", 2)
         silent.update(1, "loss 1")
@@ -20,7 +20,7 @@ def test_quiet_and_other_processes_say_nothing(capsys):
 def test_plain_lines_come_every_ten_seconds_with_the_time_left(capsys, monkeypatch):
     now = [100.0]
     monkeypatch.setattr(output_progress.time, "monotonic", lambda: now[0])
-    progress = Console(quiet=False)
+    progress = Progress(quiet=False)
     progress.begin("train", 100)
     for step in range(1, 31):
         now[0] += 1.0

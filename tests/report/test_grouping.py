@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from vitcli.output.document import Cell, best_marked, share
+from vitcli.output.document import Cell, fraction_cell, mark_best
 from vitcli.output.text import short_names
 from vitcli.report.figures import thinned
 from vitcli.report.grouping import Entry, arrange, natural, pooled, word
@@ -126,13 +126,13 @@ def test_a_key_without_a_word_of_its_own_is_told_by_its_last_part():
     ],
 )
 def test_the_best_is_the_highest_mean_of_its_row(means, best):
-    cells = best_marked([share(mean, 0.5 if mean == 0.9 else None) for mean in means])
+    cells = mark_best([fraction_cell(mean, 0.5 if mean == 0.9 else None) for mean in means])
 
     assert tuple(cell.is_best for cell in cells) == best
 
 
 def test_a_share_is_told_in_percent_and_kept_as_it_is():
-    assert share(0.95374, 0.00161, count=3) == Cell("95.37 ± 0.16", 0.95374, 0.00161, 3)
+    assert fraction_cell(0.95374, 0.00161, count=3) == Cell("95.37 ± 0.16", 0.95374, 0.00161, 3)
 
 
 @pytest.mark.parametrize("spike_at", [1, 1234, 9_998])

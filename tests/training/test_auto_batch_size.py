@@ -28,7 +28,7 @@ class Machine:
         return torch.stack([mine, torch.tensor(self.other)])
 
 
-def fitting_size(machine: Machine, monkeypatch, sizes=(1, 2, 4, 8, 16)) -> tuple[int, nn.Module, list[int]]:
+def fitting_size(runtime: Machine, monkeypatch, sizes=(1, 2, 4, 8, 16)) -> tuple[int, nn.Module, list[int]]:
     tried = []
     model = nn.Sequential(nn.Flatten(), nn.Linear(12, 2), nn.BatchNorm1d(2))
     monkeypatch.setattr(model, "to", lambda device: model)
@@ -36,11 +36,11 @@ def fitting_size(machine: Machine, monkeypatch, sizes=(1, 2, 4, 8, 16)) -> tuple
     def runs(model, objective, size, image_size, runtime):
         tried.append(size)
         model[2].running_mean += 1.0
-        return size <= machine.most
+        return size <= runtime.most
 
     monkeypatch.setattr(auto_batch_size, "_runs", runs)
-    found = auto_batch_size.largest_that_fits(
-        model, None, sizes, image_size=(2, 2), runtime=machine, bytes_at=lambda size: size, held_bytes=0
+    found = auto_batch_size.find_max_batch_size(
+        model, None, sizes, image_size=(2, 2), runtime=runtime, bytes_at=lambda size: size, held_bytes=0
     )
     return found, model, tried
 
@@ -62,7 +62,7 @@ def test_a_device_that_takes_nothing_is_told_so(monkeypatch):
 
 
 def test_running_out_of_memory_is_no_error_and_leaves_no_gradient():
-    machine = Machine(most=0, device=torch.device("cpu"))
+    runtime = Machine(most=0, device=torch.device("cpu"))
     model = nn.Linear(4, 2)
 
     def objective(model, images_BCHW, labels):
@@ -70,20 +70,20 @@ def test_running_out_of_memory_is_no_error_and_leaves_no_gradient():
             raise torch.OutOfMemoryError("as a GPU says it")
         return model(images_BCHW[:, 0].flatten(1)).sum()
 
-    assert auto_batch_size._runs(model, objective, 3, (2, 2), machine)
-    assert not auto_batch_size._runs(model, objective, 4, (2, 2), machine)
+    assert auto_batch_size._runs(model, objective, 3, (2, 2), runtime)
+    assert not auto_batch_size._runs(model, objective, 4, (2, 2), runtime)
     assert model.weight.grad is None
 
 
 def test_a_cpu_compares_with_the_memory_that_is_free(monkeypatch):
-    machine = Machine(most=0, device=torch.device("cpu"), processes_here=2)
+    runtime = Machine(most=0, device=torch.device("cpu"), processes_here=2)
     monkeypatch.setattr("vitcli.distributed.launch.free_bytes", lambda: 20.0)
-    found = auto_batch_size.largest_that_fits(
+    found = auto_batch_size.find_max_batch_size(
         nn.Identity(),
         None,
         (1, 2, 4, 8, 16),
         image_size=(2, 2),
-        runtime=machine,
+        runtime=runtime,
         bytes_at=lambda size: size,
         held_bytes=0,
     )

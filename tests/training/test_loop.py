@@ -10,14 +10,14 @@ import torch
 
 from tests.conftest import SHARED
 from vitcli.data.loader import Batch
-from vitcli.distributed import runtime
+from vitcli.distributed.runtime import start as start_runtime
 from vitcli.models.build import build, reset_head
 from vitcli.output import run_folder
-from vitcli.output.progress import Console
+from vitcli.output.progress import Progress
 from vitcli.training import objective, optim
 from vitcli.training.checkpoint import Saver
 from vitcli.training.gradients import DdpSum, PairwiseSum
-from vitcli.training.loop import Progress, train
+from vitcli.training.loop import RunProgress, train
 from vitcli.training.schedule import Plan, lr_at_step
 from vitcli.weights.io import read_weights
 from vitcli.weights.jax import from_official
@@ -89,10 +89,10 @@ def trained(said: dict, folder: Path, gradients) -> tuple[torch.nn.Module, list[
     plan = Plan(
         len(data["stream"]), said["warmup_steps"], batch_size, batch_size // parts, parts, 1, 40, 160, None
     )
-    machine = runtime.start("fp32")
+    runtime = start_runtime("fp32")
     with run_folder.RunFolder(folder / "run") as run:
         train(
-            runtime=machine,
+            runtime=runtime,
             model=model,
             optimizer=optimizer,
             average=None,
@@ -103,7 +103,7 @@ def trained(said: dict, folder: Path, gradients) -> tuple[torch.nn.Module, list[
             mean=(0.0,) * 3,  # the images are in [-1, 1] already: leave them
             std=(1 / 255,) * 3,
             plan=plan,
-            gradients=gradients(model, machine, parts=parts),
+            gradients=gradients(model, runtime, parts=parts),
             lr_at=partial(
                 lr_at_step,
                 base_lr=said["lr"] if is_adam else said["base_lr"],
@@ -117,10 +117,10 @@ def trained(said: dict, folder: Path, gradients) -> tuple[torch.nn.Module, list[
             log_every=1,
             save_every=0,
             watch=lambda step: (),
-            saver=Saver(machine, take=lambda: None, write=lambda _: None, every_minutes=None),
+            saver=Saver(runtime, take=lambda: None, write=lambda _: None, every_minutes=None),
             folder=run,
-            console=Console(quiet=True),
-            progress=Progress(),
+            console=Progress(quiet=True),
+            progress=RunProgress(),
         )
     return model, run_folder.read_metrics(folder / "run")
 

@@ -5,7 +5,7 @@ import pytest
 from tests.conftest import run
 from tests.training.test_finetune import SMALL
 from vitcli.errors import MachineError
-from vitcli.training.run import Session
+from vitcli.training.run import TrainingRun
 
 
 class Machine:
@@ -22,8 +22,8 @@ class Machine:
 
 @pytest.mark.parametrize("token", [None, "of another run"])
 def test_a_run_folder_that_a_process_does_not_see_is_refused(tmp_path, token):
-    session = Session.__new__(Session)
-    session.machine, session.path = Machine(), tmp_path
+    session = TrainingRun.__new__(TrainingRun)
+    session.runtime, session.path = Machine(), tmp_path
     if token:
         (tmp_path / ".tmp-shared").write_text(token)
 

@@ -3,12 +3,12 @@
 import pytest
 
 from vitcli.training import sweep_results
-from vitcli.training.sweep_results import Tried
+from vitcli.training.sweep_results import Trial
 
 
-def arm(lr: float, top1: float | None, loss: float = 1.0) -> Tried:
+def arm(lr: float, top1: float | None, loss: float = 1.0) -> Trial:
     summary = None if top1 is None else {"runs": [{"seed": 0, "top1": top1, "loss": loss}]}
-    return Tried({"optimizer.lr": lr}, summary, f"arms/lr-{lr}")
+    return Trial({"optimizer.lr": lr}, summary, f"arms/lr-{lr}")
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def test_the_best_has_most_right_then_the_smaller_loss_then_comes_first(arms, lr
 def test_masked_patches_are_chosen_by_the_share_of_right_colours_else_by_the_loss():
     def masked(right, loss):
         run = {"seed": 0, "patch_accuracy": right, "most_frequent_color": right, "loss": loss}
-        return Tried({"model.dropout": loss}, {"runs": [run]}, "")
+        return Trial({"model.dropout": loss}, {"runs": [run]}, "")
 
     assert sweep_results.best([masked(0.3, 1.0), masked(0.2, 0.5)]) == {"model.dropout": 1.0}
     assert sweep_results.best([masked(None, 1.0), masked(None, 0.5)]) == {"model.dropout": 0.5}

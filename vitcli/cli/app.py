@@ -69,4 +69,4 @@ def main(arguments: list[str] | None = None) -> None:
         signal.signal(number, lambda *_: sys.exit(143))
     launch.end_with_the_launcher()
     command = partial(app, args=given_arguments, prog_name="vit", standalone_mode=False)
-    exit_codes.leave(exit_codes.exit_code_of(command, given_arguments))
+    exit_codes.exit_with(exit_codes.exit_code_of(command, given_arguments))

@@ -20,7 +20,7 @@ def doctor(
         return 0
     from vitcli.training import doctor
 
-    return text.show(doctor.look(), as_json, doctor.look_as_text)
+    return text.show(doctor.check_environment(), as_json, doctor.environment_as_text)
 
 
 @app.command(epilog="Example: vit doctor resume --recipe finetune/demo --steps 40 --kills 3")

@@ -83,7 +83,7 @@ def evaluate(
 
     known = NUMBERS + (OF_REAL if real else ())
     asserted = assertions.parse(assert_ or (), keys=known)  # mistakes are told before any work
-    sides = options.sides_of(res)
+    sides = options.resolution_range(res)
     pairs = list(product(ckpt or [None], dataset or [None]))
     each = [
         shorthands(data, None if sides else res, weights, model, precision) | {"eval.batch_size": batch_size}
@@ -100,9 +100,9 @@ def evaluate(
     code = launch(num_processes)
     if code is not None:
         return code
-    from vitcli.evaluation.evaluate import Extras, evaluate
+    from vitcli.evaluation.evaluate import EvaluateOptions, evaluate
 
-    extras = Extras(
+    extras = EvaluateOptions(
         real=real,
         real_index=real_index,
         classes=classes,

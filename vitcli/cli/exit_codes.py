@@ -38,22 +38,22 @@ def exit_code_of(command: Callable[[], int | None], arguments: list[str]) -> int
             raise KeyboardInterrupt
         return code
     except VitError as error:
-        return _tell(error, arguments)
+        return _print_error(error, arguments)
     except Stopped as stopped:
-        return _tell_stopped(stopped.note, stopped.exit_code, arguments)
+        return _print_stopped(stopped.note, stopped.exit_code, arguments)
     except (KeyboardInterrupt, typer.Abort):
-        return _tell_stopped("stopped before there was anything to save", 130, arguments)
+        return _print_stopped("stopped before there was anything to save", 130, arguments)
     except UsageError as error:
         if not error.format_message():  # no command at all: the help has been printed
             return 2
-        return _tell(_of_usage(error, arguments), arguments)
+        return _print_error(_usage_error(error, arguments), arguments)
     except Exception as error:
-        told = _of_the_world(error) or _bug(error)
+        told = _environment_error(error) or _internal_error(error)
         told.rank = launch.global_rank()  # met by this process, whatever the others do
-        return _tell(told, arguments)
+        return _print_error(told, arguments)
 
 
-def leave(exit_code: int) -> NoReturn:
+def exit_with(exit_code: int) -> NoReturn:
     """End this process.
 
     One of several ends without the farewells of Python and C++: torch's communication threads have been seen
@@ -67,7 +67,7 @@ def leave(exit_code: int) -> NoReturn:
     sys.exit(exit_code)
 
 
-def _tell(error: VitError, arguments: list[str]) -> int:
+def _print_error(error: VitError, arguments: list[str]) -> int:
     """Say the error once, whichever process of the run met it."""
     if "--debug" in arguments:
         traceback.print_exception(error)
@@ -79,11 +79,11 @@ def _tell(error: VitError, arguments: list[str]) -> int:
             told = {"message": error.message, "where": error.where, "fix": error.fix}
             print(json.dumps({"error": told}, indent=2))
         else:
-            _say(str(error))
+            _print_to_stderr(str(error))
     return error.exit_code
 
 
-def _tell_stopped(note: str, exit_code: int, arguments: list[str]) -> int:
+def _print_stopped(note: str, exit_code: int, arguments: list[str]) -> int:
     """Where a run that was asked to stop has stopped; with --json this too is an object."""
     if launch.global_rank() == 0:
         if "--json" in arguments:
@@ -94,17 +94,17 @@ def _tell_stopped(note: str, exit_code: int, arguments: list[str]) -> int:
             }
             print(json.dumps({"error": told}, indent=2))
         else:
-            _say(note)
+            _print_to_stderr(note)
     return exit_code
 
 
-def _say(text: str) -> None:
+def _print_to_stderr(text: str) -> None:
     """To standard error, if anybody listens, and without the control characters of file and class names."""
     with suppress(OSError):
         print("".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text), file=sys.stderr)
 
 
-def _of_usage(error: Exception, arguments: list[str]) -> VitError:
+def _usage_error(error: Exception, arguments: list[str]) -> VitError:
     context, names = error.ctx, arguments[:1]  # a command's own refusal has no context
     if context:
         names = context.command_path.split()[1:]  # down to the subcommand whose help lists what is missing
@@ -113,7 +113,7 @@ def _of_usage(error: Exception, arguments: list[str]) -> VitError:
     return VitError(what, where=f"the command line, {command}", fix=f"{command} --help lists what there is")
 
 
-def _of_the_world(error: Exception) -> VitError | None:
+def _environment_error(error: Exception) -> VitError | None:
     """What libraries raise when memory, disk or another process gives out."""
     gone = launch.as_process_error(error)
     if gone:
@@ -132,7 +132,7 @@ def _of_the_world(error: Exception) -> VitError | None:
     return None
 
 
-def _bug(error: Exception) -> VitError:
+def _internal_error(error: Exception) -> VitError:
     """Our own mistake: exit 1, with the traceback kept for the report."""
     folder = Path(getattr(error, "run_dir", tempfile.gettempdir()))
     report = folder / f"vit-crash-{os.getpid()}.txt"

@@ -92,7 +92,7 @@ def count_or_auto(text: str | None) -> int | str | None:
     return int(text)
 
 
-def sides_of(res: str | None) -> tuple[int, ...]:
+def resolution_range(res: str | None) -> tuple[int, ...]:
     """The sides that a grid such as 160:384:32 names, both ends included; none for a single size."""
     if res is None or ":" not in res:
         return ()

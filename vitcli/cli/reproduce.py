@@ -119,7 +119,9 @@ def _scorer(
     given: dict[str, Any], *, real: str | None, workers: int | None, quiet: bool
 ) -> Callable[[str], dict[str, Any]]:
     """`vit evaluate` on the data set of a row, for any weights."""
-    from vitcli.evaluation.evaluate import Extras, evaluate
+    from vitcli.evaluation.evaluate import EvaluateOptions, evaluate
 
-    asked: dict[str, Any] = dict(split="auto", workers=workers, quiet=quiet, extras=Extras(real=real))
+    asked: dict[str, Any] = dict(
+        split="auto", workers=workers, quiet=quiet, extras=EvaluateOptions(real=real)
+    )
     return lambda weights: evaluate(None, (), [given | {"model.ckpt": weights}], **asked)

@@ -6,7 +6,7 @@ from vitcli.data.split import Split
 from vitcli.errors import DataError
 
 
-def match_classes(
+def match_class_names(
     split: Split, class_names: tuple[str, ...] | None, *, num_classes: int, ckpt: str
 ) -> tuple[Split, bool]:
     """The split with its labels in the order of a checkpoint's classes, and whether that changed any.

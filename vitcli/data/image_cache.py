@@ -12,7 +12,7 @@ import numpy as np
 from vitcli.data.split import Label, Split
 
 
-class Memory:
+class MemoryBudget:
     """How many bytes may be kept, and how many are.
 
     Attributes:
@@ -23,7 +23,7 @@ class Memory:
         self.max_bytes, self.used, self.num_decoded = max_bytes, 0, 0
         self._lock = threading.Lock()
 
-    def take(self, num_bytes: int) -> bool:
+    def reserve(self, num_bytes: int) -> bool:
         """Whether there was room; it is taken then."""
         with self._lock:
             if self.used + num_bytes > self.max_bytes:
@@ -32,19 +32,19 @@ class Memory:
             return True
 
 
-class KeptImage(bytes):
+class CachedImage(bytes):
     """An encoded image with the pixels it was decoded to, where there was room for them."""
 
-    memory: Memory
+    memory: MemoryBudget
     pixels_HWC: np.ndarray | None = None
 
-    def keep(self, pixels_HWC: np.ndarray) -> None:
-        if self.pixels_HWC is None and self.memory.take(pixels_HWC.nbytes):
+    def store(self, pixels_HWC: np.ndarray) -> None:
+        if self.pixels_HWC is None and self.memory.reserve(pixels_HWC.nbytes):
             self.memory.num_decoded += 1
             self.pixels_HWC = pixels_HWC
 
 
-def kept(split: Split, memory: Memory) -> Split:
+def cached(split: Split, memory: MemoryBudget) -> Split:
     """The same split, of which each row is read once; shards go by in a stream, and are left as they are."""
     if split.block_starts is not None:
         return split
@@ -54,9 +54,9 @@ def kept(split: Split, memory: Memory) -> Split:
         if row in rows:
             return rows[row]
         image, label = split.read_row(row)
-        if memory.take(len(image) if isinstance(image, bytes) else image.nbytes):
+        if memory.reserve(len(image) if isinstance(image, bytes) else image.nbytes):
             if isinstance(image, bytes):
-                image = KeptImage(image)
+                image = CachedImage(image)
                 image.memory = memory
             rows[row] = (image, label)
         return image, label

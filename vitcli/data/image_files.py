@@ -12,7 +12,7 @@ from vitcli.data.split import Split
 from vitcli.errors import DataError
 
 
-def find_pictures(pictures: Sequence[str], *, where: str) -> list[str]:
+def find_images(pictures: Sequence[str], *, where: str) -> list[str]:
     """Every picture that files, folders and globs name, each once, in the order given.
 
     Args:

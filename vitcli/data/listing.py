@@ -14,7 +14,7 @@ from vitcli.data.vtab import GROUPS, NAME
 from vitcli.errors import DataError, MachineError, VitError, nearest
 from vitcli.output import text as output_text
 from vitcli.output.atomic import replace_file
-from vitcli.output.progress import Console
+from vitcli.output.progress import Progress
 
 if TYPE_CHECKING:  # `datasets` takes a second to load, and only a check needs it
     from vitcli.data.near_duplicates import Prints
@@ -78,7 +78,7 @@ def check(
     began_at = time.perf_counter()
     here, there = _open_both(dataset, against, split, against_split)
     is_within = here.name == there.name
-    console = Console(quiet=quiet)
+    console = Progress(quiet=quiet)
     prints: list[Prints] = []
     for one in [here] if is_within else [here, there]:
         console.begin(f"looking at {one.name}", len(one))

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from vitcli.data import sampler
 from vitcli.data.decoding import check, decode
-from vitcli.data.image_cache import KeptImage
+from vitcli.data.image_cache import CachedImage
 from vitcli.data.sampler import StreamOrder
 from vitcli.data.split import Split, check_label
 from vitcli.data.transforms import Preprocessing, TrainTransform
@@ -165,11 +165,11 @@ def read_example(split: Split, row: int) -> tuple[np.ndarray, int | tuple[int, .
         check_label(split, label, row)
     if not isinstance(image, bytes):
         return image, label
-    if isinstance(image, KeptImage) and image.pixels_HWC is not None:
+    if isinstance(image, CachedImage) and image.pixels_HWC is not None:
         return image.pixels_HWC, label
     pixels_HWC = decode(image, where=split.where_is, row=row)
-    if isinstance(image, KeptImage):
-        image.keep(pixels_HWC)
+    if isinstance(image, CachedImage):
+        image.store(pixels_HWC)
     return pixels_HWC, label
 
 

@@ -61,7 +61,7 @@ class Runtime:
     def is_main(self) -> bool:
         return self.rank == 0
 
-    def leave(self) -> None:
+    def shutdown(self) -> None:
         """Close the tracker and part from the other processes, once all have come here."""
         if self.world_size > 1:
             dist.barrier(group=self.control)
@@ -76,7 +76,7 @@ class Runtime:
             tracker.finish()
 
     @contextmanager
-    def own_errors(self) -> Iterator[None]:
+    def local_errors(self) -> Iterator[None]:
         """Mark what is raised inside as known to this process alone, so that it is the one to say it."""
         try:
             yield
@@ -107,7 +107,7 @@ class Runtime:
         dist.all_gather_object(everyones, mine, group=self.control)
         return [member for one in everyones for member in one]
 
-    def share(self, tensors: Iterable[torch.Tensor]) -> None:
+    def broadcast(self, tensors: Iterable[torch.Tensor]) -> None:
         """Make them the first process's, in place, where they are."""
         for tensor in tensors if self.world_size > 1 else ():
             dist.broadcast(tensor, src=0, group=self._group_for(tensor))
@@ -170,7 +170,7 @@ def start(precision: str) -> Runtime:
 
 
 @contextmanager
-def one_after_another() -> Iterator[None]:
+def shared_process_group() -> Iterator[None]:
     """Runs inside the block share one process group, which is left at its end.
 
     Joined again, a group would find the addresses of the one before in the launcher's store ("connection

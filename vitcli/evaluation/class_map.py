@@ -99,7 +99,7 @@ def read_class_map(name: str, shipped: Mapping[str, Path]) -> ClassMap:
     return ClassMap(name, path, _checked(table, path))
 
 
-def project(
+def apply_class_map(
     split: Split,
     found: ClassMap,
     *,

@@ -11,22 +11,22 @@ import numpy as np
 from vitcli import recipe
 from vitcli.data import classes as data_classes
 from vitcli.data.split import Split
-from vitcli.distributed import runtime
+from vitcli.distributed.runtime import start as start_runtime
 from vitcli.errors import DataError, VitError
 from vitcli.evaluation import class_map, predictions, real_labels
 from vitcli.evaluation.assertions import Assertion
 from vitcli.evaluation.class_map import ClassMap
 from vitcli.evaluation.files import FOLDER, claim, write_all
-from vitcli.evaluation.score import Question, ReaL, score
+from vitcli.evaluation.score import EvalRequest, ReaL, score
 from vitcli.evaluation.setup import check_named, inference_precision, named_weights, split_to_score
 from vitcli.models.build import check_image_size
-from vitcli.output.progress import Console
+from vitcli.output.progress import Progress
 from vitcli.recipe import Recipe
 from vitcli.weights.io import Weights
 
 
 @dataclass(frozen=True)
-class Extras:
+class EvaluateOptions:
     """What an evaluation is asked for besides scores.
 
     Attributes:
@@ -59,7 +59,7 @@ def evaluate(
     split: str,
     workers: int | None,
     quiet: bool,
-    extras: Extras,
+    extras: EvaluateOptions,
 ) -> dict[str, Any]:
     """One evaluation for each set of shorthands: its result, or of several {"evaluations": [...]}.
 
@@ -78,24 +78,24 @@ def evaluate(
         weights = _weights_once(wanted, kept)
         opened = _open(wanted, split, weights, found_map, lists, extras)
         questions.append(replace(opened, recipe_name=recipe_name, overrides=overrides, shorthands=shorthands))
-    machine = runtime.start(inference_precision(resolved[0]))
-    console = Console(quiet=quiet, is_main=machine.is_main)
+    runtime = start_runtime(inference_precision(resolved[0]))
+    console = Progress(quiet=quiet, is_main=runtime.is_main)
     places = dict(out=extras.out, save_predictions=extras.save_predictions, overwrite=extras.overwrite)
     with ExitStack() as held:
-        machine.on_main(lambda: claim(held, questions, **places))
+        runtime.on_main(lambda: claim(held, questions, **places))
         scored = []
         for question in questions:
             weights = _weights_once(question.resolved, kept)
-            scored.append(score(question, weights, machine=machine, workers=workers, console=console))
+            scored.append(score(question, weights, runtime=runtime, workers=workers, console=console))
         result = scored[0].result
         if len(scored) > 1:
             result = {"command": "evaluate", "evaluations": [one.result for one in scored]}
-        machine.on_main(lambda: write_all(scored, result, **places))
-    machine.leave()
+        runtime.on_main(lambda: write_all(scored, result, **places))
+    runtime.shutdown()
     return result
 
 
-def _check(resolved: list[Recipe], extras: Extras) -> None:
+def _check(resolved: list[Recipe], extras: EvaluateOptions) -> None:
     """Refuse, before anything is read, what cannot be asked for or not be written."""
     for one in resolved:
         check_named(one, "evaluate")
@@ -138,8 +138,8 @@ def _open(
     weights: Weights,
     found_map: ClassMap | None,
     lists: list[list[int]] | None,
-    extras: Extras,
-) -> Question:
+    extras: EvaluateOptions,
+) -> EvalRequest:
     """The split of one evaluation, with its labels in the order of the classes that compete."""
     arch = weights.architecture
     for side in extras.sides:
@@ -147,11 +147,11 @@ def _open(
     found = split_to_score(resolved, split, weights)
     of_files = {"--real": extras.real, "--real-index": extras.real_index, "--classes": extras.classes}
     of_files |= {"--all-compete": extras.all_compete}
-    asked = Question(
+    asked = EvalRequest(
         resolved=resolved, split=found, sides=extras.sides, asserted=extras.asserted, of_files=of_files
     )
     if found_map is not None:
-        mapped, projection, rows = class_map.project(
+        mapped, projection, rows = class_map.apply_class_map(
             found,
             found_map,
             ckpt_classes=weights.class_names,
@@ -167,16 +167,18 @@ def _open(
             map_name=found_map.name,
             num_outside=outside,
         )
-    matched, is_mapped = data_classes.match_classes(
+    matched, is_mapped = data_classes.match_class_names(
         found, weights.class_names, num_classes=arch.num_classes, ckpt=resolved.model.ckpt
     )
     real = _real_of(found, matched, is_mapped, lists, extras) if lists is not None else None
     return replace(asked, split=matched, is_mapped=is_mapped, real=real, source_rows=np.arange(len(found)))
 
 
-def _real_of(found: Split, matched: Split, is_mapped: bool, lists: list[list[int]], extras: Extras) -> ReaL:
+def _real_of(
+    found: Split, matched: Split, is_mapped: bool, lists: list[list[int]], extras: EvaluateOptions
+) -> ReaL:
     """The ReaL labels of each row, as classes of the checkpoint."""
-    of_rows, found_by = real_labels.lists_of_rows(found, lists, column=extras.real_index)
+    of_rows, found_by = real_labels.labels_for_rows(found, lists, column=extras.real_index)
     highest = max((number for one in of_rows for number in one), default=0)
     if highest >= found.num_classes:
         raise DataError(

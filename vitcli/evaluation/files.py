@@ -9,7 +9,7 @@ from typing import Any
 
 from vitcli.data import loader
 from vitcli.evaluation import figures, predictions
-from vitcli.evaluation.score import MISTAKES_SHOWN, Question, Scored
+from vitcli.evaluation.score import MISTAKES_SHOWN, EvalRequest, EvalResult
 from vitcli.output import atomic, plots
 from vitcli.output.atomic import write_json, write_text
 from vitcli.output.result_folder import ResultFolder
@@ -25,7 +25,7 @@ FOLDER = ResultFolder(
 
 def claim(
     held: ExitStack,
-    questions: Sequence[Question],
+    questions: Sequence[EvalRequest],
     *,
     out: Path | None,
     save_predictions: str | None,
@@ -45,7 +45,7 @@ def claim(
 
 
 def write_all(
-    scored: Sequence[Scored],
+    scored: Sequence[EvalResult],
     result: dict[str, Any],
     *,
     out: Path | None,
@@ -69,13 +69,13 @@ def write_all(
     write_json(out / RESULT, result)
 
 
-def _about(one: Scored) -> dict[str, Any]:
+def _about(one: EvalResult) -> dict[str, Any]:
     """What `vit compare` and people are to know of a file of predictions."""
     keys = ("ckpt", "model", "dataset", "eval_split", "resolution", "preprocessing", "top1", "class_map")
     return {key: one.result.get(key) for key in keys} | {"class_names": list(one.class_names)}
 
 
-def _write_tables(folder: Path, one: Scored) -> None:
+def _write_tables(folder: Path, one: EvalResult) -> None:
     if one.found.has_several_labels:
         return
     number_of = {name: number for number, name in enumerate(one.class_names)}
@@ -95,7 +95,7 @@ def _write_tables(folder: Path, one: Scored) -> None:
     _write_csv(folder / "confusion.csv", ("class", "predicted", "num_examples"), confused)
 
 
-def _write_pictures(folder: Path, one: Scored) -> None:
+def _write_pictures(folder: Path, one: EvalResult) -> None:
     title = f"ECE {one.result['ece']:.2%} of {len(one.found)} examples"
     plots.save(folder / "reliability.png", figures.reliability_diagram(one.reliability, title=title))
     if not one.found.has_several_labels:
@@ -110,11 +110,11 @@ def _write_pictures(folder: Path, one: Scored) -> None:
         plots.save(folder / "resolution.png", figure)
 
 
-def _confusion(one: Scored):
+def _confusion(one: EvalResult):
     return predictions.confusion(one.found, len(one.class_names))
 
 
-def _mistakes(one: Scored) -> Iterable[tuple]:
+def _mistakes(one: EvalResult) -> Iterable[tuple]:
     """The surest wrong predictions with their pictures, as the network saw them."""
     found = one.found
     places = predictions.most_confident_mistakes(found, MISTAKES_SHOWN)

@@ -24,7 +24,7 @@ from vitcli.errors import DataError, WeightsError
 from vitcli.evaluation import metrics, predictions
 from vitcli.evaluation.predictions import Predictions
 from vitcli.models.build import features as model_features
-from vitcli.output.progress import Console
+from vitcli.output.progress import Progress
 
 # A CPU's matrix product of 1 to 3 rows adds up in another order (measured with MKL 2024.2), and several
 # threads part 5 or 6 rows so that one gets so few: of multiples of 4 no result depends on the batch size.
@@ -60,7 +60,7 @@ def my_batches(
     none = torch.empty(0, dtype=torch.int64)
     nothing = Batch(torch.empty(0, 3, *preprocessing.image_size, dtype=torch.uint8), none, none, ())
     while True:
-        with runtime.own_errors():
+        with runtime.local_errors():
             mine = next(batches, None)
         if not runtime.any(mine is not None):
             return
@@ -79,7 +79,7 @@ def fill_by_row(
     batch_size: int,
     on_bad_image: str,
     num_threads: int,
-    console: Console,
+    console: Progress,
 ) -> tuple[Tensor, list[str]]:
     """Put the numbers of every row in their place in columns for the whole split, alike on all processes.
 
@@ -105,8 +105,8 @@ def fill_by_row(
         on_bad_image=on_bad_image,
         num_threads=num_threads,
     )
-    told = watched(passed(batches), console, "evaluate", total=len(split), at_once=runtime.world_size)
-    with runtime.own_errors():
+    told = report_progress(passed(batches), console, "evaluate", total=len(split), at_once=runtime.world_size)
+    with runtime.local_errors():
         for batch, made in told:
             for name, values_B in numbers(batch, made).items():
                 columns[name][batch.rows_B] = values_B
@@ -208,8 +208,8 @@ def _filled_up(batch: Batch, multiple: int) -> tuple[Tensor, Tensor]:
     return torch.cat([batch.rows_B, batch.rows_B.new_zeros(size - count)]), images_BCHW
 
 
-def watched(
-    passed: Iterator[tuple[Batch, Tensor]], console: Console, title: str, *, total: int, at_once: int
+def report_progress(
+    passed: Iterator[tuple[Batch, Tensor]], console: Progress, title: str, *, total: int, at_once: int
 ) -> Iterator[tuple[Batch, Tensor]]:
     """The same batches, with a progress line; `at_once` processes do as much each."""
     began_at, done = time.perf_counter(), 0
@@ -254,8 +254,8 @@ def evaluate(
     on_bad_image: str,
     num_threads: int,
     precision: str = "fp32",
-    console: Console,
-) -> tuple[metrics.Scores, list[str]]:
+    console: Progress,
+) -> tuple[metrics.Metrics, list[str]]:
     """Scores of a split, and the places of the images that could not be decoded and do not count.
 
     Raises:
@@ -284,7 +284,7 @@ def evaluate(
         num_threads=num_threads,
         console=console,
     )
-    return metrics.scores(columns["ranks"][seen_N], columns["losses"][seen_N]), skipped
+    return metrics.metrics_of(columns["ranks"][seen_N], columns["losses"][seen_N]), skipped
 
 
 def features(
@@ -296,7 +296,7 @@ def features(
     batch_size: int,
     num_threads: int,
     precision: str = "fp32",
-    console: Console,
+    console: Progress,
 ) -> tuple[Tensor, Tensor]:
     """(N, D) float32 features of every row, as `model.features` gives them, and (N,) int64 labels.
 
@@ -317,8 +317,8 @@ def features(
     network = fsdp.gathered_for(unwrap(model), partial(model_features, bare))
     passed = outputs_of(bare, network, batches, preprocessing, device=runtime.device, precision=precision)
     features_ND, labels_N = torch.zeros(0, 0), torch.zeros(len(split), dtype=torch.int64)
-    with runtime.own_errors():
-        for batch, features_BD in watched(
+    with runtime.local_errors():
+        for batch, features_BD in report_progress(
             passed, console, "features", total=len(split), at_once=runtime.world_size
         ):
             if not features_ND.numel():
@@ -331,7 +331,7 @@ def features(
     return runtime.sum_over_processes(features_ND), runtime.sum_over_processes(labels_N)
 
 
-def likeliest(
+def top_predictions(
     model: nn.Module,
     split: Split,
     preprocessing: Preprocessing,
@@ -342,7 +342,7 @@ def likeliest(
     on_bad_image: str,
     num_threads: int,
     precision: str,
-    console: Console,
+    console: Progress,
 ) -> tuple[dict[int, list[tuple[int, float]]], list[str]]:
     """By row the `topk` likeliest classes and their probabilities, and the places that were not decodable."""
     found, skipped = {}, []
@@ -356,7 +356,7 @@ def likeliest(
         num_threads=num_threads,
     )
     passed = logits_of(model, batches, preprocessing, device=runtime.device, precision=precision)
-    for batch, logits_BK in watched(passed, console, "predict", total=len(split), at_once=1):
+    for batch, logits_BK in report_progress(passed, console, "predict", total=len(split), at_once=1):
         shares, classes = torch.softmax(logits_BK, dim=-1).topk(topk)
         for row, its_classes, its_shares in zip(
             batch.rows_B.tolist(), classes.tolist(), shares.tolist(), strict=True
@@ -366,7 +366,7 @@ def likeliest(
     return found, skipped
 
 
-def predictions_of(
+def predict_split(
     model: nn.Module,
     split: Split,
     preprocessing: Preprocessing,
@@ -378,7 +378,7 @@ def predictions_of(
     on_bad_image: str,
     num_threads: int,
     precision: str,
-    console: Console,
+    console: Progress,
 ) -> tuple[Predictions, list[str]]:
     """Predictions of every row, and the places of the images that could not be decoded and do not count.
 

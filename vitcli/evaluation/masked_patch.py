@@ -14,7 +14,7 @@ from vitcli.errors import WeightsError
 from vitcli.evaluation import metrics
 from vitcli.evaluation.inference import fill_by_row, passes
 from vitcli.models import masked_patch
-from vitcli.output.progress import Console
+from vitcli.output.progress import Progress
 
 
 def evaluate_patches(
@@ -27,8 +27,8 @@ def evaluate_patches(
     on_bad_image: str,
     num_threads: int,
     precision: str = "fp32",
-    console: Console,
-) -> tuple[metrics.PatchScores, list[str]]:
+    console: Progress,
+) -> tuple[metrics.PatchMetrics, list[str]]:
     """Scores of masked patch prediction; each row's corruption is a function of the row alone."""
     columns = {
         "losses": torch.zeros(len(split), dtype=torch.float64),
@@ -60,7 +60,7 @@ def evaluate_patches(
     )
     runtime.sum_over_processes(colors_K)
     num_colors, num_examples = int(colors_K.sum()), int(seen_N.sum())  # no colors where pixels are predicted
-    return metrics.PatchScores(
+    return metrics.PatchMetrics(
         patch_accuracy=int(columns["right"].sum()) / num_colors if num_colors else None,
         most_frequent_color=int(colors_K.max()) / num_colors if num_colors else None,
         loss=float(columns["losses"].sum()) / num_examples,

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 
 @dataclass(frozen=True)
-class Scores:
+class Metrics:
     """What one evaluation says.
 
     Attributes:
@@ -24,7 +24,7 @@ class Scores:
 
 
 @dataclass(frozen=True)
-class PatchScores:
+class PatchMetrics:
     """What an evaluation of masked patch prediction says (paper, section 4.6).
 
     Attributes:
@@ -66,10 +66,10 @@ def example_losses(logits_BK: Tensor, labels: Tensor) -> Tensor:
     return (losses_BM * is_label_BM).sum(dim=1) / is_label_BM.sum(dim=1)
 
 
-def scores(ranks_N: Tensor, losses_N: Tensor) -> Scores:
+def metrics_of(ranks_N: Tensor, losses_N: Tensor) -> Metrics:
     """Totals of a split from each example's `label_ranks` and `example_losses`, in row order."""
     count = len(ranks_N)
-    return Scores(
+    return Metrics(
         top1=int((ranks_N == 0).sum()) / count,
         top5=int((ranks_N < 5).sum()) / count,
         loss=float(losses_N.double().sum()) / count,

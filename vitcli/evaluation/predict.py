@@ -5,12 +5,12 @@ from typing import Any
 
 from vitcli import recipe
 from vitcli.data import loader
-from vitcli.data.image_files import as_split, find_pictures
-from vitcli.distributed import runtime
+from vitcli.data.image_files import as_split, find_images
+from vitcli.distributed.runtime import start as start_runtime
 from vitcli.errors import VitError
 from vitcli.evaluation import inference
 from vitcli.evaluation.setup import for_inference, inference_precision, named_weights, preprocessing_for
-from vitcli.output.progress import Console
+from vitcli.output.progress import Progress
 from vitcli.weights.io import Weights
 
 
@@ -29,15 +29,15 @@ def predict(
         raise VitError(
             "no checkpoint is named", where="--ckpt", fix="--ckpt RUN, a weights file, timm/NAME or demo"
         )
-    files = find_pictures(pictures, where="PICTURES")
+    files = find_images(pictures, where="PICTURES")
     precision = inference_precision(resolved)
-    machine = runtime.start(precision)
-    console = Console(quiet=quiet, is_main=machine.is_main)
+    runtime = start_runtime(precision)
+    console = Progress(quiet=quiet, is_main=runtime.is_main)
     weights = named_weights(resolved)
     preprocessing, origin = preprocessing_for(
         weights, resolved, recipe_name=None, overrides=overrides, shorthands=shorthands
     )
-    model, arch = for_inference(weights, resolved, preprocessing, machine, console)
+    model, arch = for_inference(weights, resolved, preprocessing, runtime, console)
     if topk and topk > arch.num_classes:
         raise VitError(
             f"the model has {arch.num_classes} classes", where=f"--topk {topk}", fix="a smaller number"
@@ -45,11 +45,11 @@ def predict(
     topk = topk or min(5, arch.num_classes)
     console.note(f"{arch.name}: {preprocessing.summary()}, {origin}")
 
-    found, skipped = inference.likeliest(
+    found, skipped = inference.top_predictions(
         model,
         as_split(files),
         preprocessing,
-        runtime=machine,
+        runtime=runtime,
         topk=topk,
         batch_size=resolved.eval.batch_size,
         on_bad_image=resolved.data.on_bad_image,

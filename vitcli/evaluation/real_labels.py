@@ -49,7 +49,9 @@ def read_real(path: str) -> list[list[int]]:
     return lists
 
 
-def lists_of_rows(split: Split, lists: list[list[int]], *, column: str | None) -> tuple[list[list[int]], str]:
+def labels_for_rows(
+    split: Split, lists: list[list[int]], *, column: str | None
+) -> tuple[list[list[int]], str]:
     """The list of each row of a split, and in a few words what it was found by.
 
     By the column that is named; else by the number in file names ILSVRC2012_val_XXXXXXXX; else by a column

@@ -20,7 +20,7 @@ from vitcli.evaluation.class_map import Projection
 from vitcli.evaluation.predictions import Predictions
 from vitcli.evaluation.setup import as_asked, for_inference, preprocessing_for
 from vitcli.evaluation.statistics import Reliability
-from vitcli.output.progress import Console
+from vitcli.output.progress import Progress
 from vitcli.recipe import Recipe
 from vitcli.weights.io import Weights
 
@@ -36,7 +36,7 @@ class ReaL:
 
 
 @dataclass(frozen=True)
-class Question:
+class EvalRequest:
     """A checkpoint and a split to score it on.
 
     Attributes:
@@ -75,7 +75,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Scored:
+class EvalResult:
     """The answer: the object that --json prints, and what tables and pictures are made of."""
 
     result: dict[str, Any]
@@ -84,13 +84,13 @@ class Scored:
     places: list[str]
     preprocessing: Preprocessing
     reliability: Reliability
-    question: Question
+    question: EvalRequest
     own_side: int  # height the weights are made for, in pixels
 
 
 def score(
-    question: Question, weights: Weights, *, machine: Runtime, workers: int | None, console: Console
-) -> Scored:
+    question: EvalRequest, weights: Weights, *, runtime: Runtime, workers: int | None, console: Progress
+) -> EvalResult:
     """One pass for each resolution; all that is reported comes from the one nearest to the weights' own."""
     wanted, chosen, origin = _pixels(question, weights)
     sizes = f"; {len(wanted)} sizes of --res" if question.sides else ""
@@ -99,7 +99,7 @@ def score(
     curve, found, told = [], None, {}
     for preprocessing in wanted:
         passed, about = _pass(
-            question, weights, preprocessing, machine, workers, console, is_told=preprocessing is chosen
+            question, weights, preprocessing, runtime, workers, console, is_told=preprocessing is chosen
         )
         curve.append({"resolution": preprocessing.resolution} | _counted(passed))
         if preprocessing is chosen:
@@ -122,8 +122,8 @@ def score(
         **_counted(found),
         "num_eval_examples": len(found),
         **told,
-        "precision": machine.precision,
-        "num_processes": machine.world_size,
+        "precision": runtime.precision,
+        "num_processes": runtime.world_size,
         **_more(question, found, names, reliability, places),
     }
     if question.sides:
@@ -134,12 +134,12 @@ def score(
             for one in question.asserted
         ]
     result["asked"] = question.asked()
-    return Scored(
+    return EvalResult(
         result, found, names, places, chosen, reliability, question, weights.architecture.image_size[0]
     )
 
 
-def _pixels(question: Question, weights: Weights) -> tuple[list[Preprocessing], Preprocessing, str]:
+def _pixels(question: EvalRequest, weights: Weights) -> tuple[list[Preprocessing], Preprocessing, str]:
     """The pixels of each pass, those nearest to the weights' own, and who says so."""
     base, origin = preprocessing_for(
         weights,
@@ -155,33 +155,33 @@ def _pixels(question: Question, weights: Weights) -> tuple[list[Preprocessing], 
 
 
 def _pass(
-    question: Question,
+    question: EvalRequest,
     weights: Weights,
     preprocessing: Preprocessing,
-    machine: Runtime,
+    runtime: Runtime,
     workers: int | None,
-    console: Console,
+    console: Progress,
     *,
     is_told: bool,
 ) -> tuple[Predictions, dict[str, Any]]:
     """The predictions at one resolution, and what is to be told of the pass."""
-    notes = console if is_told else Console(quiet=True)  # the same at every resolution
-    model, arch = for_inference(weights, question.resolved, preprocessing, machine, notes)
+    notes = console if is_told else Progress(quiet=True)  # the same at every resolution
+    model, arch = for_inference(weights, question.resolved, preprocessing, runtime, notes)
     began_at = time.perf_counter()
-    found, skipped = inference.predictions_of(
+    found, skipped = inference.predict_split(
         model,
         question.split,
         preprocessing,
         num_classes=question.projection.width if question.projection else arch.num_classes,
         project=question.projection,
-        runtime=machine,
+        runtime=runtime,
         batch_size=question.resolved.eval.batch_size,
         on_bad_image=question.resolved.data.on_bad_image,
-        num_threads=workers or loader.default_threads(machine.processes_here),
-        precision=machine.precision,
+        num_threads=workers or loader.default_threads(runtime.processes_here),
+        precision=runtime.precision,
         console=console,
     )
-    skipped = sorted(machine.union(set(skipped)))
+    skipped = sorted(runtime.union(set(skipped)))
     elapsed_s = time.perf_counter() - began_at
     return found, {
         "model": arch.name,
@@ -193,12 +193,12 @@ def _pass(
 
 
 def _counted(found: Predictions) -> dict[str, float]:
-    totals = metrics.scores(torch.from_numpy(found.ranks_N), torch.from_numpy(found.losses_N))
+    totals = metrics.metrics_of(torch.from_numpy(found.ranks_N), torch.from_numpy(found.losses_N))
     return {"top1": totals.top1, "top5": totals.top5, "loss": totals.loss}
 
 
 def _more(
-    question: Question,
+    question: EvalRequest,
     found: Predictions,
     names: tuple[str, ...],
     reliability: Reliability,
@@ -244,7 +244,7 @@ def _more(
 
 
 def _mistake(
-    question: Question, found: Predictions, at: int, names: tuple[str, ...], places: list[str]
+    question: EvalRequest, found: Predictions, at: int, names: tuple[str, ...], places: list[str]
 ) -> dict[str, Any]:
     labels = np.atleast_1d(found.labels[at])
     return {
@@ -256,7 +256,7 @@ def _mistake(
     }
 
 
-def _class_names(question: Question, weights: Weights) -> tuple[str, ...]:
+def _class_names(question: EvalRequest, weights: Weights) -> tuple[str, ...]:
     """A name of its own for each class that competes."""
     own, projection = question.split.class_names, question.projection
     stored = weights.class_names or tuple(

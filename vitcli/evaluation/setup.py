@@ -16,7 +16,7 @@ from vitcli.distributed.runtime import Runtime
 from vitcli.errors import VitError, WeightsError
 from vitcli.models.architecture import Architecture
 from vitcli.models.build import adapted
-from vitcli.output.progress import Console
+from vitcli.output.progress import Progress
 from vitcli.recipe import Recipe
 from vitcli.weights.io import Weights, read_weights
 from vitcli.weights.load import load
@@ -150,8 +150,8 @@ def for_inference(
     weights: Weights,
     resolved: Recipe,
     preprocessing: Preprocessing,
-    machine: Runtime,
-    console: Console,
+    runtime: Runtime,
+    console: Progress,
     *,
     needs_head: bool = True,
 ) -> tuple[nn.Module, Architecture]:
@@ -166,4 +166,4 @@ def for_inference(
     model, arch, report = load(weights, image_size=preprocessing.image_size, posemb_method=method)
     for line in report.lines()[1:]:
         console.note(line)
-    return model.to(machine.device).eval(), arch
+    return model.to(runtime.device).eval(), arch

@@ -16,9 +16,9 @@ from vitcli import recipe
 from vitcli.distributed import launch
 from vitcli.errors import VitError, nearest
 from vitcli.experiments import vtab
-from vitcli.experiments.reproduce_rows import Row, Rows, judge, rows_of
+from vitcli.experiments.reproduce_rows import PaperRow, PaperTables, judge, rows_of
 from vitcli.output.atomic import write_json
-from vitcli.output.progress import Console
+from vitcli.output.progress import Progress
 from vitcli.recipe import Recipe
 
 if TYPE_CHECKING:  # which loads torch; mistakes are told before that
@@ -29,7 +29,7 @@ Finetune = Callable[[Recipe, "RunOptions"], dict[str, Any]]
 Evaluate = Callable[[str], dict[str, Any]]
 
 
-def list_rows(rows: Rows, pattern: str | None) -> dict[str, Any]:
+def list_rows(rows: PaperTables, pattern: str | None) -> dict[str, Any]:
     """Every row whose name fits: a part of it, or a glob, in any case; None for all."""
     known = rows_of(rows)
     wanted = (pattern or "").lower()
@@ -54,7 +54,7 @@ def list_rows(rows: Rows, pattern: str | None) -> dict[str, Any]:
     return {"command": "reproduce", "rows": entries}
 
 
-def resolve(row: Row, *, precision: str | None) -> dict[str, Recipe]:
+def resolve(row: PaperRow, *, precision: str | None) -> dict[str, Recipe]:
     """The recipes of a row: one by its data set, of VTAB one by each task, of weights as they are none."""
     if row.protocol == "evaluate":
         return {}
@@ -69,7 +69,7 @@ def resolve(row: Row, *, precision: str | None) -> dict[str, Recipe]:
         raise VitError(error.message, where=f"the keys that row {row.name} sets", fix=error.fix) from error
 
 
-def check_labels(row: Row, real: str | None) -> None:
+def check_labels(row: PaperRow, real: str | None) -> None:
     """Refuse a row of ReaL labels without their file, and the file where another row is meant."""
     if row.labels == "real" and not real:
         raise VitError(
@@ -84,7 +84,7 @@ def check_labels(row: Row, real: str | None) -> None:
 
 
 def reproduce(
-    row: Row,
+    row: PaperRow,
     recipes: Mapping[str, Recipe],
     options: "RunOptions",
     *,
@@ -108,16 +108,16 @@ def reproduce(
         real_labels.read_real(real)  # a damaged file is told before days of training
     folder = options.out or default_folder(row)
     options = replace(options, out=folder)
-    Console(quiet=options.quiet, is_main=launch.global_rank() == 0).note(_introduction(row, recipes))
+    Progress(quiet=options.quiet, is_main=launch.global_rank() == 0).note(_introduction(row, recipes))
     if row.protocol == "evaluate":
         folder.mkdir(parents=True, exist_ok=True)
         found = _scored([evaluate(row.ckpt)], row)
     elif vtab.tasks_of(row.dataset):
         found = _vtab(row, recipes, options, finetune)
     else:
-        from vitcli.distributed.runtime import one_after_another
+        from vitcli.distributed.runtime import shared_process_group
 
-        with one_after_another():
+        with shared_process_group():
             found = _finetuned(row, recipes[row.dataset], options, finetune, evaluate)
     accuracies = [run["top1"] for run in found["runs"]]
     judged = judge(
@@ -144,7 +144,7 @@ def reproduce(
 
 
 def _finetuned(
-    row: Row, resolved: Recipe, options: "RunOptions", finetune: Finetune, evaluate: Evaluate
+    row: PaperRow, resolved: Recipe, options: "RunOptions", finetune: Finetune, evaluate: Evaluate
 ) -> dict[str, Any]:
     """Selection and runs in one run folder; with ReaL labels the weights of each run are scored again."""
     summary = finetune(resolved, options)
@@ -161,7 +161,7 @@ def _finetuned(
     return found | {"lr": summary["lr"], "elapsed_s": summary["elapsed_s"] + found["elapsed_s"]}
 
 
-def _scored(evaluations: list[dict[str, Any]], row: Row) -> dict[str, Any]:
+def _scored(evaluations: list[dict[str, Any]], row: PaperRow) -> dict[str, Any]:
     """What evaluations of checkpoints come to, one a run."""
     name, count = (
         ("real_top1", "num_real_examples") if row.labels == "real" else ("top1", "num_eval_examples")
@@ -173,7 +173,7 @@ def _scored(evaluations: list[dict[str, Any]], row: Row) -> dict[str, Any]:
 
 
 def _vtab(
-    row: Row, recipes: Mapping[str, Recipe], options: "RunOptions", finetune: Finetune
+    row: PaperRow, recipes: Mapping[str, Recipe], options: "RunOptions", finetune: Finetune
 ) -> dict[str, Any]:
     """The 19 tasks; run r of all of them is run r of the score, a plain mean (paper, Table 9)."""
     summaries: dict[str, dict[str, Any]] = {}
@@ -193,7 +193,7 @@ def _vtab(
     }
 
 
-def _introduction(row: Row, recipes: Mapping[str, Recipe]) -> str:
+def _introduction(row: PaperRow, recipes: Mapping[str, Recipe]) -> str:
     if not recipes:
         return f"{row.name}: {row.ckpt} on {row.dataset}, as it is"
     first = next(iter(recipes.values()))
@@ -204,9 +204,9 @@ def _introduction(row: Row, recipes: Mapping[str, Recipe]) -> str:
 
 def num_arms(resolved: Recipe) -> int:
     """Trainings among which a recipe chooses."""
-    return len(recipe.arms(resolved)) if resolved.choices else 0
+    return len(recipe.trials(resolved)) if resolved.choices else 0
 
 
-def default_folder(row: Row) -> Path:
+def default_folder(row: PaperRow) -> Path:
     """Below runs/, without the time, so that the same command goes on by itself."""
     return Path("runs", "reproduce-" + "".join(c if c.isalnum() or c in "._" else "-" for c in row.training))

@@ -15,7 +15,7 @@ from vitcli import recipe
 from vitcli.data.demo import SETS
 from vitcli.errors import DataError, WeightsError
 from vitcli.experiments.reproduce import Finetune, num_arms
-from vitcli.experiments.reproduce_rows import Row
+from vitcli.experiments.reproduce_rows import PaperRow
 from vitcli.models.build import architecture
 from vitcli.models.flops import forward_macs
 from vitcli.recipe import Recipe
@@ -23,7 +23,9 @@ from vitcli.training.schedule import duration_steps, exaflops
 from vitcli.training.setup import RunOptions
 
 
-def plan(row: Row, recipes: Mapping[str, Recipe], options: RunOptions, finetune: Finetune) -> dict[str, Any]:
+def plan(
+    row: PaperRow, recipes: Mapping[str, Recipe], options: RunOptions, finetune: Finetune
+) -> dict[str, Any]:
     """The cost of a protocol by its recipes alone; its time too, where ten steps can be tried here."""
     each = [_cost(row.model, one) for one in recipes.values()]
     first = next(iter(recipes.values()), None)

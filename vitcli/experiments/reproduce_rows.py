@@ -15,17 +15,17 @@ from pydantic import BaseModel, ValidationError
 from vitcli import recipe
 from vitcli.errors import CheckFailed, VitError, nearest
 from vitcli.recipe.schema import KEYS, Count, PercentOrWithStd, Section, key
-from vitcli.recipe.validation import Mistake, refused, report, unknown
+from vitcli.recipe.validation import Problem, as_error, report, unknown
 
 VTAB = "vtab"  # the data set that is all 19 tasks
 SEE = "docs/reproduce.md explains the keys; recipes/reproduce.toml has the shipped rows"
 
 
-class Shared(Section):
+class SharedKeys(Section):
     set: dict[str, Any] = key("recipe keys of every row: {'train.runs' = 3}", {})
 
 
-class Task(Section):
+class PaperTask(Section):
     """What is learnt, and on what it is scored."""
 
     recipe: str | None = key("of vit finetune; none for vtab, whose tasks have their own", None)
@@ -34,7 +34,7 @@ class Task(Section):
     test_examples: Count | None = key("scored pictures of the published number", None)
 
 
-class Column(Section):
+class PaperColumn(Section):
     """A network, and what was published for it."""
 
     about: str = key("network and pre-training data, for people")
@@ -50,14 +50,14 @@ class Column(Section):
     published: dict[str, PercentOrWithStd] = key("task to percent, or [percent, standard deviation]")
 
 
-class Copy(Section):
+class ColumnCopy(Section):
     """Other names of rows."""
 
     of: str = key("a column")
     tasks: list[str] = key("those of its tasks that have the other name")
 
 
-class Scale(Section):
+class ReducedScale(Section):
     """A small run in the place of any row."""
 
     about: str = key("for people")
@@ -70,19 +70,25 @@ class Scale(Section):
     published: PercentOrWithStd = key("percent, or [percent, standard deviation], measured by us")
 
 
-class Rows(Section):
-    shared: Shared = Shared()
+class PaperTables(Section):
+    shared: SharedKeys = SharedKeys()
     reasons: dict[str, str] = key("why weights are not to be had", {})
-    tasks: dict[str, Task] = key("what is learnt")
-    columns: dict[str, Column] = key("networks")
-    copies: dict[str, Copy] = key("other names", {})
-    scales: dict[str, Scale] = key("small runs", {})
+    tasks: dict[str, PaperTask] = key("what is learnt")
+    columns: dict[str, PaperColumn] = key("networks")
+    copies: dict[str, ColumnCopy] = key("other names", {})
+    scales: dict[str, ReducedScale] = key("small runs", {})
 
 
-KINDS = {"shared": Shared, "tasks": Task, "columns": Column, "copies": Copy, "scales": Scale}
+KINDS = {
+    "shared": SharedKeys,
+    "tasks": PaperTask,
+    "columns": PaperColumn,
+    "copies": ColumnCopy,
+    "scales": ReducedScale,
+}
 
 
-def read_rows(file: str | None) -> Rows:
+def read_rows(file: str | None) -> PaperTables:
     """The shipped rows, or those of a file of one's own.
 
     Raises:
@@ -94,7 +100,7 @@ def read_rows(file: str | None) -> Rows:
     path = Path(file) if file else recipe.paper_tables()
     label = recipe.label(path)
     try:
-        rows = Rows.model_validate(recipe.read_toml(path))
+        rows = PaperTables.model_validate(recipe.read_toml(path))
     except ValidationError as refusal:
         raise report([_translated(error, label) for error in refusal.errors()], label, see=SEE) from None
     if mistakes := _contradictions(rows, label):
@@ -102,7 +108,7 @@ def read_rows(file: str | None) -> Rows:
     return rows
 
 
-def _translated(error: Mapping[str, Any], label: str) -> Mistake:
+def _translated(error: Mapping[str, Any], label: str) -> Problem:
     """One refusal of pydantic in the words of a file of rows."""
     names = [str(part) for part in error["loc"] if isinstance(part, str) and part not in ("one", "list")]
     items = [part for part in error["loc"] if isinstance(part, int)]
@@ -111,26 +117,26 @@ def _translated(error: Mapping[str, Any], label: str) -> Mistake:
         case "extra_forbidden":
             known = list(_kind_at(names[:-1]).model_fields)
             what = f"{place} is not a key of the rows{nearest(names[-1], known)}"
-            return Mistake(what, label, f"the keys there are {', '.join(known)}")
+            return Problem(what, label, f"the keys there are {', '.join(known)}")
         case "missing":
-            return Mistake(f"{place} is missing", label, SEE)
-    return refused(error, place, label)
+            return Problem(f"{place} is missing", label, SEE)
+    return as_error(error, place, label)
 
 
 def _kind_at(names: list[str]) -> type[BaseModel]:
     """The section that a path such as columns, table5/b16-in21k leads to."""
-    return KINDS.get(names[0], Rows) if names else Rows
+    return KINDS.get(names[0], PaperTables) if names else PaperTables
 
 
-def _contradictions(rows: Rows, label: str) -> list[Mistake]:
+def _contradictions(rows: PaperTables, label: str) -> list[Problem]:
     """What does not hold between the parts of a file that is right by its schema."""
     found = [*_of_tasks(rows), *_of_columns(rows), *_of_copies(rows)]
     for name, scale in rows.scales.items():
         found += [*_of_recipe(scale.recipe, f"scales.{name}"), *_of_keys(scale.set, f"scales.{name}.set")]
-    return [Mistake(what, label, fix) for what, fix in (*found, *_of_keys(rows.shared.set, "shared.set"))]
+    return [Problem(what, label, fix) for what, fix in (*found, *_of_keys(rows.shared.set, "shared.set"))]
 
 
-def _of_tasks(rows: Rows) -> Iterator[tuple[str, str]]:
+def _of_tasks(rows: PaperTables) -> Iterator[tuple[str, str]]:
     for name, task in rows.tasks.items():
         if (task.recipe is None) != (task.dataset == VTAB):
             yield f"tasks.{name} has {'no' if task.recipe is None else 'a'} recipe", "vtab alone goes without"
@@ -138,7 +144,7 @@ def _of_tasks(rows: Rows) -> Iterator[tuple[str, str]]:
             yield from _of_recipe(task.recipe, f"tasks.{name}")
 
 
-def _of_columns(rows: Rows) -> Iterator[tuple[str, str]]:
+def _of_columns(rows: PaperTables) -> Iterator[tuple[str, str]]:
     for name, column in rows.columns.items():
         place = f"columns.{name}"
         if (column.ckpt is None) == (column.unreleased is None):
@@ -155,7 +161,7 @@ def _of_columns(rows: Rows) -> Iterator[tuple[str, str]]:
             yield from _of_keys(settings, f"{place}.set")
 
 
-def _of_copies(rows: Rows) -> Iterator[tuple[str, str]]:
+def _of_copies(rows: PaperTables) -> Iterator[tuple[str, str]]:
     for name, copy in rows.copies.items():
         yield from _of_names([copy.of], rows.columns, f"copies.{name}.of")
         if copy.of in rows.columns:
@@ -195,7 +201,7 @@ REPRODUCED, NOT_REPRODUCED, OTHER_TEST_SET = "reproduced", "not reproduced", "ot
 
 
 @dataclass(frozen=True)
-class Row:
+class PaperRow:
     """One published number, and the protocol that is to give it again.
 
     Attributes:
@@ -226,7 +232,7 @@ class Row:
     scale: str | None = None
 
 
-def rows_of(rows: Rows) -> dict[str, Row]:
+def rows_of(rows: PaperTables) -> dict[str, PaperRow]:
     """Every row by its name, in the order of the file."""
     found = {
         f"{column}/{task}": _row(rows, column, task)
@@ -240,7 +246,7 @@ def rows_of(rows: Rows) -> dict[str, Row]:
     return found
 
 
-def find_row(rows: Rows, name: str, *, scale: str | None, ckpt: str | None) -> Row:
+def find_row(rows: PaperTables, name: str, *, scale: str | None, ckpt: str | None) -> PaperRow:
     """The row of a name, on a small scale or from weights of one's own where these are named.
 
     Raises:
@@ -337,14 +343,14 @@ def failure(result: Mapping[str, Any]) -> CheckFailed | None:
     )
 
 
-def _row(rows: Rows, column: str, task: str) -> Row:
+def _row(rows: PaperTables, column: str, task: str) -> PaperRow:
     entry, learnt = rows.columns[column], rows.tasks[task]
     mean, std = _fractions(entry.published[task])
     siblings = [t for t in entry.published if rows.tasks[t].recipe == learnt.recipe and learnt.recipe]
     shared = next((t for t in siblings if rows.tasks[t].labels == "own"), task)
     instead = entry.instead and f"{entry.instead}/{task}"
     has_instead = instead and task in rows.columns[entry.instead].published
-    return Row(
+    return PaperRow(
         name=f"{column}/{task}",
         training=f"{column}/{shared if learnt.labels == 'real' else task}",
         about=entry.about,
@@ -363,7 +369,7 @@ def _row(rows: Rows, column: str, task: str) -> Row:
     )
 
 
-def _on_a_small_scale(row: Row, rows: Rows, scale: str) -> Row:
+def _on_a_small_scale(row: PaperRow, rows: PaperTables, scale: str) -> PaperRow:
     """The small run in the place of the row: the same for all rows but for its name."""
     small = rows.scales[scale]
     mean, std = _fractions(small.published)

@@ -13,12 +13,12 @@ from typing import Any
 from vitcli import recipe
 from vitcli.errors import Stopped, VitError
 from vitcli.experiments import study_grid, study_schema
-from vitcli.experiments.study_grid import Cell
+from vitcli.experiments.study_grid import StudyRun
 from vitcli.experiments.study_schema import Score, Study, slug
-from vitcli.output.progress import Console
+from vitcli.output.progress import Progress
 from vitcli.recipe import Recipe
 from vitcli.recipe.sweep import check_with_choices
-from vitcli.recipe.validation import Mistake, report
+from vitcli.recipe.validation import Problem, report
 
 WRITE_EVERY_S = 60.0  # between pictures of a study that goes on
 
@@ -36,12 +36,12 @@ class Prepared:
     view: str
     name: str
     study: Study
-    cells: list[Cell]
+    cells: list[StudyRun]
     recipes: list[Recipe]
 
 
 @dataclass(frozen=True)
-class Work:
+class StudyActions:
     """What is done for one run.
 
     Attributes:
@@ -79,11 +79,11 @@ def prepare(view: str, name: str, overrides: Sequence[str]) -> Prepared:
     return Prepared(view, Path(name).stem, read, cells, recipes)
 
 
-def plan(prepared: Prepared, work: Work) -> dict[str, Any]:
+def plan(prepared: Prepared, work: StudyActions) -> dict[str, Any]:
     """Every run and what it costs, as --dry-run says it; touches no data."""
-    from vitcli.distributed import runtime  # loads torch
+    from vitcli.distributed.runtime import shared_process_group
 
-    with runtime.one_after_another():
+    with shared_process_group():
         plans = _plans(prepared, work)
     cells = _planned(prepared, plans)
     return {
@@ -95,27 +95,30 @@ def plan(prepared: Prepared, work: Work) -> dict[str, Any]:
     }
 
 
-def run(prepared: Prepared, work: Work, *, out: Path | None, overwrite: bool, quiet: bool) -> dict[str, Any]:
+def run(
+    prepared: Prepared, work: StudyActions, *, out: Path | None, overwrite: bool, quiet: bool
+) -> dict[str, Any]:
     """Make every run that is not there yet, and score it; the first process knows the scores.
 
     Returns:
         Of the first process what --json prints; tables and pictures of it are written to OUT on the way, too.
     """
-    from vitcli.distributed import runtime  # loads torch
+    from vitcli.distributed.runtime import shared_process_group
+    from vitcli.distributed.runtime import start as start_runtime  # loads torch
     from vitcli.experiments import study_folder as files
 
     folder = out or Path("runs", f"study-{slug(prepared.name)}")  # no time, so that the same command goes on
-    with runtime.one_after_another():
-        machine = runtime.start("auto")
-        console = Console(quiet=quiet, is_main=machine.is_main)
-        machine.on_main(lambda: files.check_folder(folder, prepared.study, overwrite=overwrite))
-        machine.on_main(lambda: files.empty(folder) if overwrite else None)
-        scores = machine.on_main(lambda: _scores(folder, prepared))
+    with shared_process_group():
+        runtime = start_runtime("auto")
+        console = Progress(quiet=quiet, is_main=runtime.is_main)
+        runtime.on_main(lambda: files.check_folder(folder, prepared.study, overwrite=overwrite))
+        runtime.on_main(lambda: files.clear(folder) if overwrite else None)
+        scores = runtime.on_main(lambda: _scores(folder, prepared))
         missing = [number for number, cell in enumerate(prepared.cells) if not scores[cell.name]]
         if missing:
             work.check()
-        plans = machine.on_main(lambda: files.read_json(folder / files.PLAN)) or _plans(prepared, work)
-        machine.on_main(lambda: files.begin(folder, prepared.study, plans))
+        plans = runtime.on_main(lambda: files.read_json(folder / files.PLAN)) or _plans(prepared, work)
+        runtime.on_main(lambda: files.begin(folder, prepared.study, plans))
         written_at = time.monotonic()
         try:
             for number in missing:
@@ -124,13 +127,13 @@ def run(prepared: Prepared, work: Work, *, out: Path | None, overwrite: bool, qu
                 scores[cell.name] = _run_one(
                     folder, cell, prepared.recipes[number], prepared.study.score, work
                 )
-                if machine.is_main:
+                if runtime.is_main:
                     console.note(f"{cell.name}: {_told(scores[cell.name])}")
-                if machine.is_main and time.monotonic() - written_at > WRITE_EVERY_S:
+                if runtime.is_main and time.monotonic() - written_at > WRITE_EVERY_S:
                     files.write_results(folder, _result(prepared, plans, scores, folder))
                     written_at = time.monotonic()
         finally:
-            result = _result(prepared, plans, scores, folder) if machine.is_main else {}
+            result = _result(prepared, plans, scores, folder) if runtime.is_main else {}
             if result.get("num_finished"):
                 files.write_results(folder, result)
     return result
@@ -150,21 +153,21 @@ def _scores(folder: Path, prepared: Prepared) -> dict[str, dict[str, float] | No
     }
 
 
-def _run_dir(folder: Path, cell: Cell) -> Path:
+def _run_dir(folder: Path, cell: StudyRun) -> Path:
     return folder / "cells" / cell.name
 
 
-def _resolve(cell: Cell, read: Study, file: str, mistakes: list[Mistake]) -> Recipe | None:
+def _resolve(cell: StudyRun, read: Study, file: str, mistakes: list[Problem]) -> Recipe | None:
     """The recipe of one run; the study's keys lie over the file's."""
     draft = recipe.merge(cell.recipe)
-    draft.lay(cell.keys, {key: f"{file}, {place}" for key, place in cell.sources.items()})
+    draft.overlay(cell.keys, {key: f"{file}, {place}" for key, place in cell.sources.items()})
     resolved, found = check_with_choices(
         draft.values, draft.sources, file=f"recipe {cell.recipe}", training=True
     )
     mistakes += draft.mistakes + found
     if resolved and read.score.by == "eval" and resolved.objective.loss == "masked_patch":
         fix = 'score.by = "fewshot" or "finetune"'
-        mistakes.append(Mistake("masked patch prediction has no top-1", f"{file}, score.by", fix))
+        mistakes.append(Problem("masked patch prediction has no top-1", f"{file}, score.by", fix))
     return resolved
 
 
@@ -173,20 +176,20 @@ def scoring_recipe(score: Score, dataset: str) -> str:
     return score.recipe or recipe.find_for_dataset(score.by, dataset)
 
 
-def _check_scoring(score: Score, dataset: str, file: str, mistakes: list[Mistake]) -> None:
+def _check_scoring(score: Score, dataset: str, file: str, mistakes: list[Problem]) -> None:
     draft = recipe.merge(scoring_recipe(score, dataset))
-    draft.lay(score.set | {"data.dataset": dataset}, dict.fromkeys(score.set, f"{file}, score.set"))
+    draft.overlay(score.set | {"data.dataset": dataset}, dict.fromkeys(score.set, f"{file}, score.set"))
     resolved, found = check_with_choices(
         draft.values, draft.sources, file=file, training=score.by == "finetune"
     )
     mistakes += draft.mistakes + found
     if resolved and score.by == "fewshot" and resolved.fewshot is None:
         mistakes.append(
-            Mistake("the recipe has no section [fewshot]", f"{file}, score.recipe", "take fewshot/default")
+            Problem("the recipe has no section [fewshot]", f"{file}, score.recipe", "take fewshot/default")
         )
 
 
-def _plans(prepared: Prepared, work: Work) -> dict[str, dict[str, Any]]:
+def _plans(prepared: Prepared, work: StudyActions) -> dict[str, dict[str, Any]]:
     """What the runs of each point come to; those of several seeds the same."""
     plans: dict[str, dict[str, Any]] = {}
     for cell, resolved in zip(prepared.cells, prepared.recipes, strict=True):
@@ -225,7 +228,9 @@ def _planned(prepared: Prepared, plans: Mapping[str, Mapping[str, Any]]) -> list
     ]
 
 
-def _run_one(folder: Path, cell: Cell, resolved: Recipe, score: Score, work: Work) -> dict[str, float | None]:
+def _run_one(
+    folder: Path, cell: StudyRun, resolved: Recipe, score: Score, work: StudyActions
+) -> dict[str, float | None]:
     from vitcli.experiments.study_folder import score_folder
 
     run_dir = _run_dir(folder, cell)

@@ -20,9 +20,9 @@ from matplotlib.transforms import Bbox
 
 from vitcli.experiments import study_grid
 from vitcli.output import plots
-from vitcli.output.plots import COLOURS, STYLE
+from vitcli.output.plots import COLORS, STYLE
 
-LOOKS = tuple(zip(COLOURS[:6], "os^DvP", strict=True))
+LOOKS = tuple(zip(COLORS[:6], "os^DvP", strict=True))
 BLACK, GREY = "#222222", "#777777"
 DASHES = {"ViT": "-", "hybrid": "-.", "ResNet": "--"}
 MOST_NAMED_LINES = 8  # beyond it a legend

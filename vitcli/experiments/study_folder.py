@@ -45,7 +45,7 @@ def begin(folder: Path, study: Study, plans: Mapping[str, Any]) -> None:
     write_json(folder / PLAN, plans)
 
 
-def empty(folder: Path) -> None:
+def clear(folder: Path) -> None:
     """Delete an earlier study, and nothing that a study does not make."""
     for name in (CELLS, FIGURES):
         shutil.rmtree(folder / name, ignore_errors=True)

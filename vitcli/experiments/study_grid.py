@@ -9,12 +9,12 @@ from itertools import product
 from statistics import mean, stdev
 from typing import Any
 
-from vitcli.experiments.study_schema import ALL, Study, Variant, network_key, slug
+from vitcli.experiments.study_schema import ALL, Study, StudyVariant, network_key, slug
 from vitcli.models import variants
 
 
 @dataclass(frozen=True)
-class Cell:
+class StudyRun:
     """One run of a study.
 
     Attributes:
@@ -36,7 +36,7 @@ class Cell:
     axes: dict[str, Any] = field(default_factory=dict)
 
 
-def expand(study: Study) -> list[Cell]:
+def expand(study: Study) -> list[StudyRun]:
     """Every run, the first seed of everything before the second: a picture that is whole early on."""
     seeds = study.grid.seeds or (None,)
     return [
@@ -110,11 +110,11 @@ def _means(cells: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return {name: mean(scores[name] for scores in known) for name in (known[0] if known else ())}
 
 
-def _variants(study: Study) -> Sequence[Variant]:
+def _variants(study: Study) -> Sequence[StudyVariant]:
     if study.variants:
         return study.variants
     key = network_key(study.command)
-    return [Variant(name=_paper_name(model), set={key: model}) for model in study.grid.models]
+    return [StudyVariant(name=_paper_name(model), set={key: model}) for model in study.grid.models]
 
 
 def _paper_name(model: str) -> str:
@@ -122,11 +122,11 @@ def _paper_name(model: str) -> str:
     return variant.name if variant else model
 
 
-def _list(study: Study, variant: Variant, axis: str) -> tuple[Any, ...]:
+def _list(study: Study, variant: StudyVariant, axis: str) -> tuple[Any, ...]:
     return getattr(variant, axis) or getattr(study.grid, axis) or (None,)
 
 
-def _durations(study: Study, variant: Variant) -> list[tuple[str, Any]]:
+def _durations(study: Study, variant: StudyVariant) -> list[tuple[str, Any]]:
     """Each duration with the unit it is in; a variant's own in one unit replace the grid's in the other."""
     owner = variant if variant.epochs or variant.steps else study.grid
     unit = "epochs" if owner.epochs else "steps"
@@ -135,11 +135,11 @@ def _durations(study: Study, variant: Variant) -> list[tuple[str, Any]]:
 
 def _cell(
     study: Study,
-    variant: Variant,
+    variant: StudyVariant,
     num_examples: int | str | None,
     duration: tuple[str, Any],
     seed: int | None,
-) -> Cell:
+) -> StudyRun:
     unit, length = duration
     axes = {"num_examples": num_examples, unit: length, "seeds": seed}
     axes = {axis: value for axis, value in axes.items() if value is not None}
@@ -155,7 +155,7 @@ def _cell(
     words = {"num_examples": "images", "epochs": "epochs", "steps": "steps"}
     told = (f"{_short(axes[axis])}-{word}" for axis, word in words.items() if axis in axes)
     point = "-".join([slug(variant.name), *told])
-    return Cell(
+    return StudyRun(
         name=point if seed is None else f"{point}-seed-{seed}",
         point=point,
         model=variant.name,

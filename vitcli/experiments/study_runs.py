@@ -6,7 +6,7 @@ from typing import Any
 
 from vitcli import recipe
 from vitcli.data.dataset import DataSet
-from vitcli.experiments.study import Work, scoring_recipe
+from vitcli.experiments.study import StudyActions, scoring_recipe
 from vitcli.experiments.study_schema import Study
 from vitcli.features.fewshot import fewshot
 from vitcli.output import run_folder
@@ -16,7 +16,7 @@ from vitcli.training.pretrain import pretrain
 from vitcli.training.setup import RunOptions
 
 
-def work_of(study: Study, options: RunOptions) -> Work:
+def work_of(study: Study, options: RunOptions) -> StudyActions:
     """What is done for one run of this study.
 
     Args:
@@ -59,4 +59,4 @@ def work_of(study: Study, options: RunOptions) -> Work:
         )
         return done["shots"][str(score.shots)]["mean"] if done else None
 
-    return Work(check, plan, lambda resolved, out: train(resolved, replace(options, out=out)), scored)
+    return StudyActions(check, plan, lambda resolved, out: train(resolved, replace(options, out=out)), scored)

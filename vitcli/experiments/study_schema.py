@@ -12,9 +12,9 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationError
 
 from vitcli import recipe
 from vitcli.errors import VitError, nearest
-from vitcli.recipe.schema import KEYS, SECTIONS, Count, CountOrZero, Positive, Section, key
+from vitcli.recipe.schema import KEYS, SECTIONS, Count, NonNegativeInt, Positive, Section, key
 from vitcli.recipe.toml import toml_value, typed_value
-from vitcli.recipe.validation import Mistake, refused, report, unknown
+from vitcli.recipe.validation import Problem, as_error, report, unknown
 
 SEE = "docs/study.md has every key with its meaning"
 ALL = "all"
@@ -57,10 +57,12 @@ class Grid(Section):
     num_examples: _list_of(CountOrAll) | None = key("sizes of random subsets of the training images", None)
     epochs: _list_of(Positive) | None = key("durations in passes over the training images", None)
     steps: _list_of(Count) | None = key("durations in optimizer steps; these or epochs", None)
-    seeds: _list_of(CountOrZero) | None = key("of everything drawn, the subset too; gives mean and std", None)
+    seeds: _list_of(NonNegativeInt) | None = key(
+        "of everything drawn, the subset too; gives mean and std", None
+    )
 
 
-class Variant(Section):
+class StudyVariant(Section):
     """A network of the study that is more than a name."""
 
     name: Text = key("what tables and pictures call it")
@@ -90,12 +92,12 @@ class Study(Section):
     command: Literal["pretrain", "finetune"] = key("how a run is made")
     recipe: Text | None = key("of every run that has none of its own", None)
     grid: Grid = Grid()
-    variants: Annotated[tuple[Variant, ...], Field(strict=False)] = ()
+    variants: Annotated[tuple[StudyVariant, ...], Field(strict=False)] = ()
     set: Keys = key("recipe keys of every run", {})
     score: Score
 
 
-KINDS: dict[str, type[Section]] = {"grid": Grid, "variants": Variant, "score": Score}
+KINDS: dict[str, type[Section]] = {"grid": Grid, "variants": StudyVariant, "score": Score}
 
 
 def load(name: str, overrides: Sequence[str] = ()) -> tuple[Study, str]:
@@ -177,18 +179,18 @@ def _find(name: str) -> Path:
     return path
 
 
-def _lay(table: dict[str, Any], overrides: Sequence[str]) -> list[Mistake]:
+def _lay(table: dict[str, Any], overrides: Sequence[str]) -> list[Problem]:
     """Put the options on top of the table's `set`, and say what is wrong with them."""
     mistakes, given = [], {}
     for override in overrides:
         name, equals, text = (part.strip() for part in override.partition("="))
         option = f"option --set {override}"
         if not equals:
-            mistakes.append(Mistake(f"{override!r} sets nothing", "option --set", "write section.key=value"))
+            mistakes.append(Problem(f"{override!r} sets nothing", "option --set", "write section.key=value"))
         elif name not in KEYS:
             mistakes.append(unknown(name, option))
         elif name in given:
-            mistakes.append(Mistake(f"{name} is set twice", option, "set it once"))
+            mistakes.append(Problem(f"{name} is set twice", option, "set it once"))
         else:
             given[name] = typed_value(name, text)
     own = _flat(table.get("set", {}))
@@ -197,7 +199,7 @@ def _lay(table: dict[str, Any], overrides: Sequence[str]) -> list[Mistake]:
     return mistakes
 
 
-def _mistakes(study: Study, file: str) -> list[Mistake]:
+def _mistakes(study: Study, file: str) -> list[Problem]:
     """What the schema lets through and does not hold."""
     tables = {"set": study.set, "score.set": study.score.set}
     tables |= {f"variant {variant.name}, set": variant.set for variant in study.variants}
@@ -212,17 +214,17 @@ def _mistakes(study: Study, file: str) -> list[Mistake]:
         try:
             recipe.find(name)
         except VitError as error:
-            found.append(Mistake(error.message, f"{file}, key recipe", error.fix))
-    return found + [Mistake(what, f"{file}, {place}", fix) for place, what, fix in contradictions(study)]
+            found.append(Problem(error.message, f"{file}, key recipe", error.fix))
+    return found + [Problem(what, f"{file}, {place}", fix) for place, what, fix in contradictions(study)]
 
 
-def _no_recipe_key(name: str, source: str) -> Mistake:
+def _no_recipe_key(name: str, source: str) -> Problem:
     if name in SECTIONS:
-        return Mistake(f"{name} is a section of a recipe", source, f"write set.{name}.KEY = VALUE")
+        return Problem(f"{name} is a section of a recipe", source, f"write set.{name}.KEY = VALUE")
     return unknown(name, source)
 
 
-def _translated(error: Mapping[str, Any], file: str) -> Mistake:
+def _translated(error: Mapping[str, Any], file: str) -> Problem:
     """One refusal of pydantic in the words of a study."""
     words = [part for part in error["loc"] if part not in ("text", "number")]
     kind = KINDS.get(words[0], Study)
@@ -230,16 +232,16 @@ def _translated(error: Mapping[str, Any], file: str) -> Mistake:
     if error["type"] == "extra_forbidden":
         names = list((kind if len(words) > 1 else Study).model_fields)
         what = f"{place} is not a key of a study{nearest(str(words[-1]), names)}"
-        return Mistake(what, file, f"the keys here are {', '.join(names)}")
+        return Problem(what, file, f"the keys here are {', '.join(names)}")
     if error["type"] == "missing":
-        return Mistake(f"{place} is missing", file, SEE)
+        return Problem(f"{place} is missing", file, SEE)
     if place == "variants":
-        return Mistake("variants is a list of tables", file, "write [[variants]] above the keys of each")
+        return Problem("variants is a list of tables", file, "write [[variants]] above the keys of each")
     if error["type"] in ("model_type", "dict_type"):
-        return Mistake(
+        return Problem(
             f"{place} is a table of keys", file, f"write {words[-1]}.KEY = VALUE, or [{words[0]}] above them"
         )
-    return refused(error, place, file)
+    return as_error(error, place, file)
 
 
 def _place(words: Sequence[str | int]) -> str:

@@ -83,7 +83,7 @@ def finetune_tasks(
     from vitcli.distributed import runtime  # loads torch
 
     if dry_run:
-        with runtime.one_after_another():
+        with runtime.shared_process_group():
             plans = {task: finetune(recipes[task], folder / task) for task in groups}
         return {"command": "finetune", "dataset": NAME, "plans": plans}
     _check_data([task for task in groups if not run_folder.finished_summary(folder / task)], recipes)
@@ -92,7 +92,7 @@ def finetune_tasks(
     summaries = {task: done for task, done in earlier.items() if done}
     # Of a listed few, what the folder has of other tasks stays in its object.
     known = {task: group for task, group in everything.items() if task in groups or task in summaries}
-    with runtime.one_after_another():
+    with runtime.shared_process_group():
         for task in groups:
             try:
                 summaries[task] = finetune(recipes[task], folder / task)
@@ -123,7 +123,7 @@ def evaluate_tasks(
         )
     from vitcli.distributed import runtime  # loads torch
 
-    with runtime.one_after_another():
+    with runtime.shared_process_group():
         scores = {task: evaluate(f"{NAME}/{task}", str(folder / task)) for task in finished}
     return _result("evaluate", groups, scores, folder)
 

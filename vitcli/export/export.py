@@ -11,7 +11,7 @@ from typing import Any
 
 from vitcli import recipe
 from vitcli.data import dataset, loader
-from vitcli.data.image_files import as_split, find_pictures
+from vitcli.data.image_files import as_split, find_images
 from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing
 from vitcli.errors import CheckFailed, MachineError, VitError, WeightsError
@@ -19,7 +19,7 @@ from vitcli.evaluation.setup import preprocessing_for
 from vitcli.export import output_check
 from vitcli.export.output_check import Agreement
 from vitcli.output.atomic import TEMPORARY, sync
-from vitcli.output.progress import Console
+from vitcli.output.progress import Progress
 from vitcli.output.text import pairs
 from vitcli.weights import formats, onnx
 from vitcli.weights.formats import Exported
@@ -58,14 +58,14 @@ def export(
         CheckFailed: what was written gives other logits. Then, as after any error, `out` is as it was.
     """
     began_at = time.perf_counter()
-    console, target = Console(quiet=quiet), Path(os.path.abspath(out))
+    console, target = Progress(quiet=quiet), Path(os.path.abspath(out))
     format = _checked_format(to, target, names=names, overwrite=overwrite)
     split = _opened(pictures, console)
     weights = read_weights(ckpt, model_name=model_name)
     preprocessing, origin = _preprocessing(weights, image_size)
     exported, notes = _to_export(weights, preprocessing, head=head)
     arch = exported.architecture
-    formats.check_expressible(format, arch)
+    formats.check_supported(format, arch)
     console.note(f"{arch.name} ({weights.numerics}) to {format}: {preprocessing.summary()}, {origin}")
     notes += formats.caveats(format, arch)
     with _workplace(target) as folder:
@@ -166,11 +166,11 @@ def _check_out(target: Path, format: str, overwrite: bool) -> None:
         raise VitError(f"{target} exists", where="OUT", fix=f"{fix}, or --overwrite")
 
 
-def _opened(pictures: Sequence[str], console: Console) -> Split:
+def _opened(pictures: Sequence[str], console: Progress) -> Split:
     if not pictures:
         columns = {"image_column": None, "label_column": None}
         return dataset.open_eval("demo", f"test[:{DEMO_PICTURES}]", **columns, dev_cut=None)
-    files = find_pictures(pictures, where="--images")
+    files = find_images(pictures, where="--images")
     if len(files) > MAX_PICTURES:
         console.note(f"{len(files)} pictures are given, of which the first {MAX_PICTURES} are compared")
     return as_split(files[:MAX_PICTURES])
@@ -198,7 +198,7 @@ def _checked(
     split: Split,
     preprocessing: Preprocessing,
     *,
-    console: Console,
+    console: Progress,
 ) -> Agreement:
     """How what is written agrees with what it was written from; CheckFailed if it does not."""
     batches = list(

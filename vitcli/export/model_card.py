@@ -20,13 +20,13 @@ from vitcli.export.card_parts import (
     parts_of_split,
     table,
 )
-from vitcli.export.usage import HERE, Place, how_to_load
+from vitcli.export.usage import HERE, LoadingNames, how_to_load
 from vitcli.models.architecture import Architecture
 from vitcli.models.variants import BIT, HYBRID
 from vitcli.output.redaction import is_local, public_name, public_toml, public_values
 from vitcli.output.text import size_text
 from vitcli.recipe import Recipe
-from vitcli.weights.formats import caveats, unsaid_in
+from vitcli.weights.formats import caveats, unsupported_feature
 
 CARD = """{front_matter}
 # {model} on {dataset}
@@ -76,7 +76,7 @@ def model_card(
     caveats: Sequence[str] = (),
     needs_backbones: bool = False,
     dataset_on_hub: str | None = None,
-    place: Place = HERE,
+    place: LoadingNames = HERE,
 ) -> str:
     """The card in Markdown.
 
@@ -292,7 +292,7 @@ def card_of(summary: dict[str, Any], resolved: Recipe, arch: Architecture) -> st
 def in_timm(arch: Architecture) -> dict[str, Any]:
     """What a card has to say of the network in timm, as `model_card` and `how_to_load` take it."""
     return {
-        "unsaid_in_timm": unsaid_in("timm", arch),
+        "unsaid_in_timm": unsupported_feature("timm", arch),
         "caveats": caveats("timm", arch),
         "needs_backbones": arch.timm_name in (BIT, HYBRID),
     }

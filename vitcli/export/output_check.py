@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from vitcli.data.loader import Batch
 from vitcli.data.transforms import Preprocessing
 from vitcli.evaluation.inference import logits_of
-from vitcli.output.progress import Console
+from vitcli.output.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Agreement:
 
 
 def outputs(
-    model: nn.Module, batches: Sequence[Batch], preprocessing: Preprocessing, *, title: str, console: Console
+    model: nn.Module, batches: Sequence[Batch], preprocessing: Preprocessing, *, title: str, console: Progress
 ) -> Tensor:
     """outputs_NK of all pictures, float32, computed on the CPU.
 

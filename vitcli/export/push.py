@@ -17,7 +17,7 @@ from vitcli.export import hub
 from vitcli.export.model_card import card_of, in_timm, weights_card
 from vitcli.export.usage import how_to_load, on_the_hub, with_other_place
 from vitcli.output import run_folder
-from vitcli.output.progress import Console
+from vitcli.output.progress import Progress
 from vitcli.output.redaction import public_name, public_toml, public_values
 from vitcli.output.text import pairs
 from vitcli.weights import formats
@@ -67,7 +67,7 @@ def push(
         section = _loading(weights, summary, repository, branch)
         moved = with_other_place(card, section)
         if moved is None:
-            Console(quiet=quiet).note(
+            Progress(quiet=quiet).note(
                 f"{CARD} goes up as it is: its section on loading is not vit's any more"
             )
         files = _files(folder, summary) | {CARD: (moved or card).encode()}

@@ -17,7 +17,7 @@ BEGIN, END = "<!-- how to load: written by vit -->", "<!-- end of how to load --
 BLOCK = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
 
 
-class Place(NamedTuple):
+class LoadingNames(NamedTuple):
     """What commands and libraries call a folder of weights.
 
     Attributes:
@@ -33,18 +33,18 @@ class Place(NamedTuple):
     intro: str
 
 
-HERE = Place(".", "local-dir:.", '"."', "From within this folder:")
+HERE = LoadingNames(".", "local-dir:.", '"."', "From within this folder:")
 
 
-def on_the_hub(repository: str, revision: str | None = None) -> Place:
+def on_the_hub(repository: str, revision: str | None = None) -> LoadingNames:
     """A repository of the Hub, on a branch where it is not the main one."""
     at = f"@{revision}" if revision else ""
     arguments = json.dumps(repository) + (f", revision={json.dumps(revision)}" if revision else "")
-    return Place(f"hf-hub:{repository}{at}", f"hf-hub:{repository}{at}", arguments, "From the Hub:")
+    return LoadingNames(f"hf-hub:{repository}{at}", f"hf-hub:{repository}{at}", arguments, "From the Hub:")
 
 
 def how_to_load(
-    place: Place,
+    place: LoadingNames,
     *,
     dataset: str | None,
     has_classes: bool,
@@ -74,7 +74,7 @@ def with_other_place(card: str, section: str) -> str | None:
     return changed if count == 1 else None
 
 
-def _commands(place: Place, dataset: str | None, has_classes: bool) -> str:
+def _commands(place: LoadingNames, dataset: str | None, has_classes: bool) -> str:
     ckpt = shlex.quote(place.ckpt)
     lines = [f"vit predict --ckpt {ckpt} PICTURES"] if has_classes else []
     if dataset:
@@ -83,7 +83,7 @@ def _commands(place: Place, dataset: str | None, has_classes: bool) -> str:
     return fenced("\n".join([*lines, f"vit finetune --ckpt {ckpt} --dataset YOUR_PICTURES"]))
 
 
-def _in_python(place: Place) -> str:
+def _in_python(place: LoadingNames) -> str:
     lines = [
         "from vitcli import load_model",
         "",
@@ -93,7 +93,7 @@ def _in_python(place: Place) -> str:
     return fenced("\n".join(lines), "python")
 
 
-def _in_others(place: Place, has_classes: bool, needs_backbones: bool) -> list[str]:
+def _in_others(place: LoadingNames, has_classes: bool, needs_backbones: bool) -> list[str]:
     """timm reads the folder itself, transformers through timm."""
     kind = "AutoModelForImageClassification" if has_classes else "AutoModel"
     first = ["import vitcli.backbones  # makes the network known to timm"] if needs_backbones else []

@@ -39,7 +39,7 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Scored:
+class DrawScore:
     """One draw, fitted.
 
     Attributes:
@@ -53,7 +53,9 @@ class Scored:
     chosen: float | int | None
 
 
-def draw(labels_N: np.ndarray, *, num_classes: int, shots: Sequence[int], seeds: Sequence[int]) -> Draws:
+def draw_support_sets(
+    labels_N: np.ndarray, *, num_classes: int, shots: Sequence[int], seeds: Sequence[int]
+) -> Draws:
     """The rows of every seed and number of shots, as the authors' evaluator draws them."""
     return {
         seed: least_squares.draw_shots(labels_N, num_classes=num_classes, shots=shots, seed=seed)
@@ -66,14 +68,14 @@ def drawn_rows(draws: Draws) -> np.ndarray:
     return np.unique(np.concatenate([rows for by_shots in draws.values() for rows in by_shots.values()]))
 
 
-def score(
+def score_draws(
     problem: Problem,
     draws: Draws,
     *,
     classifier: str,
     l2: float | str,
     watch: Callable[[int], None] = lambda done: None,
-) -> dict[int, list[Scored]]:
+) -> dict[int, list[DrawScore]]:
     """By shots, the accuracy of each draw.
 
     Args:
@@ -82,11 +84,11 @@ def score(
             the default where every row is alone in its class.
         watch: told after each draw how many are done.
     """
-    found: dict[int, list[Scored]] = {}
+    found: dict[int, list[DrawScore]] = {}
     for seed, by_shots in draws.items():
         for shots, rows in by_shots.items():
             top1, chosen = _fit_and_score(problem, rows, classifier=classifier, l2=l2)
-            found.setdefault(shots, []).append(Scored(seed, top1, chosen))
+            found.setdefault(shots, []).append(DrawScore(seed, top1, chosen))
             watch(sum(map(len, found.values())))
     return dict(sorted(found.items()))
 

@@ -15,7 +15,7 @@ from vitcli.data.split import Split
 from vitcli.errors import MachineError, VitError
 from vitcli.evaluation.inference import nothing_decoded
 from vitcli.evaluation.setup import check_named, named_weights, split_to_score
-from vitcli.features.extract import Computed, Frozen, compute, freeze
+from vitcli.features.extract import ExtractedFeatures, FeatureExtractor, extract, open_extractor
 from vitcli.features.feature_store import FeatureStore, name_of, open_store, write_safetensors
 from vitcli.output import text
 from vitcli.output.atomic import TEMPORARY, replace_file
@@ -43,7 +43,7 @@ def embed(
     check_named(resolved, "embed")
     weights = named_weights(resolved)
     found = split_to_score(resolved, split, weights)
-    frozen = freeze(
+    frozen = open_extractor(
         weights,
         resolved,
         recipe_name=recipe_name,
@@ -54,16 +54,16 @@ def embed(
     )
     with_logits = logits and frozen.arch.num_classes > 0
     about = _metadata(frozen, found, with_logits=with_logits)
-    if frozen.machine.on_main(out.exists) and not overwrite:
-        frozen.machine.on_main(lambda: _check_same(out, about))
-        frozen.machine.leave()
-        return _result(out, num_processes=frozen.machine.world_size) if frozen.machine.is_main else {}
+    if frozen.runtime.on_main(out.exists) and not overwrite:
+        frozen.runtime.on_main(lambda: _check_same(out, about))
+        frozen.runtime.shutdown()
+        return _result(out, num_processes=frozen.runtime.world_size) if frozen.runtime.is_main else {}
     began_at = time.perf_counter()
     partial_file = out.with_name(f"{TEMPORARY}{out.name}.features")
-    computed = compute(
+    computed = extract(
         frozen, found, np.arange(len(found)), partial(_open_beside, partial_file), with_logits=with_logits
     )
-    frozen.machine.leave()
+    frozen.runtime.shutdown()
     store = computed.store
     if store is None:
         return {}
@@ -75,7 +75,7 @@ def embed(
     replace_file(out, lambda path: write_safetensors(path, store, rows_N, metadata))
     partial_file.unlink()
     store.close()
-    return _result(out, num_processes=frozen.machine.world_size, computed=computed) | {
+    return _result(out, num_processes=frozen.runtime.world_size, computed=computed) | {
         "elapsed_s": time.perf_counter() - began_at
     }
 
@@ -114,7 +114,7 @@ def _open_beside(path: Path, about: dict[str, Any], num_rows: int) -> FeatureSto
         raise MachineError(f"it cannot be written: {error.strerror}", where=str(path), fix=fix) from error
 
 
-def _metadata(frozen: Frozen, split: Split, *, with_logits: bool) -> dict[str, str]:
+def _metadata(frozen: FeatureExtractor, split: Split, *, with_logits: bool) -> dict[str, str]:
     """What the file says of itself, skipped images aside. Safetensors has text only, so all else is JSON."""
     resolved, weights = frozen.resolved, frozen.weights
     made_of = {k: v for k, v in frozen.about(split, with_logits=with_logits).items() if k != "device"}
@@ -138,7 +138,7 @@ def _metadata(frozen: Frozen, split: Split, *, with_logits: bool) -> dict[str, s
     }
 
 
-def _result(out: Path, *, num_processes: int, computed: Computed | None = None) -> dict[str, Any]:
+def _result(out: Path, *, num_processes: int, computed: ExtractedFeatures | None = None) -> dict[str, Any]:
     """What the file holds, by its own words."""
     with safe_open(out, "np") as file:
         told = file.metadata()

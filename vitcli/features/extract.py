@@ -20,15 +20,15 @@ from vitcli.data import layouts, loader
 from vitcli.data.loader import Batch, eval_batches
 from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing
-from vitcli.distributed import runtime
 from vitcli.distributed.runtime import Runtime
+from vitcli.distributed.runtime import start as start_runtime
 from vitcli.errors import DataError, Stopped
-from vitcli.evaluation.inference import outputs_of, watched
+from vitcli.evaluation.inference import outputs_of, report_progress
 from vitcli.evaluation.setup import for_inference, inference_precision, preprocessing_for
 from vitcli.features.feature_store import FeatureStore, digest_of
 from vitcli.models import features
 from vitcli.models.architecture import Architecture
-from vitcli.output.progress import Console
+from vitcli.output.progress import Progress
 from vitcli.recipe import Recipe
 from vitcli.weights.io import Weights
 
@@ -36,7 +36,7 @@ REVISION = 2  # of what features are: raise it when the same key would give othe
 
 
 @dataclass(frozen=True, eq=False)
-class Frozen:
+class FeatureExtractor:
     """Everything that features depend on, but for the images.
 
     Attributes:
@@ -51,10 +51,10 @@ class Frozen:
     model: nn.Module
     preprocessing: Preprocessing
     preprocessing_from: str
-    machine: Runtime
+    runtime: Runtime
     precision: str
     num_threads: int
-    console: Console
+    console: Progress
     said: set[str] = field(default_factory=set)
 
     @cached_property
@@ -73,7 +73,7 @@ class Frozen:
             "layer": wanted.eval.layer,
             "logits": with_logits,
             "precision": self.precision,
-            "device": self.machine.device.type,
+            "device": self.runtime.device.type,
             "data": split.fingerprint,
             "files": _state_of_files(wanted.data.dataset),
             "split": split.name.removeprefix(str(wanted.data.dataset)),
@@ -82,7 +82,7 @@ class Frozen:
 
 
 @dataclass(frozen=True)
-class Computed:
+class ExtractedFeatures:
     """Rows of a split whose features are on disk.
 
     Attributes:
@@ -98,7 +98,7 @@ class Computed:
     skipped: list[str]
 
 
-def freeze(
+def open_extractor(
     weights: Weights,
     resolved: Recipe,
     *,
@@ -107,46 +107,46 @@ def freeze(
     shorthands: Mapping[str, Any],
     workers: int | None,
     quiet: bool,
-) -> Frozen:
+) -> FeatureExtractor:
     """Join the run's processes and put the network on the device, in fp32 unless another is named."""
     precision = inference_precision(resolved)
-    machine = runtime.start(precision)
-    console = Console(quiet=quiet, is_main=machine.is_main)
+    runtime = start_runtime(precision)
+    console = Progress(quiet=quiet, is_main=runtime.is_main)
     preprocessing, origin = preprocessing_for(
         weights, resolved, recipe_name=recipe_name, overrides=overrides, shorthands=shorthands
     )
-    model, arch = for_inference(weights, resolved, preprocessing, machine, console, needs_head=False)
+    model, arch = for_inference(weights, resolved, preprocessing, runtime, console, needs_head=False)
     features.check_layer(model, resolved.eval.layer)
-    return Frozen(
+    return FeatureExtractor(
         resolved=_with_preprocessing(resolved, preprocessing),
         weights=weights,
         arch=arch,
         model=model,
         preprocessing=preprocessing,
         preprocessing_from=origin,
-        machine=machine,
+        runtime=runtime,
         precision=precision,
-        num_threads=workers or loader.default_threads(machine.processes_here),
+        num_threads=workers or loader.default_threads(runtime.processes_here),
         console=console,
     )
 
 
-def compute(
-    frozen: Frozen,
+def extract(
+    frozen: FeatureExtractor,
     split: Split,
     rows_N: np.ndarray,
     open_store: Callable[[dict[str, Any], int], FeatureStore],
     *,
     with_logits: bool,
-) -> Computed:
+) -> ExtractedFeatures:
     """Features of these rows of a split into the store that the first process opens, where not there."""
-    machine, opened = frozen.machine, []
+    runtime, opened = frozen.runtime, []
 
     def look() -> tuple[np.ndarray, list[str]]:
         opened.append(open_store(frozen.about(split, with_logits=with_logits), len(split)))
         return rows_N[~opened[0].has(rows_N)], opened[0].notes
 
-    missing_N, notes = machine.on_main(look)
+    missing_N, notes = runtime.on_main(look)
     for note in sorted(set(notes) - frozen.said):
         frozen.console.note(note)
     frozen.said.update(notes)
@@ -155,7 +155,7 @@ def compute(
         layer = frozen.resolved.eval.layer
         network = partial(features.outputs, frozen.model, layer=layer, with_logits=with_logits)
         try:
-            skipped = fill(
+            skipped = fill_store(
                 store,
                 missing_N,
                 frozen.model,
@@ -163,7 +163,7 @@ def compute(
                 split,
                 frozen.preprocessing,
                 num_logits=frozen.arch.num_classes if with_logits else 0,
-                runtime=machine,
+                runtime=runtime,
                 batch_size=frozen.resolved.eval.batch_size,
                 on_bad_image=frozen.resolved.data.on_bad_image,
                 num_threads=frozen.num_threads,
@@ -173,9 +173,9 @@ def compute(
         except KeyboardInterrupt:
             rest = "; the same command computes only the rest" if store and store.is_kept else ""
             raise Stopped(signal.SIGINT, f"stopped while looking at {split.name}{rest}") from None
-        skipped = sorted(machine.union(set(skipped)))
+        skipped = sorted(runtime.union(set(skipped)))
     num_computed = len(missing_N) - len(skipped)
-    return Computed(store, len(rows_N) - len(missing_N), num_computed, skipped)
+    return ExtractedFeatures(store, len(rows_N) - len(missing_N), num_computed, skipped)
 
 
 def _with_preprocessing(resolved: Recipe, preprocessing: Preprocessing) -> Recipe:
@@ -206,7 +206,7 @@ def _state_of_files(dataset: str | None) -> str | None:
     return None
 
 
-def fill(
+def fill_store(
     store: FeatureStore | None,
     rows_N: np.ndarray,
     model: nn.Module,
@@ -220,7 +220,7 @@ def fill(
     on_bad_image: str,
     num_threads: int,
     precision: str,
-    console: Console,
+    console: Progress,
 ) -> list[str]:
     """Compute `rows_N` of a split into a store; the places of images that could not be decoded.
 
@@ -247,12 +247,12 @@ def fill(
         num_threads=num_threads,
     )
     passed = outputs_of(model, network, batches, preprocessing, device=runtime.device, precision=precision)
-    passed = watched(passed, console, "features", total=len(rows_N), at_once=runtime.world_size)
+    passed = report_progress(passed, console, "features", total=len(rows_N), at_once=runtime.world_size)
     num_labels, width, skipped = labels_a_row(split), 0, []
     num_rounds = -(-len(rows_N) // (batch_size * runtime.world_size))
     with closing(passed):
         for _ in range(num_rounds):
-            with runtime.own_errors():
+            with runtime.local_errors():
                 batch, outputs_BO = next(passed, (None, torch.zeros(0, width)))
             width = width or max(runtime.concatenated([outputs_BO.shape[1]]))
             skipped += batch.skipped if batch else ()
@@ -261,7 +261,7 @@ def fill(
             padded_BO[: len(outputs_BO)] = outputs_BO
             numbers_PBI, outputs_PBO = runtime.gather(numbers_BI), runtime.gather(padded_BO)
             if store is not None:
-                with runtime.own_errors():
+                with runtime.local_errors():
                     _keep(store, numbers_PBI.flatten(0, 1), outputs_PBO.flatten(0, 1), num_logits)
         next(passed, None)  # the last batch is told as done when another is asked for
     if store is not None:

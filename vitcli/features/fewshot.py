@@ -18,7 +18,7 @@ from vitcli.evaluation.setup import check_named, named_weights
 from vitcli.features import classifiers, least_squares
 from vitcli.features import draws as features_draws
 from vitcli.features.draws import Draws
-from vitcli.features.extract import Computed, Frozen, compute, freeze
+from vitcli.features.extract import ExtractedFeatures, FeatureExtractor, extract, open_extractor
 from vitcli.features.feature_store import StoredFeatures, open_cached
 from vitcli.output import run_folder, text
 from vitcli.output.run_folder import refuse_other_recipe
@@ -54,7 +54,7 @@ def fewshot(
     train, test = _open_splits(resolved)
     labels_N, draws = _labels_and_draws(train, resolved, draws_file)
     resolved = _as_drawn(resolved, draws)
-    frozen = freeze(
+    frozen = open_extractor(
         weights,
         resolved,
         recipe_name=recipe_name,
@@ -67,18 +67,18 @@ def fewshot(
     for line in notes:
         frozen.console.note(f"note: {line}")
     if out and not overwrite:
-        earlier = frozen.machine.on_main(lambda: _finished_result(out, frozen.resolved, draws))
+        earlier = frozen.runtime.on_main(lambda: _finished_result(out, frozen.resolved, draws))
         if earlier:
-            frozen.machine.leave()
+            frozen.runtime.shutdown()
             return earlier
     folder = _open_run_folder(out, frozen, overwrite, arguments)
     began_at = time.perf_counter()
-    known = compute(frozen, train, features_draws.drawn_rows(draws), open_cached, with_logits=False)
-    tests = compute(frozen, test, np.arange(len(test)), open_cached, with_logits=False)
-    frozen.machine.leave()  # the others have nothing to add, and would wait in vain for a long fit
-    if not frozen.machine.is_main:
+    known = extract(frozen, train, features_draws.drawn_rows(draws), open_cached, with_logits=False)
+    tests = extract(frozen, test, np.arange(len(test)), open_cached, with_logits=False)
+    frozen.runtime.shutdown()  # the others have nothing to add, and would wait in vain for a long fit
+    if not frozen.runtime.is_main:
         return {}
-    present = _that_are_there(draws, known, train)
+    present = _drop_undecodable(draws, known, train)
     found = _scores(frozen, present, known, tests, labels_N, num_classes=train.num_classes)
     result = _result(frozen, train, test, present, found, known, tests)
     result |= {"notes": notes, "draws_from": draws_file, "elapsed_s": time.perf_counter() - began_at}
@@ -150,7 +150,7 @@ def _labels_and_draws(train: Split, resolved: Recipe, draws_file: str | None) ->
         )
     if draws_file:
         return labels_N, features_draws.read_draws(draws_file, labels_N, names)
-    return labels_N, features_draws.draw(
+    return labels_N, features_draws.draw_support_sets(
         labels_N, num_classes=train.num_classes, shots=sorted(set(wanted.shots)), seeds=range(wanted.seeds)
     )
 
@@ -177,7 +177,7 @@ def _class_names(train: Split) -> list[str]:
     return list(train.class_names or (f"class {label}" for label in range(train.num_classes)))
 
 
-def _that_are_there(draws: Draws, known: Computed, train: Split) -> Draws:
+def _drop_undecodable(draws: Draws, known: ExtractedFeatures, train: Split) -> Draws:
     """Without the rows whose image could not be decoded."""
     if not known.skipped:
         return draws
@@ -191,8 +191,14 @@ def _that_are_there(draws: Draws, known: Computed, train: Split) -> Draws:
 
 
 def _scores(
-    frozen: Frozen, draws: Draws, known: Computed, tests: Computed, labels_N: np.ndarray, *, num_classes: int
-) -> dict[int, list[features_draws.Scored]]:
+    frozen: FeatureExtractor,
+    draws: Draws,
+    known: ExtractedFeatures,
+    tests: ExtractedFeatures,
+    labels_N: np.ndarray,
+    *,
+    num_classes: int,
+) -> dict[int, list[features_draws.DrawScore]]:
     wanted, console = frozen.resolved.fewshot, frozen.console
     rows_T = np.arange(tests.store.num_rows)
     rows_T = rows_T[tests.store.has(rows_T)]
@@ -210,7 +216,7 @@ def _scores(
     )
     console.begin("fit", sum(map(len, draws.values())))
     try:
-        return features_draws.score(
+        return features_draws.score_draws(
             problem, draws, classifier=wanted.classifier, l2=wanted.l2, watch=console.update
         )
     except KeyboardInterrupt:
@@ -221,13 +227,13 @@ def _scores(
 
 
 def _result(
-    frozen: Frozen,
+    frozen: FeatureExtractor,
     train: Split,
     test: Split,
     draws: Draws,
-    found: dict[int, list[features_draws.Scored]],
-    known: Computed,
-    tests: Computed,
+    found: dict[int, list[features_draws.DrawScore]],
+    known: ExtractedFeatures,
+    tests: ExtractedFeatures,
 ) -> dict[str, Any]:
     wanted, skipped = frozen.resolved, [*known.skipped, *tests.skipped]
     is_closed_form = wanted.fewshot.classifier == "least-squares"
@@ -260,7 +266,7 @@ def _result(
         "num_skipped_images": len(skipped),
         "skipped_images": skipped[:100],
         "precision": frozen.precision,
-        "num_processes": frozen.machine.world_size,
+        "num_processes": frozen.runtime.world_size,
     }
 
 
@@ -281,7 +287,7 @@ def _finished_result(out: Path, resolved: Recipe, draws: Draws) -> dict[str, Any
 
 
 def _open_run_folder(
-    out: Path | None, frozen: Frozen, overwrite: bool, arguments: Sequence[str]
+    out: Path | None, frozen: FeatureExtractor, overwrite: bool, arguments: Sequence[str]
 ) -> run_folder.RunFolder | None:
     """The run folder, of the first process."""
     opened: list[run_folder.RunFolder] = []
@@ -292,7 +298,7 @@ def _open_run_folder(
         opened[0].rewind_metrics(0)  # an interrupted call has nothing to go on with but its features
         opened[0].write_start(recipe.to_toml(frozen.resolved), run_folder.environment(list(arguments)))
 
-    frozen.machine.on_main(open_folder)
+    frozen.runtime.on_main(open_folder)
     return opened[0] if opened else None
 
 
@@ -301,7 +307,7 @@ def _write_run_folder(
     result: dict[str, Any],
     draws: Draws,
     present: Draws,
-    found: dict[int, list[features_draws.Scored]],
+    found: dict[int, list[features_draws.DrawScore]],
 ) -> dict[str, Any]:
     result["run_dir"] = str(folder.path)
     for shots, scored in found.items():

@@ -20,14 +20,14 @@ from vitcli.inspection.analysis import attention_distance, patch_distances, roll
 from vitcli.models.architecture import Architecture
 from vitcli.models.features import has_normed_token
 from vitcli.models.pos_embed import Positions
-from vitcli.output.progress import Console
+from vitcli.output.progress import Progress
 
 CLASS_TOKEN, PATCHES = "class token", "mean of the patches"
 STD_EPS = 1e-5  # each kind of standardisation has another epsilon, below what a picture shows
 
 
 @dataclass(frozen=True)
-class Attends:
+class AttentionLayout:
     """How a network attends over the patches of an image.
 
     Attributes:
@@ -58,7 +58,7 @@ class Attends:
 
 
 @contextmanager
-def watched(model: nn.Module, see: Callable[[int, Tensor], None]) -> Iterator[None]:
+def record_attention(model: nn.Module, see: Callable[[int, Tensor], None]) -> Iterator[None]:
     """Let `see` have each layer's attention weights (B, A, T, T) as they are made, by number from 0.
 
     Fused attention never makes these weights, so it is off in the meantime, in these layers alone.
@@ -92,7 +92,7 @@ def attention_layers(model: nn.Module) -> list[nn.Module]:
     return [layers[0] for layers in found] if all(len(layers) == 1 for layers in found) else []
 
 
-def attends(model: nn.Module, arch: Architecture) -> Attends | str:
+def probe_attention_layout(model: nn.Module, arch: Architecture) -> AttentionLayout | str:
     """How the network attends, found by one image of zeros; or, in words, why that has no pictures.
 
     The attention of windows, of channels, or of tokens that are merged on the way has no one grid.
@@ -101,7 +101,10 @@ def attends(model: nn.Module, arch: Architecture) -> Attends | str:
         return f"{arch.name} has no blocks of one self-attention each over patches"
     shapes: dict[int, tuple[int, ...]] = {}
     image_1CHW = torch.zeros(1, 3, *arch.image_size, device=next(model.parameters()).device)
-    with torch.no_grad(), watched(model, lambda number, weights: shapes.update({number: weights.shape})):
+    with (
+        torch.no_grad(),
+        record_attention(model, lambda number, weights: shapes.update({number: weights.shape})),
+    ):
         model.forward_features(image_1CHW)
     grid, num_prefix = patch_grid(model), getattr(model, "num_prefix_tokens", 0)
     told = set(shapes.values())
@@ -110,7 +113,7 @@ def attends(model: nn.Module, arch: Architecture) -> Attends | str:
     _, num_heads, *tokens = told.pop()
     if tokens != 2 * [num_prefix + grid[0] * grid[1]]:
         return f"the blocks of {arch.name} attend over other things than {grid[0]}x{grid[1]} patches"
-    return Attends(
+    return AttentionLayout(
         num_layers=len(shapes),
         num_heads=num_heads,
         num_prefix=num_prefix,
@@ -192,7 +195,7 @@ MOST_WEIGHTS = 2**25  # attention weights of a batch in one layer: 128 MiB in fp
 
 
 @dataclass(frozen=True)
-class Found:
+class AttentionStats:
     """What was found in pictures; None for what the network has not.
 
     Attributes:
@@ -209,7 +212,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Seen:
+class AttentionPass:
     """The pictures of a split, and what was found in them.
 
     Attributes:
@@ -218,7 +221,7 @@ class Seen:
         skipped: places of images that could not be decoded.
     """
 
-    found: Found
+    found: AttentionStats
     rows_n: list[int]
     images_MHWC: Tensor
     skipped: list[str]
@@ -226,7 +229,7 @@ class Seen:
 
 def collect_attention(
     model: nn.Module,
-    attends: Attends | None,
+    attends: AttentionLayout | None,
     split: Split,
     preprocessing: Preprocessing,
     *,
@@ -238,8 +241,8 @@ def collect_attention(
     on_bad_image: str,
     num_threads: int,
     precision: str,
-    console: Console,
-) -> Seen:
+    console: Progress,
+) -> AttentionPass:
     """Look at every picture of the split, at the first `num_shown` of them closely.
 
     Args:
@@ -264,18 +267,20 @@ def collect_attention(
     )
     parts, images, rows, skipped = [], [], [], []
 
-    def network(_: Tensor, images_BCHW: Tensor) -> Found:
+    def network(_: Tensor, images_BCHW: Tensor) -> AttentionStats:
         closely = max(0, num_shown - len(rows))
         if attends is None:
-            return Found(None, None, None, _features(model, model.forward_features(images_BCHW[:closely])))
-        return look_at(
+            return AttentionStats(
+                None, None, None, _features(model, model.forward_features(images_BCHW[:closely]))
+            )
+        return attention_stats(
             model, attends, images_BCHW, distances_NN, closely, residual=residual, renormalise=renormalise
         )
 
     passed = inference.passes(
         model, network, batches, preprocessing, device=device, precision=precision, multiple=multiple
     )
-    for batch, found in inference.watched(passed, console, "inspect", total=len(split), at_once=1):
+    for batch, found in inference.report_progress(passed, console, "inspect", total=len(split), at_once=1):
         skipped += batch.skipped
         count = len(batch.rows_B)
         if not count:
@@ -284,7 +289,7 @@ def collect_attention(
         for numbers in own:  # without the blank images that fill up a batch
             if numbers is not None:
                 inference.check_finite(numbers, batch, so="there is nothing to see", precision=precision)
-        parts.append(Found(*own))
+        parts.append(AttentionStats(*own))
         images.append(batch.images_BCHW[: max(0, num_shown - len(rows))].permute(0, 2, 3, 1))
         rows += batch.rows_B.tolist()
     if not rows:
@@ -292,16 +297,16 @@ def collect_attention(
     return _together(parts, rows, images, skipped)
 
 
-def look_at(
+def attention_stats(
     model: nn.Module,
-    attends: Attends,
+    attends: AttentionLayout,
     images_BCHW: Tensor,
     distances_NN: Tensor,
     num_shown: int,
     *,
     residual: bool,
     renormalise: bool,
-) -> Found:
+) -> AttentionStats:
     """What one forward pass shows of its images, and closely of the first `num_shown`; on the CPU.
 
     Args:
@@ -324,16 +329,18 @@ def look_at(
                 heads.append(seen_by_output(weights_MATT, **output).cpu())
                 rollout_MTT = rollout_layer(rollout_MTT, weights_MATT, residual=residual)
 
-    with watched(model, see):
+    with record_attention(model, see):
         encoded = model.forward_features(images_BCHW)
     distance_BLA = torch.stack(distances, dim=1).double().cpu()
     if not num_shown:
-        return Found(distance_BLA, None, None, None)
+        return AttentionStats(distance_BLA, None, None, None)
     rollout_MN = seen_by_output(rollout_MTT, **output).cpu()
-    return Found(distance_BLA, rollout_MN, torch.stack(heads, dim=1), _features(model, encoded[:num_shown]))
+    return AttentionStats(
+        distance_BLA, rollout_MN, torch.stack(heads, dim=1), _features(model, encoded[:num_shown])
+    )
 
 
-def _batch_size(attends: Attends | None, wanted: int) -> tuple[int, int]:
+def _batch_size(attends: AttentionLayout | None, wanted: int) -> tuple[int, int]:
     """Images of a forward pass, and what they are filled up to a multiple of; by the bound on memory."""
     fitting = MOST_WEIGHTS // attends.weights_an_image if attends else wanted
     return (1, 1) if fitting < inference.MULTIPLE else (min(wanted, fitting), inference.MULTIPLE)
@@ -344,9 +351,16 @@ def _features(model: nn.Module, encoded: Any) -> Tensor | None:
     return None if found is None else found.float().cpu()
 
 
-def _together(parts: list[Found], rows: list[int], images: list[Tensor], skipped: list[str]) -> Seen:
+def _together(
+    parts: list[AttentionStats], rows: list[int], images: list[Tensor], skipped: list[str]
+) -> AttentionPass:
     def joined(name: str) -> Tensor | None:
         some = [getattr(part, name) for part in parts if getattr(part, name) is not None]
         return torch.cat(some) if some else None
 
-    return Seen(Found(*(joined(one.name) for one in fields(Found))), rows, torch.cat(images), skipped)
+    return AttentionPass(
+        AttentionStats(*(joined(one.name) for one in fields(AttentionStats))),
+        rows,
+        torch.cat(images),
+        skipped,
+    )

@@ -14,9 +14,16 @@ from vitcli.data.transforms import Preprocessing
 from vitcli.distributed.runtime import Runtime
 from vitcli.evaluation.setup import for_inference
 from vitcli.inspection import analysis, attention
-from vitcli.inspection.attention import Attends, Seen, attends, patch_grid, patch_positions, rgb_filters
+from vitcli.inspection.attention import (
+    AttentionLayout,
+    AttentionPass,
+    patch_grid,
+    patch_positions,
+    probe_attention_layout,
+    rgb_filters,
+)
 from vitcli.models.architecture import Architecture
-from vitcli.output.progress import Console
+from vitcli.output.progress import Progress
 from vitcli.recipe import Recipe
 from vitcli.recipe.schema import Inspect
 from vitcli.weights.io import Weights
@@ -42,15 +49,15 @@ class Inspection:
     arrays: dict[str, np.ndarray]
 
 
-def look_into(
+def inspect_checkpoint(
     weights: Weights,
     resolved: Recipe,
     split: Split | None,
     preprocessing: Preprocessing,
     *,
-    machine: Runtime,
+    runtime: Runtime,
     num_threads: int,
-    console: Console,
+    console: Progress,
 ) -> Inspection:
     """Everything there is to see; without pictures, of the weights alone.
 
@@ -58,25 +65,25 @@ def look_into(
         DataError: a picture cannot be decoded.
         WeightsError: what the network computes is not finite.
     """
-    model, arch = for_inference(weights, resolved, preprocessing, machine, console, needs_head=False)
+    model, arch = for_inference(weights, resolved, preprocessing, runtime, console, needs_head=False)
     wanted = resolved.inspect
-    how = attends(model, arch) if split else NO_PICTURES
+    how = probe_attention_layout(model, arch) if split else NO_PICTURES
     seen = None
     if split:
         closely = split.part(0, min(wanted.num_shown, len(split)), name=split.name)
         seen = attention.collect_attention(
             model,
-            how if isinstance(how, Attends) else None,
-            split if isinstance(how, Attends) else closely,
+            how if isinstance(how, AttentionLayout) else None,
+            split if isinstance(how, AttentionLayout) else closely,
             preprocessing,
             num_shown=wanted.num_shown,
             residual=wanted.residual,
             renormalise=wanted.renormalise,
-            device=machine.device,
+            device=runtime.device,
             batch_size=resolved.eval.batch_size,
             on_bad_image=resolved.data.on_bad_image,
             num_threads=num_threads,
-            precision=machine.precision,
+            precision=runtime.precision,
             console=console,
         )
     numbers, arrays, left_out = _sorted(
@@ -128,7 +135,7 @@ def _about(
     }
 
 
-def _pictures(split: Split | None, seen: Seen | None) -> dict[str, Any]:
+def _pictures(split: Split | None, seen: AttentionPass | None) -> dict[str, Any]:
     rows = seen.rows_n if seen else []
     skipped = seen.skipped if seen else []
     return {
@@ -164,7 +171,7 @@ def _positions(model: nn.Module) -> Part:
     return numbers, {"position_similarity": similarity_NN.float().reshape(*grid, *grid)}
 
 
-def _distance(seen: Seen | None, how: Attends | str, wanted: Inspect) -> Part:
+def _distance(seen: AttentionPass | None, how: AttentionLayout | str, wanted: Inspect) -> Part:
     if isinstance(how, str):
         return how
     distance_nLA = seen.found.distance_nLA
@@ -182,28 +189,28 @@ def _distance(seen: Seen | None, how: Attends | str, wanted: Inspect) -> Part:
     return numbers, {"attention_distance": distance_nLA}
 
 
-def _uniform(how: Attends, wanted: Inspect) -> float:
+def _uniform(how: AttentionLayout, wanted: Inspect) -> float:
     """Pixels that attention looks far which is the same everywhere, prefix tokens among that."""
     num_patches = how.grid[0] * how.grid[1]
     of_patches = 1.0 if wanted.renormalise else num_patches / (num_patches + how.num_prefix)
     return of_patches * float(analysis.patch_distances(how.grid, how.patch_size).mean())
 
 
-def _rollout(seen: Seen | None, how: Attends | str, wanted: Inspect) -> Part:
+def _rollout(seen: AttentionPass | None, how: AttentionLayout | str, wanted: Inspect) -> Part:
     if isinstance(how, str):
         return how
     numbers = {"residual": wanted.residual, "full_at": wanted.full_at, "read_from": how.read_from}
     return numbers, {"rollout": seen.found.rollout_MN.unflatten(1, how.grid)}
 
 
-def _by_head(seen: Seen | None, how: Attends | str) -> Part:
+def _by_head(seen: AttentionPass | None, how: AttentionLayout | str) -> Part:
     if isinstance(how, str):
         return how
     numbers = {"num_layers": how.num_layers, "num_heads": how.num_heads, "read_from": how.read_from}
     return numbers, {"attention_by_head": seen.found.heads_MLAN.unflatten(-1, how.grid)}
 
 
-def _features(seen: Seen, arch: Architecture) -> Part:
+def _features(seen: AttentionPass, arch: Architecture) -> Part:
     features_MHWD = seen.found.features_MHWD
     if features_MHWD is None:
         return f"{arch.name} has no features by place after its last layer"

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 from matplotlib.ticker import MaxNLocator
 
-from vitcli.output.plots import BLUE, COLOURS, ORANGE, STYLE
+from vitcli.output.plots import BLUE, COLORS, ORANGE, STYLE
 
 WIDTH = 5.0  # inches, that of one column of text
 WIDE, TALLEST = 7.0, 8.0
@@ -82,7 +82,7 @@ def distances_compared(curves: Sequence[tuple[str, np.ndarray]]) -> Figure:
     """
     with matplotlib.rc_context(STYLE):
         figure, axes = _axes(height=3.6)
-        for number, ((_, shares_LA), colour) in enumerate(zip(curves, COLOURS, strict=False), start=1):
+        for number, ((_, shares_LA), colour) in enumerate(zip(curves, COLORS, strict=False), start=1):
             layers = np.arange(1, len(shares_LA) + 1)
             axes.fill_between(
                 layers, shares_LA.min(axis=1), shares_LA.max(axis=1), color=colour, alpha=0.15, linewidth=0

@@ -18,7 +18,7 @@ from vitcli.inspection.collect import Inspection
 from vitcli.output import html as output_html
 from vitcli.output import plots
 from vitcli.output.atomic import replace_file, write_json, write_text
-from vitcli.output.document import Picture
+from vitcli.output.document import PageFigure
 from vitcli.output.result_folder import ResultFolder
 from vitcli.output.svg import to_svg
 from vitcli.weights.files import write_safetensors
@@ -133,7 +133,7 @@ def compared(found: Sequence[Inspection]) -> dict[str, Any]:
 
 def _pictures(
     results: Sequence[Mapping[str, Any]], each: Sequence[Mapping[str, Figure]], both: Mapping[str, Figure]
-) -> list[Picture]:
+) -> list[PageFigure]:
     """With their captions, in the order of the page: those of two checkpoints side by side."""
     who = [f"{name}. " if len(results) > 1 else "" for name in inspection_text.names(results)]
     pictures = [
@@ -148,13 +148,13 @@ def _pictures(
     return [picture for _, picture in sorted(pictures, key=lambda pair: FIGURES.index(pair[0]))]
 
 
-def _picture(name: str, figure: Figure, text: str, *, key: str) -> Picture:
+def _picture(name: str, figure: Figure, text: str, *, key: str) -> PageFigure:
     is_wide = figure.get_figwidth() > drawn.WIDTH or key == BOTH
     svg = to_svg(figure, key=f"{key}-{name}", label=html.escape(text), dpi=DOTS)
-    return Picture(inspection_text.HEADINGS[name], text, svg, is_wide=is_wide)
+    return PageFigure(inspection_text.HEADINGS[name], text, svg, is_wide=is_wide)
 
 
-def _page(results: Sequence[Mapping[str, Any]], pictures: Sequence[Picture]) -> str:
+def _page(results: Sequence[Mapping[str, Any]], pictures: Sequence[PageFigure]) -> str:
     made = (inspection_text.by_layer(results), inspection_text.what_is_left_out(results))
     models = dict.fromkeys(one["model"] for one in results)
     return output_html.page(

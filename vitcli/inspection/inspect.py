@@ -10,10 +10,10 @@ from typing import Any
 
 from vitcli import recipe
 from vitcli.data import loader
-from vitcli.data.image_files import as_split, find_pictures
+from vitcli.data.image_files import as_split, find_images
 from vitcli.data.split import Split, random_subset
 from vitcli.data.transforms import Preprocessing
-from vitcli.distributed import runtime
+from vitcli.distributed.runtime import start as start_runtime
 from vitcli.errors import DataError, VitError
 from vitcli.evaluation.setup import (
     as_asked,
@@ -22,17 +22,17 @@ from vitcli.evaluation.setup import (
     preprocessing_for,
     split_to_score,
 )
-from vitcli.inspection.collect import look_into
+from vitcli.inspection.collect import inspect_checkpoint
 from vitcli.inspection.files import FOLDER, write_all
 from vitcli.models.build import check_image_size
 from vitcli.output import run_folder
-from vitcli.output.progress import Console
+from vitcli.output.progress import Progress
 from vitcli.recipe import Recipe
 from vitcli.weights.io import Weights
 
 
 @dataclass(frozen=True)
-class Question:
+class InspectRequest:
     """A checkpoint to look into.
 
     Attributes:
@@ -77,29 +77,29 @@ def inspect(
         for one, shorthands in zip(resolved, each_shorthands, strict=True)
     ]
     first = questions[0]
-    looked_at = pictures_of(first.resolved, first.weights, pictures, split)
+    looked_at = open_images(first.resolved, first.weights, pictures, split)
     out = out or _new_folder(first, pictures)
-    machine = runtime.start(inference_precision(first.resolved))
-    console = Console(quiet=quiet, is_main=machine.is_main)
+    runtime = start_runtime(inference_precision(first.resolved))
+    console = Progress(quiet=quiet, is_main=runtime.is_main)
     asked = [question.asked for question in questions]
     with ExitStack() as held:
-        machine.on_main(lambda: FOLDER.claim(held, out, asked, overwrite=overwrite))
+        runtime.on_main(lambda: FOLDER.claim(held, out, asked, overwrite=overwrite))
         found = []
         for question in questions:
             told = f"{question.preprocessing.summary()}, {question.preprocessing_from}"
             console.note(f"{question.weights.architecture.name}: {told}")
-            seen = look_into(
+            seen = inspect_checkpoint(
                 question.weights,
                 question.resolved,
                 looked_at,
                 question.preprocessing,
-                machine=machine,
-                num_threads=workers or loader.default_threads(machine.processes_here),
+                runtime=runtime,
+                num_threads=workers or loader.default_threads(runtime.processes_here),
                 console=console,
             )
             found.append(replace(seen, result=seen.result | {"asked": question.asked}))
-        result = machine.on_main(lambda: write_all(out, found, began_at=began_at))
-    machine.leave()
+        result = runtime.on_main(lambda: write_all(out, found, began_at=began_at))
+    runtime.shutdown()
     return result
 
 
@@ -112,17 +112,17 @@ def _open(
     name: str,
     pictures: Sequence[str],
     split: str,
-) -> Question:
+) -> InspectRequest:
     weights = named_weights(resolved)
     preprocessing, origin = preprocessing_for(
         weights, resolved, recipe_name=recipe_name, overrides=overrides, shorthands=shorthands
     )
     check_image_size(replace(weights.architecture, image_size=preprocessing.image_size))
     asked = as_asked(name, overrides, shorthands) | ({"--images": list(pictures)} if pictures else {})
-    return Question(resolved, weights, preprocessing, origin, asked | {"--split": split})
+    return InspectRequest(resolved, weights, preprocessing, origin, asked | {"--split": split})
 
 
-def _new_folder(question: Question, pictures: Sequence[str]) -> Path:
+def _new_folder(question: InspectRequest, pictures: Sequence[str]) -> Path:
     looked_at = question.resolved.data.dataset or ("pictures" if pictures else "weights")
     return run_folder.new_folder("inspect", looked_at, question.weights.architecture.name)
 
@@ -174,11 +174,11 @@ def _check_apart(out: Path, places: Sequence[str]) -> None:
             )
 
 
-def pictures_of(resolved: Recipe, weights: Weights, pictures: Sequence[str], split: str) -> Split | None:
+def open_images(resolved: Recipe, weights: Weights, pictures: Sequence[str], split: str) -> Split | None:
     """The pictures to look at; of a data set so many drawn at random, of the named ones the first so many."""
     wanted = resolved.inspect
     if pictures:
-        found = as_split(find_pictures(pictures, where="--images"))
+        found = as_split(find_images(pictures, where="--images"))
         return found.part(0, min(wanted.num_images, len(found)), name=found.name)
     if resolved.data.dataset is None:
         return None

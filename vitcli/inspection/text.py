@@ -6,7 +6,7 @@ from typing import Any
 
 from vitcli.inspection.figures import step_of_tiles
 from vitcli.output import text as output_text
-from vitcli.output.document import Cell, Head, Line, Table
+from vitcli.output.document import Cell, Header, Row, Table
 from vitcli.output.redaction import public_name
 from vitcli.output.text import plain, short_names
 
@@ -183,14 +183,14 @@ def by_layer(results: Sequence[Mapping[str, Any]]) -> Table | None:
     columns, lines = [], []
     for name, _ in told:
         which = f"network {name.partition(':')[0]}" if len(results) > 1 else ""
-        columns += [Head(kind, which) for kind in ("nearest head", "mean", "farthest head")]
+        columns += [Header(kind, which) for kind in ("nearest head", "mean", "farthest head")]
     for layer in range(max(len(said["mean"]) for _, said in told)):
         cells = []
         for _, said in told:
             of_heads = said["mean"][layer] if layer < len(said["mean"]) else []
             values = (min(of_heads), said["by_layer"][layer], max(of_heads)) if of_heads else ()
             cells += [Cell(f"{value:.1f}", value) for value in values] or [Cell("-")] * 3
-        lines.append(Line(Head(str(layer + 1)), tuple(cells)))
+        lines.append(Row(Header(str(layer + 1)), tuple(cells)))
     uniform = " and ".join(f"{said['uniform']:.1f}" for _, said in told)
     text = f"Attention distance in pixels by layer; uniform attention has {uniform}."
     return Table("layers", "Attention distance by layer", text, "layer", tuple(columns), tuple(lines))
@@ -199,12 +199,12 @@ def by_layer(results: Sequence[Mapping[str, Any]]) -> Table | None:
 def what_is_left_out(results: Sequence[Mapping[str, Any]]) -> Table | None:
     """Why a figure is not there."""
     lines = tuple(
-        Line(Head(", ".join(figures), name if len(results) > 1 else ""), (Cell(why),))
+        Row(Header(", ".join(figures), name if len(results) > 1 else ""), (Cell(why),))
         for name, one in zip(names(results), results, strict=True)
         for why, figures in _by_reason(one["left_out"]).items()
     )
     text = "Not every network has everything that the paper's pictures show."
-    return Table(ABOUT, "What does not apply", text, "figures", (Head("why"),), lines) if lines else None
+    return Table(ABOUT, "What does not apply", text, "figures", (Header("why"),), lines) if lines else None
 
 
 def _by_reason(left_out: Mapping[str, str]) -> dict[str, list[str]]:

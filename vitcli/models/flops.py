@@ -16,7 +16,7 @@ from vitcli.models.build import build
 from vitcli.models.variants import find_variant
 
 
-class Costs(NamedTuple):
+class ModelCost(NamedTuple):
     """Of a network without its head.
 
     Attributes:
@@ -30,17 +30,17 @@ class Costs(NamedTuple):
     features: int
 
 
-def costs_without_head(arch: Architecture) -> Costs:
+def costs_without_head(arch: Architecture) -> ModelCost:
     """What the network costs up to its features; nothing is downloaded and no number drawn."""
     if arch.is_plain:
         variant = find_variant(arch.name)
         macs = variants.forward_macs(variant, arch.image_size)
-        return Costs(variants.num_params(variant, arch.image_size, 0), macs, variant.hidden)
+        return ModelCost(variants.num_params(variant, arch.image_size, 0), macs, variant.hidden)
     with torch.device("meta"):
         model, image = _without_head(arch), torch.empty(1, 3, *arch.image_size)
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             features = model(image).shape[1]
-    return Costs(_count(model), counter.get_total_flops() / 2, features)
+    return ModelCost(_count(model), counter.get_total_flops() / 2, features)
 
 
 def num_params(arch: Architecture) -> int:

@@ -24,7 +24,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Head:
+class Header:
     """The name of a row or a column, in small print what tells it from others, and a row's run folder."""
 
     name: str
@@ -33,10 +33,10 @@ class Head:
 
 
 @dataclass(frozen=True)
-class Line:
+class Row:
     """A row; `is_total` if it is the mean of others."""
 
-    head: Head
+    head: Header
     cells: tuple[Cell, ...]
     is_total: bool = False
 
@@ -55,11 +55,11 @@ class Table:
     title: str
     caption: str
     corner: str
-    columns: tuple[Head, ...]
-    lines: tuple[Line, ...]
+    columns: tuple[Header, ...]
+    lines: tuple[Row, ...]
 
 
-def share(value: float | None, std: float | None = None, *, count: int = 1, note: str = "") -> Cell:
+def fraction_cell(value: float | None, std: float | None = None, *, count: int = 1, note: str = "") -> Cell:
     """A share in percent with two decimals, as mean ± std where there are several runs."""
     if value is None:
         return Cell(note=note)
@@ -67,11 +67,11 @@ def share(value: float | None, std: float | None = None, *, count: int = 1, note
     return Cell(f"{100 * value:.2f}{spread}", value, std, count, note=note)
 
 
-def number(value: float | None, form: str = "{:.4g}") -> Cell:
+def number_cell(value: float | None, form: str = "{:.4g}") -> Cell:
     return Cell() if value is None else Cell(form.format(value), float(value))
 
 
-def best_marked(cells: Sequence[Cell]) -> tuple[Cell, ...]:
+def mark_best(cells: Sequence[Cell]) -> tuple[Cell, ...]:
     """The highest mean marked, and whatever prints the same; nothing where there is nothing to compare."""
     means = [cell.text.partition(" ")[0] for cell in cells if cell.value is not None]
     if len(means) < 2:
@@ -84,7 +84,7 @@ def best_marked(cells: Sequence[Cell]) -> tuple[Cell, ...]:
 
 
 @dataclass(frozen=True)
-class Picture:
+class PageFigure:
     """A picture under a heading.
 
     Attributes:

@@ -8,7 +8,7 @@ from itertools import count
 from pathlib import Path
 from urllib.parse import quote
 
-from vitcli.output.document import Cell, Head, Line, Picture, Table
+from vitcli.output.document import Cell, Header, PageFigure, Row, Table
 from vitcli.output.style import STYLE
 from vitcli.output.text import plain
 
@@ -20,7 +20,7 @@ ABOUT_RUNS = ("selection", "costs", "runs")  # tables that stand at the end
 
 def page(
     tables: Sequence[Table],
-    pictures: Sequence[Picture],
+    pictures: Sequence[PageFigure],
     *,
     title: str,
     summary: Sequence[str],
@@ -67,7 +67,7 @@ def text(value: object) -> str:
 
 
 def _sections(
-    tables: Sequence[Table], pictures: Sequence[Picture], base: Path | None, at_end: Sequence[str]
+    tables: Sequence[Table], pictures: Sequence[PageFigure], base: Path | None, at_end: Sequence[str]
 ) -> list[tuple[str, str, str]]:
     """Id, heading and content. Pictures follow the table they belong to, or the last one about results."""
     found = [(table.key, table.title, _table(table, number, base)) for number, table in enumerate(tables, 1)]
@@ -89,12 +89,12 @@ def _keys(tables: Sequence[Table]) -> set[str]:
     return {table.key for table in tables}
 
 
-def _figures(pictures: Sequence[Picture], numbers: Iterator[int]) -> str:
+def _figures(pictures: Sequence[PageFigure], numbers: Iterator[int]) -> str:
     made = "".join(_figure(picture, next(numbers)) for picture in pictures)
     return f'<div class="figures">{made}</div>' if made else ""
 
 
-def _figure(picture: Picture, number: int) -> str:
+def _figure(picture: PageFigure, number: int) -> str:
     keys = (
         f'<li><span class="key" style="background:{colour}"></span>{text(name)}</li>'
         for colour, name in picture.legend
@@ -120,13 +120,13 @@ def _table(table: Table, number: int, base: Path | None) -> str:
     )
 
 
-def _row(line: Line, base: Path | None, *, has_bar: bool) -> str:
+def _row(line: Row, base: Path | None, *, has_bar: bool) -> str:
     cells = (f"<td>{_cell(cell, is_bar=has_bar and at == 0)}</td>" for at, cell in enumerate(line.cells))
     kind = ' class="total"' if line.is_total else ""
     return f'<tr{kind}><th scope="row">{_head(line.head, base, is_row=True)}</th>{"".join(cells)}</tr>'
 
 
-def _head(head: Head, base: Path | None, *, is_row: bool) -> str:
+def _head(head: Header, base: Path | None, *, is_row: bool) -> str:
     name = text(head.name)
     if is_row:
         name = re.sub(r"([_/.:-])(?=\w)", r"\1<wbr>", name)  # where a long name may be broken

@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from vitcli.output.atomic import replace_file
 
 # Okabe and Ito's eight, told apart by everybody, yellow last: it is pale on paper. Black is the page's ink.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#888888", "#C9B800")
-BLUE, ORANGE = COLOURS[:2]
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#888888", "#C9B800")
+BLUE, ORANGE = COLORS[:2]
 STYLE = {
     "figure.figsize": (5.0, 3.2),
     "figure.dpi": 160,

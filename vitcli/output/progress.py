@@ -9,7 +9,7 @@ import time
 PLAIN_EVERY_S = 10.0
 
 
-class Console:
+class Progress:
     """Notes and one progress line at a time; silent on every process but the first and with `quiet`."""
 
     def __init__(self, *, quiet: bool, is_main: bool = True):

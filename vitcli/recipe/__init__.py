@@ -23,14 +23,13 @@ from vitcli.recipe.catalog import (
     studies,
 )
 from vitcli.recipe.schema import KEYS, OPTIONAL_SECTIONS, SECTIONS, TRAINING_SECTIONS, Recipe, accepts_none
-from vitcli.recipe.sweep import arms, check_with_choices, may_be_chosen, settled
+from vitcli.recipe.sweep import check_with_choices, may_be_chosen, settled, trials
 from vitcli.recipe.toml import differences, flat, to_toml, toml_text, typed_value
-from vitcli.recipe.validation import Mistake, is_superseded, report, unknown
+from vitcli.recipe.validation import Problem, is_overridden, report, unknown
 
 __all__ = [
     "SHORTHANDS",
     "Recipe",
-    "arms",
     "available",
     "class_maps",
     "dataset_aliases",
@@ -50,6 +49,7 @@ __all__ = [
     "studies",
     "to_toml",
     "toml_text",
+    "trials",
 ]
 
 SHORTHANDS = MappingProxyType(
@@ -81,11 +81,11 @@ class Draft:
 
     values: dict[str, Any]
     sources: dict[str, str]
-    mistakes: list[Mistake]
+    mistakes: list[Problem]
 
-    def lay(self, layer: Mapping[str, Any], sources: Mapping[str, str]) -> None:
+    def overlay(self, layer: Mapping[str, Any], sources: Mapping[str, str]) -> None:
         """Put `layer` on top; an inherited key that loses its meaning through it goes."""
-        for key in [key for key in self.values if key not in layer and is_superseded(key, layer)]:
+        for key in [key for key in self.values if key not in layer and is_overridden(key, layer)]:
             del self.values[key], self.sources[key]
         self.values.update({key: _unset(key, value) for key, value in layer.items()})
         self.sources.update(sources)
@@ -112,7 +112,7 @@ def load(
     draft = merge(name_or_path, overrides, shorthands)
     file = label(find(name_or_path))
     if not training:
-        draft.mistakes.extend(_unheard(draft))
+        draft.mistakes.extend(_unused_training_keys(draft))
     recipe, found = check_with_choices(draft.values, draft.sources, file=file, training=training)
     if mistakes := draft.mistakes + found:
         raise report(mistakes, f"recipe {name_or_path}")
@@ -126,18 +126,18 @@ def merge(
     draft = Draft({}, {}, [])
     for path, table in _base_and_file(find(name_or_path)):
         values = _flat_table(table, label(path), draft.mistakes)
-        draft.lay(values, dict.fromkeys(values, label(path)))
-    draft.lay(*_options(overrides, shorthands, draft.mistakes))
+        draft.overlay(values, dict.fromkeys(values, label(path)))
+    draft.overlay(*_options(overrides, shorthands, draft.mistakes))
     return draft
 
 
-def _unheard(draft: Draft) -> list[Mistake]:
+def _unused_training_keys(draft: Draft) -> list[Problem]:
     """Take out keys of training that options alone bring, where nothing is trained: each is a mistake."""
     of_files = {_section(key) for key, source in draft.sources.items() if not source.startswith("option ")}
     found = []
     for key in [key for key in draft.values if _section(key) in set(TRAINING_SECTIONS) - of_files]:
         what = f"nothing is trained here, so {key} means nothing"
-        found.append(Mistake(what, draft.sources.pop(key), "leave it out"))
+        found.append(Problem(what, draft.sources.pop(key), "leave it out"))
         del draft.values[key]
     return found
 
@@ -195,20 +195,20 @@ def _base_and_file(path: Path) -> list[tuple[Path, dict[str, Any]]]:
     return [(base_path, base_table), (path, table)]
 
 
-def _flat_table(table: dict[str, Any], source: str, mistakes: list[Mistake]) -> dict[str, Any]:
+def _flat_table(table: dict[str, Any], source: str, mistakes: list[Problem]) -> dict[str, Any]:
     values = {}
     for section, keys in table.items():
         if section in SECTIONS and isinstance(keys, dict):
             values |= {f"{section}.{key}": value for key, value in keys.items()}
         elif section in SECTIONS:
-            mistakes.append(Mistake(f"{section} is a section", source, f"write [{section}] above its keys"))
+            mistakes.append(Problem(f"{section} is a section", source, f"write [{section}] above its keys"))
         else:
             mistakes.append(unknown(section, source))
     return values
 
 
 def _options(
-    overrides: Sequence[str], shorthands: Mapping[str, Any], mistakes: list[Mistake]
+    overrides: Sequence[str], shorthands: Mapping[str, Any], mistakes: list[Problem]
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Everything that the command line sets: values, and the option of each."""
     given = [
@@ -219,7 +219,7 @@ def _options(
     for override in overrides:
         key, equals, value = (part.strip() for part in override.partition("="))
         if not equals:
-            mistakes.append(Mistake(f"{override!r} sets nothing", "option --set", "write section.key=value"))
+            mistakes.append(Problem(f"{override!r} sets nothing", "option --set", "write section.key=value"))
         elif key not in KEYS:
             mistakes.append(unknown(key, f"option --set {override}"))
         else:
@@ -228,7 +228,7 @@ def _options(
     sources: dict[str, str] = {}
     for key, value, option in given:
         if key in sources:
-            mistakes.append(Mistake(f"{key} is set twice", f"{sources[key]} and {option}", "set it once"))
+            mistakes.append(Problem(f"{key} is set twice", f"{sources[key]} and {option}", "set it once"))
         values[key], sources[key] = typed_value(key, value) if isinstance(value, str) else value, option
     return values, sources
 

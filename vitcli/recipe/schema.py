@@ -17,12 +17,12 @@ from pydantic import (
 )
 
 Count = Annotated[int, Field(gt=0)]
-CountOrZero = Annotated[int, Field(ge=0)]
+NonNegativeInt = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 PositiveOrZero = Annotated[float, Field(ge=0)]
-Share = Annotated[float, Field(ge=0, lt=1)]
-PartOrZero = Annotated[float, Field(ge=0, le=1)]
-PartOfOne = Annotated[float, Field(gt=0, le=1)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+UnitInterval = Annotated[float, Field(ge=0, le=1)]
+UnitIntervalOpen0 = Annotated[float, Field(gt=0, le=1)]
 Percent = Annotated[str, StringConstraints(pattern=r"^(100|\d{1,2}(\.\d+)?)%$")]
 PerChannel = Annotated[tuple[float, float, float], Field(strict=False)]  # not strict: TOML has lists only
 
@@ -36,12 +36,12 @@ def _is_text(value: Any) -> str:
 
 
 # the discriminators choose one branch, so that a mistake is reported once and not for each branch
-SideOrHeightWidth = Annotated[
+ImageSize = Annotated[
     Annotated[Count, Tag("one")] | Annotated[tuple[Count, Count], Field(strict=False), Tag("list")],
     Discriminator(_is_list),
 ]
 StepsOrPercent = Annotated[
-    Annotated[CountOrZero, Tag("one")] | Annotated[Percent, Tag("list")], Discriminator(_is_text)
+    Annotated[NonNegativeInt, Tag("one")] | Annotated[Percent, Tag("list")], Discriminator(_is_text)
 ]
 Counts = Annotated[
     tuple[Count, ...],
@@ -75,8 +75,12 @@ class Model(Section):
     ckpt: str | None = key(
         "weights to start from: run folder, file, timm/<name>.<tag>, hf-hub:<id>, demo", None
     )
-    dropout: Share = key("probability, after the position embedding and every dense layer (paper, B.1)", 0.0)
-    drop_path: Share = key("probability that the last block is skipped, rising linearly from 0 (AugReg)", 0.0)
+    dropout: Fraction = key(
+        "probability, after the position embedding and every dense layer (paper, B.1)", 0.0
+    )
+    drop_path: Fraction = key(
+        "probability that the last block is skipped, rising linearly from 0 (AugReg)", 0.0
+    )
     grad_checkpointing: bool = key(
         "compute activations again in the backward pass: less memory, more time", False
     )
@@ -116,20 +120,18 @@ class Data(Section):
     eval_split: str = key(
         "split to score on; auto finds it, dev_fraction is the part that is cut from train", "auto"
     )
-    dev_fraction: Share = key(
+    dev_fraction: Fraction = key(
         "share of train to choose by (paper, B.1.1), and to score on where there is no other split", 0.0
     )
     num_examples: Count | None = key("train on a random subset of this many images (paper, 4.3)", None)
     image_column: str | None = key("column of the images, where several could be", None)
     label_column: str | None = key("column of the classes, where several could be", None)
     num_classes: Count | None = key("how many classes there are, for shards that do not tell", None)
-    image_size: SideOrHeightWidth = key(
-        "pixels of the model's input: a side, or [height, width] (paper, B.1)"
-    )
+    image_size: ImageSize = key("pixels of the model's input: a side, or [height, width] (paper, B.1)")
     train_crop: Literal["inception", "random", "none"] = key(
         "inception: random area and shape; random: image_size out of resize squared; none: the whole"
     )
-    crop_area: Annotated[tuple[PartOfOne, PartOfOne], Field(strict=False)] | None = key(
+    crop_area: Annotated[tuple[UnitIntervalOpen0, UnitIntervalOpen0], Field(strict=False)] | None = key(
         "inception crop: [least, largest] share of the image's area", None
     )
     crop_aspect: Annotated[tuple[Positive, Positive], Field(strict=False)] | None = key(
@@ -143,7 +145,7 @@ class Data(Section):
     eval_resize: Literal["square", "short_side", "none"] = key(
         "square: the whole, short_side: in its shape, to floor(image_size / eval_crop_fraction), then crop"
     )
-    eval_crop_fraction: PartOfOne | None = key(
+    eval_crop_fraction: UnitIntervalOpen0 | None = key(
         "share of the side that the centre crop keeps; for short_side, and for square if not all", None
     )
     interpolation: Literal["bilinear", "bicubic"] = key("of every resize")
@@ -181,14 +183,16 @@ class Objective(Section):
     patch_target: Literal["mean_color", "downsized", "pixels"] | None = key(
         "masked_patch: 512 mean colours; those of the patch at 4x4; all pixels (paper, B.1.2)", None
     )
-    corrupted: PartOfOne | None = key("masked_patch: share of the patches (paper, B.1.2: 0.5)", None)
-    masked: PartOrZero | None = key("masked_patch: of these, share that becomes [mask] (paper: 0.8)", None)
-    replaced: PartOrZero | None = key("masked_patch: of these, share that becomes another (paper: 0.1)", None)
+    corrupted: UnitIntervalOpen0 | None = key("masked_patch: share of the patches (paper, B.1.2: 0.5)", None)
+    masked: UnitInterval | None = key("masked_patch: of these, share that becomes [mask] (paper: 0.8)", None)
+    replaced: UnitInterval | None = key(
+        "masked_patch: of these, share that becomes another (paper: 0.1)", None
+    )
     mixup: PositiveOrZero = key(
         "each picture mixed with its neighbour by a share of Beta(mixup, mixup), drawn once a part; 0: off",
         0.0,
     )
-    label_smoothing: Share = key("share of the target spread over all classes (paper, 4.3)", 0.0)
+    label_smoothing: Fraction = key("share of the target spread over all classes (paper, 4.3)", 0.0)
     head_bias: float = key("bias of the fresh head; the authors' pre-training takes -10", 0.0)
 
 
@@ -197,15 +201,15 @@ class Optimizer(Section):
 
     name: Literal["sgd", "adam"] = key("adam decouples its weight decay (paper, 4.1)")
     lr: Positive = key("base learning rate; a list: chosen on the dev split (paper, tables 3, 4)")
-    momentum: Share | None = key("sgd only, no Nesterov (paper, Table 4: 0.9)", None)
-    betas: Annotated[tuple[Share, Share], Field(strict=False)] | None = key(
+    momentum: Fraction | None = key("sgd only, no Nesterov (paper, Table 4: 0.9)", None)
+    betas: Annotated[tuple[Fraction, Fraction], Field(strict=False)] | None = key(
         "adam only (paper, 4.1: [0.9, 0.999])", None
     )
     eps: Positive | None = key("adam only, added to the root of the second moment", None)
     weight_decay: PositiveOrZero = key("per step, weights shrink by lr * weight_decay (paper, Table 3)")
     decay_on: Literal["matrices", "all"] = key("matrices: only kernels of dense and convolution layers")
     clip: PositiveOrZero = key("largest global norm of the gradient; 0: off (paper, tables 3, 4: 1)", 0.0)
-    average: Share = key("Polyak averaging factor per step; 0: off (paper, 4.1: 0.9999)", 0.0)
+    average: Fraction = key("Polyak averaging factor per step; 0: off (paper, 4.1: 0.9999)", 0.0)
 
 
 class Schedule(Section):
@@ -222,13 +226,13 @@ class Train(Section):
     """The loop."""
 
     batch_size: Count = key("images per optimizer step, over all processes (paper, tables 3 and 4)")
-    seed: CountOrZero = key("of the order, the augmentations, dropout and fresh weights")
+    seed: NonNegativeInt = key("of the order, the augmentations, dropout and fresh weights")
     runs: Count = key("repetitions with seed, seed + 1, ...; gives mean and std (paper, Table 2: 3)")
     log_every: Count = key("steps between lines of metrics.jsonl")
-    save_every: CountOrZero = key("steps between checkpoints; 0: only when stopped and at the end")
+    save_every: NonNegativeInt = key("steps between checkpoints; 0: only when stopped and at the end")
     save_minutes: Positive | None = key("minutes between checkpoints, besides save_every", None)
     keep_checkpoints: Count = key("how many of the newest checkpoints stay on disk")
-    milestone_every: CountOrZero = key(
+    milestone_every: NonNegativeInt = key(
         "checkpoints of multiples of this many steps stay for ever; 0: none", 0
     )
 
@@ -237,10 +241,10 @@ class Eval(Section):
     """Scoring, and probing while training: few-shot accuracy against compute (paper, figures 4 and 5)."""
 
     probe: str | None = key("data set of a closed-form few-shot probe while training (paper, 4.1)", None)
-    probe_every: CountOrZero = key("steps between probes; one more at the end; 0: at the end alone", 0)
+    probe_every: NonNegativeInt = key("steps between probes; one more at the end; 0: at the end alone", 0)
     probe_shots: Count = key("images a class of the probe (paper, figure 4: 5)", 5)
 
-    every: CountOrZero = key("steps between evaluations while training; 0: only at the end", 0)
+    every: NonNegativeInt = key("steps between evaluations while training; 0: only at the end", 0)
     batch_size: Count = key("images per forward pass of one process; no result depends on it")
     layer: Literal["pre_logits", "token", "gap"] = key(
         "features: what the last layer is given; class token or mean of the patches, after the last norm",
@@ -266,12 +270,12 @@ class Inspect(Section):
 
     num_images: Count = key("pictures whose attention distance is averaged (paper, figure 11: 128)")
     num_shown: Count = key("of these, pictures whose attention and features are drawn (paper, figure 6: 3)")
-    seed: CountOrZero = key("of the draw of the pictures from a data set")
+    seed: NonNegativeInt = key("of the draw of the pictures from a data set")
     components: Count = key("principal components of the filters (paper, figure 7: 28)")
     residual: bool = key(
         "roll-out: a layer is half its skip connection (arXiv 2005.00928); off: the bare words of D.8"
     )
-    full_at: PartOfOne = key(
+    full_at: UnitIntervalOpen0 = key(
         "roll-out as drawn: share of the patches that are not in full light; 1: all but the brightest"
     )
     renormalise: bool = key(

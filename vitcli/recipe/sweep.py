@@ -6,7 +6,7 @@ from typing import Any
 
 from vitcli.recipe.schema import KEYS, SECTIONS, Recipe, takes_list
 from vitcli.recipe.toml import flat, toml_value
-from vitcli.recipe.validation import FIXED_IN_A_CHOICE, Mistake, check
+from vitcli.recipe.validation import FIXED_IN_A_CHOICE, Problem, check
 
 MOST_ARMS = 256
 Choice = dict[str, Any]  # a value for each key that lists some
@@ -14,7 +14,7 @@ Choice = dict[str, Any]  # a value for each key that lists some
 
 def check_with_choices(
     values: Mapping[str, Any], sources: Mapping[str, str], *, file: str, training: bool
-) -> tuple[Recipe | None, list[Mistake]]:
+) -> tuple[Recipe | None, list[Problem]]:
     """As `check`, for values of which any may be a list to choose from: every combination must hold."""
     listed = {key: list(value) for key, value in values.items() if is_listed(key, value)}
     if not listed:
@@ -40,7 +40,7 @@ def check_with_choices(
     return recipe.with_choices({key: tuple(items) for key, items in checked.items() if len(items) > 1}), []
 
 
-def arms(recipe: Recipe) -> list[tuple[Choice, Recipe]]:
+def trials(recipe: Recipe) -> list[tuple[Choice, Recipe]]:
     """Every combination of the listed values, in the order of the lists, and the recipe that has it alone."""
     names, lists = recipe.choices.keys(), recipe.choices.values()
     combinations = [dict(zip(names, values, strict=True)) for values in product(*lists)]
@@ -73,27 +73,27 @@ def _of_lists(
     file: str,
     *,
     training: bool,
-) -> Iterable[Mistake]:
+) -> Iterable[Problem]:
     count = 1
     for key, items in listed.items():
         source = sources.get(key, file)
         count *= len(items) or 1
         if not items:
-            yield Mistake(f"{key} is [], out of its range", source, "it must have at least 1 item")
+            yield Problem(f"{key} is [], out of its range", source, "it must have at least 1 item")
         if any(items.count(item) > 1 for item in items):
-            yield Mistake(f"{key} names a value twice: {toml_value(items)}", source, "name each value once")
+            yield Problem(f"{key} names a value twice: {toml_value(items)}", source, "name each value once")
         if key in FIXED_IN_A_CHOICE:
-            yield Mistake(f"{key} cannot be chosen: it is {FIXED_IN_A_CHOICE[key]}", source, "give one value")
+            yield Problem(f"{key} cannot be chosen: it is {FIXED_IN_A_CHOICE[key]}", source, "give one value")
         elif training and len(items) > 1 and not values.get("data.dev_fraction"):
             fix = "set data.dev_fraction above 0, or give one value"
-            yield Mistake(f"{key} lists values to choose from without a dev split", source, fix)
+            yield Problem(f"{key} lists values to choose from without a dev split", source, fix)
     if count > MOST_ARMS:
         where = " and ".join(dict.fromkeys(sources.get(key, file) for key in listed))
-        yield Mistake(f"{count} combinations to choose from", where, f"list fewer: at most {MOST_ARMS}")
+        yield Problem(f"{count} combinations to choose from", where, f"list fewer: at most {MOST_ARMS}")
 
 
-def _about_item(mistake: Mistake, key: str, place: int, items: list[Any]) -> Mistake:
+def _about_item(mistake: Problem, key: str, place: int, items: list[Any]) -> Problem:
     """A mistake in one of several items says in which."""
     if len(items) == 1 or not mistake.what.startswith(f"{key} is "):
         return mistake
-    return Mistake(f"{key}, item {place}{mistake.what.removeprefix(key)}", mistake.where, mistake.fix)
+    return Problem(f"{key}, item {place}{mistake.what.removeprefix(key)}", mistake.where, mistake.fix)

@@ -21,7 +21,7 @@ KINDS = {
 
 
 @dataclass(frozen=True)
-class Mistake:
+class Problem:
     what: str
     where: str
     fix: str
@@ -29,7 +29,7 @@ class Mistake:
 
 def check(
     values: Mapping[str, Any], sources: Mapping[str, str], *, file: str, training: bool
-) -> tuple[Recipe | None, list[Mistake]]:
+) -> tuple[Recipe | None, list[Problem]]:
     """The recipe, if it can be built, and everything that the schema says against it.
 
     Args:
@@ -44,19 +44,19 @@ def check(
         tables.setdefault(section, {})[name] = value
     training = training or bool(tables.keys() & set(TRAINING_SECTIONS))
     mistakes = [
-        Mistake(f"section [{name}] is missing", file, "extend or copy a shipped recipe: vit recipes list")
+        Problem(f"section [{name}] is missing", file, "extend or copy a shipped recipe: vit recipes list")
         for name in TRAINING_SECTIONS
         if training and name not in tables
     ]
     for key, what, fix in contradictions(values):
-        mistakes.append(Mistake(what, sources.get(key, file), fix))
+        mistakes.append(Problem(what, sources.get(key, file), fix))
     try:
         return Recipe.model_validate(tables), mistakes
     except ValidationError as refusal:
         return None, [_translated(error, sources, file) for error in refusal.errors()] + mistakes
 
 
-def report(mistakes: Sequence[Mistake], file: str, *, see: str = SEE_SCHEMA) -> VitError:
+def report(mistakes: Sequence[Problem], file: str, *, see: str = SEE_SCHEMA) -> VitError:
     """One error for all mistakes; a single one is said plainly.
 
     Args:
@@ -74,7 +74,7 @@ def report(mistakes: Sequence[Mistake], file: str, *, see: str = SEE_SCHEMA) -> 
     )
 
 
-def unknown(key: str, source: str) -> Mistake:
+def unknown(key: str, source: str) -> Problem:
     """A section or key that the schema lacks, with the nearest name that it has."""
     section, dot, name = key.rpartition(".")
     elsewhere = [known for known in KEYS if known.endswith(f".{name}")]
@@ -86,10 +86,10 @@ def unknown(key: str, source: str) -> Mistake:
         kind = "key" if dot else "section"
         what = f"{key} is not a {kind} of a recipe{nearest(section or name, SECTIONS)}"
         fix = f"the sections are {', '.join(SECTIONS)}"
-    return Mistake(what, source, f"{name} is written {' or '.join(elsewhere)}" if elsewhere else fix)
+    return Problem(what, source, f"{name} is written {' or '.join(elsewhere)}" if elsewhere else fix)
 
 
-def _translated(error: Mapping[str, Any], sources: Mapping[str, str], file: str) -> Mistake:
+def _translated(error: Mapping[str, Any], sources: Mapping[str, str], file: str) -> Problem:
     """One refusal of pydantic in the words of a recipe."""
     key = ".".join(map(str, error["loc"][:2]))
     place, source = _place(key, error["loc"]), sources.get(key, file)
@@ -98,28 +98,28 @@ def _translated(error: Mapping[str, Any], sources: Mapping[str, str], file: str)
             return unknown(key, source)
         case "missing":
             name = place if "." in key else f"section [{key}]"
-            return Mistake(f"{name} is missing", source, SEE_SCHEMA)
-    return refused(error, place, source)
+            return Problem(f"{name} is missing", source, SEE_SCHEMA)
+    return as_error(error, place, source)
 
 
-def refused(error: Mapping[str, Any], place: str, source: str) -> Mistake:
+def as_error(error: Mapping[str, Any], place: str, source: str) -> Problem:
     """A value that is not of its key's kind or range, as pydantic refuses it, in the words of a file."""
     given = error["input"]
     match error["type"]:
         case "literal_error":
             choices = error["ctx"]["expected"]
             close = nearest(str(given), choices.replace("'", "").replace(" or ", ", ").split(", "))
-            return Mistake(f"{place} is {toml_value(given)}{close}", source, f"it must be {choices}")
+            return Problem(f"{place} is {toml_value(given)}{close}", source, f"it must be {choices}")
         case "string_pattern_mismatch":  # schedule.warmup is the only key with a pattern
             what = f"{place} is {toml_value(given)}, which is neither steps nor a share of the run"
-            return Mistake(what, source, 'write steps without quotes, or a share such as "10%"')
+            return Problem(what, source, 'write steps without quotes, or a share such as "10%"')
     kind, _, reason = error["type"].partition("_")
     if reason == "type" and kind in KINDS:
         what = f"{place} is {toml_value(given)}, which is not {KINDS[kind]}"
-        return Mistake(what, source, _as_kind(kind, given))
+        return Problem(what, source, _as_kind(kind, given))
     words = error["msg"].replace("Input should", "it must").replace("Tuple should", "the list must")
     words = words.replace(" after validation", "").replace("String should", "it must")
-    return Mistake(f"{place} is {toml_value(given)}, out of its range", source, words)
+    return Problem(f"{place} is {toml_value(given)}, out of its range", source, words)
 
 
 def _place(key: str, location: Sequence[str | int]) -> str:
@@ -171,7 +171,7 @@ FIXED_IN_A_CHOICE = {
 ALTERNATIVES = {"schedule.steps": "schedule.epochs", "schedule.epochs": "schedule.steps"}
 
 
-def is_superseded(key: str, layer: dict[str, Any]) -> bool:
+def is_overridden(key: str, layer: dict[str, Any]) -> bool:
     """Whether an inherited key loses its meaning through a choice that `layer` makes."""
     choice, needed = BELONGS.get(key, (None, None))
     return ALTERNATIVES.get(key) in layer or (choice in layer and layer[choice] != needed)

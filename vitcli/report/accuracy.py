@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from vitcli.output.document import Cell, Head, Line, Table, best_marked, number, share
+from vitcli.output.document import Cell, Header, Row, Table, fraction_cell, mark_best, number_cell
 from vitcli.output.text import size_text
-from vitcli.report.grouping import SEED, Column, Entry, arrange
-from vitcli.report.runs import Material, Run, Scored, Vtab
+from vitcli.report.grouping import SEED, Entry, NetworkColumn, arrange
+from vitcli.report.runs import EvaluationRecord, Run, RunCollection, Vtab
 from vitcli.report.schema import VtabSummary
 from vitcli.report.tables import Names, cells_of, crossed, repeated, rows_of
 
@@ -14,7 +14,7 @@ NUM_TASKS = 19  # of VTAB
 SEEDS = "runs with their own seeds"
 
 
-def results(material: Material, names: Names) -> list[Table]:
+def results(material: RunCollection, names: Names) -> list[Table]:
     """Tables 2 and 5: data sets by networks; Table 6: networks by data sets, with their compute."""
     entries = [_of_run(run, material.runs) for run in material.runs if run.command == "finetune"]
     entries += [_of_vtab(vtab) for vtab in material.vtabs]
@@ -29,19 +29,19 @@ def results(material: Material, names: Names) -> list[Table]:
     return [accuracy, *_compute(columns, material, names)]
 
 
-def _compute(columns: Sequence[Column], material: Material, names: Names) -> list[Table]:
+def _compute(columns: Sequence[NetworkColumn], material: RunCollection, names: Names) -> list[Table]:
     spent = [sum(entry.exaflops or 0.0 for entry in column.entries) or None for column in columns]
     if not any(spent):
         return []
     before = [_pretraining_exaflops(column, material.runs) for column in columns]
     rows = rows_of(columns)
-    heads = [*map(names.row, rows), Head("exaFLOPs", "of these runs")]
-    heads += [Head("exaFLOPs", "of pre-training")] if any(before) else []
+    heads = [*map(names.row, rows), Header("exaFLOPs", "of these runs")]
+    heads += [Header("exaFLOPs", "of pre-training")] if any(before) else []
     by_row, lines = cells_of(columns, rows), []
     for at, column in enumerate(columns):
-        own = [cells[at] for cells in by_row] + [number(spent[at])]
-        own += [number(before[at])] if any(before) else []
-        lines.append(Line(Head(column.name, column.detail), tuple(own)))
+        own = [cells[at] for cells in by_row] + [number_cell(spent[at])]
+        own += [number_cell(before[at])] if any(before) else []
+        lines.append(Row(Header(column.name, column.detail), tuple(own)))
     caption = (
         "Each network (rows) with its top-1 accuracy in % on each data set and the compute of the "
         "training runs behind the row. The best of a column is in bold. In the shape of the paper's Table 6, "
@@ -50,7 +50,7 @@ def _compute(columns: Sequence[Column], material: Material, names: Names) -> lis
     return [Table("compute", "Accuracy and compute", caption, "network", tuple(heads), tuple(lines))]
 
 
-def vtab_tasks(material: Material, names: Names) -> Table | None:
+def vtab_tasks(material: RunCollection, names: Names) -> Table | None:
     """Table 9: the tasks of VTAB by networks, with the means of their groups."""
     entries = [
         Entry((task, said.group), *_network(vtab), vtab.path, mean=said.top1)
@@ -61,27 +61,29 @@ def vtab_tasks(material: Material, names: Names) -> Table | None:
         return None
     columns = arrange(entries)
     rows = list(dict.fromkeys(entry.row for entry in entries))
-    lines = [Line(Head(*row), own) for row, own in zip(rows, cells_of(columns, rows), strict=True)]
+    lines = [Row(Header(*row), own) for row, own in zip(rows, cells_of(columns, rows), strict=True)]
     by_path = {vtab.path: vtab.summary for vtab in material.vtabs}
     said = [by_path[column.entries[0].folder] for column in columns]
     for group in dict.fromkeys(group for one in said for group in one.groups):
-        means = best_marked([share(one.groups.get(group)) for one in said])
+        means = mark_best([fraction_cell(one.groups.get(group)) for one in said])
         if any(cell.text for cell in means):
-            lines.append(Line(Head(group, "mean of the group"), means, is_total=True))
-    means = best_marked([share(one.top1, note=_finished(one) if one.top1 is None else "") for one in said])
-    lines.append(Line(Head("VTAB", f"mean of {NUM_TASKS} tasks"), means, is_total=True))
+            lines.append(Row(Header(group, "mean of the group"), means, is_total=True))
+    means = mark_best(
+        [fraction_cell(one.top1, note=_finished(one) if one.top1 is None else "") for one in said]
+    )
+    lines.append(Row(Header("VTAB", f"mean of {NUM_TASKS} tasks"), means, is_total=True))
     return Table(
         "vtab",
         "VTAB, task by task",
         "Top-1 accuracy in % on each task; the best of a row in bold. The score is the mean of the "
         "tasks, not of the groups, and is open until all are finished. In the shape of the paper's Table 9.",
         "task",
-        tuple(Head(column.name, column.detail) for column in columns),
+        tuple(Header(column.name, column.detail) for column in columns),
         tuple(lines),
     )
 
 
-def few_shot(material: Material, names: Names) -> Table | None:
+def few_shot(material: RunCollection, names: Names) -> Table | None:
     """Few-shot accuracy: data sets and shots by networks (paper, section 4.1)."""
     entries = [
         Entry(
@@ -108,7 +110,7 @@ def few_shot(material: Material, names: Names) -> Table | None:
     return crossed("fewshot", "Few-shot accuracy", caption, columns, names)
 
 
-def pretraining(material: Material, names: Names) -> Table | None:
+def pretraining(material: RunCollection, names: Names) -> Table | None:
     """What was trained from fresh weights, and what it cost."""
     finished = [run for run in material.runs if run.command == "pretrain" and run.summary]
     if not finished:
@@ -121,16 +123,16 @@ def pretraining(material: Material, names: Names) -> Table | None:
         right = said.top1 if said.top1 is not None else said.patch_accuracy
         kind = "of patch colours" if said.patch_accuracy is not None else ""
         cells = (
-            share(right, said.top1_std, note=kind), number(said.loss, "{:.4f}"),
-            share(probed.top1 if probed else None, note=note), number(said.steps, "{:,}"),
-            number(said.steps * said.batch_size, "{:,}"), number(said.exaflops),
+            fraction_cell(right, said.top1_std, note=kind), number_cell(said.loss, "{:.4f}"),
+            fraction_cell(probed.top1 if probed else None, note=note), number_cell(said.steps, "{:,}"),
+            number_cell(said.steps * said.batch_size, "{:,}"), number_cell(said.exaflops),
         )  # fmt: skip
-        lines.append(Line(Head(said.model, where, run.path), cells))
+        lines.append(Row(Header(said.model, where, run.path), cells))
     columns = ("held-out top-1", "held-out loss", "few-shot probe", "steps", "images seen", "exaFLOPs")
     caption = (
         "Runs from fresh weights: accuracies in % on the held-out split, loss in nats, and what they took."
     )
-    heads = tuple(Head(column) for column in columns)
+    heads = tuple(Header(column) for column in columns)
     return Table("pretraining", "Pre-training", caption, "network", heads, tuple(lines))
 
 
@@ -186,14 +188,14 @@ def _network(vtab: Vtab) -> tuple[str, str | None, dict]:
     return first.model, first.ckpt, agreed
 
 
-def _pretraining_exaflops(column: Column, runs: Sequence[Run]) -> float | None:
+def _pretraining_exaflops(column: NetworkColumn, runs: Sequence[Run]) -> float | None:
     """Of the run that has made the column's checkpoint, where it is among those reported."""
     ckpt = column.entries[0].ckpt
     made = [run for run in runs if ckpt and run.summary and run.path.resolve() == Path(ckpt).resolve()]
     return made[0].summary.exaflops if made else None
 
 
-def evaluations(material: Material, names: Names) -> list[Table]:
+def evaluations(material: RunCollection, names: Names) -> list[Table]:
     """Checkpoints that vit evaluate has scored: data sets by checkpoints, then all numbers of each."""
     if not material.scored:
         return []
@@ -205,10 +207,16 @@ def evaluations(material: Material, names: Names) -> list[Table]:
             "there is such a row, by the reassessed labels of ImageNet. The best of a row is in bold."
         )
         tables = [crossed("evaluated", "Evaluated checkpoints", caption, arrange(entries), names)]
-    heads = [Head("images"), Head("top-1"), Head("95 %", "interval"), Head("top-5"), Head("loss", "nats")]
-    heads += [Head("ECE", "%"), Head("Brier")]
+    heads = [
+        Header("images"),
+        Header("top-1"),
+        Header("95 %", "interval"),
+        Header("top-5"),
+        Header("loss", "nats"),
+    ]
+    heads += [Header("ECE", "%"), Header("Brier")]
     has_real = any(one.said.real_top1 is not None for one in material.scored)
-    heads[4:4] = [Head("ReaL")] if has_real else []
+    heads[4:4] = [Header("ReaL")] if has_real else []
     lines = tuple(_line_of_scored(one, names, has_real=has_real) for one in material.scored)
     caption = (
         "All numbers of each evaluation, accuracies in %. ECE is the expected calibration error: how far "
@@ -217,7 +225,7 @@ def evaluations(material: Material, names: Names) -> list[Table]:
     return [*tables, Table("evaluations", "Evaluations", caption, "checkpoint", tuple(heads), lines)]
 
 
-def _of_scored(one: Scored) -> list[Entry]:
+def _of_scored(one: EvaluationRecord) -> list[Entry]:
     said, more = one.said, one.said.class_map or ""
     network = (said.model, said.ckpt, {}, one.path)
     found = [Entry((one.dataset, one.split, more), *network, mean=said.top1, resolution=said.resolution)]
@@ -227,14 +235,16 @@ def _of_scored(one: Scored) -> list[Entry]:
     return found
 
 
-def _line_of_scored(one: Scored, names: Names, *, has_real: bool) -> Line:
+def _line_of_scored(one: EvaluationRecord, names: Names, *, has_real: bool) -> Row:
     said = one.said
     interval = said.intervals.get("top1")
     between = f"{100 * interval[0]:.1f} to {100 * interval[1]:.1f}" if interval and len(interval) == 2 else ""
-    top5 = share(said.top5) if said.num_classes > 5 else Cell("-")  # of five classes it is 1 by definition
-    cells = [number(said.num_eval_examples, "{:,}"), share(said.top1), Cell(between), top5]
-    cells += [share(said.real_top1)] if has_real else []
-    cells += [number(said.loss, "{:.4f}"), share(said.ece), number(said.brier, "{:.4f}")]
+    top5 = (
+        fraction_cell(said.top5) if said.num_classes > 5 else Cell("-")
+    )  # of five classes it is 1 by definition
+    cells = [number_cell(said.num_eval_examples, "{:,}"), fraction_cell(said.top1), Cell(between), top5]
+    cells += [fraction_cell(said.real_top1)] if has_real else []
+    cells += [number_cell(said.loss, "{:.4f}"), fraction_cell(said.ece), number_cell(said.brier, "{:.4f}")]
     where = [
         said.model,
         names.data(one.dataset),
@@ -243,4 +253,4 @@ def _line_of_scored(one: Scored, names: Names, *, has_real: bool) -> Line:
         f"{size_text(said.resolution)} px",
     ]
     name = Path(said.ckpt).name or said.ckpt
-    return Line(Head(name, ", ".join(filter(None, where)), one.path), tuple(cells))
+    return Row(Header(name, ", ".join(filter(None, where)), one.path), tuple(cells))

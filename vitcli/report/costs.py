@@ -3,15 +3,15 @@
 from dataclasses import replace
 from typing import Any
 
-from vitcli.output.document import Cell, Head, Line, Table, number, share
+from vitcli.output.document import Cell, Header, Row, Table, fraction_cell, number_cell
 from vitcli.output.text import size_text
 from vitcli.report.grouping import word
-from vitcli.report.runs import Choice, Material, Run, is_number
-from vitcli.report.schema import Costs
+from vitcli.report.runs import Choice, Run, RunCollection, is_number
+from vitcli.report.schema import ResourceUse
 from vitcli.report.tables import Names
 
 
-def progress(material: Material, names: Names) -> Table | None:
+def progress(material: RunCollection, names: Names) -> Table | None:
     """The runs that have no summary yet."""
     lines = []
     for run in material.unfinished:
@@ -23,18 +23,18 @@ def progress(material: Material, names: Names) -> Table | None:
         left = duration(now.seconds_left) if now.is_live is not False else ""
         cells = (
             Cell(now.in_words, part, note=now.part), Cell(state), Cell(left, now.seconds_left),
-            number(loss, "{:.4f}"), share(top1),
+            number_cell(loss, "{:.4f}"), fraction_cell(top1),
         )  # fmt: skip
-        lines.append(Line(Head(names.folder(run.path), _about(run, names), run.path), cells))
+        lines.append(Row(Header(names.folder(run.path), _about(run, names), run.path), cells))
     caption = (
         "Runs without a summary yet: the step they have logged last, the time their steps still need, the "
         "last training loss and held-out top-1 in %. One that was stopped goes on with its own command line."
     )
-    heads = tuple(Head(name) for name in ("progress", "process", "left", "training loss", "held-out top-1"))
+    heads = tuple(Header(name) for name in ("progress", "process", "left", "training loss", "held-out top-1"))
     return Table("progress", "Under way", caption, "run", heads, tuple(lines))
 
 
-def selection(material: Material, names: Names) -> Table | None:
+def selection(material: RunCollection, names: Names) -> Table | None:
     """What each selection was between, and what was chosen on the dev split (paper, appendix B.1.1)."""
     chosen = [run for run in material.runs if run.choices]
     columns = [in_words(keys) for keys in _in_order([one.keys for run in chosen for one in run.choices])]
@@ -42,16 +42,16 @@ def selection(material: Material, names: Names) -> Table | None:
     for run in chosen:
         found = {in_words(one.keys): one for one in run.choices}
         cells = tuple(_choice(found.get(words)) for words in columns)
-        lines.append(Line(Head(names.folder(run.path), _about(run, names), run.path), cells))
+        lines.append(Row(Header(names.folder(run.path), _about(run, names), run.path), cells))
     caption = (
         "Top-1 accuracy in % on the dev split, which is cut from the training split, for each choice; the "
         "chosen one in bold."
     )
-    heads = tuple(Head(words) for words in columns)
+    heads = tuple(Header(words) for words in columns)
     return Table("selection", "Selection on the dev split", caption, "run", heads, tuple(lines))
 
 
-def costs(material: Material, names: Names) -> Table | None:
+def costs(material: RunCollection, names: Names) -> Table | None:
     """What each finished run has used."""
     tasks = [run for vtab in material.vtabs for run in vtab.runs]
     lines = [
@@ -78,11 +78,11 @@ def costs(material: Material, names: Names) -> Table | None:
         ("processes", ""),
         ("precision", ""),
     )
-    heads = tuple(Head(*column) for column in columns)
+    heads = tuple(Header(*column) for column in columns)
     return Table("costs", "Costs", caption, "run", heads, tuple(lines))
 
 
-def runs(material: Material, names: Names) -> Table | None:
+def runs(material: RunCollection, names: Names) -> Table | None:
     """Where each training run lies, what it was, and the accuracy of every seed."""
     lines = []
     for run in material.runs:
@@ -98,10 +98,10 @@ def runs(material: Material, names: Names) -> Table | None:
             Cell(origin), Cell(size_text(run.resolution) if run.resolution else ""),
             _plain(steps), _plain(batch), _plain(rate), Cell(told),
         )  # fmt: skip
-        lines.append(Line(Head(names.folder(run.path), _about(run, names), run.path), cells))
+        lines.append(Row(Header(names.folder(run.path), _about(run, names), run.path), cells))
     columns = ("from", "px", "steps", "batch", "lr", "top-1 of each run")
     caption = "Every training run with its folder, and the held-out top-1 in % of each seed."
-    heads = tuple(Head(column) for column in columns)
+    heads = tuple(Header(column) for column in columns)
     return Table("runs", "Training runs", caption, "run", heads, tuple(lines))
 
 
@@ -119,7 +119,7 @@ def _choice(choice: Choice | None) -> Cell:
     if choice is None:
         return Cell()
     note = "not finite" if choice.dev_top1 is None else "chosen" if choice.is_chosen else ""
-    told = share(choice.dev_top1, note=note)
+    told = fraction_cell(choice.dev_top1, note=note)
     return replace(told, is_best=choice.is_chosen)
 
 
@@ -140,13 +140,13 @@ def _about(run: Run, names: Names) -> str:
     return f"{run.command}, {run.model}, {names.data(run.dataset)}"
 
 
-def _cost_line(name: str, detail: str, folder, used: Costs) -> Line:
+def _cost_line(name: str, detail: str, folder, used: ResourceUse) -> Row:
     cells = (
-        number(used.images_per_s, "{:,.1f}"), Cell(duration(used.elapsed_s), used.elapsed_s),
-        number(used.exaflops), number(used.peak_memory_gib, "{:.2f}"),
-        number(used.num_processes, "{}"), Cell(used.precision or ""),
+        number_cell(used.images_per_s, "{:,.1f}"), Cell(duration(used.elapsed_s), used.elapsed_s),
+        number_cell(used.exaflops), number_cell(used.peak_memory_gib, "{:.2f}"),
+        number_cell(used.num_processes, "{}"), Cell(used.precision or ""),
     )  # fmt: skip
-    return Line(Head(name, detail, folder), cells)
+    return Row(Header(name, detail, folder), cells)
 
 
 def _plain(value: Any) -> Cell:

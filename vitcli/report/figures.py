@@ -14,14 +14,14 @@ from matplotlib.ticker import MaxNLocator, NullLocator
 
 from vitcli.evaluation import figures
 from vitcli.evaluation.statistics import Reliability
-from vitcli.output.document import Picture
-from vitcli.output.plots import COLOURS, STYLE
+from vitcli.output.document import PageFigure
+from vitcli.output.plots import COLORS, STYLE
 from vitcli.output.svg import to_svg
 from vitcli.output.text import plain
-from vitcli.report.runs import Choice, Material, Point, Run, Scored, is_number
+from vitcli.report.runs import Choice, EvaluationRecord, Point, Run, RunCollection, is_number
 from vitcli.report.tables import Names
 
-MOST_LINES = len(COLOURS)  # of one picture
+MOST_LINES = len(COLORS)  # of one picture
 MOST_TICKS = 8
 MOST_POINTS = 240  # of one line: as many as can be seen
 
@@ -90,9 +90,9 @@ MOST_CLASSES = 2_000  # of a confusion that is drawn
 FEW_CLASSES = 12  # whose confusion is read well at half the width of a page
 
 
-def pictures_of(material: Material, names: Names) -> list[Picture]:
+def figures_of(material: RunCollection, names: Names) -> list[PageFigure]:
     """All pictures that have something to show, in reading order."""
-    found: list[Picture] = []
+    found: list[PageFigure] = []
     for dataset in dict.fromkeys(run.dataset for run in material.runs):
         runs = [run for run in material.runs if run.dataset == dataset]
         found += _learning_curves(runs, names)
@@ -107,7 +107,7 @@ def pictures_of(material: Material, names: Names) -> list[Picture]:
     return found
 
 
-def _learning_curves(runs: Sequence[Run], names: Names) -> Iterable[Picture]:
+def _learning_curves(runs: Sequence[Run], names: Names) -> Iterable[PageFigure]:
     """Training loss and held-out accuracy by step; lines of one colour are seeds of one run."""
     kinds = (
         ("training loss in nats", "Training loss", [run.losses for run in runs], 1),
@@ -125,7 +125,7 @@ def _learning_curves(runs: Sequence[Run], names: Names) -> Iterable[Picture]:
         yield from _charts("Learning curves", caption, lines, x="step", y=unit)
 
 
-def _selection(runs: Sequence[Run], names: Names) -> Iterable[Picture]:
+def _selection(runs: Sequence[Run], names: Names) -> Iterable[PageFigure]:
     """Dev accuracy by the value of the one key that was chosen; other selections are in their table."""
     by_key: dict[str, list[tuple]] = {}
     for run in runs:
@@ -146,7 +146,7 @@ def _selection(runs: Sequence[Run], names: Names) -> Iterable[Picture]:
         )
 
 
-def _shots(material: Material, names: Names) -> Iterable[Picture]:
+def _shots(material: RunCollection, names: Names) -> Iterable[PageFigure]:
     """Few-shot accuracy by the number of images a class."""
     by_data: dict[tuple[str, str], list[tuple]] = {}
     for one in material.fewshots:
@@ -165,7 +165,7 @@ def _shots(material: Material, names: Names) -> Iterable[Picture]:
         )
 
 
-def _resolutions(scored: Sequence[Scored], names: Names) -> Iterable[Picture]:
+def _resolutions(scored: Sequence[EvaluationRecord], names: Names) -> Iterable[PageFigure]:
     by_data: dict[str, list[tuple]] = {}
     for one in scored:
         squares = [found for found in one.said.resolutions if isinstance(found.resolution, int)]
@@ -179,18 +179,18 @@ def _resolutions(scored: Sequence[Scored], names: Names) -> Iterable[Picture]:
         yield from _charts("Resolution", caption, lines, x="pixels", y="top-1 in %", has_points=True)
 
 
-def _charts(section: str, caption: str, lines: Sequence[tuple], **axes) -> Iterable[Picture]:
+def _charts(section: str, caption: str, lines: Sequence[tuple], **axes) -> Iterable[PageFigure]:
     """Pictures of as many lines as there are colours; `lines` are (name, strands, marked, errors)."""
     parts = [lines[first : first + MOST_LINES] for first in range(0, len(lines), MOST_LINES)]
     for number, part in enumerate(parts, start=1):
-        every = [Curve(name, colour, *rest) for (name, *rest), colour in zip(part, COLOURS, strict=False)]
+        every = [Curve(name, colour, *rest) for (name, *rest), colour in zip(part, COLORS, strict=False)]
         drawn = tuple(line for line in every if line.strands)
         if not drawn:
             continue
         told = f"{caption} Part {number} of {len(parts)}." if len(parts) > 1 else caption
         ends = "; ".join(f"{line.name} ends at {line.strands[0][-1][1]:.4g}" for line in drawn)
         svg = _chart(drawn, f"{told} {ends}.", **axes)
-        yield Picture(section, told, svg, tuple((line.colour, line.name) for line in drawn))
+        yield PageFigure(section, told, svg, tuple((line.colour, line.name) for line in drawn))
 
 
 @lru_cache(maxsize=256)  # a page that is served is drawn again and again
@@ -198,7 +198,7 @@ def _chart(lines: tuple[Curve, ...], label: str, **axes) -> str:
     return to_svg(curves(lines, **axes), key=_key(lines, label), label=html.escape(plain(label)))
 
 
-def _calibration(one: Scored, names: Names) -> Iterable[Picture]:
+def _calibration(one: EvaluationRecord, names: Names) -> Iterable[PageFigure]:
     bins = one.said.reliability
     if bins is None:
         return
@@ -206,7 +206,7 @@ def _calibration(one: Scored, names: Names) -> Iterable[Picture]:
         f"Reliability of {_about(one, names)}: the share that is right (bars) in each bin of confidence, and "
         f"below it how many examples the bin has. ECE {one.said.ece:.2%}."
     )
-    yield Picture("Calibration", caption, _reliability(bins.model_dump_json(), caption))
+    yield PageFigure("Calibration", caption, _reliability(bins.model_dump_json(), caption))
 
 
 @lru_cache(maxsize=256)
@@ -217,7 +217,7 @@ def _reliability(bins: str, label: str) -> str:
     return to_svg(figure, key=_key(bins, label), label=html.escape(plain(label)))
 
 
-def _confusion(one: Scored, names: Names) -> Iterable[Picture]:
+def _confusion(one: EvaluationRecord, names: Names) -> Iterable[PageFigure]:
     met = [name for truth, guess, _ in one.confusion for name in (truth, guess)]
     classes = dict.fromkeys([*(one.said.per_class or {}), *met])
     if not one.confusion or len(classes) > MOST_CLASSES:
@@ -227,7 +227,7 @@ def _confusion(one: Scored, names: Names) -> Iterable[Picture]:
         "(columns). The deeper, the more; the diagonal is right."
     )
     svg = _matrix(one.confusion, tuple(classes), caption)
-    yield Picture("Confusion", caption, svg, has_paper=True, is_wide=len(classes) > FEW_CLASSES)
+    yield PageFigure("Confusion", caption, svg, has_paper=True, is_wide=len(classes) > FEW_CLASSES)
 
 
 @lru_cache(maxsize=256)
@@ -242,7 +242,7 @@ def _name(run: Run, names: Names) -> str:
     return f"{run.model}, {names.folder(run.path)}"
 
 
-def _about(one: Scored, names: Names) -> str:
+def _about(one: EvaluationRecord, names: Names) -> str:
     return f"{one.said.model}, {names.folder(one.path)}, on {names.data(one.dataset)}"
 
 

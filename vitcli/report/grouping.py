@@ -31,7 +31,7 @@ WORDS = {
     "eval.layer": "{}",
 }
 OF_TABLE = {"data.dataset", "model.ckpt", "model.name", SEED}  # what rows, columns and cells are made of
-Row = tuple[str, ...]
+RowKey = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Entry:
         told: what the cell says in place of a number, such as "step 20 of 500".
     """
 
-    row: Row
+    row: RowKey
     model: str
     ckpt: str | None
     recipe: Mapping[str, Any]
@@ -61,19 +61,19 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Column:
+class NetworkColumn:
     """A network, what tells it from others of its name, and its entries by row."""
 
     name: str
     detail: str
-    cells: Mapping[Row, list[Entry]]
+    cells: Mapping[RowKey, list[Entry]]
 
     @property
     def entries(self) -> list[Entry]:
         return [entry for cell in self.cells.values() for entry in cell]
 
 
-def arrange(entries: Sequence[Entry]) -> list[Column]:
+def arrange(entries: Sequence[Entry]) -> list[NetworkColumn]:
     """Entries to columns in the order of their names; in a cell is one result, or repeated runs of one."""
     ckpts: dict[str, set[str | None]] = {}
     networks: dict[tuple[str, str | None], list[Entry]] = {}
@@ -93,14 +93,14 @@ def arrange(entries: Sequence[Entry]) -> list[Column]:
                 values = tuple(_value(entry, key) for key in keys)
                 groups.get(values, next(iter(groups.values()))).append(entry)
         for values, members in groups.items():
-            cells: dict[Row, list[Entry]] = {}
+            cells: dict[RowKey, list[Entry]] = {}
             for entry in members:
                 cells.setdefault(entry.row, []).append(entry)
             sizes = {size_text(one.resolution) for one in members if one.resolution is not None}
             words = [f"{sizes.pop()} px"] if len(sizes) == 1 else []
             told = ((key, folders.get(value, value)) for key, value in zip(keys, values, strict=True))
             words += [word(key, value) for key, value in told if key != SIZE and value != UNSET]
-            columns.append(Column(model, ", ".join(origin + words), cells))
+            columns.append(NetworkColumn(model, ", ".join(origin + words), cells))
     return sorted(columns, key=lambda one: (_size_of(one.name), natural(one.name), natural(one.detail)))
 
 

@@ -12,7 +12,7 @@ from vitcli.output.atomic import write_text
 from vitcli.output.document import Table
 from vitcli.output.text import short_names
 from vitcli.report import accuracy, costs, runs, text
-from vitcli.report.runs import Material
+from vitcli.report.runs import RunCollection
 from vitcli.report.tables import Names
 
 ENDINGS = {".html": "html", ".htm": "html", ".md": "markdown", ".csv": "csv", ".json": "json"}
@@ -26,7 +26,7 @@ class Report:
     """What the folders hold, in rows and columns."""
 
     places: tuple[str, ...]
-    material: Material
+    material: RunCollection
     names: Names
     tables: tuple[Table, ...]
 
@@ -161,7 +161,7 @@ def page(report: Report, *, base: Path | None, is_live: bool = False) -> str:
     refresh_s = (REFRESH_S if report.material.unfinished else REFRESH_IDLE_S) if is_live else None
     return html.page(
         report.tables,
-        figures.pictures_of(report.material, report.names),
+        figures.figures_of(report.material, report.names),
         title=report.title,
         summary=report.facts,
         notes=[f"{made}{f', every {refresh_s} s anew' if refresh_s else ''}.", *report.notes],
@@ -190,7 +190,7 @@ def summary(result: dict[str, Any]) -> str:
     return output_text.pairs(rows)
 
 
-def _folders(material: Material) -> list[Path]:
+def _folders(material: RunCollection) -> list[Path]:
     return [one.path for one in (*material.runs, *material.vtabs, *material.fewshots, *material.scored)]
 
 

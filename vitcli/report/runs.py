@@ -16,7 +16,7 @@ from vitcli.report.scan import (
     ARMS,
     EVALUATION,
     REPEATS,
-    Found,
+    RunLocation,
     command_of,
     find,
     loosely,
@@ -32,7 +32,7 @@ LISTS = {"data.crop_area", "data.crop_aspect", "data.randaugment", "data.mean", 
 
 
 @dataclass(frozen=True)
-class Progress:
+class UnfinishedProgress:
     """How far a run is that has no summary yet.
 
     Attributes:
@@ -64,7 +64,7 @@ def members_of(path: Path, kind: str) -> list[Path]:
     return sorted(begun, key=lambda child: ((child / run_folder.RECIPE).stat().st_mtime_ns, child.name))
 
 
-def progress_of(path: Path, recipe: dict[str, Any]) -> Progress:
+def progress_of(path: Path, recipe: dict[str, Any]) -> UnfinishedProgress:
     """Of the run in the folder, or of the arm or repeated run that is under way in it."""
     told = partial(_steps_done, is_live=_is_live(path))
     members = [*members_of(path, ARMS), *members_of(path, REPEATS)]
@@ -80,7 +80,7 @@ def progress_of(path: Path, recipe: dict[str, Any]) -> Progress:
     return told(going[-1], part=f"{going[-1].name}, part {len(members) - len(going) + 1} of {total}")
 
 
-def _steps_done(path: Path, *, is_live: bool | None, part: str = "") -> Progress:
+def _steps_done(path: Path, *, is_live: bool | None, part: str = "") -> UnfinishedProgress:
     total = (run_folder.read_plan(path) or {}).get("total_steps")
     total = total if isinstance(total, int) and total > 0 else None
     steps = [
@@ -89,7 +89,9 @@ def _steps_done(path: Path, *, is_live: bool | None, part: str = "") -> Progress
     step = int(max(steps, default=0))
     paces = [record.get("step_s") for record in read_records(path / run_folder.TIMING)]
     is_paced = total is not None and paces and is_number(paces[-1])
-    return Progress(step, total, part, max(0, total - step) * paces[-1] if is_paced else None, is_live)
+    return UnfinishedProgress(
+        step, total, part, max(0, total - step) * paces[-1] if is_paced else None, is_live
+    )
 
 
 def _is_live(path: Path) -> bool | None:
@@ -151,7 +153,7 @@ class Run:
     resolution: int | list[int] | None
     recipe: dict[str, Any]
     summary: TrainingSummary | None
-    progress: Progress | None
+    progress: UnfinishedProgress | None
     losses: tuple[tuple[Point, ...], ...] = ()
     accuracies: tuple[tuple[Point, ...], ...] = ()
     choices: tuple[Choice, ...] = ()
@@ -164,7 +166,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Fewshot:
+class FewshotRecord:
     """A run of `vit fewshot`."""
 
     path: Path
@@ -187,7 +189,7 @@ class Vtab:
 
 
 @dataclass(frozen=True)
-class Scored:
+class EvaluationRecord:
     """One evaluation, and its confusion as (label, predicted, count) of the pairs that occur."""
 
     path: Path
@@ -201,7 +203,7 @@ class Scored:
 
 
 @dataclass(frozen=True)
-class Material:
+class RunCollection:
     """All that the named folders hold.
 
     Attributes:
@@ -209,9 +211,9 @@ class Material:
     """
 
     runs: list[Run] = field(default_factory=list)
-    fewshots: list[Fewshot] = field(default_factory=list)
+    fewshots: list[FewshotRecord] = field(default_factory=list)
     vtabs: list[Vtab] = field(default_factory=list)
-    scored: list[Scored] = field(default_factory=list)
+    scored: list[EvaluationRecord] = field(default_factory=list)
     left_out: list[tuple[Path, str]] = field(default_factory=list)
 
     @property
@@ -220,14 +222,14 @@ class Material:
         return [run for run in everything if run.progress]
 
 
-def gather(places: Sequence[str]) -> Material:
+def gather(places: Sequence[str]) -> RunCollection:
     """Read every run at and below the named folders.
 
     Raises:
         VitError: a place without runs, or a named folder with a damaged file. One that is met below a named
             folder is left out, and the report says so.
     """
-    material = Material()
+    material = RunCollection()
     for found in find(places):
         try:
             _read_into(material, found)
@@ -238,7 +240,7 @@ def gather(places: Sequence[str]) -> Material:
     return material
 
 
-def _read_into(material: Material, found: Found) -> None:
+def _read_into(material: RunCollection, found: RunLocation) -> None:
     path = found.path
     match found.kind:
         case "training":
@@ -251,7 +253,9 @@ def _read_into(material: Material, found: Found) -> None:
                     fix="give its command line again, or leave the folder out",
                 )
             summary = read(path / run_folder.SUMMARY, FewshotSummary)
-            material.fewshots.append(Fewshot(path, summary, _split_of(summary.eval_split), read_recipe(path)))
+            material.fewshots.append(
+                FewshotRecord(path, summary, _split_of(summary.eval_split), read_recipe(path))
+            )
         case "vtab":
             material.vtabs.append(_read_vtab(path))
         case "evaluation":
@@ -322,7 +326,7 @@ def _read_vtab(path: Path) -> Vtab:
     return Vtab(path, summary, tuple(read_run(task) for task in tasks))
 
 
-def _read_evaluations(path: Path) -> list[Scored]:
+def _read_evaluations(path: Path) -> list[EvaluationRecord]:
     file = path / EVALUATION
     if "evaluations" not in loosely(file):
         return [_scored(path, read(file, Evaluation))]
@@ -330,7 +334,7 @@ def _read_evaluations(path: Path) -> list[Scored]:
     return [_scored(path / str(number), said) for number, said in enumerate(several, start=1)]
 
 
-def _scored(path: Path, said: Evaluation) -> Scored:
+def _scored(path: Path, said: Evaluation) -> EvaluationRecord:
     try:
         with open(path / CONFUSION, encoding="utf-8", newline="") as file:
             rows = list(csv.DictReader(file))
@@ -340,7 +344,7 @@ def _scored(path: Path, said: Evaluation) -> Scored:
     except (OSError, KeyError, ValueError, TypeError, csv.Error) as error:
         fix = "evaluate again, or leave the folder out"
         raise DataError(f"{CONFUSION} is damaged: {error}", where=str(path / CONFUSION), fix=fix) from error
-    return Scored(path, said, _split_of(said.eval_split), pairs)
+    return EvaluationRecord(path, said, _split_of(said.eval_split), pairs)
 
 
 def _points(records: list[dict[str, Any]], value_of: Callable[[dict], Any]) -> tuple[Point, ...]:

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from vitcli.errors import DataError, MachineError, VitError
 from vitcli.output import run_folder
-from vitcli.report.schema import Told
+from vitcli.report.schema import FileModel
 
 EVALUATION = "evaluation.json"
 ARMS, REPEATS = "arms", "runs"  # of a selection folder: they are its own
@@ -25,7 +25,7 @@ Kind = Literal["training", "fewshot", "vtab", "evaluation"]
 
 
 @dataclass(frozen=True)
-class Found:
+class RunLocation:
     """A folder that a report can show."""
 
     path: Path
@@ -33,14 +33,14 @@ class Found:
     is_named: bool  # on the command line, and not met below a folder that is
 
 
-def find(places: Sequence[str]) -> list[Found]:
+def find(places: Sequence[str]) -> list[RunLocation]:
     """The folders of runs at and below the named places, each once, in the order of names.
 
     Raises:
         VitError: a place that is no folder, has nothing to show, or is too large to look through.
         MachineError: a folder that may not be read.
     """
-    found: dict[Path, Found] = {}
+    found: dict[Path, RunLocation] = {}
     for place in places:
         path = Path(place)
         if not path.is_dir():
@@ -59,7 +59,7 @@ def find(places: Sequence[str]) -> list[Found]:
     return list(found.values())
 
 
-def read(path: Path, shape: type[Told]) -> Any:
+def read(path: Path, shape: type[FileModel]) -> Any:
     """A JSON file of ours.
 
     Raises:
@@ -143,7 +143,7 @@ def command_of(folder: Path) -> str | None:
     return named[0] if named else None
 
 
-def _below(folder: Path, top: Path, depth: int, seen: set[Path]) -> Iterator[Found]:
+def _below(folder: Path, top: Path, depth: int, seen: set[Path]) -> Iterator[RunLocation]:
     """Folders of runs, without what belongs to one of them: arms, repeated runs, tasks, checkpoints."""
     if folder.resolve() in seen:  # a link back up, or a second one to the same folder
         return
@@ -154,7 +154,7 @@ def _below(folder: Path, top: Path, depth: int, seen: set[Path]) -> Iterator[Fou
         )
     kind = kind_of(folder)
     if kind:
-        yield Found(folder, kind, is_named=depth == 0)
+        yield RunLocation(folder, kind, is_named=depth == 0)
     if depth == DEEPEST or kind in ("vtab", "fewshot"):
         return
     try:

@@ -13,13 +13,13 @@ Amount = Annotated[FiniteFloat, Field(ge=0)]
 Resolution = int | list[int]
 
 
-class Told(BaseModel):
+class FileModel(BaseModel):
     """What a file says; of the right types, or it is not taken."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
 
-class Repeat(Told):
+class Repeat(FileModel):
     """One of several runs with their own seeds."""
 
     seed: int
@@ -27,13 +27,13 @@ class Repeat(Told):
     loss: FiniteFloat | None = None
 
 
-class Probe(Told):
+class Probe(FileModel):
     dataset: str
     shots: Count
     top1: Share
 
 
-class Costs(Told):
+class ResourceUse(FileModel):
     """What a run has used."""
 
     images_per_s: Amount | None = None
@@ -44,7 +44,7 @@ class Costs(Told):
     precision: str | None = None
 
 
-class TrainingSummary(Costs):
+class TrainingSummary(ResourceUse):
     command: Literal["finetune", "pretrain"]
     model: str
     ckpt: str | None = None
@@ -65,13 +65,13 @@ class TrainingSummary(Costs):
     num_eval_examples: Count | None = None
 
 
-class Shots(Told):
+class Shots(FileModel):
     mean: Share
     std: Share | None = None
     runs: list[Share] = []
 
 
-class FewshotSummary(Costs):
+class FewshotSummary(ResourceUse):
     command: Literal["fewshot"]
     model: str
     ckpt: str | None = None
@@ -82,24 +82,24 @@ class FewshotSummary(Costs):
     classifier: str = ""
 
 
-class VtabTask(Told):
+class VtabTask(FileModel):
     group: str
     top1: Share | None = None
 
 
-class VtabSummary(Told):
+class VtabSummary(FileModel):
     tasks: dict[str, VtabTask]
     groups: dict[str, Share | None] = {}
     top1: Share | None = None
     mean_of_finished: Share | None = None
 
 
-class ClassScore(Told):
+class ClassScore(FileModel):
     top1: Share
     num_examples: Count
 
 
-class Bins(Told):
+class Bins(FileModel):
     """A reliability diagram: M bins between M + 1 edges."""
 
     edges: list[Share]
@@ -114,13 +114,13 @@ class Bins(Told):
         return self
 
 
-class OneResolution(Told):
+class OneResolution(FileModel):
     resolution: Resolution
     top1: Share
     top5: Share
 
 
-class Evaluation(Costs):
+class Evaluation(ResourceUse):
     command: Literal["evaluate"]
     ckpt: str
     model: str
@@ -142,6 +142,6 @@ class Evaluation(Costs):
     resolutions: list[OneResolution] = []
 
 
-class Evaluations(Told):
+class Evaluations(FileModel):
     command: Literal["evaluate"]
     evaluations: list[Evaluation]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from vitcli.output.document import Cell, Head, Table
+from vitcli.output.document import Cell, Header, Table
 from vitcli.output.text import plain, printed
 
 MARK = "<!-- made by vit report -->"  # by it a Markdown report is known from another file
@@ -109,7 +109,7 @@ def as_json(tables: Sequence[Table]) -> list[dict[str, Any]]:
     ]
 
 
-def _one_line(head: Head) -> str:
+def _one_line(head: Header) -> str:
     return plain(f"{head.name}, {head.detail}" if head.detail else head.name)
 
 
@@ -126,7 +126,7 @@ def _marked(cell: Cell) -> str:
     return f"{text} ({note})" if text and note else text or note
 
 
-def _linked(head: Head, base: Path) -> str:
+def _linked(head: Header, base: Path) -> str:
     name = _escaped(head.name)
     if head.folder is not None:
         name = f"[{name}](./{quote(os.path.relpath(head.folder.resolve(), base.resolve()))})"

@@ -11,7 +11,7 @@ from vitcli.errors import MachineError
 from vitcli.training.objective import Objective
 
 
-def largest_that_fits(
+def find_max_batch_size(
     model: nn.Module,
     objective: Objective,
     sizes: Sequence[int],

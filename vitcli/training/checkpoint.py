@@ -76,7 +76,7 @@ def place_in(model: nn.Module) -> fsdp.Place:
     return place
 
 
-def find_ruined(tensors: Tensors) -> list[str]:
+def find_non_finite(tensors: Tensors) -> list[str]:
     """Names of those that are not finite, such as "model/head.bias".
 
     Finite norms, so finite tensors; what overflows a norm has left every use behind as well.
@@ -86,7 +86,7 @@ def find_ruined(tensors: Tensors) -> list[str]:
     return [name for name, norm in zip(floats, norms, strict=True) if not torch.isfinite(norm)]
 
 
-def refuse_ruined(ruined: list[str], step: int) -> None:
+def check_finite(ruined: list[str], step: int) -> None:
     """NotFiniteError if there are any."""
     if ruined:
         kind, _, name = ruined[0].partition("/")
@@ -153,7 +153,7 @@ def save(
     folder = _home(run_dir)
     temporary = folder / f"{TEMPORARY}{step}-{'slices' if group else os.getpid()}"
     if group is None:
-        refuse_ruined(find_ruined(tensors), step)
+        check_finite(find_non_finite(tensors), step)
     try:
         if group is not None:
             fsdp.write_slices(temporary, flat(tensors), group)

@@ -17,20 +17,20 @@ from typing import Any
 import psutil
 
 from vitcli import recipe
-from vitcli.distributed import runtime
+from vitcli.distributed.runtime import resolve_precision
 from vitcli.errors import CheckFailed, VitError
 from vitcli.output import run_folder
-from vitcli.output.progress import Console
+from vitcli.output.progress import Progress
 from vitcli.output.text import pairs
 
 RESULTS = ("model.safetensors", run_folder.METRICS)  # what a resume must not change
 
 
-def look() -> dict[str, Any]:
+def check_environment() -> dict[str, Any]:
     """Versions, devices and memory that a run would find."""
     about = run_folder.environment([])
     about.pop("command_line")
-    precision = runtime.resolve_precision("auto")
+    precision = resolve_precision("auto")
     disk = shutil.disk_usage(".")
     return {
         "command": "doctor",
@@ -41,7 +41,7 @@ def look() -> dict[str, Any]:
     }
 
 
-def look_as_text(result: dict[str, Any]) -> str:
+def environment_as_text(result: dict[str, Any]) -> str:
     """For a person."""
     gpus = ", ".join(result["gpus"]) or "none: runs go on the CPU"
     libraries = ", ".join(f"{name} {result[name]}" for name in run_folder.LIBRARIES)
@@ -85,7 +85,7 @@ def prove_resume(
             "a proof needs a run of a few steps", where="--steps", fix="--steps 30, or more for slower kills"
         )
     command = "finetune" if resolved.model.ckpt else "pretrain"
-    console, folder = Console(quiet=quiet), Path(tempfile.mkdtemp(prefix="vit-doctor-"))
+    console, folder = Progress(quiet=quiet), Path(tempfile.mkdtemp(prefix="vit-doctor-"))
     (folder / "proof.toml").write_text(recipe.to_toml(resolved))
     words = [command, "--recipe", str(folder / "proof.toml"), *options]
     words += ["--set", "train.log_every=1", "--set", f"train.save_every={max(1, steps // 10)}", "--quiet"]
@@ -126,7 +126,7 @@ def proof_as_text(result: dict[str, Any]) -> str:
     )
 
 
-def _with_kills(words: list[str], out: Path, *, steps: int, kills: int, console: Console) -> list[int]:
+def _with_kills(words: list[str], out: Path, *, steps: int, kills: int, console: Progress) -> list[int]:
     """Run to the end in spite of so many kills; the steps that had been logged at each."""
     draws, killed_at = random.Random(0), []
     for number in range(kills):

@@ -8,7 +8,7 @@ from vitcli.errors import VitError
 from vitcli.models.build import build
 from vitcli.recipe import Recipe
 from vitcli.recipe.schema import Model
-from vitcli.training.setup import RunOptions, Start, fresh_architecture
+from vitcli.training.setup import InitialModel, RunOptions, fresh_architecture
 from vitcli.training.sweep import run
 from vitcli.weights.io import read_weights
 from vitcli.weights.load import load
@@ -18,10 +18,10 @@ FRESH = "random"  # --ckpt random: the same protocol from untrained weights, to 
 
 def finetune(resolved: Recipe, options: RunOptions) -> dict[str, Any]:
     """Head replaced by zeros, position embedding resampled to the new grid, then trained by the recipe."""
-    for _, one in recipe.arms(resolved):
+    for _, one in recipe.trials(resolved):
         _check(one)
 
-    def make_model(resolved: Recipe, split: Split) -> Start:
+    def make_model(resolved: Recipe, split: Split) -> InitialModel:
         wanted, image_size = resolved.model, resolved.data.image_hw
         if wanted.ckpt == FRESH:
             num_classes = split.num_classes
@@ -29,7 +29,7 @@ def finetune(resolved: Recipe, options: RunOptions) -> dict[str, Any]:
                 wanted, image_size=image_size, num_classes=num_classes, pre_logits=False
             )
             model = build(arch, dropout=wanted.dropout, drop_path=wanted.drop_path, init=wanted.init)
-            return Start(model, arch, None, ["fresh weights"])
+            return InitialModel(model, arch, None, ["fresh weights"])
         weights = read_weights(wanted.ckpt, model_name=wanted.name)
         model, arch, report = load(
             weights,
@@ -41,7 +41,7 @@ def finetune(resolved: Recipe, options: RunOptions) -> dict[str, Any]:
             posemb_method=wanted.posemb_resample,
         )
         notes = [f"{wanted.ckpt}: {weights.format}, {weights.numerics}", *report.lines()]
-        return Start(model, arch, wanted.ckpt, notes)
+        return InitialModel(model, arch, wanted.ckpt, notes)
 
     return run("finetune", resolved, options, make_model)
 

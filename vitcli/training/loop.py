@@ -16,7 +16,7 @@ from vitcli.data.loader import Batch
 from vitcli.data.transforms import to_model_range
 from vitcli.distributed.runtime import Runtime, autocast, peak_memory_gib, unwrap
 from vitcli.errors import NotFiniteError, Stopped
-from vitcli.output.progress import Console
+from vitcli.output.progress import Progress
 from vitcli.output.run_folder import RunFolder
 from vitcli.training import optim
 from vitcli.training.checkpoint import Saver
@@ -28,7 +28,7 @@ SMALLEST_SCALE = 2.0**-10  # of an fp16 loss; below it the gradients overflow by
 
 
 @dataclass
-class Progress:
+class RunProgress:
     """What a run has come to; a checkpoint keeps it.
 
     Attributes:
@@ -86,8 +86,8 @@ def train(
     watch: Callable[[int], Iterable[tuple[dict[str, Any], str]]],
     saver: Saver,
     folder: RunFolder | None,
-    console: Console,
-    progress: Progress,
+    console: Progress,
+    progress: RunProgress,
 ) -> None:
     """Train from `progress.step` to the end of the plan.
 
@@ -119,7 +119,7 @@ def train(
                 group["lr"] = lr
             part_losses = []
             for part in range(parts):
-                with meter.waiting_for_data(), runtime.own_errors():
+                with meter.waiting_for_data(), runtime.local_errors():
                     batch = next(batches)
                 progress.skipped.update(batch.skipped)
                 seed_model_draws(seed, step=step, part=runtime.rank * parts + part)
@@ -170,7 +170,7 @@ def train(
 class Meter:
     """Speed, waiting and what the progress line says; nothing a result depends on."""
 
-    def __init__(self, plan: Plan, runtime: Runtime, console: Console, progress: Progress):
+    def __init__(self, plan: Plan, runtime: Runtime, console: Progress, progress: RunProgress):
         self.plan, self.runtime, self.console, self.progress = plan, runtime, console, progress
         self._waited_s = self._waited_before_s = 0.0
         self._measured_s = 0.0

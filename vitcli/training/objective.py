@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from vitcli.evaluation import inference
 from vitcli.evaluation import masked_patch as evaluation_masked_patch
-from vitcli.evaluation.metrics import PatchScores, Scores
+from vitcli.evaluation.metrics import Metrics, PatchMetrics
 from vitcli.models import masked_patch
 from vitcli.recipe import Recipe
 
@@ -71,7 +71,7 @@ def multi_hot(labels: Tensor, num_classes: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Task:
+class TrainingTask:
     """One of the two kinds of training.
 
     Attributes:
@@ -87,18 +87,18 @@ class Task:
     kept: Callable[[dict[str, Tensor]], dict[str, Tensor]]
 
 
-def task_of(resolved: Recipe) -> Task:
+def training_task(resolved: Recipe) -> TrainingTask:
     """The task that a recipe's `objective.loss` names."""
     wanted = resolved.objective
     if wanted.loss == "masked_patch":
-        return Task(
+        return TrainingTask(
             objective=lambda model, images_BCHW, labels: masked_patch.loss(model(images_BCHW)),
             score=evaluation_masked_patch.evaluate_patches,
             line=_patch_line,
             kept=masked_patch.backbone_state,
         )
     loss = loss_fn(wanted.loss, label_smoothing=wanted.label_smoothing)
-    return Task(
+    return TrainingTask(
         objective=supervised(loss, mixup=wanted.mixup),
         score=inference.evaluate,
         line=_class_line,
@@ -106,11 +106,11 @@ def task_of(resolved: Recipe) -> Task:
     )
 
 
-def _class_line(scores: Scores) -> str:
+def _class_line(scores: Metrics) -> str:
     return f"top-1 {scores.top1:.2%}, loss {scores.loss:.4f}"
 
 
-def _patch_line(scores: PatchScores) -> str:
+def _patch_line(scores: PatchMetrics) -> str:
     if scores.patch_accuracy is None:
         return f"loss {scores.loss:.4f}"
     right = f"{scores.patch_accuracy:.2%} of the colours right (one guess: {scores.most_frequent_color:.2%})"

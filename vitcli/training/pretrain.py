@@ -10,20 +10,20 @@ from vitcli.errors import VitError
 from vitcli.models.build import build, last_layers
 from vitcli.models.masked_patch import MaskedPatchModel
 from vitcli.recipe import Recipe
-from vitcli.training.setup import RunOptions, Start, fresh_architecture
+from vitcli.training.setup import InitialModel, RunOptions, fresh_architecture
 from vitcli.training.sweep import run
 
 
 def pretrain(resolved: Recipe, options: RunOptions) -> dict[str, Any]:
     """Fresh weights and the pre-training head, then trained by the recipe."""
-    if any(one.model.name is None or one.model.ckpt is not None for _, one in recipe.arms(resolved)):
+    if any(one.model.name is None or one.model.ckpt is not None for _, one in recipe.trials(resolved)):
         raise VitError(
             "pre-training starts from fresh weights of a named network",
             where="recipe keys model.name and model.ckpt",
             fix="name a network with --model; to start from a checkpoint use vit finetune",
         )
 
-    def make_model(resolved: Recipe, split: Split) -> Start:
+    def make_model(resolved: Recipe, split: Split) -> InitialModel:
         wanted, predicts_patches = resolved.model, resolved.objective.loss == "masked_patch"
         arch = fresh_architecture(
             wanted,
@@ -33,10 +33,10 @@ def pretrain(resolved: Recipe, options: RunOptions) -> dict[str, Any]:
         )
         model = build(arch, dropout=wanted.dropout, drop_path=wanted.drop_path, init=wanted.init)
         if predicts_patches:
-            return Start(_predicting_patches(model, resolved), arch, None, [])
+            return InitialModel(_predicting_patches(model, resolved), arch, None, [])
         for layer in last_layers(model) if resolved.objective.head_bias else ():
             nn.init.constant_(layer.bias, resolved.objective.head_bias)
-        return Start(model, arch, None, [])
+        return InitialModel(model, arch, None, [])
 
     return run("pretrain", resolved, options, make_model)
 

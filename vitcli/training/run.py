@@ -15,9 +15,9 @@ from torch import Tensor
 from vitcli import recipe
 from vitcli.data import loader
 from vitcli.data.dataset import DataSet
-from vitcli.distributed import runtime
+from vitcli.distributed.runtime import peak_memory_gib
 from vitcli.errors import DataError, MachineError, NotFiniteError, Stopped, VitError
-from vitcli.evaluation.metrics import PatchScores, Scores
+from vitcli.evaluation.metrics import Metrics, PatchMetrics
 from vitcli.evaluation.setup import preprocessing_of, train_transform_of
 from vitcli.export.model_card import card_of
 from vitcli.output import run_folder
@@ -27,12 +27,12 @@ from vitcli.output.run_folder import RunFolder, earlier_summary, refuse_other_re
 from vitcli.recipe import Recipe
 from vitcli.training import checkpoint, figures, tracking
 from vitcli.training.checkpoint import Saver
-from vitcli.training.loop import Progress, train
-from vitcli.training.objective import Task, task_of
+from vitcli.training.loop import RunProgress, train
+from vitcli.training.objective import TrainingTask, training_task
 from vitcli.training.schedule import lr_at_step
-from vitcli.training.setup import Job, MakeModel, RunOptions, describe, make_job
-from vitcli.training.state import State
-from vitcli.training.validation import Watch
+from vitcli.training.setup import MakeModel, RunOptions, TrainingJob, describe, set_up
+from vitcli.training.state import TrainingState
+from vitcli.training.validation import PeriodicEvaluation
 from vitcli.weights.io import write_weights
 
 MEASURED_STEPS = 10
@@ -54,47 +54,47 @@ def run(
             return earlier
     if options.measure and not options.dry_run:
         raise VitError("--measure belongs to --dry-run", where="--measure", fix="--dry-run --measure")
-    job = make_job(command, resolved, options, make_model, open_data=open_data)
+    job = set_up(command, resolved, options, make_model, open_data=open_data)
     if options.dry_run:
-        result = describe(job) | (Session(job).measure() if options.measure else {})
+        result = describe(job) | (TrainingRun(job).measure() if options.measure else {})
     else:
-        result = Session(job).run()
-    job.machine.leave()
+        result = TrainingRun(job).run()
+    job.runtime.shutdown()
     return result
 
 
-class Session:
+class TrainingRun:
     """One sitting of a run: from its first step or its last checkpoint to its end."""
 
-    def __init__(self, job: Job):
+    def __init__(self, job: TrainingJob):
         self.job = job
-        self.recipe, self.machine = job.recipe, job.machine
-        self.num_threads = job.options.workers or loader.default_threads(job.machine.processes_here)
-        self.state: State | None = None
+        self.recipe, self.runtime = job.recipe, job.runtime
+        self.num_threads = job.options.workers or loader.default_threads(job.runtime.processes_here)
+        self.state: TrainingState | None = None
         self.folder: run_folder.RunFolder | None = None  # of the first process alone
         self.path: Path | None = None
 
     def run(self) -> dict[str, Any]:
         """Train and leave a finished run folder."""
-        self.path = self.machine.on_main(self._open_folder)
+        self.path = self.runtime.on_main(self._open_folder)
         self._check_shared()
         saver = Saver(
-            self.machine,
+            self.runtime,
             take=lambda: self.state.copied(self.folder),
             write=lambda copied: self.state.write(self.path, copied),
             every_minutes=self.recipe.train.save_minutes,
         )
         try:
-            self.state = State(self.job)
+            self.state = TrainingState(self.job)
             self.state.resume(self.path, self.folder)
             if self.state.progress.step == 0:
                 self._check_images()
-            task = task_of(self.recipe)
+            task = training_task(self.recipe)
             watch = self._watch(task)
             self._train(task, watch, saver)
             scores, skipped = watch.evaluate()
             probed = watch.probe(self.job.plan.total_steps) if self.recipe.eval.probe else None
-            skipped = self.machine.union(self.state.progress.skipped | set(skipped))
+            skipped = self.runtime.union(self.state.progress.skipped | set(skipped))
             summary = summarise(
                 self.job, self.path, scores, self.state.progress, skipped=skipped, probed=probed
             )
@@ -104,7 +104,7 @@ class Session:
         except NotFiniteError as error:
             saver.close()
             step = checkpoint.newest_step(self.path)
-            self.machine.close_trackers()  # an arm that diverges is not the end of the command
+            self.runtime.close_trackers()  # an arm that diverges is not the end of the command
             error.where += (
                 f"; last good checkpoint: {'none' if step is None else f'step {step}'} in {self.path}"
             )
@@ -127,10 +127,10 @@ class Session:
         images_seen = self.job.plan.images_seen
         steps = min(MEASURED_STEPS, self.job.plan.total_steps)
         self.job = replace(self.job, plan=replace(self.job.plan, total_steps=steps))
-        self.state = State(self.job)
+        self.state = TrainingState(self.job)
         try:
-            saver = Saver(self.machine, take=lambda: None, write=lambda _: None, every_minutes=None)
-            task = task_of(self.recipe)
+            saver = Saver(self.runtime, take=lambda: None, write=lambda _: None, every_minutes=None)
+            task = training_task(self.recipe)
             self._train(task, self._watch(task), saver)
         finally:
             self.job.console.end()
@@ -138,7 +138,7 @@ class Session:
         return {
             "measured_images_per_s": images_per_s,
             "measured_hours": images_seen / images_per_s / 3600,
-            "measured_peak_memory_gib": runtime.peak_memory_gib(),
+            "measured_peak_memory_gib": peak_memory_gib(),
         }
 
     def _open_folder(self) -> Path:
@@ -155,21 +155,21 @@ class Session:
         self.job.console.note(f"run folder {path}")
         if options.track:
             self.folder.also_log = tracking.start_tracker(
-                self.machine, options.track, path, recipe.flat(self.recipe)
+                self.runtime, options.track, path, recipe.flat(self.recipe)
             )
         return path
 
     def _check_shared(self) -> None:
         """Refuse a folder that some process does not see: its part of a checkpoint would lie elsewhere."""
         token = self.path / f"{TEMPORARY}shared"
-        told = self.machine.on_main(lambda: secrets.token_hex(8))
-        self.machine.on_main(lambda: token.write_text(told))
+        told = self.runtime.on_main(lambda: secrets.token_hex(8))
+        self.runtime.on_main(lambda: token.write_text(told))
         try:
             sees_it = token.read_text() == told
         except OSError:
             sees_it = False
-        is_apart = self.machine.any(not sees_it)
-        self.machine.on_main(token.unlink)
+        is_apart = self.runtime.any(not sees_it)
+        self.runtime.on_main(token.unlink)
         if is_apart:
             raise MachineError(
                 "not every process of the run sees the run folder",
@@ -182,11 +182,11 @@ class Session:
         for split in (self.job.train_split, self.job.eval_split):
             if len(split) > CHECKED_IMAGES or split.block_starts is not None:  # shards may be far away
                 continue
-            errors = self.machine.concatenated(
+            errors = self.runtime.concatenated(
                 loader.check_images(
                     split,
-                    rank=self.machine.rank,
-                    world_size=self.machine.world_size,
+                    rank=self.runtime.rank,
+                    world_size=self.runtime.world_size,
                     num_threads=self.num_threads,
                 )
             )
@@ -196,10 +196,10 @@ class Session:
             if errors:
                 self.job.console.note(f"{len(errors)} images of {split.name} are undecodable and left out")
 
-    def _watch(self, task: Task) -> Watch:
-        return Watch(self.job, self.state, task, path=self.path, num_threads=self.num_threads)
+    def _watch(self, task: TrainingTask) -> PeriodicEvaluation:
+        return PeriodicEvaluation(self.job, self.state, task, path=self.path, num_threads=self.num_threads)
 
-    def _train(self, task: Task, watch: Watch, saver: Saver) -> None:
+    def _train(self, task: TrainingTask, watch: PeriodicEvaluation, saver: Saver) -> None:
         wanted, plan = self.recipe, self.job.plan
         batches = loader.train_batches(
             self.job.train_split,
@@ -210,8 +210,8 @@ class Session:
             per_device_batch=plan.per_device_batch,
             window=wanted.data.shuffle_window,
             seed=wanted.train.seed,
-            rank=self.machine.rank,
-            world_size=self.machine.world_size,
+            rank=self.runtime.rank,
+            world_size=self.runtime.world_size,
             on_bad_image=wanted.data.on_bad_image,
             num_threads=self.num_threads,
         )
@@ -224,7 +224,7 @@ class Session:
             end_lr=wanted.schedule.end_lr,
         )
         train(
-            runtime=self.machine,
+            runtime=self.runtime,
             model=self.state.wrapped,
             optimizer=self.state.optimizer,
             average=self.state.average,
@@ -248,10 +248,10 @@ class Session:
 
 
 def summarise(
-    job: Job,
+    job: TrainingJob,
     path: Path,
-    scores: Scores | PatchScores,
-    progress: Progress,
+    scores: Metrics | PatchMetrics,
+    progress: RunProgress,
     *,
     skipped: set[str],
     probed: dict[str, Any] | None,
@@ -285,17 +285,17 @@ def summarise(
         "images_per_s": images / progress.elapsed_s if progress.elapsed_s else None,
         "elapsed_s": progress.elapsed_s,
         "exaflops": job.plan.exaflops,
-        "peak_memory_gib": runtime.peak_memory_gib(),
-        "precision": job.machine.precision,
-        "num_processes": job.machine.world_size,
+        "peak_memory_gib": peak_memory_gib(),
+        "precision": job.runtime.precision,
+        "num_processes": job.runtime.world_size,
         "weights": str(path / "model.safetensors"),
     }
 
 
 def write_results(
-    job: Job,
+    job: TrainingJob,
     folder: RunFolder,
-    scores: Scores | PatchScores,
+    scores: Metrics | PatchMetrics,
     summary: dict[str, Any],
     weights: dict[str, Tensor],
 ) -> None:
@@ -315,7 +315,7 @@ def write_results(
             "steps": job.plan.total_steps,
             "averaged": bool(job.recipe.optimizer.average),
             "dev_cut": job.eval_split.dev_cut,
-            **({"top1": scores.top1} if isinstance(scores, Scores) else {}),
+            **({"top1": scores.top1} if isinstance(scores, Metrics) else {}),
         },
     )
     pictures = folder.path / "figures"

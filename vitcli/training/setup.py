@@ -18,21 +18,21 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from vitcli import recipe
 from vitcli.data import dataset, sampler
 from vitcli.data.split import Split
-from vitcli.distributed import runtime
-from vitcli.distributed.runtime import Runtime
+from vitcli.distributed.runtime import Runtime, fix_threads, peak_memory_gib
+from vitcli.distributed.runtime import start as start_runtime
 from vitcli.errors import DataError, VitError
 from vitcli.models import flops
 from vitcli.models.architecture import Architecture
 from vitcli.models.build import architecture
 from vitcli.output import run_folder
-from vitcli.output.progress import Console
+from vitcli.output.progress import Progress
 from vitcli.output.text import size_text
 from vitcli.recipe import Recipe
 from vitcli.recipe.schema import Model
 from vitcli.training import tracking
-from vitcli.training.auto_batch_size import largest_that_fits
+from vitcli.training.auto_batch_size import find_max_batch_size
 from vitcli.training.gradients import check_parts, exact_per_device_batch
-from vitcli.training.objective import task_of
+from vitcli.training.objective import training_task
 from vitcli.training.schedule import Plan, choose_per_device_batch, plan
 
 # Largest forward pass chosen by itself. Small on a CPU, where it costs nothing, so that a step has several
@@ -66,7 +66,7 @@ class RunOptions:
 
 
 @dataclass(frozen=True)
-class Start:
+class InitialModel:
     """A network ready to be trained.
 
     Attributes:
@@ -102,15 +102,15 @@ def check_shard(resolved: Recipe, options: RunOptions) -> None:
             raise VitError(f"--shard does not go with {option}: {why}", where=option, fix=fix)
 
 
-def check_network(model: nn.Module, options: RunOptions, machine: Runtime) -> None:
+def check_network(model: nn.Module, options: RunOptions, runtime: Runtime) -> None:
     """Refuse networks that several processes cannot train in the way that is asked for."""
-    if options.shard and machine.world_size == 1:
+    if options.shard and runtime.world_size == 1:
         raise VitError(
             "one process has nobody to share a model with",
             where="--shard",
             fix="add --num-processes N, or leave --shard out",
         )
-    if not (options.shard or options.exact) or machine.world_size == 1:
+    if not (options.shard or options.exact) or runtime.world_size == 1:
         return
     option = "--shard" if options.shard else "--exact"
     if any(isinstance(module, _BatchNorm) for module in model.modules()):
@@ -149,54 +149,54 @@ def fresh_architecture(
 
 
 def plan_of(
-    resolved: Recipe, options: RunOptions, machine: Runtime, start: Start, train_split: Split
+    resolved: Recipe, options: RunOptions, runtime: Runtime, start: InitialModel, train_split: Split
 ) -> Plan:
     """All derived numbers of the run on this machine."""
     batch_size = resolved.train.batch_size
-    cap = LARGEST_PART.get(machine.device.type, LARGEST_PART_ON_GPU)
+    cap = LARGEST_PART.get(runtime.device.type, LARGEST_PART_ON_GPU)
     if options.per_device_batch == AUTO:
-        per_device_batch = _fitting(resolved, options, machine, start)
+        per_device_batch = _fitting(resolved, options, runtime, start)
     elif options.per_device_batch:
         per_device_batch = options.per_device_batch
     elif options.exact:
         per_device_batch = exact_per_device_batch(batch_size, cap=cap)
     else:
-        per_device_batch = choose_per_device_batch(batch_size, world_size=machine.world_size, cap=cap)
+        per_device_batch = choose_per_device_batch(batch_size, world_size=runtime.world_size, cap=cap)
     found = plan(
         steps=resolved.schedule.steps,
         epochs=resolved.schedule.epochs,
         warmup=resolved.schedule.warmup,
         batch_size=batch_size,
         per_device_batch=per_device_batch,
-        world_size=machine.world_size,
+        world_size=runtime.world_size,
         num_examples=len(train_split),
         forward_macs=flops.forward_macs(start.arch),
     )
     if options.exact:
-        check_parts(found.accumulation_steps, world_size=machine.world_size)
+        check_parts(found.accumulation_steps, world_size=runtime.world_size)
     return found
 
 
-def _fitting(resolved: Recipe, options: RunOptions, machine: Runtime, start: Start) -> int:
+def _fitting(resolved: Recipe, options: RunOptions, runtime: Runtime, start: InitialModel) -> int:
     """The largest part that fits; that of the run which is gone on with, for it decides about dropout."""
-    earlier = options.out and machine.on_main(lambda: run_folder.read_plan(options.out))
-    share, left_over = divmod(resolved.train.batch_size, machine.world_size)
+    earlier = options.out and runtime.on_main(lambda: run_folder.read_plan(options.out))
+    share, left_over = divmod(resolved.train.batch_size, runtime.world_size)
     sizes = [size for size in range(1, share + 1) if not left_over and share % size == 0]
     if earlier and earlier["per_device_batch"] in sizes and not options.overwrite:
         return earlier["per_device_batch"]
     if not sizes:  # said with advice
-        return choose_per_device_batch(resolved.train.batch_size, world_size=machine.world_size, cap=1)
-    low = machine.precision != "fp32"
+        return choose_per_device_batch(resolved.train.batch_size, world_size=runtime.world_size, cap=1)
+    low = runtime.precision != "fp32"
     kept, params = flops.activation_bytes(start.arch, low_precision=low), flops.num_params(start.arch)
     # Of Adam two, of SGD one; the average; and what the parts before have left.
     wanted = resolved.optimizer
     held = params * 4 * ((2 if wanted.name == "adam" else 1) + bool(wanted.average) + 1)
-    return largest_that_fits(
+    return find_max_batch_size(
         start.model,
-        task_of(resolved).objective,
+        training_task(resolved).objective,
         sizes,
         image_size=start.arch.image_size,
-        runtime=machine,
+        runtime=runtime,
         bytes_at=lambda size: params * 8 + held + kept * size,
         held_bytes=held,
     )
@@ -228,11 +228,11 @@ def declared(dataset: str, *, num_examples: int | None) -> tuple[Split, Split] |
     return split(num_examples or alias["train_examples"]), split(0)
 
 
-MakeModel = Callable[[Recipe, Split], Start]
+MakeModel = Callable[[Recipe, Split], InitialModel]
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainingJob:
     """Everything decided before the first step.
 
     Attributes:
@@ -243,24 +243,24 @@ class Job:
     command: str
     recipe: Recipe
     options: RunOptions
-    machine: Runtime
-    console: Console
+    runtime: Runtime
+    console: Progress
     train_split: Split
     eval_split: Split
     probe: tuple[Split, Split] | None
-    start: Start
+    start: InitialModel
     plan: Plan
     lr: float
 
 
-def make_job(
+def set_up(
     command: str,
     resolved: Recipe,
     options: RunOptions,
     make_model: MakeModel,
     *,
     open_data: Callable[..., dataset.DataSet] = dataset.DataSet,
-) -> Job:
+) -> TrainingJob:
     """Open the data, build the network and plan the run.
 
     Args:
@@ -277,34 +277,34 @@ def make_job(
     train_split, eval_split = _open_data(resolved, open_data, plan_only=plan_only)
     probe = None if plan_only else _open_probe(resolved)
     _check_labels_of(train_split, resolved)
-    machine = runtime.start(resolved.precision.compute)
-    console = Console(quiet=options.quiet, is_main=machine.is_main)
+    runtime = start_runtime(resolved.precision.compute)
+    console = Progress(quiet=options.quiet, is_main=runtime.is_main)
     if options.exact:
-        runtime.fix_threads(machine.device)
+        fix_threads(runtime.device)
     torch.manual_seed(sampler.derive_seed(resolved.train.seed, "init"))
     # A plan of fresh weights needs no numbers: ViT-H/14 has 632 million.
     without_numbers = plan_only and command == "pretrain" and options.per_device_batch != AUTO
     with torch.device("meta") if without_numbers else nullcontext():
         start = make_model(resolved, train_split)
-    check_network(start.model, options, machine)
+    check_network(start.model, options, runtime)
     _introduce(console, resolved, start, train_split, eval_split)
-    return Job(
+    return TrainingJob(
         command=command,
         recipe=resolved,
         options=options,
-        machine=machine,
+        runtime=runtime,
         console=console,
         train_split=train_split,
         eval_split=eval_split,
         probe=probe,
         start=start,
-        plan=plan_of(resolved, options, machine, start, train_split),
+        plan=plan_of(resolved, options, runtime, start, train_split),
         lr=resolved.optimizer.lr,
     )
 
 
 def _introduce(
-    console: Console, resolved: Recipe, start: Start, train_split: Split, eval_split: Split
+    console: Progress, resolved: Recipe, start: InitialModel, train_split: Split, eval_split: Split
 ) -> None:
     """What is trained on what, and what is odd about it, for a person."""
     console.note(f"{start.arch.name} at {size_text(resolved.data.image_size)} px on {train_split.name}:")
@@ -348,7 +348,7 @@ def _oddities(split: Split) -> list[str]:
     return told
 
 
-def describe(job: Job) -> dict[str, Any]:
+def describe(job: TrainingJob) -> dict[str, Any]:
     """What --dry-run says: the plan and its costs."""
     macs = flops.forward_macs(job.start.arch)
     return {
@@ -357,7 +357,7 @@ def describe(job: Job) -> dict[str, Any]:
         "params": flops.num_params(job.start.arch),
         "forward_gmacs": round(macs / 1e9, 3),
         **asdict(job.plan),
-        "precision": job.machine.precision,
+        "precision": job.runtime.precision,
         "estimated_peak_memory_gib": _estimated_memory_gib(job),
         "recipe": recipe.to_toml(job.recipe),
     }
@@ -405,13 +405,13 @@ def _open_probe(resolved: Recipe) -> tuple[Split, Split] | None:
     )
 
 
-def _estimated_memory_gib(job: Job) -> float:
+def _estimated_memory_gib(job: TrainingJob) -> float:
     """Weights, gradients, optimizer and average, and what the backward pass of one part keeps."""
     chosen, arch = job.recipe.optimizer, job.start.arch
     copies = 2 + (2 if chosen.name == "adam" else 1) + bool(chosen.average)
-    kept = flops.activation_bytes(arch, low_precision=job.machine.precision != "fp32")
+    kept = flops.activation_bytes(arch, low_precision=job.runtime.precision != "fp32")
     # On a CPU the libraries themselves, loaded by now, are most of it for a small network.
-    loaded_gib = runtime.peak_memory_gib() if job.machine.device.type == "cpu" else 0.0
-    slices = job.machine.world_size if job.options.shard else 1
+    loaded_gib = peak_memory_gib() if job.runtime.device.type == "cpu" else 0.0
+    slices = job.runtime.world_size if job.options.shard else 1
     weights = flops.num_params(arch) * 4 * copies / slices
     return loaded_gib + (weights + kept * job.plan.per_device_batch) / 2**30

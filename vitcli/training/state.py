@@ -16,13 +16,13 @@ from vitcli.errors import VitError
 from vitcli.output import run_folder
 from vitcli.training import checkpoint, optim
 from vitcli.training.gradients import DdpSum, PairwiseSum, ShardedSum
-from vitcli.training.loop import Progress
-from vitcli.training.setup import Job
+from vitcli.training.loop import RunProgress
+from vitcli.training.setup import TrainingJob
 
 Copied = tuple[int, checkpoint.Tensors, dict[str, Any]]  # step, tensors, and the rest as JSON
 
 
-class State:
+class TrainingState:
     """Model, optimizer, average and counters of a run.
 
     Attributes:
@@ -33,18 +33,18 @@ class State:
         progress: steps and time so far.
     """
 
-    def __init__(self, job: Job):
+    def __init__(self, job: TrainingJob):
         self.job = job
-        self.recipe, self.machine = job.recipe, job.machine
-        self.progress = Progress()
+        self.recipe, self.runtime = job.recipe, job.runtime
+        self.progress = RunProgress()
         self.model = job.start.model
         if self.recipe.model.grad_checkpointing:
             self.model.set_grad_checkpointing(True)
         self.group = None  # in which the slices of a sharded model are saved
-        if job.options.shard and self.machine.world_size > 1:
-            self.group = fsdp.shard(self.model, self.machine)
+        if job.options.shard and self.runtime.world_size > 1:
+            self.group = fsdp.shard(self.model, self.runtime)
         else:
-            self.model.to(self.machine.device)
+            self.model.to(self.runtime.device)
         wanted = self.recipe.optimizer
         optimizer = optim.build_optimizer(
             self.model,
@@ -60,24 +60,24 @@ class State:
         parts = job.plan.accumulation_steps
         if job.options.exact:
             self.wrapped, self.optimizer = self.model, optimizer
-            self.gradients = PairwiseSum(self.model, self.machine, parts=parts)
+            self.gradients = PairwiseSum(self.model, self.runtime, parts=parts)
         elif self.group is not None:
             self.wrapped, self.optimizer = self.model, optimizer
-            self.gradients = ShardedSum(self.model, self.machine, parts=parts)
+            self.gradients = ShardedSum(self.model, self.runtime, parts=parts)
         else:
-            self.wrapped, self.optimizer = self.machine.accelerator.prepare(self.model, optimizer)
-            self.gradients = DdpSum(self.wrapped, self.machine, parts=parts)
+            self.wrapped, self.optimizer = self.runtime.accelerator.prepare(self.model, optimizer)
+            self.gradients = DdpSum(self.wrapped, self.runtime, parts=parts)
         self.average = optim.WeightAverage(self.model, factor=wanted.average) if wanted.average else None
 
     def resume(self, path: Path, folder: run_folder.RunFolder | None) -> None:
         """Go on from the run folder's newest intact checkpoint, if there is one; metrics go back to it."""
-        step, notes = self.machine.on_main(lambda: checkpoint.find_newest(path))
+        step, notes = self.runtime.on_main(lambda: checkpoint.find_newest(path))
         for note in notes:
             self.job.console.note(f"{note}, using the one before it")
         found = None
         if step is not None:
             place = checkpoint.place_in(self.model)
-            with self.machine.own_errors():
+            with self.runtime.local_errors():
                 found = checkpoint.read(path, step, place=place, group=self.group)
             self._compare_fingerprints(found.state["fingerprint"])
             own = self.model.state_dict()
@@ -85,8 +85,8 @@ class State:
             checkpoint.restore_optimizer(self.model, self.optimizer, found.optimizer)
             if self.average:
                 self.average.restore(fsdp.all_sliced_like(found.average, own))
-            self.machine.scaler.load_state_dict(found.state["scaler"])
-            self.progress = Progress(found.step, found.state["elapsed_s"], set(found.state["skipped"]))
+            self.runtime.scaler.load_state_dict(found.state["scaler"])
+            self.progress = RunProgress(found.step, found.state["elapsed_s"], set(found.state["skipped"]))
             self.job.console.note(f"going on from step {found.step}")
         if folder:
             folder.rewind_metrics(found.state["metrics_bytes"] if found else 0)
@@ -95,7 +95,7 @@ class State:
         """Give every process the first one's running statistics, which are those that are saved."""
         names = {name for name, _ in self.model.named_buffers()}
         states = [self.model.state_dict(), self.average.tensors if self.average else {}]
-        self.machine.share(state[name] for state in states for name in sorted(names & state.keys()))
+        self.runtime.broadcast(state[name] for state in states for name in sorted(names & state.keys()))
 
     def final_weights(self) -> dict[str, Tensor]:
         """What the run would leave behind now, whole, on the first process; every process takes part.
@@ -103,7 +103,7 @@ class State:
         The averaged weights where there are any.
         """
         tensors = self.average.tensors if self.average else self.model.state_dict()
-        return fsdp.whole(tensors, keep=self.machine.is_main)
+        return fsdp.whole(tensors, keep=self.runtime.is_main)
 
     def _compare_fingerprints(self, before: dict[str, Any]) -> None:
         now = self._fingerprint()
@@ -128,12 +128,12 @@ class State:
             "train_data": self.job.train_split.fingerprint,
             "eval_data": self.job.eval_split.fingerprint,
             "per_device_batch": self.job.plan.per_device_batch,
-            "num_processes": self.machine.world_size,
+            "num_processes": self.runtime.world_size,
             "sharded": self.group is not None,
             "exact": self.job.options.exact,
             "compile": self.job.options.compile,
-            "precision": self.machine.precision,
-            "device": self.machine.device.type,
+            "precision": self.runtime.precision,
+            "device": self.runtime.device.type,
             "threads": torch.get_num_threads(),
             **{name: version(name) for name in run_folder.LIBRARIES},
             "vit": __version__,
@@ -145,16 +145,16 @@ class State:
             "fingerprint": self._fingerprint(),
             "metrics_bytes": folder.metrics_bytes() if folder else None,
             "elapsed_s": self.progress.elapsed_s,
-            "skipped": sorted(self.machine.union(self.progress.skipped)),
-            "scaler": self.machine.scaler.state_dict(),
+            "skipped": sorted(self.runtime.union(self.progress.skipped)),
+            "scaler": self.runtime.scaler.state_dict(),
         }
-        if self.group is None and not self.machine.is_main:
+        if self.group is None and not self.runtime.is_main:
             return None
         average = self.average.tensors if self.average else None
         tensors = checkpoint.copied(self.model, self.optimizer, average)
         if self.group is not None:  # each process knows its own slices only, and all must agree to write
-            ruined = self.machine.union(set(checkpoint.find_ruined(tensors)))
-            checkpoint.refuse_ruined(sorted(ruined), self.progress.step)
+            ruined = self.runtime.union(set(checkpoint.find_non_finite(tensors)))
+            checkpoint.check_finite(sorted(ruined), self.progress.step)
         return self.progress.step, tensors, state
 
     def write(self, path: Path, copied: Copied) -> None:

@@ -17,19 +17,21 @@ from torch import Tensor
 
 from vitcli import recipe
 from vitcli.data.dataset import DEV_PART, DEV_PART_OF_ALL, DataSet
-from vitcli.data.image_cache import Memory, kept
+from vitcli.data.image_cache import MemoryBudget, cached
 from vitcli.data.split import Split
-from vitcli.distributed import launch, runtime
+from vitcli.distributed import launch
+from vitcli.distributed.runtime import shared_process_group
+from vitcli.distributed.runtime import start as start_runtime
 from vitcli.errors import NotFiniteError, Stopped, VitError
 from vitcli.export.model_card import card_of
 from vitcli.output import run_folder
 from vitcli.output.atomic import replace_file, write_json
-from vitcli.output.progress import Console
+from vitcli.output.progress import Progress
 from vitcli.output.run_folder import RunFolder, earlier_summary, refuse_other_recipe
 from vitcli.recipe import Recipe
 from vitcli.training import figures, parallel_runs, sweep_results
 from vitcli.training import run as training_run
-from vitcli.training.setup import MakeModel, RunOptions, Start
+from vitcli.training.setup import InitialModel, MakeModel, RunOptions
 from vitcli.training.text import as_text
 from vitcli.weights.io import read_weights
 
@@ -51,19 +53,19 @@ def run(command: str, resolved: Recipe, options: RunOptions, make_model: MakeMod
         earlier = earlier_summary(options.out, resolved)
         if earlier:
             return earlier
-    with runtime.one_after_another():
-        selection = Selection(command, resolved, options, make_model)
+    with shared_process_group():
+        selection = Sweep(command, resolved, options, make_model)
         return selection.plan() if options.dry_run else selection.run()
 
 
-class Selection:
+class Sweep:
     """All runs of one recipe, one after the other, with what they share."""
 
     def __init__(self, command: str, resolved: Recipe, options: RunOptions, make_model: MakeModel):
         self.command, self.recipe, self.options = command, resolved, options
-        self.machine = runtime.start(resolved.precision.compute)
-        self.console = Console(quiet=options.quiet, is_main=self.machine.is_main)
-        self.data = SharedData(self.machine.processes_here)
+        self.runtime = start_runtime(resolved.precision.compute)
+        self.console = Progress(quiet=options.quiet, is_main=self.runtime.is_main)
+        self.data = SharedDatasets(self.runtime.processes_here)
         network = make_model if options.shard else SharedNetwork(make_model)  # slices are of one run
         self._session = partial(training_run.run, command, make_model=network, open_data=self.data)
         self.path: Path | None = None
@@ -80,7 +82,7 @@ class Selection:
 
     def run(self) -> dict[str, Any]:
         """Leave a finished folder with all runs below it; the summary of all."""
-        self.path = self.machine.on_main(self._open_folder)
+        self.path = self.runtime.on_main(self._open_folder)
         try:
             tried = self._choose()
             if tried and not any(one.summary for one in tried):
@@ -122,27 +124,29 @@ class Selection:
         # Rows that only stand in for a test split have no part in choosing; a probe has none either.
         dev = DEV_PART if self.recipe.data.eval_split == "auto" else DEV_PART_OF_ALL
         changes = {"train.runs": 1, "data.eval_split": dev, "eval.probe": None}
-        return [recipe.settled(self.recipe, {**choice, **changes}) for choice, _ in recipe.arms(self.recipe)]
+        return [
+            recipe.settled(self.recipe, {**choice, **changes}) for choice, _ in recipe.trials(self.recipe)
+        ]
 
     def _final_recipe(self, chosen: dict[str, Any], number: int) -> Recipe:
         seed = self.recipe.train.seed + number
         return recipe.settled(self.recipe, {**chosen, "train.runs": 1, "train.seed": seed})
 
-    def _choose(self) -> list[sweep_results.Tried]:
+    def _choose(self) -> list[sweep_results.Trial]:
         """Every arm with its score on the dev part."""
-        choices = [choice for choice, _ in recipe.arms(self.recipe)] if self.recipe.choices else []
+        choices = [choice for choice, _ in recipe.trials(self.recipe)] if self.recipe.choices else []
         paths = [self.path / ARMS / name for name in sweep_results.names_of(choices)]
         jobs = list(zip(paths, self._arm_recipes(), strict=True))
         for path in self._side_by_side([(path, one) for path, one in jobs if not _finished_arm(path, one)]):
             _mark_diverged(path)
-        tried: list[sweep_results.Tried] = []
+        tried: list[sweep_results.Trial] = []
         for choice, (path, one) in zip(choices, jobs, strict=True):
-            found = self.machine.on_main(partial(_finished_arm, path, one)) or self._arm(path, one)
-            self.machine.on_main(partial(_drop_weights, path))
+            found = self.runtime.on_main(partial(_finished_arm, path, one)) or self._arm(path, one)
+            self.runtime.on_main(partial(_drop_weights, path))
             below = str(path.relative_to(self.path))
-            tried.append(sweep_results.Tried(choice, None if "diverged" in found else found, below))
+            tried.append(sweep_results.Trial(choice, None if "diverged" in found else found, below))
             self._log(tried[-1].record())
-            self.console.note(sweep_results.table_of(tried, num_arms=len(jobs)))
+            self.console.note(sweep_results.table_of_trials(tried, num_arms=len(jobs)))
         return tried
 
     def _arm(self, path: Path, one: Recipe) -> dict[str, Any]:
@@ -151,7 +155,7 @@ class Selection:
             return self._session(one, replace(self.options, out=path, overwrite=False))
         except NotFiniteError as error:
             self.console.note(f"note: {error.message}")
-        return self.machine.on_main(partial(_mark_diverged, path))
+        return self.runtime.on_main(partial(_mark_diverged, path))
 
     def _repeat(self, chosen: dict[str, Any]) -> list[dict[str, Any]]:
         """The summary of every run on all of train, in the order of their seeds."""
@@ -236,14 +240,14 @@ def _same(source: Path, target: Path) -> None:
 SHARE_OF_MEMORY = 0.25  # of what is free, for images; divided among the processes of this machine
 
 
-class SharedData:
+class SharedDatasets:
     """Opens a data set once, and reads and decodes its images once as far as there is room.
 
     In the place of `data.DataSet`.
     """
 
     def __init__(self, processes_here: int):
-        self.memory = Memory(launch.free_bytes() * SHARE_OF_MEMORY / processes_here)
+        self.memory = MemoryBudget(launch.free_bytes() * SHARE_OF_MEMORY / processes_here)
         self._opened: dict[str, _KeptDataSet] = {}
 
     def __call__(self, name: str, **options: Any) -> DataSet:
@@ -254,14 +258,14 @@ class SharedData:
 
 
 class _KeptDataSet(DataSet):
-    def __init__(self, name: str, *, memory: Memory, **options: Any):
+    def __init__(self, name: str, *, memory: MemoryBudget, **options: Any):
         super().__init__(name, **options)
         self._memory = memory
         self._whole: dict[str, Split] = {}
 
     def open_whole(self, split: str) -> Split:
         if split not in self._whole:
-            self._whole[split] = kept(super().open_whole(split), self._memory)
+            self._whole[split] = cached(super().open_whole(split), self._memory)
         return self._whole[split]
 
 
@@ -275,10 +279,10 @@ class SharedNetwork:
         self._make_model = make_model
         self._key: Any = None
         self._seed: int | None = None
-        self._start: Start | None = None
+        self._start: InitialModel | None = None
         self._state: dict[str, Tensor] = {}
 
-    def __call__(self, resolved: Recipe, split: Split) -> Start:
+    def __call__(self, resolved: Recipe, split: Split) -> InitialModel:
         key = (resolved.model, resolved.data.image_size, resolved.objective, split.num_classes)
         if key != self._key:
             self._start = None  # before another takes its memory
@@ -292,6 +296,6 @@ class SharedNetwork:
         self._start.model.zero_grad(set_to_none=True)
         return replace(self._start, notes=[])
 
-    def _remember(self, start: Start, resolved: Recipe) -> None:
+    def _remember(self, start: InitialModel, resolved: Recipe) -> None:
         self._state = {name: tensor.clone() for name, tensor in start.model.state_dict().items()}
         self._seed = resolved.train.seed

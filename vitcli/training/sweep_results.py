@@ -15,7 +15,7 @@ SUMS = ("elapsed_s", "exaflops")  # of all runs together; what only a part knows
 
 
 @dataclass(frozen=True)
-class Tried:
+class Trial:
     """One combination of values, trained and scored on the dev part.
 
     Attributes:
@@ -40,7 +40,7 @@ class Tried:
         return {f"dev_{name}": value for name, value in run.items() if name != "seed"}
 
     @property
-    def merit(self) -> tuple[float, float]:
+    def rank_key(self) -> tuple[float, float]:
         """The larger the better: top-1, of masked patches the share of right colours; then a smaller loss."""
         if self.summary is None:
             return -1.0, -math.inf
@@ -49,9 +49,9 @@ class Tried:
         return (0.0 if share is None else share), -run["loss"]
 
 
-def best(tried: Sequence[Tried]) -> dict[str, Any]:
+def best(tried: Sequence[Trial]) -> dict[str, Any]:
     """The choice with the best score on the dev part; of equal ones the first that is listed."""
-    return dict(max(tried, key=lambda one: one.merit).choice)
+    return dict(max(tried, key=lambda one: one.rank_key).choice)
 
 
 def name_of(choice: Mapping[str, Any]) -> str:
@@ -69,7 +69,7 @@ def names_of(choices: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def summary_of_all(
-    tried: Sequence[Tried],
+    tried: Sequence[Trial],
     chosen: Mapping[str, Any],
     finals: Sequence[Mapping[str, Any]],
     *,
@@ -119,9 +119,9 @@ def plan_of_all(final: Mapping[str, Any], arms: Sequence[Mapping[str, Any]], num
     return {**final, **told}
 
 
-def table_of(tried: Sequence[Tried], *, num_arms: int) -> str:
+def table_of_trials(tried: Sequence[Trial], *, num_arms: int) -> str:
     """What has been tried so far, for a person; the best is marked."""
-    leader = max(tried, key=lambda one: one.merit)
+    leader = max(tried, key=lambda one: one.rank_key)
     lines = [f"chosen by the dev part, {len(tried)} of {num_arms}:"]
     for one in tried:
         what = ", ".join(f"{key.rpartition('.')[2]} {toml_value(value)}" for key, value in one.choice.items())

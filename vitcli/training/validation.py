@@ -18,22 +18,30 @@ from vitcli.features import draws as features_draws
 from vitcli.features import least_squares
 from vitcli.models.masked_patch import MaskedPatchModel
 from vitcli.training import figures
-from vitcli.training.objective import Task
-from vitcli.training.setup import Job
-from vitcli.training.state import State
+from vitcli.training.objective import TrainingTask
+from vitcli.training.setup import TrainingJob
+from vitcli.training.state import TrainingState
 
 PROBE_SEEDS = (0, 1, 2)  # as the authors' evaluator draws
 NUM_PICTURES = 4
 
 
-class Watch:
+class PeriodicEvaluation:
     """Looks at a run's model; the averaged weights where there are any, for they are what the run leaves."""
 
-    def __init__(self, job: Job, state: State, task: Task, *, path: Path | None, num_threads: int):
+    def __init__(
+        self,
+        job: TrainingJob,
+        state: TrainingState,
+        task: TrainingTask,
+        *,
+        path: Path | None,
+        num_threads: int,
+    ):
         self.job, self.state, self.task, self.path = job, state, task, path
         self.preprocessing = preprocessing_of(job.recipe)
         self.passes = dict(
-            runtime=job.machine,
+            runtime=job.runtime,
             batch_size=job.recipe.eval.batch_size,
             num_threads=num_threads,
             console=job.console,
@@ -64,7 +72,9 @@ class Watch:
         """Few-shot accuracy in closed form on the recipe's probe data set, with the compute spent so far."""
         wanted, (train, test) = self.job.recipe.eval, self.job.probe
         labels_N, shots = train.read_labels(), wanted.probe_shots
-        draws = features_draws.draw(labels_N, num_classes=train.num_classes, shots=[shots], seeds=PROBE_SEEDS)
+        draws = features_draws.draw_support_sets(
+            labels_N, num_classes=train.num_classes, shots=[shots], seeds=PROBE_SEEDS
+        )
         needed = features_draws.drawn_rows(draws)
         with self._model_to_leave() as model:
             known_ND, _ = inference.features(model, train.rows(needed), self.preprocessing, **self.passes)
@@ -76,7 +86,9 @@ class Watch:
             test_labels_T=test_labels_N.numpy(),
             num_classes=train.num_classes,
         )
-        found = features_draws.score(problem, draws, classifier="least-squares", l2=least_squares.DEFAULT_L2)
+        found = features_draws.score_draws(
+            problem, draws, classifier="least-squares", l2=least_squares.DEFAULT_L2
+        )
         runs = [scored.top1 for scored in found[shots]]
         plan = self.job.plan
         exaflops = plan.exaflops * step / plan.total_steps if plan.exaflops is not None else None
@@ -100,9 +112,9 @@ class Watch:
             self.job.eval_split,
             self.preprocessing,
             num_images=NUM_PICTURES,
-            device=self.job.machine.device,
+            device=self.job.runtime.device,
         )
-        if not views or not self.job.machine.is_main:  # none of them could be decoded
+        if not views or not self.job.runtime.is_main:  # none of them could be decoded
             return
         pictures = self.path / "figures"
         pictures.mkdir(exist_ok=True)

@@ -9,9 +9,9 @@ from torch import Tensor
 from vitcli.errors import WeightsError
 from vitcli.models.architecture import Architecture
 from vitcli.models.variants import find_variant, variant_of_timm
-from vitcli.weights.files import Content, broken, parsing
+from vitcli.weights.files import WeightsContent, as_weights_error, broken
 from vitcli.weights.huggingface import read_config, read_preprocessor
-from vitcli.weights.locate import Place
+from vitcli.weights.locate import WeightsSource
 from vitcli.weights.timm import from_timm_config, head_names, recognise
 
 FACTORY_OPTIONS = {  # of timm.create_model itself; in a file they could make it read other files
@@ -28,7 +28,7 @@ _GELUS = {
 HUGGING_FACE_NORM_EPS = 1e-12  # of a ViT there, where its config does not say otherwise
 
 
-class About(NamedTuple):
+class WeightsInfo(NamedTuple):
     """What `Weights` says beside the tensors."""
 
     architecture: Architecture
@@ -39,10 +39,10 @@ class About(NamedTuple):
     format: str = ""  # as `describe` adds it
 
 
-def describe(place: Place, content: Content, model_name: str | None) -> About:
+def describe(place: WeightsSource, content: WeightsContent, model_name: str | None) -> WeightsInfo:
     """What the tensors are; WeightsError where nothing tells, or what tells is damaged or contradicts."""
     vit = content.vit or place.config.get("vit")
-    with parsing("the stored metadata"):
+    with as_weights_error("the stored metadata"):
         about = _from_metadata(vit) if vit else _from_others(place, content, model_name)
     _check_trusted(about.architecture)
     _check_agrees(about.architecture, model_name)
@@ -50,7 +50,7 @@ def describe(place: Place, content: Content, model_name: str | None) -> About:
     return about._replace(format="run folder" if is_ours else place.format)
 
 
-def _from_metadata(vit: dict) -> About:
+def _from_metadata(vit: dict) -> WeightsInfo:
     """Our own files say everything themselves."""
     arch = Architecture.from_dict(vit["architecture"])
     class_names = tuple(map(str, vit["class_names"])) if vit.get("class_names") else None
@@ -58,10 +58,10 @@ def _from_metadata(vit: dict) -> About:
         raise broken(f"{len(class_names)} class names are stored for {arch.num_classes} classes")
     preprocessing = dict(vit["preprocessing"]) if vit.get("preprocessing") else None
     numerics = f"{_GELUS[arch.gelu]}, as stored with the weights"
-    return About(arch, preprocessing, class_names, numerics, dict(vit.get("metadata") or {}))
+    return WeightsInfo(arch, preprocessing, class_names, numerics, dict(vit.get("metadata") or {}))
 
 
-def _from_others(place: Place, content: Content, model_name: str | None) -> About:
+def _from_others(place: WeightsSource, content: WeightsContent, model_name: str | None) -> WeightsInfo:
     """Somebody's config.json, or no word beside the tensors; the GELU by the rule of design.md, section 4."""
     preprocessing, class_names, metadata = None, None, {}
     if content.spelling == "huggingface":
@@ -75,15 +75,15 @@ def _from_others(place: Place, content: Content, model_name: str | None) -> Abou
     else:
         arch, why = _named_in_timm(content.state, model_name), ""
     numerics = f"{_GELUS[arch.gelu]}, {why if arch.is_of_the_paper else 'by its own definition'}"
-    return About(arch, preprocessing, class_names, numerics, metadata)
+    return WeightsInfo(arch, preprocessing, class_names, numerics, metadata)
 
 
-def _from_huggingface(place: Place, content: Content, model_name: str | None) -> About:
+def _from_huggingface(place: WeightsSource, content: WeightsContent, model_name: str | None) -> WeightsInfo:
     """A ViT of Hugging Face's is as defined there: erf GELU, its own epsilon, unless its config differs."""
     if "model_type" not in place.config:
         arch = recognise(content.state, heads=_heads_of(model_name))
         arch = replace(arch, gelu="erf", norm_eps=HUGGING_FACE_NORM_EPS)
-        return About(arch, None, None, f"{_GELUS['erf']}, as Hugging Face has it", {})
+        return WeightsInfo(arch, None, None, f"{_GELUS['erf']}, as Hugging Face has it", {})
     told = read_config(place.config)
     arch = recognise(content.state, heads=told.heads, image_size=told.image_size)
     _check_sizes(place.config, arch, told.patch_size)
@@ -93,7 +93,7 @@ def _from_huggingface(place: Place, content: Content, model_name: str | None) ->
         raise broken(f"config.json names {len(named)} classes, the classifier has {arch.num_classes}")
     preprocessing = read_preprocessor(place.preprocessor, arch.image_size) if place.preprocessor else None
     metadata = {"config": place.config, "unused_tensors": list(content.unused)}
-    return About(arch, preprocessing, named, f"{_GELUS[arch.gelu]}, as its config.json says", metadata)
+    return WeightsInfo(arch, preprocessing, named, f"{_GELUS[arch.gelu]}, as its config.json says", metadata)
 
 
 def _check_sizes(config: dict, arch: Architecture, patch_size: int) -> None:

@@ -16,17 +16,24 @@ from torch import Tensor
 from vitcli.errors import VitError
 from vitcli.models.build import architecture, expected_tensors, known_name
 from vitcli.models.variants import VARIANTS, find_variant
-from vitcli.weights.describe import About, describe
-from vitcli.weights.files import Content, Stored, blaming, in_timms_naming, parsing, read_stored
+from vitcli.weights.describe import WeightsInfo, describe
+from vitcli.weights.files import (
+    StoredTensors,
+    WeightsContent,
+    as_weights_error,
+    attribute_errors_to,
+    in_timms_naming,
+    read_stored,
+)
 from vitcli.weights.io import check_finite, check_fits
-from vitcli.weights.locate import Place, locate
+from vitcli.weights.locate import WeightsSource, locate
 
 PREFIX_TOKENS = ("cls_token", "dist_token", "reg_token")  # tensors with a row for each such token
 OF_MODEL_WIDTH = ("norm.weight", "cls_token", "pos_embed", "blocks.0.norm1.weight")
 
 
 @dataclass
-class Findings:
+class Diagnosis:
     """What the steps of reading have come to.
 
     Attributes:
@@ -37,11 +44,11 @@ class Findings:
         refusals: of each step that failed.
     """
 
-    place: Place
-    stored: Stored
+    place: WeightsSource
+    stored: StoredTensors
     state: dict[str, Tensor] = field(default_factory=dict)
     unused: tuple[str, ...] = ()
-    about: About | None = None
+    about: WeightsInfo | None = None
     is_recognised: bool = False
     expected: dict[str, torch.Size] | None = None
     refusals: list[VitError] = field(default_factory=list)
@@ -55,13 +62,13 @@ class Findings:
     def step(self, what: str) -> Iterator[None]:
         """What fails in here is put down."""
         try:
-            with parsing(what):
+            with as_weights_error(what):
                 yield
         except VitError as refusal:
             self.refusals.append(refusal)
 
 
-def examine(ckpt: str, *, model_name: str | None) -> Findings:
+def diagnose(ckpt: str, *, model_name: str | None) -> Diagnosis:
     """Everything that the steps of reading find out; there are refusals exactly where `read_weights` raises.
 
     Raises:
@@ -69,10 +76,10 @@ def examine(ckpt: str, *, model_name: str | None) -> Findings:
     """
     if model_name is not None:
         known_name(model_name)
-    with blaming(ckpt):
+    with attribute_errors_to(ckpt):
         place = locate(ckpt)
         stored = read_stored(place.file)
-    found, content = Findings(place, stored), None
+    found, content = Diagnosis(place, stored), None
     with found.step("the tensors"):
         content = in_timms_naming(stored)
         found.state, found.unused = content.state, content.unused
@@ -89,7 +96,7 @@ def examine(ckpt: str, *, model_name: str | None) -> Findings:
     return found
 
 
-def _recognise(found: Findings, content: Content, model_name: str | None) -> None:
+def _recognise(found: Diagnosis, content: WeightsContent, model_name: str | None) -> None:
     """Find what the tensors are; if that is refused, what they look like without what it is refused for."""
     place = found.place
     with found.step("the stored metadata"):
@@ -102,13 +109,15 @@ def _recognise(found: Findings, content: Content, model_name: str | None) -> Non
     guesses.append((bare, unlabelled._replace(state=_with_square_grid(content.state)), None))
     for guess in guesses:
         if found.about is None:
-            with suppress(VitError), parsing("the tensors"):
+            with suppress(VitError), as_weights_error("the tensors"):
                 found.about = describe(*guess)
     if found.about is None:
-        found.about = _most_alike(bare, unlabelled, model_name)
+        found.about = _closest_variant(bare, unlabelled, model_name)
 
 
-def _most_alike(place: Place, content: Content, model_name: str | None) -> About | None:
+def _closest_variant(
+    place: WeightsSource, content: WeightsContent, model_name: str | None
+) -> WeightsInfo | None:
     """As weights of the transformer in VARIANTS that shares most tensors, if these are half of its own.
 
     Args:
@@ -120,7 +129,7 @@ def _most_alike(place: Place, content: Content, model_name: str | None) -> About
     alike = [variant for variant in VARIANTS.values() if variant.layers and variant.hidden in widths[:1]]
     found, most = None, 0.5
     for variant in [named] if named else alike:
-        with suppress(VitError), parsing("the tensors"):
+        with suppress(VitError), as_weights_error("the tensors"):
             about = describe(place, content, variant.timm_name)  # finds image size and classes
             size, num_classes = about.architecture.image_size, about.architecture.num_classes
             arch = architecture(variant.name, image_size=size, num_classes=num_classes)
@@ -148,7 +157,7 @@ def _num_prefix(shapes: dict[str, torch.Size]) -> int:
     return sum(shape[1] for shape in of_tokens if len(shape) == 3)
 
 
-def _floats(stored: Stored) -> dict[str, Tensor]:
+def _floats(stored: StoredTensors) -> dict[str, Tensor]:
     """The tensors of numbers with a point, under the file's own names."""
     if stored.spelling == "official":
         arrays = {name: array for name, array in stored.tensors.items() if array.dtype.kind == "f"}

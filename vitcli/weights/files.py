@@ -34,7 +34,7 @@ NESTED = (
 WRAPPERS = ("module.", "_orig_mod.")  # of DistributedDataParallel and torch.compile
 
 
-class Stored(NamedTuple):
+class StoredTensors(NamedTuple):
     """What a file holds, as it stands there: its own names, shapes and dtypes.
 
     Attributes:
@@ -48,7 +48,7 @@ class Stored(NamedTuple):
     vit: dict
 
 
-class Content(NamedTuple):
+class WeightsContent(NamedTuple):
     """What a file holds, in our words.
 
     Attributes:
@@ -67,7 +67,7 @@ class Content(NamedTuple):
 
 
 @contextmanager
-def blaming(source: str) -> Iterator[None]:
+def attribute_errors_to(source: str) -> Iterator[None]:
     """Whatever is wrong in here is wrong with `source`."""
     try:
         yield
@@ -82,18 +82,18 @@ def broken(message: str) -> WeightsError:
     return WeightsError(message, where="", fix="fetch or write the file again")
 
 
-def read_file(path: Path) -> Content:
+def read_file(path: Path) -> WeightsContent:
     """The tensors of one file in timm's naming, float32 where they are numbers with a point."""
     return in_timms_naming(read_stored(path))
 
 
-def read_stored(path: Path) -> Stored:
+def read_stored(path: Path) -> StoredTensors:
     """The tensors of one file; WeightsError for one that cannot be read, or holds no weights."""
     readers = {"safetensors": _read_safetensors, "official npz": _read_npz, "pth": _read_pth}
     return readers[FORMATS[path.suffix]](path)
 
 
-def in_timms_naming(stored: Stored) -> Content:
+def in_timms_naming(stored: StoredTensors) -> WeightsContent:
     """The same in timm's naming; WeightsError where a name that another spelling needs is not there."""
     state, heads, unused = stored.tensors, None, ()
     if stored.spelling == "official":
@@ -101,7 +101,7 @@ def in_timms_naming(stored: Stored) -> Content:
     elif stored.spelling == "huggingface":
         state, unused = from_huggingface(state)
     state = {name: t.float() if t.is_floating_point() else t for name, t in state.items()}
-    return Content(state, stored.spelling, heads, stored.vit, unused)
+    return WeightsContent(state, stored.spelling, heads, stored.vit, unused)
 
 
 def write_safetensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
@@ -129,7 +129,7 @@ def write_npz(path: Path, arrays: dict[str, np.ndarray]) -> None:
 
 
 @contextmanager
-def parsing(what: str) -> Iterator[None]:
+def as_weights_error(what: str) -> Iterator[None]:
     """Anything a parser raises on a stranger's bytes means that the bytes are no good."""
     try:
         yield
@@ -142,8 +142,8 @@ def parsing(what: str) -> Iterator[None]:
         raise broken(f"{what} cannot be read: {reason}") from error
 
 
-def _read_safetensors(path: Path) -> Stored:
-    with parsing("the safetensors file"):
+def _read_safetensors(path: Path) -> StoredTensors:
+    with as_weights_error("the safetensors file"):
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             if length > min(path.stat().st_size, 100_000_000):
@@ -156,21 +156,21 @@ def _read_safetensors(path: Path) -> Stored:
             state = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  not a mapping
     if not isinstance(stored, dict):
         raise broken("the metadata named vit is no object")
-    return Stored(state, _spelling(state), stored)
+    return StoredTensors(state, _spelling(state), stored)
 
 
-def _read_npz(path: Path) -> Stored:
-    with parsing("the npz file"):
+def _read_npz(path: Path) -> StoredTensors:
+    with as_weights_error("the npz file"):
         _check_archive(path)
         with np.load(path, allow_pickle=False) as archive:
             if not is_official(archive.files):
                 raise broken("the array names are not those of the authors' code")
             arrays = {name: archive[name] for name in archive.files}
-    return Stored(arrays, "official", {})
+    return StoredTensors(arrays, "official", {})
 
 
-def _read_pth(path: Path) -> Stored:
-    with parsing("the file"):
+def _read_pth(path: Path) -> StoredTensors:
+    with as_weights_error("the file"):
         if zipfile.is_zipfile(path):
             _check_growth(path, sum(member.file_size for member in zipfile.ZipFile(path).infolist()))
         try:
@@ -187,7 +187,7 @@ def _read_pth(path: Path) -> Stored:
     if not isinstance(state, dict) or not state or not all(isinstance(t, Tensor) for t in state.values()):
         raise broken("the file holds no state dict")
     state = _unwrapped(state)
-    return Stored(state, _spelling(state), {})
+    return StoredTensors(state, _spelling(state), {})
 
 
 def _spelling(state: dict[str, Tensor]) -> str:

@@ -69,12 +69,12 @@ def format_of(to: str | None, out: Path, *, names: str) -> str:
     return format
 
 
-def check_expressible(format: str, arch: Architecture) -> None:
+def check_supported(format: str, arch: Architecture) -> None:
     """Refuse a network that the format has no words for, which would come back as another one."""
-    unsaid = unsaid_in(format, arch)
+    unsaid = unsupported_feature(format, arch)
     if not unsaid:
         return
-    others = [other for other in SUFFIXES if not unsaid_in(other, arch)]
+    others = [other for other in SUFFIXES if not unsupported_feature(other, arch)]
     fix = f"export to {' or '.join(others)}"
     if format == "timm" and arch.pre_logits:
         fix += ", or without the head (--no-head)"
@@ -84,7 +84,7 @@ def check_expressible(format: str, arch: Architecture) -> None:
     raise VitError(f"{says} no way to say: {unsaid}", where=f"--to {format}, {arch.name}", fix=fix)
 
 
-def unsaid_in(format: str, arch: Architecture) -> str | None:
+def unsupported_feature(format: str, arch: Architecture) -> str | None:
     """The first thing about the network that the format cannot express."""
     match format:
         case "timm":

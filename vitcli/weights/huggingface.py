@@ -47,7 +47,7 @@ PROCESSOR_DEFAULTS = {
 CONFIG, PROCESSOR, TENSORS = "config.json", "preprocessor_config.json", "tensor names and shapes"
 
 
-class Content(NamedTuple):
+class HuggingFaceTensors(NamedTuple):
     """Tensors in timm's naming, and the names, as in the file, of those that a classifier does not use."""
 
     state: dict[str, Tensor]
@@ -88,7 +88,7 @@ def is_huggingface(names: Iterable[str]) -> bool:
     return needed <= first <= EMBEDDINGS | UNUSED | layer and (query in first) == (key in first)
 
 
-def from_huggingface(state: dict[str, Tensor]) -> Content:
+def from_huggingface(state: dict[str, Tensor]) -> HuggingFaceTensors:
     """State dict of timm's VisionTransformer from that of a ViTForImageClassification or a ViTModel.
 
     Query, key and value become one matrix; where they have no biases (`qkv_bias=False`) it gets zeros. Each
@@ -130,7 +130,7 @@ def from_huggingface(state: dict[str, Tensor]) -> Content:
     if left:
         raise _wrong(f"{len(left)} tensors are unknown, such as {min(left)}", TENSORS)
     named = {f"{part}.{kind}": tensor for part, tensors in parts.items() for kind, tensor in tensors.items()}
-    return Content(tokens | named, unused)
+    return HuggingFaceTensors(tokens | named, unused)
 
 
 def read_config(config: dict) -> HuggingFaceConfig:

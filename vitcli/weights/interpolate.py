@@ -18,7 +18,7 @@ from vitcli.models.variants import VARIANTS
 from vitcli.output.atomic import replace_file
 from vitcli.output.text import pairs
 from vitcli.weights.files import write_npz
-from vitcli.weights.formats import check_expressible
+from vitcli.weights.formats import check_supported
 from vitcli.weights.io import Weights, read_weights, write_weights_file
 from vitcli.weights.jax import SPELLINGS, to_official
 from vitcli.weights.load import num_prefix_rows, num_prefix_tokens
@@ -187,7 +187,7 @@ def _write(path: Path, state: dict[str, Tensor], arch: Architecture, weights: We
             metadata={**_without_scores(weights.metadata), "interpolated_from": weights.source},
         )
         return
-    check_expressible("npz", arch)
+    check_supported("npz", arch)
     arrays = to_official(state, heads=arch.model_args.get("num_heads"), spelling=SPELLINGS[0])
     replace_file(path, lambda temporary: write_npz(temporary, arrays))
 

@@ -15,7 +15,7 @@ from vitcli.models.architecture import Architecture
 from vitcli.models.build import expected_tensors, known_name
 from vitcli.output.atomic import replace_file, write_text
 from vitcli.weights.describe import describe
-from vitcli.weights.files import blaming, parsing, read_file, write_safetensors
+from vitcli.weights.files import as_weights_error, attribute_errors_to, read_file, write_safetensors
 from vitcli.weights.locate import locate
 from vitcli.weights.timm import head_names, timm_config
 
@@ -58,12 +58,12 @@ def read_weights(ckpt: str, *, model_name: str | None = None) -> Weights:
     """
     if model_name is not None:
         known_name(model_name)
-    with blaming(ckpt):
+    with attribute_errors_to(ckpt):
         place = locate(ckpt)
         content = read_file(place.file)
         about = describe(place, content, model_name)
         about = about._replace(architecture=_as_it_is_there(about.architecture, content.state))
-        with parsing("the stored architecture"):  # timm fails in any way on numbers that cannot be
+        with as_weights_error("the stored architecture"):  # timm fails in any way on numbers that cannot be
             expected = expected_tensors(about.architecture)
         check_fits(content.state, expected, about.architecture)
         check_finite(content.state)
@@ -131,7 +131,7 @@ def write_weights_file(
 
 def check_fits(state: dict[str, Tensor], expected: dict[str, torch.Size], arch: Architecture) -> None:
     """Refuse tensors that are not, name by name and axis by axis, those of the network."""
-    found = misfits(state, expected)
+    found = mismatches(state, expected)
     told = [f"{len(names)} {kind}: {_some(names)}" for kind, names in found.items() if names]
     if told:
         raise WeightsError(
@@ -142,7 +142,7 @@ def check_fits(state: dict[str, Tensor], expected: dict[str, torch.Size], arch: 
         )
 
 
-def misfits(state: dict[str, Tensor], expected: dict[str, torch.Size]) -> dict[str, list[str]]:
+def mismatches(state: dict[str, Tensor], expected: dict[str, torch.Size]) -> dict[str, list[str]]:
     """Names of the tensors that a network lacks, has no use for, or has in another shape."""
     return {
         "missing": [name for name in expected if name not in state],
@@ -160,7 +160,7 @@ def misfits(state: dict[str, Tensor], expected: dict[str, torch.Size]) -> dict[s
     }
 
 
-def non_finite(state: dict[str, Tensor]) -> list[str]:
+def find_non_finite(state: dict[str, Tensor]) -> list[str]:
     """Names of the tensors that hold NaN or infinity."""
     with_point = {name: t.detach() for name, t in state.items() if t.is_floating_point() and t.numel()}
     # aminmax lets NaN through, and makes no copy of the tensor
@@ -174,7 +174,7 @@ def _some(names: list[str]) -> str:
 
 def check_finite(state: dict[str, Tensor]) -> None:
     """Refuse tensors that hold NaN or infinity."""
-    names = non_finite(state)
+    names = find_non_finite(state)
     if names:
         raise WeightsError(
             f"non-finite numbers in {_some(names)}", where="", fix="take weights from before they broke"

@@ -264,7 +264,7 @@ PUBLISHED_NAMES = {linen: published for published, linen in LINEN_NAMES.items()}
 Sizes = dict[str, int]  # of the axes met so far, by their letters
 
 
-class Stored(NamedTuple):
+class OfficialArray(NamedTuple):
     name: str  # in the file
     array: np.ndarray
 
@@ -338,7 +338,7 @@ def to_official(state: dict[str, Tensor], *, heads: int | None, spelling: str) -
     return _in_big_visions_spelling(arrays) if spelling == "big_vision" else arrays
 
 
-def _taken(left: dict[str, Stored], entry: Array, sizes: Sizes) -> Tensor:
+def _taken(left: dict[str, OfficialArray], entry: Array, sizes: Sizes) -> Tensor:
     """The entry's array, taken out of those that are left, as timm has it."""
     if entry.official not in left:
         published = _published_name(entry.official)
@@ -397,7 +397,7 @@ def _check_tensor_names(state: dict[str, Tensor], entries: list[Array]) -> None:
         raise _bad_state(f"the tensor {missing[0]} is missing")
 
 
-def _in_linen_spelling(arrays: dict[str, np.ndarray]) -> dict[str, Stored]:
+def _in_linen_spelling(arrays: dict[str, np.ndarray]) -> dict[str, OfficialArray]:
     """The model's arrays, without prefix and without what else a training dump holds beside them."""
     prefix = next((p for p in PREFIXES if any(name.startswith(p) for name in arrays)), "")
     stored = {}
@@ -412,7 +412,7 @@ def _in_linen_spelling(arrays: dict[str, np.ndarray]) -> dict[str, Stored]:
             array = _with_class_row(array) if f"{prefix}cls" in arrays else array
         if linen in stored:
             raise _bad_file(f"the array {name} is there twice, in two spellings")
-        stored[linen] = Stored(name, array)
+        stored[linen] = OfficialArray(name, array)
     return stored
 
 

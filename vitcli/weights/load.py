@@ -9,7 +9,7 @@ from vitcli.errors import WeightsError
 from vitcli.models import pos_embed
 from vitcli.models.architecture import Architecture
 from vitcli.models.build import adapted, build, check_image_size, takes_image_size
-from vitcli.weights.files import blaming
+from vitcli.weights.files import attribute_errors_to
 from vitcli.weights.io import Weights, check_fits
 from vitcli.weights.timm import head_names
 
@@ -94,7 +94,7 @@ def load_into(
     """
     state, expected = dict(weights.state), {name: t.shape for name, t in model.state_dict().items()}
     resampled, missing, replaced = [], [], []
-    with blaming(weights.source):
+    with attribute_errors_to(weights.source):
         old_grid, new_grid = weights.architecture.patch_grid, arch.patch_grid
         if old_grid and new_grid and old_grid != new_grid:
             state, resampled = pos_embed.resample(

@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vitcli.errors import WeightsError, nearest
-from vitcli.weights.files import FORMATS, no_repeated_keys, parsing
+from vitcli.weights.files import FORMATS, as_weights_error, no_repeated_keys
 
 DEMO_FOLDER = Path(__file__).parent.parent / "demo_weights"
 FORMS = "a run folder, a .safetensors, .npz or .pth file, timm/NAME.TAG, hf-hub:OWNER/NAME, or demo"
 WEIGHTS_FILES = ("model.safetensors", "pytorch_model.bin")
 
 
-class Place(NamedTuple):
+class WeightsSource(NamedTuple):
     """Where the weights lie, and what lies beside them.
 
     Attributes:
@@ -35,7 +35,7 @@ def names_weights(ckpt: str) -> bool:
     return is_form or Path(ckpt).exists()
 
 
-def locate(ckpt: str) -> Place:
+def locate(ckpt: str) -> WeightsSource:
     """The file behind any form of --ckpt, fetched from the hub if it lies there."""
     if ckpt == "demo":
         if not DEMO_FOLDER.is_dir():
@@ -59,10 +59,10 @@ def locate(ckpt: str) -> Place:
             f"{path.name} is no weights file by its name", where="", fix=f"--ckpt takes {FORMS}"
         )
     beside = path.parent if path.name in WEIGHTS_FILES else None  # another file's config is not this one's
-    return Place(path, *_configs(beside), FORMATS[path.suffix], "")
+    return WeightsSource(path, *_configs(beside), FORMATS[path.suffix], "")
 
 
-def _in_folder(folder: Path, *, format: str, tag: str) -> Place:
+def _in_folder(folder: Path, *, format: str, tag: str) -> WeightsSource:
     file = next((folder / name for name in WEIGHTS_FILES if (folder / name).is_file()), None)
     if file is None:
         raise WeightsError(
@@ -72,7 +72,7 @@ def _in_folder(folder: Path, *, format: str, tag: str) -> Place:
         )
     config, preprocessor = _configs(folder)
     is_foreign = format == "timm folder" and "model_type" in config
-    return Place(file, config, preprocessor, "Hugging Face folder" if is_foreign else format, tag)
+    return WeightsSource(file, config, preprocessor, "Hugging Face folder" if is_foreign else format, tag)
 
 
 def _configs(folder: Path | None) -> tuple[dict, dict]:
@@ -87,7 +87,7 @@ def _configs(folder: Path | None) -> tuple[dict, dict]:
 def _json(path: Path) -> dict:
     if not path.is_file():
         return {}
-    with parsing(path.name):
+    with as_weights_error(path.name):
         stored = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=no_repeated_keys)
     return stored if isinstance(stored, dict) else {}
 

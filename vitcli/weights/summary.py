@@ -16,10 +16,10 @@ from vitcli.models.architecture import Architecture
 from vitcli.models.flops import forward_macs
 from vitcli.models.variants import find_variant
 from vitcli.output.text import plain
-from vitcli.weights.describe import About
-from vitcli.weights.diagnose import Findings, examine
-from vitcli.weights.files import parsing
-from vitcli.weights.io import misfits, non_finite
+from vitcli.weights.describe import WeightsInfo
+from vitcli.weights.diagnose import Diagnosis, diagnose
+from vitcli.weights.files import as_weights_error
+from vitcli.weights.io import find_non_finite, mismatches
 
 TOLD_OF_CONFIGS = (  # of timm and Hugging Face; the other keys are about the network and its pictures
     "tag", "license", "description", "origin_url", "_name_or_path", "transformers_version",
@@ -44,7 +44,7 @@ def summarise(ckpt: str, *, model_name: str | None) -> dict[str, Any]:
     Raises:
         WeightsError: no such file, or one that cannot be parsed.
     """
-    found = examine(ckpt, model_name=model_name)
+    found = diagnose(ckpt, model_name=model_name)
     file, tensors = found.place.file, found.stored.tensors
     dtypes = Counter(str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values())
     return {
@@ -61,7 +61,7 @@ def summarise(ckpt: str, *, model_name: str | None) -> dict[str, Any]:
         "num_params": _num_params(found.state),
         "dtypes": dict(dtypes),
         **_compared(found),
-        "non_finite": non_finite(found.state),
+        "non_finite": find_non_finite(found.state),
         "unused": list(found.unused),
         "problems": [_sentence(refusal) for refusal in found.refusals],
         "advice": list(dict.fromkeys(refusal.fix for refusal in found.refusals)),
@@ -76,7 +76,7 @@ def _num_params(state: dict[str, Tensor]) -> int:
     return sum(tensor.numel() for tensor in learned.values() if tensor.is_floating_point())
 
 
-def _network(found: Findings) -> dict[str, Any]:
+def _network(found: Diagnosis) -> dict[str, Any]:
     """What the architecture says; its geometry only if timm can build it."""
     arch = found.about and found.about.architecture
     built = arch if found.expected is not None else None
@@ -84,7 +84,7 @@ def _network(found: Findings) -> dict[str, Any]:
     has_tokens = grid and ("pos_embed" in found.expected or arch.posemb != "1d")
     macs = None
     if built:
-        with suppress(VitError), parsing("the costs"):
+        with suppress(VitError), as_weights_error("the costs"):
             macs = forward_macs(built)
     return {
         "model": arch and arch.name,
@@ -109,7 +109,7 @@ def _head(num_classes: int, pre_logits: bool) -> str:
     return "pre-logits and one layer" if pre_logits else "one layer"
 
 
-def _words(about: About | None) -> dict[str, Any]:
+def _words(about: WeightsInfo | None) -> dict[str, Any]:
     """What stands beside the tensors."""
     if about is None:
         return dict.fromkeys(("numerics", "class_names", "preprocessing", "metadata"))
@@ -129,21 +129,21 @@ def _words(about: About | None) -> dict[str, Any]:
 
 def _summary(preprocessing: dict) -> str | None:
     """None for one that is not of this version."""
-    with suppress(VitError), parsing("the stored preprocessing"):
+    with suppress(VitError), as_weights_error("the stored preprocessing"):
         return Preprocessing.from_dict(preprocessing).summary()
 
 
-def _compared(found: Findings) -> dict[str, list[str] | None]:
+def _compared(found: Diagnosis) -> dict[str, list[str] | None]:
     if found.expected is None:
         return dict.fromkeys(MISFITS)
-    return {kind.replace(" ", "_"): names for kind, names in misfits(found.state, found.expected).items()}
+    return {kind.replace(" ", "_"): names for kind, names in mismatches(found.state, found.expected).items()}
 
 
 def _sentence(refusal: VitError) -> str:
     return f"{refusal.message} ({refusal.where})" if refusal.where else refusal.message
 
 
-def _commands(ckpt: str, model_name: str | None, found: Findings) -> list[list[str]]:
+def _commands(ckpt: str, model_name: str | None, found: Diagnosis) -> list[list[str]]:
     """What follows `vit` on command lines that would take this file; capitals are for the user to fill in."""
     if found.refusals:
         needs_name = not found.is_recognised and model_name is None and "--model" in found.refusals[0].fix

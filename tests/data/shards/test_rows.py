@@ -23,7 +23,7 @@ from fsspec.registry import _registry
 from vitcli.data.shards import remote
 from vitcli.data.shards.paths import find_shards
 from vitcli.data.shards.remote import BlockCache, RangeReader, locate
-from vitcli.data.shards.rows import fingerprint_of, look_at, open_shards
+from vitcli.data.shards.rows import fingerprint_of, inspect_shards, open_shards
 from vitcli.data.split import Split
 from vitcli.errors import DataError, MachineError
 
@@ -691,7 +691,7 @@ def test_three_hundred_shards_open_in_three_seconds(tmp_path):
 
 def test_the_fingerprint_follows_the_data_and_not_its_place(tmp_path):
     def fingerprint(*urls, **asked) -> str:
-        return fingerprint_of(look_at(urls, name="x", image_column=None, label_column=None, **asked))
+        return fingerprint_of(inspect_shards(urls, name="x", image_column=None, label_column=None, **asked))
 
     here = [parquet(tmp_path / f"{number}.parquet", range(number, 9)) for number in range(2)]
     there = [put(f"far://copy/{Path(url).name}", Path(url).read_bytes()) for url in here]

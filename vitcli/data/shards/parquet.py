@@ -18,7 +18,7 @@ LISTS = (datasets.List, datasets.LargeList)
 FOOTER_IN_MEMORY = 8  # times its bytes in the file; an estimate
 
 
-def look(file: ShardFile, *, image_column: str | None, label_column: str | None) -> Contents:
+def inspect_file(file: ShardFile, *, image_column: str | None, label_column: str | None) -> Contents:
     """Rows and columns of a shard, from its footer alone.
 
     Raises:

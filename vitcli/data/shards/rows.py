@@ -72,7 +72,7 @@ def open_shards(
     Raises:
         DataError: see `look_at`; or a block is larger than the cache.
     """
-    shards = look_at(
+    shards = inspect_shards(
         urls, name=name, image_column=image_column, label_column=label_column, num_classes=num_classes
     )
     rows = _Rows(shards, name, cache_bytes)
@@ -90,7 +90,7 @@ def open_shards(
     )
 
 
-def look_at(
+def inspect_shards(
     urls: Sequence[str],
     *,
     name: str,
@@ -108,13 +108,17 @@ def look_at(
     files = each(locate, urls)
     asked = dict(image_column=image_column, label_column=label_column)
     if kind == ".parquet":
-        contents = each(partial(parquet.look, **asked), files)
+        contents = each(partial(parquet.inspect_file, **asked), files)
     else:
         told = webdataset.known_counts(files) if num_classes else {}
 
         def look(file: ShardFile) -> Contents:
             count = told.get(file.url)
-            return webdataset.look(file, **asked) if count is None else webdataset.trust_count(file, count)
+            return (
+                webdataset.inspect_file(file, **asked)
+                if count is None
+                else webdataset.trust_count(file, count)
+            )
 
         contents = each(look, files)
     if not any(sum(found.counts) for found in contents):

@@ -62,7 +62,7 @@ class Index:
         return labels if self.has_many else labels[0]
 
 
-def look(file: ShardFile, *, image_column: str | None, label_column: str | None) -> Contents:
+def inspect_file(file: ShardFile, *, image_column: str | None, label_column: str | None) -> Contents:
     """Samples and labels of a shard, from its index, which is made where none is kept."""
     index = read_index(file, image_column=image_column, label_column=label_column)
     count = len(index.offsets_N)
