@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from vitcli import recipe
+from vitcli import recipe as recipes
 from vitcli.data.decoding import decode, to_rgb
 from vitcli.data.transforms import Preprocessing, to_model_range
 from vitcli.errors import DataError, VitError
@@ -124,12 +124,12 @@ def load_model(
     if num_classes is not None and (isinstance(num_classes, bool) or num_classes < 0):
         raise VitError(f"{num_classes} classes", where="load_model(num_classes=...)", fix="0 or more")
     shorthands = {"data.image_size": f"{size[0]}x{size[1]}"} if size else {}
-    resolved = recipe.load(DEFAULTS, (), shorthands, training=False)
+    recipe = recipes.load(DEFAULTS, (), shorthands, training=False)
     if not names_weights(source):
-        return _fresh(source, preprocessing_of(resolved), num_classes)
+        return _fresh(source, preprocessing_of(recipe), num_classes)
     weights = read_weights(source)
     preprocessing, _ = preprocessing_for(
-        weights, resolved, recipe_name=None, overrides=(), shorthands=shorthands
+        weights, recipe, recipe_name=None, overrides=(), shorthands=shorthands
     )
     model, arch, report = load(weights, image_size=preprocessing.image_size, num_classes=num_classes)
     info = ModelInfo(

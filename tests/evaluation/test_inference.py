@@ -20,7 +20,7 @@ def test_a_batch_of_nothing_but_bad_pictures_is_left_out(posemb):
     told = [
         inference.evaluate(
             model, noise(count=5, bad=(1, 2)), PREPROCESSING, runtime=runtime.start("fp32"),
-            batch_size=batch_size, on_bad_image="skip", num_threads=2, console=Progress(quiet=True),
+            batch_size=batch_size, on_bad_image="skip", num_threads=2, progress=Progress(quiet=True),
         )
         for batch_size in (1, 5)
     ]  # fmt: skip

@@ -20,7 +20,7 @@ PREPROCESSING = Preprocessing((32, 48), "square", 1.0, "bilinear", True, HALF, H
 def evaluated(model, split, *, batch_size=4, on_bad_image="skip"):
     return evaluate_patches(
         model, split, PREPROCESSING, runtime=runtime.start("fp32"), batch_size=batch_size,
-        on_bad_image=on_bad_image, num_threads=2, console=Progress(quiet=True),
+        on_bad_image=on_bad_image, num_threads=2, progress=Progress(quiet=True),
     )  # fmt: skip
 
 

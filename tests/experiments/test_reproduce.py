@@ -10,7 +10,7 @@ import pyarrow.parquet
 import pytest
 
 from tests.conftest import run
-from vitcli import recipe
+from vitcli import recipe as recipes
 from vitcli.experiments.reproduce import resolve
 from vitcli.experiments.reproduce_rows import find_row, read_rows
 
@@ -84,7 +84,7 @@ def test_ours_is_the_mean_of_the_runs_that_lie_in_the_folder(small):
 @pytest.mark.parametrize(("off", "code"), [(0.0, 0), (10.0, 8), (-10.0, 8)])
 def test_a_published_value_ten_points_off_ends_with_exit_8(tmp_path, off, code):
     out = finished(tmp_path, CIFAR, [0.80, 0.801, 0.799], 10_000)
-    text = recipe.paper_tables().read_text()
+    text = recipes.paper_tables().read_text()
     altered = tmp_path / "rows.toml"
     altered.write_text(text.replace("cifar10 = 98.95\n", f"cifar10 = {80 + off}\n"))
 
@@ -139,13 +139,13 @@ def test_real_labels_score_the_runs_that_are_there(small, photos, tmp_path):
 def finished(folder: Path, row_name: str, accuracies: list[float], num_examples: int) -> Path:
     """A folder as a finished selection of the row leaves it, with accuracies of our choice."""
     row = find_row(read_rows(None), row_name, scale=None, ckpt=None)
-    (resolved,) = resolve(row, precision=None).values()
-    return write_finished(folder / "out", resolved, accuracies, num_examples)
+    (recipe,) = resolve(row, precision=None).values()
+    return write_finished(folder / "out", recipe, accuracies, num_examples)
 
 
-def write_finished(out: Path, resolved: recipe.Recipe, accuracies: list[float], num_examples: int) -> Path:
+def write_finished(out: Path, recipe: recipes.Recipe, accuracies: list[float], num_examples: int) -> Path:
     out.mkdir(parents=True)
-    (out / "recipe.toml").write_text(recipe.to_toml(resolved))
+    (out / "recipe.toml").write_text(recipes.to_toml(recipe))
     (out / "model.safetensors").write_bytes(b"")
     summary = {
         "top1": fmean(accuracies),
@@ -171,10 +171,8 @@ def test_part_of_the_test_set_is_no_reproduction(tmp_path):
 def test_vtab_is_the_mean_over_tasks_run_by_run(tmp_path):
     row = find_row(read_rows(None), "table2/l16-in21k/vtab", scale=None, ckpt=None)
     out = tmp_path / "vtab"
-    for number, (task, resolved) in enumerate(resolve(row, precision=None).items()):
-        write_finished(
-            out / task, resolved, [0.6 + number / 100, 0.7 + number / 100, 0.8 + number / 100], 100
-        )
+    for number, (task, recipe) in enumerate(resolve(row, precision=None).items()):
+        write_finished(out / task, recipe, [0.6 + number / 100, 0.7 + number / 100, 0.8 + number / 100], 100)
 
     told = run("reproduce", row.name, "--out", out, "--json", "--quiet").json
 
@@ -326,7 +324,7 @@ def test_the_demo_scale_passes_and_fails_by_ten_points(tmp_path, row):
     assert passed.code == 0 and passed.json["verdict"] == "reproduced"
     assert passed.json["ours"]["n"] == 3 and 0.80 < passed.json["ours"]["mean"] < 0.95
 
-    text = recipe.paper_tables().read_text()
+    text = recipes.paper_tables().read_text()
     for points in (10, -10):
         file = tmp_path / "rows.toml"
         before, value, after = re.split(r"published = \[([\d.]+)(?=, [\d.]+\]\n\[scales.demo.set\])", text)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.cli.test_app import check_error
 from tests.conftest import run, vit
-from vitcli import recipe
+from vitcli import recipe as recipes
 from vitcli.errors import Stopped, VitError
 from vitcli.experiments import study
 from vitcli.experiments.study import StudyActions
@@ -57,24 +57,24 @@ class Bench:
     done: list[str] = field(default_factory=list)
     stop_at: str = ""
 
-    def plan(self, resolved) -> dict:
+    def plan(self, recipe) -> dict:
         self.done.append("plan")
-        name, count = resolved.model.name, resolved.data.num_examples
+        name, count = recipe.model.name, recipe.data.num_examples
         cost = {"ViT-demo/8": 1.0, "ViT-Ti/16": 3.0}[name]
         return {"model": name, "params": 5, "num_examples": count, "total_steps": 10, "images_seen": 640,
                 "exaflops": cost}  # fmt: skip
 
-    def train(self, resolved, run_dir: Path) -> None:
+    def train(self, recipe, run_dir: Path) -> None:
         if self.stop_at and self.stop_at in run_dir.name:
             raise Stopped(15, "stopped", out=run_dir)
         self.done.append(run_dir.name)
         run_dir.mkdir(parents=True, exist_ok=True)
-        (run_dir / "recipe.toml").write_text(recipe.to_toml(resolved))
+        (run_dir / "recipe.toml").write_text(recipes.to_toml(recipe))
         (run_dir / "summary.json").write_text(json.dumps({"dataset": "demo:pretrain", "top1": 0.0}))
 
     def score(self, run_dir: Path, dataset: str, out: Path) -> float:
-        resolved = recipe.load(str(run_dir / "recipe.toml"))
-        accuracy = math.log(resolved.data.num_examples) / 10 + resolved.train.seed / 100
+        recipe = recipes.load(str(run_dir / "recipe.toml"))
+        accuracy = math.log(recipe.data.num_examples) / 10 + recipe.train.seed / 100
         out.mkdir()
         (out / "summary.json").write_text(json.dumps({"shots": {"5": {"mean": accuracy}}}))
         return accuracy

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from vitcli import recipe
+from vitcli import recipe as recipes
 from vitcli.errors import VitError
 from vitcli.experiments import study as command
 from vitcli.experiments import study_grid, study_schema, study_text
@@ -149,7 +149,7 @@ def test_options_lie_over_the_studys_own_keys(tmp_path):
     assert read.set == {"model.layers": 3, "data.dataset": "2012"}
 
 
-@pytest.mark.parametrize("name", [*recipe.studies(), SMALL])
+@pytest.mark.parametrize("name", [*recipes.studies(), SMALL])
 def test_a_study_survives_being_written_and_read(tmp_path, name):
     read = load(tmp_path, name) if name == SMALL else study_schema.load(name)[0]
 
@@ -259,7 +259,7 @@ def test_figure_5_has_the_rows_of_table_6():
             ("R50x1+ViT-B/16", 7), ("R50x1+ViT-L/32", 7), ("R50x1+ViT-L/16", 7),
             ("R50x1+ViT-L/16", 14)]  # fmt: skip
     assert [(one.model, one.axes["epochs"]) for one in cells] == rows
-    assert {one.recipe for one in cells} <= {name for name, _ in recipe.available()}
+    assert {one.recipe for one in cells} <= {name for name, _ in recipes.available()}
 
 
 @pytest.mark.parametrize(
@@ -277,14 +277,14 @@ def test_the_shipped_studies_hold_to_the_last_recipe(name, models, sizes):
 
     assert len({one.model for one in prepared.cells}) == models
     assert {one.axes.get("num_examples") for one in prepared.cells} == sizes
-    for one, resolved in zip(prepared.cells, prepared.recipes, strict=True):
-        assert resolved.train.seed == one.axes.get("seeds", 0)
-        assert resolved.schedule.steps == one.axes.get("steps") or resolved.schedule.epochs
+    for one, recipe in zip(prepared.cells, prepared.recipes, strict=True):
+        assert recipe.train.seed == one.axes.get("seeds", 0)
+        assert recipe.schedule.steps == one.axes.get("steps") or recipe.schedule.epochs
 
 
 def test_the_shipped_studies_are_no_recipes_and_say_what_they_are():
-    assert not [name for name, _ in recipe.available() if "studies" in name]
-    assert set(recipe.studies()) == {"demo", "demo-compute", "figure4-jft", "figure5-jft", "figure8-jft"}
-    for path in recipe.studies().values():
+    assert not [name for name, _ in recipes.available() if "studies" in name]
+    assert set(recipes.studies()) == {"demo", "demo-compute", "figure4-jft", "figure5-jft", "figure8-jft"}
+    for path in recipes.studies().values():
         assert path.read_text().startswith(("# paper, ", "# the embedded demo: "))
         assert path.stem in (path.parents[2] / "docs/study.md").read_text()

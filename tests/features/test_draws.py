@@ -30,9 +30,9 @@ def golden(tmp_path_factory):
     return arrays, stores
 
 
-def problem_of(arrays, stores) -> features_draws.Problem:
+def problem_of(arrays, stores) -> features_draws.FewshotProblem:
     rows = np.arange(len(arrays["test_labels"]))
-    return features_draws.Problem(
+    return features_draws.FewshotProblem(
         features_of=lambda rows: stores["train"].read(rows)["features"],
         labels_N=arrays["train_labels"],
         tests_TD=StoredFeatures(stores["test"], rows),

@@ -47,7 +47,7 @@ def look(network, split: Split, **changed) -> attention.AttentionPass:
     model, arch = network
     options = dict(
         num_shown=3, residual=True, renormalise=True, device=torch.device("cpu"), batch_size=4,
-        on_bad_image="error", num_threads=2, precision="fp32", console=Progress(quiet=True),
+        on_bad_image="error", num_threads=2, precision="fp32", progress=Progress(quiet=True),
     )  # fmt: skip
     options |= {"attends": probe_attention_layout(model, arch)} | changed
     return attention.collect_attention(model, split=split, preprocessing=PIXELS, **options)

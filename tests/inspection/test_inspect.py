@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 from tests.browser import Browser, find
 from tests.conftest import SHARED, run
 from tests.pages import SHAPES, Page, assert_fetches_nothing
-from vitcli import recipe
+from vitcli import recipe as recipes
 from vitcli.data.transforms import Preprocessing, to_model_range
 from vitcli.inspection import analysis
 from vitcli.inspection import files as inspection_files
@@ -381,8 +381,8 @@ def looked_at(
 ) -> list[str]:
     """Names of the pictures that would be looked at, class folder and file."""
     shorthands = {"model.ckpt": str(weights), "data.dataset": dataset and str(dataset)}
-    resolved = recipe.load("inspect/default", keys, shorthands, training=False)
-    split = open_images(resolved, read_weights(str(weights)), [str(images)] if images else [], "auto")
+    recipe = recipes.load("inspect/default", keys, shorthands, training=False)
+    split = open_images(recipe, read_weights(str(weights)), [str(images)] if images else [], "auto")
     return ["/".join(Path(split.where_is(row)).parts[-2:]) for row in range(len(split))]
 
 

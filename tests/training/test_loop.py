@@ -17,7 +17,7 @@ from vitcli.output.progress import Progress
 from vitcli.training import objective, optim
 from vitcli.training.checkpoint import Saver
 from vitcli.training.gradients import DdpSum, PairwiseSum
-from vitcli.training.loop import RunProgress, train
+from vitcli.training.loop import RunCounters, train
 from vitcli.training.schedule import Plan, lr_at_step
 from vitcli.weights.io import read_weights
 from vitcli.weights.jax import from_official
@@ -119,8 +119,8 @@ def trained(said: dict, folder: Path, gradients) -> tuple[torch.nn.Module, list[
             watch=lambda step: (),
             saver=Saver(runtime, take=lambda: None, write=lambda _: None, every_minutes=None),
             folder=run,
-            console=Progress(quiet=True),
-            progress=RunProgress(),
+            progress=Progress(quiet=True),
+            counters=RunCounters(),
         )
     return model, run_folder.read_metrics(folder / "run")
 

@@ -97,7 +97,7 @@ def pretrain(
 
 def _train(name: str, command, given: dict[str, Any]) -> int:
     """Run a training command with what the command line gave, here or in the processes it asks for."""
-    from vitcli import recipe
+    from vitcli import recipe as recipes
     from vitcli.experiments import vtab
 
     recipe_keys = shorthands(
@@ -113,8 +113,8 @@ def _train(name: str, command, given: dict[str, Any]) -> int:
     if groups:
         each = vtab.resolve(list(groups), given["recipe"], given["set_"] or (), recipe_keys)
     else:
-        recipe_name = given["recipe"] or recipe.find_for_dataset(name, given["dataset"])
-        resolved = recipe.load(recipe_name, given["set_"] or (), recipe_keys)
+        recipe_name = given["recipe"] or recipes.find_for_dataset(name, given["dataset"])
+        resolved = recipes.load(recipe_name, given["set_"] or (), recipe_keys)
     # Side by side, each of the processes has a run of its own.
     code = None if given["arms_parallel"] else launch(given["num_processes"])
     if code is not None:

@@ -153,7 +153,7 @@ def start(precision: str) -> Runtime:
     Raises:
         MachineError: the device cannot compute in this precision.
     """
-    resolved = resolve_precision(precision)
+    recipe = resolve_precision(precision)
     accelerator = Accelerator(
         mixed_precision="no",
         cpu=not torch.accelerator.is_available(),
@@ -165,8 +165,8 @@ def start(precision: str) -> Runtime:
     )
     several = accelerator.num_processes > 1
     control = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT) if several else None
-    scaler = torch.amp.GradScaler(accelerator.device.type, enabled=resolved == "fp16")
-    return Runtime(accelerator, resolved, scaler, control)
+    scaler = torch.amp.GradScaler(accelerator.device.type, enabled=recipe == "fp16")
+    return Runtime(accelerator, recipe, scaler, control)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from vitcli import recipe
+from vitcli import recipe as recipes
 from vitcli.data import classes as data_classes
 from vitcli.data.split import Split
 from vitcli.distributed.runtime import start as start_runtime
@@ -67,26 +67,26 @@ def evaluate(
     Every example counts once, in fp32 unless another precision is asked for, on any number of processes.
     """
     name = recipe_name or "evaluate/default"
-    resolved = [recipe.load(name, overrides, one, training=False) for one in each_shorthands]
-    _check(resolved, extras)
-    found_map = class_map.read_class_map(extras.classes, recipe.class_maps()) if extras.classes else None
+    recipe = [recipes.load(name, overrides, one, training=False) for one in each_shorthands]
+    _check(recipe, extras)
+    found_map = class_map.read_class_map(extras.classes, recipes.class_maps()) if extras.classes else None
     lists = real_labels.read_real(extras.real) if extras.real else None
     # Before the processes join, so that a long download is no stalled collective; `datasets` locks its cache.
     kept: dict[str, Weights] = {}
     questions = []
-    for wanted, shorthands in zip(resolved, each_shorthands, strict=True):
+    for wanted, shorthands in zip(recipe, each_shorthands, strict=True):
         weights = _weights_once(wanted, kept)
         opened = _open(wanted, split, weights, found_map, lists, extras)
         questions.append(replace(opened, recipe_name=recipe_name, overrides=overrides, shorthands=shorthands))
-    runtime = start_runtime(inference_precision(resolved[0]))
-    console = Progress(quiet=quiet, is_main=runtime.is_main)
+    runtime = start_runtime(inference_precision(recipe[0]))
+    progress = Progress(quiet=quiet, is_main=runtime.is_main)
     places = dict(out=extras.out, save_predictions=extras.save_predictions, overwrite=extras.overwrite)
     with ExitStack() as held:
         runtime.on_main(lambda: claim(held, questions, **places))
         scored = []
         for question in questions:
-            weights = _weights_once(question.resolved, kept)
-            scored.append(score(question, weights, runtime=runtime, workers=workers, console=console))
+            weights = _weights_once(question.recipe, kept)
+            scored.append(score(question, weights, runtime=runtime, workers=workers, progress=progress))
         result = scored[0].result
         if len(scored) > 1:
             result = {"command": "evaluate", "evaluations": [one.result for one in scored]}
@@ -95,9 +95,9 @@ def evaluate(
     return result
 
 
-def _check(resolved: list[Recipe], extras: EvaluateOptions) -> None:
+def _check(recipe: list[Recipe], extras: EvaluateOptions) -> None:
     """Refuse, before anything is read, what cannot be asked for or not be written."""
-    for one in resolved:
+    for one in recipe:
         check_named(one, "evaluate")
     if extras.real_index and not extras.real:
         raise VitError("no ReaL labels are named", where="--real-index", fix="--real real.json as well")
@@ -110,9 +110,9 @@ def _check(resolved: list[Recipe], extras: EvaluateOptions) -> None:
             fix="score them one after the other",
         )
     if extras.save_predictions:
-        if len(resolved) > 1:
+        if len(recipe) > 1:
             raise VitError(
-                f"{len(resolved)} evaluations do not go into one file of predictions",
+                f"{len(recipe)} evaluations do not go into one file of predictions",
                 where="--save-predictions",
                 fix="name one --ckpt and one --dataset, and call vit once for each",
             )
@@ -120,20 +120,20 @@ def _check(resolved: list[Recipe], extras: EvaluateOptions) -> None:
     if extras.overwrite and not extras.out:
         raise VitError("no folder is named", where="--overwrite", fix="--out FOLDER as well")
     if extras.out:
-        FOLDER.check_names(extras.out, len(resolved))
+        FOLDER.check_names(extras.out, len(recipe))
 
 
-def _weights_once(resolved: Recipe, kept: dict[str, Weights]) -> Weights:
+def _weights_once(recipe: Recipe, kept: dict[str, Weights]) -> Weights:
     """The weights a recipe names, read again only if others were in between."""
-    name = resolved.model.ckpt
+    name = recipe.model.ckpt
     if name not in kept:
         kept.clear()
-        kept[name] = named_weights(resolved)
+        kept[name] = named_weights(recipe)
     return kept[name]
 
 
 def _open(
-    resolved: Recipe,
+    recipe: Recipe,
     split: str,
     weights: Weights,
     found_map: ClassMap | None,
@@ -144,11 +144,11 @@ def _open(
     arch = weights.architecture
     for side in extras.sides:
         check_image_size(replace(arch, image_size=(side, side)))
-    found = split_to_score(resolved, split, weights)
+    found = split_to_score(recipe, split, weights)
     of_files = {"--real": extras.real, "--real-index": extras.real_index, "--classes": extras.classes}
     of_files |= {"--all-compete": extras.all_compete}
     asked = EvalRequest(
-        resolved=resolved, split=found, sides=extras.sides, asserted=extras.asserted, of_files=of_files
+        recipe=recipe, split=found, sides=extras.sides, asserted=extras.asserted, of_files=of_files
     )
     if found_map is not None:
         mapped, projection, rows = class_map.apply_class_map(
@@ -168,7 +168,7 @@ def _open(
             num_outside=outside,
         )
     matched, is_mapped = data_classes.match_class_names(
-        found, weights.class_names, num_classes=arch.num_classes, ckpt=resolved.model.ckpt
+        found, weights.class_names, num_classes=arch.num_classes, ckpt=recipe.model.ckpt
     )
     real = _real_of(found, matched, is_mapped, lists, extras) if lists is not None else None
     return replace(asked, split=matched, is_mapped=is_mapped, real=real, source_rows=np.arange(len(found)))

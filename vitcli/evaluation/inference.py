@@ -79,7 +79,7 @@ def fill_by_row(
     batch_size: int,
     on_bad_image: str,
     num_threads: int,
-    console: Progress,
+    progress: Progress,
 ) -> tuple[Tensor, list[str]]:
     """Put the numbers of every row in their place in columns for the whole split, alike on all processes.
 
@@ -105,7 +105,9 @@ def fill_by_row(
         on_bad_image=on_bad_image,
         num_threads=num_threads,
     )
-    told = report_progress(passed(batches), console, "evaluate", total=len(split), at_once=runtime.world_size)
+    told = report_progress(
+        passed(batches), progress, "evaluate", total=len(split), at_once=runtime.world_size
+    )
     with runtime.local_errors():
         for batch, made in told:
             for name, values_B in numbers(batch, made).items():
@@ -209,18 +211,18 @@ def _filled_up(batch: Batch, multiple: int) -> tuple[Tensor, Tensor]:
 
 
 def report_progress(
-    passed: Iterator[tuple[Batch, Tensor]], console: Progress, title: str, *, total: int, at_once: int
+    passed: Iterator[tuple[Batch, Tensor]], progress: Progress, title: str, *, total: int, at_once: int
 ) -> Iterator[tuple[Batch, Tensor]]:
     """The same batches, with a progress line; `at_once` processes do as much each."""
     began_at, done = time.perf_counter(), 0
-    console.begin(title, total)
+    progress.begin(title, total)
     try:
         for batch, logits_BK in passed:
             yield batch, logits_BK
             done = min(done + (len(batch.rows_B) + len(batch.skipped)) * at_once, total)
-            console.update(done, f"{done / (time.perf_counter() - began_at):.0f} img/s")
+            progress.update(done, f"{done / (time.perf_counter() - began_at):.0f} img/s")
     finally:
-        console.end()
+        progress.end()
 
 
 def _check_all_seen(seen_N: Tensor, skipped: list[str], split: Split, *, runtime: Runtime) -> None:
@@ -254,7 +256,7 @@ def evaluate(
     on_bad_image: str,
     num_threads: int,
     precision: str = "fp32",
-    console: Progress,
+    progress: Progress,
 ) -> tuple[metrics.Metrics, list[str]]:
     """Scores of a split, and the places of the images that could not be decoded and do not count.
 
@@ -282,7 +284,7 @@ def evaluate(
         batch_size=batch_size,
         on_bad_image=on_bad_image,
         num_threads=num_threads,
-        console=console,
+        progress=progress,
     )
     return metrics.metrics_of(columns["ranks"][seen_N], columns["losses"][seen_N]), skipped
 
@@ -296,7 +298,7 @@ def features(
     batch_size: int,
     num_threads: int,
     precision: str = "fp32",
-    console: Progress,
+    progress: Progress,
 ) -> tuple[Tensor, Tensor]:
     """(N, D) float32 features of every row, as `model.features` gives them, and (N,) int64 labels.
 
@@ -319,7 +321,7 @@ def features(
     features_ND, labels_N = torch.zeros(0, 0), torch.zeros(len(split), dtype=torch.int64)
     with runtime.local_errors():
         for batch, features_BD in report_progress(
-            passed, console, "features", total=len(split), at_once=runtime.world_size
+            passed, progress, "features", total=len(split), at_once=runtime.world_size
         ):
             if not features_ND.numel():
                 features_ND = torch.zeros(len(split), features_BD.shape[1])
@@ -342,7 +344,7 @@ def top_predictions(
     on_bad_image: str,
     num_threads: int,
     precision: str,
-    console: Progress,
+    progress: Progress,
 ) -> tuple[dict[int, list[tuple[int, float]]], list[str]]:
     """By row the `topk` likeliest classes and their probabilities, and the places that were not decodable."""
     found, skipped = {}, []
@@ -356,7 +358,7 @@ def top_predictions(
         num_threads=num_threads,
     )
     passed = logits_of(model, batches, preprocessing, device=runtime.device, precision=precision)
-    for batch, logits_BK in report_progress(passed, console, "predict", total=len(split), at_once=1):
+    for batch, logits_BK in report_progress(passed, progress, "predict", total=len(split), at_once=1):
         shares, classes = torch.softmax(logits_BK, dim=-1).topk(topk)
         for row, its_classes, its_shares in zip(
             batch.rows_B.tolist(), classes.tolist(), shares.tolist(), strict=True
@@ -378,7 +380,7 @@ def predict_split(
     on_bad_image: str,
     num_threads: int,
     precision: str,
-    console: Progress,
+    progress: Progress,
 ) -> tuple[Predictions, list[str]]:
     """Predictions of every row, and the places of the images that could not be decoded and do not count.
 
@@ -412,7 +414,7 @@ def predict_split(
         batch_size=batch_size,
         on_bad_image=on_bad_image,
         num_threads=num_threads,
-        console=console,
+        progress=progress,
     )
     rows_N = np.flatnonzero(seen_N.numpy())
     counted = {name: values_N.numpy()[rows_N] for name, values_N in columns.items()}

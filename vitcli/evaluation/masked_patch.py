@@ -27,7 +27,7 @@ def evaluate_patches(
     on_bad_image: str,
     num_threads: int,
     precision: str = "fp32",
-    console: Progress,
+    progress: Progress,
 ) -> tuple[metrics.PatchMetrics, list[str]]:
     """Scores of masked patch prediction; each row's corruption is a function of the row alone."""
     columns = {
@@ -56,7 +56,7 @@ def evaluate_patches(
         batch_size=batch_size,
         on_bad_image=on_bad_image,
         num_threads=num_threads,
-        console=console,
+        progress=progress,
     )
     runtime.sum_over_processes(colors_K)
     num_colors, num_examples = int(colors_K.sum()), int(seen_N.sum())  # no colors where pixels are predicted

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vitcli import recipe
+from vitcli import recipe as recipes
 from vitcli.data import loader
 from vitcli.data.image_files import as_split, find_images
 from vitcli.distributed.runtime import start as start_runtime
@@ -24,26 +24,26 @@ def predict(
     quiet: bool,
 ) -> dict[str, Any]:
     """The `topk` likeliest classes of every picture; files, folders (searched through) and globs."""
-    resolved = recipe.load("evaluate/default", overrides, shorthands, training=False)
-    if resolved.model.ckpt is None:
+    recipe = recipes.load("evaluate/default", overrides, shorthands, training=False)
+    if recipe.model.ckpt is None:
         raise VitError(
             "no checkpoint is named", where="--ckpt", fix="--ckpt RUN, a weights file, timm/NAME or demo"
         )
     files = find_images(pictures, where="PICTURES")
-    precision = inference_precision(resolved)
+    precision = inference_precision(recipe)
     runtime = start_runtime(precision)
-    console = Progress(quiet=quiet, is_main=runtime.is_main)
-    weights = named_weights(resolved)
+    progress = Progress(quiet=quiet, is_main=runtime.is_main)
+    weights = named_weights(recipe)
     preprocessing, origin = preprocessing_for(
-        weights, resolved, recipe_name=None, overrides=overrides, shorthands=shorthands
+        weights, recipe, recipe_name=None, overrides=overrides, shorthands=shorthands
     )
-    model, arch = for_inference(weights, resolved, preprocessing, runtime, console)
+    model, arch = for_inference(weights, recipe, preprocessing, runtime, progress)
     if topk and topk > arch.num_classes:
         raise VitError(
             f"the model has {arch.num_classes} classes", where=f"--topk {topk}", fix="a smaller number"
         )
     topk = topk or min(5, arch.num_classes)
-    console.note(f"{arch.name}: {preprocessing.summary()}, {origin}")
+    progress.note(f"{arch.name}: {preprocessing.summary()}, {origin}")
 
     found, skipped = inference.top_predictions(
         model,
@@ -51,15 +51,15 @@ def predict(
         preprocessing,
         runtime=runtime,
         topk=topk,
-        batch_size=resolved.eval.batch_size,
-        on_bad_image=resolved.data.on_bad_image,
+        batch_size=recipe.eval.batch_size,
+        on_bad_image=recipe.data.on_bad_image,
         num_threads=workers or loader.default_threads(1),
         precision=precision,
-        console=console,
+        progress=progress,
     )
     return {
         "command": "predict",
-        "ckpt": resolved.model.ckpt,
+        "ckpt": recipe.model.ckpt,
         "model": arch.name,
         "preprocessing": preprocessing.summary(),
         "predictions": [

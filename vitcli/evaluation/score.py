@@ -50,7 +50,7 @@ class EvalRequest:
             many rows of the data are of other classes.
     """
 
-    resolved: Recipe
+    recipe: Recipe
     split: Split
     sides: tuple[int, ...]
     asserted: tuple[Assertion, ...]
@@ -89,17 +89,17 @@ class EvalResult:
 
 
 def score(
-    question: EvalRequest, weights: Weights, *, runtime: Runtime, workers: int | None, console: Progress
+    question: EvalRequest, weights: Weights, *, runtime: Runtime, workers: int | None, progress: Progress
 ) -> EvalResult:
     """One pass for each resolution; all that is reported comes from the one nearest to the weights' own."""
     wanted, chosen, origin = _pixels(question, weights)
     sizes = f"; {len(wanted)} sizes of --res" if question.sides else ""
     what = f"{weights.architecture.name} ({weights.numerics}) on {question.split.name}"
-    console.note(f"{what}: {chosen.summary()}, {origin}{sizes}")
+    progress.note(f"{what}: {chosen.summary()}, {origin}{sizes}")
     curve, found, told = [], None, {}
     for preprocessing in wanted:
         passed, about = _pass(
-            question, weights, preprocessing, runtime, workers, console, is_told=preprocessing is chosen
+            question, weights, preprocessing, runtime, workers, progress, is_told=preprocessing is chosen
         )
         curve.append({"resolution": preprocessing.resolution} | _counted(passed))
         if preprocessing is chosen:
@@ -109,10 +109,10 @@ def score(
     places = _places(question.split, found.rows_N)
     result = {
         "command": "evaluate",
-        "ckpt": question.resolved.model.ckpt,
+        "ckpt": question.recipe.model.ckpt,
         "model": told.pop("model"),
         "numerics": weights.numerics,
-        "dataset": question.resolved.data.dataset,
+        "dataset": question.recipe.data.dataset,
         "eval_split": question.split.name,
         "num_classes": len(names),
         "resolution": chosen.resolution,
@@ -143,7 +143,7 @@ def _pixels(question: EvalRequest, weights: Weights) -> tuple[list[Preprocessing
     """The pixels of each pass, those nearest to the weights' own, and who says so."""
     base, origin = preprocessing_for(
         weights,
-        question.resolved,
+        question.recipe,
         recipe_name=question.recipe_name,
         overrides=question.overrides,
         shorthands=question.shorthands or {},
@@ -160,13 +160,13 @@ def _pass(
     preprocessing: Preprocessing,
     runtime: Runtime,
     workers: int | None,
-    console: Progress,
+    progress: Progress,
     *,
     is_told: bool,
 ) -> tuple[Predictions, dict[str, Any]]:
     """The predictions at one resolution, and what is to be told of the pass."""
-    notes = console if is_told else Progress(quiet=True)  # the same at every resolution
-    model, arch = for_inference(weights, question.resolved, preprocessing, runtime, notes)
+    notes = progress if is_told else Progress(quiet=True)  # the same at every resolution
+    model, arch = for_inference(weights, question.recipe, preprocessing, runtime, notes)
     began_at = time.perf_counter()
     found, skipped = inference.predict_split(
         model,
@@ -175,11 +175,11 @@ def _pass(
         num_classes=question.projection.width if question.projection else arch.num_classes,
         project=question.projection,
         runtime=runtime,
-        batch_size=question.resolved.eval.batch_size,
-        on_bad_image=question.resolved.data.on_bad_image,
+        batch_size=question.recipe.eval.batch_size,
+        on_bad_image=question.recipe.data.on_bad_image,
         num_threads=workers or loader.default_threads(runtime.processes_here),
         precision=runtime.precision,
-        console=console,
+        progress=progress,
     )
     skipped = sorted(runtime.union(set(skipped)))
     elapsed_s = time.perf_counter() - began_at

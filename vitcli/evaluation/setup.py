@@ -33,8 +33,8 @@ FIELDS = {
 }
 
 
-def preprocessing_of(resolved: Recipe) -> Preprocessing:
-    wanted = resolved.data
+def preprocessing_of(recipe: Recipe) -> Preprocessing:
+    wanted = recipe.data
     return Preprocessing(
         image_size=wanted.image_hw,
         resize=wanted.eval_resize,
@@ -46,8 +46,8 @@ def preprocessing_of(resolved: Recipe) -> Preprocessing:
     )
 
 
-def train_transform_of(resolved: Recipe) -> TrainTransform:
-    wanted = resolved.data
+def train_transform_of(recipe: Recipe) -> TrainTransform:
+    wanted = recipe.data
     return TrainTransform(
         image_size=wanted.image_hw,
         crop=wanted.train_crop,
@@ -63,7 +63,7 @@ def train_transform_of(resolved: Recipe) -> TrainTransform:
 
 def preprocessing_for(
     weights: Weights,
-    resolved: Recipe,
+    recipe: Recipe,
     *,
     recipe_name: str | None,
     overrides: Sequence[str],
@@ -75,7 +75,7 @@ def preprocessing_for(
     --recipe on the command line is obeyed whole. Raw weights get the recipe's, at the resolution they were
     made for.
     """
-    wanted = preprocessing_of(resolved)
+    wanted = preprocessing_of(recipe)
     named = {text.partition("=")[0].strip() for text in overrides}
     named |= {key for key, value in shorthands.items() if value is not None}
     if recipe_name is not None:
@@ -92,9 +92,9 @@ def preprocessing_for(
     return replace(stored, **changed), words + (f", but for {', '.join(changed)}" if changed else "")
 
 
-def inference_precision(resolved: Recipe) -> str:
+def inference_precision(recipe: Recipe) -> str:
     """What a network that is only looked through computes in: fp32 unless another is named."""
-    wanted = resolved.precision.compute
+    wanted = recipe.precision.compute
     return "fp32" if wanted == "auto" else wanted
 
 
@@ -109,10 +109,10 @@ def as_asked(
     return given
 
 
-def check_named(resolved: Recipe, command: str) -> None:
+def check_named(recipe: Recipe, command: str) -> None:
     """Refuse a command that looks at data through a checkpoint, where one of the two is not named."""
-    if resolved.model.ckpt is None or resolved.data.dataset is None:
-        missing = "checkpoint" if resolved.model.ckpt is None else "data set"
+    if recipe.model.ckpt is None or recipe.data.dataset is None:
+        missing = "checkpoint" if recipe.model.ckpt is None else "data set"
         raise VitError(
             f"no {missing} is named",
             where="--ckpt and --dataset",
@@ -120,9 +120,9 @@ def check_named(resolved: Recipe, command: str) -> None:
         )
 
 
-def split_to_score(resolved: Recipe, split: str, weights: Weights) -> Split:
+def split_to_score(recipe: Recipe, split: str, weights: Weights) -> Split:
     """The split that is named, or the recipe's; the dev part of the weights' own run where they know one."""
-    wanted = resolved.data
+    wanted = recipe.data
     return dataset.open_eval(
         wanted.dataset,
         wanted.eval_split if split == "auto" else split,
@@ -134,9 +134,9 @@ def split_to_score(resolved: Recipe, split: str, weights: Weights) -> Split:
     )
 
 
-def named_weights(resolved: Recipe) -> Weights:
+def named_weights(recipe: Recipe) -> Weights:
     """The checkpoint a recipe names, with the recipe's GELU where it names one."""
-    wanted = resolved.model
+    wanted = recipe.model
     weights = read_weights(wanted.ckpt, model_name=wanted.name)
     if wanted.gelu == "auto":
         return weights
@@ -148,10 +148,10 @@ def named_weights(resolved: Recipe) -> Weights:
 
 def for_inference(
     weights: Weights,
-    resolved: Recipe,
+    recipe: Recipe,
     preprocessing: Preprocessing,
     runtime: Runtime,
-    console: Progress,
+    progress: Progress,
     *,
     needs_head: bool = True,
 ) -> tuple[nn.Module, Architecture]:
@@ -162,8 +162,8 @@ def for_inference(
             where=weights.source,
             fix="fine-tune them first: vit finetune --ckpt WEIGHTS --dataset DATA",
         )
-    method = resolved.model.posemb_resample
+    method = recipe.model.posemb_resample
     model, arch, report = load(weights, image_size=preprocessing.image_size, posemb_method=method)
     for line in report.lines()[1:]:
-        console.note(line)
+        progress.note(line)
     return model.to(runtime.device).eval(), arch

@@ -170,9 +170,9 @@ def _numbered(evaluations: list[dict[str, Any]], names: list[tuple[str, str]] | 
 def _whole(table) -> str:
     from rich.console import Console
 
-    console = Console(file=StringIO(), width=100_000, markup=False, highlight=False, emoji=False)
-    console.print(table)
-    return "".join(line.rstrip() + "\n" for line in console.file.getvalue().splitlines())
+    progress = Console(file=StringIO(), width=100_000, markup=False, highlight=False, emoji=False)
+    progress.print(table)
+    return "".join(line.rstrip() + "\n" for line in progress.file.getvalue().splitlines())
 
 
 def _told_apart(names: list[str]) -> dict[str, str]:

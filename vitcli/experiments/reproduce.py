@@ -12,14 +12,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from vitcli import recipe
 from vitcli.distributed import launch
 from vitcli.errors import VitError, nearest
 from vitcli.experiments import vtab
 from vitcli.experiments.reproduce_rows import PaperRow, PaperTables, judge, rows_of
 from vitcli.output.atomic import write_json
 from vitcli.output.progress import Progress
-from vitcli.recipe import Recipe
+from vitcli.recipe import Recipe, trials
+from vitcli.recipe import load as load_recipe
 
 if TYPE_CHECKING:  # which loads torch; mistakes are told before that
     from vitcli.training.setup import RunOptions
@@ -64,7 +64,7 @@ def resolve(row: PaperRow, *, precision: str | None) -> dict[str, Recipe]:
         tasks = vtab.tasks_of(row.dataset)
         if tasks:
             return vtab.resolve(list(tasks), row.recipe, (), given)
-        return {row.dataset: recipe.load(row.recipe, (), {**given, "data.dataset": row.dataset})}
+        return {row.dataset: load_recipe(row.recipe, (), {**given, "data.dataset": row.dataset})}
     except VitError as error:  # it names options that nobody has given
         raise VitError(error.message, where=f"the keys that row {row.name} sets", fix=error.fix) from error
 
@@ -144,10 +144,10 @@ def reproduce(
 
 
 def _finetuned(
-    row: PaperRow, resolved: Recipe, options: "RunOptions", finetune: Finetune, evaluate: Evaluate
+    row: PaperRow, recipe: Recipe, options: "RunOptions", finetune: Finetune, evaluate: Evaluate
 ) -> dict[str, Any]:
     """Selection and runs in one run folder; with ReaL labels the weights of each run are scored again."""
-    summary = finetune(resolved, options)
+    summary = finetune(recipe, options)
     if row.labels == "own":
         runs = [{"seed": run["seed"], "top1": run["top1"]} for run in summary["runs"]]
         scored = [(summary["top1"], summary["num_eval_examples"])]
@@ -178,8 +178,8 @@ def _vtab(
     """The 19 tasks; run r of all of them is run r of the score, a plain mean (paper, Table 9)."""
     summaries: dict[str, dict[str, Any]] = {}
 
-    def one_task(resolved: Recipe, out: Path) -> dict[str, Any]:
-        summaries[out.name] = finetune(resolved, replace(options, out=out))
+    def one_task(recipe: Recipe, out: Path) -> dict[str, Any]:
+        summaries[out.name] = finetune(recipe, replace(options, out=out))
         return summaries[out.name]
 
     vtab.finetune_tasks(vtab.tasks_of(row.dataset), recipes, one_task, out=options.out, dry_run=False)
@@ -202,9 +202,9 @@ def _introduction(row: PaperRow, recipes: Mapping[str, Recipe]) -> str:
     return f"{row.name}: {row.ckpt} on {row.dataset}: {selection}{first.train.runs} run(s){many}"
 
 
-def num_arms(resolved: Recipe) -> int:
+def num_arms(recipe: Recipe) -> int:
     """Trainings among which a recipe chooses."""
-    return len(recipe.trials(resolved)) if resolved.choices else 0
+    return len(trials(recipe)) if recipe.choices else 0
 
 
 def default_folder(row: PaperRow) -> Path:

@@ -11,14 +11,13 @@ from typing import Any
 
 import torch
 
-from vitcli import recipe
 from vitcli.data.demo import SETS
 from vitcli.errors import DataError, WeightsError
 from vitcli.experiments.reproduce import Finetune, num_arms
 from vitcli.experiments.reproduce_rows import PaperRow
 from vitcli.models.build import architecture
 from vitcli.models.flops import forward_macs
-from vitcli.recipe import Recipe
+from vitcli.recipe import Recipe, dataset_aliases, settled, to_toml
 from vitcli.training.schedule import duration_steps, exaflops
 from vitcli.training.setup import RunOptions
 
@@ -58,15 +57,15 @@ def plan(
         "exaflops": None if images is None else sum(cost["exaflops"] for cost in known),
         **of_ten_steps,
         "not_measured": why_not,
-        "recipe": recipe.to_toml(first) if first else None,
+        "recipe": to_toml(first) if first else None,
     }
 
 
-def _cost(model: str, resolved: Recipe) -> dict[str, Any]:
+def _cost(model: str, recipe: Recipe) -> dict[str, Any]:
     """Trainings of one recipe and their cost; None where a data set decides whose size nobody knows."""
-    wanted = resolved.schedule
-    num_examples = recipe.dataset_aliases().get(resolved.data.dataset, {}).get("train_examples")
-    arms, runs = num_arms(resolved), resolved.train.runs
+    wanted = recipe.schedule
+    num_examples = dataset_aliases().get(recipe.data.dataset, {}).get("train_examples")
+    arms, runs = num_arms(recipe), recipe.train.runs
     counted = {
         "arms": arms if arms > 1 else 0,
         "runs": runs,
@@ -76,32 +75,32 @@ def _cost(model: str, resolved: Recipe) -> dict[str, Any]:
     }
     if wanted.steps is None and num_examples is None:
         return counted
-    batch_size = resolved.train.batch_size
+    batch_size = recipe.train.batch_size
     counted["steps"] = duration_steps(
         steps=wanted.steps, epochs=wanted.epochs, num_examples=num_examples or 0, batch_size=batch_size
     )
     counted["images_seen"] = counted["steps"] * batch_size * (counted["arms"] + runs)
-    arch = architecture(model, image_size=resolved.data.image_hw, num_classes=0)
+    arch = architecture(model, image_size=recipe.data.image_hw, num_classes=0)
     return counted | {"exaflops": exaflops(forward_macs(arch), counted["images_seen"])}
 
 
 def _measured(
-    resolved: Recipe, options: RunOptions, finetune: Finetune
+    recipe: Recipe, options: RunOptions, finetune: Finetune
 ) -> tuple[dict[str, Any] | None, str | None]:
     """The plan of one training with the speed of ten steps; or None, and why there is none."""
-    missing = _missing(resolved)
+    missing = _missing(recipe)
     if missing and not options.measure:
         return None, f"{missing}; --measure fetches what it can and tries ten steps"
-    one = recipe.settled(resolved, {"train.runs": 1})
+    one = settled(recipe, {"train.runs": 1})
     try:
         return finetune(one, replace(options, dry_run=True, measure=True, out=None)), None
     except (DataError, WeightsError) as error:
         return None, error.message
 
 
-def _missing(resolved: Recipe) -> str | None:
+def _missing(recipe: Recipe) -> str | None:
     """What of data and weights does not lie here, without asking the hub."""
-    dataset, ckpt = resolved.data.dataset, resolved.model.ckpt
+    dataset, ckpt = recipe.data.dataset, recipe.model.ckpt
     copy = Path(os.environ.get("VIT_DATA", "."), dataset)
     if dataset not in SETS and not Path(dataset).exists() and not copy.exists():
         return f"there is no copy of {dataset} in $VIT_DATA"

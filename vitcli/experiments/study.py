@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitcli import recipe
 from vitcli.errors import Stopped, VitError
 from vitcli.experiments import study_grid, study_schema
 from vitcli.experiments.study_grid import StudyRun
 from vitcli.experiments.study_schema import Score, Study, slug
 from vitcli.output.progress import Progress
-from vitcli.recipe import Recipe
+from vitcli.recipe import Recipe, find_for_dataset, merge
 from vitcli.recipe.sweep import check_with_choices
 from vitcli.recipe.validation import Problem, report
 
@@ -110,7 +109,7 @@ def run(
     folder = out or Path("runs", f"study-{slug(prepared.name)}")  # no time, so that the same command goes on
     with shared_process_group():
         runtime = start_runtime("auto")
-        console = Progress(quiet=quiet, is_main=runtime.is_main)
+        progress = Progress(quiet=quiet, is_main=runtime.is_main)
         runtime.on_main(lambda: files.check_folder(folder, prepared.study, overwrite=overwrite))
         runtime.on_main(lambda: files.clear(folder) if overwrite else None)
         scores = runtime.on_main(lambda: _scores(folder, prepared))
@@ -123,12 +122,12 @@ def run(
         try:
             for number in missing:
                 cell = prepared.cells[number]
-                console.note(f"run {number + 1} of {len(scores)}: {cell.name}")
+                progress.note(f"run {number + 1} of {len(scores)}: {cell.name}")
                 scores[cell.name] = _run_one(
                     folder, cell, prepared.recipes[number], prepared.study.score, work
                 )
                 if runtime.is_main:
-                    console.note(f"{cell.name}: {_told(scores[cell.name])}")
+                    progress.note(f"{cell.name}: {_told(scores[cell.name])}")
                 if runtime.is_main and time.monotonic() - written_at > WRITE_EVERY_S:
                     files.write_results(folder, _result(prepared, plans, scores, folder))
                     written_at = time.monotonic()
@@ -148,8 +147,8 @@ def _scores(folder: Path, prepared: Prepared) -> dict[str, dict[str, float] | No
     from vitcli.experiments import study_folder as files
 
     return {
-        cell.name: files.scores_of(_run_dir(folder, cell), resolved, prepared.study.score)
-        for cell, resolved in zip(prepared.cells, prepared.recipes, strict=True)
+        cell.name: files.scores_of(_run_dir(folder, cell), recipe, prepared.study.score)
+        for cell, recipe in zip(prepared.cells, prepared.recipes, strict=True)
     }
 
 
@@ -159,31 +158,31 @@ def _run_dir(folder: Path, cell: StudyRun) -> Path:
 
 def _resolve(cell: StudyRun, read: Study, file: str, mistakes: list[Problem]) -> Recipe | None:
     """The recipe of one run; the study's keys lie over the file's."""
-    draft = recipe.merge(cell.recipe)
+    draft = merge(cell.recipe)
     draft.overlay(cell.keys, {key: f"{file}, {place}" for key, place in cell.sources.items()})
-    resolved, found = check_with_choices(
+    recipe, found = check_with_choices(
         draft.values, draft.sources, file=f"recipe {cell.recipe}", training=True
     )
     mistakes += draft.mistakes + found
-    if resolved and read.score.by == "eval" and resolved.objective.loss == "masked_patch":
+    if recipe and read.score.by == "eval" and recipe.objective.loss == "masked_patch":
         fix = 'score.by = "fewshot" or "finetune"'
         mistakes.append(Problem("masked patch prediction has no top-1", f"{file}, score.by", fix))
-    return resolved
+    return recipe
 
 
 def scoring_recipe(score: Score, dataset: str) -> str:
     """Name of the recipe that scores on a data set."""
-    return score.recipe or recipe.find_for_dataset(score.by, dataset)
+    return score.recipe or find_for_dataset(score.by, dataset)
 
 
 def _check_scoring(score: Score, dataset: str, file: str, mistakes: list[Problem]) -> None:
-    draft = recipe.merge(scoring_recipe(score, dataset))
+    draft = merge(scoring_recipe(score, dataset))
     draft.overlay(score.set | {"data.dataset": dataset}, dict.fromkeys(score.set, f"{file}, score.set"))
-    resolved, found = check_with_choices(
+    recipe, found = check_with_choices(
         draft.values, draft.sources, file=file, training=score.by == "finetune"
     )
     mistakes += draft.mistakes + found
-    if resolved and score.by == "fewshot" and resolved.fewshot is None:
+    if recipe and score.by == "fewshot" and recipe.fewshot is None:
         mistakes.append(
             Problem("the recipe has no section [fewshot]", f"{file}, score.recipe", "take fewshot/default")
         )
@@ -192,15 +191,15 @@ def _check_scoring(score: Score, dataset: str, file: str, mistakes: list[Problem
 def _plans(prepared: Prepared, work: StudyActions) -> dict[str, dict[str, Any]]:
     """What the runs of each point come to; those of several seeds the same."""
     plans: dict[str, dict[str, Any]] = {}
-    for cell, resolved in zip(prepared.cells, prepared.recipes, strict=True):
+    for cell, recipe in zip(prepared.cells, prepared.recipes, strict=True):
         if cell.point in plans:
             continue
         try:
-            found = work.plan(resolved)
+            found = work.plan(recipe)
         except VitError as error:
             error.where += f"; run {cell.name} of the study"
             raise
-        family = list(cell.families) or [study_grid.family_of(resolved.model.name or found["model"])]
+        family = list(cell.families) or [study_grid.family_of(recipe.model.name or found["model"])]
         steps, images_seen, num_examples = found["total_steps"], found["images_seen"], found["num_examples"]
         plans[cell.point] = {
             "families": family,
@@ -219,25 +218,25 @@ def _planned(prepared: Prepared, plans: Mapping[str, Mapping[str, Any]]) -> list
             "name": cell.name,
             "point": cell.point,
             "model": cell.model,
-            "seed": resolved.train.seed,
+            "seed": recipe.train.seed,
             **plans[cell.point],
             "asked_epochs": cell.axes.get("epochs"),
             "asked_steps": cell.axes.get("steps"),
         }
-        for cell, resolved in zip(prepared.cells, prepared.recipes, strict=True)
+        for cell, recipe in zip(prepared.cells, prepared.recipes, strict=True)
     ]
 
 
 def _run_one(
-    folder: Path, cell: StudyRun, resolved: Recipe, score: Score, work: StudyActions
+    folder: Path, cell: StudyRun, recipe: Recipe, score: Score, work: StudyActions
 ) -> dict[str, float | None]:
     from vitcli.experiments.study_folder import score_folder
 
     run_dir = _run_dir(folder, cell)
-    datasets = [resolved.data.dataset] if score.by == "eval" else score.dataset
+    datasets = [recipe.data.dataset] if score.by == "eval" else score.dataset
     places = {name: score_folder(run_dir, score, name) for name in datasets}
     try:
-        work.train(resolved, run_dir)
+        work.train(recipe, run_dir)
         return {name: work.score(run_dir, name, place) for name, place in places.items()}
     except Stopped as stopped:  # what goes on is the study
         stopped.out = folder

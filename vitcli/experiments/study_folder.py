@@ -53,7 +53,7 @@ def clear(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-def scores_of(run_dir: Path, resolved: Recipe, score: Score) -> dict[str, float] | None:
+def scores_of(run_dir: Path, recipe: Recipe, score: Score) -> dict[str, float] | None:
     """The accuracies of a run that is finished and scored, by data set; else None.
 
     Raises:
@@ -62,7 +62,7 @@ def scores_of(run_dir: Path, resolved: Recipe, score: Score) -> dict[str, float]
     run_summary = run_folder.finished_summary(run_dir)
     if run_summary is None:
         return None
-    refuse_other_recipe(run_dir, resolved)
+    refuse_other_recipe(run_dir, recipe)
     if score.by == "eval":
         return {run_summary["dataset"]: run_summary["top1"]}
     found = {name: run_folder.finished_summary(score_folder(run_dir, score, name)) for name in score.dataset}

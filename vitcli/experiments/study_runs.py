@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vitcli import recipe
+from vitcli import recipe as recipes
 from vitcli.data.dataset import DataSet
 from vitcli.experiments.study import StudyActions, scoring_recipe
 from vitcli.experiments.study_schema import Study
@@ -36,16 +36,16 @@ def work_of(study: Study, options: RunOptions) -> StudyActions:
                 streaming=keys.get("data.streaming", False),
             )
 
-    def plan(resolved: Recipe) -> dict[str, Any]:
-        return train(resolved, replace(options, dry_run=True, quiet=True))
+    def plan(recipe: Recipe) -> dict[str, Any]:
+        return train(recipe, replace(options, dry_run=True, quiet=True))
 
     def scored(run_dir: Path, dataset: str, out: Path) -> float | None:
         if score.by == "eval":
             return run_folder.finished_summary(run_dir)["top1"]
         keys = score.set | {"data.dataset": dataset, "model.ckpt": str(run_dir)}
         if score.by == "finetune":
-            resolved = recipe.load(scoring_recipe(score, dataset), (), keys)
-            return finetune(resolved, replace(options, out=out))["top1"]
+            recipe = recipes.load(scoring_recipe(score, dataset), (), keys)
+            return finetune(recipe, replace(options, out=out))["top1"]
         done = fewshot(
             score.recipe,  # a named one has a say about pixels, one that is found leaves them to the run
             (),
@@ -59,4 +59,4 @@ def work_of(study: Study, options: RunOptions) -> StudyActions:
         )
         return done["shots"][str(score.shots)]["mean"] if done else None
 
-    return StudyActions(check, plan, lambda resolved, out: train(resolved, replace(options, out=out)), scored)
+    return StudyActions(check, plan, lambda recipe, out: train(recipe, replace(options, out=out)), scored)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from vitcli import recipe
+from vitcli import recipe as recipes
 from vitcli.data import dataset, loader
 from vitcli.data.image_files import as_split, find_images
 from vitcli.data.split import Split
@@ -58,26 +58,26 @@ def export(
         CheckFailed: what was written gives other logits. Then, as after any error, `out` is as it was.
     """
     began_at = time.perf_counter()
-    console, target = Progress(quiet=quiet), Path(os.path.abspath(out))
+    progress, target = Progress(quiet=quiet), Path(os.path.abspath(out))
     format = _checked_format(to, target, names=names, overwrite=overwrite)
-    split = _opened(pictures, console)
+    split = _opened(pictures, progress)
     weights = read_weights(ckpt, model_name=model_name)
     preprocessing, origin = _preprocessing(weights, image_size)
     exported, notes = _to_export(weights, preprocessing, head=head)
     arch = exported.architecture
     formats.check_supported(format, arch)
-    console.note(f"{arch.name} ({weights.numerics}) to {format}: {preprocessing.summary()}, {origin}")
+    progress.note(f"{arch.name} ({weights.numerics}) to {format}: {preprocessing.summary()}, {origin}")
     notes += formats.caveats(format, arch)
     with _workplace(target) as folder:
         path = folder / target.name
         formats.write(format, path, exported, names=names)
-        found = _checked(format, path, exported, split, preprocessing, console=console)
+        found = _checked(format, path, exported, split, preprocessing, progress=progress)
         files = _sizes(path)
         _put_in_place(path, target)
     if not found.max_output:
         notes.append("every output is zero, as of a fresh head: that they agree says little")
     for note in notes:
-        console.note(note)
+        progress.note(note)
     return {
         "command": "export",
         "ckpt": ckpt,
@@ -166,21 +166,21 @@ def _check_out(target: Path, format: str, overwrite: bool) -> None:
         raise VitError(f"{target} exists", where="OUT", fix=f"{fix}, or --overwrite")
 
 
-def _opened(pictures: Sequence[str], console: Progress) -> Split:
+def _opened(pictures: Sequence[str], progress: Progress) -> Split:
     if not pictures:
         columns = {"image_column": None, "label_column": None}
         return dataset.open_eval("demo", f"test[:{DEMO_PICTURES}]", **columns, dev_cut=None)
     files = find_images(pictures, where="--images")
     if len(files) > MAX_PICTURES:
-        console.note(f"{len(files)} pictures are given, of which the first {MAX_PICTURES} are compared")
+        progress.note(f"{len(files)} pictures are given, of which the first {MAX_PICTURES} are compared")
     return as_split(files[:MAX_PICTURES])
 
 
 def _preprocessing(weights: Weights, image_size: tuple[int, int] | None) -> tuple[Preprocessing, str]:
     """As `vit evaluate` has it for the same weights."""
     shorthands = {"data.image_size": "{}x{}".format(*image_size)} if image_size else {}
-    resolved = recipe.load("evaluate/default", (), shorthands, training=False)
-    return preprocessing_for(weights, resolved, recipe_name=None, overrides=(), shorthands=shorthands)
+    recipe = recipes.load("evaluate/default", (), shorthands, training=False)
+    return preprocessing_for(weights, recipe, recipe_name=None, overrides=(), shorthands=shorthands)
 
 
 def _to_export(weights: Weights, preprocessing: Preprocessing, *, head: bool) -> tuple[Exported, list[str]]:
@@ -198,7 +198,7 @@ def _checked(
     split: Split,
     preprocessing: Preprocessing,
     *,
-    console: Progress,
+    progress: Progress,
 ) -> Agreement:
     """How what is written agrees with what it was written from; CheckFailed if it does not."""
     batches = list(
@@ -213,11 +213,11 @@ def _checked(
         )
     )
     ours_NK = output_check.outputs(
-        exported.model, batches, preprocessing, title="checkpoint", console=console
+        exported.model, batches, preprocessing, title="checkpoint", progress=progress
     )
     theirs = formats.read_back(format, path)
     try:
-        theirs_NK = output_check.outputs(theirs, batches, preprocessing, title="export", console=console)
+        theirs_NK = output_check.outputs(theirs, batches, preprocessing, title="export", progress=progress)
     except WeightsError as error:
         raise _unlike(format, exported, "are not finite numbers") from error
     found = output_check.compare(ours_NK, theirs_NK, are_logits=exported.architecture.num_classes > 0)

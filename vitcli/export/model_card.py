@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vitcli import recipe
+from vitcli import recipe as recipes
 from vitcli.data.dataset import is_remote
 from vitcli.evaluation.statistics import NUM_RESAMPLES, share_interval
 from vitcli.export.card_parts import (
@@ -279,13 +279,13 @@ def _limits(told: dict[str, Any]) -> str:
     return "\n".join(paragraph(f"- {point}") for point in [*points, licence])
 
 
-def card_of(summary: dict[str, Any], resolved: Recipe, arch: Architecture) -> str:
+def card_of(summary: dict[str, Any], recipe: Recipe, arch: Architecture) -> str:
     """The model card of a run, or of several and a selection, by its summary."""
     return model_card(
         summary,
-        recipe.to_toml(resolved),
+        recipes.to_toml(recipe),
         **in_timm(arch),
-        dataset_on_hub=_id_on_the_hub(resolved.data.dataset),
+        dataset_on_hub=_id_on_the_hub(recipe.data.dataset),
     )
 
 
@@ -299,7 +299,7 @@ def in_timm(arch: Architecture) -> dict[str, Any]:
 
 
 def _id_on_the_hub(dataset: str) -> str | None:
-    alias = recipe.dataset_aliases().get(dataset)
+    alias = recipes.dataset_aliases().get(dataset)
     if alias:
         return alias.get("hub")
     is_path = Path(dataset).expanduser().exists() or is_local(dataset) or is_remote(dataset)

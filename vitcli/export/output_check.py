@@ -35,7 +35,12 @@ class Agreement:
 
 
 def outputs(
-    model: nn.Module, batches: Sequence[Batch], preprocessing: Preprocessing, *, title: str, console: Progress
+    model: nn.Module,
+    batches: Sequence[Batch],
+    preprocessing: Preprocessing,
+    *,
+    title: str,
+    progress: Progress,
 ) -> Tensor:
     """outputs_NK of all pictures, float32, computed on the CPU.
 
@@ -44,13 +49,13 @@ def outputs(
     """
     passed = logits_of(model, iter(batches), preprocessing, device=torch.device("cpu"), precision="fp32")
     found: list[Tensor] = []
-    console.begin(title, total=sum(len(batch.rows_B) for batch in batches))
+    progress.begin(title, total=sum(len(batch.rows_B) for batch in batches))
     try:
         for _, outputs_BK in passed:
             found.append(outputs_BK)
-            console.update(sum(map(len, found)))
+            progress.update(sum(map(len, found)))
     finally:
-        console.end()
+        progress.end()
     return torch.cat(found)
 
 

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from vitcli import recipe
+from vitcli import recipe as recipes
 from vitcli.errors import VitError
 from vitcli.export import export as exports
 from vitcli.export import hub
@@ -137,8 +137,8 @@ def _card(ckpt: Path, summary: dict[str, Any] | None, exported: dict[str, Any], 
     if is_runs_own and (ckpt / CARD).is_file():
         return _text_of(ckpt / CARD)
     if summary:
-        resolved = recipe.load(str(ckpt / run_folder.RECIPE), training=False)
-        return card_of(summary, resolved, weights.architecture)
+        recipe = recipes.load(str(ckpt / run_folder.RECIPE), training=False)
+        return card_of(summary, recipe, weights.architecture)
     return weights_card(exported, _loading(weights, None, "OWNER/NAME", None))
 
 

@@ -20,7 +20,7 @@ Draws = dict[int, dict[int, np.ndarray]]  # seed to shots to rows
 
 
 @dataclass(frozen=True, eq=False)
-class Problem:
+class FewshotProblem:
     """Frozen features of a data set.
 
     Attributes:
@@ -69,7 +69,7 @@ def drawn_rows(draws: Draws) -> np.ndarray:
 
 
 def score_draws(
-    problem: Problem,
+    problem: FewshotProblem,
     draws: Draws,
     *,
     classifier: str,
@@ -99,7 +99,7 @@ def mean_and_std(values: Sequence[float]) -> tuple[float, float | None]:
 
 
 def _fit_and_score(
-    problem: Problem, rows: np.ndarray, *, classifier: str, l2: float | str
+    problem: FewshotProblem, rows: np.ndarray, *, classifier: str, l2: float | str
 ) -> tuple[float, float | int | None]:
     known, labels = problem.features_of(rows), problem.labels_N[rows]
     fits = {

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from vitcli import recipe
+from vitcli import recipe as recipes
 from vitcli.data.split import Split
 from vitcli.errors import MachineError, VitError
 from vitcli.evaluation.inference import nothing_decoded
@@ -39,13 +39,13 @@ def embed(
     any number of processes. The file depends on neither.
     """
     _check_out(out)
-    resolved = recipe.load(recipe_name or "evaluate/default", overrides, shorthands, training=False)
-    check_named(resolved, "embed")
-    weights = named_weights(resolved)
-    found = split_to_score(resolved, split, weights)
+    recipe = recipes.load(recipe_name or "evaluate/default", overrides, shorthands, training=False)
+    check_named(recipe, "embed")
+    weights = named_weights(recipe)
+    found = split_to_score(recipe, split, weights)
     frozen = open_extractor(
         weights,
-        resolved,
+        recipe,
         recipe_name=recipe_name,
         overrides=overrides,
         shorthands=shorthands,
@@ -116,20 +116,20 @@ def _open_beside(path: Path, about: dict[str, Any], num_rows: int) -> FeatureSto
 
 def _metadata(frozen: FeatureExtractor, split: Split, *, with_logits: bool) -> dict[str, str]:
     """What the file says of itself, skipped images aside. Safetensors has text only, so all else is JSON."""
-    resolved, weights = frozen.resolved, frozen.weights
+    recipe, weights = frozen.recipe, frozen.weights
     made_of = {k: v for k, v in frozen.about(split, with_logits=with_logits).items() if k != "device"}
     return {
         "format": "pt",
-        "ckpt": str(resolved.model.ckpt),
+        "ckpt": str(recipe.model.ckpt),
         "weights": frozen.weights_digest,
         "model": frozen.arch.name,
         "numerics": weights.numerics,
         "architecture": json.dumps(frozen.arch.as_dict()),
         "preprocessing": json.dumps(frozen.preprocessing.as_dict()),
         "pixels": f"{frozen.preprocessing.summary()}, {frozen.preprocessing_from}",
-        "layer": resolved.eval.layer,
+        "layer": recipe.eval.layer,
         "precision": frozen.precision,
-        "dataset": str(resolved.data.dataset),
+        "dataset": str(recipe.data.dataset),
         "split": split.name,
         "data": split.fingerprint,
         "made_of": name_of(made_of),

@@ -45,7 +45,7 @@ class FeatureExtractor:
         said: notes that the console has had; that a cache cannot be written is said once.
     """
 
-    resolved: Recipe
+    recipe: Recipe
     weights: Weights
     arch: Architecture
     model: nn.Module
@@ -54,7 +54,7 @@ class FeatureExtractor:
     runtime: Runtime
     precision: str
     num_threads: int
-    console: Progress
+    progress: Progress
     said: set[str] = field(default_factory=set)
 
     @cached_property
@@ -63,7 +63,7 @@ class FeatureExtractor:
 
     def about(self, split: Split, *, with_logits: bool) -> dict[str, Any]:
         """What the features of a split are of, as JSON: where any of it is another, so are they."""
-        wanted = self.resolved
+        wanted = self.recipe
         return {
             "revision": REVISION,
             "weights": self.weights_digest,
@@ -100,7 +100,7 @@ class ExtractedFeatures:
 
 def open_extractor(
     weights: Weights,
-    resolved: Recipe,
+    recipe: Recipe,
     *,
     recipe_name: str | None,
     overrides: Sequence[str],
@@ -109,16 +109,16 @@ def open_extractor(
     quiet: bool,
 ) -> FeatureExtractor:
     """Join the run's processes and put the network on the device, in fp32 unless another is named."""
-    precision = inference_precision(resolved)
+    precision = inference_precision(recipe)
     runtime = start_runtime(precision)
-    console = Progress(quiet=quiet, is_main=runtime.is_main)
+    progress = Progress(quiet=quiet, is_main=runtime.is_main)
     preprocessing, origin = preprocessing_for(
-        weights, resolved, recipe_name=recipe_name, overrides=overrides, shorthands=shorthands
+        weights, recipe, recipe_name=recipe_name, overrides=overrides, shorthands=shorthands
     )
-    model, arch = for_inference(weights, resolved, preprocessing, runtime, console, needs_head=False)
-    features.check_layer(model, resolved.eval.layer)
+    model, arch = for_inference(weights, recipe, preprocessing, runtime, progress, needs_head=False)
+    features.check_layer(model, recipe.eval.layer)
     return FeatureExtractor(
-        resolved=_with_preprocessing(resolved, preprocessing),
+        recipe=_with_preprocessing(recipe, preprocessing),
         weights=weights,
         arch=arch,
         model=model,
@@ -127,7 +127,7 @@ def open_extractor(
         runtime=runtime,
         precision=precision,
         num_threads=workers or loader.default_threads(runtime.processes_here),
-        console=console,
+        progress=progress,
     )
 
 
@@ -148,11 +148,11 @@ def extract(
 
     missing_N, notes = runtime.on_main(look)
     for note in sorted(set(notes) - frozen.said):
-        frozen.console.note(note)
+        frozen.progress.note(note)
     frozen.said.update(notes)
     store, skipped = opened[0] if opened else None, []
     if len(missing_N):
-        layer = frozen.resolved.eval.layer
+        layer = frozen.recipe.eval.layer
         network = partial(features.outputs, frozen.model, layer=layer, with_logits=with_logits)
         try:
             skipped = fill_store(
@@ -164,11 +164,11 @@ def extract(
                 frozen.preprocessing,
                 num_logits=frozen.arch.num_classes if with_logits else 0,
                 runtime=runtime,
-                batch_size=frozen.resolved.eval.batch_size,
-                on_bad_image=frozen.resolved.data.on_bad_image,
+                batch_size=frozen.recipe.eval.batch_size,
+                on_bad_image=frozen.recipe.data.on_bad_image,
                 num_threads=frozen.num_threads,
                 precision=frozen.precision,
-                console=frozen.console,
+                progress=frozen.progress,
             )
         except KeyboardInterrupt:
             rest = "; the same command computes only the rest" if store and store.is_kept else ""
@@ -178,7 +178,7 @@ def extract(
     return ExtractedFeatures(store, len(rows_N) - len(missing_N), num_computed, skipped)
 
 
-def _with_preprocessing(resolved: Recipe, preprocessing: Preprocessing) -> Recipe:
+def _with_preprocessing(recipe: Recipe, preprocessing: Preprocessing) -> Recipe:
     """The recipe that says what is really done to the pixels, so that feeding it back repeats it."""
     has_crop = preprocessing.resize == "short_side" or (
         preprocessing.resize == "square" and preprocessing.crop_fraction != 1
@@ -193,7 +193,7 @@ def _with_preprocessing(resolved: Recipe, preprocessing: Preprocessing) -> Recip
         "mean": preprocessing.mean,
         "std": preprocessing.std,
     }
-    return resolved.model_copy(update={"data": resolved.data.model_copy(update=used)})
+    return recipe.model_copy(update={"data": recipe.data.model_copy(update=used)})
 
 
 def _state_of_files(dataset: str | None) -> str | None:
@@ -220,7 +220,7 @@ def fill_store(
     on_bad_image: str,
     num_threads: int,
     precision: str,
-    console: Progress,
+    progress: Progress,
 ) -> list[str]:
     """Compute `rows_N` of a split into a store; the places of images that could not be decoded.
 
@@ -247,7 +247,7 @@ def fill_store(
         num_threads=num_threads,
     )
     passed = outputs_of(model, network, batches, preprocessing, device=runtime.device, precision=precision)
-    passed = report_progress(passed, console, "features", total=len(rows_N), at_once=runtime.world_size)
+    passed = report_progress(passed, progress, "features", total=len(rows_N), at_once=runtime.world_size)
     num_labels, width, skipped = labels_a_row(split), 0, []
     num_rounds = -(-len(rows_N) // (batch_size * runtime.world_size))
     with closing(passed):

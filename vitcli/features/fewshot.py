@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from vitcli import recipe
+from vitcli import recipe as recipes
 from vitcli.data import dataset
 from vitcli.data.split import Split
 from vitcli.errors import DataError, Stopped, VitError
@@ -41,33 +41,33 @@ def fewshot(
 
     Features are computed once for all draws, and kept: another call computes only the images it adds.
     """
-    name = recipe_name or recipe.find_for_dataset("fewshot", shorthands.get("data.dataset"))
-    resolved = recipe.load(name, overrides, shorthands, training=False)
-    check_named(resolved, "fewshot")
-    if resolved.fewshot is None:
+    name = recipe_name or recipes.find_for_dataset("fewshot", shorthands.get("data.dataset"))
+    recipe = recipes.load(name, overrides, shorthands, training=False)
+    check_named(recipe, "fewshot")
+    if recipe.fewshot is None:
         fix = "take fewshot/default, or extend it"
         raise VitError("the recipe has no section [fewshot]", where=f"recipe {name}", fix=fix)
     given = {key for key, value in shorthands.items() if value is not None}
-    _check_choices(resolved, given | {one.partition("=")[0].strip() for one in overrides}, draws_file)
+    _check_choices(recipe, given | {one.partition("=")[0].strip() for one in overrides}, draws_file)
     # Before the processes join, so that a long download is no stalled collective.
-    weights = named_weights(resolved)
-    train, test = _open_splits(resolved)
-    labels_N, draws = _labels_and_draws(train, resolved, draws_file)
-    resolved = _as_drawn(resolved, draws)
+    weights = named_weights(recipe)
+    train, test = _open_splits(recipe)
+    labels_N, draws = _labels_and_draws(train, recipe, draws_file)
+    recipe = _as_drawn(recipe, draws)
     frozen = open_extractor(
         weights,
-        resolved,
+        recipe,
         recipe_name=recipe_name,
         overrides=overrides,
         shorthands=shorthands,
         workers=workers,
         quiet=quiet,
     )
-    notes = _oddities(train, labels_N, draws, resolved)
+    notes = _oddities(train, labels_N, draws, recipe)
     for line in notes:
-        frozen.console.note(f"note: {line}")
+        frozen.progress.note(f"note: {line}")
     if out and not overwrite:
-        earlier = frozen.runtime.on_main(lambda: _finished_result(out, frozen.resolved, draws))
+        earlier = frozen.runtime.on_main(lambda: _finished_result(out, frozen.recipe, draws))
         if earlier:
             frozen.runtime.shutdown()
             return earlier
@@ -87,9 +87,9 @@ def fewshot(
     return _write_run_folder(folder, result, draws, present, found)
 
 
-def _check_choices(resolved: Recipe, given: set[str], draws_file: str | None) -> None:
+def _check_choices(recipe: Recipe, given: set[str], draws_file: str | None) -> None:
     """Refuse keys of the command line that would go unheard."""
-    classifier = resolved.fewshot.classifier
+    classifier = recipe.fewshot.classifier
     classifiers.check_installed(classifier)
     if draws_file and given & {"fewshot.shots", "fewshot.seeds"}:
         raise VitError(
@@ -105,14 +105,14 @@ def _check_choices(resolved: Recipe, given: set[str], draws_file: str | None) ->
         )
 
 
-def _as_drawn(resolved: Recipe, draws: Draws) -> Recipe:
+def _as_drawn(recipe: Recipe, draws: Draws) -> Recipe:
     """The recipe with the shots and seeds that are run, be they from a file."""
     used = {"shots": tuple(next(iter(draws.values()))), "seeds": len(draws)}
-    return resolved.model_copy(update={"fewshot": resolved.fewshot.model_copy(update=used)})
+    return recipe.model_copy(update={"fewshot": recipe.fewshot.model_copy(update=used)})
 
 
-def _open_splits(resolved: Recipe) -> tuple[Split, Split]:
-    wanted = resolved.data
+def _open_splits(recipe: Recipe) -> tuple[Split, Split]:
+    wanted = recipe.data
     train, test = dataset.open_train_and_eval(
         wanted.dataset,
         train_split=wanted.train_split,
@@ -132,8 +132,8 @@ def _open_splits(resolved: Recipe) -> tuple[Split, Split]:
     return train, test
 
 
-def _labels_and_draws(train: Split, resolved: Recipe, draws_file: str | None) -> tuple[np.ndarray, Draws]:
-    labels_N, wanted = train.read_labels(), resolved.fewshot
+def _labels_and_draws(train: Split, recipe: Recipe, draws_file: str | None) -> tuple[np.ndarray, Draws]:
+    labels_N, wanted = train.read_labels(), recipe.fewshot
     names = _class_names(train)
     counts_K = np.bincount(labels_N, minlength=train.num_classes)
     if train.num_classes == 1:
@@ -155,7 +155,7 @@ def _labels_and_draws(train: Split, resolved: Recipe, draws_file: str | None) ->
     )
 
 
-def _oddities(train: Split, labels_N: np.ndarray, draws: Draws, resolved: Recipe) -> list[str]:
+def _oddities(train: Split, labels_N: np.ndarray, draws: Draws, recipe: Recipe) -> list[str]:
     """Classes that give fewer images than they should, and a choice that one image a class does not allow."""
     told, names = [], _class_names(train)
     counts_K = np.bincount(labels_N, minlength=train.num_classes)
@@ -166,7 +166,7 @@ def _oddities(train: Split, labels_N: np.ndarray, draws: Draws, resolved: Recipe
             more = " ..." if len(few) > 5 else ""
             classes = "1 class has" if len(few) == 1 else f"{len(few)} classes have"
             told.append(f"{classes} fewer than {shots} images and give all: {given}{more}")
-    wanted = resolved.fewshot
+    wanted = recipe.fewshot
     if 1 in next(iter(draws.values())) and wanted.classifier == "least-squares" and wanted.l2 == "sweep":
         usual = least_squares.DEFAULT_L2
         told.append(f"with one image a class none can be left out to choose l2 by; it is {usual:g} there")
@@ -199,7 +199,7 @@ def _scores(
     *,
     num_classes: int,
 ) -> dict[int, list[features_draws.DrawScore]]:
-    wanted, console = frozen.resolved.fewshot, frozen.console
+    wanted, progress = frozen.recipe.fewshot, frozen.progress
     rows_T = np.arange(tests.store.num_rows)
     rows_T = rows_T[tests.store.has(rows_T)]
     if not len(rows_T):
@@ -207,23 +207,23 @@ def _scores(
     test_labels_T = np.concatenate(
         [tests.store.read(part)["labels"][:, 0] for part in np.array_split(rows_T, -(-len(rows_T) // 4096))]
     )
-    problem = features_draws.Problem(
+    problem = features_draws.FewshotProblem(
         features_of=lambda rows: known.store.read(rows)["features"],
         labels_N=labels_N,
         tests_TD=StoredFeatures(tests.store, rows_T),
         test_labels_T=test_labels_T,
         num_classes=num_classes,
     )
-    console.begin("fit", sum(map(len, draws.values())))
+    progress.begin("fit", sum(map(len, draws.values())))
     try:
         return features_draws.score_draws(
-            problem, draws, classifier=wanted.classifier, l2=wanted.l2, watch=console.update
+            problem, draws, classifier=wanted.classifier, l2=wanted.l2, watch=progress.update
         )
     except KeyboardInterrupt:
         kept = "; the same command has its features" if known.store.is_kept else ""
         raise Stopped(signal.SIGINT, f"stopped while fitting{kept}") from None
     finally:
-        console.end()
+        progress.end()
 
 
 def _result(
@@ -235,7 +235,7 @@ def _result(
     known: ExtractedFeatures,
     tests: ExtractedFeatures,
 ) -> dict[str, Any]:
-    wanted, skipped = frozen.resolved, [*known.skipped, *tests.skipped]
+    wanted, skipped = frozen.recipe, [*known.skipped, *tests.skipped]
     is_closed_form = wanted.fewshot.classifier == "least-squares"
     shots = {}
     for count, scored in found.items():
@@ -273,10 +273,10 @@ def _result(
 DRAWS, TABLE = "draws.json", "table.txt"
 
 
-def _finished_result(out: Path, resolved: Recipe, draws: Draws) -> dict[str, Any] | None:
+def _finished_result(out: Path, recipe: Recipe, draws: Draws) -> dict[str, Any] | None:
     """The summary of a finished run of this very recipe and these draws in the folder."""
     if (out / run_folder.RECIPE).exists():
-        refuse_other_recipe(out, resolved)
+        refuse_other_recipe(out, recipe)
     summary = run_folder.finished_summary(out)
     if summary is None or not (out / DRAWS).exists():
         return None
@@ -293,10 +293,10 @@ def _open_run_folder(
     opened: list[run_folder.RunFolder] = []
 
     def open_folder() -> None:
-        path = out or run_folder.new_folder("fewshot", frozen.resolved.data.dataset, frozen.arch.name)
+        path = out or run_folder.new_folder("fewshot", frozen.recipe.data.dataset, frozen.arch.name)
         opened.append(run_folder.RunFolder(path, overwrite=overwrite))
         opened[0].rewind_metrics(0)  # an interrupted call has nothing to go on with but its features
-        opened[0].write_start(recipe.to_toml(frozen.resolved), run_folder.environment(list(arguments)))
+        opened[0].write_start(recipes.to_toml(frozen.recipe), run_folder.environment(list(arguments)))
 
     frozen.runtime.on_main(open_folder)
     return opened[0] if opened else None

@@ -241,7 +241,7 @@ def collect_attention(
     on_bad_image: str,
     num_threads: int,
     precision: str,
-    console: Progress,
+    progress: Progress,
 ) -> AttentionPass:
     """Look at every picture of the split, at the first `num_shown` of them closely.
 
@@ -280,7 +280,7 @@ def collect_attention(
     passed = inference.passes(
         model, network, batches, preprocessing, device=device, precision=precision, multiple=multiple
     )
-    for batch, found in inference.report_progress(passed, console, "inspect", total=len(split), at_once=1):
+    for batch, found in inference.report_progress(passed, progress, "inspect", total=len(split), at_once=1):
         skipped += batch.skipped
         count = len(batch.rows_B)
         if not count:

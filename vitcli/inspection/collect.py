@@ -51,13 +51,13 @@ class Inspection:
 
 def inspect_checkpoint(
     weights: Weights,
-    resolved: Recipe,
+    recipe: Recipe,
     split: Split | None,
     preprocessing: Preprocessing,
     *,
     runtime: Runtime,
     num_threads: int,
-    console: Progress,
+    progress: Progress,
 ) -> Inspection:
     """Everything there is to see; without pictures, of the weights alone.
 
@@ -65,8 +65,8 @@ def inspect_checkpoint(
         DataError: a picture cannot be decoded.
         WeightsError: what the network computes is not finite.
     """
-    model, arch = for_inference(weights, resolved, preprocessing, runtime, console, needs_head=False)
-    wanted = resolved.inspect
+    model, arch = for_inference(weights, recipe, preprocessing, runtime, progress, needs_head=False)
+    wanted = recipe.inspect
     how = probe_attention_layout(model, arch) if split else NO_PICTURES
     seen = None
     if split:
@@ -80,11 +80,11 @@ def inspect_checkpoint(
             residual=wanted.residual,
             renormalise=wanted.renormalise,
             device=runtime.device,
-            batch_size=resolved.eval.batch_size,
-            on_bad_image=resolved.data.on_bad_image,
+            batch_size=recipe.eval.batch_size,
+            on_bad_image=recipe.data.on_bad_image,
             num_threads=num_threads,
             precision=runtime.precision,
-            console=console,
+            progress=progress,
         )
     numbers, arrays, left_out = _sorted(
         {
@@ -98,9 +98,9 @@ def inspect_checkpoint(
     )
     result = {
         "command": "inspect",
-        "ckpt": str(resolved.model.ckpt),
+        "ckpt": str(recipe.model.ckpt),
         **_about(weights, model, arch, preprocessing),
-        "dataset": resolved.data.dataset,
+        "dataset": recipe.data.dataset,
         **_pictures(split, seen),
         **numbers,
         "left_out": left_out,

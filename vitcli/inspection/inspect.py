@@ -8,7 +8,7 @@ from glob import glob
 from pathlib import Path
 from typing import Any
 
-from vitcli import recipe
+from vitcli import recipe as recipes
 from vitcli.data import loader
 from vitcli.data.image_files import as_split, find_images
 from vitcli.data.split import Split, random_subset
@@ -40,7 +40,7 @@ class InspectRequest:
         asked: what is named of it on the command line.
     """
 
-    resolved: Recipe
+    recipe: Recipe
     weights: Weights
     preprocessing: Preprocessing
     preprocessing_from: str
@@ -67,35 +67,35 @@ def inspect(
     """
     began_at = time.perf_counter()
     name = recipe_name or _recipe_for(overrides, each_shorthands[0], pictures)
-    resolved = [recipe.load(name, overrides, one, training=False) for one in each_shorthands]
-    _check(resolved, name, pictures, split)
+    recipe = [recipes.load(name, overrides, one, training=False) for one in each_shorthands]
+    _check(recipe, name, pictures, split)
     if out:
-        _check_apart(out, [*pictures, *filter(None, [resolved[0].data.dataset])])
-        FOLDER.check_names(out, len(resolved))
+        _check_apart(out, [*pictures, *filter(None, [recipe[0].data.dataset])])
+        FOLDER.check_names(out, len(recipe))
     questions = [
         _open(one, recipe_name, overrides, shorthands, name=name, pictures=pictures, split=split)
-        for one, shorthands in zip(resolved, each_shorthands, strict=True)
+        for one, shorthands in zip(recipe, each_shorthands, strict=True)
     ]
     first = questions[0]
-    looked_at = open_images(first.resolved, first.weights, pictures, split)
+    looked_at = open_images(first.recipe, first.weights, pictures, split)
     out = out or _new_folder(first, pictures)
-    runtime = start_runtime(inference_precision(first.resolved))
-    console = Progress(quiet=quiet, is_main=runtime.is_main)
+    runtime = start_runtime(inference_precision(first.recipe))
+    progress = Progress(quiet=quiet, is_main=runtime.is_main)
     asked = [question.asked for question in questions]
     with ExitStack() as held:
         runtime.on_main(lambda: FOLDER.claim(held, out, asked, overwrite=overwrite))
         found = []
         for question in questions:
             told = f"{question.preprocessing.summary()}, {question.preprocessing_from}"
-            console.note(f"{question.weights.architecture.name}: {told}")
+            progress.note(f"{question.weights.architecture.name}: {told}")
             seen = inspect_checkpoint(
                 question.weights,
-                question.resolved,
+                question.recipe,
                 looked_at,
                 question.preprocessing,
                 runtime=runtime,
                 num_threads=workers or loader.default_threads(runtime.processes_here),
-                console=console,
+                progress=progress,
             )
             found.append(replace(seen, result=seen.result | {"asked": question.asked}))
         result = runtime.on_main(lambda: write_all(out, found, began_at=began_at))
@@ -104,7 +104,7 @@ def inspect(
 
 
 def _open(
-    resolved: Recipe,
+    recipe: Recipe,
     recipe_name: str | None,
     overrides: Sequence[str],
     shorthands: Mapping[str, Any],
@@ -113,17 +113,17 @@ def _open(
     pictures: Sequence[str],
     split: str,
 ) -> InspectRequest:
-    weights = named_weights(resolved)
+    weights = named_weights(recipe)
     preprocessing, origin = preprocessing_for(
-        weights, resolved, recipe_name=recipe_name, overrides=overrides, shorthands=shorthands
+        weights, recipe, recipe_name=recipe_name, overrides=overrides, shorthands=shorthands
     )
     check_image_size(replace(weights.architecture, image_size=preprocessing.image_size))
     asked = as_asked(name, overrides, shorthands) | ({"--images": list(pictures)} if pictures else {})
-    return InspectRequest(resolved, weights, preprocessing, origin, asked | {"--split": split})
+    return InspectRequest(recipe, weights, preprocessing, origin, asked | {"--split": split})
 
 
 def _new_folder(question: InspectRequest, pictures: Sequence[str]) -> Path:
-    looked_at = question.resolved.data.dataset or ("pictures" if pictures else "weights")
+    looked_at = question.recipe.data.dataset or ("pictures" if pictures else "weights")
     return run_folder.new_folder("inspect", looked_at, question.weights.architecture.name)
 
 
@@ -133,9 +133,9 @@ def _recipe_for(overrides: Sequence[str], shorthands: Mapping[str, Any], picture
     return "inspect/default" if named or pictures else "inspect/demo"
 
 
-def _check(resolved: Sequence[Recipe], name: str, pictures: Sequence[str], split: str) -> None:
+def _check(recipe: Sequence[Recipe], name: str, pictures: Sequence[str], split: str) -> None:
     """Refuse what cannot be asked for, before anything is read."""
-    first = resolved[0]
+    first = recipe[0]
     if first.inspect is None:
         fix = "take inspect/default, or extend it"
         raise VitError("the recipe has no section [inspect]", where=f"recipe {name}", fix=fix)
@@ -174,15 +174,15 @@ def _check_apart(out: Path, places: Sequence[str]) -> None:
             )
 
 
-def open_images(resolved: Recipe, weights: Weights, pictures: Sequence[str], split: str) -> Split | None:
+def open_images(recipe: Recipe, weights: Weights, pictures: Sequence[str], split: str) -> Split | None:
     """The pictures to look at; of a data set so many drawn at random, of the named ones the first so many."""
-    wanted = resolved.inspect
+    wanted = recipe.inspect
     if pictures:
         found = as_split(find_images(pictures, where="--images"))
         return found.part(0, min(wanted.num_images, len(found)), name=found.name)
-    if resolved.data.dataset is None:
+    if recipe.data.dataset is None:
         return None
-    found = split_to_score(resolved, split, weights)
+    found = split_to_score(recipe, split, weights)
     if not len(found):
         raise DataError(f"{found.name} has no pictures", where="--split", fix="name another split")
     drawn = random_subset(found, min(wanted.num_images, len(found)), seed=wanted.seed)

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from vitcli import recipe
+from vitcli import recipe as recipes
 from vitcli.distributed import launch
 from vitcli.errors import MachineError, VitError
 from vitcli.output.atomic import TEMPORARY, lock_folder, write_json, write_text
@@ -220,19 +220,19 @@ def _git_revision() -> str | None:
     return found.stdout.strip() or None if found.returncode == 0 else None
 
 
-def earlier_summary(path: Path, resolved: Recipe) -> dict[str, Any] | None:
+def earlier_summary(path: Path, recipe: Recipe) -> dict[str, Any] | None:
     """The summary of a finished run of this very recipe in the folder; None if none is finished there."""
     summary = finished_summary(path)
     if summary is None or not all((path / name).exists() for name in (RECIPE, WEIGHTS)):
         return None
-    refuse_other_recipe(path, resolved)
+    refuse_other_recipe(path, recipe)
     return summary | {"run_dir": str(path), "weights": str(path / WEIGHTS)}  # it may have been moved
 
 
-def refuse_other_recipe(path: Path, resolved: Recipe) -> None:
+def refuse_other_recipe(path: Path, recipe: Recipe) -> None:
     """Refuse a folder that holds a run of another recipe, naming the keys that differ."""
-    earlier = recipe.load(str(path / RECIPE), training=False)
-    differing = recipe.differences(_with_whole_paths(earlier), _with_whole_paths(resolved))
+    earlier = recipes.load(str(path / RECIPE), training=False)
+    differing = recipes.differences(_with_whole_paths(earlier), _with_whole_paths(recipe))
     if differing:
         raise VitError(
             f"the folder holds a run of another recipe: {'; '.join(differing[:4])}",
@@ -241,12 +241,12 @@ def refuse_other_recipe(path: Path, resolved: Recipe) -> None:
         )
 
 
-def _with_whole_paths(resolved: Recipe) -> Recipe:
+def _with_whole_paths(recipe: Recipe) -> Recipe:
     """However a path was typed, it names the same data and weights."""
 
     def whole(name: str | None) -> str | None:
         return str(Path(name).resolve()) if name and Path(name).exists() else name
 
-    data_section = resolved.data.model_copy(update={"dataset": whole(resolved.data.dataset)})
-    model_section = resolved.model.model_copy(update={"ckpt": whole(resolved.model.ckpt)})
-    return resolved.model_copy(update={"data": data_section, "model": model_section})
+    data_section = recipe.data.model_copy(update={"dataset": whole(recipe.data.dataset)})
+    model_section = recipe.model.model_copy(update={"ckpt": whole(recipe.model.ckpt)})
+    return recipe.model_copy(update={"data": data_section, "model": model_section})

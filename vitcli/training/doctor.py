@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from vitcli import recipe
+from vitcli import recipe as recipes
 from vitcli.distributed.runtime import resolve_precision
 from vitcli.errors import CheckFailed, VitError
 from vitcli.output import run_folder
@@ -78,20 +78,20 @@ def prove_resume(
         CheckFailed: the results differ; both run folders are kept and named.
         VitError: the recipe's own mistakes, or a run that ends by itself with an error.
     """
-    resolved = recipe.load(recipe_name, overrides, shorthands)
-    steps = resolved.schedule.steps
+    recipe = recipes.load(recipe_name, overrides, shorthands)
+    steps = recipe.schedule.steps
     if steps is None or steps < 2:
         raise VitError(
             "a proof needs a run of a few steps", where="--steps", fix="--steps 30, or more for slower kills"
         )
-    command = "finetune" if resolved.model.ckpt else "pretrain"
-    console, folder = Progress(quiet=quiet), Path(tempfile.mkdtemp(prefix="vit-doctor-"))
-    (folder / "proof.toml").write_text(recipe.to_toml(resolved))
+    command = "finetune" if recipe.model.ckpt else "pretrain"
+    progress, folder = Progress(quiet=quiet), Path(tempfile.mkdtemp(prefix="vit-doctor-"))
+    (folder / "proof.toml").write_text(recipes.to_toml(recipe))
     words = [command, "--recipe", str(folder / "proof.toml"), *options]
     words += ["--set", "train.log_every=1", "--set", f"train.save_every={max(1, steps // 10)}", "--quiet"]
-    console.note(f"unbroken run of {steps} steps")
+    progress.note(f"unbroken run of {steps} steps")
     _to_the_end(words, folder / "unbroken")
-    killed_at = _with_kills(words, folder / "killed", steps=steps, kills=kills, console=console)
+    killed_at = _with_kills(words, folder / "killed", steps=steps, kills=kills, progress=progress)
     hashes = {name: [_sha256(folder / run / name) for run in ("unbroken", "killed")] for name in RESULTS}
     differing = [name for name, (one, other) in hashes.items() if one != other]
     if differing:
@@ -126,7 +126,7 @@ def proof_as_text(result: dict[str, Any]) -> str:
     )
 
 
-def _with_kills(words: list[str], out: Path, *, steps: int, kills: int, console: Progress) -> list[int]:
+def _with_kills(words: list[str], out: Path, *, steps: int, kills: int, progress: Progress) -> list[int]:
     """Run to the end in spite of so many kills; the steps that had been logged at each."""
     draws, killed_at = random.Random(0), []
     for number in range(kills):
@@ -148,7 +148,7 @@ def _with_kills(words: list[str], out: Path, *, steps: int, kills: int, console:
                 fix="give it more --steps, or fewer --kills",
             )
         killed_at.append(_logged(out))
-        console.note(f"killed after step {killed_at[-1]}")
+        progress.note(f"killed after step {killed_at[-1]}")
     _to_the_end(words, out)
     return killed_at
 

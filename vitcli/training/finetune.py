@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from vitcli import recipe
+from vitcli import recipe as recipes
 from vitcli.data.split import Split
 from vitcli.errors import VitError
 from vitcli.models.build import build
@@ -16,13 +16,13 @@ from vitcli.weights.load import load
 FRESH = "random"  # --ckpt random: the same protocol from untrained weights, to compare with
 
 
-def finetune(resolved: Recipe, options: RunOptions) -> dict[str, Any]:
+def finetune(recipe: Recipe, options: RunOptions) -> dict[str, Any]:
     """Head replaced by zeros, position embedding resampled to the new grid, then trained by the recipe."""
-    for _, one in recipe.trials(resolved):
+    for _, one in recipes.trials(recipe):
         _check(one)
 
-    def make_model(resolved: Recipe, split: Split) -> InitialModel:
-        wanted, image_size = resolved.model, resolved.data.image_hw
+    def make_model(recipe: Recipe, split: Split) -> InitialModel:
+        wanted, image_size = recipe.model, recipe.data.image_hw
         if wanted.ckpt == FRESH:
             num_classes = split.num_classes
             arch = fresh_architecture(
@@ -43,12 +43,12 @@ def finetune(resolved: Recipe, options: RunOptions) -> dict[str, Any]:
         notes = [f"{wanted.ckpt}: {weights.format}, {weights.numerics}", *report.lines()]
         return InitialModel(model, arch, wanted.ckpt, notes)
 
-    return run("finetune", resolved, options, make_model)
+    return run("finetune", recipe, options, make_model)
 
 
-def _check(resolved: Recipe) -> None:
+def _check(recipe: Recipe) -> None:
     """Refuse what fine-tuning cannot honour."""
-    wanted = resolved.model
+    wanted = recipe.model
     if wanted.ckpt is None:
         raise VitError(
             "no checkpoint is named to fine-tune",
@@ -61,7 +61,7 @@ def _check(resolved: Recipe) -> None:
             where="--ckpt random",
             fix="add --model, such as --model ViT-B/16",
         )
-    if wanted.pre_logits or resolved.objective.head_bias:
+    if wanted.pre_logits or recipe.objective.head_bias:
         raise VitError(
             "fine-tuning puts one layer of zeros in the place of the head (paper, section 3.2)",
             where="recipe keys model.pre_logits and objective.head_bias",

@@ -28,7 +28,7 @@ SMALLEST_SCALE = 2.0**-10  # of an fp16 loss; below it the gradients overflow by
 
 
 @dataclass
-class RunProgress:
+class RunCounters:
     """What a run has come to; a checkpoint keeps it.
 
     Attributes:
@@ -86,8 +86,8 @@ def train(
     watch: Callable[[int], Iterable[tuple[dict[str, Any], str]]],
     saver: Saver,
     folder: RunFolder | None,
-    console: Progress,
-    progress: RunProgress,
+    progress: Progress,
+    counters: RunCounters,
 ) -> None:
     """Train from `progress.step` to the end of the plan.
 
@@ -111,9 +111,9 @@ def train(
     """
     model.train()
     parts = plan.accumulation_steps
-    meter = Meter(plan, runtime, console, progress)
+    meter = Meter(plan, runtime, progress, counters)
     with StopRequest() as stop:
-        for step in range(progress.step, plan.total_steps):
+        for step in range(counters.step, plan.total_steps):
             lr = lr_at(step)
             for group in optimizer.param_groups:
                 group["lr"] = lr
@@ -121,7 +121,7 @@ def train(
             for part in range(parts):
                 with meter.waiting_for_data(), runtime.local_errors():
                     batch = next(batches)
-                progress.skipped.update(batch.skipped)
+                counters.skipped.update(batch.skipped)
                 seed_model_draws(seed, step=step, part=runtime.rank * parts + part)
                 images_BCHW = batch.images_BCHW.to(runtime.device, non_blocking=True)
                 labels = batch.labels_B.to(runtime.device, non_blocking=True)
@@ -143,35 +143,35 @@ def train(
             runtime.scaler.step(optimizer)
             runtime.scaler.update()
             optimizer.zero_grad()
-            progress.step = step + 1
+            counters.step = step + 1
             if average:
-                average.update(unwrap(model), num_updates=progress.step)
+                average.update(unwrap(model), num_updates=counters.step)
 
-            is_end = progress.step == plan.total_steps
+            is_end = counters.step == plan.total_steps
             rates = meter.step_done(loss=loss, lr=lr)
-            if folder and (is_end or progress.step == 1 or progress.step % log_every == 0):
+            if folder and (is_end or counters.step == 1 or counters.step % log_every == 0):
                 norm = grad_norm if math.isfinite(grad_norm) else None  # JSON knows no infinity
-                folder.log({"step": progress.step, "loss": loss, "lr": lr, "grad_norm": norm})
-                folder.log_timing({"step": progress.step, **rates})
-            for record, line in () if is_end else watch(progress.step):
+                folder.log({"step": counters.step, "loss": loss, "lr": lr, "grad_norm": norm})
+                folder.log_timing({"step": counters.step, **rates})
+            for record, line in () if is_end else watch(counters.step):
                 if folder:
-                    folder.log({"step": progress.step, **record})
-                console.note(f"step {progress.step}: {line}")
+                    folder.log({"step": counters.step, **record})
+                progress.note(f"step {counters.step}: {line}")
                 _, stop_signal, _ = _agree(runtime, part_losses, stop.signal, False)  # asked for meanwhile
-            is_due |= save_every > 0 and progress.step % save_every == 0
+            is_due |= save_every > 0 and counters.step % save_every == 0
             if is_end or stop_signal or is_due:
                 saver.save(wait=is_end or stop_signal > 0)
             meter.next_step()
             if stop_signal:
-                raise Stopped(stop_signal, f"stopped after step {progress.step}")
-    console.end()
+                raise Stopped(stop_signal, f"stopped after step {counters.step}")
+    progress.end()
 
 
 class Meter:
     """Speed, waiting and what the progress line says; nothing a result depends on."""
 
-    def __init__(self, plan: Plan, runtime: Runtime, console: Progress, progress: RunProgress):
-        self.plan, self.runtime, self.console, self.progress = plan, runtime, console, progress
+    def __init__(self, plan: Plan, runtime: Runtime, progress: Progress, counters: RunCounters):
+        self.plan, self.runtime, self.progress, self.counters = plan, runtime, progress, counters
         self._waited_s = self._waited_before_s = 0.0
         self._measured_s = 0.0
         self._num_steps = 0
@@ -180,8 +180,8 @@ class Meter:
     def next_step(self) -> None:
         """What came after the last step, an evaluation or a save, is not part of the next one's time."""
         self._step_began_at = time.perf_counter()
-        if self.console.title != "train":
-            self.console.begin("train", self.plan.total_steps, self.progress.step)
+        if self.progress.title != "train":
+            self.progress.begin("train", self.plan.total_steps, self.counters.step)
 
     def waiting_for_data(self):
         return _Stopwatch(self)
@@ -189,14 +189,14 @@ class Meter:
     def step_done(self, *, loss: float, lr: float) -> dict[str, float]:
         now = time.perf_counter()
         step_s = now - self._step_began_at
-        self.progress.elapsed_s += step_s
+        self.counters.elapsed_s += step_s
         self._measured_s += step_s
         self._num_steps += 1
         waited_s, self._waited_before_s = self._waited_s - self._waited_before_s, self._waited_s
         images_per_s = self._num_steps * self.plan.batch_size / self._measured_s
         waited_share = self._waited_s / self._measured_s
-        self.console.update(
-            self.progress.step,
+        self.progress.update(
+            self.counters.step,
             f"loss {loss:.4f}  lr {lr:.2e}  {images_per_s:.0f} img/s  data wait {waited_share:.0%}",
         )
         return {

@@ -87,9 +87,9 @@ class TrainingTask:
     kept: Callable[[dict[str, Tensor]], dict[str, Tensor]]
 
 
-def training_task(resolved: Recipe) -> TrainingTask:
+def training_task(recipe: Recipe) -> TrainingTask:
     """The task that a recipe's `objective.loss` names."""
-    wanted = resolved.objective
+    wanted = recipe.objective
     if wanted.loss == "masked_patch":
         return TrainingTask(
             objective=lambda model, images_BCHW, labels: masked_patch.loss(model(images_BCHW)),

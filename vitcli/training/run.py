@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from vitcli import recipe
+from vitcli import recipe as recipes
 from vitcli.data import loader
 from vitcli.data.dataset import DataSet
 from vitcli.distributed.runtime import peak_memory_gib
@@ -27,7 +27,7 @@ from vitcli.output.run_folder import RunFolder, earlier_summary, refuse_other_re
 from vitcli.recipe import Recipe
 from vitcli.training import checkpoint, figures, tracking
 from vitcli.training.checkpoint import Saver
-from vitcli.training.loop import RunProgress, train
+from vitcli.training.loop import RunCounters, train
 from vitcli.training.objective import TrainingTask, training_task
 from vitcli.training.schedule import lr_at_step
 from vitcli.training.setup import MakeModel, RunOptions, TrainingJob, describe, set_up
@@ -41,7 +41,7 @@ CHECKED_IMAGES = 200_000  # looked at before the first step, some ten seconds' w
 
 def run(
     command: str,
-    resolved: Recipe,
+    recipe: Recipe,
     options: RunOptions,
     make_model: MakeModel,
     *,
@@ -49,12 +49,12 @@ def run(
 ) -> dict[str, Any]:
     """Train by a recipe and score the held-out split; the run's summary, or its plan with --dry-run."""
     if options.out and not options.overwrite and not options.dry_run:
-        earlier = earlier_summary(options.out, resolved)
+        earlier = earlier_summary(options.out, recipe)
         if earlier:
             return earlier
     if options.measure and not options.dry_run:
         raise VitError("--measure belongs to --dry-run", where="--measure", fix="--dry-run --measure")
-    job = set_up(command, resolved, options, make_model, open_data=open_data)
+    job = set_up(command, recipe, options, make_model, open_data=open_data)
     if options.dry_run:
         result = describe(job) | (TrainingRun(job).measure() if options.measure else {})
     else:
@@ -87,16 +87,16 @@ class TrainingRun:
         try:
             self.state = TrainingState(self.job)
             self.state.resume(self.path, self.folder)
-            if self.state.progress.step == 0:
+            if self.state.counters.step == 0:
                 self._check_images()
             task = training_task(self.recipe)
             watch = self._watch(task)
             self._train(task, watch, saver)
             scores, skipped = watch.evaluate()
             probed = watch.probe(self.job.plan.total_steps) if self.recipe.eval.probe else None
-            skipped = self.runtime.union(self.state.progress.skipped | set(skipped))
+            skipped = self.runtime.union(self.state.counters.skipped | set(skipped))
             summary = summarise(
-                self.job, self.path, scores, self.state.progress, skipped=skipped, probed=probed
+                self.job, self.path, scores, self.state.counters, skipped=skipped, probed=probed
             )
             weights = self.state.final_weights()
             if self.folder:
@@ -117,7 +117,7 @@ class TrainingRun:
             raise
         finally:
             saver.close()
-            self.job.console.end()
+            self.job.progress.end()
             if self.folder:
                 self.folder.close()
         return summary
@@ -133,8 +133,8 @@ class TrainingRun:
             task = training_task(self.recipe)
             self._train(task, self._watch(task), saver)
         finally:
-            self.job.console.end()
-        images_per_s = steps * self.job.plan.batch_size / self.state.progress.elapsed_s
+            self.job.progress.end()
+        images_per_s = steps * self.job.plan.batch_size / self.state.counters.elapsed_s
         return {
             "measured_images_per_s": images_per_s,
             "measured_hours": images_seen / images_per_s / 3600,
@@ -150,12 +150,12 @@ class TrainingRun:
         if (path / run_folder.RECIPE).exists():
             refuse_other_recipe(path, self.recipe)
         checkpoint.clean(path)
-        self.folder.write_start(recipe.to_toml(self.recipe), run_folder.environment(options.arguments))
+        self.folder.write_start(recipes.to_toml(self.recipe), run_folder.environment(options.arguments))
         self.folder.write_json("plan.json", asdict(self.job.plan))
-        self.job.console.note(f"run folder {path}")
+        self.job.progress.note(f"run folder {path}")
         if options.track:
             self.folder.also_log = tracking.start_tracker(
-                self.runtime, options.track, path, recipe.flat(self.recipe)
+                self.runtime, options.track, path, recipes.flat(self.recipe)
             )
         return path
 
@@ -194,7 +194,7 @@ class TrainingRun:
                 count = f"{len(errors)} of the {len(split)} images of {split.name} cannot be read, such as: "
                 raise DataError(count + errors[0].message, where=errors[0].where, fix=errors[0].fix)
             if errors:
-                self.job.console.note(f"{len(errors)} images of {split.name} are undecodable and left out")
+                self.job.progress.note(f"{len(errors)} images of {split.name} are undecodable and left out")
 
     def _watch(self, task: TrainingTask) -> PeriodicEvaluation:
         return PeriodicEvaluation(self.job, self.state, task, path=self.path, num_threads=self.num_threads)
@@ -204,7 +204,7 @@ class TrainingRun:
         batches = loader.train_batches(
             self.job.train_split,
             train_transform_of(wanted),
-            start_step=self.state.progress.step,
+            start_step=self.state.counters.step,
             total_steps=plan.total_steps,
             batch_size=plan.batch_size,
             per_device_batch=plan.per_device_batch,
@@ -242,8 +242,8 @@ class TrainingRun:
             watch=watch.after,
             saver=saver,
             folder=self.folder,
-            console=self.job.console,
-            progress=self.state.progress,
+            progress=self.job.progress,
+            counters=self.state.counters,
         )
 
 
@@ -251,7 +251,7 @@ def summarise(
     job: TrainingJob,
     path: Path,
     scores: Metrics | PatchMetrics,
-    progress: RunProgress,
+    counters: RunCounters,
     *,
     skipped: set[str],
     probed: dict[str, Any] | None,
@@ -282,8 +282,8 @@ def summarise(
         "preprocessing": preprocessing_of(wanted).summary(),
         "num_skipped_images": len(skipped),
         "skipped_images": sorted(skipped)[:100],
-        "images_per_s": images / progress.elapsed_s if progress.elapsed_s else None,
-        "elapsed_s": progress.elapsed_s,
+        "images_per_s": images / counters.elapsed_s if counters.elapsed_s else None,
+        "elapsed_s": counters.elapsed_s,
         "exaflops": job.plan.exaflops,
         "peak_memory_gib": peak_memory_gib(),
         "precision": job.runtime.precision,

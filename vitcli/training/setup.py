@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from vitcli import recipe
+from vitcli import recipe as recipes
 from vitcli.data import dataset, sampler
 from vitcli.data.split import Split
 from vitcli.distributed.runtime import Runtime, fix_threads, peak_memory_gib
@@ -80,7 +80,7 @@ class InitialModel:
     notes: list[str]
 
 
-def check_shard(resolved: Recipe, options: RunOptions) -> None:
+def check_shard(recipe: Recipe, options: RunOptions) -> None:
     """Refuse what a sharded model cannot do."""
     refused = [
         (options.exact, "--exact", "torch adds its gradients up slice by slice", "leave one of the two out"),
@@ -91,7 +91,7 @@ def check_shard(resolved: Recipe, options: RunOptions) -> None:
             "name a number of images",
         ),
         (
-            resolved.precision.compute == "fp16",
+            recipe.precision.compute == "fp16",
             "--precision fp16",
             "the scaler of fp16 losses knows no slices",
             "take bf16 or fp32",
@@ -149,13 +149,13 @@ def fresh_architecture(
 
 
 def plan_of(
-    resolved: Recipe, options: RunOptions, runtime: Runtime, start: InitialModel, train_split: Split
+    recipe: Recipe, options: RunOptions, runtime: Runtime, start: InitialModel, train_split: Split
 ) -> Plan:
     """All derived numbers of the run on this machine."""
-    batch_size = resolved.train.batch_size
+    batch_size = recipe.train.batch_size
     cap = LARGEST_PART.get(runtime.device.type, LARGEST_PART_ON_GPU)
     if options.per_device_batch == AUTO:
-        per_device_batch = _fitting(resolved, options, runtime, start)
+        per_device_batch = _fitting(recipe, options, runtime, start)
     elif options.per_device_batch:
         per_device_batch = options.per_device_batch
     elif options.exact:
@@ -163,9 +163,9 @@ def plan_of(
     else:
         per_device_batch = choose_per_device_batch(batch_size, world_size=runtime.world_size, cap=cap)
     found = plan(
-        steps=resolved.schedule.steps,
-        epochs=resolved.schedule.epochs,
-        warmup=resolved.schedule.warmup,
+        steps=recipe.schedule.steps,
+        epochs=recipe.schedule.epochs,
+        warmup=recipe.schedule.warmup,
         batch_size=batch_size,
         per_device_batch=per_device_batch,
         world_size=runtime.world_size,
@@ -177,23 +177,23 @@ def plan_of(
     return found
 
 
-def _fitting(resolved: Recipe, options: RunOptions, runtime: Runtime, start: InitialModel) -> int:
+def _fitting(recipe: Recipe, options: RunOptions, runtime: Runtime, start: InitialModel) -> int:
     """The largest part that fits; that of the run which is gone on with, for it decides about dropout."""
     earlier = options.out and runtime.on_main(lambda: run_folder.read_plan(options.out))
-    share, left_over = divmod(resolved.train.batch_size, runtime.world_size)
+    share, left_over = divmod(recipe.train.batch_size, runtime.world_size)
     sizes = [size for size in range(1, share + 1) if not left_over and share % size == 0]
     if earlier and earlier["per_device_batch"] in sizes and not options.overwrite:
         return earlier["per_device_batch"]
     if not sizes:  # said with advice
-        return choose_per_device_batch(resolved.train.batch_size, world_size=runtime.world_size, cap=1)
+        return choose_per_device_batch(recipe.train.batch_size, world_size=runtime.world_size, cap=1)
     low = runtime.precision != "fp32"
     kept, params = flops.activation_bytes(start.arch, low_precision=low), flops.num_params(start.arch)
     # Of Adam two, of SGD one; the average; and what the parts before have left.
-    wanted = resolved.optimizer
+    wanted = recipe.optimizer
     held = params * 4 * ((2 if wanted.name == "adam" else 1) + bool(wanted.average) + 1)
     return find_max_batch_size(
         start.model,
-        training_task(resolved).objective,
+        training_task(recipe).objective,
         sizes,
         image_size=start.arch.image_size,
         runtime=runtime,
@@ -207,7 +207,7 @@ def declared(dataset: str, *, num_examples: int | None) -> tuple[Split, Split] |
 
     For plans alone: they have no rows. None where the data lie here, or no size is given.
     """
-    alias = recipe.dataset_aliases().get(dataset)
+    alias = recipes.dataset_aliases().get(dataset)
     if not alias or "train_examples" not in alias or Path(os.environ.get("VIT_DATA", "."), dataset).exists():
         return None
 
@@ -244,7 +244,7 @@ class TrainingJob:
     recipe: Recipe
     options: RunOptions
     runtime: Runtime
-    console: Progress
+    progress: Progress
     train_split: Split
     eval_split: Split
     probe: tuple[Split, Split] | None
@@ -255,7 +255,7 @@ class TrainingJob:
 
 def set_up(
     command: str,
-    resolved: Recipe,
+    recipe: Recipe,
     options: RunOptions,
     make_model: MakeModel,
     *,
@@ -268,62 +268,62 @@ def set_up(
         make_model: from the recipe and the training split to a network.
         open_data: makes the data set, with the arguments of `data.DataSet`.
     """
-    assert not resolved.choices and resolved.train.runs == 1, "a selection is several jobs"
-    check_shard(resolved, options)
+    assert not recipe.choices and recipe.train.runs == 1, "a selection is several jobs"
+    check_shard(recipe, options)
     if options.track:
         tracking.check_tracker(options.track)
     # Before the processes join, so that a long download is no stalled collective; `datasets` locks its cache.
     plan_only = options.dry_run and not options.measure
-    train_split, eval_split = _open_data(resolved, open_data, plan_only=plan_only)
-    probe = None if plan_only else _open_probe(resolved)
-    _check_labels_of(train_split, resolved)
-    runtime = start_runtime(resolved.precision.compute)
-    console = Progress(quiet=options.quiet, is_main=runtime.is_main)
+    train_split, eval_split = _open_data(recipe, open_data, plan_only=plan_only)
+    probe = None if plan_only else _open_probe(recipe)
+    _check_labels_of(train_split, recipe)
+    runtime = start_runtime(recipe.precision.compute)
+    progress = Progress(quiet=options.quiet, is_main=runtime.is_main)
     if options.exact:
         fix_threads(runtime.device)
-    torch.manual_seed(sampler.derive_seed(resolved.train.seed, "init"))
+    torch.manual_seed(sampler.derive_seed(recipe.train.seed, "init"))
     # A plan of fresh weights needs no numbers: ViT-H/14 has 632 million.
     without_numbers = plan_only and command == "pretrain" and options.per_device_batch != AUTO
     with torch.device("meta") if without_numbers else nullcontext():
-        start = make_model(resolved, train_split)
+        start = make_model(recipe, train_split)
     check_network(start.model, options, runtime)
-    _introduce(console, resolved, start, train_split, eval_split)
+    _introduce(progress, recipe, start, train_split, eval_split)
     return TrainingJob(
         command=command,
-        recipe=resolved,
+        recipe=recipe,
         options=options,
         runtime=runtime,
-        console=console,
+        progress=progress,
         train_split=train_split,
         eval_split=eval_split,
         probe=probe,
         start=start,
-        plan=plan_of(resolved, options, runtime, start, train_split),
-        lr=resolved.optimizer.lr,
+        plan=plan_of(recipe, options, runtime, start, train_split),
+        lr=recipe.optimizer.lr,
     )
 
 
 def _introduce(
-    console: Progress, resolved: Recipe, start: InitialModel, train_split: Split, eval_split: Split
+    progress: Progress, recipe: Recipe, start: InitialModel, train_split: Split, eval_split: Split
 ) -> None:
     """What is trained on what, and what is odd about it, for a person."""
-    console.note(f"{start.arch.name} at {size_text(resolved.data.image_size)} px on {train_split.name}:")
+    progress.note(f"{start.arch.name} at {size_text(recipe.data.image_size)} px on {train_split.name}:")
     # A plan of a declared data set knows no number of held-out images.
     scored = f", scored on {len(eval_split)} of {eval_split.name}" if len(eval_split) else ""
-    console.note(f"{len(train_split)} images of {train_split.num_classes} classes{scored}")
+    progress.note(f"{len(train_split)} images of {train_split.num_classes} classes{scored}")
     for line in _oddities(train_split):
-        console.note(line)
-    if eval_split.dev_cut and resolved.data.eval_split not in (dataset.DEV_PART, dataset.DEV_PART_OF_ALL):
-        console.note(
+        progress.note(line)
+    if eval_split.dev_cut and recipe.data.eval_split not in (dataset.DEV_PART, dataset.DEV_PART_OF_ALL):
+        progress.note(
             "there is no other split to score: these were cut from the training images (data.dev_fraction)"
         )
     for line in start.notes:
-        console.note(line)
+        progress.note(line)
 
 
-def _check_labels_of(train_split: Split, resolved: Recipe) -> None:
+def _check_labels_of(train_split: Split, recipe: Recipe) -> None:
     """Several labels an image are several answers of yes, which the softmax cannot give."""
-    if resolved.objective.loss != "softmax" or not len(train_split) or not train_split.has_several_labels:
+    if recipe.objective.loss != "softmax" or not len(train_split) or not train_split.has_several_labels:
         return
     raise VitError(
         f"the images of {train_split.name} have several labels each, and the softmax gives one answer",
@@ -359,14 +359,14 @@ def describe(job: TrainingJob) -> dict[str, Any]:
         **asdict(job.plan),
         "precision": job.runtime.precision,
         "estimated_peak_memory_gib": _estimated_memory_gib(job),
-        "recipe": recipe.to_toml(job.recipe),
+        "recipe": recipes.to_toml(job.recipe),
     }
 
 
 def _open_data(
-    resolved: Recipe, open_data: Callable[..., dataset.DataSet], *, plan_only: bool
+    recipe: Recipe, open_data: Callable[..., dataset.DataSet], *, plan_only: bool
 ) -> tuple[Split, Split]:
-    wanted = resolved.data
+    wanted = recipe.data
     if wanted.dataset is None:
         raise VitError(
             "no data set is named",
@@ -382,19 +382,19 @@ def _open_data(
         num_examples=wanted.num_examples,
         image_column=wanted.image_column,
         label_column=wanted.label_column,
-        seed=resolved.train.seed,
+        seed=recipe.train.seed,
         num_classes=wanted.num_classes,
         streaming=wanted.streaming,
         kind=open_data,
     )
 
 
-def _open_probe(resolved: Recipe) -> tuple[Split, Split] | None:
+def _open_probe(recipe: Recipe) -> tuple[Split, Split] | None:
     """The data of the few-shot probe, by its usual splits."""
-    if resolved.eval.probe is None:
+    if recipe.eval.probe is None:
         return None
     return dataset.open_train_and_eval(
-        resolved.eval.probe,
+        recipe.eval.probe,
         train_split="auto",
         eval_split="auto",
         dev_fraction=0.1,

@@ -16,7 +16,7 @@ from vitcli.errors import VitError
 from vitcli.output import run_folder
 from vitcli.training import checkpoint, optim
 from vitcli.training.gradients import DdpSum, PairwiseSum, ShardedSum
-from vitcli.training.loop import RunProgress
+from vitcli.training.loop import RunCounters
 from vitcli.training.setup import TrainingJob
 
 Copied = tuple[int, checkpoint.Tensors, dict[str, Any]]  # step, tensors, and the rest as JSON
@@ -36,7 +36,7 @@ class TrainingState:
     def __init__(self, job: TrainingJob):
         self.job = job
         self.recipe, self.runtime = job.recipe, job.runtime
-        self.progress = RunProgress()
+        self.counters = RunCounters()
         self.model = job.start.model
         if self.recipe.model.grad_checkpointing:
             self.model.set_grad_checkpointing(True)
@@ -73,7 +73,7 @@ class TrainingState:
         """Go on from the run folder's newest intact checkpoint, if there is one; metrics go back to it."""
         step, notes = self.runtime.on_main(lambda: checkpoint.find_newest(path))
         for note in notes:
-            self.job.console.note(f"{note}, using the one before it")
+            self.job.progress.note(f"{note}, using the one before it")
         found = None
         if step is not None:
             place = checkpoint.place_in(self.model)
@@ -86,8 +86,8 @@ class TrainingState:
             if self.average:
                 self.average.restore(fsdp.all_sliced_like(found.average, own))
             self.runtime.scaler.load_state_dict(found.state["scaler"])
-            self.progress = RunProgress(found.step, found.state["elapsed_s"], set(found.state["skipped"]))
-            self.job.console.note(f"going on from step {found.step}")
+            self.counters = RunCounters(found.step, found.state["elapsed_s"], set(found.state["skipped"]))
+            self.job.progress.note(f"going on from step {found.step}")
         if folder:
             folder.rewind_metrics(found.state["metrics_bytes"] if found else 0)
 
@@ -120,7 +120,7 @@ class TrainingState:
             f"{key} {before.get(key)} -> {now[key]}" for key in decisive if before.get(key) != now[key]
         ]
         if changed:
-            self.job.console.note(f"no longer bit-exact with the start of the run: {', '.join(changed)}")
+            self.job.progress.note(f"no longer bit-exact with the start of the run: {', '.join(changed)}")
 
     def _fingerprint(self) -> dict[str, Any]:
         """What besides the recipe decides about the bits of a run."""
@@ -144,8 +144,8 @@ class TrainingState:
         state = {
             "fingerprint": self._fingerprint(),
             "metrics_bytes": folder.metrics_bytes() if folder else None,
-            "elapsed_s": self.progress.elapsed_s,
-            "skipped": sorted(self.runtime.union(self.progress.skipped)),
+            "elapsed_s": self.counters.elapsed_s,
+            "skipped": sorted(self.runtime.union(self.counters.skipped)),
             "scaler": self.runtime.scaler.state_dict(),
         }
         if self.group is None and not self.runtime.is_main:
@@ -154,8 +154,8 @@ class TrainingState:
         tensors = checkpoint.copied(self.model, self.optimizer, average)
         if self.group is not None:  # each process knows its own slices only, and all must agree to write
             ruined = self.runtime.union(set(checkpoint.find_non_finite(tensors)))
-            checkpoint.check_finite(sorted(ruined), self.progress.step)
-        return self.progress.step, tensors, state
+            checkpoint.check_finite(sorted(ruined), self.counters.step)
+        return self.counters.step, tensors, state
 
     def write(self, path: Path, copied: Copied) -> None:
         """Make a checkpoint of such copies."""

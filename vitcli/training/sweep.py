@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from vitcli import recipe
+from vitcli import recipe as recipes
 from vitcli.data.dataset import DEV_PART, DEV_PART_OF_ALL, DataSet
 from vitcli.data.image_cache import MemoryBudget, cached
 from vitcli.data.split import Split
@@ -38,33 +38,33 @@ from vitcli.weights.io import read_weights
 ARMS, RUNS = "arms", "runs"
 
 
-def run(command: str, resolved: Recipe, options: RunOptions, make_model: MakeModel) -> dict[str, Any]:
+def run(command: str, recipe: Recipe, options: RunOptions, make_model: MakeModel) -> dict[str, Any]:
     """One run of a recipe, or all that it asks for; the summary, or the plan with --dry-run.
 
     Args:
         make_model: from the recipe of one run and its training split to a network.
     """
-    if not resolved.choices and resolved.train.runs == 1:
+    if not recipe.choices and recipe.train.runs == 1:
         if options.arms_parallel:
             fix = "list values, such as --lr 0.003,0.01, or set train.runs; or leave it out"
             raise VitError("there is one run and nothing beside it", where="--arms-parallel", fix=fix)
-        return training_run.run(command, resolved, options, make_model)
+        return training_run.run(command, recipe, options, make_model)
     if options.out and not options.overwrite and not options.dry_run:
-        earlier = earlier_summary(options.out, resolved)
+        earlier = earlier_summary(options.out, recipe)
         if earlier:
             return earlier
     with shared_process_group():
-        selection = Sweep(command, resolved, options, make_model)
+        selection = Sweep(command, recipe, options, make_model)
         return selection.plan() if options.dry_run else selection.run()
 
 
 class Sweep:
     """All runs of one recipe, one after the other, with what they share."""
 
-    def __init__(self, command: str, resolved: Recipe, options: RunOptions, make_model: MakeModel):
-        self.command, self.recipe, self.options = command, resolved, options
-        self.runtime = start_runtime(resolved.precision.compute)
-        self.console = Progress(quiet=options.quiet, is_main=self.runtime.is_main)
+    def __init__(self, command: str, recipe: Recipe, options: RunOptions, make_model: MakeModel):
+        self.command, self.recipe, self.options = command, recipe, options
+        self.runtime = start_runtime(recipe.precision.compute)
+        self.progress = Progress(quiet=options.quiet, is_main=self.runtime.is_main)
         self.data = SharedDatasets(self.runtime.processes_here)
         network = make_model if options.shard else SharedNetwork(make_model)  # slices are of one run
         self._session = partial(training_run.run, command, make_model=network, open_data=self.data)
@@ -78,7 +78,7 @@ class Sweep:
         arms = [self._session(one, plain) for one in self._arm_recipes()]
         num_runs = self.recipe.train.runs
         told = sweep_results.plan_of_all(final, arms, num_runs)
-        return told | {"recipe": recipe.to_toml(self.recipe)}
+        return told | {"recipe": recipes.to_toml(self.recipe)}
 
     def run(self) -> dict[str, Any]:
         """Leave a finished folder with all runs below it; the summary of all."""
@@ -97,7 +97,7 @@ class Sweep:
             if self.folder:
                 write_all(self.folder, self.recipe, summary, finals[0])
                 if count := self.data.memory.num_decoded:
-                    self.console.note(f"{count} images were decoded once for all runs")
+                    self.progress.note(f"{count} images were decoded once for all runs")
         except Stopped as stopped:  # what goes on is the whole selection
             stopped.out = self.path
             raise
@@ -114,8 +114,8 @@ class Sweep:
         if (path / run_folder.RECIPE).exists():
             refuse_other_recipe(path, self.recipe)
         self.folder.rewind_metrics(0)  # a line for each run, finished ones are told again
-        self.folder.write_start(recipe.to_toml(self.recipe), run_folder.environment(self.options.arguments))
-        self.console.note(f"run folder {path}")
+        self.folder.write_start(recipes.to_toml(self.recipe), run_folder.environment(self.options.arguments))
+        self.progress.note(f"run folder {path}")
         return path
 
     def _arm_recipes(self) -> list[Recipe]:
@@ -125,16 +125,16 @@ class Sweep:
         dev = DEV_PART if self.recipe.data.eval_split == "auto" else DEV_PART_OF_ALL
         changes = {"train.runs": 1, "data.eval_split": dev, "eval.probe": None}
         return [
-            recipe.settled(self.recipe, {**choice, **changes}) for choice, _ in recipe.trials(self.recipe)
+            recipes.settled(self.recipe, {**choice, **changes}) for choice, _ in recipes.trials(self.recipe)
         ]
 
     def _final_recipe(self, chosen: dict[str, Any], number: int) -> Recipe:
         seed = self.recipe.train.seed + number
-        return recipe.settled(self.recipe, {**chosen, "train.runs": 1, "train.seed": seed})
+        return recipes.settled(self.recipe, {**chosen, "train.runs": 1, "train.seed": seed})
 
     def _choose(self) -> list[sweep_results.Trial]:
         """Every arm with its score on the dev part."""
-        choices = [choice for choice, _ in recipe.trials(self.recipe)] if self.recipe.choices else []
+        choices = [choice for choice, _ in recipes.trials(self.recipe)] if self.recipe.choices else []
         paths = [self.path / ARMS / name for name in sweep_results.names_of(choices)]
         jobs = list(zip(paths, self._arm_recipes(), strict=True))
         for path in self._side_by_side([(path, one) for path, one in jobs if not _finished_arm(path, one)]):
@@ -146,7 +146,7 @@ class Sweep:
             below = str(path.relative_to(self.path))
             tried.append(sweep_results.Trial(choice, None if "diverged" in found else found, below))
             self._log(tried[-1].record())
-            self.console.note(sweep_results.table_of_trials(tried, num_arms=len(jobs)))
+            self.progress.note(sweep_results.table_of_trials(tried, num_arms=len(jobs)))
         return tried
 
     def _arm(self, path: Path, one: Recipe) -> dict[str, Any]:
@@ -154,13 +154,13 @@ class Sweep:
         try:
             return self._session(one, replace(self.options, out=path, overwrite=False))
         except NotFiniteError as error:
-            self.console.note(f"note: {error.message}")
+            self.progress.note(f"note: {error.message}")
         return self.runtime.on_main(partial(_mark_diverged, path))
 
     def _repeat(self, chosen: dict[str, Any]) -> list[dict[str, Any]]:
         """The summary of every run on all of train, in the order of their seeds."""
-        recipes = [self._final_recipe(chosen, number) for number in range(self.recipe.train.runs)]
-        jobs = [(self.path / RUNS / f"seed-{one.train.seed}", one) for one in recipes]
+        finals = [self._final_recipe(chosen, number) for number in range(self.recipe.train.runs)]
+        jobs = [(self.path / RUNS / f"seed-{one.train.seed}", one) for one in finals]
         self._side_by_side([(path, one) for path, one in jobs if not earlier_summary(path, one)])
         finals = []
         for path, one in jobs:
@@ -169,14 +169,14 @@ class Sweep:
             self._log(
                 {"run": {"seed": scores["seed"]}, **scores, "run_dir": str(path.relative_to(self.path))}
             )
-            self.console.note(sweep_results.run_line(scores, len(finals), len(jobs)))
+            self.progress.note(sweep_results.run_line(scores, len(finals), len(jobs)))
         return finals
 
     def _side_by_side(self, jobs: list[tuple[Path, Recipe]]) -> list[Path]:
         """Where --arms-parallel asks for it, the runs at once; the folders of those that diverged."""
         if self.options.arms_parallel < 2 or len(jobs) < 2:
             return []
-        self.console.note(f"{len(jobs)} runs, {self.options.arms_parallel} at a time")
+        self.progress.note(f"{len(jobs)} runs, {self.options.arms_parallel} at a time")
         return parallel_runs.run_all(self.command, jobs, self.options)
 
     def _log(self, record: dict[str, Any]) -> None:
@@ -206,7 +206,7 @@ def _drop_weights(path: Path) -> None:
     shutil.rmtree(path / "checkpoints", ignore_errors=True)
 
 
-def write_all(folder: RunFolder, resolved: Recipe, summary: dict[str, Any], first: dict[str, Any]) -> None:
+def write_all(folder: RunFolder, recipe: Recipe, summary: dict[str, Any], first: dict[str, Any]) -> None:
     """What the folder of a single run has, too, so that it is a --ckpt like any other.
 
     Args:
@@ -223,7 +223,7 @@ def write_all(folder: RunFolder, resolved: Recipe, summary: dict[str, Any], firs
         figure = figures.selection_curve(summary["choices"], chosen=summary["chosen"])
         if figure:
             figure.savefig(pictures / "selection.png")
-    folder.write_text("README.md", card_of(summary, resolved, read_weights(str(source)).architecture))
+    folder.write_text("README.md", card_of(summary, recipe, read_weights(str(source)).architecture))
     folder.write_text("table.txt", as_text(summary))
     folder.write_json(run_folder.SUMMARY, summary)
 
@@ -282,20 +282,20 @@ class SharedNetwork:
         self._start: InitialModel | None = None
         self._state: dict[str, Tensor] = {}
 
-    def __call__(self, resolved: Recipe, split: Split) -> InitialModel:
-        key = (resolved.model, resolved.data.image_size, resolved.objective, split.num_classes)
+    def __call__(self, recipe: Recipe, split: Split) -> InitialModel:
+        key = (recipe.model, recipe.data.image_size, recipe.objective, split.num_classes)
         if key != self._key:
             self._start = None  # before another takes its memory
-            self._start, self._key = self._make_model(resolved, split), key
-            self._remember(self._start, resolved)
+            self._start, self._key = self._make_model(recipe, split), key
+            self._remember(self._start, recipe)
             return self._start
         gc.collect()  # with the run before go its hooks on the parameters
-        if self._start.origin is None and resolved.train.seed != self._seed:  # fresh weights are of a seed
-            self._remember(self._make_model(resolved, split), resolved)
+        if self._start.origin is None and recipe.train.seed != self._seed:  # fresh weights are of a seed
+            self._remember(self._make_model(recipe, split), recipe)
         self._start.model.load_state_dict(self._state)
         self._start.model.zero_grad(set_to_none=True)
         return replace(self._start, notes=[])
 
-    def _remember(self, start: InitialModel, resolved: Recipe) -> None:
+    def _remember(self, start: InitialModel, recipe: Recipe) -> None:
         self._state = {name: tensor.clone() for name, tensor in start.model.state_dict().items()}
-        self._seed = resolved.train.seed
+        self._seed = recipe.train.seed

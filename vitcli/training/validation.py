@@ -44,7 +44,7 @@ class PeriodicEvaluation:
             runtime=job.runtime,
             batch_size=job.recipe.eval.batch_size,
             num_threads=num_threads,
-            console=job.console,
+            progress=job.progress,
         )
 
     def after(self, step: int) -> Iterator[tuple[dict[str, Any], str]]:
@@ -79,7 +79,7 @@ class PeriodicEvaluation:
         with self._model_to_leave() as model:
             known_ND, _ = inference.features(model, train.rows(needed), self.preprocessing, **self.passes)
             tests_ND, test_labels_N = inference.features(model, test, self.preprocessing, **self.passes)
-        problem = features_draws.Problem(
+        problem = features_draws.FewshotProblem(
             features_of=lambda rows: known_ND[np.searchsorted(needed, rows)],
             labels_N=labels_N,
             tests_TD=tests_ND,
@@ -118,7 +118,7 @@ class PeriodicEvaluation:
             return
         pictures = self.path / "figures"
         pictures.mkdir(exist_ok=True)
-        name = f"patches_step_{self.state.progress.step:07d}.png"
+        name = f"patches_step_{self.state.counters.step:07d}.png"
         figures.masked_patch_grid(views).savefig(pictures / name)
 
 
