@@ -59,3 +59,7 @@ def test_the_demo_checkpoint_is_in_the_wheel_and_small(installed):
 
     assert weights.stat().st_size <= 3_000_000
     assert (installed / "vitcli/demo_weights/config.json").is_file()
+
+
+def test_the_style_sheet_of_a_report_is_in_the_wheel(installed):
+    assert "@media print" in (installed / "vitcli/output/style.css").read_text()

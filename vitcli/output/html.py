@@ -4,12 +4,12 @@ import html
 import os
 import re
 from collections.abc import Iterator, Sequence
+from importlib.resources import files
 from itertools import count
 from pathlib import Path
 from urllib.parse import quote
 
 from vitcli.output.document import Cell, Header, PageFigure, Row, Table
-from vitcli.output.style import STYLE
 from vitcli.output.text import plain
 
 GENERATOR = '<meta name="generator" content="vit report">'  # by it a report is known from another file
@@ -48,13 +48,14 @@ def page(
     refresh = f'<meta http-equiv="refresh" content="{refresh_s}">' if refresh_s else ""
     facts = "".join(f"<li>{text(fact)}</li>" for fact in summary)
     told = "".join(f"<p>{text(note)}</p>" for note in notes)
+    style = files("vitcli.output").joinpath("style.css").read_text(encoding="utf-8")
     return (
         "<!doctype html>\n"
         f'<html lang="en"><head><meta charset="utf-8">{generator}'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">{refresh}'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">'
-        f"<title>{text(title)}</title><style>{STYLE}</style></head>\n<body>"
+        f"<title>{text(title)}</title><style>{style}</style></head>\n<body>"
         f'<header><h1>{text(title)}</h1><ul class="facts">{facts}</ul></header>'
         f'<nav aria-label="Contents"><ol>{contents}</ol></nav>\n'
         f"<main>{body}</main>\n<footer>{told}</footer></body></html>\n"
