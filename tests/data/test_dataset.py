@@ -282,7 +282,7 @@ def test_an_alias_that_is_on_no_hub_says_where_its_copy_belongs(monkeypatch, she
         monkeypatch.setenv("VIT_DATA", shelf)
     alias = next(name for name, entry in recipe.dataset_aliases().items() if "hub" not in entry)
 
-    with pytest.raises(DataError, match="is on no hub") as caught:
+    with pytest.raises(DataError, match="is not on the Hub") as caught:
         DataSet(alias)
     assert f"$VIT_DATA/{alias}" in caught.value.where
     assert ("VIT_DATA is not set" in caught.value.where) == (shelf is None)

@@ -12,6 +12,7 @@ import numpy as np
 
 from vitcli import recipe
 from vitcli.data import demo, layouts, vtab_splits
+from vitcli.data.aliases import hub_source, local_copy
 from vitcli.data.classes import check_same_classes
 from vitcli.data.shards import rows
 from vitcli.data.shards.paths import find_shards
@@ -52,11 +53,12 @@ class DataSet:
         if self.is_demo:
             self.tables, self.split_names = None, ("train", "test")
             return
-        place = _place_of_shards(name, alias)
-        is_nothing = place == name and name.startswith("vtab/") and not Path(name).exists()
-        if is_remote(name) or (streaming and not is_nothing):
+        source = _source_of_shards(name, alias)
+        # The data of some VTAB tasks are on no hub: `_locate` then says where a copy belongs.
+        is_missing = source == name and name.startswith("vtab/") and not Path(name).exists()
+        if is_remote(name) or (streaming and not is_missing):
             self.tables, is_local = None, True
-            self.urls = find_shards(place)
+            self.urls = find_shards(source)
             self.split_names = tuple(self.urls)
         else:
             found, is_local = _locate(name, alias)
@@ -254,27 +256,21 @@ def is_remote(name: str) -> bool:
     return "://" in name or name.endswith(".tar") or any(mark in name for mark in "*?{")
 
 
-def _place_of_shards(name: str, alias: dict | None) -> str:
-    """The copy on the shelf if there is one, else the Hub's Parquet files of an alias, else as given."""
-    shelf = os.environ.get("VIT_DATA")
-    if alias and shelf and Path(shelf, name).exists():
-        return str(Path(shelf, name))
-    if alias and "hub" in alias:
-        config, revision = alias.get("config"), alias.get("revision")
-        return alias["hub"] + (f":{config}" if config else "") + (f"@{revision}" if revision else "")
-    return name
+def _source_of_shards(name: str, alias: dict | None) -> str:
+    """Return where an alias' shards are, its local copy or else the Hub; any other name as it is given."""
+    if alias and (copy := local_copy(name)):
+        return str(copy)
+    return hub_source(alias) if alias and "hub" in alias else name
 
 
 def _locate(name: str, alias: dict | None) -> tuple[layouts.Tables, bool]:
-    """The tables of a name, and whether they are local files."""
-    shelf = os.environ.get("VIT_DATA")
-    local = Path(shelf, name) if alias and shelf else Path(name).expanduser()
-    if local.exists():
-        return layouts.open_local(local), True
+    """Open the tables of a data set; also return whether they are local files."""
+    if copy := local_copy(name):
+        return layouts.open_local(copy), True
     if alias and "hub" not in alias:
         raise DataError(
-            f"{name} is on no hub; vit knows it as a local copy",
-            where=f"$VIT_DATA/{name}" + ("" if shelf else ", and VIT_DATA is not set"),
+            f"{name} is not on the Hub and needs a local copy",
+            where=f"$VIT_DATA/{name}" + ("" if os.environ.get("VIT_DATA") else ", and VIT_DATA is not set"),
             fix=f"put {layouts.LAYOUTS} there",
         )
     starts = (".", "/", "~", "vtab/")  # the last begins aliases alone: nobody is asked for the others
@@ -284,7 +280,7 @@ def _locate(name: str, alias: dict | None) -> tuple[layouts.Tables, bool]:
             where="--dataset (recipe key data.dataset)",
             fix=f"{layouts.LAYOUTS}; an alias such as oxford_pets; a Hub id owner/name; or demo",
         )
-    hub_id, _, revision = _place_of_shards(name, alias).partition("@")
+    hub_id, _, revision = _source_of_shards(name, alias).partition("@")
     hub_id, _, config = hub_id.partition(":")
     return layouts.open_hub(hub_id, config=config or None, revision=revision or None), False
 

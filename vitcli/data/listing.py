@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitcli import recipe
+from vitcli.data.aliases import local_copy
 from vitcli.data.demo import SETS
 from vitcli.data.vtab import GROUPS, NAME
 from vitcli.errors import DataError, MachineError, VitError, nearest
@@ -169,15 +170,14 @@ def _check_can_write(out: Path, *, overwrite: bool) -> None:
 
 
 def _entry(name: str, alias: dict[str, Any]) -> dict[str, Any]:
-    shelf = os.environ.get("VIT_DATA")
-    copy = Path(shelf, name) if shelf else None
+    copy = local_copy(name)
     return {
         "name": name,
         "hub": alias.get("hub"),
         "classes": alias["classes"],
         "train_split": alias.get("train_split"),
         "eval_split": alias.get("eval_split"),
-        "found": str(copy) if copy and copy.exists() else None,
+        "found": str(copy) if copy else None,
         "about": alias["about"],
     }
 

@@ -3,7 +3,6 @@
 Part of `vit reproduce`; no command of its own.
 """
 
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import torch
 
+from vitcli.data.aliases import local_copy
 from vitcli.data.demo import SETS
 from vitcli.errors import DataError, WeightsError
 from vitcli.experiments.reproduce import Finetune, num_arms
@@ -101,8 +101,7 @@ def _measured(
 def _missing(recipe: Recipe) -> str | None:
     """What of data and weights does not lie here, without asking the hub."""
     dataset, ckpt = recipe.data.dataset, recipe.model.ckpt
-    copy = Path(os.environ.get("VIT_DATA", "."), dataset)
-    if dataset not in SETS and not Path(dataset).exists() and not copy.exists():
+    if dataset not in SETS and not local_copy(dataset):
         return f"there is no copy of {dataset} in $VIT_DATA"
     if ckpt == "demo" or Path(ckpt).exists():
         return None

@@ -4,12 +4,12 @@ Every task is an ordinary resumable run in a folder of its own below --out; here
 their scores together. Loads neither torch nor datasets by itself: the door asks who is meant before it does.
 """
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from vitcli import recipe
+from vitcli.data.aliases import local_copy
 from vitcli.data.vtab import NAME, NUM_TASKS, vtab_scores
 from vitcli.distributed import launch
 from vitcli.errors import DataError, Stopped, VitError, WeightsError, nearest
@@ -224,7 +224,7 @@ def _check_data(tasks: Sequence[str], recipes: Mapping[str, Recipe]) -> None:
     for task in tasks:
         wanted = recipes[task].data
         is_remote = "hub" in recipe.dataset_aliases()[wanted.dataset]
-        if is_offline and is_remote and not Path(os.environ.get("VIT_DATA", ""), wanted.dataset).exists():
+        if is_offline and is_remote and not local_copy(wanted.dataset):
             continue  # the Hub has been asked in vain: half a minute each
         try:
             DataSet(wanted.dataset, streaming=wanted.streaming)

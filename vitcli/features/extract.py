@@ -3,13 +3,11 @@
 Shared by fewshot and embed; no command of its own.
 """
 
-import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from vitcli.data import layouts, loader
+from vitcli.data.aliases import local_copy
 from vitcli.data.loader import Batch, eval_batches
 from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing
@@ -198,12 +197,8 @@ def _with_preprocessing(recipe: Recipe, preprocessing: Preprocessing) -> Recipe:
 
 def _state_of_files(dataset: str | None) -> str | None:
     """Changes when a file of a local data set does; None for one that is not local."""
-    shelf = os.environ.get("VIT_DATA")
-    places = [Path(shelf, str(dataset))] if shelf else []
-    for place in [*places, Path(str(dataset)).expanduser()]:
-        if place.exists():
-            return layouts.state_of(place)
-    return None
+    copy = local_copy(dataset) if dataset else None
+    return layouts.state_of(copy) if copy else None
 
 
 def fill_store(

@@ -61,6 +61,7 @@ def find(name: str) -> Path:
     )
 
 
+@cache
 def dataset_aliases() -> dict[str, dict[str, Any]]:
     """The data sets that --dataset knows by a short name, with what recipes/datasets.toml says of each."""
     return read_toml(_home() / ALIASES)

@@ -3,7 +3,6 @@
 Shared by the commands that train; no command of its own.
 """
 
-import os
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
@@ -17,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from vitcli import recipe as recipes
 from vitcli.data import dataset, sampler
+from vitcli.data.aliases import local_copy
 from vitcli.data.split import Split
 from vitcli.distributed.runtime import Runtime, fix_threads, peak_memory_gib
 from vitcli.distributed.runtime import start as start_runtime
@@ -208,7 +208,7 @@ def declared(dataset: str, *, num_examples: int | None) -> tuple[Split, Split] |
     For plans alone: they have no rows. None where the data lie here, or no size is given.
     """
     alias = recipes.dataset_aliases().get(dataset)
-    if not alias or "train_examples" not in alias or Path(os.environ.get("VIT_DATA", "."), dataset).exists():
+    if not alias or "train_examples" not in alias or local_copy(dataset):
         return None
 
     def missing(row: int):
