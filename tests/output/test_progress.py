@@ -42,3 +42,14 @@ def test_control_characters_in_a_class_name_do_not_reach_the_terminal():
 @pytest.mark.parametrize(("seconds", "clock"), [(0, "0:00:00"), (61, "0:01:01"), (3_661, "1:01:01")])
 def test_a_duration_reads_as_a_clock(seconds, clock):
     assert output_progress._clock(seconds) == clock
+
+
+def test_a_terminal_gets_a_bar_and_notes_above_it(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    progress = Progress(quiet=False)
+    progress.begin("train", total=2)
+    progress.note("a note")
+    progress.update(1, "5 img/s")
+    progress.end()
+
+    assert "a note" in capsys.readouterr().err

@@ -25,7 +25,7 @@ class Progress:
             return
         try:
             if self._bar is not None:
-                self._bar.progress.print(text, markup=False, highlight=False, soft_wrap=True)
+                self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
             else:
                 print(text, file=sys.stderr, flush=True)
         except OSError:  # the reader has gone; that is no reason to stop a run
@@ -47,7 +47,7 @@ class Progress:
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
             TextColumn("{task.fields[detail]}"),
-            progress=RichConsole(stderr=True),
+            console=RichConsole(stderr=True),
             transient=True,
         )
         self._bar.start()
