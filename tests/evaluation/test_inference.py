@@ -7,14 +7,16 @@ from tests.data.test_loader import noise
 from tests.evaluation.test_masked_patch import PREPROCESSING
 from vitcli.distributed import runtime
 from vitcli.evaluation import inference
-from vitcli.models.build import architecture, build
+from vitcli.models.build import TransformerOptions, architecture, build
 from vitcli.output.progress import Progress
 
 
 @pytest.mark.parametrize("posemb", ["1d", "none", "relative"])
 def test_a_batch_of_nothing_but_bad_pictures_is_left_out(posemb):
     torch.manual_seed(0)
-    arch = architecture("ViT-demo/8", image_size=(32, 48), num_classes=3, posemb=posemb, layers=1)
+    arch = architecture(
+        "ViT-demo/8", image_size=(32, 48), num_classes=3, options=TransformerOptions(posemb=posemb, layers=1)
+    )
     model = build(arch, dropout=0.0)
     torch.nn.init.normal_(model.head.weight)
     told = [

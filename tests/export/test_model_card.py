@@ -8,7 +8,7 @@ from huggingface_hub import ModelCard
 
 from vitcli.export.model_card import model_card
 from vitcli.export.usage import how_to_load, on_the_hub, with_other_place
-from vitcli.models.build import architecture
+from vitcli.models.build import TransformerOptions, architecture
 from vitcli.output.redaction import public_name, public_toml, public_values
 from vitcli.weights.formats import unsupported_feature
 
@@ -44,7 +44,9 @@ def metadata(text: str) -> dict:
     [({}, None), ({"pre_logits": True}, "representation layer"), ({"posemb": "2d"}, "position embeddings")],
 )
 def test_timm_and_transformers_are_named_where_they_can_load_it(choice, unsaid):
-    arch = architecture("ViT-demo/8", image_size=(64, 64), num_classes=37, **choice)
+    arch = architecture(
+        "ViT-demo/8", image_size=(64, 64), num_classes=37, options=TransformerOptions(**choice)
+    )
 
     text = card(unsaid_in_timm=unsupported_feature("timm", arch))
 

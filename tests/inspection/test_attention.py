@@ -20,7 +20,7 @@ from vitcli.inspection.attention import (
     record_attention,
     rgb_filters,
 )
-from vitcli.models.build import architecture, build
+from vitcli.models.build import TransformerOptions, architecture, build
 from vitcli.weights.io import read_weights
 from vitcli.weights.load import load
 
@@ -34,7 +34,7 @@ SMALL = dict(layers=2, hidden=48, heads=3, mlp=64)
 def small(name: str = "ViT-Ti/16", size: tuple[int, int] = (32, 48), **more):
     """A network of random weights, and its architecture."""
     torch.manual_seed(0)
-    arch = architecture(name, image_size=size, num_classes=3, **more)
+    arch = architecture(name, image_size=size, num_classes=3, options=TransformerOptions(**more))
     return build(arch, dropout=0.0).eval(), arch
 
 

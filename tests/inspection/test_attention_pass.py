@@ -12,7 +12,7 @@ from vitcli.data.transforms import Preprocessing, to_model_range
 from vitcli.errors import DataError, WeightsError
 from vitcli.inspection import analysis, attention
 from vitcli.inspection.attention import probe_attention_layout, record_attention
-from vitcli.models.build import architecture, build
+from vitcli.models.build import TransformerOptions, architecture, build
 from vitcli.output.progress import Progress
 
 SIZE = (32, 48)
@@ -25,7 +25,12 @@ PIXELS = Preprocessing(
 @pytest.fixture(scope="module")
 def network():
     torch.manual_seed(0)
-    arch = architecture("ViT-Ti/16", image_size=SIZE, num_classes=3, layers=2, hidden=48, heads=3, mlp=64)
+    arch = architecture(
+        "ViT-Ti/16",
+        image_size=SIZE,
+        num_classes=3,
+        options=TransformerOptions(layers=2, hidden=48, heads=3, mlp=64),
+    )
     return build(arch, dropout=0.0).eval(), arch
 
 

@@ -24,7 +24,7 @@ from vitcli.inspection.attention import record_attention
 from vitcli.inspection.collect import Inspection
 from vitcli.inspection.inspect import open_images
 from vitcli.inspection.text import as_text, caption
-from vitcli.models.build import architecture, build
+from vitcli.models.build import TransformerOptions, architecture, build
 from vitcli.weights.io import read_weights, write_weights
 from vitcli.weights.load import load
 
@@ -37,7 +37,7 @@ REAL = SHARED / "data" / "checkpoints" / "vit_ti16_augreg_in1k.npz"
 def stored(folder: Path, name: str = "ViT-Ti/16", size: tuple[int, int] = (32, 48), **more) -> Path:
     """Weights of a small network, with their preprocessing."""
     torch.manual_seed(0)
-    arch = architecture(name, image_size=size, num_classes=2, **more)
+    arch = architecture(name, image_size=size, num_classes=2, options=TransformerOptions(**more))
     pixels = Preprocessing(size, "square", 1.0, "bilinear", False, (0.5,) * 3, (0.5,) * 3)
     state = build(arch, dropout=0.0).state_dict()
     write_weights(

@@ -11,19 +11,21 @@ from torch import nn
 from vitcli.errors import VitError
 from vitcli.models.architecture import Architecture
 from vitcli.models.build import (
+    TransformerOptions,
     adapted,
     architecture,
     build,
     expected_tensors,
     last_layers,
-    reset_head,
     timm_arguments,
 )
 from vitcli.models.variants import VARIANTS, num_params
 
 
 def arch_of(name: str = "ViT-demo/8", *, image_size=(32, 32), num_classes=5, **options) -> Architecture:
-    return architecture(name, image_size=image_size, num_classes=num_classes, **options)
+    return architecture(
+        name, image_size=image_size, num_classes=num_classes, options=TransformerOptions(**options)
+    )
 
 
 def fresh(arch: Architecture, *, seed: int = 0, dropout: float = 0.0) -> nn.Module:
@@ -331,10 +333,9 @@ def test_a_representation_layer_is_a_dense_layer_and_a_tanh_before_the_head():
     ],
     ids=lambda a: a.name,
 )
-def test_a_reset_head_is_one_layer_of_zeros_for_the_new_classes(arch):
-    model = fresh(arch)
-    reset_head(model, 11)
-    head = model.get_classifier()
+def test_a_fresh_head_is_one_layer_of_zeros_for_the_new_classes(arch):
+    arch = adapted(arch, image_size=arch.image_size, num_classes=11)
+    head = build(arch, dropout=0.0, init="none").get_classifier()
 
     assert isinstance(head, nn.Linear | nn.Conv2d) and len(head.weight) == 11
     assert not head.weight.any() and not head.bias.any()
@@ -383,7 +384,7 @@ def test_a_name_with_a_tag_is_sent_to_the_checkpoint_option():
 
 @pytest.mark.parametrize("options", [{"gelu": "tanh"}, {"pre_logits": True}])
 def test_the_papers_own_choices_are_refused_for_timms_models(options):
-    with pytest.raises(VitError, match="no transformer of the paper"):
+    with pytest.raises(VitError, match="not a transformer of the paper"):
         arch_of("resnet18", **options)
 
 
@@ -395,7 +396,7 @@ def test_the_papers_gelu_can_be_asked_of_weights_of_the_papers_networks_alone():
         0.841192, abs=1e-6
     )  # erf: 0.841345
     assert adapted(timms_vit, image_size=(32, 32), num_classes=5).gelu == "timm"
-    with pytest.raises(VitError, match="no transformer of the paper"):
+    with pytest.raises(VitError, match="not a transformer of the paper"):
         adapted(resnet, image_size=(32, 32), num_classes=5, gelu="tanh")
 
 

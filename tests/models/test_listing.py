@@ -4,7 +4,7 @@ import pytest
 
 from tests.conftest import REPOSITORY, run
 from vitcli.errors import VitError
-from vitcli.models.build import architecture
+from vitcli.models.build import TransformerOptions, architecture
 from vitcli.models.flops import activation_bytes, forward_macs, num_params
 from vitcli.models.listing import as_markdown, as_table, list_models
 from vitcli.models.variants import VARIANTS
@@ -96,7 +96,10 @@ def test_the_formula_and_the_counted_network_agree():
     plain = architecture("Ti/16", image_size=(64, 96), num_classes=7)
     # the same network, told in a way for which there is no formula
     counted = architecture(
-        "Ti/16", image_size=(64, 96), num_classes=7, posemb="1d", posemb_at="every_layer_shared"
+        "Ti/16",
+        image_size=(64, 96),
+        num_classes=7,
+        options=TransformerOptions(posemb="1d", posemb_at="every_layer_shared"),
     )
 
     assert not counted.is_plain

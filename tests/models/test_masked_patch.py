@@ -15,7 +15,7 @@ from vitcli.data.transforms import to_model_range
 from vitcli.errors import VitError
 from vitcli.models import masked_patch
 from vitcli.models.architecture import Architecture
-from vitcli.models.build import architecture, build, expected_tensors
+from vitcli.models.build import TransformerOptions, architecture, build, expected_tensors
 from vitcli.models.masked_patch import (
     TARGETS,
     Corruption,
@@ -31,7 +31,9 @@ TINY = {"patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 2, "mlp_ratio
 
 
 def tiny(*, image_size=(32, 48), **options) -> Architecture:
-    arch = architecture("ViT-demo/8", image_size=image_size, num_classes=0, **options)
+    arch = architecture(
+        "ViT-demo/8", image_size=image_size, num_classes=0, options=TransformerOptions(**options)
+    )
     return replace(arch, model_args=arch.model_args | TINY)
 
 

@@ -11,7 +11,7 @@ import torch
 from tests.conftest import SHARED
 from vitcli.data.loader import Batch
 from vitcli.distributed.runtime import start as start_runtime
-from vitcli.models.build import build, reset_head
+from vitcli.models.build import build
 from vitcli.output import run_folder
 from vitcli.output.progress import Progress
 from vitcli.training import objective, optim
@@ -68,9 +68,7 @@ def trained(said: dict, folder: Path, gradients) -> tuple[torch.nn.Module, list[
     """Our loop on the run's weights, data and settings; the model after it, and what was logged."""
     weights = read_weights(str(HOME / "init.npz"))
     model = build(weights.architecture, dropout=0.0)
-    load_into(model, weights.architecture, weights, new_head=False)
-    if said.get("reset_head"):
-        reset_head(model, weights.architecture.num_classes)
+    load_into(model, weights.architecture, weights, new_head=said.get("reset_head", False))
     if "head_bias" in said:
         torch.nn.init.constant_(model.head.bias, said["head_bias"])
     is_adam = said["optimizer"] == "Adam"

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from tests.conftest import run
-from vitcli.models.build import architecture, build
+from vitcli.models.build import TransformerOptions, architecture, build
 from vitcli.models.resample import resample_posemb
 from vitcli.training import finetune, pretrain
 from vitcli.weights.io import write_weights
@@ -149,7 +149,9 @@ def test_what_fine_tuning_cannot_honour_is_refused(photos, settings, words):
 
 
 def test_evaluation_takes_the_recipes_gelu_and_resampling(photos, tmp_path):
-    arch = architecture("ViT-demo/8", image_size=(64, 64), num_classes=2, pre_logits=True)
+    arch = architecture(
+        "ViT-demo/8", image_size=(64, 64), num_classes=2, options=TransformerOptions(pre_logits=True)
+    )
     torch.manual_seed(0)
     state = {name: torch.randn_like(t) * 0.3 for name, t in build(arch, dropout=0.0).state_dict().items()}
     write_weights(tmp_path, state, arch, preprocessing=PREPROCESSING, class_names=None, metadata={})

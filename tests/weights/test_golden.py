@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.conftest import SHARED
-from vitcli.models.build import adapted, architecture, build
+from vitcli.models.build import TransformerOptions, adapted, architecture, build
 from vitcli.models.flops import num_params
 from vitcli.weights.io import read_weights
 from vitcli.weights.load import load_into
@@ -116,7 +116,7 @@ def test_every_configuration_of_the_authors_has_their_number_of_parameters():
                     name.removesuffix("-gap-norep"),
                     image_size=(224, 224),
                     num_classes=num_classes,
-                    classifier=about["classifier"],
+                    options=TransformerOptions(classifier=about["classifier"]),
                 )
             )
             for num_classes in (1000, 0)

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.conftest import SHARED, run
 from vitcli import load_model
-from vitcli.models.build import architecture, build
+from vitcli.models.build import TransformerOptions, architecture, build
 from vitcli.models.resample import resample_posemb
 from vitcli.weights.io import read_weights, write_weights
 
@@ -22,7 +22,7 @@ def checkpoint(tmp_path):
 
     def write(name: str = "ViT-demo/8", *, image_size=(56, 56), **options) -> Path:
         torch.manual_seed(0)
-        arch = architecture(name, image_size=image_size, num_classes=5, **options)
+        arch = architecture(name, image_size=image_size, num_classes=5, options=TransformerOptions(**options))
         state = {key: torch.randn_like(t) * 0.1 for key, t in build(arch, dropout=0.0).state_dict().items()}
         preprocessing = PREPROCESSING | {"image_size": list(image_size)}
         write_weights(
@@ -174,7 +174,7 @@ def test_what_cannot_be_done_is_refused_and_nothing_is_written(
     ],
 )
 def test_networks_that_have_nothing_to_resample_are_refused(tmp_path, name, options, arguments, words):
-    arch = architecture(name, image_size=(32, 32), num_classes=2, **options)
+    arch = architecture(name, image_size=(32, 32), num_classes=2, options=TransformerOptions(**options))
     write_weights(
         tmp_path, build(arch, dropout=0.0).state_dict(), arch, preprocessing=PREPROCESSING, class_names=None,
         metadata={},

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from vitcli.data.transforms import Preprocessing
 from vitcli.errors import MachineError, NotFiniteError, VitError, WeightsError
-from vitcli.models.build import architecture, build
+from vitcli.models.build import TransformerOptions, architecture, build
 from vitcli.weights.io import Weights, read_weights, write_weights
 from vitcli.weights.load import load, load_into
 
@@ -46,7 +46,9 @@ def loaded(weights) -> torch.nn.Module:
 
 
 def demo(*, image_size=(32, 48), num_classes=5, **options):
-    return architecture("ViT-demo/8", image_size=image_size, num_classes=num_classes, **options)
+    return architecture(
+        "ViT-demo/8", image_size=image_size, num_classes=num_classes, options=TransformerOptions(**options)
+    )
 
 
 def write(folder: Path, arch, state=None, **changes) -> dict[str, torch.Tensor]:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from vitcli.errors import WeightsError
-from vitcli.models.build import architecture, build
+from vitcli.models.build import TransformerOptions, architecture, build
 from vitcli.weights.timm import from_timm_config, recognise
 
 LAYERS, HIDDEN, MLP, HEADS, PATCH, GRID, CLASSES = 2, 24, 40, 3, 4, 3, 5
@@ -29,11 +29,17 @@ def state_of(*, side: int = GRID, prefix: int = 1, **changes) -> dict[str, torch
     "arch",
     [
         architecture("Ti/16", image_size=(64, 64), num_classes=7),
-        architecture("Ti/16", image_size=(32, 32), num_classes=7, pre_logits=True),
+        architecture(
+            "Ti/16", image_size=(32, 32), num_classes=7, options=TransformerOptions(pre_logits=True)
+        ),
         architecture("S/32", image_size=(64, 64), num_classes=0),
-        architecture("Ti/16", image_size=(48, 48), num_classes=3, classifier="gap"),
+        architecture(
+            "Ti/16", image_size=(48, 48), num_classes=3, options=TransformerOptions(classifier="gap")
+        ),
         architecture("R+Ti/16", image_size=(64, 64), num_classes=7),
-        architecture("R26+S/32", image_size=(96, 96), num_classes=7, classifier="gap"),
+        architecture(
+            "R26+S/32", image_size=(96, 96), num_classes=7, options=TransformerOptions(classifier="gap")
+        ),
         architecture("R50+B/32", image_size=(64, 64), num_classes=7),
         architecture("R50+B/16", image_size=(64, 64), num_classes=7),
         architecture("BiT-R50x1", image_size=(224, 224), num_classes=7),

@@ -23,7 +23,7 @@ from vitcli.distributed.runtime import start as start_runtime
 from vitcli.errors import DataError, VitError
 from vitcli.models import flops
 from vitcli.models.architecture import Architecture
-from vitcli.models.build import architecture
+from vitcli.models.build import TransformerOptions, architecture
 from vitcli.output import run_folder
 from vitcli.output.progress import Progress
 from vitcli.output.text import size_text
@@ -131,21 +131,10 @@ def fresh_architecture(
     wanted: Model, *, image_size: tuple[int, int], num_classes: int, pre_logits: bool
 ) -> Architecture:
     """The network that a recipe's [model] describes, for untrained weights."""
-    return architecture(
-        wanted.name,
-        image_size=image_size,
-        num_classes=num_classes,
-        gelu=None if wanted.gelu == "auto" else wanted.gelu,
-        pre_logits=pre_logits,
-        classifier=wanted.classifier,
-        posemb=wanted.posemb,
-        posemb_at=wanted.posemb_at,
-        layers=wanted.layers,
-        hidden=wanted.hidden,
-        mlp=wanted.mlp,
-        heads=wanted.heads,
-        patch_size=wanted.patch_size,
-    )
+    choices = wanted.model_dump(include=set(TransformerOptions.__dataclass_fields__))
+    choices |= {"gelu": None if wanted.gelu == "auto" else wanted.gelu, "pre_logits": pre_logits}
+    options = TransformerOptions(**choices)
+    return architecture(wanted.name, image_size=image_size, num_classes=num_classes, options=options)
 
 
 def plan_of(
