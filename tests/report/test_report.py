@@ -270,7 +270,7 @@ def test_markdown_has_bold_and_links_that_start_from_the_file(runs):
 
     assert run("report", runs, "--out", out).code == 0
     told = out.read_text()
-    assert "| oxford\\_pets, test | 94.31 ± 0.10 (3 runs) | **95.12** |" in told
+    assert "| oxford_pets, test | 94.31 ± 0.10 (3 runs) | **95.12** |" in told
     assert "[b-pets](./../b-pets)" in told and (out.parent / "./../b-pets").is_dir()
 
 

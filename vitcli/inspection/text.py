@@ -2,6 +2,7 @@
 
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from vitcli.inspection.figures import step_of_tiles
@@ -193,7 +194,7 @@ def by_layer(results: Sequence[Mapping[str, Any]]) -> Table | None:
         lines.append(Row(Header(str(layer + 1)), tuple(cells)))
     uniform = " and ".join(f"{said['uniform']:.1f}" for _, said in told)
     text = f"Attention distance in pixels by layer; uniform attention has {uniform}."
-    return Table("layers", "Attention distance by layer", text, "layer", tuple(columns), tuple(lines))
+    return Table("layers", "Attention distance by layer", text, Header("layer"), tuple(columns), tuple(lines))
 
 
 def what_is_left_out(results: Sequence[Mapping[str, Any]]) -> Table | None:
@@ -204,7 +205,8 @@ def what_is_left_out(results: Sequence[Mapping[str, Any]]) -> Table | None:
         for why, figures in _by_reason(one["left_out"]).items()
     )
     text = "Not every network has everything that the paper's pictures show."
-    return Table(ABOUT, "What does not apply", text, "figures", (Header("why"),), lines) if lines else None
+    corner, why = Header("figures", kind="text"), Header("why", kind="text")
+    return Table(ABOUT, "What does not apply", text, corner, (why,), lines) if lines else None
 
 
 def _by_reason(left_out: Mapping[str, str]) -> dict[str, list[str]]:
@@ -216,28 +218,20 @@ def _by_reason(left_out: Mapping[str, str]) -> dict[str, list[str]]:
 
 def as_text(result: Mapping[str, Any]) -> str:
     """The result for a person."""
-    from rich.table import Table as RichTable
-
     results = result.get("inspections", [result])
     networks, pictures = facts(results)[: len(results)], facts(results)[len(results) :]
     rows = [("network", fact) for fact in networks] + [("pictures", fact) for fact in pictures]
     for one in results:
         rows += output_text.skipped(one)
     parts = [_wrapped(rows)]
-    found = by_layer(results)
-    if found:
-        table = RichTable(box=None, pad_edge=False, header_style="bold")
-        table.add_column("layer", justify="right")
-        for column in found.columns:
-            which = column.detail.removeprefix("network ")
-            short = f"{which}: {column.name.removesuffix(' head')}"  # six of them fit into a terminal
-            table.add_column(short if which else column.name, justify="right")
-        for line in found.lines:
-            table.add_row(line.head.name, *(cell.text for cell in line.cells))
-        parts.append(f"{found.caption}\n{output_text.printed(table)}")
+    distances = by_layer(results)
+    if distances:
+        # Six columns fit into a terminal by short names.
+        columns = tuple(Header(_short_header(column)) for column in distances.columns)
+        parts.append(f"{distances.caption}\n{replace(distances, columns=columns).as_text()}")
     left_out = what_is_left_out(results)
     rest = []
-    for line in left_out.lines if left_out else ():
+    for line in left_out.rows if left_out else ():
         whose = line.head.detail.partition(" ")[0]  # its number
         told = " ".join(filter(None, (whose, f"{line.head.name}: {line.cells[0].text}")))
         rest.append(("" if rest else "left out", told))
@@ -245,6 +239,12 @@ def as_text(result: Mapping[str, Any]) -> str:
     files = [("figures", f"{count} in {result['out']}, as PNG and SVG"), ("page", result["page"])]
     parts.append(_wrapped(rest) + output_text.pairs(files))
     return "\n".join(parts)
+
+
+def _short_header(column: Header) -> str:
+    """Return the header "1: nearest" of the nearest head of network 1."""
+    number = column.detail.removeprefix("network ")
+    return f"{number}: {column.name.removesuffix(' head')}" if number else column.name
 
 
 def _wrapped(rows: Sequence[tuple[str, str]]) -> str:

@@ -1,8 +1,17 @@
-"""The document model of every table and figure that a command shows: what it says, not how it looks."""
+"""The document model of the tables and figures that commands show, and tables in each format."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import quote
+
+from vitcli.output.text import escape_markdown, plain, terminal_width
+
+Kind = Literal["number", "text", "id"]
+LEAST_WIDTH = 16  # columns of a terminal that a longer text keeps when its column is narrowed
+GAP = 2  # columns of a terminal between two columns of a table
 
 
 @dataclass(frozen=True)
@@ -10,9 +19,9 @@ class Cell:
     """One value.
 
     Attributes:
-        text: as a person reads it; in percent where `value` is a share.
+        text: for a person; in percent where `value` is a fraction.
         value, std, count: the number itself, its standard deviation, and of how many runs it is the mean.
-        note: what is different about it, in small print.
+        note: how it differs from the rest of its column, in small print.
     """
 
     text: str = ""
@@ -22,19 +31,52 @@ class Cell:
     is_best: bool = False
     note: str = ""
 
+    @property
+    def line(self) -> str:
+        """The cell in plain text; the best of a row or column has a star."""
+        text = self.text + ("*" if self.is_best else "")
+        return plain(f"{text} ({self.note})" if self.text and self.note else text or self.note)
+
+    @property
+    def markdown(self) -> str:
+        """The cell in Markdown; the mean of the best is bold."""
+        text, note = escape_markdown(self.text), escape_markdown(self.note)
+        mean, plus_minus, std = text.partition(" ± ")
+        text = f"**{mean}**{plus_minus}{std}" if self.is_best else text
+        return f"{text} ({note})" if text and note else text or note
+
 
 @dataclass(frozen=True)
 class Header:
-    """The name of a row or a column, in small print what tells it from others, and a row's run folder."""
+    """Name of a row or a column.
+
+    Attributes:
+        detail: small print that tells it from others of the same name.
+        folder: run folder that a row links to.
+        kind: content of a column. A number is aligned right and never broken, a text is folded where the
+            terminal is too narrow, an id stays in one piece so that it can be copied.
+    """
 
     name: str
     detail: str = ""
     folder: Path | None = None
+    kind: Kind = "number"
+
+    @property
+    def line(self) -> str:
+        return plain(f"{self.name}, {self.detail}" if self.detail else self.name)
+
+    def markdown(self, base: Path | None) -> str:
+        """The name in Markdown, linked to its folder from the folder `base`."""
+        name = escape_markdown(self.name)
+        if self.folder is not None and base is not None:
+            name = f"[{name}](./{quote(os.path.relpath(self.folder.resolve(), base.resolve()))})"
+        return f"{name}, {escape_markdown(self.detail)}" if self.detail else name
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row; `is_total` if it is the mean of others."""
+    """A row of a table; `is_total` if it is the mean of others."""
 
     head: Header
     cells: tuple[Cell, ...]
@@ -47,20 +89,113 @@ class Table:
 
     Attributes:
         key: its name in JSON and CSV.
-        caption: what a reader sees in it, in whole sentences.
-        corner: what the rows are.
+        caption: what it shows, in whole sentences.
+        corner: header of the first column, which has the names of the rows.
     """
 
     key: str
     title: str
     caption: str
-    corner: str
+    corner: Header
     columns: tuple[Header, ...]
-    lines: tuple[Row, ...]
+    rows: tuple[Row, ...]
+
+    def as_text(self, *, width: int | None = None) -> str:
+        """Lay the table out for a terminal of `width` columns (default: the terminal's, no limit in a pipe).
+
+        Texts, then the headers of numbers, are folded where there is no room. Nothing is cut off: a table
+        that does not fit even so is wider than the terminal.
+        """
+        from rich.cells import cell_len
+        from rich.console import Console
+        from rich.table import Table as RichTable
+
+        headers = (self.corner, *self.columns)
+        lines = [[row.head.line, *(cell.line for cell in row.cells)] for row in self.rows]
+        # Measure each column as it is, and as narrow as it may become.
+        natural, least = [], []
+        for header, *cells in zip(headers, *lines, strict=True):
+            widest, title = max(map(cell_len, cells), default=0), cell_len(header.line)
+            longest_word = max(map(cell_len, header.line.split()), default=0)
+            natural.append(max(widest, title))
+            narrowed = min(widest, LEAST_WIDTH) if header.kind == "text" else widest
+            least.append(max(narrowed, min(longest_word, LEAST_WIDTH)))
+        room = (width or terminal_width()) - GAP * (len(headers) - 1)
+        widths = _narrowed(natural, least, room)
+        # Rich folds texts by the width of their letters on a terminal.
+        shown = RichTable(box=None, pad_edge=False)
+        for header, column_width in zip(headers, widths, strict=True):
+            justify = "right" if header.kind == "number" else "left"
+            shown.add_column(header.line, justify=justify, overflow="fold", width=column_width)
+        for line in lines:
+            shown.add_row(*line)
+        console = Console(width=sum(widths) + GAP * len(widths), markup=False, highlight=False, emoji=False)
+        with console.capture() as capture:
+            console.print(shown)
+        return "".join(line.rstrip() + "\n" for line in capture.get().splitlines())
+
+    def as_markdown(self, *, base: Path | None = None) -> str:
+        """Return the table in Markdown, with links to run folders from the folder `base`."""
+        headers = (self.corner, *self.columns)
+        rows = [[escape_markdown(header.line) for header in headers]]
+        rows += [["---:" if header.kind == "number" else "---" for header in headers]]
+        rows += [[row.head.markdown(base), *(cell.markdown for cell in row.cells)] for row in self.rows]
+        return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+    def as_csv(self) -> Iterator[tuple]:
+        """Yield a record (`CSV_HEADER`) for each cell that is not empty; fractions stay fractions."""
+        for row in self.rows:
+            for column, cell in zip(self.columns, row.cells, strict=True):
+                if cell.text or cell.note:
+                    names = (self.key, row.head.name, row.head.detail, column.name, column.detail)
+                    count = cell.count if cell.value is not None else None
+                    texts = map(plain, (*names, cell.text or cell.note))
+                    yield (*texts, cell.value, cell.std, count, int(cell.is_best))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the table as an object; an empty cell is null."""
+        return {
+            "table": self.key,
+            "title": self.title,
+            "caption": self.caption,
+            "columns": [{"name": column.name, "detail": column.detail} for column in self.columns],
+            "rows": [
+                {
+                    "name": row.head.name,
+                    "detail": row.head.detail,
+                    "run_dir": str(row.head.folder) if row.head.folder else None,
+                    "cells": [asdict(cell) if cell.text or cell.note else None for cell in row.cells],
+                }
+                for row in self.rows
+            ],
+        }
+
+
+CSV_HEADER = (
+    "table", "row", "row_detail", "column", "column_detail", "text", "value", "std", "num_runs", "is_best",
+)  # fmt: skip
+
+
+def simple_table(columns: Mapping[str, Kind], rows: Iterable[Sequence[str]]) -> Table:
+    """Return a table of texts without a title; `columns` maps each header to the kind of its column."""
+    corner, *others = (Header(name, kind=kind) for name, kind in columns.items())
+    lines = (Row(Header(name), tuple(map(Cell, cells))) for name, *cells in rows)
+    return Table("", "", "", corner, tuple(others), tuple(lines))
+
+
+def _narrowed(widths: Sequence[int], least: Sequence[int], room: int) -> list[int]:
+    """Take from the widest column until all fit into the room, from none below its least width."""
+    widths = list(widths)
+    while sum(widths) > room:
+        reducible = [at for at, width in enumerate(widths) if width > least[at]]
+        if not reducible:
+            break
+        widths[max(reducible, key=widths.__getitem__)] -= 1
+    return widths
 
 
 def fraction_cell(value: float | None, std: float | None = None, *, count: int = 1, note: str = "") -> Cell:
-    """A share in percent with two decimals, as mean ± std where there are several runs."""
+    """Return a fraction in percent with two decimals, as mean ± std where there are several runs."""
     if value is None:
         return Cell(note=note)
     spread = "" if std is None else f" ± {100 * std:.2f}"
@@ -72,7 +207,7 @@ def number_cell(value: float | None, form: str = "{:.4g}") -> Cell:
 
 
 def mark_best(cells: Sequence[Cell]) -> tuple[Cell, ...]:
-    """The highest mean marked, and whatever prints the same; nothing where there is nothing to compare."""
+    """Mark the highest mean, and all that print the same; none where there is nothing to compare."""
     means = [cell.text.partition(" ")[0] for cell in cells if cell.value is not None]
     if len(means) < 2:
         return tuple(cells)
@@ -85,14 +220,14 @@ def mark_best(cells: Sequence[Cell]) -> tuple[Cell, ...]:
 
 @dataclass(frozen=True)
 class PageFigure:
-    """A picture under a heading.
+    """A figure of an HTML page.
 
     Attributes:
-        section: the heading it stands under, with others: that of the table of this key, or one of its own.
-        svg: an element for the middle of a page.
+        section: key of the table whose heading it stands under, or a heading of its own.
+        svg: an <svg> element for the body of a page.
         legend: colour and name of each line.
-        has_paper: whether it needs white behind it.
-        is_wide: whether it needs the whole width of the page.
+        has_paper: it needs a white background.
+        is_wide: it needs the whole width of the page.
     """
 
     section: str

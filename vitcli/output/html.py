@@ -1,4 +1,4 @@
-"""A report as one HTML file: nothing in it is asked for from elsewhere, and nothing in it runs."""
+"""Tables and figures as one HTML file, which loads nothing from elsewhere and runs no script."""
 
 import html
 import os
@@ -12,15 +12,15 @@ from urllib.parse import quote
 from vitcli.output.document import Cell, Header, PageFigure, Row, Table
 from vitcli.output.text import plain
 
-GENERATOR = '<meta name="generator" content="vit report">'  # by it a report is known from another file
+GENERATOR = '<meta name="generator" content="vit report">'  # distinguishes a report from other HTML files
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-UNDER_WAY = "progress"
-ABOUT_RUNS = ("selection", "costs", "runs")  # tables that stand at the end
+WITH_PROGRESS_BAR = "progress"  # key of the table whose first column is a fraction of a run
+ABOUT_RUNS = ("selection", "costs", "runs")  # keys of the tables at the end
 
 
 def page(
     tables: Sequence[Table],
-    pictures: Sequence[PageFigure],
+    figures: Sequence[PageFigure],
     *,
     title: str,
     summary: Sequence[str],
@@ -30,24 +30,24 @@ def page(
     at_end: Sequence[str] = ABOUT_RUNS,
     generator: str = GENERATOR,
 ) -> str:
-    """The whole file.
+    """Return the whole file.
 
     Args:
-        summary: what the report is of, a few words each.
-        notes: what a reader must know besides, such as folders that were left out.
-        base: the folder the file will lie in, which links to run folders start from; None for no links.
-        refresh_s: the page asks for itself again after so many seconds.
-        at_end: keys of the tables that come after pictures with headings of their own.
-        generator: the element by which a page of its kind is known.
+        summary: contents of the page, a few words each.
+        notes: lines at the bottom, such as folders that were skipped.
+        base: folder the file is written to, where links to run folders start; None for no links.
+        refresh_s: reload the page after so many seconds.
+        at_end: keys of the tables that follow the figures with headings of their own.
+        generator: element that marks a page of this kind.
     """
-    sections = _sections(tables, pictures, base, at_end)
+    sections = _sections(tables, figures, base, at_end)
     contents = "".join(f'<li><a href="#{key}">{text(name)}</a></li>' for key, name, _ in sections)
     body = "\n".join(
         f'<section id="{key}"><h2>{text(name)}</h2>{inner}</section>' for key, name, inner in sections
     )
     refresh = f'<meta http-equiv="refresh" content="{refresh_s}">' if refresh_s else ""
     facts = "".join(f"<li>{text(fact)}</li>" for fact in summary)
-    told = "".join(f"<p>{text(note)}</p>" for note in notes)
+    footer = "".join(f"<p>{text(note)}</p>" for note in notes)
     style = files("vitcli.output").joinpath("style.css").read_text(encoding="utf-8")
     return (
         "<!doctype html>\n"
@@ -58,82 +58,84 @@ def page(
         f"<title>{text(title)}</title><style>{style}</style></head>\n<body>"
         f'<header><h1>{text(title)}</h1><ul class="facts">{facts}</ul></header>'
         f'<nav aria-label="Contents"><ol>{contents}</ol></nav>\n'
-        f"<main>{body}</main>\n<footer>{told}</footer></body></html>\n"
+        f"<main>{body}</main>\n<footer>{footer}</footer></body></html>\n"
     )
 
 
 def text(value: object) -> str:
-    """Whatever it is, as text of a page: names come from files and the network."""
+    """Escape anything as text of a page: names come from files and the network."""
     return html.escape(plain(str(value)))
 
 
 def _sections(
-    tables: Sequence[Table], pictures: Sequence[PageFigure], base: Path | None, at_end: Sequence[str]
+    tables: Sequence[Table], figures: Sequence[PageFigure], base: Path | None, at_end: Sequence[str]
 ) -> list[tuple[str, str, str]]:
-    """Id, heading and content. Pictures follow the table they belong to, or the last one about results."""
-    found = [(table.key, table.title, _table(table, number, base)) for number, table in enumerate(tables, 1)]
-    own = [name for name in dict.fromkeys(one.section for one in pictures) if name not in _keys(tables)]
-    end = next((at for at, (key, _, _) in enumerate(found) if key in at_end), len(found))
-    found[end:end] = [(name, name, "") for name in own]
+    """Return id, heading and content of each section.
+
+    A figure follows the table of its section; figures without a table come before the tables `at_end`.
+    """
+    sections = [
+        (table.key, table.title, _table(table, number, base)) for number, table in enumerate(tables, 1)
+    ]
+    keys = {table.key for table in tables}
+    headings = dict.fromkeys(figure.section for figure in figures if figure.section not in keys)
+    end = next((at for at, (key, _, _) in enumerate(sections) if key in at_end), len(sections))
+    sections[end:end] = [(heading, heading, "") for heading in headings]
     numbers = count(1)
     return [
         (
             key.lower().replace(" ", "-"),
             title,
-            inner + _figures([one for one in pictures if one.section == key], numbers),
+            inner + _figures([figure for figure in figures if figure.section == key], numbers),
         )
-        for key, title, inner in found
+        for key, title, inner in sections
     ]
 
 
-def _keys(tables: Sequence[Table]) -> set[str]:
-    return {table.key for table in tables}
+def _figures(figures: Sequence[PageFigure], numbers: Iterator[int]) -> str:
+    inner = "".join(_figure(figure, next(numbers)) for figure in figures)
+    return f'<div class="figures">{inner}</div>' if inner else ""
 
 
-def _figures(pictures: Sequence[PageFigure], numbers: Iterator[int]) -> str:
-    made = "".join(_figure(picture, next(numbers)) for picture in pictures)
-    return f'<div class="figures">{made}</div>' if made else ""
-
-
-def _figure(picture: PageFigure, number: int) -> str:
+def _figure(figure: PageFigure, number: int) -> str:
     keys = (
         f'<li><span class="key" style="background:{colour}"></span>{text(name)}</li>'
-        for colour, name in picture.legend
+        for colour, name in figure.legend
     )
-    legend = f'<ul class="legend">{"".join(keys)}</ul>' if picture.legend else ""
-    kind = ("paper " if picture.has_paper else "") + ("wide" if picture.is_wide else "")
+    legend = f'<ul class="legend">{"".join(keys)}</ul>' if figure.legend else ""
+    kind = ("paper " if figure.has_paper else "") + ("wide" if figure.is_wide else "")
     return (
-        f'<figure class="{kind}"><div class="picture" tabindex="0">{picture.svg}</div>{legend}'
-        f"<figcaption><b>Figure {number}.</b> {text(picture.caption)}</figcaption></figure>"
+        f'<figure class="{kind}"><div class="plot" tabindex="0">{figure.svg}</div>{legend}'
+        f"<figcaption><b>Figure {number}.</b> {text(figure.caption)}</figcaption></figure>"
     )
 
 
 def _table(table: Table, number: int, base: Path | None) -> str:
-    heads = "".join(f'<th scope="col">{_head(head, None, is_row=False)}</th>' for head in table.columns)
-    rows = "".join(_row(line, base, has_bar=table.key == UNDER_WAY) for line in table.lines)
+    heads = "".join(f'<th scope="col">{_header(column, None, is_row=False)}</th>' for column in table.columns)
+    rows = "".join(_row(row, base, has_bar=table.key == WITH_PROGRESS_BAR) for row in table.rows)
     label = text(f"Table {number}: {table.title}")
     return (
         f'<p class="caption" id="table-{number}"><b>Table {number}.</b> {text(table.caption)}</p>'
         f'<div class="scroll" tabindex="0" role="region" aria-label="{label}">'
         f'<table class="{table.key}" aria-describedby="table-{number}">'
-        f'<thead><tr><th scope="col">{text(table.corner)}</th>{heads}</tr></thead><tbody>{rows}</tbody>'
+        f'<thead><tr><th scope="col">{text(table.corner.name)}</th>{heads}</tr></thead><tbody>{rows}</tbody>'
         "</table></div>"
     )
 
 
-def _row(line: Row, base: Path | None, *, has_bar: bool) -> str:
-    cells = (f"<td>{_cell(cell, is_bar=has_bar and at == 0)}</td>" for at, cell in enumerate(line.cells))
-    kind = ' class="total"' if line.is_total else ""
-    return f'<tr{kind}><th scope="row">{_head(line.head, base, is_row=True)}</th>{"".join(cells)}</tr>'
+def _row(row: Row, base: Path | None, *, has_bar: bool) -> str:
+    cells = (f"<td>{_cell(cell, is_bar=has_bar and at == 0)}</td>" for at, cell in enumerate(row.cells))
+    kind = ' class="total"' if row.is_total else ""
+    return f'<tr{kind}><th scope="row">{_header(row.head, base, is_row=True)}</th>{"".join(cells)}</tr>'
 
 
-def _head(head: Header, base: Path | None, *, is_row: bool) -> str:
-    name = text(head.name)
+def _header(header: Header, base: Path | None, *, is_row: bool) -> str:
+    name = text(header.name)
     if is_row:
         name = re.sub(r"([_/.:-])(?=\w)", r"\1<wbr>", name)  # where a long name may be broken
-    if head.folder is not None and base is not None:
-        name = f'<a href="{html.escape(link(head.folder, base))}">{name}</a>'
-    return name + (f" <small>{text(head.detail)}</small>" if head.detail else "")
+    if header.folder is not None and base is not None:
+        name = f'<a href="{html.escape(link(header.folder, base))}">{name}</a>'
+    return name + (f" <small>{text(header.detail)}</small>" if header.detail else "")
 
 
 def _cell(cell: Cell, *, is_bar: bool) -> str:
@@ -146,5 +148,5 @@ def _cell(cell: Cell, *, is_bar: bool) -> str:
 
 
 def link(folder: Path, base: Path) -> str:
-    """From the file's folder to a run folder, so that both can be moved together; never another scheme."""
+    """Return a relative link to a run folder, which survives moving both and can have no other scheme."""
     return f"./{quote(os.path.relpath(folder.resolve(), base.resolve()))}/"

@@ -1,14 +1,18 @@
-"""Results of commands as text for a person; the same dictionary is what --json prints."""
+"""Text that commands print: results as lines of names and values, and the formats of numbers and names."""
 
+import html
 import json
 import os
+import re
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from io import StringIO
 from pathlib import PurePath
 from typing import Any
 
 from vitcli.distributed import launch
+
+NO_LIMIT = 10_000  # columns of a pipe, which has no width: its lines are as long as they need to be
 
 
 def show(result: dict[str, Any], as_json: bool, render: Callable[[dict[str, Any]], str]) -> int:
@@ -28,63 +32,84 @@ def show_json(result: dict[str, Any]) -> int:
 
 
 def write(text: str) -> None:
-    """The result of a command, on standard output."""
+    """Print the result of a command on standard output."""
     try:
         print(text.rstrip("\n"), flush=True)
-    except BrokenPipeError:  # the reader of a pipe has gone: nothing is left to say, at the exit neither
+    except BrokenPipeError:  # the reader is gone: keep Python from failing again when it flushes at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def terminal_width() -> int:
+    return shutil.get_terminal_size((NO_LIMIT, 24)).columns
+
+
+def pairs(rows: Iterable[tuple[str, str]]) -> str:
+    """Return one line for each name and value."""
+    return "".join(f"{name:<11} {plain(value)}\n" for name, value in rows)
+
+
 def skipped(result: dict[str, Any]) -> list[tuple[str, str]]:
-    """The line about undecodable images, where there were any."""
+    """Return the row about undecodable images, if there were any."""
     count = result["num_skipped_images"]
-    return [("left out", f"{count} undecodable, first {result['skipped_images'][0]}")] if count else []
+    return [("skipped", f"{count} undecodable, first {result['skipped_images'][0]}")] if count else []
 
 
 def speed(result: dict[str, Any]) -> str:
-    """How fast, how long, on what."""
+    """Return throughput, time, precision and processes of a run."""
     rate = result["images_per_s"]
     per_s = f"{rate:.1f} images/s, " if rate else ""
     return f"{per_s}{result['elapsed_s']:.0f} s, {result['precision']}, {result['num_processes']} process(es)"
+
+
+def percent(fraction: float | None) -> str:
+    return "-" if fraction is None else f"{fraction:.2%}"
+
+
+def exaflops(count: float | None) -> str:
+    """Return a compute count with three digits, or all digits before the point from 100 on."""
+    return "-" if count is None else f"{count:,.0f}" if count >= 100 else f"{count:.3g}"
 
 
 def size_text(resolution: int | Sequence[int]) -> str:
     return str(resolution) if isinstance(resolution, int) else "x".join(map(str, resolution))
 
 
-def pairs(rows: Iterable[tuple[str, str]]) -> str:
-    """One line for each name and value."""
-    return "".join(f"{name:<11} {plain(value)}\n" for name, value in rows)
-
-
 def plain(text: str) -> str:
-    """Without control characters: names come from files and the network."""
+    """Replace control characters: names come from files and the network."""
     return "".join(c if c.isprintable() else "�" for c in str(text))
+
+
+def escape_markdown(text: str) -> str:
+    """Escape whatever Markdown or HTML would read as markup; underscores inside words are none."""
+    text = re.sub(r"([\\`*\[\]|#])", r"\\\1", html.escape(plain(text), quote=False))
+    return re.sub(r"(?<![^\W_])_|_(?![^\W_])", r"\\_", text)
+
+
+def short_names(names: Iterable[str]) -> dict[str, str]:
+    """Shorten each path or Hub id to its last part, with as many before it as make it unique.
+
+    A bare number keeps the part before it, and a task of VTAB its prefix: its data are not those of the
+    data set of the same name.
+    """
+    parts_of = {name: PurePath(name).parts or (name,) for name in names}
+    short = {}
+    for name, parts in parts_of.items():
+        others = [other for other_name, other in parts_of.items() if other_name != name]
+        unique_from = (k for k in range(1, len(parts)) if all(parts[-k:] != other[-k:] for other in others))
+        least = next(unique_from, len(parts))
+        least = max(least, 2) if parts[-1].isdecimal() else least
+        is_vtab_task = len(parts) == 2 and parts[0] == "vtab"
+        short[name] = name if is_vtab_task else str(PurePath(*parts[-least:]))
+    return short
 
 
 def printed(table) -> str:
     """A table of Rich's as text."""
-    import shutil
+    from io import StringIO
 
     from rich.console import Console
 
-    # A pipe has no width: give it lines as long as they are.
-    width = shutil.get_terminal_size((200, 24)).columns
     text = StringIO()
+    width = shutil.get_terminal_size((200, 24)).columns
     Console(file=text, width=width, markup=False, highlight=False, emoji=False).print(table)
     return "".join(line.rstrip() + "\n" for line in text.getvalue().splitlines())
-
-
-def short_names(names: Iterable[str]) -> dict[str, str]:
-    """The last part of each path or Hub id, with as many before it as tell it from others; no bare number."""
-    parts = {name: PurePath(name).parts or (name,) for name in names}
-    short = {}
-    for name, own in parts.items():
-        others = [other for other_name, other in parts.items() if other_name != name]
-        least = next(
-            (k for k in range(1, len(own)) if not any(own[-k:] == one[-k:] for one in others)), len(own)
-        )
-        is_alias = len(own) == 2 and own[0] == "vtab"  # its pet pictures are not the pets of another task
-        least = max(least, 2) if own[-1].isdecimal() else least
-        short[name] = name if is_alias else str(PurePath(*own[-least:]))
-    return short

@@ -12,6 +12,7 @@ from vitcli.report.tables import Names, cells_of, crossed, repeated, rows_of
 
 NUM_TASKS = 19  # of VTAB
 SEEDS = "runs with their own seeds"
+NETWORK = Header("network", kind="text")  # of the first column
 
 
 def results(material: RunCollection, names: Names) -> list[Table]:
@@ -47,7 +48,7 @@ def _compute(columns: Sequence[NetworkColumn], material: RunCollection, names: N
         "training runs behind the row. The best of a column is in bold. In the shape of the paper's Table 6, "
         "whose compute is that of pre-training."
     )
-    return [Table("compute", "Accuracy and compute", caption, "network", tuple(heads), tuple(lines))]
+    return [Table("compute", "Accuracy and compute", caption, NETWORK, tuple(heads), tuple(lines))]
 
 
 def vtab_tasks(material: RunCollection, names: Names) -> Table | None:
@@ -77,7 +78,7 @@ def vtab_tasks(material: RunCollection, names: Names) -> Table | None:
         "VTAB, task by task",
         "Top-1 accuracy in % on each task; the best of a row in bold. The score is the mean of the "
         "tasks, not of the groups, and is open until all are finished. In the shape of the paper's Table 9.",
-        "task",
+        Header("task", kind="text"),
         tuple(Header(column.name, column.detail) for column in columns),
         tuple(lines),
     )
@@ -133,7 +134,7 @@ def pretraining(material: RunCollection, names: Names) -> Table | None:
         "Runs from fresh weights: accuracies in % on the held-out split, loss in nats, and what they took."
     )
     heads = tuple(Header(column) for column in columns)
-    return Table("pretraining", "Pre-training", caption, "network", heads, tuple(lines))
+    return Table("pretraining", "Pre-training", caption, NETWORK, heads, tuple(lines))
 
 
 def _of_run(run: Run, runs: Sequence[Run]) -> Entry:
@@ -222,7 +223,10 @@ def evaluations(material: RunCollection, names: Names) -> list[Table]:
         "All numbers of each evaluation, accuracies in %. ECE is the expected calibration error: how far "
         "confidence and accuracy are apart. Brier is the squared distance of probabilities and label."
     )
-    return [*tables, Table("evaluations", "Evaluations", caption, "checkpoint", tuple(heads), lines)]
+    return [
+        *tables,
+        Table("evaluations", "Evaluations", caption, Header("checkpoint", kind="text"), tuple(heads), lines),
+    ]
 
 
 def _of_scored(one: EvaluationRecord) -> list[Entry]:

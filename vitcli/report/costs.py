@@ -10,6 +10,8 @@ from vitcli.report.runs import Choice, Run, RunCollection, is_number
 from vitcli.report.schema import ResourceUse
 from vitcli.report.tables import Names
 
+RUN = Header("run", kind="text")  # of the first column
+
 
 def progress(material: RunCollection, names: Names) -> Table | None:
     """The runs that have no summary yet."""
@@ -30,8 +32,12 @@ def progress(material: RunCollection, names: Names) -> Table | None:
         "Runs without a summary yet: the step they have logged last, the time their steps still need, the "
         "last training loss and held-out top-1 in %. One that was stopped goes on with its own command line."
     )
-    heads = tuple(Header(name) for name in ("progress", "process", "left", "training loss", "held-out top-1"))
-    return Table("progress", "Under way", caption, "run", heads, tuple(lines))
+    heads = (
+        Header("progress"),
+        Header("process", kind="text"),
+        *(Header(name) for name in ("left", "training loss", "held-out top-1")),
+    )
+    return Table("progress", "Under way", caption, RUN, heads, tuple(lines))
 
 
 def selection(material: RunCollection, names: Names) -> Table | None:
@@ -48,7 +54,7 @@ def selection(material: RunCollection, names: Names) -> Table | None:
         "chosen one in bold."
     )
     heads = tuple(Header(words) for words in columns)
-    return Table("selection", "Selection on the dev split", caption, "run", heads, tuple(lines))
+    return Table("selection", "Selection on the dev split", caption, RUN, heads, tuple(lines))
 
 
 def costs(material: RunCollection, names: Names) -> Table | None:
@@ -70,16 +76,13 @@ def costs(material: RunCollection, names: Names) -> Table | None:
         "the paper counts it (for each image 6 times the multiply-adds of a forward pass), and the peak "
         "memory of a process."
     )
-    columns = (
-        ("images/s", ""),
-        ("time", ""),
-        ("exaFLOPs", ""),
-        ("memory", "GiB"),
-        ("processes", ""),
-        ("precision", ""),
+    heads = (
+        *map(Header, ("images/s", "time", "exaFLOPs")),
+        Header("memory", "GiB"),
+        Header("processes"),
+        Header("precision", kind="text"),
     )
-    heads = tuple(Header(*column) for column in columns)
-    return Table("costs", "Costs", caption, "run", heads, tuple(lines))
+    return Table("costs", "Costs", caption, RUN, heads, tuple(lines))
 
 
 def runs(material: RunCollection, names: Names) -> Table | None:
@@ -99,10 +102,13 @@ def runs(material: RunCollection, names: Names) -> Table | None:
             _plain(steps), _plain(batch), _plain(rate), Cell(told),
         )  # fmt: skip
         lines.append(Row(Header(names.folder(run.path), _about(run, names), run.path), cells))
-    columns = ("from", "px", "steps", "batch", "lr", "top-1 of each run")
     caption = "Every training run with its folder, and the held-out top-1 in % of each seed."
-    heads = tuple(Header(column) for column in columns)
-    return Table("runs", "Training runs", caption, "run", heads, tuple(lines))
+    heads = (
+        Header("from", kind="text"),
+        *map(Header, ("px", "steps", "batch", "lr")),
+        Header("top-1 of each run", kind="text"),
+    )
+    return Table("runs", "Training runs", caption, RUN, heads, tuple(lines))
 
 
 def duration(seconds: float | None) -> str:

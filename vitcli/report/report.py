@@ -9,7 +9,7 @@ from typing import Any
 
 from vitcli.errors import MachineError, VitError, nearest
 from vitcli.output.atomic import write_text
-from vitcli.output.document import Table
+from vitcli.output.document import CSV_HEADER, Table
 from vitcli.output.text import short_names
 from vitcli.report import accuracy, costs, runs, text
 from vitcli.report.runs import RunCollection
@@ -75,7 +75,7 @@ def read(places: Sequence[str]) -> Report:
         costs.costs(material, names),
         costs.runs(material, names),
     ]
-    return Report(tuple(places), material, names, tuple(table for table in made if table and table.lines))
+    return Report(tuple(places), material, names, tuple(table for table in made if table and table.rows))
 
 
 def format_of(out: Path | None, wanted: str | None) -> str:
@@ -132,7 +132,7 @@ def told(report: Report) -> dict[str, Any]:
         "runs": [str(path) for path in _folders(report.material)],
         "num_unfinished": len(report.material.unfinished),
         "left_out": [{"run_dir": str(path), "why": why} for path, why in report.material.left_out],
-        "tables": text.as_json(report.tables),
+        "tables": [table.as_json() for table in report.tables],
     }
 
 
@@ -199,6 +199,6 @@ def _is_report(path: Path) -> bool:
 
     with open(path, "rb") as file:
         start = file.read(START_READ).decode(errors="replace")
-    header = ",".join(text.HEADER)
+    header = ",".join(CSV_HEADER)
     own_json = '{\n  "command": "report",'
     return GENERATOR in start or start.startswith((text.MARK, header, own_json))

@@ -43,7 +43,7 @@ def crossed(key: str, title: str, caption: str, columns: Sequence[NetworkColumn]
     rows = rows_of(columns)
     cells = cells_of(columns, rows)
     lines = tuple(Row(names.row(row), own) for row, own in zip(rows, cells, strict=True))
-    return Table(key, title, caption, "data set", heads, lines)
+    return Table(key, title, caption, Header("data set", kind="text"), heads, lines)
 
 
 def rows_of(columns: Sequence[NetworkColumn]) -> list[RowKey]:

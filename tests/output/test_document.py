@@ -1,0 +1,70 @@
+"""Tables of every command: aligned on a terminal of any width, escaped in Markdown, with nothing cut off."""
+
+import pytest
+from rich.cells import cell_len
+
+from vitcli.output.document import Cell, Header, Row, Table, simple_table
+
+NAMES = {"name": "id", "accuracy, %": "number", "comment": "text"}
+ROWS = [
+    ("dtd", "70.10", "a long remark " * 10),
+    ("svhn-extra", "9.05", "short"),
+]
+
+
+def lines_of(width: int) -> list[str]:
+    return simple_table(NAMES, ROWS).as_text(width=width).splitlines()
+
+
+def test_numbers_are_aligned_right_and_texts_left():
+    head, first, second = lines_of(500)
+
+    assert head.startswith("name        accuracy, %  comment")
+    assert first.startswith("dtd               70.10  a long remark")
+    assert second == "svhn-extra         9.05  short"
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_a_table_keeps_to_the_terminal_and_every_word_is_there(width):
+    lines = lines_of(width)
+
+    assert max(map(len, lines)) <= width
+    assert sum(line.count("remark") for line in lines) == 10
+    assert any(line.startswith("svhn-extra") for line in lines)  # an id stays in one piece
+
+
+def test_a_table_that_fits_no_terminal_is_wider_and_loses_nothing():
+    lines = simple_table(dict.fromkeys("abc", "number"), [("1" * 20, "2" * 20, "3" * 20)]).as_text(width=30)
+
+    assert lines.splitlines()[1] == f"{'1' * 20}  {'2' * 20}  {'3' * 20}"
+
+
+def test_letters_of_double_width_keep_the_columns_aligned():
+    first, second = (
+        simple_table({"class": "text", "top-1": "number"}, [("猫", "90.00"), ("cat", "8.00")])
+        .as_text(width=80)
+        .splitlines()[1:]
+    )
+
+    assert cell_len(first) == cell_len(second) == cell_len("class  90.00")
+
+
+def test_control_characters_of_a_name_do_not_reach_the_terminal():
+    assert "\x1b" not in simple_table({"file": "text"}, [("\x1b[2J.png",)]).as_text()
+
+
+def test_markdown_marks_the_best_and_escapes_markup_but_no_underscore_inside_a_word():
+    row = Row(Header("vit_b16 | <b>"), (Cell("91.00 ± 0.10", 0.91, 0.001, 3, is_best=True), Cell("_x_")))
+    table = Table(
+        "t", "", "", Header("network", kind="text"), (Header("top-1"), Header("by", kind="text")), (row,)
+    )
+
+    assert table.as_markdown().splitlines() == [
+        "| network | top-1 | by |",
+        "| --- | ---: | --- |",
+        r"| vit_b16 \| &lt;b&gt; | **91.00** ± 0.10 | \_x\_ |",
+    ]
+
+
+def test_a_table_without_rows_is_its_headers():
+    assert simple_table({"a": "text", "b": "number"}, []).as_text() == "a  b\n"
