@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from vitcli import recipe as recipes
 from vitcli.data.decoding import decode, to_rgb
-from vitcli.data.transforms import Preprocessing, to_model_range
+from vitcli.data.transforms import Preprocessing, preprocessing_of, to_model_range
 from vitcli.errors import DataError, VitError
-from vitcli.evaluation.setup import preprocessing_for, preprocessing_of
+from vitcli.evaluation.setup import preprocessing_for
 from vitcli.models.architecture import Architecture
 from vitcli.models.build import architecture, build, known_name
 from vitcli.weights.io import read_weights
@@ -126,7 +126,7 @@ def load_model(
     shorthands = {"data.image_size": f"{size[0]}x{size[1]}"} if size else {}
     recipe = recipes.load(DEFAULTS, (), shorthands, training=False)
     if not names_weights(source):
-        return _fresh(source, preprocessing_of(recipe), num_classes)
+        return _fresh(source, preprocessing_of(recipe.data), num_classes)
     weights = read_weights(source)
     preprocessing, _ = preprocessing_for(
         weights, recipe, recipe_name=None, overrides=(), shorthands=shorthands

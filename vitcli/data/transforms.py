@@ -16,6 +16,7 @@ from torchvision.transforms.v2.functional import resize_image
 
 from vitcli.data.randaugment import randaugment
 from vitcli.errors import WeightsError
+from vitcli.recipe.schema import Data
 
 CHOICES = {"resize": ("square", "short_side", "none"), "interpolation": ("bilinear", "bicubic")}
 CROP_TRIES = 100  # of the Inception crop before it takes the whole picture, as in the official code
@@ -215,4 +216,32 @@ def _resize(image_HWC: np.ndarray, size: tuple[int, int], interpolation: str, an
     mode = InterpolationMode(interpolation)
     return (
         resize_image(image_CHW, list(size), interpolation=mode, antialias=antialias).permute(1, 2, 0).numpy()
+    )
+
+
+def preprocessing_of(data: Data) -> Preprocessing:
+    """Return the evaluation transform that a recipe's [data] section describes."""
+    return Preprocessing(
+        image_size=data.image_hw,
+        resize=data.eval_resize,
+        crop_fraction=data.eval_crop_fraction or 1.0,
+        interpolation=data.interpolation,
+        antialias=data.antialias,
+        mean=tuple(data.mean),
+        std=tuple(data.std),
+    )
+
+
+def train_transform_of(data: Data) -> TrainTransform:
+    """Return the training augmentation that a recipe's [data] section describes."""
+    return TrainTransform(
+        image_size=data.image_hw,
+        crop=data.train_crop,
+        crop_area=data.crop_area,
+        crop_aspect=data.crop_aspect,
+        resize=data.resize,
+        flip=data.flip,
+        interpolation=data.interpolation,
+        antialias=data.antialias,
+        randaugment=data.randaugment,
     )

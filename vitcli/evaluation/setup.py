@@ -11,7 +11,7 @@ from torch import nn
 
 from vitcli.data import dataset
 from vitcli.data.split import Split
-from vitcli.data.transforms import Preprocessing, TrainTransform
+from vitcli.data.transforms import Preprocessing, preprocessing_of
 from vitcli.distributed.runtime import Runtime
 from vitcli.errors import VitError, WeightsError
 from vitcli.models.architecture import Architecture
@@ -33,34 +33,6 @@ FIELDS = {
 }
 
 
-def preprocessing_of(recipe: Recipe) -> Preprocessing:
-    wanted = recipe.data
-    return Preprocessing(
-        image_size=wanted.image_hw,
-        resize=wanted.eval_resize,
-        crop_fraction=wanted.eval_crop_fraction or 1.0,
-        interpolation=wanted.interpolation,
-        antialias=wanted.antialias,
-        mean=tuple(wanted.mean),
-        std=tuple(wanted.std),
-    )
-
-
-def train_transform_of(recipe: Recipe) -> TrainTransform:
-    wanted = recipe.data
-    return TrainTransform(
-        image_size=wanted.image_hw,
-        crop=wanted.train_crop,
-        crop_area=wanted.crop_area,
-        crop_aspect=wanted.crop_aspect,
-        resize=wanted.resize,
-        flip=wanted.flip,
-        interpolation=wanted.interpolation,
-        antialias=wanted.antialias,
-        randaugment=wanted.randaugment,
-    )
-
-
 def preprocessing_for(
     weights: Weights,
     recipe: Recipe,
@@ -75,7 +47,7 @@ def preprocessing_for(
     --recipe on the command line is obeyed whole. Raw weights get the recipe's, at the resolution they were
     made for.
     """
-    wanted = preprocessing_of(recipe)
+    wanted = preprocessing_of(recipe.data)
     named = {text.partition("=")[0].strip() for text in overrides}
     named |= {key for key, value in shorthands.items() if value is not None}
     if recipe_name is not None:

@@ -15,10 +15,10 @@ from torch import Tensor
 from vitcli import recipe as recipes
 from vitcli.data import loader
 from vitcli.data.dataset import DataSet
+from vitcli.data.transforms import preprocessing_of, train_transform_of
 from vitcli.distributed.runtime import peak_memory_gib
 from vitcli.errors import DataError, MachineError, NotFiniteError, Stopped, VitError
 from vitcli.evaluation.metrics import Metrics, PatchMetrics
-from vitcli.evaluation.setup import preprocessing_of, train_transform_of
 from vitcli.export.model_card import card_of
 from vitcli.output import run_folder
 from vitcli.output.atomic import TEMPORARY
@@ -203,7 +203,7 @@ class TrainingRun:
         wanted, plan = self.recipe, self.job.plan
         batches = loader.train_batches(
             self.job.train_split,
-            train_transform_of(wanted),
+            train_transform_of(wanted.data),
             start_step=self.state.counters.step,
             total_steps=plan.total_steps,
             batch_size=plan.batch_size,
@@ -279,7 +279,7 @@ def summarise(
         "num_eval_examples": scores.num_examples,
         "eval_split": job.eval_split.name,
         "fewshot": probed,
-        "preprocessing": preprocessing_of(wanted).summary(),
+        "preprocessing": preprocessing_of(wanted.data).summary(),
         "num_skipped_images": len(skipped),
         "skipped_images": sorted(skipped)[:100],
         "images_per_s": images / counters.elapsed_s if counters.elapsed_s else None,
@@ -307,7 +307,7 @@ def write_results(
         folder.path,
         weights,
         job.start.arch,
-        preprocessing=preprocessing_of(job.recipe).as_dict(),
+        preprocessing=preprocessing_of(job.recipe.data).as_dict(),
         class_names=job.train_split.class_names if job.start.arch.num_classes else None,
         metadata={
             "trained_by": job.command,

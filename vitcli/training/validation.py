@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from vitcli.data.transforms import preprocessing_of
 from vitcli.evaluation import inference, masked_patch
-from vitcli.evaluation.setup import preprocessing_of
 from vitcli.features import draws as features_draws
 from vitcli.features import least_squares
 from vitcli.models.masked_patch import MaskedPatchModel
@@ -39,7 +39,7 @@ class PeriodicEvaluation:
         num_threads: int,
     ):
         self.job, self.state, self.task, self.path = job, state, task, path
-        self.preprocessing = preprocessing_of(job.recipe)
+        self.preprocessing = preprocessing_of(job.recipe.data)
         self.passes = dict(
             runtime=job.runtime,
             batch_size=job.recipe.eval.batch_size,
