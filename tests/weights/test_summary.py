@@ -11,7 +11,7 @@ import timm
 import torch
 from safetensors.torch import save_file
 
-from tests.conftest import SHARED
+from tests.conftest import SHARED, run
 from tests.weights.test_jax import CLASSES, GRID, HIDDEN, PATCH, official_arrays
 from vitcli.errors import VitError, WeightsError
 from vitcli.models.build import architecture, build
@@ -51,8 +51,8 @@ def summary(ckpt, model_name: str | None = None) -> dict:
         assert error.fix in result["advice"]
     else:
         assert result["usable"] and result["recognised"] and not result["problems"] + result["advice"]
-        assert result["missing"] == result["unexpected"] == result["of_another_shape"] == []
-        assert result["non_finite"] == []
+        assert result["unexpected"] == result["of_another_shape"] == result["non_finite"] == []
+        assert not result["missing"] or result["head"] == "none"
     return result
 
 
@@ -103,8 +103,8 @@ def test_the_demo_weights_are_told_with_the_commands_that_take_them():
     assert result["metadata"]["trained_by"] == "pretrain"
     assert result["commands"] == [
         "vit evaluate --ckpt demo --dataset demo:pretrain",
-        "vit predict --ckpt demo PICTURES",
-        "vit inspect --ckpt demo --images PICTURES",
+        "vit predict --ckpt demo IMAGES",
+        "vit inspect --ckpt demo --images IMAGES",
         "vit finetune --ckpt demo --dataset demo --res 112",
     ]
 
@@ -142,7 +142,7 @@ def test_heads_and_pooling_are_told_and_a_file_without_a_plain_head_is_only_to_b
         told[name] = (result["head"], result["classifier"], result["prefix_tokens"], words)
 
     assert told == {
-        "none": ("none", "token", 1, ["inspect", "finetune"]),
+        "none": ("none", "token", 1, ["embed", "inspect", "finetune"]),
         "two": ("pre-logits and one layer", "token", 1, ["inspect", "finetune"]),
         "gap": ("one layer", "gap", 0, ["evaluate", "predict", "inspect", "finetune"]),
     }
@@ -193,7 +193,7 @@ def test_a_run_is_told_with_all_that_it_stored_also_from_the_file_alone(tmp_path
         "stored": PREPROCESSING,
     }
     text = as_text(result)
-    assert "their names a, b, c, d, e\n" in text
+    assert "class names a, b, c, d, e\n" in text
     assert "top1        97.56%\n" in text and "averaged    True\n" in text
 
 
@@ -216,7 +216,7 @@ def test_a_file_that_only_its_name_explains_asks_for_it_and_is_then_told(tmp_pat
     assert "model       not recognised" in as_text(unnamed)
     assert (named["model"], named["num_classes"], named["patch_size"]) == ("resnet18", 3, None)
     assert named["num_params"] == sum(parameter.numel() for parameter in model.parameters())
-    assert named["commands"][1] == f"vit predict --ckpt {file} --model resnet18 PICTURES"
+    assert named["commands"][1] == f"vit predict --ckpt {file} --model resnet18 IMAGES"
     with pytest.raises(VitError, match="no model"):
         summarise(str(file), model_name="resnet-eighteen")
 
@@ -312,7 +312,7 @@ def test_metadata_that_lies_is_told_and_the_network_still_found(tmp_path, state,
     result = summary(file)
 
     headings = [line for line in as_text(result).splitlines()[1:] if line and not line.startswith(" ")]
-    assert headings == ["File", "Network", "Tensors", "Problems", "What to do"]
+    assert headings == ["File", "Network", "Tensors", "Problems", "How to fix"]
     assert any(told in problem for problem in result["problems"])
     assert (result["model"], result["num_params"]) == ("ViT-demo/8", numbers_in(state))
     assert as_text(result).startswith(f"{file}: not usable: 1 problem")
@@ -327,11 +327,22 @@ def test_a_name_that_contradicts_the_file_is_a_problem_and_the_files_word_is_tol
     assert result["class_names"]["first"] == list("abcde")
 
 
-def test_where_only_the_class_names_lie_the_stored_architecture_is_told(tmp_path, state):
-    stored = ARCH.as_dict() | {"gelu": "erf"}
-    result = summary(saved(tmp_path, state, vit={"architecture": stored, "class_names": ["a"]}))
+def test_a_headless_folder_is_usable_for_features_and_its_missing_head_is_named(tmp_path):
+    model = timm.create_model("vit_tiny_patch16_224", num_classes=0, img_size=32, depth=2)
+    save_file(model.state_dict(), tmp_path / "model.safetensors")
+    config = {"architecture": "vit_tiny_patch16_224", "num_classes": 1000, "model_args": {"depth": 2},
+              "pretrained_cfg": {"input_size": [3, 32, 32]}}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    result, text = summary(tmp_path), as_text(summary(tmp_path))
 
-    assert result["architecture"] == stored
+    assert (result["head"], result["num_classes"], result["usable"]) == ("none", 0, True)
+    assert result["missing"] == ["head.weight", "head.bias"]
+    assert text.startswith(f"{tmp_path}: usable for features, its head is missing\n")
+    assert "head        missing from the file" in text and "missing     2: head.weight, head.bias" in text
+    assert [command.split()[1] for command in result["commands"]] == ["embed", "inspect", "finetune"]
+    arguments = shlex.split(result["commands"][0].replace("DATA", "demo"))[1:-1]
+    embedded = run(*arguments, tmp_path / "out.safetensors", "--split", "test[:8]", "--quiet", "--json")
+    assert (embedded.code, embedded.json["num_examples"]) == (0, 8), embedded.err
 
 
 def test_a_sick_official_file_is_told_under_its_own_names(tmp_path):
@@ -344,7 +355,7 @@ def test_a_sick_official_file_is_told_under_its_own_names(tmp_path):
     assert "Transformer/encoder_norm/scale is missing" in result["problems"][0]
     assert result["non_finite"] == ["cls"] and result["model"] is result["missing"] is None
     assert (result["num_tensors"], result["num_params"]) == (len(arrays), numbers_in(arrays))
-    assert "there is no network to compare them with" in as_text(result)
+    assert "no network to compare them with" in as_text(result)
 
 
 def broken_files() -> dict[str, bytes]:

@@ -10,7 +10,7 @@ from vitcli.errors import WeightsError
 from vitcli.models.architecture import Architecture
 from vitcli.models.variants import find_variant, variant_of_timm
 from vitcli.weights.files import WeightsContent, as_weights_error, broken
-from vitcli.weights.huggingface import read_config, read_preprocessor
+from vitcli.weights.huggingface import CONFIG_DEFAULTS, read_config, read_preprocessor
 from vitcli.weights.locate import WeightsSource
 from vitcli.weights.timm import from_timm_config, head_names, recognise
 
@@ -25,7 +25,6 @@ _GELUS = {
     "none": "the authors' weight standardisation",
     "timm": "GELU of timm",
 }
-HUGGING_FACE_NORM_EPS = 1e-12  # of a ViT there, where its config does not say otherwise
 
 
 class WeightsInfo(NamedTuple):
@@ -82,7 +81,7 @@ def _from_huggingface(place: WeightsSource, content: WeightsContent, model_name:
     """A ViT of Hugging Face's is as defined there: erf GELU, its own epsilon, unless its config differs."""
     if "model_type" not in place.config:
         arch = recognise(content.state, heads=_heads_of(model_name))
-        arch = replace(arch, gelu="erf", norm_eps=HUGGING_FACE_NORM_EPS)
+        arch = replace(arch, gelu="erf", norm_eps=CONFIG_DEFAULTS["layer_norm_eps"])
         return WeightsInfo(arch, None, None, f"{_GELUS['erf']}, as Hugging Face has it", {})
     told = read_config(place.config)
     arch = recognise(content.state, heads=told.heads, image_size=told.image_size)

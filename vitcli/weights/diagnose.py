@@ -1,19 +1,20 @@
-"""What there is to say of a checkpoint that may be sick: the steps of `weights.read_weights`, one by one.
+"""The one pipeline that reads weights: locate, parse, recognise, compare with the network, check the numbers.
 
-Where a step refuses the file its reason is put down and the next goes on. A file that cannot be parsed at all
-is an error.
+`vit inspect --summary` collects the problems of every step; `io.read_weights` raises the first one. A file
+that cannot be parsed at all is an error for both.
 """
 
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from vitcli.errors import VitError
+from vitcli.errors import VitError, WeightsError
+from vitcli.models.architecture import Architecture
 from vitcli.models.build import architecture, expected_tensors, known_name
 from vitcli.models.variants import VARIANTS, find_variant
 from vitcli.weights.describe import WeightsInfo, describe
@@ -25,141 +26,198 @@ from vitcli.weights.files import (
     in_timms_naming,
     read_stored,
 )
-from vitcli.weights.io import check_finite, check_fits
 from vitcli.weights.locate import WeightsSource, locate
+from vitcli.weights.timm import head_names, num_prefix_tokens
 
-PREFIX_TOKENS = ("cls_token", "dist_token", "reg_token")  # tensors with a row for each such token
-OF_MODEL_WIDTH = ("norm.weight", "cls_token", "pos_embed", "blocks.0.norm1.weight")
+HAVE_MODEL_WIDTH = ("norm.weight", "cls_token", "pos_embed", "blocks.0.norm1.weight")
+INTEGER_BUFFERS = ("num_batches_tracked", "index")  # of timm's networks
 
 
 @dataclass
 class Diagnosis:
-    """What the steps of reading have come to.
+    """A weights file and everything found in it.
 
     Attributes:
-        state: float32 in timm's naming; under the file's own names where they say no network.
+        stored: tensors under the file's own names.
+        stop_at_problem: raise the first problem instead of collecting it.
+        state: float32 tensors in timm's naming; under the file's own names where these are not translatable.
         unused: names of tensors that no classifier uses.
-        about: what the tensors are, or look like where `is_recognised` is false; None if like nothing known.
-        expected: names and shapes of that network's tensors; None where timm cannot build it.
-        refusals: of each step that failed.
+        info: what the weights are, or look like where `is_recognised` is false; None if nothing is known.
+        missing_head: tensors of a head that the metadata describes and the file lacks; `info` then has no
+            classes. This is no problem: features need no head.
+        expected: names and shapes of the network's tensors; None where timm cannot build it.
+        problems: one for each step that failed.
     """
 
-    place: WeightsSource
+    source: WeightsSource
     stored: StoredTensors
+    stop_at_problem: bool
     state: dict[str, Tensor] = field(default_factory=dict)
     unused: tuple[str, ...] = ()
-    about: WeightsInfo | None = None
+    info: WeightsInfo | None = None
     is_recognised: bool = False
+    missing_head: tuple[str, ...] = ()
     expected: dict[str, torch.Size] | None = None
-    refusals: list[VitError] = field(default_factory=list)
-
-    @property
-    def num_prefix(self) -> int:
-        """Tokens of the network that stand for no patch."""
-        return _num_prefix(self.expected or {})
+    problems: list[VitError] = field(default_factory=list)
 
     @contextmanager
     def step(self, what: str) -> Iterator[None]:
-        """What fails in here is put down."""
+        """Collect the error of one step, so that the next steps still run."""
+        if self.stop_at_problem:
+            yield
+            return
         try:
             with as_weights_error(what):
                 yield
-        except VitError as refusal:
-            self.refusals.append(refusal)
+        except VitError as problem:
+            self.problems.append(problem)
 
 
-def diagnose(ckpt: str, *, model_name: str | None) -> Diagnosis:
-    """Everything that the steps of reading find out; there are refusals exactly where `read_weights` raises.
+def diagnose(ckpt: str, *, model_name: str | None, stop_at_problem: bool = False) -> Diagnosis:
+    """Read any form of --ckpt and collect what is wrong with it.
 
     Raises:
-        WeightsError: no such file, or one that cannot be parsed.
+        WeightsError: no such file, or one that cannot be parsed; any problem if `stop_at_problem`.
     """
     if model_name is not None:
         known_name(model_name)
     with attribute_errors_to(ckpt):
-        place = locate(ckpt)
-        stored = read_stored(place.file)
-    found, content = Diagnosis(place, stored), None
-    with found.step("the tensors"):
-        content = in_timms_naming(stored)
-        found.state, found.unused = content.state, content.unused
-    if content is None:
-        found.state = _floats(stored)
-    else:
-        _recognise(found, content, model_name)
-    if found.about is not None:
-        with found.step("the stored architecture"):
-            found.expected = expected_tensors(found.about.architecture)
-            check_fits(found.state, found.expected, found.about.architecture)
-    with found.step("the tensors"):
-        check_finite(found.state)
-    return found
+        source = locate(ckpt)
+        diagnosis, content = Diagnosis(source, read_stored(source.file), stop_at_problem), None
+        # Translate the tensor names
+        with diagnosis.step("the tensors"):
+            content = in_timms_naming(diagnosis.stored)
+            diagnosis.state, diagnosis.unused = content.state, content.unused
+        # Find the network that the tensors belong to
+        if content is None:
+            diagnosis.state = _floats(diagnosis.stored)
+        else:
+            _recognise(diagnosis, content, model_name)
+        # Compare names and shapes with that network's
+        if diagnosis.info is not None:
+            with diagnosis.step("the stored architecture"):
+                with as_weights_error("the stored architecture"):  # timm raises anything for absurd numbers
+                    diagnosis.expected = expected_tensors(diagnosis.info.architecture)
+                check_fits(diagnosis.state, diagnosis.expected, diagnosis.info.architecture)
+        # Check the numbers
+        with diagnosis.step("the tensors"):
+            check_finite(diagnosis.state)
+    return diagnosis
 
 
-def _recognise(found: Diagnosis, content: WeightsContent, model_name: str | None) -> None:
-    """Find what the tensors are; if that is refused, what they look like without what it is refused for."""
-    place = found.place
-    with found.step("the stored metadata"):
-        found.about, found.is_recognised = describe(place, content, model_name), True
-    vit = content.vit or place.config.get("vit")
-    bare, unlabelled = place._replace(config={}, preprocessor={}), content._replace(vit={})
-    guesses = [(place, content, None), (bare, unlabelled, None)]
-    if isinstance(vit, dict) and "architecture" in vit:
-        guesses.insert(1, (bare, content._replace(vit={"architecture": vit["architecture"]}), None))
-    guesses.append((bare, unlabelled._replace(state=_with_square_grid(content.state)), None))
-    for guess in guesses:
-        if found.about is None:
+def _recognise(diagnosis: Diagnosis, content: WeightsContent, model_name: str | None) -> None:
+    """Find what the tensors are; where that is refused, what they look like otherwise."""
+    source, info = diagnosis.source, None
+    with diagnosis.step("the stored metadata"):
+        info = describe(source, content, model_name)
+        diagnosis.is_recognised = True
+    # Fall back: the file without --model, the tensors without any metadata, the nearest network of the paper
+    bare, unlabelled = source._replace(config={}, preprocessor={}), content._replace(vit={})
+    for place, contents in ((source, content), (bare, unlabelled)):
+        if info is None:
             with suppress(VitError), as_weights_error("the tensors"):
-                found.about = describe(*guess)
-    if found.about is None:
-        found.about = _closest_variant(bare, unlabelled, model_name)
+                info = describe(place, contents, None)
+    if info is None:
+        with suppress(VitError), as_weights_error("the tensors"):
+            info = _closest_variant(source, content.state, model_name)
+    diagnosis.info = info
+    if info is not None:
+        _drop_missing_head(diagnosis, info)
+
+
+def _drop_missing_head(diagnosis: Diagnosis, info: WeightsInfo) -> None:
+    """Make it a network without a head where the file has no tensor of the head."""
+    arch, prefixes = info.architecture, head_names(info.architecture)
+    if not arch.num_classes or any(name.startswith(prefixes) for name in diagnosis.state):
+        return
+    with suppress(VitError), as_weights_error("the head"):
+        diagnosis.missing_head = tuple(name for name in expected_tensors(arch) if name.startswith(prefixes))
+    diagnosis.info = info._replace(architecture=replace(arch, num_classes=0, pre_logits=False))
 
 
 def _closest_variant(
-    place: WeightsSource, content: WeightsContent, model_name: str | None
+    source: WeightsSource, state: dict[str, Tensor], model_name: str | None
 ) -> WeightsInfo | None:
-    """As weights of the transformer in VARIANTS that shares most tensors, if these are half of its own.
+    """Return the paper's transformer that shares most tensors with the file, if at least half of its own.
 
     Args:
-        model_name: the only one to try, if it names one.
+        model_name: the only candidate, if it is a variant.
     """
-    state, named = content.state, find_variant(model_name or "")
-    content = content._replace(spelling="timm")  # whose networks take any name
-    widths = [state[name].shape[-1] for name in OF_MODEL_WIDTH if name in state and state[name].ndim]
-    alike = [variant for variant in VARIANTS.values() if variant.layers and variant.hidden in widths[:1]]
-    found, most = None, 0.5
-    for variant in [named] if named else alike:
-        with suppress(VitError), as_weights_error("the tensors"):
-            about = describe(place, content, variant.timm_name)  # finds image size and classes
-            size, num_classes = about.architecture.image_size, about.architecture.num_classes
-            arch = architecture(variant.name, image_size=size, num_classes=num_classes)
-            expected = expected_tensors(arch)
-            share = sum(name in state and state[name].shape == shape for name, shape in expected.items())
-            if share / len(expected) > most:
-                most = share / len(expected)
-                found = about._replace(architecture=arch, numerics="as the paper has it")
-    return found
-
-
-def _with_square_grid(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """With the number of rows in the position embedding that can be and is nearest."""
-    posemb = state.get("pos_embed")
-    if posemb is None or posemb.ndim != 3:
-        return state
-    num_prefix = _num_prefix({name: tensor.shape for name, tensor in state.items()})
-    side = max(1, round(math.sqrt(max(0, posemb.shape[1] - num_prefix))))
-    shape = (1, num_prefix + side * side, posemb.shape[2])
-    return state | {"pos_embed": torch.empty(shape, device="meta")}
-
-
-def _num_prefix(shapes: dict[str, torch.Size]) -> int:
-    of_tokens = (shapes[name] for name in PREFIX_TOKENS if name in shapes)
-    return sum(shape[1] for shape in of_tokens if len(shape) == 3)
+    shapes = {name: tensor.shape for name, tensor in state.items()}
+    widths = [shapes[name][-1] for name in HAVE_MODEL_WIDTH if shapes.get(name)]
+    named = find_variant(model_name or "")
+    candidates = [v for v in VARIANTS.values() if v.layers and v.hidden in widths[:1]]
+    closest, most = None, 0.5
+    for variant in [named] if named else candidates:
+        # Take image size and classes from the file, as far as it has them
+        arch = architecture(variant.name, image_size=(224, 224), num_classes=0)
+        heads = [shapes[f"{prefix}weight"] for prefix in head_names(arch) if shapes.get(f"{prefix}weight")]
+        arch = replace(arch, num_classes=heads[0][0] if heads else 0)
+        if len(shapes.get("pos_embed", ())) == 3 and arch.patch_size:
+            num_patches = max(0, shapes["pos_embed"][1] - num_prefix_tokens(shapes))
+            arch = replace(arch, image_size=(max(1, round(math.sqrt(num_patches))) * arch.patch_size,) * 2)
+        # Count the tensors that fit
+        expected = expected_tensors(arch)
+        fraction = sum(shapes.get(name) == shape for name, shape in expected.items()) / len(expected)
+        if fraction > most:
+            closest, most = arch, fraction
+    return closest and WeightsInfo(closest, None, None, "as the paper has it", {}, source.format)
 
 
 def _floats(stored: StoredTensors) -> dict[str, Tensor]:
-    """The tensors of numbers with a point, under the file's own names."""
+    """Return the floating-point tensors in float32, under the file's own names."""
     if stored.spelling == "official":
         arrays = {name: array for name, array in stored.tensors.items() if array.dtype.kind == "f"}
         return {name: torch.from_numpy(np.array(array, np.float32)) for name, array in arrays.items()}
     return {name: t.float() for name, t in stored.tensors.items() if t.is_floating_point()}
+
+
+def mismatches(state: dict[str, Tensor], expected: dict[str, torch.Size]) -> dict[str, list[str]]:
+    """List the tensors that a network lacks, does not have, or has in another shape, by kind of mismatch."""
+    return {
+        "missing": [name for name in expected if name not in state],
+        "unexpected": [name for name in state if name not in expected],
+        "of another shape": [
+            f"{name} {tuple(tensor.shape)} for {tuple(expected[name])}"
+            for name, tensor in state.items()
+            if name in expected and tensor.shape != expected[name]
+        ],
+        "of no floating-point numbers": [
+            f"{name} ({tensor.dtype})"
+            for name, tensor in state.items()
+            if not tensor.is_floating_point() and not name.endswith(INTEGER_BUFFERS)
+        ],
+    }
+
+
+def check_fits(state: dict[str, Tensor], expected: dict[str, torch.Size], arch: Architecture) -> None:
+    """Refuse tensors whose names and shapes are not exactly those of the network."""
+    by_kind = mismatches(state, expected).items()
+    reasons = [f"{len(names)} {kind}: {_first_names(names)}" for kind, names in by_kind if names]
+    if reasons:
+        raise WeightsError(
+            f"the tensors do not fit {arch.name} at {arch.image_size[0]}x{arch.image_size[1]} with "
+            f"{arch.num_classes} classes; {'; '.join(reasons)}",
+            where="",
+            fix="name the right model with --model, or take a new head where only the head differs",
+        )
+
+
+def find_non_finite(state: dict[str, Tensor]) -> list[str]:
+    """Return the names of the tensors that hold NaN or infinity."""
+    floats = {name: t.detach() for name, t in state.items() if t.is_floating_point() and t.numel()}
+    # aminmax passes NaN on and, unlike isfinite, makes no copy of the tensor
+    extremes = {name: torch.stack(torch.aminmax(tensor)) for name, tensor in floats.items()}
+    return [name for name, both in extremes.items() if not torch.isfinite(both).all()]
+
+
+def check_finite(state: dict[str, Tensor]) -> None:
+    """Refuse tensors that hold NaN or infinity."""
+    names = find_non_finite(state)
+    if names:
+        fix = "use weights from before they became non-finite"
+        raise WeightsError(f"non-finite numbers in {_first_names(names)}", where="", fix=fix)
+
+
+def _first_names(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")

@@ -21,7 +21,8 @@ from vitcli.weights.files import write_npz
 from vitcli.weights.formats import check_supported
 from vitcli.weights.io import Weights, read_weights, write_weights_file
 from vitcli.weights.jax import SPELLINGS, to_official
-from vitcli.weights.load import num_prefix_rows, num_prefix_tokens
+from vitcli.weights.load import num_prefix_rows
+from vitcli.weights.timm import num_prefix_tokens
 
 KERNEL = "patch_embed.proj.weight"
 
@@ -77,7 +78,7 @@ def interpolate_posemb(
         "model": new.name,
         "format": weights.format,
         "method": method,
-        "prefix_tokens": num_prefix_tokens(weights),
+        "prefix_tokens": num_prefix_tokens(weights.shapes),
         "before": _described(old, weights),
         "after": _described(new, weights),
         "left_out": ["preprocessing", "class names"] if path.suffix == ".npz" else [],
@@ -202,7 +203,7 @@ def _described(arch: Architecture, weights: Weights) -> dict[str, Any]:
         "image_size": list(arch.image_size),
         "patch_size": arch.patch_size,
         "patch_grid": list(arch.patch_grid),
-        "tokens": num_prefix_tokens(weights) + math.prod(arch.patch_grid),
+        "tokens": num_prefix_tokens(weights.shapes) + math.prod(arch.patch_grid),
         "gmacs": round(forward_macs(arch) / 1e9, 3),
     }
 

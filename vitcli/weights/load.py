@@ -9,11 +9,10 @@ from vitcli.errors import WeightsError
 from vitcli.models import pos_embed
 from vitcli.models.architecture import Architecture
 from vitcli.models.build import adapted, build, check_image_size, takes_image_size
+from vitcli.weights.diagnose import check_fits
 from vitcli.weights.files import attribute_errors_to
-from vitcli.weights.io import Weights, check_fits
+from vitcli.weights.io import Weights
 from vitcli.weights.timm import head_names
-
-PREFIX_TOKENS = ("cls_token", "dist_token", "reg_token")  # tensors with a row for each such token
 
 
 @dataclass(frozen=True)
@@ -140,9 +139,3 @@ def num_prefix_rows(weights: Weights) -> int:
     if "pos_embed" not in weights.state:
         return int("cls_token" in weights.state)
     return weights.state["pos_embed"].shape[1] - math.prod(weights.architecture.patch_grid)
-
-
-def num_prefix_tokens(weights: Weights) -> int:
-    """Tokens of the network that stand for no patch: the class token, a distillation token, registers."""
-    tokens = (weights.state[name] for name in PREFIX_TOKENS if name in weights.state)
-    return sum(tensor.shape[1] for tensor in tokens)

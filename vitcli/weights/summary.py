@@ -1,4 +1,4 @@
-"""`vit inspect CKPT --summary`: what a checkpoint is, whether it is sound, which commands would take it."""
+"""`vit inspect CKPT --summary`: what a checkpoint is, whether it is usable, which commands take it."""
 
 import math
 import shlex
@@ -17,71 +17,71 @@ from vitcli.models.flops import forward_macs
 from vitcli.models.variants import find_variant
 from vitcli.output.text import plain
 from vitcli.weights.describe import WeightsInfo
-from vitcli.weights.diagnose import Diagnosis, diagnose
+from vitcli.weights.diagnose import Diagnosis, diagnose, find_non_finite, mismatches
 from vitcli.weights.files import as_weights_error
-from vitcli.weights.io import find_non_finite, mismatches
+from vitcli.weights.timm import num_prefix_tokens
 
-TOLD_OF_CONFIGS = (  # of timm and Hugging Face; the other keys are about the network and its pictures
+CONFIG_KEYS = (  # of timm and Hugging Face; the other keys describe the network and its images
     "tag", "license", "description", "origin_url", "_name_or_path", "transformers_version",
 )  # fmt: skip
-GROWTH = 384 / 224  # of the resolution, from pre-training to fine-tuning (paper, section 4.1)
-SPELLINGS = {"timm": "timm's names", "official": "the authors' names", "huggingface": "Hugging Face's names"}
-POSEMBS = {"none": "none", "1d": "a learned row for each token",
-           "2d": "learned rows and columns", "relative": "relative",
-           "sincos2d": "fixed sines and cosines of row and column"}  # fmt: skip
-MISFITS = {"missing": "missing", "unexpected": "unexpected", "of_another_shape": "other shape"}
+RESOLUTION_INCREASE = 384 / 224  # from pre-training to fine-tuning (paper, section 4.1)
+NAMES_OF = {"timm": "timm's", "official": "the authors'", "huggingface": "Hugging Face's"}
+POSEMB_TEXTS = {"none": "none", "1d": "learned, one row for each token",
+                "2d": "learned rows and columns", "relative": "relative",
+                "sincos2d": "fixed sines and cosines of row and column"}  # fmt: skip
+MISMATCHES = {"missing": "missing", "unexpected": "unexpected", "of_another_shape": "other shape"}
 WIDTH, INDENT = 80, 14  # columns of a line, and those before its text
-# A stranger wrote it: of a list so many, of a name and of a text so many characters are told.
-MOST, LONGEST_NAME, LONGEST = 8, 100, 800
+# Untrusted text: truncate lists (entries), names and values (characters).
+MAX_ENTRIES, MAX_NAME, MAX_TEXT = 8, 100, 800
 
 
 def summarise(ckpt: str, *, model_name: str | None) -> dict[str, Any]:
-    """Everything that can be told of a checkpoint, also of one that no command would take.
+    """Return everything known about a checkpoint, also about one that no command takes.
 
-    What is not known is None; so are `missing`, `unexpected` and `of_another_shape` where no network is known
-    to compare the tensors with.
+    Unknown values are None; so are `missing`, `unexpected` and `of_another_shape` where no network is known
+    to compare the tensors with. `missing` of a usable file is its head.
 
     Raises:
         WeightsError: no such file, or one that cannot be parsed.
     """
-    found = diagnose(ckpt, model_name=model_name)
-    file, tensors = found.place.file, found.stored.tensors
-    dtypes = Counter(str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values())
+    diagnosis = diagnose(ckpt, model_name=model_name)
+    file, tensors, info = diagnosis.source.file, diagnosis.stored.tensors, diagnosis.info
     return {
         "command": "inspect",
         "ckpt": ckpt,
         "file": str(file),
         "file_bytes": file.stat().st_size,
-        "format": found.about.format if found.about else found.place.format,
-        "spelling": found.stored.spelling,
-        "recognised": found.is_recognised,
-        **_network(found),
-        **_words(found.about),
+        "format": info.format if info else diagnosis.source.format,
+        "spelling": diagnosis.stored.spelling,
+        "recognised": diagnosis.is_recognised,
+        **_network(diagnosis),
+        **_stored_values(info),
         "num_tensors": len(tensors),
-        "num_params": _num_params(found.state),
-        "dtypes": dict(dtypes),
-        **_compared(found),
-        "non_finite": find_non_finite(found.state),
-        "unused": list(found.unused),
-        "problems": [_sentence(refusal) for refusal in found.refusals],
-        "advice": list(dict.fromkeys(refusal.fix for refusal in found.refusals)),
-        "usable": not found.refusals,
-        "commands": [shlex.join(["vit", *words]) for words in _commands(ckpt, model_name, found)],
+        "num_params": _num_params(diagnosis.state),
+        "dtypes": dict(Counter(str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values())),
+        **_mismatches(diagnosis),
+        "non_finite": find_non_finite(diagnosis.state),
+        "unused": list(diagnosis.unused),
+        "problems": [f"{p.message} ({p.where})" if p.where else p.message for p in diagnosis.problems],
+        "advice": list(dict.fromkeys(problem.fix for problem in diagnosis.problems)),
+        "usable": not diagnosis.problems,
+        "commands": [shlex.join(["vit", *words]) for words in _commands(ckpt, model_name, diagnosis)],
     }
 
 
 def _num_params(state: dict[str, Tensor]) -> int:
-    """Numbers that training changes; the averages of a batch norm are none of them."""
+    """Count the trained numbers, without the running averages of a batch norm."""
     learned = {name: t for name, t in state.items() if not name.endswith(("running_mean", "running_var"))}
     return sum(tensor.numel() for tensor in learned.values() if tensor.is_floating_point())
 
 
-def _network(found: Diagnosis) -> dict[str, Any]:
-    """What the architecture says; its geometry only if timm can build it."""
-    arch = found.about and found.about.architecture
-    built = arch if found.expected is not None else None
+def _network(diagnosis: Diagnosis) -> dict[str, Any]:
+    """Describe the architecture; its geometry only if timm can build it."""
+    expected, arch = diagnosis.expected, diagnosis.info and diagnosis.info.architecture
+    built = arch if expected is not None else None
     grid = built and built.patch_grid
-    has_tokens = grid and ("pos_embed" in found.expected or arch.posemb != "1d")
+    has_tokens = grid and ("pos_embed" in expected or arch.posemb != "1d")
+    num_prefix = num_prefix_tokens(expected) if has_tokens else None
     macs = None
     if built:
         with suppress(VitError), as_weights_error("the costs"):
@@ -93,9 +93,9 @@ def _network(found: Diagnosis) -> dict[str, Any]:
         "resolution": arch and list(arch.image_size),
         "patch_size": built and built.patch_size,
         "patch_grid": list(grid) if grid else None,
-        "tokens": found.num_prefix + math.prod(grid) if has_tokens else None,
-        "prefix_tokens": found.num_prefix if has_tokens else None,
-        "head": arch and _head(arch.num_classes, arch.pre_logits),
+        "tokens": num_prefix + math.prod(grid) if has_tokens else None,
+        "prefix_tokens": num_prefix,
+        "head": arch and _head(arch),
         "classifier": built and built.classifier,
         "posemb": arch.posemb if has_tokens else None,
         "num_classes": arch and arch.num_classes,
@@ -103,100 +103,104 @@ def _network(found: Diagnosis) -> dict[str, Any]:
     }
 
 
-def _head(num_classes: int, pre_logits: bool) -> str:
-    if not num_classes:
+def _head(arch: Architecture) -> str:
+    if not arch.num_classes:
         return "none"
-    return "pre-logits and one layer" if pre_logits else "one layer"
+    return "pre-logits and one layer" if arch.pre_logits else "one layer"
 
 
-def _words(about: WeightsInfo | None) -> dict[str, Any]:
-    """What stands beside the tensors."""
-    if about is None:
+def _stored_values(info: WeightsInfo | None) -> dict[str, Any]:
+    """Return what is stored beside the tensors."""
+    if info is None:
         return dict.fromkeys(("numerics", "class_names", "preprocessing", "metadata"))
-    names, pixels = about.class_names, about.preprocessing
-    metadata, config = about.metadata, about.metadata.get("config")
+    names, preprocessing = info.class_names, info.preprocessing
+    metadata, config = info.metadata, info.metadata.get("config")
     if isinstance(config, dict):
         inner = config.get("pretrained_cfg")
-        everything = config | (inner if isinstance(inner, dict) else {})
-        metadata = {key: everything[key] for key in TOLD_OF_CONFIGS if everything.get(key)}
+        merged = config | (inner if isinstance(inner, dict) else {})
+        metadata = {key: merged[key] for key in CONFIG_KEYS if merged.get(key)}
     return {
-        "numerics": about.numerics,
+        "numerics": info.numerics,
         "class_names": {"count": len(names), "first": list(names[:10])} if names else None,
-        "preprocessing": {"summary": _summary(pixels), "stored": pixels} if pixels else None,
+        "preprocessing": (
+            {"summary": _summary(preprocessing), "stored": preprocessing} if preprocessing else None
+        ),
         "metadata": metadata,
     }
 
 
 def _summary(preprocessing: dict) -> str | None:
-    """None for one that is not of this version."""
+    """Return one line on it; None for the preprocessing of another version."""
     with suppress(VitError), as_weights_error("the stored preprocessing"):
         return Preprocessing.from_dict(preprocessing).summary()
 
 
-def _compared(found: Diagnosis) -> dict[str, list[str] | None]:
-    if found.expected is None:
-        return dict.fromkeys(MISFITS)
-    return {kind.replace(" ", "_"): names for kind, names in mismatches(found.state, found.expected).items()}
+def _mismatches(diagnosis: Diagnosis) -> dict[str, list[str] | None]:
+    if diagnosis.expected is None:
+        return dict.fromkeys(MISMATCHES)
+    by_kind = mismatches(diagnosis.state, diagnosis.expected)
+    by_kind["missing"] += diagnosis.missing_head
+    return {kind.replace(" ", "_"): names for kind, names in by_kind.items()}
 
 
-def _sentence(refusal: VitError) -> str:
-    return f"{refusal.message} ({refusal.where})" if refusal.where else refusal.message
-
-
-def _commands(ckpt: str, model_name: str | None, found: Diagnosis) -> list[list[str]]:
-    """What follows `vit` on command lines that would take this file; capitals are for the user to fill in."""
-    if found.refusals:
-        needs_name = not found.is_recognised and model_name is None and "--model" in found.refusals[0].fix
-        return [["inspect", ckpt, "--summary", "--model", "NAME"]] if needs_name else []
-    about, arch, commands = found.about, found.about.architecture, []
+def _commands(ckpt: str, model_name: str | None, diagnosis: Diagnosis) -> list[list[str]]:
+    """Return the arguments of vit commands that take this file; words in capitals are for the user."""
+    if diagnosis.problems:
+        has_no_name = not diagnosis.is_recognised and model_name is None
+        asks_for_it = has_no_name and "--model" in diagnosis.problems[0].fix
+        return [["inspect", ckpt, "--summary", "--model", "NAME"]] if asks_for_it else []
+    info, arch, commands = diagnosis.info, diagnosis.info.architecture, []
     source = ["--ckpt", ckpt, *(["--model", model_name] if model_name else [])]
-    data, labelled = "DATA", "DATA"
-    if about.format == "demo":
-        data, labelled = "demo", "demo:pretrain"
-    elif arch.num_classes == 1000 and not about.class_names:
+    dataset, labelled = "DATA", "DATA"
+    if info.format == "demo":
+        dataset, labelled = "demo", "demo:pretrain"
+    elif arch.num_classes == 1000 and not info.class_names:
         labelled = "imagenet"
-    is_clear = not about.preprocessing or _summary(about.preprocessing)
+    has_pixels = not info.preprocessing or _summary(info.preprocessing)
     if arch.num_classes and not arch.pre_logits:
-        recipe = [] if is_clear else ["--recipe", "evaluate/default"]
+        recipe = [] if has_pixels else ["--recipe", "evaluate/default"]
         commands.append(["evaluate", *source, "--dataset", labelled, *recipe])
-        commands += [["predict", *source, "PICTURES"]] if is_clear else []
-    commands += [["inspect", *source, "--images", "PICTURES"]] if is_clear else []
-    return [*commands, ["finetune", *source, "--dataset", data, *_larger(arch)]]
+        commands += [["predict", *source, "IMAGES"]] if has_pixels else []
+    elif not arch.num_classes and has_pixels:
+        commands.append(["embed", *source, "--dataset", dataset, "--out", "FEATURES.safetensors"])
+    commands += [["inspect", *source, "--images", "IMAGES"]] if has_pixels else []
+    return [*commands, ["finetune", *source, "--dataset", dataset, *_larger(arch)]]
 
 
 def _larger(arch: Architecture) -> list[str]:
-    """The option for a higher resolution that the patches divide, up to the paper's 384."""
+    """Return the option for a higher resolution that the patches divide, up to the paper's 384."""
     height, width = arch.image_size
     step = arch.patch_size or 32
-    side = round(height * GROWTH / step) * step
+    side = round(height * RESOLUTION_INCREASE / step) * step
     return ["--res", str(side)] if arch.is_of_the_paper and height == width and side <= 384 else []
 
 
 def as_text(result: dict[str, Any]) -> str:
-    """For a terminal: what was found, then the verdict, then the command lines, which are never wrapped."""
+    """Return the text for a terminal: contents, problems, then command lines, which are never wrapped."""
     count = len(result["problems"])
-    verdict = "sound" if result["usable"] else f"not usable: {count} problem{'s' * (count > 1)}, see below"
+    verdict = "usable for features, its head is missing" if result["missing"] else "usable"
+    if not result["usable"]:
+        verdict = f"not usable: {count} problem{'s' * (count > 1)}, see below"
     lines = [f"{plain(result['ckpt'])}: {verdict}"]
     lines += _section("File", _file_rows(result))
     lines += _section("Network", _network_rows(result))
-    lines += _section("Stored with it", _metadata_rows(result["metadata"] or {}))
+    lines += _section("Metadata", _metadata_rows(result["metadata"] or {}))
     lines += _section("Tensors", _tensor_rows(result))
     lines += _section("Problems", enumerate(result["problems"], start=1))
-    lines += _section("What to do", enumerate(result["advice"], start=1))
+    lines += _section("How to fix", enumerate(result["advice"], start=1))
     if result["commands"]:
-        lines += ["", "Commands that take it" if result["usable"] else "Then"]
+        lines += ["", "Commands that take it" if result["usable"] else "Next command"]
         lines += [f"  {plain(command)}" for command in result["commands"]]
     return "\n".join(lines) + "\n"
 
 
 def _file_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
-    dtypes = ", ".join(f"{count} of {dtype}" for dtype, count in result["dtypes"].items())
     num_bytes = result["file_bytes"]
     return [
         ("file", result["file"]),
         ("size", f"{num_bytes / 1e6:,.1f} MB" if num_bytes >= 1e5 else f"{num_bytes:,} bytes"),
-        ("format", f"{result['format']}, with {SPELLINGS[result['spelling']]}"),
-        ("tensors", dtypes or "none"),
+        ("format", f"{result['format']}, with {NAMES_OF[result['spelling']]} tensor names"),
+        ("tensors", ", ".join(f"{count} {dtype}" for dtype, count in result["dtypes"].items()) or "none"),
     ]
 
 
@@ -207,59 +211,66 @@ def _network_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
     in_timm = f", {variant.timm_name} in timm" if variant and variant.is_timms else ""
     compute, tokens, prefix = (result[key] for key in ("forward_gmacs", "tokens", "prefix_tokens"))
     size, patch_size = "x".join(map(str, result["resolution"])), result["patch_size"]
-    reads = {"token": ", reads the class token", "gap": ", reads the mean of the tokens"}
+    head = "missing from the file" if result["usable"] and result["missing"] else result["head"]
+    inputs = {"token": ", reads the class token", "gap": ", reads the mean of the tokens"}
     names, pixels = result["class_names"], result["preprocessing"]
-    unread = "stored in words of another version; evaluate takes --recipe evaluate/default"
+    unknown = "stored by another version; evaluate takes --recipe evaluate/default"
     rows = [
         ("model", ("" if result["recognised"] else "looks like ") + result["model"] + in_timm),
         ("parameters", f"{result['num_params']:,}"),
-        ("compute", compute and f"{compute:.3f} GMACs an image, without the head"),
-        ("pictures", f"{size} pixels" + (f", patches of {patch_size}" if patch_size else "")),
-        ("tokens", tokens and f"{tokens}: {tokens - prefix} patches and {prefix} more"),
-        ("positions", result["posemb"] and POSEMBS[result["posemb"]]),
-        ("head", result["head"] + reads.get(result["classifier"], "")),
+        ("compute", compute and f"{compute:.3f} GMACs per image, without the head"),
+        ("image size", f"{size} pixels" + (f", patches of {patch_size}" if patch_size else "")),
+        ("tokens", tokens and f"{tokens}: {tokens - prefix} patches and {prefix} prefix"),
+        ("positions", result["posemb"] and POSEMB_TEXTS[result["posemb"]]),
+        ("head", head + inputs.get(result["classifier"], "")),
         ("classes", f"{result['num_classes']:,}"),
-        ("their names", _some(names["first"], names["count"]) if names else "none stored"),
-        ("pixels", pixels["summary"] or unread if pixels else "none stored; recipe evaluate/default is used"),
-        ("arithmetic", result["numerics"]),
+        ("class names", _some(names["first"], names["count"]) if names else "none stored"),
+        (
+            "transform",
+            pixels["summary"] or unknown if pixels else "none stored; default: recipe evaluate/default",
+        ),
+        ("numerics", result["numerics"]),
     ]
     return [(name, text) for name, text in rows if text]
 
 
 def _tensor_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
-    kinds = {kind: told for kind, told in (MISFITS | {"non_finite": "not finite"}).items() if result[kind]}
-    rows = [(told, f"{len(result[kind])}: {_some(result[kind])}") for kind, told in kinds.items()]
+    labels = MISMATCHES | {"non_finite": "not finite"}
+    rows = [(label, f"{len(result[k])}: {_some(result[k])}") for k, label in labels.items() if result[k]]
     if result["missing"] is None:
-        rows.append(("fit", "unknown: there is no network to compare them with"))
-    rows = rows or [("fit", "all are there and fit, none is left over, every number is finite")]
+        rows.append(("fit", "unknown: no network to compare them with"))
+    rows = rows or [("fit", "all present, none unexpected, all shapes right, all numbers finite")]
     unused = result["unused"]
     return rows + ([("unused", f"{len(unused)}, by any classifier: {_some(unused)}")] if unused else [])
 
 
 def _metadata_rows(metadata: dict[str, Any]) -> list[tuple[str, str]]:
-    told = {name: value for name, value in metadata.items() if value not in (None, False, "")}
-    shares = {name for name, value in told.items() if name.startswith("top") and isinstance(value, float)}
-    rows = [(name, f"{value:.2%}" if name in shares else str(value)) for name, value in told.items()]
-    more = [("", f"and {len(rows) - 2 * MOST:,} more")] if len(rows) > 2 * MOST else []
-    return rows[: 2 * MOST] + more
+    """Return names and values, accuracies in percent, as many as fit."""
+    values = {name: value for name, value in metadata.items() if value not in (None, False, "")}
+    rows = [
+        (name, f"{value:.2%}" if name.startswith("top") and isinstance(value, float) else str(value))
+        for name, value in values.items()
+    ]
+    more = [("", f"and {len(rows) - 2 * MAX_ENTRIES:,} more")] if len(rows) > 2 * MAX_ENTRIES else []
+    return rows[: 2 * MAX_ENTRIES] + more
 
 
 def _some(names: list[str], count: int | None = None) -> str:
-    told = [_short(name, LONGEST_NAME) for name in names[:MOST]]
-    more = (count or len(names)) - len(told)
-    return ", ".join(told) + (f" and {more:,} more" if more else "")
+    shown = [_truncated(name, MAX_NAME) for name in names[:MAX_ENTRIES]]
+    more = (count or len(names)) - len(shown)
+    return ", ".join(shown) + (f" and {more:,} more" if more else "")
 
 
 def _section(title: str, rows: Iterable[tuple[str | int, str]]) -> list[str]:
-    """Lines of the terminal, in which nothing of a stranger's steers it; none at all without rows."""
+    """Return a title and its lines, control characters removed; nothing without rows."""
     lines = []
     for name, text in rows:
-        start = f"  {name}. " if isinstance(name, int) else f"  {plain(_short(name, LONGEST_NAME)):<11} "
+        start = f"  {name}. " if isinstance(name, int) else f"  {plain(_truncated(name, MAX_NAME)):<11} "
         indents = {"initial_indent": start, "subsequent_indent": " " * min(len(start), INDENT)}
-        text = plain(_short(text, LONGEST))
+        text = plain(_truncated(text, MAX_TEXT))
         lines += textwrap.wrap(text, WIDTH, break_long_words=False, break_on_hyphens=False, **indents)
     return ["", title, *lines] if lines else []
 
 
-def _short(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[:most]}..."
+def _truncated(text: str, max_length: int) -> str:
+    return text if len(text) <= max_length else f"{text[:max_length]}..."

@@ -18,6 +18,8 @@ from vitcli.models.variants import (
     vit_args,
 )
 
+PREFIX_TOKENS = ("cls_token", "dist_token", "reg_token")  # tensors with a row for each such token
+
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -127,6 +129,11 @@ def _tokens(shapes: Shapes) -> dict:
             raise _unrecognised("there are a class token and a norm behind a mean over the tokens")
         return args
     return args | (GAP if "norm.weight" in shapes else GAP | {"fc_norm": True})
+
+
+def num_prefix_tokens(shapes: Shapes) -> int:
+    """Count the tokens that stand for no patch: class token, distillation token, registers."""
+    return sum(shapes[name][1] for name in PREFIX_TOKENS if len(shapes.get(name, ())) == 3)
 
 
 def _side_of_grid(shapes: Shapes) -> int:
