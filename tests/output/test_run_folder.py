@@ -9,6 +9,7 @@ import pytest
 
 from vitcli.errors import MachineError, VitError
 from vitcli.output import run_folder
+from vitcli.output.atomic import read_jsonl
 from vitcli.output.run_folder import RunFolder
 
 
@@ -74,7 +75,7 @@ def test_metrics_are_rewound_to_what_a_checkpoint_knew(tmp_path):
     folder.rewind_metrics(known)
     folder.log({"step": 2, "again": True})
 
-    assert run_folder.read_metrics(tmp_path / "run") == [{"step": 1}, {"step": 2, "again": True}]
+    assert read_jsonl(tmp_path / "run/metrics.jsonl") == [{"step": 1}, {"step": 2, "again": True}]
 
 
 def test_a_line_cut_off_by_a_crash_is_left_out(tmp_path):
@@ -83,7 +84,7 @@ def test_a_line_cut_off_by_a_crash_is_left_out(tmp_path):
     with open(tmp_path / "run/metrics.jsonl", "a") as file:
         file.write('{"step": 2, "lo')
 
-    assert run_folder.read_metrics(tmp_path / "run") == [{"step": 1}]
+    assert read_jsonl(tmp_path / "run/metrics.jsonl") == [{"step": 1}]
 
 
 def test_a_folder_that_cannot_be_written_is_an_error_of_the_machine(tmp_path):

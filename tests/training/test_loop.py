@@ -13,6 +13,7 @@ from vitcli.data.loader import Batch
 from vitcli.distributed.runtime import start as start_runtime
 from vitcli.models.build import build
 from vitcli.output import run_folder
+from vitcli.output.atomic import read_jsonl
 from vitcli.output.progress import Progress
 from vitcli.training import objective, optim
 from vitcli.training.checkpoint import Saver
@@ -120,7 +121,7 @@ def trained(said: dict, folder: Path, gradients) -> tuple[torch.nn.Module, list[
             progress=Progress(quiet=True),
             counters=RunCounters(),
         )
-    return model, run_folder.read_metrics(folder / "run")
+    return model, read_jsonl(folder / "run" / run_folder.METRICS)
 
 
 def batches(data, parts: int):

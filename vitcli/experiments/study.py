@@ -14,6 +14,7 @@ from vitcli.errors import Stopped, VitError
 from vitcli.experiments import study_grid, study_schema
 from vitcli.experiments.study_grid import StudyRun
 from vitcli.experiments.study_schema import Score, Study, slug
+from vitcli.output.atomic import read_json
 from vitcli.output.progress import Progress
 from vitcli.recipe import Recipe, find_for_dataset, merge
 from vitcli.recipe.sweep import check_with_choices
@@ -116,7 +117,7 @@ def run(
         missing = [number for number, cell in enumerate(prepared.cells) if not scores[cell.name]]
         if missing:
             work.check()
-        plans = runtime.on_main(lambda: files.read_json(folder / files.PLAN)) or _plans(prepared, work)
+        plans = runtime.on_main(lambda: read_json(folder / files.PLAN)) or _plans(prepared, work)
         runtime.on_main(lambda: files.begin(folder, prepared.study, plans))
         written_at = time.monotonic()
         try:

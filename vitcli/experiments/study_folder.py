@@ -11,7 +11,7 @@ from vitcli.experiments import study_schema, study_text
 from vitcli.experiments.study_figures import draw
 from vitcli.experiments.study_schema import Score, Study, slug
 from vitcli.output import run_folder
-from vitcli.output.atomic import write_json, write_text
+from vitcli.output.atomic import read_json, write_json, write_text
 from vitcli.output.run_folder import refuse_other_recipe
 from vitcli.recipe import Recipe
 
@@ -89,11 +89,3 @@ def write_results(folder: Path, result: Mapping[str, Any]) -> None:
     ):
         write_text(folder / name, text)
     write_json(folder / run_folder.SUMMARY, result)
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    """The object of a file, None where there is none."""
-    try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError):
-        return None

@@ -21,6 +21,7 @@ from vitcli.features.draws import Draws
 from vitcli.features.extract import ExtractedFeatures, FeatureExtractor, extract, open_extractor
 from vitcli.features.feature_store import StoredFeatures, open_cached
 from vitcli.output import run_folder, text
+from vitcli.output.atomic import read_json
 from vitcli.output.run_folder import refuse_other_recipe
 from vitcli.recipe import Recipe
 
@@ -280,7 +281,7 @@ def _finished_result(out: Path, recipe: Recipe, draws: Draws) -> dict[str, Any] 
     summary = run_folder.finished_summary(out)
     if summary is None or not (out / DRAWS).exists():
         return None
-    if json.loads((out / DRAWS).read_text()) != features_draws.as_json(draws):
+    if read_json(out / DRAWS) != features_draws.as_json(draws):
         fix = "choose another folder, or --overwrite to delete that run"
         raise VitError("the folder holds a run with other drawn rows", where=f"--out {out}", fix=fix)
     return summary | {"run_dir": str(out)}

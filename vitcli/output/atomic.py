@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, whatever happens while they are written."""
+"""Files written whole or not at all, and readers that tolerate what a crash left."""
 
 import fcntl
 import json
@@ -6,6 +6,7 @@ import os
 import socket
 import tempfile
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -13,7 +14,8 @@ from safetensors import SafetensorError
 
 from vitcli.errors import MachineError
 
-TEMPORARY = ".tmp-"  # begins the name of every file and folder that is not whole yet
+TEMPORARY = ".tmp-"  # prefix of every file and folder that is not complete yet
+MAX_RECORDS = 2_000_000  # of one .jsonl file; the rest is left out
 
 
 def replace_file(path: Path, write: Callable[[Path], None]) -> None:
@@ -40,9 +42,54 @@ def replace_file(path: Path, write: Callable[[Path], None]) -> None:
             Path(name).unlink(missing_ok=True)
 
 
+def write_text(path: Path, text: str) -> None:
+    """Replace a file by this text in UTF-8."""
+    replace_file(path, lambda file: file.write_text(text, encoding="utf-8"))
+
+
 def write_json(path: Path, value: dict[str, Any]) -> None:
-    """An object as JSON for people and programs, in the place of what was there."""
+    """Replace a file by an object as indented JSON."""
     write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Return the JSON object of a file; None if the file is missing, unreadable, damaged or no object."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """Return the records of a .jsonl file, none if it is missing.
+
+    A line that is cut off or no object is left out: a live run may be writing it.
+
+    Raises:
+        MachineError: the file cannot be read.
+    """
+    records: list[dict[str, Any]] = []
+    try:
+        with open(path, encoding="utf-8", errors="replace") as lines:
+            for line in islice(lines, MAX_RECORDS):
+                try:
+                    record = json.loads(line)
+                except (ValueError, RecursionError):
+                    continue
+                if isinstance(record, dict):
+                    records.append(record)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise unreadable(path, error) from error
+    return records
+
+
+def unreadable(path: Path, error: OSError) -> MachineError:
+    """Return the error to raise for a file or folder that cannot be read."""
+    fix = "correct its permissions, or leave it out"
+    return MachineError(f"{path.name} cannot be read: {error.strerror}", where=str(path), fix=fix)
 
 
 def check_can_write_in(folder: Path, *, option: str) -> None:
@@ -76,11 +123,6 @@ def try_to_write_in(folder: Path, *, option: str) -> None:
 def _not_written(folder: Path, where: str) -> MachineError:
     fix = "choose another folder, or mend its permissions"
     return MachineError(f"nothing can be written in {folder}", where=where, fix=fix)
-
-
-def write_text(path: Path, text: str) -> None:
-    """A text in UTF-8, in the place of what was there."""
-    replace_file(path, lambda file: file.write_text(text, encoding="utf-8"))
 
 
 def lock_folder(path: Path, *, noun: str, where: str) -> TextIO:

@@ -13,6 +13,7 @@ from typing import Any
 
 from vitcli.errors import MachineError, VitError
 from vitcli.output import atomic, run_folder
+from vitcli.output.atomic import read_json
 
 MOST_TOLD = 4  # differences
 
@@ -102,12 +103,9 @@ class ResultFolder:
                 folder.rmdir()
 
     def _num_results(self, out: Path) -> int:
-        """How many results the folder holds; 1 if its file does not tell."""
-        try:
-            stored = json.loads((out / self.result).read_text(encoding="utf-8"))
-            return len(stored.get(f"{self.noun}s", [stored]))
-        except (OSError, ValueError, TypeError, AttributeError):
-            return 1
+        """Count the results in the folder; 1 if its file does not say."""
+        several = (read_json(out / self.result) or {}).get(f"{self.noun}s")
+        return len(several) if isinstance(several, list) else 1
 
     def _take_lock(self, held: ExitStack, out: Path) -> None:
         """An advisory lock that ends with the process, however it ends; its file goes with `held`."""
@@ -125,10 +123,10 @@ class ResultFolder:
             self._refuse_others_files(out, len(asked))
             return
         try:
-            stored = json.loads((out / self.result).read_text(encoding="utf-8"))
+            stored = read_json(out / self.result)
             before = [one["asked"] for one in stored.get(f"{self.noun}s", [stored])]
             told = differences(before, json.loads(json.dumps(asked)), noun=self.noun)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (KeyError, TypeError, AttributeError):
             told = [f"{self.result} does not say what was asked"]
         if told:
             raise VitError(

@@ -14,15 +14,16 @@ from typing import Any
 from vitcli import recipe as recipes
 from vitcli.distributed import launch
 from vitcli.errors import MachineError, VitError
-from vitcli.output.atomic import TEMPORARY, lock_folder, write_json, write_text
+from vitcli.output.atomic import TEMPORARY, lock_folder, read_json, write_json, write_text
 from vitcli.recipe import Recipe
 
 METRICS, TIMING, SUMMARY, RECIPE = "metrics.jsonl", "timing.jsonl", "summary.json", "recipe.toml"
+PLAN, ENVIRONMENT = "plan.json", "environment.json"
 DIVERGED = "diverged.json"  # in the place of the summary of an arm whose loss was no number
 WEIGHTS = "model.safetensors"
 LOCK = ".vit.lock"
 CHECKOUT = Path(__file__).parents[2]  # the repository, where the package runs from one
-FILES = (METRICS, TIMING, SUMMARY, RECIPE, "plan.json", "environment.json", "README.md", "config.json",
+FILES = (METRICS, TIMING, SUMMARY, RECIPE, PLAN, ENVIRONMENT, "README.md", "config.json",
          WEIGHTS, "draws.json", "table.txt", "reproduce.json", "reproduce-real.json")  # fmt: skip
 FOLDERS = ("checkpoints", "figures", "arms")
 REPETITIONS = "runs/seed-*"
@@ -86,7 +87,7 @@ class RunFolder:
     def write_start(self, recipe_toml: str, environment: dict[str, Any]) -> None:
         """The resolved recipe and the machine, before step 0."""
         self.write_text(RECIPE, recipe_toml)
-        self.write_json("environment.json", environment)
+        self.write_json(ENVIRONMENT, environment)
 
     def log(self, record: dict[str, Any]) -> None:
         """One line of metrics.jsonl. A value that depends on time or speed belongs in `log_timing`."""
@@ -120,31 +121,9 @@ def new_folder(command: str, dataset: str, model: str) -> Path:
     return Path("runs", "-".join(safe))
 
 
-def read_plan(path: Path) -> dict[str, Any] | None:
-    """The plan of a run that has begun in the folder, or None."""
-    try:
-        return json.loads((path / "plan.json").read_text())
-    except (OSError, ValueError):
-        return None
-
-
-def finished_summary(path: Path, name: str = SUMMARY) -> dict[str, Any] | None:
-    """The summary of a finished run, or another object that is there only at its end; None if it is not."""
-    try:
-        return json.loads((path / name).read_text())
-    except (OSError, ValueError):
-        return None
-
-
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """All records of metrics.jsonl; a line cut off by a crash is left out."""
-    records = []
-    for line in (path / METRICS).read_text().splitlines():
-        try:
-            records.append(json.loads(line))
-        except ValueError:
-            continue
-    return records
+def finished_summary(path: Path) -> dict[str, Any] | None:
+    """Return the summary of the run in a folder: written last, so None before its end."""
+    return read_json(path / SUMMARY)
 
 
 def environment(arguments: list[str]) -> dict[str, Any]:

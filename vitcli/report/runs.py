@@ -12,6 +12,7 @@ from typing import Any
 
 from vitcli.errors import DataError, VitError
 from vitcli.output import run_folder
+from vitcli.output.atomic import read_json, read_jsonl
 from vitcli.report.scan import (
     ARMS,
     EVALUATION,
@@ -19,10 +20,8 @@ from vitcli.report.scan import (
     RunLocation,
     command_of,
     find,
-    loosely,
     read,
     read_recipe,
-    read_records,
 )
 from vitcli.report.schema import Evaluation, Evaluations, FewshotSummary, TrainingSummary, VtabSummary
 
@@ -81,13 +80,13 @@ def progress_of(path: Path, recipe: dict[str, Any]) -> UnfinishedProgress:
 
 
 def _steps_done(path: Path, *, is_live: bool | None, part: str = "") -> UnfinishedProgress:
-    total = (run_folder.read_plan(path) or {}).get("total_steps")
+    total = (read_json(path / run_folder.PLAN) or {}).get("total_steps")
     total = total if isinstance(total, int) and total > 0 else None
     steps = [
-        record["step"] for record in read_records(path / run_folder.METRICS) if is_number(record.get("step"))
+        record["step"] for record in read_jsonl(path / run_folder.METRICS) if is_number(record.get("step"))
     ]
     step = int(max(steps, default=0))
-    paces = [record.get("step_s") for record in read_records(path / run_folder.TIMING)]
+    paces = [record.get("step_s") for record in read_jsonl(path / run_folder.TIMING)]
     is_paced = total is not None and paces and is_number(paces[-1])
     return UnfinishedProgress(
         step, total, part, max(0, total - step) * paces[-1] if is_paced else None, is_live
@@ -268,7 +267,7 @@ def read_run(path: Path) -> Run:
     has_ended = (path / run_folder.SUMMARY).exists()
     summary = read(path / run_folder.SUMMARY, TrainingSummary) if has_ended else None
     parts = members_of(path, REPEATS) or members_of(path, ARMS)
-    records = [read_records(part / run_folder.METRICS) for part in parts or [path]]
+    records = [read_jsonl(part / run_folder.METRICS) for part in parts or [path]]
     told = dict(
         path=path,
         recipe=recipe,
@@ -308,7 +307,7 @@ def _choices(path: Path, summary: TrainingSummary | None) -> tuple[Choice, ...]:
         tried = summary.choices
         chosen = summary.chosen
     else:
-        records = read_records(path / run_folder.METRICS)
+        records = read_jsonl(path / run_folder.METRICS)
         tried = [{**record["arm"], **record} for record in records if isinstance(record.get("arm"), dict)]
         chosen = None
     found = []
@@ -328,7 +327,7 @@ def _read_vtab(path: Path) -> Vtab:
 
 def _read_evaluations(path: Path) -> list[EvaluationRecord]:
     file = path / EVALUATION
-    if "evaluations" not in loosely(file):
+    if "evaluations" not in (read_json(file) or {}):
         return [_scored(path, read(file, Evaluation))]
     several = read(file, Evaluations).evaluations
     return [_scored(path / str(number), said) for number, said in enumerate(several, start=1)]

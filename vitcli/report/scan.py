@@ -1,6 +1,5 @@
 """Which run folders there are, and their files, read with suspicion: one may be cut off or a stranger's."""
 
-import json
 import os
 import tomllib
 from collections.abc import Iterator, Sequence
@@ -10,8 +9,9 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from vitcli.errors import DataError, MachineError, VitError
+from vitcli.errors import DataError, VitError
 from vitcli.output import run_folder
+from vitcli.output.atomic import read_json, unreadable
 from vitcli.report.schema import FileModel
 
 EVALUATION = "evaluation.json"
@@ -19,7 +19,6 @@ ARMS, REPEATS = "arms", "runs"  # of a selection folder: they are its own
 INNER = {ARMS, REPEATS, "checkpoints", "figures"}
 DEEPEST = 5  # folders below the one that is named
 MOST_FOLDERS = 5_000  # looked at: more is a home directory, not a folder of runs
-MOST_RECORDS = 2_000_000
 
 Kind = Literal["training", "fewshot", "vtab", "evaluation"]
 
@@ -77,7 +76,7 @@ def read(path: Path, shape: type[FileModel]) -> Any:
             fix="run the command that made the folder again, or leave the folder out",
         ) from error
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise unreadable(path, error) from error
 
 
 def read_recipe(folder: Path) -> dict[str, Any]:
@@ -91,35 +90,16 @@ def read_recipe(folder: Path) -> dict[str, Any]:
         fix = "write the recipe anew, or leave the folder out"
         raise DataError(f"recipe.toml is damaged: {error}", where=str(path), fix=fix) from error
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise unreadable(path, error) from error
     keys = ((name, section) for name, section in sections.items() if isinstance(section, dict))
     return {f"{name}.{key}": value for name, section in keys for key, value in section.items()}
-
-
-def read_records(path: Path) -> list[dict[str, Any]]:
-    """Lines of a .jsonl file; one that is cut off or no object is left out, for a run may be writing it."""
-    records: list[dict[str, Any]] = []
-    try:
-        with open(path, encoding="utf-8", errors="replace") as lines:
-            for _, line in zip(range(MOST_RECORDS), lines, strict=False):
-                try:
-                    record = json.loads(line)
-                except (ValueError, RecursionError):
-                    continue
-                if isinstance(record, dict):
-                    records.append(record)
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        raise _unreadable(path, error) from error
-    return records
 
 
 def kind_of(folder: Path) -> Kind | None:
     """What a folder holds; None for nothing of ours."""
     if (folder / EVALUATION).is_file():
         return "evaluation"
-    summary = loosely(folder / run_folder.SUMMARY)
+    summary = read_json(folder / run_folder.SUMMARY) or {}
     if isinstance(summary.get("tasks"), dict):
         return "vtab"
     if not (folder / run_folder.RECIPE).is_file():
@@ -129,14 +109,14 @@ def kind_of(folder: Path) -> Kind | None:
         return "fewshot"
     is_known = command in ("finetune", "pretrain", None)
     has_begun = any(
-        (folder / name).exists() for name in (run_folder.SUMMARY, run_folder.METRICS, "plan.json")
+        (folder / name).exists() for name in (run_folder.SUMMARY, run_folder.METRICS, run_folder.PLAN)
     )
     return "training" if is_known and has_begun else None
 
 
 def command_of(folder: Path) -> str | None:
     """The command that made a folder, by environment.json; None where that does not say."""
-    words = loosely(folder / "environment.json").get("command_line")
+    words = (read_json(folder / run_folder.ENVIRONMENT) or {}).get("command_line")
     named = (
         [word for word in words if word in ("finetune", "pretrain", "fewshot")] if _is_words(words) else []
     )
@@ -163,26 +143,12 @@ def _below(folder: Path, top: Path, depth: int, seen: set[Path]) -> Iterator[Run
     except FileNotFoundError:  # taken away since its name was read, as temporary folders of a live run are
         return
     except OSError as error:
-        raise _unreadable(folder, error) from error
+        raise unreadable(folder, error) from error
     for name in names:
         is_evaluations_own = kind == "evaluation" and name.isdigit()
         if not name.startswith(".") and not (kind and name in INNER) and not is_evaluations_own:
             yield from _below(folder / name, top, depth + 1, seen)
 
 
-def loosely(path: Path) -> dict[str, Any]:
-    """A JSON object as it is, to find out what it is of; empty where there is none."""
-    try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
 def _is_words(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(word, str) for word in value)
-
-
-def _unreadable(path: Path, error: OSError) -> MachineError:
-    fix = "mend its permissions, or leave it out"
-    return MachineError(f"{path.name} cannot be read: {error.strerror}", where=str(path), fix=fix)

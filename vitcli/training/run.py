@@ -21,7 +21,7 @@ from vitcli.errors import DataError, MachineError, NotFiniteError, Stopped, VitE
 from vitcli.evaluation.metrics import Metrics, PatchMetrics
 from vitcli.export.model_card import card_of
 from vitcli.output import run_folder
-from vitcli.output.atomic import TEMPORARY
+from vitcli.output.atomic import TEMPORARY, read_jsonl
 from vitcli.output.redaction import public_name
 from vitcli.output.run_folder import RunFolder, earlier_summary, refuse_other_recipe
 from vitcli.recipe import Recipe
@@ -320,7 +320,7 @@ def write_results(
     )
     pictures = folder.path / "figures"
     pictures.mkdir(exist_ok=True)
-    for name, figure in figures.training_curves(run_folder.read_metrics(folder.path)).items():
+    for name, figure in figures.training_curves(read_jsonl(folder.path / run_folder.METRICS)).items():
         figure.savefig(pictures / f"{name}.png")
     folder.write_text("README.md", card_of(summary, job.recipe, job.start.arch))
     folder.write_json(run_folder.SUMMARY, summary)

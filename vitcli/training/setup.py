@@ -25,6 +25,7 @@ from vitcli.models import flops
 from vitcli.models.architecture import Architecture
 from vitcli.models.build import TransformerOptions, architecture
 from vitcli.output import run_folder
+from vitcli.output.atomic import read_json
 from vitcli.output.progress import Progress
 from vitcli.output.text import size_text
 from vitcli.recipe import Recipe
@@ -168,7 +169,7 @@ def plan_of(
 
 def _fitting(recipe: Recipe, options: RunOptions, runtime: Runtime, start: InitialModel) -> int:
     """The largest part that fits; that of the run which is gone on with, for it decides about dropout."""
-    earlier = options.out and runtime.on_main(lambda: run_folder.read_plan(options.out))
+    earlier = options.out and runtime.on_main(lambda: read_json(options.out / run_folder.PLAN))
     share, left_over = divmod(recipe.train.batch_size, runtime.world_size)
     sizes = [size for size in range(1, share + 1) if not left_over and share % size == 0]
     if earlier and earlier["per_device_batch"] in sizes and not options.overwrite:

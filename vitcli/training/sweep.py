@@ -25,7 +25,7 @@ from vitcli.distributed.runtime import start as start_runtime
 from vitcli.errors import NotFiniteError, Stopped, VitError
 from vitcli.export.model_card import card_of
 from vitcli.output import run_folder
-from vitcli.output.atomic import replace_file, write_json
+from vitcli.output.atomic import read_json, replace_file, write_json
 from vitcli.output.progress import Progress
 from vitcli.output.run_folder import RunFolder, earlier_summary, refuse_other_recipe
 from vitcli.recipe import Recipe
@@ -186,7 +186,7 @@ class Sweep:
 
 def _finished_arm(path: Path, one: Recipe) -> dict[str, Any] | None:
     """The summary, or the mark, of an arm that needs no further step; its weights may have gone."""
-    found = run_folder.finished_summary(path) or run_folder.finished_summary(path, run_folder.DIVERGED)
+    found = run_folder.finished_summary(path) or read_json(path / run_folder.DIVERGED)
     if found is not None:
         refuse_other_recipe(path, one)
     return found
