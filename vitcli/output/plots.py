@@ -1,4 +1,4 @@
-"""Arrays to pictures, one look for all. Functions return matplotlib figures; commands save them."""
+"""The style of all figures, and the one way to save them. Other packages draw; commands save."""
 
 import warnings
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from vitcli.output.atomic import replace_file
 
-# Okabe and Ito's eight, told apart by everybody, yellow last: it is pale on paper. Black is the page's ink.
+# The eight colors of Okabe and Ito, distinct for color-blind readers too; yellow last: it is pale on paper.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#888888", "#C9B800")
 BLUE, ORANGE = COLORS[:2]
 STYLE = {
@@ -29,9 +29,9 @@ STYLE = {
 
 @contextmanager
 def saving(key: str) -> Iterator[None]:
-    """While a figure is written: the same one always to the same bytes, `key` in the place of drawn ids.
+    """Make figures saved inside the block reproducible: SVG ids are derived from `key`, not drawn at random.
 
-    Letters that its font has not are boxes in a PNG; that is nothing to tell on standard error.
+    Letters that the font lacks become boxes in a PNG, without a warning on standard error.
     """
     with matplotlib.rc_context({"svg.hashsalt": key}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"Glyph \d+ .* missing from font")
@@ -42,10 +42,10 @@ ENDINGS = ("png", "svg")
 
 
 def save(path: Path, figure: Figure) -> None:
-    """Write one file, a PNG or an SVG.
+    """Write a figure to a .png or .svg file, whole or not at all; the same figure gives the same bytes.
 
     Raises:
-        MachineError: it cannot be written.
+        MachineError: the file cannot be written.
     """
     ending = path.suffix.removeprefix(".")
     more = {"metadata": {"Date": None}} if ending == "svg" else {}

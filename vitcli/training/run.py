@@ -20,7 +20,7 @@ from vitcli.distributed.runtime import peak_memory_gib
 from vitcli.errors import DataError, MachineError, NotFiniteError, Stopped, VitError
 from vitcli.evaluation.metrics import Metrics, PatchMetrics
 from vitcli.export.model_card import card_of
-from vitcli.output import run_folder
+from vitcli.output import plots, run_folder
 from vitcli.output.atomic import TEMPORARY, read_jsonl
 from vitcli.output.redaction import public_name
 from vitcli.output.run_folder import RunFolder, earlier_summary, refuse_other_recipe
@@ -318,9 +318,7 @@ def write_results(
             **({"top1": scores.top1} if isinstance(scores, Metrics) else {}),
         },
     )
-    pictures = folder.path / "figures"
-    pictures.mkdir(exist_ok=True)
     for name, figure in figures.training_curves(read_jsonl(folder.path / run_folder.METRICS)).items():
-        figure.savefig(pictures / f"{name}.png")
+        plots.save(folder.path / "figures" / f"{name}.png", figure)
     folder.write_text("README.md", card_of(summary, job.recipe, job.start.arch))
     folder.write_json(run_folder.SUMMARY, summary)

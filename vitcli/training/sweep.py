@@ -24,7 +24,7 @@ from vitcli.distributed.runtime import shared_process_group
 from vitcli.distributed.runtime import start as start_runtime
 from vitcli.errors import NotFiniteError, Stopped, VitError
 from vitcli.export.model_card import card_of
-from vitcli.output import run_folder
+from vitcli.output import plots, run_folder
 from vitcli.output.atomic import read_json, replace_file, write_json
 from vitcli.output.progress import Progress
 from vitcli.output.run_folder import RunFolder, earlier_summary, refuse_other_recipe
@@ -222,7 +222,7 @@ def write_all(folder: RunFolder, recipe: Recipe, summary: dict[str, Any], first:
     if summary["choices"]:
         figure = figures.selection_curve(summary["choices"], chosen=summary["chosen"])
         if figure:
-            figure.savefig(pictures / "selection.png")
+            plots.save(pictures / "selection.png", figure)
     folder.write_text("README.md", card_of(summary, recipe, read_weights(str(source)).architecture))
     folder.write_text("table.txt", as_text(summary))
     folder.write_json(run_folder.SUMMARY, summary)

@@ -17,6 +17,7 @@ from vitcli.evaluation import inference, masked_patch
 from vitcli.features import draws as features_draws
 from vitcli.features import least_squares
 from vitcli.models.masked_patch import MaskedPatchModel
+from vitcli.output import plots
 from vitcli.training import figures
 from vitcli.training.objective import TrainingTask
 from vitcli.training.setup import TrainingJob
@@ -116,10 +117,8 @@ class PeriodicEvaluation:
         )
         if not views or not self.job.runtime.is_main:  # none of them could be decoded
             return
-        pictures = self.path / "figures"
-        pictures.mkdir(exist_ok=True)
         name = f"patches_step_{self.state.counters.step:07d}.png"
-        figures.masked_patch_grid(views).savefig(pictures / name)
+        plots.save(self.path / "figures" / name, figures.masked_patch_grid(views))
 
 
 def _probe_line(probed: dict[str, Any]) -> str:

@@ -1,0 +1,34 @@
+"""Figures are saved whole or not at all, and the same figure always as the same bytes."""
+
+import pytest
+from matplotlib.figure import Figure
+
+from vitcli.errors import MachineError
+from vitcli.output import plots
+
+
+def line() -> Figure:
+    figure = Figure()
+    figure.add_subplot().plot([1, 2], [3, 4])
+    return figure
+
+
+@pytest.mark.parametrize("ending", plots.ENDINGS)
+def test_the_same_figure_is_saved_as_the_same_bytes(tmp_path, ending):
+    for name in ("a", "b"):
+        plots.save(tmp_path / name / f"loss.{ending}", line())
+
+    assert (tmp_path / f"a/loss.{ending}").read_bytes() == (tmp_path / f"b/loss.{ending}").read_bytes()
+
+
+def test_a_figure_that_cannot_be_written_leaves_the_earlier_one(tmp_path, monkeypatch):
+    (tmp_path / "loss.png").write_bytes(b"earlier")
+
+    def fill_disk(self, file, **_):
+        file.write_bytes(b"\x89PN")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Figure, "savefig", fill_disk)
+    with pytest.raises(MachineError, match="No space left"):
+        plots.save(tmp_path / "loss.png", line())
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("loss.png", b"earlier")]
