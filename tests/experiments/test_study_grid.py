@@ -10,6 +10,7 @@ from vitcli import recipe as recipes
 from vitcli.errors import VitError
 from vitcli.experiments import study as command
 from vitcli.experiments import study_grid, study_schema, study_text
+from vitcli.experiments.study_schema import folder_name
 
 SMALL = """
 command = "pretrain"
@@ -288,3 +289,11 @@ def test_the_shipped_studies_are_no_recipes_and_say_what_they_are():
     for path in recipes.studies().values():
         assert path.read_text().startswith(("# paper, ", "# the embedded demo: "))
         assert path.stem in (path.parents[2] / "docs/study.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [("B/16 (JFT)", "B-16-JFT"), (".hidden.", "hidden"), ("a_b", "a_b"), ("/", "-")],
+)
+def test_the_folders_of_a_study_stay_those_that_it_was_started_with(name, folder):
+    assert folder_name(name) == folder

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -92,6 +93,24 @@ def test_a_folder_that_cannot_be_written_is_an_error_of_the_machine(tmp_path):
 
     with pytest.raises(MachineError, match="cannot be written"):
         RunFolder(tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    ("text", "each", "merged", "arm"),
+    [
+        ("ViT-B/16", "ViT-B-16", "ViT-B-16", "ViT-B-16"),
+        ("my ckpt (1).npz", "my-ckpt--1-.npz", "my-ckpt-1-.npz", "my-ckpt-1-.npz"),
+        ("lr-1e+05, 10%", "lr-1e-05--10-", "lr-1e-05-10-", "lr-1e+05-10%"),
+        ("a--b_c", "a--b_c", "a-b_c", "a--b_c"),
+        ("B/16 größer²", "B-16-größer²", "B-16-größer²", "B-16-größer²"),
+    ],
+)
+def test_the_names_of_folders_stay_those_that_runs_were_started_with(text, each, merged, arm):
+    before = "".join(char if char.isalnum() or char in "._" else "-" for char in text)
+
+    assert run_folder.slug(text, merge=False) == each == before
+    assert run_folder.slug(text) == merged == re.sub(r"[^\w.]+", "-", text)
+    assert run_folder.slug(text, keep=".%+-") == arm == re.sub(r"[^\w.%+-]+", "-", text)
 
 
 def test_no_secret_reaches_the_environment_file(monkeypatch):

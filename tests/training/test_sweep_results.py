@@ -39,6 +39,8 @@ def test_masked_patches_are_chosen_by_the_share_of_right_colours_else_by_the_los
         ({"optimizer.lr": 0.003}, "lr-0.003"),
         ({"optimizer.lr": 1e-05, "data.flip": True}, "lr-1e-05_flip-true"),
         ({"schedule.warmup": "10%"}, "warmup-10%"),
+        ({"data.crop_area": [0.05, 1.0]}, "crop_area--0.05-1.0"),
+        ({"model.ckpt": "runs/a b/"}, "ckpt-runs-a-b"),
     ],
 )
 def test_an_arm_is_called_after_its_values(choice, name):

@@ -18,6 +18,7 @@ from vitcli.experiments import vtab
 from vitcli.experiments.reproduce_rows import PaperRow, PaperTables, judge, rows_of
 from vitcli.output.atomic import write_json
 from vitcli.output.progress import Progress
+from vitcli.output.run_folder import slug
 from vitcli.recipe import Recipe, trials
 from vitcli.recipe import load as load_recipe
 
@@ -209,4 +210,4 @@ def num_arms(recipe: Recipe) -> int:
 
 def default_folder(row: PaperRow) -> Path:
     """Below runs/, without the time, so that the same command goes on by itself."""
-    return Path("runs", "reproduce-" + "".join(c if c.isalnum() or c in "._" else "-" for c in row.training))
+    return Path("runs", f"reproduce-{slug(row.training, merge=False)}")

@@ -13,7 +13,7 @@ from typing import Any
 from vitcli.errors import Stopped, VitError
 from vitcli.experiments import study_grid, study_schema
 from vitcli.experiments.study_grid import StudyRun
-from vitcli.experiments.study_schema import Score, Study, slug
+from vitcli.experiments.study_schema import Score, Study, folder_name
 from vitcli.output.atomic import read_json
 from vitcli.output.progress import Progress
 from vitcli.recipe import Recipe, find_for_dataset, merge
@@ -107,7 +107,9 @@ def run(
     from vitcli.distributed.runtime import start as start_runtime  # loads torch
     from vitcli.experiments import study_folder as files
 
-    folder = out or Path("runs", f"study-{slug(prepared.name)}")  # no time, so that the same command goes on
+    folder = out or Path(
+        "runs", f"study-{folder_name(prepared.name)}"
+    )  # no time, so that the same command goes on
     with shared_process_group():
         runtime = start_runtime("auto")
         progress = Progress(quiet=quiet, is_main=runtime.is_main)

@@ -9,7 +9,7 @@ from typing import Any
 from vitcli.errors import VitError
 from vitcli.experiments import study_schema, study_text
 from vitcli.experiments.study_figures import draw
-from vitcli.experiments.study_schema import Score, Study, slug
+from vitcli.experiments.study_schema import Score, Study, folder_name
 from vitcli.output import run_folder
 from vitcli.output.atomic import read_json, write_json, write_text
 from vitcli.output.run_folder import refuse_other_recipe
@@ -75,7 +75,7 @@ def scores_of(run_dir: Path, recipe: Recipe, score: Score) -> dict[str, float] |
 
 def score_folder(run_dir: Path, score: Score, dataset: str) -> Path:
     """Where the scoring of a run on a data set stands."""
-    return run_dir / ("score" if len(score.dataset or ()) < 2 else f"score-{slug(dataset)}")
+    return run_dir / ("score" if len(score.dataset or ()) < 2 else f"score-{folder_name(dataset)}")
 
 
 def write_results(folder: Path, result: Mapping[str, Any]) -> None:

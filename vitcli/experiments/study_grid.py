@@ -9,7 +9,7 @@ from itertools import product
 from statistics import mean, stdev
 from typing import Any
 
-from vitcli.experiments.study_schema import ALL, Study, StudyVariant, network_key, slug
+from vitcli.experiments.study_schema import ALL, Study, StudyVariant, folder_name, network_key
 from vitcli.models import variants
 
 
@@ -154,7 +154,7 @@ def _cell(
     ]
     words = {"num_examples": "images", "epochs": "epochs", "steps": "steps"}
     told = (f"{_short(axes[axis])}-{word}" for axis, word in words.items() if axis in axes)
-    point = "-".join([slug(variant.name), *told])
+    point = "-".join([folder_name(variant.name), *told])
     return StudyRun(
         name=point if seed is None else f"{point}-seed-{seed}",
         point=point,

@@ -3,7 +3,6 @@
 Recipe keys stand in tables called `set`, as in a recipe: set.optimizer.lr = 0.01.
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,6 +11,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationError
 
 from vitcli import recipe
 from vitcli.errors import VitError, nearest
+from vitcli.output.run_folder import slug
 from vitcli.recipe.schema import KEYS, SECTIONS, Count, NonNegativeInt, Positive, Section, key
 from vitcli.recipe.toml import toml_value, typed_value
 from vitcli.recipe.validation import Problem, as_error, report, unknown
@@ -288,18 +288,18 @@ def contradictions(study: Any) -> Iterator[tuple[str, str, str]]:
     yield from _scoring(study.score)
 
 
-def slug(name: str) -> str:
-    """A name as a part of a folder's."""
-    return re.sub(r"[^\w.]+", "-", name).strip("-.") or "-"
+def folder_name(name: str) -> str:
+    """Return the name of a study, variant or data set as part of a folder's name."""
+    return slug(name).strip("-.") or "-"
 
 
 def _names(study: Any) -> Iterator[tuple[str, str, str]]:
     seen: dict[str, str] = {}
     for name in [one.name for one in study.variants] or study.grid.models or ():
-        if slug(name).lower() in seen:
-            other = seen[slug(name).lower()]
+        if folder_name(name).lower() in seen:
+            other = seen[folder_name(name).lower()]
             yield "variants", f"{name!r} and {other!r} would share a folder", "give them names of their own"
-        seen[slug(name).lower()] = name
+        seen[folder_name(name).lower()] = name
     if not study.recipe:
         for one in study.variants:
             if not one.recipe:

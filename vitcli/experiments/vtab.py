@@ -212,7 +212,7 @@ def _default_folder(recipes: Mapping[str, Recipe]) -> Path:
     """One folder for a checkpoint, without the time, so that the same command goes on by itself."""
     first = next(iter(recipes.values())).model
     word = Path(first.ckpt or "").name + (f"-{first.name}" if first.name else "")
-    return Path("runs", f"finetune-{NAME}-" + "".join(c if c.isalnum() or c in "._" else "-" for c in word))
+    return Path("runs", f"finetune-{NAME}-{run_folder.slug(word, merge=False)}")
 
 
 def _check_data(tasks: Sequence[str], recipes: Mapping[str, Recipe]) -> None:

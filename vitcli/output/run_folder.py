@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import time
@@ -115,10 +116,20 @@ class RunFolder:
 
 
 def new_folder(command: str, dataset: str, model: str) -> Path:
-    """A run folder below runs/ for who names none, after what is run and when."""
+    """Return the default run folder, below runs/, named after what is run and when."""
     words = (command, Path(dataset).name, model, time.strftime("%Y%m%d-%H%M%S"))
-    safe = ("".join(c if c.isalnum() or c in "._" else "-" for c in word).strip("-.") for word in words)
-    return Path("runs", "-".join(safe))
+    return Path("runs", "-".join(slug(word, merge=False).strip("-.") for word in words))
+
+
+def slug(text: str, *, keep: str = ".", merge: bool = True) -> str:
+    """Return a text as part of a folder's name: all but letters, digits, "_" and `keep` becomes "-".
+
+    Runs are resumed by these names, so a caller never changes its arguments.
+
+    Args:
+        merge: replace adjacent characters by one "-"; otherwise each by its own.
+    """
+    return re.sub(rf"[^\w{re.escape(keep)}]{'+' if merge else ''}", "-", text)
 
 
 def finished_summary(path: Path) -> dict[str, Any] | None:
@@ -179,8 +190,6 @@ def _append(file, record: dict[str, Any]) -> None:
 
 
 def _without_secrets(argument: str) -> str:
-    import re
-
     argument = re.sub(r"hf_[A-Za-z0-9]{8,}", "hf_***", argument)
     argument = re.sub(r"(?<=://)[^/@\s]+@", "***@", argument)
     return re.sub(r"(?i)((?:token|key|secret|password)=)[^&\s]+", r"\1***", argument)

@@ -1,13 +1,13 @@
 """What several runs of one recipe come to: the chosen values, means and deviations, and how they are told."""
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from vitcli.output.run_folder import slug
 from vitcli.recipe.toml import toml_value
 
 LR = "optimizer.lr"
@@ -58,7 +58,7 @@ def name_of(choice: Mapping[str, Any]) -> str:
     """The folder of an arm: "lr-0.003"."""
     texts = {key: value if isinstance(value, str) else toml_value(value) for key, value in choice.items()}
     words = (f"{key.rpartition('.')[2]}-{text}" for key, text in texts.items())
-    return re.sub(r"[^\w.%+-]+", "-", "_".join(words)).strip("-")
+    return slug("_".join(words), keep=".%+-").strip("-")
 
 
 def names_of(choices: Sequence[Mapping[str, Any]]) -> list[str]:
