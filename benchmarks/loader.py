@@ -36,8 +36,8 @@ def transform_of(res: int) -> TrainTransform:
 
 def ours(split, res, threads, steps):
     batches = loader.train_batches(
-        split, transform_of(res), start_step=0, total_steps=steps, batch_size=BATCH, per_device_batch=BATCH,
-        window=8192, seed=0, rank=0, world_size=1, on_bad_image="error", num_threads=threads,
+        split, transform_of(res), sampler.TrainSampler(len(split), split.block_starts, 8192, BATCH, 0, 0, 1),
+        steps=range(steps), per_device_batch=BATCH, on_bad_image="error", num_threads=threads,
     )  # fmt: skip
     return sum(len(batch.labels_B) for batch in batches)
 

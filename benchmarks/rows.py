@@ -22,6 +22,7 @@ import pyarrow as pa
 from PIL import Image
 
 from vitcli.data import loader
+from vitcli.data.sampler import TrainSampler
 from vitcli.data.split import check_labels, from_table
 from vitcli.data.transforms import TrainTransform
 
@@ -57,8 +58,8 @@ def measure(num_rows: int) -> dict[str, float]:
         (32, 32), "inception", (0.05, 1.0), (0.75, 4 / 3), None, True, "bilinear", True, None
     )
     batches = loader.train_batches(
-        split, transform, start_step=10**6, total_steps=10**6 + 1, batch_size=BATCH, per_device_batch=BATCH,
-        window=8192, seed=0, rank=0, world_size=1, on_bad_image="error", num_threads=2,
+        split, transform, TrainSampler(len(split), split.block_starts, 8192, BATCH, 0, 0, 1),
+        steps=range(10**6, 10**6 + 1), per_device_batch=BATCH, on_bad_image="error", num_threads=2,
     )  # fmt: skip
     batch = next(iter(batches))
     assert len(set(batch.rows_B.tolist())) == BATCH

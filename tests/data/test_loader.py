@@ -11,8 +11,8 @@ import pytest
 import torch
 from PIL import Image
 
-from vitcli.data import sampler
 from vitcli.data.loader import Batch, check_images, default_threads, eval_batches, train_batches
+from vitcli.data.sampler import TrainSampler, rows_at
 from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing, TrainTransform
 from vitcli.errors import DataError
@@ -65,20 +65,14 @@ def noise(count: int = 23, bad: tuple[int, ...] = ()) -> Split:
 
 
 def training(split: Split | None = None, **changes):
-    options = dict(
-        start_step=0,
-        total_steps=5,
-        batch_size=8,
-        per_device_batch=8,
-        window=64,
-        seed=3,
-        rank=0,
-        world_size=1,
-        on_bad_image="error",
-        num_threads=2,
-    )
+    split = split or noise()
+    order = dict(window=64, batch_size=8, seed=3, rank=0, world_size=1)
+    order |= {name: changes.pop(name) for name in changes.keys() & order.keys()}
+    steps = range(changes.pop("start_step", 0), changes.pop("total_steps", 5))
     transform = changes.pop("transform", TRAIN)
-    return train_batches(split or noise(), transform, **options | changes)
+    options = dict(steps=steps, per_device_batch=8, on_bad_image="error", num_threads=2)
+    sampler = TrainSampler(len(split), split.block_starts, **order)
+    return train_batches(split, transform, sampler, **options | changes)
 
 
 def evaluation(split: Split | None = None, **changes):
@@ -145,7 +139,7 @@ def test_the_rows_of_a_step_are_those_of_the_order_with_their_own_labels():
     batches = list(training(total_steps=6))
 
     for step, batch in enumerate(batches):
-        expected = sampler.step_indices(step, num_examples=23, batch_size=8, seed=3, rank=0, world_size=1)
+        expected = rows_at(range(8 * step, 8 * step + 8), num_examples=23, seed=3).tolist()
         assert batch.rows_B.tolist() == expected
         assert batch.labels_B.tolist() == [row % 3 for row in expected]
 

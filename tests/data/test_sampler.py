@@ -1,19 +1,36 @@
-"""Which rows a step sees: a permutation of every epoch, the same for any number of processes."""
-
-from itertools import chain
+"""The rows of a step: every epoch shuffled, tables and shards, the same on any number of processes."""
 
 import numpy as np
 import pytest
 
-from vitcli.data.sampler import derive_seed, permute, rows_at, step_indices, step_positions
+from vitcli.data.sampler import StreamOrder, TrainSampler, derive_seed, permute, step_positions
 
-RUN = dict(num_examples=1_000, batch_size=64, seed=0)
+
+def blocks(*sizes: int) -> np.ndarray:
+    return np.array([0, *np.cumsum(sizes)])
+
+
+def ragged(num_rows: int, seed: int = 0) -> np.ndarray:
+    """Blocks of 1 to 40 rows."""
+    draws = np.random.default_rng(seed).integers(1, 41, num_rows)
+    inside = np.cumsum(draws)
+    return np.array([0, *inside[inside < num_rows], num_rows])
+
+
+RUN = dict(num_examples=1_000, block_starts=None, window=256, batch_size=64, seed=0)
+TABLE, SHARDS = {}, {"block_starts": ragged(1_000)}
 SIZES = [1, 2, 3, 5, 24, 1_000, 65_537]
+either = pytest.mark.parametrize("data", [TABLE, SHARDS], ids=["table", "shards"])
 
 
-def images_of(step: int, world_size: int = 1) -> list[int]:
-    shares = [step_indices(step, rank=rank, world_size=world_size, **RUN) for rank in range(world_size)]
-    return list(chain(*shares))
+def examples_of(step: int, world_size: int = 1, **changes) -> list[tuple[int, int]]:
+    """Row and position of the examples that all processes load at a step, rank after rank."""
+    samplers = [TrainSampler(**RUN | changes, rank=rank, world_size=world_size) for rank in range(world_size)]
+    return [example for sampler in samplers for example in sampler.rows_of_step(step)]
+
+
+def rows_of(steps: range, **changes) -> list[int]:
+    return [row for step in steps for row, _ in examples_of(step, **changes)]
 
 
 def shuffled(num_examples: int, *, key: int = 0) -> np.ndarray:
@@ -41,33 +58,50 @@ def feistel(place: int, num_examples: int, key: int) -> int:
             return place
 
 
+@either
 @pytest.mark.parametrize("world_size", [2, 4, 8])
 @pytest.mark.parametrize("step", [0, 15, 17])
-def test_a_step_sees_the_same_images_on_any_number_of_gpus(step, world_size):
-    assert images_of(step, world_size) == images_of(step)
+def test_a_step_sees_the_same_images_on_any_number_of_gpus(step, world_size, data):
+    assert examples_of(step, world_size, **data) == examples_of(step, **data)
 
 
-def test_an_epoch_shows_every_image_once_even_when_it_ends_inside_a_step():
-    sixteen_steps = [i for step in range(16) for i in images_of(step)]
+@either
+def test_every_example_of_a_run_has_a_position_of_its_own(data):
+    positions = [position for step in range(20) for _, position in examples_of(step, world_size=4, **data)]
 
-    assert sorted(sixteen_steps[:1_000]) == list(range(1_000))
-
-
-def test_two_epochs_come_in_different_orders():
-    two_epochs = [i for step in range(32) for i in images_of(step)]
-
-    assert two_epochs[:1_000] != two_epochs[1_000:2_000]
-    assert sorted(two_epochs[1_000:2_000]) == list(range(1_000))
+    assert positions == list(range(20 * 64))
 
 
-def test_two_seeds_come_in_different_orders():
-    one, other = (rows_at(range(1_000), num_examples=1_000, seed=seed) for seed in (0, 1))
+@either
+def test_an_epoch_shows_every_image_once_even_when_it_ends_inside_a_step(data):
+    assert sorted(rows_of(range(16), **data)[:1_000]) == list(range(1_000))
 
-    assert (one == other).sum() < 10  # one row is expected to stay in its place
+
+@either
+def test_two_epochs_come_in_different_orders(data):
+    rows = rows_of(range(32), **data)
+
+    assert rows[:1_000] != rows[1_000:2_000]
+    assert sorted(rows[1_000:2_000]) == list(range(1_000))
 
 
-def test_the_order_is_pinned_so_that_a_run_goes_on_under_the_next_release():
-    assert step_indices(3, num_examples=10, batch_size=8, seed=7, rank=1, world_size=2) == [5, 8, 0, 6]
+@either
+def test_two_seeds_come_in_different_orders(data):
+    first, second = (np.array(rows_of(range(15), seed=seed, **data)) for seed in (0, 1))
+
+    assert (first == second).sum() < 10  # one row is expected to stay in its place
+
+
+def test_the_order_is_pinned_so_that_a_run_resumes_under_the_next_release():
+    table = TrainSampler(10, None, window=8, batch_size=8, seed=7, rank=1, world_size=2)
+    shards = TrainSampler(13, blocks(3, 5, 1, 4), window=8, batch_size=4, seed=7, rank=1, world_size=2)
+
+    assert table.rows_of_step(3) == [(5, 28), (8, 29), (0, 30), (6, 31)]
+    assert [shards.rows_of_step(step) for step in (2, 3, 4)] == [
+        [(0, 10), (1, 11)],
+        [(2, 14), (3, 15)],
+        [(1, 18), (4, 19)],
+    ]
 
 
 @pytest.mark.parametrize("num_examples", [1, 5, 100, 300_000_000])
@@ -80,12 +114,12 @@ def test_the_permutation_is_the_feistel_network_of_its_description(num_examples)
 
 
 def test_a_batch_may_be_larger_than_the_data_set():
-    rows = step_indices(0, num_examples=3, batch_size=10, seed=0, rank=0, world_size=1)
+    rows = rows_of(range(1), num_examples=3, batch_size=10)
 
     assert [sorted(rows[first : first + 3]) for first in (0, 3, 6)] == [[0, 1, 2]] * 3
 
 
-def test_the_shares_of_a_step_follow_each_other_without_a_gap():
+def test_the_positions_of_the_ranks_follow_each_other_without_a_gap():
     assert [step_positions(5, batch_size=12, rank=rank, world_size=3) for rank in range(3)] == [
         range(60, 64),
         range(64, 68),
@@ -154,3 +188,88 @@ def test_each_purpose_and_counter_has_a_seed_of_its_own():
 def test_a_seed_is_the_same_on_every_machine_and_has_64_bits():
     assert derive_seed(0, "order", 0) == 6942163024847554866
     assert max(derive_seed(0, "order", epoch).bit_length() for epoch in range(100)) == 64
+
+
+@pytest.mark.parametrize(
+    ("starts", "window", "batch_size"),
+    [
+        (ragged(1003), 64, 16),
+        (ragged(1003), 100, 16),
+        (ragged(1003), 5000, 24),  # the window is longer than the epoch
+        (ragged(7), 4, 2),
+        (blocks(1), 8, 8),
+        (blocks(300), 32, 32),
+        (blocks(3, 0, 5, 0), 4, 4),  # empty blocks
+        (ragged(999), 96, 7),  # one lane
+    ],
+)
+def test_every_row_of_the_shards_comes_once_in_every_epoch(starts, window, batch_size):
+    order = StreamOrder(starts, window=window, batch_size=batch_size, seed=3)
+    n = int(starts[-1])
+
+    for epoch in range(3):
+        rows = order.rows_at(range(epoch * n, (epoch + 1) * n))
+        assert sorted(rows.tolist()) == list(range(n))
+
+
+def test_a_row_of_the_shards_does_not_depend_on_how_positions_are_batched():
+    order = StreamOrder(ragged(1003), window=64, batch_size=16, seed=1)
+    at_once = order.rows_at(range(1500))
+    for world_size in (1, 2, 4, 8, 16):
+        per_rank = 16 // world_size
+        pieces = [
+            order.rows_at(range(step * 16 + rank * per_rank, step * 16 + (rank + 1) * per_rank))
+            for step in range(93)
+            for rank in range(world_size)
+        ]
+        assert np.array_equal(np.concatenate(pieces), at_once[: 93 * 16])
+
+
+def test_streamed_epochs_and_seeds_differ_and_neither_is_the_order_on_disk():
+    n, starts = 1000, ragged(1000)
+    first, second = (
+        StreamOrder(starts, window=100, batch_size=10, seed=s).rows_at(range(2 * n)) for s in (0, 1)
+    )
+
+    assert not np.array_equal(first[:n], first[n:])
+    assert not np.array_equal(first, second)
+    assert np.abs(np.diff(first[:n])).mean() > 5
+
+
+def test_a_step_reads_few_blocks_and_each_process_its_part_of_them():
+    starts = blocks(*[100] * 400)  # 40,000 rows
+    order = StreamOrder(starts, window=4096, batch_size=512, seed=0)
+    window = order.rows_at(range(4096)) // 100
+    halves = [
+        {
+            block
+            for step in range(8)
+            for block in window[step * 512 + rank * 256 : step * 512 + (rank + 1) * 256]
+        }
+        for rank in range(2)
+    ]
+
+    assert len(set(window)) <= 42  # 4,096 rows of blocks of 100
+    assert all(len(half) <= 22 for half in halves) and len(halves[0] & halves[1]) <= 2
+
+
+def test_rows_of_one_block_are_spread_over_the_steps_of_their_window():
+    order = StreamOrder(blocks(*[64] * 100), window=1024, batch_size=64, seed=0)
+    steps_of_block = {}
+    for step in range(16):
+        for row in order.rows_at(range(step * 64, (step + 1) * 64)):
+            steps_of_block.setdefault(row // 64, set()).add(step)
+
+    assert np.mean([len(steps) for steps in steps_of_block.values()]) > 10
+
+
+@pytest.mark.slow
+def test_all_orders_of_a_small_window_come_about_equally_often():
+    counts = {}
+    for seed in range(3000):
+        order = StreamOrder(blocks(3), window=3, batch_size=3, seed=seed)
+        rows = tuple(order.rows_at(range(3)).tolist())
+        counts[rows] = counts.get(rows, 0) + 1
+
+    assert len(counts) == 6
+    assert sum((count - 500) ** 2 / 500 for count in counts.values()) < 25  # chi-squared, 5 degrees

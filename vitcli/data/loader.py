@@ -10,17 +10,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from random import Random
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from vitcli.data import sampler
 from vitcli.data.decoding import check, decode
 from vitcli.data.image_cache import CachedImage
-from vitcli.data.sampler import StreamOrder
+from vitcli.data.sampler import TrainSampler, derive_seed
 from vitcli.data.split import Split, check_label
 from vitcli.data.transforms import Preprocessing, TrainTransform
 from vitcli.distributed import launch
@@ -62,41 +60,25 @@ def default_threads(processes_here: int) -> int:
 def train_batches(
     split: Split,
     transform: TrainTransform,
+    sampler: TrainSampler,
     *,
-    start_step: int,
-    total_steps: int,
-    batch_size: int,
+    steps: range,
     per_device_batch: int,
-    window: int,
-    seed: int,
-    rank: int,
-    world_size: int,
     on_bad_image: str,
     num_threads: int,
 ) -> Iterator[Batch]:
-    """This process's share of every step from `start_step` on, in batches of `per_device_batch`.
-
-    Args:
-        window: rows of shards that are shuffled among each other; tables are shuffled as a whole.
+    """Load what this process sees at each of `steps`, in batches of `per_device_batch`.
 
     Raises:
         DataError: an image cannot be decoded and `on_bad_image` is "error". With "skip" the next row that can
             be decoded takes its place, so that a step still sees `batch_size` images.
     """
 
-    if split.block_starts is None:
-        rows_at = partial(sampler.rows_at, num_examples=len(split), seed=seed)
-    else:
-        rows_at = StreamOrder(split.block_starts, window=window, batch_size=batch_size, seed=seed).rows_at
-
     def parts() -> Iterator[list[tuple[int, int]]]:
-        for step in range(start_step, total_steps):
-            positions = sampler.step_positions(step, batch_size=batch_size, rank=rank, world_size=world_size)
-            examples = list(zip(rows_at(positions).tolist(), positions, strict=True))
-            yield from (
-                examples[first : first + per_device_batch]
-                for first in range(0, len(examples), per_device_batch)
-            )
+        for step in steps:
+            examples = sampler.rows_of_step(step)
+            for first in range(0, len(examples), per_device_batch):
+                yield examples[first : first + per_device_batch]
 
     def load(examples: list[tuple[int, int]]) -> list[Example]:
         return [load_one(row, position) for row, position in examples]
@@ -112,7 +94,7 @@ def train_batches(
                 skipped += (split.where_is(row),)
                 row = (row + 1) % len(split)
                 continue
-            rng = Random(sampler.derive_seed(seed, "augment", position))
+            rng = Random(derive_seed(sampler.seed, "augment", position))
             return Example(transform(image_HWC, rng), label, row, skipped)
         raise DataError(
             f"{TRIES_PER_EXAMPLE} images in a row cannot be decoded",

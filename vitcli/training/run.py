@@ -15,6 +15,7 @@ from torch import Tensor
 from vitcli import recipe as recipes
 from vitcli.data import loader
 from vitcli.data.dataset import DataSet
+from vitcli.data.sampler import TrainSampler
 from vitcli.data.transforms import preprocessing_of, train_transform_of
 from vitcli.distributed.runtime import peak_memory_gib
 from vitcli.errors import DataError, MachineError, NotFiniteError, Stopped, VitError
@@ -199,19 +200,25 @@ class TrainingRun:
     def _watch(self, task: TrainingTask) -> PeriodicEvaluation:
         return PeriodicEvaluation(self.job, self.state, task, path=self.path, num_threads=self.num_threads)
 
+    def _sampler(self) -> TrainSampler:
+        return TrainSampler(
+            num_examples=len(self.job.train_split),
+            block_starts=self.job.train_split.block_starts,
+            window=self.recipe.data.shuffle_window,
+            batch_size=self.job.plan.batch_size,
+            seed=self.recipe.train.seed,
+            rank=self.runtime.rank,
+            world_size=self.runtime.world_size,
+        )
+
     def _train(self, task: TrainingTask, watch: PeriodicEvaluation, saver: Saver) -> None:
         wanted, plan = self.recipe, self.job.plan
         batches = loader.train_batches(
             self.job.train_split,
             train_transform_of(wanted.data),
-            start_step=self.state.counters.step,
-            total_steps=plan.total_steps,
-            batch_size=plan.batch_size,
+            self._sampler(),
+            steps=range(self.state.counters.step, plan.total_steps),
             per_device_batch=plan.per_device_batch,
-            window=wanted.data.shuffle_window,
-            seed=wanted.train.seed,
-            rank=self.runtime.rank,
-            world_size=self.runtime.world_size,
             on_bad_image=wanted.data.on_bad_image,
             num_threads=self.num_threads,
         )

@@ -15,6 +15,7 @@ from PIL import Image
 from tests.conftest import run, vit
 from tests.training.test_finetune import SMALL, fingerprint, losses, when_logged
 from vitcli.data import dataset, loader
+from vitcli.data.sampler import TrainSampler
 from vitcli.data.transforms import TrainTransform
 from vitcli.errors import DataError
 
@@ -88,14 +89,9 @@ def rows_seen(split, *, steps: range, world_size: int, num_threads: int, batch_s
         batches = loader.train_batches(
             split,
             PLAIN,
-            start_step=steps.start,
-            total_steps=steps.stop,
-            batch_size=batch_size,
+            TrainSampler(len(split), split.block_starts, 24, batch_size, 1, rank, world_size),
+            steps=steps,
             per_device_batch=batch_size // world_size,
-            window=24,
-            seed=1,
-            rank=rank,
-            world_size=world_size,
             on_bad_image="error",
             num_threads=num_threads,
         )
