@@ -21,8 +21,8 @@ def test_a_batch_of_nothing_but_bad_pictures_is_left_out(posemb):
     torch.nn.init.normal_(model.head.weight)
     told = [
         inference.evaluate(
-            model, noise(count=5, bad=(1, 2)), PREPROCESSING, runtime=runtime.start("fp32"),
-            batch_size=batch_size, on_bad_image="skip", num_threads=2, progress=Progress(quiet=True),
+            model, noise(count=5, bad=(1, 2)), PREPROCESSING,
+            inference.EvalSettings(runtime.start("fp32"), batch_size, "skip", 2, Progress(quiet=True)),
         )
         for batch_size in (1, 5)
     ]  # fmt: skip

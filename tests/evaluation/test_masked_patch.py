@@ -11,6 +11,7 @@ from vitcli.data.sampler import derive_seed
 from vitcli.data.transforms import Preprocessing
 from vitcli.distributed import runtime
 from vitcli.errors import DataError
+from vitcli.evaluation.inference import EvalSettings
 from vitcli.evaluation.masked_patch import evaluate_patches
 from vitcli.output.progress import Progress
 
@@ -18,10 +19,8 @@ PREPROCESSING = Preprocessing((32, 48), "square", 1.0, "bilinear", True, HALF, H
 
 
 def evaluated(model, split, *, batch_size=4, on_bad_image="skip"):
-    return evaluate_patches(
-        model, split, PREPROCESSING, runtime=runtime.start("fp32"), batch_size=batch_size,
-        on_bad_image=on_bad_image, num_threads=2, progress=Progress(quiet=True),
-    )  # fmt: skip
+    settings = EvalSettings(runtime.start("fp32"), batch_size, on_bad_image, 2, Progress(quiet=True))
+    return evaluate_patches(model, split, PREPROCESSING, settings)
 
 
 @pytest.mark.parametrize("target", ["mean_color", "pixels"])

@@ -9,7 +9,9 @@ from PIL import Image
 
 from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing, to_model_range
+from vitcli.distributed import runtime
 from vitcli.errors import DataError, WeightsError
+from vitcli.evaluation.inference import EvalSettings
 from vitcli.inspection import analysis, attention
 from vitcli.inspection.attention import probe_attention_layout, record_attention
 from vitcli.models.build import TransformerOptions, architecture, build
@@ -50,12 +52,15 @@ def pictures(count: int, broken: tuple[int, ...] = ()) -> Split:
 
 def look(network, split: Split, **changed) -> attention.AttentionPass:
     model, arch = network
-    options = dict(
-        num_shown=3, residual=True, renormalise=True, device=torch.device("cpu"), batch_size=4,
-        on_bad_image="error", num_threads=2, precision="fp32", progress=Progress(quiet=True),
-    )  # fmt: skip
-    options |= {"attends": probe_attention_layout(model, arch)} | changed
-    return attention.collect_attention(model, split=split, preprocessing=PIXELS, **options)
+    precision, batch_size = changed.pop("precision", "fp32"), changed.pop("batch_size", 4)
+    on_bad_image = changed.pop("on_bad_image", "error")
+    settings = EvalSettings(
+        runtime.start("fp32"), batch_size, on_bad_image, 2, Progress(quiet=True), precision
+    )
+    options = dict(num_shown=3, residual=True, renormalise=True, attends=probe_attention_layout(model, arch))
+    return attention.collect_attention(
+        model, split=split, preprocessing=PIXELS, settings=settings, **options | changed
+    )
 
 
 def test_everything_is_that_of_the_whole_set_in_one_pass(network):

@@ -11,16 +11,14 @@ import numpy as np
 from vitcli import recipe as recipes
 from vitcli.data import classes as data_classes
 from vitcli.data.split import Split
-from vitcli.distributed.runtime import start as start_runtime
 from vitcli.errors import DataError, VitError
 from vitcli.evaluation import class_map, predictions, real_labels
 from vitcli.evaluation.assertions import Assertion
 from vitcli.evaluation.class_map import ClassMap
 from vitcli.evaluation.files import FOLDER, claim, write_all
 from vitcli.evaluation.score import EvalRequest, ReaL, score
-from vitcli.evaluation.setup import check_named, inference_precision, named_weights, split_to_score
+from vitcli.evaluation.setup import check_named, eval_settings, named_weights, split_to_score
 from vitcli.models.build import check_image_size
-from vitcli.output.progress import Progress
 from vitcli.recipe import Recipe
 from vitcli.weights.io import Weights
 
@@ -78,15 +76,15 @@ def evaluate(
         weights = _weights_once(wanted, kept)
         opened = _open(wanted, split, weights, found_map, lists, extras)
         questions.append(replace(opened, recipe_name=recipe_name, overrides=overrides, shorthands=shorthands))
-    runtime = start_runtime(inference_precision(recipe[0]))
-    progress = Progress(quiet=quiet, is_main=runtime.is_main)
+    settings = eval_settings(recipe[0], workers=workers, quiet=quiet)
+    runtime = settings.runtime
     places = dict(out=extras.out, save_predictions=extras.save_predictions, overwrite=extras.overwrite)
     with ExitStack() as held:
         runtime.on_main(lambda: claim(held, questions, **places))
         scored = []
         for question in questions:
             weights = _weights_once(question.recipe, kept)
-            scored.append(score(question, weights, runtime=runtime, workers=workers, progress=progress))
+            scored.append(score(question, weights, settings))
         result = scored[0].result
         if len(scored) > 1:
             result = {"command": "evaluate", "evaluations": [one.result for one in scored]}

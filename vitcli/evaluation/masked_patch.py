@@ -1,4 +1,4 @@
-"""The pass over a split for masked patch prediction (paper, section 4.6)."""
+"""Evaluation of masked patch prediction (paper, section 4.6): metrics of a split, and images to draw."""
 
 from collections.abc import Iterator
 
@@ -9,56 +9,41 @@ from vitcli.data.loader import Batch, eval_batches
 from vitcli.data.sampler import derive_seed
 from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing, to_model_range
-from vitcli.distributed.runtime import Runtime
 from vitcli.errors import WeightsError
 from vitcli.evaluation import metrics
-from vitcli.evaluation.inference import fill_by_row, passes
+from vitcli.evaluation.inference import EvalSettings, balanced_batches, fill_by_row, forward_batches
 from vitcli.models import masked_patch
-from vitcli.output.progress import Progress
 
 
 def evaluate_patches(
     model: masked_patch.MaskedPatchModel,
     split: Split,
     preprocessing: Preprocessing,
-    *,
-    runtime: Runtime,
-    batch_size: int,
-    on_bad_image: str,
-    num_threads: int,
-    precision: str = "fp32",
-    progress: Progress,
+    settings: EvalSettings,
 ) -> tuple[metrics.PatchMetrics, list[str]]:
-    """Scores of masked patch prediction; each row's corruption is a function of the row alone."""
+    """Return the metrics of masked patch prediction, and the places of this process's undecodable images.
+
+    The corruption of a row depends on the row alone.
+    """
     columns = {
         "losses": torch.zeros(len(split), dtype=torch.float64),
         "right": torch.zeros(len(split), dtype=torch.int64),
     }
     colors_K = torch.zeros(masked_patch.NUM_COLORS, dtype=torch.int64)
 
-    def numbers(batch: Batch, prediction: masked_patch.Prediction) -> dict[str, Tensor]:
-        found = {"losses": masked_patch.example_losses(prediction).double().cpu()}
+    def columns_of(batch: Batch, prediction: masked_patch.Prediction) -> dict[str, Tensor]:
+        values = {"losses": masked_patch.example_losses(prediction).double().cpu()}
         if not prediction.targets.is_floating_point():
-            found["right"] = masked_patch.num_right(prediction).cpu()
+            values["right"] = masked_patch.num_right(prediction).cpu()
             colors_K.add_(masked_patch.color_counts(prediction).cpu())
-        return found
+        return values
 
-    seen_N, skipped = fill_by_row(
-        columns,
-        model,
-        split,
-        preprocessing,
-        passed=lambda batches: _predictions_of(
-            model, batches, preprocessing, device=runtime.device, precision=precision
-        ),
-        numbers=numbers,
-        runtime=runtime,
-        batch_size=batch_size,
-        on_bad_image=on_bad_image,
-        num_threads=num_threads,
-        progress=progress,
+    batches = balanced_batches(model, split, preprocessing, settings)
+    outputs = _predictions_of(
+        model, batches, preprocessing, device=settings.device, precision=settings.precision
     )
-    runtime.sum_over_processes(colors_K)
+    seen_N, skipped = fill_by_row(columns, outputs, columns_of, split, settings)
+    settings.runtime.sum_over_processes(colors_K)
     num_colors, num_examples = int(colors_K.sum()), int(seen_N.sum())  # no colors where pixels are predicted
     return metrics.PatchMetrics(
         patch_accuracy=int(columns["right"].sum()) / num_colors if num_colors else None,
@@ -80,12 +65,12 @@ def _predictions_of(
         seeds = (derive_seed(0, "patches", row) for row in rows_B.tolist())
         return model(images_BCHW, model.draw_alone(seeds))
 
-    passed = passes(model, network, batches, preprocessing, device=device, precision=precision)
-    for batch, prediction in passed:
+    outputs = forward_batches(model, network, batches, preprocessing, device=device, precision=precision)
+    for batch, prediction in outputs:
         prediction = prediction.of_first(len(batch.rows_B))
         if not torch.isfinite(prediction.outputs).all():
             raise WeightsError(
-                "the model's predictions are not finite numbers, so no score can be told",
+                "the model's predictions are not finite numbers, so no metric can be computed",
                 where=f"row {int(batch.rows_B[0])} and after of the split",
                 fix="lower --lr, or set optimizer.clip, in a new --out",
             )
@@ -100,7 +85,7 @@ def patch_views(
     num_images: int,
     device: torch.device,
 ) -> list[tuple]:
-    """The first pictures of a split: themselves, corrupted, as predicted; see `MaskedPatchModel.views`."""
+    """Return the first images of a split, corrupted and as predicted; see `MaskedPatchModel.views`."""
     few = split.part(0, min(num_images, len(split)), name=split.name)
     batches = eval_batches(
         few, preprocessing, batch_size=num_images, rank=0, world_size=1, on_bad_image="skip", num_threads=1

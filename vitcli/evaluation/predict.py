@@ -4,13 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vitcli import recipe as recipes
-from vitcli.data import loader
 from vitcli.data.image_files import as_split, find_images
-from vitcli.distributed.runtime import start as start_runtime
 from vitcli.errors import VitError
 from vitcli.evaluation import inference
-from vitcli.evaluation.setup import for_inference, inference_precision, named_weights, preprocessing_for
-from vitcli.output.progress import Progress
+from vitcli.evaluation.setup import eval_settings, for_inference, named_weights, preprocessing_for
 from vitcli.weights.io import Weights
 
 
@@ -30,33 +27,20 @@ def predict(
             "no checkpoint is named", where="--ckpt", fix="--ckpt RUN, a weights file, timm/NAME or demo"
         )
     files = find_images(pictures, where="PICTURES")
-    precision = inference_precision(recipe)
-    runtime = start_runtime(precision)
-    progress = Progress(quiet=quiet, is_main=runtime.is_main)
+    settings = eval_settings(recipe, workers=workers, quiet=quiet)
     weights = named_weights(recipe)
     preprocessing, origin = preprocessing_for(
         weights, recipe, recipe_name=None, overrides=overrides, shorthands=shorthands
     )
-    model, arch = for_inference(weights, recipe, preprocessing, runtime, progress)
+    model, arch = for_inference(weights, recipe, preprocessing, settings)
     if topk and topk > arch.num_classes:
         raise VitError(
             f"the model has {arch.num_classes} classes", where=f"--topk {topk}", fix="a smaller number"
         )
     topk = topk or min(5, arch.num_classes)
-    progress.note(f"{arch.name}: {preprocessing.summary()}, {origin}")
+    settings.progress.note(f"{arch.name}: {preprocessing.summary()}, {origin}")
 
-    found, skipped = inference.top_predictions(
-        model,
-        as_split(files),
-        preprocessing,
-        runtime=runtime,
-        topk=topk,
-        batch_size=recipe.eval.batch_size,
-        on_bad_image=recipe.data.on_bad_image,
-        num_threads=workers or loader.default_threads(1),
-        precision=precision,
-        progress=progress,
-    )
+    found, skipped = inference.top_predictions(model, as_split(files), preprocessing, settings, topk=topk)
     return {
         "command": "predict",
         "ckpt": recipe.model.ckpt,

@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from vitcli.data import loader
 from vitcli.data.columns import PATHS
 from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing
-from vitcli.distributed.runtime import Runtime
 from vitcli.evaluation import inference, metrics, predictions, real_labels, statistics
 from vitcli.evaluation.assertions import Assertion
 from vitcli.evaluation.class_map import Projection
+from vitcli.evaluation.inference import EvalSettings
 from vitcli.evaluation.predictions import Predictions
 from vitcli.evaluation.setup import as_asked, for_inference, preprocessing_for
 from vitcli.evaluation.statistics import Reliability
@@ -88,19 +87,15 @@ class EvalResult:
     own_side: int  # height the weights are made for, in pixels
 
 
-def score(
-    question: EvalRequest, weights: Weights, *, runtime: Runtime, workers: int | None, progress: Progress
-) -> EvalResult:
+def score(question: EvalRequest, weights: Weights, settings: EvalSettings) -> EvalResult:
     """One pass for each resolution; all that is reported comes from the one nearest to the weights' own."""
     wanted, chosen, origin = _pixels(question, weights)
     sizes = f"; {len(wanted)} sizes of --res" if question.sides else ""
     what = f"{weights.architecture.name} ({weights.numerics}) on {question.split.name}"
-    progress.note(f"{what}: {chosen.summary()}, {origin}{sizes}")
+    settings.progress.note(f"{what}: {chosen.summary()}, {origin}{sizes}")
     curve, found, told = [], None, {}
     for preprocessing in wanted:
-        passed, about = _pass(
-            question, weights, preprocessing, runtime, workers, progress, is_told=preprocessing is chosen
-        )
+        passed, about = _pass(question, weights, preprocessing, settings, is_told=preprocessing is chosen)
         curve.append({"resolution": preprocessing.resolution} | _counted(passed))
         if preprocessing is chosen:
             found, told = passed, about
@@ -122,8 +117,8 @@ def score(
         **_counted(found),
         "num_eval_examples": len(found),
         **told,
-        "precision": runtime.precision,
-        "num_processes": runtime.world_size,
+        "precision": settings.precision,
+        "num_processes": settings.runtime.world_size,
         **_more(question, found, names, reliability, places),
     }
     if question.sides:
@@ -158,30 +153,23 @@ def _pass(
     question: EvalRequest,
     weights: Weights,
     preprocessing: Preprocessing,
-    runtime: Runtime,
-    workers: int | None,
-    progress: Progress,
+    settings: EvalSettings,
     *,
     is_told: bool,
 ) -> tuple[Predictions, dict[str, Any]]:
     """The predictions at one resolution, and what is to be told of the pass."""
-    notes = progress if is_told else Progress(quiet=True)  # the same at every resolution
-    model, arch = for_inference(weights, question.recipe, preprocessing, runtime, notes)
+    loading = settings if is_told else replace(settings, progress=Progress(quiet=True))
+    model, arch = for_inference(weights, question.recipe, preprocessing, loading)
     began_at = time.perf_counter()
     found, skipped = inference.predict_split(
         model,
         question.split,
         preprocessing,
+        settings,
         num_classes=question.projection.width if question.projection else arch.num_classes,
         project=question.projection,
-        runtime=runtime,
-        batch_size=question.recipe.eval.batch_size,
-        on_bad_image=question.recipe.data.on_bad_image,
-        num_threads=workers or loader.default_threads(runtime.processes_here),
-        precision=runtime.precision,
-        progress=progress,
     )
-    skipped = sorted(runtime.union(set(skipped)))
+    skipped = sorted(settings.runtime.union(set(skipped)))
     elapsed_s = time.perf_counter() - began_at
     return found, {
         "model": arch.name,

@@ -9,11 +9,12 @@ from typing import Any
 
 from torch import nn
 
-from vitcli.data import dataset
+from vitcli.data import dataset, loader
 from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing, preprocessing_of
-from vitcli.distributed.runtime import Runtime
+from vitcli.distributed.runtime import start as start_runtime
 from vitcli.errors import VitError, WeightsError
+from vitcli.evaluation.inference import EvalSettings
 from vitcli.models.architecture import Architecture
 from vitcli.models.build import adapted
 from vitcli.output.progress import Progress
@@ -64,10 +65,18 @@ def preprocessing_for(
     return replace(stored, **changed), words + (f", but for {', '.join(changed)}" if changed else "")
 
 
-def inference_precision(recipe: Recipe) -> str:
-    """What a network that is only looked through computes in: fp32 unless another is named."""
-    wanted = recipe.precision.compute
-    return "fp32" if wanted == "auto" else wanted
+def eval_settings(recipe: Recipe, *, workers: int | None, quiet: bool) -> EvalSettings:
+    """Join the run's processes, and return the settings of a command's passes, in fp32 by default."""
+    precision = recipe.precision.compute
+    runtime = start_runtime("fp32" if precision == "auto" else precision)
+    return EvalSettings(
+        runtime=runtime,
+        batch_size=recipe.eval.batch_size,
+        on_bad_image=recipe.data.on_bad_image,
+        num_threads=workers or loader.default_threads(runtime.processes_here),
+        progress=Progress(quiet=quiet, is_main=runtime.is_main),
+        precision=runtime.precision,
+    )
 
 
 def as_asked(
@@ -122,8 +131,7 @@ def for_inference(
     weights: Weights,
     recipe: Recipe,
     preprocessing: Preprocessing,
-    runtime: Runtime,
-    progress: Progress,
+    settings: EvalSettings,
     *,
     needs_head: bool = True,
 ) -> tuple[nn.Module, Architecture]:
@@ -137,5 +145,5 @@ def for_inference(
     method = recipe.model.posemb_resample
     model, arch, report = load(weights, image_size=preprocessing.image_size, posemb_method=method)
     for line in report.lines()[1:]:
-        progress.note(line)
-    return model.to(runtime.device).eval(), arch
+        settings.progress.note(line)
+    return model.to(settings.device).eval(), arch

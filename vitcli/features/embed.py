@@ -52,18 +52,19 @@ def embed(
         workers=workers,
         quiet=quiet,
     )
+    runtime = frozen.settings.runtime
     with_logits = logits and frozen.arch.num_classes > 0
     about = _metadata(frozen, found, with_logits=with_logits)
-    if frozen.runtime.on_main(out.exists) and not overwrite:
-        frozen.runtime.on_main(lambda: _check_same(out, about))
-        frozen.runtime.shutdown()
-        return _result(out, num_processes=frozen.runtime.world_size) if frozen.runtime.is_main else {}
+    if runtime.on_main(out.exists) and not overwrite:
+        runtime.on_main(lambda: _check_same(out, about))
+        runtime.shutdown()
+        return _result(out, num_processes=runtime.world_size) if runtime.is_main else {}
     began_at = time.perf_counter()
     partial_file = out.with_name(f"{TEMPORARY}{out.name}.features")
     computed = extract(
         frozen, found, np.arange(len(found)), partial(_open_beside, partial_file), with_logits=with_logits
     )
-    frozen.runtime.shutdown()
+    runtime.shutdown()
     store = computed.store
     if store is None:
         return {}
@@ -75,7 +76,7 @@ def embed(
     replace_file(out, lambda path: write_safetensors(path, store, rows_N, metadata))
     partial_file.unlink()
     store.close()
-    return _result(out, num_processes=frozen.runtime.world_size, computed=computed) | {
+    return _result(out, num_processes=runtime.world_size, computed=computed) | {
         "elapsed_s": time.perf_counter() - began_at
     }
 
@@ -128,7 +129,7 @@ def _metadata(frozen: FeatureExtractor, split: Split, *, with_logits: bool) -> d
         "preprocessing": json.dumps(frozen.preprocessing.as_dict()),
         "pixels": f"{frozen.preprocessing.summary()}, {frozen.preprocessing_from}",
         "layer": recipe.eval.layer,
-        "precision": frozen.precision,
+        "precision": frozen.settings.precision,
         "dataset": str(recipe.data.dataset),
         "split": split.name,
         "data": split.fingerprint,

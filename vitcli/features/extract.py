@@ -14,20 +14,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitcli.data import layouts, loader
+from vitcli.data import layouts
 from vitcli.data.aliases import local_copy
-from vitcli.data.loader import Batch, eval_batches
+from vitcli.data.loader import Batch
 from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing
-from vitcli.distributed.runtime import Runtime
-from vitcli.distributed.runtime import start as start_runtime
 from vitcli.errors import DataError, Stopped
-from vitcli.evaluation.inference import outputs_of, report_progress
-from vitcli.evaluation.setup import for_inference, inference_precision, preprocessing_for
+from vitcli.evaluation.inference import EvalSettings, outputs_of, report_progress
+from vitcli.evaluation.setup import eval_settings, for_inference, preprocessing_for
 from vitcli.features.feature_store import FeatureStore, digest_of
 from vitcli.models import features
 from vitcli.models.architecture import Architecture
-from vitcli.output.progress import Progress
 from vitcli.recipe import Recipe
 from vitcli.weights.io import Weights
 
@@ -50,10 +47,7 @@ class FeatureExtractor:
     model: nn.Module
     preprocessing: Preprocessing
     preprocessing_from: str
-    runtime: Runtime
-    precision: str
-    num_threads: int
-    progress: Progress
+    settings: EvalSettings
     said: set[str] = field(default_factory=set)
 
     @cached_property
@@ -71,8 +65,8 @@ class FeatureExtractor:
             "preprocessing": self.preprocessing.as_dict(),
             "layer": wanted.eval.layer,
             "logits": with_logits,
-            "precision": self.precision,
-            "device": self.runtime.device.type,
+            "precision": self.settings.precision,
+            "device": self.settings.device.type,
             "data": split.fingerprint,
             "files": _state_of_files(wanted.data.dataset),
             "split": split.name.removeprefix(str(wanted.data.dataset)),
@@ -108,13 +102,11 @@ def open_extractor(
     quiet: bool,
 ) -> FeatureExtractor:
     """Join the run's processes and put the network on the device, in fp32 unless another is named."""
-    precision = inference_precision(recipe)
-    runtime = start_runtime(precision)
-    progress = Progress(quiet=quiet, is_main=runtime.is_main)
+    settings = eval_settings(recipe, workers=workers, quiet=quiet)
     preprocessing, origin = preprocessing_for(
         weights, recipe, recipe_name=recipe_name, overrides=overrides, shorthands=shorthands
     )
-    model, arch = for_inference(weights, recipe, preprocessing, runtime, progress, needs_head=False)
+    model, arch = for_inference(weights, recipe, preprocessing, settings, needs_head=False)
     features.check_layer(model, recipe.eval.layer)
     return FeatureExtractor(
         recipe=_with_preprocessing(recipe, preprocessing),
@@ -123,10 +115,7 @@ def open_extractor(
         model=model,
         preprocessing=preprocessing,
         preprocessing_from=origin,
-        runtime=runtime,
-        precision=precision,
-        num_threads=workers or loader.default_threads(runtime.processes_here),
-        progress=progress,
+        settings=settings,
     )
 
 
@@ -139,7 +128,7 @@ def extract(
     with_logits: bool,
 ) -> ExtractedFeatures:
     """Features of these rows of a split into the store that the first process opens, where not there."""
-    runtime, opened = frozen.runtime, []
+    runtime, opened = frozen.settings.runtime, []
 
     def look() -> tuple[np.ndarray, list[str]]:
         opened.append(open_store(frozen.about(split, with_logits=with_logits), len(split)))
@@ -147,7 +136,7 @@ def extract(
 
     missing_N, notes = runtime.on_main(look)
     for note in sorted(set(notes) - frozen.said):
-        frozen.progress.note(note)
+        frozen.settings.progress.note(note)
     frozen.said.update(notes)
     store, skipped = opened[0] if opened else None, []
     if len(missing_N):
@@ -161,13 +150,8 @@ def extract(
                 network,
                 split,
                 frozen.preprocessing,
+                frozen.settings,
                 num_logits=frozen.arch.num_classes if with_logits else 0,
-                runtime=runtime,
-                batch_size=frozen.recipe.eval.batch_size,
-                on_bad_image=frozen.recipe.data.on_bad_image,
-                num_threads=frozen.num_threads,
-                precision=frozen.precision,
-                progress=frozen.progress,
             )
         except KeyboardInterrupt:
             rest = "; the same command computes only the rest" if store and store.is_kept else ""
@@ -208,14 +192,9 @@ def fill_store(
     network: Callable[[Tensor], Tensor],
     split: Split,
     preprocessing: Preprocessing,
+    settings: EvalSettings,
     *,
     num_logits: int,
-    runtime: Runtime,
-    batch_size: int,
-    on_bad_image: str,
-    num_threads: int,
-    precision: str,
-    progress: Progress,
 ) -> list[str]:
     """Compute `rows_N` of a split into a store; the places of images that could not be decoded.
 
@@ -232,17 +211,14 @@ def fill_store(
         WeightsError: an output is not a finite number.
         MachineError: the first process cannot write.
     """
-    batches = eval_batches(
-        split.rows(rows_N),
-        preprocessing,
-        batch_size=batch_size,
-        rank=runtime.rank,
-        world_size=runtime.world_size,
-        on_bad_image=on_bad_image,
-        num_threads=num_threads,
+    runtime, batch_size = settings.runtime, settings.batch_size
+    batches = settings.batches(split.rows(rows_N), preprocessing)
+    passed = outputs_of(
+        model, network, batches, preprocessing, device=settings.device, precision=settings.precision
     )
-    passed = outputs_of(model, network, batches, preprocessing, device=runtime.device, precision=precision)
-    passed = report_progress(passed, progress, "features", total=len(rows_N), at_once=runtime.world_size)
+    passed = report_progress(
+        passed, settings.progress, "features", total=len(rows_N), num_processes=runtime.world_size
+    )
     num_labels, width, skipped = labels_a_row(split), 0, []
     num_rounds = -(-len(rows_N) // (batch_size * runtime.world_size))
     with closing(passed):

@@ -64,20 +64,21 @@ def fewshot(
         workers=workers,
         quiet=quiet,
     )
+    runtime = frozen.settings.runtime
     notes = _oddities(train, labels_N, draws, recipe)
     for line in notes:
-        frozen.progress.note(f"note: {line}")
+        frozen.settings.progress.note(f"note: {line}")
     if out and not overwrite:
-        earlier = frozen.runtime.on_main(lambda: _finished_result(out, frozen.recipe, draws))
+        earlier = runtime.on_main(lambda: _finished_result(out, frozen.recipe, draws))
         if earlier:
-            frozen.runtime.shutdown()
+            runtime.shutdown()
             return earlier
     folder = _open_run_folder(out, frozen, overwrite, arguments)
     began_at = time.perf_counter()
     known = extract(frozen, train, features_draws.drawn_rows(draws), open_cached, with_logits=False)
     tests = extract(frozen, test, np.arange(len(test)), open_cached, with_logits=False)
-    frozen.runtime.shutdown()  # the others have nothing to add, and would wait in vain for a long fit
-    if not frozen.runtime.is_main:
+    runtime.shutdown()  # the others have nothing to add, and would wait in vain for a long fit
+    if not runtime.is_main:
         return {}
     present = _drop_undecodable(draws, known, train)
     found = _scores(frozen, present, known, tests, labels_N, num_classes=train.num_classes)
@@ -200,7 +201,7 @@ def _scores(
     *,
     num_classes: int,
 ) -> dict[int, list[features_draws.DrawScore]]:
-    wanted, progress = frozen.recipe.fewshot, frozen.progress
+    wanted, progress = frozen.recipe.fewshot, frozen.settings.progress
     rows_T = np.arange(tests.store.num_rows)
     rows_T = rows_T[tests.store.has(rows_T)]
     if not len(rows_T):
@@ -266,8 +267,8 @@ def _result(
         "computed_rows": known.num_computed + tests.num_computed,
         "num_skipped_images": len(skipped),
         "skipped_images": skipped[:100],
-        "precision": frozen.precision,
-        "num_processes": frozen.runtime.world_size,
+        "precision": frozen.settings.precision,
+        "num_processes": frozen.settings.runtime.world_size,
     }
 
 
@@ -299,7 +300,7 @@ def _open_run_folder(
         opened[0].rewind_metrics(0)  # an interrupted call has nothing to go on with but its features
         opened[0].write_start(recipes.to_toml(frozen.recipe), run_folder.environment(list(arguments)))
 
-    frozen.runtime.on_main(open_folder)
+    frozen.settings.runtime.on_main(open_folder)
     return opened[0] if opened else None
 
 

@@ -5,22 +5,21 @@ B images, A heads, S prefix tokens, N = H*W patches, T = S + N tokens, D hidden 
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
 from timm.layers import ScaledStdConv2d, ScaledStdConv2dSame, StdConv2d, StdConv2dSame
 from torch import Tensor, nn
 
-from vitcli.data.loader import eval_batches
 from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing
 from vitcli.evaluation import inference
+from vitcli.evaluation.inference import EvalSettings
 from vitcli.inspection.analysis import attention_distance, patch_distances, rollout_layer, seen_by_output
 from vitcli.models.architecture import Architecture
 from vitcli.models.features import has_normed_token
 from vitcli.models.pos_embed import Positions
-from vitcli.output.progress import Progress
 
 CLASS_TOKEN, PATCHES = "class token", "mean of the patches"
 STD_EPS = 1e-5  # each kind of standardisation has another epsilon, below what a picture shows
@@ -232,16 +231,11 @@ def collect_attention(
     attends: AttentionLayout | None,
     split: Split,
     preprocessing: Preprocessing,
+    settings: EvalSettings,
     *,
     num_shown: int,
     residual: bool,
     renormalise: bool,
-    device: torch.device,
-    batch_size: int,
-    on_bad_image: str,
-    num_threads: int,
-    precision: str,
-    progress: Progress,
 ) -> AttentionPass:
     """Look at every picture of the split, at the first `num_shown` of them closely.
 
@@ -254,17 +248,10 @@ def collect_attention(
         DataError: an image cannot be decoded and `on_bad_image` is "error", or none at all could be.
         WeightsError: what the network computes is not finite.
     """
-    at_once, multiple = _batch_size(attends, batch_size)
+    at_once, multiple = _batch_size(attends, settings.batch_size)
+    device, precision = settings.device, settings.precision
     distances_NN = attends and patch_distances(attends.grid, attends.patch_size).float().to(device)
-    batches = eval_batches(
-        split,
-        preprocessing,
-        batch_size=at_once,
-        rank=0,
-        world_size=1,
-        on_bad_image=on_bad_image,
-        num_threads=num_threads,
-    )
+    batches = replace(settings, batch_size=at_once).batches(split, preprocessing, all_rows=True)
     parts, images, rows, skipped = [], [], [], []
 
     def network(_: Tensor, images_BCHW: Tensor) -> AttentionStats:
@@ -277,10 +264,12 @@ def collect_attention(
             model, attends, images_BCHW, distances_NN, closely, residual=residual, renormalise=renormalise
         )
 
-    passed = inference.passes(
+    passed = inference.forward_batches(
         model, network, batches, preprocessing, device=device, precision=precision, multiple=multiple
     )
-    for batch, found in inference.report_progress(passed, progress, "inspect", total=len(split), at_once=1):
+    for batch, found in inference.report_progress(
+        passed, settings.progress, "inspect", total=len(split), num_processes=1
+    ):
         skipped += batch.skipped
         count = len(batch.rows_B)
         if not count:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing
-from vitcli.distributed.runtime import Runtime
+from vitcli.evaluation.inference import EvalSettings
 from vitcli.evaluation.setup import for_inference
 from vitcli.inspection import analysis, attention
 from vitcli.inspection.attention import (
@@ -23,7 +23,6 @@ from vitcli.inspection.attention import (
     rgb_filters,
 )
 from vitcli.models.architecture import Architecture
-from vitcli.output.progress import Progress
 from vitcli.recipe import Recipe
 from vitcli.recipe.schema import Inspect
 from vitcli.weights.io import Weights
@@ -54,10 +53,7 @@ def inspect_checkpoint(
     recipe: Recipe,
     split: Split | None,
     preprocessing: Preprocessing,
-    *,
-    runtime: Runtime,
-    num_threads: int,
-    progress: Progress,
+    settings: EvalSettings,
 ) -> Inspection:
     """Everything there is to see; without pictures, of the weights alone.
 
@@ -65,7 +61,7 @@ def inspect_checkpoint(
         DataError: a picture cannot be decoded.
         WeightsError: what the network computes is not finite.
     """
-    model, arch = for_inference(weights, recipe, preprocessing, runtime, progress, needs_head=False)
+    model, arch = for_inference(weights, recipe, preprocessing, settings, needs_head=False)
     wanted = recipe.inspect
     how = probe_attention_layout(model, arch) if split else NO_PICTURES
     seen = None
@@ -76,15 +72,10 @@ def inspect_checkpoint(
             how if isinstance(how, AttentionLayout) else None,
             split if isinstance(how, AttentionLayout) else closely,
             preprocessing,
+            settings,
             num_shown=wanted.num_shown,
             residual=wanted.residual,
             renormalise=wanted.renormalise,
-            device=runtime.device,
-            batch_size=recipe.eval.batch_size,
-            on_bad_image=recipe.data.on_bad_image,
-            num_threads=num_threads,
-            precision=runtime.precision,
-            progress=progress,
         )
     numbers, arrays, left_out = _sorted(
         {

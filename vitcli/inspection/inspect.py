@@ -9,15 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from vitcli import recipe as recipes
-from vitcli.data import loader
 from vitcli.data.image_files import as_split, find_images
 from vitcli.data.split import Split, random_subset
 from vitcli.data.transforms import Preprocessing
-from vitcli.distributed.runtime import start as start_runtime
 from vitcli.errors import DataError, VitError
 from vitcli.evaluation.setup import (
     as_asked,
-    inference_precision,
+    eval_settings,
     named_weights,
     preprocessing_for,
     split_to_score,
@@ -26,7 +24,6 @@ from vitcli.inspection.collect import inspect_checkpoint
 from vitcli.inspection.files import FOLDER, write_all
 from vitcli.models.build import check_image_size
 from vitcli.output import run_folder
-from vitcli.output.progress import Progress
 from vitcli.recipe import Recipe
 from vitcli.weights.io import Weights
 
@@ -79,23 +76,21 @@ def inspect(
     first = questions[0]
     looked_at = open_images(first.recipe, first.weights, pictures, split)
     out = out or _new_folder(first, pictures)
-    runtime = start_runtime(inference_precision(first.recipe))
-    progress = Progress(quiet=quiet, is_main=runtime.is_main)
+    settings = eval_settings(first.recipe, workers=workers, quiet=quiet)
+    runtime = settings.runtime
     asked = [question.asked for question in questions]
     with ExitStack() as held:
         runtime.on_main(lambda: FOLDER.claim(held, out, asked, overwrite=overwrite))
         found = []
         for question in questions:
             told = f"{question.preprocessing.summary()}, {question.preprocessing_from}"
-            progress.note(f"{question.weights.architecture.name}: {told}")
+            settings.progress.note(f"{question.weights.architecture.name}: {told}")
             seen = inspect_checkpoint(
                 question.weights,
                 question.recipe,
                 looked_at,
                 question.preprocessing,
-                runtime=runtime,
-                num_threads=workers or loader.default_threads(runtime.processes_here),
-                progress=progress,
+                settings,
             )
             found.append(replace(seen, result=seen.result | {"asked": question.asked}))
         result = runtime.on_main(lambda: write_all(out, found, began_at=began_at))

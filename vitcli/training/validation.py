@@ -14,6 +14,7 @@ import numpy as np
 
 from vitcli.data.transforms import preprocessing_of
 from vitcli.evaluation import inference, masked_patch
+from vitcli.evaluation.inference import EvalSettings
 from vitcli.features import draws as features_draws
 from vitcli.features import least_squares
 from vitcli.models.masked_patch import MaskedPatchModel
@@ -41,9 +42,10 @@ class PeriodicEvaluation:
     ):
         self.job, self.state, self.task, self.path = job, state, task, path
         self.preprocessing = preprocessing_of(job.recipe.data)
-        self.passes = dict(
+        self.settings = EvalSettings(
             runtime=job.runtime,
             batch_size=job.recipe.eval.batch_size,
+            on_bad_image=job.recipe.data.on_bad_image,
             num_threads=num_threads,
             progress=job.progress,
         )
@@ -60,11 +62,8 @@ class PeriodicEvaluation:
 
     def evaluate(self) -> tuple[Any, list[str]]:
         """Scores of the held-out split, and the places of the images that could not be decoded."""
-        bad = self.job.recipe.data.on_bad_image
         with self._model_to_leave() as model:
-            found = self.task.score(
-                model, self.job.eval_split, self.preprocessing, on_bad_image=bad, **self.passes
-            )
+            found = self.task.score(model, self.job.eval_split, self.preprocessing, self.settings)
             if isinstance(model, MaskedPatchModel) and self.path:
                 self._draw_patches(model)
         return found
@@ -78,8 +77,8 @@ class PeriodicEvaluation:
         )
         needed = features_draws.drawn_rows(draws)
         with self._model_to_leave() as model:
-            known_ND, _ = inference.features(model, train.rows(needed), self.preprocessing, **self.passes)
-            tests_ND, test_labels_N = inference.features(model, test, self.preprocessing, **self.passes)
+            known_ND, _ = inference.features(model, train.rows(needed), self.preprocessing, self.settings)
+            tests_ND, test_labels_N = inference.features(model, test, self.preprocessing, self.settings)
         problem = features_draws.FewshotProblem(
             features_of=lambda rows: known_ND[np.searchsorted(needed, rows)],
             labels_N=labels_N,
