@@ -166,12 +166,12 @@ def test_a_map_that_does_not_fit_is_told_in_three_lines(tmp_path, text, match):
     ("text", "match"),
     [
         ("[classes", "not TOML"),
-        ("", "names no classes"),
-        ("[classes]", "names no classes"),
-        ("[classes]\nmug = 1\n[more]\n", "unknown key 'more'"),
-        ("[classes]\nmug = []", "is mapped to"),
-        ("[classes]\nmug = 1.5", "is mapped to"),
-        ("[classes]\nmug = true", "is mapped to"),
+        ("", "classes is missing"),
+        ("[classes]", "at least 1 item"),
+        ("[classes]\nmug = 1\n[more]\n", "more is not a key of a class map"),
+        ("[classes]\nmug = []", "at least 1 item"),
+        ("[classes]\nmug = 1.5", "classes.mug, item 1 is 1.5, which is not a whole number"),
+        ("[classes]\nmug = true", "classes.mug, item 1 is true, which is not a whole number"),
     ],
 )
 def test_a_file_that_is_no_map_is_told(tmp_path, text, match):

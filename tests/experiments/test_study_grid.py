@@ -56,7 +56,7 @@ def load(tmp_path, text, *overrides):
         ("set.model.layers = 2", "set = 3", "set is a table of keys"),
         ("set.model.layers = 2", "set.model = 3", "model is a section of a recipe"),
         ("[score]", "[variants]\nname = 'x'\n[score]", "variants is a list of tables"),
-        ("[score]", "[[variants]]\nnam = 'x'\n[score]", "variant 1: nam is not a key of a study"),
+        ("[score]", "[[variants]]\nnam = 'x'\n[score]", "variants, item 1: nam is not a key of a study"),
         ('"vit-demo/8"', '"ti/16"', "'Ti/16' and 'ti/16' would share a folder"),
         ('models = ["vit-demo/8", "Ti/16"]', "", "the study names no network"),
         ("shots = 5", "", "score.shots is missing"),
@@ -154,18 +154,18 @@ def test_options_lie_over_the_studys_own_keys(tmp_path):
 def test_a_study_survives_being_written_and_read(tmp_path, name):
     read = load(tmp_path, name) if name == SMALL else study_schema.load(name)[0]
 
-    again = load(tmp_path, study_schema.to_toml(read))
+    again = load(tmp_path, recipes.to_toml(read))
 
-    assert again == read and study_schema.differences(read, again) == []
+    assert again == read and recipes.differences(read, again) == []
 
 
 def test_differences_name_the_keys(tmp_path):
     before = load(tmp_path, SMALL)
     after = load(tmp_path, SMALL.replace("[3, 4]", "[3]").replace("layers = 2", "hidden = 32"))
 
-    assert study_schema.differences(before, after) == [
-        "grid.seeds: [3, 4] against [3]",
+    assert recipes.differences(before, after) == [
         "set.model.layers: 2 against none",
+        "grid.seeds: [3, 4] against [3]",
         "set.model.hidden: none against 32",
     ]
 

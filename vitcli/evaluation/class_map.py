@@ -6,18 +6,23 @@ called by the id alone. Pictures of classes without a line are left out.
 """
 
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
+from vitcli import recipe
 from vitcli.data.split import Split
-from vitcli.errors import DataError, VitError, nearest
+from vitcli.errors import DataError, nearest
+from vitcli.recipe.schema import Section, either, key, one_or_several
+from vitcli.recipe.validation import report, validate
+
+SEE = 'lines below [classes], such as mug = 504, or "alarm clock" = [409, 530]'
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,14 @@ class Projection:
         return torch.cat([projected_BG, logits_BK[:, list(self.outside)]], dim=1)
 
 
+class _File(Section):
+    about: str | None = key("what the map is", None)
+    classes: Annotated[
+        dict[str, one_or_several(either(int, str, other_if=str), one_if=(int, str, float))],
+        Field(min_length=1),
+    ] = key("for each class of the data, one or several classes of a checkpoint, by number or name")
+
+
 @dataclass(frozen=True)
 class ClassMap:
     """One file, read.
@@ -81,22 +94,13 @@ def read_class_map(name: str, shipped: Mapping[str, Path]) -> ClassMap:
     Raises:
         VitError: there is none, or it is not of the form.
     """
-    path = shipped.get(name) or (Path(name) if name.endswith(".toml") else None)
-    if path is None or not path.is_file():
-        raise VitError(
-            f"there is no class map {name!r}{nearest(name, shipped)}",
-            where="--classes",
-            fix=f"one of {', '.join(shipped)}, or the path of a .toml file",
-        )
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise VitError(
-            f"not TOML: {error}",
-            where=str(path),
-            fix='lines such as mug = 504, or "alarm clock" = [409, 530]',
-        ) from error
-    return ClassMap(name, path, _checked(table, path))
+    path = recipe.find_file(name, shipped, noun="class map", where="--classes")
+    table, problems = validate(
+        _File, recipe.read_toml(path), noun="a class map", see=SEE, source=lambda _: str(path)
+    )
+    if problems:
+        raise report(problems, f"class map {name}", see=SEE)
+    return ClassMap(name, path, table.classes)
 
 
 def apply_class_map(
@@ -142,29 +146,6 @@ def apply_class_map(
     kept = replace(split.rows(rows), name=f"{split.name}, classes of {found.name}")
     kept = kept.relabelled(group_of, tuple(names[number] for number in numbers))
     return kept, Projection(groups, num_classes, all_compete), rows
-
-
-def _checked(table: dict[str, Any], path: Path) -> dict[str, tuple[int | str, ...]]:
-    unknown = table.keys() - {"about", "classes"}
-    classes = table.get("classes")
-    if unknown or not isinstance(classes, dict) or not classes:
-        what = f"has the unknown key {min(unknown)!r}" if unknown else "names no classes"
-        raise VitError(
-            f"the class map {what}",
-            where=str(path),
-            fix="one section [classes], a line for each class of the data",
-        )
-    found = {}
-    for name, value in classes.items():
-        several = value if isinstance(value, list) else [value]
-        if not several or not all(type(one) in (int, str) for one in several):
-            raise VitError(
-                f"the class {name!r} is mapped to {value!r}",
-                where=str(path),
-                fix="give the number or the name of a class of the checkpoint, or a list of them",
-            )
-        found[name] = tuple(several)
-    return found
 
 
 def _numbers_of(found: ClassMap, names: tuple[str, ...], data: str) -> list[int]:

@@ -8,21 +8,27 @@ from dataclasses import dataclass, replace
 from math import hypot, sqrt
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ValidationError
+from pydantic import Field
 
 from vitcli import recipe
 from vitcli.errors import CheckFailed, VitError, nearest
-from vitcli.recipe.schema import KEYS, Count, PercentOrWithStd, Section, key
-from vitcli.recipe.validation import Problem, as_error, report, unknown
+from vitcli.recipe.schema import Count, RecipeKeys, Section, either, key
+from vitcli.recipe.validation import Problem, report, validate
 
 VTAB = "vtab"  # the data set that is all 19 tasks
 SEE = "docs/reproduce.md explains the keys; recipes/reproduce.toml has the shipped rows"
 
 
+# An accuracy of 1 or less would be a fraction by mistake.
+Percent = Annotated[float, Field(gt=1, le=100)]
+PercentWithStd = Annotated[tuple[Percent, Annotated[float, Field(ge=0, le=50)]], Field(strict=False)]
+PercentOrWithStd = either(Percent, PercentWithStd, other_if=(list, tuple))
+
+
 class SharedKeys(Section):
-    set: dict[str, Any] = key("recipe keys of every row: {'train.runs' = 3}", {})
+    set: RecipeKeys = key("recipe keys of every row: {'train.runs' = 3}", {})
 
 
 class PaperTask(Section):
@@ -45,8 +51,8 @@ class PaperColumn(Section):
     protocol: Literal["finetune", "evaluate"] = key(
         "evaluate: the weights are scored as they are", "finetune"
     )
-    set: dict[str, Any] = key("recipe keys of the column", {})
-    set_of: dict[str, dict[str, Any]] = key("recipe keys of one recipe in it", {})
+    set: RecipeKeys = key("recipe keys of the column", {})
+    set_of: dict[str, RecipeKeys] = key("recipe keys of one recipe in it", {})
     published: dict[str, PercentOrWithStd] = key("task to percent, or [percent, standard deviation]")
 
 
@@ -66,7 +72,7 @@ class ReducedScale(Section):
     recipe: str = key("as of a task")
     dataset: str = key("as of a task")
     test_examples: Count | None = key("as of a task", None)
-    set: dict[str, Any] = key("recipe keys", {})
+    set: RecipeKeys = key("recipe keys", {})
     published: PercentOrWithStd = key("percent, or [percent, standard deviation], measured by us")
 
 
@@ -77,15 +83,6 @@ class PaperTables(Section):
     columns: dict[str, PaperColumn] = key("networks")
     copies: dict[str, ColumnCopy] = key("other names", {})
     scales: dict[str, ReducedScale] = key("small runs", {})
-
-
-KINDS = {
-    "shared": SharedKeys,
-    "tasks": PaperTask,
-    "columns": PaperColumn,
-    "copies": ColumnCopy,
-    "scales": ReducedScale,
-}
 
 
 def read_rows(file: str | None) -> PaperTables:
@@ -99,41 +96,20 @@ def read_rows(file: str | None) -> PaperTables:
         raise VitError(f"there is no file {file}", where="--rows", fix=fix)
     path = Path(file) if file else recipe.paper_tables()
     label = recipe.label(path)
-    try:
-        rows = PaperTables.model_validate(recipe.read_toml(path))
-    except ValidationError as refusal:
-        raise report([_translated(error, label) for error in refusal.errors()], label, see=SEE) from None
-    if mistakes := _contradictions(rows, label):
-        raise report(mistakes, label, see=SEE)
+    rows, problems = validate(
+        PaperTables, recipe.read_toml(path), noun="a file of rows", see=SEE, source=lambda _: label
+    )
+    if problems := problems or _contradictions(rows, label):
+        raise report(problems, label, see=SEE)
     return rows
-
-
-def _translated(error: Mapping[str, Any], label: str) -> Problem:
-    """One refusal of pydantic in the words of a file of rows."""
-    names = [str(part) for part in error["loc"] if isinstance(part, str) and part not in ("one", "list")]
-    items = [part for part in error["loc"] if isinstance(part, int)]
-    place = ".".join(names) + (f", item {items[-1] + 1}" if items else "")
-    match error["type"]:
-        case "extra_forbidden":
-            known = list(_kind_at(names[:-1]).model_fields)
-            what = f"{place} is not a key of the rows{nearest(names[-1], known)}"
-            return Problem(what, label, f"the keys there are {', '.join(known)}")
-        case "missing":
-            return Problem(f"{place} is missing", label, SEE)
-    return as_error(error, place, label)
-
-
-def _kind_at(names: list[str]) -> type[BaseModel]:
-    """The section that a path such as columns, table5/b16-in21k leads to."""
-    return KINDS.get(names[0], PaperTables) if names else PaperTables
 
 
 def _contradictions(rows: PaperTables, label: str) -> list[Problem]:
     """What does not hold between the parts of a file that is right by its schema."""
-    found = [*_of_tasks(rows), *_of_columns(rows), *_of_copies(rows)]
+    problems = [*_of_tasks(rows), *_of_columns(rows), *_of_copies(rows)]
     for name, scale in rows.scales.items():
-        found += [*_of_recipe(scale.recipe, f"scales.{name}"), *_of_keys(scale.set, f"scales.{name}.set")]
-    return [Problem(what, label, fix) for what, fix in (*found, *_of_keys(rows.shared.set, "shared.set"))]
+        problems += _of_recipe(scale.recipe, f"scales.{name}")
+    return [Problem(what, label, fix) for what, fix in problems]
 
 
 def _of_tasks(rows: PaperTables) -> Iterator[tuple[str, str]]:
@@ -157,8 +133,6 @@ def _of_columns(rows: PaperTables) -> Iterator[tuple[str, str]]:
         yield from _of_names(column.set_of, {task.recipe for task in rows.tasks.values()}, f"{place}.set_of")
         if column.protocol == "evaluate" and (column.set or column.set_of or VTAB in column.published):
             yield f"{place} is scored as it is, without training", "leave set, set_of and vtab out"
-        for settings in (column.set, *column.set_of.values()):
-            yield from _of_keys(settings, f"{place}.set")
 
 
 def _of_copies(rows: PaperTables) -> Iterator[tuple[str, str]]:
@@ -176,13 +150,6 @@ def _of_names(names, known, place: str) -> Iterator[tuple[str, str]]:
                 f"{place} names {name!r}, which is not there{nearest(name, known)}",
                 f"one of {', '.join(known)}",
             )
-
-
-def _of_keys(settings: Mapping[str, Any], place: str) -> Iterator[tuple[str, str]]:
-    for name in settings:
-        if name not in KEYS:
-            mistake = unknown(name, "")
-            yield f"{place}: {mistake.what}", mistake.fix
 
 
 def _of_recipe(name: str, place: str) -> Iterator[tuple[str, str]]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from vitcli import recipe as recipes
 from vitcli.errors import VitError
 from vitcli.experiments import study_schema, study_text
 from vitcli.experiments.study_figures import draw
@@ -30,7 +31,7 @@ def check_folder(folder: Path, study: Study, *, overwrite: bool) -> None:
         raise VitError(f"the folder {what}", where=f"--out {folder}", fix="name a new or an empty folder")
     if not names or overwrite:
         return
-    differing = study_schema.differences(study_schema.load(str(path))[0], study)
+    differing = recipes.differences(study_schema.load(str(path))[0], study)
     if differing:
         raise VitError(
             f"the folder holds another study: {'; '.join(differing[:MOST_TOLD])}",
@@ -41,7 +42,7 @@ def check_folder(folder: Path, study: Study, *, overwrite: bool) -> None:
 
 def begin(folder: Path, study: Study, plans: Mapping[str, Any]) -> None:
     """The study and what its runs come to, before the first of them."""
-    write_text(folder / STUDY, study_schema.to_toml(study))
+    write_text(folder / STUDY, recipes.to_toml(study))
     write_json(folder / PLAN, plans)
 
 

@@ -3,61 +3,45 @@
 Recipe keys stand in tables called `set`, as in a recipe: set.optimizer.lr = 0.01.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationError
+from pydantic import Field
 
 from vitcli import recipe
-from vitcli.errors import VitError, nearest
+from vitcli.errors import VitError
 from vitcli.output.run_folder import slug
-from vitcli.recipe.schema import KEYS, SECTIONS, Count, NonNegativeInt, Positive, Section, key
-from vitcli.recipe.toml import toml_value, typed_value
-from vitcli.recipe.validation import Problem, as_error, report, unknown
+from vitcli.recipe.schema import (
+    Count,
+    NonNegativeInt,
+    Positive,
+    RecipeKeys,
+    Section,
+    dotted,
+    either,
+    key,
+    list_of,
+    one_or_several,
+)
+from vitcli.recipe.validation import Problem, report, validate
 
 SEE = "docs/study.md has every key with its meaning"
 ALL = "all"
 
 
-def _flat(table: Any) -> Any:
-    """{"optimizer": {"lr": 1}} as {"optimizer.lr": 1}; anything else as it is."""
-    if not isinstance(table, dict):
-        return table
-    tables = {name: keys if isinstance(keys, dict) else {"": keys} for name, keys in table.items()}
-    return {
-        f"{name}.{last}".rstrip("."): value for name, keys in tables.items() for last, value in keys.items()
-    }
-
-
-def _several(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
-def _is_text(value: Any) -> str:
-    return "text" if isinstance(value, str) else "number"
-
-
-def _list_of(kind: Any) -> Any:
-    return Annotated[tuple[kind, ...], Field(strict=False, min_length=1)]
-
-
 Text = Annotated[str, Field(min_length=1)]
-Texts = Annotated[_list_of(Text), BeforeValidator(_several)]
-Keys = Annotated[dict[str, Any], BeforeValidator(_flat)]
-CountOrAll = Annotated[
-    Annotated[Count, Tag("number")] | Annotated[Literal["all"], Tag("text")], Discriminator(_is_text)
-]
+Texts = one_or_several(Text, one_if=str)
+CountOrAll = either(Count, Literal["all"], other_if=str)
 
 
 class Grid(Section):
     """Every combination is one run; a list that is left out is what the recipe says."""
 
     models: Texts | None = key("networks as --model takes them; of command finetune, checkpoints", None)
-    num_examples: _list_of(CountOrAll) | None = key("sizes of random subsets of the training images", None)
-    epochs: _list_of(Positive) | None = key("durations in passes over the training images", None)
-    steps: _list_of(Count) | None = key("durations in optimizer steps; these or epochs", None)
-    seeds: _list_of(NonNegativeInt) | None = key(
+    num_examples: list_of(CountOrAll) | None = key("sizes of random subsets of the training images", None)
+    epochs: list_of(Positive) | None = key("durations in passes over the training images", None)
+    steps: list_of(Count) | None = key("durations in optimizer steps; these or epochs", None)
+    seeds: list_of(NonNegativeInt) | None = key(
         "of everything drawn, the subset too; gives mean and std", None
     )
 
@@ -68,10 +52,10 @@ class StudyVariant(Section):
     name: Text = key("what tables and pictures call it")
     family: Texts | None = key("points of one family are joined by a line; several: it is in all", None)
     recipe: Text | None = key("its own recipe; that of the study if left out", None)
-    num_examples: _list_of(CountOrAll) | None = key("its own instead of the grid's", None)
-    epochs: _list_of(Positive) | None = key("its own instead of the grid's", None)
-    steps: _list_of(Count) | None = key("its own instead of the grid's", None)
-    set: Keys = key("recipe keys of its runs", {})
+    num_examples: list_of(CountOrAll) | None = key("its own instead of the grid's", None)
+    epochs: list_of(Positive) | None = key("its own instead of the grid's", None)
+    steps: list_of(Count) | None = key("its own instead of the grid's", None)
+    set: RecipeKeys = key("recipe keys of its runs", {})
 
 
 class Score(Section):
@@ -83,7 +67,7 @@ class Score(Section):
     dataset: Texts | None = key("to score on; several: their mean", None)
     recipe: Text | None = key("of the scoring; found by the data set if left out", None)
     shots: Count | None = key("fewshot: images a class", None)
-    set: Keys = key("recipe keys of the scoring", {})
+    set: RecipeKeys = key("recipe keys of the scoring", {})
 
 
 class Study(Section):
@@ -93,11 +77,8 @@ class Study(Section):
     recipe: Text | None = key("of every run that has none of its own", None)
     grid: Grid = Grid()
     variants: Annotated[tuple[StudyVariant, ...], Field(strict=False)] = ()
-    set: Keys = key("recipe keys of every run", {})
+    set: RecipeKeys = key("recipe keys of every run", {})
     score: Score
-
-
-KINDS: dict[str, type[Section]] = {"grid": Grid, "variants": StudyVariant, "score": Score}
 
 
 def load(name: str, overrides: Sequence[str] = ()) -> tuple[Study, str]:
@@ -112,146 +93,30 @@ def load(name: str, overrides: Sequence[str] = ()) -> tuple[Study, str]:
     Raises:
         VitError: every mistake of file and options, in one report.
     """
-    path = _find(name)
+    path = recipe.find_file(name, recipe.studies(), noun="study", where="FILE")
     table, file = recipe.read_toml(path), recipe.label(path)
-    mistakes = _lay(table, overrides)
-    try:
-        study = Study.model_validate(table)
-    except ValidationError as refusal:
-        # A list with a wrong item is called too short besides.
-        told = [one for one in refusal.errors() if one["type"] != "too_short" or not one["input"]]
-        mistakes += [_translated(error, file) for error in told]
-    else:
-        mistakes += _mistakes(study, file)
-    if mistakes:
+    # The options lie over the file's own settings.
+    mistakes: list[Problem] = []
+    options, _ = recipe.parse_options(overrides, {}, mistakes)
+    settings = dotted(table.get("set", {}))
+    if options and isinstance(settings, dict):
+        table["set"] = settings | options
+    study, problems = validate(Study, table, noun="a study", see=SEE, source=lambda _: file)
+    if mistakes := mistakes + (problems or _problems(study, file)):
         raise report(mistakes, f"study {name}", see=SEE)
     return study, file
 
 
-def flat(study: Study) -> dict[str, Any]:
-    """Every value that is given, by dotted key; variants go by their names."""
-    values = {"command": study.command, "recipe": study.recipe}
-    parts: dict[str, Section] = {"grid": study.grid, "score": study.score}
-    parts |= {f"variants.{variant.name}": variant for variant in study.variants}
-    for part, section in parts.items():
-        values |= {f"{part}.{name}": value for name, value in section if name not in ("set", "name")}
-        values |= {f"{part}.set.{name}": value for name, value in getattr(section, "set", {}).items()}
-    values |= {f"set.{name}": value for name, value in study.set.items()}
-    return {name: value for name, value in values.items() if value is not None}
-
-
-def differences(a: Study, b: Study) -> list[str]:
-    """Keys in which two studies differ, as "grid.seeds: [0] against [0, 1]"."""
-    left, right = flat(a), flat(b)
-    found = [
-        f"{name}: {toml_value(left.get(name))} against {toml_value(right.get(name))}"
-        for name in dict.fromkeys([*left, *right])
-        if toml_value(left.get(name)) != toml_value(right.get(name))
-    ]
-    names = [[variant.name for variant in study.variants] for study in (a, b)]
-    return found or ([f"variants: {names[0]} against {names[1]}"] if names[0] != names[1] else [])
-
-
-def to_toml(study: Study) -> str:
-    """The study as a file; loading it gives the same study."""
-    lines = [
-        f"{name} = {toml_value(value)}" for name in ("command", "recipe") if (value := getattr(study, name))
-    ]
-    parts: list[tuple[str, Section]] = [("[grid]", study.grid)]
-    parts += [("[[variants]]", variant) for variant in study.variants] + [("[score]", study.score)]
-    lines += [f"set.{name} = {toml_value(value)}" for name, value in study.set.items()]
-    for head, section in parts:
-        given = {name: value for name, value in section if value is not None and name != "set"}
-        lines += ["", head, *(f"{name} = {toml_value(value)}" for name, value in given.items())]
-        lines += [f"set.{name} = {toml_value(value)}" for name, value in getattr(section, "set", {}).items()]
-    return "\n".join(lines) + "\n"
-
-
-def _find(name: str) -> Path:
-    shipped = recipe.studies()
-    path = shipped.get(name) or (Path(name) if name.endswith(".toml") else None)
-    if path is None or not path.is_file():
-        raise VitError(
-            f"there is no study {name!r}{nearest(name, shipped)}",
-            where="FILE",
-            fix=f"one of {', '.join(shipped)}, or the path of a .toml file",
-        )
-    return path
-
-
-def _lay(table: dict[str, Any], overrides: Sequence[str]) -> list[Problem]:
-    """Put the options on top of the table's `set`, and say what is wrong with them."""
-    mistakes, given = [], {}
-    for override in overrides:
-        name, equals, text = (part.strip() for part in override.partition("="))
-        option = f"option --set {override}"
-        if not equals:
-            mistakes.append(Problem(f"{override!r} sets nothing", "option --set", "write section.key=value"))
-        elif name not in KEYS:
-            mistakes.append(unknown(name, option))
-        elif name in given:
-            mistakes.append(Problem(f"{name} is set twice", option, "set it once"))
-        else:
-            given[name] = typed_value(name, text)
-    own = _flat(table.get("set", {}))
-    if given and isinstance(own, dict):
-        table["set"] = {**own, **given}
-    return mistakes
-
-
-def _mistakes(study: Study, file: str) -> list[Problem]:
-    """What the schema lets through and does not hold."""
-    tables = {"set": study.set, "score.set": study.score.set}
-    tables |= {f"variant {variant.name}, set": variant.set for variant in study.variants}
-    found = [
-        _no_recipe_key(name, f"{file}, {place}")
-        for place, keys in tables.items()
-        for name in keys
-        if name not in KEYS
-    ]
-    named = dict.fromkeys([study.recipe, study.score.recipe, *(one.recipe for one in study.variants)])
-    for name in filter(None, named):
+def _problems(study: Study, file: str) -> list[Problem]:
+    """List what the schema cannot see: recipes that do not exist, and contradictions between keys."""
+    problems = [Problem(what, f"{file}, {place}", fix) for place, what, fix in contradictions(study)]
+    recipes = [study.recipe, study.score.recipe, *(variant.recipe for variant in study.variants)]
+    for name in dict.fromkeys(filter(None, recipes)):
         try:
             recipe.find(name)
         except VitError as error:
-            found.append(Problem(error.message, f"{file}, key recipe", error.fix))
-    return found + [Problem(what, f"{file}, {place}", fix) for place, what, fix in contradictions(study)]
-
-
-def _no_recipe_key(name: str, source: str) -> Problem:
-    if name in SECTIONS:
-        return Problem(f"{name} is a section of a recipe", source, f"write set.{name}.KEY = VALUE")
-    return unknown(name, source)
-
-
-def _translated(error: Mapping[str, Any], file: str) -> Problem:
-    """One refusal of pydantic in the words of a study."""
-    words = [part for part in error["loc"] if part not in ("text", "number")]
-    kind = KINDS.get(words[0], Study)
-    place = _place(words)
-    if error["type"] == "extra_forbidden":
-        names = list((kind if len(words) > 1 else Study).model_fields)
-        what = f"{place} is not a key of a study{nearest(str(words[-1]), names)}"
-        return Problem(what, file, f"the keys here are {', '.join(names)}")
-    if error["type"] == "missing":
-        return Problem(f"{place} is missing", file, SEE)
-    if place == "variants":
-        return Problem("variants is a list of tables", file, "write [[variants]] above the keys of each")
-    if error["type"] in ("model_type", "dict_type"):
-        return Problem(
-            f"{place} is a table of keys", file, f"write {words[-1]}.KEY = VALUE, or [{words[0]}] above them"
-        )
-    return as_error(error, place, file)
-
-
-def _place(words: Sequence[str | int]) -> str:
-    """("variants", 0, "steps", 1) as "variant 1: steps, item 2"."""
-    head = ""
-    if words[0] == "variants" and len(words) > 1:
-        head, words = f"variant {words[1] + 1}: ", words[2:]
-    names = ".".join(part for part in words if isinstance(part, str))
-    items = [part for part in words if isinstance(part, int)]
-    return head + names + (f", item {items[0] + 1}" if items else "")
+            problems.append(Problem(error.message, f"{file}, key recipe", error.fix))
+    return problems
 
 
 # the recipe keys that a list of the grid sets, one value for each run

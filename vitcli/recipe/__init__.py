@@ -16,6 +16,7 @@ from vitcli.recipe.catalog import (
     class_maps,
     dataset_aliases,
     find,
+    find_file,
     is_base,
     label,
     paper_tables,
@@ -35,6 +36,7 @@ __all__ = [
     "dataset_aliases",
     "differences",
     "find",
+    "find_file",
     "find_for_dataset",
     "flat",
     "is_base",
@@ -44,6 +46,7 @@ __all__ = [
     "merge",
     "origins",
     "paper_tables",
+    "parse_options",
     "read_toml",
     "settled",
     "studies",
@@ -127,7 +130,7 @@ def merge(
     for path, table in _base_and_file(find(name_or_path)):
         values = _flat_table(table, label(path), draft.mistakes)
         draft.overlay(values, dict.fromkeys(values, label(path)))
-    draft.overlay(*_options(overrides, shorthands, draft.mistakes))
+    draft.overlay(*parse_options(overrides, shorthands, draft.mistakes))
     return draft
 
 
@@ -207,10 +210,10 @@ def _flat_table(table: dict[str, Any], source: str, mistakes: list[Problem]) -> 
     return values
 
 
-def _options(
+def parse_options(
     overrides: Sequence[str], shorthands: Mapping[str, Any], mistakes: list[Problem]
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Everything that the command line sets: values, and the option of each."""
+    """Return the values that the command line sets, and the option of each; `mistakes` grows."""
     given = [
         (key, value, f"option {SHORTHANDS.get(key, key)}")
         for key, value in shorthands.items()

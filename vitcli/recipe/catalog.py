@@ -1,6 +1,7 @@
 """Where recipes lie, and what lies among them: aliases, class maps, studies, the paper's tables."""
 
 import tomllib
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,18 @@ def find(name: str) -> Path:
         where="option --recipe, or key extends",
         fix="vit recipes list shows the shipped ones; the path of a file must end in .toml",
     )
+
+
+def find_file(name: str, shipped: Mapping[str, Path], *, noun: str, where: str) -> Path:
+    """Return the file of a shipped study or class map, or a path that ends in .toml."""
+    path = shipped.get(name) or (Path(name) if name.endswith(".toml") else None)
+    if path is None or not path.is_file():
+        raise VitError(
+            f"there is no {noun} {name!r}{nearest(name, shipped)}",
+            where=where,
+            fix=f"one of {', '.join(shipped)}, or the path of a .toml file",
+        )
+    return path
 
 
 @cache

@@ -1,9 +1,13 @@
-"""A recipe as a closed, typed schema; its sections are in `recipe_sections`."""
+"""The schema of a recipe: every section, key, type and default; closed, strict and immutable.
+
+Studies, the rows of the paper's tables and class maps build their own schemas from the types defined here.
+"""
 
 from functools import cache
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -16,6 +20,28 @@ from pydantic import (
     model_validator,
 )
 
+ONE, OTHER = "<one>", "<other>"  # the branches of `either`; they appear in pydantic's paths, in no file
+
+
+def either(one: Any, other: Any, *, other_if: type | tuple[type, ...]) -> Any:
+    """Return the type `one | other`, where the class of a value decides between them.
+
+    Unlike a plain union it reports a mistake once, not once for each branch.
+    """
+    branch = Discriminator(lambda value: OTHER if isinstance(value, other_if) else ONE)
+    return Annotated[Annotated[one, Tag(ONE)] | Annotated[other, Tag(OTHER)], branch]
+
+
+def list_of(kind: Any) -> Any:
+    """Return the type of a list with one item at least, kept as a tuple."""
+    return Annotated[tuple[kind, ...], Field(strict=False, min_length=1)]  # not strict: TOML has lists only
+
+
+def one_or_several(kind: Any, *, one_if: type | tuple[type, ...]) -> Any:
+    """Return the type of a list that may be written as its only item."""
+    return Annotated[list_of(kind), BeforeValidator(lambda v: [v] if isinstance(v, one_if) else v)]
+
+
 Count = Annotated[int, Field(gt=0)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
@@ -23,48 +49,22 @@ PositiveOrZero = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 UnitInterval = Annotated[float, Field(ge=0, le=1)]
 UnitIntervalOpen0 = Annotated[float, Field(gt=0, le=1)]
-Percent = Annotated[str, StringConstraints(pattern=r"^(100|\d{1,2}(\.\d+)?)%$")]
-PerChannel = Annotated[tuple[float, float, float], Field(strict=False)]  # not strict: TOML has lists only
-
-
-def _is_list(value: Any) -> str:
-    return "list" if isinstance(value, list | tuple) else "one"
-
-
-def _is_text(value: Any) -> str:
-    return "list" if isinstance(value, str) else "one"
-
-
-# the discriminators choose one branch, so that a mistake is reported once and not for each branch
-ImageSize = Annotated[
-    Annotated[Count, Tag("one")] | Annotated[tuple[Count, Count], Field(strict=False), Tag("list")],
-    Discriminator(_is_list),
-]
-StepsOrPercent = Annotated[
-    Annotated[NonNegativeInt, Tag("one")] | Annotated[Percent, Tag("list")], Discriminator(_is_text)
-]
-Counts = Annotated[
-    tuple[Count, ...],
-    Field(strict=False, min_length=1),
-    BeforeValidator(lambda value: [value] if isinstance(value, int) else value),
-]
-NumberOrSweep = Annotated[
-    Annotated[Positive, Tag("one")] | Annotated[Literal["sweep"], Tag("list")], Discriminator(_is_text)
-]
-# Of the rows of `vit reproduce`: an accuracy of 1 or less would be a fraction by mistake.
-Percent = Annotated[float, Field(gt=1, le=100)]
-PercentOrWithStd = Annotated[
-    Annotated[Percent, Tag("one")]
-    | Annotated[tuple[Percent, Annotated[float, Field(ge=0, le=50)]], Field(strict=False), Tag("list")],
-    Discriminator(_is_list),
-]
+PercentText = Annotated[str, StringConstraints(pattern=r"^(100|\d{1,2}(\.\d+)?)%$")]
+PerChannel = Annotated[tuple[float, float, float], Field(strict=False)]
+ImageSize = either(Count, Annotated[tuple[Count, Count], Field(strict=False)], other_if=(list, tuple))
+StepsOrPercent = either(NonNegativeInt, PercentText, other_if=str)
+Counts = one_or_several(Count, one_if=int)
+NumberOrSweep = either(Positive, Literal["sweep"], other_if=str)
 
 
 def key(description: str, default: Any = ...) -> Any:
+    """Declare a key with the meaning that `vit recipes schema` shows; required without a default."""
     return Field(default, description=description)
 
 
 class Section(BaseModel):
+    """A table of a TOML file: unknown keys are refused, no value is coerced, nothing can be reassigned."""
+
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
 
 
@@ -311,11 +311,11 @@ class Recipe(Section):
 
     @property
     def choices(self) -> dict[str, tuple[Any, ...]]:
-        """By dotted key, the values that a run chooses from on the dev split; the section has the first."""
+        """Values to choose from on the dev split, by dotted key; the section itself holds the first."""
         return self._choices
 
     def with_choices(self, choices: dict[str, tuple[Any, ...]]) -> "Recipe":
-        """The same recipe with these and no other values to choose from."""
+        """Return a copy with these and no other values to choose from."""
         changed = self.model_copy()
         changed._choices = choices
         return changed
@@ -340,19 +340,46 @@ KEYS = {
 }
 
 
+def _recipe_key(name: str) -> str:
+    if name not in KEYS:
+        raise ValueError
+    return name
+
+
+def dotted(table: Any) -> Any:
+    """Return {"optimizer": {"lr": 1}} as {"optimizer.lr": 1}; anything but a table unchanged."""
+    if not isinstance(table, dict):
+        return table
+    tables = {name: keys if isinstance(keys, dict) else {"": keys} for name, keys in table.items()}
+    return {
+        f"{name}.{key}".rstrip("."): value for name, keys in tables.items() for key, value in keys.items()
+    }
+
+
+# Settings of a recipe inside another file, by dotted key.
+RecipeKeys = Annotated[dict[Annotated[str, AfterValidator(_recipe_key)], Any], BeforeValidator(dotted)]
+
+
+def table_in(annotation: Any) -> type[BaseModel] | None:
+    """Return the schema of the table that a field holds, optional or inside a list or a dictionary."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next(filter(None, map(table_in, get_args(annotation))), None)
+
+
 def accepts_none(key: str) -> bool:
+    """Return whether the word none unsets the key."""
     return key in KEYS and type(None) in get_args(KEYS[key].annotation)
 
 
 @cache
 def takes_list(key: str) -> bool:
-    """Whether one value of the key may be a list, such as [height, width]; else a list is a choice."""
+    """Return whether one value of the key may be a list, such as [height, width]; else a list is a sweep."""
     schema = TypeAdapter(Annotated[KEYS[key].annotation, KEYS[key]]).json_schema()
-    return any(
-        one.get("type") == "array" for one in (schema, *schema.get("anyOf", ()), *schema.get("oneOf", ()))
-    )
+    branches = (schema, *schema.get("anyOf", ()), *schema.get("oneOf", ()))
+    return any(branch.get("type") == "array" for branch in branches)
 
 
 def is_text(key: str) -> bool:
-    """Whether any text is a value of the key, so that 2012 or true on the command line stay text."""
+    """Return whether the key takes any text, so that 2012 or true on the command line stay text."""
     return KEYS[key].annotation in (str, str | None)

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping
 from itertools import product
 from typing import Any
 
-from vitcli.recipe.schema import KEYS, SECTIONS, Recipe, takes_list
-from vitcli.recipe.toml import flat, toml_value
+from vitcli.recipe.schema import KEYS, Recipe, takes_list
+from vitcli.recipe.toml import flat, nested, toml_value
 from vitcli.recipe.validation import FIXED_IN_A_CHOICE, Problem, check
 
 MOST_ARMS = 256
@@ -49,11 +49,7 @@ def trials(recipe: Recipe) -> list[tuple[Choice, Recipe]]:
 
 def settled(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
     """The recipe with other values at some keys, and nothing left to choose; the values must be valid."""
-    tables: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS if getattr(recipe, name) is not None}
-    for key, value in {**flat(recipe.with_choices({})), **changes}.items():
-        section, _, name = key.partition(".")
-        tables[section][name] = value
-    return Recipe.model_validate(tables)
+    return Recipe.model_validate(nested({**flat(recipe.with_choices({})), **changes}))
 
 
 def is_listed(key: str, value: Any) -> bool:

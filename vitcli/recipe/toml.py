@@ -1,65 +1,98 @@
-"""Recipes and their values as text: the complete TOML of one, and what is typed on a command line."""
+"""Recipes and other TOML files as text: flatten, compare and write them, and parse single values."""
 
 import json
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from vitcli.recipe.schema import KEYS, SECTIONS, Recipe, is_text
+from vitcli.recipe.schema import KEYS, Recipe, Section, is_text, table_in
 
 NO_REMARKS: Mapping[str, str] = MappingProxyType({})
 
 
-def to_toml(recipe: Recipe) -> str:
-    """The complete recipe in the schema's order, unset keys left out; loading it gives the same recipe."""
-    return toml_text(flat(recipe))
+def flat(model: Section) -> dict[str, Any]:
+    """Return every value by dotted key, in the schema's order; tables that are absent are left out.
+
+    Tables of a list go by their names. A key of a recipe that lists values to choose from has all of them.
+    """
+    return {f"{prefix}{name}": value for _, prefix, table in _tables(model) for name, value in table.items()}
+
+
+def differences(a: Section, b: Section) -> list[str]:
+    """Return the keys in which two files differ, as "optimizer.lr: 0.01 against 0.03"."""
+    left, right = flat(a), flat(b)
+    pairs = {name: (toml_value(left.get(name)), toml_value(right.get(name))) for name in {**left, **right}}
+    return [f"{name}: {first} against {second}" for name, (first, second) in pairs.items() if first != second]
+
+
+def to_toml(model: Section) -> str:
+    """Write the complete file in the schema's order, unset keys left out; loading it gives the same model."""
+    return _as_text(_tables(model), NO_REMARKS)
 
 
 def toml_text(values: Mapping[str, Any], remarks: Mapping[str, str] = NO_REMARKS) -> str:
-    """TOML of values by dotted key, in the schema's order, None left out.
+    """Write values of a recipe by dotted key, in the schema's order, None left out.
 
     Args:
         remarks: by dotted key, a comment to set behind the value, aligned.
     """
-    lines = {
-        name: f"{name.partition('.')[2]} = {toml_value(values[name])}"
-        for name in KEYS
-        if values.get(name) is not None
-    }
-    width = max(map(len, lines.values()), default=0)
-    text = []
-    for section in SECTIONS:
-        mine = [name for name in lines if name.partition(".")[0] == section]
-        text += ["", f"[{section}]"] if mine else []
-        text += [f"{lines[n]:<{width}}  # {remarks[n]}" if n in remarks else lines[n] for n in mine]
-    return "\n".join(text[1:]) + "\n"
+    in_order = nested({key: values[key] for key in KEYS if key in values})
+    return _as_text(((f"[{name}]", f"{name}.", table) for name, table in in_order.items()), remarks)
 
 
-def differences(a: Recipe, b: Recipe) -> list[str]:
-    """Keys in which two recipes differ, as "optimizer.lr: 0.01 against 0.03"."""
-    left, right = flat(a), flat(b)
-    return [
-        f"{name}: {toml_value(left.get(name))} against {toml_value(right.get(name))}"
-        for name in KEYS
-        if left.get(name) != right.get(name)
+def nested(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return values by dotted key as one table for each section."""
+    tables: dict[str, dict[str, Any]] = {}
+    for key, value in values.items():
+        section, _, name = key.partition(".")
+        tables.setdefault(section, {})[name] = value
+    return tables
+
+
+Table = tuple[str, str, dict[str, Any]]  # its TOML header, the prefix of its dotted keys, its values by name
+
+
+def _tables(model: Section) -> Iterator[Table]:
+    choices = model.choices if isinstance(model, Recipe) else {}
+    yield "", "", _own_values(model)
+    for name, value in model:
+        if isinstance(value, Section):
+            own = _own_values(value)
+            yield f"[{name}]", f"{name}.", {key: choices.get(f"{name}.{key}", own[key]) for key in own}
+        elif table_in(type(model).model_fields[name].annotation):
+            for table in value or ():
+                yield f"[[{name}]]", f"{name}.{table.name}.", _own_values(table)
+
+
+def _own_values(table: Section) -> dict[str, Any]:
+    """Return the values of one table without the tables inside it; keys of `set` count as its own."""
+    values: dict[str, Any] = {}
+    for name, value in table:
+        if isinstance(value, dict):
+            values |= {f"{name}.{key}": item for key, item in value.items()}
+        elif not table_in(type(table).model_fields[name].annotation):
+            values[name] = value
+    return values
+
+
+def _as_text(tables: Iterable[Table], remarks: Mapping[str, str]) -> str:
+    lines = [
+        (header, [(f"{name} = {toml_value(value)}", remarks.get(f"{prefix}{name}")) for name, value in given])
+        for header, prefix, values in tables
+        if (given := [(name, value) for name, value in values.items() if value is not None])
     ]
-
-
-def flat(recipe: Recipe) -> dict[str, Any]:
-    """Every value by dotted key, in the schema's order; sections that are not there are left out.
-
-    A key that lists values to choose from has all of them.
-    """
-    sections = {section: getattr(recipe, section) for section in SECTIONS}
-    present = {section: keys for section, keys in sections.items() if keys is not None}
-    values = {f"{section}.{name}": value for section, keys in present.items() for name, value in keys}
-    return values | recipe.choices
+    width = max((len(line) for _, table in lines for line, _ in table), default=0)
+    text = []
+    for header, table in lines:
+        text += ["", header] if header else []
+        text += [f"{line:<{width}}  # {remark}" if remark else line for line, remark in table]
+    return "\n".join(text).lstrip("\n") + "\n"
 
 
 def toml_value(value: Any) -> str:
-    """A value as TOML writes it; None, which TOML lacks, as none."""
+    """Write a value as TOML does; None, which TOML lacks, as none."""
     match value:
         case None:
             return "none"
@@ -71,15 +104,15 @@ def toml_value(value: Any) -> str:
             return str(value)
 
 
-def typed_value(name: str, text: str) -> Any:
-    """The value that `text` on a command line means for a key: TOML, 384x512 for a size, or bare words."""
-    if name == "data.image_size" and (sides := re.fullmatch(r"(\d+)[xX](\d+)", text)):
+def typed_value(key: str, text: str) -> Any:
+    """Parse a value from the command line for a key: TOML, 384x512 for an image size, or bare words."""
+    if key == "data.image_size" and (sides := re.fullmatch(r"(\d+)[xX](\d+)", text)):
         return [int(side) for side in sides.groups()]
     for candidate in (text, f"[{text}]") if "," in text else (text,):
         try:
             table = tomllib.loads(f"value = {candidate}")
         except tomllib.TOMLDecodeError:
             continue
-        if set(table) == {"value"} and (isinstance(table["value"], str) or not is_text(name)):
+        if set(table) == {"value"} and (isinstance(table["value"], str) or not is_text(key)):
             return table["value"]
     return text

@@ -1,14 +1,16 @@
-"""What can be wrong with a recipe, found all at once and said in a recipe's own words."""
+"""Mistakes in TOML files: pydantic's refusals and contradictions between keys, in one report for people."""
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import pairwise
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from vitcli.errors import VitError, nearest
-from vitcli.recipe.schema import KEYS, SECTIONS, TRAINING_SECTIONS, Recipe
-from vitcli.recipe.toml import toml_value
+from vitcli.recipe.schema import KEYS, ONE, OTHER, SECTIONS, TRAINING_SECTIONS, Recipe, Section, table_in
+from vitcli.recipe.toml import nested, toml_value
 
 SEE_SCHEMA = "vit recipes schema lists every key with its meaning"
 KINDS = {
@@ -18,67 +20,92 @@ KINDS = {
     "string": "a string",
     "tuple": "a list",
 }
+Checked = TypeVar("Checked", bound=Section)
+Path = list[str | int]  # of a value in a file: keys, and positions in lists
 
 
 @dataclass(frozen=True)
 class Problem:
+    """One mistake: what is wrong, the file or option it is in, and what to write instead."""
+
     what: str
     where: str
     fix: str
 
 
+def validate(
+    model: type[Checked], table: Mapping[str, Any], *, noun: str, see: str, source: Callable[[str], str]
+) -> tuple[Checked | None, list[Problem]]:
+    """Check a table against a closed schema.
+
+    Args:
+        noun: what the table is, with its article: "a study".
+        see: where every key is explained; the fix of a missing one.
+        source: maps "section.key" to the file or option that sets it.
+
+    Returns:
+        The model, None where there are problems; and every problem, unknown keys with the nearest known one.
+    """
+    try:
+        return model.model_validate(table), []
+    except ValidationError as refusal:
+        errors = refusal.errors()
+    # Pydantic calls a list with a wrong item too short as well.
+    errors = [error for error in errors if error["type"] != "too_short" or not error["input"]]
+    return None, [_translated(model, error, noun=noun, see=see, source=source) for error in errors]
+
+
 def check(
     values: Mapping[str, Any], sources: Mapping[str, str], *, file: str, training: bool
 ) -> tuple[Recipe | None, list[Problem]]:
-    """The recipe, if it can be built, and everything that the schema says against it.
+    """Build the recipe, if possible, and list everything that is wrong with it.
 
     Args:
         values: by dotted key.
         sources: the file or option of each value.
         file: named for what is missing.
-        training: whether the sections of a training run must be there.
+        training: whether the sections of a training run are required.
     """
-    tables: dict[str, dict[str, Any]] = {}
-    for key, value in values.items():
-        section, _, name = key.partition(".")
-        tables.setdefault(section, {})[name] = value
+    tables = nested(values)
     training = training or bool(tables.keys() & set(TRAINING_SECTIONS))
-    mistakes = [
+    problems = [
         Problem(f"section [{name}] is missing", file, "extend or copy a shipped recipe: vit recipes list")
         for name in TRAINING_SECTIONS
         if training and name not in tables
     ]
     for key, what, fix in contradictions(values):
-        mistakes.append(Problem(what, sources.get(key, file), fix))
-    try:
-        return Recipe.model_validate(tables), mistakes
-    except ValidationError as refusal:
-        return None, [_translated(error, sources, file) for error in refusal.errors()] + mistakes
+        problems.append(Problem(what, sources.get(key, file), fix))
+    recipe, refusals = validate(
+        Recipe, tables, noun="a recipe", see=SEE_SCHEMA, source=lambda key: sources.get(key, file)
+    )
+    return recipe, refusals + problems
 
 
-def report(mistakes: Sequence[Problem], file: str, *, see: str = SEE_SCHEMA) -> VitError:
-    """One error for all mistakes; a single one is said plainly.
+def report(problems: Sequence[Problem], file: str, *, see: str = SEE_SCHEMA) -> VitError:
+    """Return one error for all problems; a single one stays as it is.
 
     Args:
         file: what they are in: "recipe finetune/cifar10".
         see: where every key is explained.
     """
-    if len(mistakes) == 1:
-        return VitError(mistakes[0].what, where=mistakes[0].where, fix=mistakes[0].fix)
-    lines = [f"    {m.what}\n      where: {m.where}\n      fix:   {m.fix}" for m in mistakes]
-    places = dict.fromkeys(m.where for m in mistakes)
+    if len(problems) == 1:
+        return VitError(problems[0].what, where=problems[0].where, fix=problems[0].fix)
+    lines = [f"    {p.what}\n      where: {p.where}\n      fix:   {p.fix}" for p in problems]
+    places = dict.fromkeys(problem.where for problem in problems)
     return VitError(
-        "\n".join([f"{len(mistakes)} mistakes in {file}", *lines]),
+        "\n".join([f"{len(problems)} mistakes in {file}", *lines]),
         where=", ".join(places) if len(places) < 3 else f"{len(places)} files and options, named above",
         fix=see,
     )
 
 
 def unknown(key: str, source: str) -> Problem:
-    """A section or key that the schema lacks, with the nearest name that it has."""
+    """Report a section or key that recipes lack, with the nearest name or the section that has the key."""
     section, dot, name = key.rpartition(".")
     elsewhere = [known for known in KEYS if known.endswith(f".{name}")]
-    if section in SECTIONS:
+    if key in SECTIONS:
+        what, fix = f"{key} is a section of a recipe, not a key", f"set {key}.KEY"
+    elif section in SECTIONS:
         names = list(SECTIONS[section].model_fields)
         what = f"{key} is not a key of a recipe{nearest(name, names) or nearest(key, KEYS)}"
         fix = f"the keys of [{section}] are {', '.join(names)}"
@@ -89,21 +116,58 @@ def unknown(key: str, source: str) -> Problem:
     return Problem(what, source, f"{name} is written {' or '.join(elsewhere)}" if elsewhere else fix)
 
 
-def _translated(error: Mapping[str, Any], sources: Mapping[str, str], file: str) -> Problem:
-    """One refusal of pydantic in the words of a recipe."""
-    key = ".".join(map(str, error["loc"][:2]))
-    place, source = _place(key, error["loc"]), sources.get(key, file)
+def _translated(
+    model: type[Section], error: Mapping[str, Any], *, noun: str, see: str, source: Callable[[str], str]
+) -> Problem:
+    """Return one refusal of pydantic as a problem of the file."""
+    path = [part for part in error["loc"] if part not in (ONE, OTHER)]
+    if path[-1] == "[key]":  # a name in a table of recipe keys
+        *path, name, _ = path
+        return unknown(name, f"{source('')}, {_place(path)}")
+    place, where = _place(path), source(".".join(map(str, path[:2])))
+    table, parent = _table_at(model, path), _table_at(model, path[:-1])
+    holds_tables = table is not parent
     match error["type"]:
+        case "extra_forbidden" if model is Recipe:
+            return unknown(place, where)
         case "extra_forbidden":
-            return unknown(key, source)
+            names = list(parent.model_fields)
+            what = f"{place} is not a key of {noun}{nearest(str(path[-1]), names)}"
+            return Problem(what, where, f"the keys here are {', '.join(names)}")
         case "missing":
-            name = place if "." in key else f"section [{key}]"
-            return Problem(f"{name} is missing", source, SEE_SCHEMA)
-    return as_error(error, place, source)
+            is_section = holds_tables and len(path) == 1
+            return Problem(
+                f"section [{place}] is missing" if is_section else f"{place} is missing", where, see
+            )
+        case "tuple_type" if holds_tables:
+            return Problem(f"{place} is a list of tables", where, f"write [[{place}]] above the keys of each")
+        case "model_type" | "dict_type":
+            fix = f"write {path[-1]}.KEY = VALUE, or [{place}] above them"
+            return Problem(f"{place} is a table of keys", where, fix)
+    return _bad_value(error, place, where)
 
 
-def as_error(error: Mapping[str, Any], place: str, source: str) -> Problem:
-    """A value that is not of its key's kind or range, as pydantic refuses it, in the words of a file."""
+def _table_at(model: type[BaseModel], path: Path) -> type[BaseModel]:
+    """Return the schema of the innermost table on a path."""
+    for part in path:
+        if part in model.model_fields:
+            model = table_in(model.model_fields[part].annotation) or model
+    return model
+
+
+def _place(path: Path) -> str:
+    """Write a path for people: "variants, item 1: steps, item 2"."""
+    text = ""
+    for before, part in pairwise(["", *path]):
+        if isinstance(part, int):
+            text += f", item {part + 1}"
+        else:
+            text += (": " if isinstance(before, int) else "." if text else "") + part
+    return text
+
+
+def _bad_value(error: Mapping[str, Any], place: str, source: str) -> Problem:
+    """Report a value that is not of its key's type or range."""
     given = error["input"]
     match error["type"]:
         case "literal_error":
@@ -111,25 +175,18 @@ def as_error(error: Mapping[str, Any], place: str, source: str) -> Problem:
             close = nearest(str(given), choices.replace("'", "").replace(" or ", ", ").split(", "))
             return Problem(f"{place} is {toml_value(given)}{close}", source, f"it must be {choices}")
         case "string_pattern_mismatch":  # schedule.warmup is the only key with a pattern
-            what = f"{place} is {toml_value(given)}, which is neither steps nor a share of the run"
-            return Problem(what, source, 'write steps without quotes, or a share such as "10%"')
+            what = f"{place} is {toml_value(given)}, which is neither steps nor a fraction of the run"
+            return Problem(what, source, 'write steps without quotes, or a fraction such as "10%"')
     kind, _, reason = error["type"].partition("_")
     if reason == "type" and kind in KINDS:
         what = f"{place} is {toml_value(given)}, which is not {KINDS[kind]}"
         return Problem(what, source, _as_kind(kind, given))
-    words = error["msg"].replace("Input should", "it must").replace("Tuple should", "the list must")
-    words = words.replace(" after validation", "").replace("String should", "it must")
+    words = re.sub(r"^\w+ should", "it must", error["msg"]).replace(" after validation", "")
     return Problem(f"{place} is {toml_value(given)}, out of its range", source, words)
 
 
-def _place(key: str, location: Sequence[str | int]) -> str:
-    """The key, and which item of its list: "optimizer.lr, item 2"."""
-    items = [part for part in location[2:] if isinstance(part, int)]
-    return f"{key}, item {items[0] + 1}" if items else key
-
-
 def _as_kind(kind: str, given: Any) -> str:
-    """How to write a value of the right kind, where the wrong one tells what was meant."""
+    """Return how to write a value of the right type, where the wrong one shows what was meant."""
     if isinstance(given, str):
         if kind == "bool" and given.lower() in ("true", "false"):
             return f"write {given.lower()}, without quotes"
@@ -172,15 +229,15 @@ ALTERNATIVES = {"schedule.steps": "schedule.epochs", "schedule.epochs": "schedul
 
 
 def is_overridden(key: str, layer: dict[str, Any]) -> bool:
-    """Whether an inherited key loses its meaning through a choice that `layer` makes."""
+    """Return whether an inherited key loses its meaning through a choice that `layer` makes."""
     choice, needed = BELONGS.get(key, (None, None))
     return ALTERNATIVES.get(key) in layer or (choice in layer and layer[choice] != needed)
 
 
 def contradictions(values: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """What does not hold between keys, whatever else is wrong: key, what is wrong, what works.
+    """List what does not hold between keys, as (key, what is wrong, fix).
 
-    Values may still be of any type: those that are not what they should be are reported elsewhere.
+    Values may still be of any type: wrong types are reported by the schema.
     """
     found = []
     for name, (choice, needed) in BELONGS.items():
