@@ -55,6 +55,14 @@ def photos(tmp_path_factory) -> Path:
     return root
 
 
+def data_section(dataset: object, **keys: object):
+    """The [data] section of a recipe that names a data set, and other keys as they are given."""
+    from vitcli import recipe
+
+    data = recipe.load("evaluate/default", (), {"data.dataset": str(dataset)}, training=False).data
+    return data.model_copy(update=keys)
+
+
 def vit(
     *arguments: object,
     env: dict[str, str] | None = None,

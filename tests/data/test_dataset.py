@@ -4,22 +4,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.conftest import run
+from tests.conftest import data_section, run
 from vitcli import recipe
 from vitcli.data.classes import match_class_names
 from vitcli.data.dataset import DataSet, open_eval, open_train_and_eval
 from vitcli.data.split import Split, cut_dev, random_subset
 from vitcli.errors import DataError
 
-AUTO = dict(
-    train_split="auto",
-    eval_split="auto",
-    dev_fraction=0.25,
-    num_examples=None,
-    image_column=None,
-    label_column=None,
-    seed=0,
-)
+
+def opened(dataset, *, seed: int = 0, **keys):
+    return open_train_and_eval(data_section(dataset, **{"dev_fraction": 0.25} | keys), seed=seed)
 
 
 def folder(root, **counts: int):
@@ -96,17 +90,17 @@ def test_a_split_whose_class_folders_are_all_empty_is_refused(tmp_path):
 def test_auto_trains_on_train_and_reports_on_test_before_validation(tmp_path):
     folder(tmp_path, train__a=4, val__a=3, test__a=2)
 
-    assert [len(split) for split in open_train_and_eval(str(tmp_path), **AUTO)] == [4, 2]
-    assert [len(s) for s in open_train_and_eval(str(tmp_path), **AUTO | {"eval_split": "validation"})] == [
+    assert [len(split) for split in opened(tmp_path)] == [4, 2]
+    assert [len(s) for s in opened(tmp_path, eval_split="validation")] == [
         4,
         3,
     ]
-    assert len(open_eval(str(tmp_path), "auto", image_column=None, label_column=None)) == 2
-    assert len(open_eval(str(tmp_path), "train", image_column=None, label_column=None)) == 4
+    assert len(open_eval(data_section(tmp_path), "auto")) == 2
+    assert len(open_eval(data_section(tmp_path), "train")) == 4
 
 
 def test_without_a_split_to_report_on_a_part_of_the_training_rows_is_held_out(tmp_path):
-    train, held_out = open_train_and_eval(str(folder(tmp_path, a=6, b=6)), **AUTO)
+    train, held_out = opened(folder(tmp_path, a=6, b=6))
 
     files = [
         split.where_is(row).split("file ")[1] for split in (train, held_out) for row in range(len(split))
@@ -116,7 +110,7 @@ def test_without_a_split_to_report_on_a_part_of_the_training_rows_is_held_out(tm
 
 
 def test_a_data_set_with_nothing_but_a_test_split_is_not_scored_on_the_rows_it_trains_on(tmp_path):
-    train, held_out = open_train_and_eval(str(folder(tmp_path, test__a=6, test__b=6)), **AUTO)
+    train, held_out = opened(folder(tmp_path, test__a=6, test__b=6))
 
     assert (len(train), len(held_out)) == (9, 3)
 
@@ -126,7 +120,7 @@ def test_one_split_and_nothing_held_out_is_refused_with_advice(tmp_path, split):
     root = folder(tmp_path, **{f"{split}__a": 2})
 
     with pytest.raises(DataError, match=f"has only the split {split}; a training and a held-out") as caught:
-        open_train_and_eval(str(root), **AUTO | {"dev_fraction": 0.0})
+        opened(root, dev_fraction=0.0)
     assert "data.dev_fraction=0.1" in caught.value.fix
 
 
@@ -142,7 +136,7 @@ def test_what_is_no_task_of_vtab_is_asked_of_nobody(monkeypatch, name, streaming
 
 def test_who_trains_on_a_slice_of_the_test_split_is_not_scored_on_all_of_it(tmp_path):
     folder(tmp_path, train__a=5, test__a=8, val__a=3)
-    train, held_out = open_train_and_eval(str(tmp_path), **AUTO | {"train_split": "test[:50%]"})
+    train, held_out = opened(tmp_path, train_split="test[:50%]")
 
     assert (len(train), len(held_out)) == (4, 3)
 
@@ -154,7 +148,7 @@ def test_several_splits_without_a_usual_name_must_be_chosen_from(tmp_path):
     datasets.DatasetDict(one=table, two=table).save_to_disk(tmp_path)
 
     with pytest.raises(DataError, match="which split") as caught:
-        open_eval(str(tmp_path), "auto", image_column=None, label_column=None)
+        open_eval(data_section(tmp_path), "auto")
     assert "one, two" in caught.value.fix
 
 
@@ -166,7 +160,7 @@ def test_splits_with_different_classes_are_refused(tmp_path):
         table.to_parquet(tmp_path / f"{name}.parquet")
 
     with pytest.raises(DataError, match=r"train has 3 classes, .* test has other ones") as caught:
-        open_train_and_eval(str(tmp_path), **AUTO)
+        opened(tmp_path)
     assert "only in the first: c" in caught.value.where
 
 
@@ -189,7 +183,7 @@ def test_the_dev_part_is_random_rows_and_the_same_ones_every_time():
 
 def test_the_seed_of_a_run_does_not_move_the_dev_part(tmp_path):
     folder(tmp_path, a=8, b=8)
-    held_out = [open_train_and_eval(str(tmp_path), **AUTO | {"seed": seed})[1] for seed in (0, 1, 2)]
+    held_out = [opened(tmp_path, seed=seed)[1] for seed in (0, 1, 2)]
 
     assert len({tuple(split.where_is(row) for row in range(4)) for split in held_out}) == 1
 
@@ -215,7 +209,7 @@ def test_more_examples_than_there_are_is_refused():
 
 
 def test_a_subset_is_taken_of_the_training_rows_only(photos):
-    train, held_out = open_train_and_eval(str(photos), **AUTO | {"num_examples": 6})
+    train, held_out = opened(photos, num_examples=6)
 
     assert (len(train), len(held_out)) == (6, 10)
 

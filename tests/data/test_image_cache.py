@@ -13,7 +13,7 @@ from vitcli.data.image_cache import MemoryBudget, cached
 
 @pytest.fixture
 def split(photos):
-    return dataset.open_eval(str(photos), "train", image_column=None, label_column=None)
+    return dataset.DataSet(str(photos)).open("train")
 
 
 def test_a_kept_split_has_the_same_bytes_pixels_labels_and_fingerprint(split):

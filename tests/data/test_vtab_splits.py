@@ -8,20 +8,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.conftest import data_section
 from vitcli import recipe
 from vitcli.data.dataset import DataSet, open_train_and_eval
 from vitcli.data.loader import read_example
 from vitcli.errors import DataError
-
-AUTO = dict(
-    train_split="auto",
-    eval_split="auto",
-    dev_fraction=0.0,
-    num_examples=None,
-    image_column=None,
-    label_column=None,
-    seed=0,
-)
 
 
 def picture(number: int, high: int = 255) -> dict:
@@ -70,7 +61,7 @@ def test_the_thousand_images_are_the_first_800_and_the_first_200(shelf):
     both = data.open("train800val200")
     assert numbers(both) == [*range(800), *range(850, 1050)]
     assert both.read_labels().tolist() == [n % 5 for n in (*range(800), *range(850, 1050))]
-    train, test = open_train_and_eval("vtab/dtd", **AUTO)
+    train, test = open_train_and_eval(data_section("vtab/dtd"), seed=0)
     assert (len(train), len(test)) == (1000, 3)
 
 

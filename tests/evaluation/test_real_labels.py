@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.conftest import data_section
 from vitcli.data.columns import PATHS
 from vitcli.data.split import Split
 from vitcli.errors import DataError, VitError
@@ -92,9 +93,7 @@ def test_a_named_column_goes_before_file_names_and_these_before_an_index():
 def test_the_index_column_and_the_file_names_of_real_pictures_agree(shared):
     from vitcli.data import dataset
 
-    split = dataset.open_eval(
-        str(shared / "data/imagenet_val_227"), "auto", image_column=None, label_column=None
-    )
+    split = dataset.open_eval(data_section(shared / "data/imagenet_val_227"), "auto")
     lists = read_real(str(shared / "data/imagenet_real.json.gz"))
 
     by_index, by_name = (labels_for_rows(split, lists, column=column) for column in ("index", None))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.conftest import run
+from tests.conftest import data_section, run
 from vitcli.models.build import TransformerOptions, architecture, build
 from vitcli.models.resample import resample_posemb
 from vitcli.training import finetune, pretrain
@@ -26,10 +26,7 @@ def started(monkeypatch, photos):
     def run_no_further(command, resolved, options, make_model):
         from vitcli.data import dataset
 
-        split, _ = dataset.open_train_and_eval(
-            str(photos), train_split="auto", eval_split="auto", dev_fraction=0.0, num_examples=None,
-            image_column=None, label_column=None, seed=0,
-        )  # fmt: skip
+        split, _ = dataset.open_train_and_eval(data_section(photos), seed=0)
         torch.manual_seed(0)
         seen.append(make_model(resolved, split))
         return {"command": "recipes"}

@@ -4,7 +4,7 @@ import pytest
 import timm
 import torch
 
-from tests.conftest import SHARED, run
+from tests.conftest import SHARED, data_section, run
 from vitcli.api import load_model
 from vitcli.data import dataset, loader
 from vitcli.data.transforms import to_model_range
@@ -33,7 +33,7 @@ def test_every_format_gives_the_same_logits_and_the_same_classes_to_the_image(tm
         "our folder in timm": timm.create_model(f"local-dir:{paths['']}", pretrained=True).eval(),
         "our .onnx": OnnxNetwork(paths[".onnx"]),
     }
-    sample = dataset.open_eval(str(SHARED / "imagenet_sample"), "auto", image_column=None, label_column=None)
+    sample = dataset.open_eval(data_section(SHARED / "imagenet_sample"), "auto")
     batches = loader.eval_batches(
         sample,
         transform.preprocessing,

@@ -18,6 +18,7 @@ from vitcli.data.shards import rows
 from vitcli.data.shards.paths import find_shards
 from vitcli.data.split import Split, check_labels, cut_dev, from_table, random_subset
 from vitcli.errors import DataError, nearest
+from vitcli.recipe.schema import Data
 
 TRAIN_NAMES = ("train", "training")
 DEV_PART = "dev_fraction"  # as data.eval_split: what data.dev_fraction cuts from what "auto" trains on
@@ -159,21 +160,21 @@ class DataSet:
         )
 
 
+def from_section(data: Data, kind: Callable[..., DataSet] = DataSet) -> DataSet:
+    """Open the data set that a recipe's [data] section names; `kind` takes the arguments of `DataSet`."""
+    return kind(
+        data.dataset,
+        image_column=data.image_column,
+        label_column=data.label_column,
+        num_classes=data.num_classes,
+        streaming=data.streaming,
+    )
+
+
 def open_train_and_eval(
-    dataset: str,
-    *,
-    train_split: str,
-    eval_split: str,
-    dev_fraction: float,
-    num_examples: int | None,
-    image_column: str | None,
-    label_column: str | None,
-    seed: int,
-    num_classes: int | None = None,
-    streaming: bool = False,
-    kind: Callable[..., DataSet] = DataSet,
+    data: Data, *, seed: int, kind: Callable[..., DataSet] = DataSet
 ) -> tuple[Split, Split]:
-    """The split to train on and the one to report on.
+    """Open the splits to train on and to report on, as a recipe's [data] section says.
 
     "auto" trains on the train split and reports on the test split, else the validation split, else on
     `dev_fraction` of the training rows, which then are not trained on. DEV_PART reports on `dev_fraction` of
@@ -181,15 +182,15 @@ def open_train_and_eval(
     whole training split.
 
     Args:
-        kind: makes the data set in the place of `DataSet`.
+        seed: draws the random subset of `num_examples`.
+        kind: see `from_section`.
+
+    Raises:
+        DataError: a split is missing or ambiguous, has no rows, or the classes of the two differ.
     """
-    source = kind(
-        dataset,
-        image_column=image_column,
-        label_column=label_column,
-        num_classes=num_classes,
-        streaming=streaming,
-    )
+    source = from_section(data, kind)
+    # The names of both splits; `eval_split` stays None where a part of train is to be held out.
+    train_split, eval_split, dev_fraction = data.train_split, data.eval_split, data.dev_fraction
     if train_split == "auto":
         train_split = source.default_train_split() or source.only_split("data.train_split")
     is_choice = eval_split in (DEV_PART, DEV_PART_OF_ALL)
@@ -200,46 +201,32 @@ def open_train_and_eval(
     if eval_split is None and not dev_fraction:
         names = f"split{'s' * (len(source.split_names) > 1)} {', '.join(source.split_names)}"
         raise DataError(
-            f"{dataset} has only the {names}; a training and a held-out split are needed",
+            f"{data.dataset} has only the {names}; a training and a held-out split are needed",
             where="recipe keys data.train_split and data.eval_split",
             fix="name both of them, slices such as train[:90%] too, or --set data.dev_fraction=0.1",
         )
+    # Their rows: what is held out to report on is cut before the subset is drawn, the dev part after it.
     train = source.open(train_split)
     if eval_split is None:
         train, held_out = cut_dev(train, dev_fraction=dev_fraction, split=train_split)
     else:
         held_out = source.open(eval_split)
-    if num_examples is not None:
-        train = random_subset(train, num_examples, seed=seed)
+    if data.num_examples is not None:
+        train = random_subset(train, data.num_examples, seed=seed)
     if is_choice:
         train, held_out = cut_dev(train, dev_fraction=dev_fraction, split=train_split)
     check_same_classes(train, held_out)
     return train, held_out
 
 
-def open_eval(
-    dataset: str,
-    split: str,
-    *,
-    image_column: str | None,
-    label_column: str | None,
-    dev_cut: dict | None = None,
-    num_classes: int | None = None,
-    streaming: bool = False,
-) -> Split:
-    """The split to score: as named, or with "auto" the test split, else validation, else the only one.
+def open_eval(data: Data, split: str, *, dev_cut: dict | None = None) -> Split:
+    """Open the split to score: as named, or with "auto" the test split, else validation, else the only one.
 
     Args:
         dev_cut: the `Split.dev_cut` that the weights were scored on when they were trained. If "auto" leads
-            to those very rows, it is again their dev part that is scored, and not what was trained on.
+            to the rows it was cut from, their dev part is scored again, and not what was trained on.
     """
-    source = DataSet(
-        dataset,
-        image_column=image_column,
-        label_column=label_column,
-        num_classes=num_classes,
-        streaming=streaming,
-    )
+    source = from_section(data)
     if split != "auto":
         return source.open(split)
     by_name = source.default_eval_split()

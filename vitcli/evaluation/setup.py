@@ -103,16 +103,8 @@ def check_named(recipe: Recipe, command: str) -> None:
 
 def split_to_score(recipe: Recipe, split: str, weights: Weights) -> Split:
     """The split that is named, or the recipe's; the dev part of the weights' own run where they know one."""
-    wanted = recipe.data
-    return dataset.open_eval(
-        wanted.dataset,
-        wanted.eval_split if split == "auto" else split,
-        image_column=wanted.image_column,
-        label_column=wanted.label_column,
-        dev_cut=weights.metadata.get("dev_cut"),
-        num_classes=wanted.num_classes,
-        streaming=wanted.streaming,
-    )
+    name = recipe.data.eval_split if split == "auto" else split
+    return dataset.open_eval(recipe.data, name, dev_cut=weights.metadata.get("dev_cut"))
 
 
 def named_weights(recipe: Recipe) -> Weights:

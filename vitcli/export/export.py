@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from vitcli import recipe as recipes
-from vitcli.data import dataset, loader
+from vitcli.data import loader
+from vitcli.data.dataset import DataSet
 from vitcli.data.image_files import as_split, find_images
 from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing
@@ -168,8 +169,7 @@ def _check_out(target: Path, format: str, overwrite: bool) -> None:
 
 def _opened(pictures: Sequence[str], progress: Progress) -> Split:
     if not pictures:
-        columns = {"image_column": None, "label_column": None}
-        return dataset.open_eval("demo", f"test[:{DEMO_PICTURES}]", **columns, dev_cut=None)
+        return DataSet("demo").open(f"test[:{DEMO_PICTURES}]")
     files = find_images(pictures, where="--images")
     if len(files) > MAX_PICTURES:
         progress.note(f"{len(files)} pictures are given, of which the first {MAX_PICTURES} are compared")

@@ -114,19 +114,7 @@ def _as_drawn(recipe: Recipe, draws: Draws) -> Recipe:
 
 
 def _open_splits(recipe: Recipe) -> tuple[Split, Split]:
-    wanted = recipe.data
-    train, test = dataset.open_train_and_eval(
-        wanted.dataset,
-        train_split=wanted.train_split,
-        eval_split=wanted.eval_split,
-        dev_fraction=wanted.dev_fraction,
-        num_examples=wanted.num_examples,
-        image_column=wanted.image_column,
-        label_column=wanted.label_column,
-        seed=0,
-        num_classes=wanted.num_classes,
-        streaming=wanted.streaming,
-    )
+    train, test = dataset.open_train_and_eval(recipe.data, seed=0)
     for split in (train, test):
         if split.has_several_labels:
             fix = "name a column of one label with data.label_column"

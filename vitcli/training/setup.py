@@ -364,35 +364,25 @@ def _open_data(
             fix="--dataset FOLDER, or demo",
         )
     known = declared(wanted.dataset, num_examples=wanted.num_examples) if plan_only else None
-    return known or dataset.open_train_and_eval(
-        wanted.dataset,
-        train_split=wanted.train_split,
-        eval_split=wanted.eval_split,
-        dev_fraction=wanted.dev_fraction,
-        num_examples=wanted.num_examples,
-        image_column=wanted.image_column,
-        label_column=wanted.label_column,
-        seed=recipe.train.seed,
-        num_classes=wanted.num_classes,
-        streaming=wanted.streaming,
-        kind=open_data,
-    )
+    return known or dataset.open_train_and_eval(wanted, seed=recipe.train.seed, kind=open_data)
 
 
 def _open_probe(recipe: Recipe) -> tuple[Split, Split] | None:
     """The data of the few-shot probe, by its usual splits."""
     if recipe.eval.probe is None:
         return None
-    return dataset.open_train_and_eval(
-        recipe.eval.probe,
-        train_split="auto",
-        eval_split="auto",
-        dev_fraction=0.1,
-        num_examples=None,
-        image_column=None,
-        label_column=None,
-        seed=0,
-    )
+    usual = {
+        "dataset": recipe.eval.probe,
+        "train_split": "auto",
+        "eval_split": "auto",
+        "dev_fraction": 0.1,
+        "num_examples": None,
+        "image_column": None,
+        "label_column": None,
+        "num_classes": None,
+        "streaming": False,
+    }
+    return dataset.open_train_and_eval(recipe.data.model_copy(update=usual), seed=0)
 
 
 def _estimated_memory_gib(job: TrainingJob) -> float:
