@@ -27,12 +27,13 @@ def step(model, optimizer) -> None:
 
 def save(run_dir, number, net, keep=2, milestone_every=0, **state) -> None:
     model, optimizer = net
-    tensors = checkpoint.copied(model, optimizer, None)
-    checkpoint.save(run_dir, number, tensors, state=state, keep=keep, milestone_every=milestone_every)
+    tensors = checkpoint.copy_tensors(model, optimizer, None)
+    saved = checkpoint.Checkpoint(number, tensors, state)
+    checkpoint.save(run_dir, saved, keep=keep, milestone_every=milestone_every)
 
 
 def put_back(run_dir) -> None:
-    """Undo what finding a damaged checkpoint does to its name."""
+    """Undo the renaming of damaged checkpoints."""
     for aside in (run_dir / "checkpoints").glob("damaged_*"):
         aside.rename(aside.with_name(aside.name.removeprefix("damaged_")))
 
@@ -44,8 +45,8 @@ def test_what_is_saved_comes_back_and_training_goes_on_the_same(tmp_path, net):
     other = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
     other_optimizer = torch.optim.AdamW(other.parameters(), lr=0.1)
 
-    other.load_state_dict(found.model)
-    checkpoint.restore_optimizer(other, other_optimizer, found.optimizer)
+    other.load_state_dict(found.tensors["model"])
+    checkpoint.restore_optimizer(other, other_optimizer, found.tensors["optimizer"])
     step(model, optimizer)
     step(other, other_optimizer)
 
@@ -78,7 +79,7 @@ def test_milestones_are_kept_for_ever(tmp_path, net):
 def test_a_copy_is_of_its_moment(net):
     model, optimizer = net
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    copied = checkpoint.copied(model, optimizer, dict(model.state_dict()))
+    copied = checkpoint.copy_tensors(model, optimizer, dict(model.state_dict()))
     step(model, optimizer)
 
     for kind in ("model", "average"):

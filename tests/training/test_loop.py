@@ -16,10 +16,10 @@ from vitcli.output import run_folder
 from vitcli.output.atomic import read_jsonl
 from vitcli.output.progress import Progress
 from vitcli.training import objective, optim
-from vitcli.training.checkpoint import Saver
 from vitcli.training.gradients import DdpSum, PairwiseSum
-from vitcli.training.loop import RunCounters, train
+from vitcli.training.loop import LoopSettings, train
 from vitcli.training.schedule import Plan, lr_at_step
+from vitcli.training.state import TrainingState
 from vitcli.weights.io import read_weights
 from vitcli.weights.jax import from_official
 from vitcli.weights.load import load_into
@@ -44,10 +44,10 @@ TOLERANCES = {"finetune": (1e-4, 1e-3, 1e-5), "pretrain": (3e-4, 2e-3, 5e-5)}
     ],
 )
 def test_the_loop_follows_the_authors_trajectory(name, gradients, tmp_path):
-    said, golden = RUNS[name], np.load(HOME / f"{name}.npz")
-    for_loss, for_norm, for_weights = TOLERANCES[said["kind"]]
+    golden_run, golden = RUNS[name], np.load(HOME / f"{name}.npz")
+    for_loss, for_norm, for_weights = TOLERANCES[golden_run["kind"]]
 
-    model, records = trained(said, tmp_path, gradients)
+    model, records = trained(golden_run, tmp_path, gradients)
 
     np.testing.assert_allclose([record["loss"] for record in records], golden["loss"], atol=for_loss, rtol=0)
     np.testing.assert_allclose(
@@ -57,7 +57,7 @@ def test_the_loop_follows_the_authors_trajectory(name, gradients, tmp_path):
     state = model.state_dict()
     for key, value in final_weights(golden).items():
         ours = state[key]
-        if said["kind"] == "pretrain" and key.endswith("attn.qkv.bias"):
+        if golden_run["kind"] == "pretrain" and key.endswith("attn.qkv.bias"):
             # The gradient of a key's bias is zero; Adam makes steps of rounding errors there.
             query, _, values = ours.chunk(3)
             theirs_query, _, theirs_values = value.chunk(3)
@@ -65,61 +65,66 @@ def test_the_loop_follows_the_authors_trajectory(name, gradients, tmp_path):
         torch.testing.assert_close(ours, value, atol=for_weights, rtol=0)
 
 
-def trained(said: dict, folder: Path, gradients) -> tuple[torch.nn.Module, list[dict]]:
+def trained(golden_run: dict, folder: Path, gradients) -> tuple[torch.nn.Module, list[dict]]:
     """Our loop on the run's weights, data and settings; the model after it, and what was logged."""
     weights = read_weights(str(HOME / "init.npz"))
     model = build(weights.architecture, dropout=0.0)
-    load_into(model, weights.architecture, weights, new_head=said.get("reset_head", False))
-    if "head_bias" in said:
-        torch.nn.init.constant_(model.head.bias, said["head_bias"])
-    is_adam = said["optimizer"] == "Adam"
+    load_into(model, weights.architecture, weights, new_head=golden_run.get("reset_head", False))
+    if "head_bias" in golden_run:
+        torch.nn.init.constant_(model.head.bias, golden_run["head_bias"])
+    is_adam = golden_run["optimizer"] == "Adam"
     optimizer = optim.build_optimizer(
         model,
-        name=said["optimizer"].lower(),
-        momentum=said.get("momentum"),
-        betas=(said["b1"], said["b2"]) if is_adam else None,
-        eps=said.get("eps"),
-        weight_decay=said.get("weight_decay_in_paper_units", 0.0),
+        name=golden_run["optimizer"].lower(),
+        momentum=golden_run.get("momentum"),
+        betas=(golden_run["b1"], golden_run["b2"]) if is_adam else None,
+        eps=golden_run.get("eps"),
+        weight_decay=golden_run.get("weight_decay_in_paper_units", 0.0),
         decay_on="matrices",
     )
     data = np.load(HOME / "data.npz")
-    parts = said.get("accum_steps", 1)
+    parts = golden_run.get("accum_steps", 1)
     batch_size = data["images"].shape[1]
     plan = Plan(
-        len(data["stream"]), said["warmup_steps"], batch_size, batch_size // parts, parts, 1, 40, 160, None
+        total_steps=len(data["stream"]),
+        warmup_steps=golden_run["warmup_steps"],
+        batch_size=batch_size,
+        per_device_batch=batch_size // parts,
+        accumulation_steps=parts,
+        world_size=1,
+        num_examples=40,
+        images_seen=160,
+        exaflops=None,
     )
     runtime = start_runtime("fp32")
+    settings = LoopSettings(
+        plan=plan,
+        lr_at=partial(
+            lr_at_step,
+            base_lr=golden_run["lr"] if is_adam else golden_run["base_lr"],
+            total_steps=plan.total_steps,
+            warmup_steps=plan.warmup_steps,
+            decay=golden_run["decay"],
+            end_lr=0.0 if is_adam or golden_run["decay"] == "cosine" else 1e-5,
+        ),
+        clip=golden_run["clip"] or 0.0,
+        mean=(0.0,) * 3,  # the images are in [-1, 1] already: leave them
+        std=(1 / 255,) * 3,
+        seed=0,
+        log_every=1,
+        save_every=0,
+    )
+    loss = objective.loss_fn(golden_run["loss_name"].removesuffix("_xent"), label_smoothing=0.0)
     with run_folder.RunFolder(folder / "run") as run:
         train(
-            runtime=runtime,
-            model=model,
-            optimizer=optimizer,
-            average=None,
-            batches=batches(data, parts),
-            objective=objective.supervised(
-                objective.loss_fn(said["loss_name"].removesuffix("_xent"), label_smoothing=0.0), mixup=0.0
-            ),
-            mean=(0.0,) * 3,  # the images are in [-1, 1] already: leave them
-            std=(1 / 255,) * 3,
-            plan=plan,
-            gradients=gradients(model, runtime, parts=parts),
-            lr_at=partial(
-                lr_at_step,
-                base_lr=said["lr"] if is_adam else said["base_lr"],
-                total_steps=plan.total_steps,
-                warmup_steps=plan.warmup_steps,
-                decay=said["decay"],
-                end_lr=0.0 if is_adam or said["decay"] == "cosine" else 1e-5,
-            ),
-            seed=0,
-            clip=said["clip"] or 0.0,
-            log_every=1,
-            save_every=0,
-            watch=lambda step: (),
-            saver=Saver(runtime, take=lambda: None, write=lambda _: None, every_minutes=None),
+            TrainingState(runtime, model, model, optimizer, gradients(model, runtime, parts=parts)),
+            settings,
+            objective.supervised(loss, mixup=0.0),
+            batches(data, parts),
+            evaluation=None,
+            saver=None,
             folder=run,
             progress=Progress(quiet=True),
-            counters=RunCounters(),
         )
     return model, read_jsonl(folder / "run" / run_folder.METRICS)
 

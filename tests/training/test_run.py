@@ -1,14 +1,14 @@
-"""What a run makes sure of before its first step."""
+"""Checks of a run before its first step."""
 
 import pytest
 
 from tests.conftest import run
 from tests.training.test_finetune import SMALL
 from vitcli.errors import MachineError
-from vitcli.training.run import TrainingRun
+from vitcli.training.run import check_shared
 
 
-class Machine:
+class SecondProcess:
     """The second of two processes; the first one writes into `first`."""
 
     is_main = False
@@ -22,15 +22,13 @@ class Machine:
 
 @pytest.mark.parametrize("token", [None, "of another run"])
 def test_a_run_folder_that_a_process_does_not_see_is_refused(tmp_path, token):
-    session = TrainingRun.__new__(TrainingRun)
-    session.runtime, session.path = Machine(), tmp_path
     if token:
         (tmp_path / ".tmp-shared").write_text(token)
 
     with pytest.raises(MachineError, match="not every process"):
-        session._check_shared()
+        check_shared(SecondProcess(), tmp_path)
     (tmp_path / ".tmp-shared").write_text("the first one's token")
-    session._check_shared()
+    check_shared(SecondProcess(), tmp_path)
 
 
 def test_a_probe_that_cannot_be_opened_is_told_before_there_is_a_run(photos, tmp_path):

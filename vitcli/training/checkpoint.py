@@ -1,19 +1,16 @@
-"""Resumable checkpoints: a folder that is whole or not there, and is checked byte by byte before it is used.
+"""Resumable checkpoints: the tensors of a step, and the folder that stores them whole or not at all.
 
-Nothing in it is code or a pickle: tensors are safetensors, the rest is JSON. Of a sharded model it has a
-file of slices from each process, which any number of processes can read. It is written under a temporary
-name, each file is forced to disk, a manifest of sizes and hashes is added, and one rename makes it exist;
-only then is an older one deleted. So whatever interrupts a save, the newest acknowledged checkpoint survives.
+A checkpoint holds no code and no pickle: tensors are safetensors, the rest is JSON. A sharded model has one
+file of slices per process, which any number of processes can read. The folder is written under a temporary
+name, each file is synced to disk, a manifest of sizes and SHA-256 hashes is added, and a rename publishes it;
+only then are older ones deleted. So whatever interrupts a save, the newest saved checkpoint survives. Before
+it is used, every byte is compared with the manifest.
 """
 
 import hashlib
 import json
 import os
 import shutil
-import time
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,15 +22,32 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from vitcli.distributed import fsdp
-from vitcli.distributed.runtime import Runtime
 from vitcli.errors import MachineError, NotFiniteError, WeightsError
 from vitcli.output.atomic import TEMPORARY, sync
 
-Tensors = dict[str, dict[str, Tensor]]  # "model", "optimizer" and perhaps "average"
+Tensors = dict[str, dict[str, Tensor]]  # "model", "optimizer" and, if weights are averaged, "average"
+
+MANIFEST = "manifest.json"
+WHOLE = "model.safetensors"  # present unless the model is sharded
 
 
-def copied(model: nn.Module, optimizer: torch.optim.Optimizer, average: dict[str, Tensor] | None) -> Tensors:
-    """What this process has of a step's tensors, copied to main memory: the run may go on meanwhile."""
+@dataclass(frozen=True)
+class Checkpoint:
+    """All that step s + 1 needs besides the recipe.
+
+    Attributes:
+        state: counters, loss scaler, fingerprint and length of the metrics file, as JSON.
+    """
+
+    step: int
+    tensors: Tensors
+    state: dict[str, Any]
+
+
+def copy_tensors(
+    model: nn.Module, optimizer: torch.optim.Optimizer, average: dict[str, Tensor] | None
+) -> Tensors:
+    """Copy this process's tensors to main memory, so that training can continue while they are saved."""
     tensors = {"model": model.state_dict(), "optimizer": optimizer_tensors(model, optimizer)}
     if average is not None:
         tensors["average"] = average
@@ -44,7 +58,7 @@ def copied(model: nn.Module, optimizer: torch.optim.Optimizer, average: dict[str
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimizer's state by parameter name: "blocks.0.attn.qkv.weight/momentum_buffer"."""
+    """Return the optimizer's state by parameter name: "blocks.0.attn.qkv.weight/momentum_buffer"."""
     return {
         f"{name}/{key}": value if isinstance(value, Tensor) else torch.tensor(value)
         for name, parameter in model.named_parameters()
@@ -54,7 +68,7 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
 
 
 def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Put back what `optimizer_tensors` took."""
+    """Load the tensors of `optimizer_tensors`."""
     parameters = dict(model.named_parameters())
     for key, value in tensors.items():
         name, _, slot = key.rpartition("/")
@@ -64,12 +78,12 @@ def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensor
 
 
 def place_in(model: nn.Module) -> fsdp.Place:
-    """Where slices go that are read for a model: sliced as its own tensors are, or whole."""
-    own = model.state_dict()
+    """Return a function that allocates each stored tensor: sliced as the model's own are, or whole."""
+    current = model.state_dict()
 
     def place(key: str, size: torch.Size, dtype: torch.dtype) -> Tensor:
         kind, _, name = key.partition("/")
-        like = own.get(name.rpartition("/")[0] if kind == "optimizer" else name)
+        like = current.get(name.rpartition("/")[0] if kind == "optimizer" else name)
         is_alike = like is not None and like.shape == size
         return torch.empty_like(like, dtype=dtype) if is_alike else fsdp.whole_place(key, size, dtype)
 
@@ -77,33 +91,33 @@ def place_in(model: nn.Module) -> fsdp.Place:
 
 
 def find_non_finite(tensors: Tensors) -> list[str]:
-    """Names of those that are not finite, such as "model/head.bias".
+    """Return the names of tensors with non-finite values, such as "model/head.bias".
 
-    Finite norms, so finite tensors; what overflows a norm has left every use behind as well.
+    A norm is finite only if all values are; values so large that their norm overflows count as non-finite.
     """
     floats = {name: fsdp.local(value) for name, value in flat(tensors).items() if value.is_floating_point()}
     norms = torch._foreach_norm(list(floats.values())) if floats else []
     return [name for name, norm in zip(floats, norms, strict=True) if not torch.isfinite(norm)]
 
 
-def check_finite(ruined: list[str], step: int) -> None:
-    """NotFiniteError if there are any."""
-    if ruined:
-        kind, _, name = ruined[0].partition("/")
+def check_finite(non_finite: list[str], step: int) -> None:
+    """Raise NotFiniteError if `find_non_finite` named any tensor."""
+    if non_finite:
+        kind, _, name = non_finite[0].partition("/")
         raise NotFiniteError(
-            f"the {kind} is no longer finite ({len(ruined)} tensors, such as {name})",
+            f"the {kind} is no longer finite ({len(non_finite)} tensors, such as {name})",
             where=f"step {step}",
             fix="lower --lr, or set optimizer.clip, in a new --out",
         )
 
 
 def flat(tensors: Tensors) -> dict[str, Tensor]:
-    """One dictionary: "model/head.bias"."""
+    """Return one dictionary with keys such as "model/head.bias"."""
     return {f"{kind}/{name}": value for kind, values in tensors.items() for name, value in values.items()}
 
 
 def by_kind(tensors_by_key: dict[str, Tensor]) -> Tensors:
-    """The inverse of `flat`."""
+    """Return the inverse of `flat`."""
     tensors: Tensors = {}
     for key, value in tensors_by_key.items():
         kind, _, name = key.partition("/")
@@ -111,65 +125,45 @@ def by_kind(tensors_by_key: dict[str, Tensor]) -> Tensors:
     return tensors
 
 
-MANIFEST = "manifest.json"
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """What a checkpoint holds: all that step s + 1 needs besides the recipe."""
-
-    step: int
-    model: dict[str, Tensor]
-    optimizer: dict[str, Tensor]
-    average: dict[str, Tensor] | None
-    state: dict[str, Any]
-
-
-WHOLE = "model.safetensors"  # in the checkpoint of a model that is not sharded
-
-
 def save(
-    run_dir: Path,
-    step: int,
-    tensors: Tensors,
-    *,
-    state: dict[str, Any],
-    keep: int,
-    milestone_every: int,
-    group: Any = None,
+    run_dir: Path, checkpoint: Checkpoint, *, keep: int, milestone_every: int, group: Any = None
 ) -> None:
-    """Write the checkpoint of `step` done steps, then delete all but the newest `keep` and the milestones.
+    """Write a checkpoint, then delete all but the newest `keep` and the milestones.
 
     Args:
-        tensors: as `copied` has made them.
-        milestone_every: multiples of this many steps are kept for ever; 0 for none.
-        group: of a sharded model, whose processes all call this with their slices, which `find_ruined` has
-            found good; what follows the slices is the first one's.
+        milestone_every: multiples of this many steps are never deleted; 0 for none.
+        group: of a sharded model, whose processes all call this with their slices, already checked to be
+            finite; the first process writes everything else.
 
     Raises:
-        MachineError: the disk is full or cannot be written; what was there before is still there.
+        MachineError: the disk is full or not writable; earlier checkpoints are kept.
         NotFiniteError: a tensor is not finite; nothing is written.
     """
-    folder = _home(run_dir)
+    step, folder = checkpoint.step, _home(run_dir)
     temporary = folder / f"{TEMPORARY}{step}-{'slices' if group else os.getpid()}"
     if group is None:
-        check_finite(find_non_finite(tensors), step)
+        check_finite(find_non_finite(checkpoint.tensors), step)
     try:
+        # Write the tensors.
         if group is not None:
-            fsdp.write_slices(temporary, flat(tensors), group)
+            fsdp.write_slices(temporary, flat(checkpoint.tensors), group)
             if dist.get_rank(group):
                 return
         else:
             folder.mkdir(exist_ok=True)
             temporary.mkdir()
-            for name, values in tensors.items():
+            for name, values in checkpoint.tensors.items():
                 save_file(values, temporary / f"{name}.safetensors")
-        (temporary / "state.json").write_text(json.dumps({"step": step, **state}))
+
+        # Publish the folder by a rename, once every byte is on disk.
+        (temporary / "state.json").write_text(json.dumps({"step": step, **checkpoint.state}))
         write_manifest(temporary)
         if (folder / _name(step)).exists():
             _delete(folder / _name(step))
         temporary.rename(folder / _name(step))
         sync(folder)
+
+        # Delete older checkpoints.
         for old in _folders(run_dir)[keep:]:
             if not milestone_every or _step(old) % milestone_every:
                 _delete(old)
@@ -179,12 +173,12 @@ def save(
 
 
 def find_newest(run_dir: Path) -> tuple[int | None, list[str]]:
-    """Step of the newest intact checkpoint, if there is any, and a note for each damaged one passed over.
+    """Return the step of the newest intact checkpoint, if any, and a note for each damaged newer one.
 
-    Damaged ones are then put aside under another name, so that they do not count among those to keep.
+    The damaged ones are renamed, so that they do not count among the checkpoints to keep.
 
     Raises:
-        WeightsError: there are checkpoints, and none is intact; they are left as they are.
+        WeightsError: there are checkpoints, but none is intact; they are not touched.
     """
     damaged: dict[Path, str] = {}
     for folder in _folders(run_dir):
@@ -195,9 +189,9 @@ def find_newest(run_dir: Path) -> tuple[int | None, list[str]]:
             return _step(folder), [f"checkpoint {bad.name} is damaged ({damaged[bad]})" for bad in damaged]
         damaged[folder] = damage
     if damaged:
-        told = "; ".join(f"{bad.name}: {damaged[bad]}" for bad in damaged)
+        damages = "; ".join(f"{bad.name}: {damage}" for bad, damage in damaged.items())
         raise WeightsError(
-            f"no intact checkpoint is left: {told}",
+            f"no intact checkpoint is left: {damages}",
             where=str(_home(run_dir)),
             fix="restore one from a backup, or start again with --overwrite",
         )
@@ -205,18 +199,18 @@ def find_newest(run_dir: Path) -> tuple[int | None, list[str]]:
 
 
 def newest_step(run_dir: Path) -> int | None:
-    """Step of the newest checkpoint, without looking inside."""
+    """Return the step of the newest checkpoint without reading it."""
     return next((_step(folder) for folder in _folders(run_dir)), None)
 
 
 def read(run_dir: Path, step: int, *, place: fsdp.Place = fsdp.whole_place, group: Any = None) -> Checkpoint:
-    """The checkpoint of `step`, which `find_newest` has found intact.
+    """Read the checkpoint of `step`, which `find_newest` has checked.
 
     Args:
-        place, group: of a sharded model, for slices: see `sharding.read_slices`. Whole tensors come whole.
+        place, group: for the slices of a sharded model, see `fsdp.read_slices`.
 
     Raises:
-        MachineError: this process cannot see it, so the run's processes share no file system.
+        MachineError: this process cannot read it: the run's processes share no file system.
     """
     folder = _home(run_dir) / _name(step)
     try:
@@ -226,13 +220,7 @@ def read(run_dir: Path, step: int, *, place: fsdp.Place = fsdp.whole_place, grou
             tensors = {path.stem: load_file(path) for path in files}
         else:
             tensors = by_kind(fsdp.read_slices(folder, place, group))
-        return Checkpoint(
-            step=state.pop("step"),
-            model=tensors["model"],
-            optimizer=tensors["optimizer"],
-            average=tensors.get("average"),
-            state=state,
-        )
+        return Checkpoint(state.pop("step"), tensors, state)
     except OSError as error:
         raise MachineError(
             f"the checkpoint of step {step} cannot be read here: {error.strerror or error}",
@@ -242,24 +230,24 @@ def read(run_dir: Path, step: int, *, place: fsdp.Place = fsdp.whole_place, grou
 
 
 def clean(run_dir: Path) -> None:
-    """Remove what an interrupted save has left, and nothing else. Call it under the run's lock."""
+    """Remove the temporary folders of interrupted saves. Call it under the run's lock."""
     for leftover in _home(run_dir).glob(f"{TEMPORARY}*"):
         shutil.rmtree(leftover, ignore_errors=True)
 
 
 def find_damage(folder: Path) -> str | None:
-    """What differs from the manifest, or None if every byte is as it was written."""
+    """Return what differs from the manifest, or None if every byte is as it was written."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
-        files = {name: (said["bytes"], said["sha256"]) for name, said in manifest["files"].items()}
-        belongs_to = manifest["checkpoint"]
+        files = {name: (file["bytes"], file["sha256"]) for name, file in manifest["files"].items()}
+        checkpoint_name = manifest["checkpoint"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return f"{MANIFEST} is missing or broken"
-    if belongs_to != folder.name:
+    if checkpoint_name != folder.name:
         return f"{MANIFEST} belongs to another checkpoint"
-    strangers = {path.name for path in folder.iterdir()} - {*files, MANIFEST}
-    if strangers:
-        return f"{min(strangers)} does not belong here"
+    unlisted = {path.name for path in folder.iterdir()} - {*files, MANIFEST}
+    if unlisted:
+        return f"{min(unlisted)} does not belong here"
     for name, (num_bytes, sha256) in files.items():
         path = folder / name
         if not path.is_file() or path.stat().st_size != num_bytes:
@@ -270,7 +258,7 @@ def find_damage(folder: Path) -> str | None:
 
 
 def write_manifest(folder: Path) -> None:
-    """Force every file of a temporary folder to disk and list it with size and SHA-256."""
+    """Sync every file of a temporary folder to disk and list it with its size and SHA-256."""
     files = {}
     for path in sorted(folder.iterdir()):
         sync(path)
@@ -294,12 +282,12 @@ def _step(folder: Path) -> int:
 
 
 def _folders(run_dir: Path) -> list[Path]:
-    """Checkpoints, newest first."""
+    """Return the checkpoint folders, newest first."""
     return sorted(_home(run_dir).glob("step_" + "[0-9]" * 7), reverse=True)
 
 
 def _delete(folder: Path) -> None:
-    """Take it out of sight in one rename, then delete it: no half-deleted checkpoint is ever seen."""
+    """Rename, then delete: an interrupted deletion never looks like a checkpoint."""
     dead = folder.with_name(f"{TEMPORARY}dead-{folder.name}-{os.getpid()}")
     folder.rename(dead)
     shutil.rmtree(dead, ignore_errors=True)
@@ -319,66 +307,5 @@ def _cannot_write(folder: Path, error: Exception) -> MachineError:
     return MachineError(
         f"the checkpoint cannot be written: {reason[:120]}",
         where=f"{folder} ({free})",
-        fix="make room or mend the permission; the same command then goes on from the last checkpoint",
+        fix="free disk space or correct the permissions; the same command resumes from the last checkpoint",
     )
-
-
-class Saver:
-    """Writes one checkpoint at a time, in a thread.
-
-    Args:
-        take: copies what this process has of a checkpoint, on every process, if it is anything; the copy does
-            not change any more.
-        write: makes a checkpoint of such a copy; where several processes have one, all of them write.
-        every_minutes: None for no saves by the clock.
-    """
-
-    def __init__(
-        self,
-        runtime: Runtime,
-        *,
-        take: Callable[[], Any],
-        write: Callable[[Any], None],
-        every_minutes: float | None,
-    ):
-        self.runtime, self.take, self.write = runtime, take, write
-        self.every_s = every_minutes * 60 if every_minutes else float("inf")
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="vit-save")
-        self._writing: Future | None = None
-        self._began_at = time.monotonic()
-
-    def is_due(self) -> bool:
-        """Whether this process's clock asks for a save, or one has failed and must be spoken of."""
-        failed = self._writing is not None and self._writing.done() and self._writing.exception() is not None
-        return failed or time.monotonic() - self._began_at > self.every_s
-
-    def save(self, *, wait: bool) -> None:
-        """Save the present state, on every process at the same step; with `wait`, be done when it returns.
-
-        Raises:
-            MachineError, NotFiniteError: on every process, what the last or, with `wait`, this save met.
-        """
-        self.finish()
-        copied = self.take()
-        if copied is not None:
-            self._writing = self._pool.submit(self.write, copied)
-        self._began_at = time.monotonic()
-        if wait:
-            self.finish()
-
-    def finish(self) -> None:
-        """Wait for the save that is under way."""
-        writing, self._writing = self._writing, None
-        error = writing.exception() if writing is not None else None
-
-        def result() -> None:  # what another process met while writing, the first has met too
-            if error is not None:
-                raise error
-
-        self.runtime.on_main(result)
-
-    def close(self) -> None:
-        """Let a save that is under way end, whatever has happened to the run; it says nothing more."""
-        with suppress(Exception):
-            if self._writing is not None:
-                self._writing.result()

@@ -1,49 +1,148 @@
-"""The one training loop, for every command that trains: what happens at step s is a function of s."""
+"""The one training loop, shared by every command that trains: step s is a function of s alone."""
 
 import math
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitcli.data import sampler
 from vitcli.data.loader import Batch
 from vitcli.data.transforms import to_model_range
-from vitcli.distributed.runtime import Runtime, autocast, peak_memory_gib, unwrap
+from vitcli.distributed.runtime import Runtime, autocast, peak_memory_gib
 from vitcli.errors import NotFiniteError, Stopped
 from vitcli.output.progress import Progress
 from vitcli.output.run_folder import RunFolder
-from vitcli.training import optim
-from vitcli.training.checkpoint import Saver
-from vitcli.training.gradients import DdpSum, PairwiseSum
 from vitcli.training.objective import Objective
+from vitcli.training.optim import clip_by_global_norm
 from vitcli.training.schedule import Plan
+from vitcli.training.state import RunCounters, Saver, TrainingState
+from vitcli.training.validation import PeriodicEvaluation
 
-SMALLEST_SCALE = 2.0**-10  # of an fp16 loss; below it the gradients overflow by themselves
+MIN_LOSS_SCALE = 2.0**-10  # of fp16: gradients that overflow at a smaller scale are truly infinite
 
 
-@dataclass
-class RunCounters:
-    """What a run has come to; a checkpoint keeps it.
+@dataclass(frozen=True)
+class LoopSettings:
+    """The numbers of a recipe and its plan that the loop uses.
 
     Attributes:
-        step: optimizer steps done.
-        elapsed_s: time spent in steps, over all sittings.
-        skipped: places of undecodable images that this process has left out.
+        lr_at: the learning rate of the update that turns step s into step s + 1.
+        clip: largest global gradient norm; 0 turns clipping off.
+        mean, std: pixel normalisation, one number per channel in [0, 1].
+        log_every, save_every: in steps; `save_every` 0 saves at the end only.
     """
 
-    step: int = 0
-    elapsed_s: float = 0.0
-    skipped: set[str] = field(default_factory=set)
+    plan: Plan
+    lr_at: Callable[[int], float]
+    clip: float
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    seed: int
+    log_every: int
+    save_every: int
+
+
+def train(
+    state: TrainingState,
+    settings: LoopSettings,
+    objective: Objective,
+    batches: Iterator[Batch],
+    *,
+    evaluation: PeriodicEvaluation | None,
+    saver: Saver | None,
+    folder: RunFolder | None,
+    progress: Progress,
+) -> None:
+    """Train from `state.counters.step` to the end of the plan.
+
+    Args:
+        objective: (model, images_BCHW, labels) to the mean loss of a micro-batch.
+        batches: this process's micro-batches of all remaining steps, in order.
+        evaluation: runs after every step at which it is due, except the last.
+        folder: of the metrics; None on all processes but the first.
+
+    Raises:
+        NotFiniteError: the loss or the gradient is not finite; the weights are those before the step.
+        Stopped: a signal arrived, and the last finished step has been saved.
+        DataError: an image cannot be read.
+    """
+    runtime, model, optimizer, counters = state.runtime, state.wrapped, state.optimizer, state.counters
+    plan, parts = settings.plan, settings.plan.accumulation_steps
+    meter = Meter(plan, progress, counters)
+    model.train()
+    with StopRequest() as stop:
+        for step in range(counters.step, plan.total_steps):
+            # Set the learning rate of this update.
+            lr = settings.lr_at(step)
+            for group in optimizer.param_groups:
+                group["lr"] = lr
+
+            # Forward and backward, one micro-batch at a time.
+            part_losses = []
+            for part in range(parts):
+                with meter.waiting_for_data(), runtime.local_errors():
+                    batch = next(batches)
+                counters.skipped.update(batch.skipped)
+                images_BCHW = batch.images_BCHW.to(runtime.device, non_blocking=True)
+                labels = batch.labels_B.to(runtime.device, non_blocking=True)
+                # Dropout and mixup depend on the place in the global step, not on the process.
+                global_part = runtime.rank * parts + part
+                torch.manual_seed(sampler.derive_seed(settings.seed, "model", step, global_part))
+                with state.gradients.part(is_last=part == parts - 1):
+                    with autocast(runtime.device, runtime.precision):
+                        images_BCHW = to_model_range(images_BCHW, mean=settings.mean, std=settings.std)
+                        loss = objective(model, images_BCHW, labels)
+                    runtime.accelerator.backward(runtime.scaler.scale(loss / state.gradients.num_losses))
+                state.gradients.add()
+                part_losses.append(loss.detach())
+            state.gradients.finish()
+
+            # Clip, agree with the other processes, and update the weights.
+            runtime.scaler.unscale_(optimizer)
+            grad_norm = float(clip_by_global_norm(model.parameters(), settings.clip))
+            loss, stop_signal, is_due = _agree(runtime, part_losses, stop.signal, saver)
+            # An overflowing fp16 gradient is normal: the scaler skips the update and halves its scale.
+            may_overflow = runtime.precision == "fp16" and runtime.scaler.get_scale() > MIN_LOSS_SCALE
+            _check_finite(loss, 0.0 if may_overflow else grad_norm, step=step, lr=lr)
+            runtime.scaler.step(optimizer)
+            runtime.scaler.update()
+            optimizer.zero_grad()
+            counters.step = step + 1
+            if state.average:
+                state.average.update(state.model, num_updates=counters.step)
+
+            # Log.
+            is_end = counters.step == plan.total_steps
+            rates = meter.step_done(loss=loss, lr=lr)
+            if folder and (is_end or counters.step == 1 or counters.step % settings.log_every == 0):
+                grad_norm = grad_norm if math.isfinite(grad_norm) else None  # JSON has no infinity
+                folder.log({"step": counters.step, "loss": loss, "lr": lr, "grad_norm": grad_norm})
+                folder.log_timing({"step": counters.step, **rates})
+
+            # Evaluate; a signal that arrives meanwhile counts as well.
+            for record, line in evaluation.due_after(counters.step) if evaluation and not is_end else ():
+                if folder:
+                    folder.log({"step": counters.step, **record})
+                progress.note(f"step {counters.step}: {line}")
+                _, stop_signal, _ = _agree(runtime, part_losses, stop.signal, None)
+
+            # Save, and stop if a signal asked for it.
+            is_due |= settings.save_every > 0 and counters.step % settings.save_every == 0
+            if saver and (is_end or stop_signal or is_due):
+                saver.save(wait=is_end or stop_signal > 0)
+            meter.next_step()
+            if stop_signal:
+                raise Stopped(stop_signal, f"stopped after step {counters.step}")
 
 
 class StopRequest:
-    """Remembers Ctrl-C, SIGTERM or SIGUSR1 until the step is done; a second Ctrl-C ends it at once."""
+    """Remember Ctrl-C, SIGTERM or SIGUSR1 until the step is done; a second Ctrl-C exits at once."""
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
@@ -59,145 +158,46 @@ class StopRequest:
             signal.signal(number, handler)
 
     def _remember(self, number: int, _) -> None:
-        # The launcher hands a second Ctrl-C on as SIGTERM.
+        # The launcher forwards a second Ctrl-C as SIGTERM.
         if self.signal == signal.SIGINT and number in (signal.SIGINT, signal.SIGTERM):
-            os.write(2, b"stopped at once; what was saved before is still there\n")
+            os.write(2, b"stopped at once; earlier checkpoints are kept\n")
             os._exit(130)
         self.signal = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
 
 
-def train(
-    *,
-    runtime: Runtime,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    average: optim.WeightAverage | None,
-    batches: Iterator[Batch],
-    objective: Objective,
-    mean: tuple[float, ...],
-    std: tuple[float, ...],
-    plan: Plan,
-    gradients: DdpSum | PairwiseSum,
-    lr_at: Callable[[int], float],
-    seed: int,
-    clip: float,
-    log_every: int,
-    save_every: int,
-    watch: Callable[[int], Iterable[tuple[dict[str, Any], str]]],
-    saver: Saver,
-    folder: RunFolder | None,
-    progress: Progress,
-    counters: RunCounters,
-) -> None:
-    """Train from `progress.step` to the end of the plan.
-
-    Args:
-        model, optimizer: as Accelerate prepared them.
-        average: takes in the weights after every step, where there is one.
-        batches: this process's parts of every step from `progress.step` on, in order.
-        objective: (model, images_BCHW, labels) to the mean loss of a part.
-        gradients: how those of the parts and processes become one.
-        lr_at: learning rate of the update that makes step s + 1 out of s.
-        log_every, save_every: in steps; 0 for only at the end.
-        watch: what is to be looked at after that many steps, as records for metrics.jsonl, each with a line
-            for a person; nothing at most steps. It is not asked after the last one.
-        saver: writes checkpoints of everything above at `progress.step`.
-        folder: where metrics go; None on every process but the first.
-
-    Raises:
-        NotFiniteError: the loss or the gradient is not finite; the weights are those before the step.
-        Stopped: a signal asked for it, and the last finished step has been saved.
-        DataError: an image cannot be read.
-    """
-    model.train()
-    parts = plan.accumulation_steps
-    meter = Meter(plan, runtime, progress, counters)
-    with StopRequest() as stop:
-        for step in range(counters.step, plan.total_steps):
-            lr = lr_at(step)
-            for group in optimizer.param_groups:
-                group["lr"] = lr
-            part_losses = []
-            for part in range(parts):
-                with meter.waiting_for_data(), runtime.local_errors():
-                    batch = next(batches)
-                counters.skipped.update(batch.skipped)
-                seed_model_draws(seed, step=step, part=runtime.rank * parts + part)
-                images_BCHW = batch.images_BCHW.to(runtime.device, non_blocking=True)
-                labels = batch.labels_B.to(runtime.device, non_blocking=True)
-                with gradients.part(is_last=part == parts - 1):
-                    with autocast(runtime.device, runtime.precision):
-                        loss = objective(model, to_model_range(images_BCHW, mean=mean, std=std), labels)
-                    scaled = runtime.scaler.scale(loss / gradients.num_losses)
-                    runtime.accelerator.backward(scaled)
-                gradients.add()
-                part_losses.append(loss.detach())
-            gradients.finish()
-
-            runtime.scaler.unscale_(optimizer)
-            grad_norm = float(optim.clip_by_global_norm(model.parameters(), clip))
-            loss, stop_signal, is_due = _agree(runtime, part_losses, stop.signal, saver.is_due())
-            # An overflowing fp16 gradient is ordinary: the scaler leaves the step out and halves its scale.
-            may_overflow = runtime.precision == "fp16" and runtime.scaler.get_scale() > SMALLEST_SCALE
-            _check_finite(loss, 0.0 if may_overflow else grad_norm, step=step, lr=lr)
-            runtime.scaler.step(optimizer)
-            runtime.scaler.update()
-            optimizer.zero_grad()
-            counters.step = step + 1
-            if average:
-                average.update(unwrap(model), num_updates=counters.step)
-
-            is_end = counters.step == plan.total_steps
-            rates = meter.step_done(loss=loss, lr=lr)
-            if folder and (is_end or counters.step == 1 or counters.step % log_every == 0):
-                norm = grad_norm if math.isfinite(grad_norm) else None  # JSON knows no infinity
-                folder.log({"step": counters.step, "loss": loss, "lr": lr, "grad_norm": norm})
-                folder.log_timing({"step": counters.step, **rates})
-            for record, line in () if is_end else watch(counters.step):
-                if folder:
-                    folder.log({"step": counters.step, **record})
-                progress.note(f"step {counters.step}: {line}")
-                _, stop_signal, _ = _agree(runtime, part_losses, stop.signal, False)  # asked for meanwhile
-            is_due |= save_every > 0 and counters.step % save_every == 0
-            if is_end or stop_signal or is_due:
-                saver.save(wait=is_end or stop_signal > 0)
-            meter.next_step()
-            if stop_signal:
-                raise Stopped(stop_signal, f"stopped after step {counters.step}")
-    progress.end()
-
-
 class Meter:
-    """Speed, waiting and what the progress line says; nothing a result depends on."""
+    """Speed and data wait of the steps, for the progress line and timing.jsonl; no result depends on it."""
 
-    def __init__(self, plan: Plan, runtime: Runtime, progress: Progress, counters: RunCounters):
-        self.plan, self.runtime, self.progress, self.counters = plan, runtime, progress, counters
-        self._waited_s = self._waited_before_s = 0.0
-        self._measured_s = 0.0
+    def __init__(self, plan: Plan, progress: Progress, counters: RunCounters):
+        self.plan, self.progress, self.counters = plan, progress, counters
+        self._waited_s = self._waited_before_s = self._measured_s = 0.0
         self._num_steps = 0
         self.next_step()
 
     def next_step(self) -> None:
-        """What came after the last step, an evaluation or a save, is not part of the next one's time."""
+        """Restart the clock: evaluation and saving after a step do not count as part of the next one."""
         self._step_began_at = time.perf_counter()
         if self.progress.title != "train":
             self.progress.begin("train", self.plan.total_steps, self.counters.step)
 
-    def waiting_for_data(self):
-        return _Stopwatch(self)
+    @contextmanager
+    def waiting_for_data(self) -> Iterator[None]:
+        """Count the time spent inside as waiting for the loader."""
+        began_at = time.perf_counter()
+        yield
+        self._waited_s += time.perf_counter() - began_at
 
     def step_done(self, *, loss: float, lr: float) -> dict[str, float]:
-        now = time.perf_counter()
-        step_s = now - self._step_began_at
+        """Update the progress line; return the record of timing.jsonl."""
+        step_s = time.perf_counter() - self._step_began_at
         self.counters.elapsed_s += step_s
         self._measured_s += step_s
         self._num_steps += 1
         waited_s, self._waited_before_s = self._waited_s - self._waited_before_s, self._waited_s
         images_per_s = self._num_steps * self.plan.batch_size / self._measured_s
-        waited_share = self._waited_s / self._measured_s
+        wait = f"data wait {self._waited_s / self._measured_s:.0%}"
         self.progress.update(
-            self.counters.step,
-            f"loss {loss:.4f}  lr {lr:.2e}  {images_per_s:.0f} img/s  data wait {waited_share:.0%}",
+            self.counters.step, f"loss {loss:.4f}  lr {lr:.2e}  {images_per_s:.0f} img/s  {wait}"
         )
         return {
             "step_s": step_s,
@@ -206,30 +206,17 @@ class Meter:
             "memory_gib": peak_memory_gib(),
         }
 
-    def add_wait(self, seconds: float) -> None:
-        self._waited_s += seconds
-
-
-class _Stopwatch:
-    def __init__(self, meter: Meter):
-        self.meter = meter
-
-    def __enter__(self) -> None:
-        self._began_at = time.perf_counter()
-
-    def __exit__(self, *_) -> None:
-        self.meter.add_wait(time.perf_counter() - self._began_at)
-
 
 def _agree(
-    runtime: Runtime, part_losses: list[Tensor], stop_signal: int, is_due: bool
+    runtime: Runtime, part_losses: list[Tensor], stop_signal: int, saver: Saver | None
 ) -> tuple[float, int, bool]:
-    """Mean loss of the step, and one decision of all processes whether to stop or save after it.
+    """Return the mean loss of the step, and the processes' joint decision to stop or to save after it.
 
-    The sum is exact before it is rounded, so it does not depend on how the parts lie on the processes.
+    `fsum` is exact before it rounds, so the mean does not depend on which process computed which part.
     """
-    asked = torch.tensor([stop_signal == signal.SIGINT, stop_signal == signal.SIGTERM, is_due]).double()
-    all_PN = runtime.gather(torch.cat([torch.stack(part_losses).double().cpu(), asked]))
+    is_due = saver is not None and saver.is_due()
+    requests = torch.tensor([stop_signal == signal.SIGINT, stop_signal == signal.SIGTERM, is_due]).double()
+    all_PN = runtime.gather(torch.cat([torch.stack(part_losses).double().cpu(), requests]))
     losses, (interrupted, terminated, due) = all_PN[:, :-3].flatten().tolist(), all_PN[:, -3:].any(dim=0)
     stop_signal = signal.SIGINT if interrupted else signal.SIGTERM if terminated else 0
     return math.fsum(losses) / len(losses), stop_signal, bool(due)
@@ -243,8 +230,3 @@ def _check_finite(loss: float, grad_norm: float, *, step: int, lr: float) -> Non
         where=f"step {step + 1}, learning rate {lr:.3g}, loss {loss:.4g}, gradient norm {grad_norm:.4g}",
         fix="lower --lr, or set optimizer.clip, in a new --out",
     )
-
-
-def seed_model_draws(seed: int, *, step: int, part: int) -> None:
-    """Seed dropout for one micro-batch: a function of (seed, step, number of the micro-batch in the step)."""
-    torch.manual_seed(sampler.derive_seed(seed, "model", step, part))

@@ -1,4 +1,7 @@
-"""What training minimises, averaged over the batch. K: classes, B: batch, M: most labels of an image."""
+"""Losses and training tasks. Losses are averaged over the batch.
+
+Letters: B batch, K classes, M most labels of an image.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,36 +12,40 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitcli.evaluation import inference
-from vitcli.evaluation import masked_patch as evaluation_masked_patch
+from vitcli.evaluation import masked_patch as patch_evaluation
 from vitcli.evaluation.metrics import Metrics, PatchMetrics
 from vitcli.models import masked_patch
-from vitcli.recipe import Recipe
+from vitcli.recipe.schema import Objective as ObjectiveSettings
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # (logits_BK, labels_B or labels_BM) -> scalar
 Objective = Callable[[nn.Module, Tensor, Tensor], Tensor]  # (model, images_BCHW, labels) -> scalar
 
 
 def supervised(loss: Loss, *, mixup: float) -> Objective:
-    """The loss of the model's logits; with `mixup`, of mixed pictures.
+    """Return the objective for labelled images, with mixup if `mixup` is not 0.
 
-    Every picture then is `share` of itself and the rest of its neighbour in the batch, and so is its loss:
-    with both losses here that is the loss of the mixed targets. `share` is drawn once a batch from
-    Beta(mixup, mixup), the larger side, as in the authors' later code (big_vision).
+    Each image x_i is mixed with its neighbour in the batch, and so is its loss, which for both losses here
+    equals the loss of the mixed targets:
+
+        x = w x_i + (1 - w) x_(i-1),    loss = w loss(y_i) + (1 - w) loss(y_(i-1))
+
+    w is the larger of b and 1 - b, for one b ~ Beta(mixup, mixup) per batch.
+    Source: the authors' later code (big_vision).
     """
 
     def objective(model: nn.Module, images_BCHW: Tensor, labels: Tensor) -> Tensor:
         if not mixup:
             return loss(model(images_BCHW), labels)
         drawn = float(torch.distributions.Beta(mixup, mixup).sample())  # on the CPU, whatever the device
-        share = max(drawn, 1 - drawn)
-        logits_BK = model(torch.lerp(images_BCHW.roll(1, dims=0), images_BCHW, share))
-        return share * loss(logits_BK, labels) + (1 - share) * loss(logits_BK, labels.roll(1, dims=0))
+        weight = max(drawn, 1 - drawn)
+        logits_BK = model(torch.lerp(images_BCHW.roll(1, dims=0), images_BCHW, weight))
+        return weight * loss(logits_BK, labels) + (1 - weight) * loss(logits_BK, labels.roll(1, dims=0))
 
     return objective
 
 
 def loss_fn(name: str, *, label_smoothing: float) -> Loss:
-    """The loss of a recipe's `objective.loss`."""
+    """Return the loss that a recipe's `objective.loss` names."""
     match name:
         case "softmax":
             return lambda logits_BK, labels: softmax_xent(logits_BK, labels, label_smoothing=label_smoothing)
@@ -47,15 +54,21 @@ def loss_fn(name: str, *, label_smoothing: float) -> Loss:
 
 
 def softmax_xent(logits_BK: Tensor, labels_B: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
-    """Cross-entropy with one right class an image (paper, section 4.1). A zero head gives ln K."""
+    """Return the cross-entropy with one correct class per image (paper, section 4.1).
+
+    A zero head gives ln K.
+    """
     return F.cross_entropy(logits_BK.float(), labels_B, label_smoothing=label_smoothing)
 
 
 def sigmoid_xent(logits_BK: Tensor, labels: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
-    """K independent yes-or-no questions, summed over the classes (the authors' ImageNet-21k pre-training).
+    """Return the binary cross-entropy summed over the classes (the authors' ImageNet-21k pre-training).
 
-    `labels` is (B,), or (B, M) where an image has several right classes, filled up with -1.
-    `label_smoothing` e makes the targets e and 1 - e. A zero head gives K ln 2.
+    A zero head gives K ln 2.
+
+    Args:
+        labels: (B,), or (B, M) for images with several correct classes, padded with -1.
+        label_smoothing: e makes the targets e and 1 - e.
     """
     targets_BK = multi_hot(labels, logits_BK.shape[-1]).to(logits_BK.device)
     targets_BK = targets_BK * (1 - 2 * label_smoothing) + label_smoothing
@@ -64,54 +77,55 @@ def sigmoid_xent(logits_BK: Tensor, labels: Tensor, *, label_smoothing: float = 
 
 
 def multi_hot(labels: Tensor, num_classes: int) -> Tensor:
-    """(B, K) float32, 1 for each right class; -1 among the labels is none."""
+    """Return (B, K) float32 targets, 1 for each correct class; labels of -1 are padding."""
     labels_BM = labels[:, None] if labels.ndim == 1 else labels
-    hot_BK1 = torch.zeros(len(labels_BM), num_classes + 1, device=labels.device)  # the last is that of -1
+    hot_BK1 = torch.zeros(
+        len(labels_BM), num_classes + 1, device=labels.device
+    )  # the last column takes the padding
     return hot_BK1.scatter_(1, labels_BM.where(labels_BM >= 0, num_classes), 1.0)[:, :num_classes]
 
 
 @dataclass(frozen=True)
 class TrainingTask:
-    """One of the two kinds of training.
+    """Supervised classification or masked patch prediction.
 
     Attributes:
-        objective: what is minimised.
-        score: the pass over a held-out split, with the arguments of `inference.evaluate`.
-        line: scores in a few words.
-        kept: of a state dict, what a finished run leaves, in timm's naming.
+        objective: the loss to minimise.
+        score: scores a held-out split, with the arguments of `inference.evaluate`.
+        line: formats the metrics for the terminal.
+        published: picks from a state dict what a finished run publishes, in timm's names.
     """
 
     objective: Objective
     score: Callable[..., tuple[Any, list[str]]]
     line: Callable[[Any], str]
-    kept: Callable[[dict[str, Tensor]], dict[str, Tensor]]
+    published: Callable[[dict[str, Tensor]], dict[str, Tensor]]
 
 
-def training_task(recipe: Recipe) -> TrainingTask:
-    """The task that a recipe's `objective.loss` names."""
-    wanted = recipe.objective
-    if wanted.loss == "masked_patch":
+def training_task(settings: ObjectiveSettings) -> TrainingTask:
+    """Return the task that a recipe's [objective] section describes."""
+    if settings.loss == "masked_patch":
         return TrainingTask(
             objective=lambda model, images_BCHW, labels: masked_patch.loss(model(images_BCHW)),
-            score=evaluation_masked_patch.evaluate_patches,
+            score=patch_evaluation.evaluate_patches,
             line=_patch_line,
-            kept=masked_patch.backbone_state,
+            published=masked_patch.backbone_state,
         )
-    loss = loss_fn(wanted.loss, label_smoothing=wanted.label_smoothing)
+    loss = loss_fn(settings.loss, label_smoothing=settings.label_smoothing)
     return TrainingTask(
-        objective=supervised(loss, mixup=wanted.mixup),
+        objective=supervised(loss, mixup=settings.mixup),
         score=inference.evaluate,
         line=_class_line,
-        kept=lambda state: state,
+        published=lambda state: state,
     )
 
 
-def _class_line(scores: Metrics) -> str:
-    return f"top-1 {scores.top1:.2%}, loss {scores.loss:.4f}"
+def _class_line(metrics: Metrics) -> str:
+    return f"top-1 {metrics.top1:.2%}, loss {metrics.loss:.4f}"
 
 
-def _patch_line(scores: PatchMetrics) -> str:
-    if scores.patch_accuracy is None:
-        return f"loss {scores.loss:.4f}"
-    right = f"{scores.patch_accuracy:.2%} of the colours right (one guess: {scores.most_frequent_color:.2%})"
-    return f"{right}, loss {scores.loss:.4f}"
+def _patch_line(metrics: PatchMetrics) -> str:
+    if metrics.patch_accuracy is None:
+        return f"loss {metrics.loss:.4f}"
+    correct = f"{metrics.patch_accuracy:.2%} of the colours correct"
+    return f"{correct} (majority class: {metrics.most_frequent_color:.2%}), loss {metrics.loss:.4f}"

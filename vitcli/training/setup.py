@@ -183,7 +183,7 @@ def _fitting(recipe: Recipe, options: RunOptions, runtime: Runtime, start: Initi
     held = params * 4 * ((2 if wanted.name == "adam" else 1) + bool(wanted.average) + 1)
     return find_max_batch_size(
         start.model,
-        training_task(recipe).objective,
+        training_task(recipe.objective).objective,
         sizes,
         image_size=start.arch.image_size,
         runtime=runtime,

@@ -1,148 +1,79 @@
-"""What a run has come to, in tensors and counters: made for a job, saved, and taken up again.
+"""The state that training changes: built for a job, resumed from and saved to checkpoints."""
 
-Shared by the commands that train; no command of its own.
-"""
-
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitcli import __version__
 from vitcli.distributed import fsdp
+from vitcli.distributed.runtime import Runtime
 from vitcli.errors import VitError
-from vitcli.output import run_folder
-from vitcli.training import checkpoint, optim
+from vitcli.output.run_folder import LIBRARIES, RunFolder
+from vitcli.training import checkpoint
+from vitcli.training.checkpoint import Checkpoint
 from vitcli.training.gradients import DdpSum, PairwiseSum, ShardedSum
-from vitcli.training.loop import RunCounters
+from vitcli.training.optim import WeightAverage, build_optimizer
 from vitcli.training.setup import TrainingJob
 
-Copied = tuple[int, checkpoint.Tensors, dict[str, Any]]  # step, tensors, and the rest as JSON
+
+@dataclass
+class RunCounters:
+    """Counters of a run, stored in its checkpoints.
+
+    Attributes:
+        step: optimizer steps done.
+        elapsed_s: time spent in steps, including those before a resume.
+        skipped: names of the undecodable images that this process left out.
+    """
+
+    step: int = 0
+    elapsed_s: float = 0.0
+    skipped: set[str] = field(default_factory=set)
 
 
+@dataclass
 class TrainingState:
-    """Model, optimizer, average and counters of a run.
+    """Model, optimizer, weight average and counters of a run.
 
     Attributes:
         model: the bare network, on its device.
-        wrapped: the same as Accelerate prepared it, which is what is trained.
-        gradients: how those of a step's parts become one.
-        average: Polyak's, or None.
-        progress: steps and time so far.
+        wrapped: what is trained: the network in DDP's wrapper, or the bare network.
+        gradients: sums the gradients of a step's micro-batches over all processes.
+        average: Polyak average of the weights, if the recipe asks for one.
+        group: process group in which the slices of a sharded model are saved; None for whole models.
     """
 
-    def __init__(self, job: TrainingJob):
-        self.job = job
-        self.recipe, self.runtime = job.recipe, job.runtime
-        self.counters = RunCounters()
-        self.model = job.start.model
-        if self.recipe.model.grad_checkpointing:
-            self.model.set_grad_checkpointing(True)
-        self.group = None  # in which the slices of a sharded model are saved
-        if job.options.shard and self.runtime.world_size > 1:
-            self.group = fsdp.shard(self.model, self.runtime)
-        else:
-            self.model.to(self.runtime.device)
-        wanted = self.recipe.optimizer
-        optimizer = optim.build_optimizer(
-            self.model,
-            name=wanted.name,
-            momentum=wanted.momentum,
-            betas=wanted.betas,
-            eps=wanted.eps,
-            weight_decay=wanted.weight_decay,
-            decay_on=wanted.decay_on,
-        )
-        if job.options.compile and self.model._compiled_call_impl is None:  # one network, compiled once
-            self.model.compile()
-        parts = job.plan.accumulation_steps
-        if job.options.exact:
-            self.wrapped, self.optimizer = self.model, optimizer
-            self.gradients = PairwiseSum(self.model, self.runtime, parts=parts)
-        elif self.group is not None:
-            self.wrapped, self.optimizer = self.model, optimizer
-            self.gradients = ShardedSum(self.model, self.runtime, parts=parts)
-        else:
-            self.wrapped, self.optimizer = self.runtime.accelerator.prepare(self.model, optimizer)
-            self.gradients = DdpSum(self.wrapped, self.runtime, parts=parts)
-        self.average = optim.WeightAverage(self.model, factor=wanted.average) if wanted.average else None
+    runtime: Runtime
+    model: nn.Module
+    wrapped: nn.Module
+    optimizer: torch.optim.Optimizer
+    gradients: DdpSum | PairwiseSum
+    average: WeightAverage | None = None
+    group: Any = None
+    counters: RunCounters = field(default_factory=RunCounters)
 
-    def resume(self, path: Path, folder: run_folder.RunFolder | None) -> None:
-        """Go on from the run folder's newest intact checkpoint, if there is one; metrics go back to it."""
-        step, notes = self.runtime.on_main(lambda: checkpoint.find_newest(path))
-        for note in notes:
-            self.job.progress.note(f"{note}, using the one before it")
-        found = None
-        if step is not None:
-            place = checkpoint.place_in(self.model)
-            with self.runtime.local_errors():
-                found = checkpoint.read(path, step, place=place, group=self.group)
-            self._compare_fingerprints(found.state["fingerprint"])
-            own = self.model.state_dict()
-            self.model.load_state_dict(fsdp.all_sliced_like(found.model, own))
-            checkpoint.restore_optimizer(self.model, self.optimizer, found.optimizer)
-            if self.average:
-                self.average.restore(fsdp.all_sliced_like(found.average, own))
-            self.runtime.scaler.load_state_dict(found.state["scaler"])
-            self.counters = RunCounters(found.step, found.state["elapsed_s"], set(found.state["skipped"]))
-            self.job.progress.note(f"going on from step {found.step}")
-        if folder:
-            folder.rewind_metrics(found.state["metrics_bytes"] if found else 0)
-
-    def share_buffers(self) -> None:
-        """Give every process the first one's running statistics, which are those that are saved."""
+    def broadcast_buffers(self) -> None:
+        """Copy the first process's running statistics to all processes, since those are what is saved."""
         names = {name for name, _ in self.model.named_buffers()}
         states = [self.model.state_dict(), self.average.tensors if self.average else {}]
         self.runtime.broadcast(state[name] for state in states for name in sorted(names & state.keys()))
 
     def final_weights(self) -> dict[str, Tensor]:
-        """What the run would leave behind now, whole, on the first process; every process takes part.
-
-        The averaged weights where there are any.
-        """
+        """Return the weights to publish, averaged if enabled, on the first process; all processes call it."""
         tensors = self.average.tensors if self.average else self.model.state_dict()
         return fsdp.whole(tensors, keep=self.runtime.is_main)
 
-    def _compare_fingerprints(self, before: dict[str, Any]) -> None:
-        now = self._fingerprint()
-        for key in ("train_data", "eval_data"):
-            if before[key] != now[key]:
-                raise VitError(
-                    "the data set has changed since this run began",
-                    where=f"{self.recipe.data.dataset}, {key.replace('_', ' ')}",
-                    fix="restore the data set, or start a new run in another folder",
-                )
-        # With --exact the number of processes changes no bit.
-        decisive = [key for key in now if not (self.job.options.exact and key == "num_processes")]
-        changed = [
-            f"{key} {before.get(key)} -> {now[key]}" for key in decisive if before.get(key) != now[key]
-        ]
-        if changed:
-            self.job.progress.note(f"no longer bit-exact with the start of the run: {', '.join(changed)}")
-
-    def _fingerprint(self) -> dict[str, Any]:
-        """What besides the recipe decides about the bits of a run."""
-        return {
-            "train_data": self.job.train_split.fingerprint,
-            "eval_data": self.job.eval_split.fingerprint,
-            "per_device_batch": self.job.plan.per_device_batch,
-            "num_processes": self.runtime.world_size,
-            "sharded": self.group is not None,
-            "exact": self.job.options.exact,
-            "compile": self.job.options.compile,
-            "precision": self.runtime.precision,
-            "device": self.runtime.device.type,
-            "threads": torch.get_num_threads(),
-            **{name: version(name) for name in run_folder.LIBRARIES},
-            "vit": __version__,
-        }
-
-    def copied(self, folder: run_folder.RunFolder | None) -> Copied | None:
-        """What this process has of a checkpoint of this step, as it is now; None if it is nothing."""
+    def snapshot(self, fingerprint: dict[str, Any], folder: RunFolder | None) -> Checkpoint | None:
+        """Copy what this process has to save of the current step; None if nothing. All processes call it."""
         state = {
-            "fingerprint": self._fingerprint(),
+            "fingerprint": fingerprint,
             "metrics_bytes": folder.metrics_bytes() if folder else None,
             "elapsed_s": self.counters.elapsed_s,
             "skipped": sorted(self.runtime.union(self.counters.skipped)),
@@ -151,22 +82,184 @@ class TrainingState:
         if self.group is None and not self.runtime.is_main:
             return None
         average = self.average.tensors if self.average else None
-        tensors = checkpoint.copied(self.model, self.optimizer, average)
-        if self.group is not None:  # each process knows its own slices only, and all must agree to write
-            ruined = self.runtime.union(set(checkpoint.find_non_finite(tensors)))
-            checkpoint.check_finite(sorted(ruined), self.counters.step)
-        return self.counters.step, tensors, state
+        tensors = checkpoint.copy_tensors(self.model, self.optimizer, average)
+        # Each process sees its own slices only, and all must agree to write.
+        if self.group is not None:
+            non_finite = self.runtime.union(set(checkpoint.find_non_finite(tensors)))
+            checkpoint.check_finite(sorted(non_finite), self.counters.step)
+        return Checkpoint(self.counters.step, tensors, state)
 
-    def write(self, path: Path, copied: Copied) -> None:
-        """Make a checkpoint of such copies."""
-        step, tensors, state = copied
-        kept = self.recipe.train
+
+def build_state(job: TrainingJob) -> TrainingState:
+    """Put the network on its device, and build optimizer, gradient sum and weight average for it."""
+    runtime, model, options = job.runtime, job.start.model, job.options
+    settings, parts = job.recipe.optimizer, job.plan.accumulation_steps
+    if job.recipe.model.grad_checkpointing:
+        model.set_grad_checkpointing(True)
+
+    # The optimizer takes the parameters as they are after sharding.
+    group = None
+    if options.shard and runtime.world_size > 1:
+        group = fsdp.shard(model, runtime)
+    else:
+        model.to(runtime.device)
+    optimizer = build_optimizer(
+        model,
+        name=settings.name,
+        momentum=settings.momentum,
+        betas=settings.betas,
+        eps=settings.eps,
+        weight_decay=settings.weight_decay,
+        decay_on=settings.decay_on,
+    )
+    if options.compile and model._compiled_call_impl is None:  # the runs of a sweep share a compiled network
+        model.compile()
+
+    # DDP sums gradients by itself; the exact and the sharded sum work on the bare network.
+    wrapped = model
+    if options.exact:
+        gradients = PairwiseSum(model, runtime, parts=parts)
+    elif group is not None:
+        gradients = ShardedSum(model, runtime, parts=parts)
+    else:
+        wrapped, optimizer = runtime.accelerator.prepare(model, optimizer)
+        gradients = DdpSum(wrapped, runtime, parts=parts)
+    average = WeightAverage(model, factor=settings.average) if settings.average else None
+    return TrainingState(runtime, model, wrapped, optimizer, gradients, average, group)
+
+
+def resume(state: TrainingState, job: TrainingJob, path: Path, folder: RunFolder | None) -> None:
+    """Load the newest intact checkpoint of the run folder, if any, and truncate the metrics to it.
+
+    Raises:
+        WeightsError: there are checkpoints, and none is intact.
+        VitError: the run began with other data.
+    """
+    # Find it on the first process, which names the damaged ones.
+    step, notes = state.runtime.on_main(lambda: checkpoint.find_newest(path))
+    for note in notes:
+        job.progress.note(f"{note}, using the one before it")
+    if step is None:
+        if folder:
+            folder.rewind_metrics(0)
+        return
+
+    # Load it on every process, in slices if the model is sharded.
+    place = checkpoint.place_in(state.model)
+    with state.runtime.local_errors():
+        saved = checkpoint.read(path, step, place=place, group=state.group)
+    _compare_fingerprints(saved.state["fingerprint"], job)
+    current = state.model.state_dict()
+    state.model.load_state_dict(fsdp.all_sliced_like(saved.tensors["model"], current))
+    checkpoint.restore_optimizer(state.model, state.optimizer, saved.tensors["optimizer"])
+    if state.average:
+        state.average.restore(fsdp.all_sliced_like(saved.tensors["average"], current))
+    state.runtime.scaler.load_state_dict(saved.state["scaler"])
+    state.counters = RunCounters(saved.step, saved.state["elapsed_s"], set(saved.state["skipped"]))
+    job.progress.note(f"resuming from step {saved.step}")
+    if folder:
+        folder.rewind_metrics(saved.state["metrics_bytes"])
+
+
+def _compare_fingerprints(before: dict[str, Any], job: TrainingJob) -> None:
+    """Refuse other data; note other versions or hardware, which may change the last bits."""
+    now = fingerprint(job)
+    for key in ("train_data", "eval_data"):
+        if before[key] != now[key]:
+            raise VitError(
+                "the data set has changed since this run began",
+                where=f"{job.recipe.data.dataset}, {key.replace('_', ' ')}",
+                fix="restore the data set, or start a new run in another folder",
+            )
+    # With --exact the number of processes changes no bit.
+    relevant = [key for key in now if not (job.options.exact and key == "num_processes")]
+    changed = [f"{key} {before.get(key)} -> {now[key]}" for key in relevant if before.get(key) != now[key]]
+    if changed:
+        job.progress.note(f"no longer bit-exact with the start of the run: {', '.join(changed)}")
+
+
+def fingerprint(job: TrainingJob) -> dict[str, Any]:
+    """Return what determines the bits of a run besides its recipe."""
+    return {
+        "train_data": job.train_split.fingerprint,
+        "eval_data": job.eval_split.fingerprint,
+        "per_device_batch": job.plan.per_device_batch,
+        "num_processes": job.runtime.world_size,
+        "sharded": job.options.shard and job.runtime.world_size > 1,
+        "exact": job.options.exact,
+        "compile": job.options.compile,
+        "precision": job.runtime.precision,
+        "device": job.runtime.device.type,
+        "threads": torch.get_num_threads(),
+        **{name: version(name) for name in LIBRARIES},
+        "vit": __version__,
+    }
+
+
+class Saver:
+    """Saves the checkpoints of a run in a background thread, one at a time; closed at the end of its block.
+
+    Args:
+        path: the run folder.
+        folder: the same, open for metrics; None on all processes but the first.
+    """
+
+    def __init__(self, state: TrainingState, job: TrainingJob, path: Path, folder: RunFolder | None):
+        self.state, self.job, self.path, self.folder = state, job, path, folder
+        self.settings = job.recipe.train
+        minutes = self.settings.save_minutes
+        self.every_s = minutes * 60 if minutes else float("inf")
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="vit-save")
+        self._writing: Future | None = None
+        self._began_at = time.monotonic()
+
+    def __enter__(self) -> "Saver":
+        return self
+
+    def __exit__(self, *_) -> None:
+        # Let a save in progress end. The run has ended or failed; an error of this save is not the news.
+        with suppress(Exception):
+            if self._writing is not None:
+                self._writing.result()
+
+    def is_due(self) -> bool:
+        """Return True if this process's clock asks for a save, or if an error of the last save is pending."""
+        failed = self._writing is not None and self._writing.done() and self._writing.exception() is not None
+        return failed or time.monotonic() - self._began_at > self.every_s
+
+    def save(self, *, wait: bool) -> None:
+        """Save the current step; every process calls it at the same step.
+
+        Args:
+            wait: return once the checkpoint is on disk.
+
+        Raises:
+            MachineError, NotFiniteError: of the previous save or, with `wait`, of this one; on every process.
+        """
+        self._finish()
+        snapshot = self.state.snapshot(fingerprint(self.job), self.folder)
+        if snapshot is not None:
+            self._writing = self._pool.submit(self._write, snapshot)
+        self._began_at = time.monotonic()
+        if wait:
+            self._finish()
+
+    def _write(self, snapshot: Checkpoint) -> None:
         checkpoint.save(
-            path,
-            step,
-            tensors,
-            state=state,
-            keep=kept.keep_checkpoints,
-            milestone_every=kept.milestone_every,
-            group=self.group,
+            self.path,
+            snapshot,
+            keep=self.settings.keep_checkpoints,
+            milestone_every=self.settings.milestone_every,
+            group=self.state.group,
         )
+
+    def _finish(self) -> None:
+        """Wait for the save in progress; raise its error on every process."""
+        writing, self._writing = self._writing, None
+        error = writing.exception() if writing is not None else None
+
+        def raise_error() -> None:  # what another process met while writing, the first has met too
+            if error is not None:
+                raise error
+
+        self.state.runtime.on_main(raise_error)

@@ -1,20 +1,19 @@
-"""What is looked at while a run goes on: the held-out split, a few-shot probe, pictures of predicted patches.
-
-Shared by the commands that train; no command of its own.
-"""
+"""Evaluation during training: the held-out split, a few-shot probe, and figures of predicted patches."""
 
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 import numpy as np
+from torch import nn
 
 from vitcli.data.transforms import preprocessing_of
 from vitcli.evaluation import inference, masked_patch
 from vitcli.evaluation.inference import EvalSettings
+from vitcli.evaluation.metrics import Metrics, PatchMetrics
 from vitcli.features import draws as features_draws
 from vitcli.features import least_squares
 from vitcli.models.masked_patch import MaskedPatchModel
@@ -25,11 +24,15 @@ from vitcli.training.setup import TrainingJob
 from vitcli.training.state import TrainingState
 
 PROBE_SEEDS = (0, 1, 2)  # as the authors' evaluator draws
-NUM_PICTURES = 4
+NUM_PATCH_ROWS = 4
 
 
 class PeriodicEvaluation:
-    """Looks at a run's model; the averaged weights where there are any, for they are what the run leaves."""
+    """Evaluation of a run's model, with the averaged weights if enabled, since those are what is published.
+
+    Args:
+        run_dir: for figures of predicted patches; None draws none.
+    """
 
     def __init__(
         self,
@@ -37,10 +40,10 @@ class PeriodicEvaluation:
         state: TrainingState,
         task: TrainingTask,
         *,
-        path: Path | None,
+        run_dir: Path | None,
         num_threads: int,
     ):
-        self.job, self.state, self.task, self.path = job, state, task, path
+        self.job, self.state, self.task, self.run_dir = job, state, task, run_dir
         self.preprocessing = preprocessing_of(job.recipe.data)
         self.settings = EvalSettings(
             runtime=job.runtime,
@@ -50,60 +53,65 @@ class PeriodicEvaluation:
             progress=job.progress,
         )
 
-    def after(self, step: int) -> Iterator[tuple[dict[str, Any], str]]:
-        """Whatever is due after this step: a record for metrics.jsonl, and a line for a person."""
-        wanted = self.job.recipe.eval
-        if wanted.every and step % wanted.every == 0:
-            scores, _ = self.evaluate()
-            yield {"eval": asdict(scores)}, self.task.line(scores)
-        if wanted.probe and wanted.probe_every and step % wanted.probe_every == 0:
-            probed = self.probe(step)
-            yield {"probe": probed}, _probe_line(probed)
+    def due_after(self, step: int) -> Iterator[tuple[dict[str, Any], str]]:
+        """Run what is due after this step; yield a record for metrics.jsonl and a line for the terminal."""
+        settings = self.job.recipe.eval
+        if settings.every and step % settings.every == 0:
+            metrics, _ = self.evaluate()
+            yield {"eval": asdict(metrics)}, self.task.line(metrics)
+        if settings.probe and settings.probe_every and step % settings.probe_every == 0:
+            probe = self.few_shot_probe(step)
+            compute = "" if probe["exaflops"] is None else f" at {probe['exaflops']:.3g} exaFLOPs"
+            yield {"probe": probe}, f"{probe['shots']}-shot {probe['dataset']} {probe['top1']:.2%}{compute}"
 
-    def evaluate(self) -> tuple[Any, list[str]]:
-        """Scores of the held-out split, and the places of the images that could not be decoded."""
-        with self._model_to_leave() as model:
-            found = self.task.score(model, self.job.eval_split, self.preprocessing, self.settings)
-            if isinstance(model, MaskedPatchModel) and self.path:
+    def evaluate(self) -> tuple[Metrics | PatchMetrics, list[str]]:
+        """Score the held-out split; return the metrics and the names of the undecodable images."""
+        with self._evaluated_model() as model:
+            metrics, skipped = self.task.score(model, self.job.eval_split, self.preprocessing, self.settings)
+            if isinstance(model, MaskedPatchModel) and self.run_dir:
                 self._draw_patches(model)
-        return found
+        return metrics, skipped
 
-    def probe(self, step: int) -> dict[str, Any]:
-        """Few-shot accuracy in closed form on the recipe's probe data set, with the compute spent so far."""
-        wanted, (train, test) = self.job.recipe.eval, self.job.probe
-        labels_N, shots = train.read_labels(), wanted.probe_shots
+    def few_shot_probe(self, step: int) -> dict[str, Any]:
+        """Return the closed-form few-shot accuracy on the recipe's probe data set, and the compute so far."""
+        settings, (train, test) = self.job.recipe.eval, self.job.probe
+        labels_N, shots = train.read_labels(), settings.probe_shots
+
+        # Extract the features of the support sets' rows and of the test split.
         draws = features_draws.draw_support_sets(
             labels_N, num_classes=train.num_classes, shots=[shots], seeds=PROBE_SEEDS
         )
-        needed = features_draws.drawn_rows(draws)
-        with self._model_to_leave() as model:
-            known_ND, _ = inference.features(model, train.rows(needed), self.preprocessing, self.settings)
-            tests_ND, test_labels_N = inference.features(model, test, self.preprocessing, self.settings)
+        rows = features_draws.drawn_rows(draws)
+        with self._evaluated_model() as model:
+            train_ND, _ = inference.features(model, train.rows(rows), self.preprocessing, self.settings)
+            test_TD, test_labels_T = inference.features(model, test, self.preprocessing, self.settings)
+
+        # Fit and score one classifier per support set.
         problem = features_draws.FewshotProblem(
-            features_of=lambda rows: known_ND[np.searchsorted(needed, rows)],
+            features_of=lambda support_rows: train_ND[np.searchsorted(rows, support_rows)],
             labels_N=labels_N,
-            tests_TD=tests_ND,
-            test_labels_T=test_labels_N.numpy(),
+            tests_TD=test_TD,
+            test_labels_T=test_labels_T.numpy(),
             num_classes=train.num_classes,
         )
-        found = features_draws.score_draws(
+        scores = features_draws.score_draws(
             problem, draws, classifier="least-squares", l2=least_squares.DEFAULT_L2
         )
-        runs = [scored.top1 for scored in found[shots]]
+        accuracies = [score.top1 for score in scores[shots]]
         plan = self.job.plan
-        exaflops = plan.exaflops * step / plan.total_steps if plan.exaflops is not None else None
         return {
-            "dataset": wanted.probe,
-            "shots": wanted.probe_shots,
-            "top1": mean(runs),
-            "runs": runs,
+            "dataset": settings.probe,
+            "shots": shots,
+            "top1": mean(accuracies),
+            "runs": accuracies,
             "images_seen": step * plan.batch_size,
-            "exaflops": exaflops,
+            "exaflops": None if plan.exaflops is None else plan.exaflops * step / plan.total_steps,
         }
 
-    def _model_to_leave(self):
+    def _evaluated_model(self) -> AbstractContextManager[nn.Module]:
+        """Return the model, with the averaged weights swapped in if enabled."""
         state = self.state
-        state.share_buffers()
+        state.broadcast_buffers()
         return state.average.swapped_in(state.model) if state.average else nullcontext(state.model)
 
     def _draw_patches(self, model: MaskedPatchModel) -> None:
@@ -111,15 +119,10 @@ class PeriodicEvaluation:
             model,
             self.job.eval_split,
             self.preprocessing,
-            num_images=NUM_PICTURES,
+            num_images=NUM_PATCH_ROWS,
             device=self.job.runtime.device,
         )
-        if not views or not self.job.runtime.is_main:  # none of them could be decoded
+        if not views or not self.job.runtime.is_main:  # no image could be decoded
             return
         name = f"patches_step_{self.state.counters.step:07d}.png"
-        plots.save(self.path / "figures" / name, figures.masked_patch_grid(views))
-
-
-def _probe_line(probed: dict[str, Any]) -> str:
-    compute = "" if probed["exaflops"] is None else f" at {probed['exaflops']:.3g} exaFLOPs"
-    return f"{probed['shots']}-shot {probed['dataset']} {probed['top1']:.2%}{compute}"
+        plots.save(self.run_dir / "figures" / name, figures.masked_patch_grid(views))
