@@ -128,7 +128,7 @@ def test_two_sets_and_a_table_of_all_pairs(sets, tmp_path):
     refused = run("datasets", "check", tmp_path / "b", "--out", tmp_path / "pairs.csv")
     assert (refused.code, refused.err.splitlines()[0]) == (
         2,
-        f"error: {tmp_path / 'pairs.csv'} is there already",
+        f"error: {tmp_path / 'pairs.csv'} already exists",
     )
 
 

@@ -1,7 +1,5 @@
 """Saved predictions: what is written is read back, and what cannot be is told before or after."""
 
-from pathlib import Path
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -9,9 +7,8 @@ import pytest
 import torch
 
 from tests.evaluation.test_predictions import of_logits
-from vitcli.errors import DataError, MachineError, VitError
-from vitcli.evaluation.predictions import check_can_write, read_predictions, write_predictions
-from vitcli.output.atomic import try_to_write_in
+from vitcli.errors import DataError, MachineError
+from vitcli.evaluation.predictions import read_predictions, write_predictions
 
 LOGITS_NK = torch.tensor([[3.0, 1, 0], [0, 1, 2], [0, 5, 1]])
 ABOUT = {"ckpt": "a", "class_names": ["x", "y", "z"]}
@@ -41,35 +38,6 @@ def test_the_same_predictions_are_the_same_bytes(tmp_path):
         write_predictions(str(tmp_path / f"{name}.parquet"), found, np.arange(3), ["", "", ""], ABOUT)
 
     assert (tmp_path / "a.parquet").read_bytes() == (tmp_path / "b.parquet").read_bytes()
-
-
-def test_another_ending_is_refused():
-    with pytest.raises(VitError, match=r"does not end in \.parquet"):
-        check_can_write("p.csv")
-
-
-def test_a_place_that_cannot_be_written_is_refused_before_any_work(tmp_path):
-    (tmp_path / "file").write_text("")
-    (tmp_path / "folder.parquet").mkdir()
-
-    with pytest.raises(MachineError, match="nothing can be written") as told:
-        check_can_write(str(tmp_path / "file" / "p.parquet"))
-    assert told.value.exit_code == 5 and "is a file" in told.value.where
-    with pytest.raises(MachineError, match="is a folder"):
-        check_can_write(str(tmp_path / "folder.parquet"))
-
-
-def test_trying_a_folder_leaves_nothing_in_it(tmp_path):
-    try_to_write_in(tmp_path / "deep" / "out", option="--out")
-
-    assert list((tmp_path / "deep/out").iterdir()) == []
-
-
-@pytest.mark.parametrize("folder", ["/proc/x", "/tmp/" + "x" * 300])
-def test_trying_finds_what_permissions_do_not_tell(folder):
-    with pytest.raises(MachineError, match="nothing can be written") as told:
-        try_to_write_in(Path(folder), option="--out")
-    assert ".tmp" not in str(told.value)
 
 
 def test_a_full_disk_is_told_and_an_earlier_file_stays(tmp_path, monkeypatch):

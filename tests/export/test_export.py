@@ -174,7 +174,7 @@ def test_weights_too_large_for_one_onnx_file_lie_beside_it(to_export, tmp_path, 
     assert names_in(tmp_path) == ["ckpt", "out.onnx", "out.onnx.data"]
     assert distance(features, model.forward_head(model.forward_features(images()), pre_logits=True)) < 1e-5
     (tmp_path / "out.onnx").unlink()
-    with pytest.raises(VitError, match=r"out\.onnx\.data exists"):
+    with pytest.raises(VitError, match=r"out\.onnx\.data already exists"):
         to_export(vit(), "out.onnx")
 
 
@@ -280,7 +280,7 @@ def test_what_a_format_cannot_say_is_refused_by_name(to_export, tmp_path, arch, 
         ("out", {"names": "linen"}, "names in timm are timm's"),
         ("out", {"image_size": (30, 32)}, "does not divide into patches of 8"),
         ("out", {"pictures": ["nowhere/*.jpg"]}, "no picture is found"),
-        ("ckpt", {}, "ckpt exists"),
+        ("ckpt", {}, "ckpt already exists"),
     ],
 )
 def test_a_command_line_that_makes_no_sense_is_refused(to_export, tmp_path, out, options, message):
@@ -362,7 +362,7 @@ def test_an_export_that_is_broken_off_leaves_what_was_there(to_export, tmp_path,
 def test_what_exists_is_replaced_only_if_that_is_said(to_export, tmp_path, out):
     to_export(vit(), out)
 
-    with pytest.raises(VitError, match=r"out(\.npz)? exists"):
+    with pytest.raises(VitError, match=r"out(\.npz)? already exists"):
         to_export(vit(), out, image_size=(64, 64))
     to_export(vit(), out, image_size=(64, 64), overwrite=True)
     assert read_weights(str(tmp_path / out)).architecture.image_size == (64, 64)
@@ -398,9 +398,9 @@ def test_an_empty_folder_and_folders_that_are_not_there_are_filled(to_export, tm
 
 
 def test_a_folder_that_may_not_be_written_to_is_named(to_export, tmp_path):
-    with pytest.raises(MachineError, match=r"out\.npz was not written") as failure:
+    with pytest.raises(MachineError, match="nothing can be written in /proc") as failure:
         to_export(vit(), "/proc/out.npz")  # where not even root may
-    assert failure.value.where == "/proc/out.npz"
+    assert "OUT: /proc" in failure.value.where
 
 
 def test_without_pictures_the_demo_is_compared(to_export):

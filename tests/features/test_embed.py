@@ -120,10 +120,10 @@ def test_an_existing_file_is_kept_unless_it_is_to_be_replaced(photos, tmp_path):
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        (("--out", "features.bin"), 2, "no name of a safetensors file"),
+        (("--out", "features.bin"), 2, "does not end in .safetensors"),
         ((), 2, "--out"),
         (("--out", "o.safetensors", "--split", "dev"), 3, "no split 'dev'"),
-        (("--out", "/proc/nowhere/o.safetensors"), 5, "cannot be written"),
+        (("--out", "/proc/nowhere/o.safetensors"), 5, "nothing can be written"),
         (("--out", "o.safetensors", "--layer", "last"), 2, "eval.layer"),
     ],
 )

@@ -1,9 +1,11 @@
 """Files written whole or not at all; readers that tolerate what a crash or another program left."""
 
+from pathlib import Path
+
 import pytest
 
-from vitcli.errors import MachineError
-from vitcli.output.atomic import read_json, read_jsonl
+from vitcli.errors import MachineError, VitError
+from vitcli.output.atomic import check_out, make_folder, read_json, read_jsonl
 
 
 @pytest.mark.parametrize("text", ['{"top1": 0.', "[1, 2]", "\0", "[" * 100_000])
@@ -25,3 +27,46 @@ def test_records_that_are_cut_off_or_no_objects_are_left_out(tmp_path):
 def test_records_that_may_not_be_read_are_an_error_of_the_machine(tmp_path):
     with pytest.raises(MachineError, match="cannot be read: Is a directory"):
         read_jsonl(tmp_path)
+
+
+def test_another_suffix_is_refused():
+    with pytest.raises(VitError, match=r"p\.csv does not end in \.parquet or \.pq"):
+        check_out(Path("p.csv"), overwrite=True, suffixes=(".parquet", ".pq"))
+
+
+def test_an_existing_file_is_refused_unless_it_is_to_be_overwritten(tmp_path):
+    (tmp_path / "report.html").write_text("mine")
+
+    with pytest.raises(VitError, match=r"report\.html already exists") as refusal:
+        check_out(tmp_path / "report.html", overwrite=False)
+    assert refusal.value.exit_code == 2 and "--overwrite" in refusal.value.fix
+    check_out(tmp_path / "report.html", overwrite=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_a_file_that_cannot_be_written_is_refused_and_nothing_is_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder.html").mkdir()
+
+    with pytest.raises(MachineError, match="nothing can be written") as refusal:
+        check_out(tmp_path / "file" / "report.html", overwrite=False)
+    assert refusal.value.exit_code == 5 and "is a file" in refusal.value.where
+    with pytest.raises(MachineError, match="is a folder"):
+        check_out(tmp_path / "folder.html", overwrite=True)
+    with pytest.raises(MachineError, match="nothing can be written"):
+        check_out(Path("/proc/x/report.html"), overwrite=True)
+    check_out(tmp_path / "deep" / "er" / "report.html", overwrite=False)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder.html"]
+
+
+def test_a_folder_is_made_with_nothing_in_it(tmp_path):
+    make_folder(tmp_path / "deep" / "out", option="--out")
+
+    assert list((tmp_path / "deep/out").iterdir()) == []
+
+
+@pytest.mark.parametrize("folder", ["/proc/x", "/tmp/" + "x" * 300])
+def test_a_folder_that_cannot_be_made_is_refused_whatever_permissions_say(folder):
+    with pytest.raises(MachineError, match="nothing can be written") as refusal:
+        make_folder(Path(folder), option="--out")
+    assert ".tmp" not in str(refusal.value)

@@ -340,7 +340,7 @@ def test_a_copy_keeps_the_comments_and_never_overwrites(tmp_path):
 
     assert recipe.load(copied) == recipe.load(CIFAR)
     assert Path(copied).read_text(encoding="utf-8").startswith("# paper, Table 4")
-    with pytest.raises(VitError, match="is there already"):
+    with pytest.raises(VitError, match="already exists"):
         listing.copy(CIFAR, copied)
     with pytest.raises(VitError, match=r"does not end in \.toml"):
         listing.copy(CIFAR, str(tmp_path / "mine"))

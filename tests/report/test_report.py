@@ -290,7 +290,7 @@ def test_a_report_is_written_again_and_another_file_never(runs, ending):
     assert run("report", runs / "b-cifar", "--out", out).code == 0
 
     out.write_text("my own notes")
-    check_error(run("report", runs, "--out", out), 2, "is not a report", "--overwrite")
+    check_error(run("report", runs, "--out", out), 2, "already exists", "--overwrite")
     assert out.read_text() == "my own notes"
     assert run("report", runs / "b-cifar", "--out", out, "--overwrite").code == 0
     assert len(out.read_bytes()) == len(first)
@@ -300,7 +300,7 @@ def test_a_run_is_never_written_over(runs):
     summary = runs / "b-pets" / "summary.json"
     before = summary.read_bytes()
 
-    check_error(run("report", runs, "--out", summary), 2, "is not a report")
+    check_error(run("report", runs, "--out", summary), 2, "already exists")
     assert summary.read_bytes() == before
 
 
@@ -315,7 +315,7 @@ def test_a_run_is_never_written_over(runs):
         (["run", "--out", "report"], 2, ["says no format", "--format"]),
         (["run", "--format", "markdwn"], 2, ["did you mean 'markdown'"]),
         (["run", "--out", "folder.html"], 5, ["folder.html is a folder", "--out"]),
-        (["run", "--out", "file.txt/report.html"], 5, ["file.txt/report.html"]),
+        (["run", "--out", "file.txt/report.html"], 5, ["file.txt is a file", "--out"]),
         (["run", "--port", "80"], 2, ["--port belongs to --serve"]),
         (["run", "--serve", "--out", "a.html"], 2, ["--serve shows a page"]),
         (["run", "--serve", "--port", "70000"], 2, ["--port"]),

@@ -46,11 +46,12 @@ def report(
         raise typer.BadParameter("--serve shows a page and writes none: leave --out and --format out")
     if as_json and format_ and not out:
         raise typer.BadParameter("--json and --format both say what to print: name one of them")
+    from vitcli.output.atomic import check_out
     from vitcli.report import report as command
 
     form = command.format_of(out, format_)
     if out:
-        command.check_out(out, overwrite=overwrite)
+        check_out(out, overwrite=overwrite or command.is_report(out))
     found = command.read(runs)
     if serve:
         return _serve(found.places, port or 0, as_json)

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,9 +11,9 @@ from vitcli import recipe
 from vitcli.data.aliases import local_copy
 from vitcli.data.demo import SETS
 from vitcli.data.vtab import GROUPS, NAME
-from vitcli.errors import DataError, MachineError, VitError, nearest
+from vitcli.errors import DataError, nearest
 from vitcli.output import text as output_text
-from vitcli.output.atomic import replace_file
+from vitcli.output.atomic import check_out, replace_file
 from vitcli.output.progress import Progress
 
 if TYPE_CHECKING:  # `datasets` takes a second to load, and only a check needs it
@@ -75,7 +74,7 @@ def check(
     from vitcli.data.near_duplicates import Pairs, fingerprints
 
     if out:
-        _check_can_write(out, overwrite=overwrite)
+        check_out(out, overwrite=overwrite)
     began_at = time.perf_counter()
     here, there = _open_both(dataset, against, split, against_split)
     is_within = here.name == there.name
@@ -150,23 +149,6 @@ def _nothing_to_compare(what: str, names: Sequence[str]) -> DataError:
         where="--against and --against-split",
         fix=f"--against OTHER_DATA, or --split and --against-split, each one of {', '.join(names)}",
     )
-
-
-def _check_can_write(out: Path, *, overwrite: bool) -> None:
-    """Refuse, before any work, a file that could not be written at its end."""
-    if out.is_dir():
-        raise MachineError(f"{out} is a folder", where="--out", fix=f"name a file in it: {out / 'pairs.csv'}")
-    if out.exists() and not overwrite:
-        raise VitError(f"{out} is there already", where="--out", fix="another name, or --overwrite")
-    folder = next(one for one in out.absolute().parents if one.exists())
-    try:
-        tempfile.TemporaryFile(dir=folder).close()  # no name of it is ever seen
-    except OSError as error:
-        raise MachineError(
-            f"{out} cannot be written: {error.strerror}",
-            where=f"--out: {folder}",
-            fix="name a file in a folder that you may write to",
-        ) from error
 
 
 def _entry(name: str, alias: dict[str, Any]) -> dict[str, Any]:

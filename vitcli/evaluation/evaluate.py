@@ -19,6 +19,7 @@ from vitcli.evaluation.files import FOLDER, claim, write_all
 from vitcli.evaluation.score import EvalRequest, ReaL, score
 from vitcli.evaluation.setup import check_named, eval_settings, named_weights, split_to_score
 from vitcli.models.build import check_image_size
+from vitcli.output.atomic import check_out
 from vitcli.recipe import Recipe
 from vitcli.weights.io import Weights
 
@@ -114,7 +115,12 @@ def _check(recipe: list[Recipe], extras: EvaluateOptions) -> None:
                 where="--save-predictions",
                 fix="name one --ckpt and one --dataset, and call vit once for each",
             )
-        predictions.check_can_write(extras.save_predictions)
+        check_out(
+            Path(extras.save_predictions),
+            overwrite=True,
+            option="--save-predictions",
+            suffixes=predictions.SUFFIXES,
+        )
     if extras.overwrite and not extras.out:
         raise VitError("no folder is named", where="--overwrite", fix="--out FOLDER as well")
     if extras.out:

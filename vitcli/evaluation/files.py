@@ -39,7 +39,7 @@ def claim(
     """
     if save_predictions:
         folder = Path(save_predictions).resolve().parent
-        atomic.try_to_write_in(folder, option="--save-predictions")
+        atomic.make_folder(folder, option="--save-predictions")
     if out is not None:
         FOLDER.claim(held, out, [question.asked() for question in questions], overwrite=overwrite)
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitcli.errors import DataError, MachineError, VitError
+from vitcli.errors import DataError
 from vitcli.evaluation import metrics
 from vitcli.output import atomic
 
@@ -128,6 +128,7 @@ def _targets(labels: Tensor, num_classes: int) -> Tensor:
 
 COLUMNS = ("row", "place", "label", "rank", "loss", "top_classes", "top_probabilities")
 KEY = b"vit"
+SUFFIXES = (".parquet",)
 
 
 @dataclass(frozen=True)
@@ -151,22 +152,6 @@ class SavedPredictions:
     labels_N: list
     ranks_N: np.ndarray
     losses_N: np.ndarray
-
-
-def check_can_write(path: str) -> None:
-    """Refuse, before any work, a file that could not be written at its end.
-
-    Raises:
-        VitError: another kind of file.
-        MachineError: the folder may not be written to, or there is a folder of that name.
-    """
-    if not path.endswith(".parquet"):
-        raise VitError(
-            f"{path} does not end in .parquet", where="--save-predictions", fix="name a Parquet file"
-        )
-    if Path(path).is_dir():
-        raise MachineError(f"{path} is a folder", where="--save-predictions", fix="name a file in it")
-    atomic.check_can_write_in(Path(path).resolve().parent, option="--save-predictions")
 
 
 def write_predictions(

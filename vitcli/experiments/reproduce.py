@@ -209,5 +209,5 @@ def num_arms(recipe: Recipe) -> int:
 
 
 def default_folder(row: PaperRow) -> Path:
-    """Below runs/, without the time, so that the same command goes on by itself."""
+    """Return the default folder of a row, without the time, so that the same command resumes."""
     return Path("runs", f"reproduce-{slug(row.training, merge=False)}")

@@ -107,9 +107,8 @@ def run(
     from vitcli.distributed.runtime import start as start_runtime  # loads torch
     from vitcli.experiments import study_folder as files
 
-    folder = out or Path(
-        "runs", f"study-{folder_name(prepared.name)}"
-    )  # no time, so that the same command goes on
+    # The default folder has no time in its name, so that the same command resumes.
+    folder = out or Path("runs", f"study-{folder_name(prepared.name)}")
     with shared_process_group():
         runtime = start_runtime("auto")
         progress = Progress(quiet=quiet, is_main=runtime.is_main)

@@ -209,7 +209,7 @@ def _result(
 
 
 def _default_folder(recipes: Mapping[str, Recipe]) -> Path:
-    """One folder for a checkpoint, without the time, so that the same command goes on by itself."""
+    """Return the default folder of a checkpoint, without the time, so that the same command resumes."""
     first = next(iter(recipes.values())).model
     word = Path(first.ckpt or "").name + (f"-{first.name}" if first.name else "")
     return Path("runs", f"finetune-{NAME}-{run_folder.slug(word, merge=False)}")

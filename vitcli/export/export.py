@@ -19,7 +19,7 @@ from vitcli.errors import CheckFailed, MachineError, VitError, WeightsError
 from vitcli.evaluation.setup import preprocessing_for
 from vitcli.export import output_check
 from vitcli.export.output_check import Agreement
-from vitcli.output.atomic import TEMPORARY, sync
+from vitcli.output.atomic import TEMPORARY, check_out, sync
 from vitcli.output.progress import Progress
 from vitcli.output.text import pairs
 from vitcli.weights import formats, onnx
@@ -146,16 +146,17 @@ def _checked_format(to: str | None, target: Path, *, names: str, overwrite: bool
 
 
 def _check_out(target: Path, format: str, overwrite: bool) -> None:
-    """Refuse a place where something is that would be lost, before any work is done."""
-    fix = "choose another name"
-    beside = target.with_name(f"{target.name}.data")  # the weights of a large .onnx file
-    if format == "onnx" and beside.exists() and not overwrite:
-        raise VitError(f"{beside} exists", where="OUT", fix=f"{fix}, or --overwrite")
-    if not target.exists():
+    """Refuse, before any work, a path whose files would be lost."""
+    if format != "timm":
+        files = [target]
+        if format == "onnx":
+            files.append(target.with_name(f"{target.name}.data"))  # the weights of a large .onnx file
+        for file in files:
+            check_out(file, overwrite=overwrite, option="OUT", folder_error=VitError)
         return
-    if target.is_dir() != (format == "timm"):
-        kind = "a file" if target.is_file() else "a folder"
-        raise VitError(f"{target} is {kind}", where="OUT", fix=fix)
+    fix = "choose another name"
+    if target.is_file():
+        raise VitError(f"{target} is a file", where="OUT", fix=fix)
     inside = {path.name for path in target.iterdir()} if target.is_dir() else set()
     if inside - IN_A_TIMM_FOLDER:
         raise VitError(
@@ -163,8 +164,8 @@ def _check_out(target: Path, format: str, overwrite: bool) -> None:
             where="OUT",
             fix=f"{fix}; it would be deleted, which --overwrite does not do either",
         )
-    if (inside or target.is_file()) and not overwrite:
-        raise VitError(f"{target} exists", where="OUT", fix=f"{fix}, or --overwrite")
+    if inside and not overwrite:
+        raise VitError(f"{target} already exists", where="OUT", fix=f"{fix}, or replace it with --overwrite")
 
 
 def _opened(pictures: Sequence[str], progress: Progress) -> Split:

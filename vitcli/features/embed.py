@@ -18,7 +18,7 @@ from vitcli.evaluation.setup import check_named, named_weights, split_to_score
 from vitcli.features.extract import ExtractedFeatures, FeatureExtractor, extract, open_extractor
 from vitcli.features.feature_store import FeatureStore, name_of, open_store, write_safetensors
 from vitcli.output import text
-from vitcli.output.atomic import TEMPORARY, replace_file
+from vitcli.output.atomic import TEMPORARY, check_out, replace_file
 
 
 def embed(
@@ -38,7 +38,8 @@ def embed(
     What is computed is kept beside `out` until all of it is, so the same command goes on after a kill, with
     any number of processes. The file depends on neither.
     """
-    _check_out(out)
+    if overwrite or not out.is_file():  # otherwise nothing is written: `_check_same` accepts the file or not
+        check_out(out, overwrite=overwrite, suffixes=(".safetensors",), folder_error=VitError)
     recipe = recipes.load(recipe_name or "evaluate/default", overrides, shorthands, training=False)
     check_named(recipe, "embed")
     weights = named_weights(recipe)
@@ -81,15 +82,6 @@ def embed(
     }
 
 
-def _check_out(out: Path) -> None:
-    if out.suffix != ".safetensors":
-        raise VitError(
-            f"{out.name} is no name of a safetensors file", where=f"--out {out}", fix="end it in .safetensors"
-        )
-    if out.is_dir():
-        raise VitError(f"{out} is a folder", where=f"--out {out}", fix="name a file in it")
-
-
 def _check_same(out: Path, about: dict[str, str]) -> None:
     """Refuse a file that holds anything but what this very command would write."""
     try:
@@ -99,9 +91,10 @@ def _check_same(out: Path, about: dict[str, str]) -> None:
         told = {}
     differing = [key for key, value in about.items() if told.get(key) != value]
     if differing:
-        what = f"with another {', '.join(differing[:4])}" if told.keys() & about.keys() else "of another kind"
-        fix = "choose another name, or --overwrite"
-        raise VitError(f"{out.name} exists, a file {what}", where=f"--out {out}", fix=fix)
+        is_ours = bool(told.keys() & about.keys())
+        what = f"with another {', '.join(differing[:4])}" if is_ours else "a file of another kind"
+        fix = "choose another name, or replace it with --overwrite"
+        raise VitError(f"{out} already exists, {what}", where=f"--out {out}", fix=fix)
 
 
 def _open_beside(path: Path, about: dict[str, Any], num_rows: int) -> FeatureStore:

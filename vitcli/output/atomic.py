@@ -5,14 +5,14 @@ import json
 import os
 import socket
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
 
 from safetensors import SafetensorError
 
-from vitcli.errors import MachineError
+from vitcli.errors import MachineError, VitError
 
 TEMPORARY = ".tmp-"  # prefix of every file and folder that is not complete yet
 MAX_RECORDS = 2_000_000  # of one .jsonl file; the rest is left out
@@ -92,36 +92,64 @@ def unreadable(path: Path, error: OSError) -> MachineError:
     return MachineError(f"{path.name} cannot be read: {error.strerror}", where=str(path), fix=fix)
 
 
+def check_out(
+    path: Path,
+    *,
+    overwrite: bool,
+    option: str = "--out",
+    suffixes: Sequence[str] = (),
+    folder_error: type[VitError] = MachineError,
+) -> None:
+    """Refuse, before any work, a file that could not be written at its end; make nothing.
+
+    Args:
+        suffixes: one of which the name must have; () accepts any.
+        folder_error: raised where the path is a folder; the exit code is the command's own.
+
+    Raises:
+        VitError: another suffix, or the file already exists and is not to be overwritten.
+        MachineError: the folder of the file cannot be written.
+    """
+    endings = " or ".join(suffixes)
+    if suffixes and path.suffix not in suffixes:
+        raise VitError(f"{path} does not end in {endings}", where=option, fix=f"name a file in {endings}")
+    if path.is_dir():
+        raise folder_error(f"{path} is a folder", where=option, fix="name a file in it, or another file")
+    if path.exists() and not overwrite:
+        fix = "choose another name, or replace it with --overwrite"
+        raise VitError(f"{path} already exists", where=option, fix=fix)
+    check_can_write_in(path.absolute().parent, option=option)
+
+
 def check_can_write_in(folder: Path, *, option: str) -> None:
-    """Refuse a folder that is not there and cannot be made, or may not be written to; makes nothing."""
-    nearest = next(one for one in (folder, *folder.parents) if os.path.exists(one))
+    """Refuse a folder in which, or below whose nearest existing parent, no file can be made; leave nothing.
+
+    A file without a name is made and dropped: permissions alone do not show that /proc takes no files.
+    """
+    nearest = next(parent for parent in (folder, *folder.parents) if os.path.exists(parent))
     if not os.path.isdir(nearest):
-        raise MachineError(
-            f"nothing can be written in {folder}",
-            where=f"{option}: {nearest} is a file",
-            fix="choose a folder, or a name that is not taken",
-        )
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        raise _not_written(folder, f"{option}: {nearest} is not writable")
+        raise _not_writable(folder, f"{option}: {nearest} is a file")
+    try:
+        tempfile.TemporaryFile(dir=nearest).close()
+    except OSError as error:
+        raise _not_writable(folder, f"{option}: {nearest}: {error.strerror}") from error
 
 
-def try_to_write_in(folder: Path, *, option: str) -> None:
-    """Make the folder, write a file in it and delete it: what permissions do not tell, such as /proc.
+def make_folder(folder: Path, *, option: str) -> None:
+    """Make a folder and its parents, and check that files can be made in it.
 
     Raises:
         MachineError: it cannot be done.
     """
-    check_can_write_in(folder, option=option)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=folder, prefix=TEMPORARY) as file:
-            file.write(b"vit")
     except OSError as error:
-        raise _not_written(folder, f"{option}: {error.strerror}") from error
+        raise _not_writable(folder, f"{option}: {error.strerror}") from error
+    check_can_write_in(folder, option=option)
 
 
-def _not_written(folder: Path, where: str) -> MachineError:
-    fix = "choose another folder, or mend its permissions"
+def _not_writable(folder: Path, where: str) -> MachineError:
+    fix = "choose another folder, or correct its permissions"
     return MachineError(f"nothing can be written in {folder}", where=where, fix=fix)
 
 

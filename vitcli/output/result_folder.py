@@ -68,7 +68,7 @@ class ResultFolder:
             VitError: it holds the answer to another question, and is not to be overwritten.
         """
         held.callback(_remove_empty, _missing(out))
-        atomic.try_to_write_in(out.resolve(), option="--out")
+        atomic.make_folder(out.resolve(), option="--out")
         self._take_lock(held, out)
         for folder in self.folders(out, len(asked)):
             if folder != out and (folder / self.result).exists():
@@ -81,7 +81,7 @@ class ResultFolder:
             self._refuse_another(out, asked)
         for folder in self.folders(out, len(asked)):
             held.callback(_remove_empty, _missing(folder))
-            atomic.try_to_write_in(folder.resolve(), option="--out")
+            atomic.make_folder(folder.resolve(), option="--out")
 
     def begin(self, out: Path, asked: Sequence[dict[str, Any]]) -> None:
         """Before the first file is written: delete an earlier result, and say what this one will answer.

@@ -87,9 +87,7 @@ def copy(name: str, destination: str) -> dict[str, Any]:
         with target.open("x", encoding="utf-8") as file:
             file.write(source.read_text(encoding="utf-8"))
     except FileExistsError as error:
-        raise VitError(
-            f"{target} is there already", where="argument TO", fix="choose another name"
-        ) from error
+        raise VitError(f"{target} already exists", where="argument TO", fix="choose another name") from error
     except OSError as error:
         raise MachineError(
             f"{target} cannot be written: {error.strerror}",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitcli.errors import MachineError, VitError, nearest
+from vitcli.errors import VitError, nearest
 from vitcli.output.atomic import write_text
 from vitcli.output.document import CSV_HEADER, Table
 from vitcli.output.text import short_names
@@ -100,24 +100,6 @@ def format_of(out: Path | None, wanted: str | None) -> str:
     return ENDINGS[out.suffix.lower()]
 
 
-def check_out(out: Path, *, overwrite: bool) -> None:
-    """Refuse, before any work, to write over what is not a report.
-
-    Raises:
-        MachineError: it is a folder, or cannot be read.
-        VitError: it is a file that vit report has not made.
-    """
-    if out.is_dir():
-        raise MachineError(f"{out} is a folder", where="--out", fix="name a file, such as report.html")
-    if overwrite or not out.exists() or _is_report(out):
-        return
-    raise VitError(
-        "the file is there and is not a report",
-        where=f"--out {out}",
-        fix="choose another, or add --overwrite",
-    )
-
-
 def write(report: Report, out: Path, form: str) -> dict[str, Any]:
     """Write the file, whole or not at all; the object that --json prints."""
     content = rendered(report, form, base=out.parent)
@@ -194,7 +176,10 @@ def _folders(material: RunCollection) -> list[Path]:
     return [one.path for one in (*material.runs, *material.vtabs, *material.fewshots, *material.scored)]
 
 
-def _is_report(path: Path) -> bool:
+def is_report(path: Path) -> bool:
+    """Return whether a file was written by `vit report`, which may write it again."""
+    if not path.is_file():
+        return False
     from vitcli.output.html import GENERATOR
 
     with open(path, "rb") as file:

@@ -15,7 +15,7 @@ from vitcli.models.build import check_image_size
 from vitcli.models.flops import forward_macs
 from vitcli.models.resample import resample_patch_embedding, similarity_at_landmarks
 from vitcli.models.variants import VARIANTS
-from vitcli.output.atomic import replace_file
+from vitcli.output.atomic import check_out, replace_file
 from vitcli.output.text import pairs
 from vitcli.weights.files import write_npz
 from vitcli.weights.formats import check_supported
@@ -45,7 +45,10 @@ def interpolate_posemb(
         method: of `posemb.resample_posemb`, and of `posemb.resample_patch_embedding`.
         patch_size: in pixels; as it was if None.
     """
-    path = _checked_out(out, overwrite)
+    path = Path(out)
+    check_out(
+        path, overwrite=overwrite, option="OUT", suffixes=(".safetensors", ".npz"), folder_error=VitError
+    )
     if image_size is None and patch_size is None:
         raise VitError(
             "there is nothing to do: neither another image size nor another patch size is given",
@@ -123,17 +126,6 @@ def as_text(result: dict[str, Any]) -> str:
 
 def _sides(value: Any) -> str:
     return "x".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-def _checked_out(out: str, overwrite: bool) -> Path:
-    path = Path(out)
-    if path.suffix not in (".safetensors", ".npz"):
-        raise VitError(
-            f"{path.name} says no format by its name", where="OUT", fix="end it in .safetensors or .npz"
-        )
-    if path.is_dir() or (path.exists() and not overwrite):
-        raise VitError(f"{out} exists", where="OUT", fix="choose another name, or --overwrite")
-    return path
 
 
 def _check_has_positions(weights: Weights, patch_size: int | None) -> None:
