@@ -1,7 +1,6 @@
 """`vit datasets`: what has a short name, and which pictures two splits share. Never imports torch."""
 
 import os
-import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from vitcli.data.vtab import GROUPS, NAME
 from vitcli.errors import DataError, nearest
 from vitcli.output import text as output_text
 from vitcli.output.atomic import check_out, replace_file
+from vitcli.output.document import simple_table
 from vitcli.output.progress import Progress
 
 if TYPE_CHECKING:  # `datasets` takes a second to load, and only a check needs it
@@ -183,21 +183,15 @@ def render(kind: str, data: dict[str, Any]) -> str:
 
 
 def _render_list(entries: list[dict[str, Any]]) -> str:
-    from rich.table import Table
-
-    is_wide = shutil.get_terminal_size((200, 24)).columns >= WIDE
+    is_wide = output_text.terminal_width() >= WIDE
     splits = {"train": "train_split", "test": "eval_split"} if is_wide else {}
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("name", no_wrap=True)  # to be copied: in one piece
-    table.add_column("classes", no_wrap=True, justify="right")
-    for column in (*splits, "here"):
-        table.add_column(column, no_wrap=True)
-    table.add_column("from", overflow="ellipsis")  # `show` has the whole of it
+    columns = {"name": "id", "classes": "number", **dict.fromkeys((*splits, "here"), "id"), "from": "clipped"}
+    rows = []
     for entry in entries:
         parts = [entry[key] or "-" for key in splits.values()]
         here = "yes" if entry["found"] else "no"
-        table.add_row(entry["name"], str(entry["classes"]), *parts, here, entry["hub"] or "$VIT_DATA only")
-    return output_text.printed(table)
+        rows.append((entry["name"], str(entry["classes"]), *parts, here, entry["hub"] or "$VIT_DATA only"))
+    return simple_table(columns, rows).as_text()
 
 
 def _render_check(found: dict[str, Any]) -> str:
@@ -236,17 +230,17 @@ def _exact_pairs(found: dict[str, Any]) -> str:
 
 
 def _table_of_pairs(found: dict[str, Any]) -> str:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("the closest", "bits", "picture", "is like"):
-        table.add_column(column, overflow="fold", justify="right" if column == "bits" else "left")
-    for pair in found["pairs"]:  # the splits are named above the table
-        mine = pair["place"].removeprefix(f"{found['split']}, ")
-        theirs = pair["against_place"].removeprefix(f"{found['against']}, ")
-        places = (output_text.plain(mine), output_text.plain(theirs))
-        table.add_row(pair["kind"], str(pair["distance"]), *places)
-    return output_text.printed(table)
+    columns = {"the closest": "text", "bits": "number", "image": "text", "is like": "text"}
+    rows = [
+        (
+            pair["kind"],
+            str(pair["distance"]),
+            pair["place"].removeprefix(f"{found['split']}, "),  # the splits are named above the table
+            pair["against_place"].removeprefix(f"{found['against']}, "),
+        )
+        for pair in found["pairs"]
+    ]
+    return simple_table(columns, rows).as_text()
 
 
 def _in_one_line(value: Any) -> str:

@@ -1,12 +1,11 @@
 """Results of `vit evaluate` and `vit compare` as text for a person."""
 
-import shutil
-from io import StringIO
 from pathlib import PurePath
 from textwrap import wrap
 from typing import Any
 
-from vitcli.output.text import pairs, plain, printed, size_text, skipped, speed
+from vitcli.output.document import simple_table
+from vitcli.output.text import NO_LIMIT, pairs, percent, plain, size_text, skipped, speed, terminal_width
 
 WEAKEST = 3  # classes that are named
 ENOUGH = 5  # pictures of a class, to name it so
@@ -52,13 +51,18 @@ def _verdict(result: dict[str, Any]) -> str:
 def _changes(per_class: list[dict[str, Any]]) -> str:
     if not per_class:
         return ""
-    table = _table("class", ">images", ">A", ">B", ">B - A")
-    for one in per_class:
-        change = f"{100 * one['difference']:+.2f}"
-        table.add_row(
-            plain(one["class"]), str(one["num_examples"]), _share(one["a"]), _share(one["b"]), change
+    columns = {"class": "text", "images": "number", "A": "number", "B": "number", "B - A": "number"}
+    rows = (
+        (
+            row["class"],
+            str(row["num_examples"]),
+            percent(row["a"]),
+            percent(row["b"]),
+            f"{100 * row['difference']:+.2f}",
         )
-    return "\nlargest changes\n" + printed(table)
+        for row in per_class
+    )
+    return "\nlargest changes\n" + simple_table(columns, rows).as_text()
 
 
 def _rows(result: dict[str, Any]) -> list[tuple[str, str]]:
@@ -100,7 +104,7 @@ def _is_telling(result: dict[str, Any]) -> bool:
 
 
 def _top5(result: dict[str, Any], one: dict[str, Any]) -> str:
-    return _share(one["top5"]) if _is_telling(result) else "-"
+    return percent(one["top5"]) if _is_telling(result) else "-"
 
 
 def _class_map(result: dict[str, Any]) -> str:
@@ -122,12 +126,14 @@ def _resolutions(result: dict[str, Any]) -> str:
     curve = result.get("resolutions")
     if not curve:
         return ""
-    table = _table(">pixels", ">top-1", ">top-5", ">loss", "")
-    for one in curve:
-        mark = "*" if one["resolution"] == result["resolution"] else ""
-        shares = _share(one["top1"]), _top5(result, one)
-        table.add_row(str(one["resolution"]), *shares, f"{one['loss']:.4f}", mark)
-    return f"\n{printed(table)}* all else above is at this resolution, the nearest to the weights' own\n"
+    columns = {**dict.fromkeys(("pixels", "top-1", "top-5", "loss"), "number"), "": "text"}
+    rows = []
+    for row in curve:
+        mark = "*" if row["resolution"] == result["resolution"] else ""
+        accuracies = percent(row["top1"]), _top5(result, row)
+        rows.append((str(row["resolution"]), *accuracies, f"{row['loss']:.4f}", mark))
+    table = simple_table(columns, rows).as_text()
+    return f"\n{table}* all else above is at this resolution, the nearest to the weights' own\n"
 
 
 def _assertions(result: dict[str, Any]) -> str:
@@ -142,7 +148,7 @@ def _several(result: dict[str, Any]) -> str:
     datasets = _told_apart([one["dataset"] for one in evaluations])
     names = [(plain(ckpts[one["ckpt"]]), plain(datasets[one["dataset"]])) for one in evaluations]
     text = _numbered(evaluations, names)
-    if max(map(len, text.splitlines())) > shutil.get_terminal_size((200, 24)).columns:
+    if max(map(len, text.splitlines())) > terminal_width():
         text = _numbered(evaluations, None) + "\n"
         text += "".join(f"{k:<2} {ckpt} on {data}\n" for k, (ckpt, data) in enumerate(names, start=1))
     for number, one in enumerate(evaluations, start=1):
@@ -154,25 +160,18 @@ def _several(result: dict[str, Any]) -> str:
 
 def _numbered(evaluations: list[dict[str, Any]], names: list[tuple[str, str]] | None) -> str:
     """A line for each evaluation, as long as it is: nothing in it is folded or cut off."""
-    has_real = any("real_top1" in one for one in evaluations)
-    head = ["#", *(["ckpt", "dataset"] if names else []), ">pixels", ">images", ">top-1", ">95 %", ">top-5"]
-    table = _table(*head, *([">ReaL"] if has_real else []), ">loss", ">ECE")
-    for number, one in enumerate(evaluations, start=1):
-        low, high = one["intervals"]["top1"]
+    has_real = any("real_top1" in result for result in evaluations)
+    columns = {"#": "text", **(dict.fromkeys(("ckpt", "dataset"), "text") if names else {})}
+    numbers = ["pixels", "images", "top-1", "95 %", "top-5", *(["ReaL"] if has_real else []), "loss", "ECE"]
+    rows = []
+    for number, result in enumerate(evaluations, start=1):
+        low, high = result["intervals"]["top1"]
         cells = [str(number), *(names[number - 1] if names else ())]
-        cells += [size_text(one["resolution"]), str(one["num_eval_examples"]), _share(one["top1"])]
-        cells += [f"{100 * low:.1f} to {100 * high:.1f}", _top5(one, one)]
-        cells += [_share(one.get("real_top1"))] if has_real else []
-        table.add_row(*cells, f"{one['loss']:.4f}", _share(one["ece"]))
-    return _whole(table)
-
-
-def _whole(table) -> str:
-    from rich.console import Console
-
-    progress = Console(file=StringIO(), width=100_000, markup=False, highlight=False, emoji=False)
-    progress.print(table)
-    return "".join(line.rstrip() + "\n" for line in progress.file.getvalue().splitlines())
+        cells += [size_text(result["resolution"]), str(result["num_eval_examples"]), percent(result["top1"])]
+        cells += [f"{100 * low:.1f} to {100 * high:.1f}", _top5(result, result)]
+        cells += [percent(result.get("real_top1"))] if has_real else []
+        rows.append((*cells, f"{result['loss']:.4f}", percent(result["ece"])))
+    return simple_table({**columns, **dict.fromkeys(numbers, "number")}, rows).as_text(width=NO_LIMIT)
 
 
 def _told_apart(names: list[str]) -> dict[str, str]:
@@ -186,34 +185,15 @@ def _told_apart(names: list[str]) -> dict[str, str]:
 def _with_interval(result: dict[str, Any], key: str) -> str:
     interval = result["intervals"][key]
     between = f"  (95 %: {100 * interval[0]:.2f} to {100 * interval[1]:.2f})" if interval else ""
-    return _share(result[key]) + between
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2%}"
-
-
-def _table(*names: str):
-    """A table of Rich's; a name that begins with > is of a column of numbers."""
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in names:
-        justify = "right" if name.startswith(">") else "left"
-        table.add_column(name.lstrip(">"), justify=justify, overflow="fold")
-    return table
+    return percent(result[key]) + between
 
 
 def predictions_as_text(result: dict[str, Any]) -> str:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("picture", overflow="fold")
-    table.add_column("class", overflow="fold")
-    table.add_column("probability", justify="right")
-    for prediction in result["predictions"]:
-        for place, guess in enumerate(prediction["top"]):
-            file = prediction["file"] if place == 0 else ""
-            table.add_row(plain(file), plain(guess["class"]), f"{guess['probability']:.2%}")
-    text = printed(table)
-    return text + "".join(f"left out: {place}\n" for place in result["skipped_images"])
+    columns = {"image": "text", "class": "text", "probability": "number"}
+    rows = [
+        (prediction["file"] if place == 0 else "", guess["class"], percent(guess["probability"]))
+        for prediction in result["predictions"]
+        for place, guess in enumerate(prediction["top"])
+    ]
+    skipped = "".join(f"skipped: {place}\n" for place in result["skipped_images"])
+    return simple_table(columns, rows).as_text() + skipped

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from vitcli.output.text import pairs, printed
+from vitcli.output.document import fraction_cell, simple_table
+from vitcli.output.text import exaflops, pairs
 
 
 def as_text(result: dict[str, Any]) -> str:
@@ -12,17 +13,12 @@ def as_text(result: dict[str, Any]) -> str:
 
 def as_list(result: dict[str, Any]) -> str:
     """The rows of --list."""
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("row", no_wrap=True)
-    table.add_column("published", justify="right", no_wrap=True)
-    table.add_column("weights", no_wrap=True)
-    table.add_column("network, pre-trained on", overflow="fold")
-    for row in result["rows"]:
-        weights = "public" if row["released"] else "unreleased"
-        table.add_row(row["row"], _percent(row["published"]), weights, row["about"])
-    return printed(table)
+    columns = {"row": "id", "published": "number", "weights": "id", "network, pre-trained on": "text"}
+    rows = [
+        (row["row"], _percent(row["published"]), "public" if row["released"] else "unreleased", row["about"])
+        for row in result["rows"]
+    ]
+    return simple_table(columns, rows).as_text()
 
 
 def _verdict(result: dict[str, Any]) -> str:
@@ -68,7 +64,7 @@ def _plan(plan: dict[str, Any]) -> str:
         rows += [
             ("steps", f"{plan['steps']:,} of {plan['batch_size']:,} images, each training"),
             ("images seen", f"{plan['images_seen']:,}"),
-            ("compute", f"{plan['exaflops']:,.3g} exaFLOPs, scoring not counted"),
+            ("compute", f"{exaflops(plan['exaflops'])} exaFLOPs, scoring not counted"),
         ]
     if plan["hours"] is None:
         rows.append(("hours", f"not measured: {plan['not_measured']}"))
@@ -81,5 +77,4 @@ def _plan(plan: dict[str, Any]) -> str:
 
 def _percent(number: dict[str, float | None]) -> str:
     """98.95, or 99.15 ± 0.03: as the paper prints it."""
-    std = "" if number["std"] is None else f" ± {100 * number['std']:.2f}"
-    return f"{100 * number['mean']:.2f}{std}"
+    return fraction_cell(number["mean"], number["std"]).text

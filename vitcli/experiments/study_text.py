@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from vitcli.output import text as output_text
+from vitcli.output.document import Table, fraction_cell, simple_table
+from vitcli.output.text import escape_markdown, exaflops
 
 CSV_COLUMNS = ("name", "model", "num_examples", "epochs", "steps", "params", "images_seen", "exaflops",
                "mean", "std", "n")  # fmt: skip
@@ -13,28 +15,15 @@ CSV_COLUMNS = ("name", "model", "num_examples", "epochs", "steps", "params", "im
 
 def as_text(result: Mapping[str, Any]) -> str:
     """The points with their accuracies, or with --dry-run every run and what it costs."""
-    from rich.table import Table
-
-    is_plan = "points" not in result
-    header, rows = _plan_rows(result) if is_plan else _point_rows(result)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in header:
-        is_name = title in ("network", "run", "front")
-        table.add_column(title, justify="left" if is_name else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*(output_text.plain(cell) for cell in row))
-    return (
-        f"{output_text.printed(table)}\n{output_text.pairs(_plan_foot(result) if is_plan else _foot(result))}"
-    )
+    if "points" in result:
+        return f"{_points(result).as_text()}\n{output_text.pairs(_foot(result))}"
+    return f"{_plan(result).as_text()}\n{output_text.pairs(_plan_foot(result))}"
 
 
 def as_markdown(result: Mapping[str, Any]) -> str:
     """The points, a row each."""
-    header, rows = _point_rows(result)
-    lines = ["| " + " | ".join(header) + " |", "|---" + "|--:" * (len(header) - 2) + "|---|"]
-    lines += ["| " + " | ".join(_escaped(cell) for cell in row) + " |" for row in rows]
-    foot = "".join(f"- {name}: {_escaped(value)}\n" for name, value in _foot(result)[:-1])
-    return "\n".join(lines) + f"\n\n{foot}"
+    foot = "".join(f"- {name}: {escape_markdown(value)}\n" for name, value in _foot(result)[:-1])
+    return f"{_points(result).as_markdown()}\n{foot}"
 
 
 def as_csv(result: Mapping[str, Any]) -> str:
@@ -50,22 +39,29 @@ def as_csv(result: Mapping[str, Any]) -> str:
     return text.getvalue()
 
 
-def _point_rows(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    names = result["score"]["datasets"]
-    own = [f"{name}, %" for name in names] if len(names) > 1 else []
-    header = ["network", "images", "epochs", "exaFLOPs", "accuracy, %", "± std", "runs", *own, "front"]
+def _points(result: Mapping[str, Any]) -> Table:
+    datasets = result["score"]["datasets"] if len(result["score"]["datasets"]) > 1 else []
+    numbers = [
+        "images",
+        "epochs",
+        "exaFLOPs",
+        "accuracy, %",
+        "± std",
+        "runs",
+        *(f"{name}, %" for name in datasets),
+    ]
     rows = []
     for point in result["points"]:
-        cells = [point["model"], f"{point['num_examples']:,}", f"{point['epochs']:.4g}"]
-        cells += [
-            _exaflops(point["exaflops"]),
-            _percent(point["mean"]),
-            _percent(point["std"]),
-            str(point["n"]),
+        cells = [
+            point["model"],
+            f"{point['num_examples']:,}",
+            f"{point['epochs']:.4g}",
+            exaflops(point["exaflops"]),
         ]
-        cells += [_percent(point["means"].get(name)) for name in names] if len(names) > 1 else []
+        cells += [_percent(point["mean"]), _percent(point["std"]), str(point["n"])]
+        cells += [_percent(point["means"].get(name)) for name in datasets]
         rows.append([*cells, "*" if point["name"] in result["pareto"] else ""])
-    return header, rows
+    return simple_table({"network": "text", **dict.fromkeys(numbers, "number"), "front": "text"}, rows)
 
 
 def _foot(result: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -75,38 +71,22 @@ def _foot(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [*rows, ("pictures", " ".join(result["figures"]) or "-")]
 
 
-def _plan_rows(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    header = ["run", "parameters", "images", "epochs", "steps", "images seen", "exaFLOPs"]
-    rows = [
-        [
-            cell["name"],
-            f"{cell['params']:,}",
-            f"{cell['num_examples']:,}",
-            f"{cell['epochs']:.4g}",
-            f"{cell['steps']:,}",
-            f"{cell['images_seen']:,}",
-            _exaflops(cell["exaflops"]),
-        ]
-        for cell in result["cells"]
-    ]
-    return header, rows
+def _plan(result: Mapping[str, Any]) -> Table:
+    numbers = ("parameters", "images", "epochs", "steps", "images seen", "exaFLOPs")
+    rows = []
+    for run in result["cells"]:
+        cells = [run["name"], f"{run['params']:,}", f"{run['num_examples']:,}", f"{run['epochs']:.4g}"]
+        rows.append([*cells, f"{run['steps']:,}", f"{run['images_seen']:,}", exaflops(run["exaflops"])])
+    return simple_table({"run": "id", **dict.fromkeys(numbers, "number")}, rows)
 
 
 def _plan_foot(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [
         ("runs", str(len(result["cells"]))),
-        ("compute", f"{_exaflops(result['exaflops'])} exaFLOPs in all, without the scoring"),
+        ("compute", f"{exaflops(result['exaflops'])} exaFLOPs in all, without the scoring"),
         ("scored by", result["score"]["name"]),
     ]
 
 
-def _exaflops(count: float | None) -> str:
-    return "-" if count is None else f"{count:,.0f}" if count >= 100 else f"{count:.3g}"
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.2f}"
-
-
-def _escaped(text: str) -> str:
-    return output_text.plain(text).replace("|", r"\|")
+def _percent(fraction: float | None) -> str:
+    return fraction_cell(fraction).text or "-"

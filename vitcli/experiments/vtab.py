@@ -15,6 +15,7 @@ from vitcli.distributed import launch
 from vitcli.errors import DataError, Stopped, VitError, WeightsError, nearest
 from vitcli.output import run_folder, text
 from vitcli.output.atomic import write_json
+from vitcli.output.document import simple_table
 from vitcli.recipe import Recipe
 
 MOST_TOLD = 4
@@ -130,57 +131,48 @@ def evaluate_tasks(
 
 def render(result: dict[str, Any]) -> str:
     """The table of all tasks, or of their plans, for a person."""
-    from rich.table import Table
-
     if "plans" in result:
         return _render_plans(result["plans"])
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("task")
-    table.add_column("group")
-    table.add_column("top-1", justify="right")
-    table.add_column("images", justify="right")
-    table.add_column("run folder", overflow="fold")
+    columns = {"task": "id", "group": "id", "top-1": "number", "images": "number", "run folder": "text"}
+    cells = []
     for task, entry in result["tasks"].items():
         count = "" if entry["top1"] is None else str(entry["num_eval_examples"])
-        table.add_row(task, entry["group"], _percent(entry["top1"]), count, text.plain(entry["run_dir"]))
-    rows = [(name, _percent(mean)) for name, mean in result["groups"].items()]
+        cells.append((task, entry["group"], text.percent(entry["top1"]), count, entry["run_dir"]))
+    table = simple_table(columns, cells).as_text()
+    rows = [(name, text.percent(mean)) for name, mean in result["groups"].items()]
     missing = NUM_TASKS - result["num_finished"]
-    all_tasks = f"{missing} of {NUM_TASKS} tasks are missing" if missing else _percent(result["top1"])
-    rows += [("VTAB", all_tasks), ("mean of", f"{_percent(result['mean_of_finished'])} ({_counted(result)})")]
-    return f"{text.printed(table)}\n{text.pairs(rows)}"
+    all_tasks = f"{missing} of {NUM_TASKS} tasks are missing" if missing else text.percent(result["top1"])
+    rows += [
+        ("VTAB", all_tasks),
+        ("mean of", f"{text.percent(result['mean_of_finished'])} ({_counted(result)})"),
+    ]
+    return f"{table}\n{text.pairs(rows)}"
 
 
 def _render_plans(plans: Mapping[str, dict[str, Any]]) -> str:
     """A line for each task; the whole plans and recipes are what --json prints."""
-    from rich.table import Table
-
     is_measured = any("measured_hours" in plan for plan in plans.values())
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("task", no_wrap=True)
-    for column in ("steps", "batch", "GMACs", "GiB", "exaFLOPs", *(["hours"] if is_measured else [])):
-        table.add_column(column, justify="right")
+    numbers = ["steps", "batch", "GMACs", "GiB", "exaFLOPs", *(["hours"] if is_measured else [])]
+    cells = []
     for task, plan in plans.items():
-        numbers = [f"{plan['total_steps']:,}", f"{plan['batch_size']:,}", f"{plan['forward_gmacs']:,.3g}"]
-        numbers += [f"{plan['estimated_peak_memory_gib']:.2g}", f"{plan['exaflops']:.3g}"]
-        numbers += [f"{plan['measured_hours']:.2f}"] if is_measured else []
-        table.add_row(f"{NAME}/{task}", *numbers)
+        costs = [f"{plan['total_steps']:,}", f"{plan['batch_size']:,}", f"{plan['forward_gmacs']:,.3g}"]
+        costs += [f"{plan['estimated_peak_memory_gib']:.2g}", text.exaflops(plan["exaflops"])]
+        costs += [f"{plan['measured_hours']:.2f}"] if is_measured else []
+        cells.append((f"{NAME}/{task}", *costs))
+    table = simple_table({"task": "id", **dict.fromkeys(numbers, "number")}, cells).as_text()
     first = next(iter(plans.values()))
     rows = [
         ("model", f"{first['model']}, {first['precision']} on {first['world_size']} process(es)"),
-        ("compute", f"{sum(plan['exaflops'] for plan in plans.values()):.3g} exaFLOPs in all"),
+        ("compute", f"{text.exaflops(sum(plan['exaflops'] for plan in plans.values()))} exaFLOPs in all"),
         ("columns", "GMACs of one image's forward pass, estimated GiB a process"),
         ("more", "--json: the recipe and the plan of each task"),
     ]
-    return f"{text.printed(table)}\n{text.pairs(rows)}"
+    return f"{table}\n{text.pairs(rows)}"
 
 
 def _counted(result: dict[str, Any]) -> str:
     count = result["num_finished"]
     return f"{count} finished task{'' if count == 1 else 's'}"
-
-
-def _percent(top1: float | None) -> str:
-    return "-" if top1 is None else f"{top1:.2%}"
 
 
 def _result(

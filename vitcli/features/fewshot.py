@@ -22,6 +22,7 @@ from vitcli.features.extract import ExtractedFeatures, FeatureExtractor, extract
 from vitcli.features.feature_store import StoredFeatures, open_cached
 from vitcli.output import run_folder, text
 from vitcli.output.atomic import read_json
+from vitcli.output.document import simple_table
 from vitcli.output.run_folder import refuse_other_recipe
 from vitcli.recipe import Recipe
 
@@ -314,15 +315,12 @@ def _write_run_folder(
 
 def as_text(result: dict[str, Any]) -> str:
     """The table of a result, for a person."""
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("shots", "top-1", "std", "runs"):
-        table.add_column(title, justify="right" if title != "runs" else "left")
-    for shots, scored in result["shots"].items():
-        std = "" if scored["std"] is None else f"{scored['std']:.2%}"
-        runs = "  ".join(f"{run:.2%}" for run in scored["runs"])
-        table.add_row(shots, f"{scored['mean']:.2%}", std, runs)
+    rows = []
+    for shots, score in result["shots"].items():
+        std = "" if score["std"] is None else text.percent(score["std"])
+        rows.append((shots, text.percent(score["mean"]), std, "  ".join(map(text.percent, score["runs"]))))
+    columns = {"shots": "number", "top-1": "number", "std": "number", "runs": "text"}
+    table = simple_table(columns, rows).as_text()
     how = result["classifier"]
     if result["l2"] is not None:
         how += ", l2 " + (result["l2"] if result["l2"] == "sweep" else f"{result['l2']:g}")
@@ -334,4 +332,4 @@ def as_text(result: dict[str, Any]) -> str:
         ("features", f"{result['computed_rows']} computed, {result['cached_rows']} kept from before"),
     ]
     rows += [*text.skipped(result), *(("note", note) for note in result["notes"])]
-    return text.printed(table) + "\n" + text.pairs([*rows, ("run folder", result["run_dir"])])
+    return table + "\n" + text.pairs([*rows, ("run folder", result["run_dir"])])

@@ -8,10 +8,11 @@ from vitcli.errors import VitError, nearest
 from vitcli.models.build import architecture
 from vitcli.models.flops import costs_without_head
 from vitcli.models.variants import VARIANTS, Variant, find_variant
-from vitcli.output.text import printed
+from vitcli.output.document import simple_table
 
 ALWAYS_FITS = (224, 224)  # a multiple of every patch size there is
-HEADER = ("model", "parameters", "with 1,000 classes", "GMACs", "px", "stride", "tokens", "timm")
+NUMBERS = ("parameters", "with 1,000 classes", "GMACs", "px", "stride", "tokens")
+COLUMNS = {"model": "id", **dict.fromkeys(NUMBERS, "number"), "timm": "id"}
 
 ABOUT = """# Models
 
@@ -82,26 +83,15 @@ def _row(variant: Variant, image_size: tuple[int, int]) -> dict[str, Any]:
 
 def as_table(result: dict[str, Any]) -> str:
     """For a terminal."""
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in HEADER:
-        table.add_column(title, justify="left" if title in ("model", "timm") else "right")
-    for row in result["models"]:
-        table.add_row(*_cells(row))
-    return printed(table)
+    return simple_table(COLUMNS, map(_cells, result["models"])).as_text()
 
 
 def as_markdown(result: dict[str, Any]) -> str:
     """For docs/models.md."""
     height, width = result["resolution"]
-    lines = [
-        "| " + " | ".join(HEADER) + " |",
-        "|" + "|".join("---" if title in ("model", "timm") else "--:" for title in HEADER) + "|",
-    ]
-    lines += ["| " + " | ".join(_cells(row)) + " |" for row in result["models"]]
+    table = simple_table(COLUMNS, map(_cells, result["models"])).as_markdown()
     size = height if height == width else f"{height}x{width}"
-    return ABOUT.format(size=size) + "\n".join(lines) + "\n" + FOOT
+    return ABOUT.format(size=size) + table + FOOT
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from vitcli.output.text import escape_markdown, plain, terminal_width
 
-Kind = Literal["number", "text", "id"]
+Kind = Literal["number", "text", "clipped", "id"]
 LEAST_WIDTH = 16  # columns of a terminal that a longer text keeps when its column is narrowed
 GAP = 2  # columns of a terminal between two columns of a table
 
@@ -54,7 +54,8 @@ class Header:
         detail: small print that tells it from others of the same name.
         folder: run folder that a row links to.
         kind: content of a column. A number is aligned right and never broken, a text is folded where the
-            terminal is too narrow, an id stays in one piece so that it can be copied.
+            terminal is too narrow, a clipped one ends there in "…" (another command shows all of it), an id
+            stays in one piece so that it can be copied.
     """
 
     name: str
@@ -103,8 +104,8 @@ class Table:
     def as_text(self, *, width: int | None = None) -> str:
         """Lay the table out for a terminal of `width` columns (default: the terminal's, no limit in a pipe).
 
-        Texts, then the headers of numbers, are folded where there is no room. Nothing is cut off: a table
-        that does not fit even so is wider than the terminal.
+        Texts and the headers of numbers are folded where there is no room. A table that does not fit even so
+        is wider than the terminal: no number is ever cut off.
         """
         from rich.cells import cell_len
         from rich.console import Console
@@ -118,7 +119,7 @@ class Table:
             widest, title = max(map(cell_len, cells), default=0), cell_len(header.line)
             longest_word = max(map(cell_len, header.line.split()), default=0)
             natural.append(max(widest, title))
-            narrowed = min(widest, LEAST_WIDTH) if header.kind == "text" else widest
+            narrowed = min(widest, LEAST_WIDTH) if header.kind in ("text", "clipped") else widest
             least.append(max(narrowed, min(longest_word, LEAST_WIDTH)))
         room = (width or terminal_width()) - GAP * (len(headers) - 1)
         widths = _narrowed(natural, least, room)
@@ -126,7 +127,11 @@ class Table:
         shown = RichTable(box=None, pad_edge=False)
         for header, column_width in zip(headers, widths, strict=True):
             justify = "right" if header.kind == "number" else "left"
-            shown.add_column(header.line, justify=justify, overflow="fold", width=column_width)
+            is_clipped = header.kind == "clipped"
+            overflow = "ellipsis" if is_clipped else "fold"
+            shown.add_column(
+                header.line, justify=justify, overflow=overflow, no_wrap=is_clipped, width=column_width
+            )
         for line in lines:
             shown.add_row(*line)
         console = Console(width=sum(widths) + GAP * len(widths), markup=False, highlight=False, emoji=False)

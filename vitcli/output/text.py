@@ -101,15 +101,3 @@ def short_names(names: Iterable[str]) -> dict[str, str]:
         is_vtab_task = len(parts) == 2 and parts[0] == "vtab"
         short[name] = name if is_vtab_task else str(PurePath(*parts[-least:]))
     return short
-
-
-def printed(table) -> str:
-    """A table of Rich's as text."""
-    from io import StringIO
-
-    from rich.console import Console
-
-    text = StringIO()
-    width = shutil.get_terminal_size((200, 24)).columns
-    Console(file=text, width=width, markup=False, highlight=False, emoji=False).print(table)
-    return "".join(line.rstrip() + "\n" for line in text.getvalue().splitlines())
