@@ -151,4 +151,4 @@ def test_the_command_prints_tables_and_json():
     assert (row["gmacs"], row["tokens"], row["timm_name"]) == (55.484, 577, "vit_base_patch16_224")
     assert "55.484" in run("models", "ViT-B/16", "--res", "384").out
     assert run("models", "--format", "html").code == 2
-    assert len(VARIANTS) == len(DOCS.read_text().split("\n| ")) - 3  # a row each, below the header and its line
+    assert len(VARIANTS) == len(DOCS.read_text().split("\n| ")) - 3  # before, names, alignment
