@@ -112,8 +112,8 @@ def test_timm_gives_our_logits_from_the_folder(to_export, tmp_path, args):
 @pytest.mark.parametrize(
     ("arch", "note"),
     [
-        (hybrid(), "timm knows vitcli_hybrid once vitcli.backbones is imported"),
-        (bit(), "timm knows vitcli_bit once vitcli.backbones is imported"),
+        (hybrid(), "timm knows vitcli_hybrid only once vitcli.backbones is imported"),
+        (bit(), "timm knows vitcli_bit only once vitcli.backbones is imported"),
         (vit(norm_eps=1e-12), "layer norms add 1e-12 here and 1e-06 in timm"),
     ],
     ids=["hybrid", "bit", "epsilon"],
@@ -271,7 +271,7 @@ def test_what_a_format_cannot_say_is_refused_by_name(to_export, tmp_path, arch, 
 @pytest.mark.parametrize(
     ("out", "options", "message"),
     [
-        ("out.pth", {}, r"out\.pth says no format"),
+        ("out.pth", {}, r"out\.pth has no suffix"),
         ("out.npz", {"to": "onnx"}, r"out\.npz is no name for onnx"),
         ("out", {"to": "safetensors"}, "out is no name for safetensors"),
         ("out.onnx", {"to": "timm"}, r"out\.onnx is no name for timm"),

@@ -1,16 +1,17 @@
 """What a run's card says: the numbers of its summary, nothing of the machine, only loading that works."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import yaml
 from huggingface_hub import ModelCard
 
 from vitcli.export.model_card import model_card
-from vitcli.export.usage import how_to_load, on_the_hub, with_other_place
+from vitcli.export.usage import how_to_load, on_the_hub, replace_section
+from vitcli.models.architecture import Architecture
 from vitcli.models.build import TransformerOptions, architecture
 from vitcli.output.redaction import public_name, public_toml, public_values
-from vitcli.weights.formats import unsupported_feature
 
 SUMMARY = {
     "command": "finetune", "run_dir": "/home/ann/runs/this", "model": "ViT-demo/8", "dataset": "pets",
@@ -31,8 +32,11 @@ SEVERAL = {
 }  # fmt: skip
 
 
-def card(recipe_toml: str = 'x = "{}"\n', *, unsaid_in_timm: str | None = None, **changes) -> str:
-    return model_card(SUMMARY | changes, recipe_toml, unsaid_in_timm=unsaid_in_timm)
+ARCH = architecture("ViT-demo/8", image_size=(64, 64), num_classes=37)
+
+
+def card(recipe_toml: str = 'x = "{}"\n', *, arch: Architecture = ARCH, **changes) -> str:
+    return model_card(SUMMARY | changes, recipe_toml, arch)
 
 
 def metadata(text: str) -> dict:
@@ -40,21 +44,21 @@ def metadata(text: str) -> dict:
 
 
 @pytest.mark.parametrize(
-    ("choice", "unsaid"),
+    ("options", "unsupported"),
     [({}, None), ({"pre_logits": True}, "representation layer"), ({"posemb": "2d"}, "position embeddings")],
 )
-def test_timm_and_transformers_are_named_where_they_can_load_it(choice, unsaid):
+def test_timm_and_transformers_are_named_where_they_can_load_it(options, unsupported):
     arch = architecture(
-        "ViT-demo/8", image_size=(64, 64), num_classes=37, options=TransformerOptions(**choice)
+        "ViT-demo/8", image_size=(64, 64), num_classes=37, options=TransformerOptions(**options)
     )
 
-    text = card(unsaid_in_timm=unsupported_feature("timm", arch))
+    text = card(arch=arch)
 
-    assert ('timm.create_model("local-dir:."' in text) == (unsaid is None)
-    assert ('AutoModelForImageClassification.from_pretrained(".")' in text) == (unsaid is None)
-    assert unsaid is None or unsaid in text
-    assert metadata(text)["library_name"] == ("vitcli" if unsaid else "timm")
-    assert ("transformers" in metadata(text)["tags"]) == (unsaid is None)
+    assert ('timm.create_model("local-dir:."' in text) == (unsupported is None)
+    assert ('AutoModelForImageClassification.from_pretrained(".")' in text) == (unsupported is None)
+    assert unsupported is None or unsupported in text
+    assert metadata(text)["library_name"] == ("vitcli" if unsupported else "timm")
+    assert ("transformers" in metadata(text)["tags"]) == (unsupported is None)
     assert 'load_model(".")' in text and 'x = "{}"' in text
 
 
@@ -98,9 +102,9 @@ def test_masked_patches_have_colours_and_no_classes():
     colours = {"patch_accuracy": 0.25, "most_frequent_color": 0.125, "command": "pretrain"}
     summary = {key: value for key, value in SUMMARY.items() if key not in ("top1", "top5")} | colours
 
-    text = model_card(summary, "", unsaid_in_timm=None)
+    text = model_card(summary, "", replace(ARCH, num_classes=0))
 
-    assert "**25.00% of the colours of corrupted patches**" in text and "12.50%" in text
+    assert "**25.00% of the colors of corrupted patches**" in text and "12.50%" in text
     assert metadata(text)["pipeline_tag"] == "image-feature-extraction" and "model-index" not in metadata(
         text
     )
@@ -158,10 +162,7 @@ def test_no_path_of_the_machine_is_in_the_card():
 
 
 def test_a_data_set_of_the_hub_is_named_to_it():
-    text = model_card(
-        SUMMARY | {"dataset": "cifar10"}, "", unsaid_in_timm=None, dataset_on_hub="uoft-cs/cifar10"
-    )
-    found = ModelCard(text).data
+    found = ModelCard(card(dataset="cifar10")).data
 
     assert found.datasets == ["uoft-cs/cifar10"] and found.eval_results[0].dataset_type == "uoft-cs/cifar10"
 
@@ -174,15 +175,15 @@ def test_a_recipe_with_backticks_stays_in_its_block():
 
 def test_another_place_changes_the_loading_and_nothing_else():
     before = card().replace("No licence is stated here", "Licence: MIT")
-    section = how_to_load(on_the_hub("ann/pets", "v2"), dataset="pets", has_classes=True, unsaid_in_timm=None)
-    after = with_other_place(before, section)
+    section = how_to_load(on_the_hub("ann/pets", "v2"), ARCH, dataset="pets")
+    after = replace_section(before, section)
     heads = [text.split("<!--")[0] for text in (before, after)]
 
     assert heads[0] == heads[1] and before.split("-->")[-1] == after.split("-->")[-1] and "MIT" in after
-    assert "vit predict --ckpt hf-hub:ann/pets@v2 PICTURES" in after
+    assert "vit predict --ckpt hf-hub:ann/pets@v2 IMAGES" in after
     assert 'timm.create_model("hf-hub:ann/pets@v2", pretrained=True)' in after
     assert 'from_pretrained("ann/pets", revision="v2")' in after and "local-dir" not in after
-    assert with_other_place("# my own card\n", section) is None
+    assert replace_section("# my own card\n", section) is None
 
 
 def test_paths_become_names_and_names_stay():

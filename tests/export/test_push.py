@@ -101,7 +101,7 @@ def test_the_card_names_the_repository_and_keeps_what_its_owner_wrote(hub, train
     card = on(hub)["README.md"].decode()
 
     assert ModelCard(card).data.license == "mit" and len(ModelCard(card).data.eval_results) == 1
-    assert "vit predict --ckpt hf-hub:ann/pets PICTURES" in card and "local-dir" not in card
+    assert "vit predict --ckpt hf-hub:ann/pets IMAGES" in card and "local-dir" not in card
     assert BLOCK.sub("", card) == BLOCK.sub("", ours)
 
 
@@ -110,7 +110,7 @@ def test_a_card_without_vits_section_goes_up_as_it_is_and_a_lost_one_is_made_aga
     (folder / "README.md").write_text("# mine\n")
     outcome = run("export", folder, "--push-to-hub", "ann/pets")
     assert (outcome.code, on(hub)["README.md"]) == (0, b"# mine\n")
-    assert "goes up as it is" in outcome.err
+    assert "is uploaded unchanged" in outcome.err
 
     (folder / "README.md").unlink()
     assert push(folder, "--push-to-hub", "ann/pets").code == 0
@@ -278,7 +278,7 @@ def test_a_card_that_the_hub_cannot_read_is_refused_before_the_weights_go(hub, t
 
     check_error(push(folder, "--push-to-hub", "ann/pets"), 2, "refuses the card", "README.md")
     (folder / "README.md").write_bytes("été".encode("latin-1"))
-    check_error(push(folder, "--push-to-hub", "ann/pets"), 2, "no UTF-8", "README.md")
+    check_error(push(folder, "--push-to-hub", "ann/pets"), 2, "not UTF-8", "README.md")
     assert "put" not in hub.requests and on(hub) == {}
 
 

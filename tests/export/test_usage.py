@@ -9,7 +9,6 @@ import torch
 from PIL import Image
 
 from tests.export.test_export import GAP, NAMES, SIZE, bit, distance, hybrid, images, network, vit
-from vitcli.export.model_card import in_timm
 from vitcli.export.usage import HERE, how_to_load
 from vitcli.models.architecture import Architecture
 from vitcli.weights.io import write_weights
@@ -24,13 +23,13 @@ def folder_of(arch: Architecture, folder: Path) -> torch.nn.Module:
     names = NAMES if arch.num_classes else None
     state, about = model.state_dict(), {"preprocessing": preprocessing, "class_names": names, "metadata": {}}
     write_weights(folder, state, arch, **about)
-    Image.new("RGB", (40, 30), (200, 40, 40)).save(folder / "picture.jpg")
+    Image.new("RGB", (40, 30), (200, 40, 40)).save(folder / "image.jpg")
     return model
 
 
 def blocks(arch: Architecture) -> tuple[str, str, str]:
     """The Python of the section: with vit, timm and transformers."""
-    text = how_to_load(HERE, dataset=None, has_classes=arch.num_classes > 0, **in_timm(arch))
+    text = how_to_load(HERE, arch, dataset=None)
     ours, timms, transformers = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     return ours, timms, transformers
 
@@ -73,9 +72,9 @@ def test_vit_timm_and_transformers_load_the_folder_as_its_card_says(arch, tolera
         theirs = run(transformers)
         assert distance(theirs["model"](pixels).logits, expected) <= tolerance
     assert theirs["model"].config.id2label == dict(enumerate(NAMES))
-    shown = theirs["processor"](Image.open("picture.jpg"), return_tensors="pt")["pixel_values"]
+    shown = theirs["processor"](Image.open("image.jpg"), return_tensors="pt")["pixel_values"]
     assert shown.shape == (1, 3, *arch.image_size)
-    assert distance(shown[0].mean((1, 2)), run(ours)["transform"]("picture.jpg").mean((1, 2))) < 0.02
+    assert distance(shown[0].mean((1, 2)), run(ours)["transform"]("image.jpg").mean((1, 2))) < 0.02
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""What the Hub reads of a model card: the YAML before its text."""
+"""Parts of a model card: the YAML front matter that the Hub reads, and Markdown blocks."""
 
 import re
 import textwrap
@@ -14,11 +14,11 @@ TAGS = ["image-classification", "vision-transformer", "vitcli"]
 
 
 def front_matter(summary: dict[str, Any], *, loads_in_timm: bool, dataset_on_hub: str | None = None) -> str:
-    """The block of YAML of a run's card, between its lines of dashes.
+    """Return the YAML block of a run's card, with its evaluation results.
 
     Args:
-        loads_in_timm: then transformers loads it too.
-        dataset_on_hub: id of the data set there, where it has one.
+        loads_in_timm: transformers then loads it too.
+        dataset_on_hub: the data set's Hub id, if it has one.
     """
     is_classifier = is_classifier_run(summary)
     model_name = f"{summary['model']} on {plain(public_name(summary['dataset']))}"
@@ -34,7 +34,7 @@ def front_matter(summary: dict[str, Any], *, loads_in_timm: bool, dataset_on_hub
 
 
 def metadata(*, loads_in_timm: bool, is_classifier: bool, ckpt: str | None, **more: Any) -> str:
-    """The block of YAML of any card of ours; `more` is as ModelCardData takes it."""
+    """Return the YAML block of a card, between its lines of dashes; `more` are keywords of ModelCardData."""
     data = ModelCardData(
         library_name="timm" if loads_in_timm else "vitcli",
         pipeline_tag="image-classification" if is_classifier else "image-feature-extraction",
@@ -46,19 +46,19 @@ def metadata(*, loads_in_timm: bool, is_classifier: bool, ckpt: str | None, **mo
 
 
 def base_model(ckpt: str | None) -> str | None:
-    """The repository of the Hub that training started from."""
+    """Return the Hub repository that training started from, if any."""
     if ckpt and ckpt.startswith(("hf-hub:", "timm/")):
         return ckpt.removeprefix("hf-hub:").partition("@")[0]
     return None
 
 
 def is_classifier_run(summary: dict[str, Any]) -> bool:
-    """Whether the run's score is a share of images whose class is named right."""
+    """Return whether the run was scored by classification accuracy."""
     return "top1" in summary
 
 
 def parts_of_split(name: str) -> tuple[str, str]:
-    """Data set and split of a split's name, as `data` gives it."""
+    """Split the name that the data package gives a split into data set and split."""
     dataset, _, split = name.rpartition(", split ")
     return (dataset, split) if dataset else (name, "")
 
@@ -82,27 +82,27 @@ def _results(summary: dict[str, Any], dataset_on_hub: str | None) -> list[EvalRe
 
 
 def paragraph(text: str) -> str:
-    """Its lines not longer than ours are; a point of a list is indented under its dash."""
+    """Wrap a paragraph; the lines of a list item are indented under its dash."""
     indent = "  " if text.startswith("- ") else ""
     return textwrap.fill(text, 110, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def code(value: object) -> str:
-    """As code, on one line: nothing in it is taken for markup."""
+    """Return an untrusted value as inline code, in which nothing is read as markup."""
     text = plain(str(value))
     ticks = "`" * (_longest_run(text) + 1)
     return f"{ticks} {text} {ticks}" if "`" in text else f"`{text}`"
 
 
 def fenced(text: str, language: str = "") -> str:
-    """A block of code, fenced by more backticks than any in it."""
+    """Return a code block, fenced by more backticks than any in it."""
     ticks = "`" * max(3, _longest_run(text) + 1)
     return f"{ticks}{language}\n{text.rstrip()}\n{ticks}"
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table; cells are Markdown, in which a bar is a bar."""
-    lines = [head, ["---"] * len(head), *rows]
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table; the cells are Markdown, their bars are escaped."""
+    lines = [header, ["---"] * len(header), *rows]
     cells = [[cell.replace("|", "\\|") for cell in line] for line in lines]
     return "\n".join(f"| {' | '.join(line)} |" for line in cells)
 

@@ -125,15 +125,16 @@ def as_text(result: dict[str, Any]) -> str:
             ("difference", difference),
             *([] if agree is None else [("same top-1", f"{agree:.2%}")]),
             ("written", f"{result['format']}: {out}"),
-            ("files", ", ".join(f"{name} ({bytes_text(count)})" for name, count in result["files"].items())),
+            ("files", files_text(result["files"])),
             ("use", use.get(result["format"], f"--ckpt {out}")),
         ]
     )
 
 
-def bytes_text(num_bytes: int) -> str:
-    """For a person."""
-    return f"{num_bytes / 1e6:.1f} MB" if num_bytes >= 1e6 else f"{num_bytes / 1e3:.1f} kB"
+def files_text(files: dict[str, int]) -> str:
+    """Return names and sizes on one line."""
+    sizes = {name: f"{n / 1e6:.1f} MB" if n >= 1e6 else f"{n / 1e3:.1f} kB" for name, n in files.items()}
+    return ", ".join(f"{name} ({size})" for name, size in sizes.items())
 
 
 def _checked_format(to: str | None, target: Path, *, names: str, overwrite: bool) -> str:

@@ -1,7 +1,7 @@
-"""`vit export --push-to-hub`: a folder of weights and its card to a repository of the Hugging Face Hub.
+"""`vit export --push-to-hub`: upload a folder of weights and its model card to the Hugging Face Hub.
 
-Of a run go up its weights, config.json, card, recipe, summary and metrics; environment, checkpoints, timings
-and logs stay where they are.
+Of a run, the weights, config.json, card, recipe, summary and metrics are uploaded; environment, checkpoints,
+timings and logs are not.
 """
 
 import json
@@ -14,8 +14,9 @@ from vitcli import recipe as recipes
 from vitcli.errors import VitError
 from vitcli.export import export as exports
 from vitcli.export import hub
-from vitcli.export.model_card import card_of, in_timm, weights_card
-from vitcli.export.usage import how_to_load, on_the_hub, with_other_place
+from vitcli.export.card_parts import is_classifier_run
+from vitcli.export.model_card import model_card, weights_card
+from vitcli.export.usage import how_to_load, on_the_hub, replace_section
 from vitcli.output import run_folder
 from vitcli.output.progress import Progress
 from vitcli.output.redaction import public_name, public_toml, public_values
@@ -24,13 +25,13 @@ from vitcli.weights import formats
 from vitcli.weights.io import Weights, read_weights
 
 CARD = "README.md"
-AS_THEY_ARE = ("model.safetensors", "config.json", run_folder.METRICS)
+UNCHANGED = ("model.safetensors", "config.json", run_folder.METRICS)
 OPTIONS = {
     "to": "--to", "image_size": "--res", "head": "--no-head", "names": "--names", "pictures": "--images",
     "model_name": "--model", "overwrite": "--overwrite",
 }  # fmt: skip
-TOLD = {"command", "dataset", "model"}  # by every summary
-LEFT_OUT = {"head": True, "names": "published", "pictures": (), "overwrite": False}  # others are None
+SUMMARY_KEYS = {"command", "dataset", "model"}  # of every summary
+DEFAULTS = {"head": True, "names": "published", "pictures": (), "overwrite": False}  # the others are None
 
 
 def push(
@@ -41,41 +42,46 @@ def push(
     private: bool,
     branch: str | None,
     quiet: bool,
-    **exporting: Any,
+    **export_options: Any,
 ) -> dict[str, Any]:
-    """Upload a folder: OUT where one is named, else the run folder CKPT, else a timm folder made of CKPT.
+    """Upload a folder: OUT if given, else the run folder CKPT, else a timm folder made from CKPT.
 
     Args:
-        exporting: the other arguments of `export`, for a folder that is made.
+        export_options: the other arguments of `export`, for a folder that has to be made.
 
     Raises:
-        VitError: no name of a repository, OUT is no folder, or the run is not finished or would be changed.
+        VitError: not a repository name, OUT is no folder, or the run is not finished or would be changed.
         MachineError: no token, no permission, no network.
-        CheckFailed: what was written or uploaded is not what it was made from.
+        CheckFailed: the exported weights or the uploaded files differ from the originals.
     """
     began_at = time.perf_counter()
     hub.check(repository, branch, quiet=quiet)
     with tempfile.TemporaryDirectory() as temporary:
-        folder, exported = Path(ckpt), {"command": "export", "ckpt": ckpt}
-        summary = None if out else _summary_of(folder, exporting)
+        # Choose the folder; export one unless a run folder is uploaded as it is
+        folder, result = Path(ckpt), {"command": "export", "ckpt": ckpt}
+        summary = None if out else _run_summary(folder, export_options)
         if summary is None:
-            _check_folder(out, exporting)
+            _check_is_folder(out, export_options)
             folder = Path(out or temporary, "" if out else "timm")
-            exported = exports.export(ckpt, str(folder), quiet=quiet, **(exporting | {"to": "timm"}))
+            result = exports.export(ckpt, str(folder), quiet=quiet, **(export_options | {"to": "timm"}))
         weights = read_weights(str(folder))
-        card = _card(Path(ckpt), summary, exported, weights)
-        section = _loading(weights, summary, repository, branch)
-        moved = with_other_place(card, section)
-        if moved is None:
-            Progress(quiet=quiet).note(
-                f"{CARD} goes up as it is: its section on loading is not vit's any more"
-            )
-        files = _files(folder, summary) | {CARD: (moved or card).encode()}
+        # Let the card name the repository instead of the folder
+        section = how_to_load(
+            on_the_hub(repository, branch),
+            weights.architecture,
+            dataset=summary["dataset"] if summary and is_classifier_run(summary) else None,
+        )
+        card = _card(Path(ckpt), summary, result, weights, section)
+        updated = replace_section(card, section)
+        if updated is None:
+            Progress(quiet=quiet).note(f"{CARD} is uploaded unchanged: it has no loading section by vit")
+        # Upload
+        files = _files(folder, summary) | {CARD: (updated or card).encode()}
         message = f"{weights.architecture.name}, by vit export"
         uploaded = hub.upload(repository, files, message=message, private=private, branch=branch)
     if not out:
-        exported.pop("out", None)
-    return exported | {
+        result.pop("out", None)
+    return result | {
         "repo": repository,
         "url": uploaded.url,
         "commit": uploaded.commit,
@@ -85,85 +91,71 @@ def push(
 
 
 def as_text(result: dict[str, Any]) -> str:
-    """For a person."""
-    return pairs(
-        [
-            ("uploaded", public_name(result["ckpt"])),
-            (
-                "files",
-                ", ".join(f"{name} ({exports.bytes_text(count)})" for name, count in result["files"].items()),
-            ),
-            ("commit", result["commit"]),
-            ("use", f"--ckpt hf-hub:{result['repo']}"),
-            ("url", result["url"]),
-        ]
-    )
+    rows = [
+        ("uploaded", public_name(result["ckpt"])),
+        ("files", exports.files_text(result["files"])),
+        ("commit", result["commit"]),
+        ("use", f"--ckpt hf-hub:{result['repo']}"),
+        ("url", result["url"]),
+    ]
+    return pairs(rows)
 
 
-def _summary_of(folder: Path, exporting: dict[str, Any]) -> dict[str, Any] | None:
-    """The summary of a run folder, which goes up as it is; None if this is no run folder."""
+def _run_summary(folder: Path, export_options: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the summary of a run folder, which is uploaded unchanged; None for anything else."""
     if not any((folder / name).is_file() for name in (run_folder.RECIPE, run_folder.LOCK)):
         return None
     summary = run_folder.finished_summary(folder)
-    if not isinstance(summary, dict) or not summary.keys() >= TOLD:
+    if not isinstance(summary, dict) or not summary.keys() >= SUMMARY_KEYS:
         raise VitError(
             f"the run in {folder} has not finished, or its {run_folder.SUMMARY} is damaged",
             where="CKPT",
-            fix="let it finish, by its own command line again; or name OUT, to upload its weights alone",
+            fix="run its command line again until it finishes; or name OUT, to upload its weights alone",
         )
-    changing = [OPTIONS[key] for key, value in exporting.items() if value != LEFT_OUT.get(key)]
-    if changing:
+    changes = [OPTIONS[key] for key, value in export_options.items() if value != DEFAULTS.get(key)]
+    if changes:
         raise VitError(
-            f"a run folder goes up as it is: its numbers are those of its own weights, without {changing[0]}",
-            where=", ".join(changing),
-            fix="leave it out, or name a folder OUT, which goes up in the run's place, without its numbers",
+            f"a run folder is uploaded unchanged: its numbers belong to its weights without {changes[0]}",
+            where=", ".join(changes),
+            fix="leave it out, or name a folder OUT, which is uploaded without the numbers of the run",
         )
     return summary
 
 
-def _check_folder(out: str | None, exporting: dict[str, Any]) -> None:
-    format = formats.format_of(exporting["to"], Path(out or "timm"), names=exporting["names"])
+def _check_is_folder(out: str | None, export_options: dict[str, Any]) -> None:
+    format = formats.format_of(export_options["to"], Path(out or "timm"), names=export_options["names"])
     if format != "timm":
         raise VitError(
-            f"what goes to the Hub is a folder that timm and vit load, not {format}",
+            f"only a folder that timm and vit load can be uploaded, not {format}",
             where="OUT, --to and --push-to-hub",
-            fix="name a folder or leave OUT out; a file can follow with: hf upload OWNER/NAME FILE",
+            fix="name a folder or leave OUT out; then add a file with: hf upload OWNER/NAME FILE",
         )
 
 
-def _card(ckpt: Path, summary: dict[str, Any] | None, exported: dict[str, Any], weights: Weights) -> str:
-    """The card that lies in the folder, with whatever its owner wrote into it; else a new one."""
-    is_runs_own = summary is not None or not (ckpt / run_folder.RECIPE).is_file()
-    if is_runs_own and (ckpt / CARD).is_file():
+def _card(
+    ckpt: Path, summary: dict[str, Any] | None, exported: dict[str, Any], weights: Weights, section: str
+) -> str:
+    """Return the card in the folder, with everything its owner wrote into it; else a new one."""
+    is_of_these_weights = summary is not None or not (ckpt / run_folder.RECIPE).is_file()
+    if is_of_these_weights and (ckpt / CARD).is_file():
         return _text_of(ckpt / CARD)
     if summary:
         recipe = recipes.load(str(ckpt / run_folder.RECIPE), training=False)
-        return card_of(summary, recipe, weights.architecture)
-    return weights_card(exported, _loading(weights, None, "OWNER/NAME", None))
+        return model_card(summary, recipes.to_toml(recipe), weights.architecture)
+    return weights_card(exported, section)
 
 
 def _text_of(card: Path) -> str:
     try:
         return card.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        fix = "save it as UTF-8, which is what the Hub reads"
-        raise VitError(f"{card.name} is no UTF-8 text: {error.reason}", where=str(card), fix=fix) from error
-
-
-def _loading(weights: Weights, summary: dict[str, Any] | None, repository: str, branch: str | None) -> str:
-    return how_to_load(
-        on_the_hub(repository, branch),
-        dataset=summary["dataset"] if summary and "top1" in summary else None,
-        has_classes=weights.architecture.num_classes > 0,
-        **in_timm(weights.architecture),
-    )
+        fix = "save it as UTF-8, which the Hub requires"
+        raise VitError(f"{card.name} is not UTF-8 text: {error.reason}", where=str(card), fix=fix) from error
 
 
 def _files(folder: Path, summary: dict[str, Any] | None) -> dict[str, Path | bytes]:
-    """Files by name; recipe and summary without the paths of this machine."""
-    files: dict[str, Path | bytes] = {
-        name: folder / name for name in AS_THEY_ARE if (folder / name).is_file()
-    }
+    """Return the files to upload by name; recipe and summary without the paths of this machine."""
+    files: dict[str, Path | bytes] = {name: folder / name for name in UNCHANGED if (folder / name).is_file()}
     if summary is None:
         return files
     toml = (folder / run_folder.RECIPE).read_text(encoding="utf-8")

@@ -17,7 +17,7 @@ from vitcli.data.transforms import preprocessing_of, train_transform_of
 from vitcli.distributed.runtime import Runtime, peak_memory_gib
 from vitcli.errors import DataError, MachineError, NotFiniteError, Stopped, VitError
 from vitcli.evaluation.metrics import Metrics, PatchMetrics
-from vitcli.export.model_card import card_of
+from vitcli.export.model_card import model_card
 from vitcli.output import plots, run_folder
 from vitcli.output.atomic import TEMPORARY, read_jsonl
 from vitcli.output.redaction import public_name
@@ -313,5 +313,5 @@ def write_results(
     )
     for name, figure in figures.training_curves(read_jsonl(folder.path / run_folder.METRICS)).items():
         plots.save(folder.path / "figures" / f"{name}.png", figure)
-    folder.write_text("README.md", card_of(summary, job.recipe, job.start.arch))
+    folder.write_text("README.md", model_card(summary, recipes.to_toml(job.recipe), job.start.arch))
     folder.write_json(run_folder.SUMMARY, summary)

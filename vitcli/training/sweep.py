@@ -23,7 +23,7 @@ from vitcli.distributed import launch
 from vitcli.distributed.runtime import shared_process_group
 from vitcli.distributed.runtime import start as start_runtime
 from vitcli.errors import NotFiniteError, Stopped, VitError
-from vitcli.export.model_card import card_of
+from vitcli.export.model_card import model_card
 from vitcli.output import plots, run_folder
 from vitcli.output.atomic import read_json, replace_file, write_json
 from vitcli.output.progress import Progress
@@ -223,7 +223,8 @@ def write_all(folder: RunFolder, recipe: Recipe, summary: dict[str, Any], first:
         figure = figures.selection_curve(summary["choices"], chosen=summary["chosen"])
         if figure:
             plots.save(pictures / "selection.png", figure)
-    folder.write_text("README.md", card_of(summary, recipe, read_weights(str(source)).architecture))
+    arch = read_weights(str(source)).architecture
+    folder.write_text("README.md", model_card(summary, recipes.to_toml(recipe), arch))
     folder.write_text("table.txt", as_text(summary))
     folder.write_json(run_folder.SUMMARY, summary)
 

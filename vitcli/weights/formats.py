@@ -1,11 +1,11 @@
-"""The formats of `vit export`: what each cannot say, how it is written, and how it is read back."""
+"""The formats of `vit export`: what each can express, how it is written, and how it is read back."""
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
 
 import timm
-from torch import nn
+from torch import Tensor, nn
 
 from vitcli.errors import CheckFailed, MachineError, VitError, nearest
 from vitcli.models import pos_embed
@@ -19,18 +19,18 @@ from vitcli.weights.load import load
 from vitcli.weights.onnx import OnnxNetwork, write_onnx
 
 SUFFIXES = {"timm": "", "onnx": ".onnx", "npz": ".npz", "safetensors": ".safetensors"}  # "timm" is a folder
-PAPERS_NORM_EPS = 1e-6  # also timm's
+PAPER_NORM_EPS = 1e-6  # and timm's
 
 
 @dataclass(frozen=True)
 class Exported:
-    """A network, and what is stored with it where the format has a place for it.
+    """A network and what is stored with it if the format has a place for it.
 
     Attributes:
         model: on the CPU, in evaluation mode.
-        preprocessing: as `transforms.Preprocessing.as_dict`.
+        preprocessing: as `Preprocessing.as_dict`.
         class_names: in the order of the logits.
-        metadata: whatever else was stored with the weights.
+        metadata: everything else that was stored with the weights.
     """
 
     model: nn.Module
@@ -41,92 +41,93 @@ class Exported:
 
 
 def format_of(to: str | None, out: Path, *, names: str) -> str:
-    """The format that is asked for by name, or else by the suffix of `out`.
+    """Return the format that `to` names, else that of the suffix of `out`.
 
     Raises:
-        VitError: there is no such format or spelling, or the suffix is another format's.
+        VitError: unknown format or spelling of names, or the suffix belongs to another format.
     """
     by_suffix = {suffix: format for format, suffix in SUFFIXES.items()}.get(out.suffix)
+    format = to or by_suffix
     if to not in (None, *SUFFIXES):
         fix = f"one of {', '.join(SUFFIXES)}"
         raise VitError(f"there is no format {to!r}{nearest(to, SUFFIXES)}", where="--to", fix=fix)
-    if to is None and by_suffix is None:
+    if format is None:
         fix = "end OUT in .onnx, .npz or .safetensors; a timm folder with a dot in its name needs --to timm"
-        raise VitError(f"{out.name} says no format by its name", where="OUT", fix=fix)
-    format = to or by_suffix
+        raise VitError(f"{out.name} has no suffix of a format", where="OUT", fix=fix)
     if by_suffix != format and (by_suffix or format != "timm"):
-        wanted = f"end OUT in {SUFFIXES[format]}" if SUFFIXES[format] else "name a folder"
+        rename = f"end OUT in {SUFFIXES[format]}" if SUFFIXES[format] else "name a folder"
         raise VitError(
-            f"{out.name} is no name for {format}", where="OUT and --to", fix=f"{wanted}, or leave --to out"
+            f"{out.name} is no name for {format}", where="OUT and --to", fix=f"{rename}, or leave --to out"
         )
     if names not in SPELLINGS:
         fix = f"one of {', '.join(SPELLINGS)}"
         raise VitError(f"there is no spelling {names!r}{nearest(names, SPELLINGS)}", where="--names", fix=fix)
     if names != SPELLINGS[0] and format != "npz":
-        raise VitError(
-            f"the names in {format} are timm's", where="--names", fix="leave it out, or export to npz"
-        )
+        fix = "leave it out, or export to npz"
+        raise VitError(f"the names in {format} are timm's", where="--names", fix=fix)
     return format
 
 
 def check_supported(format: str, arch: Architecture) -> None:
-    """Refuse a network that the format has no words for, which would come back as another one."""
-    unsaid = unsupported_feature(format, arch)
-    if not unsaid:
+    """Refuse a network that the format cannot express: it would be read back as another one."""
+    feature = unsupported_feature(format, arch)
+    if not feature:
         return
-    others = [other for other in SUFFIXES if not unsupported_feature(other, arch)]
-    fix = f"export to {' or '.join(others)}"
+    fix = f"export to {' or '.join(other for other in SUFFIXES if not unsupported_feature(other, arch))}"
     if format == "timm" and arch.pre_logits:
         fix += ", or without the head (--no-head)"
-    if format == "npz" and unsaid == _oblong(arch):
+    if format == "npz" and feature == _non_square_size(arch):
         fix += ", or give a square --res"
-    says = "timm has" if format == "timm" else "the authors' .npz has"
-    raise VitError(f"{says} no way to say: {unsaid}", where=f"--to {format}, {arch.name}", fix=fix)
+    name = {"timm": "timm", "npz": "the authors' .npz"}[format]
+    raise VitError(f"{name} does not support {feature}", where=f"--to {format}, {arch.name}", fix=fix)
 
 
 def unsupported_feature(format: str, arch: Architecture) -> str | None:
-    """The first thing about the network that the format cannot express."""
+    """Return the first feature of the network that the format cannot express, if any."""
+    posemb = f"position embeddings {arch.posemb!r} at {arch.posemb_at!r}"
     match format:
+        case "timm" if arch.pre_logits:
+            return "a representation layer before the head (pre-logits)"
         case "timm":
-            has_layer = "a representation layer before the head (pre-logits)" if arch.pre_logits else None
-            is_timms = pos_embed.is_timms(arch.posemb, arch.posemb_at)
-            return has_layer or (None if is_timms else _position_embeddings(arch))
+            return None if pos_embed.is_timms(arch.posemb, arch.posemb_at) else posemb
         case "npz":
             is_papers = (arch.posemb, arch.posemb_at) == ("1d", "stem")
-            return _arithmetic(arch) or (None if is_papers else _position_embeddings(arch)) or _oblong(arch)
+            return _unsupported_numerics(arch) or (None if is_papers else posemb) or _non_square_size(arch)
     return None
 
 
-def _arithmetic(arch: Architecture) -> str | None:
-    """An .npz holds arrays and not a word: whoever reads it takes the authors' arithmetic."""
+def _unsupported_numerics(arch: Architecture) -> str | None:
+    """Return where the network differs from the authors' code, which readers of a bare .npz assume."""
     if arch.gelu not in ("tanh", "none"):
-        arithmetic = {"erf": "the exact (erf) GELU", "timm": "a network as timm defines it"}[arch.gelu]
-        return f"{arithmetic}; it means the tanh GELU and the authors' epsilons"
-    if arch.norm_eps != PAPERS_NORM_EPS:
-        return f"layer norms with an epsilon of {arch.norm_eps:g}; it means {PAPERS_NORM_EPS:g}"
+        gelu = {"erf": "the exact (erf) GELU", "timm": "a network as timm defines it"}[arch.gelu]
+        return f"{gelu}; its readers assume the tanh GELU and the authors' epsilons"
+    if arch.norm_eps != PAPER_NORM_EPS:
+        return f"layer norms with an epsilon of {arch.norm_eps:g}; its readers assume {PAPER_NORM_EPS:g}"
     return None
 
 
-def _oblong(arch: Architecture) -> str | None:
-    """Readers of an .npz take the root of the number of patches for the side of their grid."""
+def _non_square_size(arch: Architecture) -> str | None:
+    """Return an image size that is not square: readers of an .npz assume a square grid."""
     is_square = arch.patch_grid is None or len(set(arch.patch_grid)) == 1
     return None if is_square else "images of {}x{}".format(*arch.image_size)
 
 
-def _position_embeddings(arch: Architecture) -> str:
-    return f"position embeddings {arch.posemb!r} at {arch.posemb_at!r}"
-
-
 def caveats(format: str, arch: Architecture) -> list[str]:
-    """What is left out or read only under a condition, for a person."""
-    told = []
+    """List what is left out of the format, or read correctly only under a condition."""
+    notes = []
     if format == "npz":
-        told.append("an .npz has no place for preprocessing and class names: they are left out")
+        notes.append("an .npz has no place for preprocessing and class names: they are left out")
     if format == "timm" and arch.timm_name in (BIT, HYBRID):
-        told.append(f"timm knows {arch.timm_name} once vitcli.backbones is imported, not without it")
-    if format == "timm" and arch.is_of_the_paper and arch.norm_eps != PAPERS_NORM_EPS:
-        told.append(f"layer norms add {arch.norm_eps:g} here and {PAPERS_NORM_EPS:g} in timm")
-    return told
+        notes.append(f"timm knows {arch.timm_name} only once vitcli.backbones is imported")
+    if format == "timm" and arch.is_of_the_paper and arch.norm_eps != PAPER_NORM_EPS:
+        notes.append(f"layer norms add {arch.norm_eps:g} here and {PAPER_NORM_EPS:g} in timm")
+    return notes
+
+
+def write_official(path: Path, state: dict[str, Tensor], *, heads: int | None, names: str) -> None:
+    """Write a state dict as the authors' .npz; raises as `to_official` and `replace_file` do."""
+    arrays = to_official(state, heads=heads, spelling=names)
+    replace_file(path, lambda temporary: write_npz(temporary, arrays))
 
 
 def write(format: str, path: Path, exported: Exported, *, names: str) -> None:
@@ -145,8 +146,8 @@ def write(format: str, path: Path, exported: Exported, *, names: str) -> None:
             write_weights_file(path, state, arch, **about, metadata=exported.metadata)
         case "npz":
             blocks = getattr(exported.model, "blocks", None)
-            arrays = to_official(state, heads=blocks[0].attn.num_heads if blocks else None, spelling=names)
-            replace_file(path, lambda temporary: write_npz(temporary, arrays))
+            heads = blocks[0].attn.num_heads if blocks else None
+            write_official(path, state, heads=heads, names=names)
         case "onnx":
             stored = {"model": arch.name, "architecture": json.dumps(arch.as_dict())}
             stored |= {key: json.dumps(value) for key, value in about.items() if value}
@@ -154,7 +155,7 @@ def write(format: str, path: Path, exported: Exported, *, names: str) -> None:
 
 
 def read_back(format: str, path: Path) -> nn.Module:
-    """What a stranger gets who reads the file or folder; in evaluation mode.
+    """Return the network that others get from the file or folder, in evaluation mode.
 
     Raises:
         CheckFailed: it cannot be read.
@@ -169,10 +170,10 @@ def read_back(format: str, path: Path) -> nn.Module:
                 model, _, _ = load(read_weights(str(path)))
     except (MachineError, MemoryError):
         raise
-    except Exception as error:  # whatever a reader says of a file that we have just written
+    except Exception as error:  # a reader may raise anything
         reason = error.message if isinstance(error, VitError) else f"{type(error).__name__}: {error}"
         raise CheckFailed(
-            f"what was written as {format} cannot be read back: {reason.splitlines()[0][:200]}",
+            f"the exported {format} cannot be read back: {reason.splitlines()[0][:200]}",
             where=f"--to {format}",
             fix="export to another format, such as safetensors; please report it",
         ) from error

@@ -15,12 +15,11 @@ from vitcli.models.build import check_image_size
 from vitcli.models.flops import forward_macs
 from vitcli.models.resample import resample_patch_embedding, similarity_at_landmarks
 from vitcli.models.variants import VARIANTS
-from vitcli.output.atomic import check_out, replace_file
+from vitcli.output.atomic import check_out
 from vitcli.output.text import pairs
-from vitcli.weights.files import write_npz
-from vitcli.weights.formats import check_supported
+from vitcli.weights.formats import check_supported, write_official
 from vitcli.weights.io import Weights, read_weights, write_weights_file
-from vitcli.weights.jax import SPELLINGS, to_official
+from vitcli.weights.jax import SPELLINGS
 from vitcli.weights.load import num_prefix_rows
 from vitcli.weights.timm import num_prefix_tokens
 
@@ -181,8 +180,7 @@ def _write(path: Path, state: dict[str, Tensor], arch: Architecture, weights: We
         )
         return
     check_supported("npz", arch)
-    arrays = to_official(state, heads=arch.model_args.get("num_heads"), spelling=SPELLINGS[0])
-    replace_file(path, lambda temporary: write_npz(temporary, arrays))
+    write_official(path, state, heads=arch.model_args.get("num_heads"), names=SPELLINGS[0])
 
 
 def _without_scores(metadata: dict) -> dict:
