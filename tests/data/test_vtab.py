@@ -1,9 +1,6 @@
-"""VTAB's label rules by hand, edges and ties included, and its score against the paper's Table 9."""
+"""VTAB's label rules by hand, edges and ties included."""
 
-import csv
-import io
 import math
-import re
 from itertools import pairwise
 
 import datasets
@@ -11,7 +8,7 @@ import pytest
 
 from vitcli import recipe
 from vitcli.data import vtab
-from vitcli.data.vtab import class_of, vtab_scores
+from vitcli.data.vtab import class_of
 
 GROUP_OF = {
     name.removeprefix("vtab/"): entry["vtab"]
@@ -124,40 +121,9 @@ def traffic_or_objects(task: str, depth: float) -> list[dict]:
     return objects(depth) if task == "clevr_distance" else traffic((0, depth))
 
 
-# The score
-
-
 def test_the_tasks_are_nineteen_in_groups_of_seven_four_and_eight():
     assert [list(GROUP_OF.values()).count(group) for group in vtab.GROUPS] == [7, 4, 8]
     assert list(GROUP_OF.values()) == ["natural"] * 7 + ["specialized"] * 4 + ["structured"] * 8
-
-
-# Paper, Table 9, ViT-H/14 (JFT), typed in once more; in the order of the aliases.
-H14 = (95.3, 85.5, 75.2, 99.7, 97.2, 65.0, 88.9, 83.3, 96.7, 91.4, 76.6, 91.7, 63.8, 53.1, 79.4, 63.3, 84.5,
-       33.2, 51.2)  # fmt: skip
-
-
-def test_the_score_is_the_mean_of_the_tasks_and_not_of_the_groups():
-    found = vtab_scores(dict(zip(GROUP_OF, H14, strict=True)), GROUP_OF)
-
-    assert round(found["top1"], 2) == 77.63
-    assert [round(mean, 2) for mean in found["groups"].values()] == [86.69, 87.0, 65.03]
-    assert round(sum(found["groups"].values()) / 3, 2) == 79.57
-
-
-def test_the_rows_of_table_9_give_its_means(shared):
-    text = (shared / "paper.md").read_text()
-    table = re.search(r"Table 9 \(VTAB-1k.*?```csv\n(.*?)```", text, re.S)[1]
-    for name, *values in csv.reader(io.StringIO(table)):
-        *of_tasks, mean = map(float, values)
-        found = vtab_scores(dict(zip(GROUP_OF, of_tasks, strict=True)), GROUP_OF)
-        assert round(found["top1"], 1) == mean, name
-
-
-def test_a_missing_task_leaves_its_group_and_the_score_open():
-    found = vtab_scores(dict.fromkeys(set(GROUP_OF) - {"dtd"}, 0.5), GROUP_OF)
-
-    assert found == {"groups": {"natural": None, "specialized": 0.5, "structured": 0.5}, "top1": None}
 
 
 # Real data in the manner of the tasks

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from vitcli import recipe
 from vitcli.data.aliases import local_copy
 from vitcli.data.demo import SETS
-from vitcli.data.vtab import GROUPS, NAME
+from vitcli.data.vtab import GROUPS, VTAB
 from vitcli.errors import DataError, nearest
 from vitcli.output import text as output_text
 from vitcli.output.atomic import check_out, replace_file
@@ -39,10 +39,10 @@ def show(name: str) -> dict[str, Any]:
             "recipe": recipe.find_for_dataset("finetune", "demo"),
             "about": about,
         }
-    if name == NAME:
+    if name == VTAB:
         about = "the 19 tasks of VTAB-1k, one after the other: vit finetune --dataset vtab"
         groups = {
-            group: [alias for alias, entry in aliases.items() if entry.get(NAME) == group] for group in GROUPS
+            group: [alias for alias, entry in aliases.items() if entry.get(VTAB) == group] for group in GROUPS
         }
         return {"name": name, "found": True, "about": about, "tasks": groups}
     if name not in aliases:

@@ -8,10 +8,9 @@ column as TensorFlow Datasets has it, and raises ValueError for a value that has
 import math
 from bisect import bisect_left
 from collections.abc import Mapping
-from statistics import fmean
 from typing import Any
 
-NAME = "vtab"  # all tasks; each is the alias vtab/<task>
+VTAB = "vtab"  # all tasks; each is the alias vtab/<task>
 GROUPS = ("natural", "specialized", "structured")
 NUM_TASKS = 19
 TRAIN_ROWS, VAL_ROWS = 800, 200  # the first of train and of validation
@@ -83,21 +82,6 @@ def bin_of(value: float, edges: tuple[float, ...]) -> int:
 def grouped(label: int, num_labels: int) -> int:
     """dSprites: 32 positions or 40 orientations to 16 classes, floor(label / 2) or floor(label / 2.5)."""
     return math.floor(_within(label, num_labels) / (num_labels / SPRITES_CLASSES))
-
-
-def vtab_scores(top1_by_task: Mapping[str, float], group_of: Mapping[str, str]) -> dict[str, Any]:
-    """Means of the groups and of all tasks, of the tasks in `group_of`; None where one is missing.
-
-    The score is the plain mean of the 19 tasks (77.63 for ViT-H/14, Table 9), in which the groups of 7, 4 and
-    8 weigh by their size, and not the mean of the three group means (79.57).
-    """
-
-    def mean(tasks: list[str]) -> float | None:
-        is_whole = tasks and all(task in top1_by_task for task in tasks)
-        return fmean(top1_by_task[task] for task in tasks) if is_whole else None
-
-    groups = {name: mean([task for task, group in group_of.items() if group == name]) for name in GROUPS}
-    return {"groups": groups, "top1": mean(list(group_of))}
 
 
 def _of_each(objects: Any, key: str) -> list:

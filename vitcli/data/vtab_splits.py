@@ -32,7 +32,7 @@ def for_task(
         is_local: whether this is a copy on this disk; those of the Hub have their classes in them.
         named_label: the column a person named; it is then taken as it is.
     """
-    if "vtab" not in declared:
+    if vtab.VTAB not in declared:
         return tables
     opened = dict(tables.open)
     if is_local and named_label is None and "label_rules" in declared:

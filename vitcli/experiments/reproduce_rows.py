@@ -13,11 +13,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from vitcli import recipe
+from vitcli.data.vtab import VTAB
 from vitcli.errors import CheckFailed, VitError, nearest
 from vitcli.recipe.schema import Count, RecipeKeys, Section, either, key
 from vitcli.recipe.validation import Problem, report, validate
 
-VTAB = "vtab"  # the data set that is all 19 tasks
 SEE = "docs/reproduce.md explains the keys; recipes/reproduce.toml has the shipped rows"
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from vitcli.data.vtab import NUM_TASKS
 from vitcli.output.document import Cell, Header, Row, Table, fraction_cell, mark_best, number_cell
 from vitcli.output.text import size_text
 from vitcli.report.grouping import SEED, Entry, NetworkColumn, arrange
@@ -10,7 +11,6 @@ from vitcli.report.runs import EvaluationRecord, Run, RunCollection, Vtab
 from vitcli.report.schema import VtabSummary
 from vitcli.report.tables import Names, cells_of, crossed, repeated, rows_of
 
-NUM_TASKS = 19  # of VTAB
 SEEDS = "runs with their own seeds"
 NETWORK = Header("network", kind="text")  # of the first column
 
