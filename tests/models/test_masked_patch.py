@@ -19,6 +19,7 @@ from vitcli.models.build import TransformerOptions, architecture, build, expecte
 from vitcli.models.masked_patch import (
     TARGETS,
     Corruption,
+    Counts,
     MaskedPatchModel,
     Prediction,
     backbone_state,
@@ -40,6 +41,11 @@ def tiny(*, image_size=(32, 48), **options) -> Architecture:
 def tiny_of_two_by_two() -> Architecture:
     arch = tiny(image_size=(8, 8))
     return replace(arch, model_args=arch.model_args | {"patch_size": 4})
+
+
+def tiny_with_a_norm_before_the_blocks() -> Architecture:
+    arch = architecture("vit_base_patch16_clip_224", image_size=(32, 48), num_classes=0)
+    return replace(arch, model_args=TINY)
 
 
 def model_of(arch: Architecture | None = None, *, seed: int = 0, **choices) -> MaskedPatchModel:
@@ -142,18 +148,27 @@ def test_only_the_corrupted_patches_are_asked_and_each_for_its_own_target(target
         tiny(posemb="relative"),
         architecture("R+Ti/16", image_size=(64, 96), num_classes=0),
         architecture("vit_tiny_patch16_224", image_size=(32, 48), num_classes=0),
+        tiny_with_a_norm_before_the_blocks(),
     ],
     ids=lambda arch: f"{arch.name}-{arch.posemb}-{arch.posemb_at}-{arch.classifier}",
 )
-def test_where_all_patches_stay_as_they_are_the_tokens_are_those_of_the_plain_network(arch):
-    model = model_of(arch, masked=0.0, replaced=0.0)
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_without_corruption_the_tokens_are_those_of_timms_forward_features(arch, checkpointing):
+    torch.manual_seed(1)
+    vit = build(arch, dropout=0.0).eval()
+    for parameter in vit.parameters():  # class token, biases and norms too, which start at 0 and 1
+        parameter.data += 0.2 * torch.randn_like(parameter)
     images_BCHW = ranged(pixels(2, *arch.image_size))
-    plain = model.vit.forward_features(images_BCHW)
+    plain = vit.forward_features(images_BCHW).detach()
 
-    assert torch.equal(model.encode(images_BCHW, model.draw(2)), plain)
-    assert not torch.equal(
-        model_of(arch).encode(images_BCHW, model_of(arch, masked=1.0, replaced=0.0).draw(2)), plain
+    model = MaskedPatchModel(
+        vit, target="pixels", corrupted=1.0, masked=0.0, replaced=0.0, mean=HALF, std=HALF
     )
+    model.set_grad_checkpointing(checkpointing)
+    torch.testing.assert_close(model.encode(images_BCHW, model.draw(2)), plain)
+
+    model.counts = Counts(1, 1, 0)
+    assert not torch.allclose(model.encode(images_BCHW, model.draw(2)), plain, atol=1e-3)
 
 
 def test_checkpointing_computes_the_blocks_twice_and_the_same():
@@ -332,7 +347,7 @@ def test_the_backbone_has_timms_names_and_is_the_network_without_a_head():
     ],
 )
 def test_networks_without_a_token_for_every_patch_are_refused(network):
-    with pytest.raises(VitError, match="no patches can be predicted"):
+    with pytest.raises(VitError, match="masked patch prediction is not possible"):
         MaskedPatchModel(
             network(), target="pixels", corrupted=0.5, masked=0.8, replaced=0.1, mean=HALF, std=HALF
         )

@@ -481,7 +481,7 @@ def test_the_same_grid_changes_nothing(kind, place):
 
 def test_relative_embeddings_stay_on_their_grid_even_where_the_shapes_would_fit():
     options = {"old_grid": (2, 3), "new_grid": (3, 2), "num_prefix": 1}
-    with pytest.raises(VitError, match="2x3 mean nothing on one of 3x2"):
+    with pytest.raises(VitError, match="2x3 cannot be used on one of 3x2"):
         models_pos_embed.resample(
             network("relative", "stem").state_dict(), kind="relative", place="stem", **options
         )

@@ -1,4 +1,4 @@
-"""Everything that is needed to build a network again, as it stands beside its weights; no torch here."""
+"""The exact description of a network, stored beside its weights so that it can be built again; no torch."""
 
 import re
 from dataclasses import MISSING, asdict, dataclass, fields
@@ -9,26 +9,26 @@ from vitcli.models.variants import VARIANTS, find_variant, network_of_timm
 GELUS = ("tanh", "erf", "none", "timm")
 POSEMBS = ("none", "1d", "2d", "relative", "sincos2d")
 POSEMB_PLACES = ("stem", "every_layer", "every_layer_shared")
-GAP = {"class_token": False, "global_pool": "avg", "fc_norm": False}  # in timm's words; the norm comes first
+GAP = {"class_token": False, "global_pool": "avg", "fc_norm": False}  # timm's arguments; the norm comes first
 
-MOST_LAYERS = 1_000  # far above any ViT; a damaged number would be built for hours
+MOST_LAYERS = 1_000  # far above any ViT; a network of a damaged depth would be built for hours
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """A network, exactly.
+    """Exact description of a network.
 
     Attributes:
-        name: what people call it, a paper name ("ViT-B/16") or a timm model name.
-        timm_name: what timm.create_model takes.
+        name: a paper name ("ViT-B/16") or a timm model name.
+        timm_name: first argument of timm.create_model.
         image_size: height and width in pixels.
         num_classes: outputs of the head; 0 means no head.
-        gelu: "tanh" or "erf" for a network of the paper with this GELU, "none" for one of the paper that has
-            none; "timm" for a network that is wholly as timm defines it.
-        pre_logits: the head is Dense(D->D), tanh, Dense(D->K) and not one Dense(D->K).
+        gelu: "tanh" or "erf", or "none" for a network of the paper without GELU (BiT); "timm" for a network
+            that is wholly as timm defines it.
+        pre_logits: the head is Dense(D->D), tanh, Dense(D->K) instead of one Dense(D->K).
         model_args: further keyword arguments of timm.create_model.
         posemb: "1d" is the paper's learned table, a row for each token; "sincos2d" is fixed (arXiv
-            2205.01580); the others stand in the paper's Table 8.
+            2205.01580); the others are in the paper's Table 8.
         posemb_at: where it is added: "stem" or at the input of every layer.
         norm_eps: added to the variance by the layer norms of a network of the paper.
     """
@@ -46,38 +46,40 @@ class Architecture:
 
     @property
     def is_of_the_paper(self) -> bool:
-        """Whether the authors' arithmetic holds, and not timm's."""
+        """Return True if the network computes as the authors' code does, not as timm's."""
         return self.gelu != "timm"
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is a ViT of Table 1 as it stands there, for which formulas are known."""
+        """Return True for an unmodified ViT of Table 1, whose cost follows from formulas."""
         variant = find_variant(self.name)
-        as_there = (self.posemb, self.posemb_at, self.pre_logits) == ("1d", "stem", False)
-        return bool(variant and variant.is_plain and as_there and self.model_args == variant.timm_args)
+        is_unmodified = (self.posemb, self.posemb_at, self.pre_logits) == ("1d", "stem", False)
+        return bool(variant and variant.is_plain and is_unmodified and self.model_args == variant.timm_args)
 
     @property
     def classifier(self) -> str:
-        """ "gap" for a mean over the tokens, "token" for the class token, "" for what timm defines."""
+        """Return "gap" for the mean of the tokens, "token" for the class token, "" for timm's own choice."""
         if self.model_args.get("class_token") is False and self.model_args.get("global_pool") == "avg":
             return "gap"
         return "token" if self.is_of_the_paper and "depth" in self.model_args else ""
 
     @property
     def patch_size(self) -> int | None:
-        """Pixels a side that one token stands for, a hybrid's whole down-sampling (paper, section 4.4).
+        """Return the side in pixels of the square that one token covers (paper, section 4.4).
 
-        None for a network without tokens, or whose name does not tell.
+        For a hybrid that is the down-sampling of its ResNet times the kernel of the patch embedding. None for
+        a network without tokens, or if the timm name does not contain it.
         """
         blocks = self._resnet_blocks
-        named = re.search(r"_patch(\d+)" if blocks is None else r"_p(\d+)", self.timm_name)
-        by_name = int(named[1]) if named else None if blocks is None else 1
+        match = re.search(r"_patch(\d+)" if blocks is None else r"_p(\d+)", self.timm_name)
+        by_name = int(match[1]) if match else None if blocks is None else 1
         kernel = self.model_args.get("patch_size", by_name)
+        # The stem of a ResNet halves the resolution twice, every stage after the first once more.
         return kernel if blocks is None else kernel * 4 * 2 ** max(len(blocks) - 1, 0)
 
     @property
     def _resnet_blocks(self) -> tuple[int, ...] | None:
-        """Of a hybrid, by stage; None for any other network."""
+        """Return the number of blocks in each stage of a hybrid's ResNet; None for any other network."""
         if "resnet_blocks" in self.model_args:
             return tuple(self.model_args["resnet_blocks"])
         network = network_of_timm(self.timm_name)
@@ -86,41 +88,34 @@ class Architecture:
 
     @property
     def patch_grid(self) -> tuple[int, int] | None:
-        """Rows and columns of patches; what is left over at the right and the bottom is not seen."""
+        """Return rows and columns of patches, without the remainder at the right and bottom edge."""
         if not self.patch_size:
             return None
         height, width = self.image_size
         return height // self.patch_size, width // self.patch_size
 
     def as_dict(self) -> dict:
-        """For JSON."""
         return {**asdict(self), "image_size": list(self.image_size)}
 
     @classmethod
     def from_dict(cls, stored: dict) -> "Architecture":
-        """The inverse of `as_dict`; VitError for anything it did not write."""
-        kinds = {field.name: field.type for field in fields(cls)} | {"image_size": list}
+        """Read what `as_dict` returns; raise VitError for anything it cannot have written."""
+        types = {field.name: field.type for field in fields(cls)} | {"image_size": list}
         optional = {field.name: field.default for field in fields(cls) if field.default is not MISSING}
         stored = optional | stored
-        wrong = [name for name, kind in kinds.items() if type(stored.get(name)) is not kind]
-        if not wrong and not _is_size(stored["image_size"]):
-            wrong = ["image_size"]
-        if not wrong and not _is_depth(stored["model_args"].get("depth", 0)):
-            wrong = ["model_args, depth"]
+        wrong = [name for name, kind in types.items() if type(stored.get(name)) is not kind]
+        if not wrong:
+            size, depth = stored["image_size"], stored["model_args"].get("depth", 0)
+            if len(size) != 2 or not all(type(side) is int and side > 0 for side in size):
+                wrong = ["image_size"]
+            elif type(depth) is not int or not 0 <= depth <= MOST_LAYERS:
+                wrong = ["model_args, depth"]
         choices = {"gelu": GELUS, "posemb": POSEMBS, "posemb_at": POSEMB_PLACES}
         wrong += [name for name, allowed in choices.items() if not wrong and stored[name] not in allowed]
-        if wrong or stored.keys() - kinds.keys():
+        if wrong or stored.keys() - types.keys():
             raise VitError(
                 f"the stored architecture is damaged ({', '.join(wrong) or 'unknown keys'})",
                 where="architecture",
                 fix="write the weights again",
             )
         return cls(**{**stored, "image_size": tuple(stored["image_size"])})
-
-
-def _is_depth(depth: object) -> bool:
-    return type(depth) is int and 0 <= depth <= MOST_LAYERS
-
-
-def _is_size(size: list) -> bool:
-    return len(size) == 2 and all(type(side) is int and side > 0 for side in size)

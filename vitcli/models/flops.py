@@ -1,6 +1,7 @@
-"""What a network costs: parameters, multiply-adds, memory.
+"""Cost of a network: parameters, multiply-adds, memory of activations.
 
-By formula for a ViT of Table 1, else counted on a network without numbers.
+A ViT of Table 1 has formulas, which are in `variants`; any other network is built on the meta device, without
+memory for its weights, and counted.
 """
 
 from dataclasses import replace
@@ -17,12 +18,12 @@ from vitcli.models.variants import find_variant
 
 
 class ModelCost(NamedTuple):
-    """Of a network without its head.
+    """Cost of a network without its head.
 
     Attributes:
-        params: weights.
-        macs: multiply-adds of one image's forward pass, as paper.md, section 1.2, counts them.
-        features: numbers that a head is given.
+        params: number of weights.
+        macs: multiply-adds of one image's forward pass, counted as in paper.md, section 1.2.
+        features: width of the features that a head reads.
     """
 
     params: int
@@ -31,7 +32,7 @@ class ModelCost(NamedTuple):
 
 
 def costs_without_head(arch: Architecture) -> ModelCost:
-    """What the network costs up to its features; nothing is downloaded and no number drawn."""
+    """Return the cost of the network up to its features, without download or memory for its weights."""
     if arch.is_plain:
         variant = find_variant(arch.name)
         macs = variants.forward_macs(variant, arch.image_size)
@@ -44,7 +45,7 @@ def costs_without_head(arch: Architecture) -> ModelCost:
 
 
 def num_params(arch: Architecture) -> int:
-    """Weights of the network, head included."""
+    """Return the number of weights of the network, head included."""
     if arch.is_plain:
         return variants.num_params(find_variant(arch.name), arch.image_size, arch.num_classes)
     with torch.device("meta"):
@@ -52,22 +53,25 @@ def num_params(arch: Architecture) -> int:
 
 
 def forward_macs(arch: Architecture) -> float:
-    """Multiply-adds of one image's forward pass without the head."""
+    """Return the multiply-adds of one image's forward pass without the head."""
     return costs_without_head(arch).macs
 
 
 def activation_bytes(arch: Architecture, *, low_precision: bool) -> float:
-    """What one image's forward pass keeps for the backward pass, an estimate.
+    """Estimate the memory that one image's forward pass keeps for the backward pass.
 
-    For a ViT with fused attention about 34 values of 2 bytes for each token, channel and block (Korthikanti
-    et al. 2022, without the attention scores, which a fused kernel computes again); for other networks the
-    output of every layer.
+    For a ViT with fused attention, b bytes a value, T tokens, hidden width D and L layers:
+
+        bytes = 17 * b * T * D * L
+
+    That is the 34 bytes in 16 bit of Korthikanti et al. 2022 (arXiv 2205.05198, section 4) without the
+    attention scores, which a fused kernel computes again. For other networks, the output of every layer.
     """
     num_bytes = 2 if low_precision else 4
     if arch.is_plain:
-        height, width = arch.patch_grid
-        variant = find_variant(arch.name)
-        return 17 * num_bytes * (height * width + 1) * variant.hidden * variant.layers
+        variant, (height, width) = find_variant(arch.name), arch.patch_grid
+        num_tokens = height * width + 1
+        return 17 * num_bytes * num_tokens * variant.hidden * variant.layers
     sizes = []
     with torch.device("meta"):
         model, image = _without_head(arch), torch.empty(1, 3, *arch.image_size)
@@ -80,7 +84,7 @@ def activation_bytes(arch: Architecture, *, low_precision: bool) -> float:
 
 
 def _numel(output) -> int:
-    """Of a tensor, or of all tensors in a tuple."""
+    """Count the elements of a tensor, or of all tensors in a tuple."""
     if isinstance(output, tuple | list):
         return sum(map(_numel, output))
     return output.numel() if isinstance(output, torch.Tensor) else 0

@@ -1,4 +1,4 @@
-"""`vit models`: the networks of the paper's tables, and what each of them costs."""
+"""`vit models`: the networks of the paper's tables and their cost."""
 
 import math
 from fnmatch import fnmatch
@@ -10,7 +10,7 @@ from vitcli.models.flops import costs_without_head
 from vitcli.models.variants import VARIANTS, Variant, find_variant
 from vitcli.output.document import simple_table
 
-ALWAYS_FITS = (224, 224)  # a multiple of every patch size there is
+ALWAYS_FITS = (224, 224)  # a multiple of every patch size in VARIANTS
 NUMBERS = ("parameters", "with 1,000 classes", "GMACs", "px", "stride", "tokens")
 COLUMNS = {"model": "id", **dict.fromkeys(NUMBERS, "number"), "timm": "id"}
 
@@ -18,51 +18,51 @@ ABOUT = """# Models
 
 The networks of the paper's tables at {size} px, as `vit models --format markdown` prints them (a test keeps
 this page current). `--model` takes these names in any spelling (`ViT-L/16`, `vit_l16`, `L/16`, `R50+B/32`,
-`R152x4`), and any model of timm besides. The recipe keys `model.layers`, `hidden`, `mlp`,
-`heads` and `patch_size` change the size of a transformer.
+`R152x4`), and any timm model. The recipe keys `model.layers`, `hidden`, `mlp`, `heads` and `patch_size` change
+the size of a transformer.
 
 """
 FOOT = """
 - **parameters**: without a head, then with one layer for 1,000 classes.
 - **GMACs**: 10^9 multiply-adds of one image, without the head; FLOPs are twice that.
-- **px**: where patches do not divide the size that was asked for, the nearest smaller one that they do.
-- **stride**: pixels a side that one token stands for; for a hybrid the whole down-sampling of its ResNet.
-  AugReg's R+ViT-Ti/16 has 32, despite its name. A ResNet has no tokens.
-- **timm**: the model of timm that is this very network, but for the GELU and the epsilons; `-` where timm has
-  no name for it, and it is built from timm's parts.
+- **px**: the largest multiple of the patch size that is at most the requested size.
+- **stride**: side in pixels of the square that one token covers; for a hybrid, of its ResNet's down-sampling
+  too. AugReg's R+ViT-Ti/16 has 32, despite its name. A ResNet has no tokens.
+- **timm**: the timm model that is this network, except for the GELU and the epsilons; `-` where timm has no
+  name for it, and it is built from timm's parts.
 
 These are networks. Weights come with `--ckpt`: `timm/NAME.TAG`, an official `.npz`, a run folder.
 """
 
 
 def list_models(pattern: str | None, *, image_size: tuple[int, int]) -> dict[str, Any]:
-    """Every network whose name fits the pattern, at an image size; nothing is downloaded or given numbers.
+    """List the networks whose name matches the pattern, with their cost at an image size.
 
     Args:
-        pattern: a name in any spelling, a part of names, or a glob, in any case; None for all.
+        pattern: a name in any spelling, a part of names, or a glob, case-insensitive; None for all.
 
     Raises:
-        VitError: no name fits.
+        VitError: no name matches.
     """
     variant = find_variant(pattern or "")
-    names = [variant.name] if variant else [n for n in VARIANTS if pattern is None or _fits(n, pattern)]
+    names = [variant.name] if variant else [n for n in VARIANTS if pattern is None or _matches(n, pattern)]
     if not names:
         raise VitError(
-            f"no model fits {pattern!r}{nearest(pattern, VARIANTS)}",
+            f"no model matches {pattern!r}{nearest(pattern, VARIANTS)}",
             where="PATTERN",
-            fix="vit models lists all of them; any model of timm can be named too",
+            fix="vit models lists all of them; --model takes any timm model too",
         )
     rows = [_row(VARIANTS[name], image_size) for name in names]
     return {"command": "models", "resolution": list(image_size), "models": rows}
 
 
-def _fits(name: str, pattern: str) -> bool:
+def _matches(name: str, pattern: str) -> bool:
     pattern = pattern.lower()
     return fnmatch(name.lower(), pattern if any(c in pattern for c in "*?[") else f"*{pattern}*")
 
 
 def _row(variant: Variant, image_size: tuple[int, int]) -> dict[str, Any]:
-    """One network, at the nearest smaller size that its patches divide."""
+    """Return the row of a network, at the nearest smaller size that is a multiple of its patch size."""
     patch_size = architecture(variant.name, image_size=ALWAYS_FITS, num_classes=0).patch_size
     size = tuple(max(side // patch_size, 1) * patch_size for side in image_size) if patch_size else image_size
     arch = architecture(variant.name, image_size=size, num_classes=0)

@@ -1,14 +1,20 @@
-"""Masked patch prediction (paper, sections 4.6 and B.1.2): corrupted patches, and what is to be said of them.
+"""Masked patch prediction (paper, sections 4.6 and B.1.2): corrupted patches, the model, its loss.
 
-A network sees its picture with half of the patch embeddings corrupted and says of these what was there: the
-mean colour, the colours of the patch made smaller, or its pixels.
+Half of the patch embeddings are corrupted: of these 80 % become a learned [mask] embedding, 10 % that of
+another patch, and 10 % stay as they are. From its output at these places the network predicts what was there:
+the mean colour of the patch, a downsized version of it as colours, or its pixels.
 
-Where the paper is silent: the [mask] embedding starts normal with deviation 0.02; a patch is made smaller by
-the mean over each area; the loss is a mean over all that is asked of a patch; one linear layer predicts.
+    corruption_counts   fractions to numbers of patches
+    draw, draw_alone    random corruptions of a batch
+    MaskedPatchModel    corrupts, encodes and predicts
+    loss, example_losses, num_right, color_counts   scores of a Prediction
 
-B batch, N patches, M corrupted patches of a picture, S colours asked of a patch (1 or 16), K = 512 colours,
-V = 3 h w values of a patch, T tokens, D hidden width, C channels, H x W pixels of a picture, h x w of its
-patches.
+Where the paper is silent: the [mask] embedding starts normal with deviation 0.02; a patch is downsized by the
+mean over each area; the loss is a mean over everything predicted of a patch; one linear layer predicts.
+
+B batch, N patches, M corrupted patches of an image, S colours predicted of a patch (1 or 16), K = 512
+colours, V = 3 h w values of a patch, T tokens, D hidden width, C channels, H x W pixels of an image, h x w of
+a patch.
 """
 
 import math
@@ -26,9 +32,16 @@ from torch.nn import init
 from vitcli.errors import VitError
 from vitcli.models.init import lecun_normal_
 
+TARGETS = ("mean_color", "downsized", "pixels")
+CELLS = {"mean_color": 1, "downsized": 4}  # areas along each side of a patch, each with a colour to predict
+LEVELS = 8  # of a colour's red, green and blue: 3 bits
+NUM_COLORS = LEVELS**3
+MASK_STD = 0.02
+GREY = 128  # masked patches in a figure
+
 
 class Counts(NamedTuple):
-    """How many patches of a picture are corrupted, and how many of these masked and replaced."""
+    """Number of corrupted patches of an image, and of those masked and replaced among them."""
 
     corrupted: int
     masked: int
@@ -36,12 +49,12 @@ class Counts(NamedTuple):
 
 
 class Corruption(NamedTuple):
-    """Which patches are corrupted, and what stands there instead.
+    """Corrupted patches of a batch, and what replaces each of them.
 
     Attributes:
-        places_BM: (B, M) int64, places in the picture, in no order.
-        sources_BM: (B, M) int64, whose embedding stands there: patch n of picture b is b * N + n.
-        is_masked_BM: (B, M) bool, where it is the [mask] embedding; the source is then the patch itself.
+        places_BM: (B, M) int64, indices of the corrupted patches, unordered.
+        sources_BM: (B, M) int64, the patch whose embedding is taken: patch n of image b is b * N + n.
+        is_masked_BM: (B, M) bool, where the [mask] embedding is taken; the source is then the patch itself.
     """
 
     places_BM: Tensor
@@ -50,24 +63,24 @@ class Corruption(NamedTuple):
 
 
 def corruption_counts(num_patches: int, *, corrupted: float, masked: float, replaced: float) -> Counts:
-    """Shares of all patches, and of the corrupted ones, to counts.
+    """Turn fractions of all patches (corrupted) and of the corrupted ones (masked, replaced) into counts.
 
-    The masked are rounded, and the masked and replaced together, so that never more come out than are
-    corrupted: 98, 78 and 10 of 196 patches with the paper's shares 0.5, 0.8 and 0.1.
+    The masked are rounded, then the masked and replaced together, so that their sum is at most the corrupted:
+    98, 78 and 10 of 196 patches with the paper's fractions 0.5, 0.8 and 0.1.
 
     Raises:
-        VitError: the shares leave nothing to predict, or are impossible.
+        VitError: a fraction is not in [0, 1], or nothing is left to predict.
     """
     num_corrupted = _rounded(corrupted * num_patches)
     num_masked = _rounded(masked * num_corrupted)
     num_replaced = _rounded((masked + replaced) * num_corrupted) - num_masked
-    are_shares = min(corrupted, masked, replaced) >= 0 and max(corrupted, masked + replaced) <= 1
-    if not are_shares or not num_corrupted or (num_replaced and num_patches < 2):
+    are_fractions = min(corrupted, masked, replaced) >= 0 and max(corrupted, masked + replaced) <= 1
+    if not are_fractions or not num_corrupted or (num_replaced and num_patches < 2):
         raise VitError(
-            f"of {num_patches} patches a share of {corrupted:g}, and of these {masked:g} masked and "
-            f"{replaced:g} replaced, is impossible or leaves nothing to predict",
+            f"of {num_patches} patches a fraction of {corrupted:g} corrupted, and of these {masked:g} masked "
+            f"and {replaced:g} replaced, is impossible or leaves nothing to predict",
             where="masked patch prediction",
-            fix="shares from 0 to 1, and at least one corrupted patch; the paper's are 0.5, 0.8 and 0.1",
+            fix="fractions from 0 to 1, and at least one corrupted patch; the paper's are 0.5, 0.8 and 0.1",
         )
     return Counts(num_corrupted, num_masked, num_replaced)
 
@@ -75,16 +88,18 @@ def corruption_counts(num_patches: int, *, corrupted: float, masked: float, repl
 def draw(
     num_images: int, num_patches: int, counts: Counts, generator: torch.Generator | None = None
 ) -> Corruption:
-    """A corruption with these counts in every picture, on the CPU, from torch's global generator if None.
+    """Draw a corruption with these counts in every image, on the CPU, from torch's global generator if None.
 
-    The other patch is the next in a random order of all patches of all pictures: never the patch itself, each
-    of the others equally likely, and none twice.
+    A replaced patch gets the next one in a random order of all patches of the batch: never itself, each of
+    the others equally likely, and none twice.
     """
+    # The first M patches of a random order of each image are corrupted.
     places_BN = torch.rand(num_images, num_patches, generator=generator).argsort(dim=1)
     order_N = torch.randperm(num_images * num_patches, generator=generator)
     next_N = torch.empty_like(order_N).scatter_(0, order_N, order_N.roll(-1))
     places_BM = places_BN[:, : counts.corrupted]
     sources_BM = places_BM + num_patches * torch.arange(num_images)[:, None]
+    # Of these the first are masked, the next ones replaced, and the others keep their embedding.
     replaced = slice(counts.masked, counts.masked + counts.replaced)
     sources_BM[:, replaced] = next_N[sources_BM[:, replaced]]
     is_masked_BM = (torch.arange(counts.corrupted) < counts.masked).expand(num_images, -1)
@@ -92,44 +107,36 @@ def draw(
 
 
 def draw_alone(seeds: Iterable[int], num_patches: int, counts: Counts) -> Corruption:
-    """A corruption of as many pictures as seeds, each as it would be drawn alone from its seed.
+    """Draw a corruption of one image from each seed, so that an evaluation does not depend on the batches.
 
-    Other patches are then of the same picture, and an evaluation does not depend on the batches.
+    Replaced patches then get another patch of the same image.
     """
-    drawn = [draw(0, num_patches, counts, torch.Generator())]  # a batch of bad pictures has no seeds
+    corruptions = [draw(0, num_patches, counts, torch.Generator())]  # a batch may have no decodable image
     for i, seed in enumerate(seeds):
         alone = draw(1, num_patches, counts, torch.Generator().manual_seed(seed))
-        drawn.append(alone._replace(sources_BM=alone.sources_BM + i * num_patches))
-    return Corruption(*(torch.cat(tensors) for tensors in zip(*drawn, strict=True)))
+        corruptions.append(alone._replace(sources_BM=alone.sources_BM + i * num_patches))
+    return Corruption(*(torch.cat(tensors) for tensors in zip(*corruptions, strict=True)))
 
 
 def corrupt(embeddings_BND: Tensor, corruption: Corruption, mask_token_11D: Tensor) -> Tensor:
-    """The embeddings with the corrupted ones exchanged, in their precision."""
+    """Replace the embeddings of corrupted patches, in the precision of the embeddings."""
     places_BM, sources_BM, is_masked_BM = corruption
-    seen_BMD = embeddings_BND.flatten(0, 1)[sources_BM]
-    seen_BMD = torch.where(is_masked_BM[..., None], mask_token_11D.to(seen_BMD.dtype), seen_BMD)
-    return embeddings_BND.scatter(1, places_BM[..., None].expand_as(seen_BMD), seen_BMD)
+    new_BMD = embeddings_BND.flatten(0, 1)[sources_BM]
+    new_BMD = torch.where(is_masked_BM[..., None], mask_token_11D.to(new_BMD.dtype), new_BMD)
+    return embeddings_BND.scatter(1, places_BM[..., None].expand_as(new_BMD), new_BMD)
 
 
 def _rounded(number: float) -> int:
-    return math.floor(round(number, 6) + 0.5)  # 0.35 * 50 and its like may miss their half by a hair
-
-
-TARGETS = ("mean_color", "downsized", "pixels")
-CELLS = {"mean_color": 1, "downsized": 4}  # a side of the patch, of which each has a colour to predict
-LEVELS = 8  # of a colour's red, green and blue: 3 bits
-NUM_COLORS = LEVELS**3
-MASK_STD = 0.02
-GREY = 128  # of a masked patch in a picture
+    return math.floor(round(number, 6) + 0.5)  # rounding errors: 0.29 * 50 is 14.499999999999998
 
 
 class Prediction(NamedTuple):
-    """What the network says of the corrupted patches, and what was there.
+    """Predictions of the corrupted patches, and their targets.
 
     Attributes:
         outputs: (B, M, S, K) logits of colours, or (B, M, V) pixels in the model's range.
         targets: (B, M, S) int64 colours, or (B, M, V) float32.
-        corruption: of the same patches, in the same order.
+        corruption: the same patches, in the same order.
     """
 
     outputs: Tensor
@@ -137,30 +144,27 @@ class Prediction(NamedTuple):
     corruption: Corruption
 
     def of_first(self, num_images: int) -> "Prediction":
-        """That of the first images alone."""
+        """Return the predictions of the first images."""
         outputs, targets, corruption = self
-        return Prediction(
-            outputs[:num_images],
-            targets[:num_images],
-            Corruption(*(values[:num_images] for values in corruption)),
-        )
+        corruption = Corruption(*(values[:num_images] for values in corruption))
+        return Prediction(outputs[:num_images], targets[:num_images], corruption)
 
 
 class MaskedPatchModel(nn.Module):
-    """A ViT that predicts its corrupted patches, in training and in evaluation mode.
+    """ViT that predicts corrupted patches, in training and in evaluation mode.
 
     Its own parameters are `mask_token` (1, 1, D) and `prediction.*`; the network's are `vit.*`.
 
     Args:
-        vit: a ViT or a hybrid, of which a patch is what one token stands for; its head is removed.
+        vit: a ViT or a hybrid, where a patch is what one token covers; its head is removed.
         target: one of TARGETS.
-        corrupted: share of the patches.
-        masked, replaced: shares of these that become [mask] and another patch. The others stay as they are,
-            and are predicted all the same.
+        corrupted: fraction of the patches.
+        masked, replaced: fractions of these that become [mask] and another patch. The others stay as they
+            are, and are predicted nonetheless.
         mean, std: of the model's range, see `transforms.to_model_range`.
 
     Raises:
-        VitError: the network has no patches that could be predicted, or the shares leave nothing to predict.
+        VitError: the network's patches cannot be predicted, or the fractions leave nothing to predict.
     """
 
     def __init__(
@@ -192,7 +196,7 @@ class MaskedPatchModel(nn.Module):
         init.zeros_(self.prediction.bias)
 
     def forward(self, images_BCHW: Tensor, corruption: Corruption | None = None) -> Prediction:
-        """What the network says of the corrupted patches, which are drawn with `draw` unless given.
+        """Predict the corrupted patches, which are drawn with `draw` unless given.
 
         Args:
             images_BCHW: float32, 8-bit pixels in the model's range.
@@ -208,16 +212,16 @@ class MaskedPatchModel(nn.Module):
         return Prediction(outputs, self.targets(images_BCHW).take_along_dim(where_BM1, dim=1), corruption)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Under the name of timm's networks."""
         self.vit.set_grad_checkpointing(enable)
 
     def encode(self, images_BCHW: Tensor, corruption: Corruption) -> Tensor:
-        """(B, T, D) tokens after the last norm: timm's `forward_features` with the corruption in its middle.
+        """Return (B, T, D) tokens after the last norm, as timm's `forward_features` with corrupted patches.
 
-        Embeddings are corrupted before position embeddings are added, and the class token never is.
+        Patches are corrupted before position embeddings are added, and the class token never is.
         """
         vit = self.vit
         embeddings_BND = corrupt(vit.patch_embed(images_BCHW), corruption, self.mask_token)
+        # From here on the lines of timm's VisionTransformer.forward_features.
         tokens_BTD = vit.norm_pre(vit.patch_drop(vit._pos_embed(embeddings_BND)))
         if vit.grad_checkpointing:
             tokens_BTD = checkpoint_seq(vit.blocks, tokens_BTD)
@@ -227,16 +231,16 @@ class MaskedPatchModel(nn.Module):
 
     @torch.compiler.disable  # torch.compile would draw other numbers
     def draw(self, num_images: int) -> Corruption:
-        """A corruption from torch's global CPU generator, so that every device draws the same."""
+        """Draw a corruption from torch's global CPU generator, so that every device draws the same."""
         return draw(num_images, math.prod(self.grid), self.counts)
 
     def draw_alone(self, seeds: Iterable[int]) -> Corruption:
-        """A corruption of as many pictures as seeds, for an evaluation; see `corruption.draw_alone`."""
+        """Draw a corruption of one image from each seed, for an evaluation; see the function of this name."""
         return draw_alone(seeds, math.prod(self.grid), self.counts)
 
     @torch.no_grad()
     def targets(self, images_BCHW: Tensor) -> Tensor:
-        """Of every patch: (B, N, S) int64 colours, or (B, N, V) float32 pixels, row by row."""
+        """Return the targets of all patches: (B, N, S) int64 colours or (B, N, V) float32 pixels."""
         if self.target == "pixels":
             return _patches(images_BCHW.float(), self.grid).flatten(2)
         return patch_colors(_levels(images_BCHW, self.mean, self.std), self.grid, CELLS[self.target])
@@ -245,45 +249,52 @@ class MaskedPatchModel(nn.Module):
     def views(
         self, images_BCHW: Tensor, prediction: Prediction
     ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Of each picture: itself, what the network sees, and its predictions in the corrupted places.
+        """Return of each image (original, input, prediction), (H, W, 3) uint8 each, for a figure.
 
-        (H, W, 3) uint8 each. Masked patches are grey, replaced ones show the other patch. Predicted colours
-        are the middles of their bins.
+        In the input masked patches are grey and replaced ones show the other patch. The prediction shows the
+        predicted patches in their places, colours as the middles of their bins.
         """
         places_BM, sources_BM, is_masked_BM = prediction.corruption
+        # The patches of the input and of the prediction are put into the places of the corrupted ones.
         original_BNhwC = _patches(_levels(images_BCHW, self.mean, self.std), self.grid)
-        seen_BMhwC = original_BNhwC.flatten(0, 1)[sources_BM]
-        seen_BMhwC[is_masked_BM] = GREY
+        corrupted_BMhwC = original_BNhwC.flatten(0, 1)[sources_BM]
+        corrupted_BMhwC[is_masked_BM] = GREY
         where = (torch.arange(len(places_BM), device=places_BM.device)[:, None], places_BM)
-        pictures = [original_BNhwC]
-        for values_BMhwC in (seen_BMhwC, self._predicted_levels(prediction.outputs)):
-            pictures.append(original_BNhwC.index_put(where, values_BMhwC))
-        joined = (
-            patches.unflatten(1, self.grid).transpose(2, 3).flatten(3, 4).flatten(1, 2)
-            for patches in pictures
+        versions = [original_BNhwC]
+        for patches_BMhwC in (corrupted_BMhwC, self._predicted_levels(prediction.outputs)):
+            versions.append(original_BNhwC.index_put(where, patches_BMhwC))
+        # Patches are joined to images.
+        images = (
+            patches_BNhwC.unflatten(1, self.grid).transpose(2, 3).flatten(3, 4).flatten(1, 2)
+            for patches_BNhwC in versions
         )
-        return list(zip(*(picture.to("cpu", torch.uint8).numpy() for picture in joined), strict=True))
+        return list(zip(*(image.to("cpu", torch.uint8).numpy() for image in images), strict=True))
 
     def _predicted_levels(self, outputs: Tensor) -> Tensor:
-        """(B, M, h, w, C) int32, from 0 to 255."""
+        """Return the predicted patches (B, M, h, w, C), int32 from 0 to 255."""
         if self.target == "pixels":
             values = outputs.float().unflatten(-1, (*self.patch_hw, 3))
             return _to_levels(values * values.new_tensor(self.std) + values.new_tensor(self.mean))
         cells = CELLS[self.target]
         colors = outputs.argmax(dim=-1).unflatten(-1, (cells, cells))
         bins = torch.stack([colors % LEVELS, colors // LEVELS % LEVELS, colors // LEVELS**2], dim=-1)
+        # A pixel at row r of h is in cell r * cells // h.
         cell_h, cell_w = (torch.arange(side, device=bins.device) * cells // side for side in self.patch_hw)
         return _to_levels((bins + 0.5) / LEVELS)[:, :, cell_h[:, None], cell_w]
 
 
 def patch_colors(levels_BCHW: Tensor, grid: tuple[int, int], cells: int) -> Tensor:
-    """(B, N, cells * cells) int64: red + 8 green + 64 blue of the mean over each cell of each patch.
+    """Return the colour classes (B, N, cells * cells), int64, of the mean over each cell of each patch.
 
-    A mean v in [0, 1] is in bin min(floor(8 v), 7). Sums are of integers, so that a mean on the border of two
-    bins falls to the same side on every device. Where cells do not divide the patch, a pixel counts for each
-    by the area in it.
+        bin(v) = min(floor(8 v), 7)                     v mean of a channel, in [0, 1]
+        class  = bin(red) + 8 bin(green) + 64 bin(blue)
+
+    That is the "3-bit, mean color (i.e., 512 colors in total)" of the paper, section B.1.2. Means are sums of
+    integers, so that a mean on the border of two bins falls to the same side on every device. Where cells do
+    not divide the patch, a pixel counts for each cell by the area in it.
     """
     (rows, columns), num_pixels = grid, 1
+    # Pixels are repeated until cells divide the patch.
     for dim, num_patches in ((2, rows), (3, columns)):
         finer = cells // math.gcd(levels_BCHW.shape[dim] // num_patches, cells)
         levels_BCHW = levels_BCHW.repeat_interleave(finer, dim)
@@ -295,12 +306,12 @@ def patch_colors(levels_BCHW: Tensor, grid: tuple[int, int], cells: int) -> Tens
 
 
 def loss(prediction: Prediction) -> Tensor:
-    """Mean over the corrupted patches: cross-entropy in nats, or squared error in the model's range."""
+    """Return the mean cross-entropy in nats, or squared error in the model's range, of corrupted patches."""
     return example_losses(prediction).mean()
 
 
 def example_losses(prediction: Prediction) -> Tensor:
-    """The same for each picture alone, (B,) float32; all have equally many corrupted patches."""
+    """Return the loss of each image, (B,) float32; all have equally many corrupted patches."""
     outputs, targets, _ = prediction
     if targets.is_floating_point():
         return F.mse_loss(outputs.float(), targets, reduction="none").mean(dim=(1, 2))
@@ -309,22 +320,22 @@ def example_losses(prediction: Prediction) -> Tensor:
 
 
 def num_right(prediction: Prediction) -> Tensor:
-    """How many of the M * S colours of each picture are predicted right, (B,) int64."""
+    """Return the number of correctly predicted colours, of M * S, of each image, (B,) int64."""
     return (prediction.outputs.argmax(dim=-1) == prediction.targets).sum(dim=(1, 2))
 
 
 def color_counts(prediction: Prediction) -> Tensor:
-    """How often each colour was there, (K,) int64; the largest over the sum is what one guess gets."""
+    """Count the targets of each colour, (K,) int64; the largest fraction is the majority class's accuracy."""
     return torch.bincount(prediction.targets.flatten(), minlength=NUM_COLORS)
 
 
 def backbone_state(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The network's part of a MaskedPatchModel's state dict, or of the average of one, under timm's names."""
+    """Return the network's part of a MaskedPatchModel's state dict, or of its average, in timm's names."""
     return {name[4:]: tensor for name, tensor in state.items() if name.startswith("vit.")}
 
 
 def _check_network(vit: nn.Module) -> None:
-    """Refuse what has no token for each patch of one grid, or no norm over all of its tokens."""
+    """Refuse a network without a token for each patch of one grid, or a norm over all of its tokens."""
     is_whole = (
         isinstance(vit, VisionTransformer)
         and not (vit.dynamic_img_size or vit.attn_pool or list(vit.fc_norm.parameters()))
@@ -338,20 +349,20 @@ def _check_network(vit: nn.Module) -> None:
         is_whole = covered == tuple(stem.img_size)
     if not is_whole:
         raise VitError(
-            f"no patches can be predicted with a {type(vit).__name__} such as this",
+            f"masked patch prediction is not possible with this {type(vit).__name__}",
             where="--model (recipe key model.name)",
             fix="take a ViT or a hybrid of the paper (vit models)",
         )
 
 
 def _patches(values_BCHW: Tensor, grid: tuple[int, int]) -> Tensor:
-    """(B, N, h, w, C), patches row by row."""
+    """Split images into patches (B, N, h, w, C), row by row."""
     split = values_BCHW.unflatten(3, (grid[1], -1)).unflatten(2, (grid[0], -1))
     return split.permute(0, 2, 4, 3, 5, 1).flatten(1, 2)
 
 
 def _levels(images_BCHW: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
-    """The 8-bit pixels that images in the model's range were made from, int32."""
+    """Return the 8-bit pixels, int32, of images in the model's range."""
     mean_C11, std_C11 = (images_BCHW.new_tensor(values).view(-1, 1, 1) for values in (mean, std))
     return _to_levels(images_BCHW * std_C11 + mean_C11)
 

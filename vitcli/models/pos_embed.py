@@ -1,8 +1,8 @@
-"""The position embeddings that timm has not: those of the paper's Table 8 (section D.4), and fixed ones.
+"""Position embeddings that timm lacks: those of the paper's Table 8 (section D.4), and fixed ones.
 
 They are installed into a network that timm built with pos_embed="none", under names timm does not know, so
-timm refuses weights that carry them: `positions.*`, `blocks.<i>.positions.*` and
-`blocks.<i>.attn.relative_embed`. Fixed ones ("sincos2d") are in no weights.
+timm refuses to load their weights: `positions.*`, `blocks.<i>.positions.*` and
+`blocks.<i>.attn.relative_embed`. Fixed ones ("sincos2d") are not stored.
 
 B batch, T tokens (prefix tokens such as the class token, then N patches), D hidden width, A attention heads,
 E = D / A width of a head, R = 2T - 1 offsets between tokens, H x W the patch grid.
@@ -19,53 +19,53 @@ from vitcli.errors import VitError, nearest
 from vitcli.models.architecture import POSEMB_PLACES, POSEMBS
 from vitcli.models.resample import check_method, resample_posemb
 
-STD = 0.02  # normal and not truncated, as the authors draw their pos_embedding
+STD = 0.02  # normal, not truncated, as in the authors' code
 
 
 def check_choice(kind: str, place: str) -> None:
-    """Refuse what the paper's Table 8 has no cell for, but for "sincos2d" at the stem."""
-    for key, given, known in (("posemb", kind, POSEMBS), ("posemb_at", place, POSEMB_PLACES)):
-        if given not in known:
+    """Refuse a choice without a cell in the paper's Table 8, except "sincos2d" at the stem."""
+    for key, choice, choices in (("posemb", kind, POSEMBS), ("posemb_at", place, POSEMB_PLACES)):
+        if choice not in choices:
             raise VitError(
-                f"there is no {key} {given!r}{nearest(given, known)}",
+                f"there is no {key} {choice!r}{nearest(choice, choices)}",
                 where=f"recipe key model.{key}",
-                fix=f"take one of {', '.join(known)}",
+                fix=f"take one of {', '.join(choices)}",
             )
     if kind in ("none", "relative", "sincos2d") and place != "stem":
         reason = "it is added to the patches once" if kind == "sincos2d" else "it adds nothing to the tokens"
         raise VitError(
-            f"posemb {kind!r} has no place {place!r}: {reason}",
+            f"posemb {kind!r} cannot be at {place!r}: {reason}",
             where="recipe keys model.posemb and model.posemb_at",
             fix='set posemb_at = "stem", or posemb to 1d or 2d',
         )
 
 
 def is_timms(kind: str, place: str) -> bool:
-    """Whether timm has this choice itself, as pos_embed "learn" or "none"."""
+    """Return True if timm has this choice itself, as pos_embed "learn" or "none"."""
     return (kind, place) in (("1d", "stem"), ("none", "stem"))
 
 
 def install(model: VisionTransformer, *, kind: str, place: str, dropout: float) -> None:
-    """Give a network without position embeddings those of one cell of Table 8, or "sincos2d".
+    """Install the position embedding of one cell of Table 8, or "sincos2d", into a network without one.
 
-    "1d" is one learned row for each token, "2d" and "sincos2d" see `Positions`, "relative" see
-    `RelativeAttention`, "none" changes nothing. At "stem" they are added to the tokens once; at "every_layer"
-    each block has its own, at "every_layer_shared" all have the same, and they are added to the block's
-    input, its residual stream. The numbers follow from torch's global seed: normal with deviation 0.02.
+    "1d" is one learned row for each token; for "2d" and "sincos2d" see `Positions`, for "relative"
+    `RelativeAttention`; "none" changes nothing. At "stem" it is added to the tokens once. At "every_layer"
+    each block has its own, at "every_layer_shared" all blocks share one, added to the block's input, which is
+    the residual stream. Weights are drawn from torch's global generator: normal with deviation 0.02.
 
     Args:
         model: built by timm with pos_embed="none"; changed in place.
         kind: one of POSEMBS.
         place: one of POSEMB_PLACES.
-        dropout: share dropped from the tokens after the first addition, and after no other. The paper drops
-            at the stem and does not speak of the other places; its code drops nothing where nothing is added,
-            so "none" and "relative" have no such dropout.
+        dropout: probability, after the first addition only. The paper uses dropout at the stem and does not
+            mention the other places; its code has none where nothing is added, so "none" and "relative" have
+            no such dropout.
 
     Raises:
-        VitError: a choice Table 8 has not, or a network of a width that "2d" or "sincos2d" cannot split.
+        VitError: a choice that is not in Table 8, or a width that "2d" or "sincos2d" cannot split.
     """
     check_choice(kind, place)
-    assert model.pos_embed is None, "the network has position embeddings of timm's already"
+    assert model.pos_embed is None, "the network already has timm's position embedding"
     assert not model.dynamic_img_size and isinstance(model.patch_drop, nn.Identity), "tokens would move"
     match kind, place:
         case "none", _:
@@ -75,7 +75,7 @@ def install(model: VisionTransformer, *, kind: str, place: str, dropout: float) 
                 _make_relative(block.attn, _num_tokens(model))
         case _, "stem":
             model.positions = Positions(model, kind, dropout)
-            # timm's next module after the place where it adds its own
+            # The next module after the place where timm adds its own position embedding.
             model.patch_drop.register_forward_pre_hook(model.positions.add_and_drop)
         case _, "every_layer":
             for i, block in enumerate(model.blocks):
@@ -88,15 +88,16 @@ def install(model: VisionTransformer, *, kind: str, place: str, dropout: float) 
 
 
 class Positions(nn.Module):
-    """Position embeddings, added to the tokens on their way into another module.
+    """Position embedding, added to the tokens by a forward pre-hook of another module.
 
-    "1d" is a `table` of a row for each token. "2d" has `rows` (H, D/2) and `columns` (W, D/2): the embedding
-    of a patch is that of its column (X), then that of its row (Y). The class token has neither, and the paper
-    does not say what it gets instead; here each prefix token has a learned row of its own in `prefix`.
-    "sincos2d" is a fixed `table`, in no state dict; prefix tokens get nothing, as in big_vision.
+    "1d"        `table` (1, T, D), one row for each token.
+    "2d"        `rows` (H, D/2) and `columns` (W, D/2); a patch has that of its column, then that of its row
+                (X before Y, as in the paper). The paper does not say what the class token gets; here each
+                prefix token has a learned row in `prefix` (S, D).
+    "sincos2d"  fixed `table` (1, T, D), not in the state dict; prefix tokens get zeros, as in big_vision.
 
-    `add` and `add_and_drop` are forward pre-hooks. They are methods, so that a deep copy of the network adds
-    its own embeddings and not the original's.
+    `add` and `add_and_drop` are the hooks. They are methods, so that a deep copy of the network adds its own
+    embedding and not the original's.
     """
 
     def __init__(self, model: VisionTransformer, kind: str, dropout: float):
@@ -119,7 +120,7 @@ class Positions(nn.Module):
         self.train(model.training)
 
     def forward(self) -> Tensor:
-        """(1, T, D), what is added to the tokens."""
+        """Return the position embedding (1, T, D)."""
         if self.kind != "2d":
             return self.table
         x_HWd = self.columns.expand(self.num_rows, -1, -1)
@@ -129,17 +130,17 @@ class Positions(nn.Module):
         return tokens_TD[None]
 
     def add(self, module: nn.Module, args: tuple) -> tuple:
-        """The arguments of `module`, of which the first are its tokens, with the embeddings added."""
+        """Return the arguments of `module` with the embedding added to the first one, its tokens."""
         tokens_BTD, *others = args
         return (tokens_BTD + self(), *others)
 
     def add_and_drop(self, module: nn.Module, args: tuple) -> tuple:
-        """As `add`, with dropout after it."""
+        """Return the same with dropout after the addition."""
         tokens_BTD, *others = self.add(module, args)
         return (self.drop(tokens_BTD), *others)
 
     def _apply(self, fn, recurse=True):
-        """As any module moves; a fixed table is then new: right after `to_empty`, or bfloat16 and back."""
+        """Move or cast the module, computing a fixed table again: `to_empty` or bfloat16 would damage it."""
         super()._apply(fn, recurse)
         if self.kind == "sincos2d":
             self.table = sincos2d((self.num_rows, self.num_columns), *self.table.shape[1:]).to(self.table)
@@ -147,12 +148,14 @@ class Positions(nn.Module):
 
 
 def sincos2d(grid: tuple[int, int], num_tokens: int, width: int) -> Tensor:
-    """(1, T, D) in float64, the fixed embedding of "Better plain ViT baselines" (arXiv 2205.01580).
+    """Return the fixed embedding (1, T, D), float64, of "Better plain ViT baselines" (arXiv 2205.01580).
 
-    The patch in column x and row y has sin(x w), cos(x w), sin(y w) and cos(y w), each a quarter of D, with
-    frequencies w that fall geometrically from 1 to 1 / 10000, as in MoCo v3; prefix tokens have zeros.
+        embedding(x, y) = [sin(x w), cos(x w), sin(y w), cos(y w)]      column x, row y of the patch
+        w_i             = 10000^(-i / (D/4 - 1)),  i = 0, ..., D/4 - 1
+
+    The frequencies are those of MoCo v3 and big_vision's posemb_sincos_2d. Prefix tokens have zeros.
     """
-    on_cpu = {"dtype": torch.float64, "device": "cpu"}  # whatever the default: the same bits everywhere
+    on_cpu = {"dtype": torch.float64, "device": "cpu"}  # the same bits under any default device and dtype
     y_HW, x_HW = torch.meshgrid(*(torch.arange(side, **on_cpu) for side in grid), indexing="ij")
     w_d = 10_000 ** -torch.linspace(0, 1, width // 4, **on_cpu)
     x_Nd, y_Nd = (places_HW.reshape(-1, 1) * w_d for places_HW in (x_HW, y_HW))
@@ -163,9 +166,10 @@ def sincos2d(grid: tuple[int, int], num_tokens: int, width: int) -> Tensor:
 class RelativeAttention(Attention):
     """timm's attention, with a learned embedding of the offset from key to query in the logits.
 
-    Query q and key k stand at places p_q and p_k in the sequence of tokens, the class token at 0. The
-    embedding of p_q - p_k is split over the heads and scaled as a key is:
-    logit(q, k) = (query_q . key_k + query_q . embedding_{p_q - p_k}) / sqrt(E).
+    Query and key are at positions p and p' in the sequence of tokens, the class token at 0. The embedding of
+    p - p' is split over the heads and scaled as a key is (paper, section D.4):
+
+        logit(p, p') = (query_p . key_p' + query_p . embedding_{p - p'}) / sqrt(E)
 
     `relative_embed` (R, D) has the row of offset o at T - 1 + o.
     """
@@ -175,6 +179,7 @@ class RelativeAttention(Attention):
         qkv_3BATE = self.qkv(tokens_BTD).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         q_BATE, k_BATE, v_BATE = qkv_3BATE.unbind(0)
         q_BATE, k_BATE = self.q_norm(q_BATE), self.k_norm(k_BATE)
+        # The second term of the logits is a bias of ordinary attention.
         bias_BATT = relative_logits(q_BATE * self.scale, self.relative_embed)
         mask = resolve_self_attn_mask(num_tokens, bias_BATT, attn_mask, is_causal)
         bias_BATT = maybe_add_mask(bias_BATT, mask)
@@ -190,18 +195,19 @@ class RelativeAttention(Attention):
         return self.proj_drop(self.proj(mixed_BTD))
 
 
-@torch.fx.wrap  # as timm's own, for its feature extraction
+@torch.fx.wrap  # as timm's own attention, for its feature extraction
 def relative_logits(q_BATE: Tensor, embedding_RD: Tensor) -> Tensor:
-    """(B, A, T, T): the product of each query with the embedding of its offset to each key.
+    """Return the products (B, A, T, T) of each query with the embedding of its offset to each key.
 
-    Every query is multiplied with all R embeddings; then each row of the result is shifted by one more than
-    the row above it, through its place in memory, so no index and no copy of the table for each pair is made.
+    Every query is multiplied with all R embeddings. Then each row is shifted by one more than the row above
+    it by reading it from another address, without an index or a copy of the table for each pair (the
+    "skewing" of Music Transformer, arXiv 1809.04281).
     """
     num_heads, num_tokens = q_BATE.shape[1:3]
     descending_RAE = embedding_RD.flip(0).unflatten(1, (num_heads, -1))  # offset T-1 first: keys ascend
     products_BATR = torch.einsum("bate,rae->batr", q_BATE, descending_RAE)
-    # key k of query q is at column T-1-q+k, at q*R + T-1-q+k = T-1 + q*(R-1) + k in memory
-    step = max(2 * num_tokens - 2, 1)  # a token alone has one offset
+    # Key k of query q is in column T-1-q+k, at address q*R + T-1-q+k = T-1 + q*(R-1) + k.
+    step = max(2 * num_tokens - 2, 1)  # R - 1; a single token has one offset
     in_memory = products_BATR.flatten(-2)[..., num_tokens - 1 : num_tokens - 1 + num_tokens * step]
     return in_memory.unflatten(-1, (num_tokens, step))[..., :num_tokens]
 
@@ -216,10 +222,10 @@ def resample(
     num_prefix: int,
     method: str = "paper",
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """A state dict carried over to another patch grid, and the names of the tensors that changed.
+    """Resample the position embeddings of a state dict to another patch grid.
 
-    Tables of "1d", timm's `pos_embed` among them, are resampled in 2-D, rows and columns of "2d" each along
-    its axis, which comes to the same. "sincos2d" is computed anew with the network.
+    Tables of "1d", also timm's `pos_embed`, are resampled in 2-D, `rows` and `columns` of "2d" along their
+    axis, which is equivalent. "sincos2d" is not stored: the network of the new grid computes it.
 
     Args:
         state: of a whole network; not changed.
@@ -229,6 +235,9 @@ def resample(
         new_grid: (H', W') in patches.
         num_prefix: rows of a "1d" table without a place in the image.
         method: as in `resample_posemb`.
+
+    Returns:
+        The state dict for the new grid, and the names of the resampled tensors.
 
     Raises:
         VitError: a table does not cover the old grid; or the grids differ and the kind is "relative", or it
@@ -256,27 +265,27 @@ def resample(
 def _check_can_move(kind: str, old_grid: tuple[int, int], new_grid: tuple[int, int], method: str) -> None:
     if kind == "relative":
         raise VitError(
-            "relative position embeddings of a grid of {}x{} mean nothing on one of {}x{}: the same offset "
+            "relative position embeddings of a grid of {}x{} cannot be used on one of {}x{}: the same offset "
             "in the sequence is another displacement in the image".format(*old_grid, *new_grid),
             where="recipe key model.posemb",
             fix="keep the image size the weights were trained at, or train with posemb 1d or 2d",
         )
     if kind == "2d" and method == "timm":
         raise VitError(
-            "timm has no position embeddings of rows and columns, and no way to resample them",
+            "timm has no position embeddings of rows and columns, and no method to resample them",
             where="resampling method",
             fix="take the method paper",
         )
 
 
 def _along_one_axis(table_HD: Tensor, old_length: int, new_length: int) -> Tensor:
-    """Linear, with both ends fixed."""
+    """Resample a table linearly along its first axis, with both ends fixed."""
     return resample_posemb(table_HD[None], (old_length, 1), (new_length, 1), num_prefix=0)[0]
 
 
 def _make_relative(attention: Attention, num_tokens: int) -> None:
     assert type(attention) is Attention and attention.gate is None, "not the paper's attention"
-    attention.__class__ = RelativeAttention  # same parameters, same names, and one more
+    attention.__class__ = RelativeAttention  # parameters and names stay, and one is added
     attention.relative_embed = _drawn(attention, 2 * num_tokens - 1, attention.proj.in_features)
 
 
@@ -284,9 +293,9 @@ def _check_width(kind: str, width: int) -> None:
     num_parts = {"2d": 2, "sincos2d": 4}.get(kind, 1)
     if width % num_parts:
         raise VitError(
-            f"a hidden width of {width} has no {num_parts} equal parts for the embeddings of column and row",
+            f"a hidden width of {width} cannot be split into {num_parts} equal parts for column and row",
             where="recipe key model.posemb",
-            fix=f'take posemb = "1d" or a network whose width divides by {num_parts}',
+            fix=f'take posemb = "1d" or a network whose width is a multiple of {num_parts}',
         )
 
 
@@ -295,6 +304,6 @@ def _num_tokens(model: VisionTransformer) -> int:
 
 
 def _drawn(module: nn.Module, *shape: int) -> nn.Parameter:
-    """A fresh table where the module is, in its precision."""
+    """Draw a fresh table on the module's device, in its precision."""
     like = next(module.parameters())
     return nn.Parameter(init.normal_(torch.empty(shape, dtype=like.dtype, device=like.device), std=STD))

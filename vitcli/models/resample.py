@@ -21,11 +21,11 @@ def resample_posemb(
     num_prefix: int = 1,
     method: str = "paper",
 ) -> Tensor:
-    """Carry a learned position embedding over to another patch grid.
+    """Resample a learned position embedding to another patch grid.
 
     A larger image at the same patch size has more patches than the embedding has rows, so the
-    rows are interpolated in 2-D, each at the place its patch has in the image. The class token
-    has no place in the image and is passed on as it is.
+    rows are interpolated in 2-D, each at the place of its patch in the image. The class token
+    has no place in the image and stays as it is.
     Source: paper, section 3.2. It names no kernel; bilinear with aligned corners is the zoom of
     the authors' code (equal to 1e-14 in float64).
 
@@ -33,9 +33,9 @@ def resample_posemb(
         posemb_1TD: (1, num_prefix + H*W, D), class token first, any float dtype.
         old_grid: (H, W) in patches, not pixels. Never guessed from T: 16 rows may be 4x4 or 2x8.
         new_grid: (H', W') in patches.
-        num_prefix: tokens without a place: the class token, and registers where a network has them.
+        num_prefix: tokens without a place in the image: the class token, registers.
         method: "paper", or "timm": bicubic with antialias and half-pixel centres, as timm resamples
-            when it loads a state dict or is told another image size.
+            when it loads a state dict or changes the image size.
 
     Returns:
         (1, num_prefix + H'*W', D), same dtype and device; computed in float32.
@@ -49,7 +49,7 @@ def resample_posemb(
         raise VitError(
             f"a position embedding of {posemb_1TD.shape[1]} rows does not cover a grid of {height}x{width}",
             where="position embedding",
-            fix="say which image size these weights were trained at",
+            fix="name the image size these weights were trained at",
         )
     if method == "timm":
         return resample_abs_pos_embed(
@@ -63,18 +63,19 @@ def resample_posemb(
 
 
 def resample_patch_embedding(kernel_DCPP: Tensor, patch_size: int, *, method: str) -> Tensor:
-    """Carry the patch projection over to another patch size: the pseudo-inverse resize of FlexiViT.
+    """Resample the patch projection to another patch size: the pseudo-inverse resize of FlexiViT.
 
-    With B the matrix that enlarges or shrinks a patch, the kernel becomes pinv(B^T) times the kernel. After
-    enlarging, a patch enlarged likewise gets the very response the old patch had. Shrinking cannot keep all;
-    there the responses come as close as they can over patches of white noise.
+        new kernel = pinv(B^T) kernel        B resizes a patch, as a matrix
+
+    With a larger patch, an enlarged patch gets exactly the response of the old patch. With a smaller one the
+    responses are the closest in least squares over patches of white noise.
     Source: arXiv 2212.08013, section 3.4, and big_vision's flexi/vit.py. It is not in the ViT paper.
 
     Args:
         kernel_DCPP: weight of the convolution that makes the tokens, any float dtype; its bias stays.
-        patch_size: pixels of the new patch along each side.
-        method: "paper": B is bilinear without antialias, as FlexiViT's authors have it, so a kernel shrunk
-            by more than 2 no longer sees every pixel; "timm": bicubic with antialias, timm's defaults.
+        patch_size: side of the new patch in pixels.
+        method: "paper": B is bilinear without antialias, as in FlexiViT's code, so a kernel made smaller by
+            more than 2 ignores some pixels; "timm": bicubic with antialias, timm's defaults.
 
     Returns:
         (D, C, patch_size, patch_size), same dtype and device; computed in float32.
@@ -101,15 +102,15 @@ def similarity_at_landmarks(
     *,
     num_prefix: int,
 ) -> dict[str, float]:
-    """How alike two embeddings are at the same places of the image, whatever their grids.
+    """Compare two position embeddings at the same places of the image, on any two grids.
 
     Both are sampled, bilinear with aligned corners, at the corners of the image, the middles of its edges and
     its centre. Bilinear resampling with aligned corners keeps the corners exactly (similarity 1), and the
     midpoints where both grids have odd sides.
 
     Returns:
-        Cosine similarities from -1 to 1, 0 where an embedding is zero: under "corners" the smallest of the
-        four corners, under "midpoints" the smallest of the four middles of edges and the centre.
+        Cosine similarities from -1 to 1, 0 where an embedding is zero: "corners" is the smallest of the four
+        corners, "midpoints" the smallest of the four middles of edges and the centre.
 
     Raises:
         VitError: an embedding does not cover its grid.
@@ -125,7 +126,7 @@ def similarity_at_landmarks(
 
 
 def check_method(method: str) -> None:
-    """Refuse a way of resampling that is not in METHODS."""
+    """Refuse a resampling method that is not in METHODS."""
     if method not in METHODS:
         raise VitError(
             f"there is no resampling method {method!r}{nearest(method, METHODS)}",

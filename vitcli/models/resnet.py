@@ -1,7 +1,7 @@
-"""ResNets that timm has no name for, built from its parts, and the authors' arithmetic inside all of them.
+"""Hybrids and BiT ResNets without a timm name, and the authors' arithmetic inside all of them.
 
-Two networks join timm's registry: the hybrid with any ResNet in front, and the BiT ResNet of any depth and
-width. timm then makes both from JSON arguments, and reads the folders that we write, once this is imported.
+Importing this module registers two networks with timm: the hybrid with any ResNet in front, and the BiT
+ResNet of any depth and width. timm then builds both from JSON arguments, and reads the folders that we write.
 """
 
 from functools import partial
@@ -28,10 +28,10 @@ default_cfgs = generate_default_cfgs({
 
 @register_model
 def vitcli_hybrid(pretrained: bool = False, *, resnet_blocks, resnet_width, **kwargs) -> VisionTransformer:
-    """A ViT on the features of a ResNet (paper, section 3.1).
+    """Build a ViT on the features of a ResNet (paper, section 3.1).
 
     Args:
-        resnet_blocks: bottleneck blocks in each stage; none leaves the stem.
+        resnet_blocks: bottleneck blocks in each stage; an empty list for the stem alone.
         resnet_width: factor on the 64 channels of the stem and on those of the stages.
     """
     conv = partial(StdConv2dSame, eps=1e-8)
@@ -59,7 +59,7 @@ def vitcli_hybrid(pretrained: bool = False, *, resnet_blocks, resnet_width, **kw
 
 @register_model
 def vitcli_bit(pretrained: bool = False, **kwargs) -> ResNetV2:
-    """A ResNet of BiT of any `layers` and `width_factor` (paper, section 4.1)."""
+    """Build a BiT ResNet of any `layers` and `width_factor` (paper, section 4.1)."""
     conv = partial(StdConv2d, eps=1e-8)
     return build_model_with_cfg(
         ResNetV2, "vitcli_bit", pretrained, stem_type="fixed", conv_layer=conv, **kwargs
@@ -67,7 +67,7 @@ def vitcli_bit(pretrained: bool = False, **kwargs) -> ResNetV2:
 
 
 class OfficialStdConv2dSame(StdConv2dSame):
-    """A convolution with the authors' weight standardisation: (w - mean) / (std + 1e-5) for each output."""
+    """Convolution with the authors' weight standardisation: (w - mean) / (std + 1e-5) for each output."""
 
     def forward(self, images_BCHW: Tensor) -> Tensor:
         if self.same_pad:
@@ -83,7 +83,7 @@ def use_official_arithmetic(model: nn.Module) -> None:
     for module in model.modules():
         match module:
             case StdConv2dSame():
-                module.__class__ = OfficialStdConv2dSame  # same parameters, same names, another forward
+                module.__class__ = OfficialStdConv2dSame  # parameters and names stay, only forward differs
             case StdConv2d():
                 module.eps = BIT_VARIANCE_EPS
             case GroupNormAct() if is_hybrid:

@@ -1,6 +1,9 @@
-"""The models of the paper under the names people give them, and what a plain ViT weighs; no torch here.
+"""Models of the paper, their names in every spelling, and formulas for the cost of a plain ViT.
 
-D hidden width, M width of the MLP, L layers, P patch size, N patches, K classes.
+This module loads no torch. `num_params` and `forward_macs` are here and not in `flops`, for `vit reproduce`
+and `vit study` plan with them before anything loads torch.
+
+D hidden width, M width of the MLP, L layers, P patch size, N patches, T = N + 1 tokens, K classes.
 """
 
 import re
@@ -8,24 +11,24 @@ from dataclasses import dataclass, replace
 
 from vitcli.errors import VitError
 
-BIT = "vitcli_bit"  # our entries in timm's registry (backbones.py), for what timm has no name for
+BIT = "vitcli_bit"  # our entries in timm's registry (resnet.py), for networks without a timm name
 HYBRID = "vitcli_hybrid"
-R26, R50 = (2, 2, 2, 2), (3, 4, 6, 3)  # blocks by stage
-R50_IN_THREE = (3, 4, 9)  # stage 4 has joined stage 3 (section 4.1)
+R26, R50 = (2, 2, 2, 2), (3, 4, 6, 3)  # blocks of each stage
+R50_IN_THREE = (3, 4, 9)  # the blocks of stage 4 are in stage 3 (section 4.1)
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A model of the paper's tables, of the authors' later releases, or our demo size.
+    """Model of the paper's tables, of the authors' later releases, or our demo model.
 
     Attributes:
         name: as the paper writes it.
-        timm_name: what timm.create_model takes.
-        is_timms: whether that is this very network without further arguments.
-        layers, hidden, mlp, heads: of the transformer; 0 for a network without one.
+        timm_name: first argument of timm.create_model.
+        is_timms: whether that alone builds this network, without further arguments.
+        layers, hidden, mlp, heads: size of the transformer; 0 for a network without one.
         patch_size: kernel of the patch embedding, in pixels; in cells of the ResNet's output for a hybrid.
-        blocks: of the ResNet, a number for each stage; () is its stem alone; None for a network without one.
-        width: of the ResNet, as a factor.
+        blocks: blocks of each stage of the ResNet; () is the stem alone; None for a network without a ResNet.
+        width: factor on the channels of the ResNet.
     """
 
     name: str
@@ -41,20 +44,15 @@ class Variant:
 
     @property
     def is_plain(self) -> bool:
-        """A transformer on patches of pixels."""
+        """Return True for a transformer on patches of pixels."""
         return self.layers > 0 and self.blocks is None
 
     @property
     def timm_args(self) -> dict:
-        """The size as keyword arguments of timm.create_model."""
+        """Return the size as keyword arguments of timm.create_model."""
         if self.layers:
-            return vit_args(
-                layers=self.layers,
-                hidden=self.hidden,
-                mlp=self.mlp,
-                heads=self.heads,
-                patch_size=self.patch_size,
-            )
+            size = {key: getattr(self, key) for key in ("layers", "hidden", "mlp", "heads", "patch_size")}
+            return vit_args(**size)
         return {"layers": list(self.blocks), "width_factor": self.width} if self.timm_name == BIT else {}
 
 
@@ -107,9 +105,9 @@ _LONG_NAMES = {"Ti": "tiny", "S": "small", "B": "base", "L": "large", "H": "huge
 
 
 def vit_args(*, layers: int, hidden: int, mlp: int, heads: int, patch_size: int) -> dict:
-    """A transformer's size as keyword arguments of timm's VisionTransformer."""
+    """Return a transformer's size as keyword arguments of timm's VisionTransformer."""
     mlp_ratio = mlp / hidden
-    if int(hidden * mlp_ratio) != mlp:  # timm rounds the product down
+    if int(hidden * mlp_ratio) != mlp:  # timm truncates the product
         mlp_ratio = (mlp + 0.5) / hidden
     return {
         "patch_size": patch_size,
@@ -121,7 +119,7 @@ def vit_args(*, layers: int, hidden: int, mlp: int, heads: int, patch_size: int)
 
 
 def find_variant(name: str) -> Variant | None:
-    """The variant of a name as people write it: ViT-L/16, vit_l16, L/16, R50+B/32, R152x4; else None."""
+    """Return the variant of a name in any spelling (ViT-L/16, vit_l16, L/16, R50+B/32, R152x4), or None."""
     return _BY_SPELLING.get(_letters(name))
 
 
@@ -134,17 +132,17 @@ def resized(
     heads: int | None = None,
     patch_size: int | None = None,
 ) -> Variant:
-    """The same transformer with other sizes (paper, Figure 8), under a name such as ViT-6x192/4.
+    """Return the transformer with other sizes (paper, Figure 8), under a name such as ViT-6x192/4.
 
-    Left out with another width, the MLP is 4 times as wide and the heads have 64 numbers each, as in Table 1.
+    With another width, the MLP is by default 4 times as wide and the heads have a width of 64, as in Table 1.
 
     Raises:
         VitError: the heads do not divide the width; or other patches for a hybrid, whose ResNet decides.
     """
     if hidden:
         mlp, heads = mlp or 4 * hidden, heads or max(hidden // 64, 1)
-    given = dict(layers=layers, hidden=hidden, mlp=mlp, heads=heads, patch_size=patch_size)
-    other = replace(variant, is_timms=False, **{key: number for key, number in given.items() if number})
+    size = dict(layers=layers, hidden=hidden, mlp=mlp, heads=heads, patch_size=patch_size)
+    other = replace(variant, is_timms=False, **{key: number for key, number in size.items() if number})
     if other.hidden % other.heads:
         raise VitError(
             f"a width of {other.hidden} does not divide into {other.heads} heads",
@@ -157,12 +155,13 @@ def resized(
             where="recipe key model.patch_size",
             fix="leave it out, or take a ViT without a ResNet in front",
         )
+    # "ViT-Ti/16" becomes "ViT-6x192/16", and with other patches "ViT-6x192/4".
     name = re.sub(r"ViT-\w+/", f"ViT-{other.layers}x{other.hidden}/", variant.name)
     return replace(other, name=re.sub(r"\d+$", str(patch_size), name) if patch_size else name)
 
 
 def _spellings(name: str) -> list[str]:
-    """Every way to write a name, as bare letters and digits."""
+    """Return every way to write a name."""
     if name.startswith("BiT-"):
         resnet = name.removeprefix("BiT-")
         return [name, resnet, resnet.replace("R", "ResNet"), f"BiT-{resnet.replace('R', 'ResNet')}"]
@@ -187,32 +186,49 @@ _BY_SPELLING = {
 
 
 def variant_of_timm(timm_name: str) -> Variant | None:
-    """The paper's model behind a timm name, whatever resolution the name ends in; None if it is none."""
+    """Return the paper's model behind a timm name, at any resolution the name ends in, or None."""
     network = network_of_timm(timm_name)
-    own = (variant for variant in VARIANTS.values() if variant.is_timms)
-    return next((variant for variant in own if network_of_timm(variant.timm_name) == network), None)
+    variants = (variant for variant in VARIANTS.values() if variant.is_timms)
+    return next((variant for variant in variants if network_of_timm(variant.timm_name) == network), None)
 
 
 def network_of_timm(timm_name: str) -> str:
-    """A timm name without the resolution it may end in."""
+    """Return a timm name without the resolution it may end in."""
     return re.sub(r"_\d+$", "", timm_name)
 
 
 def num_params(variant: Variant, image_size: tuple[int, int], num_classes: int) -> int:
-    """Trainable numbers of a plain ViT with a head of one layer, or none for 0 classes (paper, Table 1)."""
-    D, M, tokens = variant.hidden, variant.mlp, _num_patches(variant, image_size) + 1
-    embedding = 3 * variant.patch_size**2 * D + D + D + tokens * D
+    """Return the parameters of a plain ViT (paper, section 3.1 and Table 1; paper.md, section 1.2).
+
+    embedding  3 P^2 D + D         patch projection, bias
+               + D + T D           class token, position embedding
+    layer      4 D^2 + 4 D         query, key, value and output projections, biases
+               + 2 D M + M + D     two MLP layers, biases
+               + 4 D               two layer norms
+    end        2 D                 layer norm
+               + (D + 1) K         head of one layer; none for 0 classes
+    """
+    D, M, P, K = variant.hidden, variant.mlp, variant.patch_size, num_classes
+    T = _num_patches(variant, image_size) + 1
+    embedding = 3 * P**2 * D + D + D + T * D
     layer = 4 * D * D + 4 * D + 2 * D * M + M + D + 4 * D
-    head = (D + 1) * num_classes
-    return embedding + variant.layers * layer + 2 * D + head
+    return embedding + variant.layers * layer + 2 * D + (D + 1) * K
 
 
 def forward_macs(variant: Variant, image_size: tuple[int, int]) -> int:
-    """Multiply-accumulates of one image through a plain ViT without its head; FLOPs are twice that."""
-    D, M, patches = variant.hidden, variant.mlp, _num_patches(variant, image_size)
-    tokens = patches + 1
-    layer = tokens * (4 * D * D + 2 * D * M) + 2 * tokens**2 * D
-    return 3 * variant.patch_size**2 * patches * D + variant.layers * layer
+    """Return the multiply-adds of one image through a plain ViT without its head (paper.md, section 1.2).
+
+        embedding  3 P^2 N D
+        layer      T (4 D^2 + 2 D M)   projections and MLP
+                   + 2 T^2 D           attention weights, and the values they weight
+
+    FLOPs are twice that. Norms, softmax and biases are not counted.
+    """
+    D, M, P = variant.hidden, variant.mlp, variant.patch_size
+    N = _num_patches(variant, image_size)
+    T = N + 1
+    layer = T * (4 * D * D + 2 * D * M) + 2 * T**2 * D
+    return 3 * P**2 * N * D + variant.layers * layer
 
 
 def _num_patches(variant: Variant, image_size: tuple[int, int]) -> int:
