@@ -133,7 +133,7 @@ def test_a_pattern_is_a_part_of_the_name_or_a_glob():
 
     assert names("vit-l/") == ["ViT-L/32", "ViT-L/16", "R50+ViT-L/32", "R50+ViT-L/16"]
     assert names("ViT-L/*") == ["ViT-L/32", "ViT-L/16"]
-    with pytest.raises(VitError, match="no model fits 'ViT-B/17', did you mean 'ViT-B/1"):
+    with pytest.raises(VitError, match="no model matches 'ViT-B/17', did you mean 'ViT-B/1"):
         names("ViT-B/17")
 
 

@@ -18,8 +18,8 @@ ABOUT = """# Models
 
 The networks of the paper's tables at {size} px, as `vit models --format markdown` prints them (a test keeps
 this page current). `--model` takes these names in any spelling (`ViT-L/16`, `vit_l16`, `L/16`, `R50+B/32`,
-`R152x4`), and any timm model. The recipe keys `model.layers`, `hidden`, `mlp`, `heads` and `patch_size` change
-the size of a transformer.
+`R152x4`), and any timm model. The recipe keys `model.layers`, `hidden`, `mlp`, `heads` and `patch_size`
+change the size of a transformer.
 
 """
 FOOT = """
