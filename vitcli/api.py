@@ -10,18 +10,16 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from vitcli import recipe as recipes
 from vitcli.data.decoding import decode, to_rgb
 from vitcli.data.transforms import Preprocessing, preprocessing_of, to_model_range
 from vitcli.errors import DataError, VitError
 from vitcli.evaluation.setup import preprocessing_for
 from vitcli.models.architecture import Architecture
 from vitcli.models.build import architecture, build, known_name
+from vitcli.recipe.request import RecipeRequest
 from vitcli.weights.io import read_weights
 from vitcli.weights.load import load
 from vitcli.weights.locate import names_weights
-
-DEFAULTS = "evaluate/default"
 
 
 @dataclass(frozen=True)
@@ -124,13 +122,12 @@ def load_model(
     if num_classes is not None and (isinstance(num_classes, bool) or num_classes < 0):
         raise VitError(f"{num_classes} classes", where="load_model(num_classes=...)", fix="0 or more")
     shorthands = {"data.image_size": f"{size[0]}x{size[1]}"} if size else {}
-    recipe = recipes.load(DEFAULTS, (), shorthands, training=False)
+    request = RecipeRequest(shorthands=shorthands)
+    recipe = request.load()
     if not names_weights(source):
         return _fresh(source, preprocessing_of(recipe.data), num_classes)
     weights = read_weights(source)
-    preprocessing, _ = preprocessing_for(
-        weights, recipe, recipe_name=None, overrides=(), shorthands=shorthands
-    )
+    preprocessing, _ = preprocessing_for(weights, recipe, request)
     model, arch, report = load(weights, image_size=preprocessing.image_size, num_classes=num_classes)
     info = ModelInfo(
         name=arch.name,

@@ -10,6 +10,7 @@ import typer
 from vitcli.cli import options
 from vitcli.cli.options import launch, shorthands, show_and_fail
 from vitcli.output import text
+from vitcli.recipe.request import RecipeRequest
 
 app = typer.Typer()
 NUMBERS = (
@@ -43,10 +44,12 @@ def predict(
     if jsonl and as_json:
         raise typer.BadParameter("--json prints one object, --jsonl one a picture: name one of them")
     from vitcli.evaluation.predict import predict
+    from vitcli.evaluation.setup import RunSettings
     from vitcli.evaluation.text import predictions_as_text
 
     recipe_keys = shorthands(None, res, ckpt, model, precision) | {"eval.batch_size": batch_size}
-    result = predict(pictures, set_ or (), recipe_keys, topk=topk, workers=workers, quiet=quiet)
+    request = RecipeRequest(None, set_ or (), recipe_keys)
+    result = predict(pictures, request, RunSettings(workers, quiet), topk=topk)
     if jsonl:
         text.write("\n".join(json.dumps(prediction) for prediction in result["predictions"]))
         return 0
@@ -101,27 +104,28 @@ def evaluate(
     if code is not None:
         return code
     from vitcli.evaluation.evaluate import EvaluateOptions, evaluate
+    from vitcli.evaluation.setup import RunSettings
 
     extras = EvaluateOptions(
+        split=split,
         real=real,
         real_index=real_index,
         classes=classes,
         all_compete=all_compete,
         sides=sides,
-        out=Path(out) if out else None,
-        overwrite=overwrite,
         save_predictions=save_predictions,
         asserted=asserted,
     )
-    given: dict[str, Any] = dict(split=split, workers=workers, quiet=quiet, extras=extras)
+    run = RunSettings(workers, quiet, Path(out) if out else None, overwrite)
     if groups and ckpt:
 
         def score(task: str, weights: str) -> dict[str, Any]:
             own = each[0] | {"data.dataset": task, "model.ckpt": weights}
-            return evaluate(recipe, set_ or (), [own], **given)
+            return evaluate([RecipeRequest(recipe, set_ or (), own)], extras, run)
 
         return text.show(vtab.evaluate_tasks(groups, ckpt[0], score), as_json, vtab.render)
-    return _tell(evaluate(recipe, set_ or (), each, **given), asserted, as_json)
+    requests = [RecipeRequest(recipe, set_ or (), keys) for keys in each]
+    return _tell(evaluate(requests, extras, run), asserted, as_json)
 
 
 @app.command(epilog="Example: vit compare b16.parquet l16.parquet")

@@ -7,6 +7,7 @@ import typer
 from vitcli.cli import options
 from vitcli.cli.options import given_arguments, launch, shorthands
 from vitcli.output import text
+from vitcli.recipe.request import RecipeRequest
 
 app = typer.Typer()
 
@@ -40,6 +41,7 @@ def fewshot(
     code = launch(num_processes)
     if code is not None:
         return code
+    from vitcli.evaluation.setup import RunSettings
     from vitcli.features.fewshot import as_text, fewshot
 
     keys = shorthands(dataset, res, ckpt, model, precision) | {
@@ -51,14 +53,9 @@ def fewshot(
         "fewshot.classifier": classifier,
     }
     result = fewshot(
-        recipe,
-        set_ or (),
-        keys,
+        RecipeRequest(recipe, set_ or (), keys),
+        RunSettings(workers, quiet, Path(out) if out else None, overwrite),
         draws_file=draws,
-        out=Path(out) if out else None,
-        overwrite=overwrite,
-        workers=workers,
-        quiet=quiet,
         arguments=given_arguments,
     )
     return text.show(result, as_json, as_text)
@@ -91,6 +88,7 @@ def embed(
     code = launch(num_processes)
     if code is not None:
         return code
+    from vitcli.evaluation.setup import RunSettings
     from vitcli.features.embed import as_text, embed
 
     keys = shorthands(dataset, res, ckpt, model, precision) | {
@@ -98,14 +96,9 @@ def embed(
         "eval.layer": layer,
     }
     result = embed(
-        Path(out),
-        recipe,
-        set_ or (),
-        keys,
+        RecipeRequest(recipe, set_ or (), keys),
+        RunSettings(workers, quiet, Path(out), overwrite),
         split=split,
         logits=logits,
-        overwrite=overwrite,
-        workers=workers,
-        quiet=quiet,
     )
     return text.show(result, as_json, as_text)

@@ -8,6 +8,7 @@ import typer
 from vitcli.cli import options
 from vitcli.cli.options import shorthands
 from vitcli.output import text
+from vitcli.recipe.request import RecipeRequest
 
 app = typer.Typer()
 CkptArgument = Annotated[
@@ -70,18 +71,14 @@ def inspect(
     each = [keys]
     if compare is not None:
         each.append(keys | shorthands(dataset, compare_res or res, compare, model, precision))
+    from vitcli.evaluation.setup import RunSettings
     from vitcli.inspection.inspect import inspect
     from vitcli.inspection.text import as_text
 
     result = inspect(
-        recipe,
-        set_ or (),
-        each,
+        [RecipeRequest(recipe, set_ or (), keys) for keys in each],
+        RunSettings(workers, quiet, Path(out) if out else None, overwrite),
         pictures=images or (),
         split=split,
-        out=Path(out) if out else None,
-        overwrite=overwrite,
-        workers=workers,
-        quiet=quiet,
     )
     return text.show(result, as_json, as_text)

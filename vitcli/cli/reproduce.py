@@ -1,6 +1,5 @@
 """`vit reproduce`: rows of the paper's tables."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +9,7 @@ from vitcli.cli import options
 from vitcli.cli.options import given_arguments, launch, shorthands, show_and_fail
 from vitcli.experiments.reproduce_text import as_list, as_text
 from vitcli.output import text
+from vitcli.recipe.request import RecipeRequest
 
 app = typer.Typer()
 
@@ -110,18 +110,13 @@ def reproduce(
 
         return text.show(plan(found, recipes, run_options, finetune), as_json, as_text)
 
-    score = _scorer(given | {"data.dataset": found.dataset}, real=real, workers=workers, quiet=quiet)
+    from vitcli.evaluation.evaluate import EvaluateOptions, evaluate
+    from vitcli.evaluation.setup import RunSettings
+
+    def score(weights: str) -> dict[str, Any]:
+        keys = given | {"data.dataset": found.dataset, "model.ckpt": weights}
+        request = RecipeRequest(shorthands=keys)
+        return evaluate([request], EvaluateOptions(real=real), RunSettings(workers, quiet))
+
     result = command.reproduce(found, recipes, run_options, real=real, finetune=finetune, evaluate=score)
     return show_and_fail(result, failure(result), as_json, as_text)
-
-
-def _scorer(
-    given: dict[str, Any], *, real: str | None, workers: int | None, quiet: bool
-) -> Callable[[str], dict[str, Any]]:
-    """`vit evaluate` on the data set of a row, for any weights."""
-    from vitcli.evaluation.evaluate import EvaluateOptions, evaluate
-
-    asked: dict[str, Any] = dict(
-        split="auto", workers=workers, quiet=quiet, extras=EvaluateOptions(real=real)
-    )
-    return lambda weights: evaluate(None, (), [given | {"model.ckpt": weights}], **asked)

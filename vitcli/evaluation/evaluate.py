@@ -1,6 +1,6 @@
 """`vit evaluate`: checkpoints on splits, each in one pass (paper, sections 4.1 and D.9)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,10 +17,11 @@ from vitcli.evaluation.assertions import Assertion
 from vitcli.evaluation.class_map import ClassMap
 from vitcli.evaluation.files import FOLDER, claim, write_all
 from vitcli.evaluation.score import EvalRequest, ReaL, score
-from vitcli.evaluation.setup import check_named, eval_settings, named_weights, split_to_score
+from vitcli.evaluation.setup import RunSettings, check_named, eval_settings, named_weights, split_to_score
 from vitcli.models.build import check_image_size
 from vitcli.output.atomic import check_out
 from vitcli.recipe import Recipe
+from vitcli.recipe.request import RecipeRequest
 from vitcli.weights.io import Weights
 
 
@@ -29,57 +30,44 @@ class EvaluateOptions:
     """What an evaluation is asked for besides scores.
 
     Attributes:
+        split: name of the split; auto for the recipe's.
         real, real_index: the file of ReaL labels, and the column with each picture's number in it.
         classes: name or file of a class map.
         all_compete: whether classes outside the map may be predicted.
         sides: resolutions to score at, each a square; the weights' own if there are none.
-        out: folder of tables and pictures.
-        overwrite: whether another evaluation in it is replaced.
         save_predictions: Parquet file.
         asserted: what must hold, for the table and the JSON; the door acts on it.
     """
 
+    split: str = "auto"
     real: str | None = None
     real_index: str | None = None
     classes: str | None = None
     all_compete: bool = False
     sides: tuple[int, ...] = ()
-    out: Path | None = None
-    overwrite: bool = False
     save_predictions: str | None = None
     asserted: tuple[Assertion, ...] = ()
 
 
-def evaluate(
-    recipe_name: str | None,
-    overrides: Sequence[str],
-    each_shorthands: Sequence[Mapping[str, Any]],
-    *,
-    split: str,
-    workers: int | None,
-    quiet: bool,
-    extras: EvaluateOptions,
-) -> dict[str, Any]:
-    """One evaluation for each set of shorthands: its result, or of several {"evaluations": [...]}.
+def evaluate(requests: Sequence[RecipeRequest], extras: EvaluateOptions, run: RunSettings) -> dict[str, Any]:
+    """Run one evaluation per request; return its result, or of several {"evaluations": [...]}.
 
     A split is scored with the pixels the weights were trained to see, or the recipe's if they do not say.
     Every example counts once, in fp32 unless another precision is asked for, on any number of processes.
     """
-    name = recipe_name or "evaluate/default"
-    recipe = [recipes.load(name, overrides, one, training=False) for one in each_shorthands]
-    _check(recipe, extras)
+    recipe = [request.load() for request in requests]
+    _check(recipe, extras, run)
     found_map = class_map.read_class_map(extras.classes, recipes.class_maps()) if extras.classes else None
     lists = real_labels.read_real(extras.real) if extras.real else None
     # Before the processes join, so that a long download is no stalled collective; `datasets` locks its cache.
     kept: dict[str, Weights] = {}
     questions = []
-    for wanted, shorthands in zip(recipe, each_shorthands, strict=True):
+    for wanted, request in zip(recipe, requests, strict=True):
         weights = _weights_once(wanted, kept)
-        opened = _open(wanted, split, weights, found_map, lists, extras)
-        questions.append(replace(opened, recipe_name=recipe_name, overrides=overrides, shorthands=shorthands))
-    settings = eval_settings(recipe[0], workers=workers, quiet=quiet)
+        questions.append(_open(request, wanted, weights, found_map, lists, extras))
+    settings = eval_settings(recipe[0], run)
     runtime = settings.runtime
-    places = dict(out=extras.out, save_predictions=extras.save_predictions, overwrite=extras.overwrite)
+    places = dict(out=run.out, save_predictions=extras.save_predictions, overwrite=run.overwrite)
     with ExitStack() as held:
         runtime.on_main(lambda: claim(held, questions, **places))
         scored = []
@@ -94,7 +82,7 @@ def evaluate(
     return result
 
 
-def _check(recipe: list[Recipe], extras: EvaluateOptions) -> None:
+def _check(recipe: list[Recipe], extras: EvaluateOptions, run: RunSettings) -> None:
     """Refuse, before anything is read, what cannot be asked for or not be written."""
     for one in recipe:
         check_named(one, "evaluate")
@@ -121,10 +109,10 @@ def _check(recipe: list[Recipe], extras: EvaluateOptions) -> None:
             option="--save-predictions",
             suffixes=predictions.SUFFIXES,
         )
-    if extras.overwrite and not extras.out:
+    if run.overwrite and not run.out:
         raise VitError("no folder is named", where="--overwrite", fix="--out FOLDER as well")
-    if extras.out:
-        FOLDER.check_names(extras.out, len(recipe))
+    if run.out:
+        FOLDER.check_names(run.out, len(recipe))
 
 
 def _weights_once(recipe: Recipe, kept: dict[str, Weights]) -> Weights:
@@ -137,8 +125,8 @@ def _weights_once(recipe: Recipe, kept: dict[str, Weights]) -> Weights:
 
 
 def _open(
+    request: RecipeRequest,
     recipe: Recipe,
-    split: str,
     weights: Weights,
     found_map: ClassMap | None,
     lists: list[list[int]] | None,
@@ -148,11 +136,16 @@ def _open(
     arch = weights.architecture
     for side in extras.sides:
         check_image_size(replace(arch, image_size=(side, side)))
-    found = split_to_score(recipe, split, weights)
+    found = split_to_score(recipe, extras.split, weights)
     of_files = {"--real": extras.real, "--real-index": extras.real_index, "--classes": extras.classes}
     of_files |= {"--all-compete": extras.all_compete}
     asked = EvalRequest(
-        recipe=recipe, split=found, sides=extras.sides, asserted=extras.asserted, of_files=of_files
+        request=request,
+        recipe=recipe,
+        split=found,
+        sides=extras.sides,
+        asserted=extras.asserted,
+        of_files=of_files,
     )
     if found_map is not None:
         mapped, projection, rows = class_map.apply_class_map(

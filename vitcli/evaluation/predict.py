@@ -1,37 +1,35 @@
 """`vit predict`: classes and probabilities of pictures, by the same pixels as evaluation."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from vitcli import recipe as recipes
 from vitcli.data.image_files import as_split, find_images
 from vitcli.errors import VitError
 from vitcli.evaluation import inference
-from vitcli.evaluation.setup import eval_settings, for_inference, named_weights, preprocessing_for
+from vitcli.evaluation.setup import (
+    RunSettings,
+    eval_settings,
+    for_inference,
+    named_weights,
+    preprocessing_for,
+)
+from vitcli.recipe.request import RecipeRequest
 from vitcli.weights.io import Weights
 
 
 def predict(
-    pictures: Sequence[str],
-    overrides: Sequence[str],
-    shorthands: Mapping[str, Any],
-    *,
-    topk: int | None,
-    workers: int | None,
-    quiet: bool,
+    images: Sequence[str], request: RecipeRequest, run: RunSettings, *, topk: int | None
 ) -> dict[str, Any]:
     """The `topk` likeliest classes of every picture; files, folders (searched through) and globs."""
-    recipe = recipes.load("evaluate/default", overrides, shorthands, training=False)
+    recipe = request.load()
     if recipe.model.ckpt is None:
         raise VitError(
             "no checkpoint is named", where="--ckpt", fix="--ckpt RUN, a weights file, timm/NAME or demo"
         )
-    files = find_images(pictures, where="PICTURES")
-    settings = eval_settings(recipe, workers=workers, quiet=quiet)
+    files = find_images(images, where="PICTURES")
+    settings = eval_settings(recipe, run)
     weights = named_weights(recipe)
-    preprocessing, origin = preprocessing_for(
-        weights, recipe, recipe_name=None, overrides=overrides, shorthands=shorthands
-    )
+    preprocessing, origin = preprocessing_for(weights, recipe, request)
     model, arch = for_inference(weights, recipe, preprocessing, settings)
     if topk and topk > arch.num_classes:
         raise VitError(

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,10 +17,11 @@ from vitcli.evaluation.assertions import Assertion
 from vitcli.evaluation.class_map import Projection
 from vitcli.evaluation.inference import EvalSettings
 from vitcli.evaluation.predictions import Predictions
-from vitcli.evaluation.setup import as_asked, for_inference, preprocessing_for
+from vitcli.evaluation.setup import for_inference, preprocessing_for
 from vitcli.evaluation.statistics import Reliability
 from vitcli.output.progress import Progress
 from vitcli.recipe import Recipe
+from vitcli.recipe.request import RecipeRequest
 from vitcli.weights.io import Weights
 
 MISTAKES_SHOWN = 20
@@ -49,6 +50,7 @@ class EvalRequest:
             many rows of the data are of other classes.
     """
 
+    request: RecipeRequest
     recipe: Recipe
     split: Split
     sides: tuple[int, ...]
@@ -60,13 +62,10 @@ class EvalRequest:
     projection: Projection | None = None
     map_name: str | None = None
     num_outside: int = 0
-    recipe_name: str | None = None
-    overrides: Sequence[str] = ()
-    shorthands: Mapping[str, Any] | None = None
 
     def asked(self) -> dict[str, Any]:
         """What another answer could follow from, for evaluation.json: two of the same are one question."""
-        given = as_asked(self.recipe_name, self.overrides, self.shorthands or {})
+        given = dict(self.request.given)
         if self.sides:
             given["--res"] = list(self.sides)
         given |= {option: value for option, value in self.of_files.items() if value}
@@ -136,13 +135,7 @@ def score(question: EvalRequest, weights: Weights, settings: EvalSettings) -> Ev
 
 def _pixels(question: EvalRequest, weights: Weights) -> tuple[list[Preprocessing], Preprocessing, str]:
     """The pixels of each pass, those nearest to the weights' own, and who says so."""
-    base, origin = preprocessing_for(
-        weights,
-        question.recipe,
-        recipe_name=question.recipe_name,
-        overrides=question.overrides,
-        shorthands=question.shorthands or {},
-    )
+    base, origin = preprocessing_for(weights, question.recipe, question.request)
     wanted = [replace(base, image_size=(side, side)) for side in question.sides] or [base]
     own = weights.architecture.image_size[0]
     chosen = min(wanted, key=lambda one: abs(one.image_size[0] - own))

@@ -3,9 +3,8 @@
 Shared by commands; no command of its own.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from torch import nn
 
@@ -19,6 +18,7 @@ from vitcli.models.architecture import Architecture
 from vitcli.models.build import adapted
 from vitcli.output.progress import Progress
 from vitcli.recipe import Recipe
+from vitcli.recipe.request import RecipeRequest
 from vitcli.weights.io import Weights, read_weights
 from vitcli.weights.load import load
 
@@ -34,38 +34,47 @@ FIELDS = {
 }
 
 
-def preprocessing_for(
-    weights: Weights,
-    recipe: Recipe,
-    *,
-    recipe_name: str | None,
-    overrides: Sequence[str],
-    shorthands: Mapping[str, Any],
-) -> tuple[Preprocessing, str]:
-    """The pixels these weights are to be given, and in a few words who says so.
+@dataclass(frozen=True)
+class RunSettings:
+    """Where and how a command runs, as the command line says it; no result depends on it.
 
-    Weights that store their preprocessing keep it, changed only by keys that the command line names; a
-    --recipe on the command line is obeyed whole. Raw weights get the recipe's, at the resolution they were
-    made for.
+    Attributes:
+        workers: loader threads; None for as many as this process has cores.
+        quiet: no progress, no notes.
+        out: file or folder to write.
+        overwrite: replace another result in `out`.
     """
-    wanted = preprocessing_of(recipe.data)
-    named = {text.partition("=")[0].strip() for text in overrides}
-    named |= {key for key, value in shorthands.items() if value is not None}
-    if recipe_name is not None:
-        return wanted, f"as recipe {recipe_name} says"
+
+    workers: int | None = None
+    quiet: bool = False
+    out: Path | None = None
+    overwrite: bool = False
+
+
+def preprocessing_for(weights: Weights, recipe: Recipe, request: RecipeRequest) -> tuple[Preprocessing, str]:
+    """Return the preprocessing for these weights, and its origin in a few words.
+
+    A recipe named on the command line decides alone. Otherwise weights keep the preprocessing stored with
+    them, except for keys given on the command line; raw weights get the recipe's, at their own resolution.
+    """
+    of_recipe = preprocessing_of(recipe.data)
+    if request.name is not None:
+        return of_recipe, f"as recipe {request.name} says"
+    given = request.given
     if weights.preprocessing is None:
-        if "data.image_size" not in named:
-            wanted = replace(wanted, image_size=weights.architecture.image_size)
-        return wanted, "by the recipe, as the weights store none"
+        if "data.image_size" not in given:
+            of_recipe = replace(of_recipe, image_size=weights.architecture.image_size)
+        return of_recipe, "by the recipe, as the weights store none"
     stored = Preprocessing.from_dict(weights.preprocessing)
-    changed = {field: getattr(wanted, field) for key, field in FIELDS.items() if key in named}
-    if changed.get("resize") == "square" != stored.resize:  # another rule's crop is not meant with it
-        changed.setdefault("crop_fraction", wanted.crop_fraction)
-    words = "as stored with the weights"
-    return replace(stored, **changed), words + (f", but for {', '.join(changed)}" if changed else "")
+    changes = {field: getattr(of_recipe, field) for key, field in FIELDS.items() if key in given}
+    if changes.get("resize") == "square" != stored.resize:  # the crop fraction belongs to the resize rule
+        changes.setdefault("crop_fraction", of_recipe.crop_fraction)
+    # `vit embed` compares these words with the ones in an existing file, so they stay as they are.
+    origin = "as stored with the weights" + (f", but for {', '.join(changes)}" if changes else "")
+    return replace(stored, **changes), origin
 
 
-def eval_settings(recipe: Recipe, *, workers: int | None, quiet: bool) -> EvalSettings:
+def eval_settings(recipe: Recipe, run: RunSettings) -> EvalSettings:
     """Join the run's processes, and return the settings of a command's passes, in fp32 by default."""
     precision = recipe.precision.compute
     runtime = start_runtime("fp32" if precision == "auto" else precision)
@@ -73,21 +82,10 @@ def eval_settings(recipe: Recipe, *, workers: int | None, quiet: bool) -> EvalSe
         runtime=runtime,
         batch_size=recipe.eval.batch_size,
         on_bad_image=recipe.data.on_bad_image,
-        num_threads=workers or loader.default_threads(runtime.processes_here),
-        progress=Progress(quiet=quiet, is_main=runtime.is_main),
+        num_threads=run.workers or loader.default_threads(runtime.processes_here),
+        progress=Progress(quiet=run.quiet, is_main=runtime.is_main),
         precision=runtime.precision,
     )
-
-
-def as_asked(
-    recipe_name: str | None, overrides: Sequence[str], shorthands: Mapping[str, Any]
-) -> dict[str, Any]:
-    """What a command line names of a recipe, by key: two of the same ask for the same."""
-    named = {"--recipe": recipe_name} | dict(shorthands)
-    given = {key: value for key, value in named.items() if value is not None}
-    given |= {key.strip(): value.strip() for key, _, value in (one.partition("=") for one in overrides)}
-    given.pop("eval.batch_size", None)  # no result depends on it
-    return given
 
 
 def check_named(recipe: Recipe, command: str) -> None:

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from vitcli import recipe as recipes
 from vitcli.data import loader
 from vitcli.data.dataset import DataSet
 from vitcli.data.image_files import as_split, find_images
@@ -22,6 +21,7 @@ from vitcli.export.output_check import Agreement
 from vitcli.output.atomic import TEMPORARY, check_out, sync
 from vitcli.output.progress import Progress
 from vitcli.output.text import pairs
+from vitcli.recipe.request import RecipeRequest
 from vitcli.weights import formats, onnx
 from vitcli.weights.formats import Exported
 from vitcli.weights.io import Weights, read_weights
@@ -181,8 +181,8 @@ def _opened(pictures: Sequence[str], progress: Progress) -> Split:
 def _preprocessing(weights: Weights, image_size: tuple[int, int] | None) -> tuple[Preprocessing, str]:
     """As `vit evaluate` has it for the same weights."""
     shorthands = {"data.image_size": "{}x{}".format(*image_size)} if image_size else {}
-    recipe = recipes.load("evaluate/default", (), shorthands, training=False)
-    return preprocessing_for(weights, recipe, recipe_name=None, overrides=(), shorthands=shorthands)
+    request = RecipeRequest(shorthands=shorthands)
+    return preprocessing_for(weights, request.load(), request)
 
 
 def _to_export(weights: Weights, preprocessing: Preprocessing, *, head: bool) -> tuple[Exported, list[str]]:

@@ -2,7 +2,6 @@
 
 import json
 import time
-from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,53 +9,37 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from vitcli import recipe as recipes
 from vitcli.data.split import Split
 from vitcli.errors import MachineError, VitError
 from vitcli.evaluation.inference import nothing_decoded
-from vitcli.evaluation.setup import check_named, named_weights, split_to_score
+from vitcli.evaluation.setup import RunSettings, check_named, named_weights, split_to_score
 from vitcli.features.extract import ExtractedFeatures, FeatureExtractor, extract, open_extractor
 from vitcli.features.feature_store import FeatureStore, name_of, open_store, write_safetensors
 from vitcli.output import text
 from vitcli.output.atomic import TEMPORARY, check_out, replace_file
+from vitcli.recipe.request import RecipeRequest
 
 
-def embed(
-    out: Path,
-    recipe_name: str | None,
-    overrides: Sequence[str],
-    shorthands: Mapping[str, Any],
-    *,
-    split: str,
-    logits: bool,
-    overwrite: bool,
-    workers: int | None,
-    quiet: bool,
-) -> dict[str, Any]:
+def embed(request: RecipeRequest, run: RunSettings, *, split: str, logits: bool) -> dict[str, Any]:
     """Write the file; of the first process, the others return nothing.
 
-    What is computed is kept beside `out` until all of it is, so the same command goes on after a kill, with
-    any number of processes. The file depends on neither.
+    What is computed is kept beside `run.out` until all of it is, so the same command resumes after a kill,
+    with any number of processes. The file depends on neither.
     """
-    if overwrite or not out.is_file():  # otherwise nothing is written: `_check_same` accepts the file or not
-        check_out(out, overwrite=overwrite, suffixes=(".safetensors",), folder_error=VitError)
-    recipe = recipes.load(recipe_name or "evaluate/default", overrides, shorthands, training=False)
+    out = run.out
+    if (
+        run.overwrite or not out.is_file()
+    ):  # otherwise nothing is written: `_check_same` accepts the file or not
+        check_out(out, overwrite=run.overwrite, suffixes=(".safetensors",), folder_error=VitError)
+    recipe = request.load()
     check_named(recipe, "embed")
     weights = named_weights(recipe)
     found = split_to_score(recipe, split, weights)
-    frozen = open_extractor(
-        weights,
-        recipe,
-        recipe_name=recipe_name,
-        overrides=overrides,
-        shorthands=shorthands,
-        workers=workers,
-        quiet=quiet,
-    )
+    frozen = open_extractor(weights, recipe, request, run)
     runtime = frozen.settings.runtime
     with_logits = logits and frozen.arch.num_classes > 0
     about = _metadata(frozen, found, with_logits=with_logits)
-    if runtime.on_main(out.exists) and not overwrite:
+    if runtime.on_main(out.exists) and not run.overwrite:
         runtime.on_main(lambda: _check_same(out, about))
         runtime.shutdown()
         return _result(out, num_processes=runtime.world_size) if runtime.is_main else {}

@@ -4,7 +4,7 @@ Shared by fewshot and embed; no command of its own.
 """
 
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -21,11 +21,12 @@ from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing
 from vitcli.errors import DataError, Stopped
 from vitcli.evaluation.inference import EvalSettings, outputs_of, report_progress
-from vitcli.evaluation.setup import eval_settings, for_inference, preprocessing_for
+from vitcli.evaluation.setup import RunSettings, eval_settings, for_inference, preprocessing_for
 from vitcli.features.feature_store import FeatureStore, digest_of
 from vitcli.models import features
 from vitcli.models.architecture import Architecture
 from vitcli.recipe import Recipe
+from vitcli.recipe.request import RecipeRequest
 from vitcli.weights.io import Weights
 
 REVISION = 2  # of what features are: raise it when the same key would give other numbers
@@ -94,18 +95,12 @@ class ExtractedFeatures:
 def open_extractor(
     weights: Weights,
     recipe: Recipe,
-    *,
-    recipe_name: str | None,
-    overrides: Sequence[str],
-    shorthands: Mapping[str, Any],
-    workers: int | None,
-    quiet: bool,
+    request: RecipeRequest,
+    run: RunSettings,
 ) -> FeatureExtractor:
     """Join the run's processes and put the network on the device, in fp32 unless another is named."""
-    settings = eval_settings(recipe, workers=workers, quiet=quiet)
-    preprocessing, origin = preprocessing_for(
-        weights, recipe, recipe_name=recipe_name, overrides=overrides, shorthands=shorthands
-    )
+    settings = eval_settings(recipe, run)
+    preprocessing, origin = preprocessing_for(weights, recipe, request)
     model, arch = for_inference(weights, recipe, preprocessing, settings, needs_head=False)
     features.check_layer(model, recipe.eval.layer)
     return FeatureExtractor(

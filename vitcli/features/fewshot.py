@@ -3,7 +3,7 @@
 import json
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from vitcli import recipe as recipes
 from vitcli.data import dataset
 from vitcli.data.split import Split
 from vitcli.errors import DataError, Stopped, VitError
-from vitcli.evaluation.setup import check_named, named_weights
+from vitcli.evaluation.setup import RunSettings, check_named, named_weights
 from vitcli.features import classifiers, least_squares
 from vitcli.features import draws as features_draws
 from vitcli.features.draws import Draws
@@ -25,56 +25,39 @@ from vitcli.output.atomic import read_json
 from vitcli.output.document import simple_table
 from vitcli.output.run_folder import refuse_other_recipe
 from vitcli.recipe import Recipe
+from vitcli.recipe.request import RecipeRequest
 
 
 def fewshot(
-    recipe_name: str | None,
-    overrides: Sequence[str],
-    shorthands: Mapping[str, Any],
-    *,
-    draws_file: str | None,
-    out: Path | None,
-    overwrite: bool,
-    workers: int | None,
-    quiet: bool,
-    arguments: Sequence[str],
+    request: RecipeRequest, run: RunSettings, *, draws_file: str | None, arguments: Sequence[str]
 ) -> dict[str, Any]:
     """Accuracy by images a class, mean and std over draws; of the first process, the others return nothing.
 
     Features are computed once for all draws, and kept: another call computes only the images it adds.
     """
-    name = recipe_name or recipes.find_for_dataset("fewshot", shorthands.get("data.dataset"))
-    recipe = recipes.load(name, overrides, shorthands, training=False)
+    name = request.name or recipes.find_for_dataset("fewshot", request.shorthands.get("data.dataset"))
+    recipe = request.load(default=name)
     check_named(recipe, "fewshot")
     if recipe.fewshot is None:
         fix = "take fewshot/default, or extend it"
         raise VitError("the recipe has no section [fewshot]", where=f"recipe {name}", fix=fix)
-    given = {key for key, value in shorthands.items() if value is not None}
-    _check_choices(recipe, given | {one.partition("=")[0].strip() for one in overrides}, draws_file)
+    _check_choices(recipe, request.given.keys(), draws_file)
     # Before the processes join, so that a long download is no stalled collective.
     weights = named_weights(recipe)
     train, test = _open_splits(recipe)
     labels_N, draws = _labels_and_draws(train, recipe, draws_file)
     recipe = _as_drawn(recipe, draws)
-    frozen = open_extractor(
-        weights,
-        recipe,
-        recipe_name=recipe_name,
-        overrides=overrides,
-        shorthands=shorthands,
-        workers=workers,
-        quiet=quiet,
-    )
+    frozen = open_extractor(weights, recipe, request, run)
     runtime = frozen.settings.runtime
     notes = _oddities(train, labels_N, draws, recipe)
     for line in notes:
         frozen.settings.progress.note(f"note: {line}")
-    if out and not overwrite:
-        earlier = runtime.on_main(lambda: _finished_result(out, frozen.recipe, draws))
+    if run.out and not run.overwrite:
+        earlier = runtime.on_main(lambda: _finished_result(run.out, frozen.recipe, draws))
         if earlier:
             runtime.shutdown()
             return earlier
-    folder = _open_run_folder(out, frozen, overwrite, arguments)
+    folder = _open_run_folder(frozen, run, arguments)
     began_at = time.perf_counter()
     known = extract(frozen, train, features_draws.drawn_rows(draws), open_cached, with_logits=False)
     tests = extract(frozen, test, np.arange(len(test)), open_cached, with_logits=False)
@@ -90,11 +73,11 @@ def fewshot(
     return _write_run_folder(folder, result, draws, present, found)
 
 
-def _check_choices(recipe: Recipe, given: set[str], draws_file: str | None) -> None:
+def _check_choices(recipe: Recipe, given: Collection[str], draws_file: str | None) -> None:
     """Refuse keys of the command line that would go unheard."""
     classifier = recipe.fewshot.classifier
     classifiers.check_installed(classifier)
-    if draws_file and given & {"fewshot.shots", "fewshot.seeds"}:
+    if draws_file and set(given) & {"fewshot.shots", "fewshot.seeds"}:
         raise VitError(
             "a file of draws has its own shots and seeds",
             where="--draws",
@@ -278,14 +261,14 @@ def _finished_result(out: Path, recipe: Recipe, draws: Draws) -> dict[str, Any] 
 
 
 def _open_run_folder(
-    out: Path | None, frozen: FeatureExtractor, overwrite: bool, arguments: Sequence[str]
+    frozen: FeatureExtractor, run: RunSettings, arguments: Sequence[str]
 ) -> run_folder.RunFolder | None:
     """The run folder, of the first process."""
     opened: list[run_folder.RunFolder] = []
 
     def open_folder() -> None:
-        path = out or run_folder.new_folder("fewshot", frozen.recipe.data.dataset, frozen.arch.name)
-        opened.append(run_folder.RunFolder(path, overwrite=overwrite))
+        path = run.out or run_folder.new_folder("fewshot", frozen.recipe.data.dataset, frozen.arch.name)
+        opened.append(run_folder.RunFolder(path, overwrite=run.overwrite))
         opened[0].rewind_metrics(0)  # an interrupted call has nothing to go on with but its features
         opened[0].write_start(recipes.to_toml(frozen.recipe), run_folder.environment(list(arguments)))
 

@@ -1,20 +1,19 @@
 """`vit inspect`: the paper's pictures of what is inside a network (sections 4.5, D.7 and D.8)."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from glob import glob
 from pathlib import Path
 from typing import Any
 
-from vitcli import recipe as recipes
 from vitcli.data.image_files import as_split, find_images
 from vitcli.data.split import Split, random_subset
 from vitcli.data.transforms import Preprocessing
 from vitcli.errors import DataError, VitError
 from vitcli.evaluation.setup import (
-    as_asked,
+    RunSettings,
     eval_settings,
     named_weights,
     preprocessing_for,
@@ -25,6 +24,7 @@ from vitcli.inspection.files import FOLDER, write_all
 from vitcli.models.build import check_image_size
 from vitcli.output import run_folder
 from vitcli.recipe import Recipe
+from vitcli.recipe.request import RecipeRequest
 from vitcli.weights.io import Weights
 
 
@@ -45,42 +45,34 @@ class InspectRequest:
 
 
 def inspect(
-    recipe_name: str | None,
-    overrides: Sequence[str],
-    each_shorthands: Sequence[Mapping[str, Any]],
-    *,
-    pictures: Sequence[str],
-    split: str,
-    out: Path | None,
-    overwrite: bool,
-    workers: int | None,
-    quiet: bool,
+    requests: Sequence[RecipeRequest], run: RunSettings, *, pictures: Sequence[str], split: str
 ) -> dict[str, Any]:
     """Look into one checkpoint, or two side by side on the same pictures; write figures, arrays and a page.
 
     Args:
-        each_shorthands: recipe keys, of each checkpoint.
+        requests: of each checkpoint.
         pictures: files, folders and globs; none for those of the data set that the recipe names, if any.
     """
     began_at = time.perf_counter()
-    name = recipe_name or _recipe_for(overrides, each_shorthands[0], pictures)
-    recipe = [recipes.load(name, overrides, one, training=False) for one in each_shorthands]
+    name = requests[0].name or _recipe_for(requests[0], pictures)
+    recipe = [request.load(default=name) for request in requests]
+    out = run.out
     _check(recipe, name, pictures, split)
     if out:
         _check_apart(out, [*pictures, *filter(None, [recipe[0].data.dataset])])
         FOLDER.check_names(out, len(recipe))
     questions = [
-        _open(one, recipe_name, overrides, shorthands, name=name, pictures=pictures, split=split)
-        for one, shorthands in zip(recipe, each_shorthands, strict=True)
+        _open(one, request, name=name, pictures=pictures, split=split)
+        for one, request in zip(recipe, requests, strict=True)
     ]
     first = questions[0]
     looked_at = open_images(first.recipe, first.weights, pictures, split)
     out = out or _new_folder(first, pictures)
-    settings = eval_settings(first.recipe, workers=workers, quiet=quiet)
+    settings = eval_settings(first.recipe, run)
     runtime = settings.runtime
     asked = [question.asked for question in questions]
     with ExitStack() as held:
-        runtime.on_main(lambda: FOLDER.claim(held, out, asked, overwrite=overwrite))
+        runtime.on_main(lambda: FOLDER.claim(held, out, asked, overwrite=run.overwrite))
         found = []
         for question in questions:
             told = f"{question.preprocessing.summary()}, {question.preprocessing_from}"
@@ -99,21 +91,12 @@ def inspect(
 
 
 def _open(
-    recipe: Recipe,
-    recipe_name: str | None,
-    overrides: Sequence[str],
-    shorthands: Mapping[str, Any],
-    *,
-    name: str,
-    pictures: Sequence[str],
-    split: str,
+    recipe: Recipe, request: RecipeRequest, *, name: str, pictures: Sequence[str], split: str
 ) -> InspectRequest:
     weights = named_weights(recipe)
-    preprocessing, origin = preprocessing_for(
-        weights, recipe, recipe_name=recipe_name, overrides=overrides, shorthands=shorthands
-    )
+    preprocessing, origin = preprocessing_for(weights, recipe, request)
     check_image_size(replace(weights.architecture, image_size=preprocessing.image_size))
-    asked = as_asked(name, overrides, shorthands) | ({"--images": list(pictures)} if pictures else {})
+    asked = replace(request, name=name).given | ({"--images": list(pictures)} if pictures else {})
     return InspectRequest(recipe, weights, preprocessing, origin, asked | {"--split": split})
 
 
@@ -122,9 +105,9 @@ def _new_folder(question: InspectRequest, pictures: Sequence[str]) -> Path:
     return run_folder.new_folder("inspect", looked_at, question.weights.architecture.name)
 
 
-def _recipe_for(overrides: Sequence[str], shorthands: Mapping[str, Any], pictures: Sequence[str]) -> str:
+def _recipe_for(request: RecipeRequest, pictures: Sequence[str]) -> str:
     """The demo's if nothing to look at is named."""
-    named = as_asked(None, overrides, shorthands).keys() & {"model.ckpt", "data.dataset"}
+    named = request.given.keys() & {"model.ckpt", "data.dataset"}
     return "inspect/default" if named or pictures else "inspect/demo"
 
 
