@@ -4,6 +4,7 @@ import numpy as np
 
 from vitcli.data.split import Split
 from vitcli.errors import DataError
+from vitcli.output.text import first_few
 
 
 def match_class_names(
@@ -18,8 +19,8 @@ def match_class_names(
     """
     by_name = class_names is not None and split.class_names is not None
     if by_name and set(class_names) != set(split.class_names):
-        ours = _some(set(split.class_names) - set(class_names))
-        theirs = _some(set(class_names) - set(split.class_names))
+        ours = _names(set(split.class_names) - set(class_names))
+        theirs = _names(set(class_names) - set(split.class_names))
         raise DataError(
             f"{split.name} and {ckpt} have different classes",
             where=f"only in the data: {ours}; only in the checkpoint: {theirs}",
@@ -44,11 +45,10 @@ def check_same_classes(train: Split, held_out: Split) -> None:
     here, there = set(train.class_names or ()), set(held_out.class_names or ())
     raise DataError(
         f"{train.name} has {train.num_classes} classes, {held_out.name} has other ones or another count",
-        where=f"only in the first: {_some(here - there)}; only in the second: {_some(there - here)}",
+        where=f"only in the first: {_names(here - there)}; only in the second: {_names(there - here)}",
         fix="make both splits name the same classes in the same order",
     )
 
 
-def _some(names: set[str]) -> str:
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return (", ".join(sorted(names)[:5]) or "none") + more
+def _names(names: set[str]) -> str:
+    return first_few(sorted(names)) or "none"

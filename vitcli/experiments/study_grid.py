@@ -11,6 +11,7 @@ from typing import Any
 
 from vitcli.experiments.study_schema import ALL, Study, StudyVariant, folder_name, network_key
 from vitcli.models import variants
+from vitcli.output.text import value_text
 
 
 @dataclass(frozen=True)
@@ -153,7 +154,7 @@ def _cell(
         ),
     ]
     words = {"num_examples": "images", "epochs": "epochs", "steps": "steps"}
-    told = (f"{_short(axes[axis])}-{word}" for axis, word in words.items() if axis in axes)
+    told = (f"{value_text(axes[axis])}-{word}" for axis, word in words.items() if axis in axes)
     point = "-".join([folder_name(variant.name), *told])
     return StudyRun(
         name=point if seed is None else f"{point}-seed-{seed}",
@@ -165,7 +166,3 @@ def _cell(
         sources={key: place for keys, place in layers for key in keys},
         axes=axes,
     )
-
-
-def _short(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)

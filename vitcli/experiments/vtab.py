@@ -241,11 +241,10 @@ def _check_data(tasks: Sequence[str], recipes: Mapping[str, Recipe]) -> None:
             is_offline |= is_remote
     if missing:
         names = [f"{VTAB}/{task}" for task in missing]
-        more = f" and {len(names) - MOST_TOLD} more" if len(names) > MOST_TOLD else ""
         first = next(iter(missing.values()))
         raise DataError(
             f"{'at least ' if is_offline else ''}{len(names)} of {len(tasks)} tasks have no data here: "
-            f"{', '.join(names[:MOST_TOLD])}{more}",
+            f"{text.first_few(names, MOST_TOLD)}",
             where=f"the first of them: {first.message}",
             fix="put them below $VIT_DATA, or list the others: --dataset vtab/dtd,vtab/svhn",
         )

@@ -119,7 +119,7 @@ def _labels_and_draws(train: Split, recipe: Recipe, draws_file: str | None) -> t
         missing = [names[label] for label in np.flatnonzero(counts_K == 0)]
         raise DataError(
             f"{len(missing)} of {train.num_classes} classes have no image in {train.name}",
-            where=", ".join(missing[:5]) + (" and more" if len(missing) > 5 else ""),
+            where=text.first_few(missing),
             fix="train on a split that has every class, with data.train_split",
         )
     if draws_file:
@@ -136,10 +136,9 @@ def _oddities(train: Split, labels_N: np.ndarray, draws: Draws, recipe: Recipe) 
     for shots in next(iter(draws.values())):
         few = np.flatnonzero(counts_K < shots)
         if len(few):
-            given = ", ".join(f"{names[label]} {counts_K[label]}" for label in few[:5])
-            more = " ..." if len(few) > 5 else ""
+            given = text.first_few([f"{names[label]} {counts_K[label]}" for label in few])
             classes = "1 class has" if len(few) == 1 else f"{len(few)} classes have"
-            told.append(f"{classes} fewer than {shots} images and give all: {given}{more}")
+            told.append(f"{classes} fewer than {shots} images and give all: {given}")
     wanted = recipe.fewshot
     if 1 in next(iter(draws.values())) and wanted.classifier == "least-squares" and wanted.l2 == "sweep":
         usual = least_squares.DEFAULT_L2

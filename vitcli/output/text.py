@@ -70,6 +70,18 @@ def exaflops(count: float | None) -> str:
     return "-" if count is None else f"{count:,.0f}" if count >= 100 else f"{count:.3g}"
 
 
+def first_few(names: Sequence[str], most: int = 5, *, total: int | None = None) -> str:
+    """Return the first names, "a, b and 7 more", of a list that may be the start of one of `total`."""
+    shown = names[:most]
+    more = (total or len(names)) - len(shown)
+    return ", ".join(shown) + (f" and {more:,} more" if more else "")
+
+
+def value_text(value: Any) -> str:
+    """Return a value of a recipe as a person writes it."""
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def size_text(resolution: int | Sequence[int]) -> str:
     return str(resolution) if isinstance(resolution, int) else "x".join(map(str, resolution))
 

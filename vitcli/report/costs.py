@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from vitcli.output.document import Cell, Header, Row, Table, fraction_cell, number_cell
-from vitcli.output.text import size_text
+from vitcli.output.text import size_text, value_text
 from vitcli.report.grouping import word
 from vitcli.report.runs import Choice, Run, RunCollection, is_number
 from vitcli.report.schema import ResourceUse
@@ -138,8 +138,7 @@ def _in_order(choices: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def in_words(keys: dict[str, Any]) -> str:
     """A choice of a selection: "lr 0.003, momentum 0.9"."""
-    values = ((key, f"{value:g}" if isinstance(value, float) else str(value)) for key, value in keys.items())
-    return ", ".join(word(key, value) for key, value in values)
+    return ", ".join(word(key, value_text(value)) for key, value in keys.items())
 
 
 def _about(run: Run, names: Names) -> str:
@@ -160,5 +159,5 @@ def _plain(value: Any) -> Cell:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return Cell(f"{value:,}" if isinstance(value, int) else f"{value:g}", float(value))
     if isinstance(value, list):
-        return Cell(" / ".join(f"{one:g}" if isinstance(one, float) else str(one) for one in value))
+        return Cell(" / ".join(map(value_text, value)))
     return Cell("" if value is None else str(value))

@@ -13,7 +13,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from vitcli.models.variants import VARIANTS
-from vitcli.output.text import short_names, size_text
+from vitcli.output.text import short_names, size_text, value_text
 
 SIZE, SEED = "data.image_size", "train.seed"
 UNSET = "unset"
@@ -181,4 +181,4 @@ def _value(entry: Entry, key: str) -> str:
     if key == SIZE and entry.resolution is not None:
         return size_text(entry.resolution)
     each = value if isinstance(value, list) else [value]
-    return "/".join(f"{one:g}" if isinstance(one, float) else str(one) for one in each)
+    return "/".join(map(value_text, each))

@@ -27,7 +27,7 @@ from vitcli.models.build import TransformerOptions, architecture
 from vitcli.output import run_folder
 from vitcli.output.atomic import read_json
 from vitcli.output.progress import Progress
-from vitcli.output.text import size_text
+from vitcli.output.text import first_few, size_text
 from vitcli.recipe import Recipe
 from vitcli.recipe.schema import Model
 from vitcli.training import tracking
@@ -333,8 +333,7 @@ def _oddities(split: Split) -> list[str]:
     if split.num_classes == 1:
         told.append("note: there is one class only, so every answer is right")
     if empty:
-        more = f" and {len(empty) - 5} more" if len(empty) > 5 else ""
-        told.append(f"note: no training image is of class {', '.join(empty[:5])}{more}")
+        told.append(f"note: no training image is of class {first_few(empty)}")
     return told
 
 

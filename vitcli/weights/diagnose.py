@@ -17,6 +17,7 @@ from vitcli.errors import VitError, WeightsError
 from vitcli.models.architecture import Architecture
 from vitcli.models.build import architecture, expected_tensors, known_name
 from vitcli.models.variants import VARIANTS, find_variant
+from vitcli.output.text import first_few
 from vitcli.weights.describe import WeightsInfo, describe
 from vitcli.weights.files import (
     StoredTensors,
@@ -193,7 +194,7 @@ def mismatches(state: dict[str, Tensor], expected: dict[str, torch.Size]) -> dic
 def check_fits(state: dict[str, Tensor], expected: dict[str, torch.Size], arch: Architecture) -> None:
     """Refuse tensors whose names and shapes are not exactly those of the network."""
     by_kind = mismatches(state, expected).items()
-    reasons = [f"{len(names)} {kind}: {_first_names(names)}" for kind, names in by_kind if names]
+    reasons = [f"{len(names)} {kind}: {first_few(names)}" for kind, names in by_kind if names]
     if reasons:
         raise WeightsError(
             f"the tensors do not fit {arch.name} at {arch.image_size[0]}x{arch.image_size[1]} with "
@@ -216,8 +217,4 @@ def check_finite(state: dict[str, Tensor]) -> None:
     names = find_non_finite(state)
     if names:
         fix = "use weights from before they became non-finite"
-        raise WeightsError(f"non-finite numbers in {_first_names(names)}", where="", fix=fix)
-
-
-def _first_names(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+        raise WeightsError(f"non-finite numbers in {first_few(names)}", where="", fix=fix)

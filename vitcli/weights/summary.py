@@ -15,7 +15,7 @@ from vitcli.errors import VitError
 from vitcli.models.architecture import Architecture
 from vitcli.models.flops import forward_macs
 from vitcli.models.variants import find_variant
-from vitcli.output.text import plain
+from vitcli.output.text import first_few, plain
 from vitcli.weights.describe import WeightsInfo
 from vitcli.weights.diagnose import Diagnosis, diagnose, find_non_finite, mismatches
 from vitcli.weights.files import as_weights_error
@@ -256,9 +256,7 @@ def _metadata_rows(metadata: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _some(names: list[str], count: int | None = None) -> str:
-    shown = [_truncated(name, MAX_NAME) for name in names[:MAX_ENTRIES]]
-    more = (count or len(names)) - len(shown)
-    return ", ".join(shown) + (f" and {more:,} more" if more else "")
+    return first_few([_truncated(name, MAX_NAME) for name in names], MAX_ENTRIES, total=count)
 
 
 def _section(title: str, rows: Iterable[tuple[str | int, str]]) -> list[str]:
