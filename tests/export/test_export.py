@@ -12,7 +12,7 @@ from timm.models.vision_transformer import VisionTransformer
 
 from vitcli.errors import CheckFailed, MachineError, VitError, WeightsError
 from vitcli.export import output_check
-from vitcli.export.export import as_text, export
+from vitcli.export.export import ExportOptions, as_text, export
 from vitcli.models.architecture import GAP, Architecture
 from vitcli.models.build import build
 from vitcli.models.variants import vit_args
@@ -63,15 +63,13 @@ def to_export(tmp_path, photos):
         }  # fmt: skip
         about = dict(preprocessing=preprocessing, class_names=NAMES, metadata={"dev_cut": None})
         write_weights(folder, model.state_dict(), arch, **about)
-        return exported(folder, tmp_path / out, **({"pictures": [str(photos / "test")]} | changes)), model
+        return exported(folder, tmp_path / out, **({"images": [str(photos / "test")]} | changes)), model
 
     return go
 
 
 def exported(ckpt: Path, out: Path, **changes) -> dict:
-    options = dict(to=None, model_name=None, image_size=None, head=True, names="published")
-    options |= dict(pictures=[], overwrite=False, quiet=True)
-    return export(str(ckpt), str(out), **(options | changes))
+    return export(str(ckpt), str(out), ExportOptions(**changes), quiet=True)
 
 
 def images(height=32, width=32) -> torch.Tensor:
@@ -279,7 +277,7 @@ def test_what_a_format_cannot_say_is_refused_by_name(to_export, tmp_path, arch, 
         ("out.npz", {"names": "flax"}, "no spelling 'flax'"),
         ("out", {"names": "linen"}, "names in timm are timm's"),
         ("out", {"image_size": (30, 32)}, "does not divide into patches of 8"),
-        ("out", {"pictures": ["nowhere/*.jpg"]}, "no picture is found"),
+        ("out", {"images": ["nowhere/*.jpg"]}, "no picture is found"),
         ("ckpt", {}, "ckpt already exists"),
     ],
 )
@@ -320,7 +318,7 @@ def with_every_array(change):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda array: array * np.float32(1.001), "differ by .* where 0.0001 is allowed"),
+        (lambda array: array * np.float32(1.001), "differ by .* the tolerance is 0.0001"),
         (lambda array: array * np.float32(1e30), "are not finite numbers"),
         (lambda array: array.astype(np.int32), "cannot be read back"),
     ],
@@ -404,10 +402,10 @@ def test_a_folder_that_may_not_be_written_to_is_named(to_export, tmp_path):
 
 
 def test_without_pictures_the_demo_is_compared(to_export):
-    result, _ = to_export(vit(), "out.npz", pictures=[])
+    result, _ = to_export(vit(), "out.npz", images=[])
 
     assert (result["num_images"], result["images"]) == (32, "demo")
-    assert "32 pictures, drawn by the demo" in as_text(result)
+    assert "32 images of the demo" in as_text(result)
 
 
 def test_a_head_of_zeros_is_said_to_prove_little(tmp_path):

@@ -18,7 +18,7 @@ from tests.conftest import run, vit
 from tests.model_hub import TOKEN, ModelHub, Repository, stand_in
 from vitcli import load_model
 from vitcli.errors import MachineError
-from vitcli.export.hub import _told
+from vitcli.export.hub import _as_vit_error
 from vitcli.export.usage import BLOCK
 from vitcli.weights.locate import DEMO_FOLDER
 
@@ -166,7 +166,7 @@ def test_private_is_private_or_refused(hub, trained):
     assert push(trained, "--push-to-hub", "ann/pets", "--private").code == 0
 
     hub.repositories["ann/open"] = Repository()
-    check_error(push(trained, "--push-to-hub", "ann/open", "--private"), 2, "there already, and public")
+    check_error(push(trained, "--push-to-hub", "ann/open", "--private"), 2, "already exists and is public")
     assert on(hub, name="ann/open") == {}
 
 
@@ -193,11 +193,11 @@ def test_a_folder_out_is_kept_and_goes_up_without_the_numbers_of_the_run(hub, tr
 
 REFUSALS = {
     "a name without an owner": (["--push-to-hub", "pets"], 2, "OWNER/NAME"),
-    "a name with a space": (["--push-to-hub", "ann/my pets"], 2, "names no repository"),
-    "a name of three parts": (["--push-to-hub", "ann/my/pets"], 2, "names no repository"),
-    "an empty name": (["--push-to-hub", ""], 2, "names no repository"),
+    "a name with a space": (["--push-to-hub", "ann/my pets"], 2, "is not the name"),
+    "a name of three parts": (["--push-to-hub", "ann/my/pets"], 2, "is not the name"),
+    "an empty name": (["--push-to-hub", ""], 2, "is not the name"),
     "a branch without a name": (["--push-to-hub", "ann/pets", "--revision", " "], 2, "--revision"),
-    "an address": (["--push-to-hub", "https://huggingface.co/ann/pets"], 2, "names no repository"),
+    "an address": (["--push-to-hub", "https://huggingface.co/ann/pets"], 2, "is not the name"),
     "another's name": (["--push-to-hub", "others/pets"], 5, "others's repositories"),
     "a file OUT": (["{tmp}/pets.onnx", "--push-to-hub", "ann/pets"], 2, "not onnx"),
     "another format": (["{tmp}/pets", "--to", "npz", "--push-to-hub", "ann/pets"], 2, "npz"),
@@ -233,7 +233,7 @@ def test_an_unfinished_run_and_a_folder_of_something_else_are_refused(hub, train
     assert hub.repositories == {}
 
 
-def test_no_token_a_wrong_one_and_no_network_are_told(hub, trained, monkeypatch):
+def test_no_token_a_wrong_one_and_no_network_are_errors_with_advice(hub, trained, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     check_error(push(trained, "--push-to-hub", "ann/pets"), 5, "does not accept the token", "hf auth login")
     monkeypatch.delenv("HF_TOKEN")
@@ -259,15 +259,15 @@ def test_a_file_that_the_hub_leaves_out_is_noticed(hub, trained):
 def test_other_bytes_on_the_hub_are_noticed(hub, trained, name):
     hub.altered = {name}
 
-    check_error(push(trained, "--push-to-hub", "ann/pets"), 8, f"{name} is not on the Hub as it is here")
+    check_error(push(trained, "--push-to-hub", "ann/pets"), 8, f"{name} on the Hub differs")
 
 
-def test_signatures_of_addresses_are_not_told():
+def test_signatures_of_addresses_are_not_printed():
     error = RuntimeError("no answer from https://store.example/ab/cd?X-Signature=hunter2&x=1 in time")
 
     with (
         pytest.raises(MachineError, match=r"no answer from https://store\.example/ab/cd in time"),
-        _told("a/b"),
+        _as_vit_error("a/b"),
     ):
         raise error
 

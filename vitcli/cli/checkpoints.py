@@ -96,20 +96,21 @@ def export(
         raise typer.BadParameter("name OUT, or --push-to-hub OWNER/NAME", param_hint="OUT")
     if (private or revision is not None) and push_to_hub is None:
         raise typer.BadParameter("it belongs to --push-to-hub", param_hint="--private, --revision")
-    asked = {
-        "to": to,
-        "model_name": model,
-        "image_size": options.height_and_width(res),
-        "head": head,
-        "names": names,
-        "pictures": images or (),
-        "overwrite": overwrite,
-        "quiet": quiet,
-    }
     from vitcli.export import export as exports
     from vitcli.export import push as pushes
 
+    export_options = exports.ExportOptions(
+        to=to,
+        model_name=model,
+        image_size=options.height_and_width(res),
+        head=head,
+        names=names,
+        images=images or (),
+        overwrite=overwrite,
+    )
     if push_to_hub is None:
-        return text.show(exports.export(ckpt, out, **asked), as_json, exports.as_text)
-    result = pushes.push(ckpt, out, push_to_hub, private=private, branch=revision, **asked)
+        return text.show(exports.export(ckpt, out, export_options, quiet=quiet), as_json, exports.as_text)
+    result = pushes.push(
+        ckpt, out, push_to_hub, export_options, private=private, branch=revision, quiet=quiet
+    )
     return text.show(result, as_json, pushes.as_text)

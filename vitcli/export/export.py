@@ -1,4 +1,4 @@
-"""`vit export`: a checkpoint in another format, whose logits are compared before it is said to be done."""
+"""`vit export`: write a checkpoint in another format, read it back and compare the outputs."""
 
 import os
 import shutil
@@ -6,8 +6,11 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor, nn
 
 from vitcli.data import loader
 from vitcli.data.dataset import DataSet
@@ -20,63 +23,76 @@ from vitcli.export import output_check
 from vitcli.export.output_check import Agreement
 from vitcli.output.atomic import TEMPORARY, check_out, sync
 from vitcli.output.progress import Progress
-from vitcli.output.text import pairs
+from vitcli.output.text import pairs, size_text
 from vitcli.recipe.request import RecipeRequest
 from vitcli.weights import formats, onnx
 from vitcli.weights.formats import Exported
 from vitcli.weights.io import Weights, read_weights
+from vitcli.weights.jax import SPELLINGS
 from vitcli.weights.load import load
 
-DEMO_PICTURES, MAX_PICTURES, BATCH_SIZE = 32, 256, 16
+NUM_DEMO_IMAGES, MAX_IMAGES, BATCH_SIZE = 32, 256, 16
 TOLERANCE = 1e-4  # relative: a hybrid in timm is 5e-5 away, another GELU 7e-5 to 7e-4
 IN_A_TIMM_FOLDER = {"config.json", "model.safetensors", "pytorch_model.bin"}
 
 
-def export(
-    ckpt: str,
-    out: str,
-    *,
-    to: str | None,
-    model_name: str | None,
-    image_size: tuple[int, int] | None,
-    head: bool,
-    names: str,
-    pictures: Sequence[str],
-    overwrite: bool,
-    quiet: bool,
-) -> dict[str, Any]:
-    """Write the checkpoint in another format, read it back, and keep it if both say the same of pictures.
+@dataclass(frozen=True)
+class ExportOptions:
+    """What to export, and how.
+
+    Attributes:
+        to: one of `formats.SUFFIXES`; None takes the format of OUT's suffix.
+        model_name: of a checkpoint that does not name its architecture.
+        image_size: height and width in pixels; position embeddings are resampled as in the paper.
+        head: False exports the features.
+        names: one of `jax.SPELLINGS`, for "npz".
+        images: files, folders and globs to compare on; none means images of the demo.
+        overwrite: replace an existing OUT.
+    """
+
+    to: str | None = None
+    model_name: str | None = None
+    image_size: tuple[int, int] | None = None
+    head: bool = True
+    names: str = SPELLINGS[0]
+    images: Sequence[str] = ()
+    overwrite: bool = False
+
+
+def export(ckpt: str, out: str, options: ExportOptions, *, quiet: bool) -> dict[str, Any]:
+    """Write the checkpoint in another format, read it back, and keep it if the outputs agree.
 
     Args:
-        out: a file, or for "timm" a folder.
-        to: one of export_formats.SUFFIXES; None goes by the suffix of `out`.
-        image_size: height and width in pixels; position embeddings are resampled as in the paper.
-        head: False leaves the features.
-        names: one of official.SPELLINGS, for "npz".
-        pictures: files, folders and globs; none means pictures of the demo.
+        out: a file, or a folder for "timm".
 
     Raises:
-        CheckFailed: what was written gives other logits. Then, as after any error, `out` is as it was.
+        CheckFailed: the export gives other outputs. As after any error, `out` is then unchanged.
     """
     began_at = time.perf_counter()
     progress, target = Progress(quiet=quiet), Path(os.path.abspath(out))
-    format = _checked_format(to, target, names=names, overwrite=overwrite)
-    split = _opened(pictures, progress)
-    weights = read_weights(ckpt, model_name=model_name)
-    preprocessing, origin = _preprocessing(weights, image_size)
-    exported, notes = _to_export(weights, preprocessing, head=head)
+    # Refuse what can be refused before any work
+    format = formats.format_of(options.to, target, names=options.names)
+    _check_out(target, format, options.overwrite)
+    if format == "onnx":
+        onnx.check_installed()
+    split = _open_images(options.images, progress)
+    # Load the network
+    weights = read_weights(ckpt, model_name=options.model_name)
+    preprocessing, origin = _preprocessing(weights, options.image_size)
+    exported, notes = _network(weights, preprocessing, head=options.head)
     arch = exported.architecture
     formats.check_supported(format, arch)
     progress.note(f"{arch.name} ({weights.numerics}) to {format}: {preprocessing.summary()}, {origin}")
     notes += formats.caveats(format, arch)
-    with _workplace(target) as folder:
+    # Write, compare, and only then replace OUT
+    with _temporary_folder(target) as folder:
         path = folder / target.name
-        formats.write(format, path, exported, names=names)
-        found = _checked(format, path, exported, split, preprocessing, progress=progress)
-        files = _sizes(path)
+        formats.write(format, path, exported, names=options.names)
+        agreement = _compare(format, path, exported, split, preprocessing, progress=progress)
+        files = {file.name: file.stat().st_size for file in _files_at(path)}
         _put_in_place(path, target)
-    if not found.max_output:
-        notes.append("every output is zero, as of a fresh head: that they agree says little")
+    if not agreement.max_output:
+        notes.append("every output is zero, as with a fresh head: their agreement proves little")
     for note in notes:
         progress.note(note)
     return {
@@ -90,60 +106,40 @@ def export(
         "resolution": preprocessing.resolution,
         "num_classes": arch.num_classes,
         "num_images": len(split),
-        "images": list(pictures) or "demo",
-        **_compared(found),
+        "images": list(options.images) or "demo",
+        "max_abs_difference": agreement.max_difference,
+        "max_rel_difference": agreement.max_rel_difference,
+        "top1_agreement": agreement.top1,
         "elapsed_s": time.perf_counter() - began_at,
         "notes": notes,
     }
 
 
-def _compared(found: Agreement) -> dict[str, Any]:
-    return {
-        "max_abs_difference": found.max_difference,
-        "max_rel_difference": found.max_rel_difference,
-        "top1_agreement": found.top1,
-    }
-
-
 def as_text(result: dict[str, Any]) -> str:
-    """For a person."""
-    size, agree, out = result["resolution"], result["top1_agreement"], result["out"]
-    sides = str(size) if isinstance(size, int) else "x".join(map(str, size))
+    agreement, out, num_classes = result["top1_agreement"], result["out"], result["num_classes"]
+    drawn = " of the demo" if result["images"] == "demo" else ""
     difference = f"{result['max_abs_difference']:.2g}, relative {result['max_rel_difference']:.2g}"
-    use = {
+    usage = {
         "timm": f'timm.create_model("local-dir:{out}", pretrained=True)',
-        "onnx": '"images" (B, 3, H, W), normalised as "preprocessing" in its metadata says',
+        "onnx": '"images" (B, 3, H, W), normalised as in "preprocessing" of its metadata',
     }
-    return pairs(
-        [
-            ("model", f"{result['model']} at {sides} px, {result['numerics']}"),
-            ("head", f"{result['num_classes']} classes" if result["num_classes"] else "none, features only"),
-            (
-                "compared",
-                f"{result['num_images']} pictures{', drawn by the demo' * (result['images'] == 'demo')}",
-            ),
-            ("difference", difference),
-            *([] if agree is None else [("same top-1", f"{agree:.2%}")]),
-            ("written", f"{result['format']}: {out}"),
-            ("files", files_text(result["files"])),
-            ("use", use.get(result["format"], f"--ckpt {out}")),
-        ]
-    )
+    rows = [
+        ("model", f"{result['model']} at {size_text(result['resolution'])} px, {result['numerics']}"),
+        ("head", f"{num_classes} classes" if num_classes else "none, features only"),
+        ("compared on", f"{result['num_images']} images{drawn}"),
+        ("difference", difference),
+        *([] if agreement is None else [("same top-1", f"{agreement:.2%}")]),
+        ("written", f"{result['format']}: {out}"),
+        ("files", files_text(result["files"])),
+        ("use", usage.get(result["format"], f"--ckpt {out}")),
+    ]
+    return pairs(rows)
 
 
 def files_text(files: dict[str, int]) -> str:
     """Return names and sizes on one line."""
     sizes = {name: f"{n / 1e6:.1f} MB" if n >= 1e6 else f"{n / 1e3:.1f} kB" for name, n in files.items()}
     return ", ".join(f"{name} ({size})" for name, size in sizes.items())
-
-
-def _checked_format(to: str | None, target: Path, *, names: str, overwrite: bool) -> str:
-    """The format, once nothing but the network can stand in its way."""
-    format = formats.format_of(to, target, names=names)
-    _check_out(target, format, overwrite)
-    if format == "onnx":
-        onnx.check_installed()
-    return format
 
 
 def _check_out(target: Path, format: str, overwrite: bool) -> None:
@@ -169,31 +165,31 @@ def _check_out(target: Path, format: str, overwrite: bool) -> None:
         raise VitError(f"{target} already exists", where="OUT", fix=f"{fix}, or replace it with --overwrite")
 
 
-def _opened(pictures: Sequence[str], progress: Progress) -> Split:
-    if not pictures:
-        return DataSet("demo").open(f"test[:{DEMO_PICTURES}]")
-    files = find_images(pictures, where="--images")
-    if len(files) > MAX_PICTURES:
-        progress.note(f"{len(files)} pictures are given, of which the first {MAX_PICTURES} are compared")
-    return as_split(files[:MAX_PICTURES])
+def _open_images(images: Sequence[str], progress: Progress) -> Split:
+    if not images:
+        return DataSet("demo").open(f"test[:{NUM_DEMO_IMAGES}]")
+    files = find_images(images, where="--images")
+    if len(files) > MAX_IMAGES:
+        progress.note(f"comparing on the first {MAX_IMAGES} of {len(files)} images")
+    return as_split(files[:MAX_IMAGES])
 
 
 def _preprocessing(weights: Weights, image_size: tuple[int, int] | None) -> tuple[Preprocessing, str]:
-    """As `vit evaluate` has it for the same weights."""
+    """Return the preprocessing that `vit evaluate` takes for these weights, and where it comes from."""
     shorthands = {"data.image_size": "{}x{}".format(*image_size)} if image_size else {}
     request = RecipeRequest(shorthands=shorthands)
     return preprocessing_for(weights, request.load(), request)
 
 
-def _to_export(weights: Weights, preprocessing: Preprocessing, *, head: bool) -> tuple[Exported, list[str]]:
-    """The network for these pixels, and what was done to it."""
+def _network(weights: Weights, preprocessing: Preprocessing, *, head: bool) -> tuple[Exported, list[str]]:
+    """Return the network at the size of the preprocessing, and notes on what was changed."""
     model, arch, report = load(weights, image_size=preprocessing.image_size, num_classes=None if head else 0)
     class_names = weights.class_names if head else None
     notes = [f"resampled: {', '.join(report.resampled)}"] if report.resampled else []
     return Exported(model.eval(), arch, preprocessing.as_dict(), class_names, weights.metadata), notes
 
 
-def _checked(
+def _compare(
     format: str,
     path: Path,
     exported: Exported,
@@ -202,45 +198,42 @@ def _checked(
     *,
     progress: Progress,
 ) -> Agreement:
-    """How what is written agrees with what it was written from; CheckFailed if it does not."""
-    batches = list(
-        loader.eval_batches(
-            split,
-            preprocessing,
-            batch_size=BATCH_SIZE,
-            rank=0,
-            world_size=1,
-            on_bad_image="error",
-            num_threads=loader.default_threads(1),
+    """Compare the outputs of the exported files with the network's; CheckFailed where they differ."""
+    settings = {"rank": 0, "world_size": 1, "num_threads": loader.default_threads(1)}
+    images = loader.eval_batches(
+        split, preprocessing, batch_size=BATCH_SIZE, on_bad_image="error", **settings
+    )
+    batches = list(images)
+
+    def outputs(model: nn.Module, title: str) -> Tensor:
+        return output_check.outputs(model, batches, preprocessing, title=title, progress=progress)
+
+    def failure(problem: str) -> CheckFailed:
+        reasons = "".join(f"; {caveat}" for caveat in formats.caveats(format, exported.architecture))
+        return CheckFailed(
+            f"the outputs of the exported {format} {problem}{reasons}",
+            where=f"--to {format}, {exported.architecture.name}",
+            fix="nothing was kept; export to another format, such as safetensors, and please report it",
         )
-    )
-    ours_NK = output_check.outputs(
-        exported.model, batches, preprocessing, title="checkpoint", progress=progress
-    )
-    theirs = formats.read_back(format, path)
+
+    outputs_NK = outputs(exported.model, "checkpoint")
+    model = formats.read_back(format, path)
     try:
-        theirs_NK = output_check.outputs(theirs, batches, preprocessing, title="export", progress=progress)
+        exported_NK = outputs(model, "export")
     except WeightsError as error:
-        raise _unlike(format, exported, "are not finite numbers") from error
-    found = output_check.compare(ours_NK, theirs_NK, are_logits=exported.architecture.num_classes > 0)
-    if found.max_rel_difference > TOLERANCE:
-        differ = f"differ by {found.max_difference:.2g}, relative {found.max_rel_difference:.2g}"
-        raise _unlike(format, exported, f"{differ} where {TOLERANCE:g} is allowed")
-    return found
-
-
-def _unlike(format: str, exported: Exported, how: str) -> CheckFailed:
-    known = "".join(f"; {caveat}" for caveat in formats.caveats(format, exported.architecture))
-    return CheckFailed(
-        f"the outputs of what was written as {format} {how}{known}",
-        where=f"--to {format}, {exported.architecture.name}",
-        fix="nothing was kept; export to another format, such as safetensors, and please report it",
+        raise failure("are not finite numbers") from error
+    agreement = output_check.compare(
+        outputs_NK, exported_NK, are_logits=exported.architecture.num_classes > 0
     )
+    if agreement.max_rel_difference > TOLERANCE:
+        difference = f"{agreement.max_difference:.2g}, relative {agreement.max_rel_difference:.2g}"
+        raise failure(f"differ by {difference}; the tolerance is {TOLERANCE:g}")
+    return agreement
 
 
 @contextmanager
-def _workplace(target: Path) -> Iterator[Path]:
-    """A folder beside `target` that is gone afterwards, with all that is still in it."""
+def _temporary_folder(target: Path) -> Iterator[Path]:
+    """Make a folder beside `target`, and delete it with all that is still in it."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(dir=target.parent, prefix=f"{TEMPORARY}{target.name}-"))
@@ -249,22 +242,18 @@ def _workplace(target: Path) -> Iterator[Path]:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
     except OSError as error:
-        fix = "make room, or choose another folder"
+        fix = "free some space, or choose another folder"
         raise MachineError(f"{target.name} was not written: {error}", where=str(target), fix=fix) from error
 
 
-def _written(path: Path) -> list[Path]:
-    """The files at `path`, a file with what lies beside it or a folder."""
+def _files_at(path: Path) -> list[Path]:
+    """Return the files in a folder, or a file and those beside it."""
     return sorted(path.iterdir() if path.is_dir() else path.parent.glob("*"))
 
 
-def _sizes(path: Path) -> dict[str, int]:
-    return {file.name: file.stat().st_size for file in _written(path)}
-
-
 def _put_in_place(path: Path, target: Path) -> None:
-    """Rename what is written to where it belongs; what was there goes only once it is on disk."""
-    for file in _written(path):
+    """Move the files to OUT; what they replace is deleted only once they are on disk."""
+    for file in _files_at(path):
         sync(file)
     if path.is_dir():
         replaced = path.with_name(f"{path.name}.replaced")
@@ -277,6 +266,6 @@ def _put_in_place(path: Path, target: Path) -> None:
                 os.rename(replaced, target)
             raise
     else:
-        for file in reversed(_written(path)):  # the weights of an .onnx file before it names them
+        for file in reversed(_files_at(path)):  # the weights of an .onnx file before it names them
             os.replace(file, target.with_name(file.name))
     sync(target.parent)

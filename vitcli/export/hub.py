@@ -1,6 +1,6 @@
-"""Files to a model repository of the Hugging Face Hub: one commit, looked at again before it counts as done.
+"""Upload of files to a Hugging Face model repository, in one commit whose hashes are verified afterwards.
 
-The token is that of `hf auth login` or HF_TOKEN; it goes to the Hub and nowhere else, and is never told.
+The token is that of `hf auth login` or HF_TOKEN; it is sent to the Hub and nowhere else, and never printed.
 """
 
 import re
@@ -22,11 +22,11 @@ LOG_IN = "hf auth login, or HF_TOKEN=..., with a token that may write"
 
 
 class Uploaded(NamedTuple):
-    """What there is on the Hub afterwards.
+    """Files on the Hub after an upload.
 
     Attributes:
-        url: for a browser.
-        commit: that holds the files; the one before where nothing has changed.
+        url: of the repository or branch, for a browser.
+        commit: the new commit; the previous one if nothing has changed.
         files: name to size in bytes.
     """
 
@@ -36,21 +36,23 @@ class Uploaded(NamedTuple):
 
 
 def check(repository: str, branch: str | None, *, quiet: bool) -> None:
-    """Refuse what cannot be uploaded, before any work is done and without asking the Hub.
+    """Refuse an impossible upload before any work, without a request to the Hub.
 
     Raises:
-        VitError: no name of a repository, or of a branch.
+        VitError: not the name of a repository or branch.
         MachineError: offline, or no token.
     """
     if not _is_name(repository):
         fix = "OWNER/NAME of letters, digits, '-', '_' and '.', with you or your organisation as the owner"
-        raise VitError(f"{repository!r} names no repository of the Hub", where=OPTION, fix=fix)
+        raise VitError(f"{repository!r} is not the name of a Hub repository", where=OPTION, fix=fix)
     if branch is not None and not branch.strip():
-        raise VitError("the branch has no name", where="--revision", fix="leave it out for the main one")
+        raise VitError(
+            "the branch has no name", where="--revision", fix="leave it out for the default branch"
+        )
     if constants.HF_HUB_OFFLINE:
         fix = "unset HF_HUB_OFFLINE for this command"
-        raise MachineError("nothing can be uploaded offline", where="HF_HUB_OFFLINE", fix=fix)
-    with _told(repository):
+        raise MachineError("uploading is impossible offline", where="HF_HUB_OFFLINE", fix=fix)
+    with _as_vit_error(repository):
         if get_token() is None:
             raise LocalTokenNotFoundError
     if quiet:
@@ -73,52 +75,51 @@ def upload(
     private: bool,
     branch: str | None,
 ) -> Uploaded:
-    """Make the repository and the branch where there are none, and put the files there in one commit.
+    """Create the repository and the branch if necessary, and upload the files in one commit.
 
-    What is broken off leaves a repository without the commit; to call again mends it, and sends no file twice
-    that has arrived.
+    An interrupted upload makes no commit. Another call completes it, without sending any file twice.
 
     Args:
-        files: by their names there; a path is read as it is, bytes are the contents.
-        private: of a new repository; one that is public already is refused.
-        branch: None is the main one.
+        files: by their names in the repository; a path to read, or the contents.
+        private: of a new repository; an existing public one is refused.
+        branch: None is the default branch.
 
     Raises:
-        MachineError: no connection, no permission, or the Hub does not do its part.
-        VitError: the card is refused, or the repository is public and was not to be.
-        CheckFailed: a file there is not the file here.
+        MachineError: no connection, no permission, or an error of the Hub.
+        VitError: the Hub refuses the card, or the repository is public and `private` is set.
+        CheckFailed: an uploaded file differs from the local one.
     """
-    api = HfApi(token=True)  # an error where there is none, also where HF_HUB_DISABLE_IMPLICIT_TOKEN is set
+    api = HfApi(token=True)  # raises without one, also where HF_HUB_DISABLE_IMPLICIT_TOKEN is set
     additions = [CommitOperationAdd(name, contents) for name, contents in files.items()]
-    with _told(repository):
+    with _as_vit_error(repository):
         url = str(api.create_repo(repository, private=private or None, exist_ok=True))
         if private and not api.model_info(repository).private:
             fix = "leave --private out, make it private in its settings, or name another repository"
-            raise VitError(f"{repository} is there already, and public", where="--private", fix=fix)
+            raise VitError(f"{repository} already exists and is public", where="--private", fix=fix)
         if branch:
             api.create_branch(repository, branch=branch, exist_ok=True)
         commit = api.create_commit(repository, additions, commit_message=message, revision=branch)
-        found = api.get_paths_info(repository, list(files), revision=commit.oid)
-    _check_arrived(repository, additions, [file for file in found if isinstance(file, RepoFile)])
+        uploaded = api.get_paths_info(repository, list(files), revision=commit.oid)
+    _check_arrived(repository, additions, [file for file in uploaded if isinstance(file, RepoFile)])
     sizes = {addition.path_in_repo: addition.upload_info.size for addition in additions}
     return Uploaded(f"{url}/tree/{branch}" if branch else url, commit.oid, sizes)
 
 
-def _check_arrived(repository: str, additions: list[CommitOperationAdd], found: list[RepoFile]) -> None:
-    """A .gitignore of the repository makes the Hub leave files out without a word."""
-    there = {file.path: file for file in found}
+def _check_arrived(repository: str, additions: list[CommitOperationAdd], uploaded: list[RepoFile]) -> None:
+    """Refuse missing or different files: a .gitignore of the repository makes the Hub silently skip files."""
+    files = {file.path: file for file in uploaded}
     for addition in additions:
-        file = there.get(addition.path_in_repo)
+        file = files.get(addition.path_in_repo)
         if file is None or not _is_same(addition, file):
             raise CheckFailed(
-                f"{addition.path_in_repo} is not on the Hub as it is here",
+                f"{addition.path_in_repo} on the Hub differs from the local file",
                 where=repository,
-                fix="look for a .gitignore in the repository that names it, and give the same command again",
+                fix="look for a .gitignore in the repository that names it, and run the same command again",
             )
 
 
 def _is_same(addition: CommitOperationAdd, file: RepoFile) -> bool:
-    """Whether the Hub's hash of the contents is ours: SHA-256 of a large file, else git's name of a blob."""
+    """Compare the contents with the Hub's hash: SHA-256 of a large file, git's blob hash of any other."""
     if file.lfs:
         return file.lfs.sha256 == addition.upload_info.sha256.hex()
     with addition.as_file() as opened:
@@ -128,39 +129,37 @@ def _is_same(addition: CommitOperationAdd, file: RepoFile) -> bool:
 
 
 @contextmanager
-def _told(repository: str) -> Iterator[None]:
-    """Whatever the Hub's library raises, in three lines."""
+def _as_vit_error(repository: str) -> Iterator[None]:
+    """Turn any exception of the Hub's library into a VitError."""
     try:
         yield
     except VitError:
         raise
-    except Exception as error:  # the Hub's own, the connection's, the storage's: they share no kind
+    except Exception as error:  # of the Hub, the connection or the storage: no common type
         raise _refusal(error, repository) from error
 
 
 def _refusal(error: Exception, repository: str) -> VitError:
-    answer = next((one for one in (error, error.__cause__) if isinstance(one, HfHubHTTPError)), None)
-    reason, where = _reason(answer or error), f"{OPTION} {repository}"
+    http = next((e for e in (error, error.__cause__) if isinstance(e, HfHubHTTPError)), None)
+    reason, where = _reason(http or error), f"{OPTION} {repository}"
     if isinstance(error, LocalTokenNotFoundError):
         return MachineError("no token for the Hub is found", where=where, fix=LOG_IN)
-    if isinstance(error, ValueError) and "README.md" in str(error):  # found invalid before anything is sent
-        told = _reason(error)
-        return VitError(f"the Hub refuses the card: {told}", where="README.md", fix="mend its first lines")
-    match answer.response.status_code if answer else None:
+    if isinstance(error, ValueError) and "README.md" in str(error):  # raised before anything is sent
+        message = f"the Hub refuses the card: {_reason(error)}"
+        return VitError(message, where="README.md", fix="correct its YAML, the lines at the top")
+    match http.response.status_code if http else None:
         case 401:
             return MachineError(f"the Hub does not accept the token: {reason}", where=where, fix=LOG_IN)
         case 403:
             owner = repository.partition("/")[0]
             fix = f"a token that may write to {owner}'s repositories, or another OWNER"
             return MachineError(f"the token may not write there: {reason}", where=where, fix=fix)
-    fix = (
-        "check the network and the name, and give the same command again: what has arrived is not sent twice"
-    )
+    fix = "check the network and the name, and run the same command again: no file is sent twice"
     return MachineError(f"the upload failed: {reason}", where=where, fix=fix)
 
 
 def _reason(error: Exception) -> str:
-    """On one line, without the signatures in the addresses that large files are sent to."""
+    """Return the message on one line, without the signatures in the addresses of large files."""
     text = str(error)
     if isinstance(error, HfHubHTTPError):
         text = f"status {error.response.status_code} {error.server_message or ''}"

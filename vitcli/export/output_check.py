@@ -1,4 +1,4 @@
-"""Whether two networks say the same of the same pictures; N pictures, K outputs."""
+"""Comparison of the outputs of two networks on the same images; N images, K outputs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ from vitcli.output.progress import Progress
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far the outputs of one network are from those of another.
+    """Differences between the outputs of two networks.
 
     Attributes:
-        max_difference: the largest of any output.
-        max_output: the largest output of the first network, both without their signs.
-        top1: share of the pictures that both give the same class; None where outputs are no classes.
+        max_difference: the largest absolute difference of any output.
+        max_output: the largest absolute output of the first network.
+        top1: fraction of the images that both assign to the same class; None where outputs are features.
     """
 
     max_difference: float
@@ -28,7 +28,7 @@ class Agreement:
 
     @property
     def max_rel_difference(self) -> float:
-        """The largest difference as a share of the largest output."""
+        """The largest difference as a fraction of the largest output."""
         if not self.max_output:
             return float("inf") if self.max_difference else 0.0
         return self.max_difference / self.max_output
@@ -42,25 +42,25 @@ def outputs(
     title: str,
     progress: Progress,
 ) -> Tensor:
-    """outputs_NK of all pictures, float32, computed on the CPU.
+    """Return outputs_NK of all images, float32, computed on the CPU.
 
     Raises:
         WeightsError: an output is not a finite number.
     """
-    passed = logits_of(model, iter(batches), preprocessing, device=torch.device("cpu"), precision="fp32")
-    found: list[Tensor] = []
+    batches_of_outputs: list[Tensor] = []
     progress.begin(title, total=sum(len(batch.rows_B) for batch in batches))
     try:
-        for _, outputs_BK in passed:
-            found.append(outputs_BK)
-            progress.update(sum(map(len, found)))
+        passes = logits_of(model, iter(batches), preprocessing, device=torch.device("cpu"), precision="fp32")
+        for _, outputs_BK in passes:
+            batches_of_outputs.append(outputs_BK)
+            progress.update(sum(map(len, batches_of_outputs)))
     finally:
         progress.end()
-    return torch.cat(found)
+    return torch.cat(batches_of_outputs)
 
 
 def compare(ours_NK: Tensor, theirs_NK: Tensor, *, are_logits: bool) -> Agreement:
-    """The agreement of outputs that are all finite."""
+    """Return the agreement of finite outputs."""
     is_same_class_N = ours_NK.argmax(1) == theirs_NK.argmax(1)
     return Agreement(
         max_difference=float((theirs_NK - ours_NK).abs().max()),

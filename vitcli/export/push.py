@@ -7,6 +7,7 @@ timings and logs are not.
 import json
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from vitcli.errors import VitError
 from vitcli.export import export as exports
 from vitcli.export import hub
 from vitcli.export.card_parts import is_classifier_run
+from vitcli.export.export import ExportOptions
 from vitcli.export.model_card import model_card, weights_card
 from vitcli.export.usage import how_to_load, on_the_hub, replace_section
 from vitcli.output import run_folder
@@ -27,27 +29,26 @@ from vitcli.weights.io import Weights, read_weights
 CARD = "README.md"
 UNCHANGED = ("model.safetensors", "config.json", run_folder.METRICS)
 OPTIONS = {
-    "to": "--to", "image_size": "--res", "head": "--no-head", "names": "--names", "pictures": "--images",
-    "model_name": "--model", "overwrite": "--overwrite",
+    "to": "--to", "model_name": "--model", "image_size": "--res", "head": "--no-head", "names": "--names",
+    "images": "--images", "overwrite": "--overwrite",
 }  # fmt: skip
 SUMMARY_KEYS = {"command", "dataset", "model"}  # of every summary
-DEFAULTS = {"head": True, "names": "published", "pictures": (), "overwrite": False}  # the others are None
 
 
 def push(
     ckpt: str,
     out: str | None,
     repository: str,
+    options: ExportOptions,
     *,
     private: bool,
     branch: str | None,
     quiet: bool,
-    **export_options: Any,
 ) -> dict[str, Any]:
     """Upload a folder: OUT if given, else the run folder CKPT, else a timm folder made from CKPT.
 
     Args:
-        export_options: the other arguments of `export`, for a folder that has to be made.
+        options: for a folder that has to be made.
 
     Raises:
         VitError: not a repository name, OUT is no folder, or the run is not finished or would be changed.
@@ -59,11 +60,11 @@ def push(
     with tempfile.TemporaryDirectory() as temporary:
         # Choose the folder; export one unless a run folder is uploaded as it is
         folder, result = Path(ckpt), {"command": "export", "ckpt": ckpt}
-        summary = None if out else _run_summary(folder, export_options)
+        summary = None if out else _run_summary(folder, options)
         if summary is None:
-            _check_is_folder(out, export_options)
+            _check_is_folder(out, options)
             folder = Path(out or temporary, "" if out else "timm")
-            result = exports.export(ckpt, str(folder), quiet=quiet, **(export_options | {"to": "timm"}))
+            result = exports.export(ckpt, str(folder), replace(options, to="timm"), quiet=quiet)
         weights = read_weights(str(folder))
         # Let the card name the repository instead of the folder
         section = how_to_load(
@@ -101,7 +102,7 @@ def as_text(result: dict[str, Any]) -> str:
     return pairs(rows)
 
 
-def _run_summary(folder: Path, export_options: dict[str, Any]) -> dict[str, Any] | None:
+def _run_summary(folder: Path, options: ExportOptions) -> dict[str, Any] | None:
     """Return the summary of a run folder, which is uploaded unchanged; None for anything else."""
     if not any((folder / name).is_file() for name in (run_folder.RECIPE, run_folder.LOCK)):
         return None
@@ -112,7 +113,7 @@ def _run_summary(folder: Path, export_options: dict[str, Any]) -> dict[str, Any]
             where="CKPT",
             fix="run its command line again until it finishes; or name OUT, to upload its weights alone",
         )
-    changes = [OPTIONS[key] for key, value in export_options.items() if value != DEFAULTS.get(key)]
+    changes = [OPTIONS[key] for key, value in vars(options).items() if value != getattr(ExportOptions, key)]
     if changes:
         raise VitError(
             f"a run folder is uploaded unchanged: its numbers belong to its weights without {changes[0]}",
@@ -122,8 +123,8 @@ def _run_summary(folder: Path, export_options: dict[str, Any]) -> dict[str, Any]
     return summary
 
 
-def _check_is_folder(out: str | None, export_options: dict[str, Any]) -> None:
-    format = formats.format_of(export_options["to"], Path(out or "timm"), names=export_options["names"])
+def _check_is_folder(out: str | None, options: ExportOptions) -> None:
+    format = formats.format_of(options.to, Path(out or "timm"), names=options.names)
     if format != "timm":
         raise VitError(
             f"only a folder that timm and vit load can be uploaded, not {format}",
