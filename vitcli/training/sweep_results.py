@@ -7,7 +7,9 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from vitcli.output.document import simple_table
 from vitcli.output.run_folder import slug
+from vitcli.output.text import percent
 from vitcli.recipe.toml import toml_value
 
 LR = "optimizer.lr"
@@ -119,18 +121,18 @@ def plan_of_all(final: Mapping[str, Any], arms: Sequence[Mapping[str, Any]], num
     return {**final, **told}
 
 
-def table_of_trials(tried: Sequence[Trial], *, num_arms: int) -> str:
-    """What has been tried so far, for a person; the best is marked."""
-    leader = max(tried, key=lambda one: one.rank_key)
-    lines = [f"chosen by the dev part, {len(tried)} of {num_arms}:"]
-    for one in tried:
-        what = ", ".join(f"{key.rpartition('.')[2]} {toml_value(value)}" for key, value in one.choice.items())
-        scores = one.scores()
-        share = scores.get("dev_top1", scores.get("dev_patch_accuracy"))
-        shown = " " * 8 if share is None else f"{share:8.2%}"
-        told = f"{shown}  loss {scores['dev_loss']:.4f}" if one.summary else "diverged"
-        lines.append(f"  {'*' if one is leader else ' '} {what:<24} {told}")
-    return "\n".join(lines)
+def table_of_trials(trials: Sequence[Trial], *, num_arms: int) -> str:
+    """Return a table of the trials so far for a terminal; the best is marked."""
+    leader = max(trials, key=lambda trial: trial.rank_key)
+    rows = []
+    for trial in trials:
+        values = (f"{key.rpartition('.')[2]} {toml_value(value)}" for key, value in trial.choice.items())
+        scores = trial.scores()
+        accuracy = scores.get("dev_top1", scores.get("dev_patch_accuracy"))
+        loss = f"{scores['dev_loss']:.4f}" if trial.summary else "diverged"
+        rows.append(("*" if trial is leader else "", ", ".join(values), percent(accuracy), loss))
+    table = simple_table({"": "text", "trial": "text", "accuracy": "number", "loss": "number"}, rows)
+    return f"{len(trials)} of {num_arms} trials, scored on the dev split:\n{table.as_text().rstrip()}"
 
 
 def run_line(scores: Mapping[str, Any], number: int, num_runs: int) -> str:

@@ -1,6 +1,6 @@
 from typing import Any
 
-from vitcli.output.text import pairs, size_text, skipped, speed
+from vitcli.output.text import exaflops, pairs, percent, size_text, skipped, speed
 
 
 def as_text(result: dict[str, Any]) -> str:
@@ -34,10 +34,10 @@ def _chosen(summary: dict[str, Any]) -> list[tuple[str, str]]:
         share = choice.get("dev_top1", choice.get("dev_patch_accuracy"))
         mark = "  chosen" if values == summary["chosen"] else ""
         loss = "diverged" if choice["dev_loss"] is None else f"loss {choice['dev_loss']:.4f}"
-        score = loss if share is None else f"{share:.2%}"
+        score = loss if share is None else percent(share)
         rows.append(("" if rows else "dev part", f"{score}  {what}{mark}"))
     if len(summary["runs"]) > 1 and "top1" in summary:
-        each = "  ".join(f"{run['top1']:.2%}" for run in summary["runs"])
+        each = "  ".join(percent(run["top1"]) for run in summary["runs"])
         rows.append(("runs", f"{each}, seeds {summary['runs'][0]['seed']} to {summary['runs'][-1]['seed']}"))
     return rows
 
@@ -73,13 +73,13 @@ def _plan(plan: dict[str, Any]) -> str:
         ("data", f"{plan['num_examples']:,} training images"),
         ("steps", f"{plan['total_steps']:,}, of which {plan['warmup_steps']:,} warm-up"),
         ("images seen", f"{plan['images_seen']:,}"),
-        ("compute", f"{_exaflops(plan['exaflops'])} exaFLOPs, {plan['precision']}"),
+        ("compute", f"{exaflops(plan['exaflops'])} exaFLOPs, {plan['precision']}"),
         ("batch", f"{plan['batch_size']} images: {passes} on {plan['world_size']} process(es)"),
         ("memory", f"about {memory:.2g} GiB a process"),
     ]
     if "num_arms" in plan:
         runs = f"{plan['num_arms']} to choose from and {plan['num_runs']} with what is chosen"
-        compute = "" if plan["all_exaflops"] is None else f", {_exaflops(plan['all_exaflops'])} exaFLOPs"
+        compute = "" if plan["all_exaflops"] is None else f", {exaflops(plan['all_exaflops'])} exaFLOPs"
         rows.append(("all runs", f"{runs}: {plan['all_steps']:,} steps{compute}"))
     if "measured_images_per_s" in plan:
         measured = f"{plan['measured_images_per_s']:.1f} images/s, {plan['measured_hours']:.2f} hours"
@@ -87,7 +87,3 @@ def _plan(plan: dict[str, Any]) -> str:
     if "all_measured_hours" in plan:
         rows.append(("", f"{plan['all_measured_hours']:.2f} hours for all runs"))
     return plan["recipe"].rstrip() + "\n\n" + pairs(rows)
-
-
-def _exaflops(count: float) -> str:
-    return f"{count:,.0f}" if count >= 100 else f"{count:.3g}"
