@@ -237,7 +237,7 @@ def test_the_plan_counts_every_run(photos):
         (("--lr", "0.1", "--set", "data.flip=[]"), "data.flip is []"),
         (("--lr", ",".join(str(k / 1000) for k in range(1, 300))), "299 combinations"),
         (("--lr", "0.1,0.2", "--arms-parallel", "--shard"), "--shard needs all devices"),
-        (("--lr", "0.1", "--arms-parallel"), "there is one run"),
+        (("--lr", "0.1", "--arms-parallel"), "there is only one run"),
         (("--lr", "0.1", "--set", "model.pre_logits=[false, true]"), "layer of zeros"),
     ],
 )  # fmt: skip

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitcli.errors import Stopped, VitError
+from vitcli.errors import VitError
 from vitcli.experiments import study_grid, study_schema
 from vitcli.experiments.study_grid import StudyRun
 from vitcli.experiments.study_schema import Score, Study, folder_name
@@ -19,6 +19,7 @@ from vitcli.output.progress import Progress
 from vitcli.recipe import Recipe, find_for_dataset, merge
 from vitcli.recipe.sweep import check_with_choices
 from vitcli.recipe.validation import Problem, report
+from vitcli.training.sequence import run_all
 
 WRITE_EVERY_S = 60.0  # between pictures of a study that goes on
 
@@ -121,18 +122,24 @@ def run(
         plans = runtime.on_main(lambda: read_json(folder / files.PLAN)) or _plans(prepared, work)
         runtime.on_main(lambda: files.begin(folder, prepared.study, plans))
         written_at = time.monotonic()
+
+        def train(number: int) -> dict[str, float | None]:
+            cell = prepared.cells[number]
+            progress.note(f"run {number + 1} of {len(scores)}: {cell.name}")
+            return _run_one(folder, cell, prepared.recipes[number], prepared.study.score, work)
+
+        def on_done(number: int, run_scores: dict[str, float | None]) -> None:
+            nonlocal written_at
+            name = prepared.cells[number].name
+            scores[name] = run_scores
+            if runtime.is_main:
+                progress.note(f"{name}: {_told(run_scores)}")
+            if runtime.is_main and time.monotonic() - written_at > WRITE_EVERY_S:
+                files.write_results(folder, _result(prepared, plans, scores, folder))
+                written_at = time.monotonic()
+
         try:
-            for number in missing:
-                cell = prepared.cells[number]
-                progress.note(f"run {number + 1} of {len(scores)}: {cell.name}")
-                scores[cell.name] = _run_one(
-                    folder, cell, prepared.recipes[number], prepared.study.score, work
-                )
-                if runtime.is_main:
-                    progress.note(f"{cell.name}: {_told(scores[cell.name])}")
-                if runtime.is_main and time.monotonic() - written_at > WRITE_EVERY_S:
-                    files.write_results(folder, _result(prepared, plans, scores, folder))
-                    written_at = time.monotonic()
+            run_all(missing, train, folder, on_done=on_done)
         finally:
             result = _result(prepared, plans, scores, folder) if runtime.is_main else {}
             if result.get("num_finished"):
@@ -237,12 +244,8 @@ def _run_one(
     run_dir = _run_dir(folder, cell)
     datasets = [recipe.data.dataset] if score.by == "eval" else score.dataset
     places = {name: score_folder(run_dir, score, name) for name in datasets}
-    try:
-        work.train(recipe, run_dir)
-        return {name: work.score(run_dir, name, place) for name, place in places.items()}
-    except Stopped as stopped:  # what goes on is the study
-        stopped.out = folder
-        raise
+    work.train(recipe, run_dir)
+    return {name: work.score(run_dir, name, place) for name, place in places.items()}
 
 
 def _scoring(score: Score) -> dict[str, Any]:

@@ -13,11 +13,12 @@ from vitcli import recipe
 from vitcli.data.aliases import local_copy
 from vitcli.data.vtab import GROUPS, NUM_TASKS, VTAB
 from vitcli.distributed import launch
-from vitcli.errors import DataError, Stopped, VitError, WeightsError, nearest
+from vitcli.errors import DataError, VitError, WeightsError, nearest
 from vitcli.output import run_folder, text
 from vitcli.output.atomic import write_json
 from vitcli.output.document import simple_table
 from vitcli.recipe import Recipe
+from vitcli.training.sequence import run_all
 
 MOST_TOLD = 4
 
@@ -82,29 +83,27 @@ def finetune_tasks(
             where=f"--out {folder}",
             fix="name another one; each task gets a folder in it",
         )
-    from vitcli.distributed import runtime  # loads torch
+
+    def run(task: str) -> dict[str, Any]:
+        return finetune(recipes[task], folder / task)
 
     if dry_run:
-        with runtime.shared_process_group():
-            plans = {task: finetune(recipes[task], folder / task) for task in groups}
-        return {"command": "finetune", "dataset": VTAB, "plans": plans}
+        plans = run_all(groups, run, folder)
+        return {"command": "finetune", "dataset": VTAB, "plans": dict(zip(groups, plans, strict=True))}
     _check_data([task for task in groups if not run_folder.finished_summary(folder / task)], recipes)
     everything = tasks_of(VTAB)
     earlier = {task: run_folder.finished_summary(folder / task) for task in everything}
     summaries = {task: done for task, done in earlier.items() if done}
     # Of a listed few, what the folder has of other tasks stays in its object.
     known = {task: group for task, group in everything.items() if task in groups or task in summaries}
-    with runtime.shared_process_group():
-        for task in groups:
-            try:
-                summaries[task] = finetune(recipes[task], folder / task)
-            except Stopped as stopped:  # what goes on is the row of tasks, from the folder of all
-                stopped.out = folder
-                raise
-            result = _result("finetune", known, summaries, folder)
-            if launch.global_rank() == 0:
-                write_json(folder / run_folder.SUMMARY, result)
-    return result
+
+    def write_summary(task: str, summary: dict[str, Any]) -> None:
+        summaries[task] = summary
+        if launch.global_rank() == 0:
+            write_json(folder / run_folder.SUMMARY, _result("finetune", known, summaries, folder))
+
+    run_all(groups, run, folder, on_done=write_summary)
+    return _result("finetune", known, summaries, folder)
 
 
 def evaluate_tasks(
@@ -123,11 +122,8 @@ def evaluate_tasks(
             where=f"--ckpt {ckpt}",
             fix="the --out of vit finetune --dataset vtab, which has a folder for each task",
         )
-    from vitcli.distributed import runtime  # loads torch
-
-    with runtime.shared_process_group():
-        scores = {task: evaluate(f"{VTAB}/{task}", str(folder / task)) for task in finished}
-    return _result("evaluate", groups, scores, folder)
+    scores = run_all(finished, lambda task: evaluate(f"{VTAB}/{task}", str(folder / task)), folder)
+    return _result("evaluate", groups, dict(zip(finished, scores, strict=True)), folder)
 
 
 def render(result: dict[str, Any]) -> str:

@@ -1,7 +1,4 @@
-"""Runs side by side, one on each device: each is the ordinary command in a process of its own.
-
-No command of its own.
-"""
+"""Runs in parallel, one per device, each of them the ordinary command in its own process."""
 
 import os
 import signal
@@ -13,87 +10,98 @@ from pathlib import Path
 
 import torch
 
-from vitcli import recipe
 from vitcli.distributed import launch
 from vitcli.errors import NotFiniteError, ProcessError, Stopped
-from vitcli.recipe import Recipe
+from vitcli.recipe import Recipe, to_toml
 from vitcli.training.setup import RunOptions
 
 POLL_S = 0.2
 SHOWN_LINES = 3
 
 
-def run_all(command: str, jobs: list[tuple[Path, Recipe]], options: RunOptions) -> list[Path]:
-    """Finish every run, `options.arms_parallel` of them at a time; the folders of those that diverged.
+def run_parallel(
+    command: str, jobs: list[tuple[Path, Recipe]], options: RunOptions, *, folder: Path
+) -> list[Path]:
+    """Finish every run, `options.arms_parallel` at a time, and return the folders of those that diverged.
+
+    Args:
+        jobs: run folder and recipe of each run.
+        folder: of the sweep, whose command resumes it.
 
     Raises:
-        ProcessError: a run ended with an error; the others have been stopped, each with a checkpoint.
+        ProcessError: a run ended with an error; the others were stopped, each with a checkpoint.
         Stopped: this process was asked to stop, and so were the runs.
     """
     waiting, running, diverged = list(reversed(jobs)), {}, []
-    asked: list[int] = []
-    before = {number: signal.signal(number, lambda number, _: asked.append(number))
-              for number in (signal.SIGINT, signal.SIGTERM)}  # fmt: skip
-    with tempfile.TemporaryDirectory(prefix="vit-") as place:
+    signals: list[int] = []
+    handlers = {number: signal.signal(number, lambda number, _: signals.append(number))
+                for number in (signal.SIGINT, signal.SIGTERM)}  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="vit-") as temporary:
         try:
-            while (waiting or running) and not asked:
+            while (waiting or running) and not signals:
+                # Start runs on the free devices.
                 free = [slot for slot in range(options.arms_parallel) if slot not in running]
                 for slot in free[: len(waiting)]:
-                    path, one = waiting.pop()
-                    running[slot] = (path, _start(command, path, one, options, slot, Path(place)))
+                    path, recipe = waiting.pop()
+                    process = _start(command, path, recipe, options, slot, Path(temporary))
+                    running[slot] = (path, process)
+
+                # Collect the runs that have ended; the sweep continues without one that diverged.
                 for slot, (path, process) in list(running.items()):
                     if process.poll() is not None:
                         del running[slot]
-                        if process.returncode == NotFiniteError.exit_code:  # for the others to decide
+                        if process.returncode == NotFiniteError.exit_code:
                             diverged.append(path)
                         else:
-                            _check(path, process.returncode, Path(place))
+                            _check(path, process.returncode, Path(temporary))
                 time.sleep(POLL_S)
         finally:
             for _, process in running.values():
                 process.send_signal(signal.SIGTERM)
             for _, process in running.values():
                 process.wait()
-            for number, handler in before.items():
+            for number, handler in handlers.items():
                 signal.signal(number, handler)
-    if asked:
-        raise Stopped(asked[0], "stopped", out=jobs[0][0])
+    if signals:
+        raise Stopped(signals[0], "stopped", out=folder)
     return diverged
 
 
 def _start(
-    command: str, path: Path, one: Recipe, options: RunOptions, slot: int, place: Path
+    command: str, path: Path, recipe: Recipe, options: RunOptions, slot: int, temporary: Path
 ) -> subprocess.Popen:
-    file = place / f"{path.name}.toml"
-    file.write_text(recipe.to_toml(one))
+    """Start a run on device number `slot`, with its output in files of the temporary folder."""
+    file = temporary / f"{path.name}.toml"
+    file.write_text(to_toml(recipe))
     words = [sys.executable, "-m", "vitcli", command, "--recipe", file, "--out", path]
     words += ["--per-device-batch", options.per_device_batch] if options.per_device_batch else []
     words += ["--workers", options.workers] if options.workers else []
     words += ["--track", options.track] if options.track else []
     words += [f"--{name}" for name in ("exact", "compile") if getattr(options, name)]
-    env = {**os.environ, launch.LAUNCHED: str(os.getpid())}  # it ends, saving, if this process is killed
+    env = {**os.environ, launch.LAUNCHED: str(os.getpid())}  # it saves and ends if this process is killed
     if torch.cuda.is_available():
         env["CUDA_VISIBLE_DEVICES"] = _device(slot)
     else:
         env["OMP_NUM_THREADS"] = str(max(1, launch.cpu_count() // options.arms_parallel))
-    with open(place / f"{path.name}.out", "wb") as out, open(place / f"{path.name}.err", "wb") as err:
+    with open(temporary / f"{path.name}.out", "wb") as out, open(temporary / f"{path.name}.err", "wb") as err:
         return subprocess.Popen(
             list(map(str, words)), stdout=out, stderr=err, env=env, start_new_session=True
         )
 
 
 def _device(slot: int) -> str:
-    named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    return named[slot] if slot < len(named) else str(slot)
+    visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    return visible[slot] if slot < len(visible) else str(slot)
 
 
-def _check(path: Path, code: int, place: Path) -> None:
+def _check(path: Path, code: int, temporary: Path) -> None:
+    """Raise an error with the last lines of a run's output unless it succeeded."""
     if code == 0:
         return
-    told = (place / f"{path.name}.err").read_text(errors="replace").strip().splitlines()
-    said = " | ".join(line.strip() for line in told[-SHOWN_LINES:]) or "nothing"
+    lines = (temporary / f"{path.name}.err").read_text(errors="replace").strip().splitlines()
+    output = " | ".join(line.strip() for line in lines[-SHOWN_LINES:]) or "nothing"
     raise ProcessError(
         f"the run {path.name} ended with exit code {code}",
-        where=f"{path}; it said: {said}",
-        fix="mend what it says; the same command goes on with the runs that are left",
+        where=f"{path}; its output: {output}",
+        fix="correct what it reports; the same command continues with the remaining runs",
     )

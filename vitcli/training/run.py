@@ -21,7 +21,7 @@ from vitcli.export.model_card import model_card
 from vitcli.output import plots, run_folder
 from vitcli.output.atomic import TEMPORARY, read_jsonl
 from vitcli.output.redaction import public_name
-from vitcli.output.run_folder import RunFolder, earlier_summary, refuse_other_recipe
+from vitcli.output.run_folder import RunFolder, refuse_other_recipe
 from vitcli.recipe import Recipe
 from vitcli.training import checkpoint, figures, tracking
 from vitcli.training.loop import LoopSettings, train
@@ -45,10 +45,6 @@ def run(
     open_data: Callable[..., DataSet] = DataSet,
 ) -> dict[str, Any]:
     """Train by a recipe and score the held-out split; return the summary, or the plan with --dry-run."""
-    if options.out and not options.overwrite and not options.dry_run:
-        earlier = earlier_summary(options.out, recipe)
-        if earlier:
-            return earlier
     if options.measure and not options.dry_run:
         raise VitError("--measure belongs to --dry-run", where="--measure", fix="--dry-run --measure")
     job = set_up(command, recipe, options, make_model, open_data=open_data)
