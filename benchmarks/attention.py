@@ -15,7 +15,7 @@ import time
 
 import torch
 
-from vitcli.inspection.analysis import attention_distance, patch_distances, rollout_layer, seen_by_output
+from vitcli.inspection.analysis import attention_distance, output_attention, patch_distances, rollout_layer
 from vitcli.inspection.attention import MOST_WEIGHTS, attention_stats, probe_attention_layout
 from vitcli.models.build import architecture, build
 
@@ -38,7 +38,7 @@ def theirs(model, how, images: torch.Tensor) -> torch.Tensor:
     rollout = None
     for weights in maps:
         rollout = rollout_layer(rollout, weights, residual=True)
-    seen_by_output(rollout, num_prefix=how.num_prefix, reads_token=how.reads_token)
+    output_attention(rollout, num_prefix=how.num_prefix, reads_token=how.reads_token)
     found = [
         attention_distance(weights, distances, num_prefix=how.num_prefix, renormalise=True)
         for weights in maps
@@ -51,7 +51,7 @@ def measure(side: str, asked: argparse.Namespace) -> dict:
     arch = architecture(asked.model, image_size=(asked.res, asked.res), num_classes=10)
     model = build(arch, dropout=0.0).eval()
     how = probe_attention_layout(model, arch)
-    at_once = min(asked.batch_size, max(1, MOST_WEIGHTS // how.weights_an_image))
+    at_once = min(asked.batch_size, max(1, MOST_WEIGHTS // how.weights_per_image))
     at_once = at_once if side == "ours" else asked.batch_size
     images = torch.rand(asked.images, 3, asked.res, asked.res)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

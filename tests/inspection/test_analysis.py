@@ -88,7 +88,7 @@ def test_rollout_is_that_of_the_golden_maps(case, kind, dtype, _, shares):
     np.testing.assert_allclose(rollout_BTT, golden(case, f"rollout_{kind}"), rtol=0, atol=shares)
     to_patches = golden(case, f"rollout_{kind}_class_to_patches")
     if CASES[case]["class_tokens"]:
-        seen_BN = analysis.seen_by_output(rollout_BTT, num_prefix=1, reads_token=True)
+        seen_BN = analysis.output_attention(rollout_BTT, num_prefix=1, reads_token=True)
         seen = seen_BN.unflatten(1, CASES[case]["grid"])
         np.testing.assert_allclose(seen, to_patches, rtol=0, atol=shares)
 
@@ -139,8 +139,8 @@ def test_a_query_that_looks_at_the_class_token_alone_looks_no_pixels_far():
 def test_the_output_reads_the_class_token_or_the_mean_of_the_patches():
     weights = torch.arange(16.0).reshape(1, 4, 4)
 
-    token = analysis.seen_by_output(weights, num_prefix=2, reads_token=True)
-    patches = analysis.seen_by_output(weights, num_prefix=2, reads_token=False)
+    token = analysis.output_attention(weights, num_prefix=2, reads_token=True)
+    patches = analysis.output_attention(weights, num_prefix=2, reads_token=False)
 
     assert token.tolist() == [[2, 3]]
     assert patches.tolist() == [[12, 13]]  # of rows 10, 11 and 14, 15
@@ -185,12 +185,12 @@ def test_similarity_by_place_tells_rows_from_columns():
     rows = torch.eye(2).repeat_interleave(3, dim=0)
     columns = torch.eye(3).repeat(2, 1)
 
-    of_rows = analysis.similarity_by_place(analysis.position_similarity(rows), (2, 3))
-    of_columns = analysis.similarity_by_place(analysis.position_similarity(columns), (2, 3))
+    of_rows = analysis.similarity_by_offset(analysis.position_similarity(rows), (2, 3))
+    of_columns = analysis.similarity_by_offset(analysis.position_similarity(columns), (2, 3))
 
     assert of_rows == {"same_row": 1, "same_column": 0, "elsewhere": 0}
     assert of_columns == {"same_row": 0, "same_column": 1, "elsewhere": 0}
-    one_row = analysis.similarity_by_place(analysis.position_similarity(columns[:3]), (1, 3))
+    one_row = analysis.similarity_by_offset(analysis.position_similarity(columns[:3]), (1, 3))
     assert one_row == {"same_row": 0, "same_column": None, "elsewhere": None}
 
 
@@ -231,7 +231,7 @@ def test_a_picture_is_lit_by_its_map():
     images = torch.full((1, 4, 8, 3), 200, dtype=torch.uint8)
     left_half = torch.tensor([[[0.02, 0.02, 0.01, 0.01], [0.02, 0.02, 0.01, 0.01]]])
 
-    lit = analysis.lit_by(images, left_half, full_at=1.0)
+    lit = analysis.attention_overlay(images, left_half, full_at=1.0)
 
     assert (lit[0, :, :3] == 200).all()
     assert (lit[0, :, -3:] == 100).all()
@@ -243,14 +243,14 @@ def test_one_patch_that_draws_all_attention_darkens_the_rest_unless_told_otherwi
     corner = torch.full((1, 8, 8), 0.01)
     corner[0, 0, 0] = 1.0
 
-    assert analysis.lit_by(images, corner, full_at=1.0)[0, 4, 4, 0] == 3  # 255 * 0.01, rounded
-    assert analysis.lit_by(images, corner, full_at=0.9)[0, 4, 4, 0] == 255
+    assert analysis.attention_overlay(images, corner, full_at=1.0)[0, 4, 4, 0] == 3  # 255 * 0.01, rounded
+    assert analysis.attention_overlay(images, corner, full_at=0.9)[0, 4, 4, 0] == 255
 
 
 def test_a_map_of_nothing_lights_nothing():
     images = torch.full((1, 4, 4, 3), 255, dtype=torch.uint8)
 
-    assert (analysis.lit_by(images, torch.zeros(1, 2, 2), full_at=1.0) == 0).all()
+    assert (analysis.attention_overlay(images, torch.zeros(1, 2, 2), full_at=1.0) == 0).all()
 
 
 def test_maps_correlate_with_themselves_at_another_resolution_and_not_with_their_opposite():

@@ -15,11 +15,10 @@ from vitcli.inspection.attention import (
     AttentionLayout,
     attention_layers,
     feature_map,
-    patch_positions,
     probe_attention_layout,
     record_attention,
-    rgb_filters,
 )
+from vitcli.inspection.collect import patch_positions, rgb_filters
 from vitcli.models.build import TransformerOptions, architecture, build
 from vitcli.weights.io import read_weights
 from vitcli.weights.load import load
@@ -85,7 +84,7 @@ def test_real_weights_look_as_far_and_at_the_same_as_in_the_authors_code():
         rollout = None
         for one in maps:
             rollout = analysis.rollout_layer(rollout, one, residual=kind == "residual")
-        seen = analysis.seen_by_output(rollout, num_prefix=1, reads_token=True).unflatten(1, (14, 14))
+        seen = analysis.output_attention(rollout, num_prefix=1, reads_token=True).unflatten(1, (14, 14))
         wanted = expected[f"rollout_{kind}_class_to_patches"]
         np.testing.assert_allclose(seen, wanted, rtol=0, atol=1e-4 * wanted.max())
 

@@ -57,7 +57,7 @@ def look(network, split: Split, **changed) -> attention.AttentionPass:
     settings = EvalSettings(
         runtime.start("fp32"), batch_size, on_bad_image, 2, Progress(quiet=True), precision
     )
-    options = dict(num_shown=3, residual=True, renormalise=True, attends=probe_attention_layout(model, arch))
+    options = dict(num_shown=3, residual=True, renormalise=True, layout=probe_attention_layout(model, arch))
     return attention.collect_attention(
         model, split=split, preprocessing=PIXELS, settings=settings, **options | changed
     )
@@ -87,11 +87,11 @@ def test_everything_is_that_of_the_whole_set_in_one_pass(network):
     assert torch.equal(seen.images_MHWC, images[:3])
     assert seen.rows_n == list(range(6))
     torch.testing.assert_close(
-        seen.found.distance_nLA, by_hand.mean(-1).permute(1, 0, 2).double(), rtol=0, atol=1e-4
+        seen.stats.distance_nLA, by_hand.mean(-1).permute(1, 0, 2).double(), rtol=0, atol=1e-4
     )
-    torch.testing.assert_close(seen.found.rollout_MN, rolled[:3, 0, 1:])
-    torch.testing.assert_close(seen.found.heads_MLAN, torch.stack(layers, 1)[:3, :, :, 0, 1:])
-    torch.testing.assert_close(seen.found.features_MHWD.flatten(1, 2), encoded[:3, 1:])
+    torch.testing.assert_close(seen.stats.rollout_MN, rolled[:3, 0, 1:])
+    torch.testing.assert_close(seen.stats.heads_MLAN, torch.stack(layers, 1)[:3, :, :, 0, 1:])
+    torch.testing.assert_close(seen.stats.features_MHWD.flatten(1, 2), encoded[:3, 1:])
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 7])
@@ -101,8 +101,8 @@ def test_nothing_depends_on_the_batch_size(network, batch_size):
 
     assert other.rows_n == one.rows_n
     assert torch.equal(other.images_MHWC, one.images_MHWC)
-    for name, numbers in vars(one.found).items():
-        torch.testing.assert_close(getattr(other.found, name), numbers, rtol=1e-5, atol=1e-6)
+    for name, numbers in vars(one.stats).items():
+        torch.testing.assert_close(getattr(other.stats, name), numbers, rtol=1e-5, atol=1e-6)
 
 
 def test_without_the_residual_rollout_is_the_bare_product(network):
@@ -116,7 +116,7 @@ def test_without_the_residual_rollout_is_the_bare_product(network):
 
     product = layers[1].mean(1) @ layers[0].mean(1)
 
-    torch.testing.assert_close(seen.found.rollout_MN, product[:, 0, 1:])
+    torch.testing.assert_close(seen.stats.rollout_MN, product[:, 0, 1:])
 
 
 def test_only_the_network_computes_in_less_precision(network):
@@ -136,8 +136,8 @@ def test_only_the_network_computes_in_less_precision(network):
         rolled = (weights.mean(1) + torch.eye(7)) / 2 @ rolled
     rolled = rolled / rolled.sum(-1, keepdim=True)  # bfloat16's rows do not quite sum to 1
 
-    assert all(numbers.dtype in (torch.float32, torch.float64) for numbers in vars(seen.found).values())
-    torch.testing.assert_close(seen.found.rollout_MN, rolled[:, 0, 1:], rtol=2e-3, atol=0)
+    assert all(numbers.dtype in (torch.float32, torch.float64) for numbers in vars(seen.stats).values())
+    torch.testing.assert_close(seen.stats.rollout_MN, rolled[:, 0, 1:], rtol=2e-3, atol=0)
 
 
 def test_large_weights_go_through_in_smaller_batches(network, monkeypatch):
@@ -175,7 +175,7 @@ def test_a_picture_that_cannot_be_decoded_stops_it_or_is_left_out(network):
 
     assert seen.rows_n == [0, 2, 3]
     assert seen.skipped == ["picture 1", "picture 4", "picture 5"]
-    assert len(seen.images_MHWC) == len(seen.found.rollout_MN) == len(seen.found.distance_nLA) == 3
+    assert len(seen.images_MHWC) == len(seen.stats.rollout_MN) == len(seen.stats.distance_nLA) == 3
 
 
 def test_pictures_none_of_which_can_be_decoded_are_refused(network):
@@ -190,7 +190,7 @@ def test_weights_that_overflow_are_refused(network):
     try:
         with torch.no_grad():
             weight.fill_(float("inf"))
-        with pytest.raises(WeightsError, match="not finite numbers, so there is nothing to see"):
+        with pytest.raises(WeightsError, match="not finite numbers, so nothing can be shown"):
             look((model, arch), pictures(2))
     finally:
         with torch.no_grad():
@@ -202,7 +202,7 @@ def test_a_network_without_attention_is_only_asked_for_its_features(network):
     arch = architecture("resnet18", image_size=SIZE, num_classes=3)
     model = build(arch, dropout=0.0).eval()
 
-    seen = look((model, arch), pictures(2), attends=None)
+    seen = look((model, arch), pictures(2), layout=None)
 
-    assert seen.found.features_MHWD.shape == (2, 1, 2, 512)
-    assert seen.found.distance_nLA is None and seen.found.rollout_MN is None
+    assert seen.stats.features_MHWD.shape == (2, 1, 2, 512)
+    assert seen.stats.distance_nLA is None and seen.stats.rollout_MN is None

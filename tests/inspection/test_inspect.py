@@ -261,7 +261,7 @@ def test_without_pictures_the_weights_alone_are_looked_at(vit_weights, tmp_path)
     result = run("inspect", "--ckpt", vit_weights, "--out", tmp_path / "out", "--json", "-q").json
 
     assert result["figures"] == ["filters", "position_similarity"]
-    assert set(result["left_out"].values()) == {"no pictures are named: --images PICTURES or --dataset DATA"}
+    assert set(result["left_out"].values()) == {"no images are given: --images IMAGES or --dataset DATA"}
 
 
 def test_a_resnet_has_filters_and_features_and_a_word_on_the_rest(photos, tmp_path):

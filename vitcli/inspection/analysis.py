@@ -35,7 +35,7 @@ def position_similarity(posemb_ND: Tensor) -> Tensor:
     return directions_ND @ directions_ND.T
 
 
-def similarity_by_place(similarity_NN: Tensor, grid: tuple[int, int]) -> dict[str, float | None]:
+def similarity_by_offset(similarity_NN: Tensor, grid: tuple[int, int]) -> dict[str, float | None]:
     """Mean similarity of two patches of one row, of one column, and of neither; None where there are none."""
     rows_N, columns_N = _rows_and_columns(grid)
     in_row_NN, in_column_NN = rows_N[:, None] == rows_N, columns_N[:, None] == columns_N
@@ -98,7 +98,7 @@ def rollout_layer(below_BTT: Tensor | None, attention_BATT: Tensor, *, residual:
     return mean_BTT if below_BTT is None else mean_BTT @ below_BTT
 
 
-def seen_by_output(attention_XTT: Tensor, *, num_prefix: int, reads_token: bool) -> Tensor:
+def output_attention(attention_XTT: Tensor, *, num_prefix: int, reads_token: bool) -> Tensor:
     """(..., N), what the output gives to each patch: the class token's row, or the mean of the patches'."""
     queries_XTT = attention_XTT[..., :1, :] if reads_token else attention_XTT[..., num_prefix:, :]
     return queries_XTT.mean(dim=-2)[..., num_prefix:]
@@ -122,7 +122,7 @@ def feature_colours(features_BND: Tensor) -> tuple[Tensor, Tensor]:
     return colours_M3.unflatten(0, features_BND.shape[:2]), shares_3
 
 
-def lit_by(images_BHWC: Tensor, maps_Bhw: Tensor, *, full_at: float) -> Tensor:
+def attention_overlay(images_BHWC: Tensor, maps_Bhw: Tensor, *, full_at: float) -> Tensor:
     """(B, H, W, C) uint8 images, each as bright as its map there, enlarged bilinearly (paper, section D.8).
 
     Args:

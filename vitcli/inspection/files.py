@@ -82,7 +82,7 @@ def figures_of(one: Inspection, *, width: float) -> dict[str, Figure]:
         )
     if "rollout" in said:
         images, maps = (torch.from_numpy(found[name]) for name in ("images", "rollout"))
-        lit = analysis.lit_by(images, maps, full_at=said["rollout"]["full_at"])
+        lit = analysis.attention_overlay(images, maps, full_at=said["rollout"]["full_at"])
         figures["rollout"] = drawn.beside(found["images"], lit.numpy(), name="attention", width=width)
     if "attention_by_head" in said:
         heads = found["attention_by_head"]
