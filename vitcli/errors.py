@@ -76,6 +76,11 @@ class Stopped(Exception):
         return f"{self.what}, saved; the same command line with --out {self.out} goes on from there"
 
 
+def reason_of(error: BaseException) -> str:
+    """Return the first line of a library's error for a message of ours, or the name of its type."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def nearest(name: str, known) -> str:
     """`, did you mean X?` for a mistyped name, or nothing."""
     from difflib import get_close_matches

@@ -32,15 +32,15 @@ def test_no_picture_appears_twice_within_or_across_splits(demo_set):
 @pytest.mark.parametrize("demo_set", demo.SETS)
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_classes_are_balanced_and_take_turns(demo_set, split):
-    num_classes = len(demo.class_names(demo_set))
-    assert demo.num_rows(demo_set, split) % num_classes == 0
+    num_classes = len(demo.SETS[demo_set].class_names)
+    assert demo.SETS[demo_set].num_rows[split] % num_classes == 0
     labels = [demo.draw(demo_set, split, row)[1] for row in range(3 * num_classes)]
     assert Counter(labels) == dict.fromkeys(range(num_classes), 3)
     assert sorted(labels[:num_classes]) == list(range(num_classes))
 
 
 def test_the_two_sets_share_every_texture_and_shape_but_no_class():
-    ours, theirs = demo.class_names("demo"), demo.class_names("demo:pretrain")
+    ours, theirs = demo.SETS["demo"].class_names, demo.SETS["demo:pretrain"].class_names
     assert len(set(ours)) == 12 and len(set(theirs)) == 24 and not set(ours) & set(theirs)
     for place in (0, 1):
         words = Counter(name.split()[place] for name in ours)
@@ -50,7 +50,7 @@ def test_the_two_sets_share_every_texture_and_shape_but_no_class():
 
 def test_a_row_past_the_end_of_its_split_is_not_drawn():
     with pytest.raises(AssertionError):
-        demo.draw("demo", "test", demo.num_rows("demo", "test"))
+        demo.draw("demo", "test", demo.SETS["demo"].num_rows["test"])
 
 
 def plane(reach: int) -> tuple[np.ndarray, np.ndarray]:
@@ -94,9 +94,9 @@ def test_a_shape_is_its_own_mirror_image_and_stays_within_its_circle(shape):
         ("netted", 1 - (3 / 4) ** 2),
     ],
 )
-def test_a_texture_marks_its_share_of_the_plane(texture, share):
+def test_a_texture_marks_its_fraction_of_the_plane(texture, share):
     s_hw, t_hw = plane(2 * demo.PERIOD)
-    assert demo._marked(texture, s_hw, t_hw).mean() == pytest.approx(share, abs=0.005)
+    assert demo._pattern(texture, s_hw, t_hw).mean() == pytest.approx(share, abs=0.005)
 
 
 def test_the_pictures_are_the_ones_the_shipped_checkpoint_was_trained_on():

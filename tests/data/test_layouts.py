@@ -99,7 +99,7 @@ def test_a_class_that_validation_lacks_keeps_its_number(tmp_path):
 def test_a_class_that_only_validation_has_is_refused_by_name(tmp_path):
     put(tmp_path, "train/ant/1.png", "val/ant/1.png", "val/bee/1.png")
 
-    with pytest.raises(DataError, match=r"val/ has classes that train/ has not: bee"):
+    with pytest.raises(DataError, match=r"val/ has classes that train/ does not have: bee"):
         open_local(tmp_path)
 
 
@@ -124,7 +124,7 @@ def test_a_link_that_leads_out_of_the_folder_is_not_read(tmp_path):
     split = opened(tmp_path / "photos")["train"]
 
     assert split.read_row(0)
-    with pytest.raises(DataError, match="leads out of the data set"):
+    with pytest.raises(DataError, match="is outside the data set"):
         split.read_row(1)
 
 
@@ -255,7 +255,7 @@ def test_a_damaged_table_is_named(tmp_path, name, content):
 def test_a_folder_without_a_known_layout_is_refused_with_the_layouts(tmp_path, files):
     put(tmp_path, *files)
 
-    with pytest.raises(DataError, match="holds no images that can be found") as caught:
+    with pytest.raises(DataError, match="no images found in") as caught:
         open_local(tmp_path)
     assert "class folders" in caught.value.fix
 

@@ -172,7 +172,7 @@ def test_an_image_path_that_leads_out_of_the_data_set_is_refused(tmp_path, path)
     )
     split = split_of(parquet(tmp_path / "set", image=structs, label=["x"]), root=tmp_path / "set")
 
-    with pytest.raises(DataError, match="leads out of the data set") as caught:
+    with pytest.raises(DataError, match="is outside the data set") as caught:
         split.read_row(0)
     assert "row 0" in caught.value.where
 
@@ -186,7 +186,7 @@ def test_a_path_in_an_image_column_that_datasets_wrote_is_kept_inside_too(tmp_pa
 
     assert isinstance(tables.open["train"]().features["image"], datasets.Image)
     for root in (tables.root, None):
-        with pytest.raises(DataError, match="leads out of the data set"):
+        with pytest.raises(DataError, match="is outside the data set"):
             split_of(tables.open["train"](), root=root).read_row(0)
 
 

@@ -277,7 +277,7 @@ def test_what_a_format_cannot_say_is_refused_by_name(to_export, tmp_path, arch, 
         ("out.npz", {"names": "flax"}, "no spelling 'flax'"),
         ("out", {"names": "linen"}, "names in timm are timm's"),
         ("out", {"image_size": (30, 32)}, "does not divide into patches of 8"),
-        ("out", {"images": ["nowhere/*.jpg"]}, "no picture is found"),
+        ("out", {"images": ["nowhere/*.jpg"]}, "no image found"),
         ("ckpt", {}, "ckpt already exists"),
     ],
 )

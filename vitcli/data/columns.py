@@ -1,4 +1,4 @@
-"""Which columns of a table hold images and labels, and what is in them."""
+"""Image and label columns of a table: found by their types, and their values read."""
 
 import os
 from pathlib import Path
@@ -9,15 +9,20 @@ import pyarrow.compute as pc
 
 from vitcli.errors import DataError, nearest
 
-PATHS = "<paths>"  # stands for the column of images where only their paths are wanted
+PATHS = "<paths>"  # as the name of a column: the paths of the images
 
 
-def find_image_column(features: datasets.Features, wanted: str | None, name: str) -> str:
-    """The column called `wanted`, else the only one whose type may be an image; `name` is for the error."""
-    found = [column for column, feature in features.items() if isinstance(feature, datasets.Image)]
-    # Files that were not written by `datasets` say "binary", or a struct of bytes and path.
-    found = found or [column for column, feature in features.items() if _may_hold_images(feature)]
-    column = _pick_column(features, wanted, found, what="image", key="data.image_column", name=name)
+def find_image_column(features: datasets.Features, named: str | None, name: str) -> str:
+    """Return the named column, else the only one whose type may be an image.
+
+    Args:
+        named: by the user or the alias.
+        name: of the data set, for errors.
+    """
+    candidates = [column for column, feature in features.items() if isinstance(feature, datasets.Image)]
+    # Files not written by `datasets` have a binary type, or a struct of bytes and path.
+    candidates = candidates or [column for column, kind in features.items() if _may_hold_images(kind)]
+    column = _pick_column(features, named, candidates, what="image", key="data.image_column", name=name)
     feature = features[column]
     if not isinstance(feature, datasets.Image) and not _may_hold_images(feature):
         raise DataError(
@@ -34,13 +39,13 @@ def _may_hold_images(feature) -> bool:
     return isinstance(feature, dict) and {"bytes", "path"} >= set(feature) and "bytes" in feature
 
 
-def find_label_column(features: datasets.Features, wanted: str | None, name: str) -> str:
-    """The column called `wanted`, else the only one whose type may be a label; `name` is for the error."""
-    found = [column for column, feature in features.items() if isinstance(feature, datasets.ClassLabel)]
-    if not found:
+def find_label_column(features: datasets.Features, named: str | None, name: str) -> str:
+    """Return the named column, else the only one whose type may be a label; see `find_image_column`."""
+    candidates = [column for column, feature in features.items() if isinstance(feature, datasets.ClassLabel)]
+    if not candidates:
         plain = [column for column, feature in features.items() if _is_label(feature)]
-        found = [c for c in plain if c in ("label", "labels", "class", "target")] or plain
-    column = _pick_column(features, wanted, found, what="label", key="data.label_column", name=name)
+        candidates = [c for c in plain if c in ("label", "labels", "class", "target")] or plain
+    column = _pick_column(features, named, candidates, what="label", key="data.label_column", name=name)
     feature = features[column]
     if not _is_label(feature):
         raise DataError(
@@ -56,7 +61,7 @@ def _type_name(feature) -> str:
 
 
 def _is_label(feature) -> bool:
-    """One class or several: a ClassLabel, whole numbers, strings, or a list of the first two."""
+    """Return whether a type may be a class: ClassLabel, integer, string, or a list of the first two."""
     if isinstance(feature, datasets.List | datasets.LargeList):
         inner = feature.feature
         is_number = isinstance(inner, datasets.Value) and inner.dtype.startswith(("int", "uint"))
@@ -69,26 +74,28 @@ def _may_be_label(dtype: str) -> bool:
     return dtype.startswith(("int", "uint", "string", "large_string", "bool"))
 
 
-def _pick_column(features, wanted: str | None, found: list[str], *, what: str, key: str, name: str) -> str:
+def _pick_column(
+    features, named: str | None, candidates: list[str], *, what: str, key: str, name: str
+) -> str:
     columns = list(features)
-    if wanted is not None and wanted not in columns:
+    if named is not None and named not in columns:
         raise DataError(
-            f"{name} has no column {wanted!r}{nearest(wanted, columns)}",
+            f"{name} has no column {named!r}{nearest(named, columns)}",
             where=f"recipe key {key}",
             fix=f"one of its columns: {', '.join(columns)}",
         )
-    if wanted is None and len(found) != 1:
-        several = f"has {len(found)} columns that may be the {what}: {', '.join(found)}"
+    if named is None and len(candidates) != 1:
+        several = f"has {len(candidates)} columns that may be the {what}: {', '.join(candidates)}"
         raise DataError(
-            f"{name} {several if found else f'has no {what} column'}",
+            f"{name} {several if candidates else f'has no {what} column'}",
             where=f"its columns: {', '.join(f'{c} ({_type_name(features[c])})' for c in columns)}",
             fix=f"--set {key}=NAME",
         )
-    return wanted or found[0]
+    return named or candidates[0]
 
 
 def classes_of(table: datasets.Dataset, column: str) -> tuple[tuple[str, ...] | None, int, dict | None]:
-    """Class names, their count and, where labels are not yet numbers from 0, what number each value gets."""
+    """Return class names, their number and, where labels are not numbers from 0, the number of each value."""
     feature = table.features[column]
     if isinstance(feature, datasets.List | datasets.LargeList):
         inner = feature.feature
@@ -100,7 +107,7 @@ def classes_of(table: datasets.Dataset, column: str) -> tuple[tuple[str, ...] | 
         return tuple(feature.names), feature.num_classes, None
     values = sorted(value for value in table.unique(column) if value is not None)
     is_numbered = all(isinstance(value, int) and not isinstance(value, bool) for value in values)
-    if is_numbered and -1 in values:  # an unlabelled row: refused by check_labels, which names it
+    if is_numbered and -1 in values:  # an unlabelled row, which check_labels refuses by name
         return None, max(values) + 1, None
     number_of = {value: number for number, value in enumerate(values)}
     number_of[None] = -1
@@ -108,7 +115,7 @@ def classes_of(table: datasets.Dataset, column: str) -> tuple[tuple[str, ...] | 
 
 
 def column_values(table: datasets.Dataset, column: str) -> list:
-    """All values of a column; of images their paths alone, so that no pixels are read.
+    """Return all values of a column; of images only their paths, so that no pixels are read.
 
     Raises:
         KeyError: there is no such column, or the images have no paths.
@@ -118,13 +125,13 @@ def column_values(table: datasets.Dataset, column: str) -> list:
         values = pc.struct_field(values, "path") if values.type.get_field_index("path") >= 0 else None
     if values is None or pa.types.is_binary(values.type) or pa.types.is_large_binary(values.type):
         raise KeyError(column)
-    if table._indices is not None:  # a selection made before it came to us
+    if table._indices is not None:  # the rows were selected by the caller
         values = values.take(table._indices.column(0).combine_chunks())
     return values.to_pylist()
 
 
 def image_bytes(image, root: Path | None, name: str, row: int) -> bytes:
-    """Encoded bytes of one value of an image column; a path is read only inside `root`, without it never."""
+    """Return the encoded bytes of one image; a path is read only inside `root`, and never without one."""
     if isinstance(image, bytes):
         return image
     if image and image.get("bytes") is not None:
@@ -134,21 +141,19 @@ def image_bytes(image, root: Path | None, name: str, row: int) -> bytes:
     if not path:
         raise DataError("a row without an image", where=here, fix="remove it, or set data.on_bad_image=skip")
     if root and os.path.islink(os.path.join(root, path)) and not os.path.exists(os.path.join(root, path)):
-        raise DataError(f"{path!r} is a link to a file that is not there", where=here, fix="restore the file")
+        raise DataError(f"{path!r} is a link to a missing file", where=here, fix="restore the file")
     real = os.path.realpath(os.path.join(root, path)) if root else None
     if real is None or "://" in path or not Path(real).is_relative_to(root):
         raise DataError(
-            f"image path {path!r} leads out of the data set",
+            f"image path {path!r} is outside the data set",
             where=here,
             fix="put the files themselves, not links to them, into the data set's folder",
         )
     try:
-        return Path(real).read_bytes() if os.path.isfile(real) else _missing(path, here)
+        if os.path.isfile(real):
+            return Path(real).read_bytes()
     except OSError as error:
         raise DataError(
             f"{path} cannot be read: {error.strerror}", where=here, fix="check the file"
         ) from error
-
-
-def _missing(path: str, here: str):
     raise DataError(f"image file {path!r} is missing", where=here, fix="restore the file, or remove the row")

@@ -1,6 +1,6 @@
-"""Names and paths to splits: the demo, aliases, local folders and files, Hub ids.
+"""Data sets by name: the demo, aliases, local folders and files, Hub ids; and the splits that recipes name.
 
-What lies in a folder is found by `data_files`, how a row is read stands in `split`; the loader decodes it.
+`layouts` and `shards/` find the files, `split` reads the rows, the loader decodes them.
 """
 
 import os
@@ -14,8 +14,8 @@ from vitcli import recipe
 from vitcli.data import demo, layouts, vtab_splits
 from vitcli.data.aliases import hub_source, local_copy
 from vitcli.data.classes import check_same_classes
-from vitcli.data.shards import rows
 from vitcli.data.shards.paths import find_shards
+from vitcli.data.shards.rows import open_shards
 from vitcli.data.split import Split, check_labels, cut_dev, from_table, random_subset
 from vitcli.errors import DataError, nearest
 from vitcli.recipe.schema import Data
@@ -31,9 +31,12 @@ class DataSet:
 
     Args:
         name: as the user gave it.
-        image_column, label_column: where the types of the columns do not say.
-        num_classes: where shards do not tell.
-        streaming: read its shards where they lie; what is remote, or .tar files, is always read so.
+        image_column, label_column: needed where the types of the columns are ambiguous.
+        num_classes: needed where shards do not give it.
+        streaming: read its shards in place; remote shards and .tar files are always read so.
+
+    Raises:
+        DataError: there is no such data set, or it cannot be downloaded or listed.
     """
 
     def __init__(
@@ -62,18 +65,18 @@ class DataSet:
             self.urls = find_shards(source)
             self.split_names = tuple(self.urls)
         else:
-            found, is_local = _locate(name, alias)
+            tables, is_local = _locate(name, alias)
             self.tables = vtab_splits.for_task(
-                found, self.declared, name=name, is_local=is_local, named_label=label_column
+                tables, self.declared, name=name, is_local=is_local, named_label=label_column
             )
             self.split_names = tuple(self.tables.open)
-        # A local copy of an aliased set may have been made with other column names; types then decide.
+        # A local copy of an alias may have other column names; types then decide.
         declared = {} if is_local else self.declared
         self.image_column = image_column or declared.get("image_column")
         self.label_column = label_column or declared.get("label_column")
 
     def open(self, split: str) -> Split:
-        """One split by name or Hugging Face slice ("train[:98%]"), its labels checked.
+        """Open one split by name or Hugging Face slice ("train[:98%]") and check its labels.
 
         Raises:
             DataError: no such split or column, no rows, or a label that is not a class.
@@ -87,18 +90,18 @@ class DataSet:
             raise DataError(
                 f"split {split!r} of {self.name} has no rows",
                 where=f"{self.name}, {len(whole)} rows in {base!r}",
-                fix="name another one: keys data.train_split, data.eval_split, or --split where there is one",
+                fix="name another split: data.train_split, data.eval_split, or --split if the command has it",
             )
-        found = whole.part(first, last, name=f"{self.name}, split {split}") if split != base else whole
-        check_labels(found)
-        return found
+        part = whole.part(first, last, name=f"{self.name}, split {split}") if split != base else whole
+        check_labels(part)
+        return part
 
     def open_whole(self, split: str) -> Split:
-        """All rows of a split that is there, their labels unchecked."""
+        """Open all rows of a split in `split_names`, their labels unchecked."""
         return self._open_demo(split) if self.is_demo else self._open_table(split)
 
     def default_eval_split(self, *, besides: str | None = None) -> str | None:
-        """The split to report on, never the one called `besides`, which is trained on."""
+        """Return the split to report on, never `besides`, which is trained on; None if there is none."""
         declared = self.declared.get("eval_split")
         if declared and declared != besides:
             return declared
@@ -110,29 +113,29 @@ class DataSet:
     def only_split(self, option: str) -> str:
         if len(self.split_names) == 1:
             return self.split_names[0]
-        fix = f"{option} with one of {', '.join(self.split_names)}"
-        raise DataError(f"which split of {self.name} is meant?", where=option, fix=fix)
+        fix = f"set {option} to one of {', '.join(self.split_names)}"
+        raise DataError(f"{self.name} has several splits and none is named", where=option, fix=fix)
 
     def _open_table(self, split: str) -> Split:
         if self.tables is None:
-            return rows.open_shards(
+            return open_shards(
                 self.urls[split],
                 name=f"{self.name}, split {split}",
                 image_column=self.image_column,
                 label_column=self.label_column,
                 num_classes=self.num_classes,
             )
-        found = from_table(
+        whole = from_table(
             self.tables.open[split](),
             name=f"{self.name}, split {split}",
             root=self.tables.root,
             image_column=self.image_column,
             label_column=self.label_column,
         )
-        return vtab_splits.with_image_rule(found, self.declared)
+        return vtab_splits.with_image_rule(whole, self.declared)
 
     def _open_demo(self, split: str) -> Split:
-        names, count = demo.class_names(self.name), demo.num_rows(self.name, split)
+        names, count = demo.SETS[self.name].class_names, demo.SETS[self.name].num_rows[split]
         return Split(
             name=f"{self.name}, split {split}",
             num_examples=count,
@@ -155,7 +158,7 @@ class DataSet:
         names = self.split_names
         return DataError(
             f"{self.name} has no split {split!r}{nearest(split.partition('[')[0], names)}",
-            where="recipe key data.train_split or data.eval_split, or --split where there is one",
+            where="recipe key data.train_split or data.eval_split, or --split",
             fix=f"one of {', '.join(names)}, or a slice of it such as {names[0]}[:90%]",
         )
 
@@ -201,9 +204,9 @@ def open_train_and_eval(
     if eval_split is None and not dev_fraction:
         names = f"split{'s' * (len(source.split_names) > 1)} {', '.join(source.split_names)}"
         raise DataError(
-            f"{data.dataset} has only the {names}; a training and a held-out split are needed",
+            f"{data.dataset} has only the {names}, and training needs a held-out split too",
             where="recipe keys data.train_split and data.eval_split",
-            fix="name both of them, slices such as train[:90%] too, or --set data.dev_fraction=0.1",
+            fix="name both (slices such as train[:90%] work), or --set data.dev_fraction=0.1",
         )
     # Their rows: what is held out to report on is cut before the subset is drawn, the dev part after it.
     train = source.open(train_split)
@@ -239,7 +242,7 @@ def open_eval(data: Data, split: str, *, dev_cut: dict | None = None) -> Split:
 
 
 def is_remote(name: str) -> bool:
-    """Whether this names shards that can only be streamed: a URL, a pattern, .tar files."""
+    """Return whether a name is one of shards that can only be streamed: a URL, a pattern, .tar files."""
     return "://" in name or name.endswith(".tar") or any(mark in name for mark in "*?{")
 
 
@@ -260,7 +263,7 @@ def _locate(name: str, alias: dict | None) -> tuple[layouts.Tables, bool]:
             where=f"$VIT_DATA/{name}" + ("" if os.environ.get("VIT_DATA") else ", and VIT_DATA is not set"),
             fix=f"put {layouts.LAYOUTS} there",
         )
-    starts = (".", "/", "~", "vtab/")  # the last begins aliases alone: nobody is asked for the others
+    starts = (".", "/", "~", "vtab/")  # of paths, and of aliases; the Hub is not asked for these
     if not alias and (name.startswith(starts) or name.endswith("/") or name.count("/") != 1):
         raise DataError(
             f"there is no data set {name!r}{nearest(name, [*demo.SETS, *recipe.dataset_aliases()])}",
@@ -272,5 +275,5 @@ def _locate(name: str, alias: dict | None) -> tuple[layouts.Tables, bool]:
     return layouts.open_hub(hub_id, config=config or None, revision=revision or None), False
 
 
-def _first_of(wanted: tuple[str, ...], names: tuple[str, ...]) -> str | None:
-    return next((name for name in wanted if name in names), None)
+def _first_of(preferred: tuple[str, ...], names: tuple[str, ...]) -> str | None:
+    return next((name for name in preferred if name in names), None)

@@ -1,4 +1,4 @@
-"""Encoded images to RGB pixels: what a viewer shows, and nothing that a file could do besides.
+"""Decoding of image files to RGB pixels, as a viewer shows them; files are untrusted.
 
 Pillow is the reference and reads every format; simplejpeg gives the same JPEG pixels (libjpeg-turbo on both
 sides) in about four fifths of the time.
@@ -13,9 +13,9 @@ import numpy as np
 import simplejpeg
 from PIL import Image
 
-from vitcli.errors import DataError
+from vitcli.errors import DataError, reason_of
 
-# Never EPS (it starts Ghostscript), FITS or PDF-like ones.
+# Never EPS (it starts Ghostscript), FITS or PDF-like formats.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 MAX_PIXELS = Image.MAX_IMAGE_PIXELS  # about 89 million; Pillow only warns up to twice that
 JPEG_END = b"\xff\xd9"
@@ -34,10 +34,10 @@ warnings.filterwarnings("ignore", module=r"PIL\.")  # about odd metadata; what c
 
 
 def decode(data: bytes, *, where: Callable[[int], str], row: int) -> np.ndarray:
-    """One encoded image to (H, W, 3) uint8 RGB.
+    """Decode one image to (H, W, 3) uint8 RGB.
 
-    The EXIF orientation is applied; transparency lies on white; 16-bit grey becomes value / 257; of an
-    animation the first frame is taken; CMYK becomes RGB. Colour profiles are not applied.
+    The EXIF orientation is applied, transparency is composited on white, 16-bit grey becomes value / 257, of
+    an animation the first frame is taken, and CMYK becomes RGB. Colour profiles are not applied.
 
     Args:
         data: the file's bytes.
@@ -48,8 +48,8 @@ def decode(data: bytes, *, where: Callable[[int], str], row: int) -> np.ndarray:
     """
     try:
         return _decode(data)
-    except Exception as error:  # seven families of exceptions have been seen to leave a decoder
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    except Exception as error:  # decoders raise seven families of exceptions
+        reason = reason_of(error)
         if "cannot identify image file" in reason:
             reason = "not a JPEG, PNG, WebP, BMP, GIF, TIFF or PPM file"
         raise DataError(
@@ -60,23 +60,22 @@ def decode(data: bytes, *, where: Callable[[int], str], row: int) -> np.ndarray:
 
 
 def check(data: bytes, *, where: Callable[[int], str], row: int) -> None:
-    """Refuse what `decode` would refuse, for most pictures at a fraction of its cost.
+    """Refuse what `decode` would refuse, for most images at a fraction of its cost.
 
-    The header of every file is read; a JPEG that ends with its end marker is then taken for whole, and every
-    other picture is decoded.
+    A JPEG with a readable header and an end marker is taken to be whole; every other image is decoded.
     """
-    if not data.endswith(JPEG_END) or _is_odd(data):
+    if not (data.endswith(JPEG_END) and _is_jpeg(data)):
         decode(data, where=where, row=row)
 
 
-def _is_odd(data: bytes) -> bool:
+def _is_jpeg(data: bytes) -> bool:
     try:
-        return _opened(data).format != "JPEG"
-    except Exception:  # decoding will say what is wrong
-        return True
+        return _open(data).format == "JPEG"
+    except Exception:  # decoding then names the reason
+        return False
 
 
-def _opened(data: bytes) -> Image.Image:
+def _open(data: bytes) -> Image.Image:
     image = Image.open(io.BytesIO(data), formats=FORMATS)
     if image.width * image.height > MAX_PIXELS:
         raise ValueError(f"{image.width}x{image.height} pixels are more than {MAX_PIXELS:,}")
@@ -84,17 +83,17 @@ def _opened(data: bytes) -> Image.Image:
 
 
 def _decode(data: bytes) -> np.ndarray:
-    image = _opened(data)
+    image = _open(data)
     if image.format == "JPEG" and image.mode in ("RGB", "L") and _orientation(image) == 1:
-        with suppress(ValueError):  # stricter than viewers: it refuses stray bytes; then Pillow decides
+        with suppress(ValueError):  # it refuses stray bytes, which viewers and Pillow ignore
             return simplejpeg.decode_jpeg(data, "RGB")
     return to_rgb(image)
 
 
 def to_rgb(image: Image.Image) -> np.ndarray:
-    """(H, W, 3) uint8 of a picture that Pillow has opened; ValueError where no scale says what is white."""
+    """Convert an image opened by Pillow to (H, W, 3) uint8; ValueError if its values have no known range."""
     image.load()
-    if (orientation := _orientation(image)) != 1:  # asked again: Pillow turns a TIFF by itself when it loads
+    if (orientation := _orientation(image)) != 1:  # after loading, for Pillow rotates a TIFF itself
         image = image.transpose(TRANSPOSED[orientation])
     return np.array(_as_rgb(image))
 
@@ -102,7 +101,7 @@ def to_rgb(image: Image.Image) -> np.ndarray:
 def _orientation(image: Image.Image) -> int:
     try:
         orientation = image.getexif().get(0x0112, 1)
-    except Exception:  # broken metadata does not keep a viewer from showing the picture
+    except Exception:  # broken metadata does not keep a viewer from showing the image
         return 1
     return orientation if orientation in TRANSPOSED else 1
 
@@ -114,14 +113,14 @@ def _as_rgb(image: Image.Image) -> Image.Image:
         layer = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer).convert("RGB")
     if image.mode == "F":
-        raise ValueError("floating-point values; no scale says which is white")
+        raise ValueError("floating-point values without a known range")
     return image.convert("RGB")
 
 
 def _from_16_bits(image: Image.Image) -> Image.Image:
     values_HW = np.asarray(image).astype(np.int64)
     if values_HW.min() < 0 or values_HW.max() > 65535:
-        raise ValueError("32-bit values; no scale says which is white")
-    if "transparency" in image.info:  # a PNG may name one value that is not painted: white shows through
+        raise ValueError("32-bit values without a known range")
+    if "transparency" in image.info:  # a PNG may name one transparent value
         values_HW[values_HW == image.info["transparency"]] = 65535
     return Image.fromarray(((values_HW + 128) // 257).astype(np.uint8)).convert("RGB")

@@ -1,7 +1,7 @@
-"""Images that are read, and decoded, once for all runs of one command, as far as memory is there for them.
+"""An in-memory cache of encoded and decoded images, shared by the runs of one command.
 
-Pixels do not depend on it, and neither does what a split says of itself: a kept image is still the bytes of
-its file, which remember what they were decoded to.
+It changes neither pixels nor fingerprints: a cached image is still the bytes of its file, which remember what
+they were decoded to.
 """
 
 import threading
@@ -13,10 +13,10 @@ from vitcli.data.split import Label, Split
 
 
 class MemoryBudget:
-    """How many bytes may be kept, and how many are.
+    """The bytes that cached images may take, and those that they do take.
 
     Attributes:
-        num_decoded: images whose pixels are kept.
+        num_decoded: images whose pixels are cached.
     """
 
     def __init__(self, max_bytes: float):
@@ -24,7 +24,7 @@ class MemoryBudget:
         self._lock = threading.Lock()
 
     def reserve(self, num_bytes: int) -> bool:
-        """Whether there was room; it is taken then."""
+        """Reserve room for so many bytes; return False if there is none."""
         with self._lock:
             if self.used + num_bytes > self.max_bytes:
                 return False
@@ -33,7 +33,7 @@ class MemoryBudget:
 
 
 class CachedImage(bytes):
-    """An encoded image with the pixels it was decoded to, where there was room for them."""
+    """An encoded image with its decoded pixels, if there was room for them."""
 
     memory: MemoryBudget
     pixels_HWC: np.ndarray | None = None
@@ -45,7 +45,7 @@ class CachedImage(bytes):
 
 
 def cached(split: Split, memory: MemoryBudget) -> Split:
-    """The same split, of which each row is read once; shards go by in a stream, and are left as they are."""
+    """Return the same split with each row read once; streamed shards are returned unchanged."""
     if split.block_starts is not None:
         return split
     rows: dict[int, tuple[bytes | np.ndarray, Label]] = {}

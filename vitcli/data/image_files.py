@@ -1,4 +1,4 @@
-"""Pictures that a command line names: files, folders and globs to an unlabelled split."""
+"""Image files that a command line names, as an unlabelled split."""
 
 import glob
 import os
@@ -12,46 +12,42 @@ from vitcli.data.split import Split
 from vitcli.errors import DataError
 
 
-def find_images(pictures: Sequence[str], *, where: str) -> list[str]:
-    """Every picture that files, folders and globs name, each once, in the order given.
+def find_images(names: Sequence[str], *, where: str) -> list[str]:
+    """Return every image file that files, folders and globs name, each once, in the order given.
 
     Args:
         where: the option or argument that they come from.
 
     Raises:
-        DataError: a name that leads to no picture.
+        DataError: a name matches no image.
     """
-    found: dict[str, None] = {}
-    for name in pictures:
+    files: dict[str, None] = {}
+    for name in names:
         if name and Path(name).is_dir():
-            here = [file for file in layouts.image_files(Path(name)) if os.path.isfile(file)]
+            matches = [file for file in layouts.image_files(Path(name)) if os.path.isfile(file)]
         elif Path(name).is_file():
-            here = [name]
+            matches = [name]
         else:
-            here = sorted(path for path in glob.glob(name, recursive=True) if Path(path).is_file())
-        if not here:
-            raise DataError(
-                f"no picture is found under {name!r}",
-                where=where,
-                fix="a file, a folder of pictures, or a glob",
-            )
-        found.update(dict.fromkeys(here))
-    return list(found)
+            matches = sorted(path for path in glob.glob(name, recursive=True) if Path(path).is_file())
+        if not matches:
+            raise DataError(f"no image found in {name!r}", where=where, fix="a file, a folder or a glob")
+        files.update(dict.fromkeys(matches))
+    return list(files)
 
 
 def as_split(files: list[str]) -> Split:
-    """Unlabelled files in the form that evaluation reads, so that both see the same pixels."""
+    """Return unlabelled files as a split, so that they are decoded and resized as evaluation does it."""
 
     def read_row(row: int) -> tuple[bytes, int]:
         try:
             return Path(files[row]).read_bytes(), 0
         except OSError as error:
             raise DataError(
-                f"a picture cannot be read: {error.strerror}", where=files[row], fix="check it"
+                f"an image cannot be read: {error.strerror}", where=files[row], fix="check the file"
             ) from error
 
     return Split(
-        name="the given pictures",
+        name="the given images",
         num_examples=len(files),
         class_names=None,
         num_classes=1,

@@ -1,7 +1,7 @@
-"""Where tables of images lie: local files in any of their layouts, and the Hugging Face Hub.
+"""Layouts of tables of images: folders and files on this machine, and the Hugging Face Hub.
 
-Every layout becomes one `datasets.Dataset` a split, with its image column still encoded. No code from a data
-set is ever run.
+Every layout becomes one `datasets.Dataset` per split, with its image column still encoded. No code from a
+data set is ever run.
 """
 
 import glob
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import datasets
 
-from vitcli.errors import DataError
+from vitcli.errors import DataError, reason_of
 
 IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
 TABLE_SUFFIXES = {".parquet", ".arrow", ".tar"}
@@ -34,7 +34,7 @@ class Tables:
     """The splits of one data set.
 
     Attributes:
-        open: by split name, what opens it.
+        open: by split name, a function that opens it.
         root: the folder that image paths may point into; None where rows carry their bytes.
     """
 
@@ -43,10 +43,10 @@ class Tables:
 
 
 def open_local(path: Path) -> Tables:
-    """The tables of a folder or file in any layout.
+    """Find the tables of a folder or file in any layout.
 
     Raises:
-        DataError: nothing in it is a layout we know.
+        DataError: the layout is none of LAYOUTS.
     """
     path = Path(os.path.abspath(path.expanduser()))
     if path.is_file():
@@ -62,14 +62,14 @@ def open_local(path: Path) -> Tables:
         return Tables(
             {name: lambda folders=folders: _list_images(*folders) for name, folders in splits.items()}, path
         )
-    raise DataError(f"{path} holds no images that can be found", where="--dataset", fix=LAYOUTS)
+    raise DataError(f"no images found in {path}", where="--dataset", fix=LAYOUTS)
 
 
 def open_hub(hub_id: str, *, config: str | None, revision: str | None) -> Tables:
-    """The tables of a Hub data set, downloaded when opened and then cached by `datasets`."""
+    """Return the tables of a Hub data set, downloaded when opened and then cached by `datasets`."""
     try:
         names = datasets.get_dataset_split_names(hub_id, config, revision=revision)
-    except Exception as error:  # the hub client raises its own, requests', httpx' and plain OS errors
+    except Exception as error:  # of the Hub's client, requests, httpx, or plain OS errors
         raise _unreachable(hub_id, error) from error
 
     def download(name: str) -> datasets.Dataset:
@@ -82,9 +82,8 @@ def open_hub(hub_id: str, *, config: str | None, revision: str | None) -> Tables
 
 
 def _unreachable(hub_id: str, error: Exception) -> DataError:
-    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return DataError(
-        f"data set {hub_id} could not be had from the Hub: {reason[:160]}",
+        f"could not download data set {hub_id} from the Hub: {reason_of(error)[:160]}",
         where="--dataset",
         fix="check the name and the network, or name a local copy (of an alias: $VIT_DATA/<alias>)",
     )
@@ -101,7 +100,7 @@ def _saved_to_disk(path: Path) -> Tables:
             state = json.loads((folder / "state.json").read_text())
             for entry in state["_data_files"]:  # the library follows ../ in these names
                 _check_inside(folder / entry["filename"], path)
-    except (OSError, ValueError, KeyError, TypeError) as error:  # a file is missing, or says something else
+    except (OSError, ValueError, KeyError, TypeError) as error:  # a file is missing or has other content
         raise _unreadable(path, error) from error
     return Tables(
         {name: lambda folder=folder: _load_from_disk(folder) for name, folder in folders.items()}, path
@@ -116,13 +115,13 @@ def _load_from_disk(folder: Path) -> datasets.Dataset:
 
 
 def _table_files(root: Path, files: list[Path]) -> Tables:
-    """Parquet or Arrow files, each put in the split that its name, or a folder above it, says."""
+    """Assign Parquet or Arrow files to splits by words in the names of files and folders."""
     builder = {".parquet": "parquet", ".arrow": "arrow"}.get(files[0].suffix)
     if builder is None:
         raise DataError(f"{files[0]} is not a data set", where="--dataset", fix=LAYOUTS)
     by_split: dict[str, list[str]] = {}
     for file in files:
-        # Escaped, because the library takes brackets and stars in a name for a pattern.
+        # Escaped, because the library treats brackets and stars in a name as a pattern.
         by_split.setdefault(split_of(file.relative_to(root)), []).append(glob.escape(str(file)))
 
     def read(name: str) -> datasets.Dataset:
@@ -135,7 +134,7 @@ def _table_files(root: Path, files: list[Path]) -> Tables:
 
 
 def split_of(file: Path, default: str | None = "train") -> str | None:
-    """The split that a file's path inside its data set says: the first such word in it, else `default`."""
+    """Return the split of a file by the first such word in its path inside the data set, else `default`."""
     words = [
         word for part in file.with_suffix("").parts for word in part.lower().replace("_", "-").split("-")
     ]
@@ -143,17 +142,14 @@ def split_of(file: Path, default: str | None = "train") -> str | None:
 
 
 def _unreadable(file: Path, error: Exception) -> DataError:
-    cause = error.__cause__ or error  # `datasets` wraps what really happened
-    reason = (str(cause).strip().splitlines() or [type(cause).__name__])[0]
-    return DataError(
-        f"{file.name} cannot be read: {reason[:160]}", where=str(file), fix="replace the damaged file"
-    )
+    reason = reason_of(error.__cause__ or error)[:160]  # `datasets` wraps the error itself
+    return DataError(f"{file.name} cannot be read: {reason}", where=str(file), fix="replace the damaged file")
 
 
 def _class_folders(path: Path) -> dict[str, tuple[Path, list[str]]]:
-    """By split: its folder and the class names, which are those of the train folder where there is one.
+    """Return the folder and the class names of each split; the train folder, if any, names the classes.
 
-    A validation folder that lacks a class then still counts it, and one with a class of its own is refused
+    A validation folder that lacks a class then still counts it, and one with an additional class is refused
     (`datasets` would renumber).
     """
     folders: dict[str, Path] = {}
@@ -172,10 +168,10 @@ def _class_folders(path: Path) -> dict[str, tuple[Path, list[str]]]:
         folders = {"train": path} if any(image_files(path / name) for name in _subfolders(path)) else {}
     classes = _subfolders(folders["train"]) if "train" in folders else None
     for folder in folders.values():
-        strangers = sorted(set(_subfolders(folder)) - set(classes or _subfolders(folder)))
-        if strangers:
+        additional = sorted(set(_subfolders(folder)) - set(classes or _subfolders(folder)))
+        if additional:
             raise DataError(
-                f"{folder.name}/ has classes that train/ has not: {', '.join(strangers[:5])}",
+                f"{folder.name}/ has classes that train/ does not have: {', '.join(additional[:5])}",
                 where=str(folder),
                 fix="move those folders away, or add them to train/",
             )
@@ -205,12 +201,12 @@ def _subfolders(path: Path) -> list[str]:
 
 
 def image_files(folder: Path) -> list[str]:
-    """All pictures in a folder and the folders in it, sorted; what is hidden (".name") is left alone."""
-    found = []
+    """Return all image files below a folder, sorted; hidden files and folders (".name") are ignored."""
+    files = []
     for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [os.path.join(parent, name) for name in names if _is_image_name(name)]
-    return sorted(found)
+        files += [os.path.join(parent, name) for name in names if _is_image_name(name)]
+    return sorted(files)
 
 
 def _is_image_name(name: str) -> bool:
@@ -220,30 +216,27 @@ def _is_image_name(name: str) -> bool:
 def _check_inside(file: Path, root: Path) -> None:
     if not Path(os.path.realpath(file)).is_relative_to(os.path.realpath(root)):
         raise DataError(
-            f"{file} lies outside the data set",
+            f"{file} is outside the data set",
             where=str(root),
             fix="put the files themselves into the folder",
         )
 
 
-def state_of(place: Path) -> str:
-    """A checksum of the names, sizes and times of a file, or of all pictures and tables below a folder.
+def state_of(path: Path) -> str:
+    """Return a checksum of name, size and time of a file, or of all images and tables below a folder.
 
-    Nothing is read, so it takes a second for some hundred thousand of them.
+    No file is read, so a hundred thousand of them take about a second.
     """
     digest = blake2b(digest_size=16)
-    files = [place]
-    if place.is_dir():
-        found = (Path(folder, name) for folder, _, names in os.walk(place) for name in names)
-        files = [file for file in found if file.suffix.lower() in IMAGE_SUFFIXES | TABLE_SUFFIXES]
+    files = [path]
+    if path.is_dir():
+        names_below = (Path(folder, name) for folder, _, names in os.walk(path) for name in names)
+        files = [file for file in names_below if file.suffix.lower() in IMAGE_SUFFIXES | TABLE_SUFFIXES]
     for file in sorted(files):
         try:
             state = file.stat()
-        except OSError:  # a link to nothing
+        except OSError:  # a broken link
             continue
-        digest.update(
-            f"{file.relative_to(place)}\0{state.st_size}\0{state.st_mtime_ns}\n".encode(
-                errors="surrogateescape"
-            )
-        )
+        entry = f"{file.relative_to(path)}\0{state.st_size}\0{state.st_mtime_ns}\n"
+        digest.update(entry.encode(errors="surrogateescape"))
     return digest.hexdigest()

@@ -787,7 +787,7 @@ def test_a_path_in_the_place_of_an_image_is_never_read(tmp_path, path):
     split = opened(plain_parquet(tmp_path / "0.parquet", image=pictures, label=[1, 0]))
 
     assert split.read_row(0) == (b"x", 1)
-    with pytest.raises(DataError, match="leads out of the data set") as caught:
+    with pytest.raises(DataError, match="is outside the data set") as caught:
         split.read_row(1)
     assert caught.value.where == split.where_is(1) == f"{tmp_path}/0.parquet, row 1"
 
