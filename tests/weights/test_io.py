@@ -304,7 +304,7 @@ def test_a_network_whose_grid_is_not_known_is_not_taken_to_another_size(tmp_path
     weights = Weights(build(arch, dropout=0.0).state_dict(), arch, None, None, "w", "pth", "", {})
 
     assert load(weights)[1] == arch
-    with pytest.raises(WeightsError, match="does not tell its patch grid"):
+    with pytest.raises(WeightsError, match="patch grid of cait_xxs24_224 is unknown"):
         load(weights, image_size=(112, 448))  # as many patches
 
 

@@ -1,11 +1,13 @@
-"""The authors' .npz files: their arrays as state dicts in timm's naming, and back.
+"""The authors' .npz files: their arrays to a state dict in timm's naming, and back.
 
-The ViT part comes in three spellings: `published`, that of the released files
-(`MultiHeadDotProductAttention_1`, `LayerNorm_2`, `MlpBlock_3`, group norms of shape (1, 1, 1, C)); `linen`,
-that of the authors' code today (`..._0`, `LayerNorm_1`, `MlpBlock_0`, (C)); and `big_vision`: linen's names
-under a prefix, and no class row in the position embedding. Which array is which tensor: official_names.py.
+First the table of all arrays (`table`), then reading and writing (`from_official`, `to_official`), then the
+three spellings of the ViT part: `published` in the released files (`MultiHeadDotProductAttention_1`,
+`LayerNorm_2`, `MlpBlock_3`, group norms of shape (1, 1, 1, C)); `linen` in the authors' code today (`..._0`,
+`LayerNorm_1`, `MlpBlock_0`, (C)), which the table uses; and `big_vision`, linen's names under a prefix,
+without a row for the class token in the position embedding.
 
-D hidden width, N patches, T tokens.
+Letters of axes: P x Q patch, C image channels, D hidden width, N patches, T tokens, H heads of width h,
+M MLP, E representation, K classes; in a ResNet R root, F and O inner and outer channels of a stage.
 """
 
 import re
@@ -21,11 +23,48 @@ from torch import Tensor
 
 from vitcli.errors import WeightsError
 
+SPELLINGS = ("published", "linen", "big_vision")
+PREFIXES = ("opt/target/", "params/")
 POSITION_EMBEDDING = "Transformer/posembed_input/pos_embedding"
+FIRST_ARRAYS = {"embedding/kernel", "conv_root/kernel", "resnet/root_block/standardized_conv2d/kernel"}
+OF_A_MODEL = re.compile(
+    r"(embedding|cls|pos_embedding|Transformer|pre_logits|head|MAPHead_0|conv_root|gn_root|block\d+|resnet)(/|$)"
+)
+LINEN_NAMES = {
+    "MultiHeadDotProductAttention_1": "MultiHeadDotProductAttention_0",
+    "LayerNorm_2": "LayerNorm_1",
+    "MlpBlock_3": "MlpBlock_0",
+}
+PUBLISHED_NAMES = {linen: published for published, linen in LINEN_NAMES.items()}
+FLAX_NORM, TF_NORM = ("scale", "bias"), ("gamma", "beta")
+
+# Regular expressions for the beginning of the names that show the layout of a network
+OFFICIAL = {
+    "bit": r"resnet/",
+    "vit": r"embedding/|Transformer/",
+    "backbone": r"conv_root/|gn_root/|block\d",
+    "unit": r"(?:resnet/)?block(\d{1,3})/unit(\d{1,3})/",
+    "layer": r"Transformer/encoderblock_(\d{1,3})/",
+    "class_token": r"cls$",
+    "head": r"(resnet/)?head/",
+    "representation": r"pre_logits/",
+}
+TIMM = {
+    "bit": r"stem\.|stages\.",
+    "vit": r"patch_embed\.|pos_embed$",
+    "backbone": r"patch_embed\.backbone\.",
+    "unit": r"(?:patch_embed\.backbone\.)?stages\.(\d{1,3})\.blocks\.(\d{1,3})\.",
+    "layer": r"blocks\.(\d{1,3})\.",
+    "class_token": r"cls_token$",
+    "head": r"head\.(fc\.)?(weight|bias)$",
+    "representation": r"head\.(pre_logits|head)\.",
+}
+
+Sizes = dict[str, int]  # of the axes seen so far, by their letters
 
 
 class Kind(NamedTuple):
-    """How an official array becomes a tensor of timm, and the way back, which needs the number of heads."""
+    """Conversion of an official array to a tensor of timm, and back, which needs the number of heads."""
 
     to_timm: Callable[[Tensor], Tensor]
     to_official: Callable[[Tensor, int], Tensor]
@@ -58,7 +97,7 @@ FROM_HEADS = Kind(
 
 
 class Array(NamedTuple):
-    """One official array. Neighbours with the same `timm` are that tensor's rows, one after another."""
+    """One official array. Neighbours with the same `timm` are rows of that tensor, one after another."""
 
     official: str
     timm: str
@@ -67,7 +106,7 @@ class Array(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """What the names tell of a network."""
+    """Structure of a network, as its tensor names show it."""
 
     is_bit: bool
     units: tuple[int, ...] | None  # of each ResNet stage; None for a plain ViT
@@ -76,71 +115,50 @@ class Layout(NamedTuple):
     head: Literal["none", "linear", "representation"]
 
 
-class Marks(NamedTuple):
-    """By which names one side shows its layout: regular expressions for their beginnings."""
-
-    bit: str
-    vit: str
-    backbone: str
-    unit: str
-    layer: str
-    class_token: str
-    head: str
-    representation: str
+class OfficialArray(NamedTuple):
+    name: str  # in the file
+    array: np.ndarray
 
 
-OFFICIAL = Marks(
-    bit=r"resnet/",
-    vit=r"embedding/|Transformer/",
-    backbone=r"conv_root/|gn_root/|block\d",
-    unit=r"(?:resnet/)?block(\d{1,3})/unit(\d{1,3})/",
-    layer=r"Transformer/encoderblock_(\d{1,3})/",
-    class_token=r"cls$",
-    head=r"(resnet/)?head/",
-    representation=r"pre_logits/",
-)
-TIMM = Marks(
-    bit=r"stem\.|stages\.",
-    vit=r"patch_embed\.|pos_embed$",
-    backbone=r"patch_embed\.backbone\.",
-    unit=r"(?:patch_embed\.backbone\.)?stages\.(\d{1,3})\.blocks\.(\d{1,3})\.",
-    layer=r"blocks\.(\d{1,3})\.",
-    class_token=r"cls_token$",
-    head=r"head\.(fc\.)?(weight|bias)$",
-    representation=r"head\.(pre_logits|head)\.",
-)
+class OfficialContent(NamedTuple):
+    state: dict[str, Tensor]
+    heads: int | None  # None for a BiT ResNet, which has none
 
 
-def layout_of(names: Iterable[str], marks: Marks) -> Layout:
-    """The layout of the network with these names, which may lack some: `table` then lists those too."""
+def layout_of(names: Iterable[str], marks: dict[str, str]) -> Layout:
+    """Return the layout of the network with these names; `table` then also lists those that are missing.
+
+    Args:
+        marks: OFFICIAL or TIMM.
+    """
     names = list(names)
 
-    def found(mark: str) -> list[tuple[str, ...]]:
-        return [match.groups() for name in names if (match := re.match(mark, name))]
+    def matches(mark: str) -> list[tuple[str, ...]]:
+        return [match.groups() for name in names if (match := re.match(marks[mark], name))]
 
-    is_bit = bool(found(marks.bit)) and not found(marks.vit)
-    units_of_stage = Counter(int(stage) for stage, _ in set(found(marks.unit)))
+    is_bit = bool(matches("bit")) and not matches("vit")
+    units_of_stage = Counter(int(stage) for stage, _ in set(matches("unit")))
     units = tuple(count for _, count in sorted(units_of_stage.items()))
     if is_bit:
         units = units or (1,)
-    elif not found(marks.backbone):
+    elif not matches("backbone"):
         units = None
     return Layout(
         is_bit=is_bit,
         units=units,
-        layers=max(1, len(set(found(marks.layer)))),
-        has_class_token=bool(found(marks.class_token)),
-        head="representation" if found(marks.representation) else "linear" if found(marks.head) else "none",
+        layers=max(1, len(set(matches("layer")))),
+        has_class_token=bool(matches("class_token")),
+        head="representation" if matches("representation") else "linear" if matches("head") else "none",
     )
 
 
 def table(layout: Layout) -> Iterator[Array]:
-    """Every array of such a network."""
+    """Yield every array of a network with this layout."""
     return _bit(layout) if layout.is_bit else _vit(layout)
 
 
 def _vit(layout: Layout) -> Iterator[Array]:
-    """A plain ViT or a hybrid, which is one behind a ResNet."""
+    """Yield the arrays of a plain ViT, or of a hybrid: a ResNet and a ViT on its features."""
     features = "C"
     if layout.units is not None:
         yield from _backbone(layout.units)
@@ -177,7 +195,7 @@ def _encoder_block(block: str, timm: str) -> Iterator[Array]:
 
 
 def _backbone(units: tuple[int, ...]) -> Iterator[Array]:
-    """The ResNet of a hybrid: activation after the convolution, so a norm has the channels that go out."""
+    """Yield the arrays of a hybrid's ResNet: a norm follows its convolution and has its output channels."""
     timm = "patch_embed.backbone"
     stem = f"{timm}.stem" if units else timm
     yield _array("conv_root/kernel", f"{stem}.conv.weight", CONV, "7 7 C R")
@@ -195,7 +213,7 @@ def _backbone(units: tuple[int, ...]) -> Iterator[Array]:
 
 
 def _bit(layout: Layout) -> Iterator[Array]:
-    """A BiT ResNet: activation before the convolution, so a norm has the channels that come in."""
+    """Yield the arrays of a BiT ResNet: a norm precedes its convolution and has its input channels."""
     conv, last = "standardized_conv2d/kernel", f"O{len(layout.units)}"
     yield _array(f"resnet/root_block/{conv}", "stem.conv.weight", CONV, "7 7 C R")
     for stage, unit, ins, outer, convs in _residual_units(layout.units):
@@ -206,8 +224,8 @@ def _bit(layout: Layout) -> Iterator[Array]:
         for number, (letter, (size, into, out)) in enumerate(zip("abc", convs, strict=True), start=1):
             kernel, weight = f"{block}/{letter}/{conv}", f"{ours}.conv{number}.weight"
             yield _array(kernel, weight, CONV, f"{size} {into} {out}")
-            yield from _tf_norm(f"{block}/{letter}/group_norm", f"{ours}.norm{number}", into)
-    yield from _tf_norm("resnet/group_norm", "norm", last)
+            yield from _norm(f"{block}/{letter}/group_norm", f"{ours}.norm{number}", into, names=TF_NORM)
+    yield from _norm("resnet/group_norm", "norm", last, names=TF_NORM)
     if layout.head != "none":
         yield _array("resnet/head/conv2d/kernel", "head.fc.weight", CONV, f"1 1 {last} K")
         yield _array("resnet/head/conv2d/bias", "head.fc.bias", AS_IT_IS, "K")
@@ -216,10 +234,10 @@ def _bit(layout: Layout) -> Iterator[Array]:
 def _residual_units(
     units: tuple[int, ...],
 ) -> Iterator[tuple[int, int, str, str, list[tuple[str, str, str]]]]:
-    """Each unit's stage and number, from 1; its channels coming in and going out; size, channels coming in
-    and channels going out of its three convolutions.
+    """Yield each unit's stage and number, from 1, its input and output channels, and its three convolutions.
 
-    The first unit of each stage widens and therefore has a projection.
+    A convolution is its size, input channels and output channels. The first unit of each stage widens and
+    therefore has a projection.
     """
     ins = "R"
     for stage, count in enumerate(units, start=1):
@@ -229,14 +247,11 @@ def _residual_units(
             ins = outer
 
 
-def _norm(official: str, timm: str, axes: str, *, kind: Kind = AS_IT_IS) -> Iterator[Array]:
-    yield _array(f"{official}/scale", f"{timm}.weight", kind, axes)
-    yield _array(f"{official}/bias", f"{timm}.bias", kind, axes)
-
-
-def _tf_norm(official: str, timm: str, axes: str) -> Iterator[Array]:
-    yield _array(f"{official}/gamma", f"{timm}.weight", AS_IT_IS, axes)
-    yield _array(f"{official}/beta", f"{timm}.bias", AS_IT_IS, axes)
+def _norm(
+    official: str, timm: str, axes: str, *, kind: Kind = AS_IT_IS, names: tuple[str, str] = FLAX_NORM
+) -> Iterator[Array]:
+    for name, timm_name in zip(names, ("weight", "bias"), strict=True):
+        yield _array(f"{official}/{name}", f"{timm}.{timm_name}", kind, axes)
 
 
 def _dense(official: str, timm: str, axes: str) -> Iterator[Array]:
@@ -248,46 +263,20 @@ def _array(official: str, timm: str, kind: Kind, axes: str) -> Array:
     return Array(official, timm, kind, axes.split())
 
 
-SPELLINGS = ("published", "linen", "big_vision")
-PREFIXES = ("opt/target/", "params/")
-FIRST_ARRAYS = {"embedding/kernel", "conv_root/kernel", "resnet/root_block/standardized_conv2d/kernel"}
-OF_A_MODEL = re.compile(
-    r"(embedding|cls|pos_embedding|Transformer|pre_logits|head|MAPHead_0|conv_root|gn_root|block\d+|resnet)(/|$)"
-)
-LINEN_NAMES = {
-    "MultiHeadDotProductAttention_1": "MultiHeadDotProductAttention_0",
-    "LayerNorm_2": "LayerNorm_1",
-    "MlpBlock_3": "MlpBlock_0",
-}
-PUBLISHED_NAMES = {linen: published for published, linen in LINEN_NAMES.items()}
-
-Sizes = dict[str, int]  # of the axes met so far, by their letters
-
-
-class OfficialArray(NamedTuple):
-    name: str  # in the file
-    array: np.ndarray
-
-
-class OfficialContent(NamedTuple):
-    state: dict[str, Tensor]
-    heads: int | None  # None: a BiT ResNet, which has none
-
-
 def is_official(names: Iterable[str]) -> bool:
-    """Whether these are array names of the authors' code: ViT, hybrid or BiT."""
+    """Return whether these are array names of the authors' ViT, hybrid or BiT."""
     return any(_without_prefix(name) in FIRST_ARRAYS for name in names)
 
 
 def from_official(arrays: dict[str, np.ndarray]) -> OfficialContent:
-    """State dict in timm's naming, float32, from the arrays of an official file; each array is used once.
+    """Convert the arrays of an official file to a state dict in timm's naming, float32; each is used once.
 
-    A representation layer becomes `head.pre_logits.*`, and the head behind it `head.head.*` (see model.py);
-    `norm.*` is the encoder's norm, also where the tokens are averaged after it. The names do not tell whether
-    `pos_embed` has a row for the class token: whoever knows the patch grid sees it in the number of rows.
+    A representation layer becomes `head.pre_logits.*`, and the head after it `head.head.*`
+    (models/build.py); `norm.*` is the encoder's norm, also where the tokens are averaged after it. The names
+    do not show whether `pos_embed` has a row for the class token, only its number of rows does.
 
     Raises:
-        WeightsError: an array is missing, unknown, there twice, not of floats or of the wrong shape.
+        WeightsError: an array is missing, unknown, duplicated, not of floats or of the wrong shape.
     """
     left = _in_linen_spelling(arrays)
     if any(name.startswith("MAPHead_0/") for name in left):
@@ -296,8 +285,8 @@ def from_official(arrays: dict[str, np.ndarray]) -> OfficialContent:
             where="array names",
             fix="use a ViT with a class token or with average pooling",
         )
-    layout = layout_of(left, OFFICIAL)
-    state, sizes = {}, {}
+    # Take every array of the network's table, checking shapes against each other
+    layout, state, sizes = layout_of(left, OFFICIAL), {}, {}
     for name, rows in groupby(table(layout), key=attrgetter("timm")):
         state[name] = torch.cat([_taken(left, entry, sizes) for entry in rows])
     if left:
@@ -307,15 +296,15 @@ def from_official(arrays: dict[str, np.ndarray]) -> OfficialContent:
 
 
 def to_official(state: dict[str, Tensor], *, heads: int | None, spelling: str) -> dict[str, np.ndarray]:
-    """The arrays of an official file, float32, from a state dict in the naming that `from_official` returns.
+    """Convert a state dict as `from_official` returns it to the arrays of an official file, float32.
 
-    In big_vision's spelling the class token's row of `pos_embed` is added to `cls`: another state dict, the
-    same network.
+    In big_vision's spelling the class token's row of `pos_embed` is added to `cls`: a different state dict
+    of the same network.
 
     Args:
         state: of a ViT, a hybrid or a BiT ResNet.
-        heads: of the attention, which show in no shape of timm's; None for a BiT ResNet.
-        spelling: one of SPELLINGS. A BiT ResNet has "published" only.
+        heads: of the attention, not visible in timm's shapes; None for a BiT ResNet.
+        spelling: one of SPELLINGS; a BiT ResNet has "published" only.
 
     Raises:
         WeightsError: a tensor is missing, has no official name, is not of floats or of the wrong shape.
@@ -339,7 +328,7 @@ def to_official(state: dict[str, Tensor], *, heads: int | None, spelling: str) -
 
 
 def _taken(left: dict[str, OfficialArray], entry: Array, sizes: Sizes) -> Tensor:
-    """The entry's array, taken out of those that are left, as timm has it."""
+    """Remove the entry's array from those that are left and return it in timm's layout."""
     if entry.official not in left:
         published = _published_name(entry.official)
         also = f" (published as {published})" if published != entry.official else ""
@@ -358,7 +347,7 @@ def _taken(left: dict[str, OfficialArray], entry: Array, sizes: Sizes) -> Tensor
 
 
 def _written(tensor: Tensor, entries: list[Array], sizes: Sizes, heads: int | None) -> dict[str, np.ndarray]:
-    """The arrays that stand one after another in the rows of this tensor."""
+    """Return the arrays that make up the rows of this tensor, one after another."""
     name, axes = entries[0].timm, entries[0].kind.timm_axes(entries[0].axes)
     if not tensor.is_floating_point():
         raise _bad_state(f"the tensor {name} is of {tensor.dtype}, not of floats")
@@ -376,7 +365,7 @@ def _written(tensor: Tensor, entries: list[Array], sizes: Sizes, heads: int | No
 
 
 def _fits(shape: tuple[int, ...], axes: list[str], sizes: Sizes) -> bool:
-    """Whether a shape has these axes; a letter met for the first time takes the size that it has here."""
+    """Compare a shape with its axes; a letter that is new gets the size that it has here."""
     return len(shape) == len(axes) and all(
         size == (int(axis) if axis.isdigit() else sizes.setdefault(axis, size))
         for size, axis in zip(shape, axes, strict=True)
@@ -398,7 +387,7 @@ def _check_tensor_names(state: dict[str, Tensor], entries: list[Array]) -> None:
 
 
 def _in_linen_spelling(arrays: dict[str, np.ndarray]) -> dict[str, OfficialArray]:
-    """The model's arrays, without prefix and without what else a training dump holds beside them."""
+    """Return the model's arrays without prefix, and without the other contents of a training checkpoint."""
     prefix = next((p for p in PREFIXES if any(name.startswith(p) for name in arrays)), "")
     stored = {}
     for name, array in arrays.items():
@@ -411,7 +400,7 @@ def _in_linen_spelling(arrays: dict[str, np.ndarray]) -> dict[str, OfficialArray
             linen = POSITION_EMBEDDING
             array = _with_class_row(array) if f"{prefix}cls" in arrays else array
         if linen in stored:
-            raise _bad_file(f"the array {name} is there twice, in two spellings")
+            raise _bad_file(f"the array {name} is stored twice, in two spellings")
         stored[linen] = OfficialArray(name, array)
     return stored
 
@@ -421,7 +410,7 @@ def _linen_name(part: str) -> str:
 
 
 def _with_class_row(posemb_1ND: np.ndarray) -> np.ndarray:
-    """In big_vision's layout `cls` already contains the class token's row: zeros take its place."""
+    """Add a row of zeros: in big_vision's layout `cls` already contains the class token's row."""
     if posemb_1ND.ndim != 3:
         raise _bad_file(f"the array pos_embedding is of shape {posemb_1ND.shape}, not (1, N, D)")
     return np.concatenate([np.zeros_like(posemb_1ND[:, :1]), posemb_1ND], axis=1)

@@ -1,4 +1,4 @@
-"""What other people's weights are: tensors and configs in, Architectures and preprocessing out."""
+"""Conversion between timm and our metadata: tensor names and config.json to an Architecture, and back."""
 
 import math
 import re
@@ -10,13 +10,7 @@ from torch import Tensor
 from vitcli.errors import WeightsError
 from vitcli.models.architecture import GAP, Architecture
 from vitcli.models.build import timm_arguments
-from vitcli.models.variants import (
-    BIT,
-    HYBRID,
-    VARIANTS,
-    variant_of_timm,
-    vit_args,
-)
+from vitcli.models.variants import BIT, HYBRID, VARIANTS, variant_of_timm, vit_args
 
 PREFIX_TOKENS = ("cls_token", "dist_token", "reg_token")  # tensors with a row for each such token
 
@@ -26,18 +20,18 @@ Shapes = dict[str, tuple[int, ...]]
 def recognise(
     state: dict[str, Tensor], *, heads: int | None, image_size: tuple[int, int] | None = None
 ) -> Architecture:
-    """The ViT, hybrid or BiT ResNet whose tensors, in timm's naming, have these names and shapes.
+    """Return the ViT, hybrid or BiT ResNet whose tensors, in timm's naming, have these names and shapes.
 
-    The number of heads shows in no shape of timm's: without `heads` only the VARIANTS are recognised.
-    The patch grid is that of `image_size` where somebody says it, else taken as square, as in every released
-    file.
+    Args:
+        heads: of the attention, not visible in timm's shapes; without it only the VARIANTS are recognised.
+        image_size: height and width in pixels; None assumes a square patch grid, as in every released file.
 
     Raises:
-        WeightsError: these are not the tensors of such a network, or of none of a known size.
+        WeightsError: not the tensors of such a network, or of no known size.
     """
     shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
     if any(name.endswith("running_mean") for name in shapes):
-        raise _unrecognised("the tensors are those of a network with batch norm, so none of the paper's")
+        raise _unrecognised("the network has batch norm, unlike every network of the paper")
     if len(shapes.get("stem.conv.weight", ())) == 4 and "stages.0.blocks.0.conv1.weight" in shapes:
         return _bit(shapes)
     return _transformer(shapes, heads, image_size)
@@ -59,17 +53,22 @@ def _bit(shapes: Shapes) -> Architecture:
 
 
 def _transformer(shapes: Shapes, heads: int | None, image_size: tuple[int, int] | None) -> Architecture:
-    wanted = {"patch_embed.proj.weight": 4, "pos_embed": 3, "blocks.0.mlp.fc1.weight": 2}
-    if any(len(shapes.get(name, ())) != ndim for name, ndim in wanted.items()):
-        raise _unrecognised("the tensors are those of no ViT, hybrid or BiT ResNet")
+    num_axes = {"patch_embed.proj.weight": 4, "pos_embed": 3, "blocks.0.mlp.fc1.weight": 2}
+    if any(len(shapes.get(name, ())) != count for name, count in num_axes.items()):
+        raise _unrecognised("these are not the tensors of a ViT, hybrid or BiT ResNet")
+    # Read the size from the shapes
     hidden, _, kernel, _ = shapes["patch_embed.proj.weight"]
     mlp = shapes["blocks.0.mlp.fc1.weight"][0]
     layers = len({name.split(".")[1] for name in shapes if name.startswith("blocks.")})
     blocks, width = _backbone(shapes)
-
+    # Find the variant of this size; without one, the number of heads must be known
     size = (layers, hidden, mlp, kernel, blocks, width)
-    of_size = (v for v in VARIANTS.values() if _size(v) == size)
-    variant = next((v for v in of_size if heads in (None, v.heads)), None)
+    of_size = (
+        v
+        for v in VARIANTS.values()
+        if (v.layers, v.hidden, v.mlp, v.patch_size, v.blocks, v.width) == size and heads in (None, v.heads)
+    )
+    variant = next(of_size, None)
     if variant is None and (heads is None or hidden % heads):
         raise _unrecognised(
             f"no known model has {layers} layers of width {hidden}, an MLP of {mlp}, patches of {kernel}"
@@ -82,6 +81,7 @@ def _transformer(shapes: Shapes, heads: int | None, image_size: tuple[int, int] 
         if blocks is not None:
             name, timm_name = f"ResNet ({'-'.join(map(str, blocks)) or 'stem'}) + {name}", HYBRID
             args |= {"resnet_blocks": list(blocks), "resnet_width": width}
+    # Add head and tokens; the image size follows, as it needs the patch size of the whole network
     pre_logits = "head.pre_logits.weight" in shapes
     arch = Architecture(
         name=name,
@@ -98,13 +98,8 @@ def _transformer(shapes: Shapes, heads: int | None, image_size: tuple[int, int] 
     return replace(arch, name=name, image_size=image_size)
 
 
-def _size(variant) -> tuple:
-    size = (variant.layers, variant.hidden, variant.mlp, variant.patch_size)
-    return (*size, variant.blocks, variant.width)
-
-
 def _backbone(shapes: Shapes) -> tuple[tuple[int, ...] | None, float]:
-    """Blocks by stage and width of the ResNet in front; None and 1 if there is none."""
+    """Return the blocks of each stage and the width of a hybrid's ResNet; None and 1 without one."""
     if "patch_embed.backbone.stem.conv.weight" in shapes:
         width = shapes["patch_embed.backbone.stem.conv.weight"][0] / 64
         return _stages(shapes, "patch_embed.backbone."), width
@@ -114,19 +109,19 @@ def _backbone(shapes: Shapes) -> tuple[tuple[int, ...] | None, float]:
 
 
 def _stages(shapes: Shapes, prefix: str) -> tuple[int, ...]:
-    """How many blocks each stage has, by the names."""
+    """Count the blocks of each stage."""
     first_conv = re.compile(re.escape(prefix) + r"stages\.(\d+)\.blocks\.\d+\.conv1\.weight")
-    stages = [int(found[1]) for name in shapes if (found := first_conv.fullmatch(name))]
+    stages = [int(match[1]) for name in shapes if (match := first_conv.fullmatch(name))]
     return tuple(stages.count(stage) for stage in sorted(set(stages)))
 
 
 def _tokens(shapes: Shapes) -> dict:
-    """What the names say about tokens and pooling, as arguments for timm."""
+    """Return timm's arguments about tokens and pooling."""
     num_registers = shapes.get("reg_token", (0, 0))[1]
     args = {"reg_tokens": num_registers} if num_registers else {}
     if "cls_token" in shapes:
         if "fc_norm.weight" in shapes:
-            raise _unrecognised("there are a class token and a norm behind a mean over the tokens")
+            raise _unrecognised("there are both a class token and the norm of an average over tokens")
         return args
     return args | (GAP if "norm.weight" in shapes else GAP | {"fc_norm": True})
 
@@ -137,37 +132,38 @@ def num_prefix_tokens(shapes: Shapes) -> int:
 
 
 def _side_of_grid(shapes: Shapes) -> int:
-    """Patches a side, of a position embedding with a row for every token; whatever else it has is refused."""
+    """Return the side of the patch grid; refuse a position embedding without a row for every token."""
     rows, num_prefix = shapes["pos_embed"][1], ("cls_token" in shapes) + shapes.get("reg_token", (0, 0))[1]
-    side, without = math.isqrt(max(rows - num_prefix, 0)), math.isqrt(rows)
-    is_ambiguous = num_prefix > 1 and without * without == rows  # registers may have no rows
+    side, side_without = math.isqrt(max(rows - num_prefix, 0)), math.isqrt(rows)
+    is_square_without = side_without > 0 and side_without**2 == rows
+    is_ambiguous = num_prefix > 1 and is_square_without  # registers may have no rows
     if side and side * side == rows - num_prefix and not is_ambiguous:
         return side
-    if num_prefix and without and without * without == rows:
+    if num_prefix and is_square_without:
         raise WeightsError(
-            f"the position embedding has {rows} rows, {without}x{without} patches and none for the class "
-            "token, which is in the file",
+            f"the position embedding has {rows} rows, {side_without}x{side_without} patches and none for the "
+            "class token, which is in the file",
             where="pos_embed",
-            fix="say with --model which timm model has such a class token, or take other weights",
+            fix="name with --model the timm model that has such a class token, or use other weights",
         )
     raise WeightsError(
         f"the position embedding has {rows} rows, not a square of patches and {num_prefix} more",
         where="pos_embed",
-        fix="use weights for square images, or weights that vit wrote, which say what grid they have",
+        fix="use weights for square images, or weights written by vit, which store their grid",
     )
 
 
 def from_timm_config(config: dict, *, tag: str) -> tuple[Architecture, dict | None, tuple[str, ...] | None]:
-    """Architecture, preprocessing and class names of a timm config.json.
+    """Return architecture, preprocessing and class names of a timm config.json.
 
     Args:
-        config: the parsed file, in timm's present layout or the older one without "pretrained_cfg".
-        tag: tag of the hub repository, or "" for a folder. The weights tagged orig and augreg are the JAX
-            code's and so take the tanh GELU. augreg2 was fine-tuned in timm, with the GELU of timm.
+        config: the parsed file, in timm's current layout or the older one without "pretrained_cfg".
+        tag: of the Hub repository, or "" for a folder. Weights tagged orig and augreg come from the JAX code
+            and so take the tanh GELU; augreg2 was fine-tuned in timm, with timm's GELU.
     """
     stored = config.get("pretrained_cfg", config)
     args = dict(config.get("model_args") or {})
-    tag = tag or str(stored.get("tag") or "")  # a copy of the repository has it in its config
+    tag = tag or str(stored.get("tag") or "")  # in the config of a copied repository
     timm_name = config["architecture"]
     num_classes = int(args.pop("num_classes", config.get("num_classes", stored.get("num_classes", 1000))))
     size = args.pop("img_size", None) or list(stored.get("input_size", (3, 224, 224)))[1:]
@@ -189,7 +185,7 @@ def from_timm_config(config: dict, *, tag: str) -> tuple[Architecture, dict | No
 
 
 def _timm_preprocessing(stored: dict, image_size: tuple[int, int]) -> dict | None:
-    """What timm's evaluation does to an image, in words of our metadata; None where they are too few."""
+    """Return timm's evaluation transform as our metadata; None for one that we do not have."""
     mode, crop_pct = stored.get("crop_mode") or "center", stored.get("crop_pct") or 0.875  # timm's own
     if mode not in ("center", "squash"):
         return None
@@ -206,13 +202,13 @@ def _timm_preprocessing(stored: dict, image_size: tuple[int, int]) -> dict | Non
 
 
 def _unrecognised(message: str) -> WeightsError:
-    return WeightsError(message, where="tensor names and shapes", fix="say which model this is with --model")
+    return WeightsError(message, where="tensor names and shapes", fix="name the model with --model")
 
 
 def timm_config(arch: Architecture, preprocessing: dict, class_names: tuple[str, ...] | None) -> dict:
-    """The config.json from which timm's "local-dir:" makes this network and its evaluation transform.
+    """Return the config.json from which timm's "local-dir:" builds this network and its evaluation transform.
 
-    timm has no transform without a resize, and always shrinks with antialias: there ours may differ.
+    timm always resizes, and always antialiases when it shrinks: there our transform may differ.
     """
     known = timm.models.get_pretrained_cfg(arch.timm_name)
     stored = known.to_dict(remove_source=True) if known else {}
@@ -240,7 +236,7 @@ def timm_config(arch: Architecture, preprocessing: dict, class_names: tuple[str,
 
 
 def head_names(arch: Architecture) -> tuple[str, ...]:
-    """Prefixes of the head's tensors in the state dict: ("head.",) for a ViT."""
+    """Return the prefixes of the head's tensors in the state dict: ("head.",) for a ViT."""
     known = timm.models.get_pretrained_cfg(arch.timm_name)
     classifier = (known and known.classifier) or "head"
     return tuple(f"{name}." for name in ([classifier] if isinstance(classifier, str) else classifier))
