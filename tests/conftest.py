@@ -1,13 +1,14 @@
 """Small data sets made on the spot, and the way to the real ones."""
 
+import fcntl
 import io
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,6 +89,16 @@ class Outcome:
     @property
     def json(self) -> dict:
         return json.loads(self.out)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock file of a folder as another process would."""
+    with path.open("w+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.write("pid 1 on elsewhere")
+        lock.flush()
+        yield
 
 
 def run(*arguments: object) -> Outcome:

@@ -1,7 +1,6 @@
 """`vit evaluate` with everything on: one pass, many numbers, all of them from the same rows."""
 
 import csv
-import fcntl
 import json
 
 import numpy as np
@@ -9,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from tests.conftest import run, vit
+from tests.conftest import locked, run, vit
 from vitcli.evaluation.files import FOLDER
 from vitcli.evaluation.text import as_text
 from vitcli.output.result_folder import differences
@@ -342,10 +341,7 @@ def test_names_that_are_taken_by_folders_and_files_are_told_before_the_pass(eval
 
 
 def test_a_folder_that_another_evaluation_writes_is_refused(evaluated, no_pass, tmp_path):
-    with (tmp_path / FOLDER.lock).open("w+") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        lock.write("pid 1 on elsewhere")
-        lock.flush()
+    with locked(tmp_path / FOLDER.lock):
         outcome = evaluated("--out", tmp_path)
 
     assert outcome.code == 5 and "pid 1 on elsewhere" in outcome.err and len(outcome.err.splitlines()) == 3

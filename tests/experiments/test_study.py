@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -9,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_app import check_error
-from tests.conftest import run, vit
+from tests.conftest import locked, run, vit
 from vitcli import recipe as recipes
 from vitcli.errors import Stopped, VitError
 from vitcli.experiments import study
@@ -197,6 +199,31 @@ def test_a_folder_of_something_else_is_left_alone(file, name):
         go(file, Bench(), overwrite=True)
 
     assert [path.name for path in other.parent.iterdir()] == [name] and other.read_text() == "mine"
+
+
+def test_a_second_process_is_refused_while_one_writes_the_study(file):
+    first = go(file, Bench())
+    out = Path(first["run_dir"])
+    before = (out / "summary.json").stat().st_mtime_ns
+
+    with locked(out / ".vit-study.lock"):
+        outcome = run("study", "data-size", out / "study.toml", "--out", out, "-q")
+
+    check_error(outcome, 5, "another study is writing this folder: pid 1 on elsewhere", f"--out {out}")
+    assert (out / "summary.json").stat().st_mtime_ns == before
+
+
+def test_the_lock_of_a_killed_study_does_not_block_and_goes_when_the_study_ends(file):
+    out = file.parent / "out"
+    code = "import os; from contextlib import ExitStack; from pathlib import Path; "
+    code += "from vitcli.experiments.study_folder import owned; "
+    code += f"owned(Path({str(out)!r})).claim(ExitStack()); os.kill(os.getpid(), 9)"
+    subprocess.run([sys.executable, "-c", code], check=False)
+    assert [path.name for path in out.iterdir()] == [".vit-study.lock"]
+
+    go(file, Bench())
+
+    assert (out / "summary.json").exists() and not (out / ".vit-study.lock").exists()
 
 
 def test_both_pictures_come_from_the_same_runs(file):

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import run, vit
+from tests.conftest import locked, run, vit
 from vitcli.errors import VitError
 from vitcli.experiments import vtab
 
@@ -67,6 +67,7 @@ def test_each_task_is_an_ordinary_run_and_the_object_has_them_all(finished):
     assert (found["top1"], found["num_finished"]) == (None, 2)
     assert found["groups"] == {"natural": None, "specialized": None, "structured": None}
     assert json.loads((out / "summary.json").read_text()) == found
+    assert sorted(path.name for path in out.iterdir()) == ["eurosat", "summary.json", "svhn"]
 
 
 def test_the_same_command_again_trains_nothing_and_shows_the_table(finished):
@@ -81,6 +82,18 @@ def test_the_same_command_again_trains_nothing_and_shows_the_table(finished):
     assert lines[0].split() == ["task", "group", "top-1", "images", "run", "folder"]
     assert lines[1].split()[:2] == ["svhn", "natural"] and lines[1].split()[3] == "10"
     assert "17 of 19 tasks are missing" in outcome.out and "(2 finished tasks)" in outcome.out
+
+
+def test_a_second_process_is_refused_while_one_runs_the_tasks(finished):
+    out, _ = finished
+    before = (out / "summary.json").stat().st_mtime_ns
+
+    with locked(out / ".vit-vtab.lock"):
+        outcome = run(*TWO, *TINY, "--out", out, "--quiet")
+
+    assert outcome.code == 5 and len(outcome.err.splitlines()) == 3
+    assert "another VTAB run is writing this folder: pid 1 on elsewhere" in outcome.err
+    assert (out / "summary.json").stat().st_mtime_ns == before
 
 
 def test_a_listed_few_leave_the_other_tasks_in_the_table(finished, shelf, tmp_path, monkeypatch):
@@ -180,7 +193,7 @@ def test_the_folder_of_a_single_run_is_left_alone(finished, tmp_path):
     nothing = run("evaluate", "--dataset", "vtab", "--ckpt", tmp_path)
 
     assert (outcome.code, nothing.code) == (2, 4)
-    assert "the folder is that of a single run" in outcome.err
+    assert "the folder is that of a run" in outcome.err
     assert "no task of VTAB is finished in this folder" in nothing.err
 
 

@@ -91,7 +91,7 @@ def test_a_line_cut_off_by_a_crash_is_left_out(tmp_path):
 def test_a_folder_that_cannot_be_written_is_an_error_of_the_machine(tmp_path):
     (tmp_path / "file").write_text("")
 
-    with pytest.raises(MachineError, match="cannot be written"):
+    with pytest.raises(MachineError, match="nothing can be written"):
         RunFolder(tmp_path / "file")
 
 

@@ -6,6 +6,7 @@ What is done for one run is handed in as `Work`.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -110,11 +111,10 @@ def run(
 
     # The default folder has no time in its name, so that the same command resumes.
     folder = out or Path("runs", f"study-{folder_name(prepared.name)}")
-    with shared_process_group():
+    with shared_process_group(), ExitStack() as held:
         runtime = start_runtime("auto")
         progress = Progress(quiet=quiet, is_main=runtime.is_main)
-        runtime.on_main(lambda: files.check_folder(folder, prepared.study, overwrite=overwrite))
-        runtime.on_main(lambda: files.clear(folder) if overwrite else None)
+        runtime.on_main(lambda: files.claim(held, folder, prepared.study, overwrite=overwrite))
         scores = runtime.on_main(lambda: _scores(folder, prepared))
         missing = [number for number, cell in enumerate(prepared.cells) if not scores[cell.name]]
         if missing:

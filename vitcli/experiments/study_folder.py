@@ -1,57 +1,55 @@
 """The folder of a study: its file, its plan, a folder for each run, its table and pictures; no command."""
 
 import json
-import shutil
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from vitcli import recipe as recipes
-from vitcli.errors import VitError
 from vitcli.experiments import study_schema, study_text
 from vitcli.experiments.study_figures import draw
 from vitcli.experiments.study_schema import Score, Study, folder_name
 from vitcli.output import run_folder
 from vitcli.output.atomic import read_json, write_json, write_text
+from vitcli.output.owned_folder import OwnedFolder, refuse_other
 from vitcli.output.run_folder import refuse_other_recipe
 from vitcli.recipe import Recipe
 
 STUDY, PLAN, CELLS, FIGURES = "study.toml", "plan.json", "cells", "figures"
-OURS = (STUDY, PLAN, run_folder.SUMMARY, "table.md", "table.csv")
-MOST_TOLD = 4  # differences
+FILES = (STUDY, PLAN, run_folder.SUMMARY, "table.md", "table.csv")
 
 
-def check_folder(folder: Path, study: Study, *, overwrite: bool) -> None:
-    """Refuse a folder of something else, or, if it is not to be overwritten, of another study."""
-    path, names = folder / STUDY, {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
-    if names and STUDY not in names:
-        what = (
-            "is that of a single run" if run_folder.RECIPE in names else f"holds other files ({min(names)})"
-        )
-        raise VitError(f"the folder {what}", where=f"--out {folder}", fix="name a new or an empty folder")
-    if not names or overwrite:
-        return
-    differing = recipes.differences(study_schema.load(str(path))[0], study)
-    if differing:
-        raise VitError(
-            f"the folder holds another study: {'; '.join(differing[:MOST_TOLD])}",
-            where=f"--out {folder}",
-            fix="choose another folder, or --overwrite to delete that study",
-        )
+def owned(folder: Path) -> OwnedFolder:
+    """Return the folder of a study, with all that a study makes in it."""
+    return OwnedFolder(
+        folder, "study", lock=".vit-study.lock", files=FILES, folders=(CELLS, FIGURES), marker=STUDY
+    )
+
+
+def claim(held: ExitStack, folder: Path, study: Study, *, overwrite: bool) -> None:
+    """Lock the folder until `held` is closed, and delete an earlier study in it if that is asked for.
+
+    Raises:
+        MachineError: the folder cannot be written, or another process holds it.
+        VitError: it holds something else or, without `overwrite`, another study.
+    """
+    here, path = owned(folder), folder / STUDY
+    if not path.exists():
+        run_folder.refuse_run(folder, "study")
+    here.refuse_foreign()
+    here.claim(held)
+    if overwrite:
+        here.clear()
+    elif path.exists():
+        earlier, _ = study_schema.load(str(path))
+        refuse_other(folder, "another study", recipes.differences(earlier, study))
 
 
 def begin(folder: Path, study: Study, plans: Mapping[str, Any]) -> None:
     """The study and what its runs come to, before the first of them."""
     write_text(folder / STUDY, recipes.to_toml(study))
     write_json(folder / PLAN, plans)
-
-
-def clear(folder: Path) -> None:
-    """Delete an earlier study, and nothing that a study does not make."""
-    for name in (CELLS, FIGURES):
-        shutil.rmtree(folder / name, ignore_errors=True)
-    for name in OURS:
-        (folder / name).unlink(missing_ok=True)
 
 
 def scores_of(run_dir: Path, recipe: Recipe, score: Score) -> dict[str, float] | None:

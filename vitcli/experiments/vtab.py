@@ -5,6 +5,7 @@ their scores together. Loads neither torch nor datasets by itself: the door asks
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -17,6 +18,7 @@ from vitcli.errors import DataError, VitError, WeightsError, nearest
 from vitcli.output import run_folder, text
 from vitcli.output.atomic import write_json
 from vitcli.output.document import simple_table
+from vitcli.output.owned_folder import OwnedFolder
 from vitcli.recipe import Recipe
 from vitcli.training.sequence import run_all
 
@@ -77,12 +79,7 @@ def finetune_tasks(
         What --json prints; it is also written to OUT/summary.json after each task.
     """
     folder = out or _default_folder(recipes)
-    if (folder / run_folder.RECIPE).exists():
-        raise VitError(
-            "the folder is that of a single run",
-            where=f"--out {folder}",
-            fix="name another one; each task gets a folder in it",
-        )
+    run_folder.refuse_run(folder, VTAB)
 
     def run(task: str) -> dict[str, Any]:
         return finetune(recipes[task], folder / task)
@@ -92,17 +89,22 @@ def finetune_tasks(
         return {"command": "finetune", "dataset": VTAB, "plans": dict(zip(groups, plans, strict=True))}
     _check_data([task for task in groups if not run_folder.finished_summary(folder / task)], recipes)
     everything = tasks_of(VTAB)
-    earlier = {task: run_folder.finished_summary(folder / task) for task in everything}
-    summaries = {task: done for task, done in earlier.items() if done}
-    # Of a listed few, what the folder has of other tasks stays in its object.
-    known = {task: group for task, group in everything.items() if task in groups or task in summaries}
+    owned = OwnedFolder(folder, "VTAB run", lock=f".vit-{VTAB}.lock", files=(run_folder.SUMMARY,))
+    from vitcli.distributed import runtime  # loads torch
 
-    def write_summary(task: str, summary: dict[str, Any]) -> None:
-        summaries[task] = summary
-        if launch.global_rank() == 0:
-            write_json(folder / run_folder.SUMMARY, _result("finetune", known, summaries, folder))
+    with runtime.shared_process_group(), ExitStack() as held:
+        runtime.start("auto").on_main(lambda: owned.claim(held))
+        earlier = {task: run_folder.finished_summary(folder / task) for task in everything}
+        summaries = {task: summary for task, summary in earlier.items() if summary}
+        # Of a listed few, what the folder has of other tasks stays in its object.
+        known = {task: group for task, group in everything.items() if task in groups or task in summaries}
 
-    run_all(groups, run, folder, on_done=write_summary)
+        def write_summary(task: str, summary: dict[str, Any]) -> None:
+            summaries[task] = summary
+            if launch.global_rank() == 0:
+                write_json(folder / run_folder.SUMMARY, _result("finetune", known, summaries, folder))
+
+        run_all(groups, run, folder, on_done=write_summary)
     return _result("finetune", known, summaries, folder)
 
 

@@ -23,6 +23,7 @@ from vitcli.features.feature_store import StoredFeatures, open_cached
 from vitcli.output import run_folder, text
 from vitcli.output.atomic import read_json
 from vitcli.output.document import simple_table
+from vitcli.output.owned_folder import refuse_other
 from vitcli.output.run_folder import refuse_other_recipe
 from vitcli.recipe import Recipe
 from vitcli.recipe.request import RecipeRequest
@@ -254,8 +255,7 @@ def _finished_result(out: Path, recipe: Recipe, draws: Draws) -> dict[str, Any] 
     if summary is None or not (out / DRAWS).exists():
         return None
     if read_json(out / DRAWS) != features_draws.as_json(draws):
-        fix = "choose another folder, or --overwrite to delete that run"
-        raise VitError("the folder holds a run with other drawn rows", where=f"--out {out}", fix=fix)
+        refuse_other(out, "a run of other draws", [DRAWS])
     return summary | {"run_dir": str(out)}
 
 

@@ -1,14 +1,12 @@
 """Files written whole or not at all, and readers that tolerate what a crash left."""
 
-import fcntl
 import json
 import os
-import socket
 import tempfile
 from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from safetensors import SafetensorError
 
@@ -118,7 +116,7 @@ def check_out(
     if path.exists() and not overwrite:
         fix = "choose another name, or replace it with --overwrite"
         raise VitError(f"{path} already exists", where=option, fix=fix)
-    check_can_write_in(path.absolute().parent, option=option)
+    check_can_write_in(path.parent, option=option)
 
 
 def check_can_write_in(folder: Path, *, option: str) -> None:
@@ -126,6 +124,7 @@ def check_can_write_in(folder: Path, *, option: str) -> None:
 
     A file without a name is made and dropped: permissions alone do not show that /proc takes no files.
     """
+    folder = folder.absolute()
     nearest = next(parent for parent in (folder, *folder.parents) if os.path.exists(parent))
     if not os.path.isdir(nearest):
         raise _not_writable(folder, f"{option}: {nearest} is a file")
@@ -151,34 +150,6 @@ def make_folder(folder: Path, *, option: str) -> None:
 def _not_writable(folder: Path, where: str) -> MachineError:
     fix = "choose another folder, or correct its permissions"
     return MachineError(f"nothing can be written in {folder}", where=where, fix=fix)
-
-
-def lock_folder(path: Path, *, noun: str, where: str) -> TextIO:
-    """An advisory lock on a folder, that ends with the process, however it ends; its file names the owner.
-
-    Args:
-        path: the lock file in it.
-        noun: what is written there, for an error, and `where` that is.
-
-    Raises:
-        MachineError: another process has it.
-    """
-    lock = open(path, "a+")  # noqa: SIM115, open as long as it is held
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.seek(0)
-        owner = lock.read().strip() or "another process"
-        lock.close()
-        raise MachineError(
-            f"another {noun} is writing this folder: {owner}",
-            where=where,
-            fix="wait for it, stop it, or choose another folder with --out",
-        ) from None
-    lock.truncate(0)
-    lock.write(f"pid {os.getpid()} on {socket.gethostname()}\n")
-    lock.flush()
-    return lock
 
 
 def sync(path: str | Path) -> None:

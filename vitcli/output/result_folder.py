@@ -4,9 +4,8 @@ The same question may be asked again and its answer written anew; another one ne
 """
 
 import json
-import os
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,7 @@ from typing import Any
 from vitcli.errors import MachineError, VitError
 from vitcli.output import atomic, run_folder
 from vitcli.output.atomic import read_json
-
-MOST_TOLD = 4  # differences
+from vitcli.output.owned_folder import OwnedFolder, missing, refuse_other, remove_empty
 
 
 @dataclass(frozen=True)
@@ -36,6 +34,10 @@ class ResultFolder:
     def lock(self) -> str:
         return f".vit-{self.noun}.lock"
 
+    def at(self, folder: Path) -> OwnedFolder:
+        """Return the folder of one result, or of several with one lock."""
+        return OwnedFolder(folder, self.noun, lock=self.lock, files=self.names)
+
     def folders(self, out: Path, num_results: int) -> list[Path]:
         """Where each result has its files."""
         return [out] if num_results == 1 else [out / str(k) for k in range(1, num_results + 1)]
@@ -48,17 +50,13 @@ class ResultFolder:
             VitError: it is the folder of a run.
         """
         for folder in dict.fromkeys([out, *self.folders(out, num_results)]):
-            atomic.check_can_write_in(folder.resolve(), option="--out")
+            atomic.check_can_write_in(folder, option="--out")
             taken = next((folder / name for name in self.names if (folder / name).is_dir()), None)
             if taken:
                 raise MachineError(f"{taken} is a folder", where="--out", fix="choose another folder")
             is_begun = (folder / run_folder.LOCK).exists() or (folder / "checkpoints").is_dir()
-            if is_begun and (folder / run_folder.RECIPE).is_file():
-                raise VitError(
-                    "the folder is that of a run",
-                    where=f"--out {folder}",
-                    fix=f"give the {self.noun} a folder of its own, such as --out {out / self.noun}",
-                )
+            if is_begun:
+                run_folder.refuse_run(folder, self.noun)
 
     def claim(self, held: ExitStack, out: Path, asked: Sequence[dict[str, Any]], *, overwrite: bool) -> None:
         """Before any work: the folder can be written, and is ours alone until `held` is closed.
@@ -67,9 +65,7 @@ class ResultFolder:
             MachineError: it cannot be written, or another process holds it.
             VitError: it holds the answer to another question, and is not to be overwritten.
         """
-        held.callback(_remove_empty, _missing(out))
-        atomic.make_folder(out.resolve(), option="--out")
-        self._take_lock(held, out)
+        self.at(out).claim(held)
         for folder in self.folders(out, len(asked)):
             if folder != out and (folder / self.result).exists():
                 raise VitError(
@@ -80,8 +76,8 @@ class ResultFolder:
         if not overwrite:
             self._refuse_another(out, asked)
         for folder in self.folders(out, len(asked)):
-            held.callback(_remove_empty, _missing(folder))
-            atomic.make_folder(folder.resolve(), option="--out")
+            held.callback(remove_empty, missing(folder))
+            atomic.make_folder(folder, option="--out")
 
     def begin(self, out: Path, asked: Sequence[dict[str, Any]]) -> None:
         """Before the first file is written: delete an earlier result, and say what this one will answer.
@@ -97,8 +93,7 @@ class ResultFolder:
         if not (out / self.result).exists():
             return
         for folder in {*self.folders(out, self._num_results(out)), out}:
-            for name in self.names:
-                (folder / name).unlink(missing_ok=True)
+            self.at(folder).clear()
             if folder != out and folder.is_dir() and not any(folder.iterdir()):
                 folder.rmdir()
 
@@ -106,17 +101,6 @@ class ResultFolder:
         """Count the results in the folder; 1 if its file does not say."""
         several = (read_json(out / self.result) or {}).get(f"{self.noun}s")
         return len(several) if isinstance(several, list) else 1
-
-    def _take_lock(self, held: ExitStack, out: Path) -> None:
-        """An advisory lock that ends with the process, however it ends; its file goes with `held`."""
-        path = out / self.lock
-        while True:
-            lock = atomic.lock_folder(path, noun=self.noun, where=f"--out {out}")
-            held.enter_context(lock)
-            # One that ended in between has taken its file away, and the next one locks a file of its own.
-            if path.exists() and os.path.samestat(os.fstat(lock.fileno()), path.stat()):
-                break
-        held.callback(path.unlink, missing_ok=True)
 
     def _refuse_another(self, out: Path, asked: Sequence[dict[str, Any]]) -> None:
         if not (out / self.result).exists():
@@ -128,12 +112,7 @@ class ResultFolder:
             told = differences(before, json.loads(json.dumps(asked)), noun=self.noun)
         except (KeyError, TypeError, AttributeError):
             told = [f"{self.result} does not say what was asked"]
-        if told:
-            raise VitError(
-                f"the folder holds another {self.noun}: {'; '.join(told[:MOST_TOLD])}",
-                where=f"--out {out}",
-                fix="choose another folder, or replace what is there with --overwrite",
-            )
+        refuse_other(out, f"another {self.noun}", told)
 
     def _refuse_others_files(self, out: Path, num_results: int) -> None:
         places = (folder / name for folder in self.folders(out, num_results) for name in self.names)
@@ -144,17 +123,6 @@ class ResultFolder:
                 where=f"--out {taken.parent}",
                 fix="choose another folder, or replace what has our names with --overwrite",
             )
-
-
-def _missing(folder: Path) -> list[Path]:
-    """The folder and those above it that are not there, the deepest first."""
-    return [one for one in (folder, *folder.parents) if not one.exists()]
-
-
-def _remove_empty(folders: Sequence[Path]) -> None:
-    for folder in folders:
-        with suppress(OSError):  # there is something in it, or another process is at it
-            folder.rmdir()
 
 
 def differences(before: Sequence[dict[str, Any]], asked: Sequence[dict[str, Any]], *, noun: str) -> list[str]:

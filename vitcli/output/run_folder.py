@@ -4,10 +4,10 @@ import json
 import os
 import platform
 import re
-import shutil
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ from typing import Any
 from vitcli import recipe as recipes
 from vitcli.distributed import launch
 from vitcli.errors import MachineError, VitError
-from vitcli.output.atomic import TEMPORARY, lock_folder, read_json, write_json, write_text
+from vitcli.output.atomic import TEMPORARY, read_json, write_json, write_text
+from vitcli.output.owned_folder import OwnedFolder, refuse_other
 from vitcli.recipe import Recipe
 
 METRICS, TIMING, SUMMARY, RECIPE = "metrics.jsonl", "timing.jsonl", "summary.json", "recipe.toml"
@@ -26,8 +27,8 @@ LOCK = ".vit.lock"
 CHECKOUT = Path(__file__).parents[2]  # the repository, where the package runs from one
 FILES = (METRICS, TIMING, SUMMARY, RECIPE, PLAN, ENVIRONMENT, "README.md", "config.json",
          WEIGHTS, "draws.json", "table.txt", "reproduce.json", "reproduce-real.json")  # fmt: skip
-FOLDERS = ("checkpoints", "figures", "arms")
-REPETITIONS = "runs/seed-*"
+# Of runs/ only the repetitions: the default folder of all runs has that name, too.
+FOLDERS = ("checkpoints", "figures", "arms", "runs/seed-*")
 LIBRARIES = (
     "torch",
     "torchvision",
@@ -55,23 +56,25 @@ class RunFolder:
 
     def __init__(self, path: Path, *, overwrite: bool = False):
         self.path = path
-        self.also_log: Callable[[dict[str, Any]], None] = lambda record: (
-            None
-        )  # a tracker, where one is wanted
+        self.also_log: Callable[[dict[str, Any]], None] = lambda record: None  # of a tracker, if any
+        self._held = ExitStack()
+        folder = OwnedFolder(path, "run", lock=LOCK, files=FILES, folders=FOLDERS, marker=LOCK)
         try:
-            _refuse_foreign(path)
-            path.mkdir(parents=True, exist_ok=True)
-            self._lock = lock_folder(path / LOCK, noun="run", where=str(path))
-            _clean(path)
+            folder.refuse_foreign()
+            folder.claim(self._held)
+            # Remove what an interrupted write has left, then what an earlier run has.
+            for pattern in (f"{TEMPORARY}*", f"figures/{TEMPORARY}*"):
+                for leftover in path.glob(pattern):
+                    leftover.unlink()
             if overwrite:
-                _empty(path)
-            self._metrics = open(path / METRICS, "ab")  # noqa: SIM115, open as long as the run
-            self._timing = open(path / TIMING, "ab")  # noqa: SIM115
+                folder.clear()
+            self._metrics = self._held.enter_context((path / METRICS).open("ab"))
+            self._timing = self._held.enter_context((path / TIMING).open("ab"))
         except OSError as error:
             raise MachineError(
                 f"the run folder cannot be written: {error.strerror}",
                 where=str(path),
-                fix="choose another folder with --out, or mend its permissions",
+                fix="choose another folder with --out, or correct its permissions",
             ) from error
 
     def __enter__(self) -> "RunFolder":
@@ -81,9 +84,8 @@ class RunFolder:
         self.close()
 
     def close(self) -> None:
-        """Let another process have the folder."""
-        for file in (self._metrics, self._timing, self._lock):
-            file.close()
+        """Release the folder for other processes."""
+        self._held.close()
 
     def write_start(self, recipe_toml: str, environment: dict[str, Any]) -> None:
         """The resolved recipe and the machine, before step 0."""
@@ -157,33 +159,6 @@ def environment(arguments: list[str]) -> dict[str, Any]:
     }
 
 
-def _refuse_foreign(path: Path) -> None:
-    """Never mix a run into what is not a run. Every run folder has our lock file from its first moment."""
-    names = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
-    if names and LOCK not in names:
-        raise VitError(
-            f"the folder holds other files ({', '.join(sorted(names)[:3])})",
-            where=f"--out {path}",
-            fix="choose a new or an empty folder",
-        )
-
-
-def _clean(path: Path) -> None:
-    """Remove what an interrupted write has left."""
-    for leftover in path.glob(f"{TEMPORARY}*"):
-        leftover.unlink()
-
-
-def _empty(path: Path) -> None:
-    """Delete an earlier run, and nothing that a run does not make."""
-    for name in FILES:
-        (path / name).unlink(missing_ok=True)
-    for name in FOLDERS:
-        shutil.rmtree(path / name, ignore_errors=True)
-    for folder in path.glob(REPETITIONS):  # and no other run, should somebody's runs/ lie here
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 def _append(file, record: dict[str, Any]) -> None:
     file.write(json.dumps(record).encode() + b"\n")
     file.flush()
@@ -220,21 +195,23 @@ def earlier_summary(path: Path, recipe: Recipe) -> dict[str, Any] | None:
 def refuse_other_recipe(path: Path, recipe: Recipe) -> None:
     """Refuse a folder that holds a run of another recipe, naming the keys that differ."""
     earlier = recipes.load(str(path / RECIPE), training=False)
-    differing = recipes.differences(_with_whole_paths(earlier), _with_whole_paths(recipe))
-    if differing:
-        raise VitError(
-            f"the folder holds a run of another recipe: {'; '.join(differing[:4])}",
-            where=f"--out {path}",
-            fix="choose another folder, or --overwrite to delete that run",
-        )
+    differing = recipes.differences(_with_absolute_paths(earlier), _with_absolute_paths(recipe))
+    refuse_other(path, "a run of another recipe", differing)
 
 
-def _with_whole_paths(recipe: Recipe) -> Recipe:
-    """However a path was typed, it names the same data and weights."""
+def refuse_run(folder: Path, name: str) -> None:
+    """Refuse the folder of a run to a command that needs a folder of its own, such as one called `name`."""
+    if (folder / RECIPE).is_file():
+        fix = f"choose a folder of its own, such as --out {folder / name}"
+        raise VitError("the folder is that of a run", where=f"--out {folder}", fix=fix)
 
-    def whole(name: str | None) -> str | None:
+
+def _with_absolute_paths(recipe: Recipe) -> Recipe:
+    """Return the recipe with absolute paths, so that two spellings of a path are equal."""
+
+    def absolute(name: str | None) -> str | None:
         return str(Path(name).resolve()) if name and Path(name).exists() else name
 
-    data_section = recipe.data.model_copy(update={"dataset": whole(recipe.data.dataset)})
-    model_section = recipe.model.model_copy(update={"ckpt": whole(recipe.model.ckpt)})
+    data_section = recipe.data.model_copy(update={"dataset": absolute(recipe.data.dataset)})
+    model_section = recipe.model.model_copy(update={"ckpt": absolute(recipe.model.ckpt)})
     return recipe.model_copy(update={"data": data_section, "model": model_section})

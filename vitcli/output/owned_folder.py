@@ -1,0 +1,129 @@
+"""A folder that a command owns: locked while it is written, cleared of nothing but the command's files."""
+
+import fcntl
+import os
+import shutil
+import socket
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from vitcli.errors import MachineError, VitError
+from vitcli.output import atomic
+
+MAX_DIFFERENCES = 4  # named in an error
+
+
+@dataclass(frozen=True)
+class OwnedFolder:
+    """A folder (--out) that a command writes, alone while it does.
+
+    Attributes:
+        path: the folder; made when it is claimed.
+        noun: what it holds, for errors.
+        lock: name of the lock file.
+        files: names of the files that the command makes.
+        folders: names, or globs, of the folders that it makes.
+        marker: a file in every such folder from its first moment, by which other folders are refused; None if
+            the command's files may stand beside others. If it is the lock, that file stays in the folder.
+    """
+
+    path: Path
+    noun: str
+    lock: str
+    files: tuple[str, ...]
+    folders: tuple[str, ...] = ()
+    marker: str | None = None
+
+    def refuse_foreign(self) -> None:
+        """Refuse a folder with files but without the marker.
+
+        Raises:
+            VitError: it holds something else; nothing in it was touched.
+        """
+        names = {entry.name for entry in self.path.iterdir()} if self.path.is_dir() else set()
+        if self.marker not in names and names - {self.lock}:
+            raise VitError(
+                f"the folder holds other files ({', '.join(sorted(names)[:3])})",
+                where=f"--out {self.path}",
+                fix="choose a new or an empty folder",
+            )
+
+    def claim(self, held: ExitStack) -> None:
+        """Make the folder and lock it until `held` is closed, or the process ends, however it ends.
+
+        Raises:
+            MachineError: the folder cannot be written, or another process holds it.
+        """
+        held.callback(remove_empty, missing(self.path))
+        atomic.make_folder(self.path, option="--out")
+        file = self.path / self.lock
+        while True:
+            lock = held.enter_context(self._locked(file))
+            # A process that ended in between has deleted the file it had locked; lock the new one then.
+            if file.exists() and os.path.samestat(os.fstat(lock.fileno()), file.stat()):
+                break
+        if self.lock != self.marker:
+            held.callback(file.unlink, missing_ok=True)
+
+    def clear(self) -> None:
+        """Delete what the command makes in the folder, and nothing else."""
+        for name in self.files:
+            (self.path / name).unlink(missing_ok=True)
+        for pattern in self.folders:
+            for folder in self.path.glob(pattern):
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _locked(self, file: Path) -> TextIO:
+        """Open a file with an advisory lock on it; the file names its owner."""
+        try:
+            lock = open(file, "a+")  # noqa: SIM115, open as long as the lock is held
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            owner = lock.read().strip() or "another process"
+            lock.close()
+            raise MachineError(
+                f"another {self.noun} is writing this folder: {owner}",
+                where=f"--out {self.path}",
+                fix="wait for it, stop it, or choose another folder with --out",
+            ) from None
+        except OSError as error:
+            raise MachineError(
+                f"the folder cannot be locked: {error.strerror}",
+                where=f"--out {self.path}",
+                fix="choose another folder with --out, or correct its permissions",
+            ) from error
+        lock.truncate(0)
+        lock.write(f"pid {os.getpid()} on {socket.gethostname()}\n")
+        lock.flush()
+        return lock
+
+
+def refuse_other(path: Path, content: str, differing: Sequence[str]) -> None:
+    """Refuse a folder whose content was made from other inputs, naming what differs.
+
+    Args:
+        content: what the folder holds instead, such as "another study".
+        differing: differences in words; none accepts the folder.
+    """
+    if differing:
+        raise VitError(
+            f"the folder holds {content}: {'; '.join(differing[:MAX_DIFFERENCES])}",
+            where=f"--out {path}",
+            fix="choose another folder, or replace what it holds with --overwrite",
+        )
+
+
+def missing(folder: Path) -> list[Path]:
+    """Return the folder and its parents that do not exist, the deepest first."""
+    return [path for path in (folder, *folder.parents) if not path.exists()]
+
+
+def remove_empty(folders: Sequence[Path]) -> None:
+    """Remove those of the folders that hold nothing."""
+    for folder in folders:
+        with suppress(OSError):  # it is not empty, or another process uses it
+            folder.rmdir()
