@@ -292,9 +292,9 @@ def test_options_that_go_with_others_are_refused_alone(evaluated, tmp_path):
     for words, match in {
         ("--real-index", "index"): "--real real.json as well",
         ("--all-compete",): "--classes NAME as well",
-        ("--real", "r.json", "--classes", "objectnet"): "one after the other",
+        ("--real", "r.json", "--classes", "objectnet"): "with one, then with the other",
         ("--save-predictions", "p.csv"): "does not end in .parquet",
-        ("--save-predictions", "p.parquet", "--dataset", "demo"): "do not go into one file",
+        ("--save-predictions", "p.parquet", "--dataset", "demo"): "do not fit into one file",
     }.items():
         outcome = evaluated(*words)
         assert outcome.code == 2 and match in outcome.err, words

@@ -1,5 +1,7 @@
-"""`vit evaluate`: checkpoints on splits, each in one pass (paper, sections 4.1 and D.9)."""
+"""`vit evaluate`: checkpoints scored on splits, one pass per resolution (paper, sections 4.1 and D.9)."""
 
+import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -7,36 +9,50 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from vitcli import recipe as recipes
 from vitcli.data import classes as data_classes
+from vitcli.data.columns import PATHS
 from vitcli.data.split import Split
-from vitcli.errors import DataError, VitError
-from vitcli.evaluation import class_map, predictions, real_labels
+from vitcli.data.transforms import Preprocessing
+from vitcli.errors import VitError
+from vitcli.evaluation import class_map, inference, metrics, predictions, real_labels, statistics
 from vitcli.evaluation.assertions import Assertion
-from vitcli.evaluation.class_map import ClassMap
-from vitcli.evaluation.files import FOLDER, claim, write_all
-from vitcli.evaluation.score import EvalRequest, ReaL, score
-from vitcli.evaluation.setup import RunSettings, check_named, eval_settings, named_weights, split_to_score
+from vitcli.evaluation.class_map import ClassMap, Projection
+from vitcli.evaluation.files import FOLDER, MISTAKES_SHOWN, EvalResult, claim, write_all
+from vitcli.evaluation.inference import EvalSettings
+from vitcli.evaluation.predictions import Predictions
+from vitcli.evaluation.real_labels import RealLabels
+from vitcli.evaluation.setup import (
+    RunSettings,
+    check_named,
+    eval_settings,
+    open_eval_split,
+    preprocessing_for,
+    read_checkpoint,
+)
 from vitcli.models.build import check_image_size
 from vitcli.output.atomic import check_out
+from vitcli.output.progress import Progress
 from vitcli.recipe import Recipe
 from vitcli.recipe.request import RecipeRequest
 from vitcli.weights.io import Weights
+from vitcli.weights.load import load_for_inference
 
 
 @dataclass(frozen=True)
 class EvaluateOptions:
-    """What an evaluation is asked for besides scores.
+    """Choices of an evaluation besides its recipe.
 
     Attributes:
         split: name of the split; auto for the recipe's.
-        real, real_index: the file of ReaL labels, and the column with each picture's number in it.
+        real, real_index: file of ReaL labels, and the column with each image's number in it.
         classes: name or file of a class map.
         all_compete: whether classes outside the map may be predicted.
-        sides: resolutions to score at, each a square; the weights' own if there are none.
-        save_predictions: Parquet file.
-        asserted: what must hold, for the table and the JSON; the door acts on it.
+        sides: resolutions to evaluate at, each a square; () for the weights' own.
+        save_predictions: Parquet file to write.
+        asserted: assertions to report with the result; the command line acts on them.
     """
 
     split: str = "auto"
@@ -48,63 +64,101 @@ class EvaluateOptions:
     save_predictions: str | None = None
     asserted: tuple[Assertion, ...] = ()
 
+    def result_key(self, request: RecipeRequest, split: Split) -> dict[str, Any]:
+        """Return all that a result depends on, by option or recipe key: evaluation.json's "asked"."""
+        choices = {
+            "--res": list(self.sides),
+            "--real": self.real,
+            "--real-index": self.real_index,
+            "--classes": self.classes,
+            "--all-compete": self.all_compete,
+        }
+        choices = {option: value for option, value in choices.items() if value}
+        return {"--split": split.name} | request.given | choices
 
-def evaluate(requests: Sequence[RecipeRequest], extras: EvaluateOptions, run: RunSettings) -> dict[str, Any]:
-    """Run one evaluation per request; return its result, or of several {"evaluations": [...]}.
 
-    A split is scored with the pixels the weights were trained to see, or the recipe's if they do not say.
-    Every example counts once, in fp32 unless another precision is asked for, on any number of processes.
+@dataclass(frozen=True)
+class EvalTask:
+    """A checkpoint and the split to score it on.
+
+    Attributes:
+        split: its labels are numbered in the order of the classes that compete.
+        source_rows: row of the opened split for each row of `split`.
+        key: see `EvaluateOptions.result_key`.
+        is_mapped: whether labels were renumbered to the checkpoint's order by their names.
+        projection, map_name, num_outside: of a class map: the logits of its classes, its name, and the number
+            of rows whose class it leaves out.
     """
-    recipe = [request.load() for request in requests]
-    _check(recipe, extras, run)
-    found_map = class_map.read_class_map(extras.classes, recipes.class_maps()) if extras.classes else None
-    lists = real_labels.read_real(extras.real) if extras.real else None
-    # Before the processes join, so that a long download is no stalled collective; `datasets` locks its cache.
-    kept: dict[str, Weights] = {}
-    questions = []
-    for wanted, request in zip(recipe, requests, strict=True):
-        weights = _weights_once(wanted, kept)
-        questions.append(_open(request, wanted, weights, found_map, lists, extras))
-    settings = eval_settings(recipe[0], run)
-    runtime = settings.runtime
-    places = dict(out=run.out, save_predictions=extras.save_predictions, overwrite=run.overwrite)
-    with ExitStack() as held:
-        runtime.on_main(lambda: claim(held, questions, **places))
-        scored = []
-        for question in questions:
-            weights = _weights_once(question.recipe, kept)
-            scored.append(score(question, weights, settings))
-        result = scored[0].result
-        if len(scored) > 1:
-            result = {"command": "evaluate", "evaluations": [one.result for one in scored]}
-        runtime.on_main(lambda: write_all(scored, result, **places))
-    runtime.shutdown()
-    return result
+
+    request: RecipeRequest
+    recipe: Recipe
+    split: Split
+    source_rows: np.ndarray
+    key: dict[str, Any]
+    is_mapped: bool = False
+    real: RealLabels | None = None
+    projection: Projection | None = None
+    map_name: str | None = None
+    num_outside: int = 0
 
 
-def _check(recipe: list[Recipe], extras: EvaluateOptions, run: RunSettings) -> None:
-    """Refuse, before anything is read, what cannot be asked for or not be written."""
-    for one in recipe:
-        check_named(one, "evaluate")
-    if extras.real_index and not extras.real:
+def evaluate(requests: Sequence[RecipeRequest], options: EvaluateOptions, run: RunSettings) -> dict[str, Any]:
+    """Run one evaluation per request; return its result, or {"evaluations": [...]} of several.
+
+    Images get the preprocessing stored with the weights, or else the recipe's. Every example counts once, in
+    fp32 by default, on any number of processes.
+    """
+    # Recipes, options and output files are checked before anything large is read.
+    each_recipe = [request.load() for request in requests]
+    _check(each_recipe, options, run)
+    label_map = class_map.read_class_map(options.classes, recipes.class_maps()) if options.classes else None
+    real_lists = real_labels.read_real(options.real) if options.real else None
+
+    # Splits open before the processes join: a long download would be a stalled collective, and `datasets`
+    # locks its cache.
+    cache: dict[str, Weights] = {}
+    tasks = [
+        _open_task(request, recipe, _read_once(recipe, cache), options, label_map, real_lists)
+        for request, recipe in zip(requests, each_recipe, strict=True)
+    ]
+    settings = eval_settings(each_recipe[0], run)
+
+    # The output folder is locked before the first pass; results are written after the last.
+    keys = [task.key for task in tasks]
+    with ExitStack() as lock:
+        settings.runtime.on_main(lambda: claim(lock, keys, run, options.save_predictions))
+        results = [score(task, _read_once(task.recipe, cache), options, settings) for task in tasks]
+        summary = results[0].summary
+        if len(results) > 1:
+            summary = {"command": "evaluate", "evaluations": [result.summary for result in results]}
+        settings.runtime.on_main(lambda: write_all(results, summary, run.out, options.save_predictions))
+    settings.runtime.shutdown()
+    return summary
+
+
+def _check(each_recipe: list[Recipe], options: EvaluateOptions, run: RunSettings) -> None:
+    """Refuse contradictory options and unwritable output before anything is read."""
+    for recipe in each_recipe:
+        check_named(recipe, "evaluate")
+    if options.real_index and not options.real:
         raise VitError("no ReaL labels are named", where="--real-index", fix="--real real.json as well")
-    if extras.all_compete and not extras.classes:
+    if options.all_compete and not options.classes:
         raise VitError("no class map is named", where="--all-compete", fix="--classes NAME as well")
-    if extras.real and extras.classes:
+    if options.real and options.classes:
         raise VitError(
-            "ReaL labels speak of all classes, a class map of some",
+            "ReaL labels cover all classes, a class map only some",
             where="--real and --classes",
-            fix="score them one after the other",
+            fix="evaluate with one, then with the other",
         )
-    if extras.save_predictions:
-        if len(recipe) > 1:
+    if options.save_predictions:
+        if len(each_recipe) > 1:
             raise VitError(
-                f"{len(recipe)} evaluations do not go into one file of predictions",
+                f"{len(each_recipe)} evaluations do not fit into one file of predictions",
                 where="--save-predictions",
-                fix="name one --ckpt and one --dataset, and call vit once for each",
+                fix="name one --ckpt and one --dataset, and run vit once for each",
             )
         check_out(
-            Path(extras.save_predictions),
+            Path(options.save_predictions),
             overwrite=True,
             option="--save-predictions",
             suffixes=predictions.SUFFIXES,
@@ -112,87 +166,225 @@ def _check(recipe: list[Recipe], extras: EvaluateOptions, run: RunSettings) -> N
     if run.overwrite and not run.out:
         raise VitError("no folder is named", where="--overwrite", fix="--out FOLDER as well")
     if run.out:
-        FOLDER.check_names(run.out, len(recipe))
+        FOLDER.check_names(run.out, len(each_recipe))
 
 
-def _weights_once(recipe: Recipe, kept: dict[str, Weights]) -> Weights:
-    """The weights a recipe names, read again only if others were in between."""
+def _read_once(recipe: Recipe, cache: dict[str, Weights]) -> Weights:
+    """Return the checkpoint of a recipe; only the last one read stays in memory."""
     name = recipe.model.ckpt
-    if name not in kept:
-        kept.clear()
-        kept[name] = named_weights(recipe)
-    return kept[name]
+    if name not in cache:
+        cache.clear()
+        cache[name] = read_checkpoint(recipe)
+    return cache[name]
 
 
-def _open(
+def _open_task(
     request: RecipeRequest,
     recipe: Recipe,
     weights: Weights,
-    found_map: ClassMap | None,
-    lists: list[list[int]] | None,
-    extras: EvaluateOptions,
-) -> EvalRequest:
-    """The split of one evaluation, with its labels in the order of the classes that compete."""
+    options: EvaluateOptions,
+    label_map: ClassMap | None,
+    real_lists: list[list[int]] | None,
+) -> EvalTask:
+    """Open the split of an evaluation and number its labels in the order of the classes that compete."""
     arch = weights.architecture
-    for side in extras.sides:
+    for side in options.sides:
         check_image_size(replace(arch, image_size=(side, side)))
-    found = split_to_score(recipe, extras.split, weights)
-    of_files = {"--real": extras.real, "--real-index": extras.real_index, "--classes": extras.classes}
-    of_files |= {"--all-compete": extras.all_compete}
-    asked = EvalRequest(
-        request=request,
-        recipe=recipe,
-        split=found,
-        sides=extras.sides,
-        asserted=extras.asserted,
-        of_files=of_files,
-    )
-    if found_map is not None:
-        mapped, projection, rows = class_map.apply_class_map(
-            found,
-            found_map,
+    opened = open_eval_split(recipe, options.split, weights)
+    if label_map is not None:
+        split, projection, rows = class_map.apply_class_map(
+            opened,
+            label_map,
             ckpt_classes=weights.class_names,
             num_classes=arch.num_classes,
-            all_compete=extras.all_compete,
+            all_compete=options.all_compete,
         )
-        outside = len(found) - len(rows)
-        return replace(
-            asked,
-            split=mapped,
-            source_rows=rows,
-            projection=projection,
-            map_name=found_map.name,
-            num_outside=outside,
-        )
-    matched, is_mapped = data_classes.match_class_names(
-        found, weights.class_names, num_classes=arch.num_classes, ckpt=recipe.model.ckpt
+        return EvalTask(
+            request, recipe, split, rows, options.result_key(request, split),
+            projection=projection, map_name=label_map.name, num_outside=len(opened) - len(rows),
+        )  # fmt: skip
+    split, is_mapped = data_classes.match_class_names(
+        opened, weights.class_names, num_classes=arch.num_classes, ckpt=recipe.model.ckpt
     )
-    real = _real_of(found, matched, is_mapped, lists, extras) if lists is not None else None
-    return replace(asked, split=matched, is_mapped=is_mapped, real=real, source_rows=np.arange(len(found)))
+    real = None
+    if real_lists is not None:
+        number_of = [split.class_names.index(name) for name in opened.class_names] if is_mapped else None
+        real = real_labels.labels_of_split(
+            opened, real_lists, number_of, path=options.real, column=options.real_index
+        )
+    rows = np.arange(len(opened))
+    key = options.result_key(request, split)
+    return EvalTask(request, recipe, split, rows, key, is_mapped=is_mapped, real=real)
 
 
-def _real_of(
-    found: Split, matched: Split, is_mapped: bool, lists: list[list[int]], extras: EvaluateOptions
-) -> ReaL:
-    """The ReaL labels of each row, as classes of the checkpoint."""
-    of_rows, found_by = real_labels.labels_for_rows(found, lists, column=extras.real_index)
-    highest = max((number for one in of_rows for number in one), default=0)
-    if highest >= found.num_classes:
-        raise DataError(
-            f"the ReaL labels name class {highest}, {found.name} has {found.num_classes} classes",
-            where=f"--real {extras.real}",
-            fix="score ImageNet's validation split, whose labels they are",
+def score(task: EvalTask, weights: Weights, options: EvaluateOptions, settings: EvalSettings) -> EvalResult:
+    """Run a pass at each resolution; report the one nearest to the weights' own."""
+    base, origin = preprocessing_for(weights, task.recipe, task.request)
+    variants = [replace(base, image_size=(side, side)) for side in options.sides] or [base]
+    trained_side = weights.architecture.image_size[0]
+    reported = min(variants, key=lambda variant: abs(variant.image_size[0] - trained_side))
+    origin += "" if reported.image_size == base.image_size else ", image_size by --res"
+    name = f"{weights.architecture.name} ({weights.numerics}) on {task.split.name}"
+    sizes = f"; {len(variants)} sizes of --res" if options.sides else ""
+    settings.progress.note(f"{name}: {reported.summary()}, {origin}{sizes}")
+
+    curve = []
+    for variant in variants:
+        # Notes about the loaded tensors are the same at every resolution: print them once.
+        progress = settings.progress if variant is reported else Progress(quiet=True)
+        rows, pass_summary = _run_pass(task, weights, variant, settings, progress)
+        curve.append({"resolution": variant.resolution, **_accuracy(rows)})
+        if variant is reported:
+            found, of_pass = rows, pass_summary
+
+    class_names = _class_names(task, weights)
+    places = _places(task.split, found.rows_N)
+    reliability = statistics.reliability(found.confidences_N, found.is_right_N)
+    summary = {
+        "command": "evaluate",
+        "ckpt": task.recipe.model.ckpt,
+        "model": of_pass.pop("model"),
+        "numerics": weights.numerics,
+        "dataset": task.recipe.data.dataset,
+        "eval_split": task.split.name,
+        "num_classes": len(class_names),
+        "resolution": reported.resolution,
+        "preprocessing": reported.summary(),
+        "preprocessing_from": origin,
+        "classes_mapped_by_name": task.is_mapped,
+        **_accuracy(found),
+        "num_eval_examples": len(found),
+        **of_pass,
+        "precision": settings.precision,
+        "num_processes": settings.runtime.world_size,
+        **_statistics(task, found, reliability),
+        "per_class": None if found.has_several_labels else predictions.per_class(found, class_names),
+        "mistakes": _mistakes(task, found, class_names, places),
+    }
+    if options.sides:
+        summary["resolutions"] = curve
+    if options.asserted:
+        summary["assertions"] = [
+            {"assertion": str(assertion), "value": summary[assertion.key], "holds": assertion.holds(summary)}
+            for assertion in options.asserted
+        ]
+    summary["asked"] = task.key
+    return EvalResult(
+        summary, found, task.split, task.source_rows, class_names, places, reported, reliability, trained_side
+    )
+
+
+def _run_pass(
+    task: EvalTask,
+    weights: Weights,
+    preprocessing: Preprocessing,
+    settings: EvalSettings,
+    loading_progress: Progress,
+) -> tuple[Predictions, dict[str, Any]]:
+    """Predict the split at one resolution; also return the pass's model, speed and skipped images."""
+    model, arch = load_for_inference(
+        weights,
+        preprocessing.image_size,
+        task.recipe.model.posemb_resample,
+        settings.device,
+        loading_progress,
+    )
+    started_at = time.perf_counter()
+    found, skipped = inference.predict_split(
+        model,
+        task.split,
+        preprocessing,
+        settings,
+        num_classes=task.projection.width if task.projection else arch.num_classes,
+        project=task.projection,
+    )
+    skipped = sorted(settings.runtime.union(set(skipped)))
+    elapsed_s = time.perf_counter() - started_at
+    return found, {
+        "model": arch.name,
+        "num_skipped_images": len(skipped),
+        "skipped_images": skipped[:100],
+        "images_per_s": len(found) / elapsed_s,
+        "elapsed_s": elapsed_s,
+    }
+
+
+def _accuracy(found: Predictions) -> dict[str, float]:
+    totals = metrics.metrics_of(torch.from_numpy(found.ranks_N), torch.from_numpy(found.losses_N))
+    return {"top1": totals.top1, "top5": totals.top5, "loss": totals.loss}
+
+
+def _statistics(task: EvalTask, found: Predictions, reliability: statistics.Reliability) -> dict[str, Any]:
+    """Return ReaL accuracy, the class map, losses, calibration and confidence intervals."""
+    count = len(found)
+    hits = {"top1": int((found.ranks_N == 0).sum()), "top5": int((found.ranks_N < 5).sum())}
+    intervals = {key: list(statistics.share_interval(right, count)) for key, right in hits.items()}
+    of_labels: dict[str, Any] = {}
+    if task.real:
+        lists = [task.real.lists[row] for row in found.rows_N]
+        real_labels.check_any(lists, task.split.name)  # undecodable images may be left out
+        is_rated_N, is_hit_N = metrics.real_hits(found.classes_NT[:, 0].tolist(), lists)
+        rated, right = sum(is_rated_N), sum(is_hit_N)
+        of_labels = {
+            "real_top1": right / rated,
+            "num_real_examples": rated,
+            "real_labels_by": task.real.matched_by,
+        }
+        intervals["real_top1"] = list(statistics.share_interval(right, rated))
+    if task.projection:
+        of_labels |= {
+            "class_map": task.map_name,
+            "competing_classes": "all" if task.projection.all_compete else "of the map",
+            "num_outside_map": task.num_outside,
+        }
+    return {
+        **of_labels,
+        "nll": float(found.losses_N.sum()) / count,
+        "brier": float(found.briers_N.sum()) / count,
+        "ece": reliability.ece,
+        "reliability": {
+            "edges": reliability.edges_M1.tolist(),
+            "counts": reliability.counts_M.tolist(),
+            "confidence": reliability.confidence_M.tolist(),
+            "accuracy": reliability.accuracy_M.tolist(),
+        },
+        "intervals": intervals,
+    }
+
+
+def _mistakes(
+    task: EvalTask, found: Predictions, class_names: tuple[str, ...], places: list[str]
+) -> list[dict[str, Any]]:
+    mistakes = []
+    for index in predictions.most_confident_mistakes(found, MISTAKES_SHOWN):
+        labels = np.atleast_1d(found.labels[index])
+        mistakes.append(
+            {
+                "row": int(task.source_rows[found.rows_N[index]]),
+                "place": places[index],
+                "label": ", ".join(class_names[label] for label in labels if label >= 0),
+                "predicted": class_names[found.classes_NT[index, 0]],
+                "probability": float(found.confidences_N[index]),
+            }
         )
-    labels = found.read_labels().tolist()
-    rated = [label in one for label, one in zip(labels, of_rows, strict=True) if one]
-    if sum(rated) < len(rated) / 2:  # of the published lists about nine in ten agree
-        raise DataError(
-            f"the ReaL labels agree with the label of {sum(rated)} of {len(rated)} pictures only",
-            where=f"--real {extras.real}, {found.name}, by {found_by}",
-            fix="take a copy with ImageNet's order of classes, or name the pictures with --real-index",
-        )
-    if is_mapped:  # the lists number classes as the data does, the predictions as the checkpoint does
-        number_of = [matched.class_names.index(name) for name in found.class_names]
-        of_rows = [[number_of[number] for number in one] for one in of_rows]
-    real_labels.check_any(of_rows, found.name)
-    return ReaL(of_rows, found_by)
+    return mistakes
+
+
+def _class_names(task: EvalTask, weights: Weights) -> tuple[str, ...]:
+    """Return a unique name for each class that competes."""
+    projection = task.projection
+    stored = weights.class_names or tuple(f"class {k}" for k in range(weights.architecture.num_classes))
+    names = list(task.split.class_names or stored)
+    if projection and projection.all_compete:
+        names += [f"{stored[number]} (outside the map)" for number in projection.outside]
+    counts = Counter(names)
+    return tuple(f"{name} ({number})" if counts[name] > 1 else name for number, name in enumerate(names))
+
+
+def _places(split: Split, rows_N: np.ndarray) -> list[str]:
+    """Return where each image comes from: its file's path where there is one."""
+    try:
+        paths = split.read_column(PATHS) if split.read_column else []
+    except KeyError:
+        paths = []
+    return [paths[row] if paths and paths[row] else split.where_is(row) for row in rows_N.tolist()]

@@ -115,15 +115,15 @@ def mistakes_grid(pictures: Sequence[tuple[np.ndarray, str, str, float]]) -> Fig
 
 
 def resolution_curve(
-    sides: Sequence[int], top1: Sequence[float], top5: Sequence[float], *, own: int
+    sides: Sequence[int], top1: Sequence[float], top5: Sequence[float], *, trained_side: int
 ) -> Figure:
-    """Accuracy by the side of the pictures in pixels; `own` is the one the weights are made for."""
+    """Accuracy by the side of the pictures in pixels; `trained_side` is the one the weights were made for."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(layout="constrained")
         axes = figure.add_subplot()
         axes.plot(sides, 100 * np.array(top5), color=ORANGE, marker="o", markersize=4, label="top-5")
         axes.plot(sides, 100 * np.array(top1), color=BLUE, marker="o", markersize=4, label="top-1")
-        axes.axvline(own, color="#888888", linewidth=1.0, linestyle=":", label="the weights' own")
+        axes.axvline(trained_side, color="#888888", linewidth=1.0, linestyle=":", label="the weights' own")
         axes.set(xlabel="height and width in pixels", ylabel="accuracy in %")
         axes.set_xticks(sides)
         axes.tick_params(axis="x", labelrotation=45 if len(sides) > 9 else 0)

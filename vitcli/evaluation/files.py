@@ -1,15 +1,22 @@
-"""What `vit evaluate` leaves on disk: evaluation.json, tables, pictures, predictions."""
+"""Files that `vit evaluate` writes: evaluation.json, tables, figures, predictions."""
 
 import csv
 import io
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from vitcli.data import loader
+from vitcli.data.split import Split
+from vitcli.data.transforms import Preprocessing
 from vitcli.evaluation import figures, predictions
-from vitcli.evaluation.score import MISTAKES_SHOWN, EvalRequest, EvalResult
+from vitcli.evaluation.predictions import Predictions
+from vitcli.evaluation.setup import RunSettings
+from vitcli.evaluation.statistics import Reliability
 from vitcli.output import atomic, plots
 from vitcli.output.atomic import write_json, write_text
 from vitcli.output.result_folder import ResultFolder
@@ -21,106 +28,118 @@ FOLDER = ResultFolder(
     names=(RESULT, "per_class.csv", "confusion.csv", "confusion.png", "reliability.png", "mistakes.png",
            "resolution.png"),
 )  # fmt: skip
+MISTAKES_SHOWN = 20
+
+
+@dataclass(frozen=True)
+class EvalResult:
+    """One evaluation, and all that its tables and figures are made of.
+
+    Attributes:
+        summary: the object that --json prints.
+        predictions: of the resolution that is reported.
+        split, source_rows: what was scored, and the row of the data set for each of its rows.
+        class_names: of the classes that compete, each unique.
+        places: file or row of each prediction's image.
+        trained_side: height in pixels of the images that the weights were made for.
+    """
+
+    summary: dict[str, Any]
+    predictions: Predictions
+    split: Split
+    source_rows: np.ndarray
+    class_names: tuple[str, ...]
+    places: list[str]
+    preprocessing: Preprocessing
+    reliability: Reliability
+    trained_side: int
 
 
 def claim(
-    held: ExitStack,
-    questions: Sequence[EvalRequest],
-    *,
-    out: Path | None,
-    save_predictions: str | None,
-    overwrite: bool,
+    lock: ExitStack, keys: Sequence[dict[str, Any]], run: RunSettings, save_predictions: str | None
 ) -> None:
-    """Before the first pass: both places can be written, and OUT is ours alone until `held` is closed.
+    """Check that both outputs can be written, and lock the folder until `lock` is closed.
 
     Raises:
-        MachineError: a place cannot be written, or another process holds OUT.
-        VitError: OUT holds another evaluation, and is not to be overwritten.
+        MachineError: an output cannot be written, or another process holds the folder.
+        VitError: the folder holds another evaluation, which is not to be overwritten.
     """
     if save_predictions:
         folder = Path(save_predictions).resolve().parent
         atomic.make_folder(folder, option="--save-predictions")
-    if out is not None:
-        FOLDER.claim(held, out, [question.asked() for question in questions], overwrite=overwrite)
+    if run.out is not None:
+        FOLDER.claim(lock, run.out, keys, overwrite=run.overwrite)
 
 
 def write_all(
-    scored: Sequence[EvalResult],
-    result: dict[str, Any],
-    *,
-    out: Path | None,
-    save_predictions: str | None,
-    overwrite: bool,
+    results: Sequence[EvalResult], summary: dict[str, Any], out: Path | None, save_predictions: str | None
 ) -> None:
-    """Write what was asked for; of several evaluations the first one's tables and pictures go to OUT/1."""
+    """Write the outputs asked for; of several evaluations the tables and figures go to OUT/1, OUT/2 ..."""
     if save_predictions:
-        (one,) = scored
-        rows_N, places = one.question.source_rows[one.found.rows_N], one.places
-        predictions.write_predictions(save_predictions, one.found, rows_N, places, _about(one))
-        result["saved_predictions"] = save_predictions
+        (result,) = results
+        rows_N = result.source_rows[result.predictions.rows_N]
+        predictions.write_predictions(
+            save_predictions, result.predictions, rows_N, result.places, _metadata(result)
+        )
+        summary["saved_predictions"] = save_predictions
     if out is None:
         return
-    FOLDER.begin(out, [one.result["asked"] for one in scored])
-    for folder, one in zip(FOLDER.folders(out, len(scored)), scored, strict=True):
-        one.result["out"] = str(folder)
-        _write_tables(folder, one)
-        _write_pictures(folder, one)
-    result["out"] = str(out)
-    write_json(out / RESULT, result)
+    FOLDER.begin(out, [result.summary["asked"] for result in results])
+    for folder, result in zip(FOLDER.folders(out, len(results)), results, strict=True):
+        result.summary["out"] = str(folder)
+        _write_tables(folder, result)
+        _write_figures(folder, result)
+    summary["out"] = str(out)
+    write_json(out / RESULT, summary)
 
 
-def _about(one: EvalResult) -> dict[str, Any]:
-    """What `vit compare` and people are to know of a file of predictions."""
+def _metadata(result: EvalResult) -> dict[str, Any]:
     keys = ("ckpt", "model", "dataset", "eval_split", "resolution", "preprocessing", "top1", "class_map")
-    return {key: one.result.get(key) for key in keys} | {"class_names": list(one.class_names)}
+    return {key: result.summary.get(key) for key in keys} | {"class_names": list(result.class_names)}
 
 
-def _write_tables(folder: Path, one: EvalResult) -> None:
-    if one.found.has_several_labels:
+def _write_tables(folder: Path, result: EvalResult) -> None:
+    if result.predictions.has_several_labels:
         return
-    number_of = {name: number for number, name in enumerate(one.class_names)}
+    number_of = {name: number for number, name in enumerate(result.class_names)}
     per_class = [
-        (
-            number_of[name],
-            name,
-            entry["num_examples"],
-            round(entry["top1"] * entry["num_examples"]),
-            entry["top1"],
-        )
-        for name, entry in one.result["per_class"].items()
+        (number_of[name], name, row["num_examples"], round(row["top1"] * row["num_examples"]), row["top1"])
+        for name, row in result.summary["per_class"].items()
     ]
     _write_csv(folder / "per_class.csv", ("label", "class", "num_examples", "num_right", "top1"), per_class)
-    pairs = zip(*(column.tolist() for column in _confusion(one)), strict=True)
-    confused = [(one.class_names[label], one.class_names[guess], count) for label, guess, count in pairs]
+    pairs = zip(*(column.tolist() for column in _confusion(result)), strict=True)
+    names = result.class_names
+    confused = [(names[label], names[predicted], count) for label, predicted, count in pairs]
     _write_csv(folder / "confusion.csv", ("class", "predicted", "num_examples"), confused)
 
 
-def _write_pictures(folder: Path, one: EvalResult) -> None:
-    title = f"ECE {one.result['ece']:.2%} of {len(one.found)} examples"
-    plots.save(folder / "reliability.png", figures.reliability_diagram(one.reliability, title=title))
-    if not one.found.has_several_labels:
-        plots.save(folder / "confusion.png", figures.confusion_matrix(*_confusion(one), one.class_names))
-    pictures = list(_mistakes(one))
-    if pictures:
-        plots.save(folder / "mistakes.png", figures.mistakes_grid(pictures))
-    curve = one.result.get("resolutions")
+def _write_figures(folder: Path, result: EvalResult) -> None:
+    title = f"ECE {result.summary['ece']:.2%} of {len(result.predictions)} examples"
+    plots.save(folder / "reliability.png", figures.reliability_diagram(result.reliability, title=title))
+    if not result.predictions.has_several_labels:
+        figure = figures.confusion_matrix(*_confusion(result), result.class_names)
+        plots.save(folder / "confusion.png", figure)
+    mistakes = list(_mistakes(result))
+    if mistakes:
+        plots.save(folder / "mistakes.png", figures.mistakes_grid(mistakes))
+    curve = result.summary.get("resolutions")
     if curve:
-        sides, top1, top5 = ([entry[key] for entry in curve] for key in ("resolution", "top1", "top5"))
-        figure = figures.resolution_curve(sides, top1, top5, own=one.own_side)
+        sides, top1, top5 = ([row[key] for row in curve] for key in ("resolution", "top1", "top5"))
+        figure = figures.resolution_curve(sides, top1, top5, trained_side=result.trained_side)
         plots.save(folder / "resolution.png", figure)
 
 
-def _confusion(one: EvalResult):
-    return predictions.confusion(one.found, len(one.class_names))
+def _confusion(result: EvalResult):
+    return predictions.confusion(result.predictions, len(result.class_names))
 
 
-def _mistakes(one: EvalResult) -> Iterable[tuple]:
-    """The surest wrong predictions with their pictures, as the network saw them."""
-    found = one.found
-    places = predictions.most_confident_mistakes(found, MISTAKES_SHOWN)
-    for at, told in zip(places, one.result["mistakes"], strict=True):
-        image_HWC, _ = loader.read_example(one.question.split, int(found.rows_N[at]))
-        yield one.preprocessing(image_HWC), told["label"], told["predicted"], told["probability"]
+def _mistakes(result: EvalResult) -> Iterable[tuple]:
+    """Yield the most confident wrong predictions with their images as the network saw them."""
+    indices = predictions.most_confident_mistakes(result.predictions, MISTAKES_SHOWN)
+    for index, mistake in zip(indices, result.summary["mistakes"], strict=True):
+        image_HWC, _ = loader.read_example(result.split, int(result.predictions.rows_N[index]))
+        image_HWC = result.preprocessing(image_HWC)
+        yield image_HWC, mistake["label"], mistake["predicted"], mistake["probability"]
 
 
 def _write_csv(path: Path, header: tuple[str, ...], rows: Iterable[tuple]) -> None:

@@ -9,12 +9,12 @@ from vitcli.evaluation import inference
 from vitcli.evaluation.setup import (
     RunSettings,
     eval_settings,
-    for_inference,
-    named_weights,
     preprocessing_for,
+    read_checkpoint,
 )
 from vitcli.recipe.request import RecipeRequest
 from vitcli.weights.io import Weights
+from vitcli.weights.load import load_for_inference
 
 
 def predict(
@@ -28,9 +28,11 @@ def predict(
         )
     files = find_images(images, where="PICTURES")
     settings = eval_settings(recipe, run)
-    weights = named_weights(recipe)
+    weights = read_checkpoint(recipe)
     preprocessing, origin = preprocessing_for(weights, recipe, request)
-    model, arch = for_inference(weights, recipe, preprocessing, settings)
+    model, arch = load_for_inference(
+        weights, preprocessing.image_size, recipe.model.posemb_resample, settings.device, settings.progress
+    )
     if topk and topk > arch.num_classes:
         raise VitError(
             f"the model has {arch.num_classes} classes", where=f"--topk {topk}", fix="a smaller number"

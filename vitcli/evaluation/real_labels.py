@@ -8,6 +8,7 @@ import gzip
 import json
 import re
 import zlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,14 @@ from vitcli.errors import DataError, MachineError, nearest
 
 FILE_NAME = re.compile(r"ILSVRC2012_val_(\d{8})(?!\d)")
 INDEX = "index"  # the column that is looked for where no other is named
+
+
+@dataclass(frozen=True)
+class RealLabels:
+    """All right classes of each row of a split, and the column or name that rows were matched by."""
+
+    lists: list[list[int]]
+    matched_by: str
 
 
 def read_real(path: str) -> list[list[int]]:
@@ -77,6 +86,39 @@ def labels_for_rows(
             "holds each picture's number from 0: --real-index COLUMN",
         )
     return lists, "row"
+
+
+def labels_of_split(
+    split: Split, lists: list[list[int]], number_of: list[int] | None, *, path: str, column: str | None
+) -> RealLabels:
+    """Return the ReaL labels of a split, and check that they belong to its images.
+
+    Args:
+        number_of: the checkpoint's number of each class of the data; None where both number alike.
+
+    Raises:
+        DataError: the labels name other classes, or disagree with most labels of the split.
+    """
+    of_rows, matched_by = labels_for_rows(split, lists, column=column)
+    highest = max((number for numbers in of_rows for number in numbers), default=0)
+    if highest >= split.num_classes:
+        raise DataError(
+            f"the ReaL labels name class {highest}, {split.name} has {split.num_classes} classes",
+            where=f"--real {path}",
+            fix="evaluate on ImageNet's validation split, which these labels belong to",
+        )
+    labels = split.read_labels().tolist()
+    agrees = [label in numbers for label, numbers in zip(labels, of_rows, strict=True) if numbers]
+    if sum(agrees) < len(agrees) / 2:  # in the published lists about nine in ten agree
+        raise DataError(
+            f"the ReaL labels agree with the label of only {sum(agrees)} of {len(agrees)} images",
+            where=f"--real {path}, {split.name}, by {matched_by}",
+            fix="use a copy with ImageNet's order of classes, or name the images with --real-index",
+        )
+    if number_of is not None:
+        of_rows = [[number_of[number] for number in numbers] for numbers in of_rows]
+    check_any(of_rows, split.name)
+    return RealLabels(of_rows, matched_by)
 
 
 def check_any(lists: list[list[int]], name: str) -> None:

@@ -1,26 +1,18 @@
-"""A recipe's [data] section to the transforms, whose preprocessing counts, and the network that sees it.
-
-Shared by commands; no command of its own.
-"""
+"""Set-up shared by the commands that run a checkpoint without training it."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-
-from torch import nn
 
 from vitcli.data import dataset, loader
 from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing, preprocessing_of
 from vitcli.distributed.runtime import start as start_runtime
-from vitcli.errors import VitError, WeightsError
+from vitcli.errors import VitError
 from vitcli.evaluation.inference import EvalSettings
-from vitcli.models.architecture import Architecture
-from vitcli.models.build import adapted
 from vitcli.output.progress import Progress
 from vitcli.recipe import Recipe
 from vitcli.recipe.request import RecipeRequest
 from vitcli.weights.io import Weights, read_weights
-from vitcli.weights.load import load
 
 # Recipe key to the field of Preprocessing it decides.
 FIELDS = {
@@ -89,7 +81,7 @@ def eval_settings(recipe: Recipe, run: RunSettings) -> EvalSettings:
 
 
 def check_named(recipe: Recipe, command: str) -> None:
-    """Refuse a command that looks at data through a checkpoint, where one of the two is not named."""
+    """Raise VitError unless the recipe names both a checkpoint and a data set."""
     if recipe.model.ckpt is None or recipe.data.dataset is None:
         missing = "checkpoint" if recipe.model.ckpt is None else "data set"
         raise VitError(
@@ -99,41 +91,13 @@ def check_named(recipe: Recipe, command: str) -> None:
         )
 
 
-def split_to_score(recipe: Recipe, split: str, weights: Weights) -> Split:
-    """The split that is named, or the recipe's; the dev part of the weights' own run where they know one."""
+def open_eval_split(recipe: Recipe, split: str, weights: Weights) -> Split:
+    """Open the named split, with "auto" the recipe's; weights that were scored on a dev part get that."""
     name = recipe.data.eval_split if split == "auto" else split
     return dataset.open_eval(recipe.data, name, dev_cut=weights.metadata.get("dev_cut"))
 
 
-def named_weights(recipe: Recipe) -> Weights:
-    """The checkpoint a recipe names, with the recipe's GELU where it names one."""
-    wanted = recipe.model
-    weights = read_weights(wanted.ckpt, model_name=wanted.name)
-    if wanted.gelu == "auto":
-        return weights
-    arch = weights.architecture
-    other = adapted(arch, image_size=arch.image_size, num_classes=arch.num_classes, gelu=wanted.gelu)
-    other = replace(other, pre_logits=arch.pre_logits)
-    return replace(weights, architecture=other, numerics=f"{wanted.gelu} GELU, as the recipe says")
-
-
-def for_inference(
-    weights: Weights,
-    recipe: Recipe,
-    preprocessing: Preprocessing,
-    settings: EvalSettings,
-    *,
-    needs_head: bool = True,
-) -> tuple[nn.Module, Architecture]:
-    """The network on the machine's device, its position embedding resampled for the pictures it gets."""
-    if needs_head and not weights.architecture.num_classes:
-        raise WeightsError(
-            "these weights have no head, so they name no classes",
-            where=weights.source,
-            fix="fine-tune them first: vit finetune --ckpt WEIGHTS --dataset DATA",
-        )
-    method = recipe.model.posemb_resample
-    model, arch, report = load(weights, image_size=preprocessing.image_size, posemb_method=method)
-    for line in report.lines()[1:]:
-        settings.progress.note(line)
-    return model.to(settings.device).eval(), arch
+def read_checkpoint(recipe: Recipe) -> Weights:
+    """Read the weights that a recipe names, with the recipe's GELU where it names one."""
+    model = recipe.model
+    return read_weights(model.ckpt, model_name=model.name, gelu=None if model.gelu == "auto" else model.gelu)

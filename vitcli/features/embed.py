@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from vitcli.data.split import Split
 from vitcli.errors import MachineError, VitError
 from vitcli.evaluation.inference import nothing_decoded
-from vitcli.evaluation.setup import RunSettings, check_named, named_weights, split_to_score
+from vitcli.evaluation.setup import RunSettings, check_named, open_eval_split, read_checkpoint
 from vitcli.features.extract import ExtractedFeatures, FeatureExtractor, extract, open_extractor
 from vitcli.features.feature_store import FeatureStore, name_of, open_store, write_safetensors
 from vitcli.output import text
@@ -33,8 +33,8 @@ def embed(request: RecipeRequest, run: RunSettings, *, split: str, logits: bool)
         check_out(out, overwrite=run.overwrite, suffixes=(".safetensors",), folder_error=VitError)
     recipe = request.load()
     check_named(recipe, "embed")
-    weights = named_weights(recipe)
-    found = split_to_score(recipe, split, weights)
+    weights = read_checkpoint(recipe)
+    found = open_eval_split(recipe, split, weights)
     frozen = open_extractor(weights, recipe, request, run)
     runtime = frozen.settings.runtime
     with_logits = logits and frozen.arch.num_classes > 0

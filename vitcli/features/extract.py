@@ -21,13 +21,14 @@ from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing
 from vitcli.errors import DataError, Stopped
 from vitcli.evaluation.inference import EvalSettings, outputs_of, report_progress
-from vitcli.evaluation.setup import RunSettings, eval_settings, for_inference, preprocessing_for
+from vitcli.evaluation.setup import RunSettings, eval_settings, preprocessing_for
 from vitcli.features.feature_store import FeatureStore, digest_of
 from vitcli.models import features
 from vitcli.models.architecture import Architecture
 from vitcli.recipe import Recipe
 from vitcli.recipe.request import RecipeRequest
 from vitcli.weights.io import Weights
+from vitcli.weights.load import load_for_inference
 
 REVISION = 2  # of what features are: raise it when the same key would give other numbers
 
@@ -101,7 +102,14 @@ def open_extractor(
     """Join the run's processes and put the network on the device, in fp32 unless another is named."""
     settings = eval_settings(recipe, run)
     preprocessing, origin = preprocessing_for(weights, recipe, request)
-    model, arch = for_inference(weights, recipe, preprocessing, settings, needs_head=False)
+    model, arch = load_for_inference(
+        weights,
+        preprocessing.image_size,
+        recipe.model.posemb_resample,
+        settings.device,
+        settings.progress,
+        needs_head=False,
+    )
     features.check_layer(model, recipe.eval.layer)
     return FeatureExtractor(
         recipe=_with_preprocessing(recipe, preprocessing),

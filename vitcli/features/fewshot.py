@@ -14,7 +14,7 @@ from vitcli import recipe as recipes
 from vitcli.data import dataset
 from vitcli.data.split import Split
 from vitcli.errors import DataError, Stopped, VitError
-from vitcli.evaluation.setup import RunSettings, check_named, named_weights
+from vitcli.evaluation.setup import RunSettings, check_named, read_checkpoint
 from vitcli.features import classifiers, least_squares
 from vitcli.features import draws as features_draws
 from vitcli.features.draws import Draws
@@ -44,7 +44,7 @@ def fewshot(
         raise VitError("the recipe has no section [fewshot]", where=f"recipe {name}", fix=fix)
     _check_choices(recipe, request.given.keys(), draws_file)
     # Before the processes join, so that a long download is no stalled collective.
-    weights = named_weights(recipe)
+    weights = read_checkpoint(recipe)
     train, test = _open_splits(recipe)
     labels_N, draws = _labels_and_draws(train, recipe, draws_file)
     recipe = _as_drawn(recipe, draws)

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing
 from vitcli.evaluation.inference import EvalSettings
-from vitcli.evaluation.setup import for_inference
 from vitcli.inspection import analysis, attention
 from vitcli.inspection.attention import AttentionLayout, AttentionPass, patch_grid, probe_attention_layout
 from vitcli.models.architecture import Architecture
@@ -23,6 +22,7 @@ from vitcli.models.pos_embed import Positions
 from vitcli.recipe import Recipe
 from vitcli.recipe.schema import Inspect
 from vitcli.weights.io import Weights
+from vitcli.weights.load import load_for_inference
 
 NO_IMAGES = "no images are given: --images IMAGES or --dataset DATA"
 STD_EPS = 1e-5  # kinds of weight standardisation differ in this, by less than a figure shows
@@ -59,7 +59,14 @@ def inspect_checkpoint(
         DataError: an image cannot be decoded.
         WeightsError: an attention weight or a feature is not finite.
     """
-    model, arch = for_inference(weights, recipe, preprocessing, settings, needs_head=False)
+    model, arch = load_for_inference(
+        weights,
+        preprocessing.image_size,
+        recipe.model.posemb_resample,
+        settings.device,
+        settings.progress,
+        needs_head=False,
+    )
     options, shown = recipe.inspect, None
     layout = probe_attention_layout(model, arch) if split else NO_IMAGES
     if split:

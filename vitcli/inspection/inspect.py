@@ -15,9 +15,9 @@ from vitcli.errors import DataError, VitError
 from vitcli.evaluation.setup import (
     RunSettings,
     eval_settings,
-    named_weights,
+    open_eval_split,
     preprocessing_for,
-    split_to_score,
+    read_checkpoint,
 )
 from vitcli.inspection.collect import inspect_checkpoint
 from vitcli.inspection.files import FOLDER, write_all
@@ -93,7 +93,7 @@ def inspect(
 def _open(
     recipe: Recipe, request: RecipeRequest, *, name: str, pictures: Sequence[str], split: str
 ) -> InspectRequest:
-    weights = named_weights(recipe)
+    weights = read_checkpoint(recipe)
     preprocessing, origin = preprocessing_for(weights, recipe, request)
     check_image_size(replace(weights.architecture, image_size=preprocessing.image_size))
     asked = replace(request, name=name).given | ({"--images": list(pictures)} if pictures else {})
@@ -160,7 +160,7 @@ def open_images(recipe: Recipe, weights: Weights, pictures: Sequence[str], split
         return found.part(0, min(wanted.num_images, len(found)), name=found.name)
     if recipe.data.dataset is None:
         return None
-    found = split_to_score(recipe, split, weights)
+    found = open_eval_split(recipe, split, weights)
     if not len(found):
         raise DataError(f"{found.name} has no pictures", where="--split", fix="name another split")
     drawn = random_subset(found, min(wanted.num_images, len(found)), seed=wanted.seed)

@@ -5,7 +5,7 @@ all.
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from vitcli.errors import NotFiniteError, WeightsError
 from vitcli.models.architecture import Architecture
+from vitcli.models.build import adapted
 from vitcli.output.atomic import replace_file, write_text
 from vitcli.weights.diagnose import check_finite, diagnose
 from vitcli.weights.files import write_safetensors
@@ -48,17 +49,26 @@ class Weights:
         return {name: tensor.shape for name, tensor in self.state.items()}
 
 
-def read_weights(ckpt: str, *, model_name: str | None = None) -> Weights:
+def read_weights(ckpt: str, *, model_name: str | None = None, gelu: str | None = None) -> Weights:
     """Read any form of --ckpt.
 
     The architecture comes from the file's metadata, else from the names and shapes of the tensors, else from
     `model_name`, which must agree with the others. A file without the head is a network without one.
 
+    Args:
+        gelu: form of the GELU to compute with; None for the weights' own.
+
     Raises:
         WeightsError: the first problem that `diagnose` finds.
     """
     diagnosis = diagnose(ckpt, model_name=model_name, stop_at_problem=True)
-    return Weights(state=diagnosis.state, source=ckpt, **diagnosis.info._asdict())
+    weights = Weights(state=diagnosis.state, source=ckpt, **diagnosis.info._asdict())
+    if gelu is None:
+        return weights
+    arch = weights.architecture
+    changed = adapted(arch, image_size=arch.image_size, num_classes=arch.num_classes, gelu=gelu)
+    changed = replace(changed, pre_logits=arch.pre_logits)
+    return replace(weights, architecture=changed, numerics=f"{gelu} GELU, as the recipe says")
 
 
 def write_weights(

@@ -3,12 +3,14 @@
 import math
 from dataclasses import dataclass, replace
 
+import torch
 from torch import nn
 
 from vitcli.errors import WeightsError
 from vitcli.models import pos_embed
 from vitcli.models.architecture import Architecture
 from vitcli.models.build import adapted, build, check_image_size, takes_image_size
+from vitcli.output.progress import Progress
 from vitcli.weights.diagnose import check_fits
 from vitcli.weights.files import attribute_errors_to
 from vitcli.weights.io import Weights
@@ -70,6 +72,32 @@ def load(
     model = build(arch, dropout=dropout, drop_path=drop_path, init="none")
     report = load_into(model, arch, weights, new_head=num_classes is not None, posemb_method=posemb_method)
     return model, arch, report
+
+
+def load_for_inference(
+    weights: Weights,
+    image_size: tuple[int, int],
+    posemb_method: str,
+    device: torch.device,
+    progress: Progress,
+    *,
+    needs_head: bool = True,
+) -> tuple[nn.Module, Architecture]:
+    """Build the network on the device, in evaluation mode; note the tensors that were not loaded as stored.
+
+    Raises:
+        WeightsError: the weights have no head and `needs_head`, or do not fit.
+    """
+    if needs_head and not weights.architecture.num_classes:
+        raise WeightsError(
+            "these weights have no head, so they predict no classes",
+            where=weights.source,
+            fix="fine-tune them first: vit finetune --ckpt WEIGHTS --dataset DATA",
+        )
+    model, arch, report = load(weights, image_size=image_size, posemb_method=posemb_method)
+    for line in report.lines()[1:]:
+        progress.note(line)
+    return model.to(device).eval(), arch
 
 
 def load_into(
