@@ -85,7 +85,7 @@ def test_figures_have_no_titles_and_curves_name_their_axes_with_units(figures):
     for name, figure in figures.items():
         assert not any(axes.get_title() for axes in figure.axes), name
     axes = figures["distance"].axes[0]
-    assert (axes.get_xlabel(), axes.get_ylabel()) == ("layer", "mean attention distance in pixels")
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("layer", "mean attention distance (pixels)")
     assert STYLE["font.size"] >= SMALLEST
 
 
@@ -180,7 +180,7 @@ def test_a_picture_beside_few_tiles_is_whole():
     box = figure.axes[1].get_position()
     height, width = box.height * figure.get_figheight(), box.width * figure.get_figwidth()
     assert height == pytest.approx(width)
-    assert height == pytest.approx(drawn.PICTURE)
+    assert height == pytest.approx(drawn.IMAGE)
     assert box.y0 >= 0 and box.y1 <= 1
 
 

@@ -253,7 +253,7 @@ def test_two_checkpoints_stand_side_by_side_on_the_same_pictures(vit_weights, ph
     assert page.count("figure") == 2 * len(FIGURES) + 1
     text = as_text(outcome.json)
     assert "1: vit: ViT-2x48/16 at 32x48 px" in text and "2: vit: ViT-2x48/16 at 64x96 px" in text
-    assert "layer  1: nearest  1: mean  1: farthest  2: nearest  2: mean  2: farthest" in text
+    assert "layer  1: shortest  1: mean  1: longest  2: shortest  2: mean  2: longest" in text
     assert "15 in " in text and page.count("figure") == 15
 
 
@@ -281,7 +281,7 @@ def test_a_resnet_has_filters_and_features_and_a_word_on_the_rest(photos, tmp_pa
     assert result["filters"]["size"] == [3, 3]
     assert all(len(line) <= 80 for line in outcome.out.splitlines() if str(tmp_path) not in line)
     told = " ".join(outcome.out.split())
-    assert "attention distance, attention roll-out, attention by head, attention by layer: resnet10t" in told
+    assert "attention distance, attention rollout, attention by head, attention by layer: resnet10t" in told
     assert "has no blocks of one self-attention" in (tmp_path / "out" / "inspection.html").read_text()
 
 
@@ -308,7 +308,7 @@ def test_a_picture_of_one_patch_has_no_distances_to_compare(photos, tmp_path):
     assert outcome.err == ""
     strict = json.loads(outcome.out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
     assert strict["compared"]["distance_of_uniform_by_layer"] is None
-    assert "the cosine. Rows" in (tmp_path / "out" / "inspection.html").read_text()
+    assert "with that of every patch. Rows" in (tmp_path / "out" / "inspection.html").read_text()
 
 
 def test_distances_of_nothing_are_not_compared():
@@ -339,11 +339,11 @@ def test_rollout_is_compared_picture_by_picture():
 @pytest.mark.parametrize(
     ("prefix_tokens", "has_class_token", "renormalised", "expected"),
     [
-        (0, False, True, "over 4 pictures. Dashed"),
-        (1, True, True, "over 4 pictures. The class token is left out. Dashed"),
-        (1, False, True, "over 4 pictures. Tokens that are no patch are left out. Dashed"),
-        (5, True, False, "Tokens that are no patch are left out, and with them their part of the weights."),
-        (1, True, False, "The class token is left out, and with it its part of the weights."),
+        (0, False, True, "over 4 images. Dashed"),
+        (1, True, True, "over 4 images. The class token is left out. Dashed"),
+        (1, False, True, "over 4 images. Tokens without a patch are left out. Dashed"),
+        (5, True, False, "Tokens without a patch are left out; attention to them counts as distance 0."),
+        (1, True, False, "The class token is left out; attention to it counts as distance 0."),
     ],
 )
 def test_the_caption_tells_which_tokens_are_left_out(prefix_tokens, has_class_token, renormalised, expected):
@@ -529,7 +529,7 @@ def test_the_demo_needs_no_options(tmp_path, monkeypatch):
     assert folder.name.startswith("inspect-demo-ViT-demo-8-")
     assert (folder / "inspection.html").is_file()
     assert "demo: ViT-demo/8 at 64 px, 8x8 patches of 8" in outcome.out
-    assert "128 pictures of demo, split test" in outcome.out
+    assert "128 images of demo, split test" in outcome.out
 
 
 @pytest.mark.slow

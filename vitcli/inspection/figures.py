@@ -1,9 +1,10 @@
-"""What is seen inside a network as pictures, in the look of `figures` (paper, sections 4.5, D.7 and D.8).
+"""Figures of the inside of a network (paper, sections 4.5, D.7 and D.8), in the style of `output.plots`.
 
 M shown images, H x W patches or pixels, N = H*W patches, K components, L layers, A heads.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import matplotlib
@@ -14,144 +15,148 @@ from matplotlib.ticker import MaxNLocator
 
 from vitcli.output.plots import BLUE, COLORS, ORANGE, STYLE
 
-WIDTH = 5.0  # inches, that of one column of text
+WIDTH = 5.0  # inches, one column of text
 WIDE, TALLEST = 7.0, 8.0
-SMALL = 8  # points, of the names of rows and columns
-FILTERS_A_ROW = 7  # as in the paper's figure 7
-MOST_TILES = 16  # a side, of the similarity: in a larger grid only every second, third, ... patch has one
-TILE, LARGEST_TILE = 0.53, 1.1  # inches, of a picture in a row of them
-NAMED = 0.6  # inches at the least, of a picture with a name above it
-MAP_COLOURS = "viridis"  # even steps for every eye, and in grey
-PICTURE = 1.3  # inches, of the long side of one that stands beside tiles
+SMALL = 8  # points, of the labels of rows and columns
+FILTERS_PER_ROW = 7  # as in the paper's Figure 7
+MOST_TILES = (
+    16  # along a side of the similarity: in a larger grid only every second, third, ... patch has one
+)
+TILE, LARGEST_TILE = 0.53, 1.1  # inches, of an image in a row
+LEAST_LABELLED = 0.6  # inches, of an image with a label above it
+MAP_COLOURS = "viridis"  # perceptually uniform, also in grey and for colour-blind readers
+IMAGE = 1.3  # inches, of the long side of an image beside tiles
 GAP = 0.08  # of a tile
 
 
 def filters(components_KCPQ: np.ndarray) -> Figure:
-    """Principal components of the filters; zero is grey, and each has the full range of colours."""
+    """Draw principal components of filters; zero is grey, and each is scaled to the full range of colours."""
     largest_K111 = np.abs(components_KCPQ).max(axis=(1, 2, 3), keepdims=True)
     tiles = (0.5 + 0.5 * components_KCPQ / largest_K111).transpose(0, 2, 3, 1)
-    return _tiles(_in_rows(list(tiles), FILTERS_A_ROW), width=WIDTH)
+    return _tiles(_in_rows(list(tiles), FILTERS_PER_ROW), Labels(), width=WIDTH)
 
 
 def position_similarity(similarity_HWHW: np.ndarray) -> Figure:
-    """A tile for each patch: how alike its position embedding is to that of each patch of the image."""
+    """Draw a tile for each patch: the similarity of its position embedding with that of every patch."""
     rows, columns = (list(range(0, side, step_of_tiles(side))) for side in similarity_HWHW.shape[:2])
     tiles = [[_coloured(similarity_HWHW[row, column], -1, 1) for column in columns] for row in rows]
-    names = {"across": [str(n + 1) for n in columns], "down": [str(n + 1) for n in rows]}
-    return _tiles(
-        tiles, width=WIDTH, **names, x="column of the patch", y="row of the patch", bar=("cosine", -1, 1)
+    labels = Labels(
+        columns=[str(n + 1) for n in columns],
+        rows=[str(n + 1) for n in rows],
+        x="input patch column",
+        y="input patch row",
     )
+    return _tiles(tiles, labels, width=WIDTH, bar=("cosine similarity", -1, 1))
 
 
 def step_of_tiles(side: int) -> int:
-    """Which patches of a row or column have a tile: 1 for all, 2 for every second."""
+    """Return the step from one patch with a tile to the next: 1 for all, 2 for every second."""
     return -(-side // MOST_TILES)
 
 
 def attention_distance(mean_LA: np.ndarray, std_LA: np.ndarray | None, *, uniform: float) -> Figure:
-    """How far each head of each layer looks, in pixels; bars are one standard deviation over images."""
+    """Draw the attention distance of each head by layer; bars are one standard deviation over images."""
     num_layers, num_heads = mean_LA.shape
-    at_LA = np.arange(1, num_layers + 1)[:, None] + _spread(num_heads)
+    # The heads of a layer are side by side.
+    offsets_A = np.linspace(-0.28, 0.28, num_heads) if num_heads > 1 else np.zeros(1)
+    x_LA = np.arange(1, num_layers + 1)[:, None] + offsets_A
+    x, mean = x_LA.ravel(), mean_LA.ravel()
     with matplotlib.rc_context(STYLE):
         figure, axes = _axes()
         if std_LA is not None:
-            axes.errorbar(
-                at_LA.ravel(),
-                mean_LA.ravel(),
-                std_LA.ravel(),
-                fmt="none",
-                ecolor=BLUE,
-                elinewidth=0.7,
-                alpha=0.45,
-            )
-        axes.plot(at_LA.ravel(), mean_LA.ravel(), "o", color=BLUE, markersize=3.2, label="a head")
-        axes.plot(
-            at_LA.mean(axis=1), mean_LA.mean(axis=1), color=ORANGE, linewidth=1.4, label="mean of the heads"
-        )
-        _uniform(axes, uniform)
-        axes.set(xlabel="layer", ylabel="mean attention distance in pixels", xlim=(0.5, num_layers + 0.5))
+            bars = dict(fmt="none", ecolor=BLUE, elinewidth=0.7, alpha=0.45)
+            axes.errorbar(x, mean, std_LA.ravel(), **bars)
+        axes.plot(x, mean, "o", color=BLUE, markersize=3.2, label="head")
+        line = dict(color=ORANGE, linewidth=1.4, label="mean over heads")
+        axes.plot(x_LA.mean(axis=1), mean_LA.mean(axis=1), **line)
+        _draw_uniform(axes, uniform)
+        axes.set(xlabel="layer", ylabel="mean attention distance (pixels)", xlim=(0.5, num_layers + 0.5))
         _legend(figure, axes, ncols=3)
     return figure
 
 
 def distances_compared(curves: Sequence[tuple[str, np.ndarray]]) -> Figure:
-    """Mean distance of each layer's heads, in parts of that of uniform attention, whatever the resolution.
+    """Draw the mean attention distance by layer of several networks, relative to uniform attention.
 
     Args:
-        curves: name of 50 characters at most, and (L, A) distances divided by that of uniform attention.
+        curves: name, at most 50 characters, and (L, A) distances divided by that of uniform attention.
     """
     with matplotlib.rc_context(STYLE):
         figure, axes = _axes(height=3.6)
-        for number, ((_, shares_LA), colour) in enumerate(zip(curves, COLORS, strict=False), start=1):
-            layers = np.arange(1, len(shares_LA) + 1)
-            axes.fill_between(
-                layers, shares_LA.min(axis=1), shares_LA.max(axis=1), color=colour, alpha=0.15, linewidth=0
-            )
+        for number, ((_, relative_LA), colour) in enumerate(zip(curves, COLORS, strict=False), start=1):
+            layers, lowest, highest = np.arange(len(relative_LA)) + 1, relative_LA.min(1), relative_LA.max(1)
+            axes.fill_between(layers, lowest, highest, color=colour, alpha=0.15, linewidth=0)
             line = {"color": colour, "marker": "o", "markersize": 3.2, "label": str(number)}
-            axes.plot(layers, shares_LA.mean(axis=1), **line)
-        _uniform(axes, 1.0)
-        axes.set(xlabel="layer", ylabel="distance / that of uniform attention")
+            axes.plot(layers, relative_LA.mean(axis=1), **line)
+        _draw_uniform(axes, 1.0)
+        axes.set(xlabel="layer", ylabel="distance / uniform attention")
         legend = _legend(figure, axes, ncols=1)
+        # Names are set afterwards: as a label, an underscore would hide one and a dollar start a formula.
         for text, (name, _) in zip(legend.get_texts(), curves, strict=False):
-            text.set_text(name)  # as it is: a label would be hidden by an underscore, and set by a dollar
+            text.set_text(name)
             text.set_parse_math(False)
     return figure
 
 
 def beside(images_MHWC: np.ndarray, others_MHWC: np.ndarray, *, name: str, width: float) -> Figure:
-    """Each picture, and to its right another of the same size; `name` says what these are."""
+    """Draw each image with another one of the same size to its right; `name` is that of the others."""
     pairs = [tile for pair in zip(images_MHWC, others_MHWC, strict=True) for tile in pair]
-    count, height, long = images_MHWC.shape[:3]
-    a_row = 4 if width > WIDTH else 2
-    while a_row < 16 and -(-count // a_row) * width / (2 * a_row) * height / long > TALLEST:
-        a_row *= 2  # many pictures are small, as the paper's 128 in figure 14 are
-    a_row = min(a_row, count)
-    if width / (2 * a_row) < NAMED:
-        return _tiles(_in_rows(pairs, 2 * a_row), width=width, x=f"each input, and {name} to its right")
-    return _tiles(_in_rows(pairs, 2 * a_row), width=width, across=["input", name] * a_row)
+    num_images, image_height, image_width = images_MHWC.shape[:3]
+    # Many images are drawn small, as the paper's 128 in Figure 14.
+    per_row = 4 if width > WIDTH else 2
+    while (
+        per_row < 16
+        and -(-num_images // per_row) * width / (2 * per_row) * image_height / image_width > TALLEST
+    ):
+        per_row *= 2
+    per_row = min(per_row, num_images)
+    if width / (2 * per_row) < LEAST_LABELLED:
+        labels = Labels(x=f"each input, with its {name} to the right")
+    else:
+        labels = Labels(columns=["input", name] * per_row)
+    return _tiles(_in_rows(pairs, 2 * per_row), labels, width=width)
 
 
 def attention_by_head(image_HWC: np.ndarray, maps_LAHW: np.ndarray) -> Figure:
-    """A picture, and what the output's token attends to: layers down, heads across, each at full range."""
+    """Draw an image and the output's attention in it by layer and head, each map at full range."""
     num_layers, num_heads = maps_LAHW.shape[:2]
-    tiles = [[_at_full_range(one) for one in of_layer] for of_layer in maps_LAHW]
-    return _tiles(
-        tiles,
-        width=min(WIDE, 1.8 + max(0.45 * num_heads, 1.35)),
-        across=[str(n + 1) for n in range(num_heads)],
-        down=[str(n + 1) for n in range(num_layers)],
+    tiles = [[_at_full_range(map_HW) for map_HW in maps_AHW] for maps_AHW in maps_LAHW]
+    labels = Labels(
+        columns=[str(n + 1) for n in range(num_heads)],
+        rows=[str(n + 1) for n in range(num_layers)],
         x="head",
         y="layer",
-        picture=image_HWC,
     )
+    width = min(WIDE, 1.8 + max(0.45 * num_heads, 1.35))
+    return _tiles(tiles, labels, width=width, image=image_HWC)
 
 
 def attention_by_layer(images_MHWC: np.ndarray, maps_MLHW: np.ndarray, *, width: float) -> Figure:
-    """For each picture, what the output's token attends to in each layer, mean of the heads."""
+    """Draw images and the output's attention in each by layer, mean over the heads."""
     num_layers, most = maps_MLHW.shape[1], int(width / TILE) - 1
     shown = np.unique(np.linspace(0, num_layers - 1, min(num_layers, most)).round().astype(int))
     tiles = [
         [image, *(_enlarged(_at_full_range(maps[n]), image.shape) for n in shown)]
         for image, maps in zip(images_MHWC, maps_MLHW, strict=True)
     ]
-    names = ["input", *(str(n + 1) for n in shown)]
-    return _tiles(tiles, width=min(width, LARGEST_TILE * len(names)), across=names, x="layer")
+    labels = Labels(columns=["input", *(str(n + 1) for n in shown)], x="layer")
+    return _tiles(tiles, labels, width=min(width, LARGEST_TILE * len(labels.columns)))
 
 
 def feature_maps(images_MHWC: np.ndarray, colours_MHWC: np.ndarray, *, width: float) -> Figure:
-    """Each picture beside the colours of its patches, each patch a square of one colour."""
-    sized = [_enlarged(colours, images_MHWC.shape[1:]) for colours in colours_MHWC]
-    return beside(images_MHWC, np.stack(sized), name="features", width=width)
+    """Draw each image beside the colours of its patches, each patch a square of one colour."""
+    enlarged = [_enlarged(colours, images_MHWC.shape[1:]) for colours in colours_MHWC]
+    return beside(images_MHWC, np.stack(enlarged), name="features", width=width)
 
 
 def _axes(height: float = 3.2) -> tuple[Figure, Any]:
-    """With room for a legend below."""
+    """Make axes with room for a legend below."""
     figure = Figure(figsize=(WIDTH, height))
     figure.subplots_adjust(left=0.13, right=0.98, bottom=(height - 2.43) / height, top=0.97)
     return figure, figure.add_subplot()
 
 
-def _uniform(axes, distance: float) -> None:
+def _draw_uniform(axes, distance: float) -> None:
     axes.axhline(distance, color="#888888", linestyle="--", linewidth=1.0, label="uniform attention")
     axes.set_ylim(bottom=0)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=12, steps=[1, 2, 5, 10]))
@@ -163,19 +168,14 @@ def _legend(figure: Figure, axes: Any, *, ncols: int) -> Legend:
     return figure.legend(handles, labels, **place)
 
 
-def _spread(num_heads: int) -> np.ndarray:
-    """Where the heads of one layer stand beside each other, around 0."""
-    return np.linspace(-0.28, 0.28, num_heads) if num_heads > 1 else np.zeros(1)
-
-
-def _in_rows(tiles: list[np.ndarray], across: int) -> list[list[np.ndarray]]:
-    return [tiles[first : first + across] for first in range(0, len(tiles), across)]
+def _in_rows(tiles: list[np.ndarray], per_row: int) -> list[list[np.ndarray]]:
+    return [tiles[first : first + per_row] for first in range(0, len(tiles), per_row)]
 
 
 def _coloured(values_HW: np.ndarray, low: float, high: float) -> np.ndarray:
-    """(H, W, 3) from 0 to 1."""
-    shares = (values_HW - low) / (high - low) if high > low else np.zeros_like(values_HW)
-    return matplotlib.colormaps[MAP_COLOURS](shares)[..., :3]
+    """Return the colours (H, W, 3) of values, from 0 to 1."""
+    fractions_HW = (values_HW - low) / (high - low) if high > low else np.zeros_like(values_HW)
+    return matplotlib.colormaps[MAP_COLOURS](fractions_HW)[..., :3]
 
 
 def _at_full_range(values_HW: np.ndarray) -> np.ndarray:
@@ -183,69 +183,91 @@ def _at_full_range(values_HW: np.ndarray) -> np.ndarray:
 
 
 def _enlarged(tile_hwC: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """The nearest of its pixels at each place of a larger one."""
+    """Enlarge a tile by repeating its pixels (nearest neighbour)."""
     (height, width), (old_height, old_width) = shape[:2], tile_hwC.shape[:2]
     rows, columns = np.arange(height) * old_height // height, np.arange(width) * old_width // width
     return tile_hwC[rows][:, columns]
 
 
+@dataclass(frozen=True)
+class Labels:
+    """Labels of a grid of tiles: of its columns and rows, and of the axes `x` and `y` they are on."""
+
+    columns: Sequence[str] = ()
+    rows: Sequence[str] = ()
+    x: str = ""
+    y: str = ""
+
+
 def _tiles(
     tiles: Sequence[Sequence[np.ndarray]],
+    labels: Labels,
     *,
     width: float,
-    across: Sequence[str] = (),
-    down: Sequence[str] = (),
-    x: str = "",
-    y: str = "",
     bar: tuple[str, float, float] | None = None,
-    picture: np.ndarray | None = None,
+    image: np.ndarray | None = None,
 ) -> Figure:
-    """Small pictures of one size in rows and columns, with the names of these.
+    """Draw tiles of one size in rows and columns.
 
     Args:
         width: of the figure in inches; its height follows. Of tall ones the height is bounded, and the width
             follows.
-        across, down: names of columns and rows.
-        x, y: what these names are.
-        bar: what the colours mean, and the least and the largest value.
-        picture: stands at the left of all.
+        bar: label, minimum and maximum of the colour bar.
+        image: drawn to the left of the tiles.
     """
     canvas, size, pitch = _joined(tiles)
-    left = (0.14 if y else 0) + (0.26 if down else 0.04) + (PICTURE + 0.2 if picture is not None else 0)
+    # Margins for labels, colour bar and image, in inches; the tiles get the rest.
+    left = (0.14 if labels.y else 0) + (0.26 if labels.rows else 0.04)
+    left += 0.0 if image is None else IMAGE + 0.2
     right, bottom = (0.62, 0.09) if bar else (0.04, 0.04)
-    top = (0.2 if across else 0.04) + (0.16 if x else 0)
+    top = (0.2 if labels.columns else 0.04) + (0.16 if labels.x else 0)
     shape = canvas.shape[1] / canvas.shape[0]
-    inner = min(width - left - right, TALLEST * shape)
-    tall, width = inner / shape, inner + left + right
-    side = 0.0 if picture is None else PICTURE * picture.shape[0] / max(picture.shape[:2])
-    height = max(tall, side) + top + bottom
+    inner_width = min(width - left - right, TALLEST * shape)
+    inner_height, width = inner_width / shape, inner_width + left + right
+    image_height = 0.0 if image is None else IMAGE * image.shape[0] / max(image.shape[:2])
+    height = max(inner_height, image_height) + top + bottom
+
+    def place(x: float, box_width: float, box_height: float) -> tuple[float, float, float, float]:
+        """Return a box below the top margin, in fractions of the figure."""
+        return x / width, (height - top - box_height) / height, box_width / width, box_height / height
+
     with matplotlib.rc_context({**STYLE, "axes.grid": False}):
         figure = Figure(figsize=(width, height))
-        upper = height - top
-        axes = figure.add_axes((left / width, (upper - tall) / height, inner / width, tall / height))
+        axes = figure.add_axes(place(left, inner_width, inner_height))
         axes.imshow(canvas, aspect="auto")
-        _name_ticks(axes, across, down, size, pitch, x, y)
+        _label_tiles(axes, labels, size, pitch)
         if bar:
-            _colour_bar(figure, axes, *bar, at=(width - right + 0.1) / width, wide=0.11 / width)
-        if picture is not None:
-            wide = side * picture.shape[1] / picture.shape[0]
-            beside = figure.add_axes((0.04 / width, (upper - side) / height, wide / width, side / height))
-            beside.imshow(picture)
-            beside.set_axis_off()
+            name, low, high = bar
+            bar_axes = figure.add_axes(place(width - right + 0.1, 0.11, inner_height))
+            scale = matplotlib.cm.ScalarMappable(matplotlib.colors.Normalize(low, high), MAP_COLOURS)
+            figure.colorbar(scale, cax=bar_axes, ticks=[low, (low + high) / 2, high])
+            bar_axes.tick_params(labelsize=SMALL, length=2)
+            bar_axes.set_ylabel(name, fontsize=SMALL, labelpad=1)
+        if image is not None:
+            image_axes = figure.add_axes(
+                place(0.04, image_height * image.shape[1] / image.shape[0], image_height)
+            )
+            image_axes.imshow(image)
+            image_axes.set_axis_off()
     return figure
 
 
 def _joined(tiles: Sequence[Sequence[np.ndarray]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """All tiles as one picture on nothing, the size of one, and how far the next one is, in its pixels."""
+    """Join tiles to one image on a transparent canvas.
+
+    Returns:
+        The canvas; height and width of a tile, and from one tile to the next, in its pixels.
+    """
     size = np.array(tiles[0][0].shape[:2])
-    scale = max(1, -(-24 // int(size.min())))  # so that a gap is a whole number of pixels and not too wide
+    # Small tiles are enlarged, so that a gap of whole pixels is not too wide.
+    scale = max(1, -(-24 // int(size.min())))
     size = size * scale
     gap = max(1, round(GAP * size.min()))
     pitch = size + gap
     num_columns = max(map(len, tiles))
     canvas = np.zeros((*(pitch * (len(tiles), num_columns) - gap), 4))
-    for row, of_row in enumerate(tiles):
-        for column, tile in enumerate(of_row):
+    for row, row_tiles in enumerate(tiles):
+        for column, tile in enumerate(row_tiles):
             first = pitch * (row, column)
             place = tuple(slice(start, start + side) for start, side in zip(first, size, strict=True))
             values = tile / 255 if tile.dtype == np.uint8 else tile
@@ -253,24 +275,11 @@ def _joined(tiles: Sequence[Sequence[np.ndarray]]) -> tuple[np.ndarray, np.ndarr
     return canvas, size, pitch
 
 
-def _name_ticks(
-    axes: Any, across: Sequence[str], down: Sequence[str], size: np.ndarray, pitch: np.ndarray, x: str, y: str
-) -> None:
-    for names, axis, at in ((down, axes.yaxis, 0), (across, axes.xaxis, 1)):
+def _label_tiles(axes: Any, labels: Labels, size: np.ndarray, pitch: np.ndarray) -> None:
+    for names, axis, at in ((labels.rows, axes.yaxis, 0), (labels.columns, axes.xaxis, 1)):
         axis.set_ticks(np.arange(len(names)) * pitch[at] + size[at] / 2 - 0.5, names, fontsize=SMALL)
     axes.tick_params(length=0, pad=2, top=True, labeltop=True, bottom=False, labelbottom=False)
     axes.xaxis.set_label_position("top")
-    axes.set_xlabel(x, fontsize=SMALL, labelpad=2)
-    axes.set_ylabel(y, fontsize=SMALL, labelpad=2)
+    axes.set_xlabel(labels.x, fontsize=SMALL, labelpad=2)
+    axes.set_ylabel(labels.y, fontsize=SMALL, labelpad=2)
     axes.spines[:].set_visible(False)
-
-
-def _colour_bar(
-    figure: Figure, axes: Any, name: str, low: float, high: float, *, at: float, wide: float
-) -> None:
-    box = axes.get_position()
-    bar = figure.add_axes((at, box.y0, wide, box.height))
-    scale = matplotlib.cm.ScalarMappable(matplotlib.colors.Normalize(low, high), MAP_COLOURS)
-    figure.colorbar(scale, cax=bar, ticks=[low, (low + high) / 2, high])
-    bar.tick_params(labelsize=SMALL, length=2)
-    bar.set_ylabel(name, fontsize=SMALL, labelpad=1)
