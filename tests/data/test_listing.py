@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from tests.conftest import run
-from tests.data.test_image_hash import scene
+from tests.data.test_near_duplicates import scene
 from vitcli import recipe
 
 
@@ -143,16 +143,16 @@ def test_broken_pictures_are_named_and_the_others_compared(sets, tmp_path):
     assert (found["num_images_exact"], found["num_images_near"]) == (3, 3)
     table = run("datasets", "check", tmp_path / "a", "--quiet").out
     (line,) = [line for line in table.splitlines() if line.startswith("unreadable")]
-    assert "1 picture, left out: first " in line and line.endswith("aa_broken.jpg") and len(line) <= 80
+    assert "1 image, left out: first " in line and line.endswith("aa_broken.jpg") and len(line) <= 80
     assert "cannot be read" in run("datasets", "check", "--help").out
 
 
 def test_the_table_says_how_many_and_shows_the_closest_first(sets):
     lines = run("datasets", "check", sets / "a", "--quiet").out.splitlines()
 
-    assert "9 pictures of" in lines[0] and "20 of" in lines[1]
-    assert "3 pictures (33.33%) are there, in 2 pairs of one file and 1 of the same pixels" in lines[2]
-    assert "3 more (33.33%) look like one that is, in 3 pairs" in lines[3]
+    assert "9 images of" in lines[0] and "20 of" in lines[1]
+    assert "3 images (33.33%) have an exact copy: 2 pairs of equal files, 1 of equal pixels" in lines[2]
+    assert "3 more (33.33%) have a near copy, in 3 pairs" in lines[3]
     first = next(number for number, line in enumerate(lines) if line.startswith("the closest"))
     kinds = [line.split()[0] for line in lines[first + 1 :] if not line.startswith(" ")]
     assert kinds == ["file", "file", "pixels", "near", "near", "near"]
@@ -175,7 +175,7 @@ def test_plain_surfaces_match_their_exact_copies_alone(tmp_path):
         (("check", "gone/"), 3, "there is no data set 'gone/'"),
         (("check", "SETS/a", "--split", "tset"), 3, "has no split 'tset'"),
         (("check", "SETS/a", "--distance", "99"), 2, "less than or equal to 32"),
-        (("show", "cifar11"), 3, "no data set is called 'cifar11', did you mean 'cifar10'?"),
+        (("show", "cifar11"), 3, "there is no alias 'cifar11', did you mean 'cifar10'?"),
     ],
 )
 def test_errors_are_three_lines(sets, words, code, told):

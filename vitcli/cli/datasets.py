@@ -85,16 +85,15 @@ def datasets_check(
     --against-split both name it.
     """
     from vitcli.data import listing
+    from vitcli.data.near_duplicates import SplitName, check
 
-    result = listing.check(
-        dataset,
-        against,
-        split=split,
-        against_split=against_split,
+    result = check(
+        SplitName(dataset, split),
+        SplitName(against, against_split),
         distance=distance,
         out=Path(out) if out else None,
-        workers=workers,
         overwrite=overwrite,
+        num_threads=workers,
         quiet=quiet,
     )
     return text.show(result, as_json, partial(listing.render, "check"))

@@ -1,10 +1,7 @@
-"""`vit datasets`: what has a short name, and which pictures two splits share. Never imports torch."""
+"""`vit datasets list` and `show`, and the text of `vit datasets check`. Loads neither torch nor datasets."""
 
 import os
-import time
-from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vitcli import recipe
 from vitcli.data.aliases import local_copy
@@ -12,27 +9,21 @@ from vitcli.data.demo import SETS
 from vitcli.data.vtab import GROUPS, VTAB
 from vitcli.errors import DataError, nearest
 from vitcli.output import text as output_text
-from vitcli.output.atomic import check_out, replace_file
 from vitcli.output.document import simple_table
-from vitcli.output.progress import Progress
-
-if TYPE_CHECKING:  # `datasets` takes a second to load, and only a check needs it
-    from vitcli.data.near_duplicates import Prints
-    from vitcli.data.split import Split
 
 WIDE = 120  # columns of a terminal that has room for the splits in the list
 
 
 def list_datasets() -> list[dict[str, Any]]:
-    """Every alias: where it comes from, its classes and splits, and its copy in $VIT_DATA if there is one."""
+    """Return every alias with its source, classes and splits, and its copy in $VIT_DATA if there is one."""
     return [_entry(name, entry) for name, entry in recipe.dataset_aliases().items()]
 
 
 def show(name: str) -> dict[str, Any]:
-    """All that recipes/datasets.toml says of one alias, its copy here, and the recipe that fine-tunes it."""
+    """Return one alias of recipes/datasets.toml, its local copy and the recipe that fine-tunes it."""
     aliases = recipe.dataset_aliases()
     if name in SETS:
-        about = "drawn by the package itself: shapes and textures, 64 px"
+        about = "drawn by vit itself: shapes and textures, 64 px"
         return {
             "name": name,
             "found": True,
@@ -47,108 +38,12 @@ def show(name: str) -> dict[str, Any]:
         return {"name": name, "found": True, "about": about, "tasks": groups}
     if name not in aliases:
         raise DataError(
-            f"no data set is called {name!r}{nearest(name, [*SETS, *aliases])}",
+            f"there is no alias {name!r}{nearest(name, [*SETS, *aliases])}",
             where="argument NAME",
             fix="vit datasets list; folders and Hub ids need no name, --dataset takes them as they are",
         )
-    own = {"recipe": recipe.find_for_dataset("finetune", name)}
-    return _entry(name, aliases[name]) | aliases[name] | own
-
-
-def check(
-    dataset: str,
-    against: str | None,
-    *,
-    split: str,
-    against_split: str,
-    distance: int,
-    out: Path | None,
-    workers: int | None,
-    overwrite: bool,
-    quiet: bool,
-) -> dict[str, Any]:
-    """Pairs of pictures that are the same file, the same pixels, or look the same, one in each split.
-
-    Pictures that cannot be read are named and left out.
-    """
-    from vitcli.data.near_duplicates import Pairs, fingerprints
-
-    if out:
-        check_out(out, overwrite=overwrite)
-    began_at = time.perf_counter()
-    here, there = _open_both(dataset, against, split, against_split)
-    is_within = here.name == there.name
-    console = Progress(quiet=quiet)
-    prints: list[Prints] = []
-    for one in [here] if is_within else [here, there]:
-        console.begin(f"looking at {one.name}", len(one))
-        prints.append(fingerprints(one, num_threads=workers, progress=console.update))
-        console.end()
-    pairs = Pairs(here, there, prints[0], prints[-1], distance, within=is_within)
-    if out:
-        replace_file(out, pairs.write)
-    else:
-        pairs.count()
-    return {
-        "command": "datasets check",
-        "split": here.name,
-        "against": there.name,
-        "num_images": len(here),
-        "num_against": len(there),
-        "distance": distance,
-        **pairs.result(),
-        "unreadable": [place for found in prints for place in found.unreadable],
-        "pairs_file": str(out) if out else None,
-        "elapsed_s": time.perf_counter() - began_at,
-    }
-
-
-def _open_both(dataset: str, against: str | None, split: str, against_split: str) -> tuple["Split", "Split"]:
-    """The split to check, by itself the test split, and the one to check it against, by itself train."""
-    from vitcli.data.dataset import DataSet
-    from vitcli.data.near_duplicates import without_labels
-
-    def pictures_of(data: DataSet) -> DataSet:
-        if data.tables is not None:  # shards and what is drawn have one kind of labels
-            data.tables, data.label_column = without_labels(data.tables, data.image_column), None
-        return data
-
-    mine = pictures_of(DataSet(dataset))
-    is_one = against is None or _is_same(dataset, against)
-    theirs = mine if is_one else pictures_of(DataSet(against))
-    is_found = "auto" in (split, against_split)
-    if against_split == "auto":
-        found = theirs.default_train_split()
-        if not found and is_one:
-            raise _nothing_to_compare(f"{dataset} has no train split", mine.split_names)
-        against_split = found or theirs.only_split("--against-split")
-    trained = against_split.partition("[")[0]
-    if split == "auto":
-        split = mine.default_eval_split(besides=trained if is_one else None)
-        if split is None and is_one:
-            raise _nothing_to_compare(f"{dataset} has no split to check besides {trained}", mine.split_names)
-        split = split or mine.only_split("--split")
-    is_whole = trained in (split, against_split)  # of one split two slices may be meant
-    if is_one and is_found and split.partition("[")[0] == trained and (is_whole or split == against_split):
-        raise _nothing_to_compare(
-            f"split {split} of {dataset} would be compared with itself", mine.split_names
-        )
-    return mine.open(split), theirs.open(against_split)
-
-
-def _is_same(dataset: str, against: str) -> bool:
-    """Whether two names are one data set: a folder has many."""
-    both = Path(dataset), Path(against)
-    return dataset == against or (both[0].exists() and both[1].exists() and both[0].samefile(both[1]))
-
-
-def _nothing_to_compare(what: str, names: Sequence[str]) -> DataError:
-    """A split is compared with itself only where it is named twice."""
-    return DataError(
-        what,
-        where="--against and --against-split",
-        fix=f"--against OTHER_DATA, or --split and --against-split, each one of {', '.join(names)}",
-    )
+    recipe_name = recipe.find_for_dataset("finetune", name)
+    return _entry(name, aliases[name]) | aliases[name] | {"recipe": recipe_name}
 
 
 def _entry(name: str, alias: dict[str, Any]) -> dict[str, Any]:
@@ -165,7 +60,7 @@ def _entry(name: str, alias: dict[str, Any]) -> dict[str, Any]:
 
 
 def render(kind: str, data: dict[str, Any]) -> str:
-    """What a function of this file returned, as text for a person; `kind` is the word after it."""
+    """Return the result of `vit datasets list`, `show` or `check` (`kind`) as text."""
     match kind:
         case "list":
             return _render_list(data["datasets"])
@@ -194,56 +89,56 @@ def _render_list(entries: list[dict[str, Any]]) -> str:
     return simple_table(columns, rows).as_text()
 
 
-def _render_check(found: dict[str, Any]) -> str:
-    num = found["num_images"]
-    exact, near = found["num_images_exact"], found["num_images_near"]
-    is_within = found["split"] == found["against"]
-    num_seen = num if is_within else num + found["num_against"]
+def _render_check(result: dict[str, Any]) -> str:
+    num = result["num_images"]
+    exact, near = result["num_images_exact"], result["num_images_near"]
+    is_within = result["split"] == result["against"]
+    num_seen = num if is_within else num + result["num_against"]
     against = (
-        "within itself, each pair once" if is_within else f"{found['num_against']:,} of {found['against']}"
+        "within itself, each pair once" if is_within else f"{result['num_against']:,} of {result['against']}"
     )
     rows = [
-        ("checked", f"{num:,} pictures of {found['split']}"),
+        ("checked", f"{num:,} images of {result['split']}"),
         ("against", against),
-        ("same", f"{exact:,} pictures ({exact / num:.2%}) are there, in {_exact_pairs(found)}"),
-        ("near", f"{near:,} more ({near / num:.2%}) look like one that is, in {found['num_near']:,} pairs"),
-        ("unreadable", _unreadable(found["unreadable"])),
-        ("speed", f"{num_seen / found['elapsed_s']:.0f} images/s"),
-        ("written to", found["pairs_file"]),
+        ("same", f"{exact:,} images ({exact / num:.2%}) have an exact copy: {_exact_pairs(result)}"),
+        ("near", f"{near:,} more ({near / num:.2%}) have a near copy, in {result['num_near']:,} pairs"),
+        ("unreadable", _unreadable(result["unreadable"])),
+        ("speed", f"{num_seen / result['elapsed_s']:.0f} images/s"),
+        ("written to", result["pairs_file"]),
     ]
     text = output_text.pairs(row for row in rows if row[1])
-    return f"{text}\n{_table_of_pairs(found)}" if found["pairs"] else text
+    return f"{text}\n{_table_of_pairs(result)}" if result["pairs"] else text
 
 
 def _unreadable(places: list[str]) -> str | None:
-    """How many and the first one, in one line of 80 columns; --json has them all."""
+    """Return the number of unreadable images and the first one, in a line of 80 columns."""
     if not places:
         return None
-    text = f"{len(places):,} picture{'s' * (len(places) > 1)}, left out: first "
+    text = f"{len(places):,} image{'s' * (len(places) > 1)}, left out: first "
     file = places[0].partition(": ")[0].rpartition(", ")[2].removeprefix("file ")
     room = 68 - len(text)
-    return text + (file if len(file) <= room else f"…{file[1 - room :]}")  # the end is the name of the file
+    return text + (file if len(file) <= room else f"…{file[1 - room :]}")  # its end is the name of the file
 
 
-def _exact_pairs(found: dict[str, Any]) -> str:
-    return f"{found['num_same_file']:,} pairs of one file and {found['num_same_pixels']:,} of the same pixels"
+def _exact_pairs(result: dict[str, Any]) -> str:
+    return f"{result['num_same_file']:,} pairs of equal files, {result['num_same_pixels']:,} of equal pixels"
 
 
-def _table_of_pairs(found: dict[str, Any]) -> str:
+def _table_of_pairs(result: dict[str, Any]) -> str:
     columns = {"the closest": "text", "bits": "number", "image": "text", "is like": "text"}
     rows = [
         (
             pair["kind"],
             str(pair["distance"]),
-            pair["place"].removeprefix(f"{found['split']}, "),  # the splits are named above the table
-            pair["against_place"].removeprefix(f"{found['against']}, "),
+            pair["place"].removeprefix(f"{result['split']}, "),  # the splits are named above the table
+            pair["against_place"].removeprefix(f"{result['against']}, "),
         )
-        for pair in found["pairs"]
+        for pair in result["pairs"]
     ]
     return simple_table(columns, rows).as_text()
 
 
 def _in_one_line(value: Any) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{key}: {one}" for key, one in value.items())
+        return ", ".join(f"{key}: {item}" for key, item in value.items())
     return str(value)

@@ -1,8 +1,9 @@
-"""Rows of a step to a batch: read, decode, transform and collate, in threads, some batches ahead.
+"""Loading of batches: rows are read, decoded, transformed and collated in threads, a few batches ahead.
 
-Threads and not worker processes: decoding and resizing release the GIL, nothing is pickled, and starting
-    costs nothing (docs/loader.md has the measurements). What an example looks like depends on (seed, position
-    in the run) alone, so neither the number of threads nor of processes nor a restart changes a pixel.
+Threads rather than worker processes, because decoding and resizing release the GIL, nothing is pickled and
+starting costs nothing (measured in docs/loader.md). The pixels of an example depend on (seed, position in the
+run) alone, so neither the number of threads or processes nor a restart changes them.
+
 Letters: B batch, H, W height and width in pixels, C channels.
 """
 
@@ -10,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 from random import Random
 
 import numpy as np
@@ -18,13 +20,13 @@ from torch import Tensor
 
 from vitcli.data.decoding import check, decode
 from vitcli.data.image_cache import CachedImage
-from vitcli.data.sampler import TrainSampler, derive_seed
+from vitcli.data.sampler import ROWS_PER_TASK, TrainSampler, derive_seed, row_ranges
 from vitcli.data.split import Split, check_label
 from vitcli.data.transforms import Preprocessing, TrainTransform
 from vitcli.distributed import launch
 from vitcli.errors import DataError
 
-TRIES_PER_EXAMPLE = 100  # following rows looked at in the place of a bad one, before the data set is given up
+TRIES_PER_EXAMPLE = 100  # rows tried in place of one that cannot be decoded before the run stops
 
 
 @dataclass(frozen=True)
@@ -32,10 +34,10 @@ class Batch:
     """Examples in order.
 
     Attributes:
-        images_BCHW: (B, 3, H, W) uint8, channels last in memory, pinned if a GPU is there.
-        labels_B: (B,) int64; (B, M) filled up with -1 where an image has several labels.
-        rows_B: (B,) int64 row of the split of each.
-        skipped: places of undecodable images that were left out or replaced.
+        images_BCHW: (B, 3, H, W) uint8, channels last in memory, pinned if there is a GPU.
+        labels_B: (B,) int64; (B, M) padded with -1 if images have several labels.
+        rows_B: (B,) int64, the rows of the split.
+        skipped: files or rows of undecodable images that were left out or replaced.
     """
 
     images_BCHW: Tensor
@@ -46,6 +48,8 @@ class Batch:
 
 @dataclass(frozen=True)
 class Example:
+    """One row of a split, decoded and transformed."""
+
     image_HWC: np.ndarray
     label: int | tuple[int, ...]
     row: int
@@ -53,7 +57,7 @@ class Example:
 
 
 def default_threads(processes_here: int) -> int:
-    """Loader threads of one process: its share of the cores that this program may use, at most 16."""
+    """Return the loader threads per process: the usable cores divided among the processes, at most 16."""
     return max(1, min(16, launch.cpu_count() // processes_here))
 
 
@@ -99,7 +103,7 @@ def train_batches(
         raise DataError(
             f"{TRIES_PER_EXAMPLE} images in a row cannot be decoded",
             where=f"{skipped[0]} and the rows after it",
-            fix="look at these files; this data set cannot be trained on as it is",
+            fix="repair or remove these files",
         )
 
     yield from _in_threads(parts(), load, image_size=transform.image_size, num_threads=num_threads)
@@ -115,15 +119,11 @@ def eval_batches(
     on_bad_image: str,
     num_threads: int,
 ) -> Iterator[Batch]:
-    """Every `world_size`-th batch of the split, so that all processes together see each row once.
+    """Load every `world_size`-th batch of the split, so that all processes together see each row once.
 
-    The batches are the same ones on any number of processes; the last may be short. With `on_bad_image`
-    "skip" an undecodable image is left out; none is ever replaced by another.
+    The batches are the same on any number of processes; the last may be short. With `on_bad_image` "skip" an
+    undecodable image is left out, never replaced.
     """
-
-    def parts() -> Iterator[range]:
-        for first in range(rank * batch_size, len(split), world_size * batch_size):
-            yield range(first, min(first + batch_size, len(split)))
 
     def load(rows: range) -> list[Example]:
         return [load_one(row) for row in rows]
@@ -137,11 +137,12 @@ def eval_batches(
             return Example(np.empty((0, 0, 3), np.uint8), -1, row, skipped=(split.where_is(row),))
         return Example(preprocessing(image_HWC), label, row)
 
-    yield from _in_threads(parts(), load, image_size=preprocessing.image_size, num_threads=num_threads)
+    parts = row_ranges(len(split), batch_size, rank=rank, world_size=world_size)
+    yield from _in_threads(parts, load, image_size=preprocessing.image_size, num_threads=num_threads)
 
 
 def read_example(split: Split, row: int) -> tuple[np.ndarray, int | tuple[int, ...]]:
-    """Decoded (H, W, 3) uint8 image and label or labels of one row; what goes wrong names the row or file."""
+    """Return the (H, W, 3) uint8 image and the label or labels of a row; errors name the row or file."""
     image, label = split.read_row(row)
     if split.is_large:
         check_label(split, label, row)
@@ -156,27 +157,27 @@ def read_example(split: Split, row: int) -> tuple[np.ndarray, int | tuple[int, .
 
 
 def check_images(split: Split, *, rank: int, world_size: int, num_threads: int) -> list[DataError]:
-    """What is wrong with this process's share of a split's images; a few thousand are looked at a second."""
+    """Return the errors of this process's part of a split's images; a few thousand are checked per second."""
 
-    def look(rows: range) -> list[DataError]:
-        found = []
+    def check_rows(rows: range) -> list[DataError]:
+        errors = []
         for row in rows:
             try:
                 image, _ = split.read_row(row)
                 if isinstance(image, bytes):
                     check(image, where=split.where_is, row=row)
             except DataError as error:
-                found.append(error)
-        return found
+                errors.append(error)
+        return errors
 
     try:
         if not isinstance(split.read_row(0)[0], bytes):
             return []  # drawn, not read
     except DataError:
-        pass  # found again below, with the others
-    parts = [range(first, min(first + 64, len(split))) for first in range(0, len(split), 64)]
+        pass  # reported below with the others
+    parts = row_ranges(len(split), ROWS_PER_TASK, rank=rank, world_size=world_size)
     with ThreadPoolExecutor(num_threads, thread_name_prefix="vit-loader") as pool:
-        return [error for found in pool.map(look, parts[rank::world_size]) for error in found]
+        return list(chain.from_iterable(pool.map(check_rows, parts)))
 
 
 def _in_threads(
@@ -186,16 +187,18 @@ def _in_threads(
     image_size: tuple[int, int],
     num_threads: int,
 ) -> Iterator[Batch]:
-    """A batch for each part, in order; a few are in the making while one is used."""
+    """Yield a batch for each part, in order, while threads prepare the next ones."""
     pool = ThreadPoolExecutor(num_threads, thread_name_prefix="vit-loader")
     waiting: deque[list[Future]] = deque()
     examples_ahead = 0
     try:
         for part in parts:
+            # Each part is loaded by all threads, in chunks of neighbouring examples.
             chunk = max(1, -(-len(part) // num_threads))
             chunks = [part[first : first + chunk] for first in range(0, len(part), chunk)]
             waiting.append([pool.submit(load, chunk) for chunk in chunks])
             examples_ahead += len(part)
+            # At least two batches are kept ahead, and enough examples to keep every thread busy.
             while len(waiting) > 2 and examples_ahead > 4 * num_threads:
                 batch = _collate(waiting.popleft(), image_size)
                 examples_ahead -= len(batch.rows_B)
@@ -206,7 +209,7 @@ def _in_threads(
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _labels(labels: list[int | tuple[int, ...]]) -> Tensor:
+def _labels_of(labels: list[int | tuple[int, ...]]) -> Tensor:
     if not any(isinstance(label, tuple) for label in labels):
         return torch.tensor(labels, dtype=torch.int64)
     most = max(len(label) for label in labels)
@@ -220,11 +223,11 @@ def _collate(futures: list[Future], image_size: tuple[int, int]) -> Batch:
         (len(whole), *image_size, 3), dtype=torch.uint8, pin_memory=torch.cuda.is_available()
     )
     rows = images_BHWC.numpy()
-    for place, example in enumerate(whole):
-        rows[place] = example.image_HWC
+    for i, example in enumerate(whole):
+        rows[i] = example.image_HWC
     return Batch(
         images_BCHW=images_BHWC.permute(0, 3, 1, 2),
-        labels_B=_labels([example.label for example in whole]),
+        labels_B=_labels_of([example.label for example in whole]),
         rows_B=torch.tensor([example.row for example in whole], dtype=torch.int64),
         skipped=tuple(place for example in examples for place in example.skipped),
     )

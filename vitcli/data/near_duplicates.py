@@ -1,45 +1,175 @@
-"""Every picture of a split as three numbers of 64 bits, in threads: what two splits have in common.
+"""`vit datasets check`: exact and near duplicates of the images of one split in another.
 
-Letters: N rows.
+Every image is read once and reduced to three numbers of 64 bits: a hash of its file, one of its pixels, and
+a perceptual hash that survives re-encoding, resizing and a change of brightness. All pairs are compared.
+
+Letters: N, M images of the two splits, P pairs, H, W height and width.
 """
 
 import csv
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import datasets
 import numpy as np
 from PIL import Image
 
 from vitcli.data.columns import find_image_column
+from vitcli.data.dataset import DataSet
 from vitcli.data.decoding import decode
 from vitcli.data.layouts import Tables
+from vitcli.data.sampler import ROWS_PER_TASK, row_ranges
 from vitcli.data.split import Split
 from vitcli.distributed import launch
 from vitcli.errors import DataError
+from vitcli.output.atomic import check_out, replace_file
+from vitcli.output.progress import Progress
 
-ROWS_A_TASK = 64
-MOST_THREADS = 16
+MAX_THREADS = 16
 SHOWN_PAIRS = 20
-KINDS = ("file", "pixels", "near")  # the same encoded file, the same decoded pixels, the same look
+KINDS = ("file", "pixels", "near")  # the same encoded file, the same decoded pixels, a similar image
 COLUMNS = ("kind", "distance", "row", "against_row", "place", "against_place")
+
+SIDE = 32  # pixels of the thumbnail that is hashed
+NUM_BITS = 64
+FLAT = 2.0  # standard deviation in grey levels below which a thumbnail counts as a plain surface
+BLOCK = 2**22  # pairs compared at a time: 32 MiB
+
+
+class SplitName(NamedTuple):
+    """A split as the command line names it; "auto" stands for the usual one."""
+
+    dataset: str | None
+    split: str
+
+
+def check(
+    name: SplitName,
+    against: SplitName,
+    *,
+    distance: int,
+    out: Path | None,
+    overwrite: bool,
+    num_threads: int | None,
+    quiet: bool,
+) -> dict[str, Any]:
+    """Find the duplicates of one split in another; images that cannot be read are listed and left out.
+
+    Args:
+        name: whose test split is checked by default.
+        against: another data set (None: the same), whose train split is searched by default.
+        distance: perceptual hashes that differ in at most so many of their 64 bits count as near.
+        out: a CSV file for all pairs.
+    """
+    if out:
+        check_out(out, overwrite=overwrite)
+    began_at = time.perf_counter()
+    split, other = _open_both(name, against)
+    is_within = split.name == other.name
+    # Read both splits, or the only one.
+    progress = Progress(quiet=quiet)
+    hashes: list[ImageHashes] = []
+    for part in [split] if is_within else [split, other]:
+        progress.begin(f"reading {part.name}", len(part))
+        hashes.append(hash_images(part, num_threads=num_threads, progress=progress.update))
+        progress.end()
+    # Compare all pairs, and write them while they are counted.
+    pairs = DuplicatePairs(split, other, hashes[0], hashes[-1], distance, within=is_within)
+    if out:
+        replace_file(out, pairs.write)
+    else:
+        pairs.count()
+    return {
+        "command": "datasets check",
+        "split": split.name,
+        "against": other.name,
+        "num_images": len(split),
+        "num_against": len(other),
+        "distance": distance,
+        **pairs.result(),
+        "unreadable": [place for part in hashes for place in part.unreadable],
+        "pairs_file": str(out) if out else None,
+        "elapsed_s": time.perf_counter() - began_at,
+    }
+
+
+def _open_both(name: SplitName, against: SplitName) -> tuple[Split, Split]:
+    """Open the split to check, by default the test split, and the one to search, by default train."""
+    data = _without_labels(DataSet(name.dataset))
+    is_same_data = against.dataset is None or _is_same(name.dataset, against.dataset)
+    other_data = data if is_same_data else _without_labels(DataSet(against.dataset))
+    nothing_to_compare = partial(_nothing_to_compare, names=data.split_names)
+    # The split to search.
+    searched = against.split
+    if searched == "auto":
+        searched = other_data.default_train_split()
+        if not searched and is_same_data:
+            raise nothing_to_compare(f"{name.dataset} has no train split")
+        searched = searched or other_data.only_split("--against-split")
+    # The split to check: of the same data another one than the one searched.
+    searched_base = searched.partition("[")[0]
+    checked = name.split
+    if checked == "auto":
+        checked = data.default_eval_split(besides=searched_base if is_same_data else None)
+        if checked is None and is_same_data:
+            raise nothing_to_compare(f"{name.dataset} has no split to check besides {searched_base}")
+        checked = checked or data.only_split("--split")
+    # A split is compared with itself only if both options name it; two slices of it may be meant otherwise.
+    has_default = "auto" in (name.split, against.split)
+    is_same_split = is_same_data and checked.partition("[")[0] == searched_base
+    if has_default and is_same_split and (searched_base in (checked, searched) or checked == searched):
+        raise nothing_to_compare(f"split {checked} of {name.dataset} would be compared with itself")
+    return data.open(checked), other_data.open(searched)
+
+
+def _is_same(dataset: str, against: str) -> bool:
+    """Return whether two names are one data set: a folder has many."""
+    paths = Path(dataset), Path(against)
+    return dataset == against or (all(path.exists() for path in paths) and paths[0].samefile(paths[1]))
+
+
+def _nothing_to_compare(message: str, *, names: Sequence[str]) -> DataError:
+    return DataError(
+        message,
+        where="--against and --against-split",
+        fix=f"--against OTHER_DATA, or --split and --against-split, each one of {', '.join(names)}",
+    )
+
+
+def _without_labels(data: DataSet) -> DataSet:
+    """Give all images of tables one label, so that unlabelled and ambiguous tables can be read."""
+    if data.tables is None:  # shards and the demo have one kind of labels
+        return data
+    image_column = data.image_column
+
+    def images(read: Callable[[], datasets.Dataset], split: str) -> datasets.Dataset:
+        table = read()
+        column = find_image_column(table.features, image_column, split)
+        zeros = np.zeros(len(table), dtype=np.int64)
+        label = datasets.ClassLabel(names=["any"])
+        return table.select_columns([column]).add_column("label", zeros, feature=label)
+
+    opened = {split: partial(images, read, split) for split, read in data.tables.open.items()}
+    data.tables, data.label_column = Tables(opened, data.tables.root), None
+    return data
 
 
 @dataclass(frozen=True)
-class Prints:
-    """Fingerprints of the pictures that could be read, 32 bytes a row with their row numbers.
+class ImageHashes:
+    """Hashes of the images of a split that could be read, 32 bytes per image with its row number.
 
     Attributes:
         rows_N: their rows in the split, int64.
-        files_N: first 64 bits of the SHA-256 of the encoded file, uint64; of what is drawn, of its pixels.
+        files_N: first 64 bits of the SHA-256 of the encoded file, uint64; of the pixels for drawn images.
         pixels_N: the same of the decoded pixels and their height and width.
-        looks_N: `perceptual_hash`; of a plain surface `pixels_N`, so that only its exact copies are near it.
-        unreadable: where the pictures lie that could not be read, and why.
+        looks_N: `perceptual_hash`; for a plain surface `pixels_N`, so that only its exact copies are near it.
+        unreadable: place and error of the images that could not be read.
     """
 
     rows_N: np.ndarray
@@ -49,52 +179,32 @@ class Prints:
     unreadable: tuple[str, ...]
 
 
-def fingerprints(split: Split, *, num_threads: int | None, progress: Callable[[int], None]) -> Prints:
-    """Read and decode every picture once.
-
-    Args:
-        progress: told how many rows are done.
-    """
-    prints_N4 = np.zeros((len(split), 4), dtype=np.uint64)
+def hash_images(split: Split, *, num_threads: int | None, progress: Callable[[int], None]) -> ImageHashes:
+    """Read, decode and hash every image once; `progress` gets the number of rows done."""
+    hashes_N4 = np.zeros((len(split), 4), dtype=np.uint64)
     is_read_N = np.ones(len(split), dtype=bool)
 
-    def look(rows: range) -> list[str]:
-        unreadable = []
+    def hash_rows(rows: range) -> list[str]:
+        errors = []
         for row in rows:
             try:
-                prints_N4[row] = (row, *_prints_of(split, row))
+                hashes_N4[row] = (row, *_hashes_of(split, row))
             except DataError as error:
                 is_read_N[row] = False
-                unreadable.append(f"{error.where}: {error.message}")
-        return unreadable
+                errors.append(f"{error.where}: {error.message}")
+        return errors
 
-    parts = [
-        range(first, min(first + ROWS_A_TASK, len(split))) for first in range(0, len(split), ROWS_A_TASK)
-    ]
+    parts = list(row_ranges(len(split), ROWS_PER_TASK))
     unreadable: list[str] = []
-    with ThreadPoolExecutor(num_threads or min(MOST_THREADS, launch.cpu_count())) as pool:
-        for part, found in zip(parts, pool.map(look, parts), strict=True):
-            unreadable += found
+    with ThreadPoolExecutor(num_threads or min(MAX_THREADS, launch.cpu_count())) as pool:
+        for part, errors in zip(parts, pool.map(hash_rows, parts), strict=True):
+            unreadable += errors
             progress(part.stop)
-    rows, files, pixels, looks = prints_N4[is_read_N].T.copy()
-    return Prints(rows.astype(np.int64), files, pixels, looks, tuple(unreadable))
+    rows, files, pixels, looks = hashes_N4[is_read_N].T.copy()
+    return ImageHashes(rows.astype(np.int64), files, pixels, looks, tuple(unreadable))
 
 
-def without_labels(tables: Tables, image_column: str | None) -> Tables:
-    """The pictures alone: which column has the labels, and whether all are labelled, does not matter here."""
-
-    def pictures(read: Callable[[], datasets.Dataset], split: str) -> datasets.Dataset:
-        table = read()
-        column = find_image_column(table.features, image_column, split)
-        nothing = np.zeros(len(table), dtype=np.int64)
-        label = datasets.ClassLabel(names=["any"])
-        return table.select_columns([column]).add_column("label", nothing, feature=label)
-
-    opened = {split: partial(pictures, read, split) for split, read in tables.open.items()}
-    return Tables(opened, tables.root)
-
-
-def _prints_of(split: Split, row: int) -> tuple[int, int, int]:
+def _hashes_of(split: Split, row: int) -> tuple[int, int, int]:
     image, _ = split.read_row(row)
     image_HWC = decode(image, where=split.where_is, row=row) if isinstance(image, bytes) else image
     pixels = _first_64_bits(repr(image_HWC.shape).encode(), np.ascontiguousarray(image_HWC).data)
@@ -110,81 +220,14 @@ def _first_64_bits(*parts: bytes | memoryview) -> int:
     return int.from_bytes(digest.digest()[:8], "big")
 
 
-class Pairs:
-    """The pairs of two splits, met one block at a time; counts and the closest ones are kept."""
-
-    def __init__(
-        self, here: Split, there: Split, mine: Prints, theirs: Prints, distance: int, *, within: bool
-    ):
-        self.here, self.there, self.mine, self.theirs = here, there, mine, theirs
-        self.distance, self.within = distance, within
-        self.counts = [0] * len(KINDS)
-        self.is_met = np.zeros((len(KINDS), len(here)), dtype=bool)
-        self.closest: list[tuple[int, int, int, int]] = []  # kind, bits, row, other row
-
-    def blocks(self) -> Iterator[np.ndarray]:
-        """(P, 4) int64: kind, differing bits, row and other row of some pairs."""
-        mine, theirs = self.mine, self.theirs
-        found = near_pairs(mine.looks_N, theirs.looks_N, distance=self.distance, within=self.within)
-        for here_P, there_P, bits_P in found:
-            is_file_P = mine.files_N[here_P] == theirs.files_N[there_P]
-            is_same_P = mine.pixels_N[here_P] == theirs.pixels_N[there_P]
-            kinds_P = np.where(is_file_P, 0, np.where(is_same_P, 1, 2))
-            columns = (kinds_P, bits_P, mine.rows_N[here_P], theirs.rows_N[there_P])
-            yield np.stack(columns, axis=1).astype(np.int64)
-
-    def count(self) -> None:
-        for block_P4 in self.blocks():
-            self._count(block_P4)
-
-    def write(self, path: Path) -> None:
-        """All pairs as a table in CSV; they are counted on the way."""
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, COLUMNS)
-            writer.writeheader()
-            for block_P4 in self.blocks():
-                self._count(block_P4)
-                writer.writerows(self._placed(pair) for pair in block_P4.tolist())
-
-    def result(self) -> dict[str, Any]:
-        is_exact_N = self.is_met[0] | self.is_met[1]
-        return {
-            **dict(zip(("num_same_file", "num_same_pixels", "num_near"), self.counts, strict=True)),
-            "num_images_exact": int(is_exact_N.sum()),
-            "num_images_near": int((self.is_met[2] & ~is_exact_N).sum()),
-            "pairs": [self._placed(pair) for pair in self.closest],
-        }
-
-    def _count(self, block_P4: np.ndarray) -> None:
-        for kind in range(len(KINDS)):
-            rows = block_P4[block_P4[:, 0] == kind, 2]
-            self.counts[kind] += len(rows)
-            self.is_met[kind, rows] = True
-            if self.within:
-                self.is_met[kind, block_P4[block_P4[:, 0] == kind, 3]] = True
-        first = block_P4[np.lexsort(block_P4.T[::-1])[:SHOWN_PAIRS]]
-        self.closest = sorted([*self.closest, *map(tuple, first.tolist())])[:SHOWN_PAIRS]
-
-    def _placed(self, pair: Sequence[int]) -> dict[str, Any]:
-        kind, bits, row, other = pair
-        places = (self.here.where_is(row), self.there.where_is(other))
-        return dict(zip(COLUMNS, (KINDS[kind], bits, row, other, *places), strict=True))
-
-
-SIDE = 32  # pixels of the thumbnail that is looked at
-NUM_BITS = 64
-FLAT = 2.0  # standard deviation in grey levels below which a thumbnail is a plain surface
-BLOCK = 2**22  # pairs compared at a time: 32 MiB
-
-
 def _cosines() -> np.ndarray:
-    """(SIDE, SIDE): row k samples the k-th cosine of the discrete cosine transform (DCT-II)."""
+    """Return the matrix of the discrete cosine transform (DCT-II), (SIDE, SIDE): row k is the k-th cosine."""
     k, x = np.meshgrid(np.arange(SIDE), np.arange(SIDE), indexing="ij")
     return np.cos(np.pi * k * (2 * x + 1) / (2 * SIDE)) * np.where(k == 0, np.sqrt(0.5), 1.0)
 
 
 def _lowest() -> tuple[np.ndarray, np.ndarray]:
-    """Rows and columns of the 64 lowest frequencies after the constant one, which is the brightness."""
+    """Return rows and columns of the 64 lowest frequencies without the constant one, the brightness."""
     order = sorted((i + j, i, j) for i in range(SIDE) for j in range(SIDE))[1 : NUM_BITS + 1]
     return np.array([i for _, i, _ in order]), np.array([j for _, _, j in order])
 
@@ -194,14 +237,14 @@ LOWEST = _lowest()
 
 
 def perceptual_hash(image_HWC: np.ndarray) -> int | None:
-    """64 bits: which of the lowest frequencies of the grey thumbnail lie above their median.
+    """Return 64 bits: which of the lowest frequencies of the grey thumbnail are above their median.
 
-    The thumbnail is the whole picture squeezed to 32x32 with averaging, so size and shape do not matter; the
-    mean brightness is not looked at, and contrast scales all frequencies alike. Mirrored, turned and cropped
+    The thumbnail is the whole image resized to 32x32 with averaging, so size and shape do not matter; the
+    mean brightness is left out, and contrast scales all frequencies alike. Mirrored, rotated and cropped
     copies have other bits.
 
     Returns:
-        None for a plain surface, of which noise alone would be compared.
+        None for a plain surface, of which only the noise would be compared.
     """
     grey = Image.fromarray(image_HWC).convert("L").resize((SIDE, SIDE), Image.Resampling.BOX)
     thumbnail_HW = np.asarray(grey, dtype=np.float64)
@@ -215,17 +258,17 @@ def perceptual_hash(image_HWC: np.ndarray) -> int | None:
 def near_pairs(
     hashes_N: np.ndarray, hashes_M: np.ndarray, *, distance: int, within: bool = False
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """All pairs whose bits differ in at most `distance` places, in order of the first, a block at a time.
+    """Yield all pairs whose hashes differ in at most `distance` bits, in order of the first, block by block.
 
-    Every pair is looked at, O(N M) in time and 32 MiB in memory: exact at any distance, and for splits as
-    large as ImageNet's faster than an index, since the hashes of pictures crowd into few buckets.
+    Every pair is compared, O(N M) in time and 32 MiB in memory: exact at any distance, and for splits as
+    large as ImageNet's faster than an index, since perceptual hashes crowd into few buckets.
 
     Args:
         hashes_N, hashes_M: uint64.
-        within: both are the same pictures; each pair is then given once, and no picture with itself.
+        within: both are the same images; each pair is then yielded once, and no image with itself.
 
     Yields:
-        Places in `hashes_N`, places in `hashes_M` and distances, three arrays of equal length.
+        Indices into `hashes_N`, indices into `hashes_M` and distances, three arrays of equal length.
     """
     rows = max(1, BLOCK // max(1, len(hashes_M)))
     for first in range(0, len(hashes_N), rows):
@@ -236,3 +279,62 @@ def near_pairs(
             i, j = i[j > i + first], j[j > i + first]
         if len(i):
             yield i + first, j, distances[i, j]
+
+
+class DuplicatePairs:
+    """The duplicate pairs of two splits, found block by block; their counts and the closest ones are kept."""
+
+    def __init__(
+        self, split: Split, other: Split, a: ImageHashes, b: ImageHashes, distance: int, *, within: bool
+    ):
+        self.split, self.other, self.a, self.b = split, other, a, b
+        self.distance, self.within = distance, within
+        self.counts = [0] * len(KINDS)
+        self.has_pair = np.zeros((len(KINDS), len(split)), dtype=bool)
+        self.closest: list[tuple[int, int, int, int]] = []  # kind, bits, row, other row
+
+    def blocks(self) -> Iterator[np.ndarray]:
+        """Yield (P, 4) int64: kind, differing bits, row and other row of some pairs."""
+        a, b = self.a, self.b
+        for i_P, j_P, bits_P in near_pairs(a.looks_N, b.looks_N, distance=self.distance, within=self.within):
+            is_same_file_P = a.files_N[i_P] == b.files_N[j_P]
+            is_same_pixels_P = a.pixels_N[i_P] == b.pixels_N[j_P]
+            kinds_P = np.where(is_same_file_P, 0, np.where(is_same_pixels_P, 1, 2))
+            yield np.stack((kinds_P, bits_P, a.rows_N[i_P], b.rows_N[j_P]), axis=1).astype(np.int64)
+
+    def count(self) -> None:
+        for block_P4 in self.blocks():
+            self._count(block_P4)
+
+    def write(self, path: Path) -> None:
+        """Write all pairs as CSV and count them."""
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, COLUMNS)
+            writer.writeheader()
+            for block_P4 in self.blocks():
+                self._count(block_P4)
+                writer.writerows(self._with_places(pair) for pair in block_P4.tolist())
+
+    def result(self) -> dict[str, Any]:
+        is_exact_N = self.has_pair[0] | self.has_pair[1]
+        return {
+            **dict(zip(("num_same_file", "num_same_pixels", "num_near"), self.counts, strict=True)),
+            "num_images_exact": int(is_exact_N.sum()),
+            "num_images_near": int((self.has_pair[2] & ~is_exact_N).sum()),
+            "pairs": [self._with_places(pair) for pair in self.closest],
+        }
+
+    def _count(self, block_P4: np.ndarray) -> None:
+        for kind in range(len(KINDS)):
+            pairs_P4 = block_P4[block_P4[:, 0] == kind]
+            self.counts[kind] += len(pairs_P4)
+            self.has_pair[kind, pairs_P4[:, 2]] = True
+            if self.within:
+                self.has_pair[kind, pairs_P4[:, 3]] = True
+        first = block_P4[np.lexsort(block_P4.T[::-1])[:SHOWN_PAIRS]]
+        self.closest = sorted([*self.closest, *map(tuple, first.tolist())])[:SHOWN_PAIRS]
+
+    def _with_places(self, pair: Sequence[int]) -> dict[str, Any]:
+        kind, bits, row, other_row = pair
+        places = (self.split.where_is(row), self.other.where_is(other_row))
+        return dict(zip(COLUMNS, (KINDS[kind], bits, row, other_row, *places), strict=True))

@@ -12,7 +12,7 @@ ask for step s. No order takes memory that grows with the rows.
 Letters: N positions.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from hashlib import blake2b
@@ -21,6 +21,7 @@ from math import gcd
 import numpy as np
 
 ROUNDS = 8  # of the Feistel network; 4 are provably enough for large domains, small ones need more
+ROWS_PER_TASK = 64  # of a thread that goes through all rows of a split
 LANES = 64  # parts of a streamed step that draw from parts of a window of their own
 
 
@@ -84,6 +85,12 @@ def rows_at(positions: range, *, num_examples: int, seed: int) -> np.ndarray:
         key = derive_seed(seed, "order", int(epoch))
         rows_N[here] = permute(places_N[here], num_examples=num_examples, key=key)
     return rows_N
+
+
+def row_ranges(num_rows: int, size: int, *, rank: int = 0, world_size: int = 1) -> Iterator[range]:
+    """Yield every `world_size`-th of the ranges of `size` rows, in order; the last may be short."""
+    for first in range(rank * size, num_rows, world_size * size):
+        yield range(first, min(first + size, num_rows))
 
 
 class StreamOrder:
