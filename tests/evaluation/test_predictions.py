@@ -1,15 +1,19 @@
 """What follows from logits, row by row, against hand values and scikit-learn."""
 
+from dataclasses import fields
+
 import numpy as np
 import pytest
 import torch
 
-from vitcli.evaluation import metrics, predictions
+from vitcli.evaluation import inference, metrics, predictions
 from vitcli.evaluation.predictions import Predictions
 
 
 def of_logits(logits_NK: torch.Tensor, labels: torch.Tensor) -> Predictions:
-    columns = {name: values.numpy() for name, values in predictions.columns_of(logits_NK, labels).items()}
+    columns = {
+        name: values.numpy() for name, values in inference.prediction_columns(logits_NK, labels).items()
+    }
     return Predictions(rows_N=np.arange(len(logits_NK)), labels=labels.numpy(), **columns)
 
 
@@ -123,9 +127,9 @@ def test_several_labels_share_the_target():
 
 @pytest.mark.parametrize("several", [False, True])
 def test_a_batch_of_no_rows_has_no_numbers(several):
-    found = predictions.columns_of(
+    found = inference.prediction_columns(
         torch.zeros(0, 7), torch.zeros((0, 2) if several else 0, dtype=torch.int64)
     )
 
     assert {name: len(values) for name, values in found.items()} == dict.fromkeys(found, 0)
-    assert found.keys() == predictions.empty_columns(3, 7).keys()
+    assert found.keys() | {"rows_N", "labels"} == {field.name for field in fields(Predictions)}

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from vitcli.evaluation.statistics import TAILS, mcnemar, paired_interval, share_interval
+from vitcli.evaluation.statistics import TAILS, accuracy_interval, mcnemar, paired_interval
 
 
 def resampled(values_N: np.ndarray, count: int = 4_000) -> np.ndarray:
@@ -17,7 +17,7 @@ def test_an_interval_is_that_of_resampling_rows(right, count):
     by_rows = np.quantile(resampled(np.arange(count) < right), TAILS)
 
     step = 1.5 / count  # shares come in steps of one row
-    assert share_interval(right, count) == pytest.approx(tuple(by_rows), abs=step + 0.001)
+    assert accuracy_interval(right, count) == pytest.approx(tuple(by_rows), abs=step + 0.001)
 
 
 @pytest.mark.parametrize(("only_a", "only_b", "count"), [(10, 25, 200), (3, 3, 50), (0, 8, 100)])
@@ -30,20 +30,20 @@ def test_a_paired_interval_is_that_of_resampling_pairs(only_a, only_b, count):
 
 
 def test_an_interval_of_many_is_the_normal_one():
-    low, high = share_interval(7_500, 10_000)
+    low, high = accuracy_interval(7_500, 10_000)
 
     half = 1.96 * (0.75 * 0.25 / 10_000) ** 0.5
     assert (low, high) == pytest.approx((0.75 - half, 0.75 + half), abs=0.0005)
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_one_others():
-    assert share_interval(800, 1_000) == share_interval(800, 1_000)
+    assert accuracy_interval(800, 1_000) == accuracy_interval(800, 1_000)
     assert paired_interval(9, 20, 999) == paired_interval(9, 20, 999)
-    assert share_interval(12_345, 50_000, seed=1) != share_interval(12_345, 50_000, seed=2)
+    assert accuracy_interval(12_345, 50_000, seed=1) != accuracy_interval(12_345, 50_000, seed=2)
 
 
 def test_where_all_are_right_the_bootstrap_knows_no_doubt():
-    assert share_interval(20, 20) == (1.0, 1.0) and share_interval(0, 20) == (0.0, 0.0)
+    assert accuracy_interval(20, 20) == (1.0, 1.0) and accuracy_interval(0, 20) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize(

@@ -318,7 +318,7 @@ def _statistics(task: EvalTask, found: Predictions, reliability: statistics.Reli
     """Return ReaL accuracy, the class map, losses, calibration and confidence intervals."""
     count = len(found)
     hits = {"top1": int((found.ranks_N == 0).sum()), "top5": int((found.ranks_N < 5).sum())}
-    intervals = {key: list(statistics.share_interval(right, count)) for key, right in hits.items()}
+    intervals = {key: list(statistics.accuracy_interval(right, count)) for key, right in hits.items()}
     of_labels: dict[str, Any] = {}
     if task.real:
         lists = [task.real.lists[row] for row in found.rows_N]
@@ -330,7 +330,7 @@ def _statistics(task: EvalTask, found: Predictions, reliability: statistics.Reli
             "num_real_examples": rated,
             "real_labels_by": task.real.matched_by,
         }
-        intervals["real_top1"] = list(statistics.share_interval(right, rated))
+        intervals["real_top1"] = list(statistics.accuracy_interval(right, rated))
     if task.projection:
         of_labels |= {
             "class_map": task.map_name,

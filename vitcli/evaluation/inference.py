@@ -25,7 +25,7 @@ from vitcli.data.transforms import Preprocessing, to_model_range
 from vitcli.distributed import fsdp
 from vitcli.distributed.runtime import Runtime, autocast, unwrap
 from vitcli.errors import DataError, WeightsError
-from vitcli.evaluation import metrics, predictions
+from vitcli.evaluation import metrics
 from vitcli.evaluation.predictions import Predictions
 from vitcli.models.build import features as model_features
 from vitcli.output.progress import Progress
@@ -33,6 +33,7 @@ from vitcli.output.progress import Progress
 # On a CPU a matrix product of 1 to 3 rows sums in another order (measured with MKL 2024.2), and several
 # threads split 5 or 6 rows so that one gets that few. With multiples of 4 no result depends on batch_size.
 MULTIPLE = 4
+NUM_LIKELIEST = 5  # classes kept of each prediction
 
 
 @dataclass(frozen=True)
@@ -118,14 +119,21 @@ def predict_split(
         DataError: an image cannot be decoded and `on_bad_image` is "error", or none can.
         WeightsError: a logit is not a finite number.
     """
-    columns = predictions.empty_columns(len(split), num_classes)
+    num_rows, num_kept = len(split), min(NUM_LIKELIEST, num_classes)
+    columns = {
+        "ranks_N": torch.zeros(num_rows, dtype=torch.int64),
+        "losses_N": torch.zeros(num_rows, dtype=torch.float64),
+        "briers_N": torch.zeros(num_rows, dtype=torch.float64),
+        "classes_NT": torch.zeros(num_rows, num_kept, dtype=torch.int64),
+        "probabilities_NT": torch.zeros(num_rows, num_kept, dtype=torch.float64),
+    }
     if not split.has_several_labels:
-        columns["labels"] = torch.zeros(len(split), dtype=torch.int64)
+        columns["labels"] = torch.zeros(num_rows, dtype=torch.int64)
 
     def columns_of(batch: Batch, logits_BK: Tensor) -> dict[str, Tensor]:
         logits_BK = logits_BK if project is None else project(logits_BK)
         labels = {} if split.has_several_labels else {"labels": batch.labels_B}
-        return predictions.columns_of(logits_BK, batch.labels_B) | labels
+        return prediction_columns(logits_BK, batch.labels_B) | labels
 
     batches = balanced_batches(model, split, preprocessing, settings)
     logits = logits_of(model, batches, preprocessing, device=settings.device, precision=settings.precision)
@@ -135,6 +143,20 @@ def predict_split(
     if split.has_several_labels:
         counted["labels"] = split.read_labels()[rows_N]
     return Predictions(rows_N=rows_N, **counted), skipped
+
+
+def prediction_columns(logits_BK: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    """Return the columns of `Predictions` for the rows of a batch, each from its own logits alone."""
+    order_BK = logits_BK.argsort(dim=1, descending=True, stable=True)
+    probabilities_BK = logits_BK.double().softmax(dim=1)
+    classes_BT = order_BK[:, :NUM_LIKELIEST]
+    return {
+        "ranks_N": metrics.label_ranks(logits_BK, labels),
+        "losses_N": metrics.example_losses(logits_BK, labels),
+        "briers_N": metrics.brier_scores(probabilities_BK, labels),
+        "classes_NT": classes_BT,
+        "probabilities_NT": probabilities_BK.gather(1, classes_BT),
+    }
 
 
 def top_predictions(

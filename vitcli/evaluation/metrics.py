@@ -66,6 +66,21 @@ def example_losses(logits_BK: Tensor, labels: Tensor) -> Tensor:
     return (losses_BM * is_label_BM).sum(dim=1) / is_label_BM.sum(dim=1)
 
 
+def brier_scores(probabilities_BK: Tensor, labels: Tensor) -> Tensor:
+    """Return the squared distance of the probabilities from the label's, (B,) float64 from 0 to 2.
+
+    Of several right classes, each has the same probability in the target.
+    """
+    if labels.ndim == 1:
+        targets_BK = F.one_hot(labels, probabilities_BK.shape[1]).double()
+    else:
+        is_label_BM = labels >= 0
+        targets_BK = torch.zeros(probabilities_BK.shape, dtype=torch.float64)
+        targets_BK.scatter_add_(1, labels.clamp(min=0), is_label_BM.double())
+        targets_BK = targets_BK / is_label_BM.sum(dim=1, keepdim=True)
+    return (probabilities_BK - targets_BK).square().sum(dim=1)
+
+
 def metrics_of(ranks_N: Tensor, losses_N: Tensor) -> Metrics:
     """Totals of a split from each example's `label_ranks` and `example_losses`, in row order."""
     count = len(ranks_N)

@@ -11,15 +11,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torch
-from torch import Tensor
-from torch.nn import functional as F
 
 from vitcli.errors import DataError
-from vitcli.evaluation import metrics
 from vitcli.output import atomic
-
-NUM_LIKELIEST = 5
 
 
 @dataclass(frozen=True)
@@ -61,32 +55,6 @@ class Predictions:
         return self.labels.ndim == 2
 
 
-def empty_columns(num_rows: int, num_classes: int) -> dict[str, Tensor]:
-    """Room for what `columns_of` says of every row."""
-    kept = min(NUM_LIKELIEST, num_classes)
-    return {
-        "ranks_N": torch.zeros(num_rows, dtype=torch.int64),
-        "losses_N": torch.zeros(num_rows, dtype=torch.float64),
-        "briers_N": torch.zeros(num_rows, dtype=torch.float64),
-        "classes_NT": torch.zeros(num_rows, kept, dtype=torch.int64),
-        "probabilities_NT": torch.zeros(num_rows, kept, dtype=torch.float64),
-    }
-
-
-def columns_of(logits_BK: Tensor, labels: Tensor) -> dict[str, Tensor]:
-    """The numbers of each row of a batch, from its own logits alone; names are those of `Predictions`."""
-    order_BK = logits_BK.argsort(dim=1, descending=True, stable=True)
-    probabilities_BK = logits_BK.double().softmax(dim=1)
-    classes_BT = order_BK[:, :NUM_LIKELIEST]
-    return {
-        "ranks_N": metrics.label_ranks(logits_BK, labels),
-        "losses_N": metrics.example_losses(logits_BK, labels),
-        "briers_N": (probabilities_BK - _targets(labels, logits_BK.shape[1])).square().sum(dim=1),
-        "classes_NT": classes_BT,
-        "probabilities_NT": probabilities_BK.gather(1, classes_BT),
-    }
-
-
 def per_class(predictions: Predictions, class_names: tuple[str, ...]) -> dict[str, dict[str, float]]:
     """Top-1 of each class that has examples, and how many; in the order of the classes."""
     counts_K = np.bincount(predictions.labels, minlength=len(class_names))
@@ -114,16 +82,6 @@ def most_confident_mistakes(predictions: Predictions, count: int) -> np.ndarray:
     """Places in the arrays of the wrong predictions with the highest probability, first the highest."""
     wrong = np.flatnonzero(~predictions.is_right_N)
     return wrong[np.argsort(-predictions.confidences_N[wrong], kind="stable")][:count]
-
-
-def _targets(labels: Tensor, num_classes: int) -> Tensor:
-    """(B, K) probabilities that would be right: 1 for the label, or as much for each of several."""
-    if labels.ndim == 1:
-        return F.one_hot(labels, num_classes).double()
-    is_label_BM = labels >= 0
-    targets_BK = torch.zeros(len(labels), num_classes, dtype=torch.float64)
-    targets_BK.scatter_add_(1, labels.clamp(min=0), is_label_BM.double())
-    return targets_BK / is_label_BM.sum(dim=1, keepdim=True)
 
 
 COLUMNS = ("row", "place", "label", "rank", "loss", "top_classes", "top_probabilities")

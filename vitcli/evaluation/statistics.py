@@ -51,12 +51,17 @@ def reliability(
     )
 
 
+def top5_is_informative(num_classes: int) -> bool:
+    """Return whether to report top-5: of five classes or fewer it is 100 % by definition."""
+    return num_classes > 5
+
+
 NUM_RESAMPLES = 10_000
 SEED = 0
 TAILS = (0.025, 0.975)  # of a 95 % interval
 
 
-def share_interval(num_right: int, num_examples: int, *, seed: int = SEED) -> tuple[float, float]:
+def accuracy_interval(num_right: int, num_examples: int, *, seed: int = SEED) -> tuple[float, float]:
     """95 % percentile bootstrap interval of the share `num_right` of `num_examples`.
 
     It has no width where all or none are right: the bootstrap cannot know what the sample does not show.

@@ -4,6 +4,7 @@ from pathlib import PurePath
 from textwrap import wrap
 from typing import Any
 
+from vitcli.evaluation.statistics import top5_is_informative
 from vitcli.output.document import simple_table
 from vitcli.output.text import NO_LIMIT, pairs, percent, plain, size_text, skipped, speed, terminal_width
 
@@ -68,7 +69,7 @@ def _changes(per_class: list[dict[str, Any]]) -> str:
 def _rows(result: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [
         ("top-1", _with_interval(result, "top1")),
-        ("top-5", _with_interval(result, "top5") if _is_telling(result) else _top5(result, result)),
+        ("top-5", _with_interval(result, "top5") if top5_is_informative(result["num_classes"]) else "-"),
     ]
     if "real_top1" in result:
         counted = f"of {result['num_real_examples']} pictures with ReaL labels, by {result['real_labels_by']}"
@@ -98,13 +99,8 @@ def _lines(name: str, text: str) -> list[tuple[str, str]]:
     return [("" if number else name, line) for number, line in enumerate(wrap(text, WIDTH))]
 
 
-def _is_telling(result: dict[str, Any]) -> bool:
-    """Whether top-5 says anything: of five classes or fewer it is 1 by definition."""
-    return result["num_classes"] > 5
-
-
-def _top5(result: dict[str, Any], one: dict[str, Any]) -> str:
-    return percent(one["top5"]) if _is_telling(result) else "-"
+def _top5(result: dict[str, Any], row: dict[str, Any]) -> str:
+    return percent(row["top5"]) if top5_is_informative(result["num_classes"]) else "-"
 
 
 def _class_map(result: dict[str, Any]) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCardData
 
+from vitcli.evaluation.statistics import top5_is_informative
 from vitcli.output.redaction import public_name
 from vitcli.output.text import plain
 
@@ -66,7 +67,9 @@ def parts_of_split(name: str) -> tuple[str, str]:
 def _results(summary: dict[str, Any], dataset_on_hub: str | None) -> list[EvalResult]:
     runs = len(summary.get("runs") or ())
     dataset = plain(public_name(summary["dataset"]))
-    scores = [("top1", "top-1")] + ([("top5", "top-5")] if summary["num_classes"] > 5 else [])
+    scores = [("top1", "top-1")]
+    if top5_is_informative(summary["num_classes"]):
+        scores.append(("top5", "top-5"))
     return [
         EvalResult(
             task_type="image-classification",

@@ -8,7 +8,7 @@ from typing import Any
 
 from vitcli import recipe as recipes
 from vitcli.data.dataset import is_remote
-from vitcli.evaluation.statistics import NUM_RESAMPLES, share_interval
+from vitcli.evaluation.statistics import NUM_RESAMPLES, accuracy_interval, top5_is_informative
 from vitcli.export.card_parts import (
     code,
     fenced,
@@ -174,7 +174,7 @@ def _results(summary: dict[str, Any]) -> str:
 
 def _table_of_scores(summary: dict[str, Any]) -> str:
     rows = [("top-1", f"{summary['top1']:.2%}", _interval(summary["top1"], summary))]
-    if summary["num_classes"] > 5:  # of five or fewer it is 1 by definition
+    if top5_is_informative(summary["num_classes"]):
         rows.append(("top-5", f"{summary['top5']:.2%}", _interval(summary["top5"], summary)))
     return table(("metric", "value", "95 % interval"), [*rows, ("loss", f"{summary['loss']:.4f} nats", "")])
 
@@ -187,7 +187,7 @@ def _table_of_runs(summary: dict[str, Any]) -> str:
             str(run["seed"]),
             f"{run['top1']:.2%}",
             _interval(run["top1"], summary),
-            f"{run['top5']:.2%}" if summary["num_classes"] > 5 else "-",
+            f"{run['top5']:.2%}" if top5_is_informative(summary["num_classes"]) else "-",
             f"{run['loss']:.4f}",
         )
         for run in runs
@@ -205,7 +205,7 @@ def _has_several_runs(summary: dict[str, Any]) -> bool:
 
 def _interval(accuracy: float, summary: dict[str, Any]) -> str:
     count = summary["num_eval_examples"]
-    low, high = share_interval(round(accuracy * count), count)
+    low, high = accuracy_interval(round(accuracy * count), count)
     return f"{100 * low:.2f} to {100 * high:.2f}"
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vitcli.data.vtab import NUM_TASKS
+from vitcli.evaluation.statistics import top5_is_informative
 from vitcli.output.document import Cell, Header, Row, Table, fraction_cell, mark_best, number_cell
 from vitcli.output.text import size_text
 from vitcli.report.grouping import SEED, Entry, NetworkColumn, arrange
@@ -244,7 +245,7 @@ def _line_of_scored(one: EvaluationRecord, names: Names, *, has_real: bool) -> R
     interval = said.intervals.get("top1")
     between = f"{100 * interval[0]:.1f} to {100 * interval[1]:.1f}" if interval and len(interval) == 2 else ""
     top5 = (
-        fraction_cell(said.top5) if said.num_classes > 5 else Cell("-")
+        fraction_cell(said.top5) if top5_is_informative(said.num_classes) else Cell("-")
     )  # of five classes it is 1 by definition
     cells = [number_cell(said.num_eval_examples, "{:,}"), fraction_cell(said.top1), Cell(between), top5]
     cells += [fraction_cell(said.real_top1)] if has_real else []
