@@ -35,6 +35,7 @@ from vitcli.evaluation.setup import (
 from vitcli.models.build import check_image_size
 from vitcli.output.atomic import check_out
 from vitcli.output.progress import Progress
+from vitcli.output.summaries import Evaluation, ResolutionScore
 from vitcli.recipe import Recipe
 from vitcli.recipe.request import RecipeRequest
 from vitcli.weights.io import Weights
@@ -233,7 +234,7 @@ def score(task: EvalTask, weights: Weights, options: EvaluateOptions, settings: 
         # Notes about the loaded tensors are the same at every resolution: print them once.
         progress = settings.progress if variant is reported else Progress(quiet=True)
         rows, pass_summary = _run_pass(task, weights, variant, settings, progress)
-        curve.append({"resolution": variant.resolution, **_accuracy(rows)})
+        curve.append(ResolutionScore.written({"resolution": variant.resolution, **_accuracy(rows)}))
         if variant is reported:
             found, of_pass = rows, pass_summary
 
@@ -269,6 +270,7 @@ def score(task: EvalTask, weights: Weights, options: EvaluateOptions, settings: 
             for assertion in options.asserted
         ]
     summary["asked"] = task.key
+    Evaluation.written(summary)
     return EvalResult(
         summary, found, task.split, task.source_rows, class_names, places, reported, reliability, trained_side
     )

@@ -19,6 +19,7 @@ from vitcli.output import run_folder, text
 from vitcli.output.atomic import write_json
 from vitcli.output.document import simple_table
 from vitcli.output.owned_folder import OwnedFolder
+from vitcli.output.summaries import VtabSummary, VtabTask
 from vitcli.recipe import Recipe
 from vitcli.training.sequence import run_all
 
@@ -180,23 +181,27 @@ def _result(
     top1 = {task: summary["top1"] for task, summary in summaries.items()}
     everything = tasks_of(VTAB)  # the score is that of 19 tasks: a listed few leave it open
     entries = {
-        task: {
-            "group": group,
-            "top1": top1.get(task),
-            "num_eval_examples": summaries.get(task, {}).get("num_eval_examples"),
-            "run_dir": str(folder / task),
-        }
+        task: VtabTask.written(
+            {
+                "group": group,
+                "top1": top1.get(task),
+                "num_eval_examples": summaries.get(task, {}).get("num_eval_examples"),
+                "run_dir": str(folder / task),
+            }
+        )
         for task, group in groups.items()
     }
-    return {
-        "command": command,
-        "dataset": VTAB,
-        "run_dir": str(folder),
-        "tasks": entries,
-        **vtab_scores(top1, everything),
-        "mean_of_finished": sum(top1.values()) / len(top1),
-        "num_finished": len(top1),
-    }
+    return VtabSummary.written(
+        {
+            "command": command,
+            "dataset": VTAB,
+            "run_dir": str(folder),
+            "tasks": entries,
+            **vtab_scores(top1, everything),
+            "mean_of_finished": sum(top1.values()) / len(top1),
+            "num_finished": len(top1),
+        }
+    )
 
 
 def vtab_scores(top1_by_task: Mapping[str, float], group_of: Mapping[str, str]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from vitcli.output.atomic import read_json
 from vitcli.output.document import simple_table
 from vitcli.output.owned_folder import refuse_other
 from vitcli.output.run_folder import refuse_other_recipe
+from vitcli.output.summaries import FewshotSummary, ShotScores
 from vitcli.recipe import Recipe
 from vitcli.recipe.request import RecipeRequest
 
@@ -215,7 +216,7 @@ def _result(
     for count, scored in found.items():
         mean, std = features_draws.mean_and_std([one.top1 for one in scored])
         runs, chosen = [one.top1 for one in scored], [one.chosen for one in scored]
-        shots[str(count)] = {"mean": mean, "std": std, "runs": runs, "chosen": chosen}
+        shots[str(count)] = ShotScores.written({"mean": mean, "std": std, "runs": runs, "chosen": chosen})
     return {
         "command": "fewshot",
         "ckpt": wanted.model.ckpt,
@@ -290,7 +291,7 @@ def _write_run_folder(
     folder.log_timing({"elapsed_s": result["elapsed_s"]})
     folder.write_text(DRAWS, json.dumps(features_draws.as_json(draws)) + "\n")
     folder.write_text(TABLE, as_text(result))
-    folder.write_json(run_folder.SUMMARY, result)
+    folder.write_json(run_folder.SUMMARY, FewshotSummary.written(result))
     folder.close()
     return result
 

@@ -4,10 +4,10 @@ from dataclasses import replace
 from typing import Any
 
 from vitcli.output.document import Cell, Header, Row, Table, fraction_cell, number_cell
+from vitcli.output.summaries import ResourceUse
 from vitcli.output.text import size_text, value_text
 from vitcli.report.grouping import word
 from vitcli.report.runs import Choice, Run, RunCollection, is_number
-from vitcli.report.schema import ResourceUse
 from vitcli.report.tables import Names
 
 RUN = Header("run", kind="text")  # of the first column

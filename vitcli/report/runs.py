@@ -13,6 +13,8 @@ from typing import Any
 from vitcli.errors import DataError, VitError
 from vitcli.output import run_folder
 from vitcli.output.atomic import read_json, read_jsonl
+from vitcli.output.summaries import Evaluation, Evaluations, FewshotSummary, TrainingSummary, VtabSummary
+from vitcli.recipe.sweep import is_listed
 from vitcli.report.scan import (
     ARMS,
     EVALUATION,
@@ -23,11 +25,6 @@ from vitcli.report.scan import (
     read,
     read_recipe,
 )
-from vitcli.report.schema import Evaluation, Evaluations, FewshotSummary, TrainingSummary, VtabSummary
-
-# Recipe keys whose value is a list by nature; at any other key a list is a choice to be made.
-LISTS = {"data.crop_area", "data.crop_aspect", "data.randaugment", "data.mean", "data.std", "data.image_size",
-         "optimizer.betas"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -69,7 +66,7 @@ def progress_of(path: Path, recipe: dict[str, Any]) -> UnfinishedProgress:
     members = [*members_of(path, ARMS), *members_of(path, REPEATS)]
     if not members:
         return told(path)
-    choices = [len(value) for key, value in recipe.items() if isinstance(value, list) and key not in LISTS]
+    choices = [len(value) for key, value in recipe.items() if is_listed(key, value)]
     repeats = recipe.get("train.runs")
     total = (math.prod(choices) if choices else 0) + (repeats if isinstance(repeats, int) else 1)
     ends = (run_folder.SUMMARY, run_folder.DIVERGED)

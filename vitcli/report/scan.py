@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from vitcli.errors import DataError, VitError
 from vitcli.output import run_folder
 from vitcli.output.atomic import read_json, unreadable
-from vitcli.report.schema import FileModel
+from vitcli.output.summaries import FileModel
 
 EVALUATION = "evaluation.json"
 ARMS, REPEATS = "arms", "runs"  # of a selection folder: they are its own

@@ -22,6 +22,7 @@ from vitcli.output import plots, run_folder
 from vitcli.output.atomic import TEMPORARY, read_jsonl
 from vitcli.output.redaction import public_name
 from vitcli.output.run_folder import RunFolder, refuse_other_recipe
+from vitcli.output.summaries import RunScores, TrainingSummary
 from vitcli.recipe import Recipe
 from vitcli.training import checkpoint, figures, tracking
 from vitcli.training.loop import LoopSettings, train
@@ -248,37 +249,39 @@ def summarise(
     """Return the object of summary.json and --json."""
     recipe, images = job.recipe, job.plan.images_seen
     run_scores = {name: value for name, value in asdict(metrics).items() if name != "num_examples"}
-    return {
-        "command": job.command,
-        "run_dir": str(path),
-        "model": job.start.arch.name,
-        "ckpt": job.start.origin,
-        "dataset": recipe.data.dataset,
-        "train_split": job.train_split.name,
-        "num_train_examples": job.plan.num_examples,
-        "num_classes": job.train_split.num_classes,
-        "resolution": recipe.data.image_size,
-        "steps": job.plan.total_steps,
-        "batch_size": job.plan.batch_size,
-        "lr": recipe.optimizer.lr,
-        "dev_top1_by_lr": None,
-        **run_scores,
-        "top1_std": None,
-        "runs": [{"seed": recipe.train.seed, **run_scores}],
-        "num_eval_examples": metrics.num_examples,
-        "eval_split": job.eval_split.name,
-        "fewshot": probe,
-        "preprocessing": preprocessing_of(recipe.data).summary(),
-        "num_skipped_images": len(skipped),
-        "skipped_images": sorted(skipped)[:100],
-        "images_per_s": images / counters.elapsed_s if counters.elapsed_s else None,
-        "elapsed_s": counters.elapsed_s,
-        "exaflops": job.plan.exaflops,
-        "peak_memory_gib": peak_memory_gib(),
-        "precision": job.runtime.precision,
-        "num_processes": job.runtime.world_size,
-        "weights": str(path / "model.safetensors"),
-    }
+    return TrainingSummary.written(
+        {
+            "command": job.command,
+            "run_dir": str(path),
+            "model": job.start.arch.name,
+            "ckpt": job.start.origin,
+            "dataset": recipe.data.dataset,
+            "train_split": job.train_split.name,
+            "num_train_examples": job.plan.num_examples,
+            "num_classes": job.train_split.num_classes,
+            "resolution": recipe.data.image_size,
+            "steps": job.plan.total_steps,
+            "batch_size": job.plan.batch_size,
+            "lr": recipe.optimizer.lr,
+            "dev_top1_by_lr": None,
+            **run_scores,
+            "top1_std": None,
+            "runs": [RunScores.written({"seed": recipe.train.seed, **run_scores})],
+            "num_eval_examples": metrics.num_examples,
+            "eval_split": job.eval_split.name,
+            "fewshot": probe,
+            "preprocessing": preprocessing_of(recipe.data).summary(),
+            "num_skipped_images": len(skipped),
+            "skipped_images": sorted(skipped)[:100],
+            "images_per_s": images / counters.elapsed_s if counters.elapsed_s else None,
+            "elapsed_s": counters.elapsed_s,
+            "exaflops": job.plan.exaflops,
+            "peak_memory_gib": peak_memory_gib(),
+            "precision": job.runtime.precision,
+            "num_processes": job.runtime.world_size,
+            "weights": str(path / "model.safetensors"),
+        }
+    )
 
 
 def write_results(

@@ -9,6 +9,7 @@ from typing import Any
 
 from vitcli.output.document import simple_table
 from vitcli.output.run_folder import slug
+from vitcli.output.summaries import TrainingSummary
 from vitcli.output.text import percent
 from vitcli.recipe.toml import toml_value
 
@@ -87,23 +88,25 @@ def summary_of_all(
     }
     seconds = sum(final["elapsed_s"] for final in finals)
     images = sum(final["steps"] * final["batch_size"] for final in finals)
-    return {
-        **finals[0],
-        "run_dir": str(path),
-        "dev_top1_by_lr": by_lr or None,
-        "choices": [{**one.choice, **one.scores()} for one in tried],
-        "chosen": dict(chosen),
-        **{name: _mean([one[name] for one in runs]) for name in runs[0] if name != "seed"},
-        "top1_std": stdev([one["top1"] for one in runs]) if len(runs) > 1 and "top1" in runs[0] else None,
-        "runs": runs,
-        "fewshot": _mean_probe([final["fewshot"] for final in finals]),
-        "num_skipped_images": max(one["num_skipped_images"] for one in every),
-        "skipped_images": skipped[:100],
-        "images_per_s": images / seconds if seconds else None,
-        **totals,
-        "peak_memory_gib": max(one["peak_memory_gib"] for one in every),
-        "weights": str(path / "model.safetensors"),
-    }
+    return TrainingSummary.written(
+        {
+            **finals[0],
+            "run_dir": str(path),
+            "dev_top1_by_lr": by_lr or None,
+            "choices": [{**one.choice, **one.scores()} for one in tried],
+            "chosen": dict(chosen),
+            **{name: _mean([one[name] for one in runs]) for name in runs[0] if name != "seed"},
+            "top1_std": stdev([one["top1"] for one in runs]) if len(runs) > 1 and "top1" in runs[0] else None,
+            "runs": runs,
+            "fewshot": _mean_probe([final["fewshot"] for final in finals]),
+            "num_skipped_images": max(one["num_skipped_images"] for one in every),
+            "skipped_images": skipped[:100],
+            "images_per_s": images / seconds if seconds else None,
+            **totals,
+            "peak_memory_gib": max(one["peak_memory_gib"] for one in every),
+            "weights": str(path / "model.safetensors"),
+        }
+    )
 
 
 def plan_of_all(final: Mapping[str, Any], arms: Sequence[Mapping[str, Any]], num_runs: int) -> dict[str, Any]:

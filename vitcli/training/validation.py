@@ -18,6 +18,7 @@ from vitcli.features import draws as features_draws
 from vitcli.features import least_squares
 from vitcli.models.masked_patch import MaskedPatchModel
 from vitcli.output import plots
+from vitcli.output.summaries import Probe
 from vitcli.training import figures
 from vitcli.training.objective import TrainingTask
 from vitcli.training.setup import TrainingJob
@@ -99,14 +100,16 @@ class PeriodicEvaluation:
         )
         accuracies = [score.top1 for score in scores[shots]]
         plan = self.job.plan
-        return {
-            "dataset": settings.probe,
-            "shots": shots,
-            "top1": mean(accuracies),
-            "runs": accuracies,
-            "images_seen": step * plan.batch_size,
-            "exaflops": None if plan.exaflops is None else plan.exaflops * step / plan.total_steps,
-        }
+        return Probe.written(
+            {
+                "dataset": settings.probe,
+                "shots": shots,
+                "top1": mean(accuracies),
+                "runs": accuracies,
+                "images_seen": step * plan.batch_size,
+                "exaflops": None if plan.exaflops is None else plan.exaflops * step / plan.total_steps,
+            }
+        )
 
     def _evaluated_model(self) -> AbstractContextManager[nn.Module]:
         """Return the model, with the averaged weights swapped in if enabled."""

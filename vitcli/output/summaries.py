@@ -1,0 +1,222 @@
+"""The JSON objects that commands write into their folders and `vit report` reads: one model for both.
+
+A model has a field for every key that a report reads, and the names of the others. Reading refuses a value of
+the wrong type, but neither an unknown key nor a missing one that folders of earlier versions do not have.
+"""
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
+
+Fraction = Annotated[FiniteFloat, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=0)]
+Amount = Annotated[FiniteFloat, Field(ge=0)]
+Resolution = int | list[int]
+
+
+class FileModel(BaseModel):
+    """An object of a JSON file.
+
+    Attributes:
+        UNREAD: further keys that are written; a wrong value there is no reason to refuse a folder.
+        SOMETIMES: keys that are written only where they apply.
+    """
+
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
+    UNREAD: ClassVar[frozenset[str]] = frozenset()
+    SOMETIMES: ClassVar[frozenset[str]] = frozenset()
+
+    @classmethod
+    def written(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Return the object to write after a check that its keys are those of the model.
+
+        The values are validated in the tests only: a run that has ended is worth its summary even if its loss
+        is infinite.
+        """
+        known = cls.model_fields.keys() | cls.UNREAD
+        assert known - cls.SOMETIMES <= values.keys() <= known, (cls.__name__, known ^ values.keys())
+        return values
+
+
+class RunScores(FileModel):
+    """Scores of one of several runs, each with its own seed: of images, or of masked patches."""
+
+    UNREAD = frozenset({"top5", "patch_accuracy", "most_frequent_color"})
+    SOMETIMES = UNREAD | {"top1"}
+
+    seed: int
+    top1: Fraction | None = None
+    loss: FiniteFloat | None = None
+
+
+class Probe(FileModel):
+    """Few-shot accuracy at a step of training; `runs` are those of its draws, or of several runs."""
+
+    UNREAD = frozenset({"runs", "images_seen", "exaflops"})
+
+    dataset: str
+    shots: Count
+    top1: Fraction
+
+
+class ResourceUse(FileModel):
+    """Throughput and time of all processes together, and the peak memory of the largest."""
+
+    images_per_s: Amount | None = None
+    elapsed_s: Amount | None = None
+    exaflops: Amount | None = None
+    peak_memory_gib: Amount | None = None
+    num_processes: Count | None = None
+    precision: str | None = None
+
+
+class TrainingSummary(ResourceUse):
+    """summary.json of `vit finetune` and `vit pretrain`: of one run, or the means over the runs of a sweep.
+
+    Attributes:
+        choices, chosen: values by recipe key; of each trial its scores on the dev split, too.
+    """
+
+    UNREAD = frozenset({
+        "run_dir", "train_split", "num_train_examples", "num_classes", "preprocessing", "dev_top1_by_lr",
+        "top5", "most_frequent_color", "num_skipped_images", "skipped_images", "weights",
+    })  # fmt: skip
+    SOMETIMES = RunScores.SOMETIMES | {"choices", "chosen"}
+
+    command: Literal["finetune", "pretrain"]
+    model: str
+    ckpt: str | None = None
+    dataset: str
+    eval_split: str = ""
+    resolution: Resolution
+    steps: Count
+    batch_size: Count
+    lr: FiniteFloat | None = None
+    top1: Fraction | None = None
+    top1_std: Fraction | None = None
+    patch_accuracy: Fraction | None = None
+    loss: FiniteFloat | None = None
+    runs: list[RunScores] = []
+    fewshot: Probe | None = None
+    choices: list[dict[str, Any]] = []
+    chosen: dict[str, Any] | None = None
+    num_eval_examples: Count | None = None
+
+
+class ShotScores(FileModel):
+    """Accuracies of the draws with one number of images per class."""
+
+    UNREAD = frozenset({"chosen"})
+
+    mean: Fraction
+    std: Fraction | None = None
+    runs: list[Fraction] = []
+
+
+class FewshotSummary(ResourceUse):
+    """summary.json of `vit fewshot`; `shots` by the number of images per class."""
+
+    UNREAD = frozenset({
+        "run_dir", "numerics", "train_split", "num_classes", "preprocessing", "preprocessing_from", "layer",
+        "feature_dim", "l2", "seeds", "num_test_examples", "cached_rows", "computed_rows",
+        "num_skipped_images", "skipped_images", "notes", "draws_from",
+    })  # fmt: skip
+    SOMETIMES = frozenset({"images_per_s", "exaflops", "peak_memory_gib"})
+
+    command: Literal["fewshot"]
+    model: str
+    ckpt: str | None = None
+    dataset: str
+    eval_split: str = ""
+    resolution: Resolution
+    shots: dict[Annotated[str, Field(pattern=r"^[1-9]\d{0,8}$")], ShotScores]
+    classifier: str = ""
+
+
+class VtabTask(FileModel):
+    """The score of one task; None until its run has ended."""
+
+    UNREAD = frozenset({"num_eval_examples", "run_dir"})
+
+    group: str
+    top1: Fraction | None = None
+
+
+class VtabSummary(FileModel):
+    """summary.json of the tasks of VTAB; a mean is None until all its tasks have a score."""
+
+    UNREAD = frozenset({"command", "dataset", "run_dir", "num_finished"})
+
+    tasks: dict[str, VtabTask]
+    groups: dict[str, Fraction | None] = {}
+    top1: Fraction | None = None
+    mean_of_finished: Fraction | None = None
+
+
+class ClassScore(FileModel):
+    top1: Fraction
+    num_examples: Count
+
+
+class Bins(FileModel):
+    """A reliability diagram: M bins between M + 1 edges."""
+
+    edges: list[Fraction]
+    counts: list[Count]
+    confidence: list[Fraction]
+    accuracy: list[Fraction]
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> "Bins":
+        if not len(self.edges) - 1 == len(self.counts) == len(self.confidence) == len(self.accuracy) > 0:
+            raise ValueError("the bins and their edges do not go together")
+        return self
+
+
+class ResolutionScore(FileModel):
+    UNREAD = frozenset({"loss"})
+
+    resolution: Resolution
+    top1: Fraction
+    top5: Fraction
+
+
+class Evaluation(ResourceUse):
+    """evaluation.json of one `vit evaluate`; ReaL, a class map, --res and --assert add keys of their own."""
+
+    UNREAD = frozenset({
+        "numerics", "preprocessing", "preprocessing_from", "classes_mapped_by_name", "num_skipped_images",
+        "skipped_images", "nll", "num_real_examples", "real_labels_by", "competing_classes",
+        "num_outside_map", "mistakes", "assertions", "asked", "saved_predictions", "out",
+    })  # fmt: skip
+    SOMETIMES = frozenset({
+        "exaflops", "peak_memory_gib", "real_top1", "num_real_examples", "real_labels_by", "class_map",
+        "competing_classes", "num_outside_map", "resolutions", "assertions", "saved_predictions", "out",
+    })  # fmt: skip
+
+    command: Literal["evaluate"]
+    ckpt: str
+    model: str
+    dataset: str
+    eval_split: str = ""
+    resolution: Resolution
+    num_classes: Count
+    num_eval_examples: Count
+    top1: Fraction
+    top5: Fraction
+    loss: FiniteFloat
+    ece: Fraction
+    brier: FiniteFloat
+    intervals: dict[str, list[Fraction] | None] = {}
+    real_top1: Fraction | None = None
+    class_map: str | None = None
+    per_class: dict[str, ClassScore] | None = None
+    reliability: Bins | None = None
+    resolutions: list[ResolutionScore] = []
+
+
+class Evaluations(FileModel):
+    """evaluation.json of several checkpoints or data sets."""
+
+    command: Literal["evaluate"]
+    evaluations: list[Evaluation]
