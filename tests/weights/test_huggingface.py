@@ -200,7 +200,7 @@ def test_what_a_classifier_does_not_use_is_named_as_in_the_file():
         ({"classifier.bias": None}, "the tensor classifier.bias is missing"),
         ({"vit.extra": torch.ones(1)}, "1 tensors are unknown, such as extra"),
         ({"vit.encoder.layer.7.output.dense.bias": torch.ones(24)}, "layer.2.layernorm_before.weight is m"),
-        ({"layernorm.bias": torch.ones(24)}, "the tensor layernorm.bias is there twice, in two spellings"),
+        ({"layernorm.bias": torch.ones(24)}, "the tensor layernorm.bias is stored twice, in two spellings"),
         ({"vit.layernorm.bias": torch.ones(1, HIDDEN)}, "is torch.float32 of shape (1, 24), not 1 axes"),
         ({"vit.layernorm.bias": torch.ones(HIDDEN, dtype=torch.int8)}, "is torch.int8 of shape (24,)"),
         ({LAYER + "attention.attention.key.bias": torch.ones(23)}, "differ in shape"),

@@ -4,7 +4,6 @@
 that cannot be parsed at all is an error for both.
 """
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -16,7 +15,7 @@ from torch import Tensor
 from vitcli.errors import VitError, WeightsError
 from vitcli.models.architecture import Architecture
 from vitcli.models.build import architecture, expected_tensors, known_name
-from vitcli.models.variants import VARIANTS, find_variant
+from vitcli.models.variants import find_variant
 from vitcli.output.text import first_few
 from vitcli.weights.describe import WeightsInfo, describe
 from vitcli.weights.files import (
@@ -28,9 +27,8 @@ from vitcli.weights.files import (
     read_stored,
 )
 from vitcli.weights.locate import WeightsSource, locate
-from vitcli.weights.timm import head_names, num_prefix_tokens
+from vitcli.weights.timm import head_names
 
-HAVE_MODEL_WIDTH = ("norm.weight", "cls_token", "pos_embed", "blocks.0.norm1.weight")
 INTEGER_BUFFERS = ("num_batches_tracked", "index")  # of timm's networks
 
 
@@ -112,18 +110,34 @@ def _recognise(diagnosis: Diagnosis, content: WeightsContent, model_name: str | 
     with diagnosis.step("the stored metadata"):
         info = describe(source, content, model_name)
         diagnosis.is_recognised = True
-    # Fall back: the file without --model, the tensors without any metadata, the nearest network of the paper
+    # Fall back: the file without --model, the tensors without any metadata, the network of --model
     bare, unlabelled = source._replace(config={}, preprocessor={}), content._replace(vit={})
-    for place, contents in ((source, content), (bare, unlabelled)):
+    fallbacks = [
+        lambda: describe(source, content, None),
+        lambda: describe(bare, unlabelled, None),
+        lambda: _named_variant(bare, unlabelled, model_name),
+    ]
+    for fallback in fallbacks:
         if info is None:
             with suppress(VitError), as_weights_error("the tensors"):
-                info = describe(place, contents, None)
-    if info is None:
-        with suppress(VitError), as_weights_error("the tensors"):
-            info = _closest_variant(source, content.state, model_name)
+                info = fallback()
     diagnosis.info = info
     if info is not None:
         _drop_missing_head(diagnosis, info)
+
+
+def _named_variant(
+    source: WeightsSource, content: WeightsContent, model_name: str | None
+) -> WeightsInfo | None:
+    """Return the paper's network of --model, to list what the file lacks of it; None if it is none."""
+    variant = find_variant(model_name or "")
+    if variant is None:
+        return None
+    # As a timm model, the tensors are not recognised but show classes and, if possible, image size
+    info = describe(source, content._replace(spelling="timm"), variant.timm_name)
+    size, num_classes = info.architecture.image_size, info.architecture.num_classes
+    arch = architecture(variant.name, image_size=size, num_classes=num_classes)
+    return info._replace(architecture=arch, numerics="as the paper has it")
 
 
 def _drop_missing_head(diagnosis: Diagnosis, info: WeightsInfo) -> None:
@@ -134,35 +148,6 @@ def _drop_missing_head(diagnosis: Diagnosis, info: WeightsInfo) -> None:
     with suppress(VitError), as_weights_error("the head"):
         diagnosis.missing_head = tuple(name for name in expected_tensors(arch) if name.startswith(prefixes))
     diagnosis.info = info._replace(architecture=replace(arch, num_classes=0, pre_logits=False))
-
-
-def _closest_variant(
-    source: WeightsSource, state: dict[str, Tensor], model_name: str | None
-) -> WeightsInfo | None:
-    """Return the paper's transformer that shares most tensors with the file, if at least half of its own.
-
-    Args:
-        model_name: the only candidate, if it is a variant.
-    """
-    shapes = {name: tensor.shape for name, tensor in state.items()}
-    widths = [shapes[name][-1] for name in HAVE_MODEL_WIDTH if shapes.get(name)]
-    named = find_variant(model_name or "")
-    candidates = [v for v in VARIANTS.values() if v.layers and v.hidden in widths[:1]]
-    closest, most = None, 0.5
-    for variant in [named] if named else candidates:
-        # Take image size and classes from the file, as far as it has them
-        arch = architecture(variant.name, image_size=(224, 224), num_classes=0)
-        heads = [shapes[f"{prefix}weight"] for prefix in head_names(arch) if shapes.get(f"{prefix}weight")]
-        arch = replace(arch, num_classes=heads[0][0] if heads else 0)
-        if len(shapes.get("pos_embed", ())) == 3 and arch.patch_size:
-            num_patches = max(0, shapes["pos_embed"][1] - num_prefix_tokens(shapes))
-            arch = replace(arch, image_size=(max(1, round(math.sqrt(num_patches))) * arch.patch_size,) * 2)
-        # Count the tensors that fit
-        expected = expected_tensors(arch)
-        fraction = sum(shapes.get(name) == shape for name, shape in expected.items()) / len(expected)
-        if fraction > most:
-            closest, most = arch, fraction
-    return closest and WeightsInfo(closest, None, None, "as the paper has it", {}, source.format)
 
 
 def _floats(stored: StoredTensors) -> dict[str, Tensor]:

@@ -1,7 +1,7 @@
-"""What the bytes of a weights file hold: a file to tensors, tensors to a file.
+"""Weights files: their tensors and metadata read with care, and written reproducibly.
 
-Every byte is a stranger's: no pickle is run, no archive may grow without bound, no JSON key may repeat, and
-what a parser trips over becomes a WeightsError. What the tensors mean is weights.py's question.
+Files are untrusted: never unpickle, bound decompression, reject duplicate JSON keys, and turn any parser
+exception into a WeightsError. describe.py finds out what the tensors are.
 """
 
 import json
@@ -25,20 +25,15 @@ from vitcli.weights.jax import from_official, is_official
 
 FORMATS = {".safetensors": "safetensors", ".npz": "official npz", ".pth": "pth", ".pt": "pth", ".bin": "pth"}
 MAX_EXPANSION = 100  # trained weights hardly compress; an archive that grows more than this is a bomb
-NESTED = (
-    "state_dict_ema",
-    "model_ema",
-    "state_dict",
-    "model",
-)  # the average before the raw weights, as timm does
+NESTED = ("state_dict_ema", "model_ema", "state_dict", "model")  # averaged weights first, as in timm
 WRAPPERS = ("module.", "_orig_mod.")  # of DistributedDataParallel and torch.compile
 
 
 class StoredTensors(NamedTuple):
-    """What a file holds, as it stands there: its own names, shapes and dtypes.
+    """Contents of a file under its own names, shapes and dtypes.
 
     Attributes:
-        tensors: arrays, where the file is an npz.
+        tensors: arrays, if the file is an npz.
         spelling: whose names they have: "timm", "official" or "huggingface".
         vit: our metadata, or {}.
     """
@@ -49,14 +44,14 @@ class StoredTensors(NamedTuple):
 
 
 class WeightsContent(NamedTuple):
-    """What a file holds, in our words.
+    """Contents of a file in timm's naming.
 
     Attributes:
-        state: tensors in timm's naming.
-        spelling: whose names they had: "timm", "official" or "huggingface".
-        heads: of the attention, if the file tells.
+        state: float32 where they are floating-point.
+        spelling: whose names the file has: "timm", "official" or "huggingface".
+        heads: number of attention heads, if the file shows it.
         vit: our metadata, or {}.
-        unused: tensors that no classifier has a use for, such as the pooler of Hugging Face's ViTModel.
+        unused: tensors that no classifier uses, such as the pooler of Hugging Face's ViTModel.
     """
 
     state: dict[str, Tensor]
@@ -68,7 +63,7 @@ class WeightsContent(NamedTuple):
 
 @contextmanager
 def attribute_errors_to(source: str) -> Iterator[None]:
-    """Whatever is wrong in here is wrong with `source`."""
+    """Turn errors into WeightsErrors that name `source` as their place; MachineErrors keep their type."""
     try:
         yield
     except VitError as error:
@@ -78,23 +73,18 @@ def attribute_errors_to(source: str) -> Iterator[None]:
 
 
 def broken(message: str) -> WeightsError:
-    """A file that cannot be what it should be; `blaming` adds which."""
+    """Return the error of a damaged file, which `attribute_errors_to` names."""
     return WeightsError(message, where="", fix="fetch or write the file again")
 
 
-def read_file(path: Path) -> WeightsContent:
-    """The tensors of one file in timm's naming, float32 where they are numbers with a point."""
-    return in_timms_naming(read_stored(path))
-
-
 def read_stored(path: Path) -> StoredTensors:
-    """The tensors of one file; WeightsError for one that cannot be read, or holds no weights."""
+    """Read the tensors of one file; WeightsError if it is unreadable or holds no weights."""
     readers = {"safetensors": _read_safetensors, "official npz": _read_npz, "pth": _read_pth}
     return readers[FORMATS[path.suffix]](path)
 
 
 def in_timms_naming(stored: StoredTensors) -> WeightsContent:
-    """The same in timm's naming; WeightsError where a name that another spelling needs is not there."""
+    """Convert the tensors to timm's naming; WeightsError where an expected one is missing."""
     state, heads, unused = stored.tensors, None, ()
     if stored.spelling == "official":
         state, heads = from_official(state)
@@ -105,9 +95,9 @@ def in_timms_naming(stored: StoredTensors) -> WeightsContent:
 
 
 def write_safetensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-    """Write tensors and metadata; the same ones always give the same bytes.
+    """Write tensors and metadata, always to the same bytes.
 
-    safetensors 0.8 writes metadata in an order of the moment, which would give equal runs unequal files.
+    safetensors 0.8 writes metadata in random order, so equal runs would have unequal files.
     """
     save_file(tensors, path, metadata=metadata)
     with open(path, "r+b") as file:
@@ -117,11 +107,11 @@ def write_safetensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str
         ordered = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
         assert len(ordered) <= length, "reordering does not lengthen the header"
         file.seek(8)
-        file.write(ordered.ljust(length))  # spaces at the end are the format's own padding
+        file.write(ordered.ljust(length))  # the format allows trailing spaces
 
 
 def write_npz(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    """Write arrays as numpy.savez does, the same ones always to the same bytes: without the time of day."""
+    """Write arrays as numpy.savez does but without timestamps, always to the same bytes."""
     with zipfile.ZipFile(path, "w") as archive:
         for name, array in arrays.items():
             with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:
@@ -130,13 +120,13 @@ def write_npz(path: Path, arrays: dict[str, np.ndarray]) -> None:
 
 @contextmanager
 def as_weights_error(what: str) -> Iterator[None]:
-    """Anything a parser raises on a stranger's bytes means that the bytes are no good."""
+    """Turn any parser exception into a WeightsError."""
     try:
         yield
     except VitError:
         raise
     except PermissionError as error:
-        raise MachineError(f"{what} may not be read", where="", fix="ask for the right to read it") from error
+        raise MachineError(f"no permission to read {what}", where="", fix="change its permissions") from error
     except Exception as error:
         reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         raise broken(f"{what} cannot be read: {reason}") from error
@@ -155,7 +145,7 @@ def _read_safetensors(path: Path) -> StoredTensors:
             )
             state = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  not a mapping
     if not isinstance(stored, dict):
-        raise broken("the metadata named vit is no object")
+        raise broken("the metadata named vit is not an object")
     return StoredTensors(state, _spelling(state), stored)
 
 
@@ -174,7 +164,7 @@ def _read_pth(path: Path) -> StoredTensors:
         if zipfile.is_zipfile(path):
             _check_growth(path, sum(member.file_size for member in zipfile.ZipFile(path).infolist()))
         try:
-            with warnings.catch_warnings(action="ignore"):  # torch thinks aloud about files it then refuses
+            with warnings.catch_warnings(action="ignore"):  # torch warns about files that it then refuses
                 loaded = torch.load(path, map_location="cpu", weights_only=True)
         except Exception as error:
             raise WeightsError(
@@ -195,29 +185,29 @@ def _spelling(state: dict[str, Tensor]) -> str:
 
 
 def _unwrapped(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The same tensors without the names that wrappers put before theirs."""
+    """Remove the prefixes of wrappers from the names."""
     unwrapped = {}
     for name, tensor in state.items():
         bare = str(name)
         while wrapper := next((w for w in WRAPPERS if bare.startswith(w)), None):
             bare = bare.removeprefix(wrapper)
         if bare in unwrapped:
-            raise broken(f"the tensor {bare} is there twice, once inside a wrapper")
+            raise broken(f"the tensor {bare} is stored twice, once inside a wrapper")
         unwrapped[bare] = tensor
     return unwrapped
 
 
 def _check_archive(path: Path) -> None:
-    """Refuse, before any array is made, objects in an npz and arrays that are not as large as they say."""
+    """Refuse Python objects in an npz, and arrays whose size is not that of their header, unread."""
     total = 0
     with zipfile.ZipFile(path) as archive:
         for member in archive.infolist():
             with archive.open(member) as file:
                 version = np.lib.format.read_magic(file)
-                read_header = {(1, 0): np.lib.format.read_array_header_1_0}.get(
-                    version, np.lib.format.read_array_header_2_0
-                )
-                shape, _, dtype = read_header(file)
+                is_first = version == (1, 0)
+                formats = np.lib.format
+                read = formats.read_array_header_1_0 if is_first else formats.read_array_header_2_0
+                shape, _, dtype = read(file)
                 if dtype.hasobject:
                     raise broken(f"the array {member.filename} holds Python objects, which could run code")
                 if math.prod(shape) * dtype.itemsize != member.file_size - file.tell():
@@ -233,5 +223,5 @@ def _check_growth(path: Path, num_bytes: int) -> None:
 
 def no_repeated_keys(pairs: list[tuple]) -> dict:
     if len(dict(pairs)) < len(pairs):
-        raise broken("a JSON key is there twice")
+        raise broken("a JSON key is stored twice")
     return dict(pairs)

@@ -1,8 +1,9 @@
-"""What Hugging Face files say of a ViT, in our words: tensors, config.json and preprocessor_config.json.
+"""Hugging Face's ViT in our terms: tensors, config.json and preprocessor_config.json.
 
-`save_pretrained` of transformers writes the names at the right of SAVED_PARTS, in `encoder.layer.0`. The
-modules had the same names until some release between 5.8 and 5.14; now they have those at the left, in
-`layers.0`, and so has a bare state dict. Networks with a head put `vit.` before. Tried in 4.57.6 and 5.23.0.
+`save_pretrained` of transformers writes the names on the right of SAVED_PARTS, in `encoder.layer.0`. The
+modules had the same names until some release between 5.8 and 5.14; since then they, and a bare state dict,
+have those on the left, in `layers.0`. Networks with a head add the prefix `vit.`. Tested with 4.57.6 and
+5.23.0.
 """
 
 import math
@@ -27,15 +28,15 @@ PATCHES = "embeddings.patch_embeddings.projection"
 EMBEDDINGS = {
     "embeddings.cls_token", "embeddings.position_embeddings", f"{PATCHES}.weight", f"{PATCHES}.bias",
 }  # fmt: skip
-UNUSED = {  # by a classifier: the pooler is ViTModel's, the others are of masked image modelling
+UNUSED = {  # by a classifier: the pooler of ViTModel, and tensors of masked image modelling
     "pooler.dense.weight", "pooler.dense.bias", "embeddings.mask_token", "decoder.0.weight", "decoder.0.bias",
 }  # fmt: skip
-# The next three are looked through as lists: what a file says may have no hash.
+# Untrusted values are looked up in lists of these keys, as they may be unhashable.
 GELUS = {"gelu": "erf", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "gelu_fast": "tanh"}
 INTERPOLATIONS = {2: "bilinear", 3: "bicubic"}  # PIL's numbers
 PROCESSORS = ("ViTImageProcessor", "ViTImageProcessorFast", "ViTImageProcessorPil", "ViTFeatureExtractor")
 STEPS = ("do_resize", "do_center_crop", "do_rescale", "do_normalize", "do_convert_rgb")
-# What transformers takes for a key that the file leaves out.
+# Defaults of transformers for keys that the file omits.
 CONFIG_DEFAULTS = {
     "hidden_size": 768, "num_attention_heads": 12, "hidden_act": "gelu", "layer_norm_eps": 1e-12,
     "image_size": 224, "patch_size": 16, "num_channels": 3, "num_labels": 2,
@@ -48,20 +49,20 @@ CONFIG, PROCESSOR, TENSORS = "config.json", "preprocessor_config.json", "tensor 
 
 
 class HuggingFaceTensors(NamedTuple):
-    """Tensors in timm's naming, and the names, as in the file, of those that a classifier does not use."""
+    """Tensors in timm's naming, and the file's names of those that a classifier does not use."""
 
     state: dict[str, Tensor]
     unused: tuple[str, ...]
 
 
 class HuggingFaceConfig(NamedTuple):
-    """What config.json says.
+    """Values of config.json.
 
     Attributes:
         gelu: "erf" or "tanh".
         image_size: height and width in pixels.
-        num_classes: of the classifier; 2 is also what a config says whose network has none.
-        class_names: in the order of the logits; None if there are none but LABEL_0, LABEL_1 and so on.
+        num_classes: of the classifier; 2 also in the config of a network without one.
+        class_names: in the order of the logits; None if they are only LABEL_0, LABEL_1 and so on.
     """
 
     heads: int
@@ -74,9 +75,9 @@ class HuggingFaceConfig(NamedTuple):
 
 
 def is_huggingface(names: Iterable[str]) -> bool:
-    """Whether these are tensor names of transformers' ViT, with or without a head.
+    """Return whether these are tensor names of transformers' ViT, with or without a head.
 
-    Its relatives differ in the embeddings or the first layer: DeiT has a distillation token, BEiT no bias of
+    Related models differ in the embeddings or the first layer: DeiT has a distillation token, BEiT no bias of
     the key, DINOv2 other layer norms. The encoders of ViT-MAE, ViT-MSN, DPT and ViViT have the same names.
     """
     saved = {_as_saved(name) for name in names}
@@ -89,13 +90,13 @@ def is_huggingface(names: Iterable[str]) -> bool:
 
 
 def from_huggingface(state: dict[str, Tensor]) -> HuggingFaceTensors:
-    """State dict of timm's VisionTransformer from that of a ViTForImageClassification or a ViTModel.
+    """Convert the state dict of a ViTForImageClassification or ViTModel to timm's VisionTransformer.
 
-    Query, key and value become one matrix; where they have no biases (`qkv_bias=False`) it gets zeros. Each
-    tensor is used exactly once or named in `unused`.
+    Query, key and value become one matrix, with zeros for missing biases (`qkv_bias=False`). Each tensor is
+    used exactly once or named in `unused`.
 
     Raises:
-        WeightsError: a tensor is missing, unknown, there twice or of a shape that cannot be.
+        WeightsError: a tensor is missing, unknown, duplicated or of an impossible shape.
     """
     left = _in_saved_spelling(state)
     unused = tuple(name for name in state if _as_saved(name) in UNUSED)
@@ -105,13 +106,14 @@ def from_huggingface(state: dict[str, Tensor]) -> HuggingFaceTensors:
             raise _wrong(f"the tensor {name} is missing", TENSORS)
         tensor = left.pop(name)
         if tensor.ndim != ndim or not tensor.is_floating_point():
-            found = f"{tensor.dtype} of shape {tuple(tensor.shape)}"
-            raise _wrong(f"the tensor {name} is {found}, not {ndim} axes of floats", TENSORS)
+            kind = f"{tensor.dtype} of shape {tuple(tensor.shape)}"
+            raise _wrong(f"the tensor {name} is {kind}, not {ndim} axes of floats", TENSORS)
         return tensor
 
     def pair(name: str, *, ndim: int) -> dict[str, Tensor]:
         return {"weight": take(f"{name}.weight", ndim=ndim), "bias": take(f"{name}.bias", ndim=1)}
 
+    # Convert embeddings, blocks, norm and head, taking each tensor from those that are left
     tokens = {"cls_token": take("embeddings.cls_token", ndim=3)}
     tokens["pos_embed"] = take("embeddings.position_embeddings", ndim=3)
     parts = {"patch_embed.proj": pair(PATCHES, ndim=4)}
@@ -134,16 +136,16 @@ def from_huggingface(state: dict[str, Tensor]) -> HuggingFaceTensors:
 
 
 def read_config(config: dict) -> HuggingFaceConfig:
-    """The parsed config.json of a ViT.
+    """Read the parsed config.json of a ViT.
 
     Raises:
-        WeightsError: another network, an activation that is no GELU of ours, or a value that cannot be.
+        WeightsError: another network, an activation that is not one of GELUS, or an impossible value.
     """
     given = CONFIG_DEFAULTS | config
 
-    def demand(holds: bool, key: str, wanted: str) -> None:
+    def demand(holds: bool, key: str, valid: str) -> None:
         if not holds:
-            raise _wrong(f"{key} is {given.get(key)!r}, not {wanted}", CONFIG, key)
+            raise _wrong(f"{key} is {given.get(key)!r}, not {valid}", CONFIG, key)
 
     demand(given.get("model_type") == "vit", "model_type", "'vit'")
     demand(given["hidden_act"] in list(GELUS), "hidden_act", f"one of {', '.join(GELUS)}")
@@ -160,23 +162,23 @@ def read_config(config: dict) -> HuggingFaceConfig:
 
 
 def read_preprocessor(config: dict, image_size: tuple[int, int]) -> dict:
-    """The parsed preprocessor_config.json, in the words of `transforms.Preprocessing.as_dict`.
+    """Convert the parsed preprocessor_config.json to `Preprocessing.as_dict`.
 
     Args:
-        image_size: height and width in pixels that the network takes.
+        image_size: height and width in pixels of the network's input.
 
     Raises:
-        WeightsError: pictures of another size, or prepared in a way that Preprocessing has not exactly.
+        WeightsError: images of another size, or steps that Preprocessing cannot do exactly.
     """
     given = PROCESSOR_DEFAULTS | {key: value for key, value in config.items() if value is not None}
     kind = "image_processor_type" if "image_processor_type" in given else "feature_extractor_type"
     if given.get(kind, PROCESSORS[0]) not in PROCESSORS:
-        raise _wrong(f"pictures are prepared by a {given[kind]}, not as for a ViT", PROCESSOR, kind)
+        raise _wrong(f"images are preprocessed by a {given[kind]}, not as for a ViT", PROCESSOR, kind)
     _check_steps(given)
     resize, crop_fraction, size = _geometry(given, image_size)
     if size != tuple(image_size):
         sizes = f"{size[0]}x{size[1]} and the network takes {image_size[0]}x{image_size[1]}"
-        raise _wrong(f"pictures become {sizes}", PROCESSOR, "size")
+        raise _wrong(f"images become {sizes}", PROCESSOR, "size")
     return {
         "image_size": list(image_size),
         "resize": resize,
@@ -190,7 +192,7 @@ def read_preprocessor(config: dict, image_size: tuple[int, int]) -> dict:
 
 
 def _check_steps(given: dict) -> None:
-    """Refuse steps that Preprocessing has not, and values that do not come out in [0, 1]."""
+    """Refuse steps that Preprocessing lacks, and a rescaling to anything but [0, 1]."""
     for step in (key for key in given if key.startswith("do_")):
         if type(given[step]) is not bool or (given[step] and step not in STEPS):
             raise _wrong(f"{step} is {given[step]!r}", PROCESSOR, step)
@@ -202,7 +204,7 @@ def _check_steps(given: dict) -> None:
 
 
 def _geometry(given: dict, image_size: tuple[int, int]) -> tuple[str, float, tuple[int, int]]:
-    """`resize` and `crop_fraction` of Preprocessing, and the height and width that come out."""
+    """Return `resize` and `crop_fraction` of Preprocessing, and the resulting height and width."""
     crop = _sides(given, "crop_size", PROCESSOR) if given["do_center_crop"] else None
     if not given["do_resize"]:
         return "none", 1.0, crop or tuple(image_size)
@@ -212,47 +214,47 @@ def _geometry(given: dict, image_size: tuple[int, int]) -> tuple[str, float, tup
         return "short_side", min(crop) / edge, crop
     size = _sides(given, "size", PROCESSOR)
     if crop not in (None, size):
-        sizes = f"{size[0]}x{size[1]} and is then cut to {crop[0]}x{crop[1]}"
-        raise _wrong(f"the whole picture becomes {sizes}", PROCESSOR, "size, crop_size")
+        sizes = f"{size[0]}x{size[1]} and is then cropped to {crop[0]}x{crop[1]}"
+        raise _wrong(f"the whole image becomes {sizes}", PROCESSOR, "size, crop_size")
     return "square", 1.0, size
 
 
 def _classes(given: dict) -> tuple[int, tuple[str, ...] | None]:
-    """Number and names of the classes; where id2label is there, transformers goes by it alone."""
-    named, labels = given.get("id2label"), given.get("label2id")
-    if named is None and isinstance(labels, dict):
-        named = {str(index): name for name, index in labels.items()}
-    if named is None:
+    """Return number and names of the classes; where id2label exists, transformers ignores the other keys."""
+    id2label, label2id = given.get("id2label"), given.get("label2id")
+    if id2label is None and isinstance(label2id, dict):
+        id2label = {str(index): name for name, index in label2id.items()}
+    if id2label is None:
         if type(given["num_labels"]) is not int or given["num_labels"] < 0:
             raise _wrong(f"the number of labels is {given['num_labels']!r}", CONFIG, "num_labels")
         return given["num_labels"], None
-    named = {str(index): name for index, name in named.items()} if isinstance(named, dict) else {"": None}
-    names = [named.get(str(index)) for index in range(len(named))]
+    by_index = {str(i): name for i, name in id2label.items()} if isinstance(id2label, dict) else {"": None}
+    names = [by_index.get(str(index)) for index in range(len(by_index))]
     if not all(isinstance(name, str | int) for name in names):
-        raise _wrong("the classes are not named from 0 on", CONFIG, "id2label")
+        raise _wrong("the class indices are not 0, 1, 2 and so on", CONFIG, "id2label")
     is_named = any(name != f"LABEL_{index}" for index, name in enumerate(names))
     return len(names), tuple(map(str, names)) if is_named else None
 
 
 def _as_saved(name: str) -> str:
-    """A tensor's name as `save_pretrained` writes it for a network without a head."""
+    """Return a tensor's name as `save_pretrained` writes it for a network without a head."""
     name = name.removeprefix("vit.")
     layer = re.fullmatch(r"layers\.(\d+)\.(.+?)(\.weight|\.bias|)", name)
     return f"encoder.layer.{layer[1]}.{SAVED_PARTS.get(layer[2], layer[2])}{layer[3]}" if layer else name
 
 
 def _in_saved_spelling(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Those that a classifier uses."""
+    """Return the tensors that a classifier uses, under the names of `save_pretrained`."""
     spelled = {}
     for name, tensor in state.items():
         if (saved := _as_saved(name)) in spelled:
-            raise _wrong(f"the tensor {saved} is there twice, in two spellings", TENSORS)
+            raise _wrong(f"the tensor {saved} is stored twice, in two spellings", TENSORS)
         spelled[saved] = tensor
     return {name: tensor for name, tensor in spelled.items() if name not in UNUSED}
 
 
 def _qkv(take, attention: str, *, has_biases: bool) -> dict[str, Tensor]:
-    """Query, key and value in one, in this order."""
+    """Concatenate query, key and value, in this order."""
     parts = [f"{attention}.{part}" for part in ("query", "key", "value")]
     weights = [take(f"{part}.weight", ndim=2) for part in parts]
     biases = [take(f"{part}.bias", ndim=1) for part in parts] if has_biases else []
@@ -263,18 +265,18 @@ def _qkv(take, attention: str, *, has_biases: bool) -> dict[str, Tensor]:
 
 
 def _sides(given: dict, key: str, file: str) -> tuple[int, int]:
-    """Height and width, of which transformers takes one number, two, or a dict."""
+    """Return height and width, which transformers accepts as one number, two, or a dict."""
     sides = given[key]
     if isinstance(sides, dict) and sides.keys() == {"height", "width"}:
         sides = (sides["height"], sides["width"])
     sides = sides if isinstance(sides, list | tuple) else (sides, sides)
     if len(sides) != 2 or not all(_is_count(side) for side in sides):
-        raise _wrong(f"{key} is {given[key]!r}, no height and width in pixels", file, key)
+        raise _wrong(f"{key} is {given[key]!r}, not a height and width in pixels", file, key)
     return tuple(sides)
 
 
 def _three(given: dict, key: str) -> list[float]:
-    """A number for each channel; transformers also takes one for all."""
+    """Return a number for each channel; transformers also accepts one for all."""
     numbers = given[key] if isinstance(given[key], list) else [given[key]] * 3
     lowest = 0 if key == "image_std" else -math.inf
     if len(numbers) != 3 or not all(_is_number(number) and number > lowest for number in numbers):
@@ -287,11 +289,11 @@ def _is_count(value) -> bool:
 
 
 def _is_number(value) -> bool:
-    return type(value) in (int, float) and abs(value) < 1e30  # neither NaN nor what no float holds
+    return type(value) in (int, float) and abs(value) < 1e30  # neither NaN nor beyond any float
 
 
 def _wrong(message: str, file: str, key: str = "") -> WeightsError:
     fix = "use the file of a plain ViT as transformers wrote it"
     if file == PROCESSOR:
-        fix = "copy the folder without this file and say how pictures are prepared with --recipe"
+        fix = "copy the folder without this file, and give the preprocessing with --recipe"
     return WeightsError(message, where=f"{file}: {key}" if key else file, fix=fix)

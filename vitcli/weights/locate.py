@@ -1,4 +1,4 @@
-"""Where weights lie: a --ckpt string to a file and what lies beside it, here or on the hub."""
+"""Location of weights: from a --ckpt string to a file and the config beside it, local or on the Hub."""
 
 import json
 from contextlib import suppress
@@ -14,12 +14,12 @@ WEIGHTS_FILES = ("model.safetensors", "pytorch_model.bin")
 
 
 class WeightsSource(NamedTuple):
-    """Where the weights lie, and what lies beside them.
+    """A weights file and the configs beside it.
 
     Attributes:
         config: the config.json of timm or Hugging Face, or {}.
         preprocessor: Hugging Face's preprocessor_config.json, or {}.
-        tag: of a timm hub repository, or "".
+        tag: of a timm repository on the Hub, or "".
     """
 
     file: Path
@@ -30,13 +30,13 @@ class WeightsSource(NamedTuple):
 
 
 def names_weights(ckpt: str) -> bool:
-    """Whether this is a form of --ckpt, and not the bare name of a network."""
+    """Return whether this is a form of --ckpt and not a model name."""
     is_form = ckpt == "demo" or ckpt.startswith(("hf-hub:", "timm/")) or Path(ckpt).suffix in FORMATS
     return is_form or Path(ckpt).exists()
 
 
 def locate(ckpt: str) -> WeightsSource:
-    """The file behind any form of --ckpt, fetched from the hub if it lies there."""
+    """Return the file behind any form of --ckpt, downloaded from the Hub if necessary."""
     if ckpt == "demo":
         if not DEMO_FOLDER.is_dir():
             raise WeightsError(
@@ -56,9 +56,10 @@ def locate(ckpt: str) -> WeightsSource:
         raise WeightsError(f"there is no {ckpt}{hint}", where="", fix=f"--ckpt takes {FORMS}")
     if path.suffix not in FORMATS:
         raise WeightsError(
-            f"{path.name} is no weights file by its name", where="", fix=f"--ckpt takes {FORMS}"
+            f"{path.name} has no suffix of a weights file", where="", fix=f"--ckpt takes {FORMS}"
         )
-    beside = path.parent if path.name in WEIGHTS_FILES else None  # another file's config is not this one's
+    # A config.json beside a file of any other name may belong to another file
+    beside = path.parent if path.name in WEIGHTS_FILES else None
     return WeightsSource(path, *_configs(beside), FORMATS[path.suffix], "")
 
 
@@ -66,9 +67,9 @@ def _in_folder(folder: Path, *, format: str, tag: str) -> WeightsSource:
     file = next((folder / name for name in WEIGHTS_FILES if (folder / name).is_file()), None)
     if file is None:
         raise WeightsError(
-            f"the folder holds no {' and no '.join(WEIGHTS_FILES)}",
+            f"the folder has no {' and no '.join(WEIGHTS_FILES)}",
             where="",
-            fix="let the run finish first; its resumable checkpoints are for resuming",
+            fix="let the run finish first; its checkpoints/ are only for resuming",
         )
     config, preprocessor = _configs(folder)
     is_foreign = format == "timm folder" and "model_type" in config
@@ -76,7 +77,7 @@ def _in_folder(folder: Path, *, format: str, tag: str) -> WeightsSource:
 
 
 def _configs(folder: Path | None) -> tuple[dict, dict]:
-    """config.json and preprocessor_config.json; {} for one that is not there or is some other tool's."""
+    """Read config.json and preprocessor_config.json; {} for one that is missing or of some other tool."""
     if folder is None:
         return {}, {}
     config, preprocessor = (_json(folder / f"{name}.json") for name in ("config", "preprocessor_config"))
@@ -93,7 +94,7 @@ def _json(path: Path) -> dict:
 
 
 def _download(repository: str, revision: str | None) -> Path:
-    """The repository's config and weights in the hub's cache; the folder both lie in."""
+    """Download the repository's config and weights; return their folder in the Hub's cache."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError
 
@@ -101,15 +102,15 @@ def _download(repository: str, revision: str | None) -> Path:
         config = hf_hub_download(repository, "config.json", revision=revision)
         try:
             hf_hub_download(repository, "model.safetensors", revision=revision)
-        except EntryNotFoundError:  # offline it also means: not in the cache
+        except EntryNotFoundError:  # also raised offline, for what is not in the cache
             hf_hub_download(repository, "pytorch_model.bin", revision=revision)
         with suppress(EntryNotFoundError):
             hf_hub_download(repository, "preprocessor_config.json", revision=revision)
-    except Exception as error:  # the hub's own, the connection's, a name that is none
+    except Exception as error:  # of the Hub or the connection, or for an invalid name: no common type
         reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         raise WeightsError(
-            f"the weights could not be had from the hub: {reason}",
+            f"could not download {repository} from the Hub: {reason}",
             where="",
-            fix="check the name and the connection; offline, only what is in the hub's cache can be used",
+            fix="check the name and the connection; offline, only the Hub's cache is available",
         ) from error
     return Path(config).parent

@@ -1,7 +1,7 @@
-"""ONNX files: a network out through torch's exporter, and back in through onnxruntime.
+"""ONNX files: written by torch's exporter, run by onnxruntime.
 
-A file takes "images" (B, 3, H, W), float32 and already normalised, B of any size, and gives "logits" (B, K);
-without a head they are features (B, D). Letters: B batch, K classes, D hidden width.
+The input is "images" (B, 3, H, W), float32 and normalised, for any B; the output is "logits" (B, K), or
+features (B, D) without a head. Letters: B batch, K classes, D hidden width.
 """
 
 import warnings
@@ -18,11 +18,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vitcli.errors import CheckFailed, MachineError, VitError
 
-MAX_BYTES_IN_ONE_FILE = 1_800_000_000  # of weights; protobuf, and so an .onnx file, ends at 2 GB
+MAX_BYTES_IN_ONE_FILE = 1_800_000_000  # of weights; protobuf, and so an .onnx file, is limited to 2 GB
 
 
 def check_installed() -> None:
-    """Refuse with advice where a package is missing that writing or running an ONNX file needs."""
+    """Raise a MachineError with advice if a package for ONNX files is missing."""
     for name in ("onnx", "onnxscript", "onnxruntime"):
         try:
             import_module(name)
@@ -35,18 +35,18 @@ def check_installed() -> None:
 
 
 def write_onnx(path: Path, model: nn.Module, image_size: tuple[int, int], metadata: dict[str, str]) -> None:
-    """Write the network as it computes in evaluation mode.
+    """Write the network.
 
-    Weights too large for one file go beside it, into `path` + ".data"; the two may move, but only together.
+    Weights too large for one file are written to `path` + ".data"; move both files together.
 
     Args:
         model: on the CPU, in evaluation mode.
-        image_size: height and width in pixels; the file takes no other.
+        image_size: height and width in pixels, the only ones that the file accepts.
         metadata: becomes the file's metadata_props.
 
     Raises:
-        MachineError: a package that this needs is not installed.
-        VitError: torch's exporter cannot express the network.
+        MachineError: a required package is not installed.
+        VitError: torch's exporter does not support the network.
     """
     check_installed()
     import onnx
@@ -62,11 +62,11 @@ def write_onnx(path: Path, model: nn.Module, image_size: tuple[int, int], metada
 
 
 class OnnxNetwork(nn.Module):
-    """The network of an ONNX file, on the CPU by onnxruntime: normalised images_BCHW to logits_BK, float32.
+    """Network of an ONNX file, run by onnxruntime on the CPU: normalised images_BCHW to float32 logits_BK.
 
     Raises:
-        MachineError: a package that this needs is not installed.
-        CheckFailed: onnxruntime does not take the file.
+        MachineError: a required package is not installed.
+        CheckFailed: onnxruntime does not accept the file.
     """
 
     def __init__(self, path: Path):
@@ -75,16 +75,16 @@ class OnnxNetwork(nn.Module):
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3  # it would warn of each operator that it cannot compute beforehand
+        options.log_severity_level = 3  # no warning for each operator that cannot be folded
         try:
             self.session = onnxruntime.InferenceSession(
                 str(path), options, providers=["CPUExecutionProvider"]
             )
-        except Exception as error:  # of many kinds, with nothing in common
+        except Exception as error:  # onnxruntime's exceptions have no common type
             raise CheckFailed(
-                f"onnxruntime {onnxruntime.__version__} does not take the file: {_first_line(error)}",
+                f"onnxruntime {onnxruntime.__version__} does not accept the file: {_first_line(error)}",
                 where=str(path),
-                fix="update onnxruntime; safetensors and timm hold every network",
+                fix="update onnxruntime, or export to safetensors",
             ) from error
 
     def forward(self, images_BCHW: Tensor) -> Tensor:
@@ -93,9 +93,9 @@ class OnnxNetwork(nn.Module):
 
 
 def _exported(model: nn.Module, image_size: tuple[int, int]) -> torch.onnx.ONNXProgram:
-    images_BCHW = torch.zeros(2, 3, *image_size)  # two: of a batch of one the exporter makes a constant
+    images_BCHW = torch.zeros(2, 3, *image_size)  # two: the exporter treats a batch of one as a constant
     try:
-        # With a bias, fused attention leaves strides that the exporter trips over (torch 2.15).
+        # With a bias, fused attention leaves strides that the exporter cannot handle (torch 2.15).
         with (
             sdpa_kernel(SDPBackend.MATH),
             warnings.catch_warnings(action="ignore"),
@@ -112,23 +112,23 @@ def _exported(model: nn.Module, image_size: tuple[int, int]) -> torch.onnx.ONNXP
             )
     except torch.onnx.OnnxExporterError as error:
         raise VitError(
-            f"torch cannot express this network in ONNX: {_first_line(error.__cause__ or error)}",
+            f"torch cannot export this network to ONNX: {_first_line(error.__cause__ or error)}",
             where=f"torch {torch.__version__}",
             fix="export to safetensors or timm, or try other versions of torch and onnxscript",
         ) from error
 
 
 def _drop_traces(graph: Any) -> None:
-    """Leave out what the exporter notes about its own run, such as paths on this machine."""
+    """Delete the exporter's notes on its own run, such as local paths."""
     for part in (graph, *graph.node, *graph.value_info, *graph.initializer, *graph.input, *graph.output):
         del part.metadata_props[:]
 
 
 def _keep_padding_apart(graph: Any) -> None:
-    """Name the axes of each Pad before a max pooling, which says the same, but onnxruntime leaves it alone.
+    """Name the axes of each Pad before a max pooling, so that onnxruntime does not merge the two.
 
-    The stem of BiT pads with zeros. onnxruntime would move them into the pooling, where padding is minus
-    infinity, and give other logits (its pull request 18136; 1.20 and 1.31 do). To go once it no longer does.
+    The stem of BiT pads with zeros. onnxruntime 1.20 to 1.31 merge this padding into the pooling, where it
+    is minus infinity, and give other logits (its pull request 18136). Remove this once it no longer does.
     """
     from onnx import numpy_helper
 
