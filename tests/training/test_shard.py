@@ -194,10 +194,10 @@ def test_every_kind_of_run_with_a_probe_learns_alike(photos, tmp_path, more):
 @pytest.mark.parametrize(
     ("word", "value"), [("--exact", None), ("--per-device-batch", "auto"), ("--precision", "fp16")]
 )
-def test_what_slices_cannot_do_is_refused(photos, tmp_path, word, value):
+def test_options_that_sharding_does_not_support_are_refused(photos, tmp_path, word, value):
     ended = run(*SMALL, "--shard", word, *([value] if value else []), "--dataset", photos)
 
-    assert ended.code == 2 and "--shard does not go with" in ended.json["error"]["message"]
+    assert ended.code == 2 and "--shard does not support" in ended.json["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -205,10 +205,10 @@ def test_what_slices_cannot_do_is_refused(photos, tmp_path, word, value):
     [
         ("shard", nn.BatchNorm2d(3), "batch norms"),
         ("exact", nn.BatchNorm2d(3), "batch norms"),
-        ("shard", nn.ParameterList([nn.Parameter(torch.tensor(1.0))]), "parameters of one number"),
+        ("shard", nn.ParameterList([nn.Parameter(torch.tensor(1.0))]), "scalar parameters"),
     ],
 )
-def test_networks_that_cannot_be_shared_out_are_refused(option, network, told):
+def test_networks_that_cannot_be_sharded_are_refused(option, network, told):
     options = SimpleNamespace(**{"shard": False, "exact": False, option: True})
 
     with pytest.raises(VitError, match=told):
@@ -216,7 +216,7 @@ def test_networks_that_cannot_be_shared_out_are_refused(option, network, told):
     check_network(nn.Linear(2, 2), options, SimpleNamespace(world_size=2))
 
 
-def test_one_process_has_nobody_to_share_with(photos):
+def test_one_process_cannot_shard(photos):
     ended = run(*SMALL, "--shard", "--dataset", photos)
 
-    assert ended.code == 2 and "nobody to share" in ended.json["error"]["message"]
+    assert ended.code == 2 and "at least two processes" in ended.json["error"]["message"]

@@ -1,7 +1,4 @@
-"""A checked recipe to a job: machine, data, network and plan, before anything is written.
-
-Shared by the commands that train; no command of its own.
-"""
+"""Setup of a training run: recipe and command-line options become a job with data, network and plan."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -30,25 +27,34 @@ from vitcli.output.progress import Progress
 from vitcli.output.text import first_few, size_text
 from vitcli.recipe import Recipe
 from vitcli.recipe.schema import Model
-from vitcli.training import tracking
+from vitcli.training import schedule, tracking
 from vitcli.training.auto_batch_size import find_max_batch_size
 from vitcli.training.gradients import check_parts, exact_per_device_batch
 from vitcli.training.objective import training_task
-from vitcli.training.schedule import Plan, choose_per_device_batch, plan
+from vitcli.training.schedule import Plan, choose_per_device_batch
 
-# Largest forward pass chosen by itself. Small on a CPU, where it costs nothing, so that a step has several
-# parts and several processes can share them without changing dropout's draws.
-LARGEST_PART = {"cpu": 32}
-LARGEST_PART_ON_GPU = 64
+# Largest micro-batch chosen by default. Small on a CPU, where it costs nothing, so that a step has several
+# micro-batches and several processes can divide them without changing dropout.
+MAX_MICRO_BATCH = {"cpu": 32}
+MAX_MICRO_BATCH_ON_GPU = 64
 AUTO = "auto"  # --per-device-batch auto
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Where and how fast: what the command line says besides the recipe.
+    """Options of the command line besides the recipe: where and how a run trains, not what.
 
     Attributes:
-        arms_parallel: how many runs of a selection go side by side, one per device; 0 is one after the other.
+        out: the run folder; None names a new one.
+        per_device_batch: images per forward pass, "auto", or None for the default.
+        workers: loader threads per process; None for the default.
+        exact: the same bits on any number of processes.
+        shard: divide model, gradients and optimizer among the processes.
+        compile: train with torch.compile.
+        track: a tracker, see `tracking.TRACKERS`.
+        arms_parallel: runs of a sweep to train at the same time, one per device; 0 for one after the other.
+        measure: with `dry_run`, measure the speed of a few steps.
+        arguments: the command line, for the record.
     """
 
     out: Path | None
@@ -68,11 +74,11 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class InitialModel:
-    """A network ready to be trained.
+    """A network before its first step.
 
     Attributes:
-        origin: its weights as the user named them, None for fresh ones.
-        notes: lines about what was loaded, for the person.
+        origin: the checkpoint as the user named it; None for fresh weights.
+        notes: lines for the terminal about what was loaded.
     """
 
     model: nn.Module
@@ -81,153 +87,16 @@ class InitialModel:
     notes: list[str]
 
 
-def check_shard(recipe: Recipe, options: RunOptions) -> None:
-    """Refuse what a sharded model cannot do."""
-    refused = [
-        (options.exact, "--exact", "torch adds its gradients up slice by slice", "leave one of the two out"),
-        (
-            options.per_device_batch == AUTO,
-            "--per-device-batch auto",
-            "a process out of memory would leave the others waiting",
-            "name a number of images",
-        ),
-        (
-            recipe.precision.compute == "fp16",
-            "--precision fp16",
-            "the scaler of fp16 losses knows no slices",
-            "take bf16 or fp32",
-        ),
-    ]
-    for is_asked, option, why, fix in refused:
-        if options.shard and is_asked:
-            raise VitError(f"--shard does not go with {option}: {why}", where=option, fix=fix)
-
-
-def check_network(model: nn.Module, options: RunOptions, runtime: Runtime) -> None:
-    """Refuse networks that several processes cannot train in the way that is asked for."""
-    if options.shard and runtime.world_size == 1:
-        raise VitError(
-            "one process has nobody to share a model with",
-            where="--shard",
-            fix="add --num-processes N, or leave --shard out",
-        )
-    if not (options.shard or options.exact) or runtime.world_size == 1:
-        return
-    option = "--shard" if options.shard else "--exact"
-    if any(isinstance(module, _BatchNorm) for module in model.modules()):
-        raise VitError(
-            "this network has batch norms, whose running statistics each process would have for itself",
-            where=option,
-            fix=f"leave {option} out, or take a network without batch norms",
-        )
-    if options.shard and any(parameter.ndim == 0 for parameter in model.parameters()):
-        raise VitError(
-            "this network has parameters of one number, which cannot be shared out",
-            where=option,
-            fix="leave it out, or take another network",
-        )
-
-
-def fresh_architecture(
-    wanted: Model, *, image_size: tuple[int, int], num_classes: int, pre_logits: bool
-) -> Architecture:
-    """The network that a recipe's [model] describes, for untrained weights."""
-    choices = wanted.model_dump(include=set(TransformerOptions.__dataclass_fields__))
-    choices |= {"gelu": None if wanted.gelu == "auto" else wanted.gelu, "pre_logits": pre_logits}
-    options = TransformerOptions(**choices)
-    return architecture(wanted.name, image_size=image_size, num_classes=num_classes, options=options)
-
-
-def plan_of(
-    recipe: Recipe, options: RunOptions, runtime: Runtime, start: InitialModel, train_split: Split
-) -> Plan:
-    """All derived numbers of the run on this machine."""
-    batch_size = recipe.train.batch_size
-    cap = LARGEST_PART.get(runtime.device.type, LARGEST_PART_ON_GPU)
-    if options.per_device_batch == AUTO:
-        per_device_batch = _fitting(recipe, options, runtime, start)
-    elif options.per_device_batch:
-        per_device_batch = options.per_device_batch
-    elif options.exact:
-        per_device_batch = exact_per_device_batch(batch_size, cap=cap)
-    else:
-        per_device_batch = choose_per_device_batch(batch_size, world_size=runtime.world_size, cap=cap)
-    found = plan(
-        steps=recipe.schedule.steps,
-        epochs=recipe.schedule.epochs,
-        warmup=recipe.schedule.warmup,
-        batch_size=batch_size,
-        per_device_batch=per_device_batch,
-        world_size=runtime.world_size,
-        num_examples=len(train_split),
-        forward_macs=flops.forward_macs(start.arch),
-    )
-    if options.exact:
-        check_parts(found.accumulation_steps, world_size=runtime.world_size)
-    return found
-
-
-def _fitting(recipe: Recipe, options: RunOptions, runtime: Runtime, start: InitialModel) -> int:
-    """The largest part that fits; that of the run which is gone on with, for it decides about dropout."""
-    earlier = options.out and runtime.on_main(lambda: read_json(options.out / run_folder.PLAN))
-    share, left_over = divmod(recipe.train.batch_size, runtime.world_size)
-    sizes = [size for size in range(1, share + 1) if not left_over and share % size == 0]
-    if earlier and earlier["per_device_batch"] in sizes and not options.overwrite:
-        return earlier["per_device_batch"]
-    if not sizes:  # said with advice
-        return choose_per_device_batch(recipe.train.batch_size, world_size=runtime.world_size, cap=1)
-    low = runtime.precision != "fp32"
-    kept, params = flops.activation_bytes(start.arch, low_precision=low), flops.num_params(start.arch)
-    # Of Adam two, of SGD one; the average; and what the parts before have left.
-    wanted = recipe.optimizer
-    held = params * 4 * ((2 if wanted.name == "adam" else 1) + bool(wanted.average) + 1)
-    return find_max_batch_size(
-        start.model,
-        training_task(recipe.objective).objective,
-        sizes,
-        image_size=start.arch.image_size,
-        runtime=runtime,
-        bytes_at=lambda size: params * 8 + held + kept * size,
-        held_bytes=held,
-    )
-
-
-def declared(dataset: str, *, num_examples: int | None) -> tuple[Split, Split] | None:
-    """Stand-ins for an aliased data set that is not on this disk, of the sizes recipes/datasets.toml gives.
-
-    For plans alone: they have no rows. None where the data lie here, or no size is given.
-    """
-    alias = recipes.dataset_aliases().get(dataset)
-    if not alias or "train_examples" not in alias or local_copy(dataset):
-        return None
-
-    def missing(row: int):
-        raise DataError(f"{dataset} is not here", where=f"row {row}", fix="leave --dry-run out to open it")
-
-    def split(count: int) -> Split:
-        return Split(
-            name=f"{dataset}, not here, by its declared size",
-            num_examples=count,
-            class_names=None,
-            num_classes=alias["classes"],
-            read_row=missing,
-            read_labels=lambda: np.arange(alias["classes"]),
-            where_is=str,
-        )
-
-    return split(num_examples or alias["train_examples"]), split(0)
-
-
-MakeModel = Callable[[Recipe, Split], InitialModel]
+MakeModel = Callable[[Recipe, Split], InitialModel]  # from a recipe and its training split
 
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """Everything decided before the first step.
+    """Everything that is decided before the first step.
 
     Attributes:
-        probe: training and test split of the few-shot probe, where there is one.
-        lr: base learning rate.
+        recipe: of one run, without choices.
+        probe: training and test split of the few-shot probe, if the recipe has one.
     """
 
     command: str
@@ -240,7 +109,6 @@ class TrainingJob:
     probe: tuple[Split, Split] | None
     start: InitialModel
     plan: Plan
-    lr: float
 
 
 def set_up(
@@ -251,94 +119,175 @@ def set_up(
     *,
     open_data: Callable[..., dataset.DataSet] = dataset.DataSet,
 ) -> TrainingJob:
-    """Open the data, build the network and plan the run.
+    """Open the data, build the network and plan the run; nothing is written.
 
     Args:
-        resolved: with nothing left to choose, for one run.
-        make_model: from the recipe and the training split to a network.
-        open_data: makes the data set, with the arguments of `data.DataSet`.
+        open_data: called like `DataSet`, such as a cache of them.
     """
-    assert not recipe.choices and recipe.train.runs == 1, "a selection is several jobs"
+    assert not recipe.choices and recipe.train.runs == 1, "a sweep is several jobs"
     check_shard(recipe, options)
     if options.track:
         tracking.check_tracker(options.track)
-    # Before the processes join, so that a long download is no stalled collective; `datasets` locks its cache.
+
+    # Open the data before the processes join: a long download would time out in a collective.
     plan_only = options.dry_run and not options.measure
     train_split, eval_split = _open_data(recipe, open_data, plan_only=plan_only)
     probe = None if plan_only else _open_probe(recipe)
-    _check_labels_of(train_split, recipe)
+    _check_labels(train_split, recipe)
+
+    # Join the other processes.
     runtime = start_runtime(recipe.precision.compute)
     progress = Progress(quiet=options.quiet, is_main=runtime.is_main)
     if options.exact:
         fix_threads(runtime.device)
+
+    # Build the network. The plan of a fresh one needs no values: ViT-H/14 has 632 million.
     torch.manual_seed(sampler.derive_seed(recipe.train.seed, "init"))
-    # A plan of fresh weights needs no numbers: ViT-H/14 has 632 million.
-    without_numbers = plan_only and command == "pretrain" and options.per_device_batch != AUTO
-    with torch.device("meta") if without_numbers else nullcontext():
+    is_empty = plan_only and command == "pretrain" and options.per_device_batch != AUTO
+    with torch.device("meta") if is_empty else nullcontext():
         start = make_model(recipe, train_split)
     check_network(start.model, options, runtime)
-    _introduce(progress, recipe, start, train_split, eval_split)
+
+    _note_job(progress, recipe, start, train_split, eval_split)
+    plan = plan_run(recipe, options, runtime, start, train_split)
     return TrainingJob(
-        command=command,
-        recipe=recipe,
-        options=options,
-        runtime=runtime,
-        progress=progress,
-        train_split=train_split,
-        eval_split=eval_split,
-        probe=probe,
-        start=start,
-        plan=plan_of(recipe, options, runtime, start, train_split),
-        lr=recipe.optimizer.lr,
+        command, recipe, options, runtime, progress, train_split, eval_split, probe, start, plan
     )
 
 
-def _introduce(
-    progress: Progress, recipe: Recipe, start: InitialModel, train_split: Split, eval_split: Split
-) -> None:
-    """What is trained on what, and what is odd about it, for a person."""
-    progress.note(f"{start.arch.name} at {size_text(recipe.data.image_size)} px on {train_split.name}:")
-    # A plan of a declared data set knows no number of held-out images.
-    scored = f", scored on {len(eval_split)} of {eval_split.name}" if len(eval_split) else ""
-    progress.note(f"{len(train_split)} images of {train_split.num_classes} classes{scored}")
-    for line in _oddities(train_split):
-        progress.note(line)
-    if eval_split.dev_cut and recipe.data.eval_split not in (dataset.DEV_PART, dataset.DEV_PART_OF_ALL):
-        progress.note(
-            "there is no other split to score: these were cut from the training images (data.dev_fraction)"
+def check_shard(recipe: Recipe, options: RunOptions) -> None:
+    """Refuse options that --shard does not support."""
+    unsupported = [
+        (options.exact, "--exact", "torch sums sharded gradients itself", "drop one of the two"),
+        (
+            options.per_device_batch == AUTO,
+            "--per-device-batch auto",
+            "a process out of memory would leave the others waiting",
+            "give a number of images",
+        ),
+        (
+            recipe.precision.compute == "fp16",
+            "--precision fp16",
+            "the fp16 loss scaler does not support sharded gradients",
+            "take bf16 or fp32",
+        ),
+    ]
+    for is_given, option, why, fix in unsupported:
+        if options.shard and is_given:
+            raise VitError(f"--shard does not support {option}: {why}", where=option, fix=fix)
+
+
+def check_network(model: nn.Module, options: RunOptions, runtime: Runtime) -> None:
+    """Refuse networks that --shard or --exact cannot train on several processes."""
+    if options.shard and runtime.world_size == 1:
+        raise VitError(
+            "--shard needs at least two processes",
+            where="--shard",
+            fix="add --num-processes N, or drop --shard",
         )
-    for line in start.notes:
-        progress.note(line)
-
-
-def _check_labels_of(train_split: Split, recipe: Recipe) -> None:
-    """Several labels an image are several answers of yes, which the softmax cannot give."""
-    if recipe.objective.loss != "softmax" or not len(train_split) or not train_split.has_several_labels:
+    if not (options.shard or options.exact) or runtime.world_size == 1:
         return
-    raise VitError(
-        f"the images of {train_split.name} have several labels each, and the softmax gives one answer",
-        where="recipe key objective.loss",
-        fix="--set objective.loss=sigmoid, or name a column of one label with data.label_column",
+    option = "--shard" if options.shard else "--exact"
+    if any(isinstance(module, _BatchNorm) for module in model.modules()):
+        raise VitError(
+            "this network has batch norms, whose running statistics differ between processes",
+            where=option,
+            fix=f"drop {option}, or take a network without batch norms",
+        )
+    if options.shard and any(parameter.ndim == 0 for parameter in model.parameters()):
+        raise VitError(
+            "this network has scalar parameters, which FSDP cannot shard",
+            where=option,
+            fix="drop it, or take another network",
+        )
+
+
+def fresh_architecture(
+    settings: Model, *, image_size: tuple[int, int], num_classes: int, pre_logits: bool
+) -> Architecture:
+    """Return the network that a recipe's [model] section describes, for untrained weights."""
+    choices = settings.model_dump(include=set(TransformerOptions.__dataclass_fields__))
+    choices |= {"gelu": None if settings.gelu == "auto" else settings.gelu, "pre_logits": pre_logits}
+    options = TransformerOptions(**choices)
+    return architecture(settings.name, image_size=image_size, num_classes=num_classes, options=options)
+
+
+def plan_run(
+    recipe: Recipe, options: RunOptions, runtime: Runtime, start: InitialModel, train_split: Split
+) -> Plan:
+    """Return all derived numbers of the run on this machine."""
+    batch_size, world_size = recipe.train.batch_size, runtime.world_size
+    cap = MAX_MICRO_BATCH.get(runtime.device.type, MAX_MICRO_BATCH_ON_GPU)
+    if options.per_device_batch == AUTO:
+        per_device_batch = _auto_per_device_batch(recipe, options, runtime, start)
+    elif options.per_device_batch:
+        per_device_batch = options.per_device_batch
+    elif options.exact:
+        per_device_batch = exact_per_device_batch(batch_size, cap=cap)
+    else:
+        per_device_batch = choose_per_device_batch(batch_size, world_size=world_size, cap=cap)
+    plan = schedule.plan(
+        steps=recipe.schedule.steps,
+        epochs=recipe.schedule.epochs,
+        warmup=recipe.schedule.warmup,
+        batch_size=batch_size,
+        per_device_batch=per_device_batch,
+        world_size=world_size,
+        num_examples=len(train_split),
+        forward_macs=flops.forward_macs(start.arch),
+    )
+    if options.exact:
+        check_parts(plan.accumulation_steps, world_size=world_size)
+    return plan
+
+
+def _auto_per_device_batch(recipe: Recipe, options: RunOptions, runtime: Runtime, start: InitialModel) -> int:
+    """Return the largest per-device batch that fits.
+
+    A resumed run keeps its own: dropout masks depend on it.
+    """
+    batch_size, world_size = recipe.train.batch_size, runtime.world_size
+    if batch_size % world_size:  # raises, with advice
+        return choose_per_device_batch(batch_size, world_size=world_size, cap=1)
+    per_process = batch_size // world_size
+    sizes = [size for size in range(1, per_process + 1) if per_process % size == 0]
+    earlier = options.out and runtime.on_main(lambda: read_json(options.out / run_folder.PLAN))
+    if earlier and earlier["per_device_batch"] in sizes and not options.overwrite:
+        return earlier["per_device_batch"]
+
+    # Held through the step: optimizer and average, and the gradients of the earlier micro-batches.
+    params = flops.num_params(start.arch)
+    held = params * 4 * (_tensors_per_weight(recipe) + 1)
+    activations = flops.activation_bytes(start.arch, low_precision=runtime.precision != "fp32")
+    return find_max_batch_size(
+        start.model,
+        training_task(recipe.objective).objective,
+        sizes,
+        image_size=start.arch.image_size,
+        runtime=runtime,
+        bytes_at=lambda size: params * 8 + held + activations * size,
+        held_bytes=held,
     )
 
 
-def _oddities(split: Split) -> list[str]:
-    """What is allowed and yet hardly meant."""
-    if split.is_large:
-        return []
-    labels = split.read_labels()
-    counts_K = np.bincount(labels[labels >= 0], minlength=split.num_classes)
-    empty = [str(split.class_names[k] if split.class_names else k) for k in np.flatnonzero(counts_K == 0)]
-    told = []
-    if split.num_classes == 1:
-        told.append("note: there is one class only, so every answer is right")
-    if empty:
-        told.append(f"note: no training image is of class {first_few(empty)}")
-    return told
+def _tensors_per_weight(recipe: Recipe) -> int:
+    """Return how many values optimizer and weight average store per weight: two for Adam, one for SGD."""
+    return (2 if recipe.optimizer.name == "adam" else 1) + bool(recipe.optimizer.average)
+
+
+def _estimated_memory_gib(job: TrainingJob) -> float:
+    """Estimate weights, gradients, optimizer, average, and the activations of one micro-batch."""
+    arch = job.start.arch
+    slices = job.runtime.world_size if job.options.shard else 1
+    weights = flops.num_params(arch) * 4 * (2 + _tensors_per_weight(job.recipe)) / slices
+    activations = flops.activation_bytes(arch, low_precision=job.runtime.precision != "fp32")
+    # On a CPU the loaded libraries take most of the memory of a small network.
+    loaded_gib = peak_memory_gib() if job.runtime.device.type == "cpu" else 0.0
+    return loaded_gib + (weights + activations * job.plan.per_device_batch) / 2**30
 
 
 def describe(job: TrainingJob) -> dict[str, Any]:
-    """What --dry-run says: the plan and its costs."""
+    """Return the plan and its costs, as --dry-run prints them."""
     macs = flops.forward_macs(job.start.arch)
     return {
         "command": job.command,
@@ -355,22 +304,48 @@ def describe(job: TrainingJob) -> dict[str, Any]:
 def _open_data(
     recipe: Recipe, open_data: Callable[..., dataset.DataSet], *, plan_only: bool
 ) -> tuple[Split, Split]:
-    wanted = recipe.data
-    if wanted.dataset is None:
+    settings = recipe.data
+    if settings.dataset is None:
         raise VitError(
             "no data set is named",
             where="--dataset (recipe key data.dataset)",
             fix="--dataset FOLDER, or demo",
         )
-    known = declared(wanted.dataset, num_examples=wanted.num_examples) if plan_only else None
-    return known or dataset.open_train_and_eval(wanted, seed=recipe.train.seed, kind=open_data)
+    declared = declared_splits(settings.dataset, num_examples=settings.num_examples) if plan_only else None
+    return declared or dataset.open_train_and_eval(settings, seed=recipe.train.seed, kind=open_data)
+
+
+def declared_splits(dataset: str, *, num_examples: int | None) -> tuple[Split, Split] | None:
+    """Return splits without rows, of the sizes in recipes/datasets.toml, to plan without the data.
+
+    None if the data set is on this disk, or if its size is not declared.
+    """
+    alias = recipes.dataset_aliases().get(dataset)
+    if not alias or "train_examples" not in alias or local_copy(dataset):
+        return None
+
+    def read_row(row: int):
+        raise DataError(f"{dataset} is not on this disk", where=f"row {row}", fix="drop --dry-run to open it")
+
+    def split(count: int) -> Split:
+        return Split(
+            name=f"{dataset} (not opened, declared size)",
+            num_examples=count,
+            class_names=None,
+            num_classes=alias["classes"],
+            read_row=read_row,
+            read_labels=lambda: np.arange(alias["classes"]),
+            where_is=str,
+        )
+
+    return split(num_examples or alias["train_examples"]), split(0)
 
 
 def _open_probe(recipe: Recipe) -> tuple[Split, Split] | None:
-    """The data of the few-shot probe, by its usual splits."""
+    """Open the data set of the few-shot probe, with the default settings of [data]."""
     if recipe.eval.probe is None:
         return None
-    usual = {
+    defaults = {
         "dataset": recipe.eval.probe,
         "train_split": "auto",
         "eval_split": "auto",
@@ -381,16 +356,46 @@ def _open_probe(recipe: Recipe) -> tuple[Split, Split] | None:
         "num_classes": None,
         "streaming": False,
     }
-    return dataset.open_train_and_eval(recipe.data.model_copy(update=usual), seed=0)
+    return dataset.open_train_and_eval(recipe.data.model_copy(update=defaults), seed=0)
 
 
-def _estimated_memory_gib(job: TrainingJob) -> float:
-    """Weights, gradients, optimizer and average, and what the backward pass of one part keeps."""
-    chosen, arch = job.recipe.optimizer, job.start.arch
-    copies = 2 + (2 if chosen.name == "adam" else 1) + bool(chosen.average)
-    kept = flops.activation_bytes(arch, low_precision=job.runtime.precision != "fp32")
-    # On a CPU the libraries themselves, loaded by now, are most of it for a small network.
-    loaded_gib = peak_memory_gib() if job.runtime.device.type == "cpu" else 0.0
-    slices = job.runtime.world_size if job.options.shard else 1
-    weights = flops.num_params(arch) * 4 * copies / slices
-    return loaded_gib + (weights + kept * job.plan.per_device_batch) / 2**30
+def _check_labels(train_split: Split, recipe: Recipe) -> None:
+    """Refuse the softmax for images with several labels: it predicts a single class."""
+    if recipe.objective.loss != "softmax" or not len(train_split) or not train_split.has_several_labels:
+        return
+    raise VitError(
+        f"the images of {train_split.name} have several labels each, and the softmax predicts one",
+        where="recipe key objective.loss",
+        fix="--set objective.loss=sigmoid, or name a column of one label with data.label_column",
+    )
+
+
+def _note_job(
+    progress: Progress, recipe: Recipe, start: InitialModel, train_split: Split, eval_split: Split
+) -> None:
+    """Print what is trained on which data, with notes on unusual data."""
+    progress.note(f"{start.arch.name} at {size_text(recipe.data.image_size)} px on {train_split.name}:")
+    # The held-out split of a declared data set has no size.
+    scored = f", scored on {len(eval_split)} of {eval_split.name}" if len(eval_split) else ""
+    progress.note(f"{len(train_split)} images of {train_split.num_classes} classes{scored}")
+    for line in _unusual_labels(train_split):
+        progress.note(line)
+    if eval_split.dev_cut and recipe.data.eval_split not in (dataset.DEV_PART, dataset.DEV_PART_OF_ALL):
+        progress.note("there is no other split to score, so it was cut from train (data.dev_fraction)")
+    for line in start.notes:
+        progress.note(line)
+
+
+def _unusual_labels(split: Split) -> list[str]:
+    """Return notes on labels that are allowed but probably a mistake."""
+    if split.is_large:
+        return []
+    labels = split.read_labels()
+    counts_K = np.bincount(labels[labels >= 0], minlength=split.num_classes)
+    empty = [str(split.class_names[k] if split.class_names else k) for k in np.flatnonzero(counts_K == 0)]
+    notes = []
+    if split.num_classes == 1:
+        notes.append("note: there is only one class, so every prediction is correct")
+    if empty:
+        notes.append(f"note: no training image has class {first_few(empty)}")
+    return notes
