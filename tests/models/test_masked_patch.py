@@ -395,7 +395,7 @@ def test_a_figure_has_a_row_of_three_for_each_picture():
     figure = figures.masked_patch_grid(views)
     shown = [axes.images[0].get_array() for axes in figure.axes]
 
-    assert [axes.get_title() for axes in figure.axes[:3]] == ["picture", "corrupted", "predicted"]
+    assert [axes.get_title() for axes in figure.axes[:3]] == ["image", "corrupted", "predicted"]
     assert all(np.array_equal(*pair) for pair in zip(shown, (*views[0], *views[1]), strict=True))
     width, height = figure.get_size_inches()
     assert width == 5 and height == pytest.approx(2 * 5 / 3 * 32 / 48, abs=0.3)

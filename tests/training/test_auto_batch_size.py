@@ -33,12 +33,12 @@ def fitting_size(runtime: Machine, monkeypatch, sizes=(1, 2, 4, 8, 16)) -> tuple
     model = nn.Sequential(nn.Flatten(), nn.Linear(12, 2), nn.BatchNorm1d(2))
     monkeypatch.setattr(model, "to", lambda device: model)
 
-    def runs(model, objective, size, image_size, runtime):
+    def fits(model, objective, size, image_size, runtime):
         tried.append(size)
         model[2].running_mean += 1.0
         return size <= runtime.most
 
-    monkeypatch.setattr(auto_batch_size, "_runs", runs)
+    monkeypatch.setattr(auto_batch_size, "_fits", fits)
     found = auto_batch_size.find_max_batch_size(
         model, None, sizes, image_size=(2, 2), runtime=runtime, bytes_at=lambda size: size, held_bytes=0
     )
@@ -70,8 +70,8 @@ def test_running_out_of_memory_is_no_error_and_leaves_no_gradient():
             raise torch.OutOfMemoryError("as a GPU says it")
         return model(images_BCHW[:, 0].flatten(1)).sum()
 
-    assert auto_batch_size._runs(model, objective, 3, (2, 2), runtime)
-    assert not auto_batch_size._runs(model, objective, 4, (2, 2), runtime)
+    assert auto_batch_size._fits(model, objective, 3, (2, 2), runtime)
+    assert not auto_batch_size._fits(model, objective, 4, (2, 2), runtime)
     assert model.weight.grad is None
 
 

@@ -135,7 +135,7 @@ def test_a_checkpoints_position_embedding_is_resampled_as_the_recipe_says(starte
         (("model.ckpt=demo", "model.posemb=2d"), "a checkpoint has its own posemb"),
         (("model.ckpt=demo", "model.pre_logits=true"), "one layer of zeros"),
         (("model.ckpt=demo", "objective.head_bias=-1"), "one layer of zeros"),
-        (("model.ckpt=random",), "fresh weights of which network"),
+        (("model.ckpt=random",), "fresh weights need the name of a network"),
     ],
 )
 def test_what_fine_tuning_cannot_honour_is_refused(photos, settings, words):

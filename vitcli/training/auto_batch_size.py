@@ -1,4 +1,4 @@
-"""How many images of one forward and backward pass a device's memory holds: tried, not guessed."""
+"""The largest per-device batch that fits into memory (--per-device-batch auto), measured on a GPU."""
 
 from collections.abc import Callable, Sequence
 
@@ -21,45 +21,47 @@ def find_max_batch_size(
     bytes_at: Callable[[int], float],
     held_bytes: int,
 ) -> int:
-    """The largest of `sizes` that every process's device takes; the model is left as it was.
+    """Return the largest of `sizes` that fits on the device of every process; the model is left unchanged.
 
-    A GPU is asked, by passes over blank images until one does not run out of memory. A CPU would take from
-    the other programs before it refuses, so there `bytes_at` is compared with the memory that is free.
+    On a GPU, sizes are tried on blank images until one does not run out of memory. A CPU would push other
+    programs out of memory first, so there the estimate `bytes_at` is compared with the free memory.
 
     Args:
-        bytes_at: memory that a run with parts of this size takes.
-        held_bytes: what a run holds besides weights and the gradients of one part: optimizer and average.
+        bytes_at: estimated memory of a run with micro-batches of this size.
+        held_bytes: memory besides the weights and the gradients of one micro-batch: optimizer and average.
 
     Raises:
-        MachineError: not even the smallest fits.
+        MachineError: not even the smallest size fits.
     """
     descending = sorted(sizes, reverse=True)
     if runtime.device.type == "cpu":
         free = launch.free_bytes() / runtime.processes_here
-        fitting = next((size for size in descending if bytes_at(size) < free), 0)
+        largest = next((size for size in descending if bytes_at(size) < free), 0)
     else:
         model.to(runtime.device)
-        kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
         held = torch.empty(held_bytes, dtype=torch.uint8, device=runtime.device)
-        fits = (size for size in descending if _runs(model, objective, size, image_size, runtime))
-        fitting = next(fits, 0)
+        fitting = (size for size in descending if _fits(model, objective, size, image_size, runtime))
+        largest = next(fitting, 0)
         del held
         for name, buffer in model.named_buffers():
-            buffer.copy_(kept[name])
-    smallest = int(runtime.gather(torch.tensor(fitting)).min())
-    if not smallest:
+            buffer.copy_(buffers[name])
+
+    # All processes use the same size.
+    largest = int(runtime.gather(torch.tensor(largest)).min())
+    if not largest:
         raise MachineError(
             f"not even {descending[-1]} images of {image_size[0]}x{image_size[1]} fit into memory",
             where=f"--per-device-batch auto, {runtime.device}",
             fix="set model.grad_checkpointing=true, or take a smaller model or smaller images",
         )
-    return smallest
+    return largest
 
 
-def _runs(
+def _fits(
     model: nn.Module, objective: Objective, size: int, image_size: tuple[int, int], runtime: Runtime
 ) -> bool:
-    """Whether one pass of that many blank images fits, with the gradients of all weights."""
+    """Return True if forward and backward of that many blank images do not run out of memory."""
     images_BCHW = torch.zeros(size, 3, *image_size)
     try:
         with autocast(runtime.device, runtime.precision):

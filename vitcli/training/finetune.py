@@ -1,4 +1,4 @@
-"""`vit finetune`: carry a checkpoint over to another data set (paper, section 3.2)."""
+"""`vit finetune`: fine-tune a checkpoint on another data set (paper, section 3.2)."""
 
 from typing import Any
 
@@ -7,79 +7,68 @@ from vitcli.data.split import Split
 from vitcli.errors import VitError
 from vitcli.models.build import build
 from vitcli.recipe import Recipe
-from vitcli.recipe.schema import Model
+from vitcli.recipe.schema import Model, Objective
 from vitcli.training.setup import InitialModel, RunOptions, fresh_architecture
 from vitcli.training.sweep import run
 from vitcli.weights.io import read_weights
 from vitcli.weights.load import load
 
-FRESH = "random"  # --ckpt random: the same protocol from untrained weights, to compare with
+FRESH = "random"  # --ckpt random: the same protocol from untrained weights, for comparison
+ONLY_FRESH = ("classifier", "posemb", "posemb_at", "init", "layers", "hidden", "mlp", "heads", "patch_size")
 
 
 def finetune(recipe: Recipe, options: RunOptions) -> dict[str, Any]:
-    """Head replaced by zeros, position embedding resampled to the new grid, then trained by the recipe."""
-    for _, one in recipes.trials(recipe):
-        _check(one)
+    """Replace the head by zeros, resample the position embedding to the new grid, and train by the recipe."""
+    for _, trial in recipes.trials(recipe):
+        _check(trial.model, trial.objective)
 
     def make_model(recipe: Recipe, split: Split) -> InitialModel:
-        wanted, image_size = recipe.model, recipe.data.image_hw
-        if wanted.ckpt == FRESH:
+        settings, image_size = recipe.model, recipe.data.image_hw
+        if settings.ckpt == FRESH:
             num_classes = split.num_classes
             arch = fresh_architecture(
-                wanted, image_size=image_size, num_classes=num_classes, pre_logits=False
+                settings, image_size=image_size, num_classes=num_classes, pre_logits=False
             )
-            model = build(arch, dropout=wanted.dropout, drop_path=wanted.drop_path, init=wanted.init)
+            model = build(arch, dropout=settings.dropout, drop_path=settings.drop_path, init=settings.init)
             return InitialModel(model, arch, None, ["fresh weights"])
-        weights = read_weights(wanted.ckpt, model_name=wanted.name)
+        weights = read_weights(settings.ckpt, model_name=settings.name)
         model, arch, report = load(
             weights,
             image_size=image_size,
             num_classes=split.num_classes,
-            gelu=None if wanted.gelu == "auto" else wanted.gelu,
-            dropout=wanted.dropout,
-            drop_path=wanted.drop_path,
-            posemb_method=wanted.posemb_resample,
+            gelu=None if settings.gelu == "auto" else settings.gelu,
+            dropout=settings.dropout,
+            drop_path=settings.drop_path,
+            posemb_method=settings.posemb_resample,
         )
-        notes = [f"{wanted.ckpt}: {weights.format}, {weights.numerics}", *report.lines()]
-        return InitialModel(model, arch, wanted.ckpt, notes)
+        notes = [f"{settings.ckpt}: {weights.format}, {weights.numerics}", *report.lines()]
+        return InitialModel(model, arch, settings.ckpt, notes)
 
     return run("finetune", recipe, options, make_model)
 
 
-def _check(recipe: Recipe) -> None:
-    """Refuse what fine-tuning cannot honour."""
-    wanted = recipe.model
-    if wanted.ckpt is None:
+def _check(model: Model, objective: Objective) -> None:
+    """Refuse settings that do not apply to fine-tuning."""
+    if model.ckpt is None:
         raise VitError(
             "no checkpoint is named to fine-tune",
             where="--ckpt (recipe key model.ckpt)",
             fix="--ckpt FILE, a run folder, timm/NAME or demo; or --ckpt random with --model NAME",
         )
-    if wanted.ckpt == FRESH and wanted.name is None:
+    if model.ckpt == FRESH and model.name is None:
         raise VitError(
-            "fresh weights of which network?",
+            "fresh weights need the name of a network",
             where="--ckpt random",
             fix="add --model, such as --model ViT-B/16",
         )
-    if wanted.pre_logits or recipe.objective.head_bias:
+    if model.pre_logits or objective.head_bias:
         raise VitError(
-            "fine-tuning puts one layer of zeros in the place of the head (paper, section 3.2)",
+            "fine-tuning replaces the head by one layer of zeros (paper, section 3.2)",
             where="recipe keys model.pre_logits and objective.head_bias",
             fix="leave them out; they belong to vit pretrain",
         )
-    of_fresh_ones = (
-        "classifier",
-        "posemb",
-        "posemb_at",
-        "init",
-        "layers",
-        "hidden",
-        "mlp",
-        "heads",
-        "patch_size",
-    )
-    changed = [key for key in of_fresh_ones if getattr(wanted, key) != Model.model_fields[key].default]
-    if changed and wanted.ckpt != FRESH:
+    changed = [key for key in ONLY_FRESH if getattr(model, key) != Model.model_fields[key].default]
+    if changed and model.ckpt != FRESH:
         raise VitError(
             f"a checkpoint has its own {' and '.join(changed)}",
             where=", ".join(f"recipe key model.{key}" for key in changed),

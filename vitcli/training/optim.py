@@ -1,8 +1,11 @@
-"""Optimizers of the paper, and the average of the weights.
+"""Optimizers of the paper, gradient clipping and the weight average.
 
-The official Adam (flax) decays weights on its own, `w -= lr * decay * w`, which is torch's AdamW with the
-same number. SGD has no decay in the paper (Table 4); where a recipe asks for it, it joins the gradient, as in
-BiT.
+The authors' Adam (flax) decouples weight decay from the gradient,
+
+    w <- w - lr * decay * w,
+
+which is torch's AdamW with the same number. SGD has no decay in the paper (Table 4); if a recipe sets it, it
+is added to the gradient, as in BiT.
 """
 
 from collections.abc import Iterable, Iterator
@@ -12,14 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-EMBEDDINGS = {
-    "pos_embed",
-    "positions",
-    "relative_embed",
-    "mask_token",
-    "cls_token",
-    "reg_token",
-}  # added, not multiplied with
+# Parameters that are added to the tokens, not multiplied with them: no weight decay, like biases.
+EMBEDDINGS = {"pos_embed", "positions", "relative_embed", "mask_token", "cls_token", "reg_token"}
 
 
 def build_optimizer(
@@ -32,10 +29,11 @@ def build_optimizer(
     weight_decay: float,
     decay_on: str,
 ) -> torch.optim.Optimizer:
-    """SGD with momentum (no Nesterov) or Adam with decoupled decay. The learning rate is set at every step.
+    """Build SGD with momentum (no Nesterov) or Adam with decoupled decay; the loop sets the learning rate.
 
-    `decay_on`: "matrices" spares biases, norms, the class token and the position embedding (as big_vision
-    does); "all" decays every parameter (as the flax of the paper's time did).
+    Args:
+        decay_on: "matrices" decays neither biases, norms nor embeddings (as big_vision does); "all" decays
+            every parameter (as the flax of the paper's time did).
     """
     groups = parameter_groups(model, weight_decay=weight_decay, decay_on=decay_on)
     match name:
@@ -46,20 +44,22 @@ def build_optimizer(
 
 
 def parameter_groups(model: nn.Module, *, weight_decay: float, decay_on: str) -> list[dict]:
-    """Decayed parameters first, then the others; a group that would be empty is left out."""
-    decayed, spared = [], []
+    """Return the group of decayed parameters, then that of the others; empty groups are dropped."""
+    decayed, others = [], []
     for name, parameter in model.named_parameters():
         is_matrix = parameter.ndim >= 2 and not EMBEDDINGS.intersection(name.split("."))
-        (decayed if decay_on == "all" or is_matrix else spared).append(parameter)
-    groups = [dict(params=decayed, weight_decay=weight_decay), dict(params=spared, weight_decay=0.0)]
+        (decayed if decay_on == "all" or is_matrix else others).append(parameter)
+    groups = [dict(params=decayed, weight_decay=weight_decay), dict(params=others, weight_decay=0.0)]
     return [group for group in groups if group["params"]]
 
 
 class WeightAverage:
-    """Polyak average of the weights, free of the initial ones (paper, section 4.1, factor 0.9999).
+    """Polyak average of the weights w_1 ... w_t after each update (paper, section 4.1, factor d = 0.9999).
 
-    After t updates the average is sum_i d^(t-i) w_i / sum_i d^(t-i): with a plain running average, 13.5 % of
-    a 20,000-step run's average would still be the weights before training.
+    average = sum_i d^(t-i) w_i / sum_i d^(t-i)
+
+    The initial weights w_0 have no part in it: in a plain running average they would still have a weight of
+    13.5 % after 20,000 steps.
     """
 
     def __init__(self, model: nn.Module, *, factor: float):
@@ -68,35 +68,35 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self, model: nn.Module, *, num_updates: int) -> None:
-        """Take in the weights after update number `num_updates`, the first being 1."""
-        share = (1 - self.factor) / (1 - self.factor**num_updates)
+        """Add the weights after update number `num_updates`, counted from 1."""
+        weight = (1 - self.factor) / (1 - self.factor**num_updates)
         for name, value in model.state_dict().items():
             if value.is_floating_point():
-                self.tensors[name].lerp_(value.detach(), share)
-            else:  # a counter, such as that of batch norm
+                self.tensors[name].lerp_(value.detach(), weight)
+            else:  # a counter, such as batch norm has
                 self.tensors[name].copy_(value)
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
-        """Take over what a checkpoint kept."""
+        """Load the tensors of a checkpoint."""
         for name, value in tensors.items():
             self.tensors[name].copy_(value)
 
     @contextmanager
     def swapped_in(self, model: nn.Module) -> Iterator[nn.Module]:
-        """The model has the averaged weights inside the block, and its own again after it."""
-        own = {name: value.detach().clone() for name, value in model.state_dict().items()}
+        """Give the model the averaged weights inside the block, and its own back after it."""
+        trained = {name: value.detach().clone() for name, value in model.state_dict().items()}
         model.load_state_dict(self.tensors)
         try:
             yield model
         finally:
-            model.load_state_dict(own)
+            model.load_state_dict(trained)
 
 
 def clip_by_global_norm(parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
-    """Scale all gradients so that their joint norm is at most `max_norm` (0: leave them); the norm before.
+    """Scale all gradients so that their global norm is at most `max_norm`; return the norm before.
 
-    Exactly max_norm / norm where the norm is larger and exactly 1 elsewhere, as in the official code;
-    torch's own clip adds 1e-6 to the norm.
+    The factor is min(1, max_norm / norm) exactly, as in the authors' code; torch's own function adds 1e-6 to
+    the norm. A `max_norm` of 0 turns clipping off.
     """
     grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
     norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))

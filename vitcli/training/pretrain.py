@@ -10,13 +10,15 @@ from vitcli.errors import VitError
 from vitcli.models.build import build, last_layers
 from vitcli.models.masked_patch import MaskedPatchModel
 from vitcli.recipe import Recipe
+from vitcli.recipe.schema import Data, Objective
 from vitcli.training.setup import InitialModel, RunOptions, fresh_architecture
 from vitcli.training.sweep import run
 
 
 def pretrain(recipe: Recipe, options: RunOptions) -> dict[str, Any]:
-    """Fresh weights and the pre-training head, then trained by the recipe."""
-    if any(one.model.name is None or one.model.ckpt is not None for _, one in recipes.trials(recipe)):
+    """Build fresh weights with the pre-training head, and train by the recipe."""
+    models = [trial.model for _, trial in recipes.trials(recipe)]
+    if any(model.name is None or model.ckpt is not None for model in models):
         raise VitError(
             "pre-training starts from fresh weights of a named network",
             where="recipe keys model.name and model.ckpt",
@@ -24,16 +26,17 @@ def pretrain(recipe: Recipe, options: RunOptions) -> dict[str, Any]:
         )
 
     def make_model(recipe: Recipe, split: Split) -> InitialModel:
-        wanted, predicts_patches = recipe.model, recipe.objective.loss == "masked_patch"
+        settings, predicts_patches = recipe.model, recipe.objective.loss == "masked_patch"
         arch = fresh_architecture(
-            wanted,
+            settings,
             image_size=recipe.data.image_hw,
             num_classes=0 if predicts_patches else split.num_classes,
-            pre_logits=wanted.pre_logits and not predicts_patches,
+            pre_logits=settings.pre_logits and not predicts_patches,
         )
-        model = build(arch, dropout=wanted.dropout, drop_path=wanted.drop_path, init=wanted.init)
+        model = build(arch, dropout=settings.dropout, drop_path=settings.drop_path, init=settings.init)
         if predicts_patches:
-            return InitialModel(_predicting_patches(model, recipe), arch, None, [])
+            model = _with_patch_head(model, recipe.objective, recipe.data)
+            return InitialModel(model, arch, None, [])
         for layer in last_layers(model) if recipe.objective.head_bias else ():
             nn.init.constant_(layer.bias, recipe.objective.head_bias)
         return InitialModel(model, arch, None, [])
@@ -41,14 +44,14 @@ def pretrain(recipe: Recipe, options: RunOptions) -> dict[str, Any]:
     return run("pretrain", recipe, options, make_model)
 
 
-def _predicting_patches(model: nn.Module, recipe: Recipe) -> MaskedPatchModel:
-    wanted = recipe.objective
+def _with_patch_head(model: nn.Module, objective: Objective, data: Data) -> MaskedPatchModel:
+    """Return the network with the head of masked patch prediction (paper, appendix B.1.2)."""
     return MaskedPatchModel(
         model,
-        target=wanted.patch_target,
-        corrupted=wanted.corrupted,
-        masked=wanted.masked,
-        replaced=wanted.replaced,
-        mean=recipe.data.mean,
-        std=recipe.data.std,
+        target=objective.patch_target,
+        corrupted=objective.corrupted,
+        masked=objective.masked,
+        replaced=objective.replaced,
+        mean=data.mean,
+        std=data.std,
     )

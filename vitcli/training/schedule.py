@@ -1,4 +1,4 @@
-"""Durations, learning rates and batch splits: pure arithmetic from a recipe's words to a loop's numbers."""
+"""Durations, learning rates and batch splits: from a recipe's words to the numbers of the loop."""
 
 import math
 from dataclasses import dataclass
@@ -10,7 +10,12 @@ PROCESS_COUNTS = (1, 2, 4, 8, 16, 32, 64)  # tried when advising how many proces
 
 @dataclass(frozen=True)
 class Plan:
-    """What a recipe comes to on this data set and this machine; written into the run folder before step 0."""
+    """All derived numbers of a run on its data set and machine, written into the run folder before step 0.
+
+    Attributes:
+        accumulation_steps: micro-batches of `per_device_batch` images per process and step.
+        exaflops: compute of the whole run; None if the network's cost is unknown.
+    """
 
     total_steps: int
     warmup_steps: int
@@ -34,11 +39,11 @@ def plan(
     num_examples: int,
     forward_macs: float | None,
 ) -> Plan:
-    """All derived numbers of a run.
+    """Return all derived numbers of a run.
 
     Args:
         steps, epochs: the duration, exactly one of them.
-        warmup: in steps, or a share of the run such as "10%".
+        warmup: in steps, or as a fraction of the run such as "10%".
         batch_size: images per optimizer step over all processes.
         per_device_batch: images per forward pass of one process.
         num_examples: images of the training split.
@@ -65,15 +70,15 @@ def plan(
 
 
 def duration_steps(*, steps: int | None, epochs: float | None, num_examples: int, batch_size: int) -> int:
-    """Optimizer steps of a run given in steps or in epochs; epochs go to the nearest step, at least one."""
-    assert (steps is None) != (epochs is None), "the recipe schema lets exactly one of them through"
+    """Return the duration in optimizer steps; epochs are rounded to the nearest step, at least one."""
+    assert (steps is None) != (epochs is None), "the recipe schema requires exactly one of them"
     if steps is not None:
         return steps
     return max(1, round(epochs * num_examples / batch_size))
 
 
 def warmup_steps(warmup: int | str, total_steps: int) -> int:
-    """Steps of linear warm-up: a number of steps, or a share of the run ("10%") to the nearest step.
+    """Return the steps of linear warm-up; a fraction of the run ("10%") is rounded to the nearest step.
 
     Raises:
         VitError: the warm-up is longer than the run.
@@ -83,7 +88,7 @@ def warmup_steps(warmup: int | str, total_steps: int) -> int:
         raise VitError(
             f"a warm-up of {steps} steps is longer than the run of {total_steps} steps",
             where="recipe keys schedule.warmup and schedule.steps or schedule.epochs",
-            fix='train longer, or give the warm-up as a share of the run: --set schedule.warmup="10%"',
+            fix='train longer, or give the warm-up as a fraction of the run: --set schedule.warmup="10%"',
         )
     return steps
 
@@ -91,11 +96,13 @@ def warmup_steps(warmup: int | str, total_steps: int) -> int:
 def lr_at_step(
     step: int, *, base_lr: float, total_steps: int, warmup_steps: int, decay: str, end_lr: float
 ) -> float:
-    """Learning rate of update number `step`, counted from 0.
+    """Return the learning rate of update number `step`, counted from 0.
 
-    The decay runs from the end of the warm-up to the end of the run and stays at `end_lr` afterwards; the
-    warm-up multiplies it by step / warmup_steps, so with a warm-up update 0 has rate 0.
-    Source: the authors' code (paper, appendix B.1 names only the kinds).
+        progress = (step - warmup_steps) / (total_steps - warmup_steps), within [0, 1]
+        lr       = end_lr + (base_lr - end_lr) * decay(progress)
+        lr       = lr * min(1, step / warmup_steps)
+
+    With a warm-up, update 0 has rate 0. Source: the authors' code (paper, appendix B.1 names only the kinds).
 
     Args:
         decay: "cosine", "linear" or "constant"; the last ignores `end_lr`.
@@ -104,19 +111,19 @@ def lr_at_step(
     progress = min(1.0, max(0.0, progress))
     match decay:
         case "cosine":
-            share = 0.5 * (1.0 + math.cos(math.pi * progress))
+            factor = 0.5 * (1.0 + math.cos(math.pi * progress))
         case "linear":
-            share = 1.0 - progress
+            factor = 1.0 - progress
         case "constant":
-            share = 1.0
+            factor = 1.0
         case _:
-            raise AssertionError(f"the recipe schema lets no decay {decay!r} through")
-    lr = end_lr + (base_lr - end_lr) * share
+            raise AssertionError(f"the recipe schema has no decay {decay!r}")
+    lr = end_lr + (base_lr - end_lr) * factor
     return lr * min(1.0, step / warmup_steps) if warmup_steps else lr
 
 
 def split_global_batch(batch_size: int, *, per_device_batch: int, world_size: int) -> int:
-    """Forward passes per optimizer step, so that a step sees exactly `batch_size` images.
+    """Return the forward passes per process and step, so that a step sees exactly `batch_size` images.
 
     Raises:
         VitError: the batch does not split evenly; it is never rounded.
@@ -134,10 +141,10 @@ def split_global_batch(batch_size: int, *, per_device_batch: int, world_size: in
 
 
 def choose_per_device_batch(batch_size: int, *, world_size: int, cap: int) -> int:
-    """The largest number of images per forward pass, at most `cap`, that splits `batch_size` evenly.
+    """Return the largest per-device batch, at most `cap`, that splits `batch_size` evenly.
 
     Raises:
-        VitError: `batch_size` is not a multiple of `world_size`, so no number does.
+        VitError: `batch_size` is not a multiple of `world_size`.
     """
     assert cap >= 1, cap
     if batch_size % world_size:
@@ -148,12 +155,12 @@ def choose_per_device_batch(batch_size: int, *, world_size: int, cap: int) -> in
             fix=f"launch {', '.join(map(str, counts))} processes; the batch size belongs to the recipe "
             "and is never rounded",
         )
-    share = batch_size // world_size
-    return next(size for size in range(min(cap, share), 0, -1) if share % size == 0)
+    per_process = batch_size // world_size
+    return next(size for size in range(min(cap, per_process), 0, -1) if per_process % size == 0)
 
 
 def exaflops(forward_macs: float, images_seen: int) -> float:
-    """Compute of a training run in 1e18 floating point operations, as the paper's Table 6 counts it.
+    """Return the compute of training in 1e18 floating point operations, as the paper's Table 6 counts it.
 
     A multiply-add is two operations, and forward with backward costs three times the forward pass.
     """

@@ -35,7 +35,7 @@ from vitcli.training import run as training_run
 from vitcli.training.sequence import run_all
 from vitcli.training.setup import InitialModel, MakeModel, RunOptions
 from vitcli.training.sweep_results import Trial
-from vitcli.training.text import as_text
+from vitcli.training.text import as_text, run_line, trials_table
 from vitcli.weights.io import read_weights
 
 ARMS, RUNS = "arms", "runs"  # folders below OUT
@@ -154,7 +154,8 @@ class Sweep:
             run_dir = str(path.relative_to(self.path))
             trials.append(Trial(choices[len(trials)], None if "diverged" in summary else summary, run_dir))
             self._log(trials[-1].record())
-            self.progress.note(sweep_results.table_of_trials(trials, num_arms=len(jobs)))
+            table = trials_table([trial.entry() for trial in trials], sweep_results.best(trials))
+            self.progress.note(f"{len(trials)} of {len(jobs)} trials, scored on the dev split:\n{table}")
 
         def finished(job: Job) -> dict[str, Any] | None:
             return self.runtime.on_main(partial(_finished_arm, *job))
@@ -184,7 +185,7 @@ class Sweep:
             scores = summary["runs"][0]
             run_dir = str(job[0].relative_to(self.path))
             self._log({"run": {"seed": scores["seed"]}, **scores, "run_dir": run_dir})
-            self.progress.note(sweep_results.run_line(scores, jobs.index(job) + 1, len(jobs)))
+            self.progress.note(run_line(scores, jobs.index(job) + 1, len(jobs)))
 
         return run_all(jobs, self._train, self.path, finished=lambda job: earlier_summary(*job), on_done=log)
 

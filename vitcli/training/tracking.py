@@ -1,3 +1,5 @@
+"""Experiment trackers (--track): each metrics record of a run is sent to one of them."""
+
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
@@ -14,30 +16,30 @@ TRACKERS = ("tensorboard", "wandb", "trackio", "mlflow")
 def start_tracker(
     runtime: Runtime, track: str, run_dir: Path, config: dict[str, Any]
 ) -> Callable[[dict[str, Any]], None]:
-    """Start one of TRACKERS for a run; what is returned takes each metrics record.
+    """Start a tracker for a run and return the function that logs a metrics record to it.
 
-    A tracker that fails later is given up: it never stops a run.
+    A tracker that fails later is dropped: it never stops a run.
     """
     accelerator = runtime.accelerator
     accelerator.project_configuration.set_directories(str(run_dir))
     accelerator.log_with = filter_trackers(track, str(run_dir))
     accelerator.init_trackers("vit", config={key: str(value) for key, value in config.items()})
-    broken = []
+    errors = []
 
     def log(record: dict[str, Any]) -> None:
         values = {f"eval/{key}": value for key, value in record.get("eval", {}).items()}
         values |= {key: value for key, value in record.items() if key not in ("step", "eval")}
-        if not broken:
+        if not errors:
             try:
                 accelerator.log(values, step=record["step"])
-            except Exception as error:  # theirs: the network, an account, a full disk
-                broken.append(error)
+            except Exception as error:  # of the tracker: the network, an account, a full disk
+                errors.append(error)
 
     return log
 
 
 def check_tracker(track: str) -> None:
-    """Refuse a tracker that does not exist or is not installed."""
+    """Refuse a tracker that is unknown or not installed."""
     if track not in TRACKERS:
         raise VitError(
             f"there is no tracker {track!r}{nearest(track, TRACKERS)}",
