@@ -405,7 +405,7 @@ REFUSED = {
     "no checkpoint": ("--images", "PHOTOS"),
     "no such checkpoint": ("--ckpt", "nowhere.npz", "--images", "PHOTOS"),
     "no such pictures": ("--ckpt", "VIT", "--images", "nowhere/"),
-    "pictures and a data set": ("--ckpt", "VIT", "--images", "PHOTOS", "--dataset", "demo"),
+    "both images and a data set": ("--ckpt", "VIT", "--images", "PHOTOS", "--dataset", "demo"),
     "no such data set": ("--ckpt", "VIT", "--dataset", "./nowhere"),
     "no such split": ("--ckpt", "VIT", "--dataset", "PHOTOS", "--split", "tset"),
     "a split of nothing": ("--ckpt", "VIT", "--split", "test"),
@@ -463,7 +463,7 @@ def test_figures_are_not_drawn_among_the_pictures(vit_weights, photos, tmp_path,
 
     for asked in (["--images", pictures], ["--dataset", pictures]):
         refused = run(*words, *asked)
-        assert refused.code == 2 and "among the pictures" in refused.err
+        assert refused.code == 2 and "among the input images" in refused.err
 
 
 def test_figures_of_an_earlier_command_are_not_looked_at_by_a_glob(vit_weights, photos, tmp_path):
@@ -474,7 +474,7 @@ def test_figures_of_an_earlier_command_are_not_looked_at_by_a_glob(vit_weights, 
         "inspect", "--ckpt", vit_weights, "--images", tmp_path / "**" / "*.png", "--out", tmp_path / "out"
     )
 
-    assert refused.code == 2 and "among the pictures" in refused.err
+    assert refused.code == 2 and "among the input images" in refused.err
 
 
 def test_files_of_other_people_are_not_replaced_unless_told_to(vit_weights, tmp_path):

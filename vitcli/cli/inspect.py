@@ -78,7 +78,7 @@ def inspect(
     result = inspect(
         [RecipeRequest(recipe, set_ or (), keys) for keys in each],
         RunSettings(workers, quiet, Path(out) if out else None, overwrite),
-        pictures=images or (),
+        image_patterns=images or (),
         split=split,
     )
     return text.show(result, as_json, as_text)

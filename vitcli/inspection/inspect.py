@@ -1,4 +1,4 @@
-"""`vit inspect`: the paper's pictures of what is inside a network (sections 4.5, D.7 and D.8)."""
+"""`vit inspect`: the paper's figures of the inside of a network (sections 4.5, D.7 and D.8)."""
 
 import time
 from collections.abc import Sequence
@@ -30,11 +30,11 @@ from vitcli.weights.io import Weights
 
 @dataclass(frozen=True)
 class InspectRequest:
-    """A checkpoint to look into.
+    """A checkpoint to inspect.
 
     Attributes:
-        preprocessing_from: who says how its pictures are prepared.
-        asked: what is named of it on the command line.
+        preprocessing_from: the origin of the preprocessing, in words.
+        asked: the values given on the command line that the result depends on.
     """
 
     recipe: Recipe
@@ -45,123 +45,120 @@ class InspectRequest:
 
 
 def inspect(
-    requests: Sequence[RecipeRequest], run: RunSettings, *, pictures: Sequence[str], split: str
+    requests: Sequence[RecipeRequest], run: RunSettings, *, image_patterns: Sequence[str], split: str
 ) -> dict[str, Any]:
-    """Look into one checkpoint, or two side by side on the same pictures; write figures, arrays and a page.
+    """Inspect one checkpoint, or two on the same images; write figures, arrays and a page.
 
     Args:
-        requests: of each checkpoint.
-        pictures: files, folders and globs; none for those of the data set that the recipe names, if any.
+        requests: one for each checkpoint.
+        image_patterns: files, folders and globs; none for the images of the recipe's data set, if it has one.
     """
     began_at = time.perf_counter()
-    name = requests[0].name or _recipe_for(requests[0], pictures)
-    recipe = [request.load(default=name) for request in requests]
-    out = run.out
-    _check(recipe, name, pictures, split)
+    # What cannot be inspected, or written, is refused before anything is read.
+    name = requests[0].name or _default_recipe(requests[0], image_patterns)
+    loaded = [request.load(default=name) for request in requests]
+    first, out = loaded[0], run.out
+    _check(first, name, image_patterns, split)
     if out:
-        _check_apart(out, [*pictures, *filter(None, [recipe[0].data.dataset])])
-        FOLDER.check_names(out, len(recipe))
-    questions = [
-        _open(one, request, name=name, pictures=pictures, split=split)
-        for one, request in zip(recipe, requests, strict=True)
+        _check_apart(out, [*image_patterns, *filter(None, [first.data.dataset])])
+        FOLDER.check_names(out, len(loaded))
+
+    # Checkpoints and images are opened, the images by the first checkpoint's recipe.
+    checkpoints = [
+        _open(recipe, request, name=name, image_patterns=image_patterns, split=split)
+        for recipe, request in zip(loaded, requests, strict=True)
     ]
-    first = questions[0]
-    looked_at = open_images(first.recipe, first.weights, pictures, split)
-    out = out or _new_folder(first, pictures)
-    settings = eval_settings(first.recipe, run)
-    runtime = settings.runtime
-    asked = [question.asked for question in questions]
+    images = open_images(first, checkpoints[0].weights, image_patterns, split)
+    if out is None:
+        source = first.data.dataset or ("pictures" if image_patterns else "weights")
+        out = run_folder.new_folder("inspect", source, checkpoints[0].weights.architecture.name)
+
+    # Each checkpoint is inspected, and all results are written at the end.
+    settings = eval_settings(first, run)
+    runtime, asked = settings.runtime, [checkpoint.asked for checkpoint in checkpoints]
     with ExitStack() as held:
         runtime.on_main(lambda: FOLDER.claim(held, out, asked, overwrite=run.overwrite))
-        found = []
-        for question in questions:
-            told = f"{question.preprocessing.summary()}, {question.preprocessing_from}"
-            settings.progress.note(f"{question.weights.architecture.name}: {told}")
-            seen = inspect_checkpoint(
-                question.weights,
-                question.recipe,
-                looked_at,
-                question.preprocessing,
-                settings,
-            )
-            found.append(replace(seen, result=seen.result | {"asked": question.asked}))
-        result = runtime.on_main(lambda: write_all(out, found, began_at=began_at))
+        inspections = []
+        for checkpoint in checkpoints:
+            weights, preprocessing = checkpoint.weights, checkpoint.preprocessing
+            origin = f"{preprocessing.summary()}, {checkpoint.preprocessing_from}"
+            settings.progress.note(f"{weights.architecture.name}: {origin}")
+            inspection = inspect_checkpoint(weights, checkpoint.recipe, images, preprocessing, settings)
+            result = inspection.result | {"asked": checkpoint.asked}
+            inspections.append(replace(inspection, result=result))
+        result = runtime.on_main(lambda: write_all(out, inspections, began_at=began_at))
     runtime.shutdown()
     return result
 
 
 def _open(
-    recipe: Recipe, request: RecipeRequest, *, name: str, pictures: Sequence[str], split: str
+    recipe: Recipe, request: RecipeRequest, *, name: str, image_patterns: Sequence[str], split: str
 ) -> InspectRequest:
     weights = read_checkpoint(recipe)
     preprocessing, origin = preprocessing_for(weights, recipe, request)
     check_image_size(replace(weights.architecture, image_size=preprocessing.image_size))
-    asked = replace(request, name=name).given | ({"--images": list(pictures)} if pictures else {})
-    return InspectRequest(recipe, weights, preprocessing, origin, asked | {"--split": split})
+    asked = replace(request, name=name).given
+    asked |= ({"--images": list(image_patterns)} if image_patterns else {}) | {"--split": split}
+    return InspectRequest(recipe, weights, preprocessing, origin, asked)
 
 
-def _new_folder(question: InspectRequest, pictures: Sequence[str]) -> Path:
-    looked_at = question.recipe.data.dataset or ("pictures" if pictures else "weights")
-    return run_folder.new_folder("inspect", looked_at, question.weights.architecture.name)
+def _default_recipe(request: RecipeRequest, image_patterns: Sequence[str]) -> str:
+    """Return the demo's recipe if neither a checkpoint nor images are named."""
+    is_named = request.given.keys() & {"model.ckpt", "data.dataset"}
+    return "inspect/default" if is_named or image_patterns else "inspect/demo"
 
 
-def _recipe_for(request: RecipeRequest, pictures: Sequence[str]) -> str:
-    """The demo's if nothing to look at is named."""
-    named = request.given.keys() & {"model.ckpt", "data.dataset"}
-    return "inspect/default" if named or pictures else "inspect/demo"
-
-
-def _check(recipe: Sequence[Recipe], name: str, pictures: Sequence[str], split: str) -> None:
-    """Refuse what cannot be asked for, before anything is read."""
-    first = recipe[0]
-    if first.inspect is None:
+def _check(recipe: Recipe, name: str, image_patterns: Sequence[str], split: str) -> None:
+    """Refuse requests that cannot be answered."""
+    if recipe.inspect is None:
         fix = "take inspect/default, or extend it"
         raise VitError("the recipe has no section [inspect]", where=f"recipe {name}", fix=fix)
-    if first.model.ckpt is None:
+    if recipe.model.ckpt is None:
         raise VitError(
             "no checkpoint is named",
             where="--ckpt",
-            fix="--ckpt RUN, a weights file, timm/NAME or demo; vit inspect alone shows the demo",
+            fix="--ckpt RUN, a weights file, timm/NAME or demo; vit inspect without options shows the demo",
         )
-    if pictures and first.data.dataset is not None:
+    if image_patterns and recipe.data.dataset is not None:
         raise VitError(
-            "pictures and a data set are both named",
+            "both images and a data set are given",
             where="--images and --dataset (recipe key data.dataset)",
-            fix="look at one of them, then at the other with another --out",
+            fix="inspect one of them, then the other with another --out",
         )
-    if split != "auto" and first.data.dataset is None:
+    if split != "auto" and recipe.data.dataset is None:
         raise VitError(
-            "a split of no data set is named", where=f"--split {split}", fix="name it with --dataset"
+            "a split is named without a data set", where=f"--split {split}", fix="name it with --dataset"
         )
 
 
 def _check_apart(out: Path, places: Sequence[str]) -> None:
-    """Refuse to draw where pictures are looked for: the same command would next look at its own figures.
+    """Refuse to write figures among the input images: the same command would read them the next time.
 
     Args:
         places: folders, files and globs.
     """
-    own = out.resolve()
+    folder = out.resolve()
     for place in places:
-        holds_out = Path(place).is_dir() and own.is_relative_to(Path(place).resolve())
-        if holds_out or any(Path(file).resolve().is_relative_to(own) for file in glob(place, recursive=True)):
+        holds_out = Path(place).is_dir() and folder.is_relative_to(Path(place).resolve())
+        files = (Path(file).resolve() for file in glob(place, recursive=True))
+        if holds_out or any(file.is_relative_to(folder) for file in files):
             raise VitError(
-                "the figures would lie among the pictures that are looked at",
+                "the figures would be among the input images",
                 where=f"--out {out}",
                 fix="choose a folder outside of them",
             )
 
 
-def open_images(recipe: Recipe, weights: Weights, pictures: Sequence[str], split: str) -> Split | None:
-    """The pictures to look at; of a data set so many drawn at random, of the named ones the first so many."""
-    wanted = recipe.inspect
-    if pictures:
-        found = as_split(find_images(pictures, where="--images"))
-        return found.part(0, min(wanted.num_images, len(found)), name=found.name)
+def open_images(recipe: Recipe, weights: Weights, image_patterns: Sequence[str], split: str) -> Split | None:
+    """Open the first of the given images, or random ones of the data set, `inspect.num_images` at most."""
+    options = recipe.inspect
+    if image_patterns:
+        images = as_split(find_images(image_patterns, where="--images"))
+        return images.part(0, min(options.num_images, len(images)), name=images.name)
     if recipe.data.dataset is None:
         return None
-    found = open_eval_split(recipe, split, weights)
-    if not len(found):
-        raise DataError(f"{found.name} has no pictures", where="--split", fix="name another split")
-    drawn = random_subset(found, min(wanted.num_images, len(found)), seed=wanted.seed)
-    return replace(drawn, name=found.name)
+    images = open_eval_split(recipe, split, weights)
+    if not len(images):
+        raise DataError(f"{images.name} has no images", where="--split", fix="name another split")
+    subset = random_subset(images, min(options.num_images, len(images)), seed=options.seed)
+    return replace(subset, name=images.name)
