@@ -70,7 +70,7 @@ def test_the_evaluator_s_predictions(golden):
             num_classes=problem.num_classes,
             l2=[ABOUT["default_l2"]],
         )
-        ours = solution.scores(problem.tests_TD[:], 0).argmax(axis=1)
+        ours = (solution.inputs(problem.tests_TD[:]) @ solution.weights(0)).argmax(axis=1)
         theirs = arrays[f"scores_default_l2/seed{seed}_shots{shots}"].argmax(axis=1)
         assert ours.tolist() == theirs.tolist()
 

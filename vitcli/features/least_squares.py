@@ -1,13 +1,27 @@
-"""Few-shot classification in closed form: frozen features to targets of -1 and 1 by ridge regression.
+"""Few-shot classification in closed form: ridge regression from features to targets of -1 and 1.
 
-The paper (section 4.1) says "regularised least squares, solved exactly" and no more; the draw, the
-standardisation, the bias and the default strength are those of the authors' evaluator (big_vision,
-evaluators/fewshot_lsr.py), here in float64. One eigendecomposition serves every strength l2 there is.
+The paper (section 4.1) says "regularized least-squares regression ... exact solution in closed form" and no
+more. Support sets, standardisation, bias and default strength are those of the authors' evaluator
+(big_vision, evaluators/fewshot_lsr.py), here in float64:
+
+    X = [(features - mean) / (std + 1e-5), 100]       (N, E), mean and std over the N rows
+    Y = 2 onehot(labels) - 1                          (N, K)
+    W = (X'X + l2 I)^-1 X'Y      where N >= E         (E, K)
+      = X'(XX' + l2 I)^-1 Y      where N < E
+    prediction = argmax X_test W
+
+Both forms are equal; the one with the smaller matrix is used. One eigendecomposition serves every l2:
+
+    X'X = V diag(e) V'   =>   W = V diag(1 / (e + l2)) V'X'Y        likewise for XX'
+
+The residual of a row when it is left out follows without a refit (Allen's PRESS):
+
+    H = X (X'X + l2 I)^-1 X',    residual_i = (y_i - (HY)_i) / (1 - H_ii)
+
 NumPy on purpose: with two threads on a busy machine torch's `eigh` of 769 columns took 0.3 to 12 s, NumPy's
 0.1 to 0.7 s.
 
-N rows, D features, E columns of the problem (D, and one for the bias), R = min(N, E), K classes, L values
-of l2.
+N rows, D features, E = D + 1 columns of X, R = min(N, E), K classes, L values of l2.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,30 +34,28 @@ from torch import Tensor
 from vitcli.errors import DataError, VitError
 
 STD_ADDED = 1e-5
-BIAS = 100.0  # so large that l2 hardly holds the bias back
+BIAS = 100.0  # so large that l2 hardly affects the weight of the bias
 DEFAULT_L2 = 1024.0
-CHUNK_VALUES = 2**24  # float64 numbers of the largest array held while rows are scored: 128 MB
+CHUNK_VALUES = 2**24  # float64 values of the largest array while rows are scored: 128 MB
 
 Array = np.ndarray | Tensor
 
 
 @dataclass(frozen=True, eq=False)
 class Solution:
-    """A least-squares problem, decomposed, and so solved for every l2.
+    """Decomposed least-squares problem: the solution for every l2.
 
     Attributes:
-        l2: the strengths; `which` below is a place in this tuple.
-        mean_D, std_D: features are standardised with these; 0 and 1 where they are taken as they are.
-        bias: the constant last column, or None.
-        inputs_NE, labels_N: the rows that were fitted.
+        l2: the strengths; `which` below is an index into this tuple.
+        mean_D, std_D: standardisation of the features.
+        inputs_NE, labels_N: X and the labels of the fitted rows.
         eigenvalues_R, vectors_RR: of X'X where N >= E, else of XX'.
-        projected_RK: X'Y, or Y, in the basis of these vectors.
+        projected_RK: V'X'Y, or V'Y where N < E.
     """
 
     l2: tuple[float, ...]
     mean_D: np.ndarray
     std_D: np.ndarray
-    bias: float | None
     inputs_NE: np.ndarray
     labels_N: np.ndarray
     eigenvalues_R: np.ndarray
@@ -56,43 +68,39 @@ class Solution:
 
     @property
     def is_tall(self) -> bool:
-        """Whether the decomposition is that of X'X."""
+        """Return True if N >= E and the decomposition is that of X'X."""
         return len(self.vectors_RR) == self.inputs_NE.shape[1]
 
     def weights(self, which: int) -> np.ndarray:
-        """(X'X + l2 I)^-1 X'Y, (E, K) float64, the bias last; by X'(XX' + l2 I)^-1 Y where N < E."""
+        """Return W (E, K) for one l2, float64, the bias last."""
         damped_RK = self.projected_RK / (self.eigenvalues_R + self.l2[which])[:, None]
         solved_RK = self.vectors_RR @ damped_RK
         return solved_RK if self.is_tall else self.inputs_NE.T @ solved_RK
 
-    def scores(self, features_ND: Array, which: int) -> np.ndarray:
-        """Scores of other rows at one l2, (N, K) float64: about 1 for the class, -1 for the others."""
-        return self.inputs(features_ND) @ self.weights(which)
-
     def inputs(self, features_ND: Array, first_row: int = 0) -> np.ndarray:
-        """Features as the problem sees them, (N, E) float64.
+        """Return X (N, E), float64, of other rows.
 
         Raises:
-            DataError: a feature is not a finite number; `first_row` is the number the first row goes by.
+            DataError: a feature is not a finite number; rows are numbered from `first_row` in the message.
         """
-        return _inputs(_finite(features_ND, first_row), self.mean_D, self.std_D, self.bias)
+        return _inputs(_finite(features_ND, first_row), self.mean_D, self.std_D)
 
 
 def draw_shots(
     labels_N: Array, *, num_classes: int, shots: Sequence[int], seed: int
 ) -> dict[int, np.ndarray]:
-    """The rows the authors' evaluator fits, for each number of shots, class after class.
+    """Draw the support sets of the authors' evaluator: rows by number of shots, class after class.
 
-    One generator a seed permutes the rows of class 0, 1, ...; k shots are the first k of each. So fewer
-    shots are among more, and a class with fewer images gives what it has.
+    One generator for each seed permutes the rows of class 0, 1, ...; k shots are the first k of each. So
+    fewer shots are a subset of more, and a class with fewer images than shots gives all.
 
     Raises:
         VitError: a number of shots is below 1.
-        DataError: there is no row, or a label that no class has.
+        DataError: no rows, or a label outside the classes.
     """
     if not shots or min(shots) < 1:
         raise VitError(
-            f"{min(shots, default='no')} shots leave no image to learn a class from",
+            f"{min(shots, default='no')} shots are too few to fit a class",
             where="shots per class",
             fix="take 1 or more",
         )
@@ -100,67 +108,59 @@ def draw_shots(
     by_class_N = np.argsort(labels_N, kind="stable")
     ends_K = np.cumsum(np.bincount(labels_N, minlength=num_classes))
     rng = np.random.default_rng(seed)
-    drawn = [rng.permutation(rows) for rows in np.split(by_class_N, ends_K[:-1])]
-    return {count: np.concatenate([rows[:count] for rows in drawn]) for count in shots}
+    permuted = [rng.permutation(rows) for rows in np.split(by_class_N, ends_K[:-1])]
+    return {count: np.concatenate([rows[:count] for rows in permuted]) for count in shots}
 
 
-def solve(
-    features_ND: Array,
-    labels_N: Array,
-    *,
-    num_classes: int,
-    l2: Sequence[float],
-    standardise: bool = True,
-    bias: float | None = BIAS,
-) -> Solution:
-    """Least squares from features to 1 for the label and -1 for every other class, with l2 on all weights.
+def solve(features_ND: Array, labels_N: Array, *, num_classes: int, l2: Sequence[float]) -> Solution:
+    """Solve the least-squares problem in float64 from features of any float dtype.
 
-    Computed in float64 from any float dtype. The evaluator standardises with the mean and the population
-    standard deviation + 1e-5 of these rows and appends the constant `bias`, which l2 holds back too. The
-    paper's bare formula is `standardise=False, bias=None`. A class without a row has -1 everywhere.
+    A class without a row gets the score -1 everywhere.
 
     Raises:
-        VitError: an l2 is not a positive number, or so small that float64 cannot tell it from none. Without
-            l2 the problem has no one solution where rows or features repeat, and none is made up here.
-        DataError: there is no row, a label that no class has, or a feature that is not a finite number.
+        VitError: an l2 is not positive, or lost in rounding errors: without l2 the solution is not unique
+            where rows or features repeat.
+        DataError: no rows, a label outside the classes, or a feature that is not a finite number.
     """
     labels_N = _labels(labels_N, num_classes)
     features_ND = _finite(features_ND)
-    mean_D, std_D = np.zeros(features_ND.shape[1]), np.ones(features_ND.shape[1])
-    if standardise:
-        # Relative to a row, so that a constant feature has its value for mean and becomes exactly 0; a
-        # rounding error over 1e-5 would be a column with a weight.
-        mean_D = features_ND[0] + (features_ND - features_ND[0]).mean(axis=0)
-        std_D = np.sqrt(np.square(features_ND - mean_D).mean(axis=0)) + STD_ADDED
-    inputs_NE = _inputs(features_ND, mean_D, std_D, bias)
+    # Mean and population deviation of each feature, as differences from the first row: a constant feature
+    # then becomes exactly 0. A rounding error, divided by 1e-5, would be a column with a weight.
+    mean_D = features_ND[0] + (features_ND - features_ND[0]).mean(axis=0)
+    std_D = np.sqrt(np.square(features_ND - mean_D).mean(axis=0)) + STD_ADDED
+    inputs_NE = _inputs(features_ND, mean_D, std_D)
+
+    # The smaller of X'X and XX' is decomposed.
     is_tall = inputs_NE.shape[0] >= inputs_NE.shape[1]
     square_RR = inputs_NE.T @ inputs_NE if is_tall else inputs_NE @ inputs_NE.T
     eigenvalues_R, vectors_RR = np.linalg.eigh(square_RR)
     _check_l2(l2, eigenvalues_R)
+
+    # V'X'Y where N >= E, else V'Y.
     if is_tall:
-        vectors_RR[~inputs_NE.any(axis=0)] = 0  # a constant feature; not 1e-17, a test row may be far off
+        vectors_RR[~inputs_NE.any(axis=0)] = 0  # exactly 0 for a constant feature, whatever a test row has
         projected_RK = vectors_RR.T @ _times_targets(inputs_NE, labels_N, num_classes)
     else:
         projected_RK = _times_targets(vectors_RR, labels_N, num_classes)
-    decomposed = (inputs_NE, labels_N, eigenvalues_R, vectors_RR, projected_RK)
-    return Solution(tuple(map(float, l2)), mean_D, std_D, bias, *decomposed)
+    l2 = tuple(map(float, l2))
+    return Solution(l2, mean_D, std_D, inputs_NE, labels_N, eigenvalues_R, vectors_RR, projected_RK)
 
 
 def accuracies(
     solution: Solution, features_ND: Array, labels_N: Array, which: Sequence[int] | None = None
 ) -> np.ndarray:
-    """Share of rows whose label has the highest score, at each l2 or those of `which`, (L,) float64.
+    """Return the top-1 accuracy (L,), float64, at each l2, or at the indices `which` into them.
 
-    Among equal scores the lower class number counts. Memory does not grow with the rows, which are taken
-    from `features_ND` a part at a time, so that it may be a memory map.
+    Among equal scores the lower class counts. Rows are read from `features_ND` in parts, so that it may be a
+    memory map.
 
     Raises:
-        DataError: there is no row, a label that no class has, or a feature that is not a finite number.
+        DataError: no rows, a label outside the classes, or a feature that is not a finite number.
     """
     labels_N = _labels(labels_N, solution.num_classes)
     assert len(features_ND) == len(labels_N), "one label for each row"
     which = range(len(solution.l2)) if which is None else which
-    weights_EM = np.concatenate([solution.weights(place) for place in which], axis=1)  # M = L * K
+    weights_EM = np.concatenate([solution.weights(i) for i in which], axis=1)  # M = L * K
     hits_L = np.zeros(len(which), dtype=np.int64)
     for rows in parts(len(labels_N), max(weights_EM.shape)):
         scores_NM = solution.inputs(features_ND[rows], rows.start) @ weights_EM
@@ -170,40 +170,43 @@ def accuracies(
 
 
 def left_out_scores(solution: Solution, rows: slice = slice(None)) -> np.ndarray:
-    """Scores each fitted row would get from the weights of all the others, (N, L, K), with no refit.
+    """Return the scores of fitted rows by the weights of all other rows, (N, L, K), without a refit.
 
-    With H = X(X'X + l2 I)^-1 X', the residual y - Hy of a row over 1 - H_ii is its residual when it is left
-    out (Allen's PRESS). Where N < E both are l2 times what (XX' + l2 I)^-1 gives, which does not cancel.
-    The mean and the standard deviation stay those of all rows.
+        where N >= E:  score_i = y_i - (y_i - (HY)_i) / (1 - H_ii)
+        where N < E:   score_i = y_i - (GY)_i / G_ii,  G = (XX' + l2 I)^-1
+
+    The second form is the first with I - H = l2 G, without its cancellation. Mean and standard deviation
+    remain those of all rows.
     """
     basis_NR = solution.vectors_RR[rows]
     if solution.is_tall:
         basis_NR = solution.inputs_NE[rows] @ solution.vectors_RR
+    # HY and the diagonal of H, or GY and the diagonal of G, for every l2.
     damping_RL = 1 / (solution.eigenvalues_R[:, None] + np.array(solution.l2))
     damped_RLK = damping_RL[:, :, None] * solution.projected_RK[:, None]
-    found_NM = basis_NR @ damped_RLK.reshape(len(damped_RLK), -1)
-    found_NLK = found_NM.reshape(-1, *damped_RLK.shape[1:])
+    product_NM = basis_NR @ damped_RLK.reshape(len(damped_RLK), -1)
+    product_NLK = product_NM.reshape(-1, *damped_RLK.shape[1:])
     diagonal_NL = np.square(basis_NR) @ damping_RL
     targets_N1K = 2.0 * (solution.labels_N[rows, None, None] == np.arange(solution.num_classes)) - 1
     if solution.is_tall:
-        return targets_N1K - (targets_N1K - found_NLK) / (1 - diagonal_NL)[:, :, None]
-    return targets_N1K - found_NLK / diagonal_NL[:, :, None]
+        return targets_N1K - (targets_N1K - product_NLK) / (1 - diagonal_NL)[:, :, None]
+    return targets_N1K - product_NLK / diagonal_NL[:, :, None]
 
 
 def left_out_accuracies(solution: Solution) -> np.ndarray:
-    """Accuracy of `left_out_scores` at each l2, (L,) float64, over the rows whose class has another row.
+    """Return the leave-one-out accuracy at each l2, (L,) float64, over the rows whose class has another row.
 
-    A row that is alone in its class cannot be right: without it the class has -1 everywhere.
+    The only row of a class cannot be right: without it the class has the score -1 everywhere.
 
     Raises:
-        VitError: every row is alone in its class.
+        VitError: every class has a single row.
     """
     counts_K = np.bincount(solution.labels_N, minlength=solution.num_classes)
     counted_N = counts_K[solution.labels_N] > 1
     if not counted_N.any():
         raise VitError(
-            "with one image of each class, none can be left out to choose l2 by",
-            where="choice of l2 by leaving one out",
+            "with one image per class, l2 cannot be chosen by leaving one out",
+            where="leave-one-out choice of l2",
             fix=f"give l2 (the authors' evaluator has {DEFAULT_L2:g}), or take 2 shots or more",
         )
     hits_L = np.zeros(len(solution.l2), dtype=np.int64)
@@ -214,30 +217,29 @@ def left_out_accuracies(solution: Solution) -> np.ndarray:
 
 
 def choose_l2(solution: Solution) -> int:
-    """Place in `solution.l2` with the best `left_out_accuracies`; among equals the largest l2.
+    """Return the index of the l2 with the best leave-one-out accuracy, the largest l2 among equals.
 
-    No test row has a say. The older evaluators' "leave-self-out" is another thing: it ranks the l2 by test
-    accuracy on the other data sets.
+    Test rows are not used. The "leave-self-out" of the authors' older evaluators is different: it ranks the
+    l2 by test accuracy on the other data sets.
 
     Raises:
-        VitError: every row is alone in its class.
+        VitError: every class has a single row.
     """
-    found_L = left_out_accuracies(solution)
-    return max(range(len(found_L)), key=lambda place: (found_L[place], solution.l2[place]))
+    accuracy_L = left_out_accuracies(solution)
+    return max(range(len(accuracy_L)), key=lambda i: (accuracy_L[i], solution.l2[i]))
 
 
-def _inputs(features_ND: np.ndarray, mean_D: np.ndarray, std_D: np.ndarray, bias: float | None) -> np.ndarray:
-    count, width = features_ND.shape
-    inputs_NE = np.empty((count, width + (bias is not None)))
+def _inputs(features_ND: np.ndarray, mean_D: np.ndarray, std_D: np.ndarray) -> np.ndarray:
+    num_rows, width = features_ND.shape
+    inputs_NE = np.empty((num_rows, width + 1))
     np.subtract(features_ND, mean_D, out=inputs_NE[:, :width])
     inputs_NE[:, :width] /= std_D
-    if bias is not None:
-        inputs_NE[:, width] = bias
+    inputs_NE[:, width] = BIAS
     return inputs_NE
 
 
 def _times_targets(values_NR: np.ndarray, labels_N: np.ndarray, num_classes: int) -> np.ndarray:
-    """values'Y, (R, K): Y is 2 onehot - 1, so twice the sums of each class less the sum of all."""
+    """Return values'Y (R, K): as Y = 2 onehot - 1, twice the sum of each class minus the sum of all."""
     order_N = np.argsort(labels_N, kind="stable")
     classes, starts = np.unique(labels_N[order_N], return_index=True)
     sums_KR = np.zeros((num_classes, values_NR.shape[1]))
@@ -246,13 +248,13 @@ def _times_targets(values_NR: np.ndarray, labels_N: np.ndarray, num_classes: int
 
 
 def parts(count: int, width: int) -> Iterator[slice]:
-    """Consecutive slices of `count` rows, none of more than CHUNK_VALUES numbers at `width` a row."""
+    """Return consecutive slices of `count` rows of `width` values, each of at most CHUNK_VALUES values."""
     size = max(1, CHUNK_VALUES // width)
     return (slice(first, min(first + size, count)) for first in range(0, count, size))
 
 
 def _finite(features_ND: Array, first_row: int = 0) -> np.ndarray:
-    if isinstance(features_ND, Tensor):  # NumPy does not know bfloat16
+    if isinstance(features_ND, Tensor):  # NumPy has no bfloat16
         features_ND = features_ND.detach().to("cpu", torch.float64).numpy()
     features_ND = np.asarray(features_ND, dtype=np.float64)
     bad_N = ~np.isfinite(features_ND).all(axis=1)
@@ -268,12 +270,12 @@ def _finite(features_ND: Array, first_row: int = 0) -> np.ndarray:
 def _labels(labels_N: Array, num_classes: int) -> np.ndarray:
     labels_N = np.asarray(labels_N, dtype=np.int64)
     if not len(labels_N):
-        raise DataError("there is no row of features", where="labels", fix="take a split with images")
+        raise DataError("there are no rows of features", where="labels", fix="take a split with images")
     bad_N = (labels_N < 0) | (labels_N >= num_classes)
     if bad_N.any():
         row = int(bad_N.argmax())
         raise DataError(
-            f"label {labels_N[row]} is none of the {num_classes} classes",
+            f"label {labels_N[row]} is not one of the {num_classes} classes",
             where=f"row {row} of the labels",
             fix=f"labels are 0 to {num_classes - 1}; take the training and the test split of one data set",
         )
