@@ -51,11 +51,6 @@ def reliability(
     )
 
 
-def top5_is_informative(num_classes: int) -> bool:
-    """Return whether to report top-5: of five classes or fewer it is 100 % by definition."""
-    return num_classes > 5
-
-
 NUM_RESAMPLES = 10_000
 SEED = 0
 TAILS = (0.025, 0.975)  # of a 95 % interval

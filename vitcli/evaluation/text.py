@@ -4,9 +4,18 @@ from pathlib import PurePath
 from textwrap import wrap
 from typing import Any
 
-from vitcli.evaluation.statistics import top5_is_informative
 from vitcli.output.document import simple_table
-from vitcli.output.text import NO_LIMIT, pairs, percent, plain, size_text, skipped, speed, terminal_width
+from vitcli.output.text import (
+    NO_LIMIT,
+    pairs,
+    percent,
+    plain,
+    size_text,
+    skipped,
+    speed,
+    terminal_width,
+    top5_is_informative,
+)
 
 WEAKEST = 3  # classes that are named
 ENOUGH = 5  # pictures of a class, to name it so

@@ -7,9 +7,8 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCardData
 
-from vitcli.evaluation.statistics import top5_is_informative
 from vitcli.output.redaction import public_name
-from vitcli.output.text import plain
+from vitcli.output.text import plain, top5_is_informative
 
 TAGS = ["image-classification", "vision-transformer", "vitcli"]
 

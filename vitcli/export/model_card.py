@@ -8,7 +8,7 @@ from typing import Any
 
 from vitcli import recipe as recipes
 from vitcli.data.dataset import is_remote
-from vitcli.evaluation.statistics import NUM_RESAMPLES, accuracy_interval, top5_is_informative
+from vitcli.evaluation.statistics import NUM_RESAMPLES, accuracy_interval
 from vitcli.export.card_parts import (
     code,
     fenced,
@@ -22,7 +22,7 @@ from vitcli.export.card_parts import (
 from vitcli.export.usage import HERE, how_to_load
 from vitcli.models.architecture import Architecture
 from vitcli.output.redaction import is_local, public_name, public_toml, public_values
-from vitcli.output.text import percent, size_text
+from vitcli.output.text import percent, size_text, top5_is_informative
 from vitcli.weights.formats import unsupported_feature
 
 CARD = """{front_matter}

@@ -82,6 +82,11 @@ def value_text(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
+def top5_is_informative(num_classes: int) -> bool:
+    """Return whether to report top-5: of five classes or fewer it is 100 % by definition."""
+    return num_classes > 5
+
+
 def size_text(resolution: int | Sequence[int]) -> str:
     return str(resolution) if isinstance(resolution, int) else "x".join(map(str, resolution))
 

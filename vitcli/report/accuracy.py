@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vitcli.data.vtab import NUM_TASKS
-from vitcli.evaluation.statistics import top5_is_informative
 from vitcli.output.document import Cell, Header, Row, Table, fraction_cell, mark_best, number_cell
 from vitcli.output.summaries import VtabSummary
-from vitcli.output.text import size_text
+from vitcli.output.text import size_text, top5_is_informative
 from vitcli.report.grouping import SEED, Entry, NetworkColumn, arrange
 from vitcli.report.runs import EvaluationRecord, Run, RunCollection, Vtab
 from vitcli.report.tables import Names, cells_of, crossed, repeated, rows_of
