@@ -341,7 +341,7 @@ def test_names_that_are_taken_by_folders_and_files_are_told_before_the_pass(eval
 
 
 def test_a_folder_that_another_evaluation_writes_is_refused(evaluated, no_pass, tmp_path):
-    with locked(tmp_path / FOLDER.lock):
+    with locked(tmp_path / FOLDER.at(tmp_path).lock):
         outcome = evaluated("--out", tmp_path)
 
     assert outcome.code == 5 and "pid 1 on elsewhere" in outcome.err and len(outcome.err.splitlines()) == 3
@@ -364,7 +364,7 @@ def test_the_same_evaluation_writes_again_and_another_only_with_overwrite(evalua
     assert "--overwrite" in fewer.err and len(fewer.err.splitlines()) == 3
     assert json.loads((out / "evaluation.json").read_text()) == replaced.json
     assert (out / "notes.txt").read_text() == "mine" and not (out / "1").exists()
-    assert not (out / FOLDER.lock).exists()
+    assert not (out / FOLDER.at(out).lock).exists()
 
 
 def test_a_run_folder_is_refused_even_to_overwrite(evaluated, no_pass, trained):

@@ -483,7 +483,9 @@ def test_files_of_other_people_are_not_replaced_unless_told_to(vit_weights, tmp_
 
     refused = run(*words)
 
-    assert refused.code == 2 and "filters.png is there, and is of no inspection" in refused.err
+    assert (
+        refused.code == 2 and "filters.png already exists, and belongs to no known inspection" in refused.err
+    )
     assert (tmp_path / "filters.png").read_text() == "mine"
     assert run(*words, "--overwrite").code == 0
 

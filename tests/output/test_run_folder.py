@@ -51,7 +51,7 @@ def test_a_folder_of_another_tool_is_no_run_whatever_its_files_are_called(tmp_pa
 
 def test_overwrite_deletes_an_earlier_run_and_nothing_else(tmp_path):
     earlier = RunFolder(tmp_path / "run")
-    earlier.write_start("a = 1", {})
+    earlier.write_text("recipe.toml", "a = 1")
     earlier.log({"step": 1})
     earlier.close()
     (tmp_path / "run/notes.txt").write_text("mine")

@@ -268,9 +268,7 @@ def _open_run_folder(
 
     def open_folder() -> None:
         path = run.out or run_folder.new_folder("fewshot", frozen.recipe.data.dataset, frozen.arch.name)
-        opened.append(run_folder.RunFolder(path, overwrite=run.overwrite))
-        opened[0].rewind_metrics(0)  # an interrupted call has nothing to go on with but its features
-        opened[0].write_start(recipes.to_toml(frozen.recipe), run_folder.environment(list(arguments)))
+        opened.append(run_folder.open_run(path, frozen.recipe, arguments, overwrite=run.overwrite))
 
     frozen.settings.runtime.on_main(open_folder)
     return opened[0] if opened else None

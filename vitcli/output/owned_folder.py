@@ -57,8 +57,7 @@ class OwnedFolder:
         Raises:
             MachineError: the folder cannot be written, or another process holds it.
         """
-        held.callback(remove_empty, missing(self.path))
-        atomic.make_folder(self.path, option="--out")
+        self.make(held)
         file = self.path / self.lock
         while True:
             lock = held.enter_context(self._locked(file))
@@ -67,6 +66,11 @@ class OwnedFolder:
                 break
         if self.lock != self.marker:
             held.callback(file.unlink, missing_ok=True)
+
+    def make(self, held: ExitStack) -> None:
+        """Make the folder; if it is still empty when `held` is closed, it is removed again."""
+        held.callback(_remove_empty, [path for path in (self.path, *self.path.parents) if not path.exists()])
+        atomic.make_folder(self.path, option="--out")
 
     def clear(self) -> None:
         """Delete what the command makes in the folder, and nothing else."""
@@ -117,13 +121,7 @@ def refuse_other(path: Path, content: str, differing: Sequence[str]) -> None:
         )
 
 
-def missing(folder: Path) -> list[Path]:
-    """Return the folder and its parents that do not exist, the deepest first."""
-    return [path for path in (folder, *folder.parents) if not path.exists()]
-
-
-def remove_empty(folders: Sequence[Path]) -> None:
-    """Remove those of the folders that hold nothing."""
+def _remove_empty(folders: Sequence[Path]) -> None:
     for folder in folders:
         with suppress(OSError):  # it is not empty, or another process uses it
             folder.rmdir()

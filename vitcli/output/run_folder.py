@@ -6,15 +6,16 @@ import platform
 import re
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from importlib.metadata import version
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from vitcli import recipe as recipes
 from vitcli.distributed import launch
-from vitcli.errors import MachineError, VitError
+from vitcli.errors import VitError
 from vitcli.output.atomic import TEMPORARY, read_json, write_json, write_text
 from vitcli.output.owned_folder import OwnedFolder, refuse_other
 from vitcli.recipe import Recipe
@@ -30,15 +31,8 @@ FILES = (METRICS, TIMING, SUMMARY, RECIPE, PLAN, ENVIRONMENT, "README.md", "conf
 # Of runs/ only the repetitions: the default folder of all runs has that name, too.
 FOLDERS = ("checkpoints", "figures", "arms", "runs/seed-*")
 LIBRARIES = (
-    "torch",
-    "torchvision",
-    "timm",
-    "accelerate",
-    "datasets",
-    "safetensors",
-    "pillow",
-    "simplejpeg",
-    "numpy",
+    *("torch", "torchvision", "timm", "accelerate", "datasets"),
+    *("safetensors", "pillow", "simplejpeg", "numpy"),
 )
 
 
@@ -59,23 +53,16 @@ class RunFolder:
         self.also_log: Callable[[dict[str, Any]], None] = lambda record: None  # of a tracker, if any
         self._held = ExitStack()
         folder = OwnedFolder(path, "run", lock=LOCK, files=FILES, folders=FOLDERS, marker=LOCK)
-        try:
-            folder.refuse_foreign()
-            folder.claim(self._held)
-            # Remove what an interrupted write has left, then what an earlier run has.
-            for pattern in (f"{TEMPORARY}*", f"figures/{TEMPORARY}*"):
-                for leftover in path.glob(pattern):
-                    leftover.unlink()
-            if overwrite:
-                folder.clear()
-            self._metrics = self._held.enter_context((path / METRICS).open("ab"))
-            self._timing = self._held.enter_context((path / TIMING).open("ab"))
-        except OSError as error:
-            raise MachineError(
-                f"the run folder cannot be written: {error.strerror}",
-                where=str(path),
-                fix="choose another folder with --out, or correct its permissions",
-            ) from error
+        folder.refuse_foreign()
+        folder.claim(self._held)
+        # Remove what an interrupted write has left, then what an earlier run has.
+        for pattern in (f"{TEMPORARY}*", f"figures/{TEMPORARY}*"):
+            for leftover in path.glob(pattern):
+                leftover.unlink()
+        if overwrite:
+            folder.clear()
+        self._metrics = self._held.enter_context((path / METRICS).open("ab"))
+        self._timing = self._held.enter_context((path / TIMING).open("ab"))
 
     def __enter__(self) -> "RunFolder":
         return self
@@ -86,11 +73,6 @@ class RunFolder:
     def close(self) -> None:
         """Release the folder for other processes."""
         self._held.close()
-
-    def write_start(self, recipe_toml: str, environment: dict[str, Any]) -> None:
-        """The resolved recipe and the machine, before step 0."""
-        self.write_text(RECIPE, recipe_toml)
-        self.write_json(ENVIRONMENT, environment)
 
     def log(self, record: dict[str, Any]) -> None:
         """One line of metrics.jsonl. A value that depends on time or speed belongs in `log_timing`."""
@@ -117,10 +99,34 @@ class RunFolder:
         write_text(self.path / name, text)
 
 
+def open_run(
+    path: Path, recipe: Recipe, arguments: Sequence[str], *, overwrite: bool, keep_metrics: bool = False
+) -> RunFolder:
+    """Open the folder of a run, new or to be resumed, and write its recipe and environment.
+
+    Args:
+        arguments: of the command line.
+        keep_metrics: leave metrics.jsonl for a checkpoint to rewind; otherwise it is written again.
+
+    Raises:
+        VitError: it holds something else, or a run of another recipe.
+    """
+    folder = RunFolder(path, overwrite=overwrite)
+    if (path / RECIPE).exists():
+        refuse_other_recipe(path, recipe)
+    if not keep_metrics:
+        folder.rewind_metrics(0)
+    folder.write_text(RECIPE, recipes.to_toml(recipe))
+    folder.write_json(ENVIRONMENT, environment(arguments))
+    return folder
+
+
 def new_folder(command: str, dataset: str, model: str) -> Path:
-    """Return the default run folder, below runs/, named after what is run and when."""
+    """Return the default run folder, below runs/, named after what is run and when; numbered if it exists."""
     words = (command, Path(dataset).name, model, time.strftime("%Y%m%d-%H%M%S"))
-    return Path("runs", "-".join(slug(word, merge=False).strip("-.") for word in words))
+    name = "-".join(slug(word, merge=False).strip("-.") for word in words)
+    folders = (Path("runs", name if number == 1 else f"{name}-{number}") for number in count(1))
+    return next(folder for folder in folders if not folder.exists())
 
 
 def slug(text: str, *, keep: str = ".", merge: bool = True) -> str:
@@ -139,7 +145,7 @@ def finished_summary(path: Path) -> dict[str, Any] | None:
     return read_json(path / SUMMARY)
 
 
-def environment(arguments: list[str]) -> dict[str, Any]:
+def environment(arguments: Sequence[str]) -> dict[str, Any]:
     """Versions, hardware, command line and code revision of this run, and no environment variable."""
     import torch
 

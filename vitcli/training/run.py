@@ -21,7 +21,7 @@ from vitcli.export.model_card import model_card
 from vitcli.output import plots, run_folder
 from vitcli.output.atomic import TEMPORARY, read_jsonl
 from vitcli.output.redaction import public_name
-from vitcli.output.run_folder import RunFolder, refuse_other_recipe
+from vitcli.output.run_folder import RunFolder
 from vitcli.output.summaries import RunScores, TrainingSummary
 from vitcli.recipe import Recipe
 from vitcli.training import checkpoint, figures, tracking
@@ -133,11 +133,10 @@ class TrainingRun:
         path = options.out or run_folder.new_folder(
             self.job.command, self.recipe.data.dataset, self.job.start.arch.name
         )
-        self.folder = RunFolder(path, overwrite=options.overwrite)
-        if (path / run_folder.RECIPE).exists():
-            refuse_other_recipe(path, self.recipe)
+        self.folder = run_folder.open_run(
+            path, self.recipe, options.arguments, overwrite=options.overwrite, keep_metrics=True
+        )
         checkpoint.clean(path)
-        self.folder.write_start(recipes.to_toml(self.recipe), run_folder.environment(options.arguments))
         self.folder.write_json("plan.json", asdict(self.job.plan))
         self.job.progress.note(f"run folder {path}")
         if options.track:

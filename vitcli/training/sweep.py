@@ -117,11 +117,10 @@ class Sweep:
         model = self.recipe.model
         name = model.name or Path(str(model.ckpt)).name
         path = self.options.out or run_folder.new_folder(self.command, str(self.recipe.data.dataset), name)
-        self.folder = RunFolder(path, overwrite=self.options.overwrite)
-        if (path / run_folder.RECIPE).exists():
-            refuse_other_recipe(path, self.recipe)
-        self.folder.rewind_metrics(0)  # one line per run, written again for finished runs
-        self.folder.write_start(recipes.to_toml(self.recipe), run_folder.environment(self.options.arguments))
+        # One line of metrics.jsonl per run, written again for finished runs.
+        self.folder = run_folder.open_run(
+            path, self.recipe, self.options.arguments, overwrite=self.options.overwrite
+        )
         self.progress.note(f"run folder {path}")
         return path
 
