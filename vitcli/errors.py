@@ -1,18 +1,8 @@
-"""What a user can get wrong, and what they are told: one exception for every exit code of the tool.
-
-VitError              2  usage or recipe
-  DataError           3  a data set, a split, an image
-  WeightsError        4  a checkpoint or a weights file
-  MachineError        5  disk, permission, lock, device, memory
-  NotFiniteError      6  the loss or the gradient is not a finite number
-  ProcessError        7  a process of the run failed or stalled
-  CheckFailed         8  what was to be checked did not hold
-Stopped          130, 143  Ctrl-C or SIGTERM, once a resumable checkpoint is on disk
-"""
+"""Exceptions for everything that is no bug of ours, and the exit code of each."""
 
 
 class VitError(Exception):
-    """A mistake of the user or of the world, never a bug of ours.
+    """A mistake in the command line or a recipe, and the base of the errors below.
 
     Args:
         message: what is wrong, with the values in it.
@@ -20,7 +10,7 @@ class VitError(Exception):
         fix: what works instead.
     """
 
-    exit_code = 2
+    exit_code: int  # see EXIT_CODES
 
     def __init__(self, message: str, *, where: str, fix: str):
         super().__init__(message)
@@ -32,36 +22,44 @@ class VitError(Exception):
     def __reduce__(self):  # so that it can cross from one process to another
         return _rebuild, (type(self), self.message, self.where, self.fix)
 
+    def as_dict(self) -> dict[str, str]:
+        """Return the error as it stands in JSON."""
+        return {"message": self.message, "where": self.where, "fix": self.fix}
+
 
 class DataError(VitError):
-    exit_code = 3
+    """A data set, split or image cannot be used."""
 
 
 class WeightsError(VitError):
-    exit_code = 4
+    """A checkpoint or weights file cannot be used."""
 
 
 class MachineError(VitError):
-    exit_code = 5
+    """Disk, permissions, a lock, a device or memory is in the way."""
 
 
 class NotFiniteError(VitError):
-    exit_code = 6
+    """The loss or the gradient is not a finite number."""
 
 
 class ProcessError(VitError):
-    exit_code = 7
+    """A process of the run failed or stalled."""
 
 
 class CheckFailed(VitError):
-    exit_code = 8
+    """What was checked, such as --assert or a row of the paper, does not hold."""
+
+
+class InternalError(VitError):
+    """A bug of ours."""
 
 
 class Stopped(Exception):
-    """The run was asked to stop and has saved what it needs to go on; `exit_code` is 128 + the signal.
+    """The run was interrupted and has saved what it needs to resume; `exit_code` is 128 + the signal.
 
     Attributes:
-        out: the folder whose command goes on; what puts runs in a row names its own in its place.
+        out: the folder of the command that resumes it; a command of several runs puts its own here.
     """
 
     def __init__(self, signal_number: int, what: str, *, out: object = None):
@@ -71,9 +69,25 @@ class Stopped(Exception):
 
     @property
     def note(self) -> str:
+        """Say what was saved, and how to resume."""
         if self.out is None:
             return self.what
-        return f"{self.what}, saved; the same command line with --out {self.out} goes on from there"
+        return f"{self.what}, saved; the same command line with --out {self.out} resumes from there"
+
+
+EXIT_CODES = {
+    InternalError: 1,
+    VitError: 2,
+    DataError: 3,
+    WeightsError: 4,
+    MachineError: 5,
+    NotFiniteError: 6,
+    ProcessError: 7,
+    CheckFailed: 8,
+}
+INTERRUPTED = 130  # Ctrl-C before anything was saved; `Stopped` has 128 + its signal: 130 or 143
+for _kind, _code in EXIT_CODES.items():
+    _kind.exit_code = _code
 
 
 def reason_of(error: BaseException) -> str:
@@ -82,7 +96,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def nearest(name: str, known) -> str:
-    """`, did you mean X?` for a mistyped name, or nothing."""
+    """Return `, did you mean X?` for a mistyped name, or nothing."""
     from difflib import get_close_matches
 
     close = get_close_matches(name, list(known), n=1, cutoff=0.6)

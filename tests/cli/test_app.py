@@ -164,6 +164,7 @@ BAD_INPUT = {
     "an unknown model": ("finetune --ckpt random --model ViT-X/16 --dataset {photos}", 2, "ViT-X/16"),
     "no model for fresh weights": ("finetune --ckpt random --dataset {photos}", 2, "--model"),
     "an empty data set name": ("{bare} --dataset= ", 2, "the value is empty"),
+    "an empty data set name for the proof of resume": ("doctor resume --dataset= ", 2, "the value is empty"),
     "no checkpoint": ("finetune --dataset {photos}", 2, "--ckpt"),
     "a number that is none": ("{fresh} --lr fast", 2, "fast"),
     "a resolution patches do not divide": (

@@ -1,59 +1,67 @@
-"""The commands about networks and weights files: models, interpolate-posemb, export."""
+"""`vit models`, `vit interpolate-posemb` and `vit export`: the commands about networks and weights files."""
 
 from typing import Annotated
 
 import typer
 
 from vitcli.cli import options
-from vitcli.output import text
+from vitcli.cli.options import DATA, MODEL, RUN, SIZE_HELP, Printing, command, height_and_width, option
 
 app = typer.Typer()
 
-CkptArgument = Annotated[
-    str,
-    typer.Argument(metavar="CKPT", help="Anything that --ckpt takes: a file, a run folder, timm/NAME.TAG."),
-]
+# fmt: off
+CkptArgument = Annotated[str, typer.Argument(metavar="CKPT",
+    help="Anything that --ckpt takes: a file, a run folder, timm/NAME.TAG.")]
+ModelName = Annotated[str | None, option("--model", MODEL,
+    "Architecture: the paper's name or any timm model (default: as the file says).", "NAME",
+    autocompletion=options.model_names)]
+ImageSize = Annotated[str | None, option("--res", DATA,
+    f"{SIZE_HELP} (default: the checkpoint's).", "PX")]
+# fmt: on
 
 
-@app.command(epilog="Example: vit models 'R50*' --res 384")
+@command(app, epilog="Example: vit models 'R50*' --res 384")
 def models(
-    pattern: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="PATTERN", help="A name, a part of it, or a glob such as 'BiT*'; all if left out."
-        ),
-    ] = None,
-    res: options.ImageSize = None,
-    format: options.ModelsFormat = "table",
-    as_json: options.Json = False,
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
-) -> int:
-    """The networks of the paper's tables: parameters, GMACs and tokens at a resolution."""
+    *,
+    pattern: Annotated[str | None, typer.Argument(metavar="PATTERN",
+        help="Name, part of a name, or glob such as 'BiT*' (default: all).")] = None,
+    res: Annotated[str | None, option("--res", DATA, f"{SIZE_HELP} (default: 224).", "PX")] = None,
+    format: Annotated[str, option("--format", RUN, "table or markdown (default: table).", "NAME")] = "table",
+    printing: Printing,
+) -> int:  # fmt: skip
+    """List the networks of the paper's tables.
+
+    With their parameters, GMACs and tokens at a resolution.
+    """
     if format not in ("table", "markdown"):
         raise typer.BadParameter(f"{format} is neither table nor markdown", param_hint="--format")
-    image_size = options.height_and_width(res) or (224, 224)
+    image_size = height_and_width(res) or (224, 224)
     from vitcli.models import listing
 
-    found = listing.list_models(pattern, image_size=image_size)
-    return text.show(found, as_json, listing.as_markdown if format == "markdown" else listing.as_table)
+    networks = listing.list_models(pattern, image_size=image_size)
+    return printing.show(networks, listing.as_markdown if format == "markdown" else listing.as_table)
 
 
-@app.command(epilog="Example: vit interpolate-posemb vit_b16.npz vit_b16_384.safetensors --res 384")
+@command(app, epilog="Example: vit interpolate-posemb vit_b16.npz vit_b16_384.safetensors --res 384")
 def interpolate_posemb(
+    *,
     ckpt: CkptArgument,
     out: Annotated[str, typer.Argument(metavar="OUT", help="A .safetensors file, or an official .npz.")],
-    res: options.ImageSize = None,
-    method: options.Method = "paper",
-    patch_size: options.PatchSize = None,
-    model: options.ModelName = None,
-    overwrite: options.OverwriteFile = False,
-    as_json: options.Json = False,
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
-) -> int:
-    """A checkpoint for another resolution: its position embedding resampled (paper, section 3.2)."""
-    image_size = options.height_and_width(res)
+    res: ImageSize = None,
+    method: Annotated[str, option("--method", MODEL,
+        "paper: bilinear with aligned corners; timm: bicubic with antialiasing (default: paper).",
+        "NAME")] = "paper",
+    patch_size: Annotated[int | None, option("--patch-size", MODEL,
+        "Also resize the patch embedding, to patches of this many pixels (FlexiViT).", "PX", min=1)] = None,
+    model: ModelName = None,
+    overwrite: options.Overwrite = False,
+    printing: Printing,
+) -> int:  # fmt: skip
+    """Resample the position embedding of a checkpoint.
+
+    For another resolution, as in the paper, section 3.2.
+    """
+    image_size = height_and_width(res)
     from vitcli.weights.interpolate import as_text, interpolate_posemb
 
     result = interpolate_posemb(
@@ -65,31 +73,42 @@ def interpolate_posemb(
         model_name=model,
         overwrite=overwrite,
     )
-    return text.show(result, as_json, as_text)
+    return printing.show(result, as_text)
 
 
-@app.command(epilog="Example: vit export runs/pets pets.onnx, or vit export runs/pets --push-to-hub ann/pets")
+@command(app, epilog="Example: vit export runs/pets pets.onnx")
 def export(
+    *,
     ckpt: CkptArgument,
-    out: Annotated[
-        str | None,
-        typer.Argument(metavar="OUT", help="A .onnx, .npz or .safetensors file, or a folder for timm."),
-    ] = None,
-    to: options.To = None,
-    res: options.ImageSize = None,
-    head: options.Head = True,
-    names: options.Names = "published",
-    images: options.Images = None,
-    model: options.ModelName = None,
-    push_to_hub: options.PushToHub = None,
-    private: options.Private = False,
-    revision: options.Revision = None,
-    overwrite: options.OverwriteFile = False,
-    as_json: options.Json = False,
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
-) -> int:
-    """A checkpoint in another format, read back and compared before it counts; or a run to the Hub."""
+    out: Annotated[str | None, typer.Argument(metavar="OUT",
+        help="A .onnx, .npz or .safetensors file, or a folder for timm.")] = None,
+    res: ImageSize = None,
+    images: Annotated[list[str] | None, option("--images", DATA,
+        "Images to compare the outputs on: a file, folder or glob (default: the demo's). Repeatable.",
+        "IMAGES")] = None,
+    to: Annotated[str | None, option("--to", MODEL,
+        "timm, onnx, npz or safetensors (default: by the suffix of OUT).", "FORMAT")] = None,
+    head: Annotated[bool, option("--head/--no-head", MODEL,
+        "Export the classifier; --no-head: features only (default: --head).")] = True,
+    names: Annotated[str, option("--names", MODEL,
+        "Array names of an .npz: published (as in the released files), linen or big_vision (default: "
+        "published).", "NAMES")] = "published",
+    model: ModelName = None,
+    push_to_hub: Annotated[str | None, option("--push-to-hub", RUN,
+        "Upload to this repository of the Hugging Face Hub: the run folder CKPT with its card, or the folder "
+        "OUT.", "OWNER/NAME")] = None,
+    private: Annotated[bool, option("--private", RUN,
+        "With --push-to-hub: make a new repository private.")] = False,
+    revision: Annotated[str | None, option("--revision", RUN,
+        "With --push-to-hub: branch, created if it does not exist (default: the main branch).",
+        "BRANCH")] = None,
+    overwrite: options.Overwrite = False,
+    printing: Printing,
+) -> int:  # fmt: skip
+    """Convert a checkpoint, or upload it to the Hub.
+
+    The new file is read back and its outputs are compared before it replaces OUT.
+    """
     if names not in ("published", "linen", "big_vision"):
         raise typer.BadParameter(f"{names} is not published, linen or big_vision", param_hint="--names")
     if out is None and push_to_hub is None:
@@ -102,15 +121,16 @@ def export(
     export_options = exports.ExportOptions(
         to=to,
         model_name=model,
-        image_size=options.height_and_width(res),
+        image_size=height_and_width(res),
         head=head,
         names=names,
         images=images or (),
         overwrite=overwrite,
     )
+    quiet = printing.quiet
     if push_to_hub is None:
-        return text.show(exports.export(ckpt, out, export_options, quiet=quiet), as_json, exports.as_text)
+        return printing.show(exports.export(ckpt, out, export_options, quiet=quiet), exports.as_text)
     result = pushes.push(
         ckpt, out, push_to_hub, export_options, private=private, branch=revision, quiet=quiet
     )
-    return text.show(result, as_json, pushes.as_text)
+    return printing.show(result, pushes.as_text)

@@ -1,4 +1,4 @@
-"""The commands below `vit datasets`."""
+"""`vit datasets list`, `show` and `check`."""
 
 from functools import partial
 from pathlib import Path
@@ -7,82 +7,61 @@ from typing import Annotated
 import typer
 
 from vitcli.cli import options
-from vitcli.output import text
+from vitcli.cli.options import DATA, RUN, Printing, command, option
 
-# Of the pairs of CIFAR-10's test and train that were looked at, all 72 up to 6 bits are copies, half of those
+# Of the pairs of CIFAR-10's test and train that were inspected, all 72 up to 6 bits are copies, half of those
 # of 8 and few of those of 10. A JPEG of quality 30, half the size or 30 grey levels more change at most 6 of
-# them in 99 % of its pictures (docs/datasets.md).
+# them in 99 % of its images (docs/datasets.md).
 DISTANCE = 6
 
-app = typer.Typer(help="List and show data sets; find pictures that two of them share.", no_args_is_help=True)
-
-DatasetArgument = Annotated[
-    str,
-    typer.Argument(
-        autocompletion=options.dataset_names,
-        metavar="DATA",
-        help="As for --dataset: an alias, folder, Hub id.",
-    ),
-]
-NAME = typer.Argument(autocompletion=options.dataset_names, metavar="NAME", help="An alias, or demo.")
-# fmt: off
-Against = Annotated[str | None, options.option("--against", options.DATA,
-    "The data set to compare with; another split of DATA if left out.", "DATA",
-    autocompletion=options.dataset_names)]
-Split = Annotated[str, options.option("--split", options.DATA,
-    "Of DATA; its test split is found if left out.", "SPLIT")]
-AgainstSplit = Annotated[str, options.option("--against-split", options.DATA,
-    "Of --against; its train split is found if left out.", "SPLIT")]
-Distance = Annotated[int, options.option("--distance", options.RUN,
-    "Of 64 bits, how many may differ between near duplicates; 6 if left out.", "BITS", min=0, max=32)]
-Out = Annotated[Path | None, options.option("--out", options.RUN,
-    "Write all pairs to this file.", "FILE.csv")]
-# fmt: on
+app = typer.Typer(help="List data sets; find duplicates between splits.", no_args_is_help=True)
 
 
-@app.command("list")
-def datasets_list(
-    as_json: options.Json = False, quiet: options.Quiet = False, debug: options.Debug = False
-) -> int:
-    """Every data set with a short name, and whether a copy lies in $VIT_DATA."""
+@command(app, "list")
+def datasets_list(printing: Printing) -> int:
+    """List the data sets that have an alias, and those with a copy in $VIT_DATA."""
     from vitcli.data import listing
 
-    return text.show({"datasets": listing.list_datasets()}, as_json, partial(listing.render, "list"))
+    return printing.show({"datasets": listing.list_datasets()}, partial(listing.render, "list"))
 
 
-@app.command("show")
+@command(app, "show")
 def datasets_show(
-    name: Annotated[str, NAME],
-    as_json: options.Json = False,
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
-) -> int:
-    """All that is known of a data set with a short name."""
+    *,
+    name: Annotated[str, typer.Argument(autocompletion=options.dataset_names, metavar="NAME",
+        help="An alias, or demo.")],
+    printing: Printing,
+) -> int:  # fmt: skip
+    """Show what is known about a data set."""
     from vitcli.data import listing
 
-    return text.show(listing.show(name), as_json, partial(listing.render, "show"))
+    return printing.show(listing.show(name), partial(listing.render, "show"))
 
 
-@app.command(
-    "check", epilog="Example: vit datasets check oxford_pets --split test --against ./photos --out pairs.csv"
-)
+@command(app, "check", epilog="Example: vit datasets check oxford_pets --against ./photos --out pairs.csv")
 def datasets_check(
-    dataset: DatasetArgument,
-    against: Against = None,
-    split: Split = "auto",
-    against_split: AgainstSplit = "auto",
-    distance: Distance = DISTANCE,
-    out: Out = None,
+    *,
+    dataset: Annotated[str, typer.Argument(autocompletion=options.dataset_names, metavar="DATA",
+        help="As for --dataset: an alias, a folder, a Hub id.")],
+    against: Annotated[str | None, option("--against", DATA,
+        "Data set to compare with (default: another split of DATA).", "DATA",
+        autocompletion=options.dataset_names)] = None,
+    split: Annotated[str, option("--split", DATA,
+        "Split of DATA (default: its test split).", "SPLIT")] = "auto",
+    against_split: Annotated[str, option("--against-split", DATA,
+        "Split of --against (default: its train split).", "SPLIT")] = "auto",
+    distance: Annotated[int, option("--distance", RUN,
+        f"Bits of 64 in which near duplicates may differ (default: {DISTANCE}).", "BITS",
+        min=0, max=32)] = DISTANCE,
+    out: Annotated[Path | None, option("--out", RUN, "Write all pairs to this file.", "FILE.csv")] = None,
     workers: options.Workers = None,
-    overwrite: options.OverwriteFile = False,
-    as_json: options.Json = False,
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
-) -> int:
-    """Exact and near duplicates of one split in another: pictures that were trained on must not be scored.
+    overwrite: options.Overwrite = False,
+    printing: Printing,
+) -> int:  # fmt: skip
+    """Find exact and near duplicates between two splits.
 
-    Pictures that cannot be read are counted and left out. A split is compared with itself only if --split and
-    --against-split both name it.
+    Images that were trained on must not be scored. Images that cannot be read are counted and left out. A
+    split is compared with itself only if --split and --against-split both name it.
     """
     from vitcli.data import listing
     from vitcli.data.near_duplicates import SplitName, check
@@ -91,9 +70,9 @@ def datasets_check(
         SplitName(dataset, split),
         SplitName(against, against_split),
         distance=distance,
-        out=Path(out) if out else None,
+        out=out,
         overwrite=overwrite,
         num_threads=workers,
-        quiet=quiet,
+        quiet=printing.quiet,
     )
-    return text.show(result, as_json, partial(listing.render, "check"))
+    return printing.show(result, partial(listing.render, "check"))

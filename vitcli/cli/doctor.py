@@ -1,11 +1,13 @@
-"""The commands below `vit doctor`."""
+"""`vit doctor` and `vit doctor resume`."""
+
+from typing import Annotated
 
 import typer
 
 from vitcli.cli import options
-from vitcli.output import text
+from vitcli.cli.options import RUN, Printing, command, option
 
-app = typer.Typer(help="What is usable here, and a proof of exact resume.", invoke_without_command=True)
+app = typer.Typer(help="Check this machine; prove that runs resume exactly.", invoke_without_command=True)
 
 
 @app.callback()
@@ -15,45 +17,45 @@ def doctor(
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> int:
-    """What is installed and usable on this machine."""
+    """List what is installed and usable on this machine."""
     if context.invoked_subcommand:
         return 0
     from vitcli.training import doctor
 
-    return text.show(doctor.check_environment(), as_json, doctor.environment_as_text)
+    return Printing(as_json).show(doctor.check_environment(), doctor.environment_as_text)
 
 
-@app.command(epilog="Example: vit doctor resume --recipe finetune/demo --steps 40 --kills 3")
+@command(app, epilog="Example: vit doctor resume --recipe finetune/demo --steps 40 --kills 3")
 def resume(
-    recipe: options.RecipeName = "finetune/demo",
-    dataset: options.Dataset = None,
-    res: options.Res = None,
+    *,
     ckpt: options.Ckpt = None,
-    model: options.Model = None,
+    recipe: options.RecipeOptions,
     steps: options.Steps = 40,
     batch_size: options.BatchSize = None,
     lr: options.Lr = None,
-    set_: options.Set = None,
     precision: options.Precision = None,
     num_processes: options.NumProcesses = None,
-    kills: options.Kills = 3,
-    as_json: options.Json = False,
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
+    kills: Annotated[int, option("--kills", RUN, "SIGKILLs at random steps (default: 3).", "N", min=1)] = 3,
+    printing: Printing,
 ) -> int:
-    """Run a recipe unbroken and killed at random steps, and compare weights bit for bit; exit 8 if not."""
+    """Prove that a killed run resumes bit for bit.
+
+    Trains a recipe (default: finetune/demo, 40 steps) once unbroken and once killed at random steps, and
+    compares the weights; exit code 8 if they differ.
+    """
     from vitcli.training import doctor
 
-    shorthands = {
-        "data.dataset": dataset,
-        "data.image_size": res,
-        "model.ckpt": ckpt,
-        "model.name": model,
-        "precision.compute": precision,
+    recipe_keys = recipe.shorthands(ckpt, precision) | {
         "schedule.steps": steps,
         "train.batch_size": batch_size,
         "optimizer.lr": lr,
     }
-    more = ["--num-processes", str(num_processes)] if num_processes else []
-    result = doctor.prove_resume(recipe, set_ or (), shorthands, kills=kills, options=more, quiet=quiet)
-    return text.show(result, as_json, doctor.proof_as_text)
+    result = doctor.prove_resume(
+        recipe.recipe or "finetune/demo",
+        recipe.set_ or (),
+        recipe_keys,
+        kills=kills,
+        options=["--num-processes", str(num_processes)] if num_processes else [],
+        quiet=printing.quiet,
+    )
+    return printing.show(result, doctor.proof_as_text)

@@ -1,6 +1,7 @@
 """`vit evaluate`, `vit predict` and `vit compare`."""
 
 import json
+import re
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,7 +9,20 @@ from typing import Annotated, Any
 import typer
 
 from vitcli.cli import options
-from vitcli.cli.options import launch, shorthands, show_and_fail
+from vitcli.cli.options import (
+    DATA,
+    DATA_HELP,
+    MODEL,
+    RUN,
+    SIZE_HELP,
+    WEIGHTS_HELP,
+    InferenceOptions,
+    Printing,
+    command,
+    launch,
+    option,
+    shorthands,
+)
 from vitcli.output import text
 from vitcli.recipe.request import RecipeRequest
 
@@ -18,93 +32,117 @@ NUMBERS = (
     "elapsed_s",
 )  # fmt: skip
 OF_REAL = ("real_top1", "num_real_examples")
-Overwrite = Annotated[
-    bool, options.option("--overwrite", options.RUN, "Replace another evaluation in --out.")
-]
-Predictions = Annotated[str, typer.Argument(help="A file of vit evaluate --save-predictions.")]
+Predictions = Annotated[str, typer.Argument(help="File written by vit evaluate --save-predictions.")]
 
 
-@app.command(epilog="Example: vit predict --ckpt runs/pets photos/ 'more/*.jpg'")
+def class_map_names(incomplete: str) -> list[str]:
+    """Complete the name of a shipped class map."""
+    from vitcli import recipe
+
+    return [name for name in recipe.class_maps() if name.startswith(incomplete)]
+
+
+@command(app, epilog="Example: vit predict --ckpt runs/pets photos/ 'more/*.jpg'")
 def predict(
-    pictures: Annotated[list[str], typer.Argument(metavar="PICTURES", help="Files, folders and globs.")],
+    *,
+    inference: InferenceOptions,
+    images: Annotated[list[str], typer.Argument(metavar="IMAGES", help="Files, folders and globs.")],
+    res: options.Res = None,
     ckpt: options.Ckpt = None,
     model: options.Model = None,
-    res: options.Res = None,
-    topk: options.Topk = None,
-    batch_size: options.EvalBatchSize = None,
+    topk: Annotated[
+        int | None, option("--topk", RUN, "Classes to list per image (default: 5).", "N", min=1)
+    ] = None,
     set_: options.Set = None,
-    precision: options.EvalPrecision = None,
-    workers: options.Workers = None,
-    jsonl: options.JsonLines = False,
-    as_json: options.Json = False,
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
+    jsonl: Annotated[bool, option("--jsonl", RUN, "Print one JSON object per image.")] = False,
+    printing: Printing,
 ) -> int:
-    """The likeliest classes of pictures, from the very pixels that evaluation sees."""
-    if jsonl and as_json:
-        raise typer.BadParameter("--json prints one object, --jsonl one a picture: name one of them")
+    """Predict the classes of images.
+
+    Images are preprocessed exactly as in evaluation.
+    """
+    if jsonl and printing.as_json:
+        raise typer.BadParameter("--json prints one object, --jsonl one per image: name one of them")
     from vitcli.evaluation.predict import predict
-    from vitcli.evaluation.setup import RunSettings
     from vitcli.evaluation.text import predictions_as_text
 
-    recipe_keys = shorthands(None, res, ckpt, model, precision) | {"eval.batch_size": batch_size}
+    recipe_keys = shorthands(None, res, ckpt, model, inference.precision) | {
+        "eval.batch_size": inference.batch_size
+    }
     request = RecipeRequest(None, set_ or (), recipe_keys)
-    result = predict(pictures, request, RunSettings(workers, quiet), topk=topk)
+    result = predict(images, request, inference.settings(printing), topk=topk)
     if jsonl:
         text.write("\n".join(json.dumps(prediction) for prediction in result["predictions"]))
         return 0
-    return text.show(result, as_json, predictions_as_text)
+    return printing.show(result, predictions_as_text)
 
 
-@app.command(epilog="Example: vit evaluate --ckpt runs/pets --dataset oxford_pets --assert 'top1>=0.92'")
+@command(app, epilog="Example: vit evaluate --ckpt runs/c10 --dataset cifar10 --assert 'top1>=0.92'")
 def evaluate(
-    dataset: options.Datasets = None,
+    *,
+    inference: InferenceOptions,
+    dataset: Annotated[list[str] | None, option("--dataset", DATA,
+        f"{DATA_HELP} Repeatable: every checkpoint is scored on every data set. [data.dataset]", "DATA",
+        autocompletion=options.dataset_names)] = None,
     split: options.Split = "auto",
-    real: options.Real = None,
-    real_index: options.RealIndex = None,
-    classes: options.Classes = None,
-    all_compete: options.AllCompete = False,
-    res: options.ResOrGrid = None,
-    ckpt: options.Ckpts = None,
+    real: Annotated[str | None, option("--real", DATA,
+        "Also score by ReaL labels: real.json, or real.json.gz. Images are matched by their file names "
+        "ILSVRC2012_val_..., else by a column index, else by row.", "FILE")] = None,
+    real_index: Annotated[str | None, option("--real-index", DATA,
+        "Column with the position of each image in --real, from 0.", "COLUMN")] = None,
+    classes: Annotated[str | None, option("--classes", DATA,
+        "Class map: imagenet_a, imagenet_r, imagenet_sketch, imagenet_v2, objectnet, or a .toml file. Only "
+        "its classes compete, and only their images count.", "MAP", autocompletion=class_map_names)] = None,
+    all_compete: Annotated[bool, option("--all-compete", DATA,
+        "With --classes: classes outside the map may be predicted too.")] = False,
+    res: Annotated[str | None, option("--res", DATA,
+        f"{SIZE_HELP}. A range 160:384:32 (first, last, step) gives a curve. [data.image_size]",
+        "PX")] = None,
+    ckpt: Annotated[list[str] | None, option("--ckpt", MODEL,
+        f"{WEIGHTS_HELP} Repeatable. [model.ckpt]", "WEIGHTS")] = None,
     model: options.Model = None,
-    batch_size: options.EvalBatchSize = None,
+    num_processes: options.NumProcesses = None,
     recipe: options.RecipeName = None,
     set_: options.Set = None,
-    out: options.EvaluationOut = None,
-    overwrite: Overwrite = False,
-    save_predictions: options.SavePredictions = None,
-    assert_: options.Assert = None,
-    precision: options.EvalPrecision = None,
-    num_processes: options.NumProcesses = None,
-    workers: options.Workers = None,
-    as_json: options.Json = False,
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
-) -> int:
-    """Accuracy, ReaL, calibration, intervals, mistakes: checkpoints on splits, every example exactly once."""
-    from vitcli.evaluation import assertions
+    out: Annotated[Path | None, option("--out", RUN,
+        "Folder for evaluation.json, tables and figures.", "FOLDER")] = None,
+    overwrite: options.Overwrite = False,
+    save_predictions: Annotated[str | None, option("--save-predictions", RUN,
+        "Write the prediction for each image, for vit compare and other tools.", "FILE.parquet")] = None,
+    assert_: Annotated[list[str] | None, option("--assert", RUN,
+        "Condition on a number of the JSON, such as 'top1>=0.92'; exit code 8 if it does not hold. "
+        "Repeatable.", "CHECK")] = None,
+    printing: Printing,
+) -> int:  # fmt: skip
+    """Score checkpoints on data sets: accuracy, calibration.
 
-    known = NUMBERS + (OF_REAL if real else ())
-    asserted = assertions.parse(assert_ or (), keys=known)  # mistakes are told before any work
-    sides = options.resolution_range(res)
-    pairs = list(product(ckpt or [None], dataset or [None]))
-    each = [
-        shorthands(data, None if sides else res, weights, model, precision) | {"eval.batch_size": batch_size}
-        for weights, data in pairs
-    ]
+    Every example counts exactly once. Also ReaL labels, bootstrap intervals, accuracy by class and the most
+    confident mistakes.
+    """
+    from vitcli.evaluation import assertions
     from vitcli.experiments import vtab
 
+    # Mistakes are reported before any work.
+    asserted = assertions.parse(assert_ or (), keys=NUMBERS + (OF_REAL if real else ()))
+    sides = resolution_range(res)
+    pairs = list(product(ckpt or [None], dataset or [None]))
+    recipe_keys = [
+        shorthands(data, None if sides else res, weights, model, inference.precision)
+        | {"eval.batch_size": inference.batch_size}
+        for weights, data in pairs
+    ]
     groups = next(filter(None, map(vtab.tasks_of, dataset or ())), {})
     more = (sides, real, real_index, classes, all_compete, out, overwrite, save_predictions, asserted)
     if groups and (len(pairs) > 1 or any(more)):
         raise typer.BadParameter(
-            "the tasks of vtab go with one --ckpt, no other --dataset and nothing but scores"
+            "the tasks of vtab go with one --ckpt, no other --dataset and no option but those of the scores"
         )
+
     code = launch(num_processes)
     if code is not None:
         return code
-    from vitcli.evaluation.evaluate import EvaluateOptions, evaluate
-    from vitcli.evaluation.setup import RunSettings
+    from vitcli.evaluation.evaluate import EvaluateOptions
+    from vitcli.evaluation.evaluate import evaluate as score_all
 
     extras = EvaluateOptions(
         split=split,
@@ -116,38 +154,48 @@ def evaluate(
         save_predictions=save_predictions,
         asserted=asserted,
     )
-    run = RunSettings(workers, quiet, Path(out) if out else None, overwrite)
+    settings = inference.settings(printing, out, overwrite)
     if groups and ckpt:
 
         def score(task: str, weights: str) -> dict[str, Any]:
-            own = each[0] | {"data.dataset": task, "model.ckpt": weights}
-            return evaluate([RecipeRequest(recipe, set_ or (), own)], extras, run)
+            keys = recipe_keys[0] | {"data.dataset": task, "model.ckpt": weights}
+            return score_all([RecipeRequest(recipe, set_ or (), keys)], extras, settings)
 
-        return text.show(vtab.evaluate_tasks(groups, ckpt[0], score), as_json, vtab.render)
-    requests = [RecipeRequest(recipe, set_ or (), keys) for keys in each]
-    return _tell(evaluate(requests, extras, run), asserted, as_json)
+        return printing.show(vtab.evaluate_tasks(groups, ckpt[0], score), vtab.render)
+    requests = [RecipeRequest(recipe, set_ or (), keys) for keys in recipe_keys]
+    return _show_asserted(score_all(requests, extras, settings), asserted, printing)
 
 
-@app.command(epilog="Example: vit compare b16.parquet l16.parquet")
-def compare(
-    a: Predictions,
-    b: Predictions,
-    as_json: options.Json = False,
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
-) -> int:
-    """Two sets of saved predictions: B - A in top-1, a paired interval, McNemar's test, the classes."""
+@command(app, epilog="Example: vit compare b16.parquet l16.parquet")
+def compare(*, a: Predictions, b: Predictions, printing: Printing) -> int:
+    """Compare two sets of saved predictions.
+
+    B - A in top-1 accuracy with a paired bootstrap interval, McNemar's test, and the accuracy by class.
+    """
     from vitcli.evaluation.compare import compare
     from vitcli.evaluation.text import comparison_as_text
 
-    return text.show(compare(a, b), as_json, comparison_as_text)
+    return printing.show(compare(a, b), comparison_as_text)
 
 
-def _tell(result: dict[str, Any], asserted: tuple, as_json: bool) -> int:
+def resolution_range(res: str | None) -> tuple[int, ...]:
+    """Return the sides of a range such as 160:384:32, both ends included; none for a single size."""
+    if res is None or ":" not in res:
+        return ()
+    parts = re.fullmatch(r"([1-9]\d{0,4}):([1-9]\d{0,4}):([1-9]\d{0,4})", res)
+    sides = tuple(range(int(parts[1]), int(parts[2]) + 1, int(parts[3]))) if parts else ()
+    if not 1 <= len(sides) <= 100:
+        raise typer.BadParameter(
+            f"{res!r} is no range of sizes: 160:384:32 (first, last, step; at most 100)", param_hint="--res"
+        )
+    return sides
+
+
+def _show_asserted(result: dict[str, Any], asserted: tuple, printing: Printing) -> int:
     """Print the result, whatever was asserted, and end with what did not hold."""
     from vitcli.evaluation import assertions
     from vitcli.evaluation.text import as_text
 
-    named = [(f"{one['ckpt']} on {one['dataset']}", one) for one in result.get("evaluations", [result])]
-    error = assertions.failed(asserted, named)
-    return show_and_fail(result, error, as_json, as_text)
+    evaluations = result.get("evaluations", [result])
+    named = [(f"{evaluation['ckpt']} on {evaluation['dataset']}", evaluation) for evaluation in evaluations]
+    return printing.show_and_fail(result, assertions.failed(asserted, named), as_text)

@@ -1,7 +1,4 @@
-"""How a command ends: its exit code and, if something went wrong, three lines said once.
-
-0 done, 1 a bug of ours, 2 to 8 by the kind of `VitError`, 130 after Ctrl-C, 143 after SIGTERM.
-"""
+"""The end of a command: its exit code, and three lines about what went wrong, printed once."""
 
 import json
 import os
@@ -17,14 +14,15 @@ from typing import NoReturn
 import typer
 
 from vitcli.distributed import launch
-from vitcli.errors import MachineError, Stopped, VitError
+from vitcli.errors import INTERRUPTED, InternalError, MachineError, Stopped, VitError
 
-UsageError = typer.BadParameter.__bases__[0]  # typer's own: it carries its copy of click
+UsageError = typer.BadParameter.__bases__[0]  # of typer's own copy of click
 
 
 def exit_code_of(command: Callable[[], int | None], arguments: list[str]) -> int:
-    """Run the command; what it raises becomes a message and an exit code."""
-    interrupted: list[int] = []  # typer makes an exit code of Ctrl-C, and a launcher's 130 has been told
+    """Run the command; print what it raises and return the exit code."""
+    # Typer turns Ctrl-C into 130, but 130 may also be the code of launched processes, which have reported it.
+    interrupted: list[int] = []
 
     def interrupt(number: int, frame: object) -> NoReturn:
         interrupted.append(number)
@@ -42,22 +40,22 @@ def exit_code_of(command: Callable[[], int | None], arguments: list[str]) -> int
     except Stopped as stopped:
         return _print_stopped(stopped.note, stopped.exit_code, arguments)
     except (KeyboardInterrupt, typer.Abort):
-        return _print_stopped("stopped before there was anything to save", 130, arguments)
+        return _print_stopped("stopped before there was anything to save", INTERRUPTED, arguments)
     except UsageError as error:
         if not error.format_message():  # no command at all: the help has been printed
             return 2
         return _print_error(_usage_error(error, arguments), arguments)
     except Exception as error:
-        told = _environment_error(error) or _internal_error(error)
-        told.rank = launch.global_rank()  # met by this process, whatever the others do
-        return _print_error(told, arguments)
+        translated = _environment_error(error) or _internal_error(error)
+        translated.rank = launch.global_rank()  # raised in this process, whatever the others do
+        return _print_error(translated, arguments)
 
 
 def exit_with(exit_code: int) -> NoReturn:
     """End this process.
 
-    One of several ends without the farewells of Python and C++: torch's communication threads have been seen
-    to abort there ("terminate called without an active exception"), and a good run would count as failed.
+    One of several processes skips the exit handlers of Python and C++: torch's communication threads have
+    been seen to abort there ("terminate called without an active exception"), which would fail a good run.
     """
     if "RANK" in os.environ:
         with suppress(OSError):
@@ -68,83 +66,77 @@ def exit_with(exit_code: int) -> NoReturn:
 
 
 def _print_error(error: VitError, arguments: list[str]) -> int:
-    """Say the error once, whichever process of the run met it."""
+    """Print the error once, whichever process of the run raised it."""
     if "--debug" in arguments:
         traceback.print_exception(error)
     if launch.report_to_launcher(error):
         return error.exit_code
-    # What all have met the first one says, and on other machines, where others look, the first one there.
+    # An error that all processes raise is printed by the first one of each machine.
     if os.environ.get("LOCAL_RANK", "0") == "0" or hasattr(error, "rank"):
         if "--json" in arguments:
-            told = {"message": error.message, "where": error.where, "fix": error.fix}
-            print(json.dumps({"error": told}, indent=2))
+            print(json.dumps({"error": error.as_dict()}, indent=2))
         else:
             _print_to_stderr(str(error))
     return error.exit_code
 
 
 def _print_stopped(note: str, exit_code: int, arguments: list[str]) -> int:
-    """Where a run that was asked to stop has stopped; with --json this too is an object."""
+    """Print how an interrupted run stopped; with --json this is an object as well."""
     if launch.global_rank() == 0:
         if "--json" in arguments:
-            told = {
-                "message": note,
-                "where": f"exit code {exit_code}",
-                "fix": "give the same command line again",
-            }
-            print(json.dumps({"error": told}, indent=2))
+            where, fix = f"exit code {exit_code}", "give the same command line again"
+            print(json.dumps({"error": {"message": note, "where": where, "fix": fix}}, indent=2))
         else:
             _print_to_stderr(note)
     return exit_code
 
 
 def _print_to_stderr(text: str) -> None:
-    """To standard error, if anybody listens, and without the control characters of file and class names."""
+    """Print to standard error, if it is open, without control characters from file and class names."""
     with suppress(OSError):
         print("".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text), file=sys.stderr)
 
 
 def _usage_error(error: Exception, arguments: list[str]) -> VitError:
-    context, names = error.ctx, arguments[:1]  # a command's own refusal has no context
-    if context:
-        names = context.command_path.split()[1:]  # down to the subcommand whose help lists what is missing
+    # An error raised in the body of a command has no context; others name the subcommand.
+    names = error.ctx.command_path.split()[1:] if error.ctx else arguments[:1]
     command = " ".join(["vit", *names])
     what = error.format_message().rstrip(".")
-    return VitError(what, where=f"the command line, {command}", fix=f"{command} --help lists what there is")
+    return VitError(what, where=f"the command line, {command}", fix=f"{command} --help lists the options")
 
 
 def _environment_error(error: Exception) -> VitError | None:
-    """What libraries raise when memory, disk or another process gives out."""
-    gone = launch.as_process_error(error)
-    if gone:
-        return gone
+    """Translate what libraries raise when memory, disk or another process fails; None for anything else."""
+    process_error = launch.as_process_error(error)
+    if process_error:
+        return process_error
     text = str(error)
     is_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     if is_memory or "can't allocate memory" in text:
         return MachineError(
-            "the memory does not suffice",
+            "out of memory",
             where=text.splitlines()[0][:160] if text else "this process",
             fix="lower --per-device-batch (the batch size and the result stay the same) or --res",
         )
     if isinstance(error, OSError) and error.strerror:
         where = str(error.filename or "this machine")
-        return MachineError(error.strerror, where=where, fix="mend the file, folder or disk that is named")
+        fix = "check that the path exists, is writable and has free space"
+        return MachineError(error.strerror, where=where, fix=fix)
     return None
 
 
 def _internal_error(error: Exception) -> VitError:
-    """Our own mistake: exit 1, with the traceback kept for the report."""
+    """Report a bug of ours, with the traceback in a file."""
     folder = Path(getattr(error, "run_dir", tempfile.gettempdir()))
     report = folder / f"vit-crash-{os.getpid()}.txt"
     try:
         report.write_text("".join(traceback.format_exception(error)))
     except OSError as unwritten:
         report = f"nowhere: {unwritten}"
-    told = VitError(
+    internal = InternalError(
         f"a bug in vit: {type(error).__name__}: {str(error)[:160]}",
         where=f"the traceback is in {report}",
         fix="please report it with that file; --debug shows the traceback here",
     )
-    told.exit_code = 1
-    told.__cause__ = error
-    return told
+    internal.__cause__ = error
+    return internal

@@ -1,104 +1,114 @@
-"""The commands about frozen features: fewshot, embed."""
+"""`vit fewshot` and `vit embed`: the commands about frozen features."""
 
+import re
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from vitcli.cli import options
-from vitcli.cli.options import given_arguments, launch, shorthands
-from vitcli.output import text
-from vitcli.recipe.request import RecipeRequest
+from vitcli.cli.options import DATA, MODEL, RUN, command, given_arguments, launch, option
 
 app = typer.Typer()
 
 
-@app.command(epilog="Example: vit fewshot --ckpt vit_b16.npz --dataset cifar100 --shots 1,5,10,25 --json")
+@command(app, epilog="Example: vit fewshot --ckpt vit_b16.npz --dataset cifar100 --shots 1,5,10,25")
 def fewshot(
-    dataset: options.Dataset = None,
-    res: options.Res = None,
-    draws: options.Draws = None,
+    *,
     ckpt: options.Ckpt = None,
-    model: options.Model = None,
-    shots: options.Shots = None,
-    seeds: options.Seeds = None,
-    l2: options.L2 = None,
-    classifier: options.Classifier = None,
+    recipe: options.RecipeOptions,
+    inference: options.InferenceOptions,
+    draws: Annotated[str | None, option("--draws", DATA,
+        "Repeat the support sets of a draws.json: {seed: {shots: [rows]}}.", "FILE")] = None,
+    shots: Annotated[str | None, option("--shots", DATA,
+        "Images per class: 5, or 1,5,10,25. [fewshot.shots]", "N,...")] = None,
+    seeds: Annotated[str | None, option("--seeds", DATA,
+        "Random support sets; reports mean and std over them. [fewshot.seeds]", "N")] = None,
+    l2: Annotated[str | None, option("--l2", MODEL,
+        "Regularisation of least squares, or sweep: chosen on the support set. [fewshot.l2]",
+        "NUMBER|sweep")] = None,
+    classifier: Annotated[str | None, option("--classifier", MODEL,
+        "least-squares, knn, logistic (extra: fewshot) or ncm. [fewshot.classifier]", "NAME")] = None,
     layer: options.Layer = None,
-    batch_size: options.EvalBatchSize = None,
-    recipe: options.RecipeName = None,
-    set_: options.Set = None,
-    out: options.FewshotOut = None,
-    precision: options.EvalPrecision = None,
     num_processes: options.NumProcesses = None,
-    workers: options.Workers = None,
+    out: Annotated[Path | None, option("--out", RUN,
+        "Run folder: summary, table, recipe and the support sets (default: a new one under runs/).",
+        "FOLDER")] = None,
     overwrite: options.Overwrite = False,
-    as_json: options.Json = False,
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
-) -> int:
-    """Accuracy from a few images a class (paper, section 4.1). Without options: the embedded demo."""
-    counted = options.counts(shots)
+    printing: options.Printing,
+) -> int:  # fmt: skip
+    """Score frozen features with few images per class.
+
+    The protocol of the paper, section 4.1. Without options: the embedded demo.
+    """
+    num_shots = counts(shots)
     code = launch(num_processes)
     if code is not None:
         return code
-    from vitcli.evaluation.setup import RunSettings
     from vitcli.features.fewshot import as_text, fewshot
 
-    keys = shorthands(dataset, res, ckpt, model, precision) | {
-        "eval.batch_size": batch_size,
+    recipe_keys = recipe.shorthands(ckpt, inference.precision) | {
+        "eval.batch_size": inference.batch_size,
         "eval.layer": layer,
-        "fewshot.shots": counted,
+        "fewshot.shots": num_shots,
         "fewshot.seeds": seeds,
         "fewshot.l2": l2,
         "fewshot.classifier": classifier,
     }
     result = fewshot(
-        RecipeRequest(recipe, set_ or (), keys),
-        RunSettings(workers, quiet, Path(out) if out else None, overwrite),
+        recipe.request(recipe_keys),
+        inference.settings(printing, out, overwrite),
         draws_file=draws,
         arguments=given_arguments,
     )
-    return text.show(result, as_json, as_text)
+    return printing.show(result, as_text)
 
 
-@app.command(epilog="Example: vit embed --ckpt runs/pets --dataset oxford_pets --out pets.safetensors")
+@command(app, epilog="Example: vit embed --ckpt runs/pets --dataset oxford_pets --out p.safetensors")
 def embed(
-    dataset: options.Dataset = None,
-    split: options.Split = "auto",
-    res: options.Res = None,
+    *,
     ckpt: options.Ckpt = None,
-    model: options.Model = None,
+    recipe: options.RecipeOptions,
+    inference: options.InferenceOptions,
+    split: options.Split = "auto",
     layer: options.Layer = None,
-    logits: options.Logits = True,
-    batch_size: options.EvalBatchSize = None,
-    recipe: options.RecipeName = None,
-    set_: options.Set = None,
-    out: options.EmbedOut = None,
-    precision: options.EvalPrecision = None,
+    logits: Annotated[bool, option("--logits/--no-logits", MODEL,
+        "Write the logits too (default: --logits).")] = True,
     num_processes: options.NumProcesses = None,
-    workers: options.Workers = None,
-    overwrite: options.OverwriteFile = False,
-    as_json: options.Json = False,
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
-) -> int:
-    """Features, logits, labels and row numbers of a split to one safetensors file; goes on after a kill."""
+    out: Annotated[Path | None, option("--out", RUN,
+        "File to write; an interrupted call with the same file is resumed.", "FILE.safetensors")] = None,
+    overwrite: options.Overwrite = False,
+    printing: options.Printing,
+) -> int:  # fmt: skip
+    """Save the features of a split to a safetensors file.
+
+    Features, logits, labels and row numbers. An interrupted call is resumed by the same command.
+    """
     if not out:
         raise typer.BadParameter("name the file to write: --out FEATURES.safetensors", param_hint="--out")
     code = launch(num_processes)
     if code is not None:
         return code
-    from vitcli.evaluation.setup import RunSettings
     from vitcli.features.embed import as_text, embed
 
-    keys = shorthands(dataset, res, ckpt, model, precision) | {
-        "eval.batch_size": batch_size,
+    recipe_keys = recipe.shorthands(ckpt, inference.precision) | {
+        "eval.batch_size": inference.batch_size,
         "eval.layer": layer,
     }
     result = embed(
-        RecipeRequest(recipe, set_ or (), keys),
-        RunSettings(workers, quiet, Path(out), overwrite),
+        recipe.request(recipe_keys),
+        inference.settings(printing, out, overwrite),
         split=split,
         logits=logits,
     )
-    return text.show(result, as_json, as_text)
+    return printing.show(result, as_text)
+
+
+def counts(shots: str | None) -> list[int] | None:
+    """Parse --shots; typer.BadParameter for anything but numbers from 1."""
+    if shots is None:
+        return None
+    if not re.fullmatch(r"[1-9]\d{0,6}(,[1-9]\d{0,6})*", shots):
+        message = f"{shots!r} is no number of images per class, such as 5, or 1,5,10,25"
+        raise typer.BadParameter(message, param_hint="--shots")
+    return [int(number) for number in shots.split(",")]

@@ -1,4 +1,4 @@
-"""The commands below `vit recipes`."""
+"""`vit recipes list`, `show`, `check`, `schema` and `copy`."""
 
 from functools import partial
 from pathlib import Path
@@ -7,86 +7,65 @@ from typing import Annotated
 import typer
 
 from vitcli.cli import options
+from vitcli.cli.options import Printing, command
 from vitcli.output import text
 
 app = typer.Typer(help="List, show, check and copy recipes.", no_args_is_help=True)
 
-RecipeArgument = Annotated[
-    str,
-    typer.Argument(
-        autocompletion=options.recipe_names, metavar="RECIPE", help="A shipped name or a .toml file."
-    ),
-]
-SomeRecipes = Annotated[
-    list[str] | None,
-    typer.Argument(
-        autocompletion=options.recipe_names, metavar="[RECIPE...]", help="All shipped ones if left out."
-    ),
-]
+# fmt: off
+RecipeArgument = Annotated[str, typer.Argument(autocompletion=options.recipe_names, metavar="RECIPE",
+    help="A shipped name or a .toml file.")]
+SomeRecipes = Annotated[list[str] | None, typer.Argument(autocompletion=options.recipe_names,
+    metavar="RECIPE", help="Shipped names or .toml files (default: all shipped ones).")]
+# fmt: on
 
 
-@app.command("list")
-def recipes_list(
-    as_json: options.Json = False, quiet: options.Quiet = False, debug: options.Debug = False
-) -> int:
-    """Every shipped recipe, and which row of the paper it is."""
+@command(app, "list")
+def recipes_list(printing: Printing) -> int:
+    """List the shipped recipes with the row of the paper that each stands for."""
     from vitcli.recipe import listing
 
-    return text.show(
-        {"recipes": listing.list_recipes()}, as_json, lambda found: listing.render("list", found["recipes"])
-    )
+    return printing.show({"recipes": listing.list_recipes()}, partial(listing.render, "list"))
 
 
-@app.command("show")
-def recipes_show(
-    name: RecipeArgument,
-    set_: options.Set = None,
-    as_json: options.Json = False,
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
-) -> int:
-    """A recipe with everything filled in, each value with where it comes from."""
+@command(app, "show")
+def recipes_show(*, name: RecipeArgument, set_: options.Set = None, printing: Printing) -> int:
+    """Show the resolved values of a recipe and the origin of each."""
     from vitcli.recipe import listing
 
-    return text.show(listing.show(name, set_ or ()), as_json, partial(listing.render, "show"))
+    return printing.show(listing.show(name, set_ or ()), partial(listing.render, "show"))
 
 
-@app.command("check")
-def recipes_check(
-    names: SomeRecipes = None,
-    as_json: options.Json = False,
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
-) -> int:
-    """Read recipes against the schema; exit 2 if one has a mistake."""
+@command(app, "check")
+def recipes_check(*, names: SomeRecipes = None, printing: Printing) -> int:
+    """Validate recipes against the schema.
+
+    Exit code 2 if one has a mistake.
+    """
     from vitcli.recipe import listing
 
-    found = listing.check(names or ())
-    text.show(found, as_json, partial(listing.render, "check"))
-    return 0 if found["ok"] else 2
+    result = listing.check(names or ())
+    return printing.show(result, partial(listing.render, "check")) or (0 if result["ok"] else 2)
 
 
-@app.command("schema")
-def recipes_schema(
-    as_json: options.Json = True, quiet: options.Quiet = False, debug: options.Debug = False
-) -> int:
-    """The JSON Schema of a recipe, for editors."""
+@command(app, "schema")
+def recipes_schema(printing: Printing) -> int:
+    """Print the JSON Schema of a recipe, for editors."""
     from vitcli.recipe import listing
 
     return text.show_json(listing.schema())
 
 
-@app.command("copy")
+@command(app, "copy")
 def recipes_copy(
+    *,
     name: RecipeArgument,
     destination: Annotated[
         Path, typer.Argument(metavar="TO", help="A file or folder; nothing is overwritten.")
     ],
-    as_json: options.Json = False,
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
+    printing: Printing,
 ) -> int:
-    """A recipe as a file of your own."""
+    """Copy a shipped recipe to a file of your own."""
     from vitcli.recipe import listing
 
-    return text.show(listing.copy(name, destination), as_json, partial(listing.render, "copy"))
+    return printing.show(listing.copy(name, destination), partial(listing.render, "copy"))

@@ -6,117 +6,93 @@ from typing import Annotated, Any
 import typer
 
 from vitcli.cli import options
-from vitcli.cli.options import given_arguments, launch, shorthands, show_and_fail
+from vitcli.cli.options import DATA, MODEL, RUN, command, launch, option, shorthands
 from vitcli.experiments.reproduce_text import as_list, as_text
-from vitcli.output import text
 from vitcli.recipe.request import RecipeRequest
 
 app = typer.Typer()
 
 
 def row_names(incomplete: str) -> list[str]:
-    """For shell completion."""
+    """Complete the name of a row."""
     from vitcli.experiments.reproduce_rows import read_rows, rows_of
 
     return [name for name in rows_of(read_rows(None)) if name.startswith(incomplete)]
 
 
-# fmt: off
-RowName = Annotated[str | None, typer.Argument(metavar="[ROW]", autocompletion=row_names,
-    help="COLUMN/TASK, such as table5/b16-in21k/cifar10; with --list a part of such names, or a glob.")]
-List = Annotated[bool, options.option("--list", options.RUN,
-    "Show the rows, what was published, and whether the weights are public.")]
-ScaleName = Annotated[str | None, options.option("--scale", options.RUN,
-    "demo: the same protocol end to end on the embedded demo, in about a minute.", "NAME")]
-RowsFile = Annotated[str | None, options.option("--rows", options.RUN,
-    "A table of your own, in the shape of recipes/reproduce.toml.", "FILE.toml")]
-Real = Annotated[str | None, options.option("--real", options.DATA,
-    "ReaL labels, for the rows that they score: real.json, or real.json.gz.", "FILE")]
-Ckpt = Annotated[str | None, options.option("--ckpt", options.MODEL,
-    "The row's weights from elsewhere: a file, a run folder, weights of your own where none are public.",
-    "WEIGHTS")]
-Out = Annotated[Path | None, options.option("--out", options.RUN,
-    "Run folder; runs/reproduce-ROW if left out. The same command goes on with it.", "FOLDER")]
-DryRun = Annotated[bool, options.option("--dry-run", options.RUN,
-    "Print the protocol and its cost; GPU-hours by ten steps where data and weights are here.")]
-Measure = Annotated[bool, options.option("--measure", options.RUN,
-    "With --dry-run: fetch data and weights that are not here, to time ten steps.")]
-# fmt: on
-
-
-@app.command(epilog="Example: vit reproduce table5/b16-in21k/cifar10 --out runs/b16-cifar10")
+@command(app, epilog="Example: vit reproduce table5/b16-in21k/cifar10 --out runs/b16-cifar10")
 def reproduce(
-    row: RowName = None,
-    list_: List = False,
-    scale: ScaleName = None,
-    rows: RowsFile = None,
-    real: Real = None,
-    ckpt: Ckpt = None,
-    out: Out = None,
+    *,
+    devices: options.DeviceOptions,
+    row: Annotated[str | None, typer.Argument(metavar="ROW", autocompletion=row_names,
+        help="COLUMN/TASK, such as table5/b16-in21k/cifar10; with --list a part of such names, or a glob.",
+        )] = None,
+    real: Annotated[str | None, option("--real", DATA,
+        "ReaL labels, for the rows scored by them: real.json, or real.json.gz.", "FILE")] = None,
+    ckpt: Annotated[str | None, option("--ckpt", MODEL,
+        "Weights to use in place of the row's, such as your own where none are public.", "WEIGHTS")] = None,
     precision: options.Precision = None,
-    num_processes: options.NumProcesses = None,
-    per_device_batch: options.PerDeviceBatch = None,
-    workers: options.Workers = None,
-    exact: options.Exact = False,
-    shard: options.Shard = False,
-    compile: options.Compile = False,
+    list_: Annotated[bool, option("--list", RUN,
+        "List the rows, the published values, and whether the weights are public.")] = False,
+    scale: Annotated[str | None, option("--scale", RUN,
+        "demo: run the same protocol on the embedded demo, in about a minute.", "NAME")] = None,
+    rows: Annotated[str | None, option("--rows", RUN,
+        "Rows of your own, in the format of recipes/reproduce.toml.", "FILE.toml")] = None,
+    out: Annotated[Path | None, option("--out", RUN,
+        "Run folder; an unfinished run in it is resumed (default: runs/reproduce-ROW).", "FOLDER")] = None,
     track: options.Track = None,
     overwrite: options.Overwrite = False,
-    dry_run: DryRun = False,
-    measure: Measure = False,
-    as_json: options.Json = False,
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
-) -> int:
-    """A row of the paper's tables by its whole protocol: ours, the paper's, a verdict; exit 8 if it fails."""
-    from vitcli.experiments import reproduce as command
+    dry_run: Annotated[bool, option("--dry-run", RUN,
+        "Print the protocol and its cost; GPU-hours are timed over ten steps if data and weights are "
+        "here.")] = False,
+    measure: Annotated[bool, option("--measure", RUN,
+        "With --dry-run: download missing data and weights, to time ten steps.")] = False,
+    printing: options.Printing,
+) -> int:  # fmt: skip
+    """Reproduce a row of the paper's tables.
+
+    Runs the whole protocol and compares the result with the published value; exit code 8 if it is not
+    reproduced.
+    """
+    from vitcli.experiments import reproduce as experiment
     from vitcli.experiments.reproduce_rows import failure, find_row, read_rows
 
-    known = read_rows(rows)
+    # Mistakes are reported before torch is loaded.
+    known_rows = read_rows(rows)
     if list_:
-        return text.show(command.list_rows(known, row), as_json, as_list)
+        return printing.show(experiment.list_rows(known_rows, row), as_list)
     if row is None:
-        raise typer.BadParameter("which row? vit reproduce --list shows them", param_hint="ROW")
+        raise typer.BadParameter("no row is named; vit reproduce --list shows them", param_hint="ROW")
     if measure and not dry_run:
         raise typer.BadParameter("it belongs to --dry-run", param_hint="--measure")
-    given = shorthands(None, None, ckpt, None, precision)
-    found = find_row(known, row, scale=scale, ckpt=ckpt)
+    recipe_keys = shorthands(None, None, ckpt, None, precision)
+    paper_row = find_row(known_rows, row, scale=scale, ckpt=ckpt)
     if real or not dry_run:
-        command.check_labels(found, real)
-    recipes = command.resolve(found, precision=precision)
-    code = launch(num_processes)
+        experiment.check_labels(paper_row, real)
+    recipes = experiment.resolve(paper_row, precision=precision)
+
+    code = launch(devices.num_processes)
     if code is not None:
         return code
     from vitcli.training.finetune import finetune
-    from vitcli.training.setup import RunOptions
 
-    run_options = RunOptions(
-        out=Path(out) if out else None,
-        per_device_batch=options.count_or_auto(per_device_batch),
-        workers=workers,
-        exact=exact,
-        shard=shard,
-        compile=compile,
-        arms_parallel=0,
-        track=track,
-        overwrite=overwrite,
-        dry_run=dry_run,
-        measure=measure,
-        quiet=quiet,
-        arguments=given_arguments,
+    quiet = printing.quiet
+    run_options = devices.run_options(
+        out=out, track=track, overwrite=overwrite, dry_run=dry_run, measure=measure, quiet=quiet
     )
     if dry_run:
         from vitcli.experiments.reproduce_cost import plan
 
-        return text.show(plan(found, recipes, run_options, finetune), as_json, as_text)
-
+        return printing.show(plan(paper_row, recipes, run_options, finetune), as_text)
     from vitcli.evaluation.evaluate import EvaluateOptions, evaluate
     from vitcli.evaluation.setup import RunSettings
 
     def score(weights: str) -> dict[str, Any]:
-        keys = given | {"data.dataset": found.dataset, "model.ckpt": weights}
-        request = RecipeRequest(shorthands=keys)
-        return evaluate([request], EvaluateOptions(real=real), RunSettings(workers, quiet))
+        keys = recipe_keys | {"data.dataset": paper_row.dataset, "model.ckpt": weights}
+        settings = RunSettings(devices.workers, quiet)
+        return evaluate([RecipeRequest(shorthands=keys)], EvaluateOptions(real=real), settings)
 
-    result = command.reproduce(found, recipes, run_options, real=real, finetune=finetune, evaluate=score)
-    return show_and_fail(result, failure(result), as_json, as_text)
+    result = experiment.reproduce(
+        paper_row, recipes, run_options, real=real, finetune=finetune, evaluate=score
+    )
+    return printing.show_and_fail(result, failure(result), as_text)

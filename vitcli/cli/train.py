@@ -1,160 +1,140 @@
-"""`vit finetune` and `vit pretrain`: their options, and the processes they ask for."""
+"""`vit finetune` and `vit pretrain`."""
 
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import typer
 
 from vitcli.cli import options
-from vitcli.cli.options import given_arguments, launch, shorthands
-from vitcli.output import text
+from vitcli.cli.options import DEVICES, RUN, TRAINING, command, launch, option
 
 app = typer.Typer()
 
 
-@app.command(
-    epilog="Example: vit finetune --ckpt vit_l16.safetensors --dataset oxford_pets --res 384 --lr 0.01"
-)
+# fmt: off
+@dataclass(frozen=True)
+class TrainingOptions:
+    """Options of both training commands."""
+
+    steps: options.Steps = None
+    batch_size: options.BatchSize = None
+    lr: options.Lr = None
+    seed: Annotated[int | None, option("--seed", TRAINING, "Random seed. [train.seed]", "N")] = None
+    precision: options.Precision = None
+    arms_parallel: Annotated[bool, option("--arms-parallel", DEVICES,
+        "Run the values of a sweep side by side, one on each device, or --num-processes of them.")] = False
+    out: Annotated[Path | None, option("--out", RUN,
+        "Run folder; an unfinished run in it is resumed (default: a new one under runs/).", "FOLDER")] = None
+    track: options.Track = None
+    overwrite: options.Overwrite = False
+    dry_run: Annotated[bool, option("--dry-run", RUN,
+        "Print the resolved recipe and the training plan; write nothing.")] = False
+    measure: Annotated[bool, option("--measure", RUN, "With --dry-run: time ten real steps.")] = False
+# fmt: on
+
+
+@command(app, epilog="Example: vit finetune --ckpt vit_l16.npz --dataset oxford_pets --lr 0.01")
 def finetune(
-    context: typer.Context,
-    dataset: options.Dataset = None,
-    res: options.Res = None,
+    *,
     ckpt: options.Ckpt = None,
-    model: options.Model = None,
-    steps: options.Steps = None,
-    batch_size: options.BatchSize = None,
-    lr: options.Lr = None,
-    seed: options.Seed = None,
-    recipe: options.RecipeName = None,
-    set_: options.Set = None,
-    out: options.Out = None,
-    precision: options.Precision = None,
-    num_processes: options.NumProcesses = None,
-    per_device_batch: options.PerDeviceBatch = None,
-    workers: options.Workers = None,
-    exact: options.Exact = False,
-    shard: options.Shard = False,
-    arms_parallel: options.ArmsParallel = False,
-    compile: options.Compile = False,
-    track: options.Track = None,
-    overwrite: options.Overwrite = False,
-    dry_run: options.DryRun = False,
-    measure: options.Measure = False,
-    as_json: options.Json = False,
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
+    recipe: options.RecipeOptions,
+    training: TrainingOptions,
+    devices: options.DeviceOptions,
+    printing: options.Printing,
 ) -> int:
-    """Transfer a checkpoint to a data set (paper, section 3.2). Without options: the embedded demo."""
+    """Fine-tune a checkpoint on a data set.
 
-    def command(*arguments) -> dict[str, Any]:
-        from vitcli.training.finetune import finetune
-
-        return finetune(*arguments)
-
-    return _train("finetune", command, context.params)
+    The protocol of the paper, section 3.2. Without options: the embedded demo.
+    """
+    return _train("finetune", recipe, training, devices, printing, ckpt)
 
 
-@app.command(epilog="Example: vit pretrain --recipe pretrain/demo --out runs/demo")
+@command(app, epilog="Example: vit pretrain --recipe pretrain/demo --out runs/demo")
 def pretrain(
-    context: typer.Context,
-    dataset: options.Dataset = None,
-    res: options.Res = None,
-    model: options.Model = None,
-    steps: options.Steps = None,
-    batch_size: options.BatchSize = None,
-    lr: options.Lr = None,
-    seed: options.Seed = None,
-    recipe: options.RecipeName = None,
-    set_: options.Set = None,
-    out: options.Out = None,
-    precision: options.Precision = None,
-    num_processes: options.NumProcesses = None,
-    per_device_batch: options.PerDeviceBatch = None,
-    workers: options.Workers = None,
-    exact: options.Exact = False,
-    shard: options.Shard = False,
-    arms_parallel: options.ArmsParallel = False,
-    compile: options.Compile = False,
-    track: options.Track = None,
-    overwrite: options.Overwrite = False,
-    dry_run: options.DryRun = False,
-    measure: options.Measure = False,
-    as_json: options.Json = False,
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
+    recipe: options.RecipeOptions,
+    training: TrainingOptions,
+    devices: options.DeviceOptions,
+    printing: options.Printing,
 ) -> int:
-    """Train from fresh weights (paper, sections 3.1 and 4.1). Without options: the demo's own recipe."""
+    """Train a network from fresh weights.
 
-    def command(*arguments) -> dict[str, Any]:
-        from vitcli.training.pretrain import pretrain
-
-        return pretrain(*arguments)
-
-    return _train("pretrain", command, context.params)
+    The protocol of the paper, sections 3.1 and 4.1. Without options: the demo recipe.
+    """
+    return _train("pretrain", recipe, training, devices, printing)
 
 
-def _train(name: str, command, given: dict[str, Any]) -> int:
-    """Run a training command with what the command line gave, here or in the processes it asks for."""
+def _train(
+    name: str,
+    recipe: options.RecipeOptions,
+    training: TrainingOptions,
+    devices: options.DeviceOptions,
+    printing: options.Printing,
+    ckpt: str | None = None,
+) -> int:
+    """Run a training command here or in the processes that the command line asks for."""
     from vitcli import recipe as recipes
     from vitcli.experiments import vtab
 
-    recipe_keys = shorthands(
-        given["dataset"], given["res"], given.get("ckpt"), given["model"], given["precision"]
-    ) | {
-        "schedule.steps": given["steps"],
-        "train.batch_size": given["batch_size"],
-        "optimizer.lr": given["lr"],
-        "train.seed": given["seed"],
+    # Mistakes are reported before torch is loaded.
+    overrides = recipe.set_ or ()
+    recipe_keys = recipe.shorthands(ckpt, training.precision) | {
+        "schedule.steps": training.steps,
+        "train.batch_size": training.batch_size,
+        "optimizer.lr": training.lr,
+        "train.seed": training.seed,
     }
-    # Mistakes are told before torch is loaded.
-    groups = vtab.tasks_of(given["dataset"]) if name == "finetune" else {}
+    groups = vtab.tasks_of(recipe.dataset) if name == "finetune" else {}
     if groups:
-        each = vtab.resolve(list(groups), given["recipe"], given["set_"] or (), recipe_keys)
+        task_recipes = vtab.resolve(list(groups), recipe.recipe, overrides, recipe_keys)
     else:
-        recipe_name = given["recipe"] or recipes.find_for_dataset(name, given["dataset"])
-        resolved = recipes.load(recipe_name, given["set_"] or (), recipe_keys)
-    # Side by side, each of the processes has a run of its own.
-    code = None if given["arms_parallel"] else launch(given["num_processes"])
+        recipe_name = recipe.recipe or recipes.find_for_dataset(name, recipe.dataset)
+        resolved = recipes.load(recipe_name, overrides, recipe_keys)
+
+    # With --arms-parallel each process has a run of its own, so nothing is launched here.
+    code = None if training.arms_parallel else launch(devices.num_processes)
     if code is not None:
         return code
-    from vitcli.training.setup import RunOptions
-
-    own = RunOptions.__dataclass_fields__.keys() - {"out", "arguments", "per_device_batch", "arms_parallel"}
-    run_options = RunOptions(
-        **{name: given[name] for name in own},
-        per_device_batch=options.count_or_auto(given["per_device_batch"]),
-        arms_parallel=_side_by_side(given) if given["arms_parallel"] else 0,
-        out=Path(given["out"]) if given["out"] else None,  # before typer 0.29 it is still a string here
-        arguments=given_arguments,
+    run_options = devices.run_options(
+        out=training.out,
+        track=training.track,
+        arms_parallel=_num_parallel_runs(devices) if training.arms_parallel else 0,
+        overwrite=training.overwrite,
+        dry_run=training.dry_run,
+        measure=training.measure,
+        quiet=printing.quiet,
     )
+    if name == "finetune":
+        from vitcli.training.finetune import finetune as train
+    else:
+        from vitcli.training.pretrain import pretrain as train
     if groups:
         result = vtab.finetune_tasks(
             groups,
-            each,
-            lambda one, out: command(one, replace(run_options, out=out)),
+            task_recipes,
+            lambda task_recipe, out: train(task_recipe, replace(run_options, out=out)),
             out=run_options.out,
             dry_run=run_options.dry_run,
         )
-        return text.show(result, given["as_json"], vtab.render)
+        return printing.show(result, vtab.render)
     from vitcli.training.text import as_text
 
-    return text.show(command(resolved, run_options), given["as_json"], as_text)
+    return printing.show(train(resolved, run_options), as_text)
 
 
-def _side_by_side(given: dict[str, Any]) -> int:
-    """How many runs --arms-parallel means: as many as there are devices, or as --num-processes says."""
-    if given["shard"]:
+def _num_parallel_runs(devices: options.DeviceOptions) -> int:
+    """Return how many runs --arms-parallel starts: one per device, or --num-processes."""
+    if devices.shard:
         raise typer.BadParameter("--shard needs all devices for one run: leave one of the two out")
     if "RANK" in os.environ:
         raise typer.BadParameter("the runs start their own processes: call vit without a launcher")
     import torch
 
-    devices = torch.accelerator.device_count()
-    wanted = given["num_processes"] or max(1, devices)
-    if devices and wanted > devices:
+    num_devices = torch.accelerator.device_count()
+    num_runs = devices.num_processes or max(1, num_devices)
+    if num_devices and num_runs > num_devices:
         raise typer.BadParameter(
-            f"--num-processes {wanted} runs side by side need a device each: there are {devices}"
+            f"--num-processes {num_runs} runs side by side need a device each: there are {num_devices}"
         )
-    return wanted
+    return num_runs

@@ -139,11 +139,9 @@ def _first_failure(failures: dict) -> int:
     if told and (told[0]["exit_code"] != 7 or not killed):
         first = told[0]
         kinds = {kind.exit_code: kind for kind in (*VitError.__subclasses__(), VitError)}
-        error = kinds.get(first["exit_code"], VitError)(
+        raise kinds.get(first["exit_code"], VitError)(
             first["message"], where=first["where"], fix=first["fix"]
         )
-        error.exit_code = first["exit_code"]  # 1, a bug of ours, has no kind
-        raise error
     if killed:
         rank, failure = killed[0]
         raise ProcessError(

@@ -47,8 +47,7 @@ def _check_one(name: str) -> dict[str, Any]:
     try:
         loaded = recipe.load(name, training=False)
     except VitError as error:
-        words = {"message": error.message, "where": error.where, "fix": error.fix}
-        return {"name": name, "kind": None, "error": words}
+        return {"name": name, "kind": None, "error": error.as_dict()}
     return {"name": name, "kind": "training" if loaded.train else "evaluation", "error": None}
 
 
@@ -101,8 +100,8 @@ def render(kind: str, data: Any) -> str:
     """What a function of this file returned, as text for people; `kind` is the word after `vit recipes`."""
     match kind:
         case "list":
-            width = max(len(entry["name"]) for entry in data)
-            return "\n".join(f"{entry['name']:<{width}}  {entry['about']}" for entry in data)
+            width = max(len(entry["name"]) for entry in data["recipes"])
+            return "\n".join(f"{entry['name']:<{width}}  {entry['about']}" for entry in data["recipes"])
         case "show":
             return data["toml"].rstrip("\n")
         case "check":
