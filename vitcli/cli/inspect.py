@@ -20,7 +20,7 @@ def inspect(
     checkpoint: Annotated[str | None, typer.Argument(metavar="CKPT",
         help="As --ckpt. Alone: print what it is, as with --summary.")] = None,
     images: Annotated[list[str] | None, option("--images", DATA,
-        "Images to show the network: a file, folder or glob. Repeatable.", "IMAGES")] = None,
+        "Images to analyse: a file, folder or glob. Repeatable.", "IMAGES")] = None,
     split: options.Split = "auto",
     compare_res: Annotated[str | None, option("--compare-res", DATA,
         "Image size of the second checkpoint (default: as the first).", "PX")] = None,
