@@ -140,7 +140,7 @@ def test_the_same_call_again_makes_no_run(file):
 def test_a_stopped_study_goes_on_with_what_is_missing(file):
     with pytest.raises(Stopped) as stopped:
         go(file, Bench(stop_at="Ti-16-24-images-10-steps-seed-1"))
-    assert stopped.value.note.endswith(f"--out {file.parent / 'out'} goes on from there")
+    assert stopped.value.note.endswith(f"--out {file.parent / 'out'} resumes from there")
     halfway = json.loads((file.parent / "out/summary.json").read_text())
     assert (halfway["num_finished"], halfway["cells"][-1]["score"]) == (6, None)
     bench = Bench()
