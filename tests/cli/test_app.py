@@ -155,7 +155,7 @@ BAD_INPUT = {
         "none.safetensors",
     ),
     "a missing data set": ("{bare} --dataset {tmp}/none", 3, "there is no data set"),
-    "an empty folder as data set": ("{bare} --dataset {tmp}", 3, "holds no images"),
+    "an empty folder as data set": ("{bare} --dataset {tmp}", 3, "no images found"),
     "a wrong split": ("evaluate --ckpt demo --dataset demo --split tset", 3, "did you mean 'test'?"),
     "a split that is not there": ("{fresh} --set data.eval_split=tset", 3, "did you mean 'test'?"),
     "an empty split": ("{fresh} --set data.eval_split=test[:0]", 3, "has no rows"),
@@ -185,8 +185,8 @@ BAD_INPUT = {
     "an output folder nobody can make": ("{fresh} --out /proc/vit/run", 5, "/proc"),
     "a Hub id without network": ("{bare} --dataset nobody/nothing", 3, "nobody/nothing"),
     "an alias that is on no hub": ("{bare} --dataset vtab/sun397", 3, "VIT_DATA"),
-    "pictures that are not there": ("predict --ckpt demo {tmp}/*.jpg", 3, "no picture"),
-    "pictures without a checkpoint": ("predict {photos}", 2, "--ckpt"),
+    "images that are not there": ("predict --ckpt demo {tmp}/*.jpg", 3, "no image"),
+    "images without a checkpoint": ("predict {photos}", 2, "--ckpt"),
 }
 
 

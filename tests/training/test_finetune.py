@@ -133,7 +133,7 @@ def test_a_run_stopped_by_sigterm_goes_on_bit_for_bit(photos, unbroken, tmp_path
     stopped = run(*SMALL, "--dataset", photos, "--out", out, "--steps", 8, *TRICKY)
 
     assert stopped.code == 143
-    assert "goes on from there" in stopped.json["error"]["message"]
+    assert "resumes from there" in stopped.json["error"]["message"]
     assert not (out / "summary.json").exists()
     small_run(photos, out, *TRICKY, "--workers", 3)
     assert fingerprint(out) == fingerprint(unbroken)

@@ -39,11 +39,12 @@ def report(
         raise typer.BadParameter("--serve shows a page and writes none: leave --out and --format out")
     if printing.as_json and format_ and not out:
         raise typer.BadParameter("--json and --format both say what to print: name one of them")
+    from vitcli.output.atomic import check_out
     from vitcli.report import report as reports
 
     form = reports.format_of(out, format_)
     if out:
-        reports.check_out(out, overwrite=overwrite)
+        check_out(out, overwrite=overwrite or reports.is_report(out))
     material = reports.read(runs)
     if serve:
         return _serve(material.places, port or 0, printing)

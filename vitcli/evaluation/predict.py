@@ -26,7 +26,7 @@ def predict(
         raise VitError(
             "no checkpoint is named", where="--ckpt", fix="--ckpt RUN, a weights file, timm/NAME or demo"
         )
-    files = find_images(images, where="PICTURES")
+    files = find_images(images, where="IMAGES")
     settings = eval_settings(recipe, run)
     weights = read_checkpoint(recipe)
     preprocessing, origin = preprocessing_for(weights, recipe, request)
