@@ -1,4 +1,4 @@
-"""Shards in Parquet: a block is a row group, and of its columns only images and labels are read."""
+"""Parquet shards: a block is a row group, of which only the image and label columns are read."""
 
 from collections.abc import Iterator
 
@@ -8,35 +8,32 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from vitcli.data.columns import find_image_column, find_label_column, image_bytes
-from vitcli.data.shards.remote import Columns, Contents, RangeReader, RowOf, ShardFile, unreadable
+from vitcli.data.shards.remote import Columns, Contents, RangeReader, RowOf, ShardFile, reading
 from vitcli.errors import DataError
 
-# Where neither types nor the user say which column it is.
+# Names of columns, where neither types nor the user identify one.
 IMAGE_NAMES = ("image", "img", "jpg", "jpeg", "png", "webp")
 LABEL_NAMES = ("label", "labels", "cls", "class", "target")
 LISTS = (datasets.List, datasets.LargeList)
-FOOTER_IN_MEMORY = 8  # times its bytes in the file; an estimate
+FOOTER_IN_MEMORY = 8  # times its bytes in the file, an estimate
 
 
 def inspect_file(file: ShardFile, *, image_column: str | None, label_column: str | None) -> Contents:
-    """Rows and columns of a shard, from its footer alone.
+    """Return rows and columns of a shard from its footer.
 
     Raises:
-        DataError: it is no whole Parquet file, no column fits or several do, or its labels are text without
-            class names, which only all rows together would number.
+        DataError: it is not a whole Parquet file, no column fits or several do, or its labels are text
+            without class names, which only all rows together would number.
     """
-    try:
+    with reading(file.url):
         footer, _ = read_footer(file)
         features = datasets.Features.from_arrow_schema(footer.schema.to_arrow_schema())
-    except DataError:
-        raise
-    except Exception as error:  # pyarrow's, and OSError where a footer points out of the file
-        raise unreadable(file.url, error) from error
     groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
     counts = tuple(group.num_rows for group in groups)
-    if not any(counts):  # the types of a table without rows are anyone's guess
+    if not any(counts):  # a table without rows has no reliable types
         return Contents(counts, 0, None, None)
     columns = _columns(features, image_column, label_column, file.shown)
+    # A column may be a struct of several leaves; sizes and label statistics are those of leaves.
     paths = [footer.schema.column(leaf).path for leaf in range(footer.num_columns)]
     images = [leaf for leaf, path in enumerate(paths) if _belongs(path, columns.image)]
     labels = [leaf for leaf, path in enumerate(paths) if _belongs(path, columns.label)]
@@ -47,30 +44,22 @@ def inspect_file(file: ShardFile, *, image_column: str | None, label_column: str
 
 
 def read_footer(file: ShardFile) -> tuple[pq.FileMetaData, int]:
-    """The footer, and about how many bytes of memory it takes."""
-    try:
+    """Return the footer and its approximate bytes in memory."""
+    with reading(file.url):
         footer = pq.ParquetFile(RangeReader(file)).metadata
-    except DataError:
-        raise
-    except Exception as error:
-        raise unreadable(file.url, error) from error
     return footer, FOOTER_IN_MEMORY * footer.serialized_size
 
 
 def read_block(
     file: ShardFile, group: int, *, columns: Columns, footer: pq.FileMetaData, first_row: int
 ) -> tuple[RowOf, int]:
-    """A row group, and its bytes in memory; `first_row` is the number of its first row in the shard."""
-    try:
+    """Return a row group and its bytes in memory; `first_row` is the number of its first row in the shard."""
+    with reading(file.url):
         table = _open(file, footer).read_row_group(
             group, columns=[columns.image, columns.label], use_threads=False
         )
         images, labels = table.column(columns.image), table.column(columns.label)
         labels = (labels if columns.has_many else labels.cast("int64")).to_pylist()
-    except DataError:
-        raise
-    except Exception as error:
-        raise unreadable(file.url, error) from error
 
     def row_of(place: int) -> tuple[bytes, int | tuple[int, ...] | None]:
         image = image_bytes(images[place].as_py(), None, file.shown, first_row + place)
@@ -80,7 +69,7 @@ def read_block(
 
 
 def read_labels(file: ShardFile, *, columns: Columns, footer: pq.FileMetaData) -> np.ndarray:
-    """All labels of a shard, (rows,) int64, -1 where there is none; nothing else is read."""
+    """Return all labels of a shard, (rows,) int64, -1 for none; no image is read."""
 
     def chunks() -> Iterator[np.ndarray]:
         opened = _open(file, footer)
@@ -88,12 +77,8 @@ def read_labels(file: ShardFile, *, columns: Columns, footer: pq.FileMetaData) -
             values = opened.read_row_group(group, columns=[columns.label], use_threads=False)
             yield pc.fill_null(values.column(columns.label).cast("int64"), -1).to_numpy()
 
-    try:
+    with reading(file.url):
         return np.concatenate([np.empty(0, np.int64), *chunks()])
-    except DataError:
-        raise
-    except Exception as error:
-        raise unreadable(file.url, error) from error
 
 
 def _open(file: ShardFile, footer: pq.FileMetaData) -> pq.ParquetFile:
@@ -117,7 +102,7 @@ def _columns(features: datasets.Features, image: str | None, label: str | None, 
     feature = single[label]
     if isinstance(feature, datasets.Value) and "string" in feature.dtype:
         raise DataError(
-            f"the classes in column {label!r} are text, which only all rows together would number",
+            f"the classes in column {label!r} are text, which would need all rows to be numbered",
             where=where,
             fix="write the column with its class names (datasets.ClassLabel), or set data.streaming=false",
         )
@@ -125,15 +110,15 @@ def _columns(features: datasets.Features, image: str | None, label: str | None, 
     return Columns(image, label, isinstance(features[label], LISTS), names)
 
 
-def _lists_labels(name: str, feature, wanted: str | None) -> bool:
+def _lists_labels(name: str, feature, label_column: str | None) -> bool:
     if not isinstance(feature, LISTS):
         return False
-    return name == wanted or name in LABEL_NAMES or isinstance(feature.feature, datasets.ClassLabel)
+    return name == label_column or name in LABEL_NAMES or isinstance(feature.feature, datasets.ClassLabel)
 
 
 def _only_one_called(names: tuple[str, ...], features: datasets.Features) -> str | None:
-    found = [name for name in names if name in features]
-    return found[0] if len(found) == 1 else None
+    matches = [name for name in names if name in features]
+    return matches[0] if len(matches) == 1 else None
 
 
 def _belongs(path: str, column: str) -> bool:
@@ -141,11 +126,13 @@ def _belongs(path: str, column: str) -> bool:
 
 
 def _label_range(groups: list[pq.RowGroupMetaData], leaf: int) -> tuple[int, int] | None:
-    """From the statistics in the footer; None where its writer left them out."""
+    """Return smallest and largest label by the statistics in the footer; None where it has none."""
     ranges = []
     for group in groups:
-        found = group.column(leaf).statistics if group.num_rows else None
-        if group.num_rows and (found is None or not found.has_min_max):
+        if not group.num_rows:
+            continue
+        statistics = group.column(leaf).statistics
+        if statistics is None or not statistics.has_min_max:
             return None
-        ranges += [(int(found.min), int(found.max))] if found else []
+        ranges.append((int(statistics.min), int(statistics.max)))
     return min(low for low, _ in ranges), max(high for _, high in ranges)

@@ -1,7 +1,7 @@
-"""Bytes of shards, local or remote, read in pieces; and the blocks read last, kept for all threads.
+"""Range reads of local and remote shards, and a cache of their most recent blocks for all threads.
 
 Every read is a range request of its own (through fsspec), so threads share no position in a file and nothing
-has to be resumed. Remote reads are tried again; what stays wrong is a `DataError` that names the shard.
+has to be resumed. Remote reads are retried; an error that persists names the shard.
 """
 
 import io
@@ -9,41 +9,40 @@ import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import BinaryIO, TypeVar
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from vitcli.errors import DataError, MachineError, VitError
+from vitcli.errors import DataError, MachineError, VitError, reason_of
 
-WAITS_S = (0.5, 2.0, 8.0)  # before each further try of a remote read
-THREADS = 16  # shards looked at side by side
-REMOTE_BUFFER = (
-    8 * 2**20
-)  # bytes; a remote shard that is read from front to back comes in pieces of this size
-REFUSALS = (401, 403)  # HTTP status; asked again, a server says it again
+WAITS_S = (0.5, 2.0, 8.0)  # before each retry of a remote read
+THREADS = 16  # shards inspected side by side
+REMOTE_BUFFER = 8 * 2**20  # bytes per request of a remote shard that is read from front to back
+REFUSALS = (401, 403)  # HTTP status; a retry would be refused too
 RETRY = "check the network, then start the same command again"
-LOG_IN = "log in as one who may read it; on the Hub, accept the data set's conditions, then hf auth login"
-# What file systems call the thing that changes when a file does.
+LOG_IN = "log in with access to it; on the Hub, accept the data set's conditions, then hf auth login"
+# Keys under which file systems give something that changes with the file.
 STAMPS = ("ETag", "etag", "blob_id", "mtime", "LastModified", "last_modified", "updated", "created")
 
-Found = TypeVar("Found")
+T = TypeVar("T")
 Label = int | tuple[int, ...] | None
-RowOf = Callable[[int], tuple[bytes, Label]]  # a block: place in it to encoded image and label
+RowOf = Callable[[int], tuple[bytes, Label]]  # a block: row in it to encoded image and label
 
 
 @dataclass(frozen=True)
 class ShardFile:
-    """Where a shard lies.
+    """A shard that has been located.
 
     Attributes:
-        url: as `find_shards` gave it.
-        fs, path: what opens it.
+        url: as `find_shards` returned it.
+        fs, path: its file system, and its path there.
         size: in bytes.
-        stamp: changes when the file does, as far as its file system tells; empty where it does not.
+        stamp: changes when the file does; empty if the file system gives nothing that does.
     """
 
     url: str
@@ -61,22 +60,22 @@ class ShardFile:
         return isinstance(self.fs, LocalFileSystem)
 
     def read(self, first: int, last: int) -> bytes:
-        """Bytes first ... last - 1.
+        """Read bytes first ... last - 1.
 
         Raises:
-            DataError: they are not there, or do not come after several tries.
+            DataError: they do not exist, or all retries failed.
         """
 
         def request() -> bytes:
             data = self.fs.cat_file(self.path, first, last)
             if len(data) != last - first:
-                raise OSError(f"{len(data)} bytes came where {last - first} were asked for")
+                raise OSError(f"got {len(data)} bytes instead of {last - first}")
             return data
 
         return attempt(request, url=self.url, is_local=self.is_local) if last > first else b""
 
     def open(self) -> BinaryIO:
-        """A stream to seek in: cheap where only headers are read, few requests where the shard is remote."""
+        """Open a seekable stream: cheap if only headers are read, few requests if the shard is remote."""
         if self.is_local:
             return attempt(lambda: self.fs.open(self.path, "rb"), url=self.url, is_local=True)
         return io.BufferedReader(RangeReader(self), REMOTE_BUFFER)
@@ -86,7 +85,7 @@ class RangeReader(io.RawIOBase):
     """A file object whose every read is one range request."""
 
     def __init__(self, file: ShardFile):
-        self.file, self.place = file, 0
+        self.file, self.position = file, 0
 
     def readable(self) -> bool:
         return True
@@ -95,17 +94,17 @@ class RangeReader(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        return self.place
+        return self.position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        start = {io.SEEK_SET: 0, io.SEEK_CUR: self.place, io.SEEK_END: self.file.size}[whence]
-        self.place = max(0, start + offset)
-        return self.place
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self.position, io.SEEK_END: self.file.size}[whence]
+        self.position = max(0, start + offset)
+        return self.position
 
     def read(self, size: int = -1) -> bytes:
-        last = self.file.size if size < 0 else min(self.place + size, self.file.size)
-        data = self.file.read(self.place, last)
-        self.place += len(data)
+        last = self.file.size if size < 0 else min(self.position + size, self.file.size)
+        data = self.file.read(self.position, last)
+        self.position += len(data)
         return data
 
     def readinto(self, buffer) -> int:
@@ -115,10 +114,10 @@ class RangeReader(io.RawIOBase):
 
 
 class BlockCache:
-    """The blocks used last, up to `limit_bytes`, for any number of threads.
+    """The most recently used blocks, up to `limit_bytes`, for any number of threads.
 
-    Threads that want the same block wait for one read of it. A read that fails raises in all of them and is
-    forgotten. Beyond the limit there are only the blocks that threads are reading or holding at the moment.
+    Threads that need the same block wait for one read of it. A read that fails raises in all of them and is
+    not cached. Beyond the limit there are only the blocks that threads are reading or holding.
     """
 
     def __init__(self, limit_bytes: int):
@@ -127,19 +126,20 @@ class BlockCache:
         self._blocks: OrderedDict[Hashable, Future] = OrderedDict()  # least recently used first
         self._sizes: dict[Hashable, int] = {}  # of those that have been read
 
-    def get(self, key: Hashable, load: Callable[[], tuple[Found, int]]) -> Found:
-        """What `load` gave for this key, now or earlier; it returns a block and its bytes in memory."""
+    def get(self, key: Hashable, load: Callable[[], tuple[T, int]]) -> T:
+        """Return the block of this key, loading it if needed; `load` returns it and its bytes in memory."""
         with self._lock:
             future = self._blocks.get(key)
-            is_mine = future is None
-            if is_mine:
+            is_missing = future is None
+            if is_missing:
                 future = self._blocks[key] = Future()
             self._blocks.move_to_end(key)
-        if not is_mine:
+        if not is_missing:
             return future.result()
+        # This thread loads it; the others wait for its future.
         try:
             block, num_bytes = load()
-        except BaseException as error:  # whatever it is, no thread may wait for ever
+        except BaseException as error:  # of any kind, or other threads would wait forever
             with self._lock:
                 del self._blocks[key]
             future.set_exception(error)
@@ -162,12 +162,12 @@ class BlockCache:
 
 @dataclass(frozen=True)
 class Columns:
-    """What a shard calls images and labels, the same in all shards of a split.
+    """Image and label columns of a shard, the same in all shards of a split.
 
     Attributes:
-        image, label: names of columns; of tar files what was asked for, or "".
-        has_many: a row has a list of labels.
-        class_names: names in the order of the label numbers, where the shard says them.
+        image, label: names of columns; of tar files as the user named them, or "".
+        has_many: whether a row has a list of labels.
+        class_names: in the order of the label numbers, if the shard has them.
     """
 
     image: str
@@ -178,13 +178,13 @@ class Columns:
 
 @dataclass(frozen=True)
 class Contents:
-    """What there is in a shard, known without reading its images.
+    """Rows and labels of a shard, known without reading its images.
 
     Attributes:
         counts: rows of each block.
         largest_block: bytes in memory of the largest block.
-        columns: None of a shard without rows, or whose rows have not been looked at.
-        labels: the smallest and the largest; None where there are none, or only all rows would tell.
+        columns: None for a shard without rows, or whose rows have not been inspected.
+        labels: the smallest and the largest; None if unknown.
     """
 
     counts: tuple[int, ...]
@@ -197,23 +197,23 @@ def locate(url: str) -> ShardFile:
     """Find a shard and its size.
 
     Raises:
-        DataError: it is not there, is no plain file, or its place does not tell its size.
+        DataError: it does not exist, is not a plain file, or its size is unknown.
     """
     fs, path = file_system(url)
     info = attempt(lambda: fs.info(path), url=url, is_local=isinstance(fs, LocalFileSystem))
     if info["type"] != "file" or info.get("size") is None:
         raise DataError(
-            f"{_file_name(url)} is not a file of known size",
+            f"{file_name(url)} is not a file of known size",
             where=shown(url),
-            fix="name .parquet or .tar files, on a server that tells their length",
+            fix="name .parquet or .tar files, on a server that gives their length",
         )
     stamp = next((str(info[key]) for key in STAMPS if info.get(key)), "")
     return ShardFile(url, fs, path, info["size"], stamp)
 
 
 def file_system(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
-    """What opens a URL, and its path there."""
-    # The Hub's file system reads 5 MB more than it was asked for unless told otherwise.
+    """Return the file system of a URL, and its path there."""
+    # The Hub's file system reads 5 MB more than requested by default.
     options = {"block_size": 2**16} if url.startswith("hf://") else {}
     try:
         return fsspec.core.url_to_fs(url, **options)
@@ -225,30 +225,30 @@ def file_system(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
         ) from error
 
 
-def attempt(action: Callable[[], Found], *, url: str, is_local: bool) -> Found:
-    """Do it; where it is remote and fails, wait and try again.
+def attempt(action: Callable[[], T], *, url: str, is_local: bool) -> T:
+    """Run `action`; if the shard is remote and it fails, wait and retry.
 
     Raises:
-        DataError: it is not there, or may not or cannot be read from this disk.
-        MachineError: the network failed for good, or a server wants somebody else to ask.
+        DataError: the shard does not exist, or cannot be read from this disk.
+        MachineError: all retries failed, or the server refuses access.
     """
     for wait_s in (None,) if is_local else (*WAITS_S, None):
         try:
             return action()
         except (FileNotFoundError, PermissionError) as error:
-            raise unreadable(url, error, fix="check the name and who may read it") from error
+            raise unreadable(url, error, fix="check the name and the permissions") from error
         except Exception as error:  # clients have their own: aiohttp's, botocore's, httpx', plain OS errors
             if wait_s is None and is_local:
                 raise unreadable(url, error, fix="check the disk") from error
             is_refused = _status(error) in REFUSALS
-            if wait_s is None or is_refused:  # no fault of the row's, which may not be skipped for it
-                told = unreadable(url, error, fix=LOG_IN if is_refused else RETRY)
-                raise MachineError(told.message, where=told.where, fix=told.fix) from error
+            if wait_s is None or is_refused:  # no DataError: the row is not bad and must not be skipped
+                failure = unreadable(url, error, fix=LOG_IN if is_refused else RETRY)
+                raise MachineError(failure.message, where=failure.where, fix=failure.fix) from error
         time.sleep(wait_s)
 
 
-def each(action: Callable[..., Found], items: Iterable) -> list[Found]:
-    """`action` of every item, a few at a time; the first failure ends it."""
+def each(action: Callable[..., T], items: Iterable) -> list[T]:
+    """Apply `action` to every item, a few at a time; the first failure ends it."""
     pool = ThreadPoolExecutor(THREADS, thread_name_prefix="vit-shards")
     try:
         return list(pool.map(action, items))
@@ -256,30 +256,38 @@ def each(action: Callable[..., Found], items: Iterable) -> list[Found]:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def unreadable(url: str, error: Exception, *, fix: str = "replace the damaged shard") -> VitError:
-    if isinstance(error, VitError):  # told already, and a network that failed is no fault of the shard's
-        return error
-    return DataError(f"{_file_name(url)} cannot be read: {_reason(error)}", where=shown(url), fix=fix)
+@contextmanager
+def reading(url: str) -> Iterator[None]:
+    """Turn any exception of a parser into a DataError that names the shard."""
+    try:
+        yield
+    except VitError:
+        raise
+    except Exception as error:  # pyarrow's, tarfile's, and OSError where an offset is outside the file
+        raise unreadable(url, error) from error
+
+
+def unreadable(url: str, error: Exception, *, fix: str = "replace the damaged shard") -> DataError:
+    return DataError(f"{file_name(url)} cannot be read: {_reason(error)}", where=shown(url), fix=fix)
 
 
 def shown(url: str) -> str:
-    """A URL for messages, without the password or signature that may be in it."""
+    """Return a URL for messages, without a password or signature in it."""
     return re.sub(r"(?<=://)[^/@]*@", "", url.partition("?")[0]) if "://" in url else url
 
 
-def _file_name(url: str) -> str:
+def file_name(url: str) -> str:
     return shown(url).rpartition("/")[2]
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, FileNotFoundError):  # some file systems give the path, others the words
-        return "it is not there"
-    if _status(error) in REFUSALS:  # of which the Hub's client says why lines later, if at all
+    if isinstance(error, FileNotFoundError):  # its text differs between file systems
+        return "it does not exist"
+    if _status(error) in REFUSALS:  # the Hub's client explains these, if at all, some lines later
         return f"its server refuses it with status {_status(error)}"
-    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return re.sub(r"(?<=://)[^/@\s]*@|(?<=\w)\?\S+", "", line)[:160]
+    return re.sub(r"(?<=://)[^/@\s]*@|(?<=\w)\?\S+", "", reason_of(error))[:160]
 
 
 def _status(error: Exception) -> int | None:
-    """The HTTP status of an error: aiohttp keeps it in one place, requests and httpx in another."""
+    """Return the HTTP status of an error of aiohttp, or of requests and httpx, which keep it elsewhere."""
     return getattr(error, "status", None) or getattr(getattr(error, "response", None), "status_code", None)

@@ -1,8 +1,8 @@
-"""WebDataset shards: an index says where in the .tar each image lies, and what label goes with it.
+"""WebDataset shards: an index of the images in a .tar and of their labels, made once and cached.
 
 Members whose path is the same up to the first dot of the file name are one sample: `000123.jpg` with
-`000123.cls`, a whole number, or `000123.json` with a field "label", "cls" or "class". A member's name is a
-key and never a path; links, devices and folders are passed over; nothing is ever unpacked.
+`000123.cls`, an integer, or `000123.json` with a field "label", "cls" or "class". A member's name is a key
+and never a path; links, devices and folders are ignored; nothing is ever unpacked.
 """
 
 import json
@@ -10,7 +10,7 @@ import os
 import posixpath
 import re
 import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -21,29 +21,30 @@ from filelock import FileLock
 
 from vitcli.data.layouts import IMAGE_SUFFIXES
 from vitcli.data.shards.paths import compressed
-from vitcli.data.shards.remote import Columns, Contents, RowOf, ShardFile, shown, unreadable
+from vitcli.data.shards.remote import Columns, Contents, RowOf, ShardFile, file_name, unreadable
 from vitcli.errors import DataError, MachineError, VitError
 from vitcli.output.atomic import replace_file
 
 LABEL_FIELDS = ("label", "cls", "class")
 MAX_LABEL_BYTES = 2**20  # of a .cls or .json member
-# Counts of samples that others leave beside shards: `widsindex create`, then timm.
+COMPRESSED_MAGIC = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # gzip, bzip2, xz, zstd
+# Counts of samples that other tools write beside shards: `widsindex create`, then timm.
 COUNT_FILES = ("shardindex.json", "index.json", "_info.json", "info.json")
-INDEX_VERSION = 1  # part of the name of a kept index
-LOCK_WAIT_S = 600  # about what a shard of some GB takes through a slow line; then another process may hang
+INDEX_VERSION = 1  # part of the name of a cached index
+LOCK_WAIT_S = 600  # enough for some GB over a slow line; a process that holds the lock longer may hang
 
-Member = tuple[int, int, object]  # offset, size, and what it says of the label
+Member = tuple[int, int, object]  # offset, size, and the label it holds, if any
 
 
 @dataclass(frozen=True)
 class Index:
-    """Where the samples of one shard lie. N samples, M labels in all.
+    """Positions and labels of the samples of one shard. N samples, M labels in all.
 
     Attributes:
         offsets_N, sizes_N: of the encoded images in the shard, bytes.
         labels_M: sample i has those from label_ends_N[i - 1] to label_ends_N[i].
-        has_many: a sample's labels were written as a list.
-    """
+        has_many: whether the labels of a sample are written as a list.
+    """  # cached under these names: a new one needs a new INDEX_VERSION
 
     offsets_N: np.ndarray
     sizes_N: np.ndarray
@@ -56,14 +57,18 @@ class Index:
         arrays = (self.offsets_N, self.sizes_N, self.labels_M, self.label_ends_N)
         return 1_000 + sum(array.nbytes for array in arrays)
 
-    def label(self, place: int) -> int | tuple[int, ...]:
-        first = self.label_ends_N[place - 1] if place else 0
-        labels = tuple(self.labels_M[first : self.label_ends_N[place]].tolist())
+    def label(self, sample: int) -> int | tuple[int, ...]:
+        first = self.label_ends_N[sample - 1] if sample else 0
+        labels = tuple(self.labels_M[first : self.label_ends_N[sample]].tolist())
         return labels if self.has_many else labels[0]
 
 
-def inspect_file(file: ShardFile, *, image_column: str | None, label_column: str | None) -> Contents:
-    """Samples and labels of a shard, from its index, which is made where none is kept."""
+def inspect_file(
+    file: ShardFile, *, image_column: str | None, label_column: str | None, counts: Mapping[str, int]
+) -> Contents:
+    """Return samples and labels of a shard from its index; one in `counts` is read later."""
+    if file.url in counts:
+        return Contents((counts[file.url],), _block_bytes(file, 0), None, None)
     index = read_index(file, image_column=image_column, label_column=label_column)
     count = len(index.offsets_N)
     if not count:
@@ -73,26 +78,21 @@ def inspect_file(file: ShardFile, *, image_column: str | None, label_column: str
     return Contents((count,), _block_bytes(file, index.num_bytes), columns, labels)
 
 
-def trust_count(file: ShardFile, count: int) -> Contents:
-    """A shard that is not looked at before it is needed, because a file beside it says what it holds."""
-    return Contents((count,), _block_bytes(file, 0), None, None)
-
-
 def read_block(file: ShardFile, *, columns: Columns, count: int) -> tuple[RowOf, int]:
-    """A shard of `count` samples: of a remote one all bytes, of a local one the index alone."""
+    """Return a shard of `count` samples: all bytes of a remote one, only the index of a local one."""
     index = read_index(file, image_column=columns.image or None, label_column=columns.label or None)
     if len(index.offsets_N) != count:
         raise DataError(
-            f"{posixpath.basename(file.shown)} has {len(index.offsets_N)} samples, and {count} are expected",
+            f"{file_name(file.url)} has {len(index.offsets_N)} samples, and {count} are expected",
             where=file.shown,
-            fix=f"restore the shard, or remove the file beside it that counts ({', '.join(COUNT_FILES)})",
+            fix=f"restore the shard, or remove the count file beside it ({', '.join(COUNT_FILES)})",
         )
     whole = None if file.is_local else file.read(0, file.size)
 
-    def row_of(place: int) -> tuple[bytes, int | tuple[int, ...]]:
-        first = int(index.offsets_N[place])
-        last = first + int(index.sizes_N[place])
-        return file.read(first, last) if whole is None else whole[first:last], index.label(place)
+    def row_of(sample: int) -> tuple[bytes, int | tuple[int, ...]]:
+        first = int(index.offsets_N[sample])
+        last = first + int(index.sizes_N[sample])
+        return file.read(first, last) if whole is None else whole[first:last], index.label(sample)
 
     return row_of, _block_bytes(file, index.num_bytes)
 
@@ -102,73 +102,71 @@ def _block_bytes(file: ShardFile, index_bytes: int) -> int:
 
 
 def known_counts(files: Iterable[ShardFile]) -> dict[str, int]:
-    """Samples by URL, from the count files beside the shards, whose entries are compared by file name."""
+    """Return the samples of each URL that count files beside the shards give, matched by file name."""
     by_folder: dict[tuple, list[ShardFile]] = {}
     for file in files:
         by_folder.setdefault((file.fs, posixpath.dirname(file.path)), []).append(file)
-    found = {}
-    for (fs, folder), members in by_folder.items():
+    counts_by_url = {}
+    for (fs, folder), shards in by_folder.items():
         counts: dict[str, int] = {}
         for name in COUNT_FILES:
-            with suppress(Exception):  # not there, not ours, or not JSON: the shards themselves are read then
-                counts = _counts(json.loads(fs.cat_file(f"{folder}/{name}"))) | counts
-        found |= {file.url: counts[name] for file in members if counts.get(name := _name(file.path), -1) >= 0}
-    return found
+            with suppress(Exception):  # missing, of another format, or not JSON: the shards are read then
+                counts = _counts_in(json.loads(fs.cat_file(f"{folder}/{name}"))) | counts
+        for file in shards:
+            if counts.get(name := file_name(file.path), -1) >= 0:
+                counts_by_url[file.url] = counts[name]
+    return counts_by_url
 
 
-def _counts(told: dict) -> dict[str, int]:
-    if "shardlist" in told:
-        return {_name(entry["url"]): int(entry["nsamples"]) for entry in told["shardlist"]}
-    splits = told["splits"].values()
-    pairs = (
-        pair for split in splits for pair in zip(split["filenames"], split["shard_lengths"], strict=True)
-    )
-    return {_name(name): int(count) for name, count in pairs}
-
-
-def _name(url: str) -> str:
-    return posixpath.basename(shown(url))
+def _counts_in(table: dict) -> dict[str, int]:
+    if "shardlist" in table:
+        return {file_name(entry["url"]): int(entry["nsamples"]) for entry in table["shardlist"]}
+    return {
+        file_name(name): int(count)
+        for split in table["splits"].values()
+        for name, count in zip(split["filenames"], split["shard_lengths"], strict=True)
+    }
 
 
 def read_index(file: ShardFile, *, image_column: str | None, label_column: str | None) -> Index:
-    """The index that an earlier run or another process kept of this very file, or a new one.
+    """Return the index of a shard, cached by an earlier run or another process, or a new one.
 
     Raises:
         DataError: the shard is damaged, or a sample of it has no image or no label.
     """
-    if not file.stamp:  # nothing would tell that the shard has changed
+    if not file.stamp:  # a change of the shard would go unnoticed
         return _make_index(file, image_column, label_column)
     identity = (INDEX_VERSION, file.url, file.path, file.size, file.stamp, image_column, label_column)
     name = blake2b(repr(identity).encode(), digest_size=16).hexdigest()
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    kept = Path(base, "vit", "shards", f"{name}.npz").expanduser()
-    if (index := _kept_index(kept)) is not None:
+    cached = Path(base, "vit", "shards", f"{name}.npz").expanduser()
+    if (index := _cached_index(cached)) is not None:
         return index
-    with _one_at_a_time(kept):
-        if (index := _kept_index(kept)) is None:  # nobody made it while this process waited
+    with _one_at_a_time(cached):
+        if (index := _cached_index(cached)) is None:  # no other process made it in the meantime
             index = _make_index(file, image_column, label_column)
-            with suppress(MachineError):  # a home that cannot be written to costs time, nothing else
-                replace_file(kept, lambda path: _write(path, index))
+            with suppress(MachineError):  # an unwritable home folder only costs time
+                replace_file(cached, lambda path: _write(path, index))
     return index
 
 
-def _kept_index(kept: Path) -> Index | None:
-    with suppress(Exception), np.load(kept) as arrays:  # none, or a damaged one: made anew
+def _cached_index(cached: Path) -> Index | None:
+    with suppress(Exception), np.load(cached) as arrays:  # none, or a damaged one: made again
         return Index(**{**arrays, "has_many": bool(arrays["has_many"])})
     return None
 
 
 @contextmanager
-def _one_at_a_time(kept: Path) -> Iterator[None]:
-    """Keep the other processes of this machine from making the same index, which may take minutes.
+def _one_at_a_time(cached: Path) -> Iterator[None]:
+    """Keep other processes of this machine from making the same index, which may take minutes.
 
-    Where no lock can be had (a home that cannot be written to, a file system without locks, a process that
-    hangs while it holds it), each makes its own, at the cost of time.
+    Without a lock (an unwritable home folder, a file system without locks, a process that hangs while it
+    holds the lock) each process makes its own, which only costs time.
     """
     with ExitStack() as held:
         with suppress(OSError, NotImplementedError):
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            held.enter_context(FileLock(kept.with_suffix(".lock"), timeout=LOCK_WAIT_S))
+            cached.parent.mkdir(parents=True, exist_ok=True)
+            held.enter_context(FileLock(cached.with_suffix(".lock"), timeout=LOCK_WAIT_S))
         yield
 
 
@@ -178,14 +176,16 @@ def _write(path: Path, index: Index) -> None:
 
 
 def _make_index(file: ShardFile, image_column: str | None, label_column: str | None) -> Index:
+    # All members by sample.
     try:
         samples = _samples(file, label_column)
     except VitError:
         raise
-    except Exception as error:  # tarfile's own, and ours where the file ends too early
+    except Exception as error:  # of tarfile, and ValueError of _samples
         if _is_compressed(file):
             raise compressed(file.url) from error
         raise unreadable(file.url, error) from error
+    # The image and the labels of each.
     offsets, sizes, labels, ends, kinds = [], [], [], [], set()
     for key, members in samples.items():
         where = f"{file.shown}, sample {key!r}"
@@ -198,7 +198,7 @@ def _make_index(file: ShardFile, image_column: str | None, label_column: str | N
         ends.append(len(labels))
         if len(kinds) > 1:
             raise DataError(
-                "a sample has a list of labels and another has one number",
+                "some samples have a list of labels and others one number",
                 where=where,
                 fix="write the labels of all samples alike",
             )
@@ -208,13 +208,13 @@ def _make_index(file: ShardFile, image_column: str | None, label_column: str | N
 
 
 def _samples(file: ShardFile, label_column: str | None) -> dict[str, dict[str, Member]]:
-    """By key and suffix: what is known of every member."""
+    """Return offset, size and label of every member, by the key of its sample and its suffix."""
     samples: dict[str, dict[str, Member]] = {}
     label_suffixes = {"cls", "json", label_column}
     with file.open() as stream:
         tar = tarfile.TarFile(fileobj=stream)
         while (member := tar.next()) is not None:
-            tar.members.clear()  # it would keep them all
+            tar.members.clear()  # or tarfile keeps all of them in memory
             offset, size = member.offset_data, member.size
             if not 0 <= size <= file.size - offset:
                 raise ValueError(f"it ends inside member {member.name!r}")
@@ -226,12 +226,12 @@ def _samples(file: ShardFile, label_column: str | None) -> dict[str, dict[str, M
             suffix = suffix.lower()
             if suffix in members:
                 raise ValueError(f"two members are called {member.name!r}")
-            told = None
+            label = None
             if suffix in label_suffixes and size <= MAX_LABEL_BYTES:
                 stream.seek(offset)
-                told = _told(suffix, stream.read(size), label_column)
-            members[suffix] = (offset, size, told)
-        # tarfile takes a damaged header, and the end of the file, for the end of the archive, which is zeros.
+                label = _parse_label(suffix, stream.read(size), label_column)
+            members[suffix] = (offset, size, label)
+        # tarfile ends at a damaged header or the end of the file too; only zeros are the end of an archive.
         stream.seek(tar.offset)
         end = stream.read(tarfile.RECORDSIZE)
         if len(end) < tarfile.BLOCKSIZE or any(end):
@@ -239,41 +239,41 @@ def _samples(file: ShardFile, label_column: str | None) -> dict[str, dict[str, M
     return samples
 
 
-def _image_suffix(members: dict[str, Member], wanted: str | None, where: str) -> str:
-    found = [
-        suffix for suffix in members if suffix == wanted or (not wanted and f".{suffix}" in IMAGE_SUFFIXES)
-    ]
-    if len(found) == 1:
-        return found[0]
+def _image_suffix(members: dict[str, Member], image_column: str | None, where: str) -> str:
+    suffixes = [name for name in members if f".{name}" in IMAGE_SUFFIXES]
+    if image_column:
+        suffixes = [name for name in members if name == image_column]
+    if len(suffixes) == 1:
+        return suffixes[0]
     raise DataError(
-        f"a sample has {len(found) or 'no'} image{'s' * (len(found) > 1)}",
+        f"a sample has {len(suffixes) or 'no'} image{'s' * (len(suffixes) > 1)}",
         where=f"{where}: {', '.join(map(repr, members))}",
         fix="name the suffix of the image with data.image_column, or restore the shard",
     )
 
 
-def _told(suffix: str, text: bytes, wanted: str | None) -> object:
-    """What a member says of the label: a whole number as such, else whatever stands there."""
+def _parse_label(suffix: str, text: bytes, label_column: str | None) -> object:
+    """Return the label in a member: an integer if it is one, else its content; None if a .json has none."""
     if suffix != "json":
         return int(text) if re.fullmatch(rb"\s*-?[0-9]{1,9}\s*", text) else text.decode(errors="replace")
     with suppress(ValueError, RecursionError):
         fields = json.loads(text)
         if isinstance(fields, dict):
-            return next(
-                (fields[name] for name in ((wanted,) if wanted else LABEL_FIELDS) if name in fields), None
-            )
+            names = (label_column,) if label_column else LABEL_FIELDS
+            return next((fields[name] for name in names if name in fields), None)
     return None
 
 
-def _label(members: dict[str, Member], wanted: str | None, where: str) -> int | list[int]:
-    suffix = wanted if wanted in members else "cls" if not wanted and "cls" in members else "json"
+def _label(members: dict[str, Member], label_column: str | None, where: str) -> int | list[int]:
+    suffix = label_column if label_column in members else "json"
+    if not label_column and "cls" in members:
+        suffix = "cls"
     label = members[suffix][2] if suffix in members else None
-    if all(
-        type(value) is int and abs(value) < 2**31 for value in (label if isinstance(label, list) else [label])
-    ):
+    values = label if isinstance(label, list) else [label]
+    if all(type(value) is int and abs(value) < 2**31 for value in values):
         return label
     raise DataError(
-        "a sample has no label" if label is None else f"label {label!r:.80} is not a whole number",
+        "a sample has no label" if label is None else f"label {label!r:.80} is not an integer",
         where=f"{where}: {', '.join(map(repr, members))}",
         fix="write 000123.cls with the number of the class, or name a suffix or a field of the .json with "
         "data.label_column",
@@ -282,12 +282,10 @@ def _label(members: dict[str, Member], wanted: str | None, where: str) -> int | 
 
 def _is_compressed(file: ShardFile) -> bool:
     with suppress(DataError):
-        return file.read(0, min(6, file.size)).startswith(
-            (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
-        )
+        return file.read(0, min(6, file.size)).startswith(COMPRESSED_MAGIC)
     return False
 
 
 def read_labels(file: ShardFile, *, columns: Columns) -> np.ndarray:
-    """All labels of a shard with one label a sample, (samples,) int64."""
+    """Return all labels of a shard with one label per sample, (samples,) int64."""
     return read_index(file, image_column=columns.image or None, label_column=columns.label or None).labels_M
