@@ -38,7 +38,7 @@ def test_a_killed_run_is_proved_to_end_with_the_bits_of_an_unbroken_one(photos):
     assert set(proved["sha256"]) == {"model.safetensors", "metrics.jsonl"}
 
 
-def test_other_bits_are_a_failed_check_that_names_both_folders(photos, monkeypatch, tmp_path):
+def test_different_bits_are_a_failed_check_that_names_both_folders(photos, monkeypatch, tmp_path):
     def pretend(words, out):
         out.mkdir(parents=True)
         (out / "metrics.jsonl").write_text("{}")
@@ -52,12 +52,12 @@ def test_other_bits_are_a_failed_check_that_names_both_folders(photos, monkeypat
     monkeypatch.setattr(doctor, "_with_kills", pretend_killed)
     outcome = run(*SMALL, "--dataset", photos, "--quiet")
 
-    assert outcome.code == 8 and "other bits: model.safetensors" in outcome.err
+    assert outcome.code == 8 and "different bits: model.safetensors" in outcome.err
 
 
-def test_a_recipes_own_mistakes_are_told_first(photos):
+def test_a_recipes_own_mistakes_are_reported_first(photos):
     assert run("doctor", "resume", "--recipe", "finetune/nothing").code == 2
-    assert "few steps" in run(*SMALL[:-4], "--steps", "1", "--dataset", photos).err
+    assert "at least two steps" in run(*SMALL[:-4], "--steps", "1", "--dataset", photos).err
 
 
 @pytest.mark.slow

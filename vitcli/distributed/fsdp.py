@@ -1,8 +1,7 @@
-"""A network, its gradients and its optimizer spread over the processes: torch's FSDP2, for what one device
-cannot hold.
+"""Sharded training with torch's FSDP2, for models that do not fit on one device; their slices in checkpoints.
 
-Each process keeps a slice of every tensor, and a block is put together only while it computes. This calls
-`fully_shard` itself, as Accelerate does on GPUs: Accelerate has no FSDP on CPUs, where this is tested.
+Each process keeps a slice of every weight, gradient and optimizer tensor; a block is gathered only while it
+computes. `fully_shard` is called here and not by Accelerate, which has no FSDP on CPUs, where this is tested.
 Slices are written and read by torch.distributed.checkpoint as safetensors; its own format is a pickle.
 """
 
@@ -24,91 +23,91 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from vitcli.distributed.runtime import COLLECTIVE_TIMEOUT, Runtime
 
-Place = Callable[[str, torch.Size, torch.dtype], Tensor]  # from name, whole size and type to an empty tensor
+Place = Callable[[str, torch.Size, torch.dtype], Tensor]  # (name, whole size, dtype) to an empty tensor
 
 
 def shard(model: nn.Module, runtime: Runtime) -> Any:
-    """Spread a whole network, the same on every process and still on the CPU, over the devices, in place.
+    """Shard a network over the devices in place; it must be the same on every process, on the CPU.
 
     Returns:
-        The process group in which slices are saved, beside whatever the processes say to each other.
+        The process group for saving slices in the background, apart from the collectives of training.
     """
     mesh = init_device_mesh(runtime.device.type, (runtime.world_size,))
-    # Taken apart after every use, so that the parameters that a module shows are always the optimizer's.
+    # Resharded after every forward pass, so that `parameters()` always returns those of the optimizer.
     for module in (*_blocks(model), model):
         fully_shard(module, mesh=mesh, reshard_after_forward=True)
-    model.use = types.MethodType(lambda self, what, *args: what(*args), model)
+    model.use = types.MethodType(lambda self, function, *args: function(*args), model)
     register_fsdp_forward_method(model, "use")
     return dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Whether a forward pass is something that all processes do together."""
+    """Return True if all processes must compute every forward pass together."""
     return isinstance(model, FSDPModule)
 
 
-def gathered_for(model: nn.Module, what: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """`what`, a use of the network that is not its forward pass, with the weights at hand that it needs."""
-    return (lambda images_BCHW: model.use(what, images_BCHW)) if is_sharded(model) else what
+def gathered_for(model: nn.Module, function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Wrap a use of the network other than its forward pass, so that the weights are gathered for it."""
+    return (lambda images_BCHW: model.use(function, images_BCHW)) if is_sharded(model) else function
 
 
 def whole(tensors: dict[str, Tensor], *, keep: bool) -> dict[str, Tensor]:
-    """Every tensor put together on the CPU, where `keep`; every process takes part, one tensor at a time."""
-    found = {}
-    for name, value in tensors.items():
+    """Gather every tensor on the CPU of processes with `keep`; all processes call it."""
+    gathered = {}
+    for name, value in tensors.items():  # one at a time, to bound the memory on the device
         value = value.full_tensor() if isinstance(value, DTensor) else value
         if keep:
-            found[name] = value.cpu()
-    return found
+            gathered[name] = value.cpu()
+    return gathered
 
 
 def all_sliced_like(values: dict[str, Tensor], likes: dict[str, Tensor]) -> dict[str, Tensor]:
-    """`sliced_like` of each by its name."""
+    """Apply `sliced_like` to tensors by name."""
     return {name: sliced_like(value, likes[name]) for name, value in values.items()}
 
 
 def sliced_like(value: Tensor, like: Tensor) -> Tensor:
-    """This process's slice of a whole `value`, on the device of `like`; all of it where `like` is whole."""
+    """Return this process's slice of `value`, placed as `like` is; all of it if `like` is whole."""
     if isinstance(like, DTensor) and not isinstance(value, DTensor):
-        placed = value.to(like.device)
-        return distribute_tensor(placed, like.device_mesh, like.placements, src_data_rank=None)
+        value = value.to(like.device)
+        return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)
     return value.to(like.device)
 
 
 def local(tensor: Tensor) -> Tensor:
-    """What this process has of it."""
+    """Return this process's slice of a tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def write_slices(folder: Path, tensors: dict[str, Tensor], group: Any) -> None:
-    """A safetensors file of each process's slices; what all have alike is written once.
+    """Write one safetensors file of slices per process; tensors that are the same on all are written once.
 
     Raises:
-        OSError and others: on every process, what one of them met.
+        OSError and others: the error of any process, on every process.
     """
     writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
     try:
         dcp.save(tensors, storage_writer=writer, process_group=group)
-    except CheckpointException as told:
-        ((error, _), *_) = told.failures.values()
-        raise error from told
+    except CheckpointException as failed:
+        ((error, _), *_) = failed.failures.values()
+        raise error from failed
 
 
 def whole_place(name: str, size: torch.Size, dtype: torch.dtype) -> Tensor:
-    """A place for a whole tensor."""
+    """Allocate a whole tensor."""
     return torch.empty(size, dtype=dtype)
 
 
 def read_slices(folder: Path, place: Place, group: Any) -> dict[str, Tensor]:
-    """What `write_slices` wrote, on however many processes.
+    """Read the tensors of `write_slices`, on any number of processes.
 
     Args:
-        place: makes what takes a tensor in, whole or a slice of it.
-        group: None in a run whose processes do not share a model.
+        place: allocates each tensor, whole or as a slice.
+        group: None unless the model is sharded.
     """
     reader = HuggingFaceStorageReader(str(folder))
     stored = reader.read_metadata().state_dict_metadata
-    tensors = {name: place(name, what.size, what.properties.dtype) for name, what in stored.items()}
+    tensors = {name: place(name, entry.size, entry.properties.dtype) for name, entry in stored.items()}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         dcp.load(tensors, storage_reader=reader, process_group=group, no_dist=group is None)
@@ -116,5 +115,5 @@ def read_slices(folder: Path, place: Place, group: Any) -> dict[str, Tensor]:
 
 
 def _blocks(model: nn.Module) -> list[nn.Module]:
-    """The repeated parts of a network of timm's, each of which is put together by itself."""
+    """Return the blocks of a timm network, each of which is gathered by itself."""
     return [module for name, module in model.named_modules() if name.split(".")[-2:-1] == ["blocks"]]

@@ -1,7 +1,6 @@
-"""Processes, devices and precision: the only place that builds an `Accelerator` or talks to other processes.
+"""Processes, devices and precision: the only module that builds an `Accelerator` or calls collectives.
 
-How the processes came to be, by `launching` or by torchrun, `accelerate launch` or srun, makes no difference
-here.
+It does not matter who started the processes: `launch`, torchrun, `accelerate launch` or srun.
 """
 
 import os
@@ -20,7 +19,7 @@ from torch import nn
 from vitcli.errors import MachineError, VitError
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)  # a process that stalls longer ends the run
-_staying: list[bool] = []  # not empty inside `one_after_another`
+_shared_blocks: list[bool] = []  # not empty inside `shared_process_group`
 
 
 @dataclass(frozen=True)
@@ -28,12 +27,11 @@ class Runtime:
     """This process among the processes of the run.
 
     Attributes:
-        accelerator: Accelerate's, with nothing of ours but model and optimizer prepared.
-        precision: "fp32", "bf16" or "fp16": what the training's matrix products are computed in. Accelerate
-            is
-            not told: it would patch the model's forward pass, and evaluation is to be free of it.
-        scaler: of the loss, for fp16; passes everything through otherwise.
-        control: process group for small CPU messages, None in a run of one process.
+        accelerator: prepares model and optimizer, nothing else.
+        precision: "fp32", "bf16" or "fp16", of the matrix products in training. Accelerate is not given it,
+            since it would patch the model's forward pass, which evaluation uses too.
+        scaler: loss scaler for fp16; does nothing otherwise.
+        control: process group for small CPU tensors and objects; None in a run of one process.
     """
 
     accelerator: Accelerator
@@ -62,22 +60,22 @@ class Runtime:
         return self.rank == 0
 
     def shutdown(self) -> None:
-        """Close the tracker and part from the other processes, once all have come here."""
+        """Wait for all processes, then close the trackers and, unless it is shared, the process group."""
         if self.world_size > 1:
             dist.barrier(group=self.control)
-        if not _staying:
+        if _shared_blocks:
+            self.close_trackers()
+        else:
             self.accelerator.end_training()
-            return
-        self.close_trackers()
 
     def close_trackers(self) -> None:
-        """Let another run have a tracker in this process."""
+        """Close the trackers, so that the next run in this process can start its own."""
         for tracker in self.accelerator.trackers:
             tracker.finish()
 
     @contextmanager
     def local_errors(self) -> Iterator[None]:
-        """Mark what is raised inside as known to this process alone, so that it is the one to say it."""
+        """Mark an error raised inside as that of this process alone, so that this process prints it."""
         try:
             yield
         except VitError as error:
@@ -85,7 +83,7 @@ class Runtime:
             raise
 
     def on_main(self, action: Callable[[], Any]) -> Any:
-        """Run `action` on the first process; every process gets its result, or raises what it raised."""
+        """Run `action` on the first process; return its result, or raise its error, on every process."""
         if self.world_size == 1:
             return action()
         outcome: list[Any] = [None, None]
@@ -99,61 +97,61 @@ class Runtime:
             raise outcome[1]
         return outcome[0]
 
-    def concatenated(self, mine: list) -> list:
-        """Every process's list, one after the other."""
+    def concatenated(self, items: list) -> list:
+        """Return the lists of all processes joined in the order of the ranks."""
         if self.world_size == 1:
-            return mine
-        everyones: list[Any] = [None] * self.world_size
-        dist.all_gather_object(everyones, mine, group=self.control)
-        return [member for one in everyones for member in one]
+            return items
+        lists: list[Any] = [None] * self.world_size
+        dist.all_gather_object(lists, items, group=self.control)
+        return [item for items in lists for item in items]
 
     def broadcast(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Make them the first process's, in place, where they are."""
+        """Overwrite the tensors of every process with those of the first one, in place."""
         for tensor in tensors if self.world_size > 1 else ():
             dist.broadcast(tensor, src=0, group=self._group_for(tensor))
 
-    def union(self, mine: set[str]) -> set[str]:
-        """All members of every process's set."""
-        return set(self.concatenated(sorted(mine)))
+    def union(self, members: set[str]) -> set[str]:
+        """Return the union of the sets of all processes."""
+        return set(self.concatenated(sorted(members)))
 
-    def any(self, mine: bool) -> bool:
-        """Whether it is so on any process."""
-        return bool(self.gather(torch.tensor(mine)).any())
+    def any(self, flag: bool) -> bool:
+        """Return True on every process if the flag is set on any."""
+        return bool(self.gather(torch.tensor(flag)).any())
 
-    def gather(self, mine: torch.Tensor) -> torch.Tensor:
-        """Every process's tensor, stacked in the order of the ranks, where `mine` is."""
+    def gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the tensors of all processes, stacked in the order of the ranks, on the tensor's device."""
         if self.world_size == 1:
-            return mine[None]
-        everyones = [torch.empty_like(mine) for _ in range(self.world_size)]
-        dist.all_gather(everyones, mine, group=self._group_for(mine))
-        return torch.stack(everyones)
+            return tensor[None]
+        tensors = [torch.empty_like(tensor) for _ in range(self.world_size)]
+        dist.all_gather(tensors, tensor, group=self._group_for(tensor))
+        return torch.stack(tensors)
 
-    def exchange(self, mine: torch.Tensor) -> torch.Tensor:
-        """Row r of the result is the row for this process of process r's tensor; one row for each process."""
-        received = torch.empty_like(mine)
-        dist.all_to_all_single(received, mine.contiguous(), group=self._group_for(mine))
+    def exchange(self, rows: torch.Tensor) -> torch.Tensor:
+        """Send row r to process r, and return the rows received, in the order of the ranks."""
+        received = torch.empty_like(rows)
+        dist.all_to_all_single(received, rows.contiguous(), group=self._group_for(rows))
         return received
 
     def _group_for(self, tensor: torch.Tensor) -> Any:
         return self.control if tensor.device.type == "cpu" else None
 
     def sum_over_processes(self, values: torch.Tensor) -> torch.Tensor:
-        """Elementwise sum of a CPU tensor of every process, in place."""
+        """Sum a CPU tensor elementwise over the processes, in place."""
         if self.world_size > 1:
             dist.all_reduce(values, group=self.control)
         return values
 
 
 def start(precision: str) -> Runtime:
-    """Join the run's processes, or be the only one, and settle device and precision.
+    """Join the processes of the run and choose device and precision.
 
     Args:
         precision: "auto", "fp32", "bf16" or "fp16".
 
     Raises:
-        MachineError: the device cannot compute in this precision.
+        MachineError: the device does not support this precision.
     """
-    recipe = resolve_precision(precision)
+    precision = resolve_precision(precision)
     accelerator = Accelerator(
         mixed_precision="no",
         cpu=not torch.accelerator.is_available(),
@@ -165,48 +163,47 @@ def start(precision: str) -> Runtime:
     )
     several = accelerator.num_processes > 1
     control = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT) if several else None
-    scaler = torch.amp.GradScaler(accelerator.device.type, enabled=recipe == "fp16")
-    return Runtime(accelerator, recipe, scaler, control)
+    scaler = torch.amp.GradScaler(accelerator.device.type, enabled=precision == "fp16")
+    return Runtime(accelerator, precision, scaler, control)
 
 
 @contextmanager
 def shared_process_group() -> Iterator[None]:
-    """Runs inside the block share one process group, which is left at its end.
+    """Keep one process group for all runs inside the block, and close it at the end; blocks may be nested.
 
-    Joined again, a group would find the addresses of the one before in the launcher's store ("connection
-    refused").
+    A second group would find the addresses of the first one in the launcher's store ("connection refused").
     """
-    _staying.append(True)
+    _shared_blocks.append(True)
     try:
         yield
     finally:
-        _staying.pop()
-    if dist.is_initialized() and not _staying:
+        _shared_blocks.pop()
+    if dist.is_initialized() and not _shared_blocks:
         dist.destroy_process_group()
 
 
 def fix_threads(device: torch.device) -> None:
-    """Compute with one thread on a CPU: sums over several differ in their last bits from number to number.
+    """Compute with one thread on a CPU: the last bits of a sum depend on the number of threads.
 
-    Each of several processes has its share of the cores, so one thread is all that is the same for all of
-    them; who wants to use more cores launches more processes.
+    Processes divide the cores, so only a single thread is possible on any number of processes; launch more
+    processes to use more cores.
     """
     if device.type == "cpu":
         torch.set_num_threads(1)
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:
-    """Matrix products in `precision` inside the block; the weights stay in fp32."""
+    """Return the context in which matrix products are computed in `precision`; the weights stay in fp32."""
     low = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
     return torch.autocast(device.type, dtype=low, enabled=low is not None)
 
 
 def resolve_precision(precision: str) -> str:
-    """`auto` is bf16 where the device computes it natively, fp32 elsewhere."""
+    """Resolve "auto" to bf16 where the device computes it natively, and to fp32 elsewhere."""
     has_gpu = torch.cuda.is_available()
     if precision == "fp16" and not has_gpu:
         raise MachineError(
-            "this machine has no GPU, and no CPU trains in fp16",
+            "fp16 needs a GPU, and this machine has none",
             where="--precision (recipe key precision.compute)",
             fix="auto, bf16 or fp32",
         )
@@ -218,7 +215,7 @@ def resolve_precision(precision: str) -> str:
 
 
 def cpu_has_bf16() -> bool:
-    """Whether the CPU multiplies bf16 natively (AVX512-BF16 or AMX); elsewhere it is emulated, and slower."""
+    """Return True if the CPU multiplies bf16 natively (AVX512-BF16 or AMX); emulation is slower than fp32."""
     try:
         flags = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -227,7 +224,7 @@ def cpu_has_bf16() -> bool:
 
 
 def peak_memory_gib() -> float:
-    """Most memory this process has held: of the GPU where one is used, else of the machine."""
+    """Return the peak memory of this process: on the GPU if there is one, else in main memory."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 2**30
     import resource
@@ -236,6 +233,6 @@ def peak_memory_gib() -> float:
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The bare module inside DDP's, and torch.compile's, wrapper."""
+    """Return the bare module inside the wrappers of DDP and torch.compile."""
     model = getattr(model, "module", model)
     return getattr(model, "_orig_mod", model)

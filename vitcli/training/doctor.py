@@ -1,4 +1,4 @@
-"""`vit doctor`: what is usable on this machine, and a proof that runs resume exactly on it."""
+"""`vit doctor`: report the environment, and prove that killed runs resume bit for bit on this machine."""
 
 import hashlib
 import os
@@ -23,38 +23,36 @@ from vitcli.output import run_folder
 from vitcli.output.progress import Progress
 from vitcli.output.text import pairs
 
-RESULTS = ("model.safetensors", run_folder.METRICS)  # what a resume must not change
+RESULTS = ("model.safetensors", run_folder.METRICS)  # must have the same bytes after a resume
 
 
 def check_environment() -> dict[str, Any]:
-    """Versions, devices and memory that a run would find."""
-    about = run_folder.environment([])
-    about.pop("command_line")
-    precision = resolve_precision("auto")
-    disk = shutil.disk_usage(".")
+    """Return versions, devices and free disk space of this machine."""
+    environment = run_folder.environment([])
+    environment.pop("command_line")
     return {
         "command": "doctor",
-        **about,
-        "precision": precision,
-        "free_disk_gib": disk.free / 2**30,
+        **environment,
+        "precision": resolve_precision("auto"),
+        "free_disk_gib": shutil.disk_usage(".").free / 2**30,
         "vit_data": os.environ.get("VIT_DATA"),
     }
 
 
 def environment_as_text(result: dict[str, Any]) -> str:
-    """For a person."""
-    gpus = ", ".join(result["gpus"]) or "none: runs go on the CPU"
+    """Return the result of `check_environment` as lines for a terminal."""
+    gpus = ", ".join(result["gpus"]) or "none, runs use the CPU"
     libraries = ", ".join(f"{name} {result[name]}" for name in run_folder.LIBRARIES)
     return pairs(
         [
             ("vit", f"{result['vit']} on Python {result['python']}, {result['platform']}"),
             ("libraries", libraries),
             ("GPUs", gpus),
-            ("CPU", f"{result['cpu_count']} cores, {result['torch_threads']} threads a process"),
+            ("CPU", f"{result['cpu_count']} cores, {result['torch_threads']} threads per process"),
             ("precision", f"auto means {result['precision']} here"),
             ("disk", f"{result['free_disk_gib']:.1f} GiB free in this folder"),
-            ("VIT_DATA", result["vit_data"] or "not set: aliases are looked for on the Hub"),
-            ("next", "vit doctor resume, to see that a killed run goes on bit for bit here"),
+            ("VIT_DATA", result["vit_data"] or "not set, aliases are downloaded from the Hub"),
+            ("next", "vit doctor resume, to prove that a killed run resumes bit for bit"),
         ]
     )
 
@@ -68,37 +66,43 @@ def prove_resume(
     options: Sequence[str],
     quiet: bool,
 ) -> dict[str, Any]:
-    """Run a recipe twice, once unbroken and once killed at random steps; compare weights and metrics.
+    """Run a recipe twice, once to its end and once with SIGKILLs; compare weights and metrics.
 
     Args:
-        kills: SIGKILLs at random instants after random steps.
+        kills: number of SIGKILLs, each at a random moment after a random step.
         options: of the command line, for both runs, such as --num-processes 2.
 
     Raises:
-        CheckFailed: the results differ; both run folders are kept and named.
-        VitError: the recipe's own mistakes, or a run that ends by itself with an error.
+        CheckFailed: the results differ; both run folders are kept.
+        VitError: the recipe is invalid, or a run ended with an error.
     """
     recipe = recipes.load(recipe_name, overrides, shorthands)
     steps = recipe.schedule.steps
     if steps is None or steps < 2:
         raise VitError(
-            "a proof needs a run of a few steps", where="--steps", fix="--steps 30, or more for slower kills"
+            "the proof needs a run of at least two steps",
+            where="--steps",
+            fix="--steps 30, or more for slower kills",
         )
+
+    # Make the two runs.
     command = "finetune" if recipe.model.ckpt else "pretrain"
     progress, folder = Progress(quiet=quiet), Path(tempfile.mkdtemp(prefix="vit-doctor-"))
     (folder / "proof.toml").write_text(recipes.to_toml(recipe))
     words = [command, "--recipe", str(folder / "proof.toml"), *options]
     words += ["--set", "train.log_every=1", "--set", f"train.save_every={max(1, steps // 10)}", "--quiet"]
-    progress.note(f"unbroken run of {steps} steps")
+    progress.note(f"uninterrupted run of {steps} steps")
     _to_the_end(words, folder / "unbroken")
     killed_at = _with_kills(words, folder / "killed", steps=steps, kills=kills, progress=progress)
+
+    # Compare their results.
     hashes = {name: [_sha256(folder / run / name) for run in ("unbroken", "killed")] for name in RESULTS}
-    differing = [name for name, (one, other) in hashes.items() if one != other]
+    differing = [name for name, (unbroken, killed) in hashes.items() if unbroken != killed]
     if differing:
         raise CheckFailed(
-            f"a killed run ended with other bits: {', '.join(differing)}",
+            f"the killed run ended with different bits: {', '.join(differing)}",
             where=str(folder),
-            fix="please report it with both run folders; until then do not trust resumes on this machine",
+            fix="report it with both run folders; do not rely on resumed runs on this machine",
         )
     shutil.rmtree(folder)
     return {
@@ -107,43 +111,45 @@ def prove_resume(
         "steps": steps,
         "killed_at": killed_at,
         "same_bits": True,
-        "sha256": {name: one for name, (one, _) in hashes.items()},
+        "sha256": {name: sha256 for name, (sha256, _) in hashes.items()},
     }
 
 
 def proof_as_text(result: dict[str, Any]) -> str:
-    """For a person."""
+    """Return the result of `prove_resume` as lines for a terminal."""
     at = ", ".join(map(str, result["killed_at"]))
     return pairs(
         [
-            ("verdict", "a killed run goes on bit for bit on this machine"),
+            ("verdict", "a killed run resumes bit for bit on this machine"),
             ("killed", f"{len(result['killed_at'])} times, after steps {at} of {result['steps']}"),
             *(
-                (name.partition(".")[0], f"sha256 {code[:16]}, twice")
-                for name, code in result["sha256"].items()
+                (name.partition(".")[0], f"sha256 {sha256[:16]}, in both runs")
+                for name, sha256 in result["sha256"].items()
             ),
         ]
     )
 
 
 def _with_kills(words: list[str], out: Path, *, steps: int, kills: int, progress: Progress) -> list[int]:
-    """Run to the end in spite of so many kills; the steps that had been logged at each."""
+    """Run to the end with so many kills; return the number of logged steps at each."""
     draws, killed_at = random.Random(0), []
     for number in range(kills):
-        # By progress, then a moment more, so that it is not always between two steps.
+        # Wait for a step, then a random moment, so that the kill is not always between two steps.
         logged = _logged(out)
-        wanted = draws.randint(logged + 1, max(logged + 1, logged + (steps - logged) // (kills - number + 1)))
+        target = draws.randint(logged + 1, max(logged + 1, logged + (steps - logged) // (kills - number + 1)))
         process = subprocess.Popen(_command(words, out), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-        while process.poll() is None and _logged(out) < wanted:
+        while process.poll() is None and _logged(out) < target:
             time.sleep(0.005)
         time.sleep(draws.uniform(0, 0.05))
         if process.poll() is None:
             _kill_all(process)
-        told = process.communicate()[1].decode()
+        errors = process.communicate()[1].decode()
+
+        # The kill must have hit a run in progress.
         if process.returncode != -signal.SIGKILL or (out / run_folder.SUMMARY).exists():
-            _check(max(process.returncode, 0), told)
+            _check(max(process.returncode, 0), errors)
             raise CheckFailed(
-                f"the run had ended before kill {number + 1} of {kills}, so nothing is proved",
+                f"the run had ended before kill {number + 1} of {kills}, so nothing is proven",
                 where=f"{steps} steps, {out}",
                 fix="give it more --steps, or fewer --kills",
             )
@@ -154,7 +160,7 @@ def _with_kills(words: list[str], out: Path, *, steps: int, kills: int, progress
 
 
 def _kill_all(process: subprocess.Popen) -> None:
-    """SIGKILL to the run's own processes first, so that none can say goodbye to its launcher."""
+    """Send SIGKILL to the run's processes before their launcher, which would stop them cleanly."""
     for child in psutil.Process(process.pid).children(recursive=True):
         with suppress(psutil.NoSuchProcess):
             child.kill()
@@ -162,17 +168,17 @@ def _kill_all(process: subprocess.Popen) -> None:
 
 
 def _to_the_end(words: list[str], out: Path) -> None:
-    ended = subprocess.run(_command(words, out), capture_output=True, text=True)
-    _check(ended.returncode, ended.stderr)
+    run = subprocess.run(_command(words, out), capture_output=True, text=True)
+    _check(run.returncode, run.stderr)
 
 
 def _command(words: list[str], out: Path) -> list[str]:
     return [sys.executable, "-m", "vitcli", *words, "--out", str(out)]
 
 
-def _check(returncode: int, told: str) -> None:
+def _check(returncode: int, errors: str) -> None:
     if returncode:
-        last = told.strip().splitlines()[-3:] or [f"exit code {returncode}"]
+        last = errors.strip().splitlines()[-3:] or [f"exit code {returncode}"]
         raise VitError(
             f"the run ended with exit code {returncode}: {last[0].removeprefix('error: ')}",
             where="vit doctor resume",
@@ -181,7 +187,7 @@ def _check(returncode: int, told: str) -> None:
 
 
 def _logged(out: Path) -> int:
-    """Steps in metrics.jsonl, which are kept up to the last save when a run goes on."""
+    """Return the number of steps in metrics.jsonl; a resumed run truncates it to its last save."""
     try:
         return (out / run_folder.METRICS).read_bytes().count(b'"lr": ')
     except OSError:
