@@ -92,7 +92,7 @@ for _kind, _code in EXIT_CODES.items():
 
 def reason_of(error: BaseException) -> str:
     """Return the first line of a library's error for a message of ours, or the name of its type."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]  # it may quote a whole file
 
 
 def nearest(name: str, known) -> str:

@@ -31,12 +31,12 @@ def finetune(recipe: Recipe, options: RunOptions) -> dict[str, Any]:
             )
             model = build(arch, dropout=settings.dropout, drop_path=settings.drop_path, init=settings.init)
             return InitialModel(model, arch, None, ["fresh weights"])
-        weights = read_weights(settings.ckpt, model_name=settings.name)
+        gelu = None if settings.gelu == "auto" else settings.gelu
+        weights = read_weights(settings.ckpt, model_name=settings.name, gelu=gelu)
         model, arch, report = load(
             weights,
             image_size=image_size,
             num_classes=split.num_classes,
-            gelu=None if settings.gelu == "auto" else settings.gelu,
             dropout=settings.dropout,
             drop_path=settings.drop_path,
             posemb_method=settings.posemb_resample,

@@ -10,7 +10,7 @@ from torch import Tensor
 from vitcli.errors import WeightsError
 from vitcli.models.architecture import Architecture
 from vitcli.models.variants import find_variant, variant_of_timm
-from vitcli.weights.files import WeightsContent, as_weights_error, broken
+from vitcli.weights.files import WeightsContent, as_weights_error, file_error
 from vitcli.weights.huggingface import CONFIG_DEFAULTS, read_config, read_preprocessor
 from vitcli.weights.locate import WeightsSource
 from vitcli.weights.timm import from_timm_config, head_names, recognise
@@ -56,7 +56,7 @@ def _from_our_metadata(vit: dict) -> WeightsInfo:
     arch = Architecture.from_dict(vit["architecture"])
     class_names = tuple(map(str, vit["class_names"])) if vit.get("class_names") else None
     if class_names and len(class_names) != arch.num_classes:
-        raise broken(f"{len(class_names)} class names are stored for {arch.num_classes} classes")
+        raise file_error(f"{len(class_names)} class names are stored for {arch.num_classes} classes")
     preprocessing = dict(vit["preprocessing"]) if vit.get("preprocessing") else None
     numerics = f"{_GELUS[arch.gelu]}, as stored with the weights"
     return WeightsInfo(arch, preprocessing, class_names, numerics, dict(vit.get("metadata") or {}))
@@ -91,7 +91,9 @@ def _from_huggingface(source: WeightsSource, content: WeightsContent, model_name
     arch = replace(arch, gelu=config.gelu, norm_eps=config.layer_norm_eps)
     class_names = config.class_names if arch.num_classes else None
     if class_names and len(class_names) != arch.num_classes:
-        raise broken(f"config.json names {len(class_names)} classes, the classifier has {arch.num_classes}")
+        raise file_error(
+            f"config.json names {len(class_names)} classes, the classifier has {arch.num_classes}"
+        )
     stored = source.preprocessor
     preprocessing = read_preprocessor(stored, arch.image_size) if stored else None
     metadata = {"config": source.config, "unused_tensors": list(content.unused)}
@@ -108,14 +110,14 @@ def _check_sizes(config: dict, arch: Architecture, patch_size: int) -> None:
         "hidden_size": args["embed_dim"],
         "intermediate_size": int(args["embed_dim"] * args["mlp_ratio"]),
     }
-    in_config = {key: config.get(key, n) for key, n in in_tensors.items()} | {"patch_size": patch_size}
+    config = config | {"patch_size": patch_size}
     differences = [
-        f"{key} {in_config[key]}, the tensors {in_tensors[key]}"
-        for key in in_tensors
-        if in_config[key] != in_tensors[key]
+        f"{key} {config[key]}, the tensors {size}"
+        for key, size in in_tensors.items()
+        if config.get(key, size) != size
     ]
     if differences:
-        raise broken(f"config.json says {'; '.join(differences)}")
+        raise file_error(f"config.json says {'; '.join(differences)}")
 
 
 def _num_heads(model_name: str | None) -> int | None:
@@ -145,10 +147,10 @@ def _named_in_timm(state: dict[str, Tensor], model_name: str) -> Architecture:
 def _check_trusted(arch: Architecture) -> None:
     """Refuse a stored architecture that asks timm for anything but a network."""
     if not timm.is_model(arch.timm_name) or "." in arch.timm_name:
-        raise WeightsError(f"timm has no network {arch.timm_name!r}", where="", fix="update timm")
+        raise file_error(f"timm has no network {arch.timm_name!r}", fix="update timm")
     options = FACTORY_OPTIONS & arch.model_args.keys()
     if options:
-        raise broken(f"the stored model_args ask for {', '.join(sorted(options))}")
+        raise file_error(f"the stored model_args ask for {', '.join(sorted(options))}")
 
 
 def _family(name: str) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitcli.errors import VitError, WeightsError
+from vitcli.errors import VitError
 from vitcli.models.architecture import Architecture
 from vitcli.models.build import architecture, expected_tensors, known_name
 from vitcli.models.variants import find_variant
@@ -23,6 +23,7 @@ from vitcli.weights.files import (
     WeightsContent,
     as_weights_error,
     attribute_errors_to,
+    file_error,
     in_timms_naming,
     read_stored,
 )
@@ -181,12 +182,9 @@ def check_fits(state: dict[str, Tensor], expected: dict[str, torch.Size], arch: 
     by_kind = mismatches(state, expected).items()
     reasons = [f"{len(names)} {kind}: {first_few(names)}" for kind, names in by_kind if names]
     if reasons:
-        raise WeightsError(
-            f"the tensors do not fit {arch.name} at {arch.image_size[0]}x{arch.image_size[1]} with "
-            f"{arch.num_classes} classes; {'; '.join(reasons)}",
-            where="",
-            fix="name the right model with --model, or take a new head where only the head differs",
-        )
+        network = f"{arch.name} at {arch.image_size[0]}x{arch.image_size[1]} with {arch.num_classes} classes"
+        fix = "name the right model with --model, or take a new head where only the head differs"
+        raise file_error(f"the tensors do not fit {network}; {'; '.join(reasons)}", fix=fix)
 
 
 def find_non_finite(state: dict[str, Tensor]) -> list[str]:
@@ -202,4 +200,4 @@ def check_finite(state: dict[str, Tensor]) -> None:
     names = find_non_finite(state)
     if names:
         fix = "use weights from before they became non-finite"
-        raise WeightsError(f"non-finite numbers in {first_few(names)}", where="", fix=fix)
+        raise file_error(f"non-finite numbers in {first_few(names)}", fix=fix)

@@ -19,7 +19,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from vitcli.errors import MachineError, VitError, WeightsError
+from vitcli.errors import MachineError, VitError, WeightsError, reason_of
 from vitcli.weights.huggingface import from_huggingface, is_huggingface
 from vitcli.weights.jax import from_official, is_official
 
@@ -72,9 +72,9 @@ def attribute_errors_to(source: str) -> Iterator[None]:
         raise kind(error.message, where=where, fix=error.fix) from error
 
 
-def broken(message: str) -> WeightsError:
-    """Return the error of a damaged file, which `attribute_errors_to` names."""
-    return WeightsError(message, where="", fix="fetch or write the file again")
+def file_error(message: str, *, fix: str = "fetch or write the file again") -> WeightsError:
+    """Return the error of a file, which `attribute_errors_to` names."""
+    return WeightsError(message, where="", fix=fix)
 
 
 def read_stored(path: Path) -> StoredTensors:
@@ -128,8 +128,7 @@ def as_weights_error(what: str) -> Iterator[None]:
     except PermissionError as error:
         raise MachineError(f"no permission to read {what}", where="", fix="change its permissions") from error
     except Exception as error:
-        reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-        raise broken(f"{what} cannot be read: {reason}") from error
+        raise file_error(f"{what} cannot be read: {reason_of(error)}") from error
 
 
 def _read_safetensors(path: Path) -> StoredTensors:
@@ -137,7 +136,7 @@ def _read_safetensors(path: Path) -> StoredTensors:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             if length > min(path.stat().st_size, 100_000_000):
-                raise broken("the header is longer than the file or than 100 MB")
+                raise file_error("the header is longer than the file or than 100 MB")
             json.loads(file.read(length), object_pairs_hook=no_repeated_keys)
         with safe_open(path, framework="pt") as opened:
             stored = json.loads(
@@ -145,7 +144,7 @@ def _read_safetensors(path: Path) -> StoredTensors:
             )
             state = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  not a mapping
     if not isinstance(stored, dict):
-        raise broken("the metadata named vit is not an object")
+        raise file_error("the metadata named vit is not an object")
     return StoredTensors(state, _spelling(state), stored)
 
 
@@ -154,7 +153,7 @@ def _read_npz(path: Path) -> StoredTensors:
         _check_archive(path)
         with np.load(path, allow_pickle=False) as archive:
             if not is_official(archive.files):
-                raise broken("the array names are not those of the authors' code")
+                raise file_error("the array names are not those of the authors' code")
             arrays = {name: archive[name] for name in archive.files}
     return StoredTensors(arrays, "official", {})
 
@@ -167,15 +166,13 @@ def _read_pth(path: Path) -> StoredTensors:
             with warnings.catch_warnings(action="ignore"):  # torch warns about files that it then refuses
                 loaded = torch.load(path, map_location="cpu", weights_only=True)
         except Exception as error:
-            raise WeightsError(
-                "the file is broken, or holds more than tensors and so could run code; nothing in it was run",
-                where="",
-                fix="ask its author for a .safetensors file, or save the bare state dict with torch.save",
-            ) from error
+            fix = "ask its author for a .safetensors file, or save the bare state dict with torch.save"
+            message = "the file is broken, or holds more than tensors and so could run code; nothing was run"
+            raise file_error(message, fix=fix) from error
     nested = (loaded[key] for key in NESTED if isinstance(loaded, dict) and isinstance(loaded.get(key), dict))
     state = next(nested, loaded)
     if not isinstance(state, dict) or not state or not all(isinstance(t, Tensor) for t in state.values()):
-        raise broken("the file holds no state dict")
+        raise file_error("the file holds no state dict")
     state = _unwrapped(state)
     return StoredTensors(state, _spelling(state), {})
 
@@ -192,7 +189,7 @@ def _unwrapped(state: dict[str, Tensor]) -> dict[str, Tensor]:
         while wrapper := next((w for w in WRAPPERS if bare.startswith(w)), None):
             bare = bare.removeprefix(wrapper)
         if bare in unwrapped:
-            raise broken(f"the tensor {bare} is stored twice, once inside a wrapper")
+            raise file_error(f"the tensor {bare} is stored twice, once inside a wrapper")
         unwrapped[bare] = tensor
     return unwrapped
 
@@ -209,19 +206,21 @@ def _check_archive(path: Path) -> None:
                 read = formats.read_array_header_1_0 if is_first else formats.read_array_header_2_0
                 shape, _, dtype = read(file)
                 if dtype.hasobject:
-                    raise broken(f"the array {member.filename} holds Python objects, which could run code")
+                    raise file_error(
+                        f"the array {member.filename} holds Python objects, which could run code"
+                    )
                 if math.prod(shape) * dtype.itemsize != member.file_size - file.tell():
-                    raise broken(f"the array {member.filename} is not as large as its header says")
+                    raise file_error(f"{member.filename} is not as large as its header says")
             total += member.file_size
     _check_growth(path, total)
 
 
 def _check_growth(path: Path, num_bytes: int) -> None:
     if num_bytes > MAX_EXPANSION * path.stat().st_size:
-        raise broken(f"{path.stat().st_size} bytes would unpack to {num_bytes}")
+        raise file_error(f"{path.stat().st_size} bytes would unpack to {num_bytes}")
 
 
 def no_repeated_keys(pairs: list[tuple]) -> dict:
     if len(dict(pairs)) < len(pairs):
-        raise broken("a JSON key is stored twice")
+        raise file_error("a JSON key is stored twice")
     return dict(pairs)

@@ -61,7 +61,6 @@ class HuggingFaceConfig(NamedTuple):
     Attributes:
         gelu: "erf" or "tanh".
         image_size: height and width in pixels.
-        num_classes: of the classifier; 2 also in the config of a network without one.
         class_names: in the order of the logits; None if they are only LABEL_0, LABEL_1 and so on.
     """
 
@@ -70,7 +69,6 @@ class HuggingFaceConfig(NamedTuple):
     layer_norm_eps: float
     image_size: tuple[int, int]
     patch_size: int
-    num_classes: int
     class_names: tuple[str, ...] | None
 
 
@@ -158,7 +156,7 @@ def read_config(config: dict) -> HuggingFaceConfig:
     patch_height, patch_width = _sides(given, "patch_size", CONFIG)
     demand(patch_height == patch_width, "patch_size", "square")
     gelu, image_size = GELUS[given["hidden_act"]], _sides(given, "image_size", CONFIG)
-    return HuggingFaceConfig(heads, gelu, float(eps), image_size, patch_height, *_classes(given))
+    return HuggingFaceConfig(heads, gelu, float(eps), image_size, patch_height, _class_names(given))
 
 
 def read_preprocessor(config: dict, image_size: tuple[int, int]) -> dict:
@@ -219,21 +217,21 @@ def _geometry(given: dict, image_size: tuple[int, int]) -> tuple[str, float, tup
     return "square", 1.0, size
 
 
-def _classes(given: dict) -> tuple[int, tuple[str, ...] | None]:
-    """Return number and names of the classes; where id2label exists, transformers ignores the other keys."""
+def _class_names(given: dict) -> tuple[str, ...] | None:
+    """Return the names by index; where id2label exists, transformers ignores the other keys."""
     id2label, label2id = given.get("id2label"), given.get("label2id")
     if id2label is None and isinstance(label2id, dict):
         id2label = {str(index): name for name, index in label2id.items()}
     if id2label is None:
         if type(given["num_labels"]) is not int or given["num_labels"] < 0:
             raise _wrong(f"the number of labels is {given['num_labels']!r}", CONFIG, "num_labels")
-        return given["num_labels"], None
+        return None
     by_index = {str(i): name for i, name in id2label.items()} if isinstance(id2label, dict) else {"": None}
     names = [by_index.get(str(index)) for index in range(len(by_index))]
     if not all(isinstance(name, str | int) for name in names):
         raise _wrong("the class indices are not 0, 1, 2 and so on", CONFIG, "id2label")
     is_named = any(name != f"LABEL_{index}" for index, name in enumerate(names))
-    return len(names), tuple(map(str, names)) if is_named else None
+    return tuple(map(str, names)) if is_named else None
 
 
 def _as_saved(name: str) -> str:

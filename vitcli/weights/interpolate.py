@@ -56,7 +56,8 @@ def interpolate_posemb(
     # Find the new architecture
     weights = read_weights(ckpt, model_name=model_name)
     _check_has_positions(weights, patch_size)
-    old, num_prefix = weights.architecture, num_prefix_tokens(weights.shapes)
+    old = weights.architecture
+    num_prefix = num_prefix_tokens({name: tensor.shape for name, tensor in weights.state.items()})
     new = _with_patch_size(old, patch_size)
     new = replace(new, image_size=image_size or new.image_size)
     check_image_size(new)

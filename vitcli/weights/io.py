@@ -8,7 +8,6 @@ import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from vitcli.errors import NotFiniteError, WeightsError
@@ -43,10 +42,6 @@ class Weights:
     format: str
     numerics: str
     metadata: dict
-
-    @property
-    def shapes(self) -> dict[str, torch.Size]:
-        return {name: tensor.shape for name, tensor in self.state.items()}
 
 
 def read_weights(ckpt: str, *, model_name: str | None = None, gelu: str | None = None) -> Weights:

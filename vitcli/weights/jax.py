@@ -61,6 +61,7 @@ TIMM = {
 }
 
 Sizes = dict[str, int]  # of the axes seen so far, by their letters
+Unit = tuple[int, int, str, str, list[tuple[str, str, str]]]
 
 
 class Kind(NamedTuple):
@@ -231,9 +232,7 @@ def _bit(layout: Layout) -> Iterator[Array]:
         yield _array("resnet/head/conv2d/bias", "head.fc.bias", AS_IT_IS, "K")
 
 
-def _residual_units(
-    units: tuple[int, ...],
-) -> Iterator[tuple[int, int, str, str, list[tuple[str, str, str]]]]:
+def _residual_units(units: tuple[int, ...]) -> Iterator[Unit]:
     """Yield each unit's stage and number, from 1, its input and output channels, and its three convolutions.
 
     A convolution is its size, input channels and output channels. The first unit of each stage widens and
@@ -417,12 +416,11 @@ def _with_class_row(posemb_1ND: np.ndarray) -> np.ndarray:
 
 
 def _in_published_spelling(arrays: dict[str, np.ndarray], entries: list[Array]) -> dict[str, np.ndarray]:
-    spelled = {}
-    for entry in entries:
-        array = arrays[entry.official]
-        array = array[None, None, None] if entry.kind is GROUP_NORM else array
-        spelled[_published_name(entry.official)] = array
-    return spelled
+    norms = {entry.official for entry in entries if entry.kind is GROUP_NORM}
+    return {
+        _published_name(name): array[None, None, None] if name in norms else array
+        for name, array in arrays.items()
+    }
 
 
 def _published_name(linen: str) -> str:

@@ -43,7 +43,6 @@ def load(
     *,
     image_size: tuple[int, int] | None = None,
     num_classes: int | None = None,
-    gelu: str | None = None,
     dropout: float = 0.0,
     drop_path: float = 0.0,
     posemb_method: str = "paper",
@@ -53,7 +52,6 @@ def load(
     Args:
         image_size: height and width in pixels (default: that of the weights).
         num_classes: of a fresh head of zeros (paper, section 3.2); None keeps the head of the weights.
-        gelu: a form other than that of the weights.
         dropout, drop_path: see `models.build.build`.
         posemb_method: of resampling position embeddings, see `models.resample.resample_posemb`.
 
@@ -64,11 +62,11 @@ def load(
     stored = weights.architecture
     size = tuple(image_size) if image_size else stored.image_size
     if num_classes is None:
-        arch = replace(stored, image_size=size, gelu=gelu or stored.gelu)
+        arch = replace(stored, image_size=size)
         if size != stored.image_size:
             check_image_size(arch)
     else:
-        arch = adapted(stored, image_size=size, num_classes=num_classes, gelu=gelu)
+        arch = adapted(stored, image_size=size, num_classes=num_classes)
     model = build(arch, dropout=dropout, drop_path=drop_path, init="none")
     report = load_into(model, arch, weights, new_head=num_classes is not None, posemb_method=posemb_method)
     return model, arch, report

@@ -5,8 +5,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from vitcli.errors import WeightsError, nearest
-from vitcli.weights.files import FORMATS, as_weights_error, no_repeated_keys
+from vitcli.errors import nearest, reason_of
+from vitcli.weights.files import FORMATS, as_weights_error, file_error, no_repeated_keys
 
 DEMO_FOLDER = Path(__file__).parent.parent / "demo_weights"
 FORMS = "a run folder, a .safetensors, .npz or .pth file, timm/NAME.TAG, hf-hub:OWNER/NAME, or demo"
@@ -39,9 +39,7 @@ def locate(ckpt: str) -> WeightsSource:
     """Return the file behind any form of --ckpt, downloaded from the Hub if necessary."""
     if ckpt == "demo":
         if not DEMO_FOLDER.is_dir():
-            raise WeightsError(
-                "this installation has no demo weights", where="", fix="install the released package"
-            )
+            raise file_error("this installation has no demo weights", fix="install the released package")
         return _in_folder(DEMO_FOLDER, format="demo", tag="")
     path = Path(ckpt)
     if ckpt.startswith("hf-hub:") or (ckpt.startswith("timm/") and not path.exists()):
@@ -53,11 +51,9 @@ def locate(ckpt: str) -> WeightsSource:
     if not path.exists():
         siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
         hint = nearest(path.name, siblings)
-        raise WeightsError(f"there is no {ckpt}{hint}", where="", fix=f"--ckpt takes {FORMS}")
+        raise file_error(f"there is no {ckpt}{hint}", fix=f"--ckpt takes {FORMS}")
     if path.suffix not in FORMATS:
-        raise WeightsError(
-            f"{path.name} has no suffix of a weights file", where="", fix=f"--ckpt takes {FORMS}"
-        )
+        raise file_error(f"{path.name} has no suffix of a weights file", fix=f"--ckpt takes {FORMS}")
     # A config.json beside a file of any other name may belong to another file
     beside = path.parent if path.name in WEIGHTS_FILES else None
     return WeightsSource(path, *_configs(beside), FORMATS[path.suffix], "")
@@ -66,11 +62,8 @@ def locate(ckpt: str) -> WeightsSource:
 def _in_folder(folder: Path, *, format: str, tag: str) -> WeightsSource:
     file = next((folder / name for name in WEIGHTS_FILES if (folder / name).is_file()), None)
     if file is None:
-        raise WeightsError(
-            f"the folder has no {' and no '.join(WEIGHTS_FILES)}",
-            where="",
-            fix="let the run finish first; its checkpoints/ are only for resuming",
-        )
+        fix = "let the run finish first; its checkpoints/ are only for resuming"
+        raise file_error(f"the folder has no {' and no '.join(WEIGHTS_FILES)}", fix=fix)
     config, preprocessor = _configs(folder)
     is_foreign = format == "timm folder" and "model_type" in config
     return WeightsSource(file, config, preprocessor, "Hugging Face folder" if is_foreign else format, tag)
@@ -107,10 +100,8 @@ def _download(repository: str, revision: str | None) -> Path:
         with suppress(EntryNotFoundError):
             hf_hub_download(repository, "preprocessor_config.json", revision=revision)
     except Exception as error:  # of the Hub or the connection, or for an invalid name: no common type
-        reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-        raise WeightsError(
-            f"could not download {repository} from the Hub: {reason}",
-            where="",
-            fix="check the name and the connection; offline, only the Hub's cache is available",
+        fix = "check the name and the connection; offline, only the Hub's cache is available"
+        raise file_error(
+            f"could not download {repository} from the Hub: {reason_of(error)}", fix=fix
         ) from error
     return Path(config).parent

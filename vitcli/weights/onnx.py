@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from vitcli.errors import CheckFailed, MachineError, VitError
+from vitcli.errors import CheckFailed, MachineError, VitError, reason_of
 
 MAX_BYTES_IN_ONE_FILE = 1_800_000_000  # of weights; protobuf, and so an .onnx file, is limited to 2 GB
 
@@ -28,7 +28,7 @@ def check_installed() -> None:
             import_module(name)
         except ImportError as error:
             raise MachineError(
-                f"ONNX files need {name}, which cannot be imported: {_first_line(error)}",
+                f"ONNX files need {name}, which cannot be imported: {reason_of(error)}",
                 where="this Python",
                 fix="pip install 'vitcli[export]'",
             ) from error
@@ -82,7 +82,7 @@ class OnnxNetwork(nn.Module):
             )
         except Exception as error:  # onnxruntime's exceptions have no common type
             raise CheckFailed(
-                f"onnxruntime {onnxruntime.__version__} does not accept the file: {_first_line(error)}",
+                f"onnxruntime {onnxruntime.__version__} does not accept the file: {reason_of(error)}",
                 where=str(path),
                 fix="update onnxruntime, or export to safetensors",
             ) from error
@@ -112,7 +112,7 @@ def _exported(model: nn.Module, image_size: tuple[int, int]) -> torch.onnx.ONNXP
             )
     except torch.onnx.OnnxExporterError as error:
         raise VitError(
-            f"torch cannot export this network to ONNX: {_first_line(error.__cause__ or error)}",
+            f"torch cannot export this network to ONNX: {reason_of(error.__cause__ or error)}",
             where=f"torch {torch.__version__}",
             fix="export to safetensors or timm, or try other versions of torch and onnxscript",
         ) from error
@@ -138,7 +138,3 @@ def _keep_padding_apart(graph: Any) -> None:
             axes = numpy_helper.from_array(np.arange(4), name=f"{node.output[0]}_axes")
             graph.initializer.append(axes)
             node.input.append(axes.name)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
