@@ -1,4 +1,4 @@
-"""The folder of one result: another's files are safe, and so is what stands beside ours."""
+"""The folder of a result: other results and other files in it are left alone."""
 
 import json
 from contextlib import ExitStack
@@ -42,7 +42,7 @@ def test_an_earlier_result_is_deleted_and_nothing_else(tmp_path, num_results):
     assert sorted(path.name for path in (out / "4").iterdir()) == ["a.png", "drawing.json"]
 
 
-def test_another_result_in_a_numbered_folder_of_the_place_is_not_deleted_with_ours(tmp_path):
+def test_a_separate_result_in_a_numbered_folder_is_not_deleted(tmp_path):
     out = filled(tmp_path / "out")
     filled(out / "1")
 
@@ -52,14 +52,14 @@ def test_another_result_in_a_numbered_folder_of_the_place_is_not_deleted_with_ou
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_several_results_do_not_go_where_one_has_a_place_of_its_own(tmp_path, overwrite):
+def test_several_results_are_not_written_over_a_separate_one(tmp_path, overwrite):
     filled(tmp_path / "out" / "2")
 
     with pytest.raises(VitError, match="2 holds drawing results of its own"):
         claim(tmp_path / "out", num_results=2, overwrite=overwrite)
 
 
-def test_the_folder_of_a_run_is_refused_at_any_of_its_places(tmp_path):
+def test_the_folder_of_a_run_is_refused_also_as_a_numbered_folder(tmp_path):
     (tmp_path / "1").mkdir()
     (tmp_path / "1" / run_folder.RECIPE).write_text("")
     (tmp_path / "1" / "checkpoints").mkdir()
@@ -69,7 +69,7 @@ def test_the_folder_of_a_run_is_refused_at_any_of_its_places(tmp_path):
         FOLDER.check_names(tmp_path, 2)
 
 
-def test_the_same_question_may_be_asked_again_and_another_not(tmp_path):
+def test_the_same_request_may_be_repeated_and_another_is_refused(tmp_path):
     out = filled(tmp_path / "out")
 
     claim(out)
@@ -80,7 +80,7 @@ def test_the_same_question_may_be_asked_again_and_another_not(tmp_path):
     claim(out, num_results=2, overwrite=True)
 
 
-def test_a_folder_is_for_one_at_a_time(tmp_path):
+def test_a_folder_is_locked_while_a_result_is_written(tmp_path):
     with ExitStack() as held:
         FOLDER.claim(held, tmp_path, [ASKED], overwrite=False)
         with pytest.raises(MachineError, match="another drawing is writing this folder: pid"):
@@ -90,7 +90,7 @@ def test_a_folder_is_for_one_at_a_time(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_result_that_cannot_be_read_is_not_taken_for_ours(tmp_path):
+def test_a_damaged_result_is_not_replaced_without_overwrite(tmp_path):
     (tmp_path / "drawing.json").write_text("{")
 
     with pytest.raises(VitError, match=r"drawing.json does not say what was asked"):

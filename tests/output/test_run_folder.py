@@ -1,4 +1,4 @@
-"""The run folder: one writer, nothing half-written, no secrets, never somebody else's files."""
+"""The run folder: one writer, no partial files, no secrets, and no foreign file is touched."""
 
 import json
 import os
@@ -14,16 +14,16 @@ from vitcli.output.atomic import read_jsonl
 from vitcli.output.run_folder import RunFolder
 
 
-def test_a_second_writer_is_refused_and_told_who_holds_the_folder(tmp_path):
+def test_a_second_writer_is_refused_with_the_owner_of_the_lock(tmp_path):
     first = RunFolder(tmp_path / "run")
 
-    with pytest.raises(MachineError, match=f"pid {os.getpid()} on ") as told:
+    with pytest.raises(MachineError, match=f"pid {os.getpid()} on ") as refusal:
         RunFolder(tmp_path / "run")
-    assert told.value.exit_code == 5
+    assert refusal.value.exit_code == 5
     first.log({"step": 1})
 
 
-def test_the_lock_of_a_process_that_died_does_not_block(tmp_path):
+def test_the_lock_of_a_killed_process_does_not_block(tmp_path):
     code = "import os; from vitcli.output.run_folder import RunFolder; from pathlib import Path; "
     code += f"RunFolder(Path({str(tmp_path / 'run')!r})); os.kill(os.getpid(), 9)"
     subprocess.run([sys.executable, "-c", code], check=False)
@@ -40,7 +40,7 @@ def test_a_folder_with_other_files_is_refused_and_left_as_it_was(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-def test_a_folder_of_another_tool_is_no_run_whatever_its_files_are_called(tmp_path):
+def test_a_folder_without_our_lock_file_is_no_run_whatever_its_files_are_called(tmp_path):
     for name in ("metrics.jsonl", "recipe.toml"):
         (tmp_path / name).write_text("theirs")
 
@@ -126,7 +126,7 @@ def test_no_secret_reaches_the_environment_file(monkeypatch):
     assert "canary" not in json.dumps(run_folder.environment(words)).lower()
 
 
-def test_a_summary_is_there_whole_or_not_at_all(tmp_path):
+def test_a_summary_is_written_whole_or_not_at_all(tmp_path):
     folder = RunFolder(tmp_path / "run")
     assert run_folder.finished_summary(tmp_path / "run") is None
 

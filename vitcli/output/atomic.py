@@ -20,7 +20,7 @@ def replace_file(path: Path, write: Callable[[Path], None]) -> None:
     """Write a file under an unpredictable name beside it, force it to disk, then rename it into place.
 
     Raises:
-        MachineError: the disk is full or the folder may not be written to; an earlier file is as it was.
+        MachineError: the disk is full or the folder is not writable; an earlier file is unchanged.
     """
     name = None
     try:
@@ -28,7 +28,7 @@ def replace_file(path: Path, write: Callable[[Path], None]) -> None:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f"{TEMPORARY}{path.name}-")
         os.close(handle)
         write(Path(name))
-        os.chmod(name, 0o666 & ~_umask())  # mkstemp makes files for their owner alone
+        os.chmod(name, 0o666 & ~_umask())  # mkstemp makes files that only their owner can read
         sync(name)
         os.replace(name, path)
         sync(path.parent)
@@ -153,7 +153,7 @@ def _not_writable(folder: Path, where: str) -> MachineError:
 
 
 def sync(path: str | Path) -> None:
-    """Force a file, or the names in a folder, to disk."""
+    """Flush a file, or the entries of a folder, to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

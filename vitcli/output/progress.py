@@ -1,6 +1,6 @@
-"""What a person watches while a command runs: progress and notes, on standard error alone.
+"""The progress bar and notes of a command, on standard error only.
 
-A terminal gets a Rich bar; anything else one plain line every ten seconds; --quiet nothing.
+A terminal gets a Rich bar, anything else a plain line every ten seconds, --quiet nothing.
 """
 
 import sys
@@ -10,7 +10,7 @@ PLAIN_EVERY_S = 10.0
 
 
 class Progress:
-    """Notes and one progress line at a time; silent on every process but the first and with `quiet`."""
+    """Notes and one progress bar at a time; silent with `quiet` and on all processes but the first."""
 
     def __init__(self, *, quiet: bool, is_main: bool = True):
         self.is_silent = quiet or not is_main
@@ -20,7 +20,7 @@ class Progress:
         self._started_at = time.monotonic()
 
     def note(self, text: str) -> None:
-        """One line for the person; never part of the result."""
+        """Print one line; never part of the result."""
         if self.is_silent:
             return
         try:
@@ -28,11 +28,11 @@ class Progress:
                 self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
             else:
                 print(text, file=sys.stderr, flush=True)
-        except OSError:  # the reader has gone; that is no reason to stop a run
+        except OSError:  # standard error is closed; no reason to stop a run
             self.is_silent = True
 
     def begin(self, title: str, total: int, done: int = 0) -> None:
-        """Start a progress line of `total` units, `done` of them done before."""
+        """Start a bar of `total` units, `done` of which an earlier call has completed."""
         self.end()
         self.title, self._total = title, total
         self._started_at = time.monotonic()
@@ -54,7 +54,7 @@ class Progress:
         self._task = self._bar.add_task(title, total=total, completed=done, detail="")
 
     def update(self, done: int, detail: str = "") -> None:
-        """Show that `done` of the total are done, with `detail` and the time left."""
+        """Advance the bar to `done` of the total, with `detail` and the time left."""
         if self.is_silent:
             return
         now = time.monotonic()

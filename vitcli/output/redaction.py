@@ -1,40 +1,50 @@
-"""What others may see of a run: data and weights by name, not where they lay on the machine it ran on."""
+"""Removal of local paths and secrets from what is published or logged: data and weights are shown by name."""
 
 import json
 import re
 from pathlib import PurePath
 from typing import Any
 
-PATHS = (".", "/", "~", "file:/")  # so they begin; all else is a name, or a place that others can reach
-TOML_STRING = re.compile(r'"(?:[^"\\\n]|\\.)*"')  # as recipe_text writes them: a JSON string
+PATHS = (".", "/", "~", "file:/")  # prefixes of local paths; all else is a name or a public address
+TOML_STRING = re.compile(r'"(?:[^"\\\n]|\\.)*"')  # as `recipe.toml` writes strings: in JSON
+PASSWORD = re.compile(r"(?<=://)[^/@\s]+@")  # user and password in an address
 
 
-def is_local(place: str) -> bool:
-    """Whether a data set or checkpoint is named by a path, which says nothing on another machine."""
-    return place.startswith(PATHS)
+def is_local(name: str) -> bool:
+    """Return whether a data set or checkpoint is named by a path, which means nothing on another machine."""
+    return name.startswith(PATHS)
 
 
-def public_name(place: str) -> str:
-    """A path by its last part, an address without the password in it, any other name as it is."""
-    if is_local(place):
-        return PurePath(place).name or "local"
-    return re.sub(r"(?<=://)[^/@\s]+@", "", place)
+def public_name(name: str) -> str:
+    """Return the last part of a path, an address without its password, or any other name unchanged."""
+    if is_local(name):
+        return PurePath(name).name or "local"
+    return PASSWORD.sub("", name)
 
 
 def public_toml(text: str) -> str:
-    """A recipe as `recipe_text.to_toml` writes it, with public names in the place of paths."""
-    return TOML_STRING.sub(
-        lambda found: json.dumps(public_name(json.loads(found[0])), ensure_ascii=False), text
-    )
+    """Replace the paths in a recipe, as `recipe.to_toml` writes it, by public names."""
+
+    def public(match: re.Match) -> str:
+        return json.dumps(public_name(json.loads(match[0])), ensure_ascii=False)
+
+    return TOML_STRING.sub(public, text)
 
 
 def public_values(value: Any) -> Any:
-    """A JSON value, with public names in the place of paths."""
+    """Replace the paths in a JSON value by public names."""
     match value:
         case str():
             return public_name(value)
         case list():
-            return [public_values(one) for one in value]
+            return [public_values(entry) for entry in value]
         case dict():
-            return {key: public_values(one) for key, one in value.items()}
+            return {key: public_values(entry) for key, entry in value.items()}
     return value
+
+
+def without_secrets(argument: str) -> str:
+    """Mask tokens and passwords in an argument of the command line."""
+    argument = re.sub(r"hf_[A-Za-z0-9]{8,}", "hf_***", argument)
+    argument = PASSWORD.sub("***@", argument)
+    return re.sub(r"(?i)((?:token|key|secret|password)=)[^&\s]+", r"\1***", argument)

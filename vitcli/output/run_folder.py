@@ -1,4 +1,7 @@
-"""The run folder: one writer, plain files, and nothing in metrics.jsonl that a clock made."""
+"""The folder of a run: its name, its files, its lock, and the recipe it belongs to.
+
+metrics.jsonl holds nothing that depends on time: a resumed run writes the same bytes as an unbroken one.
+"""
 
 import json
 import os
@@ -18,33 +21,32 @@ from vitcli.distributed import launch
 from vitcli.errors import VitError
 from vitcli.output.atomic import TEMPORARY, read_json, write_json, write_text
 from vitcli.output.owned_folder import OwnedFolder, refuse_other
+from vitcli.output.redaction import without_secrets
 from vitcli.recipe import Recipe
 
 METRICS, TIMING, SUMMARY, RECIPE = "metrics.jsonl", "timing.jsonl", "summary.json", "recipe.toml"
 PLAN, ENVIRONMENT = "plan.json", "environment.json"
-DIVERGED = "diverged.json"  # in the place of the summary of an arm whose loss was no number
+DIVERGED = "diverged.json"  # instead of the summary of a trial whose loss was not finite
 WEIGHTS = "model.safetensors"
 LOCK = ".vit.lock"
-CHECKOUT = Path(__file__).parents[2]  # the repository, where the package runs from one
+CHECKOUT = Path(__file__).parents[2]  # the repository, if the package runs from one
 FILES = (METRICS, TIMING, SUMMARY, RECIPE, PLAN, ENVIRONMENT, "README.md", "config.json",
          WEIGHTS, "draws.json", "table.txt", "reproduce.json", "reproduce-real.json")  # fmt: skip
 # Of runs/ only the repetitions: the default folder of all runs has that name, too.
 FOLDERS = ("checkpoints", "figures", "arms", "runs/seed-*")
-LIBRARIES = (
-    *("torch", "torchvision", "timm", "accelerate", "datasets"),
-    *("safetensors", "pillow", "simplejpeg", "numpy"),
-)
+LIBRARIES = ("torch", "torchvision", "timm", "accelerate", "datasets", "safetensors", "pillow", "simplejpeg",
+             "numpy")  # fmt: skip
 
 
 class RunFolder:
-    """A run folder held by this process until it ends.
+    """A run folder that this process has locked until it ends.
 
     Args:
-        path: made if it is not there.
+        path: made if it does not exist.
         overwrite: delete an earlier run in it first.
 
     Raises:
-        MachineError: it cannot be written, or another live process holds it.
+        MachineError: it cannot be written, or another live process has locked it.
         VitError: it holds something that is not a run.
     """
 
@@ -58,7 +60,8 @@ class RunFolder:
         # Remove what an interrupted write has left, then what an earlier run has.
         for pattern in (f"{TEMPORARY}*", f"figures/{TEMPORARY}*"):
             for leftover in path.glob(pattern):
-                leftover.unlink()
+                if leftover.is_file():
+                    leftover.unlink()
         if overwrite:
             folder.clear()
         self._metrics = self._held.enter_context((path / METRICS).open("ab"))
@@ -75,21 +78,22 @@ class RunFolder:
         self._held.close()
 
     def log(self, record: dict[str, Any]) -> None:
-        """One line of metrics.jsonl. A value that depends on time or speed belongs in `log_timing`."""
+        """Append a record to metrics.jsonl; values that depend on time or speed go to `log_timing`."""
         _append(self._metrics, record)
         self.also_log(record)
 
     def log_timing(self, record: dict[str, Any]) -> None:
+        """Append a record to timing.jsonl."""
         _append(self._timing, record)
 
     def metrics_bytes(self) -> int:
-        """Length of metrics.jsonl, on disk: a checkpoint remembers it."""
+        """Flush metrics.jsonl to disk and return its length, which a checkpoint stores."""
         self._metrics.flush()
         os.fsync(self._metrics.fileno())
         return os.fstat(self._metrics.fileno()).st_size
 
     def rewind_metrics(self, num_bytes: int) -> None:
-        """Forget what was logged after the checkpoint that is resumed."""
+        """Cut metrics.jsonl to the length it had at the checkpoint that is resumed."""
         os.truncate(self.path / METRICS, num_bytes)
 
     def write_json(self, name: str, value: dict[str, Any]) -> None:
@@ -146,14 +150,14 @@ def finished_summary(path: Path) -> dict[str, Any] | None:
 
 
 def environment(arguments: Sequence[str]) -> dict[str, Any]:
-    """Versions, hardware, command line and code revision of this run, and no environment variable."""
+    """Return versions, hardware, command line and code revision of this run; no environment variables."""
     import torch
 
     from vitcli import __version__
 
     gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
     return {
-        "command_line": ["vit", *map(_without_secrets, arguments)],
+        "command_line": ["vit", *map(without_secrets, arguments)],
         "vit": __version__,
         "python": platform.python_version(),
         **{name: version(name) for name in LIBRARIES},
@@ -170,27 +174,25 @@ def _append(file, record: dict[str, Any]) -> None:
     file.flush()
 
 
-def _without_secrets(argument: str) -> str:
-    argument = re.sub(r"hf_[A-Za-z0-9]{8,}", "hf_***", argument)
-    argument = re.sub(r"(?<=://)[^/@\s]+@", "***@", argument)
-    return re.sub(r"(?i)((?:token|key|secret|password)=)[^&\s]+", r"\1***", argument)
-
-
 def _git_revision() -> str | None:
-    """Of the checkout this package runs from; an installed one has none."""
+    """Return the commit of the checkout that the package runs from; None for an installed package."""
     if not (CHECKOUT / ".git").exists():
         return None
     try:
-        found = subprocess.run(
+        result = subprocess.run(
             ["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, cwd=CHECKOUT
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return found.stdout.strip() or None if found.returncode == 0 else None
+    return result.stdout.strip() or None if result.returncode == 0 else None
 
 
 def earlier_summary(path: Path, recipe: Recipe) -> dict[str, Any] | None:
-    """The summary of a finished run of this very recipe in the folder; None if none is finished there."""
+    """Return the summary of a finished run of this recipe in the folder; None if no run has finished there.
+
+    Raises:
+        VitError: the run that has finished there is of another recipe.
+    """
     summary = finished_summary(path)
     if summary is None or not all((path / name).exists() for name in (RECIPE, WEIGHTS)):
         return None

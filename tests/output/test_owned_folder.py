@@ -1,0 +1,93 @@
+"""A folder that a command owns: locked, never mixed with foreign files, cleared of its own files only."""
+
+import fcntl
+import os
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from vitcli.errors import MachineError, VitError
+from vitcli.output.owned_folder import OwnedFolder, refuse_other
+
+
+def study(path: Path) -> OwnedFolder:
+    names = {"files": ("study.toml",), "folders": ("cells",), "marker": "study.toml"}
+    return OwnedFolder(path, "study", lock=".lock", **names)
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_second_owner_is_refused_until_the_first_is_done(tmp_path):
+    with ExitStack() as held:
+        study(tmp_path / "out").claim(held)
+        with pytest.raises(
+            MachineError, match=f"another study is writing this folder: pid {os.getpid()} on "
+        ):
+            study(tmp_path / "out").claim(ExitStack())
+    with ExitStack() as held:
+        study(tmp_path / "out").claim(held)
+        (tmp_path / "out" / "study.toml").touch()
+
+    assert names_in(tmp_path / "out") == ["study.toml"]
+
+
+def test_folders_that_stay_empty_are_removed_again(tmp_path):
+    with ExitStack() as held:
+        study(tmp_path / "deep" / "out").claim(held)
+
+    assert names_in(tmp_path) == []
+
+
+def test_a_lock_file_that_its_owner_deletes_meanwhile_is_not_the_one_to_hold(tmp_path, monkeypatch):
+    flock, opened = fcntl.flock, []
+
+    def flock_late(file, operation) -> None:
+        if not opened:  # the owner before ends between our opening and our locking of the file
+            (tmp_path / ".lock").unlink()
+        opened.append(file)
+        flock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock_late)
+    with ExitStack() as held:
+        study(tmp_path).claim(held)
+        assert len(opened) == 2
+        with pytest.raises(MachineError, match="another study"):
+            study(tmp_path).claim(ExitStack())
+
+
+@pytest.mark.parametrize("names", [[], [".lock"], ["a.txt", "study.toml"]])
+def test_a_folder_with_the_marker_or_nothing_but_a_lock_is_accepted(tmp_path, names):
+    for name in names:
+        (tmp_path / name).touch()
+
+    study(tmp_path).refuse_foreign()
+    study(tmp_path / "missing").refuse_foreign()
+
+
+def test_a_folder_with_files_and_no_marker_is_refused(tmp_path):
+    for name in ("a.txt", ".lock"):
+        (tmp_path / name).touch()
+
+    with pytest.raises(VitError, match=r"the folder holds other files \(.lock, a.txt\)"):
+        study(tmp_path).refuse_foreign()
+
+
+def test_only_what_the_command_makes_is_deleted(tmp_path):
+    (tmp_path / "cells" / "a").mkdir(parents=True)
+    for name in ("study.toml", "notes.txt"):
+        (tmp_path / name).touch()
+
+    study(tmp_path).clear()
+
+    assert names_in(tmp_path) == ["notes.txt"]
+
+
+def test_other_content_is_refused_with_what_differs(tmp_path):
+    refuse_other(tmp_path, "another study", [])
+    with pytest.raises(VitError) as refusal:
+        refuse_other(tmp_path, "another study", list("12345"))
+    assert refusal.value.message == "the folder holds another study: 1; 2; 3; 4"
+    assert "--overwrite" in refusal.value.fix
