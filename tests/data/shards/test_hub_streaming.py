@@ -148,8 +148,8 @@ def test_processes_that_open_a_tar_of_the_hub_at_once_read_it_once_in_all(hub, t
 
 # Name of a data set: the route that fails and how, the exit code, words of the message and of the advice.
 TROUBLES = {
-    "them/none": (None, 3, "none cannot be read: it is not there", "check the name"),
-    "them/pets@v9": (None, 3, "it is not there", "check the name"),
+    "them/none": (None, 3, "none cannot be read: it does not exist", "check the name"),
+    "them/pets@v9": (None, 3, "it does not exist", "check the name"),
     "hf://datasets/them/pets/data/nothing-*.parquet": (None, 3, "holds no shards", "folder"),
     "them/down": (("info", 500), 5, "500 Internal Server Error", "check the network"),
     "them/unlisted": (("tree", 503), 5, "503 Service Unavailable", "check the network"),

@@ -409,7 +409,7 @@ def test_a_hub_id_may_name_a_configuration_and_a_revision(tmp_path):
     [
         ("them/pets", "several configurations.*them/pets:big, them/pets:small"),
         ("them/pets:medium", "no configuration 'medium'.*them/pets:big, them/pets:small"),
-        ("them/none", "holds no shards|it is not there"),
+        ("them/none", "holds no shards|it does not exist"),
         ("them/cut", "converted only a part"),
         ("them/deep", "several configurations.*them/deep:big, them/deep:small"),
     ],
