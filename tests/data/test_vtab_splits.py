@@ -84,7 +84,7 @@ def test_labels_that_are_numbers_are_the_tasks_classes_though_a_split_lacks_some
 def test_too_few_images_are_refused_and_not_fewer_taken(shelf):
     data = shelf("vtab/dtd", {"train": 850, "validation": 199, "test": 3}, label=lambda n: n % 5)
 
-    with pytest.raises(DataError, match="VTAB takes rows up to 200, and there are 199") as caught:
+    with pytest.raises(DataError, match="VTAB needs 200 rows, and there are 199") as caught:
         data.open("train800val200")
     assert "vtab/dtd, split validation" in caught.value.where
 
@@ -139,7 +139,7 @@ def test_a_row_without_a_class_is_named(shelf):
     data = shelf("vtab/clevr_count", {"train": 4, "test": 2}, objects=lambda n: [{"size": 1}] * (n % 4 + 2))
 
     with pytest.raises(
-        DataError, match="rule clevr_count gives no class to a value of column 'objects'"
+        DataError, match="rule clevr_count has no class for a value of column 'objects'"
     ) as caught:
         data.open("train")
     assert caught.value.where == "vtab/clevr_count, split train, row 0"

@@ -189,7 +189,7 @@ def test_a_run_is_told_with_all_that_it_stored_also_from_the_file_alone(tmp_path
     assert result["architecture"] == ARCH.as_dict() and result["metadata"] == metadata
     assert result["class_names"] == {"count": 5, "first": list("abcde")}
     assert result["preprocessing"] == {
-        "summary": "32x32, whole picture resized, bilinear",
+        "summary": "32x32, whole image resized, bilinear",
         "stored": PREPROCESSING,
     }
     text = as_text(result)

@@ -1,7 +1,7 @@
-"""Decoded images to the pixels a model sees: uint8 in, uint8 out, every random number from one generator.
+"""Transforms of decoded images: evaluation preprocessing and training augmentation, uint8 in and out.
 
-Images are (H, W, 3) uint8 arrays, before and after. Values leave for [-1, 1] only on the device
-(`to_model_range`), so that a batch travels at a quarter of its size.
+Images are (H, W, 3) uint8 arrays, before and after; every random number comes from one generator. Values are
+mapped to [-1, 1] only on the device (`to_model_range`): a batch is transferred at a quarter of its size.
 """
 
 import math
@@ -19,24 +19,24 @@ from vitcli.errors import WeightsError
 from vitcli.recipe.schema import Data
 
 CHOICES = {"resize": ("square", "short_side", "none"), "interpolation": ("bilinear", "bicubic")}
-CROP_TRIES = 100  # of the Inception crop before it takes the whole picture, as in the official code
+CROP_TRIES = 100  # of the Inception crop before it takes the whole image, as in the official code
 
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """What evaluation and prediction do to a picture; stored with the weights, so all see the same pixels.
+    """Preprocessing of evaluation and prediction, stored with the weights so that all see the same pixels.
 
     Attributes:
         image_size: height and width in pixels of the result.
-        resize: "square" resizes the whole picture to floor(image_size / crop_fraction), whatever its shape
-            (the official fine-tuning code, without a crop), and takes the centre; "short_side" keeps the
-            shape, resizes the short side to floor(image_size / crop_fraction) and takes the centre; "none"
-            takes the centre of it as it is.
-        crop_fraction: the share of a side that the centre crop keeps; without meaning for "none".
+        resize: "square" resizes the whole image to floor(image_size / crop_fraction), whatever its shape
+            (the official fine-tuning code, without a crop), and crops the centre; "short_side" keeps the
+            shape, resizes the short side to floor(image_size / crop_fraction) and crops the centre; "none"
+            crops the centre of the image as it is.
+        crop_fraction: the fraction of a side that the centre crop keeps; ignored for "none".
         interpolation: "bilinear" or "bicubic".
-        antialias: whether shrinking averages over all source pixels; the paper's code does not.
-        mean, std: subtracted and divided by, of values in [0, 1], one a channel.
-        decoder: what turned the file into pixels.
+        antialias: whether downscaling averages over all source pixels; the paper's code does not.
+        mean, std: per channel, of values in [0, 1]: (value - mean) / std.
+        decoder: libraries that decoded the files.
     """
 
     image_size: tuple[int, int]
@@ -55,7 +55,7 @@ class Preprocessing:
 
     @classmethod
     def from_dict(cls, stored: dict) -> "Preprocessing":
-        """The inverse of `as_dict`; WeightsError for anything it did not write."""
+        """Return the inverse of `as_dict`; WeightsError for anything that it did not write."""
         kinds = {"image_size": list, "resize": str, "crop_fraction": float, "interpolation": str}
         kinds |= {"antialias": bool, "mean": list, "std": list, "decoder": str}
         wrong = [key for key, kind in kinds.items() if type(stored.get(key)) is not kind]
@@ -63,9 +63,9 @@ class Preprocessing:
         wrong += [key for key, allowed in CHOICES.items() if key not in wrong and stored[key] not in allowed]
         if wrong:
             raise WeightsError(
-                f"the stored preprocessing is not one of this version ({', '.join(wrong)})",
+                f"this version cannot read the stored preprocessing ({', '.join(wrong)})",
                 where="metadata of the weights",
-                fix="say how pictures are prepared with --recipe evaluate/default, or update vit",
+                fix="give the preprocessing with --recipe evaluate/default, or update vit",
             )
         return cls(
             **{key: tuple(value) if isinstance(value, list) else value for key, value in stored.items()}
@@ -74,9 +74,9 @@ class Preprocessing:
     def summary(self) -> str:
         height, width = self.image_size
         whole = "x".join(map(str, self.whole_size))
-        longer = " or more" if height != width else ""  # what a wide crop needs
+        longer = " or more" if height != width else ""  # a wide crop may need it
         how = {
-            "square": "whole picture resized"
+            "square": "whole image resized"
             + ("" if self.crop_fraction == 1 else f" to {whole}, centre crop"),
             "short_side": f"short side {self.short_side}{longer}, centre crop",
             "none": "centre crop",
@@ -95,21 +95,21 @@ class Preprocessing:
 
     @property
     def whole_size(self) -> tuple[int, int]:
-        """Height and width a squashed picture has before the centre crop: 256 for 224 at 0.875."""
+        """Height and width of a "square" resize before the centre crop: 256 for 224 at 0.875."""
         height, width = (math.floor(side / self.crop_fraction + 1e-6) for side in self.image_size)
         return height, width
 
     def __call__(self, image_HWC: np.ndarray) -> np.ndarray:
-        """One decoded picture to (image_size, 3) uint8."""
+        """Resize and crop one decoded image to (image_size, 3) uint8."""
         size = self.whole_size if self.resize == "square" else self._size_in_shape(*image_HWC.shape[:2])
         image_HWC = _resize(image_HWC, size, self.interpolation, self.antialias)
         top, left = (round((side - crop) / 2) for side, crop in zip(size, self.image_size, strict=True))
         return image_HWC[top : top + self.image_size[0], left : left + self.image_size[1]]
 
     def _size_in_shape(self, *sides: int) -> tuple[int, int]:
-        """Height and width before the centre crop of a picture that keeps its shape."""
+        """Return height and width before the centre crop of an image that keeps its shape."""
         needed = max(crop / side for crop, side in zip(self.image_size, sides, strict=True))
-        # "none" still enlarges a picture smaller than the crop; a wide crop may need a longer short side.
+        # "none" still enlarges an image smaller than the crop; a wide crop may need a longer short side.
         scale = max(needed, self.short_side / min(sides)) if self.resize == "short_side" else max(needed, 1.0)
         height, width = (
             max(crop, int(side * scale + 1e-6)) for crop, side in zip(self.image_size, sides, strict=True)
@@ -119,19 +119,19 @@ class Preprocessing:
 
 @dataclass(frozen=True)
 class TrainTransform:
-    """What training does to a picture, drawn from a generator of the example's own.
+    """Augmentation of training images, drawn from a generator for each example.
 
     Attributes:
         image_size: height and width in pixels of the result.
         crop: "inception" takes a rectangle of random size and aspect and resizes it (the official code);
-            "random" resizes the whole to `resize` squared and takes a random window (the paper after BiT);
+            "random" resizes the whole to `resize` squared and takes a random window (the paper, after BiT);
             "none" resizes the whole.
-        crop_area: smallest and largest share of the picture's area that an Inception crop takes.
+        crop_area: smallest and largest fraction of the image's area that an Inception crop takes.
         crop_aspect: smallest and largest width / height of an Inception crop.
         resize: side in pixels before the random window.
-        flip: whether every second picture is mirrored.
-        interpolation, antialias: as of `Preprocessing`.
-        randaugment: layers and magnitude of `randaugment.randaugment`, which comes last; None for none.
+        flip: whether half of the images, at random, are mirrored.
+        interpolation, antialias: as in `Preprocessing`.
+        randaugment: layers and magnitude of `randaugment.randaugment`, which is applied last, or None.
     """
 
     image_size: tuple[int, int]
@@ -145,12 +145,11 @@ class TrainTransform:
     randaugment: tuple[int, float] | None
 
     def __call__(self, image_HWC: np.ndarray, rng: Random) -> np.ndarray:
-        """One decoded picture to (image_size, 3) uint8; the same state of `rng` gives the same pixels."""
-        size, window = self.image_size, None
+        """Augment one decoded image to (image_size, 3) uint8; equal states of `rng` give equal pixels."""
+        size = self.image_size
         if self.crop == "inception":
-            window = inception_crop(
-                *image_HWC.shape[:2], area=self.crop_area, aspect=self.crop_aspect, rng=rng
-            )
+            height, width = image_HWC.shape[:2]
+            window = inception_crop(height, width, area=self.crop_area, aspect=self.crop_aspect, rng=rng)
             image_HWC = _cut(image_HWC, *window)  # crop first: the resize then touches only what is kept
         elif self.crop == "random":
             size = (self.resize, self.resize)
@@ -174,13 +173,13 @@ def inception_crop(
     aspect: tuple[float, float],
     rng: Random,
 ) -> tuple[int, int, int, int]:
-    """Top, left, height and width of a random rectangle, distributed as in the official input pipeline.
+    """Draw top, left, height and width of a rectangle, distributed as in the official input pipeline.
 
-    The aspect (width / height) is uniform, then the height is uniform between what the smallest and the
-    largest area ask for, so small crops are rarer than under a uniform area (torchvision's
-    RandomResizedCrop). After 100 draws that do not fit the whole picture is taken.
+    The aspect (width / height) is uniform, then the height is uniform between those of the smallest and the
+    largest area, so small crops are rarer than under a uniform area (torchvision's RandomResizedCrop). After
+    CROP_TRIES draws that do not fit, the whole image is taken.
     """
-    smallest, largest = (share * image_height * image_width for share in area)
+    smallest, largest = (fraction * image_height * image_width for fraction in area)
     for _ in range(CROP_TRIES):
         ratio = rng.uniform(*aspect)
         highest = min(
@@ -188,7 +187,7 @@ def inception_crop(
         )
         lowest = min(round(math.sqrt(smallest / ratio)), highest)
         height = rng.randint(lowest, highest)
-        # Rounding may have left the allowed areas by a hair: one row more or less mends it.
+        # Rounding may just miss the allowed areas; one row more or less corrects it.
         height += (round(height * ratio) * height < smallest) - (round(height * ratio) * height > largest)
         width = round(height * ratio)
         fits = 0 < height <= image_height and 0 < width <= image_width
@@ -198,7 +197,7 @@ def inception_crop(
 
 
 def to_model_range(images_BCHW: Tensor, *, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
-    """uint8 batch to float32: values in [0, 1], minus `mean`, divided by `std` (0.5 and 0.5 give [-1, 1])."""
+    """Normalise a uint8 batch to float32, (value / 255 - mean) / std; 0.5 and 0.5 give [-1, 1]."""
     mean_C11 = torch.tensor(mean, device=images_BCHW.device).view(-1, 1, 1) * 255
     std_C11 = torch.tensor(std, device=images_BCHW.device).view(-1, 1, 1) * 255
     return (images_BCHW.float() - mean_C11) / std_C11
@@ -211,12 +210,11 @@ def _cut(image_HWC: np.ndarray, top: int, left: int, height: int, width: int) ->
 def _resize(image_HWC: np.ndarray, size: tuple[int, int], interpolation: str, antialias: bool) -> np.ndarray:
     if image_HWC.shape[:2] == size:
         return image_HWC
-    # Channels stay last in memory: that is the layout of torch's fast uint8 resize.
+    # Channels stay last in memory, the layout of torch's fast uint8 resize.
     image_CHW = torch.from_numpy(image_HWC).permute(2, 0, 1)
     mode = InterpolationMode(interpolation)
-    return (
-        resize_image(image_CHW, list(size), interpolation=mode, antialias=antialias).permute(1, 2, 0).numpy()
-    )
+    resized_CHW = resize_image(image_CHW, list(size), interpolation=mode, antialias=antialias)
+    return resized_CHW.permute(1, 2, 0).numpy()
 
 
 def preprocessing_of(data: Data) -> Preprocessing:

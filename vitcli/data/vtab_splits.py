@@ -1,6 +1,7 @@
-"""The tables of a VTAB task: raw columns made into its classes, its splits, its thousand training images.
+"""Tables of a VTAB task: classes from raw columns, its splits, and its thousand training images.
 
-Only an alias of recipes/datasets.toml with the key `vtab` is treated so; what its keys mean stands there.
+This is for aliases of recipes/datasets.toml with the key `vtab`; the keys are explained there. Loads
+`datasets`, unlike `vtab.py`.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,32 +26,28 @@ Opener = Callable[[], datasets.Dataset]
 def for_task(
     tables: Tables, declared: Mapping[str, Any], *, name: str, is_local: bool, named_label: str | None
 ) -> Tables:
-    """The tables of a VTAB task with train800, val200 and train800val200 among its splits; others unchanged.
+    """Add the splits train800, val200 and train800val200 to the tables of a VTAB task, and to no others.
 
     Args:
-        declared: what recipes/datasets.toml says of the alias.
-        is_local: whether this is a copy on this disk; those of the Hub have their classes in them.
-        named_label: the column a person named; it is then taken as it is.
+        declared: the alias' entry in recipes/datasets.toml.
+        is_local: whether this is a local copy; those of the Hub already have the task's classes.
+        named_label: the column that the user named, which is used as it is.
     """
     if vtab.VTAB not in declared:
         return tables
     opened = dict(tables.open)
     if is_local and named_label is None and "label_rules" in declared:
         opened = _raw_splits(opened, declared)
-        opened = {
-            split: partial(_labelled, read, declared, f"{name}, split {split}")
-            for split, read in opened.items()
-        }
+        for split, read in opened.items():
+            opened[split] = partial(_labelled, read, declared, f"{name}, split {split}")
     column = named_label if is_local or named_label else declared["label_column"]
-    opened = {
-        split: partial(_numbered, read, column, declared["classes"], f"{name}, split {split}")
-        for split, read in opened.items()
-    }
+    for split, read in opened.items():
+        opened[split] = partial(_numbered, read, column, declared["classes"], f"{name}, split {split}")
     return Tables(opened | _protocol(opened, name), tables.root)
 
 
 def with_image_rule(split: Split, declared: Mapping[str, Any]) -> Split:
-    """Pictures of 0 and 1 to black and white, where the alias says that there may be such ones."""
+    """Scale images of 0 and 1 to black and white, if the alias says that there may be such images."""
     if declared.get("image_rule") != "times_255":
         return split
 
@@ -63,7 +60,7 @@ def with_image_rule(split: Split, declared: Mapping[str, Any]) -> Split:
 
 
 def _protocol(opened: Mapping[str, Opener], name: str) -> dict[str, Opener]:
-    """The splits of VTAB-1k, cut from train, and from validation where there is one (paper, B.1.1)."""
+    """Return the splits of VTAB-1k, cut from train and, if there is one, validation (paper, B.1.1)."""
     if "train" not in opened:
         return {}
     num_train, num_val = vtab.TRAIN_ROWS, vtab.VAL_ROWS
@@ -93,21 +90,21 @@ def _protocol(opened: Mapping[str, Opener], name: str) -> dict[str, Opener]:
 def _rows(table: datasets.Dataset, first: int, last: int, where: str) -> datasets.Dataset:
     if len(table) < last:
         raise DataError(
-            f"VTAB takes rows up to {last}, and there are {len(table)}",
+            f"VTAB needs {last} rows, and there are {len(table)}",
             where=where,
-            fix="put the whole data set there, or name other rows: --set data.train_split=train",
+            fix="copy the whole data set there, or name other rows: --set data.train_split=train",
         )
     return table.select(range(first, last))
 
 
 def _raw_splits(opened: dict[str, Opener], declared: Mapping[str, Any]) -> dict[str, Opener]:
-    """The task's splits of a raw copy that has those of TensorFlow Datasets and no other."""
-    wanted = declared.get("raw_splits", {})
-    if {spec.partition("[")[0] for spec in wanted.values()} != set(opened):
+    """Return the task's splits of a raw copy that has exactly those of TensorFlow Datasets."""
+    specs = declared.get("raw_splits", {})
+    if {spec.partition("[")[0] for spec in specs.values()} != set(opened):
         return opened
     if not set(declared["label_rules"]) & set(opened["train"]().column_names):
         return opened
-    return {split: partial(_part, opened, spec) for split, spec in wanted.items()}
+    return {split: partial(_part, opened, spec) for split, spec in specs.items()}
 
 
 def _part(opened: Mapping[str, Opener], spec: str) -> datasets.Dataset:
@@ -118,14 +115,14 @@ def _part(opened: Mapping[str, Opener], spec: str) -> datasets.Dataset:
 
 
 def _labelled(read: Opener, declared: Mapping[str, Any], where: str) -> datasets.Dataset:
-    """Pictures and classes alone, made by the rule of the first raw column; a copy without one as it is."""
+    """Return images and the classes by the rule of the first raw column; a table without one is unchanged."""
     table = read()
     column = next((column for column in declared["label_rules"] if column in table.column_names), None)
     if column is None:
         return table
     images = [name for name, kind in table.features.items() if isinstance(kind, datasets.Image)]
     if declared["image_column"] in table.column_names:
-        images = [declared["image_column"]]  # small NORB has two pictures a row; the task is about the first
+        images = [declared["image_column"]]  # small NORB has two images per row; the task uses the first
     kind = table.features[column]
     if isinstance(kind, datasets.ClassLabel) and kind.num_classes == declared["classes"]:
         return table.select_columns([*images, column])
@@ -135,7 +132,7 @@ def _labelled(read: Opener, declared: Mapping[str, Any], where: str) -> datasets
 
 
 def _numbered(read: Opener, column: str | None, num_classes: int, where: str) -> datasets.Dataset:
-    """Labels that are numbers alone, as the task's classes: a thousand images may have none of some class."""
+    """Give integer labels the number of classes of the task: a thousand images may lack some class."""
     table = read()
     column = find_label_column(table.features, column, where)
     kind = table.features[column]
@@ -143,7 +140,7 @@ def _numbered(read: Opener, column: str | None, num_classes: int, where: str) ->
         return table
     range_of = pc.min_max(table.data.column(column)).as_py()
     if range_of["min"] is None or not 0 <= range_of["min"] <= range_of["max"] < num_classes:
-        return table  # refused when it is opened, if they are not classes of another kind
+        return table  # other classes; refused, if they are wrong, when the split is opened
     return table.cast_column(column, datasets.ClassLabel(num_classes=num_classes))
 
 
@@ -156,9 +153,9 @@ def _classes(table: datasets.Dataset, column: str, rule: str, where: str) -> np.
                 labels[row] = vtab.class_of(rule, value)
             except (ValueError, TypeError, KeyError, IndexError) as error:
                 raise DataError(
-                    f"rule {rule} gives no class to a value of column {column!r}: {error}",
+                    f"rule {rule} has no class for a value of column {column!r}: {error}",
                     where=f"{where}, row {row}",
-                    fix="write the column as TensorFlow Datasets has it, or name one of classes: "
+                    fix="write the column as TensorFlow Datasets has it, or name a column of classes: "
                     "--set data.label_column=NAME",
                 ) from error
             row += 1
