@@ -309,6 +309,6 @@ def test_a_key_of_training_means_nothing_where_nothing_is_trained():
     with pytest.raises(VitError) as error:
         recipe.load("evaluate/default", ["optimizer.lr=1"], training=False)
 
-    assert error.value.message == "nothing is trained here, so optimizer.lr means nothing"
+    assert error.value.message == "optimizer.lr is a training option; this command does not train"
     assert (error.value.where, error.value.fix) == ("option --set optimizer.lr=1", "leave it out")
     assert recipe.load("finetune/default", ["optimizer.lr=1"], training=False).optimizer.lr == 1

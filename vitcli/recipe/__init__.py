@@ -1,7 +1,7 @@
-"""Recipes: what a run does, as data with a closed schema, checked whole and never changed afterwards.
+"""Recipes: load, merge and check what a run does. A recipe is data with a closed schema, and immutable.
 
-Precedence: the base file that a recipe extends, the file, then the command line. There is no fourth place.
-A section is a flat table, so a recipe is handled as {"section.key": value} until it is checked.
+A later layer overrides an earlier one: the base that a file extends, the file, the command line.
+Until it is checked, a recipe is handled as {"section.key": value}.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,31 +29,10 @@ from vitcli.recipe.toml import differences, flat, to_toml, toml_text, typed_valu
 from vitcli.recipe.validation import Problem, is_overridden, report, unknown
 
 __all__ = [
-    "SHORTHANDS",
-    "Recipe",
-    "available",
-    "class_maps",
-    "dataset_aliases",
-    "differences",
-    "find",
-    "find_file",
-    "find_for_dataset",
-    "flat",
-    "is_base",
-    "label",
-    "load",
-    "may_be_chosen",
-    "merge",
-    "origins",
-    "paper_tables",
-    "parse_options",
-    "read_toml",
-    "settled",
-    "studies",
-    "to_toml",
-    "toml_text",
-    "trials",
-]
+    "SHORTHANDS", "Recipe", "available", "class_maps", "dataset_aliases", "differences", "find", "find_file",
+    "find_for_dataset", "flat", "is_base", "label", "load", "may_be_chosen", "merge", "origins",
+    "paper_tables", "parse_options", "read_toml", "settled", "studies", "to_toml", "toml_text", "trials",
+]  # fmt: skip
 
 SHORTHANDS = MappingProxyType(
     {
@@ -80,14 +59,14 @@ DEFAULT = "schema default"
 
 @dataclass(frozen=True)
 class Draft:
-    """Values by dotted key, where each comes from, and what is wrong so far."""
+    """A recipe before validation: values by dotted key, the source of each, and the mistakes so far."""
 
     values: dict[str, Any]
     sources: dict[str, str]
     mistakes: list[Problem]
 
     def overlay(self, layer: Mapping[str, Any], sources: Mapping[str, str]) -> None:
-        """Put `layer` on top; an inherited key that loses its meaning through it goes."""
+        """Put `layer` on top, and drop inherited keys that it makes meaningless."""
         for key in [key for key in self.values if key not in layer and is_overridden(key, layer)]:
             del self.values[key], self.sources[key]
         self.values.update({key: _unset(key, value) for key, value in layer.items()})
@@ -105,9 +84,9 @@ def load(
 
     Args:
         name_or_path: a shipped recipe ("finetune/cifar10"), or a path that ends in .toml.
-        overrides: "section.key=value", the value as TOML writes it; bare words are strings, none unsets.
-        shorthands: values of options by dotted key, typed or parsed; None means that it was not given.
-        training: whether the sections of a training run must be there; evaluation does without them.
+        overrides: "section.key=value" with a TOML value; bare words are strings, none unsets.
+        shorthands: values of options by dotted key, typed or parsed; None means not given.
+        training: require the sections of a training run; evaluation does without them.
 
     Raises:
         VitError: every mistake of the files and options, in one report.
@@ -116,16 +95,16 @@ def load(
     file = label(find(name_or_path))
     if not training:
         draft.mistakes.extend(_unused_training_keys(draft))
-    recipe, found = check_with_choices(draft.values, draft.sources, file=file, training=training)
-    if mistakes := draft.mistakes + found:
-        raise report(mistakes, f"recipe {name_or_path}")
+    recipe, problems = check_with_choices(draft.values, draft.sources, file=file, training=training)
+    if problems := draft.mistakes + problems:
+        raise report(problems, f"recipe {name_or_path}")
     return recipe
 
 
 def merge(
     name_or_path: str, overrides: Sequence[str] = (), shorthands: Mapping[str, Any] = NO_SHORTHANDS
 ) -> Draft:
-    """A recipe's values before the schema has seen them; those of a base, too, which need not be whole."""
+    """Return the values of a recipe before validation. A base may be incomplete."""
     draft = Draft({}, {}, [])
     for path, table in _base_and_file(find(name_or_path)):
         values = _flat_table(table, label(path), draft.mistakes)
@@ -135,45 +114,46 @@ def merge(
 
 
 def _unused_training_keys(draft: Draft) -> list[Problem]:
-    """Take out keys of training that options alone bring, where nothing is trained: each is a mistake."""
-    of_files = {_section(key) for key, source in draft.sources.items() if not source.startswith("option ")}
-    found = []
-    for key in [key for key in draft.values if _section(key) in set(TRAINING_SECTIONS) - of_files]:
-        what = f"nothing is trained here, so {key} means nothing"
-        found.append(Problem(what, draft.sources.pop(key), "leave it out"))
+    """Remove training keys that only options set, for a command that does not train; report each."""
+    in_files = {_section(key) for key, source in draft.sources.items() if not source.startswith("option ")}
+    problems = []
+    for key in [key for key in draft.values if _section(key) in set(TRAINING_SECTIONS) - in_files]:
+        what = f"{key} is a training option; this command does not train"
+        problems.append(Problem(what, draft.sources.pop(key), "leave it out"))
         del draft.values[key]
-    return found
+    return problems
 
 
 def origins(
     name_or_path: str, overrides: Sequence[str] = (), shorthands: Mapping[str, Any] = NO_SHORTHANDS
 ) -> dict[str, str]:
-    """Where each value of a recipe comes from: a file, an option, or the schema's neutral default."""
+    """Return the source of each value of a recipe: a file, an option, or the schema's default."""
     sources = merge(name_or_path, overrides, shorthands).sources
     present = {_section(key) for key in sources} | (set(SECTIONS) - set(OPTIONAL_SECTIONS))
     return {key: sources.get(key, DEFAULT) for key in KEYS if _section(key) in present}
 
 
 def find_for_dataset(command: str, dataset: str | None) -> str:
-    """Name of the shipped recipe of `command` for a data set: its own, else its alias's, else the default.
+    """Return the name of the shipped recipe of a command for a data set.
 
-    Without a data set it is the demo, where the command has one.
+    The recipe of the data set itself, else that of its alias, else the default; without a data set the demo.
     """
     names = [name for name, _ in available() if name.startswith(f"{command}/")]
     if dataset is None and f"{command}/demo" in names:
         return f"{command}/demo"
-    own = [name for name in names if dataset and merge(name).values.get("data.dataset") == dataset]
-    shared = dataset_aliases().get(dataset or "", {}).get("recipe", "")
-    if len(own) == 1:
-        return own[0]
-    if not own and shared in names:
-        return shared
-    if not own and f"{command}/default" in names:
+    matching = [name for name in names if dataset and merge(name).values.get("data.dataset") == dataset]
+    aliased = dataset_aliases().get(dataset or "", {}).get("recipe", "")
+    if len(matching) == 1:
+        return matching[0]
+    if not matching and aliased in names:
+        return aliased
+    if not matching and f"{command}/default" in names:
         return f"{command}/default"
+    choices = ", ".join(matching) or f"{command}/demo, or another of vit recipes list"
     raise VitError(
-        f"{len(own) or 'no'} {command} recipes are for data set {dataset!r}",
+        f"{len(matching) or 'no'} {command} recipes are for data set {dataset!r}",
         where="option --dataset",
-        fix=f"name one with --recipe: {', '.join(own) or f'{command}/demo, or another of vit recipes list'}",
+        fix=f"name one with --recipe: {choices}",
     )
 
 
@@ -186,8 +166,8 @@ def _base_and_file(path: Path) -> list[tuple[Path, dict[str, Any]]]:
     base = table.pop("extends", None)
     if base is None:
         return [(path, table)]
-    beside = path.parent / str(base)
-    base_path = beside if beside.suffix == ".toml" and beside.is_file() else find(str(base))
+    sibling = path.parent / str(base)
+    base_path = sibling if sibling.suffix == ".toml" and sibling.is_file() else find(str(base))
     base_table = read_toml(base_path)
     if "extends" in base_table:
         raise VitError(
@@ -237,5 +217,5 @@ def parse_options(
 
 
 def _unset(key: str, value: Any) -> Any:
-    """TOML has no null, so the word none unsets a key that may be unset."""
+    """Return None for the word none, which unsets a key in TOML, where there is no null."""
     return None if value == "none" and accepts_none(key) else value

@@ -1,4 +1,4 @@
-"""Where recipes lie, and what lies among them: aliases, class maps, studies, the paper's tables."""
+"""Shipped files: recipes, data set aliases, class maps, studies and the rows of the paper's tables."""
 
 import tomllib
 from collections.abc import Mapping
@@ -9,18 +9,15 @@ from typing import Any
 from vitcli.errors import MachineError, VitError, nearest
 
 HERE = Path(__file__).parent
-HOMES = (
-    HERE / "shipped",
-    HERE.parent.parent / "recipes",
-)  # inside the wheel; beside the package in a checkout
-ALIASES = "datasets.toml"  # lies among the recipes and is none
-ROWS = "reproduce.toml"  # nor is this one, the rows of the paper's tables
-CLASSES, STUDIES = "classes", "studies"  # folders of class maps and studies, which are no recipes either
+HOMES = (HERE / "shipped", HERE.parent.parent / "recipes")  # of a wheel, of a checkout
+# Files and folders among the recipes that are no recipes.
+ALIASES, ROWS = "datasets.toml", "reproduce.toml"
+CLASSES, STUDIES = "classes", "studies"
 
 
 @cache
 def available() -> tuple[tuple[str, str], ...]:
-    """Name and first comment line of every shipped recipe, sorted by name."""
+    """Return the name and first comment line of every shipped recipe, sorted by name."""
     home = _home()
     names = sorted(
         str(path.relative_to(home).with_suffix("").as_posix())
@@ -31,7 +28,7 @@ def available() -> tuple[tuple[str, str], ...]:
 
 
 def is_base(name: str) -> bool:
-    """Whether it is there for others to extend alone (some do, it names no data) and need not be whole."""
+    """Return whether a recipe only serves others as a base: some extend it, and it names no data set."""
     return name in _bases()
 
 
@@ -43,7 +40,7 @@ def _bases() -> set[str]:
 
 
 def find(name: str) -> Path:
-    """The file of a shipped recipe ("finetune/cifar10"), or of a path that ends in .toml."""
+    """Return the file of a shipped recipe ("finetune/cifar10"), or of a path that ends in .toml."""
     if name.endswith(".toml"):
         if Path(name).is_file():
             return Path(name)
@@ -76,22 +73,22 @@ def find_file(name: str, shipped: Mapping[str, Path], *, noun: str, where: str) 
 
 @cache
 def dataset_aliases() -> dict[str, dict[str, Any]]:
-    """The data sets that --dataset knows by a short name, with what recipes/datasets.toml says of each."""
+    """Return the data set aliases of --dataset, with the entry of each in recipes/datasets.toml."""
     return read_toml(_home() / ALIASES)
 
 
 def class_maps() -> dict[str, Path]:
-    """The files of the shipped class maps by their names, for `vit evaluate --classes`."""
+    """Return the files of the shipped class maps by name, for `vit evaluate --classes`."""
     return {path.stem: path for path in sorted((_home() / CLASSES).glob("*.toml"))}
 
 
 def studies() -> dict[str, Path]:
-    """The files of the shipped studies by their names, for `vit study`."""
+    """Return the files of the shipped studies by name, for `vit study`."""
     return {path.stem: path for path in sorted((_home() / STUDIES).glob("*.toml"))}
 
 
 def paper_tables() -> Path:
-    """The file of the rows that `vit reproduce` knows."""
+    """Return the file of the rows that `vit reproduce` knows."""
     return _home() / ROWS
 
 
@@ -100,7 +97,7 @@ def _home() -> Path:
 
 
 def label(path: Path) -> str:
-    """A file as people should see it: shipped ones as recipes/<name>.toml, wherever they are installed."""
+    """Return the name of a file for messages: recipes/<name>.toml for a shipped one, else the path."""
     home = _home()
     return f"recipes/{path.relative_to(home).as_posix()}" if path.is_relative_to(home) else str(path)
 
@@ -110,12 +107,12 @@ def _first_line(path: Path) -> str:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """A TOML file as it is; VitError or MachineError where it cannot be read."""
+    """Parse a TOML file; VitError or MachineError if it cannot be read."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise VitError(
-            f"not TOML: {error}", where=str(path), fix="strings stand in quotes; numbers, true and false bare"
+            f"not TOML: {error}", where=str(path), fix="quote strings; write numbers, true and false without"
         ) from error
     except OSError as error:
         raise MachineError(

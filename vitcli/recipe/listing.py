@@ -1,4 +1,4 @@
-"""`vit recipes`: what recipes there are, what is in them and whether they hold. Never imports torch."""
+"""`vit recipes`: list, show, check and copy recipes; their JSON Schema. Imports no torch."""
 
 import json
 from collections.abc import Sequence
@@ -10,16 +10,16 @@ from vitcli.errors import MachineError, VitError
 
 
 def list_recipes() -> list[dict[str, Any]]:
-    """Every shipped recipe: its name, whether it is only a base for others, and its first line."""
+    """Return name, base flag and first comment line of every shipped recipe."""
     return [
         {"name": name, "base": recipe.is_base(name), "about": about} for name, about in recipe.available()
     ]
 
 
 def show(name: str, overrides: Sequence[str] = (), origin: bool = True) -> dict[str, Any]:
-    """The resolved values by dotted key, where each comes from, and the TOML with that behind each value.
+    """Return the resolved values by dotted key, the origin of each, and TOML with the origins as comments.
 
-    A base is shown as far as it goes; anything else must hold.
+    A base may be incomplete; any other recipe must be valid.
     """
     if recipe.is_base(name) and not overrides:
         values = recipe.merge(name).values
@@ -31,11 +31,11 @@ def show(name: str, overrides: Sequence[str] = (), origin: bool = True) -> dict[
 
 
 def check(names: Sequence[str] = ()) -> dict[str, Any]:
-    """Which recipes hold, shipped ones or files; without names, all shipped ones.
+    """Validate recipes: shipped ones or files; without names, all shipped ones.
 
     Returns:
-        "ok" for all of them, and per recipe its name, kind and error. A shipped base need not be whole and
-        is checked through the recipes that extend it.
+        "ok" for all of them, and per recipe its name, kind and error. A shipped base is checked through the
+        recipes that extend it.
     """
     checked = [_check_one(name) for name in names or [name for name, _ in recipe.available()]]
     return {"ok": all(entry["error"] is None for entry in checked), "recipes": checked}
@@ -52,33 +52,33 @@ def _check_one(name: str) -> dict[str, Any]:
 
 
 def schema() -> dict[str, Any]:
-    """The JSON Schema of a recipe file; editors complete and check .toml files with it."""
+    """Return the JSON Schema of a recipe file, with which editors complete and check .toml files."""
     document = recipe.Recipe.model_json_schema()
     for section, kind in recipe.SECTIONS.items():
         properties = document["$defs"][kind.__name__]["properties"]
         for name in [name for name in properties if recipe.may_be_chosen(f"{section}.{name}")]:
-            properties[name] = _one_or_several(properties[name])
+            properties[name] = _or_list(properties[name])
     document["properties"]["extends"] = {
         "type": "string",
-        "description": "a shipped recipe, or a .toml file beside this one, that this file changes",
+        "description": "a shipped recipe, or a .toml file in the same folder, that this file changes",
     }
     return document
 
 
-def _one_or_several(one: dict[str, Any]) -> dict[str, Any]:
-    """A key that takes a value, or a list of them to choose from on the dev split."""
-    about = {key: value for key, value in one.items() if key in ("default", "description", "title")}
-    kind = {key: value for key, value in one.items() if key not in about}
+def _or_list(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of a key that also takes a list of values to choose from on the dev split."""
+    about = {key: value for key, value in schema.items() if key in ("default", "description", "title")}
+    kind = {key: value for key, value in schema.items() if key not in about}
     return about | {"anyOf": [kind, {"type": "array", "items": kind, "minItems": 1}]}
 
 
 def copy(name: str, destination: str) -> dict[str, Any]:
-    """Copy a shipped recipe, comments and all, to a .toml file or into a folder; never overwrites one."""
+    """Copy a shipped recipe with its comments to a .toml file or into a folder; overwrite nothing."""
     source, target = recipe.find(name), Path(destination)
     target = target / source.name if target.is_dir() else target
     if target.suffix != ".toml":
         raise VitError(
-            f"{target} does not end in .toml, and only such files are taken for recipes",
+            f"{target} does not end in .toml, as recipe files do",
             where="argument TO",
             fix=f"write {target}.toml, or name a folder that exists",
         )
@@ -91,13 +91,13 @@ def copy(name: str, destination: str) -> dict[str, Any]:
         raise MachineError(
             f"{target} cannot be written: {error.strerror}",
             where="argument TO",
-            fix="choose a folder that exists and is yours to write to",
+            fix="choose a folder that exists and is writable",
         ) from error
     return {"name": name, "path": str(target)}
 
 
 def render(kind: str, data: Any) -> str:
-    """What a function of this file returned, as text for people; `kind` is the word after `vit recipes`."""
+    """Render the result of `vit recipes <kind>` as text."""
     match kind:
         case "list":
             width = max(len(entry["name"]) for entry in data["recipes"])
@@ -116,5 +116,5 @@ def render(kind: str, data: Any) -> str:
 
 def _render_check(entry: dict[str, Any]) -> str:
     if entry["error"]:
-        return f"{entry['name']}: wrong\n{VitError(**entry['error'])}"
+        return f"{entry['name']}: invalid\n{VitError(**entry['error'])}"
     return f"{entry['name']}: {'a base, checked through others' if entry['kind'] == 'base' else 'ok'}"

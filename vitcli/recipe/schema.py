@@ -51,10 +51,16 @@ UnitInterval = Annotated[float, Field(ge=0, le=1)]
 UnitIntervalOpen0 = Annotated[float, Field(gt=0, le=1)]
 PercentText = Annotated[str, StringConstraints(pattern=r"^(100|\d{1,2}(\.\d+)?)%$")]
 PerChannel = Annotated[tuple[float, float, float], Field(strict=False)]
+FractionRange = Annotated[tuple[UnitIntervalOpen0, UnitIntervalOpen0], Field(strict=False)]
+PositiveRange = Annotated[tuple[Positive, Positive], Field(strict=False)]
+Betas = Annotated[tuple[Fraction, Fraction], Field(strict=False)]
+RandAugment = Annotated[tuple[Count, Positive], Field(strict=False)]
 ImageSize = either(Count, Annotated[tuple[Count, Count], Field(strict=False)], other_if=(list, tuple))
 StepsOrPercent = either(NonNegativeInt, PercentText, other_if=str)
 Counts = one_or_several(Count, one_if=int)
 NumberOrSweep = either(Positive, Literal["sweep"], other_if=str)
+Gelu = Literal["auto", "tanh", "erf"]
+Compute = Literal["auto", "fp32", "bf16", "fp16"]
 
 
 def key(description: str, default: Any = ...) -> Any:
@@ -69,27 +75,17 @@ class Section(BaseModel):
 
 
 class Model(Section):
-    """The network; with a checkpoint, what its own metadata leaves open."""
+    """The network; with a checkpoint, what the checkpoint's own metadata leaves open."""
 
     name: str | None = key("the paper's name (ViT-B/16; paper, Table 1) or any timm model name", None)
-    ckpt: str | None = key(
-        "weights to start from: run folder, file, timm/<name>.<tag>, hf-hub:<id>, demo", None
-    )
-    dropout: Fraction = key(
-        "probability, after the position embedding and every dense layer (paper, B.1)", 0.0
-    )
-    drop_path: Fraction = key(
-        "probability that the last block is skipped, rising linearly from 0 (AugReg)", 0.0
-    )
-    grad_checkpointing: bool = key(
-        "compute activations again in the backward pass: less memory, more time", False
-    )
+    ckpt: str | None = key("initial weights: run folder, file, timm/NAME.TAG, hf-hub:OWNER/NAME, demo", None)
+    dropout: Fraction = key("probability, after the position embedding and dense layers (paper, B.1)", 0.0)
+    drop_path: Fraction = key("probability of skipping the last block, linear from 0 (AugReg)", 0.0)
+    grad_checkpointing: bool = key("recompute activations in the backward pass: less memory, slower", False)
     pre_logits: bool = key("tanh layer before the pre-training head (paper, 3.1 and D.3)", False)
-    gelu: Literal["auto", "tanh", "erf"] = key(
-        "form of GELU; auto is the one the weights were made with, tanh for fresh ones; timm's is erf", "auto"
-    )
+    gelu: Gelu = key("form of GELU; auto: that of the weights, tanh for fresh ones; timm's is erf", "auto")
     classifier: Literal["token", "gap"] = key(
-        "seen by the head of a fresh network: the class token or the mean of the tokens (paper, D.3)", "token"
+        "input of the head of a fresh network: class token or mean of the tokens (paper, D.3)", "token"
     )
     posemb: Literal["none", "1d", "2d", "relative", "sincos2d"] = key(
         "position embedding of a fresh network (paper, Table 8; sincos2d: arXiv 2205.01580)", "1d"
@@ -97,68 +93,50 @@ class Model(Section):
     posemb_at: Literal["stem", "every_layer", "every_layer_shared"] = key(
         "where a fresh network adds it (paper, Table 8)", "stem"
     )
-    layers: Count | None = key(
-        "of a fresh transformer, where not as its name says (paper, Table 1 and Figure 8)", None
-    )
-    hidden: Count | None = key(
-        "width D of a fresh transformer; then its MLP is 4 times as wide and its heads have 64 each", None
-    )
-    mlp: Count | None = key("width of its MLP, where not so", None)
-    heads: Count | None = key("number of its heads, where not so", None)
-    patch_size: Count | None = key("pixels a side of its patches, where not as its name says", None)
+    layers: Count | None = key("layers of a fresh transformer, if not as named (paper, Figure 8)", None)
+    hidden: Count | None = key("width D of a fresh transformer; MLP 4 D, heads of 64, unless given", None)
+    mlp: Count | None = key("width of its MLP", None)
+    heads: Count | None = key("number of its heads", None)
+    patch_size: Count | None = key("side of its patches in pixels, if not as named", None)
     init: Literal["paper", "timm"] = key("initialisation of a fresh network of the paper", "paper")
     posemb_resample: Literal["paper", "timm"] = key(
-        "to another grid: bilinear with aligned corners (paper, 3.2), or timm's antialiased bicubic", "paper"
+        "resampling: bilinear with aligned corners (paper, 3.2), or timm's antialiased bicubic", "paper"
     )
 
 
 class Data(Section):
-    """Which images, and what happens to their pixels (paper, 4.1)."""
+    """The images and their preprocessing (paper, 4.1)."""
 
     dataset: str | None = key("demo, an alias, a Hub id or a local path (vit datasets)", None)
-    train_split: str = key("split to train on, slices as Hugging Face writes them; auto finds it", "auto")
-    eval_split: str = key(
-        "split to score on; auto finds it, dev_fraction is the part that is cut from train", "auto"
-    )
-    dev_fraction: Fraction = key(
-        "share of train to choose by (paper, B.1.1), and to score on where there is no other split", 0.0
-    )
+    train_split: str = key("training split, sliced as in Hugging Face datasets; auto finds it", "auto")
+    eval_split: str = key("split to score on; auto finds it; dev_fraction: the part cut from train", "auto")
+    dev_fraction: Fraction = key("fraction of train held out for choices, or as eval split (B.1.1)", 0.0)
     num_examples: Count | None = key("train on a random subset of this many images (paper, 4.3)", None)
-    image_column: str | None = key("column of the images, where several could be", None)
-    label_column: str | None = key("column of the classes, where several could be", None)
-    num_classes: Count | None = key("how many classes there are, for shards that do not tell", None)
+    image_column: str | None = key("column of the images, if ambiguous", None)
+    label_column: str | None = key("column of the labels, if ambiguous", None)
+    num_classes: Count | None = key("number of classes, for shards that do not store it", None)
     image_size: ImageSize = key("pixels of the model's input: a side, or [height, width] (paper, B.1)")
     train_crop: Literal["inception", "random", "none"] = key(
-        "inception: random area and shape; random: image_size out of resize squared; none: the whole"
+        "inception: random area and aspect; random: image_size out of resize x resize; none: whole image"
     )
-    crop_area: Annotated[tuple[UnitIntervalOpen0, UnitIntervalOpen0], Field(strict=False)] | None = key(
-        "inception crop: [least, largest] share of the image's area", None
-    )
-    crop_aspect: Annotated[tuple[Positive, Positive], Field(strict=False)] | None = key(
-        "inception crop: [least, largest] width / height", None
-    )
-    resize: Count | None = key("random crop: side in pixels of the square it is cut from", None)
-    flip: bool = key("mirror every other training image, drawn at random")
-    randaugment: Annotated[tuple[Count, Positive], Field(strict=False)] | None = key(
-        "[layers, magnitude] of RandAugment (arXiv 1909.13719), after crop and flip", None
-    )
+    crop_area: FractionRange | None = key("inception crop: [least, largest] fraction of the area", None)
+    crop_aspect: PositiveRange | None = key("inception crop: [least, largest] width / height", None)
+    resize: Count | None = key("random crop: side in pixels of the square that is cropped", None)
+    flip: bool = key("flip training images horizontally with probability 0.5")
+    randaugment: RandAugment | None = key("[layers, magnitude] (arXiv 1909.13719), after crop, flip", None)
     eval_resize: Literal["square", "short_side", "none"] = key(
-        "square: the whole, short_side: in its shape, to floor(image_size / eval_crop_fraction), then crop"
+        "whole image to a square, or short side to floor(image_size / eval_crop_fraction); then crop"
     )
     eval_crop_fraction: UnitIntervalOpen0 | None = key(
-        "share of the side that the centre crop keeps; for short_side, and for square if not all", None
+        "fraction of the side that the centre crop keeps; needed for short_side, allowed for square", None
     )
-    interpolation: Literal["bilinear", "bicubic"] = key("of every resize")
+    interpolation: Literal["bilinear", "bicubic"] = key("interpolation of every resize")
     antialias: bool = key("low-pass filter when an image gets smaller; the authors' code has none")
     mean: PerChannel = key("per channel, subtracted from pixels in [0, 1]; 0.5 for [-1, 1] (paper's code)")
     std: PerChannel = key("per channel, divides after the mean")
-    streaming: bool = key(
-        "read shards where they lie, shuffled within windows, instead of opening tables", False
-    )
-    shuffle_window: Count = key("streaming: rows that are shuffled among each other", 8192)
-    on_bad_image: Literal["error", "skip"] = key(
-        "an image that cannot be read stops the run or is counted", "error"
-    )
+    streaming: bool = key("read shards in place, shuffled within windows, instead of as tables", False)
+    shuffle_window: Count = key("streaming: number of rows shuffled together", 8192)
+    on_bad_image: Literal["error", "skip"] = key("unreadable images: stop, or skip and count", "error")
 
     @model_validator(mode="before")
     @classmethod
@@ -175,36 +153,29 @@ class Data(Section):
 
 
 class Objective(Section):
-    """What is minimised (paper, B.1)."""
+    """The loss and its targets (paper, B.1)."""
 
     loss: Literal["softmax", "sigmoid", "masked_patch"] = key(
-        "cross-entropy, sigmoid's summed over the classes; or what corrupted patches were (paper, 4.6)"
+        "cross-entropy; sigmoid, summed over the classes; or masked patch prediction (paper, 4.6)"
     )
     patch_target: Literal["mean_color", "downsized", "pixels"] | None = key(
         "masked_patch: 512 mean colours; those of the patch at 4x4; all pixels (paper, B.1.2)", None
     )
-    corrupted: UnitIntervalOpen0 | None = key("masked_patch: share of the patches (paper, B.1.2: 0.5)", None)
-    masked: UnitInterval | None = key("masked_patch: of these, share that becomes [mask] (paper: 0.8)", None)
-    replaced: UnitInterval | None = key(
-        "masked_patch: of these, share that becomes another (paper: 0.1)", None
-    )
-    mixup: PositiveOrZero = key(
-        "each picture mixed with its neighbour by a share of Beta(mixup, mixup), drawn once a part; 0: off",
-        0.0,
-    )
-    label_smoothing: Fraction = key("share of the target spread over all classes (paper, 4.3)", 0.0)
-    head_bias: float = key("bias of the fresh head; the authors' pre-training takes -10", 0.0)
+    corrupted: UnitIntervalOpen0 | None = key("masked_patch: fraction of patches (paper, B.1.2: 0.5)", None)
+    masked: UnitInterval | None = key("fraction of these replaced by [mask] (paper: 0.8)", None)
+    replaced: UnitInterval | None = key("fraction of these replaced by another patch (paper: 0.1)", None)
+    mixup: PositiveOrZero = key("mix each image with another by a draw of Beta(mixup, mixup); 0: off", 0.0)
+    label_smoothing: Fraction = key("fraction of the target spread over all classes (paper, 4.3)", 0.0)
+    head_bias: float = key("initial bias of the head; -10 in the authors' pre-training", 0.0)
 
 
 class Optimizer(Section):
-    """How it is minimised (paper, 4.1, tables 3 and 4)."""
+    """The update of the weights (paper, 4.1, tables 3 and 4)."""
 
     name: Literal["sgd", "adam"] = key("adam decouples its weight decay (paper, 4.1)")
     lr: Positive = key("base learning rate; a list: chosen on the dev split (paper, tables 3, 4)")
     momentum: Fraction | None = key("sgd only, no Nesterov (paper, Table 4: 0.9)", None)
-    betas: Annotated[tuple[Fraction, Fraction], Field(strict=False)] | None = key(
-        "adam only (paper, 4.1: [0.9, 0.999])", None
-    )
+    betas: Betas | None = key("adam only (paper, 4.1: [0.9, 0.999])", None)
     eps: Positive | None = key("adam only, added to the root of the second moment", None)
     weight_decay: PositiveOrZero = key("per step, weights shrink by lr * weight_decay (paper, Table 3)")
     decay_on: Literal["matrices", "all"] = key("matrices: only kernels of dense and convolution layers")
@@ -213,41 +184,38 @@ class Optimizer(Section):
 
 
 class Schedule(Section):
-    """How long, and the learning rate on the way (paper, tables 3 and 4)."""
+    """Duration, and the learning rate over time (paper, tables 3 and 4)."""
 
     steps: Count | None = key("duration in optimizer steps; this or epochs", None)
     epochs: Positive | None = key("duration in passes over the training split; this or steps", None)
-    warmup: StepsOrPercent = key('linear rise from 0, in steps or as a share of the run: "10%"')
+    warmup: StepsOrPercent = key('linear increase from 0, in steps or as a percentage of the run: "10%"')
     decay: Literal["cosine", "linear", "constant"] = key("from the end of the warm-up to the end of the run")
-    end_lr: PositiveOrZero = key("learning rate at the end of the run; without meaning for a constant one")
+    end_lr: PositiveOrZero = key("learning rate at the end of the run; ignored by a constant one")
 
 
 class Train(Section):
-    """The loop."""
+    """The training loop."""
 
     batch_size: Count = key("images per optimizer step, over all processes (paper, tables 3 and 4)")
-    seed: NonNegativeInt = key("of the order, the augmentations, dropout and fresh weights")
+    seed: NonNegativeInt = key("random seed of data order, augmentation, dropout and fresh weights")
     runs: Count = key("repetitions with seed, seed + 1, ...; gives mean and std (paper, Table 2: 3)")
     log_every: Count = key("steps between lines of metrics.jsonl")
-    save_every: NonNegativeInt = key("steps between checkpoints; 0: only when stopped and at the end")
+    save_every: NonNegativeInt = key("steps between checkpoints; 0: only when interrupted and at the end")
     save_minutes: Positive | None = key("minutes between checkpoints, besides save_every", None)
-    keep_checkpoints: Count = key("how many of the newest checkpoints stay on disk")
-    milestone_every: NonNegativeInt = key(
-        "checkpoints of multiples of this many steps stay for ever; 0: none", 0
-    )
+    keep_checkpoints: Count = key("number of newest checkpoints that stay on disk")
+    milestone_every: NonNegativeInt = key("keep the checkpoints of every multiple of this; 0: none", 0)
 
 
 class Eval(Section):
-    """Scoring, and probing while training: few-shot accuracy against compute (paper, figures 4 and 5)."""
+    """Evaluation, and few-shot probes during training (paper, figures 4 and 5)."""
 
-    probe: str | None = key("data set of a closed-form few-shot probe while training (paper, 4.1)", None)
-    probe_every: NonNegativeInt = key("steps between probes; one more at the end; 0: at the end alone", 0)
-    probe_shots: Count = key("images a class of the probe (paper, figure 4: 5)", 5)
-
-    every: NonNegativeInt = key("steps between evaluations while training; 0: only at the end", 0)
+    probe: str | None = key("data set of a closed-form few-shot probe during training (paper, 4.1)", None)
+    probe_every: NonNegativeInt = key("steps between probes, and one at the end; 0: only at the end", 0)
+    probe_shots: Count = key("images per class of the probe (paper, figure 4: 5)", 5)
+    every: NonNegativeInt = key("steps between evaluations during training; 0: only at the end", 0)
     batch_size: Count = key("images per forward pass of one process; no result depends on it")
     layer: Literal["pre_logits", "token", "gap"] = key(
-        "features: what the last layer is given; class token or mean of the patches, after the last norm",
+        "features: input of the last layer; class token or mean of the patches after the last norm",
         "pre_logits",
     )
 
@@ -255,40 +223,34 @@ class Eval(Section):
 class Fewshot(Section):
     """Few-shot classification on frozen features (paper, 4.1; big_vision, configs/common_fewshot.py)."""
 
-    shots: Counts = key("images a class, drawn so that fewer are among more")
-    seeds: Count = key("draws, by numpy's generators of seed 0, 1, ...; gives mean and std")
+    shots: Counts = key("images per class; smaller support sets are parts of larger ones")
+    seeds: Count = key("number of support sets, drawn with numpy seeds 0, 1, ...; gives mean and std")
     classifier: Literal["least-squares", "knn", "logistic", "ncm"] = key(
-        "of the features: in closed form (paper, 4.1), nearest neighbours, logistic regression, nearest mean"
+        "closed form (paper, 4.1), nearest neighbours, logistic regression, nearest class mean"
     )
-    l2: NumberOrSweep = key(
-        'least-squares: strength of the regularisation, or "sweep": chosen by leaving drawn images out'
-    )
+    l2: NumberOrSweep = key('regularisation of least squares; "sweep": chosen on held-out support images')
 
 
 class Inspect(Section):
-    """Looking inside a network (paper, 4.5, D.7 and D.8)."""
+    """Figures of a network's inside (paper, 4.5, D.7 and D.8)."""
 
-    num_images: Count = key("pictures whose attention distance is averaged (paper, figure 11: 128)")
-    num_shown: Count = key("of these, pictures whose attention and features are drawn (paper, figure 6: 3)")
-    seed: NonNegativeInt = key("of the draw of the pictures from a data set")
+    num_images: Count = key("images whose attention distance is averaged (paper, figure 11: 128)")
+    num_shown: Count = key("images of these whose attention and features are shown (paper, figure 6: 3)")
+    seed: NonNegativeInt = key("random seed of the choice of images from a data set")
     components: Count = key("principal components of the filters (paper, figure 7: 28)")
     residual: bool = key(
-        "roll-out: a layer is half its skip connection (arXiv 2005.00928); off: the bare words of D.8"
+        "roll-out: average with the skip connection (arXiv 2005.00928); off: D.8 to the letter"
     )
     full_at: UnitIntervalOpen0 = key(
-        "roll-out as drawn: share of the patches that are not in full light; 1: all but the brightest"
+        "roll-out as shown: fraction of patches not at full brightness; 1: all but one"
     )
-    renormalise: bool = key(
-        "distance: attention sums to 1 again without the class token (paper, D.7 is silent)"
-    )
+    renormalise: bool = key("attention distance: renormalise without the class token (D.7 does not say)")
 
 
 class Precision(Section):
     """Number formats."""
 
-    compute: Literal["auto", "fp32", "bf16", "fp16"] = key(
-        "of the forward pass; auto suits the device", "auto"
-    )
+    compute: Compute = key("of the forward pass; auto: bf16 where the device supports it", "auto")
 
 
 class Recipe(Section):
@@ -321,18 +283,14 @@ class Recipe(Section):
         return changed
 
 
-SECTIONS: dict[str, type[Section]] = {
-    "model": Model,
-    "data": Data,
-    "objective": Objective,
-    "optimizer": Optimizer,
-    "schedule": Schedule,
-    "train": Train,
-    "eval": Eval,
-    "fewshot": Fewshot,
-    "inspect": Inspect,
-    "precision": Precision,
-}
+def table_in(annotation: Any) -> type[BaseModel] | None:
+    """Return the schema of the table that a field holds, optional or inside a list or a dictionary."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next(filter(None, map(table_in, get_args(annotation))), None)
+
+
+SECTIONS = {name: table_in(field.annotation) for name, field in Recipe.model_fields.items()}
 TRAINING_SECTIONS = ("objective", "optimizer", "schedule", "train")
 OPTIONAL_SECTIONS = (*TRAINING_SECTIONS, "fewshot", "inspect")
 KEYS = {
@@ -358,13 +316,6 @@ def dotted(table: Any) -> Any:
 
 # Settings of a recipe inside another file, by dotted key.
 RecipeKeys = Annotated[dict[Annotated[str, AfterValidator(_recipe_key)], Any], BeforeValidator(dotted)]
-
-
-def table_in(annotation: Any) -> type[BaseModel] | None:
-    """Return the schema of the table that a field holds, optional or inside a list or a dictionary."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    return next(filter(None, map(table_in, get_args(annotation))), None)
 
 
 def accepts_none(key: str) -> bool:

@@ -1,4 +1,4 @@
-"""Keys with a list of values, one of which a run has to choose (paper, section B.1.1)."""
+"""Sweeps: keys that list several values, of which the best on the dev split is chosen (paper, B.1.1)."""
 
 from collections.abc import Iterable, Mapping
 from itertools import product
@@ -8,62 +8,66 @@ from vitcli.recipe.schema import KEYS, Recipe, takes_list
 from vitcli.recipe.toml import flat, nested, toml_value
 from vitcli.recipe.validation import FIXED_IN_A_CHOICE, Problem, check
 
-MOST_ARMS = 256
-Choice = dict[str, Any]  # a value for each key that lists some
+MOST_TRIALS = 256
+Choice = dict[str, Any]  # one value for each key that lists several
 
 
 def check_with_choices(
     values: Mapping[str, Any], sources: Mapping[str, str], *, file: str, training: bool
 ) -> tuple[Recipe | None, list[Problem]]:
-    """As `check`, for values of which any may be a list to choose from: every combination must hold."""
-    listed = {key: list(value) for key, value in values.items() if is_listed(key, value)}
-    if not listed:
+    """Check values as `check` does, where any may be a list; every combination must be valid."""
+
+    def check_one(values: Mapping[str, Any]) -> tuple[Recipe | None, list[Problem]]:
         return check(values, sources, file=file, training=training)
-    mistakes = list(_of_lists(listed, values, sources, file, training=training))
-    kept = {key: items for key, items in listed.items() if items}
-    plain = {key: value for key, value in values.items() if key not in listed}
-    first = {key: items[0] for key, items in kept.items()}
+
+    lists = {key: list(value) for key, value in values.items() if is_listed(key, value)}
+    if not lists:
+        return check_one(values)
+    problems = list(_list_problems(lists, values, sources, file, training=training))
+    lists = {key: items for key, items in lists.items() if items}
+    first = {key: value for key, value in values.items() if not is_listed(key, value)}
+    first |= {key: items[0] for key, items in lists.items()}
+    # Each item alone, with the first of all other lists, so that a message can name it ...
     checked: dict[str, list[Any]] = {}
-    for key, items in kept.items():
-        for place, item in enumerate(items, 1):
-            found = check({**plain, **first, key: item}, sources, file=file, training=training)
-            mistakes += [_about_item(mistake, key, place, items) for mistake in found[1]]
-            if found[0]:
-                checked.setdefault(key, []).append(flat(found[0])[key])
-    for values_of_one in product(*kept.values()) if not mistakes else ():
-        combination = dict(zip(kept, values_of_one, strict=True))
-        mistakes += check(plain | combination, sources, file=file, training=training)[1]
-    mistakes = list(dict.fromkeys(mistakes))
-    if mistakes:
-        return None, mistakes
-    recipe, _ = check(plain | first, sources, file=file, training=training)
+    for key, items in lists.items():
+        for number, item in enumerate(items, 1):
+            recipe, item_problems = check_one(first | {key: item})
+            problems += [_about_item(problem, key, number, items) for problem in item_problems]
+            if recipe:
+                checked.setdefault(key, []).append(flat(recipe)[key])
+    # ... then the items together.
+    for items in product(*lists.values()) if not problems else ():
+        problems += check_one(first | dict(zip(lists, items, strict=True)))[1]
+    if problems:
+        return None, list(dict.fromkeys(problems))
+    recipe, _ = check_one(first)
     return recipe.with_choices({key: tuple(items) for key, items in checked.items() if len(items) > 1}), []
 
 
 def trials(recipe: Recipe) -> list[tuple[Choice, Recipe]]:
-    """Every combination of the listed values, in the order of the lists, and the recipe that has it alone."""
+    """Return every combination of the listed values, in the order of the lists, with its recipe."""
     names, lists = recipe.choices.keys(), recipe.choices.values()
     combinations = [dict(zip(names, values, strict=True)) for values in product(*lists)]
     return [(choice, settled(recipe, choice)) for choice in combinations]
 
 
 def settled(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
-    """The recipe with other values at some keys, and nothing left to choose; the values must be valid."""
+    """Return the recipe with other, valid values at some keys and nothing left to choose."""
     return Recipe.model_validate(nested({**flat(recipe.with_choices({})), **changes}))
 
 
 def is_listed(key: str, value: Any) -> bool:
-    """Whether this is a list at a key that takes one value, so that there is something to choose."""
+    """Return whether a value is a list at a key that takes one value: a list to choose from."""
     return isinstance(value, list | tuple) and key in KEYS and not takes_list(key)
 
 
 def may_be_chosen(key: str) -> bool:
-    """Whether a recipe may list values of the key to choose from."""
+    """Return whether a recipe may list several values of the key to choose from."""
     return not takes_list(key) and key not in FIXED_IN_A_CHOICE
 
 
-def _of_lists(
-    listed: Mapping[str, list[Any]],
+def _list_problems(
+    lists: Mapping[str, list[Any]],
     values: Mapping[str, Any],
     sources: Mapping[str, str],
     file: str,
@@ -71,7 +75,7 @@ def _of_lists(
     training: bool,
 ) -> Iterable[Problem]:
     count = 1
-    for key, items in listed.items():
+    for key, items in lists.items():
         source = sources.get(key, file)
         count *= len(items) or 1
         if not items:
@@ -83,13 +87,13 @@ def _of_lists(
         elif training and len(items) > 1 and not values.get("data.dev_fraction"):
             fix = "set data.dev_fraction above 0, or give one value"
             yield Problem(f"{key} lists values to choose from without a dev split", source, fix)
-    if count > MOST_ARMS:
-        where = " and ".join(dict.fromkeys(sources.get(key, file) for key in listed))
-        yield Problem(f"{count} combinations to choose from", where, f"list fewer: at most {MOST_ARMS}")
+    if count > MOST_TRIALS:
+        where = " and ".join(dict.fromkeys(sources.get(key, file) for key in lists))
+        yield Problem(f"{count} combinations to choose from", where, f"list fewer: at most {MOST_TRIALS}")
 
 
-def _about_item(mistake: Problem, key: str, place: int, items: list[Any]) -> Problem:
-    """A mistake in one of several items says in which."""
-    if len(items) == 1 or not mistake.what.startswith(f"{key} is "):
-        return mistake
-    return Problem(f"{key}, item {place}{mistake.what.removeprefix(key)}", mistake.where, mistake.fix)
+def _about_item(problem: Problem, key: str, number: int, items: list[Any]) -> Problem:
+    """Name the item that a problem is about, if there are several."""
+    if len(items) == 1 or not problem.what.startswith(f"{key} is "):
+        return problem
+    return Problem(f"{key}, item {number}{problem.what.removeprefix(key)}", problem.where, problem.fix)
