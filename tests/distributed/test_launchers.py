@@ -49,4 +49,4 @@ def test_the_slurm_script_is_a_script_and_its_command_line_holds():
     words = command.partition("\n\n")[0].replace("\\\n", " ").replace('"', "").split()
 
     planned = run(*words, "--dry-run", "--quiet")
-    assert planned.code == 3 and "nothing at" in planned.err  # all but the data is understood
+    assert planned.code == 3 and "there is no data at" in planned.err  # all but the data is understood

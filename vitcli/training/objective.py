@@ -5,6 +5,7 @@ Letters: B batch, K classes, M most labels of an image.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -46,11 +47,8 @@ def supervised(loss: Loss, *, mixup: float) -> Objective:
 
 def loss_fn(name: str, *, label_smoothing: float) -> Loss:
     """Return the loss that a recipe's `objective.loss` names."""
-    match name:
-        case "softmax":
-            return lambda logits_BK, labels: softmax_xent(logits_BK, labels, label_smoothing=label_smoothing)
-        case "sigmoid":
-            return lambda logits_BK, labels: sigmoid_xent(logits_BK, labels, label_smoothing=label_smoothing)
+    losses = {"softmax": softmax_xent, "sigmoid": sigmoid_xent}
+    return partial(losses[name], label_smoothing=label_smoothing)
 
 
 def softmax_xent(logits_BK: Tensor, labels_B: Tensor, *, label_smoothing: float = 0.0) -> Tensor:

@@ -26,7 +26,7 @@ from vitcli.output.atomic import read_json
 from vitcli.output.progress import Progress
 from vitcli.output.text import first_few, size_text
 from vitcli.recipe import Recipe
-from vitcli.recipe.schema import Model
+from vitcli.recipe.schema import Data, Model
 from vitcli.training import schedule, tracking
 from vitcli.training.auto_batch_size import find_max_batch_size
 from vitcli.training.gradients import check_parts, exact_per_device_batch
@@ -157,24 +157,19 @@ def set_up(
 
 def check_shard(recipe: Recipe, options: RunOptions) -> None:
     """Refuse options that --shard does not support."""
-    unsupported = [
-        (options.exact, "--exact", "torch sums sharded gradients itself", "drop one of the two"),
-        (
-            options.per_device_batch == AUTO,
-            "--per-device-batch auto",
-            "a process out of memory would leave the others waiting",
-            "give a number of images",
+    unsupported = {
+        "--exact: torch sums sharded gradients itself": options.exact,
+        "--per-device-batch auto: the others would wait for a process out of memory": (
+            options.per_device_batch == AUTO
         ),
-        (
-            recipe.precision.compute == "fp16",
-            "--precision fp16",
-            "the fp16 loss scaler does not support sharded gradients",
-            "take bf16 or fp32",
-        ),
-    ]
-    for is_given, option, why, fix in unsupported:
+        "--precision fp16: its loss scaler cannot see sharded gradients": recipe.precision.compute == "fp16",
+    }
+    for reason, is_given in unsupported.items():
         if options.shard and is_given:
-            raise VitError(f"--shard does not support {option}: {why}", where=option, fix=fix)
+            option = reason.partition(":")[0]
+            raise VitError(
+                f"--shard does not support {reason}", where=option, fix=f"drop --shard or {option}"
+            )
 
 
 def check_network(model: nn.Module, options: RunOptions, runtime: Runtime) -> None:
@@ -345,18 +340,10 @@ def _open_probe(recipe: Recipe) -> tuple[Split, Split] | None:
     """Open the data set of the few-shot probe, with the default settings of [data]."""
     if recipe.eval.probe is None:
         return None
-    defaults = {
-        "dataset": recipe.eval.probe,
-        "train_split": "auto",
-        "eval_split": "auto",
-        "dev_fraction": 0.1,
-        "num_examples": None,
-        "image_column": None,
-        "label_column": None,
-        "num_classes": None,
-        "streaming": False,
-    }
-    return dataset.open_train_and_eval(recipe.data.model_copy(update=defaults), seed=0)
+    keys = ("train_split", "eval_split", "num_examples", "image_column", "label_column", "num_classes")
+    changes = {key: Data.model_fields[key].default for key in (*keys, "streaming")}
+    changes |= {"dataset": recipe.eval.probe, "dev_fraction": 0.1}
+    return dataset.open_train_and_eval(recipe.data.model_copy(update=changes), seed=0)
 
 
 def _check_labels(train_split: Split, recipe: Recipe) -> None:

@@ -239,19 +239,17 @@ class Saver:
         self._finish()
         snapshot = self.state.snapshot(fingerprint(self.job), self.folder)
         if snapshot is not None:
-            self._writing = self._pool.submit(self._write, snapshot)
+            self._writing = self._pool.submit(
+                checkpoint.save,
+                self.path,
+                snapshot,
+                keep=self.settings.keep_checkpoints,
+                milestone_every=self.settings.milestone_every,
+                group=self.state.group,
+            )
         self._began_at = time.monotonic()
         if wait:
             self._finish()
-
-    def _write(self, snapshot: Checkpoint) -> None:
-        checkpoint.save(
-            self.path,
-            snapshot,
-            keep=self.settings.keep_checkpoints,
-            milestone_every=self.settings.milestone_every,
-            group=self.state.group,
-        )
 
     def _finish(self) -> None:
         """Wait for the save in progress; raise its error on every process."""

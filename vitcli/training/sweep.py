@@ -10,7 +10,7 @@ import gc
 import os
 import shutil
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -72,9 +72,11 @@ class Sweep:
         self.command, self.recipe, self.options = command, recipe, options
         self.runtime = start_runtime(recipe.precision.compute)
         self.progress = Progress(quiet=options.quiet, is_main=self.runtime.is_main)
-        self.data = SharedDatasets(self.runtime.processes_here)
+        free_bytes = launch.free_bytes() / self.runtime.processes_here
+        self.image_memory = MemoryBudget(free_bytes * IMAGE_CACHE_FRACTION)
+        open_data = cache(partial(CachedDataSet, memory=self.image_memory))
         network = make_model if options.shard else SharedNetwork(make_model)  # slices cannot be reset
-        self._run_once = partial(training_run.run, command, make_model=network, open_data=self.data)
+        self._run_once = partial(training_run.run, command, make_model=network, open_data=open_data)
         self.path: Path | None = None
         self.folder: RunFolder | None = None  # open on the first process only
 
@@ -105,7 +107,7 @@ class Sweep:
             summary = sweep_results.summary_of_all(trials, chosen, finals, path=self.path)
             if self.folder:
                 write_results(self.folder, self.recipe, summary, finals[0])
-                if count := self.data.memory.num_decoded:
+                if count := self.image_memory.num_decoded:
                     self.progress.note(f"{count} images were decoded once for all runs")
         finally:
             if self.folder:
@@ -254,24 +256,9 @@ def _link(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
-class SharedDatasets:
-    """Data sets that are opened once, and whose images are decoded once as far as memory allows.
+class CachedDataSet(DataSet):
+    """A data set whose splits are opened once, and whose images are decoded once as far as memory allows."""
 
-    Called like `DataSet`.
-    """
-
-    def __init__(self, processes_here: int):
-        self.memory = MemoryBudget(launch.free_bytes() * IMAGE_CACHE_FRACTION / processes_here)
-        self._opened: dict[str, _CachedDataSet] = {}
-
-    def __call__(self, name: str, **options: Any) -> DataSet:
-        key = repr((name, options))
-        if key not in self._opened:
-            self._opened[key] = _CachedDataSet(name, memory=self.memory, **options)
-        return self._opened[key]
-
-
-class _CachedDataSet(DataSet):
     def __init__(self, name: str, *, memory: MemoryBudget, **options: Any):
         super().__init__(name, **options)
         self._memory = memory
