@@ -149,7 +149,7 @@ def test_rows_of_other_classes_are_left_out_and_the_rest_is_numbered_as_in_the_m
         ("[classes]\nmug = 3", "checkpoint has no class 3"),
         ("[classes]\nmug = -1", "checkpoint has no class -1"),
         ("[classes]\nmug = 1\ncup = [0, 1]", "counts as both 'mug' and 'cup'"),
-        ("[classes]\nunused = 1", "no picture"),
+        ("[classes]\nunused = 1", "no image"),
     ],
 )
 def test_a_map_that_does_not_fit_is_told_in_three_lines(tmp_path, text, match):

@@ -67,16 +67,16 @@ def test_a_person_is_told_whether_it_may_be_chance(pair, tmp_path):
     labels = [0] * 40
     better = [saved(tmp_path, name, labels, guesses) for name, guesses in (("c", [1] * 40), ("d", [0] * 40))]
 
-    assert "do not tell the two apart" in text and "+16.67 points" in text and "dog" in text
-    assert "B is better, by more than chance" in run("compare", *better).out
+    assert "no significant difference" in text and "+16.67 points" in text and "dog" in text
+    assert "B is significantly better" in run("compare", *better).out
 
 
 def test_files_about_other_rows_labels_or_classes_are_refused(pair, tmp_path):
     labels = [0] * 4 + [1] * 4 + [2] * 4
     others = {
-        "about other rows: 2 are only in the first": saved(tmp_path, "rows", labels[:10], labels[:10]),
-        "other labels in 1 rows, first in row 11": saved(tmp_path, "labels", [*labels[:11], 0], labels),
-        "about other classes": saved(tmp_path, "names", labels, labels, names=["a", "b", "c"]),
+        "different rows: 2 are only in the first": saved(tmp_path, "rows", labels[:10], labels[:10]),
+        "different labels in 1 rows, first in row 11": saved(tmp_path, "labels", [*labels[:11], 0], labels),
+        "different classes": saved(tmp_path, "names", labels, labels, names=["a", "b", "c"]),
     }
 
     for match, other in others.items():
@@ -96,7 +96,7 @@ def test_slices_of_one_split_are_other_pictures_though_their_rows_and_labels_agr
     )
 
     refused = run("compare", first, second)
-    assert refused.code == 3 and "other pictures in 12 of 12 rows" in refused.err
+    assert refused.code == 3 and "different images in 12 of 12 rows" in refused.err
     assert len(refused.err.splitlines()) == 3
     assert run("compare", first, moved).code == 0
 

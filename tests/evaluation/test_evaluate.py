@@ -387,7 +387,7 @@ def test_real_labels_that_no_picture_has_are_refused(evaluated, no_pass, tmp_pat
 
     outcome = evaluated("--real", tmp_path / "real.json")
 
-    assert outcome.code == 3 and "none of the 10 pictures" in outcome.err
+    assert outcome.code == 3 and "none of the 10 images" in outcome.err
     assert len(outcome.err.splitlines()) == 3
 
 

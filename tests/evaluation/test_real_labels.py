@@ -139,7 +139,7 @@ def test_no_byte_of_a_packed_file_can_fall_over_unnoticed(tmp_path):
     [
         (b"[[1], [2", "not JSON"),
         (b"\xff\xfe", "not JSON"),
-        (b"[" * 100_000, "damaged, or not JSON"),
+        (b"[" * 100_000, "damaged or not JSON"),
         (b"{}", "holds no lists"),
         (b"[]", "holds no lists"),
         (b"[[1], 2]", "entry 1"),

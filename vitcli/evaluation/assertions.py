@@ -1,4 +1,4 @@
-"""`--assert "top1>=0.92"`: what must hold of a result, read before any work and tried after it."""
+"""`--assert "top1>=0.92"`: conditions on a result, parsed before any work and checked after it."""
 
 import math
 import operator
@@ -20,7 +20,7 @@ RELATIONS: dict[str, Callable[[float, float], bool]] = {
 
 @dataclass(frozen=True)
 class Assertion:
-    """One thing that must hold: a key of the result, a relation, and a number."""
+    """A condition on a result: a key, a relation and a number."""
 
     key: str
     relation: str
@@ -30,19 +30,19 @@ class Assertion:
         return f"{self.key}{self.relation}{self.bound!r}"
 
     def holds(self, result: dict[str, Any]) -> bool:
-        """Whether it holds of a result; a key without a value (null) fulfils nothing."""
+        """Return whether the condition holds for a result; a null value never holds."""
         value = result[self.key]
         return value is not None and RELATIONS[self.relation](value, self.bound)
 
 
 def parse(texts: Sequence[str], *, keys: Sequence[str]) -> tuple[Assertion, ...]:
-    """The assertions that texts such as "top1>=0.92" make.
+    """Parse texts such as "top1>=0.92".
 
     Args:
-        keys: of the numbers that the result will have.
+        keys: numbers that the result will have.
 
     Raises:
-        VitError: a text is no assertion, or about a number that there will not be.
+        VitError: a text is not an assertion, or its key is not one of `keys`.
     """
     return tuple(_parsed(text, keys) for text in texts)
 
@@ -52,7 +52,7 @@ def _parsed(text: str, keys: Sequence[str]) -> Assertion:
     where = f"--assert {text!r}"
     if parts is None:
         raise VitError(
-            f"{text!r} asserts nothing",
+            f"{text!r} is not an assertion",
             where=where,
             fix="a key of the JSON, one of >= > <= < ==, and a number: --assert 'top1>=0.92', in quotes",
         )
@@ -69,7 +69,7 @@ def _parsed(text: str, keys: Sequence[str]) -> Assertion:
         bound = math.nan
     if not math.isfinite(bound):
         raise VitError(
-            f"{number!r} is not a number to compare with",
+            f"{number!r} is not a finite number",
             where=where,
             fix="write accuracies as fractions: 0.92 for 92 %",
         )
@@ -79,10 +79,10 @@ def _parsed(text: str, keys: Sequence[str]) -> Assertion:
 def failed(
     assertions: Sequence[Assertion], results: Sequence[tuple[str, dict[str, Any]]]
 ) -> CheckFailed | None:
-    """The error to end with if something does not hold; None if all of it does.
+    """Return the error to raise if an assertion does not hold; None if all hold.
 
     Args:
-        results: each with the words that tell it from the others.
+        results: each with a name for the error.
     """
     broken = [
         (assertion, name, result)
@@ -93,11 +93,11 @@ def failed(
     if not broken:
         return None
     first, name, result = broken[0]
-    more = f", and {len(broken) - 1} more did not hold" if len(broken) > 1 else ""
+    more = f"; {len(broken) - 1} more do not hold" if len(broken) > 1 else ""
     return CheckFailed(
         f"{first.key} is {_shown(result[first.key])}, so {first} does not hold{more}",
         where=f"--assert {str(first)!r}, {name}",
-        fix="the result itself is good and stands above; use better weights, or assert what they reach",
+        fix="the result above is valid; use better weights, or assert a value that they reach",
     )
 
 

@@ -1,8 +1,9 @@
-"""Class maps: TOML files that say which classes of a checkpoint count as which class of a data set.
+"""Class maps: TOML files that map classes of a data set to classes of a checkpoint.
 
 [classes] has a line for each class of the data that counts: its name = the number or name of the checkpoint's
-class, or a list of them (synonyms). A class whose name begins with a WordNet id (n01440764_tench) may be
-called by the id alone. Pictures of classes without a line are left out.
+class, or a list of them (synonyms). The WordNet id alone may stand for a class whose name begins with one
+(n01440764_tench). Images of classes without a line are left out.
+Letters: B batch, K classes of the checkpoint, G mapped classes, S synonyms, R classes outside the map.
 """
 
 import re
@@ -27,13 +28,13 @@ SEE = 'lines below [classes], such as mug = 504, or "alarm clock" = [409, 530]'
 
 @dataclass(frozen=True)
 class Projection:
-    """Which classes of a network count as which class of the data.
+    """Projection of a network's logits to the classes of a class map.
 
     Attributes:
-        groups: for each class of the data one or several of the network's: synonyms.
+        groups: for each class of the data, one or several classes of the network (synonyms).
         num_classes: K.
-        all_compete: whether the classes that are in no group may be predicted too, always wrongly. They come
-            after the groups, in their own order.
+        all_compete: whether classes in no group may be predicted too, always wrongly. They come after the
+            groups, in their own order.
     """
 
     groups: tuple[tuple[int, ...], ...]
@@ -42,20 +43,20 @@ class Projection:
 
     @property
     def outside(self) -> tuple[int, ...]:
-        """The network's classes that no group has."""
+        """Return the network's classes that are in no group."""
         inside = {number for group in self.groups for number in group}
         return tuple(number for number in range(self.num_classes) if number not in inside)
 
     @property
     def width(self) -> int:
-        """Classes of the projected logits: G, or G + R where all compete."""
+        """Return the number of projected logits: G, or G + R where all compete."""
         return len(self.groups) + (len(self.outside) if self.all_compete else 0)
 
     def __call__(self, logits_BK: Tensor) -> Tensor:
-        """(B, width). A class of several synonyms has the highest of their logits.
+        """Return (B, width) logits; the logit of a class is the highest of its synonyms'.
 
-        So the predicted class is the one of the highest logit among those that compete, as the authors of
-        ObjectNet count; adding up the synonyms' probabilities would favour classes with many.
+        The predicted class is then the one with the highest logit among those that compete, as the authors of
+        ObjectNet count. Summing the synonyms' probabilities would favour classes with many.
         """
         longest = max(map(len, self.groups))
         padded_GS = torch.tensor([[*group, *[group[0]] * (longest - len(group))] for group in self.groups])
@@ -66,7 +67,7 @@ class Projection:
 
 
 class _File(Section):
-    about: str | None = key("what the map is", None)
+    about: str | None = key("description of the map", None)
     classes: Annotated[
         dict[str, one_or_several(either(int, str, other_if=str), one_if=(int, str, float))],
         Field(min_length=1),
@@ -75,11 +76,11 @@ class _File(Section):
 
 @dataclass(frozen=True)
 class ClassMap:
-    """One file, read.
+    """A class map that was read from a file.
 
     Attributes:
-        name: as the command line gave it.
-        path: where it lies.
+        name: as given on the command line.
+        path: its file.
         classes: class of the data to one or several classes of a checkpoint, by number or name.
     """
 
@@ -89,10 +90,10 @@ class ClassMap:
 
 
 def read_class_map(name: str, shipped: Mapping[str, Path]) -> ClassMap:
-    """The shipped map of this name, or the file of a path that ends in .toml.
+    """Read the shipped map of this name, or the .toml file of this path.
 
     Raises:
-        VitError: there is none, or it is not of the form.
+        VitError: there is no such map, or the file is not a class map.
     """
     path = recipe.find_file(name, shipped, noun="class map", where="--classes")
     table, problems = validate(
@@ -105,98 +106,98 @@ def read_class_map(name: str, shipped: Mapping[str, Path]) -> ClassMap:
 
 def apply_class_map(
     split: Split,
-    found: ClassMap,
+    class_map: ClassMap,
     *,
     ckpt_classes: tuple[str, ...] | None,
     num_classes: int,
     all_compete: bool,
 ) -> tuple[Split, Projection, np.ndarray]:
-    """A split of the mapped classes alone, how a checkpoint's logits become theirs, and the rows it is of.
+    """Return the split of the mapped classes, the projection of logits to them, and the rows of `split` kept.
 
     Args:
         ckpt_classes: names of the checkpoint's classes, where it stores them.
-        num_classes: how many it has.
+        num_classes: of the checkpoint.
 
     Raises:
-        DataError: a class that the data or the checkpoint does not have, or rows with several labels.
+        DataError: the data or the checkpoint lacks a mapped class, or rows have several labels.
     """
     if split.has_several_labels:
         raise DataError(
             f"the rows of {split.name} have several labels, which a class map cannot join",
-            where=f"--classes {found.name}",
+            where=f"--classes {class_map.name}",
             fix="leave --classes out",
         )
     names = split.class_names or tuple(str(number) for number in range(split.num_classes))
-    numbers = _numbers_of(found, names, split.name)
+    numbers = _numbers_of(class_map, names, split.name)
     groups = tuple(
-        tuple(_ckpt_class(one, found, ckpt_classes, num_classes) for one in several)
-        for several in found.classes.values()
+        tuple(_ckpt_class(label, class_map, ckpt_classes, num_classes) for label in labels)
+        for labels in class_map.classes.values()
     )
-    _check_disjoint(groups, found)
+    _check_disjoint(groups, class_map)
     group_of = np.full(split.num_classes, -1)
     group_of[numbers] = np.arange(len(numbers))
     groups_N = group_of[split.read_labels()]
     rows = np.flatnonzero(groups_N >= 0)
     if not len(rows):
         raise DataError(
-            f"no picture of {split.name} is of a class in this map",
-            where=str(found.path),
-            fix="name the map that belongs to the data",
+            f"no image of {split.name} has a class in this map",
+            where=str(class_map.path),
+            fix="name the map that belongs to this data set",
         )
-    kept = replace(split.rows(rows), name=f"{split.name}, classes of {found.name}")
-    kept = kept.relabelled(group_of, tuple(names[number] for number in numbers))
-    return kept, Projection(groups, num_classes, all_compete), rows
+    mapped = replace(split.rows(rows), name=f"{split.name}, classes of {class_map.name}")
+    mapped = mapped.relabelled(group_of, tuple(names[number] for number in numbers))
+    return mapped, Projection(groups, num_classes, all_compete), rows
 
 
-def _numbers_of(found: ClassMap, names: tuple[str, ...], data: str) -> list[int]:
-    """The data's number of each class in the map, in the map's order."""
+def _numbers_of(class_map: ClassMap, names: tuple[str, ...], data: str) -> list[int]:
+    """Return the data's number of each class in the map, in the map's order."""
     number_of = {_wordnet_id(name): number for number, name in enumerate(names)}
     number_of |= {name: number for number, name in enumerate(names)}
-    for name in found.classes:
+    for name in class_map.classes:
         if name not in number_of:
             raise DataError(
                 f"{data} has no class {name!r}{nearest(name, names)}",
-                where=str(found.path),
-                fix=f"call the classes as the data does, such as {names[0]!r}; {len(names)} there are",
+                where=str(class_map.path),
+                fix=f"use the names of the data's {len(names)} classes, such as {names[0]!r}",
             )
-    return [number_of[name] for name in found.classes]
+    return [number_of[name] for name in class_map.classes]
 
 
 def _ckpt_class(
-    one: int | str, found: ClassMap, ckpt_classes: tuple[str, ...] | None, num_classes: int
+    label: int | str, class_map: ClassMap, ckpt_classes: tuple[str, ...] | None, num_classes: int
 ) -> int:
-    if isinstance(one, int):
-        if 0 <= one < num_classes:
-            return one
+    if isinstance(label, int):
+        if 0 <= label < num_classes:
+            return label
         raise DataError(
-            f"the checkpoint has no class {one}: its classes are 0 to {num_classes - 1}",
-            where=str(found.path),
+            f"the checkpoint has no class {label}: its classes are 0 to {num_classes - 1}",
+            where=str(class_map.path),
             fix="use a checkpoint with the classes that this map is made for",
         )
     names = ckpt_classes or ()
     by_id = {_wordnet_id(name): number for number, name in enumerate(names)}
-    if one in names or one in by_id:
-        return names.index(one) if one in names else by_id[one]
+    if label in names or label in by_id:
+        return names.index(label) if label in names else by_id[label]
     raise DataError(
-        f"the checkpoint has no class {one!r}{nearest(one, names)}",
-        where=str(found.path),
-        fix="call its classes as it does" if names else "it stores no names: give numbers of classes",
+        f"the checkpoint has no class {label!r}{nearest(label, names)}",
+        where=str(class_map.path),
+        fix="use the names of its classes" if names else "it stores no names: give numbers of classes",
     )
 
 
-def _check_disjoint(groups: tuple[tuple[int, ...], ...], found: ClassMap) -> None:
-    """A class of the checkpoint that counts as two classes of the data would be right for both."""
+def _check_disjoint(groups: tuple[tuple[int, ...], ...], class_map: ClassMap) -> None:
+    """Raise DataError if a class of the checkpoint maps to two classes: it would be right for both."""
     owner: dict[int, str] = {}
-    for name, group in zip(found.classes, groups, strict=True):
+    for name, group in zip(class_map.classes, groups, strict=True):
         for number in group:
             if owner.setdefault(number, name) != name:
                 raise DataError(
                     f"class {number} of the checkpoint counts as both {owner[number]!r} and {name!r}",
-                    where=str(found.path),
-                    fix="let it count as one of them",
+                    where=str(class_map.path),
+                    fix="map it to one of them",
                 )
 
 
 def _wordnet_id(name: str) -> str:
-    found = re.match(r"n\d{8}(?!\d)", name)
-    return found[0] if found else name
+    wordnet_id = re.match(r"n\d{8}(?!\d)", name)
+    return wordnet_id[0] if wordnet_id else name

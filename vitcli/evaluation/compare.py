@@ -1,4 +1,4 @@
-"""`vit compare A B`: whether two networks differ on the same pictures, from saved predictions."""
+"""`vit compare A B`: the difference of two networks on the same images, from saved predictions."""
 
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,10 @@ CHANGES_SHOWN = 10
 
 
 def compare(a_path: str, b_path: str) -> dict[str, Any]:
-    """The difference B - A in top-1, with a paired interval and the exact McNemar test.
+    """Return the difference B - A in top-1, with a paired interval and the exact McNemar test.
 
     Raises:
-        DataError: a file that holds no predictions, or two of other rows, labels or classes.
+        DataError: a file holds no predictions, or the two differ in rows, labels or classes.
     """
     a, b = read_predictions(a_path), read_predictions(b_path)
     _check_same(a, b)
@@ -26,8 +26,8 @@ def compare(a_path: str, b_path: str) -> dict[str, Any]:
     both = int((is_right_a & is_right_b).sum())
     return {
         "command": "compare",
-        "a": _told(a, is_right_a),
-        "b": _told(b, is_right_b),
+        "a": _file_entry(a, is_right_a),
+        "b": _file_entry(b, is_right_b),
         "eval_split": a.about.get("eval_split"),
         "num_examples": count,
         "difference": (only_b - only_a) / count,
@@ -44,41 +44,40 @@ def compare(a_path: str, b_path: str) -> dict[str, Any]:
 
 
 def _check_same(a: SavedPredictions, b: SavedPredictions) -> None:
-    """Refuse files that do not speak of the same pictures with the same labels."""
-    fix = "score both checkpoints on the same split, with the same --classes"
+    """Raise DataError unless both files predict the same images with the same labels and classes."""
+    fix = "evaluate both checkpoints on the same split, with the same --classes"
     where = f"{a.path} and {b.path}"
     if not len(a.rows_N):
         raise DataError("there are no predictions to compare", where=a.path, fix=fix)
     if not np.array_equal(a.rows_N, b.rows_N):
         only_a, only_b = set(a.rows_N.tolist()) - set(b.rows_N.tolist()), set(b.rows_N) - set(a.rows_N)
         what = f"{len(only_a)} are only in the first, {len(only_b)} only in the second"
-        raise DataError(f"the two files are about other rows: {what}", where=where, fix=fix)
-    # Rows of a slice are counted from its start; only places tell two slices, or two sets, from each other.
-    apart = [
-        pair for pair in zip(a.places, b.places, strict=True) if len({Path(one).name for one in pair}) > 1
-    ]
-    if apart:
-        what = f"in {len(apart)} of {len(a.places)} rows, first {apart[0][0]} against {apart[0][1]}"
-        raise DataError(f"the two files are about other pictures {what}", where=where, fix=fix)
-    if a.about.get("class_names") != b.about.get("class_names"):
-        raise DataError("the two files are about other classes", where=where, fix=fix)
-    differing = [at for at, pair in enumerate(zip(a.labels_N, b.labels_N, strict=True)) if len(set(pair)) > 1]
+        raise DataError(f"the two files have different rows: {what}", where=where, fix=fix)
+    # Rows of a slice are counted from its start, so only places distinguish two slices or two data sets.
+    pairs = zip(a.places, b.places, strict=True)
+    differing = [pair for pair in pairs if Path(pair[0]).name != Path(pair[1]).name]
     if differing:
-        row = int(a.rows_N[differing[0]])
+        what = f"in {len(differing)} of {len(a.places)} rows, first {' and '.join(differing[0])}"
+        raise DataError(f"the two files have different images {what}", where=where, fix=fix)
+    if a.about.get("class_names") != b.about.get("class_names"):
+        raise DataError("the two files have different classes", where=where, fix=fix)
+    labels = zip(a.rows_N.tolist(), a.labels_N, b.labels_N, strict=True)
+    rows = [row for row, label_a, label_b in labels if label_a != label_b]
+    if rows:
         raise DataError(
-            f"the two files have other labels in {len(differing)} rows, first in row {row}",
+            f"the two files have different labels in {len(rows)} rows, first in row {rows[0]}",
             where=where,
             fix=fix,
         )
 
 
-def _told(one: SavedPredictions, is_right_N: np.ndarray) -> dict[str, Any]:
-    about = {key: one.about.get(key) for key in ("ckpt", "model", "resolution")}
-    return {"file": one.path, **about, "top1": int(is_right_N.sum()) / len(is_right_N)}
+def _file_entry(saved: SavedPredictions, is_right_N: np.ndarray) -> dict[str, Any]:
+    about = {key: saved.about.get(key) for key in ("ckpt", "model", "resolution")}
+    return {"file": saved.path, **about, "top1": int(is_right_N.sum()) / len(is_right_N)}
 
 
 def _changes(a: SavedPredictions, is_right_a: np.ndarray, is_right_b: np.ndarray) -> list[dict[str, Any]]:
-    """The classes whose top-1 changed most, the largest change first, of equal ones that of more pictures."""
+    """Return the classes whose top-1 changed most; of equal changes, the class with more images first."""
     if any(isinstance(label, tuple) for label in a.labels_N):
         return []
     labels_N, names = np.array(a.labels_N), a.about["class_names"]

@@ -1,4 +1,4 @@
-"""Pictures of one evaluation, in the look of `figures`: calibration, confusion, mistakes, resolutions."""
+"""Figures of an evaluation: calibration, confusion matrix, mistakes, accuracy by resolution."""
 
 from collections.abc import Sequence
 
@@ -11,45 +11,42 @@ from matplotlib.ticker import MaxNLocator
 from vitcli.evaluation.statistics import Reliability
 from vitcli.output.plots import BLUE, ORANGE, STYLE
 
-MOST_CLASSES = 30  # of a confusion matrix whose names can still be read
+MOST_CLASSES = 30  # of a confusion matrix with legible names
 MISTAKES_PER_ROW = 5
-FEW = 10  # examples of a bin whose accuracy says little
+FEW = 10  # a bin of fewer examples is pale: its accuracy is mostly chance
 PALE = "#b9d4e6"
 
 
-def reliability_diagram(found: Reliability, *, title: str) -> Figure:
-    """Accuracy against confidence, bin by bin, and below it how many examples each bin has.
-
-    Bins of a few examples are pale: what they show is mostly chance.
-    """
-    width = 100 * found.edges_M1[1]
-    middles_M = 100 * found.edges_M1[:-1] + width / 2
-    accuracy_M, confidence_M = 100 * found.accuracy_M, 100 * found.confidence_M
-    is_sure_M = found.counts_M >= FEW
-    is_pale_M = (found.counts_M > 0) & ~is_sure_M
+def reliability_diagram(reliability: Reliability, *, title: str) -> Figure:
+    """Plot accuracy against confidence in each bin, and below it the number of examples per bin."""
+    width = 100 * reliability.edges_M1[1]
+    middles_M = 100 * reliability.edges_M1[:-1] + width / 2
+    accuracy_M, confidence_M = 100 * reliability.accuracy_M, 100 * reliability.confidence_M
+    has_many_M = reliability.counts_M >= FEW
+    is_pale_M = (reliability.counts_M > 0) & ~has_many_M
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(4.4, 5.2), layout="constrained")
         upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
         upper.bar(
-            middles_M[is_sure_M], accuracy_M[is_sure_M], width=0.92 * width, color=BLUE, label="accuracy"
+            middles_M[has_many_M], accuracy_M[has_many_M], width=0.92 * width, color=BLUE, label="accuracy"
         )
         if is_pale_M.any():
-            label = f"of fewer than {FEW} examples"
+            label = f"fewer than {FEW} examples"
             upper.bar(
                 middles_M[is_pale_M], accuracy_M[is_pale_M], width=0.92 * width, color=PALE, label=label
             )
         upper.plot(
-            confidence_M[is_sure_M], accuracy_M[is_sure_M], "o", color=ORANGE, markersize=4, clip_on=False,
+            confidence_M[has_many_M], accuracy_M[has_many_M], "o", color=ORANGE, markersize=4, clip_on=False,
             label="accuracy at mean confidence",
         )  # fmt: skip
         upper.plot(
-            [0, 100], [0, 100], color="#444444", linestyle="--", linewidth=1.0, label="right as often as said"
+            [0, 100], [0, 100], color="#444444", linestyle="--", linewidth=1.0, label="perfect calibration"
         )
-        upper.set(ylabel="right, in %", ylim=(0, 100), xlim=(0, 100))
+        upper.set(ylabel="accuracy (%)", ylim=(0, 100), xlim=(0, 100))
         upper.set_title(title, fontsize=10)
         figure.legend(loc="outside lower center", fontsize=8, ncols=2)
-        lower.bar(middles_M, found.counts_M, width=0.92 * width, color="#999999")
-        lower.set(xlabel="confidence in %: probability of the predicted class", ylabel="examples")
+        lower.bar(middles_M, reliability.counts_M, width=0.92 * width, color="#999999")
+        lower.set(xlabel="confidence (%)", ylabel="examples")
         lower.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=3))
         for axes in (upper, lower):
             axes.set_axisbelow(True)
@@ -57,49 +54,51 @@ def reliability_diagram(found: Reliability, *, title: str) -> Figure:
 
 
 def confusion_matrix(
-    labels_P: np.ndarray, guesses_P: np.ndarray, counts_P: np.ndarray, class_names: Sequence[str]
+    labels_P: np.ndarray, predicted_P: np.ndarray, counts_P: np.ndarray, class_names: Sequence[str]
 ) -> Figure:
-    """Share of each class's examples by what they were taken for; of many classes those most confused.
+    """Plot the percentage of each class's examples by predicted class; of many classes, the most confused.
 
     Args:
-        labels_P, guesses_P, counts_P: the P pairs that occur, see `predictions.confusion`.
+        labels_P, predicted_P, counts_P: the P pairs that occur, see `predictions.confusion`.
     """
-    shown = _most_confused(labels_P, guesses_P, counts_P, len(class_names))
-    place = {number: at for at, number in enumerate(shown)}
+    shown = _most_confused(labels_P, predicted_P, counts_P, len(class_names))
+    index_of = {number: index for index, number in enumerate(shown)}
     totals_K = np.bincount(labels_P, weights=counts_P, minlength=len(class_names))
-    shares = np.zeros((len(shown), len(shown)))
-    for label, guess, count in zip(labels_P.tolist(), guesses_P.tolist(), counts_P.tolist(), strict=True):
-        if label in place and guess in place:
-            shares[place[label], place[guess]] = 100 * count / totals_K[label]
+    percent_SS = np.zeros((len(shown), len(shown)))
+    for label, predicted, count in zip(
+        *(column.tolist() for column in (labels_P, predicted_P, counts_P)), strict=True
+    ):
+        if label in index_of and predicted in index_of:
+            percent_SS[index_of[label], index_of[predicted]] = 100 * count / totals_K[label]
     names = [_short(class_names[number], 24) for number in shown]
     with matplotlib.rc_context({**STYLE, "axes.grid": False}):
         side = 2.6 + 0.2 * len(shown)
         figure = Figure(figsize=(side + 0.9, side), layout="constrained")
         axes = figure.add_subplot()
-        # The root of the share: mistakes are a few per cent each, and should be seen beside the diagonal.
-        picture = axes.imshow(shares, cmap="Blues", norm=PowerNorm(0.5, vmin=0, vmax=100))
+        # A square-root scale: mistakes of a few per cent each stay visible beside the diagonal.
+        image = axes.imshow(percent_SS, cmap="Blues", norm=PowerNorm(0.5, vmin=0, vmax=100))
         axes.set_xticks(range(len(shown)), names, rotation=90, fontsize=7)
         axes.set_yticks(range(len(shown)), names, fontsize=7)
         axes.set(xlabel="predicted", ylabel="label")
         if len(shown) < len(class_names):
-            axes.set_title(f"the {len(shown)} most confused of {len(class_names)} classes", fontsize=10)
+            axes.set_title(f"{len(shown)} most confused of {len(class_names)} classes", fontsize=10)
         if len(shown) <= 12:
-            _write_shares(axes, shares)
-        bar = figure.colorbar(picture, ax=axes, ticks=[0, 1, 5, 20, 50, 100], shrink=0.7)
-        bar.set_label("of the label's examples, in %", fontsize=8)
+            _write_values(axes, percent_SS)
+        bar = figure.colorbar(image, ax=axes, ticks=[0, 1, 5, 20, 50, 100], shrink=0.7)
+        bar.set_label("examples of the label (%)", fontsize=8)
         bar.ax.tick_params(labelsize=7)
     return figure
 
 
-def mistakes_grid(pictures: Sequence[tuple[np.ndarray, str, str, float]]) -> Figure:
-    """Wrong predictions, the surest first.
+def mistakes_grid(mistakes: Sequence[tuple[np.ndarray, str, str, float]]) -> Figure:
+    """Draw wrong predictions, the most confident first.
 
     Args:
-        pictures: (H, W, 3) uint8, the label's name, the predicted class's and its probability.
+        mistakes: (H, W, 3) uint8 image, name of the label, name of the predicted class, its probability.
     """
-    across = min(MISTAKES_PER_ROW, len(pictures))
-    down = -(-len(pictures) // across)
-    height, width = pictures[0][0].shape[:2]
+    across = min(MISTAKES_PER_ROW, len(mistakes))
+    down = -(-len(mistakes) // across)
+    height, width = mistakes[0][0].shape[:2]
     size = (1.75 * across, (1.75 * height / width + 0.36) * down)
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=size, layout="constrained")
@@ -107,24 +106,24 @@ def mistakes_grid(pictures: Sequence[tuple[np.ndarray, str, str, float]]) -> Fig
         grid = figure.subplots(down, across, squeeze=False)
         for axes in grid.flat:
             axes.set_axis_off()
-        for axes, (picture, label, guess, share) in zip(grid.flat, pictures, strict=False):
-            axes.imshow(picture, interpolation="nearest" if max(picture.shape) < 100 else "antialiased")
-            said = f"said: {_short(guess, 20)}, {share:.0%}"
-            axes.set_title(f"{said}\nlabel: {_short(label, 24)}", fontsize=7, loc="left", pad=3)
+        for axes, (image_HWC, label, predicted, probability) in zip(grid.flat, mistakes, strict=False):
+            axes.imshow(image_HWC, interpolation="nearest" if max(image_HWC.shape) < 100 else "antialiased")
+            title = f"predicted: {_short(predicted, 15)}, {probability:.0%}\nlabel: {_short(label, 24)}"
+            axes.set_title(title, fontsize=7, loc="left", pad=3)
     return figure
 
 
 def resolution_curve(
     sides: Sequence[int], top1: Sequence[float], top5: Sequence[float], *, trained_side: int
 ) -> Figure:
-    """Accuracy by the side of the pictures in pixels; `trained_side` is the one the weights were made for."""
+    """Plot accuracy against image size in pixels; `trained_side` is the size the weights were made for."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(layout="constrained")
         axes = figure.add_subplot()
         axes.plot(sides, 100 * np.array(top5), color=ORANGE, marker="o", markersize=4, label="top-5")
         axes.plot(sides, 100 * np.array(top1), color=BLUE, marker="o", markersize=4, label="top-1")
-        axes.axvline(trained_side, color="#888888", linewidth=1.0, linestyle=":", label="the weights' own")
-        axes.set(xlabel="height and width in pixels", ylabel="accuracy in %")
+        axes.axvline(trained_side, color="#888888", linewidth=1.0, linestyle=":", label="training resolution")
+        axes.set(xlabel="image size (pixels)", ylabel="accuracy (%)")
         axes.set_xticks(sides)
         axes.tick_params(axis="x", labelrotation=45 if len(sides) > 9 else 0)
         axes.legend()
@@ -132,31 +131,31 @@ def resolution_curve(
 
 
 def _most_confused(
-    labels_P: np.ndarray, guesses_P: np.ndarray, counts_P: np.ndarray, num_classes: int
+    labels_P: np.ndarray, predicted_P: np.ndarray, counts_P: np.ndarray, num_classes: int
 ) -> list[int]:
-    """All classes if they are few; else those of the most frequent confusions, in their order."""
+    """Return all classes if they are few, else those of the most frequent confusions, in class order."""
     if num_classes <= MOST_CLASSES:
         return list(range(num_classes))
-    is_wrong_P = labels_P != guesses_P
+    is_wrong_P = labels_P != predicted_P
     by_count = np.argsort(-counts_P[is_wrong_P], kind="stable")
     chosen: dict[int, None] = {}
-    for at in by_count:
-        pair = (int(labels_P[is_wrong_P][at]), int(guesses_P[is_wrong_P][at]))
+    for index in by_count:
+        pair = (int(labels_P[is_wrong_P][index]), int(predicted_P[is_wrong_P][index]))
         if len(chosen.keys() | set(pair)) > MOST_CLASSES:
             break
         chosen |= dict.fromkeys(pair)
     return sorted(chosen) or list(range(MOST_CLASSES))
 
 
-def _write_shares(axes, shares: np.ndarray) -> None:
-    for (row, column), share in np.ndenumerate(shares):
-        if share:
-            colour = "white" if share > 30 else "black"
-            axes.text(column, row, f"{share:.0f}", ha="center", va="center", fontsize=7, color=colour)
+def _write_values(axes, percent_SS: np.ndarray) -> None:
+    for (row, column), percent in np.ndenumerate(percent_SS):
+        if percent:
+            colour = "white" if percent > 30 else "black"
+            axes.text(column, row, f"{percent:.0f}", ha="center", va="center", fontsize=7, color=colour)
 
 
 def _short(name: str, length: int) -> str:
-    """A class name that fits: without its WordNet id, underscores as spaces, cut off."""
+    """Shorten a class name for a figure: no WordNet id, spaces for underscores, cut at `length`."""
     head, _, rest = name.partition("_")
     is_id = len(head) == 9 and head[0] == "n" and head[1:].isdigit()
     name = (rest if is_id and rest else name).replace("_", " ")

@@ -1,4 +1,7 @@
-"""Exact counts from logits: one number an example, added up in the order of the rows."""
+"""Metrics of logits: one number per example, summed in row order so that totals are exact.
+
+Letters: N examples, B batch, K classes, M labels of an example.
+"""
 
 from dataclasses import dataclass
 
@@ -9,12 +12,12 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class Metrics:
-    """What one evaluation says.
+    """Metrics of a split.
 
     Attributes:
-        top1, top5: share of examples whose label is the highest, or among the five highest logits.
+        top1, top5: fraction of examples whose label has the highest, or one of the five highest logits.
         loss: mean softmax cross-entropy in nats.
-        num_examples: how many examples were counted, each once.
+        num_examples: examples counted, each once.
     """
 
     top1: float
@@ -25,13 +28,13 @@ class Metrics:
 
 @dataclass(frozen=True)
 class PatchMetrics:
-    """What an evaluation of masked patch prediction says (paper, section 4.6).
+    """Metrics of masked patch prediction (paper, section 4.6).
 
     Attributes:
-        patch_accuracy: share of the colours of corrupted patches that are predicted right; None for pixels.
-        most_frequent_color: what always saying the most frequent colour would get.
+        patch_accuracy: fraction of the colours of corrupted patches predicted right; None for pixels.
+        most_frequent_color: accuracy of always predicting the most frequent colour; None for pixels.
         loss: mean over the corrupted patches, in nats; squared error where pixels are predicted.
-        num_examples: how many pictures were counted, each once.
+        num_examples: images counted, each once.
     """
 
     patch_accuracy: float | None
@@ -41,13 +44,13 @@ class PatchMetrics:
 
 
 def label_ranks(logits_BK: Tensor, labels: Tensor) -> Tensor:
-    """How many classes come before the label's, (B,) int64: 0 is a top-1 hit, below 5 a top-5 hit.
+    """Return the number of classes ranked above the label, (B,) int64: 0 is a top-1 hit, below 5 a top-5 hit.
 
-    Among equal logits the lower class number comes first, as `argmax` has it, so a head of zeros
-    scores the share of class 0 and not 100 %. Of several right classes the best placed one counts.
+    Equal logits rank by class number, as in `argmax`, so a head of zeros scores the frequency of class 0
+    and not 100 %. Of several right classes, the highest ranked counts.
 
     Args:
-        labels: (B,), or (B, M) filled up with -1.
+        labels: (B,), or (B, M) padded with -1.
     """
     labels_BM = labels[:, None] if labels.ndim == 1 else labels
     right_BM1 = logits_BK.gather(1, labels_BM.clamp(min=0))[..., None]
@@ -58,7 +61,7 @@ def label_ranks(logits_BK: Tensor, labels: Tensor) -> Tensor:
 
 
 def example_losses(logits_BK: Tensor, labels: Tensor) -> Tensor:
-    """Softmax cross-entropy of each example, (B,) float64; of several right classes their mean."""
+    """Return the softmax cross-entropy of each example, (B,) float64; of several right classes their mean."""
     if labels.ndim == 1:
         return F.cross_entropy(logits_BK.double(), labels, reduction="none")
     is_label_BM = labels >= 0
@@ -82,7 +85,7 @@ def brier_scores(probabilities_BK: Tensor, labels: Tensor) -> Tensor:
 
 
 def metrics_of(ranks_N: Tensor, losses_N: Tensor) -> Metrics:
-    """Totals of a split from each example's `label_ranks` and `example_losses`, in row order."""
+    """Return the metrics of a split from its `label_ranks` and `example_losses`, in row order."""
     count = len(ranks_N)
     return Metrics(
         top1=int((ranks_N == 0).sum()) / count,
@@ -93,14 +96,15 @@ def metrics_of(ranks_N: Tensor, losses_N: Tensor) -> Metrics:
 
 
 def real_hits(classes_N: list[int], lists_N: list[list[int]]) -> tuple[list[bool], list[bool]]:
-    """Which pictures count for ReaL, and which of them are right (Beyer et al., arXiv 2006.07159).
+    """Return which images count for ReaL accuracy, and which of them are right.
 
-    A picture counts if its list names any class at all; it is right if the predicted class is in the list.
+    An image counts if its list has a class; it is right if the predicted class is in the list.
+    Source: Beyer et al., arXiv 2006.07159.
 
     Args:
-        classes_N: the one likeliest class of each picture.
-        lists_N: all right classes of each; an empty list means that the picture is left out.
+        classes_N: predicted class of each image.
+        lists_N: all right classes of each image; images with an empty list are left out.
     """
     is_rated_N = [bool(right) for right in lists_N]
-    is_hit_N = [guess in right for guess, right in zip(classes_N, lists_N, strict=True)]
+    is_hit_N = [predicted in right for predicted, right in zip(classes_N, lists_N, strict=True)]
     return is_rated_N, is_hit_N

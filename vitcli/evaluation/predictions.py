@@ -1,6 +1,6 @@
-"""What a network says of each row of a split, and the tables that follow from it.
+"""Predictions of every row of a split: tables made from them, and the Parquet file that stores them.
 
-Letters: N rows, B batch, K classes, T likeliest classes that are kept, M labels of a row.
+Letters: N rows, K classes, T likeliest classes kept, M labels of a row.
 """
 
 import json
@@ -18,15 +18,15 @@ from vitcli.output import atomic
 
 @dataclass(frozen=True)
 class Predictions:
-    """One entry for each row that was scored, in row order.
+    """Predictions of the decoded rows of a split, in row order.
 
     Attributes:
         rows_N: row of the split.
         labels: (N,) classes, or (N, M) filled up with -1 where rows have several.
-        ranks_N: classes ahead of the label, as `metrics.label_ranks` counts them.
+        ranks_N: number of classes ranked above the label, see `metrics.label_ranks`; 0 is a top-1 hit.
         losses_N: softmax cross-entropy in nats.
-        briers_N: squared distance of the probabilities from the label's, summed over the classes: 0 to 2.
-        classes_NT: the likeliest classes, the likeliest first; of equal ones the lower number.
+        briers_N: Brier scores, see `metrics.brier_scores`.
+        classes_NT: the likeliest classes in order; the lower number first among equal logits.
         probabilities_NT: their probabilities.
     """
 
@@ -47,7 +47,7 @@ class Predictions:
 
     @property
     def confidences_N(self) -> np.ndarray:
-        """Probability of the predicted class."""
+        """Return the probability of each predicted class."""
         return self.probabilities_NT[:, 0]
 
     @property
@@ -56,7 +56,7 @@ class Predictions:
 
 
 def per_class(predictions: Predictions, class_names: tuple[str, ...]) -> dict[str, dict[str, float]]:
-    """Top-1 of each class that has examples, and how many; in the order of the classes."""
+    """Return the top-1 and number of examples of each class that has examples, in class order."""
     counts_K = np.bincount(predictions.labels, minlength=len(class_names))
     right_K = np.bincount(predictions.labels, weights=predictions.is_right_N, minlength=len(class_names))
     return {
@@ -69,9 +69,9 @@ def per_class(predictions: Predictions, class_names: tuple[str, ...]) -> dict[st
 
 
 def confusion(predictions: Predictions, num_classes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Label, predicted class and count of every pair that occurs, in the order of both numbers.
+    """Return label, predicted class and count of every pair that occurs, ordered by both.
 
-    As pairs, not a matrix: that of 21,843 classes would take 4 GB to hold some ten thousand numbers.
+    Pairs instead of a matrix: for 21,843 classes that takes 4 GB to hold some ten thousand numbers.
     """
     pairs_N = predictions.labels * num_classes + predictions.classes_NT[:, 0]
     pairs, counts = np.unique(pairs_N, return_counts=True)
@@ -79,7 +79,7 @@ def confusion(predictions: Predictions, num_classes: int) -> tuple[np.ndarray, n
 
 
 def most_confident_mistakes(predictions: Predictions, count: int) -> np.ndarray:
-    """Places in the arrays of the wrong predictions with the highest probability, first the highest."""
+    """Return the indices of the wrong predictions with the highest probability, the highest first."""
     wrong = np.flatnonzero(~predictions.is_right_N)
     return wrong[np.argsort(-predictions.confidences_N[wrong], kind="stable")][:count]
 
@@ -91,14 +91,13 @@ SUFFIXES = (".parquet",)
 
 @dataclass(frozen=True)
 class SavedPredictions:
-    """What is read back of a file.
+    """A file of predictions that was read back.
 
     Attributes:
-        path: the file.
-        about: the object of the metadata.
+        about: checkpoint, data set and class names, from the file's metadata.
         rows_N: row of the split.
-        places: file or row that each picture came from, for a person.
-        labels_N: class of each, or a tuple of them.
+        places: file or row of the data set of each image.
+        labels_N: class of each image, or a tuple of classes.
         ranks_N: 0 where the prediction is right.
         losses_N: in nats.
     """
@@ -113,34 +112,36 @@ class SavedPredictions:
 
 
 def write_predictions(
-    path: str, found: Predictions, rows_N: np.ndarray, places: list[str], about: dict[str, Any]
+    path: str, predictions: Predictions, rows_N: np.ndarray, places: list[str], about: dict[str, Any]
 ) -> None:
-    """Write one file; the same predictions give the same bytes with one version of pyarrow.
+    """Write a Parquet file; equal predictions give equal bytes with the same version of pyarrow.
 
     Args:
-        rows_N: row of the data set's split of each prediction.
+        rows_N: row of the data set of each prediction.
     """
-    several = found.has_several_labels
-    labels = [[one for one in row if one >= 0] for row in found.labels.tolist()] if several else found.labels
+    labels, label_type = predictions.labels, pa.int64()
+    if predictions.has_several_labels:
+        labels = [[label for label in row if label >= 0] for row in labels.tolist()]
+        label_type = pa.list_(pa.int64())
     table = pa.table(
         {
             "row": pa.array(rows_N, pa.int64()),
             "place": pa.array(places, pa.string()),
-            "label": pa.array(labels, pa.list_(pa.int64()) if several else pa.int64()),
-            "rank": pa.array(found.ranks_N, pa.int64()),
-            "loss": pa.array(found.losses_N, pa.float64()),
-            "top_classes": pa.array(found.classes_NT.tolist(), pa.list_(pa.int64())),
-            "top_probabilities": pa.array(found.probabilities_NT.tolist(), pa.list_(pa.float64())),
+            "label": pa.array(labels, label_type),
+            "rank": pa.array(predictions.ranks_N, pa.int64()),
+            "loss": pa.array(predictions.losses_N, pa.float64()),
+            "top_classes": pa.array(predictions.classes_NT.tolist(), pa.list_(pa.int64())),
+            "top_probabilities": pa.array(predictions.probabilities_NT.tolist(), pa.list_(pa.float64())),
         }
     ).replace_schema_metadata({KEY: json.dumps(about)})
     atomic.replace_file(Path(path), lambda file: pq.write_table(table, file, compression="zstd"))
 
 
 def read_predictions(path: str) -> SavedPredictions:
-    """A file of `write_predictions`.
+    """Read a file of `write_predictions`.
 
     Raises:
-        DataError: it is not there, damaged, or not of `vit evaluate --save-predictions`.
+        DataError: the file is missing, damaged, or not written by `vit evaluate --save-predictions`.
     """
     fix = "write one with vit evaluate --ckpt WEIGHTS --dataset DATA --save-predictions FILE.parquet"
     if not Path(path).is_file():
@@ -159,7 +160,7 @@ def read_predictions(path: str) -> SavedPredictions:
         about=about,
         rows_N=table["row"].to_numpy(),
         places=table["place"].to_pylist(),
-        labels_N=[tuple(one) if isinstance(one, list) else one for one in labels],
+        labels_N=[tuple(label) if isinstance(label, list) else label for label in labels],
         ranks_N=table["rank"].to_numpy(),
         losses_N=table["loss"].to_numpy(),
     )

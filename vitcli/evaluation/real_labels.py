@@ -1,7 +1,7 @@
-"""ReaL: the reassessed labels of ImageNet's validation pictures, and which list belongs to which row.
+"""ReaL: the reassessed labels of ImageNet's validation images, matched to the rows of a split.
 
-real.json of google-research/reassessed-imagenet: a list of classes for each picture, in the order of the file
-names ILSVRC2012_val_00000001.JPEG and on (Beyer et al., arXiv 2006.07159).
+real.json of google-research/reassessed-imagenet holds a list of classes for each image, in the order of the
+file names from ILSVRC2012_val_00000001.JPEG on (Beyer et al., arXiv 2006.07159).
 """
 
 import gzip
@@ -17,7 +17,7 @@ from vitcli.data.split import Split
 from vitcli.errors import DataError, MachineError, nearest
 
 FILE_NAME = re.compile(r"ILSVRC2012_val_(\d{8})(?!\d)")
-INDEX = "index"  # the column that is looked for where no other is named
+INDEX = "index"  # column searched for by default
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,11 @@ class RealLabels:
 
 
 def read_real(path: str) -> list[list[int]]:
-    """The lists of a .json or .json.gz file.
+    """Read the lists of a .json or .json.gz file.
 
     Raises:
-        DataError: it is not there, not JSON, or not one list of classes for each picture.
+        DataError: the file is missing, not JSON, or not a list of classes for each image.
+        MachineError: the file cannot be read.
     """
     try:
         packed = Path(path).read_bytes()
@@ -42,18 +43,20 @@ def read_real(path: str) -> list[list[int]]:
         fix = "real.json of github.com/google-research/reassessed-imagenet, or the path of another such file"
         raise DataError(f"there is no file {path}", where="--real", fix=fix) from error
     except (gzip.BadGzipFile, zlib.error, EOFError, RecursionError, ValueError) as error:
-        what = f"{path} is damaged, or not JSON: {error}"
-        raise DataError(what, where="--real", fix="fetch it anew") from error
+        what = f"{path} is damaged or not JSON: {error}"
+        raise DataError(what, where="--real", fix="download it again") from error
     except OSError as error:
-        raise MachineError(f"{path} cannot be read: {error}", where="--real", fix="fetch it anew") from error
+        raise MachineError(
+            f"{path} cannot be read: {error}", where="--real", fix="download it again"
+        ) from error
     if not isinstance(lists, list) or not lists:
-        raise DataError(f"{path} holds no lists", where="--real", fix="one list of classes for each picture")
-    wrong = next((place for place, one in enumerate(lists) if not _is_list_of_classes(one)), None)
+        raise DataError(f"{path} holds no lists", where="--real", fix="one list of classes for each image")
+    wrong = next((index for index, entry in enumerate(lists) if not _is_list_of_classes(entry)), None)
     if wrong is not None:
         raise DataError(
-            f"entry {wrong} of {path} is no list of classes: {str(lists[wrong])[:60]}",
+            f"entry {wrong} of {path} is not a list of classes: {str(lists[wrong])[:60]}",
             where="--real",
-            fix="one list of whole numbers from 0 for each picture, empty where it has no label",
+            fix="one list of whole numbers from 0 for each image, empty where it has no label",
         )
     return lists
 
@@ -61,13 +64,13 @@ def read_real(path: str) -> list[list[int]]:
 def labels_for_rows(
     split: Split, lists: list[list[int]], *, column: str | None
 ) -> tuple[list[list[int]], str]:
-    """The list of each row of a split, and in a few words what it was found by.
+    """Return the list of each row of a split, and what rows were matched by.
 
-    By the column that is named; else by the number in file names ILSVRC2012_val_XXXXXXXX; else by a column
-    called index, which counts from 0; else by the row, where there must be as many lists as rows.
+    Rows are matched by `column` if named, else by the number in file names ILSVRC2012_val_XXXXXXXX, else by a
+    column named index that counts from 0, else by row number, which needs as many lists as rows.
 
     Raises:
-        DataError: no such column, a picture that the lists do not reach to, or another count of them.
+        DataError: no such column, an image's number exceeds the lists, or their count differs from the rows.
     """
     if column is not None:
         return _picked(split, lists, _column(split, column), f"column {column}")
@@ -82,8 +85,8 @@ def labels_for_rows(
         raise DataError(
             f"there are {len(lists)} lists of ReaL labels for {len(split)} rows of {split.name}",
             where="--real",
-            fix="score the whole validation split in the order of its file names, or name the column that "
-            "holds each picture's number from 0: --real-index COLUMN",
+            fix="evaluate on the whole validation split in the order of its file names, or name the column "
+            "that holds each image's number from 0: --real-index COLUMN",
         )
     return lists, "row"
 
@@ -122,21 +125,17 @@ def labels_of_split(
 
 
 def check_any(lists: list[list[int]], name: str) -> None:
-    """Refuse pictures of which none counts.
-
-    Raises:
-        DataError: every list is empty.
-    """
+    """Raise DataError if every list is empty, so that no image counts."""
     if not any(lists):
         raise DataError(
-            f"none of the {len(lists)} pictures of {name} has a ReaL label",
+            f"none of the {len(lists)} images of {name} has a ReaL label",
             where="--real",
-            fix="name the file that belongs to these pictures, or leave --real out",
+            fix="name the file that belongs to these images, or leave --real out",
         )
 
 
-def _is_list_of_classes(one: Any) -> bool:
-    return isinstance(one, list) and all(type(number) is int and number >= 0 for number in one)
+def _is_list_of_classes(entry: Any) -> bool:
+    return isinstance(entry, list) and all(type(number) is int and number >= 0 for number in entry)
 
 
 def _values(split: Split, column: str) -> list | None:
@@ -152,7 +151,7 @@ def _column(split: Split, column: str) -> list:
         raise DataError(
             f"{split.name} has no column {column!r}{nearest(column, [INDEX])}",
             where="--real-index",
-            fix="name the column that holds each picture's number, counted from 0, or leave the option out",
+            fix="name the column that holds each image's number, counted from 0, or leave the option out",
         )
     return values
 
@@ -161,8 +160,8 @@ def _picked(split: Split, lists: list[list[int]], numbers: list, by: str) -> tup
     for row, number in enumerate(numbers):
         if type(number) is not int or not 0 <= number < len(lists):
             raise DataError(
-                f"there are {len(lists)} lists of ReaL labels, and a picture by its {by} is number {number}",
+                f"there are {len(lists)} lists of ReaL labels, but an image is number {number} by its {by}",
                 where=split.where_is(row),
-                fix="name the file with a list for every picture; --real-index names another column",
+                fix="name the file with a list for every image; --real-index names another column",
             )
     return [lists[number] for number in numbers], by

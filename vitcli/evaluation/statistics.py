@@ -1,7 +1,7 @@
-"""Whether a network is right as often as it says: confidence against accuracy, in bins.
+"""Statistics of predictions: calibration, bootstrap intervals, McNemar's test. NumPy only, no torch.
 
-Guo et al., "On Calibration of Modern Neural Networks" (arXiv 1706.04599), section 2.
-Letters: N examples, M bins.
+Calibration is Guo et al., "On Calibration of Modern Neural Networks" (arXiv 1706.04599), section 2.
+Letters: N examples, M bins, R bootstrap resamples.
 """
 
 import math
@@ -9,18 +9,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
-NUM_BINS = 15  # Guo et al.'s, and what published numbers mean by ECE
+NUM_BINS = 15  # as in Guo et al. and most published ECE values
+NUM_RESAMPLES = 10_000
+SEED = 0
+TAILS = (0.025, 0.975)  # of a 95 % interval
 
 
 @dataclass(frozen=True)
 class Reliability:
-    """Confidence and accuracy of the examples of each bin; both are 0 where a bin is empty.
+    """Confidence and accuracy in each bin of confidence; both are 0 in an empty bin.
 
     Attributes:
-        edges_M1: M + 1 bounds; an example belongs to the bin with lower < confidence <= upper.
-        counts_M: examples of each bin.
+        edges_M1: M + 1 bounds; a bin holds the examples with lower < confidence <= upper.
+        counts_M: number of examples.
         confidence_M: their mean probability of the predicted class.
-        accuracy_M: the share of them that is right.
+        accuracy_M: fraction of them that is right.
     """
 
     edges_M1: np.ndarray
@@ -30,7 +33,7 @@ class Reliability:
 
     @property
     def ece(self) -> float:
-        """Expected calibration error: the gap between the two, averaged over all examples."""
+        """Return the expected calibration error: sum over bins of counts / N * |confidence - accuracy|."""
         gaps_M = np.abs(self.confidence_M - self.accuracy_M)
         return float((self.counts_M * gaps_M).sum() / self.counts_M.sum())
 
@@ -38,7 +41,7 @@ class Reliability:
 def reliability(
     confidences_N: np.ndarray, is_right_N: np.ndarray, *, num_bins: int = NUM_BINS
 ) -> Reliability:
-    """Equal-width bins of the probabilities that were given to the predicted classes."""
+    """Bin predictions by the probability of the predicted class, in bins of equal width."""
     edges_M1 = np.linspace(0.0, 1.0, num_bins + 1)
     bins_N = np.clip(np.searchsorted(edges_M1, confidences_N, side="left") - 1, 0, num_bins - 1)
     counts_M = np.bincount(bins_N, minlength=num_bins)
@@ -51,15 +54,10 @@ def reliability(
     )
 
 
-NUM_RESAMPLES = 10_000
-SEED = 0
-TAILS = (0.025, 0.975)  # of a 95 % interval
-
-
 def accuracy_interval(num_right: int, num_examples: int, *, seed: int = SEED) -> tuple[float, float]:
-    """95 % percentile bootstrap interval of the share `num_right` of `num_examples`.
+    """Return the 95 % percentile bootstrap interval of the accuracy `num_right` / `num_examples`.
 
-    It has no width where all or none are right: the bootstrap cannot know what the sample does not show.
+    It has no width where all or none are right: resampling such a sample gives the sample again.
     """
     draws_R = np.random.default_rng(seed).binomial(num_examples, num_right / num_examples, NUM_RESAMPLES)
     low, high = np.quantile(draws_R / num_examples, TAILS)
@@ -67,29 +65,31 @@ def accuracy_interval(num_right: int, num_examples: int, *, seed: int = SEED) ->
 
 
 def paired_interval(only_a: int, only_b: int, num_examples: int, *, seed: int = SEED) -> tuple[float, float]:
-    """95 % bootstrap interval of share(B right) - share(A right), both seen on the same examples.
+    """Return the 95 % bootstrap interval of accuracy(B) - accuracy(A) on the same examples.
 
     Args:
-        only_a, only_b: examples that only A, or only B, has right; those on which they agree add nothing.
+        only_a, only_b: examples that only A, or only B, has right; the others add nothing to the difference.
     """
-    rest = num_examples - only_a - only_b
-    chances = np.array([only_a, only_b, rest]) / num_examples
-    draws_R3 = np.random.default_rng(seed).multinomial(num_examples, chances, NUM_RESAMPLES)
+    agreeing = num_examples - only_a - only_b
+    fractions = np.array([only_a, only_b, agreeing]) / num_examples
+    draws_R3 = np.random.default_rng(seed).multinomial(num_examples, fractions, NUM_RESAMPLES)
     low, high = np.quantile((draws_R3[:, 1] - draws_R3[:, 0]) / num_examples, TAILS)
     return float(low), float(high)
 
 
 def mcnemar(only_a: int, only_b: int) -> float:
-    """Two-sided p-value of the exact McNemar test: are A's and B's lone hits tosses of a fair coin?
+    """Return the two-sided p-value of the exact McNemar test: the discordant examples as fair coin tosses.
 
-    Summed from the largest term of the tail down, each a multiple of the one before, so that neither many
-    tosses nor a thin tail are out of reach.
+        p = 2 * sum_{k=0..m} C(n, k) / 2^n,  n = only_a + only_b,  m = min(only_a, only_b)
+
+    Summed from the largest term, k = m, down, each term relative to it, so that no factorial overflows and
+    no small term is lost.
     """
-    tosses, fewer = only_a + only_b, min(only_a, only_b)
-    log_choices = math.lgamma(tosses + 1) - math.lgamma(fewer + 1) - math.lgamma(tosses - fewer + 1)
-    largest = math.exp(log_choices - tosses * math.log(2))
+    n, m = only_a + only_b, min(only_a, only_b)
+    log_choices = math.lgamma(n + 1) - math.lgamma(m + 1) - math.lgamma(n - m + 1)
+    largest = math.exp(log_choices - n * math.log(2))
     term = total = 1.0
-    for k in range(fewer, 0, -1):
-        term *= k / (tosses - k + 1)
+    for k in range(m, 0, -1):
+        term *= k / (n - k + 1)
         total += term
     return 1.0 if only_a == only_b else min(1.0, 2 * largest * total)

@@ -1,4 +1,4 @@
-"""Results of `vit evaluate` and `vit compare` as text for a person."""
+"""Results of `vit evaluate`, `vit compare` and `vit predict` as text for the terminal."""
 
 from pathlib import PurePath
 from textwrap import wrap
@@ -17,20 +17,20 @@ from vitcli.output.text import (
     top5_is_informative,
 )
 
-WEAKEST = 3  # classes that are named
-ENOUGH = 5  # pictures of a class, to name it so
-WIDTH = 68  # letters of a line beside its name: 80 in all
+WEAKEST = 3  # classes named as the weakest
+ENOUGH = 5  # images of a class below which its accuracy is not reported
+WIDTH = 68  # characters of a value: 80 with its name
 
 
 def as_text(result: dict[str, Any]) -> str:
-    """The table of one evaluation, or one table of several."""
+    """Render one evaluation, or a table of several."""
     if "evaluations" in result:
         return _several(result)
     return pairs(_rows(result)) + _resolutions(result) + _assertions(result)
 
 
 def comparison_as_text(result: dict[str, Any]) -> str:
-    """The table of `vit compare`."""
+    """Render the result of `vit compare`."""
     a, b, low, high = result["a"], result["b"], *result["interval"]
     counts = result["counts"]
     text = pairs(
@@ -54,8 +54,8 @@ def comparison_as_text(result: dict[str, Any]) -> str:
 
 def _verdict(result: dict[str, Any]) -> str:
     if result["mcnemar_p"] >= 0.05:
-        return "so these pictures do not tell the two apart"
-    return f"so {'B' if result['difference'] > 0 else 'A'} is better, by more than chance"
+        return "no significant difference"
+    return f"{'B' if result['difference'] > 0 else 'A'} is significantly better"
 
 
 def _changes(per_class: list[dict[str, Any]]) -> str:
@@ -81,7 +81,9 @@ def _rows(result: dict[str, Any]) -> list[tuple[str, str]]:
         ("top-5", _with_interval(result, "top5") if top5_is_informative(result["num_classes"]) else "-"),
     ]
     if "real_top1" in result:
-        counted = f"of {result['num_real_examples']} pictures with ReaL labels, by {result['real_labels_by']}"
+        counted = (
+            f"of {result['num_real_examples']} images with ReaL labels, matched by {result['real_labels_by']}"
+        )
         rows += _lines("ReaL", f"{_with_interval(result, 'real_top1')}, {counted}")
     rows += [
         ("loss", f"{result['loss']:.4f} nats (NLL)"),
@@ -104,7 +106,7 @@ def _rows(result: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _lines(name: str, text: str) -> list[tuple[str, str]]:
-    """Rows of one value, which may be too long for a line."""
+    """Wrap a long value to several rows."""
     return [("" if number else name, line) for number, line in enumerate(wrap(text, WIDTH))]
 
 
@@ -114,17 +116,18 @@ def _top5(result: dict[str, Any], row: dict[str, Any]) -> str:
 
 def _class_map(result: dict[str, Any]) -> str:
     competing = "all classes compete" if result["competing_classes"] == "all" else "only its classes compete"
-    outside = f"{result['num_outside_map']} pictures of other classes left out"
+    outside = f"{result['num_outside_map']} images of other classes left out"
     return f"{result['class_map']}, {competing}, {outside}"
 
 
 def _weakest(per_class: dict[str, dict[str, float]]) -> str:
-    """The classes with the lowest share, where there are enough of them and of their pictures to say."""
-    known = [(name, one) for name, one in per_class.items() if one["num_examples"] >= ENOUGH]
-    if len(known) <= WEAKEST:
+    """Return the classes of lowest accuracy, if enough classes have enough images."""
+    classes = [(name, row) for name, row in per_class.items() if row["num_examples"] >= ENOUGH]
+    if len(classes) <= WEAKEST:
         return ""
-    known = sorted((pair for pair in known if pair[1]["top1"] < 1), key=lambda pair: pair[1]["top1"])
-    return ", ".join(f"{name} {one['top1']:.0%} of {one['num_examples']}" for name, one in known[:WEAKEST])
+    imperfect = [(name, row) for name, row in classes if row["top1"] < 1]
+    weakest = sorted(imperfect, key=lambda pair: pair[1]["top1"])[:WEAKEST]
+    return ", ".join(f"{name} {row['top1']:.0%} of {row['num_examples']}" for name, row in weakest)
 
 
 def _resolutions(result: dict[str, Any]) -> str:
@@ -138,33 +141,33 @@ def _resolutions(result: dict[str, Any]) -> str:
         accuracies = percent(row["top1"]), _top5(result, row)
         rows.append((str(row["resolution"]), *accuracies, f"{row['loss']:.4f}", mark))
     table = simple_table(columns, rows).as_text()
-    return f"\n{table}* all else above is at this resolution, the nearest to the weights' own\n"
+    return f"\n{table}* resolution of all numbers above, the nearest to the training resolution\n"
 
 
 def _assertions(result: dict[str, Any]) -> str:
     asserted = result.get("assertions", ())
-    lines = (f"{'holds' if one['holds'] else 'DOES NOT HOLD':<14} {one['assertion']}\n" for one in asserted)
+    lines = (f"{'holds' if row['holds'] else 'DOES NOT HOLD':<14} {row['assertion']}\n" for row in asserted)
     return "\n" + "".join(lines) if asserted else ""
 
 
 def _several(result: dict[str, Any]) -> str:
     evaluations = result["evaluations"]
-    ckpts = _told_apart([one["ckpt"] for one in evaluations])
-    datasets = _told_apart([one["dataset"] for one in evaluations])
-    names = [(plain(ckpts[one["ckpt"]]), plain(datasets[one["dataset"]])) for one in evaluations]
+    ckpts = _without_common_folders([result["ckpt"] for result in evaluations])
+    datasets = _without_common_folders([result["dataset"] for result in evaluations])
+    names = [(plain(ckpts[result["ckpt"]]), plain(datasets[result["dataset"]])) for result in evaluations]
     text = _numbered(evaluations, names)
     if max(map(len, text.splitlines())) > terminal_width():
         text = _numbered(evaluations, None) + "\n"
         text += "".join(f"{k:<2} {ckpt} on {data}\n" for k, (ckpt, data) in enumerate(names, start=1))
-    for number, one in enumerate(evaluations, start=1):
-        more = _resolutions(one) + _assertions(one)
-        text += f"\n{number:<2} {plain(one['ckpt'])} on {plain(one['dataset'])}{more}" if more else ""
+    for number, each in enumerate(evaluations, start=1):
+        more = _resolutions(each) + _assertions(each)
+        text += f"\n{number:<2} {plain(each['ckpt'])} on {plain(each['dataset'])}{more}" if more else ""
     numbers = f"1 to {len(evaluations)}, the numbers of the table"
     return text + (f"\nfiles       {plain(result['out'])}, folders {numbers}\n" if "out" in result else "")
 
 
 def _numbered(evaluations: list[dict[str, Any]], names: list[tuple[str, str]] | None) -> str:
-    """A line for each evaluation, as long as it is: nothing in it is folded or cut off."""
+    """Render a line per evaluation, neither folded nor cut off."""
     has_real = any("real_top1" in result for result in evaluations)
     columns = {"#": "text", **(dict.fromkeys(("ckpt", "dataset"), "text") if names else {})}
     numbers = ["pixels", "images", "top-1", "95 %", "top-5", *(["ReaL"] if has_real else []), "loss", "ECE"]
@@ -179,8 +182,8 @@ def _numbered(evaluations: list[dict[str, Any]], names: list[tuple[str, str]] | 
     return simple_table({**columns, **dict.fromkeys(numbers, "number")}, rows).as_text(width=NO_LIMIT)
 
 
-def _told_apart(names: list[str]) -> dict[str, str]:
-    """Each name without the folders that all have in common; the last part of one that is alone."""
+def _without_common_folders(names: list[str]) -> dict[str, str]:
+    """Return each name without the folders that all have in common, at least its last part."""
     folders = [PurePath(name).parent.parts for name in names]
     least = min(map(len, folders))
     same = next((k for k in range(least) if len({parts[k] for parts in folders}) > 1), least)
@@ -194,6 +197,7 @@ def _with_interval(result: dict[str, Any], key: str) -> str:
 
 
 def predictions_as_text(result: dict[str, Any]) -> str:
+    """Render the result of `vit predict`."""
     columns = {"image": "text", "class": "text", "probability": "number"}
     rows = [
         (prediction["file"] if place == 0 else "", guess["class"], percent(guess["probability"]))
