@@ -102,7 +102,7 @@ def test_what_an_interrupted_run_with_other_settings_left_is_not_used(photos, wh
 
     outcome = run(*words)
 
-    assert outcome.json["taken_up_rows"] == 0 and "of something else" in outcome.err
+    assert outcome.json["taken_up_rows"] == 0 and "holds other features" in outcome.err
     assert out.read_bytes() == whole.read_bytes()
 
 

@@ -108,7 +108,7 @@ def test_no_changed_byte_is_ever_read_as_a_feature(filled):
 def test_features_of_something_else_are_computed_anew(filled):
     store = open_store(filled, ABOUT | {"data": "other"}, NUM_ROWS)
 
-    assert rows_there(store) == [] and "of something else" in store.notes[0]
+    assert rows_there(store) == [] and "holds other features" in store.notes[0]
 
 
 def test_the_cache_finds_the_same_again_and_nothing_else(tmp_path, monkeypatch):

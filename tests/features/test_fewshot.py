@@ -190,19 +190,19 @@ def test_other_rows_of_a_file_are_the_rows_that_are_fitted(photos, tmp_path, loo
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("[1, 2", "is no JSON"),
-        ("[]", "no object of seeds"),
+        ("[1, 2", "is not JSON"),
+        ("[]", "not an object of seeds"),
         ('{"0": []}', "no object of shots"),
-        ('{"x": {"1": [0, 12]}}', "not whole numbers"),
-        ('{"0": {"0": [0, 12]}}', "not whole numbers"),
+        ('{"x": {"1": [0, 12]}}', "seeds are whole numbers from 0, shots from 1"),
+        ('{"0": {"0": [0, 12]}}', "seeds are whole numbers from 0, shots from 1"),
         ('{"0": {"1": 5}}', "no list of row numbers"),
         ('{"0": {"1": [0, true]}}', "no list of row numbers"),
-        ('{"0": {"1": [0, 24]}}', "row 24 is none of the 24 rows"),
+        ('{"0": {"1": [0, 24]}}', "row 24 is not one of the 24 rows"),
         ('{"0": {"1": [0, -1]}}', "row -1"),
         ('{"0": {"2": [0, 0, 12]}}', "row 0 twice"),
         ('{"0": {"1": [0]}}', "1 classes have no row in this draw: red"),
         ('{"0": {"1": [0, 1, 12]}}', "more than 1 rows"),
-        ('{"0": {"1": [0, 12]}, "1": {"2": [0, 12]}}', "other numbers of shots"),
+        ('{"0": {"1": [0, 12]}, "1": {"2": [0, 12]}}', "different shots for different seeds"),
     ],
 )
 def test_a_broken_file_of_draws_is_refused_with_its_place(photos, tmp_path, text, says, looked_at):
@@ -218,7 +218,7 @@ def test_fewer_images_than_shots_are_all_taken_and_that_is_said(photos):
     outcome = run("fewshot", "--ckpt", "demo", "--dataset", photos, "--shots", "25", "--json")
 
     assert outcome.code == 0
-    assert "2 classes have fewer than 25 images and give all: green 12, red 12" in outcome.err
+    assert "2 classes have fewer than 25 images, and all are used: green 12, red 12" in outcome.err
     runs = outcome.json["shots"]["25"]["runs"]
     assert len(set(runs)) == 1  # every draw is the whole split
 

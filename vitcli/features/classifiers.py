@@ -1,12 +1,13 @@
-"""Classifiers of frozen features beside least squares: nearest neighbours, nearest mean, logistic regression.
+"""Further classifiers of frozen features: nearest neighbours, nearest mean, logistic regression.
 
-What each has to choose, it chooses on the fitted rows alone, by leaving some of them out.
+Their hyper-parameters are chosen on the fitted rows alone, by leaving some of them out.
 
 N fitted rows, T rows to classify, D features, K classes.
 """
 
 import importlib.util
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,79 +17,81 @@ from vitcli.features.least_squares import STD_ADDED, parts
 
 NEIGHBOURS = (1, 3, 5, 10, 20)
 STRENGTHS = (1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0)  # scikit-learn's C, the inverse of the regularisation
-USUAL_STRENGTH = 1.0  # scikit-learn's own, where nothing can be left out
-HELD_OUT = 4  # one of so many rows of each class
+DEFAULT_STRENGTH = 1.0  # scikit-learn's default, where nothing can be left out
+HELD_OUT = 4  # every fourth row of each class
 
 
 def nearest_neighbours(
-    known_ND: np.ndarray, labels_N: np.ndarray, tests_TD, *, num_classes: int
+    fitted_ND: np.ndarray, labels_N: np.ndarray, tests_TD, *, num_classes: int
 ) -> tuple[np.ndarray, int]:
-    """Classes by the vote of the nearest rows by cosine, (T,), and how many neighbours vote.
+    """Classify by the vote of the nearest rows by cosine similarity.
 
-    The number is that of NEIGHBOURS with most rows right when each is left out, the smaller of equals. A draw
-    of votes goes to the class with the nearer ones.
+    Returns:
+        Classes (T,), and the number of neighbours: that of NEIGHBOURS with the best leave-one-out accuracy,
+        the smaller of equals. Equal votes are decided by the larger sum of similarities.
     """
-    unit_ND = _unit(known_ND)
+    unit_ND = _unit(fitted_ND)
     counts = [count for count in NEIGHBOURS if count < len(unit_ND)] or [1]
     chosen = counts[0]
     if len(counts) > 1 and np.bincount(labels_N).max() > 1:
         left_out = _votes(unit_ND, labels_N, unit_ND, counts, num_classes=num_classes, leave_self_out=True)
-        right = [(left_out[count] == labels_N).sum() for count in counts]
-        chosen = counts[int(np.argmax(right))]
+        num_correct = [(left_out[count] == labels_N).sum() for count in counts]
+        chosen = counts[int(np.argmax(num_correct))]
     votes = _votes(unit_ND, labels_N, tests_TD, [chosen], num_classes=num_classes, leave_self_out=False)
     return votes[chosen], chosen
 
 
 def nearest_mean(
-    known_ND: np.ndarray, labels_N: np.ndarray, tests_TD, *, num_classes: int
+    fitted_ND: np.ndarray, labels_N: np.ndarray, tests_TD, *, num_classes: int
 ) -> tuple[np.ndarray, None]:
-    """Classes whose mean of unit features is nearest by cosine, (T,); there is nothing to choose."""
-    sums_KD = np.zeros((num_classes, known_ND.shape[1]))
-    np.add.at(sums_KD, labels_N, _unit(known_ND))
+    """Classify by the cosine similarity with the mean unit feature of each class: classes (T,), and None."""
+    sums_KD = np.zeros((num_classes, fitted_ND.shape[1]))
+    np.add.at(sums_KD, labels_N, _unit(fitted_ND))
     means_KD = _unit(sums_KD)
     is_empty_K = np.bincount(labels_N, minlength=num_classes) == 0
-    found = []
-    for rows in parts(len(tests_TD), max(num_classes, known_ND.shape[1])):
-        near_TK = _unit(tests_TD[rows]) @ means_KD.T
-        near_TK[:, is_empty_K] = -np.inf
-        found.append(near_TK.argmax(axis=1))
-    return np.concatenate(found), None
+    predicted = []
+    for rows in parts(len(tests_TD), max(num_classes, fitted_ND.shape[1])):
+        cosine_TK = _unit(tests_TD[rows]) @ means_KD.T
+        cosine_TK[:, is_empty_K] = -np.inf
+        predicted.append(cosine_TK.argmax(axis=1))
+    return np.concatenate(predicted), None
 
 
 def logistic(
-    known_ND: np.ndarray, labels_N: np.ndarray, tests_TD, *, num_classes: int
+    fitted_ND: np.ndarray, labels_N: np.ndarray, tests_TD, *, num_classes: int
 ) -> tuple[np.ndarray, float]:
-    """Classes by multinomial logistic regression on standardised features, (T,), and its C.
+    """Classify by multinomial logistic regression on standardised features.
 
-    C is the one of STRENGTHS that gives a quarter of each class's rows, held out, the highest likelihood:
-    accuracy alone would be equal for many. The fit is then of all rows. With one row a class C is 1.
+    Returns:
+        Classes (T,), and C: that of STRENGTHS with the highest likelihood of held-out rows, a quarter of each
+        class (accuracy would be equal for many), or 1 with one row per class. The fit then uses all rows.
 
     Raises:
         VitError: scikit-learn is not installed.
     """
     check_installed("logistic")
-    known_ND = np.asarray(known_ND, dtype=np.float64)
-    mean_D, std_D = known_ND.mean(axis=0), known_ND.std(axis=0) + STD_ADDED
-    known_ND = (known_ND - mean_D) / std_D
+    fitted_ND = np.asarray(fitted_ND, dtype=np.float64)
+    mean_D, std_D = fitted_ND.mean(axis=0), fitted_ND.std(axis=0) + STD_ADDED
+    fitted_ND = (fitted_ND - mean_D) / std_D
     if len(np.unique(labels_N)) == 1:
-        return np.full(len(tests_TD), labels_N[0]), USUAL_STRENGTH
-    chosen, held_N = USUAL_STRENGTH, _held_out(labels_N)
+        return np.full(len(tests_TD), labels_N[0]), DEFAULT_STRENGTH
+    chosen, held_N = DEFAULT_STRENGTH, _held_out(labels_N)
     if held_N.any():
-        fits = (_fitted(known_ND[~held_N], labels_N[~held_N], strength) for strength in STRENGTHS)
-        likely = [_log_likelihood(fit, known_ND[held_N], labels_N[held_N]) for fit in fits]
-        chosen = STRENGTHS[int(np.argmax(likely))]
-    fit = _fitted(known_ND, labels_N, chosen)
-    pieces = parts(len(tests_TD), max(num_classes, known_ND.shape[1]))
+        fits = (_fitted(fitted_ND[~held_N], labels_N[~held_N], strength) for strength in STRENGTHS)
+        likelihoods = [_log_likelihood(fit, fitted_ND[held_N], labels_N[held_N]) for fit in fits]
+        chosen = STRENGTHS[int(np.argmax(likelihoods))]
+    fit = _fitted(fitted_ND, labels_N, chosen)
+    pieces = parts(len(tests_TD), max(num_classes, fitted_ND.shape[1]))
     return np.concatenate([fit.predict((tests_TD[rows] - mean_D) / std_D) for rows in pieces]), chosen
 
 
 def check_installed(classifier: str) -> None:
-    """Refuse logistic regression where scikit-learn is not there, before anything is computed."""
+    """Refuse logistic regression without scikit-learn, before anything is computed."""
     if classifier == "logistic" and importlib.util.find_spec("sklearn") is None:
         raise VitError(
             "logistic regression needs scikit-learn, which is not installed",
             where="--classifier logistic",
-            fix="pip install 'vitcli[fewshot]'; the other classifiers need nothing more",
+            fix="pip install 'vitcli[fewshot]'; the other classifiers need no further package",
         )
 
 
@@ -101,47 +104,49 @@ def _votes(
     num_classes: int,
     leave_self_out: bool,
 ) -> dict[int, np.ndarray]:
-    """By number of neighbours, the classes they vote for; all numbers in one pass over the tests."""
-    found: dict[int, list[np.ndarray]] = {count: [] for count in counts}
+    """Return the classes (T,) by number of neighbours, for all numbers in one pass over the tests."""
+    predicted: dict[int, list[np.ndarray]] = {count: [] for count in counts}
     most = max(counts)
     for rows in parts(len(tests_TD), max(len(unit_ND), num_classes, unit_ND.shape[1])):
-        near_TN = _unit(tests_TD[rows]) @ unit_ND.T
-        each_T = np.arange(len(near_TN))
+        cosine_TN = _unit(tests_TD[rows]) @ unit_ND.T
+        each_T = np.arange(len(cosine_TN))
         if leave_self_out:
-            near_TN[each_T, rows.start + each_T] = -np.inf
-        # A stable order, so that of equally near rows the earlier counts, whatever the size of the part.
-        nearest_TC = np.argsort(-near_TN, axis=1, kind="stable")[:, :most]
-        votes_TK = np.zeros((len(near_TN), num_classes))
-        for place in range(most):
-            neighbour_T = nearest_TC[:, place]
-            # A vote outweighs all the nearness there can be, which decides between equal votes.
-            votes_TK[each_T, labels_N[neighbour_T]] += 2 * most + 1 + near_TN[each_T, neighbour_T]
-            if place + 1 in found:
-                found[place + 1].append(votes_TK.argmax(axis=1))
-    return {count: np.concatenate(parts) for count, parts in found.items()}
+            cosine_TN[each_T, rows.start + each_T] = -np.inf
+        # The sort is stable: of equally near rows the earlier comes first, whatever the size of the part.
+        nearest_TC = np.argsort(-cosine_TN, axis=1, kind="stable")[:, :most]
+        votes_TK = np.zeros((len(cosine_TN), num_classes))
+        for i in range(most):
+            neighbour_T = nearest_TC[:, i]
+            # A vote weighs more than all cosines together, which decide between equal votes.
+            votes_TK[each_T, labels_N[neighbour_T]] += 2 * most + 1 + cosine_TN[each_T, neighbour_T]
+            if i + 1 in predicted:
+                predicted[i + 1].append(votes_TK.argmax(axis=1))
+    return {count: np.concatenate(classes) for count, classes in predicted.items()}
 
 
 def _held_out(labels_N: np.ndarray) -> np.ndarray:
-    """Every HELD_OUT-th row of each class, from its second on, so that no class loses all; (N,) bool."""
-    seen: dict[int, int] = {}
+    """Hold out every HELD_OUT-th row of each class (N,), from its second on, so that no class loses all."""
+    num_before: Counter[int] = Counter()
     held_N = np.zeros(len(labels_N), dtype=bool)
-    for place, label in enumerate(labels_N.tolist()):
-        held_N[place] = seen.get(label, 0) % HELD_OUT == 1
-        seen[label] = seen.get(label, 0) + 1
+    for i, label in enumerate(labels_N.tolist()):
+        held_N[i] = num_before[label] % HELD_OUT == 1
+        num_before[label] += 1
     return held_N
 
 
-def _fitted(known_ND: np.ndarray, labels_N: np.ndarray, strength: float):
+def _fitted(fitted_ND: np.ndarray, labels_N: np.ndarray, strength: float):
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # of the weakest, which then is not chosen
-        return LogisticRegression(C=strength, max_iter=1000).fit(known_ND, labels_N)
+        warnings.simplefilter(
+            "ignore", ConvergenceWarning
+        )  # of the weakest regularisation, which is not chosen then
+        return LogisticRegression(C=strength, max_iter=1000).fit(fitted_ND, labels_N)
 
 
 def _log_likelihood(fit, rows_ND: np.ndarray, labels_N: np.ndarray) -> float:
-    """Mean over rows whose classes were all fitted, which `_held_out` sees to."""
+    """Return the mean log-likelihood of rows; `_held_out` guarantees that all their classes were fitted."""
     columns_N = np.searchsorted(fit.classes_, labels_N)
     return float(fit.predict_log_proba(rows_ND)[np.arange(len(labels_N)), columns_N].mean())
 

@@ -1,6 +1,9 @@
-"""Few-shot accuracies: every draw of every number of shots fitted and scored on the same features.
+"""Draws of few-shot support sets: drawn from seeds or read from a file, then fitted and scored.
 
-Shared by `vit fewshot` and the probe inside training. N training rows, T test rows, D features.
+Shared by `vit fewshot` and the probe inside training. A draw is a set of training rows, k of each class.
+Draws are named by the seed they are drawn with and by k, the number of shots: {seed: {shots: rows}}.
+
+N training rows, T test rows, D features, K classes.
 """
 
 import json
@@ -15,20 +18,117 @@ import numpy as np
 from vitcli.errors import DataError
 from vitcli.features import classifiers, least_squares
 
-SWEEP = tuple(2.0**power for power in range(-10, 20))  # of the authors' older configurations
-Draws = dict[int, dict[int, np.ndarray]]  # seed to shots to rows
+SWEEP = tuple(2.0**power for power in range(-10, 20))  # l2 of the authors' older configurations
+MOST_BYTES = 64 * 2**20  # of a file of draws; 1000 classes x 25 shots x 3 seeds take 1 MB
+Draws = dict[int, dict[int, np.ndarray]]
+
+
+def draw_support_sets(
+    labels_N: np.ndarray, *, num_classes: int, shots: Sequence[int], seeds: Sequence[int]
+) -> Draws:
+    """Draw the rows of every seed and number of shots, as the authors' evaluator does."""
+    return {
+        seed: least_squares.draw_shots(labels_N, num_classes=num_classes, shots=shots, seed=seed)
+        for seed in seeds
+    }
+
+
+def drawn_rows(draws: Draws) -> np.ndarray:
+    """Return the rows of all draws, each once, in ascending order."""
+    return np.unique(np.concatenate([rows for by_shots in draws.values() for rows in by_shots.values()]))
+
+
+def as_json(draws: Draws) -> dict[str, dict[str, list[int]]]:
+    """Return draws as the JSON object of a file of draws."""
+    return {
+        str(seed): {str(shots): rows.tolist() for shots, rows in by_shots.items()}
+        for seed, by_shots in draws.items()
+    }
+
+
+def read_draws(file: str, labels_N: np.ndarray, class_names: list[str]) -> Draws:
+    """Read the draws of a file, for a training split with these labels.
+
+    Raises:
+        DataError: it is not a file of draws; a row does not exist or is repeated; or a draw has no row of a
+            class, or more than shots.
+    """
+    try:
+        if Path(file).stat().st_size > MOST_BYTES:
+            raise ValueError("it is too large")
+        seeds = json.loads(Path(file).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(
+            f"{file} cannot be read: {error.strerror}", where="--draws", fix="check the path"
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise _format_error(f"is not JSON: {error}", file) from error
+
+    # {"seed": {"shots": [rows]}}, every key a whole number and each draw once ("1" and "01" are equal).
+    if not isinstance(seeds, dict) or not seeds:
+        raise _format_error("is not an object of seeds", file)
+    draws: Draws = {}
+    for seed, by_shots in seeds.items():
+        if not isinstance(by_shots, dict) or not by_shots:
+            raise _format_error(f"has no object of shots for seed {seed!r}", file)
+        for shots, rows in by_shots.items():
+            draw = f"seed {seed}, {shots} shots"
+            if not (_is_count(seed) and _is_count(shots) and int(shots)):
+                raise _format_error(f"names {draw}; seeds are whole numbers from 0, shots from 1", file)
+            if int(shots) in draws.setdefault(int(seed), {}):
+                raise _format_error(f"names {draw} twice", file)
+            checked = _checked(rows, int(shots), labels_N, class_names, where=f"{file}, {draw}")
+            draws[int(seed)][int(shots)] = checked
+    if len({tuple(sorted(by_shots)) for by_shots in draws.values()}) > 1:
+        raise _format_error("has different shots for different seeds", file)
+    return draws
+
+
+def _checked(
+    rows: Any, shots: int, labels_N: np.ndarray, class_names: list[str], *, where: str
+) -> np.ndarray:
+    """Check the rows of one draw against the training split, and return them as an array."""
+    if not isinstance(rows, list) or not all(type(row) is int for row in rows) or not rows:
+        raise _format_error("has no list of row numbers", where)
+    fix = "use the data set and split that the draws were made of (data.train_split)"
+    outside = [row for row in rows if not 0 <= row < len(labels_N)]
+    if outside:
+        problem = f"row {outside[0]} is not one of the {len(labels_N)} rows of the training split"
+        raise DataError(problem, where=where, fix=fix)
+    if len(set(rows)) < len(rows):
+        repeated = next(row for row in rows if rows.count(row) > 1)
+        raise _format_error(f"has row {repeated} twice", where)
+    counts_K = np.bincount(labels_N[rows], minlength=len(class_names))
+    for count, is_wrong_K in (("no row", counts_K == 0), (f"more than {shots} rows", counts_K > shots)):
+        if is_wrong_K.any():
+            names = ", ".join(class_names[label] for label in np.flatnonzero(is_wrong_K)[:5])
+            raise DataError(
+                f"{is_wrong_K.sum()} classes have {count} in this draw: {names}", where=where, fix=fix
+            )
+    return np.array(rows, dtype=np.int64)
+
+
+def _is_count(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 19
+
+
+def _format_error(problem: str, where: str) -> DataError:
+    return DataError(
+        f"the file of draws {problem}",
+        where=where if "," in where else f"--draws {where}",
+        fix='write {"seed": {"shots": [rows of the training split]}}, as draws.json of a run folder',
+    )
 
 
 @dataclass(frozen=True, eq=False)
 class FewshotProblem:
-    """Frozen features of a data set.
+    """Features and labels of a data set for few-shot classification.
 
     Attributes:
-        features_of: training rows to their features, (n, D).
-        labels_N: of every training row.
-        tests_TD: anything with a length that gives rows for a slice.
-        test_labels_T: of the test rows.
-        num_classes: of the data set.
+        features_of: maps training rows to their features (n, D).
+        labels_N: labels of all training rows.
+        tests_TD: test features: anything with a length that returns rows for a slice.
+        test_labels_T: labels of the test rows.
     """
 
     features_of: Callable[[np.ndarray], np.ndarray]
@@ -40,32 +140,16 @@ class FewshotProblem:
 
 @dataclass(frozen=True)
 class DrawScore:
-    """One draw, fitted.
+    """Score of one draw.
 
     Attributes:
-        seed: that the rows were drawn with.
-        top1: share of the test rows that are right.
-        chosen: what the classifier has chosen or was given: l2, neighbours or C; None where there is nothing.
+        top1: fraction of correct test rows.
+        chosen: l2, neighbours or C of the classifier; None for a classifier without a choice.
     """
 
     seed: int
     top1: float
     chosen: float | int | None
-
-
-def draw_support_sets(
-    labels_N: np.ndarray, *, num_classes: int, shots: Sequence[int], seeds: Sequence[int]
-) -> Draws:
-    """The rows of every seed and number of shots, as the authors' evaluator draws them."""
-    return {
-        seed: least_squares.draw_shots(labels_N, num_classes=num_classes, shots=shots, seed=seed)
-        for seed in seeds
-    }
-
-
-def drawn_rows(draws: Draws) -> np.ndarray:
-    """Every row that is in any draw, once, in order."""
-    return np.unique(np.concatenate([rows for by_shots in draws.values() for rows in by_shots.values()]))
 
 
 def score_draws(
@@ -74,134 +158,48 @@ def score_draws(
     *,
     classifier: str,
     l2: float | str,
-    watch: Callable[[int], None] = lambda done: None,
+    on_draw: Callable[[int], None] = lambda num_done: None,
 ) -> dict[int, list[DrawScore]]:
-    """By shots, the accuracy of each draw.
+    """Fit and score each draw, and return the scores by shots.
 
     Args:
         classifier: "least-squares" (paper, section 4.1), "knn", "ncm" or "logistic".
-        l2: of least squares; "sweep" chooses it for each draw by leaving its rows out one at a time, and is
-            the default where every row is alone in its class.
-        watch: told after each draw how many are done.
+        l2: strength of least squares; "sweep" chooses it for each draw by leave-one-out, except where every
+            class has a single row: these get the default.
+        on_draw: called after each draw with the number of scored draws.
     """
-    found: dict[int, list[DrawScore]] = {}
+    scores: dict[int, list[DrawScore]] = {}
     for seed, by_shots in draws.items():
         for shots, rows in by_shots.items():
             top1, chosen = _fit_and_score(problem, rows, classifier=classifier, l2=l2)
-            found.setdefault(shots, []).append(DrawScore(seed, top1, chosen))
-            watch(sum(map(len, found.values())))
-    return dict(sorted(found.items()))
+            scores.setdefault(shots, []).append(DrawScore(seed, top1, chosen))
+            on_draw(sum(map(len, scores.values())))
+    return dict(sorted(scores.items()))
 
 
 def mean_and_std(values: Sequence[float]) -> tuple[float, float | None]:
-    """Mean, and standard deviation of a sample (ddof 1); None for one value."""
+    """Return the mean and the sample standard deviation (ddof 1), None for a single value."""
     return mean(values), stdev(values) if len(values) > 1 else None
 
 
 def _fit_and_score(
     problem: FewshotProblem, rows: np.ndarray, *, classifier: str, l2: float | str
 ) -> tuple[float, float | int | None]:
-    known, labels = problem.features_of(rows), problem.labels_N[rows]
-    fits = {
+    """Return the accuracy of one draw, and what the classifier chose."""
+    features_ND, labels_N = problem.features_of(rows), problem.labels_N[rows]
+    num_classes, tests_TD = problem.num_classes, problem.tests_TD
+    others = {
         "knn": classifiers.nearest_neighbours,
         "ncm": classifiers.nearest_mean,
         "logistic": classifiers.logistic,
     }
     if classifier != "least-squares":
-        predicted_T, chosen = fits[classifier](
-            known, labels, problem.tests_TD, num_classes=problem.num_classes
-        )
+        predicted_T, chosen = others[classifier](features_ND, labels_N, tests_TD, num_classes=num_classes)
         return float((predicted_T == problem.test_labels_T).mean()), chosen
-    if l2 == "sweep" and np.bincount(labels).max() == 1:
+    if l2 == "sweep" and np.bincount(labels_N).max() == 1:
         l2 = least_squares.DEFAULT_L2
     strengths = SWEEP if l2 == "sweep" else (l2,)
-    solution = least_squares.solve(known, labels, num_classes=problem.num_classes, l2=strengths)
-    place = least_squares.choose_l2(solution) if l2 == "sweep" else 0
-    found = least_squares.accuracies(solution, problem.tests_TD, problem.test_labels_T, which=[place])
-    return float(found[0]), strengths[place]
-
-
-LARGEST = 64 * 2**20  # bytes; 1000 classes x 25 shots x 3 seeds take 1 MB
-
-
-def as_json(draws: dict[int, dict[int, np.ndarray]]) -> dict[str, dict[str, list[int]]]:
-    """Draws as they are written."""
-    return {
-        str(seed): {str(shots): rows.tolist() for shots, rows in by_shots.items()}
-        for seed, by_shots in draws.items()
-    }
-
-
-def read_draws(file: str, labels_N: np.ndarray, class_names: list[str]) -> dict[int, dict[int, np.ndarray]]:
-    """The draws of a file, for a training split with these labels.
-
-    Raises:
-        DataError: it is no such file, names a row that is not there or twice, or a class has no row in a
-            draw, or more of them than shots.
-    """
-    try:
-        if Path(file).stat().st_size > LARGEST:
-            raise ValueError("it is too large")
-        told = json.loads(Path(file).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DataError(
-            f"{file} cannot be read: {error.strerror}", where="--draws", fix="check the path"
-        ) from error
-    except (ValueError, RecursionError) as error:
-        raise _wrong(f"is no JSON: {error}", file) from error
-    if not isinstance(told, dict) or not told:
-        raise _wrong("is no object of seeds", file)
-    draws: dict[int, dict[int, np.ndarray]] = {}
-    for seed, by_shots in told.items():
-        if not isinstance(by_shots, dict) or not by_shots:
-            raise _wrong(f"has no object of shots for seed {seed!r}", file)
-        for shots, rows in by_shots.items():
-            place = f"seed {seed}, {shots} shots"
-            if not (_is_count(seed) and _is_count(shots) and int(shots)):
-                raise _wrong(f"names {place}, which are not whole numbers from 1, seeds from 0", file)
-            checked = _checked(rows, int(shots), labels_N, class_names, file=file, place=place)
-            if int(shots) in draws.setdefault(int(seed), {}):
-                raise _wrong(f"names {place} twice", file)
-            draws[int(seed)][int(shots)] = checked
-    if len({tuple(sorted(by_shots)) for by_shots in draws.values()}) > 1:
-        raise _wrong("has other numbers of shots for one seed than for another", file)
-    return draws
-
-
-def _checked(
-    rows: Any, shots: int, labels_N: np.ndarray, class_names: list[str], *, file: str, place: str
-) -> np.ndarray:
-    if not isinstance(rows, list) or not all(type(row) is int for row in rows) or not rows:
-        raise _wrong("has no list of row numbers", f"{file}, {place}")
-    outside = [row for row in rows if not 0 <= row < len(labels_N)]
-    if outside:
-        raise DataError(
-            f"row {outside[0]} is none of the {len(labels_N)} rows of the training split",
-            where=f"{file}, {place}",
-            fix="repeat these draws on the data set and split they were made of (data.train_split)",
-        )
-    if len(set(rows)) < len(rows):
-        twice = next(row for row in rows if rows.count(row) > 1)
-        raise _wrong(f"has row {twice} twice", f"{file}, {place}")
-    counts_K = np.bincount(labels_N[rows], minlength=len(class_names))
-    for what, wrong_K in (("no row", counts_K == 0), (f"more than {shots} rows", counts_K > shots)):
-        if wrong_K.any():
-            names = ", ".join(class_names[label] for label in np.flatnonzero(wrong_K)[:5])
-            raise DataError(
-                f"{wrong_K.sum()} classes have {what} in this draw: {names}",
-                where=f"{file}, {place}",
-                fix="repeat these draws on the data set and split they were made of (data.train_split)",
-            )
-    return np.array(rows, dtype=np.int64)
-
-
-def _is_count(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) < 19
-
-
-def _wrong(what: str, where: str) -> DataError:
-    return DataError(
-        f"the file of draws {what}",
-        where=where if "," in where else f"--draws {where}",
-        fix='write {"seed": {"shots": [rows of the training split]}}, as draws.json of a run folder has it',
-    )
+    solution = least_squares.solve(features_ND, labels_N, num_classes=num_classes, l2=strengths)
+    which = least_squares.choose_l2(solution) if l2 == "sweep" else 0
+    accuracy_1 = least_squares.accuracies(solution, tests_TD, problem.test_labels_T, which=[which])
+    return float(accuracy_1[0]), strengths[which]

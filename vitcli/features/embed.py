@@ -1,4 +1,4 @@
-"""`vit embed`: features, logits, labels and row numbers of a split to one .safetensors file."""
+"""`vit embed`: features, logits, labels and row numbers of a split in one .safetensors file."""
 
 import json
 import time
@@ -21,63 +21,62 @@ from vitcli.recipe.request import RecipeRequest
 
 
 def embed(request: RecipeRequest, run: RunSettings, *, split: str, logits: bool) -> dict[str, Any]:
-    """Write the file; of the first process, the others return nothing.
+    """Write the file and return the object of --json; {} on all processes but the first.
 
-    What is computed is kept beside `run.out` until all of it is, so the same command resumes after a kill,
-    with any number of processes. The file depends on neither.
+    Features are kept beside `run.out` until all are computed, so the same command resumes after a kill, with
+    any number of processes. The file depends on neither.
     """
     out = run.out
-    if (
-        run.overwrite or not out.is_file()
-    ):  # otherwise nothing is written: `_check_same` accepts the file or not
+    if run.overwrite or not out.is_file():  # else nothing is written, and `_check_same` decides
         check_out(out, overwrite=run.overwrite, suffixes=(".safetensors",), folder_error=VitError)
     recipe = request.load()
     check_named(recipe, "embed")
     weights = read_checkpoint(recipe)
-    found = open_eval_split(recipe, split, weights)
-    frozen = open_extractor(weights, recipe, request, run)
-    runtime = frozen.settings.runtime
-    with_logits = logits and frozen.arch.num_classes > 0
-    about = _metadata(frozen, found, with_logits=with_logits)
+    images = open_eval_split(recipe, split, weights)
+    extractor = open_extractor(weights, recipe, request, run)
+    runtime = extractor.settings.runtime
+    with_logits = logits and extractor.arch.num_classes > 0
+    metadata = _metadata(extractor, images, with_logits=with_logits)
+
+    # A file of the same request stays as it is.
     if runtime.on_main(out.exists) and not run.overwrite:
-        runtime.on_main(lambda: _check_same(out, about))
+        runtime.on_main(lambda: _check_same(out, metadata))
         runtime.shutdown()
         return _result(out, num_processes=runtime.world_size) if runtime.is_main else {}
+
+    # All processes extract features, the first one writes the file.
     began_at = time.perf_counter()
     partial_file = out.with_name(f"{TEMPORARY}{out.name}.features")
-    computed = extract(
-        frozen, found, np.arange(len(found)), partial(_open_beside, partial_file), with_logits=with_logits
-    )
+    rows_N, open_partial = np.arange(len(images)), partial(_open_beside, partial_file)
+    computed = extract(extractor, images, rows_N, open_partial, with_logits=with_logits)
     runtime.shutdown()
     store = computed.store
     if store is None:
         return {}
-    rows_N = np.arange(len(found))
     rows_N = rows_N[store.has(rows_N)]
     if not len(rows_N):
-        raise nothing_decoded(found)
-    metadata = about | {"skipped_images": json.dumps(computed.skipped)}
+        raise nothing_decoded(images)
+    metadata |= {"skipped_images": json.dumps(computed.skipped)}
     replace_file(out, lambda path: write_safetensors(path, store, rows_N, metadata))
     partial_file.unlink()
     store.close()
-    return _result(out, num_processes=runtime.world_size, computed=computed) | {
-        "elapsed_s": time.perf_counter() - began_at
-    }
+    result = _result(out, num_processes=runtime.world_size, computed=computed)
+    return result | {"elapsed_s": time.perf_counter() - began_at}
 
 
-def _check_same(out: Path, about: dict[str, str]) -> None:
-    """Refuse a file that holds anything but what this very command would write."""
+def _check_same(out: Path, metadata: dict[str, str]) -> None:
+    """Refuse a file unless this command would write the same."""
     try:
         with safe_open(out, "np") as file:
-            told = file.metadata() or {}
+            stored = file.metadata() or {}
     except (OSError, SafetensorError):
-        told = {}
-    differing = [key for key, value in about.items() if told.get(key) != value]
+        stored = {}
+    differing = [key for key, value in metadata.items() if stored.get(key) != value]
     if differing:
-        is_ours = bool(told.keys() & about.keys())
-        what = f"with another {', '.join(differing[:4])}" if is_ours else "a file of another kind"
+        is_ours = bool(stored.keys() & metadata.keys())
+        content = f"with another {', '.join(differing[:4])}" if is_ours else "a file of another kind"
         fix = "choose another name, or replace it with --overwrite"
-        raise VitError(f"{out} already exists, {what}", where=f"--out {out}", fix=fix)
+        raise VitError(f"{out} already exists, {content}", where=f"--out {out}", fix=fix)
 
 
 def _open_beside(path: Path, about: dict[str, Any], num_rows: int) -> FeatureStore:
@@ -87,25 +86,27 @@ def _open_beside(path: Path, about: dict[str, Any], num_rows: int) -> FeatureSto
         fix = "wait for it, or choose another file with --out"
         raise MachineError("another process is writing this file", where=str(path), fix=fix) from error
     except OSError as error:
-        fix = "choose another folder with --out, or mend its permissions"
-        raise MachineError(f"it cannot be written: {error.strerror}", where=str(path), fix=fix) from error
+        fix = "choose another folder with --out, or change its permissions"
+        raise MachineError(
+            f"the file cannot be written: {error.strerror}", where=str(path), fix=fix
+        ) from error
 
 
-def _metadata(frozen: FeatureExtractor, split: Split, *, with_logits: bool) -> dict[str, str]:
-    """What the file says of itself, skipped images aside. Safetensors has text only, so all else is JSON."""
-    recipe, weights = frozen.recipe, frozen.weights
-    made_of = {k: v for k, v in frozen.about(split, with_logits=with_logits).items() if k != "device"}
+def _metadata(extractor: FeatureExtractor, split: Split, *, with_logits: bool) -> dict[str, str]:
+    """Return the metadata of the file, without skipped images; as text, JSON where it is not a string."""
+    recipe, weights = extractor.recipe, extractor.weights
+    made_of = {k: v for k, v in extractor.about(split, with_logits=with_logits).items() if k != "device"}
     return {
         "format": "pt",
         "ckpt": str(recipe.model.ckpt),
-        "weights": frozen.weights_digest,
-        "model": frozen.arch.name,
+        "weights": extractor.weights_digest,
+        "model": extractor.arch.name,
         "numerics": weights.numerics,
-        "architecture": json.dumps(frozen.arch.as_dict()),
-        "preprocessing": json.dumps(frozen.preprocessing.as_dict()),
-        "pixels": f"{frozen.preprocessing.summary()}, {frozen.preprocessing_from}",
+        "architecture": json.dumps(extractor.arch.as_dict()),
+        "preprocessing": json.dumps(extractor.preprocessing.as_dict()),
+        "pixels": f"{extractor.preprocessing.summary()}, {extractor.preprocessing_from}",
         "layer": recipe.eval.layer,
-        "precision": frozen.settings.precision,
+        "precision": extractor.settings.precision,
         "dataset": str(recipe.data.dataset),
         "split": split.name,
         "data": split.fingerprint,
@@ -116,17 +117,20 @@ def _metadata(frozen: FeatureExtractor, split: Split, *, with_logits: bool) -> d
 
 
 def _result(out: Path, *, num_processes: int, computed: ExtractedFeatures | None = None) -> dict[str, Any]:
-    """What the file holds, by its own words."""
+    """Return the object of --json, read from the file."""
     with safe_open(out, "np") as file:
-        told = file.metadata()
+        metadata = file.metadata()
         count, width = file.get_slice("features").get_shape()
         num_logits = file.get_slice("logits").get_shape()[1] if "logits" in file.keys() else 0  # noqa: SIM118
-    skipped = json.loads(told["skipped_images"])
+    skipped = json.loads(metadata["skipped_images"])
     return {
         "command": "embed",
         "out": str(out),
-        **{key: told[key] for key in ("ckpt", "model", "numerics", "dataset", "split", "layer", "precision")},
-        "preprocessing": told["pixels"],
+        **{
+            key: metadata[key]
+            for key in ("ckpt", "model", "numerics", "dataset", "split", "layer", "precision")
+        },
+        "preprocessing": metadata["pixels"],
         "num_examples": count,
         "feature_dim": width,
         "num_logits": num_logits,
@@ -140,7 +144,7 @@ def _result(out: Path, *, num_processes: int, computed: ExtractedFeatures | None
 
 
 def as_text(result: dict[str, Any]) -> str:
-    """The result for a person."""
+    """Return the result as text for a terminal."""
     logits = f", {result['num_logits']} logits" if result["num_logits"] else ""
     rows = [
         ("file", f"{result['out']}, {result['bytes'] / 2**20:.1f} MiB"),
@@ -150,5 +154,5 @@ def as_text(result: dict[str, Any]) -> str:
         ("pixels", result["preprocessing"]),
     ]
     if result["taken_up_rows"]:
-        rows.append(("taken up", f"{result['taken_up_rows']} rows that were there"))
+        rows.append(("resumed", f"{result['taken_up_rows']} rows computed before"))
     return text.pairs([*rows, *text.skipped(result)])

@@ -1,6 +1,6 @@
-"""A network that is only looked through: its pixels, its machine, and its features kept on disk.
+"""Feature extraction for `vit fewshot` and `vit embed`: a network without training, its features on disk.
 
-Shared by fewshot and embed; no command of its own.
+B batch, N rows, M labels of a row, O outputs (features, then logits), P processes.
 """
 
 import signal
@@ -30,17 +30,17 @@ from vitcli.recipe.request import RecipeRequest
 from vitcli.weights.io import Weights
 from vitcli.weights.load import load_for_inference
 
-REVISION = 2  # of what features are: raise it when the same key would give other numbers
+REVISION = 2  # raise it when features change that have the same key
 
 
 @dataclass(frozen=True, eq=False)
 class FeatureExtractor:
-    """Everything that features depend on, but for the images.
+    """A network with everything that features depend on, except the images.
 
     Attributes:
-        resolved: the recipe, with the preprocessing that is really used.
-        preprocessing_from: who says so.
-        said: notes that the console has had; that a cache cannot be written is said once.
+        recipe: with the preprocessing that is used.
+        preprocessing_from: the origin of the preprocessing, in words.
+        shown_notes: notes about the cache, so that each is shown once.
     """
 
     recipe: Recipe
@@ -50,41 +50,41 @@ class FeatureExtractor:
     preprocessing: Preprocessing
     preprocessing_from: str
     settings: EvalSettings
-    said: set[str] = field(default_factory=set)
+    shown_notes: set[str] = field(default_factory=set)
 
     @cached_property
     def weights_digest(self) -> str:
         return digest_of(self.weights.state)
 
     def about(self, split: Split, *, with_logits: bool) -> dict[str, Any]:
-        """What the features of a split are of, as JSON: where any of it is another, so are they."""
-        wanted = self.recipe
+        """Return everything the features of a split depend on, as JSON: the key of the cache."""
+        recipe = self.recipe
         return {
             "revision": REVISION,
             "weights": self.weights_digest,
             "architecture": self.arch.as_dict(),
-            "posemb_resample": wanted.model.posemb_resample,
+            "posemb_resample": recipe.model.posemb_resample,
             "preprocessing": self.preprocessing.as_dict(),
-            "layer": wanted.eval.layer,
+            "layer": recipe.eval.layer,
             "logits": with_logits,
             "precision": self.settings.precision,
             "device": self.settings.device.type,
             "data": split.fingerprint,
-            "files": _state_of_files(wanted.data.dataset),
-            "split": split.name.removeprefix(str(wanted.data.dataset)),
+            "files": _state_of_files(recipe.data.dataset),
+            "split": split.name.removeprefix(str(recipe.data.dataset)),
             "num_examples": len(split),
         }
 
 
 @dataclass(frozen=True)
 class ExtractedFeatures:
-    """Rows of a split whose features are on disk.
+    """Features of rows of a split, on disk.
 
     Attributes:
-        store: open, of the first process; None of the others.
-        num_cached: rows that were there before.
-        num_computed: rows that were not.
-        skipped: places of images that could not be decoded, which are no rows.
+        store: open, on the first process; None on the others.
+        num_cached: rows that were in the store before.
+        num_computed: rows that were computed.
+        skipped: places of undecodable images, which have no features.
     """
 
     store: FeatureStore | None
@@ -94,12 +94,9 @@ class ExtractedFeatures:
 
 
 def open_extractor(
-    weights: Weights,
-    recipe: Recipe,
-    request: RecipeRequest,
-    run: RunSettings,
+    weights: Weights, recipe: Recipe, request: RecipeRequest, run: RunSettings
 ) -> FeatureExtractor:
-    """Join the run's processes and put the network on the device, in fp32 unless another is named."""
+    """Join the run's processes and load the network onto the device, in fp32 by default."""
     settings = eval_settings(recipe, run)
     preprocessing, origin = preprocessing_for(weights, recipe, request)
     model, arch = load_for_inference(
@@ -111,61 +108,51 @@ def open_extractor(
         needs_head=False,
     )
     features.check_layer(model, recipe.eval.layer)
-    return FeatureExtractor(
-        recipe=_with_preprocessing(recipe, preprocessing),
-        weights=weights,
-        arch=arch,
-        model=model,
-        preprocessing=preprocessing,
-        preprocessing_from=origin,
-        settings=settings,
-    )
+    recipe = _with_preprocessing(recipe, preprocessing)
+    return FeatureExtractor(recipe, weights, arch, model, preprocessing, origin, settings)
 
 
 def extract(
-    frozen: FeatureExtractor,
+    extractor: FeatureExtractor,
     split: Split,
     rows_N: np.ndarray,
     open_store: Callable[[dict[str, Any], int], FeatureStore],
     *,
     with_logits: bool,
 ) -> ExtractedFeatures:
-    """Features of these rows of a split into the store that the first process opens, where not there."""
-    runtime, opened = frozen.settings.runtime, []
+    """Compute the features of rows of a split that the store does not have yet.
 
-    def look() -> tuple[np.ndarray, list[str]]:
-        opened.append(open_store(frozen.about(split, with_logits=with_logits), len(split)))
+    Args:
+        open_store: opens the store for a key and a number of rows; called on the first process.
+    """
+    settings = extractor.settings
+    runtime, opened = settings.runtime, []
+
+    def missing_rows() -> tuple[np.ndarray, list[str]]:
+        opened.append(open_store(extractor.about(split, with_logits=with_logits), len(split)))
         return rows_N[~opened[0].has(rows_N)], opened[0].notes
 
-    missing_N, notes = runtime.on_main(look)
-    for note in sorted(set(notes) - frozen.said):
-        frozen.settings.progress.note(note)
-    frozen.said.update(notes)
+    # The first process opens the store, and all learn which rows are missing.
+    missing_N, notes = runtime.on_main(missing_rows)
+    for note in sorted(set(notes) - extractor.shown_notes):
+        settings.progress.note(note)
+    extractor.shown_notes.update(notes)
     store, skipped = opened[0] if opened else None, []
+
+    # All processes compute these.
     if len(missing_N):
-        layer = frozen.recipe.eval.layer
-        network = partial(features.outputs, frozen.model, layer=layer, with_logits=with_logits)
         try:
-            skipped = fill_store(
-                store,
-                missing_N,
-                frozen.model,
-                network,
-                split,
-                frozen.preprocessing,
-                frozen.settings,
-                num_logits=frozen.arch.num_classes if with_logits else 0,
-            )
+            skipped = fill_store(store, missing_N, extractor, split, with_logits=with_logits)
         except KeyboardInterrupt:
             rest = "; the same command computes only the rest" if store and store.is_kept else ""
-            raise Stopped(signal.SIGINT, f"stopped while looking at {split.name}{rest}") from None
+            raise Stopped(signal.SIGINT, f"stopped while computing features of {split.name}{rest}") from None
         skipped = sorted(runtime.union(set(skipped)))
     num_computed = len(missing_N) - len(skipped)
     return ExtractedFeatures(store, len(rows_N) - len(missing_N), num_computed, skipped)
 
 
 def _with_preprocessing(recipe: Recipe, preprocessing: Preprocessing) -> Recipe:
-    """The recipe that says what is really done to the pixels, so that feeding it back repeats it."""
+    """Return the recipe with the preprocessing that is used, so that the same recipe repeats it."""
     has_crop = preprocessing.resize == "short_side" or (
         preprocessing.resize == "square" and preprocessing.crop_fraction != 1
     )
@@ -183,7 +170,7 @@ def _with_preprocessing(recipe: Recipe, preprocessing: Preprocessing) -> Recipe:
 
 
 def _state_of_files(dataset: str | None) -> str | None:
-    """Changes when a file of a local data set does; None for one that is not local."""
+    """Return a digest of the files of a local data set, or None for one that is not local."""
     copy = local_copy(dataset) if dataset else None
     return layouts.state_of(copy) if copy else None
 
@@ -191,88 +178,84 @@ def _state_of_files(dataset: str | None) -> str | None:
 def fill_store(
     store: FeatureStore | None,
     rows_N: np.ndarray,
-    model: nn.Module,
-    network: Callable[[Tensor], Tensor],
+    extractor: FeatureExtractor,
     split: Split,
-    preprocessing: Preprocessing,
-    settings: EvalSettings,
     *,
-    num_logits: int,
+    with_logits: bool,
 ) -> list[str]:
-    """Compute `rows_N` of a split into a store; the places of images that could not be decoded.
+    """Compute rows of a split into a store, and return the places of this process's undecodable images.
 
-    Every process computes every P-th batch. All of them hand over theirs at once, and the first one writes
-    them before it computes its next.
+    Process r of P computes every P-th batch. After each round of P batches all are gathered, and the first
+    process writes them before it computes its next batch.
 
     Args:
-        store: of the first process; the others have None.
-        network: a use of the bare `model`, images to (B, O).
-        num_logits: how many of the outputs, the last ones, are logits.
+        store: on the first process; None on the others.
 
     Raises:
         DataError: an image cannot be decoded and `on_bad_image` is "error".
         WeightsError: an output is not a finite number.
         MachineError: the first process cannot write.
     """
+    model, preprocessing, settings = extractor.model, extractor.preprocessing, extractor.settings
     runtime, batch_size = settings.runtime, settings.batch_size
+    network = partial(features.outputs, model, layer=extractor.recipe.eval.layer, with_logits=with_logits)
+    num_logits = extractor.arch.num_classes if with_logits else 0
     batches = settings.batches(split.rows(rows_N), preprocessing)
-    passed = outputs_of(
+    outputs = outputs_of(
         model, network, batches, preprocessing, device=settings.device, precision=settings.precision
     )
-    passed = report_progress(
-        passed, settings.progress, "features", total=len(rows_N), num_processes=runtime.world_size
+    outputs = report_progress(
+        outputs, settings.progress, "features", total=len(rows_N), num_processes=runtime.world_size
     )
-    num_labels, width, skipped = labels_a_row(split), 0, []
+    num_labels, width, skipped = labels_per_row(split), 0, []
     num_rounds = -(-len(rows_N) // (batch_size * runtime.world_size))
-    with closing(passed):
+    with closing(outputs):
         for _ in range(num_rounds):
+            # A process without a batch in the last round takes part with an empty one.
             with runtime.local_errors():
-                batch, outputs_BO = next(passed, (None, torch.zeros(0, width)))
+                batch, outputs_BO = next(outputs, (None, torch.zeros(0, width)))
             width = width or max(runtime.concatenated([outputs_BO.shape[1]]))
             skipped += batch.skipped if batch else ()
-            numbers_BI = _numbers(batch, rows_N, batch_size=batch_size, num_labels=num_labels)
+            # Batches are padded to one size to be gathered.
+            numbers_BI = _row_numbers(batch, rows_N, batch_size=batch_size, num_labels=num_labels)
             padded_BO = torch.zeros(batch_size, width)
             padded_BO[: len(outputs_BO)] = outputs_BO
-            numbers_PBI, outputs_PBO = runtime.gather(numbers_BI), runtime.gather(padded_BO)
-            if store is not None:
+            numbers_NI = runtime.gather(numbers_BI).flatten(0, 1)
+            outputs_NO = runtime.gather(padded_BO).flatten(0, 1)
+            is_row_N = numbers_NI[:, 0] >= 0
+            if store is not None and is_row_N.any():
                 with runtime.local_errors():
-                    _keep(store, numbers_PBI.flatten(0, 1), outputs_PBO.flatten(0, 1), num_logits)
-        next(passed, None)  # the last batch is told as done when another is asked for
+                    numbers, values = numbers_NI[is_row_N].numpy(), outputs_NO[is_row_N].numpy()
+                    store.append(numbers[:, 0], numbers[:, 1:], values, num_logits=num_logits)
+        next(outputs, None)  # progress counts a batch when the next one is requested
     if store is not None:
         store.sync()
     return skipped
 
 
-def labels_a_row(split: Split) -> int:
-    """Labels of the row that has most.
+def labels_per_row(split: Split) -> int:
+    """Return the largest number of labels of a row.
 
     Raises:
-        DataError: rows have several, and are too many to look at.
+        DataError: rows have several labels, and are too many to read all.
     """
     if not split.has_several_labels:
         return 1
     if split.is_large:
         raise DataError(
-            f"the rows of {split.name} have several labels each, and are too many to be looked at first",
+            f"the rows of {split.name} have several labels each, and are too many to read their labels first",
             where=split.name,
             fix="name a column of one label with data.label_column",
         )
     return split.read_labels().shape[1]
 
 
-def _numbers(batch: Batch | None, rows_N: np.ndarray, *, batch_size: int, num_labels: int) -> Tensor:
-    """(batch_size, 1 + M): of each image its row of the split and its labels; -1 where there is no image."""
+def _row_numbers(batch: Batch | None, rows_N: np.ndarray, *, batch_size: int, num_labels: int) -> Tensor:
+    """Return row and labels of each image (batch_size, 1 + M), -1 where there is none."""
     numbers_BI = torch.full((batch_size, 1 + num_labels), -1, dtype=torch.int64)
     if batch is not None and len(batch.rows_B):
-        count = len(batch.rows_B)
-        labels_BM = batch.labels_B.reshape(count, -1)
-        numbers_BI[:count, 0] = torch.from_numpy(rows_N[batch.rows_B.numpy()])
-        numbers_BI[:count, 1 : 1 + labels_BM.shape[1]] = labels_BM
+        num_rows = len(batch.rows_B)
+        labels_BM = batch.labels_B.reshape(num_rows, -1)
+        numbers_BI[:num_rows, 0] = torch.from_numpy(rows_N[batch.rows_B.numpy()])
+        numbers_BI[:num_rows, 1 : 1 + labels_BM.shape[1]] = labels_BM
     return numbers_BI
-
-
-def _keep(store: FeatureStore, numbers_NI: Tensor, outputs_NO: Tensor, num_logits: int) -> None:
-    is_row_N = numbers_NI[:, 0] >= 0
-    if is_row_N.any():
-        numbers_NI, outputs_NO = numbers_NI[is_row_N].numpy(), outputs_NO[is_row_N].numpy()
-        store.append(numbers_NI[:, 0], numbers_NI[:, 1:], outputs_NO, num_logits=num_logits)

@@ -1,10 +1,13 @@
-"""Features of a split on disk, row by row: computed once, taken up again after a kill, never used damaged.
+"""Features of a split on disk, row by row: computed once, resumed after a kill, never used when damaged.
 
-A file is a head, which says what its numbers are of, and blocks of rows. Blocks are only ever appended, and
-each carries a checksum: a row is there once its block is whole, so nothing needs to be finished or renamed.
-From the first block that is not what was written, the file is cut off and those rows are computed again.
+A file is a header with the key of its contents, and blocks of rows. Blocks are only appended, each with a
+checksum: a row is stored once its block is complete, so nothing needs to be finished or renamed. A file is
+truncated at the first block with a wrong checksum, and the rows from there on are computed again.
 
-N rows, D features, K logits, M labels a row (1, or what the row with most labels has).
+    header  magic, checksum, length    {"about": key, "width": [D, K, M]} as JSON
+    block   checksum, number of rows   records of row, labels (M), features (D), logits (K)
+
+N rows, D features, K logits, M labels per row (1, or the most of any row), O = D + K outputs.
 """
 
 import fcntl
@@ -28,12 +31,12 @@ ROWS_AT_ONCE = 1024
 
 
 class FeatureStore:
-    """An open file of features, held by this process alone.
+    """Open file of features, locked by this process.
 
     Attributes:
-        notes: what was found wrong with the file, for a person.
-        width: (D, K, M) of its rows; None until there is one.
-        is_kept: whether another command finds it.
+        notes: messages about damage of the file.
+        width: (D, K, M) of its rows; None before the first row.
+        is_kept: whether another command can use it.
     """
 
     def __init__(
@@ -45,21 +48,21 @@ class FeatureStore:
         self._record: np.dtype | None = None
         self._offsets_N = np.full(num_rows, -1, dtype=np.int64)
         self._end = 0
-        self._take_up()
+        self._read_existing()
 
     @property
     def num_rows(self) -> int:
-        """Rows of the split, there or not."""
+        """Return the number of rows of the split, stored or not."""
         return len(self._offsets_N)
 
     def has(self, rows_N: np.ndarray) -> np.ndarray:
-        """Which of these rows are there, (N,) bool."""
+        """Return which of these rows are stored, (N,) bool."""
         return self._offsets_N[rows_N] >= 0
 
     def append(
         self, rows_N: np.ndarray, labels_NM: np.ndarray, outputs_NO: np.ndarray, num_logits: int
     ) -> None:
-        """Write rows as one block; `outputs_NO` are features and, last, `num_logits` logits.
+        """Append rows as one block; `outputs_NO` are features, then `num_logits` logits.
 
         Raises:
             MachineError: the disk is full, or fails.
@@ -72,22 +75,22 @@ class FeatureStore:
         try:
             if self.width is None:
                 self._begin(width)
-            assert width == self.width, "all rows of a file are alike"
+            assert width == self.width, "all rows of a file have one width"
             self._write(BLOCK.pack(_checksum(content), len(rows_N)) + content)
         except OSError as error:
             raise MachineError(
-                f"features were not written: {error.strerror}",
+                f"features cannot be written: {error.strerror}",
                 where=self.where,
-                fix="make room" + ("; the same command goes on with the rows there" if self.is_kept else ""),
+                fix="free disk space" + ("; the same command then resumes" if self.is_kept else ""),
             ) from error
-        self._find(records_N["row"], self._end - len(content))
+        self._add_offsets(records_N["row"], self._end - len(content))
 
     def read(self, rows_N: np.ndarray) -> np.ndarray:
-        """Records of rows that are there, with the fields row, labels, features, logits."""
+        """Read records of stored rows, with the fields row, labels, features, logits."""
         size = self._record.itemsize
         offsets_N = self._offsets_N[rows_N]
-        assert (offsets_N >= 0).all(), "only rows that are there are read"
-        breaks = np.flatnonzero(np.diff(offsets_N) != size) + 1  # what lies together is read as one
+        assert (offsets_N >= 0).all(), "only stored rows are read"
+        breaks = np.flatnonzero(np.diff(offsets_N) != size) + 1  # adjacent records are read at once
         parts = []
         for part in np.split(offsets_N, breaks):
             if len(part):
@@ -95,27 +98,27 @@ class FeatureStore:
         return np.frombuffer(b"".join(parts), dtype=self._record)
 
     def sync(self) -> None:
-        """Force what was appended to disk."""
+        """Force appended rows to disk."""
         os.fsync(self.file.fileno())
 
     def close(self) -> None:
-        """Let another process have the file."""
+        """Close and unlock the file."""
         self.file.close()
 
-    def _take_up(self) -> None:
+    def _read_existing(self) -> None:
         size = os.fstat(self.file.fileno()).st_size
-        if size and not self._read_head(size):
-            self.notes.append(f"{self.where} is damaged or of something else, so all of it is computed anew")
+        if size and not self._read_header(size):
+            self.notes.append(f"{self.where} is damaged or holds other features; all rows are computed again")
             self.file.truncate(0)
             return
         while self._end < size:
             if not self._read_block(size):
-                what = f"{self.where} is not what was written from byte {self._end} on"
-                self.notes.append(f"{what}; the rows after it are computed again")
+                damage = f"{self.where} is damaged from byte {self._end} on"
+                self.notes.append(f"{damage}; the rows after it are computed again")
                 self.file.truncate(self._end)
                 return
 
-    def _read_head(self, size: int) -> bool:
+    def _read_header(self, size: int) -> bool:
         start = os.pread(self.file.fileno(), HEAD.size, 0)
         if len(start) < HEAD.size:
             return False
@@ -143,11 +146,11 @@ class FeatureStore:
         content = os.pread(self.file.fileno(), length, first)
         if _checksum(content) != checksum:
             return False
-        self._find(np.frombuffer(content, dtype=self._record)["row"], first)
+        self._add_offsets(np.frombuffer(content, dtype=self._record)["row"], first)
         self._end = first + length
         return True
 
-    def _find(self, rows_N: np.ndarray, first: int) -> None:
+    def _add_offsets(self, rows_N: np.ndarray, first: int) -> None:
         self._offsets_N[rows_N] = first + np.arange(len(rows_N)) * self._record.itemsize
 
     def _begin(self, width: tuple[int, int, int]) -> None:
@@ -163,7 +166,7 @@ class FeatureStore:
 
 
 class StoredFeatures:
-    """Features of chosen rows as an (N, D) float32 array of which a slice is read when it is asked for."""
+    """Features of chosen rows as an (N, D) float32 array whose slices are read from disk on access."""
 
     def __init__(self, store: FeatureStore, rows_N: np.ndarray):
         self.store, self.rows_N = store, rows_N
@@ -177,10 +180,10 @@ class StoredFeatures:
 
 
 def open_store(path: Path, about: dict[str, Any], num_rows: int) -> FeatureStore:
-    """The store in a file, made if it is not there, and begun anew if it is of something else.
+    """Open the store in a file; a missing file is created, one with another key is emptied.
 
     Raises:
-        OSError: the file cannot be written; BlockingIOError: another process has it.
+        OSError: the file cannot be written; BlockingIOError: another process has locked it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "r+b")
@@ -193,10 +196,10 @@ def open_store(path: Path, about: dict[str, Any], num_rows: int) -> FeatureStore
 
 
 def open_cached(about: dict[str, Any], num_rows: int) -> FeatureStore:
-    """The store of exactly this in the cache; where there can be no cache, one that vanishes when closed.
+    """Open the store with this key in the cache, or a temporary one if the cache cannot be used.
 
     Args:
-        about: everything the features depend on, as JSON.
+        about: the key: everything the features depend on, as JSON.
 
     Raises:
         MachineError: neither the cache nor the folder for temporary files can be written.
@@ -205,34 +208,32 @@ def open_cached(about: dict[str, Any], num_rows: int) -> FeatureStore:
     try:
         return open_store(path, about, num_rows)
     except BlockingIOError:
-        note = f"another process is using {path}: these features are computed without the cache"
+        note = f"another process is using {path}; features are computed without the cache"
     except OSError as error:
-        note = f"features are not kept, {cache_folder()} cannot be written: {error.strerror}"
+        note = f"features are not cached, {cache_folder()} cannot be written: {error.strerror}"
     try:
         file = tempfile.TemporaryFile()  # noqa: SIM115, open as long as the store
         store = FeatureStore(file, about, num_rows, where="a temporary file", is_kept=False)
     except OSError as error:
-        fix = "let XDG_CACHE_HOME or TMPDIR name a folder that can be written"
+        fix = "set XDG_CACHE_HOME or TMPDIR to a folder that can be written"
         where = f"{path.parent} and {tempfile.gettempdir()}"
-        raise MachineError(
-            f"there is no place for features: {error.strerror}", where=where, fix=fix
-        ) from error
+        raise MachineError(f"features cannot be stored: {error.strerror}", where=where, fix=fix) from error
     store.notes.append(note)
     return store
 
 
 def name_of(about: dict[str, Any]) -> str:
-    """A word for what features are of."""
+    """Return the file name of a key, a digest."""
     return blake2b(json.dumps(about, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def cache_folder() -> Path:
-    """$XDG_CACHE_HOME/vit/features, by default in ~/.cache."""
+    """Return $XDG_CACHE_HOME/vit/features (default: ~/.cache/vit/features)."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "vit", "features")
 
 
 def digest_of(tensors: dict[str, Any]) -> str:
-    """A checksum of named tensors: names, types, shapes and every number."""
+    """Return a digest of named tensors: names, types, shapes and values."""
     digest = blake2b(digest_size=16)
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
@@ -241,10 +242,11 @@ def digest_of(tensors: dict[str, Any]) -> str:
 
 
 def write_safetensors(path: Path, store: FeatureStore, rows_N: np.ndarray, metadata: dict[str, str]) -> None:
-    """Rows of a store as one .safetensors file, a few thousand at a time.
+    """Write rows of a store as a .safetensors file, a thousand at a time.
 
     Tensors: labels and rows int64, features and, where the store has them, logits float32.
     """
+    # The header: metadata, then type, shape and offsets of each tensor (safetensors format).
     num_features, num_logits, num_labels = store.width
     count = len(rows_N)
     shapes = {"labels": [count] if num_labels == 1 else [count, num_labels], "rows": [count]}
@@ -256,10 +258,10 @@ def write_safetensors(path: Path, store: FeatureStore, rows_N: np.ndarray, metad
         kind, size = ("I64", 8) if name in ("labels", "rows") else ("F32", 4)
         first, end = end, end + size * int(np.prod(shape))
         header[name] = {"dtype": kind, "shape": shape, "data_offsets": [first, end]}
-    words = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    words = words.ljust(-(-len(words) // 8) * 8)  # spaces, so that numbers lie at multiples of 8
+    encoded = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    encoded = encoded.ljust(-(-len(encoded) // 8) * 8)  # spaces, so that tensors start at multiples of 8
     with open(path, "wb") as file:
-        file.write(struct.pack("<Q", len(words)) + words)
+        file.write(struct.pack("<Q", len(encoded)) + encoded)
         for name in shapes:
             for first in range(0, count, ROWS_AT_ONCE):
                 records_N = store.read(rows_N[first : first + ROWS_AT_ONCE])
