@@ -29,7 +29,6 @@ from vitcli.output.summaries import FewshotSummary, ShotScores
 from vitcli.recipe import Recipe
 from vitcli.recipe.request import RecipeRequest
 
-
 DRAWS, TABLE = "draws.json", "table.txt"
 
 
