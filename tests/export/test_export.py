@@ -11,7 +11,7 @@ from safetensors import safe_open
 from timm.models.vision_transformer import VisionTransformer
 
 from vitcli.errors import CheckFailed, MachineError, VitError, WeightsError
-from vitcli.export import output_check
+from vitcli.export import export as exports
 from vitcli.export.export import ExportOptions, as_text, export
 from vitcli.models.architecture import GAP, Architecture
 from vitcli.models.build import build
@@ -348,7 +348,7 @@ def test_an_export_that_is_broken_off_leaves_what_was_there(to_export, tmp_path,
     to_export(vit(), out)
     path = tmp_path / out / "model.safetensors" if out == "out" else tmp_path / out
     before = path.read_bytes()
-    monkeypatch.setattr(output_check, "compare", break_off)
+    monkeypatch.setattr(exports, "compare", break_off)
 
     with pytest.raises(KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else MachineError):
         to_export(vit(), out, overwrite=True, image_size=(64, 64))
@@ -420,11 +420,11 @@ def test_a_head_of_zeros_is_said_to_prove_little(tmp_path):
 
 def test_the_differences_are_those_counted_by_hand():
     ours, theirs = torch.tensor([[1.0, 2.0], [-8.0, 3.0]]), torch.tensor([[1.0, 0.5], [-7.0, 3.0]])
-    found = output_check.compare(ours, theirs, are_logits=True)
+    found = exports.compare(ours, theirs, are_logits=True)
 
     assert (found.max_difference, found.max_rel_difference, found.top1) == (1.5, 1.5 / 8, 0.5)
-    assert output_check.compare(ours, ours, are_logits=False).top1 is None
-    assert output_check.compare(ours * 0, ours, are_logits=True).max_rel_difference == float("inf")
+    assert exports.compare(ours, ours, are_logits=False).top1 is None
+    assert exports.compare(ours * 0, ours, are_logits=True).max_rel_difference == float("inf")
 
 
 def test_the_file_of_a_timm_folder_alone_says_all(to_export, tmp_path):

@@ -13,28 +13,13 @@ from vitcli.output.text import plain, top5_is_informative
 TAGS = ["image-classification", "vision-transformer", "vitcli"]
 
 
-def front_matter(summary: dict[str, Any], *, loads_in_timm: bool, dataset_on_hub: str | None = None) -> str:
-    """Return the YAML block of a run's card, with its evaluation results.
+def front_matter(*, loads_in_timm: bool, is_classifier: bool, ckpt: str | None, **more: Any) -> str:
+    """Return the YAML block of a card, between its lines of dashes.
 
     Args:
         loads_in_timm: transformers then loads it too.
-        dataset_on_hub: the data set's Hub id, if it has one.
+        more: keywords of ModelCardData.
     """
-    is_classifier = is_classifier_run(summary)
-    model_name = f"{summary['model']} on {plain(public_name(summary['dataset']))}"
-    return metadata(
-        loads_in_timm=loads_in_timm,
-        is_classifier=is_classifier,
-        ckpt=summary["ckpt"],
-        datasets=[dataset_on_hub] if dataset_on_hub else None,
-        metrics=["accuracy"] if is_classifier else None,
-        model_name=model_name,
-        eval_results=_results(summary, dataset_on_hub) if is_classifier else None,
-    )
-
-
-def metadata(*, loads_in_timm: bool, is_classifier: bool, ckpt: str | None, **more: Any) -> str:
-    """Return the YAML block of a card, between its lines of dashes; `more` are keywords of ModelCardData."""
     data = ModelCardData(
         library_name="timm" if loads_in_timm else "vitcli",
         pipeline_tag="image-classification" if is_classifier else "image-feature-extraction",
@@ -57,13 +42,14 @@ def is_classifier_run(summary: dict[str, Any]) -> bool:
     return "top1" in summary
 
 
-def parts_of_split(name: str) -> tuple[str, str]:
-    """Split the name that the data package gives a split into data set and split."""
+def split_of(name: str) -> str:
+    """Return the split in the name that the data package gives a split of a data set."""
     dataset, _, split = name.rpartition(", split ")
-    return (dataset, split) if dataset else (name, "")
+    return split if dataset else ""
 
 
-def _results(summary: dict[str, Any], dataset_on_hub: str | None) -> list[EvalResult]:
+def eval_results(summary: dict[str, Any], dataset_on_hub: str | None) -> list[EvalResult]:
+    """Return the accuracies of a run as the Hub reads them."""
     runs = len(summary.get("runs") or ())
     dataset = plain(public_name(summary["dataset"]))
     scores = [("top1", "top-1")]
@@ -74,7 +60,7 @@ def _results(summary: dict[str, Any], dataset_on_hub: str | None) -> list[EvalRe
             task_type="image-classification",
             dataset_type=dataset_on_hub or dataset,
             dataset_name=dataset,
-            dataset_split=plain(parts_of_split(summary["eval_split"])[1]) or None,
+            dataset_split=plain(split_of(summary["eval_split"])) or None,
             metric_type="accuracy",
             metric_name=name + (f", mean of {runs} runs" if runs > 1 else ""),
             metric_value=summary[key],

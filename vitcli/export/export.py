@@ -1,4 +1,7 @@
-"""`vit export`: write a checkpoint in another format, read it back and compare the outputs."""
+"""`vit export`: write a checkpoint in another format, read it back and compare the outputs.
+
+Letters: N images, B of a batch, K outputs.
+"""
 
 import os
 import shutil
@@ -10,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from vitcli.data import loader
@@ -18,9 +22,8 @@ from vitcli.data.image_files import as_split, find_images
 from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing
 from vitcli.errors import CheckFailed, MachineError, VitError, WeightsError
+from vitcli.evaluation.inference import logits_of
 from vitcli.evaluation.setup import preprocessing_for
-from vitcli.export import output_check
-from vitcli.export.output_check import Agreement
 from vitcli.output.atomic import TEMPORARY, check_out, sync
 from vitcli.output.progress import Progress
 from vitcli.output.text import pairs, size_text
@@ -59,6 +62,28 @@ class ExportOptions:
     overwrite: bool = False
 
 
+@dataclass(frozen=True)
+class Agreement:
+    """Differences between the outputs of two networks.
+
+    Attributes:
+        max_difference: the largest absolute difference of any output.
+        max_output: the largest absolute output of the first network.
+        top1: fraction of the images that both assign to the same class; None where outputs are features.
+    """
+
+    max_difference: float
+    max_output: float
+    top1: float | None
+
+    @property
+    def max_rel_difference(self) -> float:
+        """The largest difference as a fraction of the largest output."""
+        if not self.max_output:
+            return float("inf") if self.max_difference else 0.0
+        return self.max_difference / self.max_output
+
+
 def export(ckpt: str, out: str, options: ExportOptions, *, quiet: bool) -> dict[str, Any]:
     """Write the checkpoint in another format, read it back, and keep it if the outputs agree.
 
@@ -88,7 +113,7 @@ def export(ckpt: str, out: str, options: ExportOptions, *, quiet: bool) -> dict[
     with _temporary_folder(target) as folder:
         path = folder / target.name
         formats.write(format, path, exported, names=options.names)
-        agreement = _compare(format, path, exported, split, preprocessing, progress=progress)
+        agreement = _check_outputs(format, path, exported, split, preprocessing, progress=progress)
         files = {file.name: file.stat().st_size for file in _files_at(path)}
         _put_in_place(path, target)
     if not agreement.max_output:
@@ -189,7 +214,7 @@ def _network(weights: Weights, preprocessing: Preprocessing, *, head: bool) -> t
     return Exported(model.eval(), arch, preprocessing.as_dict(), class_names, weights.metadata), notes
 
 
-def _compare(
+def _check_outputs(
     format: str,
     path: Path,
     exported: Exported,
@@ -206,7 +231,17 @@ def _compare(
     batches = list(images)
 
     def outputs(model: nn.Module, title: str) -> Tensor:
-        return output_check.outputs(model, batches, preprocessing, title=title, progress=progress)
+        """Return outputs_NK of all images, computed on the CPU; WeightsError if one is not finite."""
+        outputs_of_batches: list[Tensor] = []
+        progress.begin(title, total=len(split))
+        passes = logits_of(model, iter(batches), preprocessing, device=torch.device("cpu"), precision="fp32")
+        try:
+            for _, outputs_BK in passes:
+                outputs_of_batches.append(outputs_BK)
+                progress.update(sum(map(len, outputs_of_batches)))
+        finally:
+            progress.end()
+        return torch.cat(outputs_of_batches)
 
     def failure(problem: str) -> CheckFailed:
         reasons = "".join(f"; {caveat}" for caveat in formats.caveats(format, exported.architecture))
@@ -222,13 +257,21 @@ def _compare(
         exported_NK = outputs(model, "export")
     except WeightsError as error:
         raise failure("are not finite numbers") from error
-    agreement = output_check.compare(
-        outputs_NK, exported_NK, are_logits=exported.architecture.num_classes > 0
-    )
+    agreement = compare(outputs_NK, exported_NK, are_logits=exported.architecture.num_classes > 0)
     if agreement.max_rel_difference > TOLERANCE:
         difference = f"{agreement.max_difference:.2g}, relative {agreement.max_rel_difference:.2g}"
         raise failure(f"differ by {difference}; the tolerance is {TOLERANCE:g}")
     return agreement
+
+
+def compare(ours_NK: Tensor, theirs_NK: Tensor, *, are_logits: bool) -> Agreement:
+    """Return the agreement of finite outputs."""
+    is_same_class_N = ours_NK.argmax(1) == theirs_NK.argmax(1)
+    return Agreement(
+        max_difference=float((theirs_NK - ours_NK).abs().max()),
+        max_output=float(ours_NK.abs().max()),
+        top1=float(is_same_class_N.float().mean()) if are_logits else None,
+    )
 
 
 @contextmanager

@@ -11,18 +11,18 @@ from vitcli.data.dataset import is_remote
 from vitcli.evaluation.statistics import NUM_RESAMPLES, accuracy_interval
 from vitcli.export.card_parts import (
     code,
+    eval_results,
     fenced,
     front_matter,
     is_classifier_run,
-    metadata,
     paragraph,
-    parts_of_split,
+    split_of,
     table,
 )
 from vitcli.export.usage import HERE, how_to_load
 from vitcli.models.architecture import Architecture
 from vitcli.output.redaction import is_local, public_name, public_toml, public_values
-from vitcli.output.text import percent, size_text, top5_is_informative
+from vitcli.output.text import percent, plain, size_text, top5_is_informative
 from vitcli.weights.formats import unsupported_feature
 
 CARD = """{front_matter}
@@ -57,7 +57,7 @@ Complete: `vit {command} --recipe recipe.toml` repeats the run. Of local paths o
 
 {recipe}
 """
-WEIGHTS_CARD = """{metadata}
+WEIGHTS_CARD = """{front_matter}
 # {model}
 
 {facts}
@@ -82,12 +82,17 @@ def model_card(summary: dict[str, Any], recipe_toml: str, arch: Architecture) ->
         summary: of one run, of several (`runs`), or of a selection (`choices` and `chosen`), as summary.json.
         recipe_toml: the resolved recipe, as `recipe.to_toml` writes it.
     """
-    public = public_values(summary)
+    public, is_classifier = public_values(summary), is_classifier_run(summary)
+    hub_id = _id_on_the_hub(summary["dataset"])
     return CARD.format(
         front_matter=front_matter(
-            summary,
             loads_in_timm=not unsupported_feature("timm", arch),
-            dataset_on_hub=_id_on_the_hub(summary["dataset"]),
+            is_classifier=is_classifier,
+            ckpt=summary["ckpt"],
+            model_name=f"{summary['model']} on {plain(public['dataset'])}",
+            datasets=[hub_id] if hub_id else None,
+            metrics=["accuracy"] if is_classifier else None,
+            eval_results=eval_results(summary, hub_id) if is_classifier else None,
         ),
         model=public["model"],
         dataset=code(public["dataset"]),
@@ -97,7 +102,7 @@ def model_card(summary: dict[str, Any], recipe_toml: str, arch: Architecture) ->
         protocol=_protocol(public),
         compute=_compute(public),
         limits=_limits(public),
-        loading=how_to_load(HERE, arch, dataset=summary["dataset"] if is_classifier_run(summary) else None),
+        loading=how_to_load(HERE, arch, dataset=summary["dataset"] if is_classifier else None),
         command=public["command"],
         recipe=fenced(public_toml(recipe_toml), "toml"),
     )
@@ -126,7 +131,7 @@ def weights_card(exported: dict[str, Any], loading: str) -> str:
         f"{code(origin)} applies."
     )
     return WEIGHTS_CARD.format(
-        metadata=metadata(loads_in_timm=True, is_classifier=num_classes > 0, ckpt=exported["ckpt"]),
+        front_matter=front_matter(loads_in_timm=True, is_classifier=num_classes > 0, ckpt=exported["ckpt"]),
         model=exported["model"],
         facts=table(("", ""), facts),
         limits=paragraph(limits),
@@ -234,7 +239,7 @@ def _data(summary: dict[str, Any]) -> str:
 
 def _is_dev(summary: dict[str, Any]) -> bool:
     """Return whether the evaluated images are a part of the training split."""
-    return parts_of_split(summary["eval_split"])[1].endswith("dev part")
+    return split_of(summary["eval_split"]).endswith("dev part")
 
 
 def _protocol(summary: dict[str, Any]) -> str:

@@ -17,6 +17,20 @@ from vitcli.weights.formats import caveats, unsupported_feature
 
 BEGIN, END = "<!-- how to load: written by vit -->", "<!-- end of how to load -->"
 BLOCK = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
+WITH_VIT = """from vitcli import load_model
+
+model, transform, info = load_model({name})
+outputs = model(transform("image.jpg")[None])"""
+WITH_TIMM = """import timm
+{imports}
+model = timm.create_model({name}, pretrained=True).eval()
+transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))"""
+WITH_TRANSFORMERS = """from transformers import AutoImageProcessor, {kind}
+{imports}
+processor = AutoImageProcessor.from_pretrained({name})
+model = {kind}.from_pretrained({name}).eval()"""
+SAME_OUTPUTS = """All three give the same outputs for the same tensor. Exactly the pixels that `vit` uses
+come from `load_model`'s transform; timm and transformers resize in their own way."""
 
 
 class LoadingNames(NamedTuple):
@@ -53,11 +67,18 @@ def how_to_load(names: LoadingNames, arch: Architecture, *, dataset: str | None)
         dataset: that the weights were evaluated on, if any.
     """
     has_classes, unsupported = arch.num_classes > 0, unsupported_feature("timm", arch)
-    parts = ["## How to load it", names.intro, _commands(names, dataset, has_classes), _in_python(names)]
+    with_vit = fenced(WITH_VIT.format(name=json.dumps(names.ckpt)), "python")
+    parts = ["## How to load it", names.intro, _commands(names, dataset, has_classes), with_vit]
     if unsupported:
         parts.append(f"timm and transformers cannot load it; they do not support {unsupported}.")
     else:
-        parts += _in_others(names, has_classes, needs_backbones=arch.timm_name in (BIT, HYBRID))
+        imports = ""
+        if arch.timm_name in (BIT, HYBRID):
+            imports = "import vitcli.backbones  # registers the network with timm\n"
+        kind = "AutoModelForImageClassification" if has_classes else "AutoModel"
+        with_timm = WITH_TIMM.format(imports=imports, name=json.dumps(names.timm))
+        with_transformers = WITH_TRANSFORMERS.format(imports=imports, name=names.transformers, kind=kind)
+        parts += [fenced(with_timm, "python"), fenced(with_transformers, "python"), SAME_OUTPUTS]
         parts += [f"In timm and transformers, {caveat}." for caveat in caveats("timm", arch)]
     return "\n".join([BEGIN, "\n\n".join(parts), END, ""])
 
@@ -75,39 +96,3 @@ def _commands(names: LoadingNames, dataset: str | None, has_classes: bool) -> st
         public = "DATA" if is_local(dataset) else shlex.quote(public_name(dataset))
         lines.append(f"vit evaluate --ckpt {ckpt} --dataset {public}")
     return fenced("\n".join([*lines, f"vit finetune --ckpt {ckpt} --dataset YOUR_IMAGES"]))
-
-
-def _in_python(names: LoadingNames) -> str:
-    lines = [
-        "from vitcli import load_model",
-        "",
-        f"model, transform, info = load_model({json.dumps(names.ckpt)})",
-        'outputs = model(transform("image.jpg")[None])',
-    ]
-    return fenced("\n".join(lines), "python")
-
-
-def _in_others(names: LoadingNames, has_classes: bool, *, needs_backbones: bool) -> list[str]:
-    """Return the code for timm, which reads the folder itself, and for transformers, which uses timm."""
-    kind = "AutoModelForImageClassification" if has_classes else "AutoModel"
-    first = ["import vitcli.backbones  # registers the network with timm"] if needs_backbones else []
-    in_timm = [
-        "import timm",
-        *first,
-        "",
-        f"model = timm.create_model({json.dumps(names.timm)}, pretrained=True).eval()",
-        "transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))",
-    ]
-    in_transformers = [
-        f"from transformers import AutoImageProcessor, {kind}",
-        *first,
-        "",
-        f"processor = AutoImageProcessor.from_pretrained({names.transformers})",
-        f"model = {kind}.from_pretrained({names.transformers}).eval()",
-    ]
-    return [
-        fenced("\n".join(in_timm), "python"),
-        fenced("\n".join(in_transformers), "python"),
-        "All three give the same outputs for the same tensor. Exactly the pixels that `vit` uses come from\n"
-        "`load_model`'s transform; timm and transformers resize in their own way.",
-    ]

@@ -44,13 +44,11 @@ class StoredTensors(NamedTuple):
 
 
 class WeightsContent(NamedTuple):
-    """Contents of a file in timm's naming.
+    """`StoredTensors` in timm's naming.
 
     Attributes:
         state: float32 where they are floating-point.
-        spelling: whose names the file has: "timm", "official" or "huggingface".
         heads: number of attention heads, if the file shows it.
-        vit: our metadata, or {}.
         unused: tensors that no classifier uses, such as the pooler of Hugging Face's ViTModel.
     """
 

@@ -168,20 +168,15 @@ def from_timm_config(config: dict, *, tag: str) -> tuple[Architecture, dict | No
     num_classes = int(args.pop("num_classes", config.get("num_classes", stored.get("num_classes", 1000))))
     size = args.pop("img_size", None) or list(stored.get("input_size", (3, 224, 224)))[1:]
     image_size = (size, size) if isinstance(size, int) else tuple(map(int, size))
-    variant = variant_of_timm(timm_name)
-    of_the_paper = variant is not None and not args and re.match(r"(orig|augreg)(_|$)", tag)
-    architecture = Architecture(
-        name=variant.name if of_the_paper else timm_name,
-        timm_name=variant.timm_name if of_the_paper else timm_name,
-        image_size=image_size,
-        num_classes=num_classes,
-        gelu="tanh" if of_the_paper else "timm",
-        pre_logits=False,
-        model_args=variant.timm_args if of_the_paper else args,
-    )
+    variant, name = variant_of_timm(timm_name), timm_name
+    is_of_the_paper = variant is not None and not args and re.match(r"(orig|augreg)(_|$)", tag)
+    if is_of_the_paper:
+        name, timm_name, args = variant.name, variant.timm_name, variant.timm_args
+    gelu = "tanh" if is_of_the_paper else "timm"
+    arch = Architecture(name, timm_name, image_size, num_classes, gelu, pre_logits=False, model_args=args)
     names = config.get("label_names", stored.get("label_names"))
     class_names = tuple(names) if isinstance(names, list) and len(names) == num_classes else None
-    return architecture, _timm_preprocessing(stored, image_size), class_names
+    return arch, _timm_preprocessing(stored, image_size), class_names
 
 
 def _timm_preprocessing(stored: dict, image_size: tuple[int, int]) -> dict | None:
