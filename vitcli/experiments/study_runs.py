@@ -1,4 +1,7 @@
-"""The runs of a study: each an ordinary one, scored by an ordinary command; no command of its own."""
+"""Runs of a study: each an ordinary run, scored by an ordinary command.
+
+Not merged with `study`, which loads no torch so that mistakes are reported at once; this module loads it.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,21 +9,23 @@ from typing import Any
 
 from vitcli import recipe as recipes
 from vitcli.data.dataset import DataSet
+from vitcli.evaluation.setup import RunSettings
 from vitcli.experiments.study import StudyActions, scoring_recipe
 from vitcli.experiments.study_schema import Study
 from vitcli.features.fewshot import fewshot
 from vitcli.output import run_folder
 from vitcli.recipe import Recipe
+from vitcli.recipe.request import RecipeRequest
 from vitcli.training.finetune import finetune
 from vitcli.training.pretrain import pretrain
 from vitcli.training.setup import RunOptions
 
 
 def work_of(study: Study, options: RunOptions) -> StudyActions:
-    """What is done for one run of this study.
+    """Return the actions for the runs of this study.
 
     Args:
-        options: of every run; `out` is set for each.
+        options: of every run; each run gets its own `out`.
     """
     train = {"pretrain": pretrain, "finetune": finetune}[study.command]
     score = study.score
@@ -46,17 +51,10 @@ def work_of(study: Study, options: RunOptions) -> StudyActions:
         if score.by == "finetune":
             recipe = recipes.load(scoring_recipe(score, dataset), (), keys)
             return finetune(recipe, replace(options, out=out))["top1"]
-        done = fewshot(
-            score.recipe,  # a named one has a say about pixels, one that is found leaves them to the run
-            (),
-            keys | {"fewshot.shots": [score.shots]},
-            draws_file=None,
-            out=out,
-            overwrite=False,
-            workers=options.workers,
-            quiet=options.quiet,
-            arguments=options.arguments,
-        )
-        return done["shots"][str(score.shots)]["mean"] if done else None
+        # A recipe that is named decides about the preprocessing; the default one leaves it to the run.
+        request = RecipeRequest(score.recipe, (), keys | {"fewshot.shots": [score.shots]})
+        settings = RunSettings(options.workers, options.quiet, out)
+        result = fewshot(request, settings, draws_file=None, arguments=options.arguments)
+        return result["shots"][str(score.shots)]["mean"] if result else None
 
     return StudyActions(check, plan, lambda recipe, out: train(recipe, replace(options, out=out)), scored)
