@@ -18,6 +18,7 @@ from torch import nn
 
 from vitcli.errors import MachineError, VitError
 
+LOW_PRECISION = {"bf16": torch.bfloat16, "fp16": torch.float16}
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)  # a process that stalls longer ends the run
 _shared_blocks: list[bool] = []  # not empty inside `shared_process_group`
 
@@ -194,8 +195,7 @@ def fix_threads(device: torch.device) -> None:
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:
     """Return the context in which matrix products are computed in `precision`; the weights stay in fp32."""
-    low = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
-    return torch.autocast(device.type, dtype=low, enabled=low is not None)
+    return torch.autocast(device.type, dtype=LOW_PRECISION.get(precision), enabled=precision in LOW_PRECISION)
 
 
 def resolve_precision(precision: str) -> str:

@@ -123,7 +123,7 @@ def train(
             if folder and (is_end or counters.step == 1 or counters.step % settings.log_every == 0):
                 grad_norm = grad_norm if math.isfinite(grad_norm) else None  # JSON has no infinity
                 folder.log({"step": counters.step, "loss": loss, "lr": lr, "grad_norm": grad_norm})
-                folder.log_timing({"step": counters.step, **rates})
+                folder.log_timing({"step": counters.step, **rates, "memory_gib": peak_memory_gib()})
 
             # Evaluate; a signal that arrives meanwhile counts as well.
             for record, line in evaluation.due_after(counters.step) if evaluation and not is_end else ():
@@ -188,7 +188,7 @@ class Meter:
         self._waited_s += time.perf_counter() - began_at
 
     def step_done(self, *, loss: float, lr: float) -> dict[str, float]:
-        """Update the progress line; return the record of timing.jsonl."""
+        """Update the progress line; return duration, throughput and data wait of the step."""
         step_s = time.perf_counter() - self._step_began_at
         self.counters.elapsed_s += step_s
         self._measured_s += step_s
@@ -199,12 +199,7 @@ class Meter:
         self.progress.update(
             self.counters.step, f"loss {loss:.4f}  lr {lr:.2e}  {images_per_s:.0f} img/s  {wait}"
         )
-        return {
-            "step_s": step_s,
-            "images_per_s": self.plan.batch_size / step_s,
-            "data_wait_s": waited_s,
-            "memory_gib": peak_memory_gib(),
-        }
+        return {"step_s": step_s, "images_per_s": self.plan.batch_size / step_s, "data_wait_s": waited_s}
 
 
 def _agree(
