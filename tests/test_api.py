@@ -52,10 +52,10 @@ def test_a_picture_gives_what_the_command_says(demo, tmp_path):
     file = picture(tmp_path)
     with torch.no_grad():
         shares = torch.softmax(model(transform(file)[None]), dim=-1)[0]
-    (told,) = run("predict", "--ckpt", "demo", file, "--json").json["predictions"]
+    (prediction,) = run("predict", "--ckpt", "demo", file, "--json").json["predictions"]
 
-    assert told["top"][0]["class"] == info.class_names[int(shares.argmax())]
-    assert told["top"][0]["probability"] == pytest.approx(float(shares.max()), rel=1e-5)
+    assert prediction["top"][0]["class"] == info.class_names[int(shares.argmax())]
+    assert prediction["top"][0]["probability"] == pytest.approx(float(shares.max()), rel=1e-5)
 
 
 def test_paths_bytes_arrays_and_pil_images_are_the_same_picture(demo, tmp_path):
@@ -103,7 +103,7 @@ def test_a_bare_name_is_a_fresh_network(name):
     assert all(torch.equal(t, again.state_dict()[key]) for key, t in model.state_dict().items())
 
 
-def test_mistakes_are_told_in_three_parts(tmp_path):
+def test_errors_have_three_parts(tmp_path):
     (tmp_path / "text.npz").write_text("no archive")
     for source, kind in (
         ("ViT-B/17", VitError),
@@ -113,16 +113,16 @@ def test_mistakes_are_told_in_three_parts(tmp_path):
         with pytest.raises(kind) as refusal:
             load_model(source, num_classes=2)
         assert refusal.value.message and refusal.value.where and refusal.value.fix
-    with pytest.raises(VitError, match="how many classes"):
+    with pytest.raises(VitError, match="number of classes is missing"):
         load_model("ViT-B/16")
     with pytest.raises(VitError, match="patches of 8"):
         load_model("demo", image_size=60)
     with pytest.raises(VitError, match="no model 'runs/petz'"):
         load_model("runs/petz")
     for size in ((32,), 2.5, "32", 0):
-        with pytest.raises(VitError, match="no size in pixels"):
+        with pytest.raises(VitError, match="not a size in pixels"):
             load_model("demo", image_size=size)
-    with pytest.raises(VitError, match="-1 classes"):
+    with pytest.raises(VitError, match="num_classes is -1"):
         load_model("demo", num_classes=-1)
 
 

@@ -10,7 +10,7 @@ __all__ = ["LoadedModel", "ModelInfo", "Transform", "__version__", "load_model"]
 
 
 def __getattr__(name: str):
-    """The Python interface, loaded when it is asked for: --help must not wait for torch."""
+    """Load the Python interface on first use, so that `vit --help` does not wait for torch."""
     if name in __all__:
         from vitcli import api
 

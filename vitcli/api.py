@@ -1,4 +1,4 @@
-"""The package from Python: `from vitcli import load_model`."""
+"""The Python interface: `from vitcli import load_model`."""
 
 from dataclasses import dataclass
 from numbers import Integral
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from vitcli.data.decoding import decode, to_rgb
 from vitcli.data.transforms import Preprocessing, preprocessing_of, to_model_range
-from vitcli.errors import DataError, VitError
+from vitcli.errors import DataError, VitError, reason_of
 from vitcli.evaluation.setup import preprocessing_for
 from vitcli.models.architecture import Architecture
 from vitcli.models.build import architecture, build, known_name
@@ -24,18 +24,18 @@ from vitcli.weights.locate import names_weights
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What a loaded model is.
+    """Description of a loaded model.
 
     Attributes:
         name: the paper's name, or timm's.
         architecture: everything needed to build it again.
-        preprocessing: what `transform` does to a picture.
-        class_names: in the order of the logits; None where nobody stored them, or the head is fresh.
-        source: as it was given.
-        format: what kind of file or folder that was; "fresh weights" for a bare name.
-        numerics: which arithmetic the weights get, and why.
-        notes: what became of each tensor, one line for each kind.
-        metadata: whatever else was stored with the weights.
+        preprocessing: the settings of `transform`.
+        class_names: in the order of the logits; None if none were stored, or the head is new.
+        source: as passed to `load_model`.
+        format: kind of file or folder; "fresh weights" for a bare name.
+        numerics: whose arithmetic the weights get (the GELU, for one), and why.
+        notes: how tensors were loaded, resampled or replaced, one line for each case.
+        metadata: everything else that was stored with the weights.
     """
 
     name: str
@@ -51,46 +51,46 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class Transform:
-    """A picture to what the model takes; the very pixels that `vit evaluate` sees."""
+    """The preprocessing of a model: an image to the same pixels that `vit evaluate` uses."""
 
     preprocessing: Preprocessing
 
-    def __call__(self, picture: str | Path | bytes | np.ndarray | Image.Image) -> Tensor:
-        """Float32 (3, H, W).
+    def __call__(self, image: str | Path | bytes | np.ndarray | Image.Image) -> Tensor:
+        """Return the model's input for one image, float32 (3, H, W).
 
         Args:
-            picture: a path, the bytes of a file, a PIL image, or uint8 RGB (H, W, 3).
+            image: a path, the bytes of a file, a PIL image, or uint8 RGB (H, W, 3).
 
         Raises:
-            DataError: the bytes are no picture.
+            DataError: it cannot be read, or is not an image.
         """
-        if isinstance(picture, Image.Image):
-            try:
-                picture = to_rgb(picture)
-            except Exception as error:
-                told = str(error) or type(error).__name__
-                raise DataError(told, where="the given PIL image", fix="convert it to RGB") from error
-        if isinstance(picture, np.ndarray):
-            if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[-1] != 3:
-                told = f"an array of {picture.dtype}, shape {picture.shape}"
-                raise DataError(f"{told}, is no picture", where="transform", fix="give uint8 RGB (H, W, 3)")
-            picture = np.require(picture, requirements="W")
-        else:
-            where = "the given bytes" if isinstance(picture, bytes) else str(picture)
-            try:
-                data = picture if isinstance(picture, bytes) else Path(picture).read_bytes()
-            except OSError as error:
-                fix = "check the path"
-                raise DataError(f"it cannot be read: {error.strerror}", where=where, fix=fix) from error
-            picture = decode(data, where=lambda _: where, row=0)
-        pixels_HWC = np.ascontiguousarray(self.preprocessing(picture))
+        pixels_HWC = np.ascontiguousarray(self.preprocessing(_decoded(image)))
         images_1CHW = torch.from_numpy(pixels_HWC).permute(2, 0, 1)[None]
-        wanted = self.preprocessing
-        return to_model_range(images_1CHW, mean=wanted.mean, std=wanted.std)[0]
+        return to_model_range(images_1CHW, mean=self.preprocessing.mean, std=self.preprocessing.std)[0]
+
+
+def _decoded(image: str | Path | bytes | np.ndarray | Image.Image) -> np.ndarray:
+    if isinstance(image, Image.Image):
+        try:
+            return to_rgb(image)
+        except Exception as error:
+            where = "the given PIL image"
+            raise DataError(reason_of(error), where=where, fix="convert it to RGB") from error
+    if isinstance(image, np.ndarray):
+        if image.dtype != np.uint8 or image.ndim != 3 or image.shape[-1] != 3:
+            array = f"an array of {image.dtype}, shape {image.shape}"
+            raise DataError(f"{array}, is not an image", where="transform", fix="give uint8 RGB (H, W, 3)")
+        return np.require(image, requirements="W")
+    where = "the given bytes" if isinstance(image, bytes) else str(image)
+    try:
+        data = image if isinstance(image, bytes) else Path(image).read_bytes()
+    except OSError as error:
+        raise DataError(f"it cannot be read: {error.strerror}", where=where, fix="check the path") from error
+    return decode(data, where=lambda _: where, row=0)
 
 
 class LoadedModel(NamedTuple):
-    """A network in evaluation mode on the CPU, the transform of its pictures, and what it is."""
+    """A network in evaluation mode on the CPU, the transform of its inputs, and its description."""
 
     model: nn.Module
     transform: Transform
@@ -102,25 +102,26 @@ def load_model(
     image_size: int | tuple[int, int] | None = None,
     num_classes: int | None = None,
 ) -> LoadedModel:
-    """Any checkpoint that `--ckpt` takes, or a fresh network by its name, ready for pictures.
+    """Load any checkpoint that `--ckpt` takes, or build a new network by its name.
 
         model, transform, info = load_model("runs/pets")
         logits_1K = model(transform("photo.jpg")[None])
 
     Args:
         path_or_name: a run folder, a .safetensors, .npz or .pth file, timm/NAME.TAG, hf-hub:OWNER/NAME,
-            demo; or the bare name of a network ("ViT-B/16", "R50+ViT-L/32", a timm model), to start anew.
+            demo; or the bare name of a network ("ViT-B/16", "R50+ViT-L/32", a timm model) for fresh weights.
         image_size: in pixels, one side or (height, width); position embeddings are resampled as in the paper.
-            None is the size the weights were made for, 224 for fresh ones.
-        num_classes: None keeps the head; a number puts a head of zeros in its place; 0 leaves the features.
+            Default: the size the weights were trained for, 224 for fresh ones.
+        num_classes: None keeps the head; a number replaces it by zeros; 0 returns features.
 
     Raises:
-        VitError: anything wrong with the file, the name or the size, in three parts: message, where, fix.
+        VitError: the file, the name or the size is wrong; it has three parts: message, where, fix.
     """
+    # The preprocessing: that of the weights, or the default for fresh ones.
     source = str(path_or_name)
     size = _height_and_width(image_size)
     if num_classes is not None and (isinstance(num_classes, bool) or num_classes < 0):
-        raise VitError(f"{num_classes} classes", where="load_model(num_classes=...)", fix="0 or more")
+        raise VitError(f"num_classes is {num_classes}", where="load_model(num_classes=...)", fix="0 or more")
     shorthands = {"data.image_size": f"{size[0]}x{size[1]}"} if size else {}
     request = RecipeRequest(shorthands=shorthands)
     recipe = request.load()
@@ -128,6 +129,7 @@ def load_model(
         return _fresh(source, preprocessing_of(recipe.data), num_classes)
     weights = read_weights(source)
     preprocessing, _ = preprocessing_for(weights, recipe, request)
+    # The network.
     model, arch, report = load(weights, image_size=preprocessing.image_size, num_classes=num_classes)
     info = ModelInfo(
         name=arch.name,
@@ -149,20 +151,20 @@ def _height_and_width(image_size: int | tuple[int, int] | None) -> tuple[int, in
     sides = tuple(image_size) if isinstance(image_size, tuple | list) else (image_size, image_size)
     if len(sides) != 2 or not all(isinstance(side, Integral) and side > 0 for side in sides):
         raise VitError(
-            f"{image_size!r} is no size in pixels",
+            f"image_size {image_size!r} is not a size in pixels",
             where="load_model(image_size=...)",
-            fix="one whole number, or (height, width)",
+            fix="an integer, or (height, width)",
         )
     return int(sides[0]), int(sides[1])
 
 
 def _fresh(name: str, preprocessing: Preprocessing, num_classes: int | None) -> LoadedModel:
-    known_name(name)  # a mistyped path is no network either
+    known_name(name)  # refuses a mistyped path too
     if num_classes is None:
         raise VitError(
-            f"{name} names a network and no weights: how many classes?",
+            f"{name} is a network without weights, and the number of classes is missing",
             where="load_model(num_classes=...)",
-            fix="give num_classes, 0 for features only; for weights a file, a run folder or timm/NAME.TAG",
+            fix="give num_classes (0 for features only), or a checkpoint: a file, run folder or timm/NAME.TAG",
         )
     arch = architecture(name, image_size=preprocessing.image_size, num_classes=num_classes)
     info = ModelInfo(

@@ -208,7 +208,7 @@ def test_a_subset_is_drawn_by_the_seed_without_repetition():
 
 
 def test_more_examples_than_there_are_is_refused():
-    with pytest.raises(DataError, match="101 examples were asked for, numbers has 100"):
+    with pytest.raises(DataError, match="is 101, and numbers has 100"):
         random_subset(numbered(100), 101, seed=0)
 
 

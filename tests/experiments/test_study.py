@@ -259,7 +259,7 @@ def test_an_accuracy_over_several_data_sets_is_their_mean(file):
         ("shots = 5", "shots = 5\nset.fewshot.l2 = 0", "compute", ("fewshot.l2 is 0",)),
         ("shots = 5", 'shots = 5\nrecipe = "evaluate/default"', "compute", ("has no section [fewshot]",)),
         ('"fewshot"\ndataset = "demo"\nshots = 5', '"eval"', "compute", ("no top-1", "score.by")),
-        ("[24, 96]", "[24, 96_000]", "data-size", ("96000 examples were asked for",)),
+        ("[24, 96]", "[24, 96_000]", "data-size", ("data.num_examples is 96000",)),
         ('"demo"', '"./nowhere"', "compute", ("there is no data set './nowhere'",)),
     ],
 )

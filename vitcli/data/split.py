@@ -1,4 +1,4 @@
-"""`Split`: the rows of one split as encoded images with checked labels, whatever they were read from."""
+"""Splits: rows of encoded images with checked labels from any source, and the parts cut from them."""
 
 import os
 from collections.abc import Callable
@@ -32,21 +32,22 @@ class Split:
     """Rows of one split, read one at a time.
 
     Attributes:
-        name: what people call it, for messages: "flowers17, split train".
-        num_examples: how many rows.
-        class_names: names in the order of the label numbers, or None where the data has numbers only.
-        num_classes: how many classes a head for these labels has.
-        read_row: row number to its image, encoded bytes or an already decoded (H, W, 3) uint8 array, and its
-            label, or a tuple of labels where a row has several.
-        read_labels: all labels, (num_examples,) int64; (num_examples, M) filled up with -1 for several each.
-        where_is: row number to what an error should call it: a file name, or the row.
-        dev_cut: for the dev part of a split, which split, what fraction, and the fingerprint of the whole.
+        name: for messages: "flowers17, split train".
+        num_examples: number of rows.
+        class_names: in the order of the label numbers, or None if the data has numbers only.
+        num_classes: outputs of a head for these labels.
+        read_row: function of the row to its image, encoded bytes or a decoded (H, W, 3) uint8 array, and its
+            label, or a tuple of labels.
+        read_labels: function to all labels, (num_examples,) int64; (num_examples, M) padded with -1 if rows
+            have several.
+        where_is: function of the row to its name in errors: a file, or the row.
+        dev_cut: of a dev part: which split it was cut from, the fraction, and the fingerprint of the whole.
         has_several_labels: whether labels are tuples.
-        block_starts: of shards, the first row of each block that is read as one, and the number of rows after
-            the last; None for tables, of which any row is as near as any other.
-        identity: what the fingerprint is made of where rows are too many to look at.
-        read_column: name to the values of another column, `columns.PATHS` to the paths of the images; a
-            KeyError where there is none such. None where the source has no columns.
+        block_starts: of shards, the first row of each block that is read at once, and at the end the
+            number of rows; None for tables, where any row is as near as any other.
+        identity: of shards, the source of the fingerprint, since their rows are too many to be read.
+        read_column: function of a name to the values of another column, of `columns.PATHS` to the paths of
+            the images; KeyError if there is none. None if the source has no columns.
     """
 
     name: str
@@ -64,7 +65,7 @@ class Split:
 
     @property
     def is_large(self) -> bool:
-        """Whether not all labels may be read at once; each is then looked at when it is loaded."""
+        """Whether there are too many labels to read them at once; each is then checked when it is loaded."""
         return self.block_starts is not None or self.num_examples > MANY_ROWS
 
     def __len__(self) -> int:
@@ -72,7 +73,7 @@ class Split:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Changes when rows, labels or classes do: from all labels and names and a sample of the images."""
+        """Hash of all labels and class names and of a sample of the images; changes when the data do."""
         digest = blake2b(
             repr((self.num_examples, self.class_names, self.num_classes)).encode(), digest_size=16
         )
@@ -85,13 +86,13 @@ class Split:
             try:
                 image, label = self.read_row(int(row))
                 digest.update(repr(label).encode() if self.is_large else b"")
-            except DataError as error:  # a row without an image is a fact of the data too
+            except DataError as error:  # a row without an image belongs to the data too
                 image = error.message.encode()
             digest.update(image if isinstance(image, bytes) else image.tobytes())
         return digest.hexdigest()
 
     def part(self, first: int, last: int, *, name: str, shuffle_key: int | None = None) -> "Split":
-        """Rows first ... last - 1 of this split, or of a fixed shuffle of it; neither takes memory."""
+        """Return rows first ... last - 1 of this split, or of a fixed shuffle of it; neither takes memory."""
         assert shuffle_key is None or self.block_starts is None, "shards are not shuffled row by row"
 
         def source_rows(rows: np.ndarray) -> np.ndarray:
@@ -108,7 +109,7 @@ class Split:
         )
 
     def random_blocks(self, num_examples: int, *, name: str, key: int) -> "Split":
-        """Whole blocks of shards drawn without replacement, and of the last one as much as is needed."""
+        """Draw whole blocks of shards without replacement, and as much of the last one as is needed."""
         sizes = np.diff(self.block_starts)
         drawn = sampler.permute(np.arange(len(sizes)), num_examples=len(sizes), key=key)
         drawn = drawn[: np.searchsorted(np.cumsum(sizes[drawn]), num_examples) + 1]
@@ -116,23 +117,23 @@ class Split:
         starts = np.concatenate([[0], ends])
 
         def source_rows(rows: np.ndarray) -> np.ndarray:
-            which = np.searchsorted(ends, rows, side="right")
-            return self.block_starts[drawn[which]] + rows - starts[which]
+            block = np.searchsorted(ends, rows, side="right")
+            return self.block_starts[drawn[block]] + rows - starts[block]
 
         identity = f"{self.identity}, {num_examples} rows of blocks drawn by {key}"
         return replace(self._at(source_rows, num_examples), name=name, block_starts=starts, identity=identity)
 
-    def rows(self, places: np.ndarray) -> "Split":
-        """Some rows of this split, in this order."""
-        which = blake2b(places.tobytes(), digest_size=8).hexdigest()
+    def rows(self, chosen: np.ndarray) -> "Split":
+        """Return some rows of this split, in this order."""
+        digest = blake2b(chosen.tobytes(), digest_size=8).hexdigest()
         return replace(
-            self._at(lambda rows: places[rows], len(places)),
-            block_starts=None if self.block_starts is None else np.arange(len(places) + 1),
-            identity=None if self.identity is None else f"{self.identity}, rows {which}",
+            self._at(lambda rows: chosen[rows], len(chosen)),
+            block_starts=None if self.block_starts is None else np.arange(len(chosen) + 1),
+            identity=None if self.identity is None else f"{self.identity}, rows {digest}",
         )
 
     def _at(self, source_rows: Callable[[np.ndarray], np.ndarray], num_examples: int) -> "Split":
-        """Other rows of the same data."""
+        """Return a split whose row r is row `source_rows(r)` of this one."""
 
         def source_row(row: int) -> int:
             return int(source_rows(np.array([row]))[0])
@@ -151,22 +152,24 @@ class Split:
         )
 
     def relabelled(self, number_of: np.ndarray, class_names: tuple[str, ...]) -> "Split":
-        """The same rows, label k called number_of[k], in another list of classes."""
-
-        def renamed(labels: np.ndarray) -> np.ndarray:
-            return np.where(labels < 0, labels, number_of[labels])  # -1 fills up rows of several labels
+        """Return the same rows with label k renumbered to number_of[k], in another list of classes."""
 
         def read_row(row: int) -> tuple[bytes | np.ndarray, Label]:
             image, label = self.read_row(row)
-            several = isinstance(label, tuple)
-            return image, tuple(int(number_of[one]) for one in label) if several else int(number_of[label])
+            if isinstance(label, tuple):
+                return image, tuple(int(number_of[number]) for number in label)
+            return image, int(number_of[label])
+
+        def read_labels() -> np.ndarray:
+            labels = self.read_labels()
+            return np.where(labels < 0, labels, number_of[labels])  # -1 pads rows of several labels
 
         return replace(
             self,
             class_names=class_names,
             num_classes=len(class_names),
             read_row=read_row,
-            read_labels=lambda: renamed(self.read_labels()),
+            read_labels=read_labels,
         )
 
 
@@ -178,18 +181,19 @@ def from_table(
     image_column: str | None,
     label_column: str | None,
 ) -> Split:
-    """A Hugging Face table as a split; its columns found by their types where they are not named.
+    """Return a Hugging Face table as a split; columns that are not named are found by their types.
 
     Raises:
-        DataError: no column fits, or several do; an image path leaves `root`.
+        DataError: no column fits, or several do; an image path is outside `root`.
     """
+    # Two columns of the table, with the images still encoded.
     image_column = find_image_column(table.features, image_column, name)
     label_column = find_label_column(table.features, label_column, name)
     if isinstance(table.features[image_column], datasets.Image):
         table = table.cast_column(image_column, datasets.Image(decode=False))
-    # A saved table remembers a format such as torch, and columns to leave out.
-    whole = table.with_format(None)
+    whole = table.with_format(None)  # a saved table may have a format such as torch, and hidden columns
     table = whole.select_columns([image_column, label_column])
+    # Their classes, and the functions that read them.
     class_names, num_classes, number_of = classes_of(table, label_column)
     root = Path(os.path.realpath(root)) if root else None
 
@@ -202,10 +206,10 @@ def from_table(
 
     def read_labels() -> np.ndarray:
         values = table.data.column(label_column)
-        if table._indices is not None:  # a selection made before it came to us
+        if table._indices is not None:  # rows were selected by the caller
             values = pa.chunked_array([pa.array(table[label_column])])
         if pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
-            return _filled_up(values)
+            return _padded(values)
         if number_of:
             return np.array([number_of[value] for value in values.to_pylist()], dtype=np.int64)
         return pc.fill_null(values, -1).to_numpy().astype(np.int64)
@@ -228,18 +232,18 @@ def from_table(
     )
 
 
-def _filled_up(lists: pa.ChunkedArray) -> np.ndarray:
-    """(N, M) int64 of lists of up to M labels, -1 where a row has fewer."""
+def _padded(lists: pa.ChunkedArray) -> np.ndarray:
+    """Return lists of up to M labels as (N, M) int64, padded with -1."""
     counts_N = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
     labels_NM = np.full((len(lists), max(int(counts_N.max(initial=1)), 1)), -1, dtype=np.int64)
     rows_V = np.repeat(np.arange(len(lists)), counts_N)
-    places_V = np.arange(counts_N.sum()) - np.repeat(np.cumsum(counts_N) - counts_N, counts_N)
-    labels_NM[rows_V, places_V] = pc.list_flatten(lists).to_numpy()
+    columns_V = np.arange(counts_N.sum()) - np.repeat(np.cumsum(counts_N) - counts_N, counts_N)
+    labels_NM[rows_V, columns_V] = pc.list_flatten(lists).to_numpy()
     return labels_NM
 
 
 def check_labels(split: Split) -> None:
-    """Refuse a split with a label that is no class, naming its first row; `check_label` for one too large."""
+    """Refuse a split with labels outside its classes, naming the first row; large ones use `check_label`."""
     if split.is_large:
         return
     labels = split.read_labels()
@@ -249,16 +253,10 @@ def check_labels(split: Split) -> None:
     if not len(wrong_N):
         return
     row = int(wrong_N[0])
+    what = f"a label outside 0 ... {split.num_classes - 1}"
+    fix = "correct them, or name a column with data.label_column"
     if (labels[wrong_N] == -1).all():
-        what, fix = (
-            "no label (-1)",
-            "choose a labelled split: key data.eval_split, or --split where a command has it",
-        )
-    else:
-        what, fix = (
-            f"a label outside 0 ... {split.num_classes - 1}",
-            "mend them, or name a column with data.label_column",
-        )
+        what, fix = "no label (-1)", "choose a labelled split with data.eval_split or --split"
     raise DataError(
         f"{len(wrong_N)} of {len(labels)} rows of {split.name} have {what}",
         where=f"{split.where_is(row)}: label {labels[row]}",
@@ -267,21 +265,21 @@ def check_labels(split: Split) -> None:
 
 
 def check_label(split: Split, label: Label, row: int) -> None:
-    """Refuse one label that is no class."""
+    """Refuse one label that is not a class."""
     labels = label if isinstance(label, tuple) else (label,)
     if not labels or min(labels) < 0 or max(labels) >= split.num_classes:
         raise DataError(
             f"a row of {split.name} has the label {label}, outside 0 ... {split.num_classes - 1}",
             where=split.where_is(row),
-            fix="mend it, or name a column with data.label_column",
+            fix="correct it, or name a column with data.label_column",
         )
 
 
 def cut_dev(train: Split, *, dev_fraction: float, split: str) -> tuple[Split, Split]:
-    """The rows to train on, and a random `dev_fraction` to choose or report by (paper, section B.1.1).
+    """Return the rows to train on, and a random `dev_fraction` to choose or report by (paper, section B.1.1).
 
     The cut depends on the split alone, never on the run's seed, so that all runs choose by the same rows. The
-    dev part remembers what it was cut from; `split` is how the data set calls that.
+    dev part remembers what it was cut from, by the name `split`.
     """
     num_dev = round(len(train) * dev_fraction)
     if not 0 < num_dev < len(train):
@@ -292,7 +290,7 @@ def cut_dev(train: Split, *, dev_fraction: float, split: str) -> tuple[Split, Sp
         )
     key = sampler.derive_seed(0, "dev split", len(train))
     whole, num_train = train, len(train) - num_dev
-    if train.block_starts is not None:  # a row here and a row there would have every block read for them
+    if train.block_starts is not None:  # single rows would need every block to be read
         whole, key = train.random_blocks(len(train), name=train.name, key=key), None
     rest = whole.part(0, num_train, name=f"{train.name} without its dev part", shuffle_key=key)
     dev = whole.part(num_train, len(train), name=f"{train.name}, dev part", shuffle_key=key)
@@ -301,10 +299,10 @@ def cut_dev(train: Split, *, dev_fraction: float, split: str) -> tuple[Split, Sp
 
 
 def random_subset(split: Split, num_examples: int, *, seed: int) -> Split:
-    """`num_examples` rows drawn without replacement by `seed`; of shards whole blocks are drawn."""
+    """Draw `num_examples` rows without replacement; of shards whole blocks are drawn."""
     if num_examples > len(split):
         raise DataError(
-            f"{num_examples} examples were asked for, {split.name} has {len(split)}",
+            f"data.num_examples is {num_examples}, and {split.name} has {len(split)}",
             where="recipe key data.num_examples",
             fix=f"a number up to {len(split)}, or leave the key out",
         )
