@@ -164,7 +164,7 @@ def _fresh(name: str, preprocessing: Preprocessing, num_classes: int | None) -> 
         raise VitError(
             f"{name} is a network without weights, and the number of classes is missing",
             where="load_model(num_classes=...)",
-            fix="give num_classes (0 for features only), or a checkpoint: a file, run folder or timm/NAME.TAG",
+            fix="give num_classes (0: features only), or a checkpoint: a file, run folder or timm/NAME.TAG",
         )
     arch = architecture(name, image_size=preprocessing.image_size, num_classes=num_classes)
     info = ModelInfo(
