@@ -12,7 +12,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from vitcli.output.plots import STYLE
-from vitcli.output.svg import to_svg
+from vitcli.output.svg import _for_page, to_svg
 
 GOLDEN = Path(__file__).with_name("golden.svg")
 
@@ -67,6 +67,13 @@ def test_the_svg_is_well_formed_and_refers_only_to_itself(has_paper):
     targets = {element.get("href").removeprefix("#") for element in elements if element.tag == "use"}
     assert targets and targets <= ids and all(name.startswith("k-") for name in ids)
     assert not re.search(r'(?:href="|url\()(?!#k-|data:image/png)', svg) and "<style" not in svg
+
+
+def test_the_font_of_an_older_matplotlib_is_the_pages_too():
+    text = """<text style="font: 700 10px 'DejaVu Sans', sans-serif; text-anchor: end">x</text>"""
+    svg = f'<svg width="10pt" viewBox="0 0 1 1">{text}</svg>'
+
+    assert '<text style="font-size: 10px; text-anchor: end">' in _for_page(svg, "k", "x", has_paper=True)
 
 
 if __name__ == "__main__":
