@@ -50,7 +50,7 @@ def test_runs_of_one_seed_twice_are_not_repeated_runs():
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "name"),
     [
         ({"optimizer__lr": 0.003}, "lr 0.003"),
         ({"schedule__steps": 100}, "100 steps"),
@@ -60,10 +60,10 @@ def test_runs_of_one_seed_twice_are_not_repeated_runs():
         ({"train__seed": 1, "optimizer__lr": 0.003}, "lr 0.003"),
     ],
 )
-def test_different_recipes_stand_in_columns_of_their_own_named_by_what_differs(changed, told):
+def test_different_recipes_stand_in_columns_of_their_own_named_by_what_differs(changed, name):
     found = columns(entry("a"), entry("b", **changed))
 
-    assert len(found) == 2 and ("ViT-B/16", f"384 px, {told}") in found
+    assert len(found) == 2 and ("ViT-B/16", f"384 px, {name}") in found
 
 
 def test_recipes_that_never_meet_in_a_cell_share_a_column():
@@ -103,7 +103,7 @@ def test_columns_come_in_the_order_of_the_papers_models():
         ([""], ["."]),
     ],
 )
-def test_names_are_as_short_as_they_are_told_apart(names, short):
+def test_names_are_as_short_as_is_unique(names, short):
     assert list(short_names(names).values()) == short
 
 
@@ -111,7 +111,7 @@ def test_numbers_in_names_are_ordered_as_numbers():
     assert sorted(["L/16", "l/9", "B/32"], key=natural) == ["B/32", "l/9", "L/16"]
 
 
-def test_a_key_without_a_word_of_its_own_is_told_by_its_last_part():
+def test_a_key_without_a_word_of_its_own_is_shown_by_its_last_part():
     assert [word("optimizer.lr", "0.1"), word("data.flip", "False")] == ["lr 0.1", "flip False"]
 
 
@@ -131,7 +131,7 @@ def test_the_best_is_the_highest_mean_of_its_row(means, best):
     assert tuple(cell.is_best for cell in cells) == best
 
 
-def test_a_share_is_told_in_percent_and_kept_as_it_is():
+def test_a_fraction_is_shown_in_percent_and_kept_as_it_is():
     assert fraction_cell(0.95374, 0.00161, count=3) == Cell("95.37 ± 0.16", 0.95374, 0.00161, 3)
 
 
@@ -140,8 +140,8 @@ def test_a_long_curve_keeps_its_ends_and_every_spike_among_few_points(spike_at):
     points = [(step, 1.0) for step in range(10_000)]
     points[spike_at] = (spike_at, 9.0)
 
-    kept = thinned(points, most=100)
+    kept = thinned(points, max_points=100)
 
     assert len(kept) <= 100 and kept[0] == points[0] and kept[-1] == points[-1]
     assert points[spike_at] in kept and list(kept) == sorted(kept)
-    assert thinned(points[:100], most=100) == tuple(points[:100])
+    assert thinned(points[:100], max_points=100) == tuple(points[:100])

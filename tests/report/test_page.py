@@ -164,7 +164,7 @@ def test_a_page_of_the_web_or_another_path_gets_nothing(small):
     assert ask(method="POST")[0] == 501
     os.rename(root / "runs", root / "gone")
     code, text = ask()
-    assert code == 503 and "is not there" in text
+    assert code == 503 and "does not exist" in text
 
 
 def test_a_taken_port_is_told(tmp_path):

@@ -307,12 +307,12 @@ def test_a_run_is_never_written_over(runs):
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["nowhere"], 2, ["nowhere is not there", "RUN"]),
-        (["."], 2, ["no run lies in", "vit finetune"]),
+        (["nowhere"], 2, ["nowhere does not exist", "RUN"]),
+        (["."], 2, ["no run in", "vit finetune"]),
         (["file.txt"], 2, ["file.txt is a file"]),
         ([], 2, ["Missing argument"]),
-        (["run", "--out", "report.pdf"], 2, [".pdf says no format", ".html"]),
-        (["run", "--out", "report"], 2, ["says no format", "--format"]),
+        (["run", "--out", "report.pdf"], 2, ["unknown ending .pdf", ".html"]),
+        (["run", "--out", "report"], 2, ["has no ending", "--format"]),
         (["run", "--format", "markdwn"], 2, ["did you mean 'markdown'"]),
         (["run", "--out", "folder.html"], 5, ["folder.html is a folder", "--out"]),
         (["run", "--out", "file.txt/report.html"], 5, ["file.txt is a file", "--out"]),
@@ -388,7 +388,7 @@ def test_a_damaged_recipe_is_told_with_its_place(tmp_path):
 def test_too_many_folders_are_an_error_and_not_a_part_of_the_truth(tmp_path, monkeypatch):
     from vitcli.report import scan
 
-    monkeypatch.setattr(scan, "MOST_FOLDERS", 20)
+    monkeypatch.setattr(scan, "MAX_FOLDERS", 20)
     for number in range(25):
         (tmp_path / str(number)).mkdir()
     made.finetuned(tmp_path / "run")

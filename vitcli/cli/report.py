@@ -45,14 +45,14 @@ def report(
     form = reports.format_of(out, format_)
     if out:
         check_out(out, overwrite=overwrite or reports.is_report(out))
-    material = reports.read(runs)
+    report = reports.read(runs)
     if serve:
-        return _serve(material.places, port or 0, printing)
+        return _serve(report.places, port or 0, printing)
     if out:
-        return printing.show(reports.write(material, out, form), reports.summary)
+        return printing.show(reports.write(report, out, form), reports.summary)
     if printing.as_json:
-        return text.show_json(reports.told(material))
-    text.write(reports.rendered(material, form, base=Path()))
+        return text.show_json(reports.as_json(report))
+    text.write(reports.rendered(report, form, base=Path()))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""The tables of accuracies, in the shape of the paper's Tables 2, 5, 6 and 9."""
+"""Tables of accuracies, in the shape of the paper's Tables 2, 5, 6 and 9, and of evaluations."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,176 +8,88 @@ from vitcli.output.document import Cell, Header, Row, Table, fraction_cell, mark
 from vitcli.output.summaries import VtabSummary
 from vitcli.output.text import size_text, top5_is_informative
 from vitcli.report.grouping import SEED, Entry, NetworkColumn, arrange
-from vitcli.report.runs import EvaluationRecord, Run, RunCollection, Vtab
-from vitcli.report.tables import Names, cells_of, crossed, repeated, rows_of
+from vitcli.report.runs import EvaluationRecord, Run, RunCollection, VtabRecord
+from vitcli.report.tables import Names, cells_of, crossed, of_repeats, row_keys
 
-SEEDS = "runs with their own seeds"
 NETWORK = Header("network", kind="text")  # of the first column
 
 
-def results(material: RunCollection, names: Names) -> list[Table]:
-    """Tables 2 and 5: data sets by networks; Table 6: networks by data sets, with their compute."""
-    entries = [_of_run(run, material.runs) for run in material.runs if run.command == "finetune"]
-    entries += [_of_vtab(vtab) for vtab in material.vtabs]
+def transfer(collection: RunCollection, names: Names) -> list[Table]:
+    """Return Tables 2 and 5, data sets by networks, and Table 6, networks by data sets with their compute."""
+    entries = [_run_entry(run, collection.runs) for run in collection.runs if run.command == "finetune"]
+    entries += [_vtab_entry(vtab) for vtab in collection.vtabs]
     if not entries:
         return []
     columns = arrange(entries)
+    repeats = of_repeats(columns, "runs with their own seeds")
     caption = (
-        f"Top-1 accuracy in % on each data set (rows) of each network (columns){repeated(columns, SEEDS)}. "
+        f"Top-1 accuracy in % on each data set (rows) of each network (columns){repeats}. "
         "The best of a row is in bold. In the shape of the paper's Tables 2 and 5."
     )
     accuracy = crossed("accuracy", "Transfer accuracy", caption, columns, names)
-    return [accuracy, *_compute(columns, material, names)]
+    return [accuracy, *_compute(columns, collection, names)]
 
 
-def _compute(columns: Sequence[NetworkColumn], material: RunCollection, names: Names) -> list[Table]:
-    spent = [sum(entry.exaflops or 0.0 for entry in column.entries) or None for column in columns]
-    if not any(spent):
+def _compute(columns: Sequence[NetworkColumn], collection: RunCollection, names: Names) -> list[Table]:
+    used = [sum(entry.exaflops or 0.0 for entry in column.entries) or None for column in columns]
+    if not any(used):
         return []
-    before = [_pretraining_exaflops(column, material.runs) for column in columns]
-    rows = rows_of(columns)
-    heads = [*map(names.row, rows), Header("exaFLOPs", "of these runs")]
-    heads += [Header("exaFLOPs", "of pre-training")] if any(before) else []
-    by_row, lines = cells_of(columns, rows), []
-    for at, column in enumerate(columns):
-        own = [cells[at] for cells in by_row] + [number_cell(spent[at])]
-        own += [number_cell(before[at])] if any(before) else []
-        lines.append(Row(Header(column.name, column.detail), tuple(own)))
+    pretraining = [_pretraining_exaflops(column, collection.runs) for column in columns]
+    keys = row_keys(columns)
+    headers = [*map(names.row, keys), Header("exaFLOPs", "of these runs")]
+    headers += [Header("exaFLOPs", "of pre-training")] if any(pretraining) else []
+    accuracies = zip(*cells_of(columns, keys), strict=True)
+    rows = []
+    for column, cells, *compute in zip(columns, accuracies, used, pretraining, strict=True):
+        costs = map(number_cell, compute if any(pretraining) else compute[:1])
+        rows.append(Row(Header(column.name, column.detail), (*cells, *costs)))
     caption = (
         "Each network (rows) with its top-1 accuracy in % on each data set and the compute of the "
         "training runs behind the row. The best of a column is in bold. In the shape of the paper's Table 6, "
         "whose compute is that of pre-training."
     )
-    return [Table("compute", "Accuracy and compute", caption, NETWORK, tuple(heads), tuple(lines))]
+    return [Table("compute", "Accuracy and compute", caption, NETWORK, tuple(headers), tuple(rows))]
 
 
-def vtab_tasks(material: RunCollection, names: Names) -> Table | None:
-    """Table 9: the tasks of VTAB by networks, with the means of their groups."""
-    entries = [
-        Entry((task, said.group), *_network(vtab), vtab.path, mean=said.top1)
-        for vtab in material.vtabs
-        for task, said in vtab.summary.tasks.items()
-    ]
-    if not entries:
-        return None
-    columns = arrange(entries)
-    rows = list(dict.fromkeys(entry.row for entry in entries))
-    lines = [Row(Header(*row), own) for row, own in zip(rows, cells_of(columns, rows), strict=True)]
-    by_path = {vtab.path: vtab.summary for vtab in material.vtabs}
-    said = [by_path[column.entries[0].folder] for column in columns]
-    for group in dict.fromkeys(group for one in said for group in one.groups):
-        means = mark_best([fraction_cell(one.groups.get(group)) for one in said])
-        if any(cell.text for cell in means):
-            lines.append(Row(Header(group, "mean of the group"), means, is_total=True))
-    means = mark_best(
-        [fraction_cell(one.top1, note=_finished(one) if one.top1 is None else "") for one in said]
-    )
-    lines.append(Row(Header("VTAB", f"mean of {NUM_TASKS} tasks"), means, is_total=True))
-    return Table(
-        "vtab",
-        "VTAB, task by task",
-        "Top-1 accuracy in % on each task; the best of a row in bold. The score is the mean of the "
-        "tasks, not of the groups, and is open until all are finished. In the shape of the paper's Table 9.",
-        Header("task", kind="text"),
-        tuple(Header(column.name, column.detail) for column in columns),
-        tuple(lines),
-    )
-
-
-def few_shot(material: RunCollection, names: Names) -> Table | None:
-    """Few-shot accuracy: data sets and shots by networks (paper, section 4.1)."""
-    entries = [
-        Entry(
-            (one.dataset, one.split, f"{int(shots):,}-shot"),
-            one.summary.model,
-            one.summary.ckpt,
-            one.recipe,
-            one.path,
-            values=tuple(found.runs),
-            mean=found.mean,
-            std=found.std,
-            resolution=one.summary.resolution,
-        )
-        for one in material.fewshots
-        for shots, found in one.summary.shots.items()
-    ]
-    if not entries:
-        return None
-    columns = arrange(entries)
-    caption = (
-        "Top-1 accuracy in % of a classifier fitted to a few pictures of each class, features frozen"
-        f"{repeated(columns, 'draws')}. The best of a row is in bold."
-    )
-    return crossed("fewshot", "Few-shot accuracy", caption, columns, names)
-
-
-def pretraining(material: RunCollection, names: Names) -> Table | None:
-    """What was trained from fresh weights, and what it cost."""
-    finished = [run for run in material.runs if run.command == "pretrain" and run.summary]
-    if not finished:
-        return None
-    lines = []
-    for run in finished:
-        said, probed = run.summary, run.summary.fewshot
-        where = f"{names.data(run.dataset)}, {size_text(said.resolution)} px"
-        note = f"{probed.shots}-shot {names.data(probed.dataset)}" if probed else ""
-        right = said.top1 if said.top1 is not None else said.patch_accuracy
-        kind = "of patch colours" if said.patch_accuracy is not None else ""
-        cells = (
-            fraction_cell(right, said.top1_std, note=kind), number_cell(said.loss, "{:.4f}"),
-            fraction_cell(probed.top1 if probed else None, note=note), number_cell(said.steps, "{:,}"),
-            number_cell(said.steps * said.batch_size, "{:,}"), number_cell(said.exaflops),
-        )  # fmt: skip
-        lines.append(Row(Header(said.model, where, run.path), cells))
-    columns = ("held-out top-1", "held-out loss", "few-shot probe", "steps", "images seen", "exaFLOPs")
-    caption = (
-        "Runs from fresh weights: accuracies in % on the held-out split, loss in nats, and what they took."
-    )
-    heads = tuple(Header(column) for column in columns)
-    return Table("pretraining", "Pre-training", caption, NETWORK, heads, tuple(lines))
-
-
-def _of_run(run: Run, runs: Sequence[Run]) -> Entry:
-    said, row = run.summary, (run.dataset, run.split)
-    model = run.model
-    if said is None:  # neither the split nor a checkpoint's network is known yet: others may tell
-        finished = [one for one in runs if one.summary]
-        row = (run.dataset, next((one.split for one in finished if one.dataset == run.dataset), ""))
-        model = next((one.model for one in finished if run.ckpt and one.ckpt == run.ckpt), model)
+def _run_entry(run: Run, runs: Sequence[Run]) -> Entry:
+    summary, model, split = run.summary, run.model, run.split
+    if summary is None:  # its split and its checkpoint's network may be known from finished runs
+        finished = [other for other in runs if other.summary]
+        split = next((other.split for other in finished if other.dataset == run.dataset), "")
+        model = next((other.model for other in finished if run.ckpt and other.ckpt == run.ckpt), model)
     return Entry(
-        row,
+        (run.dataset, split),
         model,
         run.ckpt,
         run.recipe,
         run.path,
         seeds=run.seeds,
-        values=tuple(one.top1 for one in said.runs if one.top1 is not None) if said else (),
-        mean=said.top1 if said else None,
-        std=said.top1_std if said else None,
+        values=tuple(scores.top1 for scores in summary.runs if scores.top1 is not None) if summary else (),
+        mean=summary.top1 if summary else None,
+        std=summary.top1_std if summary else None,
         resolution=run.resolution,
-        exaflops=said.exaflops if said else None,
-        told=run.progress.in_words if run.progress else "",
+        exaflops=summary.exaflops if summary else None,
+        status=run.progress.text if run.progress else "",
     )
 
 
-def _of_vtab(vtab: Vtab) -> Entry:
-    spent = [run.summary.exaflops or 0.0 for run in vtab.runs if run.summary]
+def _vtab_entry(vtab: VtabRecord) -> Entry:
     return Entry(
         ("VTAB", f"{NUM_TASKS} tasks"),
         *_network(vtab),
         vtab.path,
         mean=vtab.summary.top1,
-        exaflops=sum(spent) or None,
-        told=_finished(vtab.summary),
+        exaflops=sum(run.summary.exaflops or 0.0 for run in vtab.runs if run.summary) or None,
+        status=_finished_tasks(vtab.summary),
     )
 
 
-def _finished(said: VtabSummary) -> str:
-    return f"{sum(task.top1 is not None for task in said.tasks.values())} of {NUM_TASKS} tasks"
+def _finished_tasks(summary: VtabSummary) -> str:
+    return f"{sum(task.top1 is not None for task in summary.tasks.values())} of {NUM_TASKS} tasks"
 
 
-def _network(vtab: Vtab) -> tuple[str, str | None, dict]:
-    """Model, checkpoint, and what the recipes of all tasks agree on."""
+def _network(vtab: VtabRecord) -> tuple[str, str | None, dict]:
+    """Return model, checkpoint, and the recipe keys that have the same value in all tasks."""
     if not vtab.runs:
         return "unknown network", None, {}
     first, *others = vtab.runs
@@ -190,71 +102,160 @@ def _network(vtab: Vtab) -> tuple[str, str | None, dict]:
 
 
 def _pretraining_exaflops(column: NetworkColumn, runs: Sequence[Run]) -> float | None:
-    """Of the run that has made the column's checkpoint, where it is among those reported."""
+    """Return the compute of the run that made the column's checkpoint, if the report has that run."""
     ckpt = column.entries[0].ckpt
-    made = [run for run in runs if ckpt and run.summary and run.path.resolve() == Path(ckpt).resolve()]
-    return made[0].summary.exaflops if made else None
+    sources = [run for run in runs if ckpt and run.summary and run.path.resolve() == Path(ckpt).resolve()]
+    return sources[0].summary.exaflops if sources else None
 
 
-def evaluations(material: RunCollection, names: Names) -> list[Table]:
-    """Checkpoints that vit evaluate has scored: data sets by checkpoints, then all numbers of each."""
-    if not material.scored:
+def vtab_tasks(collection: RunCollection) -> Table | None:
+    """Return Table 9: the tasks of VTAB by networks, with the means of their groups."""
+    entries = [
+        Entry((name, task.group), *_network(vtab), vtab.path, mean=task.top1)
+        for vtab in collection.vtabs
+        for name, task in vtab.summary.tasks.items()
+    ]
+    if not entries:
+        return None
+    columns = arrange(entries)
+    keys = list(dict.fromkeys(entry.row for entry in entries))
+    rows = [Row(Header(*key), cells) for key, cells in zip(keys, cells_of(columns, keys), strict=True)]
+    # Below the tasks: the means of the groups that have one, then the mean of all tasks.
+    by_path = {vtab.path: vtab.summary for vtab in collection.vtabs}
+    summaries = [by_path[column.entries[0].folder] for column in columns]
+    for group in dict.fromkeys(group for summary in summaries for group in summary.groups):
+        means = mark_best([fraction_cell(summary.groups.get(group)) for summary in summaries])
+        if any(cell.text for cell in means):
+            rows.append(Row(Header(group, "mean of the group"), means, is_total=True))
+    notes = [_finished_tasks(summary) if summary.top1 is None else "" for summary in summaries]
+    means = [fraction_cell(summary.top1, note=note) for summary, note in zip(summaries, notes, strict=True)]
+    rows.append(Row(Header("VTAB", f"mean of {NUM_TASKS} tasks"), mark_best(means), is_total=True))
+    caption = (
+        "Top-1 accuracy in % on each task; the best of a row in bold. The score is the mean of the tasks, "
+        "not of the groups, and is shown once all of them are finished. In the shape of the paper's Table 9."
+    )
+    headers = tuple(Header(column.name, column.detail) for column in columns)
+    return Table("vtab", "VTAB by task", caption, Header("task", kind="text"), headers, tuple(rows))
+
+
+def few_shot(collection: RunCollection, names: Names) -> Table | None:
+    """Return few-shot accuracies: data sets and shots by networks (paper, section 4.1)."""
+    entries = [
+        Entry(
+            (record.dataset, record.split, f"{int(shots):,}-shot"),
+            record.summary.model,
+            record.summary.ckpt,
+            record.recipe,
+            record.path,
+            values=tuple(scores.runs),
+            mean=scores.mean,
+            std=scores.std,
+            resolution=record.summary.resolution,
+        )
+        for record in collection.fewshots
+        for shots, scores in record.summary.shots.items()
+    ]
+    if not entries:
+        return None
+    columns = arrange(entries)
+    caption = (
+        "Top-1 accuracy in % of a classifier fitted to the frozen features of a few images per class"
+        f"{of_repeats(columns, 'draws')}. The best of a row is in bold."
+    )
+    return crossed("fewshot", "Few-shot accuracy", caption, columns, names)
+
+
+def pretraining(collection: RunCollection, names: Names) -> Table | None:
+    """Return the runs from fresh weights, their accuracy and compute."""
+    rows = []
+    for run in collection.runs:
+        summary = run.summary
+        if run.command != "pretrain" or not summary:
+            continue
+        probe = summary.fewshot
+        where = f"{names.data(run.dataset)}, {size_text(summary.resolution)} px"
+        probe_note = f"{probe.shots}-shot {names.data(probe.dataset)}" if probe else ""
+        accuracy = summary.top1 if summary.top1 is not None else summary.patch_accuracy
+        note = "of patch colours" if summary.patch_accuracy is not None else ""
+        cells = (
+            fraction_cell(accuracy, summary.top1_std, note=note),
+            number_cell(summary.loss, "{:.4f}"),
+            fraction_cell(probe.top1 if probe else None, note=probe_note),
+            number_cell(summary.steps, "{:,}"),
+            number_cell(summary.steps * summary.batch_size, "{:,}"),
+            number_cell(summary.exaflops),
+        )
+        rows.append(Row(Header(summary.model, where, run.path), cells))
+    columns = ("held-out top-1", "held-out loss", "few-shot probe", "steps", "images seen", "exaFLOPs")
+    caption = "Runs from fresh weights: accuracies in % on the held-out split, loss in nats, and compute."
+    return Table("pretraining", "Pre-training", caption, NETWORK, tuple(map(Header, columns)), tuple(rows))
+
+
+def evaluations(collection: RunCollection, names: Names) -> list[Table]:
+    """Return the results of `vit evaluate`: data sets by checkpoints, then all numbers of each."""
+    records = collection.evaluations
+    if not records:
         return []
     tables = []
-    entries = [entry for one in material.scored for entry in _of_scored(one)]
-    if len(material.scored) > 1:
+    if len(records) > 1:
         caption = (
-            "Top-1 accuracy in % of finished checkpoints (columns) on each data set (rows); ReaL, where "
-            "there is such a row, by the reassessed labels of ImageNet. The best of a row is in bold."
+            "Top-1 accuracy in % of evaluated checkpoints (columns) on each data set (rows); rows of ReaL "
+            "use the reassessed labels of ImageNet. The best of a row is in bold."
         )
-        tables = [crossed("evaluated", "Evaluated checkpoints", caption, arrange(entries), names)]
-    heads = [
-        Header("images"),
-        Header("top-1"),
+        columns = arrange([entry for record in records for entry in _evaluation_entries(record)])
+        tables = [crossed("evaluated", "Evaluated checkpoints", caption, columns, names)]
+    has_real = any(record.summary.real_top1 is not None for record in records)
+    headers = (
+        *map(Header, ("images", "top-1")),
         Header("95 %", "interval"),
-        Header("top-5"),
+        *map(Header, ("top-5", "ReaL") if has_real else ("top-5",)),
         Header("loss", "nats"),
-    ]
-    heads += [Header("ECE", "%"), Header("Brier")]
-    has_real = any(one.said.real_top1 is not None for one in material.scored)
-    heads[4:4] = [Header("ReaL")] if has_real else []
-    lines = tuple(_line_of_scored(one, names, has_real=has_real) for one in material.scored)
-    caption = (
-        "All numbers of each evaluation, accuracies in %. ECE is the expected calibration error: how far "
-        "confidence and accuracy are apart. Brier is the squared distance of probabilities and label."
+        Header("ECE", "%"),
+        Header("Brier"),
     )
+    rows = tuple(_evaluation_row(record, names, has_real=has_real) for record in records)
+    caption = (
+        "All numbers of each evaluation, accuracies in %. ECE is the expected calibration error, the mean "
+        "difference of confidence and accuracy. Brier is the squared distance of probabilities and label."
+    )
+    corner = Header("checkpoint", kind="text")
+    return [*tables, Table("evaluations", "Evaluations", caption, corner, headers, rows)]
+
+
+def _evaluation_entries(record: EvaluationRecord) -> list[Entry]:
+    summary = record.summary
+    scores = {summary.class_map or "": summary.top1}
+    if summary.real_top1 is not None:
+        scores["ReaL"] = summary.real_top1
     return [
-        *tables,
-        Table("evaluations", "Evaluations", caption, Header("checkpoint", kind="text"), tuple(heads), lines),
+        Entry(
+            (record.dataset, record.split, labels),
+            summary.model,
+            summary.ckpt,
+            {},
+            record.path,
+            mean=top1,
+            resolution=summary.resolution,
+        )
+        for labels, top1 in scores.items()
     ]
 
 
-def _of_scored(one: EvaluationRecord) -> list[Entry]:
-    said, more = one.said, one.said.class_map or ""
-    network = (said.model, said.ckpt, {}, one.path)
-    found = [Entry((one.dataset, one.split, more), *network, mean=said.top1, resolution=said.resolution)]
-    if said.real_top1 is not None:
-        row = (one.dataset, one.split, "ReaL")
-        found.append(Entry(row, *network, mean=said.real_top1, resolution=said.resolution))
-    return found
-
-
-def _line_of_scored(one: EvaluationRecord, names: Names, *, has_real: bool) -> Row:
-    said = one.said
-    interval = said.intervals.get("top1")
-    between = f"{100 * interval[0]:.1f} to {100 * interval[1]:.1f}" if interval and len(interval) == 2 else ""
-    top5 = (
-        fraction_cell(said.top5) if top5_is_informative(said.num_classes) else Cell("-")
-    )  # of five classes it is 1 by definition
-    cells = [number_cell(said.num_eval_examples, "{:,}"), fraction_cell(said.top1), Cell(between), top5]
-    cells += [fraction_cell(said.real_top1)] if has_real else []
-    cells += [number_cell(said.loss, "{:.4f}"), fraction_cell(said.ece), number_cell(said.brier, "{:.4f}")]
-    where = [
-        said.model,
-        names.data(one.dataset),
-        one.split,
-        said.class_map or "",
-        f"{size_text(said.resolution)} px",
-    ]
-    name = Path(said.ckpt).name or said.ckpt
-    return Row(Header(name, ", ".join(filter(None, where)), one.path), tuple(cells))
+def _evaluation_row(record: EvaluationRecord, names: Names, *, has_real: bool) -> Row:
+    summary = record.summary
+    interval = summary.intervals.get("top1") or ()
+    has_top5 = top5_is_informative(summary.num_classes)
+    cells = (
+        number_cell(summary.num_eval_examples, "{:,}"),
+        fraction_cell(summary.top1),
+        Cell(" to ".join(f"{100 * end:.1f}" for end in interval) if len(interval) == 2 else ""),
+        fraction_cell(summary.top5) if has_top5 else Cell("-"),
+        *([fraction_cell(summary.real_top1)] if has_real else []),
+        number_cell(summary.loss, "{:.4f}"),
+        fraction_cell(summary.ece),
+        number_cell(summary.brier, "{:.4f}"),
+    )
+    size = f"{size_text(summary.resolution)} px"
+    details = (summary.model, names.data(record.dataset), record.split, summary.class_map, size)
+    name = Path(summary.ckpt).name or summary.ckpt
+    return Row(Header(name, ", ".join(filter(None, details)), record.path), cells)

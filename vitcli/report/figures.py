@@ -1,4 +1,4 @@
-"""Pictures of a report, in the look of `figures`, as SVG that takes its ink from the page around it."""
+"""Figures of a report as SVG: learning curves, selection, few-shot, resolution, calibration and confusion."""
 
 import hashlib
 import html
@@ -18,55 +18,162 @@ from vitcli.output.document import PageFigure
 from vitcli.output.plots import COLORS, STYLE
 from vitcli.output.svg import to_svg
 from vitcli.output.text import plain
-from vitcli.report.runs import Choice, EvaluationRecord, Point, Run, RunCollection, is_number
+from vitcli.report.runs import EvaluationRecord, Point, Run, RunCollection, TrialScore, is_number
 from vitcli.report.tables import Names
 
-MOST_LINES = len(COLORS)  # of one picture
-MOST_TICKS = 8
-MOST_POINTS = 240  # of one line: as many as can be seen
+MAX_LINES = len(COLORS)  # of one figure
+MAX_TICKS = 8
+MAX_POINTS = 240  # of one line, a point per pixel
+MAX_CLASSES = 2_000  # of a confusion matrix that is drawn
+FEW_CLASSES = 12  # of a confusion matrix that fits into half the width of a page
 
 
 @dataclass(frozen=True)
-class Curve:
-    """A line of a picture: `strands` of one colour, such as the seeds of a run; `marked` points have a ring.
+class Line:
+    """A line of a chart before it has a colour.
 
     Attributes:
-        errors: for each point of the one strand, its standard deviation; or none.
+        strands: curves of the same colour, such as the seeds of a run.
+        marked: points with a ring.
+        errors: standard deviations at the points of the only strand.
     """
 
     name: str
-    colour: str
     strands: tuple[tuple[Point, ...], ...]
     marked: tuple[Point, ...] = ()
     errors: tuple[float, ...] = ()
 
 
-def curves(
-    lines: Sequence[Curve], *, x: str, y: str, is_log: bool = False, has_points: bool = False
+def figures_of(collection: RunCollection, names: Names) -> list[PageFigure]:
+    """Return all figures that have data, in reading order."""
+    page_figures: list[PageFigure] = []
+    by_dataset: dict[str, list[Run]] = {}
+    for run in collection.runs:
+        by_dataset.setdefault(run.dataset, []).append(run)
+    for runs in by_dataset.values():
+        page_figures += _learning_curves(runs, names)
+    for runs in by_dataset.values():
+        page_figures += _selection(runs, names)
+    page_figures += _shots(collection, names)
+    page_figures += _resolutions(collection.evaluations, names)
+    for record in collection.evaluations:
+        page_figures += _calibration(record, names)
+    for record in collection.evaluations:
+        page_figures += _confusion(record, names)
+    return page_figures
+
+
+def _learning_curves(runs: Sequence[Run], names: Names) -> Iterable[PageFigure]:
+    """Yield training loss and held-out accuracy by step; lines of one colour are the seeds of a run."""
+    kinds = (
+        ("training loss in nats", "Training loss", [run.losses for run in runs], 1),
+        ("held-out top-1 in %", "Held-out accuracy", [run.accuracies for run in runs], 100),
+    )
+    for unit, title, curves, scale in kinds:
+        lines = []
+        for run, strands in zip(runs, curves, strict=True):
+            # A run without a curve keeps its place, so that it has the same colour in both figures.
+            drawn = [_scaled(thinned(strand), scale) for strand in strands if strand]
+            has_curve = any(len(strand) > 1 for strand in drawn)
+            lines.append(Line(_run_name(run, names), tuple(drawn) if has_curve else ()))
+        has_seeds = any(len(line.strands) > 1 for line in lines)
+        seeds = "; lines of the same colour are runs with different seeds" if has_seeds else ""
+        caption = f"{title} on {names.data(runs[0].dataset)} by optimizer step{seeds}."
+        yield from _charts("Learning curves", caption, lines, x="step", y=unit)
+
+
+def _selection(runs: Sequence[Run], names: Names) -> Iterable[PageFigure]:
+    """Yield dev accuracy by the value of the key that was swept; sweeps of several keys have only a table."""
+    by_key: dict[str, list[Line]] = {}
+    for run in runs:
+        scored = [trial for trial in run.trials if trial.dev_top1 is not None]
+        points = sorted(point for trial in scored if (point := _value_and_top1(trial)))
+        if len(points) == len(scored) > 1:
+            (key,) = run.trials[0].values
+            chosen = tuple(point for trial in scored if trial.is_chosen and (point := _value_and_top1(trial)))
+            by_key.setdefault(key, []).append(Line(_run_name(run, names), (tuple(points),), chosen))
+    for key, lines in by_key.items():
+        is_log = all(value > 0 for line in lines for value, _ in line.strands[0])
+        noun = {"optimizer.lr": "base learning rate"}.get(key, key)
+        dataset = names.data(runs[0].dataset)
+        caption = f"Top-1 on the dev split of {dataset} by {noun}; the ring is the chosen value."
+        axes = dict(x=noun, y="dev top-1 in %", is_log=is_log, has_points=True)
+        yield from _charts("selection", caption, lines, **axes)
+
+
+def _shots(collection: RunCollection, names: Names) -> Iterable[PageFigure]:
+    """Yield few-shot accuracy by the number of images per class."""
+    by_data: dict[tuple[str, str], list[Line]] = {}
+    for record in collection.fewshots:
+        scores = sorted((int(shots), of_shots) for shots, of_shots in record.summary.shots.items())
+        if len(scores) < 2:
+            continue
+        strand = tuple((shots, 100 * of_shots.mean) for shots, of_shots in scores)
+        errors = tuple(100 * (of_shots.std or 0.0) for _, of_shots in scores)
+        name = f"{record.summary.model}, {names.folder(record.path)}"
+        by_data.setdefault((record.dataset, record.split), []).append(Line(name, (strand,), errors=errors))
+    for (dataset, split), lines in by_data.items():
+        where = f"{names.data(dataset)}{', ' if split else ''}{split}"
+        caption = f"Few-shot top-1 on {where} by images per class; bars are one standard deviation."
+        axes = dict(x="images per class", y="top-1 in %", is_log=True, has_points=True)
+        yield from _charts("fewshot", caption, lines, **axes)
+
+
+def _resolutions(records: Sequence[EvaluationRecord], names: Names) -> Iterable[PageFigure]:
+    """Yield top-1 by resolution of the evaluations at several square ones."""
+    by_dataset: dict[str, list[Line]] = {}
+    for record in records:
+        squares = [score for score in record.summary.resolutions if isinstance(score.resolution, int)]
+        if len(squares) > 1:
+            strand = tuple((score.resolution, 100 * score.top1) for score in squares)
+            name = f"{record.summary.model}, {names.folder(record.path)}"
+            by_dataset.setdefault(record.dataset, []).append(Line(name, (strand,)))
+    for dataset, lines in by_dataset.items():
+        caption = f"Top-1 on {names.data(dataset)} by image resolution."
+        yield from _charts("Resolution", caption, lines, x="pixels", y="top-1 in %", has_points=True)
+
+
+def _charts(section: str, caption: str, lines: Sequence[Line], **axes) -> Iterable[PageFigure]:
+    """Yield figures of as many lines as there are colours."""
+    parts = [lines[first : first + MAX_LINES] for first in range(0, len(lines), MAX_LINES)]
+    for number, part in enumerate(parts, start=1):
+        drawn = tuple((line, colour) for line, colour in zip(part, COLORS, strict=False) if line.strands)
+        if not drawn:
+            continue
+        text = f"{caption} Part {number} of {len(parts)}." if len(parts) > 1 else caption
+        ends = "; ".join(f"{line.name} ends at {line.strands[0][-1][1]:.4g}" for line, _ in drawn)
+        svg = _chart(drawn, f"{text} {ends}.", **axes)
+        yield PageFigure(section, text, svg, tuple((colour, line.name) for line, colour in drawn))
+
+
+@lru_cache(maxsize=256)  # a served page draws the same figures again and again
+def _chart(lines: tuple[tuple[Line, str], ...], label: str, **axes) -> str:
+    return _svg(draw_lines(lines, **axes), label, lines)
+
+
+def draw_lines(
+    lines: Sequence[tuple[Line, str]], *, x: str, y: str, is_log: bool = False, has_points: bool = False
 ) -> Figure:
-    """Lines over one another; the page names them beside it, where names of any length have room."""
+    """Draw lines in their colours, without a legend: the page has room for names of any length."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(4.8, 3.0), layout="constrained")
         axes = figure.add_subplot()
-        for line in lines:
+        for line, colour in lines:
             for strand in line.strands:
                 at, values = zip(*strand, strict=True) if strand else ((), ())
-                dot = "o" if has_points or len(strand) < 3 else ""
-                axes.plot(at, values, color=line.colour, marker=dot, markersize=4, alpha=0.9)
+                marker = "o" if has_points or len(strand) < 3 else ""
+                axes.plot(at, values, color=colour, marker=marker, markersize=4, alpha=0.9)
                 if line.errors:
-                    axes.errorbar(
-                        at, values, line.errors, color=line.colour, fmt="none", capsize=3, linewidth=1
-                    )
-            for at, value in line.marked:
-                axes.plot(
-                    [at], [value], "o", markersize=9, fillstyle="none", color=line.colour, markeredgewidth=1.4
-                )
+                    axes.errorbar(at, values, line.errors, color=colour, fmt="none", capsize=3, linewidth=1)
+            for point in line.marked:
+                ring = dict(markersize=9, fillstyle="none", markeredgewidth=1.4)
+                axes.plot(*point, "o", color=colour, **ring)
         axes.set(xlabel=x, ylabel=y)
         if is_log:
             axes.set_xscale("log")
-        if has_points:
-            ticks = sorted({at for line in lines for strand in line.strands for at, _ in strand})
-            axes.set_xticks(ticks[:: -(-len(ticks) // MOST_TICKS)])
+        if has_points:  # a tick at each point, or at every second, third ... of many
+            ticks = sorted({at for line, _ in lines for strand in line.strands for at, _ in strand})
+            axes.set_xticks(ticks[:: -(-len(ticks) // MAX_TICKS)])
             axes.xaxis.set_major_formatter("{x:g}")
             axes.xaxis.set_minor_locator(NullLocator())
         else:
@@ -74,11 +181,11 @@ def curves(
     return figure
 
 
-def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> tuple[Point, ...]:
-    """At most so many points, among them the lowest and highest of each stretch: no spike is lost."""
-    if len(points) <= most:
+def thinned(points: Sequence[Point], max_points: int = MAX_POINTS) -> tuple[Point, ...]:
+    """Return at most so many points, with the lowest and highest of each stretch: no spike is lost."""
+    if len(points) <= max_points:
         return tuple(points)
-    stretches = np.array_split(np.arange(1, len(points) - 1), (most - 2) // 2)
+    stretches = np.array_split(np.arange(1, len(points) - 1), (max_points - 2) // 2)
     values = [value for _, value in points]
     kept = {0, len(points) - 1}
     for stretch in stretches:
@@ -86,176 +193,65 @@ def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> tuple[Point, ..
     return tuple(points[at] for at in sorted(kept))
 
 
-MOST_CLASSES = 2_000  # of a confusion that is drawn
-FEW_CLASSES = 12  # whose confusion is read well at half the width of a page
-
-
-def figures_of(material: RunCollection, names: Names) -> list[PageFigure]:
-    """All pictures that have something to show, in reading order."""
-    found: list[PageFigure] = []
-    for dataset in dict.fromkeys(run.dataset for run in material.runs):
-        runs = [run for run in material.runs if run.dataset == dataset]
-        found += _learning_curves(runs, names)
-    for dataset in dict.fromkeys(run.dataset for run in material.runs):
-        found += _selection([run for run in material.runs if run.dataset == dataset], names)
-    found += _shots(material, names)
-    found += _resolutions(material.scored, names)
-    for one in material.scored:
-        found += _calibration(one, names)
-    for one in material.scored:
-        found += _confusion(one, names)
-    return found
-
-
-def _learning_curves(runs: Sequence[Run], names: Names) -> Iterable[PageFigure]:
-    """Training loss and held-out accuracy by step; lines of one colour are seeds of one run."""
-    kinds = (
-        ("training loss in nats", "Training loss", [run.losses for run in runs], 1),
-        ("held-out top-1 in %", "Held-out accuracy", [run.accuracies for run in runs], 100),
-    )
-    for unit, title, strands, scale in kinds:
-        lines = [
-            (_name(run, names), tuple(_scaled(thinned(strand), scale) for strand in own if strand))
-            for run, own in zip(runs, strands, strict=True)
-        ]
-        # One without a curve keeps its place, and so each run its colour in both pictures.
-        lines = [(name, own if any(len(strand) > 1 for strand in own) else ()) for name, own in lines]
-        seeds = "; lines of one colour are its seeds" if any(len(own) > 1 for _, own in lines) else ""
-        caption = f"{title} on {names.data(runs[0].dataset)} by optimizer step{seeds}."
-        yield from _charts("Learning curves", caption, lines, x="step", y=unit)
-
-
-def _selection(runs: Sequence[Run], names: Names) -> Iterable[PageFigure]:
-    """Dev accuracy by the value of the one key that was chosen; other selections are in their table."""
-    by_key: dict[str, list[tuple]] = {}
-    for run in runs:
-        tried = [choice for choice in run.choices if choice.dev_top1 is not None]
-        points = sorted(pair for choice in tried if (pair := _value_and_top1(choice)))
-        if len(points) == len(tried) > 1:
-            (key,) = run.choices[0].keys
-            chosen = tuple(pair for one in tried if one.is_chosen and (pair := _value_and_top1(one)))
-            by_key.setdefault(key, []).append((_name(run, names), (tuple(points),), chosen))
-    for key, lines in by_key.items():
-        is_log = all(at > 0 for _, (strand,), _ in lines for at, _ in strand)
-        what = {"optimizer.lr": "base learning rate"}.get(key, key)
-        caption = (
-            f"Top-1 on the dev split of {names.data(runs[0].dataset)} by {what}; the ring is what was chosen."
-        )
-        yield from _charts(
-            "selection", caption, lines, x=what, y="dev top-1 in %", is_log=is_log, has_points=True
-        )
-
-
-def _shots(material: RunCollection, names: Names) -> Iterable[PageFigure]:
-    """Few-shot accuracy by the number of images a class."""
-    by_data: dict[tuple[str, str], list[tuple]] = {}
-    for one in material.fewshots:
-        found = sorted((int(shots), said) for shots, said in one.summary.shots.items() if shots.isdecimal())
-        if len(found) < 2:
-            continue
-        strand = tuple((shots, 100 * said.mean) for shots, said in found)
-        errors = tuple(100 * (said.std or 0.0) for _, said in found)
-        label = f"{one.summary.model}, {names.folder(one.path)}"
-        by_data.setdefault((one.dataset, one.split), []).append((label, (strand,), (), errors))
-    for (dataset, split), lines in by_data.items():
-        where = f"{names.data(dataset)}{', ' if split else ''}{split}"
-        caption = f"Few-shot top-1 on {where} by images of each class; bars are one standard deviation."
-        yield from _charts(
-            "fewshot", caption, lines, x="images a class", y="top-1 in %", is_log=True, has_points=True
-        )
-
-
-def _resolutions(scored: Sequence[EvaluationRecord], names: Names) -> Iterable[PageFigure]:
-    by_data: dict[str, list[tuple]] = {}
-    for one in scored:
-        squares = [found for found in one.said.resolutions if isinstance(found.resolution, int)]
-        if len(squares) > 1:
-            strand = tuple((found.resolution, 100 * found.top1) for found in squares)
-            by_data.setdefault(one.dataset, []).append(
-                (f"{one.said.model}, {names.folder(one.path)}", (strand,))
-            )
-    for dataset, lines in by_data.items():
-        caption = f"Top-1 on {names.data(dataset)} by the side of its pictures."
-        yield from _charts("Resolution", caption, lines, x="pixels", y="top-1 in %", has_points=True)
-
-
-def _charts(section: str, caption: str, lines: Sequence[tuple], **axes) -> Iterable[PageFigure]:
-    """Pictures of as many lines as there are colours; `lines` are (name, strands, marked, errors)."""
-    parts = [lines[first : first + MOST_LINES] for first in range(0, len(lines), MOST_LINES)]
-    for number, part in enumerate(parts, start=1):
-        every = [Curve(name, colour, *rest) for (name, *rest), colour in zip(part, COLORS, strict=False)]
-        drawn = tuple(line for line in every if line.strands)
-        if not drawn:
-            continue
-        told = f"{caption} Part {number} of {len(parts)}." if len(parts) > 1 else caption
-        ends = "; ".join(f"{line.name} ends at {line.strands[0][-1][1]:.4g}" for line in drawn)
-        svg = _chart(drawn, f"{told} {ends}.", **axes)
-        yield PageFigure(section, told, svg, tuple((line.colour, line.name) for line in drawn))
-
-
-@lru_cache(maxsize=256)  # a page that is served is drawn again and again
-def _chart(lines: tuple[Curve, ...], label: str, **axes) -> str:
-    return to_svg(curves(lines, **axes), key=_key(lines, label), label=html.escape(plain(label)))
-
-
-def _calibration(one: EvaluationRecord, names: Names) -> Iterable[PageFigure]:
-    bins = one.said.reliability
+def _calibration(record: EvaluationRecord, names: Names) -> Iterable[PageFigure]:
+    bins = record.summary.reliability
     if bins is None:
         return
     caption = (
-        f"Reliability of {_about(one, names)}: the share that is right (bars) in each bin of confidence, and "
-        f"below it how many examples the bin has. ECE {one.said.ece:.2%}."
+        f"Reliability diagram of {_evaluation_name(record, names)}: accuracy (bars) in each bin of "
+        f"confidence, and below it the number of examples in the bin. ECE {record.summary.ece:.2%}."
     )
     yield PageFigure("Calibration", caption, _reliability(bins.model_dump_json(), caption))
 
 
 @lru_cache(maxsize=256)
 def _reliability(bins: str, label: str) -> str:
-    said = json.loads(bins)
-    found = Reliability(*(np.array(said[name]) for name in ("edges", "counts", "confidence", "accuracy")))
-    figure = figures.reliability_diagram(found, title="")
-    return to_svg(figure, key=_key(bins, label), label=html.escape(plain(label)))
+    values = json.loads(bins)
+    arrays = (np.array(values[name]) for name in ("edges", "counts", "confidence", "accuracy"))
+    return _svg(figures.reliability_diagram(Reliability(*arrays), title=""), label, bins)
 
 
-def _confusion(one: EvaluationRecord, names: Names) -> Iterable[PageFigure]:
-    met = [name for truth, guess, _ in one.confusion for name in (truth, guess)]
-    classes = dict.fromkeys([*(one.said.per_class or {}), *met])
-    if not one.confusion or len(classes) > MOST_CLASSES:
+def _confusion(record: EvaluationRecord, names: Names) -> Iterable[PageFigure]:
+    pairs = record.confusion
+    occurring = [name for label, prediction, _ in pairs for name in (label, prediction)]
+    classes = dict.fromkeys([*(record.summary.per_class or {}), *occurring])
+    if not pairs or len(classes) > MAX_CLASSES:
         return
     caption = (
-        f"Confusion of {_about(one, names)}: of each class's examples (rows), what they were taken for "
-        "(columns). The deeper, the more; the diagonal is right."
+        f"Confusion matrix of {_evaluation_name(record, names)}: labels in rows, predictions in columns. "
+        "Darker cells have more of the row's examples; correct predictions are on the diagonal."
     )
-    svg = _matrix(one.confusion, tuple(classes), caption)
+    svg = _matrix(pairs, tuple(classes), caption)
     yield PageFigure("Confusion", caption, svg, has_paper=True, is_wide=len(classes) > FEW_CLASSES)
 
 
 @lru_cache(maxsize=256)
 def _matrix(pairs: tuple[tuple[str, str, int], ...], classes: tuple[str, ...], label: str) -> str:
-    number = {name: at for at, name in enumerate(classes)}
-    columns = np.array([(number[truth], number[guess], count) for truth, guess, count in pairs]).T
-    figure = figures.confusion_matrix(*columns, classes)
-    return to_svg(figure, key=_key(pairs, label), label=html.escape(plain(label)), has_paper=True)
+    index = {name: at for at, name in enumerate(classes)}
+    columns = np.array([(index[name], index[prediction], count) for name, prediction, count in pairs]).T
+    return _svg(figures.confusion_matrix(*columns, classes), label, pairs, has_paper=True)
 
 
-def _name(run: Run, names: Names) -> str:
+def _svg(figure: Figure, label: str, content: object, *, has_paper: bool = False) -> str:
+    """Return the figure as SVG, with ids that follow from its content: a figure has the same bytes always."""
+    key = "p" + hashlib.sha256(repr((content, label)).encode()).hexdigest()[:8]
+    return to_svg(figure, key=key, label=html.escape(plain(label)), has_paper=has_paper)
+
+
+def _run_name(run: Run, names: Names) -> str:
     return f"{run.model}, {names.folder(run.path)}"
 
 
-def _about(one: EvaluationRecord, names: Names) -> str:
-    return f"{one.said.model}, {names.folder(one.path)}, on {names.data(one.dataset)}"
+def _evaluation_name(record: EvaluationRecord, names: Names) -> str:
+    return f"{record.summary.model}, {names.folder(record.path)}, on {names.data(record.dataset)}"
 
 
 def _scaled(points: Iterable[Point], scale: float) -> tuple[Point, ...]:
     return tuple((step, scale * value) for step, value in points)
 
 
-def _value_and_top1(choice: Choice) -> Point | None:
-    """A point of a selection curve, where one number was chosen."""
-    values = list(choice.keys.values())
-    return (values[0], 100 * choice.dev_top1) if len(values) == 1 and is_number(values[0]) else None
-
-
-def _key(*what: object) -> str:
-    """The same for the same picture, another for another."""
-    return "p" + hashlib.sha256(repr(what).encode()).hexdigest()[:8]
+def _value_and_top1(trial: TrialScore) -> Point | None:
+    """Return a point of a selection curve if the sweep is over one key with numbers."""
+    values = list(trial.values.values())
+    has_number = len(values) == 1 and is_number(values[0])
+    return (values[0], 100 * trial.dev_top1) if has_number else None

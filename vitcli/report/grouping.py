@@ -1,8 +1,8 @@
-"""Which results share a cell of a table, which column they stand in, and what a person calls both.
+"""Group results into the cells and columns of a table, and name the columns.
 
-A column is a network from one checkpoint. Results of the same data that would meet in a cell are told apart
-by what differs in their recipes. Those that differ in nothing but the seed are repeated runs: the cell has
-their mean and standard deviation (paper, Table 2: of three).
+A column is a network from one checkpoint. Results on the same data go to different columns if their recipes
+differ, and the column's name says in what. Results that differ only in the seed are repeated runs: their cell
+has the mean and standard deviation (paper, Table 2: of three).
 """
 
 import re
@@ -17,8 +17,8 @@ from vitcli.output.text import short_names, size_text, value_text
 
 SIZE, SEED = "data.image_size", "train.seed"
 UNSET = "unset"
-FOLDER = "in"  # tells apart what does not differ in its recipe
-# What differs is looked for in this order, then in all other keys, the seed and the folder.
+FOLDER = "in"  # separates results whose recipes do not differ
+# Differences are searched in this order, then in all other keys, the seed and the folder.
 WORDS = {
     SIZE: "{} px",
     "optimizer.lr": "lr {}",
@@ -30,7 +30,7 @@ WORDS = {
     "fewshot.l2": "l2 {}",
     "eval.layer": "{}",
 }
-OF_TABLE = {"data.dataset", "model.ckpt", "model.name", SEED}  # what rows, columns and cells are made of
+OF_TABLE = {"data.dataset", "model.ckpt", "model.name", SEED}  # rows, columns and cells are made of these
 RowKey = tuple[str, ...]
 
 
@@ -39,11 +39,11 @@ class Entry:
     """One result on its way into a table.
 
     Attributes:
-        row: the data set and its split, and what else makes a row.
+        row: the data set, its split, and further parts of the row's name.
         recipe: by flat keys.
-        seeds, values: of the runs it is the mean of; no values while it goes on.
-        mean, std: as the run itself says; std with ddof 1, None for one run.
-        told: what the cell says in place of a number, such as "step 20 of 500".
+        seeds, values: of the runs it is the mean of; no values while it is in progress.
+        mean, std: of its summary; std with ddof 1, None for one run.
+        status: shown in place of a missing number, such as "step 20 of 500".
     """
 
     row: RowKey
@@ -57,12 +57,12 @@ class Entry:
     std: float | None = None
     resolution: int | list[int] | None = None
     exaflops: float | None = None
-    told: str = ""
+    status: str = ""
 
 
 @dataclass(frozen=True)
 class NetworkColumn:
-    """A network, what tells it from others of its name, and its entries by row."""
+    """A network, how it differs from others of its name, and its entries by row."""
 
     name: str
     detail: str
@@ -74,38 +74,43 @@ class NetworkColumn:
 
 
 def arrange(entries: Sequence[Entry]) -> list[NetworkColumn]:
-    """Entries to columns in the order of their names; in a cell is one result, or repeated runs of one."""
+    """Group entries into columns, sorted by name; a cell has one result, or repeated runs of one recipe."""
     ckpts: dict[str, set[str | None]] = {}
     networks: dict[tuple[str, str | None], list[Entry]] = {}
     for entry in entries:
         ckpts.setdefault(entry.model, set()).add(entry.ckpt)
         networks.setdefault((entry.model, entry.ckpt), []).append(entry)
-    names = short_names(entry.ckpt for entry in entries if entry.ckpt)
+    ckpt_names = short_names(entry.ckpt for entry in entries if entry.ckpt)
     folders = short_names(str(entry.folder) for entry in entries)
     columns = []
-    for (model, ckpt), own in networks.items():
-        origin = [f"from {names[ckpt]}" if ckpt else "from fresh weights"] if len(ckpts[model]) > 1 else []
-        finished = [entry for entry in own if entry.mean is not None] or own
-        keys = _telling_keys(finished)
+    for (model, ckpt), of_network in networks.items():
+        has_origin = len(ckpts[model]) > 1
+        origin = [f"from {ckpt_names[ckpt]}" if ckpt else "from fresh weights"] if has_origin else []
+        # Unfinished runs split no columns: they join the column of their recipe, or the first.
+        finished = [entry for entry in of_network if entry.mean is not None] or of_network
+        keys = _distinguishing_keys(finished)
         groups = _grouped(finished, keys)
-        for entry in own:  # what goes on divides no columns: it stands with its like, or in the first
+        for entry in of_network:
             if entry not in finished:
                 values = tuple(_value(entry, key) for key in keys)
                 groups.get(values, next(iter(groups.values()))).append(entry)
+        # Name each column after its resolution, if there is one, and the values of the keys that differ.
         for values, members in groups.items():
             cells: dict[RowKey, list[Entry]] = {}
             for entry in members:
                 cells.setdefault(entry.row, []).append(entry)
-            sizes = {size_text(one.resolution) for one in members if one.resolution is not None}
+            sizes = {size_text(entry.resolution) for entry in members if entry.resolution is not None}
             words = [f"{sizes.pop()} px"] if len(sizes) == 1 else []
-            told = ((key, folders.get(value, value)) for key, value in zip(keys, values, strict=True))
-            words += [word(key, value) for key, value in told if key != SIZE and value != UNSET]
+            named = ((key, folders.get(value, value)) for key, value in zip(keys, values, strict=True))
+            words += [word(key, value) for key, value in named if key != SIZE and value != UNSET]
             columns.append(NetworkColumn(model, ", ".join(origin + words), cells))
-    return sorted(columns, key=lambda one: (_size_of(one.name), natural(one.name), natural(one.detail)))
+    return sorted(
+        columns, key=lambda column: (_size_of(column.name), natural(column.name), natural(column.detail))
+    )
 
 
 def pooled(cell: Sequence[Entry]) -> tuple[float | None, float | None, int]:
-    """Mean, standard deviation (ddof 1) and number of the finished runs of a cell; None if there are none."""
+    """Return mean, standard deviation (ddof 1) and number of a cell's finished runs; None without any."""
     finished = [entry for entry in cell if entry.mean is not None]
     if not finished:
         return None, None, 0
@@ -116,24 +121,24 @@ def pooled(cell: Sequence[Entry]) -> tuple[float | None, float | None, int]:
 
 
 def word(key: str, value: str) -> str:
-    """A recipe key and its value in a few words: "lr 0.03", "384 px", "momentum 0.9"."""
+    """Return a recipe key and its value as a person writes them: "lr 0.03", "384 px", "momentum 0.9"."""
     return WORDS.get(key, f"{key.rpartition('.')[2]} {{}}").replace("{}", value)
 
 
 def natural(text: str) -> list[tuple[int, int, str]]:
-    """A sort key in which L/9 comes before L/16."""
+    """Return a sort key in which L/9 comes before L/16."""
     pieces = re.split(r"(\d+)", text.casefold())
     return [(1, int(piece), "") if piece.isdecimal() else (0, 0, piece) for piece in pieces]
 
 
 def _size_of(model: str) -> int:
-    """The place of a model among the paper's, the smaller first; others come after them."""
+    """Return the position of a model among the paper's, smaller ones first; others come last."""
     known = [name.casefold() for name in VARIANTS]
     return known.index(model.casefold()) if model.casefold() in known else len(known)
 
 
-def _telling_keys(entries: Sequence[Entry]) -> list[str]:
-    """The fewest recipe keys, taken in order, that leave no cell with results of different recipes."""
+def _distinguishing_keys(entries: Sequence[Entry]) -> list[str]:
+    """Return the fewest recipe keys, in order, that leave no cell with results of different recipes."""
     known = sorted({key for entry in entries for key in entry.recipe} - set(WORDS) - OF_TABLE)
     order = [*WORDS, *known, SEED, FOLDER]
     keys: list[str] = []
@@ -148,7 +153,7 @@ def _telling_keys(entries: Sequence[Entry]) -> list[str]:
 
 
 def _clashes(entries: Sequence[Entry], keys: Sequence[str]) -> list[list[Entry]]:
-    """The cells whose results are not repeated runs of one recipe."""
+    """Return the cells whose results are not repeated runs of one recipe."""
     cells = [
         [entry for entry in members if entry.row == row]
         for members in _grouped(entries, keys).values()
@@ -174,7 +179,7 @@ def _grouped(entries: Sequence[Entry], keys: Sequence[str]) -> dict[tuple[str, .
 
 
 def _value(entry: Entry, key: str) -> str:
-    """As a person writes it; a list is that of a selection."""
+    """Return the value of a key as a person writes it; the values of a sweep are separated by slashes."""
     if key == FOLDER:
         return str(entry.folder)
     value = entry.recipe.get(key, UNSET)

@@ -1,4 +1,4 @@
-"""`vit report`: run folders to tables and pictures, as text, as one file, or as a page that keeps up."""
+"""`vit report`: tables and figures on run folders, as text, as a file, or as a page that reloads itself."""
 
 import json
 import time
@@ -8,125 +8,125 @@ from pathlib import Path
 from typing import Any
 
 from vitcli.errors import VitError, nearest
+from vitcli.output import html
 from vitcli.output.atomic import write_text
 from vitcli.output.document import CSV_HEADER, Table
-from vitcli.output.text import short_names
-from vitcli.report import accuracy, costs, runs, text
-from vitcli.report.runs import RunCollection
+from vitcli.output.text import pairs, short_names
+from vitcli.report import accuracy, costs, text
+from vitcli.report.runs import RunCollection, collect_runs
 from vitcli.report.tables import Names
 
 ENDINGS = {".html": "html", ".htm": "html", ".md": "markdown", ".csv": "csv", ".json": "json"}
 FORMATS = ("text", *dict.fromkeys(ENDINGS.values()))
-REFRESH_S, REFRESH_IDLE_S = 5, 60  # while something is under way, and otherwise
-START_READ = 4096  # bytes in which a report says that it is one
+REFRESH_S, REFRESH_IDLE_S = 5, 60  # while a run is in progress, and otherwise
+START_BYTES = 4096  # a report is recognised by its first bytes
 
 
 @dataclass(frozen=True)
 class Report:
-    """What the folders hold, in rows and columns."""
+    """The runs of some folders, and the tables made of them."""
 
     places: tuple[str, ...]
-    material: RunCollection
+    collection: RunCollection
     names: Names
     tables: tuple[Table, ...]
 
     @property
     def title(self) -> str:
-        return "Report on " + ", ".join(
-            list(short_names(map(str, map(Path.resolve, map(Path, self.places)))).values())
-        )
+        folders = short_names(str(Path(place).resolve()) for place in self.places)
+        return "Report on " + ", ".join(folders.values())
 
     @property
     def facts(self) -> list[str]:
-        """What the report is of, a few words each."""
-        material = self.material
+        """The number of runs of each kind."""
+        collection, unfinished = self.collection, len(self.collection.unfinished)
         counts = {
-            "fine-tuning run": sum(run.command == "finetune" for run in material.runs),
-            "pre-training run": sum(run.command == "pretrain" for run in material.runs),
-            "VTAB folder": len(material.vtabs),
-            "few-shot run": len(material.fewshots),
-            "evaluation": len(material.scored),
+            "fine-tuning run": sum(run.command == "finetune" for run in collection.runs),
+            "pre-training run": sum(run.command == "pretrain" for run in collection.runs),
+            "VTAB folder": len(collection.vtabs),
+            "few-shot run": len(collection.fewshots),
+            "evaluation": len(collection.evaluations),
         }
         facts = [f"{count} {name}{'s' * (count > 1)}" for name, count in counts.items() if count]
-        return [*facts, *([f"{len(material.unfinished)} under way"] if material.unfinished else [])]
+        return [*facts, *([f"{unfinished} in progress"] if unfinished else [])]
 
     @property
     def notes(self) -> list[str]:
-        return [f"left out: {path}: {why}" for path, why in self.material.left_out]
+        return [f"left out: {path}: {why}" for path, why in self.collection.left_out]
 
 
 def read(places: Sequence[str]) -> Report:
-    """Everything at and below the named folders.
+    """Read all runs at and below the named folders.
 
     Raises:
         VitError: a place without runs.
         DataError: a named folder with a damaged file.
     """
-    material = runs.gather(places)
-    names = Names(material)
-    made = [
-        costs.progress(material, names),
-        *accuracy.results(material, names),
-        accuracy.vtab_tasks(material, names),
-        accuracy.few_shot(material, names),
-        accuracy.pretraining(material, names),
-        *accuracy.evaluations(material, names),
-        costs.selection(material, names),
-        costs.costs(material, names),
-        costs.runs(material, names),
-    ]
-    return Report(tuple(places), material, names, tuple(table for table in made if table and table.rows))
+    collection = collect_runs(places)
+    names = Names(collection)
+    tables = (
+        costs.progress(collection, names),
+        *accuracy.transfer(collection, names),
+        accuracy.vtab_tasks(collection),
+        accuracy.few_shot(collection, names),
+        accuracy.pretraining(collection, names),
+        *accuracy.evaluations(collection, names),
+        costs.trials(collection, names),
+        costs.costs(collection, names),
+        costs.runs(collection, names),
+    )
+    return Report(tuple(places), collection, names, tuple(table for table in tables if table and table.rows))
 
 
-def format_of(out: Path | None, wanted: str | None) -> str:
-    """The format that is asked for, or that the ending of the file says.
+def format_of(out: Path | None, form: str | None) -> str:
+    """Return the format of the report: `form` if given, else by the ending of the file, else text.
 
     Raises:
-        VitError: there is no such format, or an ending that says none.
+        VitError: an unknown format or ending.
     """
-    if wanted is not None:
-        if wanted not in FORMATS:
-            what = f"{wanted!r} is no format of a report{nearest(wanted, FORMATS)}"
+    if form is not None:
+        if form not in FORMATS:
+            what = f"unknown report format {form!r}{nearest(form, FORMATS)}"
             raise VitError(what, where="--format", fix=f"one of {', '.join(FORMATS)}")
-        return wanted
+        return form
     if out is None:
         return "text"
     if out.suffix.lower() not in ENDINGS:
-        raise VitError(
-            f"the ending {out.suffix or 'of a file without one'} says no format",
-            where=f"--out {out}",
-            fix=f"end it in {', '.join(ENDINGS)}, or name a --format",
-        )
+        what = f"unknown ending {out.suffix}" if out.suffix else "the file has no ending"
+        fix = f"end it in {', '.join(ENDINGS)}, or name a --format"
+        raise VitError(f"{what}, so the format is unknown", where=f"--out {out}", fix=fix)
     return ENDINGS[out.suffix.lower()]
 
 
 def write(report: Report, out: Path, form: str) -> dict[str, Any]:
-    """Write the file, whole or not at all; the object that --json prints."""
+    """Write the file, whole or not at all; return the object that --json prints."""
     content = rendered(report, form, base=out.parent)
     write_text(out, content)
-    return told(report) | {"out": str(out), "num_bytes": len(content.encode())}
+    return as_json(report) | {"out": str(out), "num_bytes": len(content.encode())}
 
 
-def told(report: Report) -> dict[str, Any]:
-    """The object that --json prints."""
+def as_json(report: Report) -> dict[str, Any]:
+    """Return the object that --json prints."""
+    collection = report.collection
+    records = (*collection.runs, *collection.vtabs, *collection.fewshots, *collection.evaluations)
     return {
         "command": "report",
-        "runs": [str(path) for path in _folders(report.material)],
-        "num_unfinished": len(report.material.unfinished),
-        "left_out": [{"run_dir": str(path), "why": why} for path, why in report.material.left_out],
+        "runs": [str(record.path) for record in records],
+        "num_unfinished": len(collection.unfinished),
+        "left_out": [{"run_dir": str(path), "why": why} for path, why in collection.left_out],
         "tables": [table.as_json() for table in report.tables],
     }
 
 
 def rendered(report: Report, form: str, *, base: Path) -> str:
-    """The report in a format, for a file in the folder `base`."""
+    """Return the report in a format, for a file in the folder `base`."""
     match form:
         case "markdown":
             return text.as_markdown(report.tables, title=report.title, notes=report.notes, base=base)
         case "csv":
             return text.as_csv(report.tables)
         case "json":
-            return json.dumps(told(report), indent=2) + "\n"
+            return json.dumps(as_json(report), indent=2) + "\n"
         case "html":
             return page(report, base=base)
         case _:
@@ -134,56 +134,46 @@ def rendered(report: Report, form: str, *, base: Path) -> str:
 
 
 def page(report: Report, *, base: Path | None, is_live: bool = False) -> str:
-    """One HTML file for a folder, or for none with a live page, which asks for itself again."""
+    """Return the report as one HTML file; a live page reloads itself and has no links to folders."""
     from vitcli import __version__
-    from vitcli.output import html
-    from vitcli.report import figures
+    from vitcli.report import figures  # loads matplotlib
 
-    made = f"Made by vit {__version__} on {time.strftime('%Y-%m-%d %H:%M')}"
-    refresh_s = (REFRESH_S if report.material.unfinished else REFRESH_IDLE_S) if is_live else None
+    refresh_s = (REFRESH_S if report.collection.unfinished else REFRESH_IDLE_S) if is_live else None
+    reloads = f", reloads every {refresh_s} s" if refresh_s else ""
+    made_by = f"Made by vit {__version__} on {time.strftime('%Y-%m-%d %H:%M')}{reloads}."
     return html.page(
         report.tables,
-        figures.figures_of(report.material, report.names),
+        figures.figures_of(report.collection, report.names),
         title=report.title,
         summary=report.facts,
-        notes=[f"{made}{f', every {refresh_s} s anew' if refresh_s else ''}.", *report.notes],
+        notes=[made_by, *report.notes],
         base=base,
         refresh_s=refresh_s,
     )
 
 
 def live_page(places: Sequence[str]) -> str:
-    """The page of now, which asks for itself again; no links, for it comes with no folders."""
+    """Return a page on the folders as they are now."""
     return page(read(places), base=None, is_live=True)
 
 
 def summary(result: dict[str, Any]) -> str:
-    """What was written, for a person."""
-    from vitcli.output import text as output_text
-
-    count = len(result["runs"])
+    """Return a summary of the written file for a terminal."""
     rows = [
         ("report", result["out"]),
         ("size", f"{max(1, result['num_bytes'] // 1000):,} KB"),
-        ("runs", f"{count}, of which {result['num_unfinished']} under way"),
+        ("runs", f"{len(result['runs'])}, of which {result['num_unfinished']} in progress"),
         ("tables", ", ".join(table["title"] for table in result["tables"])),
-        *(("left out", f"{one['run_dir']}: {one['why']}") for one in result["left_out"]),
+        *(("left out", f"{folder['run_dir']}: {folder['why']}") for folder in result["left_out"]),
     ]
-    return output_text.pairs(rows)
-
-
-def _folders(material: RunCollection) -> list[Path]:
-    return [one.path for one in (*material.runs, *material.vtabs, *material.fewshots, *material.scored)]
+    return pairs(rows)
 
 
 def is_report(path: Path) -> bool:
     """Return whether a file was written by `vit report`, which may write it again."""
     if not path.is_file():
         return False
-    from vitcli.output.html import GENERATOR
-
     with open(path, "rb") as file:
-        start = file.read(START_READ).decode(errors="replace")
-    header = ",".join(CSV_HEADER)
-    own_json = '{\n  "command": "report",'
-    return GENERATOR in start or start.startswith((text.MARK, header, own_json))
+        start = file.read(START_BYTES).decode(errors="replace")
+    json_start = '{\n  "command": "report",'
+    return html.GENERATOR in start or start.startswith((text.MARK, ",".join(CSV_HEADER), json_start))

@@ -1,4 +1,4 @@
-"""Which run folders there are, and their files, read with suspicion: one may be cut off or a stranger's."""
+"""Find run folders and read their files, which may be truncated or untrusted."""
 
 import os
 import tomllib
@@ -15,58 +15,58 @@ from vitcli.output.atomic import read_json, unreadable
 from vitcli.output.summaries import FileModel
 
 EVALUATION = "evaluation.json"
-ARMS, REPEATS = "arms", "runs"  # of a selection folder: they are its own
+ARMS, REPEATS = "arms", "runs"  # trials of a sweep and its runs with several seeds, inside its folder
 INNER = {ARMS, REPEATS, "checkpoints", "figures"}
-DEEPEST = 5  # folders below the one that is named
-MOST_FOLDERS = 5_000  # looked at: more is a home directory, not a folder of runs
+MAX_DEPTH = 5  # folders below the one that is named
+MAX_FOLDERS = 5_000  # more is a home directory, not a folder of runs
 
 Kind = Literal["training", "fewshot", "vtab", "evaluation"]
 
 
 @dataclass(frozen=True)
 class RunLocation:
-    """A folder that a report can show."""
+    """A folder that a report can show; `is_named` on the command line, or found below one that is."""
 
     path: Path
     kind: Kind
-    is_named: bool  # on the command line, and not met below a folder that is
+    is_named: bool
 
 
 def find(places: Sequence[str]) -> list[RunLocation]:
-    """The folders of runs at and below the named places, each once, in the order of names.
+    """Find the run folders at and below the named places, each once, in the order of names.
 
     Raises:
-        VitError: a place that is no folder, has nothing to show, or is too large to look through.
-        MachineError: a folder that may not be read.
+        VitError: a place is not a folder, has no runs, or has too many folders to search.
+        MachineError: a folder cannot be read.
     """
-    found: dict[Path, RunLocation] = {}
+    locations: dict[Path, RunLocation] = {}
     for place in places:
         path = Path(place)
         if not path.is_dir():
-            what = "is a file" if path.exists() else "is not there"
+            what = "is a file" if path.exists() else "does not exist"
             raise VitError(f"{place} {what}", where="RUN", fix="name run folders, or a folder of them")
-        seen: set[Path] = set()
-        here = list(_below(path, path, 0, seen))
-        if not here:
+        visited: set[Path] = set()
+        below = list(_below(path, path, 0, visited))
+        if not below:
             raise VitError(
-                f"no run lies in {place} or {DEEPEST} folders below it",
+                f"no run in {place} or up to {MAX_DEPTH} folders below it",
                 where=f"RUN {place}",
                 fix="name a folder that vit finetune, pretrain, fewshot or evaluate --out has written",
             )
-        for one in here:
-            found.setdefault(one.path.resolve(), one)
-    return list(found.values())
+        for location in below:
+            locations.setdefault(location.path.resolve(), location)
+    return list(locations.values())
 
 
-def read(path: Path, shape: type[FileModel]) -> Any:
-    """A JSON file of ours.
+def read(path: Path, model: type[FileModel]) -> Any:
+    """Read a JSON file as an instance of the model.
 
     Raises:
         DataError: it is damaged, or another program's.
         MachineError: it cannot be read.
     """
     try:
-        return shape.model_validate_json(path.read_bytes())
+        return model.model_validate_json(path.read_bytes())
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         at = ".".join(map(str, first["loc"]))
@@ -80,14 +80,14 @@ def read(path: Path, shape: type[FileModel]) -> Any:
 
 
 def read_recipe(folder: Path) -> dict[str, Any]:
-    """The recipe of a run by flat keys, {"optimizer.lr": 0.03}; empty where there is none."""
+    """Read the recipe of a run by flat keys, {"optimizer.lr": 0.03}; empty if there is none."""
     path = folder / run_folder.RECIPE
     try:
         sections = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except (ValueError, RecursionError) as error:
-        fix = "write the recipe anew, or leave the folder out"
+        fix = "write the recipe again, or leave the folder out"
         raise DataError(f"recipe.toml is damaged: {error}", where=str(path), fix=fix) from error
     except OSError as error:
         raise unreadable(path, error) from error
@@ -96,7 +96,7 @@ def read_recipe(folder: Path) -> dict[str, Any]:
 
 
 def kind_of(folder: Path) -> Kind | None:
-    """What a folder holds; None for nothing of ours."""
+    """Return what a folder holds; None if it is not one of ours."""
     if (folder / EVALUATION).is_file():
         return "evaluation"
     summary = read_json(folder / run_folder.SUMMARY) or {}
@@ -115,40 +115,35 @@ def kind_of(folder: Path) -> Kind | None:
 
 
 def command_of(folder: Path) -> str | None:
-    """The command that made a folder, by environment.json; None where that does not say."""
+    """Return the command that made a folder, from environment.json; None if that does not say."""
     words = (read_json(folder / run_folder.ENVIRONMENT) or {}).get("command_line")
-    named = (
-        [word for word in words if word in ("finetune", "pretrain", "fewshot")] if _is_words(words) else []
-    )
-    return named[0] if named else None
+    if not isinstance(words, list):
+        return None
+    commands = [word for word in words if word in ("finetune", "pretrain", "fewshot")]
+    return commands[0] if commands else None
 
 
-def _below(folder: Path, top: Path, depth: int, seen: set[Path]) -> Iterator[RunLocation]:
-    """Folders of runs, without what belongs to one of them: arms, repeated runs, tasks, checkpoints."""
-    if folder.resolve() in seen:  # a link back up, or a second one to the same folder
+def _below(folder: Path, top: Path, depth: int, visited: set[Path]) -> Iterator[RunLocation]:
+    """Yield run folders, but not those inside a run: trials, repeated runs, tasks, checkpoints."""
+    if folder.resolve() in visited:  # a link back up, or a second one to the same folder
         return
-    seen.add(folder.resolve())
-    if len(seen) > MOST_FOLDERS:
-        raise VitError(
-            f"more than {MOST_FOLDERS:,} folders lie below {top}", where="RUN", fix="name the run folders"
-        )
+    visited.add(folder.resolve())
+    if len(visited) > MAX_FOLDERS:
+        what = f"{top} has more than {MAX_FOLDERS:,} folders below it"
+        raise VitError(what, where="RUN", fix="name the run folders")
     kind = kind_of(folder)
     if kind:
         yield RunLocation(folder, kind, is_named=depth == 0)
-    if depth == DEEPEST or kind in ("vtab", "fewshot"):
+    if depth == MAX_DEPTH or kind in ("vtab", "fewshot"):
         return
     try:
         with os.scandir(folder) as entries:
             names = sorted(entry.name for entry in entries if entry.is_dir())
-    except FileNotFoundError:  # taken away since its name was read, as temporary folders of a live run are
+    except FileNotFoundError:  # deleted since its name was read, as temporary folders of a live run are
         return
     except OSError as error:
         raise unreadable(folder, error) from error
-    for name in names:
+    for name in names:  # folders 1, 2, ... of several evaluations are read with them
         is_evaluations_own = kind == "evaluation" and name.isdigit()
         if not name.startswith(".") and not (kind and name in INNER) and not is_evaluations_own:
-            yield from _below(folder / name, top, depth + 1, seen)
-
-
-def _is_words(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(word, str) for word in value)
+            yield from _below(folder / name, top, depth + 1, visited)

@@ -1,4 +1,4 @@
-"""A page on this machine's own address, made anew whenever it is asked for; nothing else is served."""
+"""Serve one page on the local host, made again for every request."""
 
 import threading
 from collections.abc import Callable
@@ -6,23 +6,23 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from vitcli.errors import MachineError, VitError
 
-HOST = "127.0.0.1"  # nobody else's machine
-KNOWN_AS = {HOST, "localhost"}
+HOST = "127.0.0.1"
+HOST_NAMES = {HOST, "localhost"}
 
 
 def serve(
     make_page: Callable[[], str], *, port: int, headers: dict[str, str], ready: Callable[[str], None]
 ) -> None:
-    """Answer until Ctrl-C, which is a KeyboardInterrupt here.
+    """Serve until Ctrl-C, which raises KeyboardInterrupt.
 
     Args:
-        make_page: the page of now; one is made at a time.
-        port: 0 for any that is free.
+        make_page: returns the page; called for one request at a time.
+        port: 0 for any free one.
         headers: sent with every answer.
-        ready: told the address once it answers.
+        ready: called with the address once the server answers.
 
     Raises:
-        MachineError: the port is taken or not allowed.
+        MachineError: the port is in use or not allowed.
     """
     try:
         server = _Server((HOST, port), _Handler)
@@ -30,7 +30,7 @@ def serve(
         raise MachineError(
             f"port {port} cannot be used: {error.strerror or error}",
             where="--port",
-            fix="name another one, or leave it out for any that is free",
+            fix="name another one, or leave it out for any free one",
         ) from error
     server.make_page, server.headers = make_page, headers
     with server:
@@ -39,35 +39,35 @@ def serve(
 
 
 class _Server(ThreadingHTTPServer):
-    daemon_threads = True  # a page that is being made does not hold up the end
+    daemon_threads = True  # Ctrl-C does not wait for a page in the making
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
-        self.one_at_a_time = threading.Lock()
+        self.page_lock = threading.Lock()
 
 
 class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
-        # A name of the web may have been pointed at this machine, and its page would read ours.
-        if self.headers.get("Host", "").partition(":")[0] not in KNOWN_AS:
-            self._answer(403, "text/plain", "this page is for this machine\n")
+        # DNS rebinding: a web page whose host name points at this machine must not read ours.
+        if self.headers.get("Host", "").partition(":")[0] not in HOST_NAMES:
+            self._answer(403, "text/plain", "this page is for this machine only\n")
         elif self.path.partition("?")[0] != "/":
-            self._answer(404, "text/plain", "there is only one page here: /\n")
+            self._answer(404, "text/plain", "the only page is /\n")
         else:
             try:
-                with self.server.one_at_a_time:
+                with self.server.page_lock:
                     self._answer(200, "text/html", self.server.make_page())
-            except VitError as error:  # such as a folder that was taken away: the next request may do
+            except VitError as error:  # such as a deleted folder: the next request may succeed
                 self._answer(503, "text/plain", f"{error}\n")
 
     def log_message(self, *_) -> None:
-        """Nothing: standard error is for what a person must know."""
+        """Log nothing: standard error is for messages to the user."""
 
     def _answer(self, code: int, kind: str, text: str) -> None:
         content = text.encode()
         self.send_response(code)
-        told = {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(content))}
-        for name, value in {**told, **self.server.headers}.items():
+        headers = {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(content))}
+        for name, value in {**headers, **self.server.headers}.items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(content)

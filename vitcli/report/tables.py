@@ -1,4 +1,4 @@
-"""A table of a report: what it says in rows and columns. How it looks is a matter of the format."""
+"""Tables of data sets by networks, and the short names of data sets and run folders in a report."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,17 +10,14 @@ from vitcli.report.runs import RunCollection
 
 
 class Names:
-    """What a person calls data sets and run folders; two of one name are told apart by what comes before."""
+    """Short names of data sets, checkpoints and run folders, each unique in the report."""
 
-    def __init__(self, material: RunCollection):
-        several = (*material.runs, *material.fewshots, *material.vtabs, *material.scored)
-        tasks = [run for vtab in material.vtabs for run in vtab.runs]
-        self._data = short_names(
-            one.dataset for one in (*material.runs, *material.fewshots, *material.scored)
-        )
-        known = [one.ckpt for one in material.runs if one.ckpt]
-        self._ckpts = short_names(known)
-        self._folders = short_names(str(one.path) for one in (*several, *tasks))
+    def __init__(self, collection: RunCollection):
+        records = (*collection.runs, *collection.fewshots, *collection.evaluations)
+        folders = (*records, *collection.vtabs, *collection.vtab_runs)
+        self._data = short_names(record.dataset for record in records)
+        self._ckpts = short_names(run.ckpt for run in collection.runs if run.ckpt)
+        self._folders = short_names(str(record.path) for record in folders)
 
     def data(self, dataset: str) -> str:
         return self._data.get(dataset, dataset) or "unknown"
@@ -32,39 +29,38 @@ class Names:
         return self._folders[str(path)]
 
     def row(self, row: RowKey) -> Header:
-        """The head of a row: the data set; its split and what else there is in small print."""
-        dataset, *more = row
-        return Header(self.data(dataset), ", ".join(filter(None, more)))
+        """Return the header of a row: the data set, its split and the rest in small print."""
+        dataset, *rest = row
+        return Header(self.data(dataset), ", ".join(filter(None, rest)))
 
 
 def crossed(key: str, title: str, caption: str, columns: Sequence[NetworkColumn], names: Names) -> Table:
-    """Rows of data, columns of networks, the best of a row marked."""
-    heads = tuple(Header(column.name, column.detail) for column in columns)
-    rows = rows_of(columns)
-    cells = cells_of(columns, rows)
-    lines = tuple(Row(names.row(row), own) for row, own in zip(rows, cells, strict=True))
-    return Table(key, title, caption, Header("data set", kind="text"), heads, lines)
+    """Return a table with a row per data set and a column per network, the best of a row marked."""
+    headers = tuple(Header(column.name, column.detail) for column in columns)
+    keys = row_keys(columns)
+    rows = tuple(Row(names.row(row), cells) for row, cells in zip(keys, cells_of(columns, keys), strict=True))
+    return Table(key, title, caption, Header("data set", kind="text"), headers, rows)
 
 
-def rows_of(columns: Sequence[NetworkColumn]) -> list[RowKey]:
-    """By name, VTAB last as in the paper."""
-    found = {row for column in columns for row in column.cells}
-    return sorted(found, key=lambda row: (row[0] == "VTAB", [natural(part) for part in row]))
+def row_keys(columns: Sequence[NetworkColumn]) -> list[RowKey]:
+    """Return the rows of all columns by name, VTAB last as in the paper."""
+    rows = {row for column in columns for row in column.cells}
+    return sorted(rows, key=lambda row: (row[0] == "VTAB", [natural(part) for part in row]))
 
 
 def cells_of(columns: Sequence[NetworkColumn], rows: Sequence[RowKey]) -> list[tuple[Cell, ...]]:
-    """The cells of each row, the best marked; each says how many runs it is of where they differ in that."""
+    """Return the cells of each row, the best marked; with the number of runs where it differs."""
     has_count = len(_counts(columns)) > 1
     return [mark_best([_cell(column, row, has_count=has_count) for column in columns]) for row in rows]
 
 
-def repeated(columns: Sequence[NetworkColumn], what: str) -> str:
-    """What a cell is the mean of, for a caption."""
+def of_repeats(columns: Sequence[NetworkColumn], noun: str) -> str:
+    """Return the part of a caption that says what the cells are means of; empty for single runs."""
     counts = _counts(columns)
     if counts <= {1}:
         return ""
     number = f"{counts.pop()} " if len(counts) == 1 else ""
-    return f", mean ± standard deviation of {number}{what}"
+    return f", mean ± standard deviation of {number}{noun}"
 
 
 def _counts(columns: Sequence[NetworkColumn]) -> set[int]:
@@ -72,15 +68,15 @@ def _counts(columns: Sequence[NetworkColumn]) -> set[int]:
 
 
 def _cell(column: NetworkColumn, row: RowKey, *, has_count: bool) -> Cell:
-    """Mean and std of the entries that meet there, and in small print how it differs from its column."""
+    """Return mean and std of the entries in a cell, with a note of how it differs from its column."""
     entries = column.cells.get(row, [])
     if not entries:
         return Cell()
     mean, std, count = pooled(entries)
     if mean is None:
-        return Cell(note=entries[0].told)
-    sizes = {size_text(one.resolution) for one in column.entries if one.resolution is not None}
-    own = entries[0].resolution
-    notes = [f"{size_text(own)} px"] if len(sizes) > 1 and own is not None else []
+        return Cell(note=entries[0].status)
+    sizes = {size_text(entry.resolution) for entry in column.entries if entry.resolution is not None}
+    resolution = entries[0].resolution
+    notes = [f"{size_text(resolution)} px"] if len(sizes) > 1 and resolution is not None else []
     notes += [f"{count} runs"] if has_count and count > 1 else []
     return fraction_cell(mean, std, count=count, note=", ".join(notes))
