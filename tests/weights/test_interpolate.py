@@ -59,6 +59,16 @@ def test_7x7_becomes_16x16_and_all_else_stays(checkpoint, tmp_path):
     assert set(after.state) - set(same) == {"pos_embed"}
 
 
+def test_weights_without_their_head_lose_its_class_names_and_are_read_again(checkpoint, tmp_path):
+    folder, out = checkpoint(), tmp_path / "out.safetensors"
+    headless = {name: t for name, t in load_file(folder / "model.safetensors").items() if "head" not in name}
+    save_file(headless, folder / "model.safetensors")  # its config.json still names five classes
+    outcome = run("interpolate-posemb", str(folder), str(out), "--res", "128")
+
+    assert outcome.code == 0, outcome.err
+    assert read_weights(str(out)).architecture.num_classes == 0 and read_weights(str(out)).class_names is None
+
+
 def test_a_grid_of_the_same_number_of_tokens_but_another_shape_changes(checkpoint, tmp_path):
     ckpt, out = checkpoint(image_size=(16, 64)), tmp_path / "out.safetensors"
     result = run("interpolate-posemb", str(ckpt), str(out), "--res", "32x32", "--json").json
