@@ -21,7 +21,7 @@ from vitcli.output.run_folder import RunFolder
 from vitcli.training.objective import Objective
 from vitcli.training.optim import clip_by_global_norm
 from vitcli.training.schedule import Plan
-from vitcli.training.state import RunCounters, Saver, TrainingState
+from vitcli.training.state import Saver, TrainingState
 from vitcli.training.validation import PeriodicEvaluation
 
 MIN_LOSS_SCALE = 2.0**-10  # of fp16: gradients that overflow at a smaller scale are truly infinite
@@ -59,7 +59,7 @@ def train(
     folder: RunFolder | None,
     progress: Progress,
 ) -> None:
-    """Train from `state.counters.step` to the end of the plan.
+    """Train from `state.step` to the end of the plan.
 
     Args:
         objective: (model, images_BCHW, labels) to the mean loss of a micro-batch.
@@ -72,12 +72,12 @@ def train(
         Stopped: a signal arrived, and the last finished step has been saved.
         DataError: an image cannot be read.
     """
-    runtime, model, optimizer, counters = state.runtime, state.wrapped, state.optimizer, state.counters
+    runtime, model, optimizer = state.runtime, state.wrapped, state.optimizer
     plan, parts = settings.plan, settings.plan.accumulation_steps
-    meter = Meter(plan, progress, counters)
+    meter = Meter(plan, progress, state)
     model.train()
     with StopRequest() as stop:
-        for step in range(counters.step, plan.total_steps):
+        for step in range(state.step, plan.total_steps):
             # Set the learning rate of this update.
             lr = settings.lr_at(step)
             for group in optimizer.param_groups:
@@ -88,7 +88,7 @@ def train(
             for part in range(parts):
                 with meter.waiting_for_data(), runtime.local_errors():
                     batch = next(batches)
-                counters.skipped.update(batch.skipped)
+                state.skipped.update(batch.skipped)
                 images_BCHW = batch.images_BCHW.to(runtime.device, non_blocking=True)
                 labels = batch.labels_B.to(runtime.device, non_blocking=True)
                 # Dropout and mixup depend on the place in the global step, not on the process.
@@ -113,32 +113,32 @@ def train(
             runtime.scaler.step(optimizer)
             runtime.scaler.update()
             optimizer.zero_grad()
-            counters.step = step + 1
+            state.step = step + 1
             if state.average:
-                state.average.update(state.model, num_updates=counters.step)
+                state.average.update(state.model, num_updates=state.step)
 
             # Log.
-            is_end = counters.step == plan.total_steps
+            is_end = state.step == plan.total_steps
             rates = meter.step_done(loss=loss, lr=lr)
-            if folder and (is_end or counters.step == 1 or counters.step % settings.log_every == 0):
+            if folder and (is_end or state.step == 1 or state.step % settings.log_every == 0):
                 grad_norm = grad_norm if math.isfinite(grad_norm) else None  # JSON has no infinity
-                folder.log({"step": counters.step, "loss": loss, "lr": lr, "grad_norm": grad_norm})
-                folder.log_timing({"step": counters.step, **rates, "memory_gib": peak_memory_gib()})
+                folder.log({"step": state.step, "loss": loss, "lr": lr, "grad_norm": grad_norm})
+                folder.log_timing({"step": state.step, **rates, "memory_gib": peak_memory_gib()})
 
             # Evaluate; a signal that arrives meanwhile counts as well.
-            for record, line in evaluation.due_after(counters.step) if evaluation and not is_end else ():
+            for record, line in evaluation.due_after(state.step) if evaluation and not is_end else ():
                 if folder:
-                    folder.log({"step": counters.step, **record})
-                progress.note(f"step {counters.step}: {line}")
+                    folder.log({"step": state.step, **record})
+                progress.note(f"step {state.step}: {line}")
                 _, stop_signal, _ = _agree(runtime, part_losses, stop.signal, None)
 
             # Save, and stop if a signal asked for it.
-            is_due |= settings.save_every > 0 and counters.step % settings.save_every == 0
+            is_due |= settings.save_every > 0 and state.step % settings.save_every == 0
             if saver and (is_end or stop_signal or is_due):
                 saver.save(wait=is_end or stop_signal > 0)
             meter.next_step()
             if stop_signal:
-                raise Stopped(stop_signal, f"stopped after step {counters.step}")
+                raise Stopped(stop_signal, f"stopped after step {state.step}")
 
 
 class StopRequest:
@@ -168,8 +168,8 @@ class StopRequest:
 class Meter:
     """Speed and data wait of the steps, for the progress line and timing.jsonl; no result depends on it."""
 
-    def __init__(self, plan: Plan, progress: Progress, counters: RunCounters):
-        self.plan, self.progress, self.counters = plan, progress, counters
+    def __init__(self, plan: Plan, progress: Progress, state: TrainingState):
+        self.plan, self.progress, self.state = plan, progress, state
         self._waited_s = self._waited_before_s = self._measured_s = 0.0
         self._num_steps = 0
         self.next_step()
@@ -178,7 +178,7 @@ class Meter:
         """Restart the clock: evaluation and saving after a step do not count as part of the next one."""
         self._step_began_at = time.perf_counter()
         if self.progress.title != "train":
-            self.progress.begin("train", self.plan.total_steps, self.counters.step)
+            self.progress.begin("train", self.plan.total_steps, self.state.step)
 
     @contextmanager
     def waiting_for_data(self) -> Iterator[None]:
@@ -190,14 +190,14 @@ class Meter:
     def step_done(self, *, loss: float, lr: float) -> dict[str, float]:
         """Update the progress line; return duration, throughput and data wait of the step."""
         step_s = time.perf_counter() - self._step_began_at
-        self.counters.elapsed_s += step_s
+        self.state.elapsed_s += step_s
         self._measured_s += step_s
         self._num_steps += 1
         waited_s, self._waited_before_s = self._waited_s - self._waited_before_s, self._waited_s
         images_per_s = self._num_steps * self.plan.batch_size / self._measured_s
         wait = f"data wait {self._waited_s / self._measured_s:.0%}"
         self.progress.update(
-            self.counters.step, f"loss {loss:.4f}  lr {lr:.2e}  {images_per_s:.0f} img/s  {wait}"
+            self.state.step, f"loss {loss:.4f}  lr {lr:.2e}  {images_per_s:.0f} img/s  {wait}"
         )
         return {"step_s": step_s, "images_per_s": self.plan.batch_size / step_s, "data_wait_s": waited_s}
 

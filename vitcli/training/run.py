@@ -29,7 +29,7 @@ from vitcli.training.loop import LoopSettings, train
 from vitcli.training.objective import training_task
 from vitcli.training.schedule import lr_at_step
 from vitcli.training.setup import MakeModel, RunOptions, TrainingJob, describe, set_up
-from vitcli.training.state import RunCounters, Saver, TrainingState, build_state, resume
+from vitcli.training.state import Saver, TrainingState, build_state, resume
 from vitcli.training.validation import PeriodicEvaluation
 from vitcli.weights.io import write_weights
 
@@ -76,7 +76,7 @@ class TrainingRun:
             # Build the model's state, or load the last checkpoint into it.
             state = build_state(self.job)
             resume(state, self.job, self.path, self.folder)
-            if state.counters.step == 0:
+            if state.step == 0:
                 self._check_images()
 
             # Train.
@@ -87,8 +87,8 @@ class TrainingRun:
             # Evaluate the final weights and write the results.
             metrics, skipped = evaluation.evaluate()
             probe = evaluation.few_shot_probe(self.job.plan.total_steps) if self.recipe.eval.probe else None
-            skipped = self.runtime.union(state.counters.skipped | set(skipped))
-            summary = summarise(self.job, self.path, metrics, state.counters, skipped=skipped, probe=probe)
+            skipped = self.runtime.union(state.skipped | set(skipped))
+            summary = summarise(self.job, self.path, metrics, state.elapsed_s, skipped=skipped, probe=probe)
             weights = state.final_weights()
             if self.folder:
                 write_results(self.job, self.folder, metrics, summary, self.task.published(weights))
@@ -120,7 +120,7 @@ class TrainingRun:
             self._train(state, self._evaluation(state), saver=None)
         finally:
             self.job.progress.end()
-        images_per_s = steps * self.job.plan.batch_size / state.counters.elapsed_s
+        images_per_s = steps * self.job.plan.batch_size / state.elapsed_s
         return {
             "measured_images_per_s": images_per_s,
             "measured_hours": images_seen / images_per_s / 3600,
@@ -183,7 +183,7 @@ class TrainingRun:
             split,
             train_transform_of(recipe.data),
             sampler,
-            steps=range(state.counters.step, plan.total_steps),
+            steps=range(state.step, plan.total_steps),
             per_device_batch=plan.per_device_batch,
             on_bad_image=recipe.data.on_bad_image,
             num_threads=self.num_threads,
@@ -240,7 +240,7 @@ def summarise(
     job: TrainingJob,
     path: Path,
     metrics: Metrics | PatchMetrics,
-    counters: RunCounters,
+    elapsed_s: float,
     *,
     skipped: set[str],
     probe: dict[str, Any] | None,
@@ -272,8 +272,8 @@ def summarise(
             "preprocessing": preprocessing_of(recipe.data).summary(),
             "num_skipped_images": len(skipped),
             "skipped_images": sorted(skipped)[:100],
-            "images_per_s": images / counters.elapsed_s if counters.elapsed_s else None,
-            "elapsed_s": counters.elapsed_s,
+            "images_per_s": images / elapsed_s if elapsed_s else None,
+            "elapsed_s": elapsed_s,
             "exaflops": job.plan.exaflops,
             "peak_memory_gib": peak_memory_gib(),
             "precision": job.runtime.precision,

@@ -24,21 +24,6 @@ from vitcli.training.setup import TrainingJob
 
 
 @dataclass
-class RunCounters:
-    """Counters of a run, stored in its checkpoints.
-
-    Attributes:
-        step: optimizer steps done.
-        elapsed_s: time spent in steps, including those before a resume.
-        skipped: names of the undecodable images that this process left out.
-    """
-
-    step: int = 0
-    elapsed_s: float = 0.0
-    skipped: set[str] = field(default_factory=set)
-
-
-@dataclass
 class TrainingState:
     """Model, optimizer, weight average and counters of a run.
 
@@ -48,6 +33,9 @@ class TrainingState:
         gradients: sums the gradients of a step's micro-batches over all processes.
         average: Polyak average of the weights, if the recipe asks for one.
         group: process group in which the slices of a sharded model are saved; None for whole models.
+        step: optimizer steps done.
+        elapsed_s: time spent in steps, including those before a resume.
+        skipped: names of the undecodable images that this process left out.
     """
 
     runtime: Runtime
@@ -57,7 +45,9 @@ class TrainingState:
     gradients: DdpSum | PairwiseSum
     average: WeightAverage | None = None
     group: Any = None
-    counters: RunCounters = field(default_factory=RunCounters)
+    step: int = 0
+    elapsed_s: float = 0.0
+    skipped: set[str] = field(default_factory=set)
 
     def broadcast_buffers(self) -> None:
         """Copy the first process's running statistics to all processes, since those are what is saved."""
@@ -75,8 +65,8 @@ class TrainingState:
         state = {
             "fingerprint": fingerprint,
             "metrics_bytes": folder.metrics_bytes() if folder else None,
-            "elapsed_s": self.counters.elapsed_s,
-            "skipped": sorted(self.runtime.union(self.counters.skipped)),
+            "elapsed_s": self.elapsed_s,
+            "skipped": sorted(self.runtime.union(self.skipped)),
             "scaler": self.runtime.scaler.state_dict(),
         }
         if self.group is None and not self.runtime.is_main:
@@ -86,8 +76,8 @@ class TrainingState:
         # Each process sees its own slices only, and all must agree to write.
         if self.group is not None:
             non_finite = self.runtime.union(set(checkpoint.find_non_finite(tensors)))
-            checkpoint.check_finite(sorted(non_finite), self.counters.step)
-        return Checkpoint(self.counters.step, tensors, state)
+            checkpoint.check_finite(sorted(non_finite), self.step)
+        return Checkpoint(self.step, tensors, state)
 
 
 def build_state(job: TrainingJob) -> TrainingState:
@@ -155,7 +145,8 @@ def resume(state: TrainingState, job: TrainingJob, path: Path, folder: RunFolder
     if state.average:
         state.average.restore(fsdp.all_sliced_like(saved.tensors["average"], current))
     state.runtime.scaler.load_state_dict(saved.state["scaler"])
-    state.counters = RunCounters(saved.step, saved.state["elapsed_s"], set(saved.state["skipped"]))
+    state.step, state.elapsed_s = saved.step, saved.state["elapsed_s"]
+    state.skipped = set(saved.state["skipped"])
     job.progress.note(f"resuming from step {saved.step}")
     if folder:
         folder.rewind_metrics(saved.state["metrics_bytes"])

@@ -127,5 +127,5 @@ class PeriodicEvaluation:
         )
         if not views or not self.job.runtime.is_main:  # no image could be decoded
             return
-        name = f"patches_step_{self.state.counters.step:07d}.png"
+        name = f"patches_step_{self.state.step:07d}.png"
         plots.save(self.run_dir / "figures" / name, figures.masked_patch_grid(views))
