@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import shutil
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from vitcli.output.owned_folder import OwnedFolder, refuse_other
 
 
 def study(path: Path) -> OwnedFolder:
-    names = {"files": ("study.toml",), "folders": ("cells",), "marker": "study.toml"}
+    names = {"files": ("plan.json", "study.toml"), "folders": ("cells",), "marker": "study.toml"}
     return OwnedFolder(path, "study", lock=".lock", **names)
 
 
@@ -83,6 +84,24 @@ def test_only_what_the_command_makes_is_deleted(tmp_path):
     study(tmp_path).clear()
 
     assert names_in(tmp_path) == ["notes.txt"]
+
+
+@pytest.mark.parametrize(("module", "function"), [(shutil, "rmtree"), (Path, "unlink")])
+def test_a_folder_is_still_known_after_an_interrupted_deletion(tmp_path, monkeypatch, module, function):
+    (tmp_path / "cells").mkdir()
+    for name in ("plan.json", "study.toml"):
+        (tmp_path / name).touch()
+    delete = getattr(module, function)
+
+    def delete_and_stop(path, **options) -> None:
+        delete(path, **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, function, delete_and_stop)
+    with pytest.raises(KeyboardInterrupt):
+        study(tmp_path).clear()
+
+    assert (tmp_path / "study.toml").exists()
 
 
 def test_other_content_is_refused_with_what_differs(tmp_path):

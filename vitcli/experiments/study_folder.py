@@ -17,7 +17,7 @@ from vitcli.output.run_folder import refuse_other_recipe
 from vitcli.recipe import Recipe
 
 STUDY, PLAN, CELLS, FIGURES = "study.toml", "plan.json", "cells", "figures"
-FILES = (STUDY, PLAN, run_folder.SUMMARY, "table.md", "table.csv")
+FILES = (PLAN, run_folder.SUMMARY, "table.md", "table.csv", STUDY)
 
 
 def owned(folder: Path) -> OwnedFolder:

@@ -24,7 +24,7 @@ class OwnedFolder:
         path: the folder; made when it is claimed.
         noun: what it holds, for errors.
         lock: name of the lock file.
-        files: names of the files that the command makes.
+        files: names of the files that the command makes; last the one that identifies the folder, if any.
         folders: names, or globs, of the folders that it makes.
         marker: a file in every such folder from its first moment, by which other folders are refused; None if
             the command's files may stand beside others. If it is the lock, that file stays in the folder.
@@ -73,12 +73,15 @@ class OwnedFolder:
         atomic.make_folder(self.path, option="--out")
 
     def clear(self) -> None:
-        """Delete what the command makes in the folder, and nothing else."""
-        for name in self.files:
-            (self.path / name).unlink(missing_ok=True)
+        """Delete what the command makes in the folder, and nothing else.
+
+        The files go last, in their order: what a killed call leaves is still known by the last of them.
+        """
         for pattern in self.folders:
             for folder in self.path.glob(pattern):
                 shutil.rmtree(folder, ignore_errors=True)
+        for name in self.files:
+            (self.path / name).unlink(missing_ok=True)
 
     def _locked(self, file: Path) -> TextIO:
         """Open a file with an advisory lock on it; the file names its owner."""

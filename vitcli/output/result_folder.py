@@ -32,7 +32,8 @@ class ResultFolder:
 
     def at(self, folder: Path) -> OwnedFolder:
         """Return the folder of one result, or of several."""
-        return OwnedFolder(folder, self.noun, lock=f".vit-{self.noun}.lock", files=self.names)
+        files = (*(name for name in self.names if name != self.result), self.result)
+        return OwnedFolder(folder, self.noun, lock=f".vit-{self.noun}.lock", files=files)
 
     def folders(self, out: Path, num_results: int) -> list[Path]:
         """Return the folder of each result."""
