@@ -1,6 +1,4 @@
-"""The pictures of a study show what they are given: numbers, names, error bars, the front."""
-
-from itertools import pairwise
+"""The figures of a study show what they are given: numbers, names, error bars, the front."""
 
 import numpy as np
 import pytest
@@ -23,8 +21,8 @@ def point(model: str, mean: float, std: float | None = None, family: str | tuple
     return start | {"asked_epochs": None, "asked_steps": None, "num_examples": 100, "exaflops": 1.0} | more
 
 
-def texts(figure: Figure) -> list[str]:
-    return [text.get_text() for axes in figure.axes for text in axes.texts]
+def named(figure: Figure) -> list[str]:
+    return [text.get_text() for text in figure.legends[0].get_texts()]
 
 
 def segments(axes) -> list[np.ndarray]:
@@ -48,27 +46,28 @@ def test_a_line_for_each_network_by_the_number_of_images_with_its_bars():
     assert first.get_linestyle() != other.get_linestyle()  # a ViT and a ResNet
     assert np.allclose(segments(axes)[0], [[100, 15], [100, 25]])
     assert [label.get_text() for label in axes.get_xticklabels()] == ["100", "1k", "48k"]
-    assert (axes.get_xscale(), axes.get_ylabel()) == ("log", "accuracy in %")
+    assert (axes.get_xscale(), axes.get_ylabel()) == ("log", "accuracy (%)")
     assert "pre-training images" in axes.get_xlabel() and "5-shot accuracy on x" in axes.get_title()
-    assert figure.get_supxlabel() == "a note" and texts(figure) == ["R50", "L/16"]  # from the lowest up
+    assert figure.get_supxlabel() == "a note" and named(figure) == ["L/16", "R50"]  # from the highest down
 
 
-def test_names_at_the_ends_of_lines_do_not_touch():
-    points = [point(f"net {k}", 0.5 + k / 10_000, num_examples=size) for k in range(5) for size in (10, 100)]
-    points += [point("far below", 0.1, num_examples=size) for size in (10, 100)]
+def test_the_legend_is_beside_the_axes_and_inside_the_figure():
+    points = [point(f"network {k}", k / 50, exaflops=k, family=f"family {k % 3}") for k in range(1, 40)]
 
-    figure = data_size_figure(points, images="images", score="top-1", note="")
+    figure = draw_compute(points, [0])
+    figure.draw_without_rendering()
 
-    boxes = sorted(text.get_window_extent().extents.tolist() for text in figure.axes[0].texts)
-    low_to_high = sorted(boxes, key=lambda box: box[1])
-    assert all(below[3] <= above[1] for below, above in pairwise(low_to_high))
+    legend, (axes,) = figure.legends[0].get_window_extent(), figure.axes
+    assert len(named(figure)) == 39 + 3 + 1
+    assert axes.bbox.width > figure.bbox.width / 2 and axes.bbox.x1 <= legend.x0
+    assert legend.x1 <= figure.bbox.x1 and legend.y0 >= 0 and legend.y1 <= figure.bbox.y1
 
 
 def draw_compute(points: list[dict], front: list[int], **more) -> Figure:
     panel = Panel({p["name"]: p["mean"] for p in points}, {p["name"]: p["std"] for p in points},
                   [points[k]["name"] for k in front])  # fmt: skip
     return compute_figure(
-        points, {"top-1": panel}, **{"cost": "compute", "note": "", "is_joined": False} | more
+        points, {"top-1": panel}, **{"cost": "compute", "note": "", "joined_by": "model"} | more
     )
 
 
@@ -84,9 +83,8 @@ def test_the_front_is_a_line_with_a_ring_around_each_of_its_points():
     (axes,) = figure.axes
     line, rings = (line for line in axes.lines if np.allclose(line.get_xydata(), [[55, 80], [783, 87]]))
     assert (line.get_linestyle(), rings.get_marker(), rings.get_markerfacecolor()) == (":", "o", "none")
-    assert sorted(texts(figure)) == ["B/32", "L/16", "R50"]
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["ViT", "ResNet", "Pareto front"]
-    assert axes.get_xscale() == "log" and "compute in exaFLOPs" in axes.get_xlabel()
+    assert named(figure) == ["ViT", "ResNet", "Pareto front", "B/32", "R50", "L/16"]
+    assert axes.get_xscale() == "log" and "compute (exaFLOPs" in axes.get_xlabel()
 
 
 def test_a_point_of_several_families_is_on_the_line_of_each():
@@ -96,7 +94,7 @@ def test_a_point_of_several_families_is_on_the_line_of_each():
         point("thin", 0.3, family="width", exaflops=1.0),
     ]
 
-    figure = draw_compute(points, [2, 0, 1], is_joined=True)
+    figure = draw_compute(points, [2, 0, 1], joined_by="families")
 
     lines = [line.get_xydata().tolist() for line in figure.axes[0].lines]
     assert [[2, 50], [4, 70]] in lines and [[1, 30], [2, 50]] in lines
@@ -111,7 +109,8 @@ def test_a_network_at_several_durations_is_one_line_whose_points_say_which():
         point("B/16", 0.84, exaflops=224.0, asked_epochs=7.0),
     ]
 
-    assert sorted(texts(draw_compute(points, [2, 0, 1]))) == ["B/16", "L/16, 14 epochs", "L/16, 7 epochs"]
+    names = ["Pareto front", "L/16, 7 epochs", "L/16, 14 epochs", "B/16"]
+    assert named(draw_compute(points, [2, 0, 1])) == names
     assert list(labels_of([points[0], points[2]]).values()) == ["L/16", "B/16"]
 
 
@@ -124,7 +123,16 @@ def test_no_two_looks_of_six_networks_are_alike_and_names_are_plain_text():
     assert (
         len({to_hex(line.get_color()) for line in lines}) == len({line.get_marker() for line in lines}) == 6
     )
-    assert texts(figure)[0] == r"a\$1?"
+    assert named(figure)[-1] == r"a\$1?"
+
+
+def test_networks_of_a_family_share_its_colour_and_differ_in_marker():
+    points = [point(f"{family} {k}", 0.1, family=family) for family in ("ViT", "ResNet") for k in range(11)]
+
+    handles = draw_compute(points, [0]).legends[0].legend_handles[3:]
+
+    looks = [(to_hex(handle.get_color()), handle.get_marker()) for handle in handles]
+    assert len(set(looks)) == 22 and len({colour for colour, _ in looks[:11]}) == 1
 
 
 @pytest.mark.parametrize(
