@@ -24,22 +24,15 @@ from vitcli.cli.options import (
     shorthands,
 )
 from vitcli.output import text
-from vitcli.recipe.request import RecipeRequest
 
 app = typer.Typer()
 NUMBERS = (
     "top1", "top5", "loss", "nll", "brier", "ece", "num_eval_examples", "num_skipped_images", "images_per_s",
     "elapsed_s",
 )  # fmt: skip
+class_map_names = options.completion(lambda recipe: recipe.class_maps())
 OF_REAL = ("real_top1", "num_real_examples")
 Predictions = Annotated[str, typer.Argument(help="File written by vit evaluate --save-predictions.")]
-
-
-def class_map_names(incomplete: str) -> list[str]:
-    """Complete the name of a shipped class map."""
-    from vitcli import recipe
-
-    return [name for name in recipe.class_maps() if name.startswith(incomplete)]
 
 
 @command(app, epilog="Example: vit predict --ckpt runs/pets photos/ 'more/*.jpg'")
@@ -65,6 +58,7 @@ def predict(
         raise typer.BadParameter("--json prints one object, --jsonl one per image: name one of them")
     from vitcli.evaluation.predict import predict
     from vitcli.evaluation.text import predictions_as_text
+    from vitcli.recipe.request import RecipeRequest
 
     recipe_keys = shorthands(None, res, ckpt, model, inference.precision) | {
         "eval.batch_size": inference.batch_size
@@ -143,6 +137,7 @@ def evaluate(
         return code
     from vitcli.evaluation.evaluate import EvaluateOptions
     from vitcli.evaluation.evaluate import evaluate as score_all
+    from vitcli.recipe.request import RecipeRequest
 
     extras = EvaluateOptions(
         split=split,

@@ -73,22 +73,24 @@ def _print_error(error: VitError, arguments: list[str]) -> int:
         return error.exit_code
     # An error that all processes raise is printed by the first one of each machine.
     if os.environ.get("LOCAL_RANK", "0") == "0" or hasattr(error, "rank"):
-        if "--json" in arguments:
-            print(json.dumps({"error": error.as_dict()}, indent=2))
-        else:
-            _print_to_stderr(str(error))
+        _print(str(error), error.as_dict(), arguments)
     return error.exit_code
 
 
 def _print_stopped(note: str, exit_code: int, arguments: list[str]) -> int:
-    """Print how an interrupted run stopped; with --json this is an object as well."""
+    """Print how an interrupted run stopped."""
     if launch.global_rank() == 0:
-        if "--json" in arguments:
-            where, fix = f"exit code {exit_code}", "give the same command line again"
-            print(json.dumps({"error": {"message": note, "where": where, "fix": fix}}, indent=2))
-        else:
-            _print_to_stderr(note)
+        where, fix = f"exit code {exit_code}", "give the same command line again"
+        _print(note, {"message": note, "where": where, "fix": fix}, arguments)
     return exit_code
+
+
+def _print(text: str, as_dict: dict[str, str], arguments: list[str]) -> None:
+    """Print an error for people, or with --json as one object on standard output."""
+    if "--json" in arguments:
+        print(json.dumps({"error": as_dict}, indent=2))
+    else:
+        _print_to_stderr(text)
 
 
 def _print_to_stderr(text: str) -> None:

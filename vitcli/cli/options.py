@@ -15,7 +15,6 @@ import typer
 
 from vitcli.errors import VitError
 from vitcli.output import text
-from vitcli.recipe.request import RecipeRequest
 
 DATA, MODEL, TRAINING, DEVICES, RUN = PANELS = "Data", "Model", "Training", "Devices", "Run"
 
@@ -79,19 +78,19 @@ def _panel_index(parameter: Parameter) -> int:
     return PANELS.index(panel) if panel else -1
 
 
-def _completion(names: Callable[[], Any]) -> Callable[[str], list[str]]:
-    """Return a shell completion of the names that begin with what is typed."""
-    return lambda incomplete: [name for name in names() if name.startswith(incomplete)]
+def completion(names: Callable[[Any], Any]) -> Callable[[str], list[str]]:
+    """Return a shell completion among `names(vitcli.recipe)`."""
+
+    def complete(incomplete: str) -> list[str]:
+        from vitcli import recipe
+
+        return [name for name in names(recipe) if name.startswith(incomplete)]
+
+    return complete
 
 
-def _recipes():
-    from vitcli import recipe
-
-    return recipe
-
-
-recipe_names = _completion(lambda: [name for name, _ in _recipes().available()])
-dataset_names = _completion(lambda: ["demo", "vtab", *_recipes().dataset_aliases()])
+recipe_names = completion(lambda recipe: [name for name, _ in recipe.available()])
+dataset_names = completion(lambda recipe: ["demo", "vtab", *recipe.dataset_aliases()])
 
 
 def model_names(incomplete: str) -> list[str]:
@@ -193,8 +192,10 @@ class RecipeOptions:
         """Return the values by recipe key; typer.BadParameter for an empty one."""
         return shorthands(self.dataset, self.res, ckpt, self.model, precision)
 
-    def request(self, recipe_keys: Mapping[str, Any]) -> RecipeRequest:
-        """Return the recipe as a command that does not train asks for it."""
+    def request(self, recipe_keys: Mapping[str, Any]):
+        """Return the RecipeRequest of a command that does not train."""
+        from vitcli.recipe.request import RecipeRequest
+
         return RecipeRequest(self.recipe, self.set_ or (), recipe_keys)
 
 

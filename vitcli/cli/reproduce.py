@@ -8,7 +8,6 @@ import typer
 from vitcli.cli import options
 from vitcli.cli.options import DATA, MODEL, RUN, command, launch, option, shorthands
 from vitcli.experiments.reproduce_text import as_list, as_text
-from vitcli.recipe.request import RecipeRequest
 
 app = typer.Typer()
 
@@ -86,6 +85,7 @@ def reproduce(
         return printing.show(plan(paper_row, recipes, run_options, finetune), as_text)
     from vitcli.evaluation.evaluate import EvaluateOptions, evaluate
     from vitcli.evaluation.setup import RunSettings
+    from vitcli.recipe.request import RecipeRequest
 
     def score(weights: str) -> dict[str, Any]:
         keys = recipe_keys | {"data.dataset": paper_row.dataset, "model.ckpt": weights}

@@ -12,11 +12,7 @@ from vitcli.cli.options import RUN, DeviceOptions, Printing, command, launch, op
 app = typer.Typer(help="Run scaling studies: a grid of runs, a table, a plot.", no_args_is_help=True)
 
 
-def study_names(incomplete: str) -> list[str]:
-    """Complete the name of a shipped study."""
-    from vitcli import recipe
-
-    return [name for name in recipe.studies() if name.startswith(incomplete)]
+study_names = options.completion(lambda recipe: recipe.studies())
 
 
 # fmt: off
