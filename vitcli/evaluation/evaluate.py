@@ -26,7 +26,6 @@ from vitcli.evaluation.predictions import Predictions
 from vitcli.evaluation.real_labels import RealLabels
 from vitcli.evaluation.setup import (
     RunSettings,
-    check_named,
     eval_settings,
     open_eval_split,
     preprocessing_for,
@@ -110,8 +109,8 @@ def evaluate(requests: Sequence[RecipeRequest], options: EvaluateOptions, run: R
     fp32 by default, on any number of processes.
     """
     # Recipes, options and output files are checked before anything large is read.
-    each_recipe = [request.load() for request in requests]
-    _check(each_recipe, options, run)
+    each_recipe = [request.load(command="evaluate") for request in requests]
+    _check(options, run, num_evaluations=len(requests))
     label_map = class_map.read_class_map(options.classes, recipes.class_maps()) if options.classes else None
     real_lists = real_labels.read_real(options.real) if options.real else None
 
@@ -132,15 +131,14 @@ def evaluate(requests: Sequence[RecipeRequest], options: EvaluateOptions, run: R
         summary = results[0].summary
         if len(results) > 1:
             summary = {"command": "evaluate", "evaluations": [result.summary for result in results]}
-        settings.runtime.on_main(lambda: write_all(results, summary, run.out, options.save_predictions))
+        if run.out or options.save_predictions:
+            settings.runtime.on_main(lambda: write_all(results, summary, run.out, options.save_predictions))
     settings.runtime.shutdown()
     return summary
 
 
-def _check(each_recipe: list[Recipe], options: EvaluateOptions, run: RunSettings) -> None:
+def _check(options: EvaluateOptions, run: RunSettings, *, num_evaluations: int) -> None:
     """Refuse contradictory options and unwritable output before anything is read."""
-    for recipe in each_recipe:
-        check_named(recipe, "evaluate")
     if options.real_index and not options.real:
         raise VitError("no ReaL labels are named", where="--real-index", fix="--real real.json as well")
     if options.all_compete and not options.classes:
@@ -152,9 +150,9 @@ def _check(each_recipe: list[Recipe], options: EvaluateOptions, run: RunSettings
             fix="evaluate with one, then with the other",
         )
     if options.save_predictions:
-        if len(each_recipe) > 1:
+        if num_evaluations > 1:
             raise VitError(
-                f"{len(each_recipe)} evaluations do not fit into one file of predictions",
+                f"{num_evaluations} evaluations do not fit into one file of predictions",
                 where="--save-predictions",
                 fix="name one --ckpt and one --dataset, and run vit once for each",
             )
@@ -167,7 +165,7 @@ def _check(each_recipe: list[Recipe], options: EvaluateOptions, run: RunSettings
     if run.overwrite and not run.out:
         raise VitError("no folder is named", where="--overwrite", fix="--out FOLDER as well")
     if run.out:
-        FOLDER.check_names(run.out, len(each_recipe))
+        FOLDER.check_names(run.out, num_evaluations)
 
 
 def _read_once(recipe: Recipe, cache: dict[str, Weights]) -> Weights:

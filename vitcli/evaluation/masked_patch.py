@@ -1,11 +1,12 @@
 """Evaluation of masked patch prediction (paper, section 4.6): metrics of a split, and images to draw."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from vitcli.data.loader import Batch, eval_batches
+from vitcli.data.loader import Batch
 from vitcli.data.sampler import derive_seed
 from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing, to_model_range
@@ -39,9 +40,7 @@ def evaluate_patches(
         return values
 
     batches = balanced_batches(model, split, preprocessing, settings)
-    outputs = _predictions_of(
-        model, batches, preprocessing, device=settings.device, precision=settings.precision
-    )
+    outputs = _predictions_of(model, batches, preprocessing, settings)
     seen_N, skipped = fill_by_row(columns, outputs, columns_of, split, settings)
     settings.runtime.sum_over_processes(colors_K)
     num_colors, num_examples = int(colors_K.sum()), int(seen_N.sum())  # no colors where pixels are predicted
@@ -57,15 +56,15 @@ def _predictions_of(
     model: masked_patch.MaskedPatchModel,
     batches: Iterator[Batch],
     preprocessing: Preprocessing,
-    *,
-    device: torch.device,
-    precision: str,
+    settings: EvalSettings,
 ) -> Iterator[tuple[Batch, masked_patch.Prediction]]:
     def network(rows_B: Tensor, images_BCHW: Tensor) -> masked_patch.Prediction:
         seeds = (derive_seed(0, "patches", row) for row in rows_B.tolist())
         return model(images_BCHW, model.draw_alone(seeds))
 
-    outputs = forward_batches(model, network, batches, preprocessing, device=device, precision=precision)
+    outputs = forward_batches(
+        model, network, batches, preprocessing, device=settings.device, precision=settings.precision
+    )
     for batch, prediction in outputs:
         prediction = prediction.of_first(len(batch.rows_B))
         if not torch.isfinite(prediction.outputs).all():
@@ -81,19 +80,17 @@ def patch_views(
     model: masked_patch.MaskedPatchModel,
     split: Split,
     preprocessing: Preprocessing,
+    settings: EvalSettings,
     *,
     num_images: int,
-    device: torch.device,
 ) -> list[tuple]:
     """Return the first images of a split, corrupted and as predicted; see `MaskedPatchModel.views`."""
     few = split.part(0, min(num_images, len(split)), name=split.name)
-    batches = eval_batches(
-        few, preprocessing, batch_size=num_images, rank=0, world_size=1, on_bad_image="skip", num_threads=1
-    )
+    settings = replace(settings, batch_size=num_images, on_bad_image="skip")
+    batches = settings.batches(few, preprocessing, all_rows=True)
     views = []
-    for batch, prediction in _predictions_of(model, batches, preprocessing, device=device, precision="fp32"):
-        images_BCHW = to_model_range(
-            batch.images_BCHW.to(device), mean=preprocessing.mean, std=preprocessing.std
-        )
+    for batch, prediction in _predictions_of(model, batches, preprocessing, settings):
+        images_BCHW = batch.images_BCHW.to(settings.device)
+        images_BCHW = to_model_range(images_BCHW, mean=preprocessing.mean, std=preprocessing.std)
         views += model.views(images_BCHW, prediction)
     return views

@@ -7,7 +7,6 @@ from vitcli.data import dataset, loader
 from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing, preprocessing_of
 from vitcli.distributed.runtime import start as start_runtime
-from vitcli.errors import VitError
 from vitcli.evaluation.inference import EvalSettings
 from vitcli.output.progress import Progress
 from vitcli.recipe import Recipe
@@ -78,17 +77,6 @@ def eval_settings(recipe: Recipe, run: RunSettings) -> EvalSettings:
         progress=Progress(quiet=run.quiet, is_main=runtime.is_main),
         precision=runtime.precision,
     )
-
-
-def check_named(recipe: Recipe, command: str) -> None:
-    """Raise VitError unless the recipe names both a checkpoint and a data set."""
-    if recipe.model.ckpt is None or recipe.data.dataset is None:
-        missing = "checkpoint" if recipe.model.ckpt is None else "data set"
-        raise VitError(
-            f"no {missing} is named",
-            where="--ckpt and --dataset",
-            fix=f"vit {command} --ckpt RUN --dataset DATA, such as --ckpt demo --dataset demo:pretrain",
-        )
 
 
 def open_eval_split(recipe: Recipe, split: str, weights: Weights) -> Split:

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from vitcli.data.split import Split
 from vitcli.errors import MachineError, VitError
 from vitcli.evaluation.inference import nothing_decoded
-from vitcli.evaluation.setup import RunSettings, check_named, open_eval_split, read_checkpoint
+from vitcli.evaluation.setup import RunSettings, open_eval_split, read_checkpoint
 from vitcli.features.extract import ExtractedFeatures, FeatureExtractor, extract, open_extractor
 from vitcli.features.feature_store import FeatureStore, name_of, open_store, write_safetensors
 from vitcli.output import text
@@ -29,8 +29,7 @@ def embed(request: RecipeRequest, run: RunSettings, *, split: str, logits: bool)
     out = run.out
     if run.overwrite or not out.is_file():  # else nothing is written, and `_check_same` decides
         check_out(out, overwrite=run.overwrite, suffixes=(".safetensors",), folder_error=VitError)
-    recipe = request.load()
-    check_named(recipe, "embed")
+    recipe = request.load(command="embed")
     weights = read_checkpoint(recipe)
     images = open_eval_split(recipe, split, weights)
     extractor = open_extractor(weights, recipe, request, run)

@@ -14,7 +14,7 @@ from vitcli import recipe as recipes
 from vitcli.data import dataset
 from vitcli.data.split import Split
 from vitcli.errors import DataError, Stopped, VitError
-from vitcli.evaluation.setup import RunSettings, check_named, read_checkpoint
+from vitcli.evaluation.setup import RunSettings, read_checkpoint
 from vitcli.features import classifiers, least_squares
 from vitcli.features import draws as features_draws
 from vitcli.features.draws import Draws, DrawScore
@@ -40,8 +40,7 @@ def fewshot(
     Features are computed once for all draws and cached: another call computes only those of further images.
     """
     name = request.name or recipes.find_for_dataset("fewshot", request.shorthands.get("data.dataset"))
-    recipe = request.load(default=name)
-    check_named(recipe, "fewshot")
+    recipe = request.load(default=name, command="fewshot")
     if recipe.fewshot is None:
         fix = "take fewshot/default, or extend it"
         raise VitError("the recipe has no section [fewshot]", where=f"recipe {name}", fix=fix)

@@ -79,6 +79,7 @@ def load(
     shorthands: Mapping[str, Any] = NO_SHORTHANDS,
     *,
     training: bool = True,
+    command: str | None = None,
 ) -> Recipe:
     """Read, merge and check a recipe.
 
@@ -87,6 +88,7 @@ def load(
         overrides: "section.key=value" with a TOML value; bare words are strings, none unsets.
         shorthands: values of options by dotted key, typed or parsed; None means not given.
         training: require the sections of a training run; evaluation does without them.
+        command: name of a command that runs a checkpoint on a data set; the recipe must name both.
 
     Raises:
         VitError: every mistake of the files and options, in one report.
@@ -98,6 +100,13 @@ def load(
     recipe, problems = check_with_choices(draft.values, draft.sources, file=file, training=training)
     if problems := draft.mistakes + problems:
         raise report(problems, f"recipe {name_or_path}")
+    if command and (recipe.model.ckpt is None or recipe.data.dataset is None):
+        missing = "checkpoint" if recipe.model.ckpt is None else "data set"
+        raise VitError(
+            f"no {missing} is named",
+            where="--ckpt and --dataset",
+            fix=f"vit {command} --ckpt RUN --dataset DATA, such as --ckpt demo --dataset demo:pretrain",
+        )
     return recipe
 
 

@@ -21,13 +21,13 @@ class RecipeRequest:
     overrides: Sequence[str] = ()
     shorthands: Mapping[str, Any] = field(default_factory=dict)
 
-    def load(self, default: str = "evaluate/default") -> Recipe:
-        """Load the named recipe, or `default`.
+    def load(self, default: str = "evaluate/default", *, command: str | None = None) -> Recipe:
+        """Load the named recipe, or `default`; see `recipe.load` for `command`.
 
         Raises:
             VitError: every mistake of the files and options, in one report.
         """
-        return load(self.name or default, self.overrides, self.shorthands, training=False)
+        return load(self.name or default, self.overrides, self.shorthands, training=False, command=command)
 
     @property
     def given(self) -> dict[str, Any]:

@@ -119,11 +119,7 @@ class PeriodicEvaluation:
 
     def _draw_patches(self, model: MaskedPatchModel) -> None:
         views = masked_patch.patch_views(
-            model,
-            self.job.eval_split,
-            self.preprocessing,
-            num_images=NUM_PATCH_ROWS,
-            device=self.job.runtime.device,
+            model, self.job.eval_split, self.preprocessing, self.settings, num_images=NUM_PATCH_ROWS
         )
         if not views or not self.job.runtime.is_main:  # no image could be decoded
             return
