@@ -162,7 +162,7 @@ def check_says_what_it_is(path: Path, arch: Architecture) -> None:
 
 
 @pytest.mark.slow
-def test_weights_too_large_for_one_onnx_file_lie_beside_it(to_export, tmp_path, monkeypatch):
+def test_weights_too_large_for_one_onnx_file_are_written_beside_it(to_export, tmp_path, monkeypatch):
     pytest.importorskip("onnxruntime")
     monkeypatch.setattr(onnx, "MAX_BYTES_IN_ONE_FILE", 0)
     result, model = to_export(vit(), "out.onnx", head=False)
@@ -259,7 +259,7 @@ def test_another_image_size_is_the_papers_resampling_and_is_stored(to_export, tm
     ],
     ids=["pre-logits", "2d", "every-layer", "erf", "erf-pre-logits", "timm", "epsilon", "oblong"],
 )  # fmt: skip
-def test_what_a_format_cannot_say_is_refused_by_name(to_export, tmp_path, arch, out, reason, advice):
+def test_an_unsupported_feature_is_refused_by_name(to_export, tmp_path, arch, out, reason, advice):
     with pytest.raises(VitError, match=reason) as refusal:
         to_export(arch, out)
     assert advice in refusal.value.fix
@@ -287,12 +287,12 @@ def test_a_command_line_that_makes_no_sense_is_refused(to_export, tmp_path, out,
     assert names_in(tmp_path) in ([], ["ckpt"])
 
 
-def test_bits_one_spelling_is_said(to_export):
+def test_bit_has_one_spelling(to_export):
     with pytest.raises(WeightsError, match="no linen spelling"):
         to_export(bit(), "out.npz", names="linen")
 
 
-def test_a_folder_with_a_dot_in_its_name_is_a_timm_folder_if_that_is_said(to_export, tmp_path):
+def test_a_folder_with_a_dot_in_its_name_is_a_timm_folder_with_the_option(to_export, tmp_path):
     result, _ = to_export(vit(), "vit.v2", to="timm")
 
     assert result["format"] == "timm" and names_in(tmp_path / "vit.v2") == [
@@ -357,7 +357,7 @@ def test_an_export_that_is_broken_off_leaves_what_was_there(to_export, tmp_path,
 
 
 @pytest.mark.parametrize("out", ["out", "out.npz"])
-def test_what_exists_is_replaced_only_if_that_is_said(to_export, tmp_path, out):
+def test_an_existing_out_is_replaced_only_with_the_option(to_export, tmp_path, out):
     to_export(vit(), out)
 
     with pytest.raises(VitError, match=r"out(\.npz)? already exists"):
@@ -401,14 +401,14 @@ def test_a_folder_that_may_not_be_written_to_is_named(to_export, tmp_path):
     assert "OUT: /proc" in failure.value.where
 
 
-def test_without_pictures_the_demo_is_compared(to_export):
+def test_without_images_the_demos_are_compared(to_export):
     result, _ = to_export(vit(), "out.npz", images=[])
 
     assert (result["num_images"], result["images"]) == (32, "demo")
     assert "32 images of the demo" in as_text(result)
 
 
-def test_a_head_of_zeros_is_said_to_prove_little(tmp_path):
+def test_the_result_notes_that_a_head_of_zeros_proves_little(tmp_path):
     arch = vit()
     state = build(arch, dropout=0.0).state_dict()
     preprocessing = formats.read_weights("demo").preprocessing | {"image_size": [32, 32]}
@@ -427,7 +427,7 @@ def test_the_differences_are_those_counted_by_hand():
     assert exports.compare(ours * 0, ours, are_logits=True).max_rel_difference == float("inf")
 
 
-def test_the_file_of_a_timm_folder_alone_says_all(to_export, tmp_path):
+def test_the_weights_file_of_a_timm_folder_is_complete_on_its_own(to_export, tmp_path):
     to_export(vit(), "out")
     with safe_open(tmp_path / "out/model.safetensors", framework="pt") as file:
         stored = json.loads(file.metadata()["vit"])

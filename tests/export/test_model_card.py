@@ -62,7 +62,7 @@ def test_timm_and_transformers_are_named_where_they_can_load_it(options, unsuppo
     assert 'load_model(".")' in text and 'x = "{}"' in text
 
 
-def test_a_share_stands_with_its_interval():
+def test_an_accuracy_comes_with_its_interval():
     """900 of 1000 right: the normal approximation 0.9 ± 1.96 sqrt(0.09/1000) is 88.14 to 91.86."""
     (line,) = [line for line in card().splitlines() if line.startswith("| top-1")]
     _, _, share, interval, _ = (cell.strip() for cell in line.split("|"))
@@ -161,7 +161,7 @@ def test_no_path_of_the_machine_is_in_the_card():
     assert "--dataset DATA" in text, "nobody else has the path"
 
 
-def test_a_data_set_of_the_hub_is_named_to_it():
+def test_a_data_set_of_the_hub_is_named_in_the_metadata():
     found = ModelCard(card(dataset="cifar10")).data
 
     assert found.datasets == ["uoft-cs/cifar10"] and found.eval_results[0].dataset_type == "uoft-cs/cifar10"
@@ -173,7 +173,7 @@ def test_a_recipe_with_backticks_stays_in_its_block():
     assert '`````toml\ndataset = "````"\n`````' in text
 
 
-def test_another_place_changes_the_loading_and_nothing_else():
+def test_other_names_change_the_section_on_loading_and_nothing_else():
     before = card().replace("No licence is stated here", "Licence: MIT")
     section = how_to_load(on_the_hub("ann/pets", "v2"), ARCH, dataset="pets")
     after = replace_section(before, section)

@@ -59,7 +59,7 @@ def on(hub: ModelHub, at: str = "main", name: str = "ann/pets") -> dict[str, byt
     return hub.repositories[name].files(at)
 
 
-def test_a_run_goes_up_whole_in_one_commit_and_nothing_else(hub, trained):
+def test_a_run_is_uploaded_in_one_commit_and_nothing_else(hub, trained):
     outcome = push(trained, "--push-to-hub", "ann/pets", "--json")
     files, result = on(hub), outcome.json
 
@@ -75,7 +75,7 @@ def test_a_run_goes_up_whole_in_one_commit_and_nothing_else(hub, trained):
     assert not any(TOKEN.encode() in contents for contents in files.values())
 
 
-def test_nothing_that_goes_up_tells_where_the_run_was_made(hub, trained, photos):
+def test_no_uploaded_file_holds_a_local_path(hub, trained, photos):
     assert push(trained, "--push-to-hub", "ann/pets").code == 0
     files = on(hub)
 
@@ -105,7 +105,7 @@ def test_the_card_names_the_repository_and_keeps_what_its_owner_wrote(hub, train
     assert BLOCK.sub("", card) == BLOCK.sub("", ours)
 
 
-def test_a_card_without_vits_section_goes_up_as_it_is_and_a_lost_one_is_made_again(hub, trained, tmp_path):
+def test_a_card_without_vits_section_is_uploaded_unchanged_a_lost_one_made_again(hub, trained, tmp_path):
     folder = shutil.copytree(trained, tmp_path / "copy")
     (folder / "README.md").write_text("# mine\n")
     outcome = run("export", folder, "--push-to-hub", "ann/pets")
@@ -138,7 +138,7 @@ OTHER_ROUTES = ("create", "validate", "preupload", "batch", "verify", "paths")
 @pytest.mark.parametrize(
     "route", ["put", "commit", *(pytest.param(route, marks=pytest.mark.slow) for route in OTHER_ROUTES)]
 )
-def test_what_is_broken_off_anywhere_is_mended_by_the_same_command(hub, trained, route):
+def test_an_upload_interrupted_anywhere_is_completed_by_the_same_command(hub, trained, route):
     hub.faults[route] = 418
     broken = push(trained, "--push-to-hub", "ann/pets")
     check_error(broken, 5)
@@ -170,7 +170,7 @@ def test_private_is_private_or_refused(hub, trained):
     assert on(hub, name="ann/open") == {}
 
 
-def test_a_checkpoint_that_is_no_run_goes_up_as_a_timm_folder(hub, trained, tmp_path):
+def test_a_checkpoint_that_is_no_run_is_uploaded_as_a_timm_folder(hub, trained, tmp_path):
     lone = shutil.copy(trained / "model.safetensors", tmp_path / "lone.safetensors")
     result = push(lone, "--push-to-hub", "ann/pets", "--json").json
     card = on(hub)["README.md"].decode()
@@ -182,7 +182,7 @@ def test_a_checkpoint_that_is_no_run_goes_up_as_a_timm_folder(hub, trained, tmp_
     assert result["top1_agreement"] == 1.0 and "out" not in result
 
 
-def test_a_folder_out_is_kept_and_goes_up_without_the_numbers_of_the_run(hub, trained, tmp_path):
+def test_a_folder_out_is_kept_and_uploaded_without_the_numbers_of_the_run(hub, trained, tmp_path):
     outcome = push(trained, tmp_path / "wide", "--res", "16x32", "--push-to-hub", "ann/pets", "--json")
 
     assert outcome.code == 0, outcome.err
@@ -210,7 +210,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("kind", REFUSALS)
-def test_what_cannot_be_meant_is_refused_before_anything_is_there(hub, trained, tmp_path, kind):
+def test_an_impossible_command_line_is_refused_before_any_upload(hub, trained, tmp_path, kind):
     words, code, said = REFUSALS[kind]
 
     check_error(push(trained, *(word.format(tmp=tmp_path) for word in words)), code, said)
@@ -296,9 +296,7 @@ with torch.no_grad():
 
 
 @pytest.mark.slow
-def test_by_the_environment_alone_it_goes_there_and_timm_and_transformers_have_it_from_there(
-    trained, tmp_path
-):
+def test_configured_by_the_environment_alone_timm_and_transformers_load_the_upload(trained, tmp_path):
     with stand_in() as hub:
         environment = {**os.environ, **hub.environment(tmp_path)}
         sent = vit("export", trained, "--push-to-hub", "ann/pets", env=environment)

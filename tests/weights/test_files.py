@@ -51,7 +51,7 @@ def with_header(path: Path, header: bytes, body: bytes = b"") -> Path:
     return path
 
 
-def test_a_missing_file_is_told_with_the_forms_and_the_nearest_name(folder):
+def test_the_error_of_a_missing_file_lists_the_forms_and_the_nearest_name(folder):
     error = refusal(folder / "model.safetensor")
 
     assert "'model.safetensors'" in error.message
@@ -68,7 +68,7 @@ def test_a_folder_without_weights_is_refused(tmp_path):
     assert "model.safetensors" in refusal(tmp_path).message
 
 
-def test_the_demo_weights_are_found_or_their_absence_is_told(monkeypatch, folder, tmp_path):
+def test_missing_demo_weights_are_an_error(monkeypatch, folder, tmp_path):
     monkeypatch.setattr(locate, "DEMO_FOLDER", folder)
     assert (read_weights("demo").architecture, read_weights("demo").format) == (ARCH, "demo")
 
@@ -191,7 +191,7 @@ def lay_out_hub_cache(cache: Path, repository: str, state: dict[str, torch.Tenso
     save_file(state, snapshot / "model.safetensors")
 
 
-def test_offline_the_hubs_cache_is_read_and_what_it_lacks_is_told(tmp_path, monkeypatch):
+def test_offline_the_hubs_cache_is_read_and_what_it_lacks_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))  # read from the environment
     monkeypatch.setattr(
         huggingface_hub.constants, "HF_HUB_OFFLINE", True

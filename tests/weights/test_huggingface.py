@@ -207,7 +207,7 @@ def test_what_a_classifier_does_not_use_is_named_as_in_the_file():
         ({LAYER + "attention.attention.value.weight": torch.ones(24, 23)}, "differ in shape"),
     ],
 )
-def test_a_tensor_too_few_too_many_or_of_another_shape_is_told(change, told):
+def test_a_missing_unexpected_or_misshapen_tensor_is_an_error(change, told):
     state = {name: tensor for name, tensor in (classifier() | change).items() if tensor is not None}
 
     assert told in refused(from_huggingface, state).message
@@ -261,7 +261,7 @@ def changed(given: dict, change: dict) -> dict:
     return {key: value for key, value in (given | change).items() if value is not ...}
 
 
-def test_a_config_says_heads_gelu_epsilon_sizes_and_classes():
+def test_a_config_has_heads_gelu_epsilon_sizes_and_classes():
     assert read_config(CONFIG) == (3, "erf", 1e-12, (12, 12), 4, ("cat", "dog", "dog"))
     assert read_config({"model_type": "vit"}) == (12, "erf", 1e-12, (224, 224), 16, None)
 
@@ -393,7 +393,7 @@ def test_a_preprocessor_becomes_words_that_preprocessing_takes(processor, expect
         (CUT | {"crop_size": 200, "do_resize": False}, "size"),
     ],
 )  # fmt: skip
-def test_pictures_prepared_in_another_way_are_refused(change, where):
+def test_preprocessing_that_we_do_not_have_is_refused(change, where):
     error = refused(read_preprocessor, SAVED_PROCESSOR | change, (224, 224))
 
     assert error.where == f"preprocessor_config.json: {where}"
@@ -527,7 +527,7 @@ def test_masked_image_modelling_leaves_its_decoder_and_mask_over(transformers):
 @pytest.mark.parametrize(
     "kind", ["DeiT", "Beit", "Dinov2", "Dinov2WithRegisters", "CLIPVision", "Data2VecVision", "IJepa"]
 )
-def test_relatives_in_transformers_are_told_apart(transformers, kind):
+def test_related_models_of_transformers_are_distinguished(transformers, kind):
     size = dict(hidden_size=HIDDEN, num_hidden_layers=1, num_attention_heads=HEADS, intermediate_size=MLP)
     size |= (
         {"use_absolute_position_embeddings": True, "layer_scale_init_value": 0.0} if kind == "Beit" else {}

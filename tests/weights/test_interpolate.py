@@ -114,7 +114,7 @@ def test_tables_of_rows_and_columns_are_resampled_too(checkpoint, tmp_path):
     assert load_model(out).model(torch.zeros(1, 3, 64, 56)).shape == (1, 5)
 
 
-def test_smaller_patches_see_the_same_picture(checkpoint, tmp_path):
+def test_smaller_patches_see_the_same_image(checkpoint, tmp_path):
     out = tmp_path / "out.safetensors"
     ckpt = checkpoint(image_size=(32, 32))
     result = run(

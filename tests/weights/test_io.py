@@ -220,7 +220,7 @@ def test_a_load_that_would_leave_anything_out_is_refused_with_the_names(tmp_path
     assert str(tmp_path) in refusal.value.where
 
 
-def test_grids_of_the_same_number_of_patches_are_told_apart(tmp_path):
+def test_grids_of_the_same_number_of_patches_are_distinguished(tmp_path):
     write(tmp_path, demo(image_size=(16, 64)))
     weights, square = read_weights(str(tmp_path)), demo(image_size=(32, 32))
     model = build(square, dropout=0.0)

@@ -31,13 +31,13 @@ def zeros(*shape: int, dtype=np.float32) -> np.ndarray:
 @pytest.mark.parametrize(
     ("network", "spelling"), [("ViT", "linen"), ("hybrid", "linen"), ("BiT", "published")]
 )
-def test_a_file_that_lacks_any_array_is_refused_and_told_which(network, spelling):
+def test_the_refusal_of_a_file_names_the_array_that_it_lacks(network, spelling):
     arrays = written(network, spelling)
     for name in without(arrays, "cls"):  # a network without that one averages
         assert f"the array {name} is missing" in refusal_of(without(arrays, name))
 
 
-def test_a_missing_array_is_told_under_its_published_name_too():
+def test_a_missing_array_is_named_in_both_spellings():
     name = "Transformer/encoderblock_0/LayerNorm_2/scale"
 
     assert f"published as {name}" in refusal_of(without(official_arrays(), name))

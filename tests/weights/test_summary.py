@@ -1,4 +1,4 @@
-"""`vit inspect --summary`: every kind of checkpoint told right, each sickness named, broken files refused."""
+"""`vit inspect --summary`: every kind of checkpoint described, each problem named, broken files refused."""
 
 import json
 import shlex
@@ -92,7 +92,7 @@ def in_huggingface_naming(state: dict[str, torch.Tensor]) -> dict[str, torch.Ten
     return renamed
 
 
-def test_the_demo_weights_are_told_with_the_commands_that_take_them():
+def test_the_demo_weights_come_with_the_commands_that_take_them():
     result = summary("demo")
 
     assert (result["format"], result["model"], result["resolution"]) == ("demo", "ViT-demo/8", [64, 64])
@@ -109,7 +109,7 @@ def test_the_demo_weights_are_told_with_the_commands_that_take_them():
     ]
 
 
-def test_an_official_file_is_told_with_its_own_dtypes(tmp_path):
+def test_an_official_file_is_described_with_its_own_dtypes(tmp_path):
     arrays = official_arrays()
     arrays["head/bias"] = arrays["head/bias"].astype(np.float16)
     np.savez(tmp_path / "vit.npz", **arrays)
@@ -128,7 +128,7 @@ def test_an_official_file_is_told_with_its_own_dtypes(tmp_path):
     assert result["file_bytes"] == (tmp_path / "vit.npz").stat().st_size
 
 
-def test_heads_and_pooling_are_told_and_a_file_without_a_plain_head_is_only_to_be_tuned(tmp_path):
+def test_heads_and_pooling_are_described_and_a_file_without_a_plain_head_is_not_for_evaluation(tmp_path):
     linear = official_arrays()
     headless = {name: array for name, array in linear.items() if not name.startswith("head/")}
     with_layer = linear | {"pre_logits/kernel": np.eye(HIDDEN), "pre_logits/bias": np.zeros(HIDDEN)}
@@ -148,7 +148,7 @@ def test_heads_and_pooling_are_told_and_a_file_without_a_plain_head_is_only_to_b
     }
 
 
-def test_a_hugging_face_file_is_told_with_the_tensors_nobody_uses(tmp_path, state):
+def test_a_hugging_face_file_is_described_with_its_unused_tensors(tmp_path, state):
     theirs = in_huggingface_naming(state) | {
         "vit.pooler.dense.weight": torch.zeros(96, 96),
         "vit.pooler.dense.bias": torch.zeros(96),
@@ -162,7 +162,7 @@ def test_a_hugging_face_file_is_told_with_the_tensors_nobody_uses(tmp_path, stat
     assert "unused      2, by any classifier: vit.pooler" in as_text(result)
 
 
-def test_a_timm_folder_is_told_with_its_pixels_and_its_tag(tmp_path):
+def test_a_timm_folder_is_described_with_its_preprocessing_and_its_tag(tmp_path):
     changed = {"img_size": 64, "depth": 2}
     model = timm.create_model("vit_tiny_patch16_224", num_classes=4, **changed)
     timm.models.save_for_hf(model, tmp_path, model_args=changed, safe_serialization=True)
@@ -177,7 +177,7 @@ def test_a_timm_folder_is_told_with_its_pixels_and_its_tag(tmp_path):
 
 
 @pytest.mark.parametrize("alone", [False, True])
-def test_a_run_is_told_with_all_that_it_stored_also_from_the_file_alone(tmp_path, state, alone):
+def test_a_run_is_described_with_all_its_metadata_also_from_the_file_alone(tmp_path, state, alone):
     metadata = {"trained_by": "finetune", "from": "demo", "steps": 7, "top1": 0.9756, "averaged": True}
     stored = {"preprocessing": PREPROCESSING, "class_names": tuple("abcde"), "metadata": metadata}
     write_weights(tmp_path, state, ARCH, **stored)
@@ -206,7 +206,7 @@ def test_pixels_in_words_of_another_version_leave_evaluation_by_recipe(tmp_path,
     assert result["commands"][0].endswith("--recipe evaluate/default")
 
 
-def test_a_file_that_only_its_name_explains_asks_for_it_and_is_then_told(tmp_path):
+def test_a_file_that_is_not_recognised_asks_for_a_name_and_is_then_described(tmp_path):
     model = timm.create_model("resnet18", num_classes=3)
     file = saved(tmp_path, model.state_dict())
     unnamed, named = summary(file), summary(file, "resnet18")
@@ -221,7 +221,7 @@ def test_a_file_that_only_its_name_explains_asks_for_it_and_is_then_told(tmp_pat
         summarise(str(file), model_name="resnet-eighteen")
 
 
-def test_a_pth_file_is_told_with_the_dtypes_it_has(tmp_path, state):
+def test_a_pth_file_is_described_with_its_own_dtypes(tmp_path, state):
     halves = {f"module.{name}": tensor.half() for name, tensor in state.items()}
     torch.save({"state_dict": halves, "epoch": 3}, tmp_path / "a name with spaces.pth")
     result = summary(tmp_path / "a name with spaces.pth")
@@ -275,7 +275,7 @@ def test_numbers_that_are_not_finite_are_named_with_their_tensors(tmp_path, stat
     assert result["missing"] == [] and result["commands"] == []
 
 
-def test_an_embedding_without_a_row_for_the_class_token_is_told_and_the_rest_too(tmp_path, state):
+def test_a_position_embedding_without_a_row_for_the_class_token_is_a_problem_among_others(tmp_path, state):
     result = summary(saved(tmp_path, state | {"pos_embed": state["pos_embed"][:, 1:]}), "demo/8")
 
     assert "16 rows, 4x4 patches and none for the class token" in result["problems"][0]
@@ -306,7 +306,7 @@ def test_an_embedding_without_a_row_for_the_class_token_is_told_and_the_rest_too
     ],
     ids=["classes", "names", "hostile", "size", "depth", "heads", "patches", "text"],
 )
-def test_metadata_that_lies_is_told_and_the_network_still_found(tmp_path, state, vit, told):
+def test_wrong_metadata_is_a_problem_and_the_network_is_still_recognised(tmp_path, state, vit, told):
     file = saved(tmp_path, state, vit=vit)
     result = summary(file)
 
@@ -317,7 +317,7 @@ def test_metadata_that_lies_is_told_and_the_network_still_found(tmp_path, state,
     assert as_text(result).startswith(f"{file}: not usable: 1 problem")
 
 
-def test_a_name_that_contradicts_the_file_is_a_problem_and_the_files_word_is_told(tmp_path, state):
+def test_a_name_that_contradicts_the_file_is_a_problem_and_the_file_is_described(tmp_path, state):
     vit = {"architecture": ARCH.as_dict(), "class_names": list("abcde")}
     result = summary(saved(tmp_path, state, vit=vit), "B/16")
 
@@ -344,7 +344,7 @@ def test_a_headless_folder_is_usable_for_features_and_its_missing_head_is_named(
     assert (embedded.code, embedded.json["num_examples"]) == (0, 8), embedded.err
 
 
-def test_a_sick_official_file_is_told_under_its_own_names(tmp_path):
+def test_a_damaged_official_file_is_described_under_its_own_names(tmp_path):
     arrays = official_arrays()
     arrays["cls"][0, 0, 0] = np.nan
     del arrays["Transformer/encoder_norm/scale"]
@@ -403,7 +403,7 @@ def test_the_text_fits_a_terminal_and_nothing_in_a_file_can_steer_it(tmp_path, s
 
 
 @needs_golden
-def test_every_golden_checkpoint_is_told_as_its_maker_described_it():
+def test_every_golden_checkpoint_is_described_as_its_maker_did():
     for name, model in json.loads((GOLDEN / "models.json").read_text()).items():
         result = summary(GOLDEN / model["checkpoint"])
         resnet = model.get("resnet")
@@ -419,7 +419,7 @@ def test_every_golden_checkpoint_is_told_as_its_maker_described_it():
 
 @needs_real
 @pytest.mark.parametrize("suffix", ["npz", "safetensors"])
-def test_the_real_checkpoint_is_told_with_the_published_numbers(suffix):
+def test_the_real_checkpoint_is_described_with_the_published_numbers(suffix):
     result = summary(REAL / f"vit_ti16_augreg_in1k.{suffix}")
 
     assert (result["model"], result["timm_name"]) == ("ViT-Ti/16", "vit_tiny_patch16_224")

@@ -41,7 +41,7 @@ IN_A_TIMM_FOLDER = {"config.json", "model.safetensors", "pytorch_model.bin"}
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """What to export, and how.
+    """Options of `vit export`.
 
     Attributes:
         to: one of `formats.SUFFIXES`; None takes the format of OUT's suffix.
@@ -264,12 +264,12 @@ def _check_outputs(
     return agreement
 
 
-def compare(ours_NK: Tensor, theirs_NK: Tensor, *, are_logits: bool) -> Agreement:
+def compare(outputs_NK: Tensor, exported_NK: Tensor, *, are_logits: bool) -> Agreement:
     """Return the agreement of finite outputs."""
-    is_same_class_N = ours_NK.argmax(1) == theirs_NK.argmax(1)
+    is_same_class_N = outputs_NK.argmax(1) == exported_NK.argmax(1)
     return Agreement(
-        max_difference=float((theirs_NK - ours_NK).abs().max()),
-        max_output=float(ours_NK.abs().max()),
+        max_difference=float((exported_NK - outputs_NK).abs().max()),
+        max_output=float(outputs_NK.abs().max()),
         top1=float(is_same_class_N.float().mean()) if are_logits else None,
     )
 

@@ -60,7 +60,7 @@ def on_the_hub(repository: str, revision: str | None = None) -> LoadingNames:
 
 
 def how_to_load(names: LoadingNames, arch: Architecture, *, dataset: str | None) -> str:
-    """Return the section, between its marks.
+    """Return the Markdown section on loading, between its marks.
 
     Args:
         arch: without classes, the examples compute features.

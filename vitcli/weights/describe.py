@@ -20,7 +20,7 @@ FACTORY_OPTIONS = {  # of timm.create_model itself; an untrusted file could make
     "pretrained_filter_fn", "checkpoint_path", "cache_dir", "features_only", "scriptable", "exportable",
     "no_jit", "device", "dtype", "weight_init", "num_classes",
 }  # fmt: skip
-_GELUS = {
+GELU_TEXTS = {
     "tanh": "tanh GELU",
     "erf": "exact (erf) GELU",
     "none": "the authors' weight standardisation",
@@ -58,7 +58,7 @@ def _from_our_metadata(vit: dict) -> WeightsInfo:
     if class_names and len(class_names) != arch.num_classes:
         raise file_error(f"{len(class_names)} class names are stored for {arch.num_classes} classes")
     preprocessing = dict(vit["preprocessing"]) if vit.get("preprocessing") else None
-    numerics = f"{_GELUS[arch.gelu]}, as stored with the weights"
+    numerics = f"{GELU_TEXTS[arch.gelu]}, as stored with the weights"
     return WeightsInfo(arch, preprocessing, class_names, numerics, dict(vit.get("metadata") or {}))
 
 
@@ -75,7 +75,7 @@ def _from_others(source: WeightsSource, content: WeightsContent, model_name: str
         why = f"as {'official files have' if content.spelling == 'official' else 'the paper has'} it"
     else:
         arch, why = _named_in_timm(content.state, model_name), ""
-    numerics = f"{_GELUS[arch.gelu]}, {why if arch.is_of_the_paper else 'by its own definition'}"
+    numerics = f"{GELU_TEXTS[arch.gelu]}, {why if arch.is_of_the_paper else 'by its own definition'}"
     return WeightsInfo(arch, preprocessing, class_names, numerics, metadata)
 
 
@@ -84,7 +84,7 @@ def _from_huggingface(source: WeightsSource, content: WeightsContent, model_name
     if "model_type" not in source.config:
         arch = recognise(content.state, heads=_num_heads(model_name))
         arch = replace(arch, gelu="erf", norm_eps=CONFIG_DEFAULTS["layer_norm_eps"])
-        return WeightsInfo(arch, None, None, f"{_GELUS['erf']}, as Hugging Face has it", {})
+        return WeightsInfo(arch, None, None, f"{GELU_TEXTS['erf']}, as Hugging Face has it", {})
     config = read_config(source.config)
     arch = recognise(content.state, heads=config.heads, image_size=config.image_size)
     _check_sizes(source.config, arch, config.patch_size)
@@ -97,7 +97,7 @@ def _from_huggingface(source: WeightsSource, content: WeightsContent, model_name
     stored = source.preprocessor
     preprocessing = read_preprocessor(stored, arch.image_size) if stored else None
     metadata = {"config": source.config, "unused_tensors": list(content.unused)}
-    numerics = f"{_GELUS[arch.gelu]}, as its config.json says"
+    numerics = f"{GELU_TEXTS[arch.gelu]}, as its config.json says"
     return WeightsInfo(arch, preprocessing, class_names, numerics, metadata)
 
 

@@ -142,7 +142,7 @@ def _named_variant(
 
 
 def _drop_missing_head(diagnosis: Diagnosis, info: WeightsInfo) -> None:
-    """Make it a network without a head where the file has no tensor of the head."""
+    """Take the head out of the network if the file has no tensor of it."""
     arch, prefixes = info.architecture, head_names(info.architecture)
     if not arch.num_classes or any(name.startswith(prefixes) for name in diagnosis.state):
         return

@@ -171,7 +171,7 @@ def _read_pth(path: Path) -> StoredTensors:
     state = next(nested, loaded)
     if not isinstance(state, dict) or not state or not all(isinstance(t, Tensor) for t in state.values()):
         raise file_error("the file holds no state dict")
-    state = _unwrapped(state)
+    state = _unwrap(state)
     return StoredTensors(state, _spelling(state), {})
 
 
@@ -179,7 +179,7 @@ def _spelling(state: dict[str, Tensor]) -> str:
     return "huggingface" if is_huggingface(state) else "timm"
 
 
-def _unwrapped(state: dict[str, Tensor]) -> dict[str, Tensor]:
+def _unwrap(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Remove the prefixes of wrappers from the names."""
     unwrapped = {}
     for name, tensor in state.items():

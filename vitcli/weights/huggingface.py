@@ -116,14 +116,14 @@ def from_huggingface(state: dict[str, Tensor]) -> HuggingFaceTensors:
     tokens["pos_embed"] = take("embeddings.position_embeddings", ndim=3)
     parts = {"patch_embed.proj": pair(PATCHES, ndim=4)}
     for layer in range(len({name.split(".")[2] for name in left if name.startswith("encoder.layer.")})):
-        theirs, ours = f"encoder.layer.{layer}", f"blocks.{layer}"
-        has_biases = f"{theirs}.attention.attention.query.bias" in left
-        parts[f"{ours}.norm1"] = pair(f"{theirs}.layernorm_before", ndim=1)
-        parts[f"{ours}.attn.qkv"] = _qkv(take, f"{theirs}.attention.attention", has_biases=has_biases)
-        parts[f"{ours}.attn.proj"] = pair(f"{theirs}.attention.output.dense", ndim=2)
-        parts[f"{ours}.norm2"] = pair(f"{theirs}.layernorm_after", ndim=1)
-        parts[f"{ours}.mlp.fc1"] = pair(f"{theirs}.intermediate.dense", ndim=2)
-        parts[f"{ours}.mlp.fc2"] = pair(f"{theirs}.output.dense", ndim=2)
+        saved, block = f"encoder.layer.{layer}", f"blocks.{layer}"
+        has_biases = f"{saved}.attention.attention.query.bias" in left
+        parts[f"{block}.norm1"] = pair(f"{saved}.layernorm_before", ndim=1)
+        parts[f"{block}.attn.qkv"] = _qkv(take, f"{saved}.attention.attention", has_biases=has_biases)
+        parts[f"{block}.attn.proj"] = pair(f"{saved}.attention.output.dense", ndim=2)
+        parts[f"{block}.norm2"] = pair(f"{saved}.layernorm_after", ndim=1)
+        parts[f"{block}.mlp.fc1"] = pair(f"{saved}.intermediate.dense", ndim=2)
+        parts[f"{block}.mlp.fc2"] = pair(f"{saved}.output.dense", ndim=2)
     parts["norm"] = pair("layernorm", ndim=1)
     if "classifier.weight" in left:
         parts["head"] = pair("classifier", ndim=2)

@@ -98,7 +98,7 @@ FROM_HEADS = Kind(
 
 
 class Array(NamedTuple):
-    """One official array. Neighbours with the same `timm` are rows of that tensor, one after another."""
+    """Official array. Neighbours with the same `timm` are rows of that tensor, one after another."""
 
     official: str
     timm: str
@@ -202,15 +202,15 @@ def _backbone(units: tuple[int, ...]) -> Iterator[Array]:
     yield _array("conv_root/kernel", f"{stem}.conv.weight", CONV, "7 7 C R")
     yield from _norm("gn_root", f"{stem}.norm", "R", kind=GROUP_NORM)
     for stage, unit, ins, outer, convs in _residual_units(units):
-        block, ours = f"block{stage}/unit{unit}", f"{timm}.stages.{stage - 1}.blocks.{unit - 1}"
+        block, in_timm = f"block{stage}/unit{unit}", f"{timm}.stages.{stage - 1}.blocks.{unit - 1}"
         if unit == 1:
-            projection = f"{ours}.downsample.conv.weight"
+            projection = f"{in_timm}.downsample.conv.weight"
             yield _array(f"{block}/conv_proj/kernel", projection, CONV, f"1 1 {ins} {outer}")
-            yield from _norm(f"{block}/gn_proj", f"{ours}.downsample.norm", outer, kind=GROUP_NORM)
+            yield from _norm(f"{block}/gn_proj", f"{in_timm}.downsample.norm", outer, kind=GROUP_NORM)
         for number, (size, into, out) in enumerate(convs, start=1):
-            kernel, weight = f"{block}/conv{number}/kernel", f"{ours}.conv{number}.weight"
+            kernel, weight = f"{block}/conv{number}/kernel", f"{in_timm}.conv{number}.weight"
             yield _array(kernel, weight, CONV, f"{size} {into} {out}")
-            yield from _norm(f"{block}/gn{number}", f"{ours}.norm{number}", out, kind=GROUP_NORM)
+            yield from _norm(f"{block}/gn{number}", f"{in_timm}.norm{number}", out, kind=GROUP_NORM)
 
 
 def _bit(layout: Layout) -> Iterator[Array]:
@@ -218,14 +218,14 @@ def _bit(layout: Layout) -> Iterator[Array]:
     conv, last = "standardized_conv2d/kernel", f"O{len(layout.units)}"
     yield _array(f"resnet/root_block/{conv}", "stem.conv.weight", CONV, "7 7 C R")
     for stage, unit, ins, outer, convs in _residual_units(layout.units):
-        block, ours = f"resnet/block{stage}/unit{unit:02d}", f"stages.{stage - 1}.blocks.{unit - 1}"
+        block, in_timm = f"resnet/block{stage}/unit{unit:02d}", f"stages.{stage - 1}.blocks.{unit - 1}"
         if unit == 1:
-            projection = f"{ours}.downsample.conv.weight"
+            projection = f"{in_timm}.downsample.conv.weight"
             yield _array(f"{block}/a/proj/{conv}", projection, CONV, f"1 1 {ins} {outer}")
         for number, (letter, (size, into, out)) in enumerate(zip("abc", convs, strict=True), start=1):
-            kernel, weight = f"{block}/{letter}/{conv}", f"{ours}.conv{number}.weight"
+            kernel, weight = f"{block}/{letter}/{conv}", f"{in_timm}.conv{number}.weight"
             yield _array(kernel, weight, CONV, f"{size} {into} {out}")
-            yield from _norm(f"{block}/{letter}/group_norm", f"{ours}.norm{number}", into, names=TF_NORM)
+            yield from _norm(f"{block}/{letter}/group_norm", f"{in_timm}.norm{number}", into, names=TF_NORM)
     yield from _norm("resnet/group_norm", "norm", last, names=TF_NORM)
     if layout.head != "none":
         yield _array("resnet/head/conv2d/kernel", "head.fc.weight", CONV, f"1 1 {last} K")
@@ -287,7 +287,7 @@ def from_official(arrays: dict[str, np.ndarray]) -> OfficialContent:
     # Take every array of the network's table, checking shapes against each other
     layout, state, sizes = layout_of(left, OFFICIAL), {}, {}
     for name, rows in groupby(table(layout), key=attrgetter("timm")):
-        state[name] = torch.cat([_taken(left, entry, sizes) for entry in rows])
+        state[name] = torch.cat([_take(left, entry, sizes) for entry in rows])
     if left:
         first = min(stored.name for stored in left.values())
         raise _bad_file(f"{len(left)} arrays are unknown, such as {first}")
@@ -320,13 +320,13 @@ def to_official(state: dict[str, Tensor], *, heads: int | None, spelling: str) -
         )
     arrays, sizes = {}, {}
     for name, rows in groupby(entries, key=attrgetter("timm")):
-        arrays |= _written(state[name], list(rows), sizes, heads)
+        arrays |= _split(state[name], list(rows), sizes, heads)
     if spelling == "published":
         return _in_published_spelling(arrays, entries)
     return _in_big_visions_spelling(arrays) if spelling == "big_vision" else arrays
 
 
-def _taken(left: dict[str, OfficialArray], entry: Array, sizes: Sizes) -> Tensor:
+def _take(left: dict[str, OfficialArray], entry: Array, sizes: Sizes) -> Tensor:
     """Remove the entry's array from those that are left and return it in timm's layout."""
     if entry.official not in left:
         published = _published_name(entry.official)
@@ -338,14 +338,14 @@ def _taken(left: dict[str, OfficialArray], entry: Array, sizes: Sizes) -> Tensor
     if entry.kind is GROUP_NORM and array.shape[:-1] == (1, 1, 1):
         array = array[0, 0, 0]
     if not _fits(array.shape, entry.axes, sizes):
-        raise _bad_file(f"the array {name} is of shape {array.shape}, not {_expected(entry.axes, sizes)}")
+        raise _bad_file(f"the array {name} is of shape {array.shape}, not {_axes_text(entry.axes, sizes)}")
     tensor = entry.kind.to_timm(torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32)))
     if not _fits(tensor.shape, entry.kind.timm_axes(entry.axes), sizes):
         raise _bad_file(f"the array {name} is of shape {array.shape}: its heads do not make up {sizes['D']}")
     return tensor
 
 
-def _written(tensor: Tensor, entries: list[Array], sizes: Sizes, heads: int | None) -> dict[str, np.ndarray]:
+def _split(tensor: Tensor, entries: list[Array], sizes: Sizes, heads: int | None) -> dict[str, np.ndarray]:
     """Return the arrays that make up the rows of this tensor, one after another."""
     name, axes = entries[0].timm, entries[0].kind.timm_axes(entries[0].axes)
     if not tensor.is_floating_point():
@@ -354,7 +354,7 @@ def _written(tensor: Tensor, entries: list[Array], sizes: Sizes, heads: int | No
     if len(parts) != len(entries) or not all(_fits(part.shape, axes, sizes) for part in parts):
         times = f"{len(entries)} times " if len(entries) > 1 else ""
         shape = tuple(tensor.shape)
-        raise _bad_state(f"the tensor {name} is of shape {shape}, not {times}{_expected(axes, sizes)}")
+        raise _bad_state(f"the tensor {name} is of shape {shape}, not {times}{_axes_text(axes, sizes)}")
     if "H" in entries[0].axes and (not heads or sizes["D"] % heads):
         raise _bad_state(f"the width {sizes['D']} of the tensor {name} does not split into {heads} heads")
     return {
@@ -371,7 +371,7 @@ def _fits(shape: tuple[int, ...], axes: list[str], sizes: Sizes) -> bool:
     )
 
 
-def _expected(axes: list[str], sizes: Sizes) -> str:
+def _axes_text(axes: list[str], sizes: Sizes) -> str:
     return f"({', '.join(str(sizes.get(axis, axis)) for axis in axes)})"
 
 

@@ -35,7 +35,7 @@ def check_installed() -> None:
 
 
 def write_onnx(path: Path, model: nn.Module, image_size: tuple[int, int], metadata: dict[str, str]) -> None:
-    """Write the network.
+    """Write a network as an ONNX file.
 
     Weights too large for one file are written to `path` + ".data"; move both files together.
 
