@@ -1,4 +1,4 @@
-"""What a person sees: one plain line now and then where there is no terminal, and silence with --quiet."""
+"""Progress: a bar in a terminal, a plain line every ten seconds elsewhere, and nothing with --quiet."""
 
 import pytest
 

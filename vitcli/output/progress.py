@@ -40,9 +40,10 @@ class Progress:
         if self.is_silent or not self.is_terminal:
             return
         from rich.console import Console as RichConsole
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+        from rich.progress import Progress as RichProgress
 
-        self._bar = Progress(
+        self._bar = RichProgress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
@@ -58,9 +59,10 @@ class Progress:
         if self.is_silent:
             return
         now = time.monotonic()
-        since = done - self._done_before
-        left_s = (now - self._started_at) / since * (self._total - done) if since > 0 else 0.0
-        detail = f"{detail}  {_clock(left_s)} left" if since > 0 else detail
+        num_done_here = done - self._done_before  # the speed is that of this call
+        if num_done_here > 0:
+            left_s = (now - self._started_at) / num_done_here * (self._total - done)
+            detail = f"{detail}  {_clock(left_s)} left"
         if self._bar is not None:
             self._bar.update(self._task, completed=done, detail=detail)
         elif now - self._last_plain >= PLAIN_EVERY_S:
@@ -68,12 +70,14 @@ class Progress:
             self.note(f"{self.title} {done}/{self._total}  {detail}")
 
     def end(self) -> None:
+        """Remove the bar."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
 
 
 def _clock(seconds: float) -> str:
+    """Format a duration as h:mm:ss."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}"
