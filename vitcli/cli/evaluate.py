@@ -9,20 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from vitcli.cli import options
-from vitcli.cli.options import (
-    DATA,
-    DATA_HELP,
-    MODEL,
-    RUN,
-    SIZE_HELP,
-    WEIGHTS_HELP,
-    InferenceOptions,
-    Printing,
-    command,
-    launch,
-    option,
-    shorthands,
-)
+from vitcli.cli.options import DATA, MODEL, RUN, InferenceOptions, Printing, command, launch, option
 from vitcli.output import text
 
 app = typer.Typer()
@@ -60,7 +47,7 @@ def predict(
     from vitcli.evaluation.text import predictions_as_text
     from vitcli.recipe.request import RecipeRequest
 
-    recipe_keys = shorthands(None, res, ckpt, model, inference.precision) | {
+    recipe_keys = options.shorthands(None, res, ckpt, model, inference.precision) | {
         "eval.batch_size": inference.batch_size
     }
     request = RecipeRequest(None, set_ or (), recipe_keys)
@@ -76,8 +63,8 @@ def evaluate(
     *,
     inference: InferenceOptions,
     dataset: Annotated[list[str] | None, option("--dataset", DATA,
-        f"{DATA_HELP} Repeatable: every checkpoint is scored on every data set. [data.dataset]", "DATA",
-        autocompletion=options.dataset_names)] = None,
+        f"{options.DATA_HELP} Repeatable: every checkpoint is scored on every data set. [data.dataset]",
+        "DATA", autocompletion=options.dataset_names)] = None,
     split: options.Split = "auto",
     real: Annotated[str | None, option("--real", DATA,
         "Also score by ReaL labels: real.json, or real.json.gz. Images are matched by their file names "
@@ -90,10 +77,10 @@ def evaluate(
     all_compete: Annotated[bool, option("--all-compete", DATA,
         "With --classes: classes outside the map may be predicted too.")] = False,
     res: Annotated[str | None, option("--res", DATA,
-        f"{SIZE_HELP}. A range 160:384:32 (first, last, step) gives a curve. [data.image_size]",
+        f"{options.SIZE_HELP}. A range 160:384:32 (first, last, step) gives a curve. [data.image_size]",
         "PX")] = None,
     ckpt: Annotated[list[str] | None, option("--ckpt", MODEL,
-        f"{WEIGHTS_HELP} Repeatable. [model.ckpt]", "WEIGHTS")] = None,
+        f"{options.WEIGHTS_HELP} Repeatable. [model.ckpt]", "WEIGHTS")] = None,
     model: options.Model = None,
     num_processes: options.NumProcesses = None,
     recipe: options.RecipeName = None,
@@ -121,7 +108,7 @@ def evaluate(
     sides = resolution_range(res)
     pairs = list(product(ckpt or [None], dataset or [None]))
     recipe_keys = [
-        shorthands(data, None if sides else res, weights, model, inference.precision)
+        options.shorthands(data, None if sides else res, weights, model, inference.precision)
         | {"eval.batch_size": inference.batch_size}
         for weights, data in pairs
     ]

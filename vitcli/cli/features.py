@@ -41,7 +41,7 @@ def fewshot(
 
     The protocol of the paper, section 4.1. Without options: the embedded demo.
     """
-    num_shots = counts(shots)
+    num_shots = counts(shots)  # a mistake is reported before processes are launched
     code = launch(num_processes)
     if code is not None:
         return code

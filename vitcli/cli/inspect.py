@@ -39,6 +39,7 @@ def inspect(
 
     The figures of the paper for any network. Without options: the embedded demo.
     """
+    # Mistakes are reported before any work.
     if checkpoint is not None and ckpt is not None:
         raise typer.BadParameter("the checkpoint is named twice", param_hint="CKPT and --ckpt")
     ckpt = ckpt if checkpoint is None else checkpoint
@@ -55,6 +56,7 @@ def inspect(
     keys = recipe.shorthands(ckpt, inference.precision)
     keys |= {"eval.batch_size": inference.batch_size}
 
+    # A summary needs no forward pass.
     if summary or (checkpoint is not None and not ignored):
         from vitcli.weights import summary as weights_summary
 
@@ -65,6 +67,7 @@ def inspect(
         raise typer.BadParameter(
             "it belongs to --compare CKPT, which may be the same", param_hint="--compare-res"
         )
+    # One set of recipe keys for each checkpoint.
     each = [keys]
     if compare is not None:
         size = compare_res or recipe.res

@@ -36,6 +36,7 @@ def command(app: typer.Typer, name: str | None = None, *, epilog: str | None = N
     """
 
     def register(function: Callable[..., int]) -> Callable[..., int]:
+        # The options that typer is to see, and the groups that they fill.
         groups = {}
         parameters = []
         for parameter in signature(function).parameters.values():
@@ -45,6 +46,7 @@ def command(app: typer.Typer, name: str | None = None, *, epilog: str | None = N
             else:
                 parameters.append(parameter.replace(kind=Parameter.KEYWORD_ONLY))
 
+        # The function that typer calls.
         @wraps(function)
         def ungrouped(**given: Any) -> int:
             filled = {

@@ -94,9 +94,10 @@ def load(
         VitError: every mistake of the files and options, in one report.
     """
     draft = merge(name_or_path, overrides, shorthands)
-    file = label(find(name_or_path))
     if not training:
         draft.mistakes.extend(_unused_training_keys(draft))
+    # Mistakes of the merge and of the schema come in one report.
+    file = label(find(name_or_path))
     recipe, problems = check_with_choices(draft.values, draft.sources, file=file, training=training)
     if problems := draft.mistakes + problems:
         raise report(problems, f"recipe {name_or_path}")

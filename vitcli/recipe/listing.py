@@ -1,6 +1,5 @@
 """`vit recipes`: list, show, check and copy recipes; their JSON Schema. Imports no torch."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -106,8 +105,6 @@ def render(kind: str, data: Any) -> str:
             return data["toml"].rstrip("\n")
         case "check":
             return "\n".join(_render_check(entry) for entry in data["recipes"])
-        case "schema":
-            return json.dumps(data, indent=2)
         case "copy":
             return f"{data['path']}: a copy of {data['name']}; use it with --recipe {data['path']}"
         case _:

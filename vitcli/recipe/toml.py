@@ -59,8 +59,9 @@ def _tables(model: Section) -> Iterator[Table]:
     yield "", "", _own_values(model)
     for name, value in model:
         if isinstance(value, Section):
-            own = _own_values(value)
-            yield f"[{name}]", f"{name}.", {key: choices.get(f"{name}.{key}", own[key]) for key in own}
+            values = _own_values(value)
+            values = {key: choices.get(f"{name}.{key}", values[key]) for key in values}
+            yield f"[{name}]", f"{name}.", values
         elif table_in(type(model).model_fields[name].annotation):
             for table in value or ():
                 yield f"[[{name}]]", f"{name}.{table.name}.", _own_values(table)

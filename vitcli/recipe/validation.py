@@ -1,7 +1,7 @@
 """Mistakes in TOML files: pydantic's refusals and contradictions between keys, in one report for people."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -73,8 +73,7 @@ def check(
         for name in TRAINING_SECTIONS
         if training and name not in tables
     ]
-    for key, what, fix in contradictions(values):
-        problems.append(Problem(what, sources.get(key, file), fix))
+    problems += [Problem(what, sources.get(key, file), fix) for key, what, fix in contradictions(values)]
     recipe, refusals = validate(
         Recipe, tables, noun="a recipe", see=SEE_SCHEMA, source=lambda key: sources.get(key, file)
     )
@@ -120,13 +119,15 @@ def _translated(
     model: type[Section], error: Mapping[str, Any], *, noun: str, see: str, source: Callable[[str], str]
 ) -> Problem:
     """Return one refusal of pydantic as a problem of the file."""
+    # Where it is: the path without the branches of unions, and the tables that it leads to.
     path = [part for part in error["loc"] if part not in (ONE, OTHER)]
     if path[-1] == "[key]":  # a name in a table of recipe keys
         *path, name, _ = path
         return unknown(name, f"{source('')}, {_place(path)}")
     place, where = _place(path), source(".".join(map(str, path[:2])))
-    table, parent = _table_at(model, path), _table_at(model, path[:-1])
-    holds_tables = table is not parent
+    parent = _table_at(model, path[:-1])
+    holds_tables = _table_at(model, path) is not parent
+    # What it is: a name, a missing value, a table or a value.
     match error["type"]:
         case "extra_forbidden" if model is Recipe:
             return unknown(place, where)
@@ -202,7 +203,7 @@ def _as_kind(kind: str, given: Any) -> str:
     return f"write {KINDS[kind]}"
 
 
-# keys that have a meaning only with one choice of another key, and are needed with it
+# Keys that mean something only with one value of another key, and are required with it.
 BELONGS = {
     "data.crop_area": ("data.train_crop", "inception"),
     "data.crop_aspect": ("data.train_crop", "inception"),
@@ -216,14 +217,14 @@ BELONGS = {
     "optimizer.betas": ("optimizer.name", "adam"),
     "optimizer.eps": ("optimizer.name", "adam"),
 }
-# a second choice with which a key may be given, and is not needed
+# Further values of that key with which the first is allowed, but not required.
 ALSO_WITH = {"data.eval_crop_fraction": ["square"]}
-# keys of which no run can choose a value, and why
+# Keys that cannot list values to choose from, and why.
 FIXED_IN_A_CHOICE = {
-    **dict.fromkeys(("data.dataset", "data.train_split", "data.num_examples"), "what is learnt from"),
-    **dict.fromkeys(("data.eval_split", "data.dev_fraction"), "what is chosen by"),
-    **dict.fromkeys(("data.image_column", "data.label_column", "data.num_classes"), "what is learnt"),
-    **dict.fromkeys(("train.seed", "train.runs"), "a repetition and no choice"),
+    **dict.fromkeys(("data.dataset", "data.train_split", "data.num_examples"), "the training data"),
+    **dict.fromkeys(("data.eval_split", "data.dev_fraction"), "the data to choose by"),
+    **dict.fromkeys(("data.image_column", "data.label_column", "data.num_classes"), "the task"),
+    **dict.fromkeys(("train.seed", "train.runs"), "a repetition"),
 }
 ALTERNATIVES = {"schedule.steps": "schedule.epochs", "schedule.epochs": "schedule.steps"}
 
@@ -234,42 +235,35 @@ def is_overridden(key: str, layer: dict[str, Any]) -> bool:
     return ALTERNATIVES.get(key) in layer or (choice in layer and layer[choice] != needed)
 
 
-def contradictions(values: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """List what does not hold between keys, as (key, what is wrong, fix).
+def contradictions(values: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Yield what does not hold between keys, as (key, what is wrong, fix).
 
     Values may still be of any type: wrong types are reported by the schema.
     """
-    found = []
-    for name, (choice, needed) in BELONGS.items():
-        is_given, chosen = values.get(name) is not None, values.get(choice)
-        if is_given and choice in values and chosen != needed and chosen not in ALSO_WITH.get(name, []):
-            what = f"{name} is for {choice} = {needed!r}, which is {values[choice]!r} here"
-            found.append((name, what, f"leave it out, or set {choice} to {needed!r}"))
+    # Keys that belong to another one.
+    for key, (choice, needed) in BELONGS.items():
+        is_given, chosen = values.get(key) is not None, values.get(choice)
+        if is_given and choice in values and chosen != needed and chosen not in ALSO_WITH.get(key, []):
+            what = f"{key} is for {choice} = {needed!r}, which is {values[choice]!r} here"
+            yield key, what, f"leave it out, or set {choice} to {needed!r}"
         elif not is_given and chosen == needed:
-            found.append((choice, f"{name} is missing", f"{choice} = {needed!r} needs it"))
-    given = [name for name in ALTERNATIVES if values.get(name) is not None]
-    if len(given) != 1 and any(name.startswith("schedule.") for name in values):
+            yield choice, f"{key} is missing", f"{choice} = {needed!r} needs it"
+    # The duration.
+    given = [key for key in ALTERNATIVES if values.get(key) is not None]
+    if len(given) != 1 and any(key.startswith("schedule.") for key in values):
         what = "schedule.steps and schedule.epochs are both given" if given else "the duration is missing"
-        found.append(("schedule.steps", what, "give exactly one of schedule.steps and schedule.epochs"))
-    return found + _contradictory_numbers(values)
-
-
-def _contradictory_numbers(values: dict[str, Any]) -> list[tuple[str, str, str]]:
-    found = []
-    for name in ("data.crop_area", "data.crop_aspect"):
-        match values.get(name):
+        yield "schedule.steps", what, "give exactly one of schedule.steps and schedule.epochs"
+    # Numbers.
+    for key in ("data.crop_area", "data.crop_aspect"):
+        match values.get(key):
             case [int() | float() as low, int() | float() as high] if low > high:
-                found.append((name, f"{name} is [{low}, {high}]", "write [least, largest]"))
+                yield key, f"{key} is [{low}, {high}]", "write [least, largest]"
     match values.get("data.std"):
         case list() as stds if any(isinstance(std, int | float) and std <= 0 for std in stds):
-            found.append(("data.std", f"data.std is {stds}", "pixels are divided by it: above 0"))
+            yield "data.std", f"data.std is {stds}", "pixels are divided by it: above 0"
     size, resize = values.get("data.image_size"), values.get("data.resize")
-    side = max(size, default=0) if isinstance(size, list) and _all_int(size) else size
+    sides = size if isinstance(size, list) else [size]
+    side = max(sides, default=0) if all(isinstance(side, int) for side in sides) else None
     if isinstance(side, int) and isinstance(resize, int) and resize < side:
         what = f"data.resize is {resize}, smaller than data.image_size, {size}"
-        found.append(("data.resize", what, f"set data.resize to {side} or more"))
-    return found
-
-
-def _all_int(values: list[Any]) -> bool:
-    return all(isinstance(value, int) for value in values)
+        yield "data.resize", what, f"set data.resize to {side} or more"
