@@ -220,8 +220,7 @@ def _inside(shape: str, u_hw: np.ndarray, v_hw: np.ndarray, radius: int) -> np.n
 
 def _side(u_hw: np.ndarray, v_hw: np.ndarray, turn: float) -> np.ndarray:
     """Return the distance of each sample in the direction at `turn` of a circle from straight down."""
-    cos, sin = round(256 * math.cos(math.tau * turn)), round(256 * math.sin(math.tau * turn))
-    return (cos * v_hw - sin * u_hw) >> 8
+    return _rotated(u_hw, v_hw, turn)[1]
 
 
 def _pattern(texture: str, s_hw: np.ndarray, t_hw: np.ndarray) -> np.ndarray:

@@ -13,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
 from random import Random
+from typing import Any
 
 import numpy as np
 import torch
@@ -78,17 +79,17 @@ def train_batches(
             be decoded takes its place, so that a step still sees `batch_size` images.
     """
 
+    # The rows of each batch and their positions in the run, which seed the augmentation.
     def parts() -> Iterator[list[tuple[int, int]]]:
         for step in steps:
             examples = sampler.rows_of_step(step)
             for first in range(0, len(examples), per_device_batch):
                 yield examples[first : first + per_device_batch]
 
-    def load(examples: list[tuple[int, int]]) -> list[Example]:
-        return [load_one(row, position) for row, position in examples]
-
-    def load_one(row: int, position: int) -> Example:
+    def load(example: tuple[int, int]) -> Example:
+        row, position = example
         skipped: tuple[str, ...] = ()
+        # An undecodable image is replaced by that of the next row, which is augmented in its place.
         for _ in range(TRIES_PER_EXAMPLE):
             try:
                 image_HWC, label = read_example(split, row)
@@ -125,10 +126,7 @@ def eval_batches(
     undecodable image is left out, never replaced.
     """
 
-    def load(rows: range) -> list[Example]:
-        return [load_one(row) for row in rows]
-
-    def load_one(row: int) -> Example:
+    def load(row: int) -> Example:
         try:
             image_HWC, label = read_example(split, row)
         except DataError:
@@ -182,7 +180,7 @@ def check_images(split: Split, *, rank: int, world_size: int, num_threads: int) 
 
 def _in_threads(
     parts: Iterable[Sequence],
-    load: Callable[[Sequence], list[Example]],
+    load: Callable[[Any], Example],
     *,
     image_size: tuple[int, int],
     num_threads: int,
@@ -196,7 +194,7 @@ def _in_threads(
             # Each part is loaded by all threads, in chunks of neighbouring examples.
             chunk = max(1, -(-len(part) // num_threads))
             chunks = [part[first : first + chunk] for first in range(0, len(part), chunk)]
-            waiting.append([pool.submit(load, chunk) for chunk in chunks])
+            waiting.append([pool.submit(lambda rows: [*map(load, rows)], chunk) for chunk in chunks])
             examples_ahead += len(part)
             # At least two batches are kept ahead, and enough examples to keep every thread busy.
             while len(waiting) > 2 and examples_ahead > 4 * num_threads:

@@ -77,14 +77,12 @@ def step_positions(step: int, *, batch_size: int, rank: int, world_size: int) ->
 
 def rows_at(positions: range, *, num_examples: int, seed: int) -> np.ndarray:
     """Return the row of a table at each position of the run, (N,) int64."""
-    positions_N = np.arange(positions.start, positions.stop, dtype=np.int64)
-    epochs_N, places_N = np.divmod(positions_N, num_examples)
-    rows_N = np.empty_like(places_N)
-    for epoch in np.unique(epochs_N):
-        here = epochs_N == epoch
-        key = derive_seed(seed, "order", int(epoch))
-        rows_N[here] = permute(places_N[here], num_examples=num_examples, key=key)
-    return rows_N
+
+    def rows_of(epoch: int, places_N: np.ndarray) -> np.ndarray:
+        return permute(places_N, num_examples=num_examples, key=derive_seed(seed, "order", epoch))
+
+    epochs_N, places_N = np.divmod(np.arange(positions.start, positions.stop, dtype=np.int64), num_examples)
+    return _by_group(epochs_N, places_N, rows_of)
 
 
 def row_ranges(num_rows: int, size: int, *, rank: int = 0, world_size: int = 1) -> Iterator[range]:
@@ -119,16 +117,17 @@ class StreamOrder:
         """Return the row of the shards at each position of the run, (N,) int64."""
         positions_N = np.arange(positions.start, positions.stop, dtype=np.int64)
         epochs_N, places_N = np.divmod(positions_N, self.num_examples)
-        rows_N = np.empty_like(places_N)
-        for epoch in np.unique(epochs_N):
-            here = epochs_N == epoch
-            shuffled_N = self._within_windows(int(epoch), places_N[here])
-            # The block that holds each place in the epoch's order of blocks, and the row inside it.
-            blocks, ends = self._blocks_of(int(epoch))
-            block_N = np.searchsorted(ends, shuffled_N, side="right")
-            sizes = np.diff(self.starts)[blocks]
-            rows_N[here] = self.starts[blocks[block_N]] + shuffled_N - (ends - sizes)[block_N]
-        return rows_N
+        return _by_group(epochs_N, places_N, self._rows_of_epoch)
+
+    def _rows_of_epoch(self, epoch: int, places_N: np.ndarray) -> np.ndarray:
+        windows_N, offsets_N = np.divmod(places_N, self.window)
+        shuffled_N = windows_N * self.window
+        shuffled_N += _by_group(windows_N, offsets_N, partial(self._within_window, epoch))
+        # The block that holds each place in the epoch's order of blocks, and the row inside it.
+        blocks, ends = self._blocks_of(epoch)
+        block_N = np.searchsorted(ends, shuffled_N, side="right")
+        sizes = np.diff(self.starts)[blocks]
+        return self.starts[blocks[block_N]] + shuffled_N - (ends - sizes)[block_N]
 
     def _shuffled_blocks(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the epoch's order of blocks, and the place at which each of them ends."""
@@ -137,32 +136,31 @@ class StreamOrder:
         blocks = permute(np.arange(num_blocks), num_examples=num_blocks, key=key)
         return blocks, np.cumsum(np.diff(self.starts)[blocks])
 
-    def _within_windows(self, epoch: int, places_N: np.ndarray) -> np.ndarray:
-        """Permute places of an epoch, each within its window."""
-        shuffled_N = np.empty_like(places_N)
-        windows_N = places_N // self.window
-        for window in np.unique(windows_N):
-            here = windows_N == window
-            first = int(window) * self.window
-            length = min(self.window, self.num_examples - first)
-            inside_N = places_N[here] - first
-            shuffled_N[here] = first + self._within_one(epoch, int(window), length, inside_N)
-        return shuffled_N
-
-    def _within_one(self, epoch: int, window: int, length: int, places_N: np.ndarray) -> np.ndarray:
+    def _within_window(self, epoch: int, window: int, places_N: np.ndarray) -> np.ndarray:
         """Permute places of one window; lane k of each of its steps stays in the k-th part of the window."""
+        length = min(self.window, self.num_examples - window * self.window)
         lanes = self.lanes if length == self.window else 1  # the last window of an epoch is of any length
         per_step, lane_length = self.batch_size // lanes, length // lanes
         steps_N, in_step_N = np.divmod(places_N, self.batch_size)
         lanes_N, in_lane_N = np.divmod(in_step_N, per_step)
         in_lane_N += steps_N * per_step
-        shuffled_N = np.empty_like(places_N)
-        for lane in np.unique(lanes_N):
-            here = lanes_N == lane
-            key = derive_seed(self.seed, "window", epoch, window, int(lane))
-            permuted_N = permute(in_lane_N[here], num_examples=lane_length, key=key)
-            shuffled_N[here] = lane * lane_length + permuted_N
-        return shuffled_N
+
+        def within_lane(lane: int, places_N: np.ndarray) -> np.ndarray:
+            key = derive_seed(self.seed, "window", epoch, window, lane)
+            return lane * lane_length + permute(places_N, num_examples=lane_length, key=key)
+
+        return _by_group(lanes_N, in_lane_N, within_lane)
+
+
+def _by_group(
+    groups_N: np.ndarray, places_N: np.ndarray, permuted: Callable[[int, np.ndarray], np.ndarray]
+) -> np.ndarray:
+    """Permute the places of each group by a function of the group and its places, (N,) int64."""
+    result_N = np.empty_like(places_N)
+    for group in np.unique(groups_N):
+        here = groups_N == group
+        result_N[here] = permuted(int(group), places_N[here])
+    return result_N
 
 
 def permute(places_N: np.ndarray, *, num_examples: int, key: int) -> np.ndarray:

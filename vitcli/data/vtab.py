@@ -7,7 +7,7 @@ column as TensorFlow Datasets has it, and raises ValueError for a value without 
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 VTAB = "vtab"  # all tasks; each is the alias vtab/<task>
@@ -23,33 +23,12 @@ SPRITES_X, SPRITES_ORIENTATIONS, SPRITES_CLASSES = 32, 40, 16
 
 
 def class_of(rule: str, value: Any) -> int:
-    """Return the class of one value of a raw column; recipes/datasets.toml names the rule of each column.
+    """Return the class of one value of a raw column by one of RULES; recipes/datasets.toml names it.
 
     Raises:
         ValueError: the value has no class.
     """
-    match rule:
-        case "clevr_count":
-            return clevr_count(value)
-        case "clevr_distance":
-            return clevr_distance(value)
-        case "kitti_distance":
-            return kitti_distance(value)
-        case "dsprites_x":
-            return grouped(value, SPRITES_X)
-        case "dsprites_x_value":
-            return grouped(_on_grid(value, 1.0, SPRITES_X), SPRITES_X)
-        case "dsprites_orientation":
-            return grouped(value, SPRITES_ORIENTATIONS)
-        case "dsprites_orientation_value":
-            return grouped(_on_grid(value, 2 * math.pi, SPRITES_ORIENTATIONS), SPRITES_ORIENTATIONS)
-        case "smallnorb_azimuth":
-            return _within(value, 18)
-        case "smallnorb_elevation":
-            return _within(value, 9)
-        case "azimuth_degrees":
-            return _within(math.floor(value / 20), 18)
-    raise AssertionError(rule)
+    return RULES[rule](value)
 
 
 def clevr_count(objects: Any) -> int:
@@ -103,3 +82,19 @@ def _within(label: int, count: int) -> int:
     if not 0 <= label < count:
         raise ValueError(f"{label} is not one of 0 ... {count - 1}")
     return label
+
+
+RULES: dict[str, Callable[[Any], int]] = {
+    "clevr_count": clevr_count,
+    "clevr_distance": clevr_distance,
+    "kitti_distance": kitti_distance,
+    "dsprites_x": lambda value: grouped(value, SPRITES_X),
+    "dsprites_x_value": lambda value: grouped(_on_grid(value, 1.0, SPRITES_X), SPRITES_X),
+    "dsprites_orientation": lambda value: grouped(value, SPRITES_ORIENTATIONS),
+    "dsprites_orientation_value": lambda value: grouped(
+        _on_grid(value, 2 * math.pi, SPRITES_ORIENTATIONS), SPRITES_ORIENTATIONS
+    ),
+    "smallnorb_azimuth": lambda value: _within(value, 18),
+    "smallnorb_elevation": lambda value: _within(value, 9),
+    "azimuth_degrees": lambda value: _within(math.floor(value / 20), 18),
+}

@@ -64,14 +64,10 @@ def _protocol(opened: Mapping[str, Opener], name: str) -> dict[str, Opener]:
     if "train" not in opened:
         return {}
     num_train, num_val = vtab.TRAIN_ROWS, vtab.VAL_ROWS
-
-    def train() -> datasets.Dataset:
-        return _rows(opened["train"](), 0, num_train, f"{name}, split train")
-
-    def val() -> datasets.Dataset:
-        if "validation" in opened:
-            return _rows(opened["validation"](), 0, num_val, f"{name}, split validation")
-        return _rows(opened["train"](), num_train, num_train + num_val, f"{name}, split train")
+    train = partial(_rows, opened, "train", 0, num_train, name)
+    val = partial(_rows, opened, "train", num_train, num_train + num_val, name)
+    if "validation" in opened:
+        val = partial(_rows, opened, "validation", 0, num_val, name)
 
     def both() -> datasets.Dataset:
         parts = [train(), val()]
@@ -87,11 +83,12 @@ def _protocol(opened: Mapping[str, Opener], name: str) -> dict[str, Opener]:
     return {f"train{num_train}": train, f"val{num_val}": val, f"train{num_train}val{num_val}": both}
 
 
-def _rows(table: datasets.Dataset, first: int, last: int, where: str) -> datasets.Dataset:
+def _rows(opened: Mapping[str, Opener], split: str, first: int, last: int, name: str) -> datasets.Dataset:
+    table = opened[split]()
     if len(table) < last:
         raise DataError(
             f"VTAB needs {last} rows, and there are {len(table)}",
-            where=where,
+            where=f"{name}, split {split}",
             fix="copy the whole data set there, or name other rows: --set data.train_split=train",
         )
     return table.select(range(first, last))

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from vitcli.data.layouts import split_of
 from vitcli.data.shards import parquet, webdataset
-from vitcli.data.shards.paths import COMPRESSED, PLACES, compressed, kind_of
+from vitcli.data.shards.paths import kind_of
 from vitcli.data.shards.remote import (
     BlockCache,
     Columns,
@@ -48,7 +48,7 @@ def open_shards(
     of blocks, and one block for each thread that reads or holds one.
 
     Args:
-        urls: all of one split, as `find_shards` returns them.
+        urls: all of one split and kind, as `find_shards` returns them.
         name: of the split, for messages.
         image_column, label_column: a column of Parquet; of .tar the suffix of a member ("jpg", "cls") or, for
             labels, a field of its .json. Needed where types and usual names are ambiguous.
@@ -56,12 +56,12 @@ def open_shards(
         num_classes: needed where neither class names nor the shards give it.
 
     Raises:
-        DataError: no shards or no rows; shards of two splits or kinds; a missing, damaged or compressed one;
-            columns or classes that differ between them; an unknown number of classes; or a block larger than
-            the cache.
+        DataError: no rows; shards of two splits; a missing, damaged or compressed one; columns or classes
+            that differ between them; an unknown number of classes; or a block larger than the cache.
     """
     # Rows and columns of each shard, from footers and indices, a few shards side by side.
-    kind = _check_together(urls, name)
+    _check_one_split(urls, name)
+    kind = kind_of(urls[0])
     files = each(locate, urls)
     columns_named = dict(image_column=image_column, label_column=label_column)
     if kind == ".parquet":
@@ -184,18 +184,8 @@ def _index_of(starts: list[int], row: int) -> int:
     return bisect_right(starts, row) - 1
 
 
-def _check_together(urls: Sequence[str], name: str) -> str:
-    """Return the kind of the shards; refuse those that cannot belong to one split."""
-    if not urls:
-        raise DataError(f"{name} has no shards", where="--dataset", fix=PLACES)
-    kinds = {kind_of(url): url for url in reversed(urls)}
-    for kind, url in kinds.items():
-        if kind in COMPRESSED:
-            raise compressed(url)
-        if kind is None or len(kinds) > 1:
-            what = "is no shard" if kind is None else f"and {shown(urls[0])} are of two kinds"
-            raise DataError(f"{shown(url)} {what}", where=name, fix=PLACES)
-    # The parts of their paths that not all have in common must not name different splits.
+def _check_one_split(urls: Sequence[str], name: str) -> None:
+    """Refuse shards whose paths, without the parts that all have in common, name different splits."""
     parts = {url: shown(url).split("/") for url in reversed(urls)}
     common = set.intersection(*map(set, parts.values()))
     distinct = {url: [part for part in path if part not in common] for url, path in parts.items()}
@@ -207,7 +197,6 @@ def _check_together(urls: Sequence[str], name: str) -> str:
             where=" and ".join(shown(url) for url in list(splits.values())[:2]),
             fix="open each split by itself, or rename the files",
         )
-    return next(iter(kinds))
 
 
 def _same_columns(files: Sequence[ShardFile], contents: Sequence[Contents]) -> Columns | None:
