@@ -62,16 +62,11 @@ def _type_name(feature) -> str:
 
 def _is_label(feature) -> bool:
     """Return whether a type may be a class: ClassLabel, integer, string, or a list of the first two."""
+    types = ("int", "uint", "string", "large_string", "bool")
     if isinstance(feature, datasets.List | datasets.LargeList):
-        inner = feature.feature
-        is_number = isinstance(inner, datasets.Value) and inner.dtype.startswith(("int", "uint"))
-        return isinstance(inner, datasets.ClassLabel) or is_number
-    is_value = isinstance(feature, datasets.Value) and _may_be_label(feature.dtype)
+        feature, types = feature.feature, ("int", "uint")
+    is_value = isinstance(feature, datasets.Value) and feature.dtype.startswith(types)
     return is_value or isinstance(feature, datasets.ClassLabel)
-
-
-def _may_be_label(dtype: str) -> bool:
-    return dtype.startswith(("int", "uint", "string", "large_string", "bool"))
 
 
 def _pick_column(

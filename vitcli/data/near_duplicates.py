@@ -8,6 +8,7 @@ Letters: N, M images of the two splits, P pairs, H, W height and width.
 
 import csv
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -220,20 +221,12 @@ def _first_64_bits(*parts: bytes | memoryview) -> int:
     return int.from_bytes(digest.digest()[:8], "big")
 
 
-def _cosines() -> np.ndarray:
-    """Return the matrix of the discrete cosine transform (DCT-II), (SIDE, SIDE): row k is the k-th cosine."""
-    k, x = np.meshgrid(np.arange(SIDE), np.arange(SIDE), indexing="ij")
-    return np.cos(np.pi * k * (2 * x + 1) / (2 * SIDE)) * np.where(k == 0, np.sqrt(0.5), 1.0)
-
-
-def _lowest() -> tuple[np.ndarray, np.ndarray]:
-    """Return rows and columns of the 64 lowest frequencies without the constant one, the brightness."""
-    order = sorted((i + j, i, j) for i in range(SIDE) for j in range(SIDE))[1 : NUM_BITS + 1]
-    return np.array([i for _, i, _ in order]), np.array([j for _, _, j in order])
-
-
-COSINES = _cosines()
-LOWEST = _lowest()
+# The matrix of the discrete cosine transform (DCT-II): row k is the k-th cosine, sampled at x.
+_k, _x = np.meshgrid(np.arange(SIDE), np.arange(SIDE), indexing="ij")
+COSINES = np.cos(np.pi * _k * (2 * _x + 1) / (2 * SIDE)) * np.where(_k == 0, np.sqrt(0.5), 1.0)
+# Rows and columns of the 64 lowest frequencies after the constant one, which is the brightness.
+_by_frequency = sorted((i + j, i, j) for i in range(SIDE) for j in range(SIDE))[1 : NUM_BITS + 1]
+LOWEST = tuple(np.array(_by_frequency).T[1:])
 
 
 def perceptual_hash(image_HWC: np.ndarray) -> int | None:
@@ -294,25 +287,25 @@ class DuplicatePairs:
         self.closest: list[tuple[int, int, int, int]] = []  # kind, bits, row, other row
 
     def blocks(self) -> Iterator[np.ndarray]:
-        """Yield (P, 4) int64: kind, differing bits, row and other row of some pairs."""
+        """Count all pairs and yield them in blocks, (P, 4) int64: kind, differing bits, row and other row."""
         a, b = self.a, self.b
         for i_P, j_P, bits_P in near_pairs(a.looks_N, b.looks_N, distance=self.distance, within=self.within):
             is_same_file_P = a.files_N[i_P] == b.files_N[j_P]
             is_same_pixels_P = a.pixels_N[i_P] == b.pixels_N[j_P]
             kinds_P = np.where(is_same_file_P, 0, np.where(is_same_pixels_P, 1, 2))
-            yield np.stack((kinds_P, bits_P, a.rows_N[i_P], b.rows_N[j_P]), axis=1).astype(np.int64)
+            block_P4 = np.stack((kinds_P, bits_P, a.rows_N[i_P], b.rows_N[j_P]), axis=1).astype(np.int64)
+            self._count(block_P4)
+            yield block_P4
 
     def count(self) -> None:
-        for block_P4 in self.blocks():
-            self._count(block_P4)
+        deque(self.blocks(), maxlen=0)  # counts alone: no block is kept
 
     def write(self, path: Path) -> None:
-        """Write all pairs as CSV and count them."""
+        """Write all pairs as CSV while they are counted."""
         with path.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, COLUMNS)
             writer.writeheader()
             for block_P4 in self.blocks():
-                self._count(block_P4)
                 writer.writerows(self._with_places(pair) for pair in block_P4.tolist())
 
     def result(self) -> dict[str, Any]:

@@ -216,11 +216,7 @@ def _same_columns(files: Sequence[ShardFile], contents: Sequence[Contents]) -> C
 
 
 def _num_classes(
-    files: Sequence[ShardFile],
-    contents: Sequence[Contents],
-    columns: Columns,
-    given: int | None,
-    name: str,
+    files: Sequence[ShardFile], contents: Sequence[Contents], columns: Columns, given: int | None, name: str
 ) -> int:
     """Return the number of class names, else the given number, else one more than the largest label."""
     ranges = [shard.labels for shard in contents if sum(shard.counts)]

@@ -218,6 +218,7 @@ def _samples(file: ShardFile, label_column: str | None) -> dict[str, dict[str, M
             offset, size = member.offset_data, member.size
             if not 0 <= size <= file.size - offset:
                 raise ValueError(f"it ends inside member {member.name!r}")
+            # A member belongs to the sample of its path up to the first dot; anything but files is ignored.
             folder, name = posixpath.split(member.name)
             stem, _, suffix = name.partition(".")
             if not member.isreg() or member.issparse() or not stem or not suffix:
