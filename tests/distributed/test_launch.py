@@ -36,7 +36,7 @@ def told(code: int, message: str, at: float = 1.0) -> dict:
     return {"exit_code": code, "message": message, "where": "here", "fix": "this", "at": at}
 
 
-def test_the_first_error_that_is_not_an_echo_wins():
+def test_the_first_error_that_is_not_a_lost_connection_wins():
     failures = {
         0: failure(7, told(7, "a peer is gone", at=1.0)),
         1: failure(3, told(3, "a bad image", at=2.0)),
@@ -54,11 +54,11 @@ def test_a_killed_process_is_named_even_if_its_peers_complain():
         launch._first_failure(failures)
 
 
-def test_processes_that_stopped_politely_give_their_exit_code():
+def test_processes_that_stopped_after_saving_give_their_exit_code():
     assert launch._first_failure({0: failure(143), 1: failure(143)}) == 143
 
 
-def test_an_error_left_for_the_launcher_is_what_it_finds(tmp_path, monkeypatch):
+def test_the_launcher_raises_the_reported_error(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
     monkeypatch.setenv(launch.LAUNCHED, "1")
 
@@ -69,7 +69,7 @@ def test_an_error_left_for_the_launcher_is_what_it_finds(tmp_path, monkeypatch):
         launch._first_failure({0: SimpleNamespace(exitcode=3, pid=1, error_file_data=left)})
 
 
-def test_a_bug_in_a_process_is_told_as_it_was_and_exits_1():
+def test_a_bug_in_a_process_is_reported_as_it_was_and_exits_1():
     bug = told(1, "a bug in vit: KeyError: 'x'") | {"where": "the traceback is in /run/vit-crash-7.txt"}
 
     with pytest.raises(VitError, match="a bug in vit: KeyError") as raised:
@@ -79,7 +79,7 @@ def test_a_bug_in_a_process_is_told_as_it_was_and_exits_1():
     assert VitError.exit_code == 2
 
 
-def test_without_our_launcher_a_process_speaks_for_itself(monkeypatch):
+def test_without_our_launcher_a_process_prints_its_own_error(monkeypatch):
     monkeypatch.delenv(launch.LAUNCHED, raising=False)
 
     assert not launch.report_to_launcher(VitError("x", where="y", fix="z"))

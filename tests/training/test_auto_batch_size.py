@@ -52,11 +52,11 @@ def test_sizes_are_tried_from_the_largest_down(monkeypatch):
     assert not model[2].running_mean.any()  # what the trial passes left is taken back
 
 
-def test_every_process_takes_what_the_smallest_device_takes(monkeypatch):
+def test_every_process_uses_what_fits_on_the_smallest_device(monkeypatch):
     assert fitting_size(Machine(most=16, other=2), monkeypatch)[0] == 2
 
 
-def test_a_device_that_takes_nothing_is_told_so(monkeypatch):
+def test_a_device_on_which_nothing_fits_is_an_error(monkeypatch):
     with pytest.raises(MachineError, match="not even 1 images"):
         fitting_size(Machine(most=0), monkeypatch)
 
@@ -91,7 +91,7 @@ def test_a_cpu_compares_with_the_memory_that_is_free(monkeypatch):
     assert found == 8
 
 
-def test_the_command_takes_auto_and_keeps_it_when_it_goes_on(photos, tmp_path):
+def test_auto_is_kept_when_a_run_resumes(photos, tmp_path):
     words = (*SMALL, "--dataset", photos, "--batch-size", 12, "--per-device-batch", "auto")
     plan = run(*words, "--dry-run", "--steps", 3).json
     assert (plan["per_device_batch"], plan["accumulation_steps"]) == (12, 1)

@@ -38,7 +38,7 @@ def put_back(run_dir) -> None:
         aside.rename(aside.with_name(aside.name.removeprefix("damaged_")))
 
 
-def test_what_is_saved_comes_back_and_training_goes_on_the_same(tmp_path, net):
+def test_training_continues_the_same_from_a_checkpoint(tmp_path, net):
     model, optimizer = net
     save(tmp_path, 7, net, note="here")
     found, notes = checkpoint.read(tmp_path, 7), checkpoint.find_newest(tmp_path)[1]
@@ -76,7 +76,7 @@ def test_milestones_are_kept_for_ever(tmp_path, net):
     ]
 
 
-def test_a_copy_is_of_its_moment(net):
+def test_a_copy_does_not_change_with_the_model(net):
     model, optimizer = net
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     copied = checkpoint.copy_tensors(model, optimizer, dict(model.state_dict()))

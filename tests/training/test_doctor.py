@@ -6,7 +6,7 @@ from tests.conftest import run
 from vitcli.training import doctor
 
 
-def test_it_tells_what_a_run_would_find():
+def test_the_environment_of_runs_is_reported():
     told = run("doctor", "--json").json
     text = run("doctor").out
 
@@ -31,7 +31,7 @@ SMALL = (
 
 
 @pytest.mark.slow
-def test_a_killed_run_is_proved_to_end_with_the_bits_of_an_unbroken_one(photos):
+def test_a_killed_run_is_proven_to_end_with_the_bits_of_an_uninterrupted_one(photos):
     proved = run(*SMALL, "--dataset", photos, "--batch-size", 8, "--kills", 2, "--json", "--quiet").json
 
     assert proved["same_bits"] and len(proved["killed_at"]) == 2

@@ -41,7 +41,7 @@ def test_a_split_that_is_no_tree_is_refused_with_those_that_are(photos, tmp_path
 
 
 @pytest.mark.slow
-def test_a_run_may_go_on_with_another_number_of_processes(photos, tmp_path):
+def test_a_run_may_resume_with_another_number_of_processes(photos, tmp_path):
     assert exact_run(photos, tmp_path / "unbroken", processes=1, steps=24).returncode == 0
     broken = tmp_path / "broken"
     for processes, at in ((2, 3), (4, 8), (1, 13)):

@@ -62,7 +62,7 @@ def unbroken(photos, tmp_path_factory) -> Path:
     return path
 
 
-def test_a_run_leaves_the_whole_folder_and_prints_its_summary(photos, tmp_path):
+def test_a_run_writes_its_whole_folder_and_prints_its_summary(photos, tmp_path):
     summary = small_run(photos, tmp_path / "run", "--batch-size", 8, steps=3)
 
     assert json.loads((tmp_path / "run/summary.json").read_text()) == summary
@@ -127,7 +127,7 @@ def test_a_folder_with_another_recipe_is_refused_with_the_keys_that_differ(photo
 
 
 @pytest.mark.parametrize("at", [pytest.param(1, marks=pytest.mark.slow), 5])
-def test_a_run_stopped_by_sigterm_goes_on_bit_for_bit(photos, unbroken, tmp_path, at):
+def test_a_run_stopped_by_sigterm_resumes_bit_for_bit(photos, unbroken, tmp_path, at):
     out = tmp_path / "run"
     when_logged(out, at, lambda: os.kill(os.getpid(), signal.SIGTERM))
     stopped = run(*SMALL, "--dataset", photos, "--out", out, "--steps", 8, *TRICKY)
@@ -140,7 +140,7 @@ def test_a_run_stopped_by_sigterm_goes_on_bit_for_bit(photos, unbroken, tmp_path
 
 
 @pytest.mark.slow
-def test_a_run_killed_at_once_goes_on_bit_for_bit(photos, unbroken, tmp_path):
+def test_a_killed_run_resumes_bit_for_bit(photos, unbroken, tmp_path):
     out = tmp_path / "run"
     words = [*SMALL, "--dataset", photos, "--out", out, "--steps", 8, *TRICKY]
     killer = Killer(out, at=4)
@@ -151,7 +151,7 @@ def test_a_run_killed_at_once_goes_on_bit_for_bit(photos, unbroken, tmp_path):
     assert fingerprint(out) == fingerprint(unbroken)
 
 
-def test_a_damaged_checkpoint_is_passed_over_and_said_so(photos, unbroken, tmp_path):
+def test_a_damaged_checkpoint_is_skipped_with_a_note(photos, unbroken, tmp_path):
     out = tmp_path / "run"
     when_logged(out, 7, lambda: os.kill(os.getpid(), signal.SIGTERM))
     run(*SMALL, "--dataset", photos, "--out", out, "--steps", 8, *TRICKY)
@@ -196,7 +196,7 @@ def test_two_processes_give_the_run_of_one(photos, tmp_path):
     assert (summary["top1"], summary["num_eval_examples"]) == (alone["top1"], 10)
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_and_leaves_the_last_checkpoint(photos, tmp_path):
+def test_a_non_finite_loss_stops_the_run_and_keeps_the_last_checkpoint(photos, tmp_path):
     out = tmp_path / "run"
     outcome = run(*SMALL, "--dataset", photos, "--out", out, "--steps", 20, "--batch-size", 8, "--lr", "1e38",
                   "--set", "optimizer.clip=0", "--set", "train.save_every=1")  # fmt: skip
@@ -252,7 +252,7 @@ class Killer:
         when_logged(self.run_dir, self.at, process.kill)
 
 
-def test_a_tracker_gets_what_metrics_get(photos, tmp_path):
+def test_a_tracker_receives_every_metrics_record(photos, tmp_path):
     pytest.importorskip("tensorboard", reason="the track extra is not installed")
     small_run(photos, tmp_path / "run", "--batch-size", 8, "--track", "tensorboard", steps=2)
 

@@ -138,7 +138,7 @@ def test_a_checkpoints_position_embedding_is_resampled_as_the_recipe_says(starte
         (("model.ckpt=random",), "fresh weights need the name of a network"),
     ],
 )
-def test_what_fine_tuning_cannot_honour_is_refused(photos, settings, words):
+def test_settings_that_do_not_apply_to_fine_tuning_are_refused(photos, settings, words):
     more = [word for setting in settings for word in ("--set", setting)]
     outcome = run("finetune", "--dataset", str(photos), "--recipe", "finetune/default", "--lr", "0.1", *more)
 

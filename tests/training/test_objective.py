@@ -65,7 +65,7 @@ def test_a_batch_has_the_mean_of_its_images(name):
 
 
 @pytest.mark.parametrize("name", ["softmax", "sigmoid"])
-def test_half_precision_logits_are_taken_to_float32_first(name):
+def test_half_precision_logits_are_converted_to_float32_first(name):
     logits, labels = torch.from_numpy(LOGITS).bfloat16(), torch.from_numpy(LABELS)
     loss = loss_fn(name, label_smoothing=0.0)
 
@@ -73,7 +73,7 @@ def test_half_precision_logits_are_taken_to_float32_first(name):
     assert torch.equal(loss(logits, labels), loss(logits.float(), labels))
 
 
-def test_the_gradient_of_softmax_is_share_minus_target():
+def test_the_gradient_of_softmax_is_probability_minus_target():
     logits, labels = tensors()
     logits = logits.float().requires_grad_()
     softmax_xent(logits, labels).backward()
@@ -82,7 +82,7 @@ def test_the_gradient_of_softmax_is_share_minus_target():
     np.testing.assert_allclose(logits.grad, (shares - ONE_HOT) / 6, atol=1e-6)
 
 
-def test_several_right_classes_are_several_answers_of_yes():
+def test_several_correct_classes_are_several_positive_targets():
     torch.manual_seed(0)
     logits_BK = torch.randn(2, 4)
     labels_BM = torch.tensor([[0, 3, -1], [2, -1, -1]])
@@ -96,7 +96,7 @@ def test_several_right_classes_are_several_answers_of_yes():
 
 
 @pytest.mark.parametrize("name", ["softmax", "sigmoid"])
-def test_mixed_pictures_have_the_loss_of_mixed_targets(name):
+def test_mixed_images_have_the_loss_of_mixed_targets(name):
     class Pixels(torch.nn.Module):
         def forward(self, images_BCHW):
             self.seen = images_BCHW
@@ -120,7 +120,7 @@ def test_mixed_pictures_have_the_loss_of_mixed_targets(name):
     assert torch.equal(supervised(loss_fn(name, label_smoothing=0.0), mixup=0.4)(model, images, labels), loss)
 
 
-def test_without_mixup_pictures_and_loss_are_as_they_are():
+def test_without_mixup_images_and_loss_are_unchanged():
     def model(images_BCHW):
         return images_BCHW.flatten(1)
 

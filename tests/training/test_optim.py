@@ -139,7 +139,7 @@ def test_gradients_within_the_limit_and_without_one_stay_bit_for_bit(max_norm):
     assert [parameter.grad.item() for parameter in parameters] == [3.0, 4.0]
 
 
-def test_gradients_of_zero_stay_zero_and_frozen_parameters_are_passed_over():
+def test_zero_gradients_stay_zero_and_frozen_parameters_are_skipped():
     frozen = nn.Parameter(torch.ones(2))
     (parameter,) = with_gradients([0.0, 0.0])
 
@@ -170,7 +170,7 @@ def test_after_the_first_update_the_average_is_the_weights_themselves():
     assert average.tensors["weight"].tolist() == [[0.3]]
 
 
-def test_an_average_that_was_saved_and_restored_goes_on_as_if_nothing_had_happened():
+def test_a_restored_average_continues_as_the_original_would():
     model = one_weight([1.0])
     unbroken = WeightAverage(model, factor=0.9)
     unbroken.update(model, num_updates=1)
@@ -183,7 +183,7 @@ def test_an_average_that_was_saved_and_restored_goes_on_as_if_nothing_had_happen
     assert resumed.tensors["weight"].item() == unbroken.tensors["weight"].item() != 4.0
 
 
-def test_a_counter_among_the_weights_is_taken_over_and_not_averaged():
+def test_a_counter_among_the_weights_is_copied_and_not_averaged():
     model = nn.BatchNorm1d(2)
     average = WeightAverage(model, factor=0.9)
     for number in (1, 2, 3):

@@ -31,7 +31,7 @@ def test_a_run_folder_that_a_process_does_not_see_is_refused(tmp_path, token):
     check_shared(SecondProcess(), tmp_path)
 
 
-def test_a_probe_that_cannot_be_opened_is_told_before_there_is_a_run(photos, tmp_path):
+def test_a_probe_that_cannot_be_opened_is_an_error_before_the_run_folder_exists(photos, tmp_path):
     words = (*SMALL, "--dataset", photos, "--steps", 2, "--out", tmp_path / "run")
     ended = run(*words, "--set", "eval.probe=/nowhere/pictures", "--set", "eval.probe_shots=1")
 

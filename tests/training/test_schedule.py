@@ -80,7 +80,7 @@ def test_a_run_of_nothing_but_warm_up_has_a_rate_at_every_step():
         (300, IMAGENET, 93_835),
     ],
 )
-def test_the_papers_epochs_come_to_the_papers_steps(epochs, num_examples, steps):
+def test_the_epochs_of_the_paper_are_the_steps_of_the_paper(epochs, num_examples, steps):
     found = schedule.duration_steps(steps=None, epochs=epochs, num_examples=num_examples, batch_size=4096)
 
     assert found == steps
@@ -92,7 +92,7 @@ def test_steps_are_taken_as_they_are_and_a_short_epoch_is_one_step():
 
 
 @pytest.mark.parametrize(("warmup", "steps"), [(0, 0), (500, 500), ("0%", 0), ("10%", 100), ("2.5%", 25)])
-def test_a_warm_up_is_given_in_steps_or_as_a_share_of_the_run(warmup, steps):
+def test_a_warm_up_is_given_in_steps_or_as_a_fraction_of_the_run(warmup, steps):
     assert schedule.warmup_steps(warmup, 1_000) == steps
 
 

@@ -45,7 +45,7 @@ def children_of(pid: int) -> list[int]:
 
 
 @pytest.mark.slow
-def test_two_processes_of_slices_learn_what_one_learns(photos, tmp_path):
+def test_two_sharded_processes_learn_what_one_process_learns(photos, tmp_path):
     alone, sharded = tmp_path / "alone", tmp_path / "sharded"
     expected = small_run(photos, alone, *WORDS)
     ended = sharded_run(photos, sharded, "--shard", processes=2)
@@ -70,7 +70,7 @@ def test_two_processes_of_slices_learn_what_one_learns(photos, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_stopped_sharded_run_ends_as_the_unbroken_one(photos, tmp_path):
+def test_a_stopped_sharded_run_ends_as_an_uninterrupted_one(photos, tmp_path):
     unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
     dropout = ("--shard", "--set", "model.dropout=0.1")
     assert sharded_run(photos, unbroken, *dropout, processes=2, steps=24).returncode == 0
@@ -120,7 +120,7 @@ def test_processes_killed_at_random_instants_change_no_bit(photos, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_killed_launcher_takes_its_processes_along(photos, tmp_path):
+def test_the_processes_of_a_killed_launcher_end(photos, tmp_path):
     unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
     assert sharded_run(photos, unbroken, "--shard", processes=2, steps=60).returncode == 0
     left: list[int] = []
@@ -145,7 +145,7 @@ def test_a_killed_launcher_takes_its_processes_along(photos, tmp_path):
 
 
 @pytest.mark.slow
-def test_slices_and_whole_tensors_go_on_as_one_another(photos, tmp_path):
+def test_sharded_and_whole_checkpoints_resume_each_other(photos, tmp_path):
     alone, changing = tmp_path / "alone", tmp_path / "changing"
     small_run(photos, alone, *WORDS, steps=24)
 

@@ -93,7 +93,7 @@ def test_every_run_ends_with_the_bits_of_an_ordinary_one(photos, selected, tmp_p
     assert logs[0].read_bytes() == logs[1].read_bytes()
 
 
-def test_the_folder_is_a_checkpoint_and_tells_of_every_run(photos, selected, summary):
+def test_the_folder_is_a_checkpoint_and_lists_every_run(photos, selected, summary):
     assert weights_of(selected) == weights_of(selected / "runs/seed-0")
     scored = run(
         "evaluate", "--ckpt", selected, "--dataset", photos, "--precision", "fp32", "--json", "-q"
@@ -120,7 +120,7 @@ def test_the_same_command_again_trains_nothing_and_another_recipe_is_refused(pho
 
 @pytest.mark.slow
 @pytest.mark.parametrize("at", ["arms/lr-0.05", "runs/seed-0"])
-def test_a_selection_that_was_stopped_goes_on_where_it_was(photos, selected, summary, tmp_path, at):
+def test_a_stopped_sweep_resumes_where_it_was(photos, selected, summary, tmp_path, at):
     out = tmp_path / "all"
     when_logged(out / at, 4, lambda: os.kill(os.getpid(), signal.SIGTERM))
     stopped = run(*BASE, "--dataset", photos, *ASKED, "--out", out)
@@ -140,7 +140,7 @@ def test_each_image_is_decoded_once_for_all_runs(selected, decoded):
 
 
 @pytest.mark.slow
-def test_where_no_memory_is_free_images_are_decoded_again_and_nothing_else_changes(
+def test_without_free_memory_images_are_decoded_again_and_nothing_else_changes(
     photos, selected, summary, tmp_path, monkeypatch
 ):
     monkeypatch.setattr("vitcli.distributed.launch.free_bytes", lambda: 0.0)
@@ -169,7 +169,7 @@ def test_any_key_of_one_value_can_be_chosen_and_every_combination_is_tried(photo
 
 
 @pytest.mark.slow
-def test_an_arm_that_diverges_is_the_worst_and_stops_nothing(photos, tmp_path):
+def test_a_diverged_arm_ranks_last_and_stops_nothing(photos, tmp_path):
     wild = ("--set", "optimizer.clip=0", "--set", "data.dev_fraction=0.25", "--steps", 4, "--batch-size", 8)
     words = (*BASE, "--dataset", photos, *wild, "--lr", "1e38,0.02")
     told = run(*words, "--out", tmp_path / "all").json
@@ -241,7 +241,7 @@ def test_the_plan_counts_every_run(photos):
         (("--lr", "0.1", "--set", "model.pre_logits=[false, true]"), "layer of zeros"),
     ],
 )  # fmt: skip
-def test_lists_that_cannot_be_are_refused_before_anything_runs(photos, tmp_path, words, said):
+def test_impossible_lists_are_refused_before_anything_runs(photos, tmp_path, words, said):
     outcome = run(*BASE, "--dataset", photos, *words, "--out", tmp_path / "all")
 
     assert outcome.code == 2 and said in outcome.json["error"]["message"], outcome.json
@@ -288,7 +288,7 @@ def test_the_time_of_all_runs_is_measured_on_fresh_weights_too():
 
 
 @pytest.mark.slow
-def test_side_by_side_the_runs_are_the_same(photos, selected, summary, tmp_path):
+def test_parallel_runs_are_the_same(photos, selected, summary, tmp_path):
     words = (*BASE, "--dataset", photos, *ASKED, "--arms-parallel", "--num-processes", 2)
     outcome = vit(*words, "--out", tmp_path / "all", env={"OMP_NUM_THREADS": "1"}, timeout=300)
 
@@ -298,7 +298,7 @@ def test_side_by_side_the_runs_are_the_same(photos, selected, summary, tmp_path)
 
 
 @pytest.mark.slow
-def test_a_run_that_fails_side_by_side_is_told_with_what_it_said(photos, tmp_path):
+def test_a_failed_parallel_run_is_reported_with_its_output(photos, tmp_path):
     (tmp_path / "all/runs/seed-1").mkdir(parents=True)
     (tmp_path / "all/.vit.lock").touch()
     (tmp_path / "all/runs/seed-1/mine.txt").write_text("precious")

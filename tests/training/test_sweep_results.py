@@ -20,11 +20,11 @@ def arm(lr: float, top1: float | None, loss: float = 1.0) -> Trial:
         ([arm(0.1, None), arm(0.2, 0.0, 9.0)], 0.2),
     ],
 )
-def test_the_best_has_most_right_then_the_smaller_loss_then_comes_first(arms, lr):
+def test_the_best_trial_has_the_highest_accuracy_then_the_smaller_loss_then_comes_first(arms, lr):
     assert sweep_results.best(arms) == {"optimizer.lr": lr}
 
 
-def test_masked_patches_are_chosen_by_the_share_of_right_colours_else_by_the_loss():
+def test_masked_patches_are_ranked_by_the_fraction_of_correct_colours_else_by_the_loss():
     def masked(right, loss):
         run = {"seed": 0, "patch_accuracy": right, "most_frequent_color": right, "loss": loss}
         return Trial({"model.dropout": loss}, {"runs": [run]}, "")
@@ -43,5 +43,5 @@ def test_masked_patches_are_chosen_by_the_share_of_right_colours_else_by_the_los
         ({"model.ckpt": "runs/a b/"}, "ckpt-runs-a-b"),
     ],
 )
-def test_an_arm_is_called_after_its_values(choice, name):
+def test_an_arm_is_named_by_its_values(choice, name):
     assert sweep_results.name_of(choice) == name

@@ -27,10 +27,10 @@ class DdpSum:
         return nullcontext() if is_last else self.runtime.accelerator.no_sync(self.model)
 
     def add(self) -> None:
-        """Called after each part; autograd has added its gradients already."""
+        """Do nothing after a part: autograd has added its gradients."""
 
     def finish(self) -> None:
-        """Called after the last part; DDP has averaged already."""
+        """Do nothing after the last part: DDP has averaged."""
 
 
 class ShardedSum(DdpSum):

@@ -142,7 +142,7 @@ def train(
 
 
 class StopRequest:
-    """Remember Ctrl-C, SIGTERM or SIGUSR1 until the step is done; a second Ctrl-C exits at once."""
+    """A signal (Ctrl-C, SIGTERM, SIGUSR1), kept until the step is done; a second Ctrl-C exits at once."""
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 

@@ -188,7 +188,7 @@ def fingerprint(job: TrainingJob) -> dict[str, Any]:
 
 
 class Saver:
-    """Saves the checkpoints of a run in a background thread, one at a time; closed at the end of its block.
+    """A background thread that writes the checkpoints of a run, one at a time; it ends with the block.
 
     Args:
         path: the run folder.

@@ -46,7 +46,7 @@ class Trial:
 
     @property
     def rank_key(self) -> tuple[float, float]:
-        """The larger, the better: accuracy (of labels or of patch colours) first, then the smaller loss."""
+        """Rank by accuracy (of labels or of patch colours), then by the smaller loss; largest is best."""
         if self.summary is None:
             return -1.0, -math.inf
         run = self.summary["runs"][0]
