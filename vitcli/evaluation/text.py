@@ -1,7 +1,6 @@
 """Results of `vit evaluate`, `vit compare` and `vit predict` as text for the terminal."""
 
 from pathlib import PurePath
-from textwrap import wrap
 from typing import Any
 
 from vitcli.output.document import simple_table
@@ -15,11 +14,11 @@ from vitcli.output.text import (
     speed,
     terminal_width,
     top5_is_informative,
+    wrapped,
 )
 
 WEAKEST = 3  # classes named as the weakest
 ENOUGH = 5  # images of a class below which its accuracy is not reported
-WIDTH = 68  # characters of a value: 80 with its name
 
 
 def as_text(result: dict[str, Any]) -> str:
@@ -84,30 +83,25 @@ def _rows(result: dict[str, Any]) -> list[tuple[str, str]]:
         counted = (
             f"of {result['num_real_examples']} images with ReaL labels, matched by {result['real_labels_by']}"
         )
-        rows += _lines("ReaL", f"{_with_interval(result, 'real_top1')}, {counted}")
+        rows += wrapped("ReaL", f"{_with_interval(result, 'real_top1')}, {counted}")
     rows += [
         ("loss", f"{result['loss']:.4f} nats (NLL)"),
         ("calibration", f"ECE {result['ece']:.2%}, Brier {result['brier']:.4f}"),
         ("scored on", f"{result['num_eval_examples']} images, {result['eval_split']}"),
     ]
     if "class_map" in result:
-        rows += _lines("class map", _class_map(result))
+        rows += wrapped("class map", _class_map(result))
     weakest = _weakest(result["per_class"] or {})
     return [
         *rows,
         *([("weakest", weakest)] if weakest else []),
         *skipped(result),
         ("model", f"{result['model']}, {result['numerics']}"),
-        *_lines("pixels", f"{result['preprocessing']}, {result['preprocessing_from']}"),
+        *wrapped("pixels", f"{result['preprocessing']}, {result['preprocessing_from']}"),
         ("speed", speed(result)),
         *([("files", result["out"])] if "out" in result else []),
         *([("predictions", result["saved_predictions"])] if "saved_predictions" in result else []),
     ]
-
-
-def _lines(name: str, text: str) -> list[tuple[str, str]]:
-    """Wrap a long value to several rows."""
-    return [("" if number else name, line) for number, line in enumerate(wrap(text, WIDTH))]
 
 
 def _top5(result: dict[str, Any], row: dict[str, Any]) -> str:

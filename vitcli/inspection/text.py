@@ -1,6 +1,5 @@
 """Results of `vit inspect` in words: the text of a terminal, and captions and tables of the page."""
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,7 +8,7 @@ from vitcli.inspection.figures import step_of_tiles
 from vitcli.output import text as output_text
 from vitcli.output.document import Cell, Header, Row, Table
 from vitcli.output.redaction import public_name
-from vitcli.output.text import plain, short_names
+from vitcli.output.text import pairs, plain, short_names, wrapped
 
 Result = Mapping[str, Any]
 
@@ -38,7 +37,6 @@ HEADINGS = {
 DRAWN_FROM = {"distances_compared": "attention_distance", "attention_by_layer": "attention_by_head"}
 ABOUT = "left_out"  # key of the table at the end
 LONGEST = 48  # characters of a name
-WIDTH = 80  # columns of a line on a terminal
 
 
 def names(results: Sequence[Result]) -> list[str]:
@@ -224,7 +222,7 @@ def as_text(result: Result) -> str:
     rows += [("images", line) for line in lines[len(results) :]]
     for each in results:
         rows += output_text.skipped(each)
-    parts = [_wrapped(rows)]
+    parts = [pairs(line for row in rows for line in wrapped(*row))]
 
     # The table of distances; short names, so that six columns fit into a terminal.
     distances = by_layer(results)
@@ -238,10 +236,10 @@ def as_text(result: Result) -> str:
     for row in left_out.rows if left_out else ():
         number = row.head.detail.partition(" ")[0]
         text = " ".join(filter(None, (number, f"{row.head.name}: {row.cells[0].text}")))
-        rows.append(("" if rows else "left out", text))
+        rows += wrapped("" if rows else "left out", text)
     count = sum(len(each["figures"]) for each in results) + bool(result.get("compared", {}).get("figures"))
     files = [("figures", f"{count} in {result['out']}, as PNG and SVG"), ("page", result["page"])]
-    parts.append(_wrapped(rows) + output_text.pairs(files))
+    parts.append(pairs([*rows, *files]))
     return "\n".join(parts)
 
 
@@ -249,12 +247,3 @@ def _short_header(column: Header) -> str:
     """Return the header "1: shortest" for the shortest head of network 1."""
     number = column.detail.removeprefix("network ")
     return f"{number}: {column.name.removesuffix(' head')}" if number else column.name
-
-
-def _wrapped(rows: Sequence[tuple[str, str]]) -> str:
-    """Format names and values, long values on several lines."""
-    lines: list[tuple[str, str]] = []
-    for name, value in rows:
-        parts = textwrap.wrap(plain(value), WIDTH - 12, break_long_words=False, break_on_hyphens=False)
-        lines += [(name if at == 0 else "", part) for at, part in enumerate(parts)]
-    return output_text.pairs(lines)

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import PurePath
 from typing import Any
@@ -46,6 +47,12 @@ def terminal_width() -> int:
 def pairs(rows: Iterable[tuple[str, str]]) -> str:
     """Return one line for each name and value."""
     return "".join(f"{name:<11} {plain(value)}\n" for name, value in rows)
+
+
+def wrapped(name: str, value: str) -> list[tuple[str, str]]:
+    """Break a long value into rows for `pairs` that fit into 80 columns; words and paths stay whole."""
+    lines = textwrap.wrap(plain(value), 68, break_long_words=False, break_on_hyphens=False)
+    return [("" if number else name, line) for number, line in enumerate(lines)]
 
 
 def skipped(result: dict[str, Any]) -> list[tuple[str, str]]:
