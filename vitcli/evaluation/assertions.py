@@ -1,5 +1,6 @@
 """`--assert "top1>=0.92"`: conditions on a result, parsed before any work and checked after it."""
 
+import json
 import math
 import operator
 import re
@@ -33,6 +34,10 @@ class Assertion:
         """Return whether the condition holds for a result; a null value never holds."""
         value = result[self.key]
         return value is not None and RELATIONS[self.relation](value, self.bound)
+
+    def outcome(self, result: dict[str, Any]) -> dict[str, Any]:
+        """Return the entry of the result's "assertions"."""
+        return {"assertion": str(self), "value": result[self.key], "holds": self.holds(result)}
 
 
 def parse(texts: Sequence[str], *, keys: Sequence[str]) -> tuple[Assertion, ...]:
@@ -95,11 +100,7 @@ def failed(
     first, name, result = broken[0]
     more = f"; {len(broken) - 1} more do not hold" if len(broken) > 1 else ""
     return CheckFailed(
-        f"{first.key} is {_shown(result[first.key])}, so {first} does not hold{more}",
+        f"{first.key} is {json.dumps(result[first.key])}, so {first} does not hold{more}",
         where=f"--assert {str(first)!r}, {name}",
         fix="the result above is valid; use better weights, or assert a value that they reach",
     )
-
-
-def _shown(value: float | None) -> str:
-    return "null" if value is None else repr(value)

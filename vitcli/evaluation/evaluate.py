@@ -4,7 +4,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,12 @@ from vitcli.data.columns import PATHS
 from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing
 from vitcli.errors import VitError
-from vitcli.evaluation import class_map, inference, metrics, predictions, real_labels, statistics
+from vitcli.evaluation import class_map, inference, metrics, real_labels, statistics
 from vitcli.evaluation.assertions import Assertion
 from vitcli.evaluation.class_map import ClassMap, Projection
 from vitcli.evaluation.files import FOLDER, MISTAKES_SHOWN, EvalResult, claim, write_all
 from vitcli.evaluation.inference import EvalSettings
-from vitcli.evaluation.predictions import Predictions
+from vitcli.evaluation.predictions import SUFFIXES, Predictions, most_confident_mistakes, per_class
 from vitcli.evaluation.real_labels import RealLabels
 from vitcli.evaluation.setup import (
     RunSettings,
@@ -86,8 +86,8 @@ class EvalTask:
         source_rows: row of the opened split for each row of `split`.
         key: see `EvaluateOptions.result_key`.
         is_mapped: whether labels were renumbered to the checkpoint's order by their names.
-        projection, map_name, num_outside: of a class map: the logits of its classes, its name, and the number
-            of rows whose class it leaves out.
+        projection: logits to those of a class map.
+        map_summary: the class map in the result.
     """
 
     request: RecipeRequest
@@ -98,8 +98,7 @@ class EvalTask:
     is_mapped: bool = False
     real: RealLabels | None = None
     projection: Projection | None = None
-    map_name: str | None = None
-    num_outside: int = 0
+    map_summary: dict[str, Any] = field(default_factory=dict)
 
 
 def evaluate(requests: Sequence[RecipeRequest], options: EvaluateOptions, run: RunSettings) -> dict[str, Any]:
@@ -114,8 +113,7 @@ def evaluate(requests: Sequence[RecipeRequest], options: EvaluateOptions, run: R
     label_map = class_map.read_class_map(options.classes, recipes.class_maps()) if options.classes else None
     real_lists = real_labels.read_real(options.real) if options.real else None
 
-    # Splits open before the processes join: a long download would be a stalled collective, and `datasets`
-    # locks its cache.
+    # Splits open before the processes join, so that no collective waits for a long download.
     cache: dict[str, Weights] = {}
     tasks = [
         _open_task(request, recipe, _read_once(recipe, cache), options, label_map, real_lists)
@@ -160,7 +158,7 @@ def _check(options: EvaluateOptions, run: RunSettings, *, num_evaluations: int) 
             Path(options.save_predictions),
             overwrite=True,
             option="--save-predictions",
-            suffixes=predictions.SUFFIXES,
+            suffixes=SUFFIXES,
         )
     if run.overwrite and not run.out:
         raise VitError("no folder is named", where="--overwrite", fix="--out FOLDER as well")
@@ -198,10 +196,13 @@ def _open_task(
             num_classes=arch.num_classes,
             all_compete=options.all_compete,
         )
-        return EvalTask(
-            request, recipe, split, rows, options.result_key(request, split),
-            projection=projection, map_name=label_map.name, num_outside=len(opened) - len(rows),
-        )  # fmt: skip
+        map_summary = {
+            "class_map": label_map.name,
+            "competing_classes": "all" if options.all_compete else "of the map",
+            "num_outside_map": len(opened) - len(rows),
+        }
+        key = options.result_key(request, split)
+        return EvalTask(request, recipe, split, rows, key, projection=projection, map_summary=map_summary)
     split, is_mapped = data_classes.match_class_names(
         opened, weights.class_names, num_classes=arch.num_classes, ckpt=recipe.model.ckpt
     )
@@ -218,27 +219,25 @@ def _open_task(
 
 def score(task: EvalTask, weights: Weights, options: EvaluateOptions, settings: EvalSettings) -> EvalResult:
     """Run a pass at each resolution; report the one nearest to the weights' own."""
-    base, origin = preprocessing_for(weights, task.recipe, task.request)
-    variants = [replace(base, image_size=(side, side)) for side in options.sides] or [base]
-    trained_side = weights.architecture.image_size[0]
-    reported = min(variants, key=lambda variant: abs(variant.image_size[0] - trained_side))
-    origin += "" if reported.image_size == base.image_size else ", image_size by --res"
+    sizes = f"; {len(options.sides)} sizes of --res" if options.sides else ""
+    variants, reported, origin = _preprocessings(task, weights, options.sides)
     name = f"{weights.architecture.name} ({weights.numerics}) on {task.split.name}"
-    sizes = f"; {len(variants)} sizes of --res" if options.sides else ""
     settings.progress.note(f"{name}: {reported.summary()}, {origin}{sizes}")
 
+    # One pass per resolution.
     curve = []
     for variant in variants:
         # Notes about the loaded tensors are the same at every resolution: print them once.
         progress = settings.progress if variant is reported else Progress(quiet=True)
-        rows, pass_summary = _run_pass(task, weights, variant, settings, progress)
-        curve.append(ResolutionScore.written({"resolution": variant.resolution, **_accuracy(rows)}))
+        of_variant, pass_summary = _run_pass(task, weights, variant, settings, progress)
+        curve.append(ResolutionScore.written({"resolution": variant.resolution, **_accuracy(of_variant)}))
         if variant is reported:
-            found, of_pass = rows, pass_summary
+            predictions, of_pass = of_variant, pass_summary
 
+    # The result: what was evaluated, how, and the numbers that follow from the predictions.
     class_names = _class_names(task, weights)
-    places = _places(task.split, found.rows_N)
-    reliability = statistics.reliability(found.confidences_N, found.is_right_N)
+    places = _places(task.split, predictions.rows_N)
+    reliability = statistics.reliability(predictions.confidences_N, predictions.is_right_N)
     summary = {
         "command": "evaluate",
         "ckpt": task.recipe.model.ckpt,
@@ -251,27 +250,44 @@ def score(task: EvalTask, weights: Weights, options: EvaluateOptions, settings: 
         "preprocessing": reported.summary(),
         "preprocessing_from": origin,
         "classes_mapped_by_name": task.is_mapped,
-        **_accuracy(found),
-        "num_eval_examples": len(found),
+        **_accuracy(predictions),
+        "num_eval_examples": len(predictions),
         **of_pass,
         "precision": settings.precision,
         "num_processes": settings.runtime.world_size,
-        **_statistics(task, found, reliability),
-        "per_class": None if found.has_several_labels else predictions.per_class(found, class_names),
-        "mistakes": _mistakes(task, found, class_names, places),
+        **_statistics(task, predictions, reliability),
+        "per_class": None if predictions.has_several_labels else per_class(predictions, class_names),
+        "mistakes": _mistakes(task, predictions, class_names, places),
     }
     if options.sides:
         summary["resolutions"] = curve
     if options.asserted:
-        summary["assertions"] = [
-            {"assertion": str(assertion), "value": summary[assertion.key], "holds": assertion.holds(summary)}
-            for assertion in options.asserted
-        ]
+        summary["assertions"] = [assertion.outcome(summary) for assertion in options.asserted]
     summary["asked"] = task.key
     Evaluation.written(summary)
     return EvalResult(
-        summary, found, task.split, task.source_rows, class_names, places, reported, reliability, trained_side
+        summary=summary,
+        predictions=predictions,
+        split=task.split,
+        source_rows=task.source_rows,
+        class_names=class_names,
+        places=places,
+        preprocessing=reported,
+        reliability=reliability,
+        trained_side=weights.architecture.image_size[0],
     )
+
+
+def _preprocessings(
+    task: EvalTask, weights: Weights, sides: Sequence[int]
+) -> tuple[list[Preprocessing], Preprocessing, str]:
+    """Return the preprocessing of each pass, the one nearest to the weights' resolution, and its origin."""
+    base, origin = preprocessing_for(weights, task.recipe, task.request)
+    variants = [replace(base, image_size=(side, side)) for side in sides] or [base]
+    trained_side = weights.architecture.image_size[0]
+    reported = min(variants, key=lambda variant: abs(variant.image_size[0] - trained_side))
+    by_option = "" if reported.image_size == base.image_size else ", image_size by --res"
+    return variants, reported, origin + by_option
 
 
 def _run_pass(
@@ -290,7 +306,7 @@ def _run_pass(
         loading_progress,
     )
     started_at = time.perf_counter()
-    found, skipped = inference.predict_split(
+    predictions, skipped = inference.predict_split(
         model,
         task.split,
         preprocessing,
@@ -300,30 +316,32 @@ def _run_pass(
     )
     skipped = sorted(settings.runtime.union(set(skipped)))
     elapsed_s = time.perf_counter() - started_at
-    return found, {
+    return predictions, {
         "model": arch.name,
         "num_skipped_images": len(skipped),
         "skipped_images": skipped[:100],
-        "images_per_s": len(found) / elapsed_s,
+        "images_per_s": len(predictions) / elapsed_s,
         "elapsed_s": elapsed_s,
     }
 
 
-def _accuracy(found: Predictions) -> dict[str, float]:
-    totals = metrics.metrics_of(torch.from_numpy(found.ranks_N), torch.from_numpy(found.losses_N))
+def _accuracy(predictions: Predictions) -> dict[str, float]:
+    totals = metrics.metrics_of(torch.from_numpy(predictions.ranks_N), torch.from_numpy(predictions.losses_N))
     return {"top1": totals.top1, "top5": totals.top5, "loss": totals.loss}
 
 
-def _statistics(task: EvalTask, found: Predictions, reliability: statistics.Reliability) -> dict[str, Any]:
+def _statistics(
+    task: EvalTask, predictions: Predictions, reliability: statistics.Reliability
+) -> dict[str, Any]:
     """Return ReaL accuracy, the class map, losses, calibration and confidence intervals."""
-    count = len(found)
-    hits = {"top1": int((found.ranks_N == 0).sum()), "top5": int((found.ranks_N < 5).sum())}
+    count = len(predictions)
+    hits = {"top1": int((predictions.ranks_N == 0).sum()), "top5": int((predictions.ranks_N < 5).sum())}
     intervals = {key: list(statistics.accuracy_interval(right, count)) for key, right in hits.items()}
-    of_labels: dict[str, Any] = {}
+    of_labels = task.map_summary
     if task.real:
-        lists = [task.real.lists[row] for row in found.rows_N]
+        lists = [task.real.lists[row] for row in predictions.rows_N]
         real_labels.check_any(lists, task.split.name)  # undecodable images may be left out
-        is_rated_N, is_hit_N = metrics.real_hits(found.classes_NT[:, 0].tolist(), lists)
+        is_rated_N, is_hit_N = metrics.real_hits(predictions.classes_NT[:, 0].tolist(), lists)
         rated, right = sum(is_rated_N), sum(is_hit_N)
         of_labels = {
             "real_top1": right / rated,
@@ -331,16 +349,10 @@ def _statistics(task: EvalTask, found: Predictions, reliability: statistics.Reli
             "real_labels_by": task.real.matched_by,
         }
         intervals["real_top1"] = list(statistics.accuracy_interval(right, rated))
-    if task.projection:
-        of_labels |= {
-            "class_map": task.map_name,
-            "competing_classes": "all" if task.projection.all_compete else "of the map",
-            "num_outside_map": task.num_outside,
-        }
     return {
         **of_labels,
-        "nll": float(found.losses_N.sum()) / count,
-        "brier": float(found.briers_N.sum()) / count,
+        "nll": float(predictions.losses_N.sum()) / count,
+        "brier": float(predictions.briers_N.sum()) / count,
         "ece": reliability.ece,
         "reliability": {
             "edges": reliability.edges_M1.tolist(),
@@ -353,18 +365,18 @@ def _statistics(task: EvalTask, found: Predictions, reliability: statistics.Reli
 
 
 def _mistakes(
-    task: EvalTask, found: Predictions, class_names: tuple[str, ...], places: list[str]
+    task: EvalTask, predictions: Predictions, class_names: tuple[str, ...], places: list[str]
 ) -> list[dict[str, Any]]:
     mistakes = []
-    for index in predictions.most_confident_mistakes(found, MISTAKES_SHOWN):
-        labels = np.atleast_1d(found.labels[index])
+    for index in most_confident_mistakes(predictions, MISTAKES_SHOWN):
+        labels = np.atleast_1d(predictions.labels[index])
         mistakes.append(
             {
-                "row": int(task.source_rows[found.rows_N[index]]),
+                "row": int(task.source_rows[predictions.rows_N[index]]),
                 "place": places[index],
                 "label": ", ".join(class_names[label] for label in labels if label >= 0),
-                "predicted": class_names[found.classes_NT[index, 0]],
-                "probability": float(found.confidences_N[index]),
+                "predicted": class_names[predictions.classes_NT[index, 0]],
+                "probability": float(predictions.confidences_N[index]),
             }
         )
     return mistakes

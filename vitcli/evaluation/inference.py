@@ -95,7 +95,7 @@ def evaluate(
         }
 
     batches = balanced_batches(model, split, preprocessing, settings)
-    logits = logits_of(model, batches, preprocessing, device=settings.device, precision=settings.precision)
+    logits = logits_of(model, batches, preprocessing, settings.device, settings.precision)
     seen_N, skipped = fill_by_row(columns, logits, columns_of, split, settings)
     return metrics.metrics_of(columns["ranks"][seen_N], columns["losses"][seen_N]), skipped
 
@@ -136,7 +136,7 @@ def predict_split(
         return prediction_columns(logits_BK, batch.labels_B) | labels
 
     batches = balanced_batches(model, split, preprocessing, settings)
-    logits = logits_of(model, batches, preprocessing, device=settings.device, precision=settings.precision)
+    logits = logits_of(model, batches, preprocessing, settings.device, settings.precision)
     seen_N, skipped = fill_by_row(columns, logits, columns_of, split, settings)
     rows_N = np.flatnonzero(seen_N.numpy())
     counted = {name: values_N.numpy()[rows_N] for name, values_N in columns.items()}
@@ -166,7 +166,7 @@ def top_predictions(
     top_by_row: dict[int, list[tuple[int, float]]] = {}
     skipped: list[str] = []
     batches = settings.batches(split, preprocessing, all_rows=True)
-    logits = logits_of(model, batches, preprocessing, device=settings.device, precision=settings.precision)
+    logits = logits_of(model, batches, preprocessing, settings.device, settings.precision)
     for batch, logits_BK in report_progress(
         logits, settings.progress, "predict", total=len(split), num_processes=1
     ):
@@ -189,9 +189,7 @@ def features(
     bare = getattr(bare, "vit", bare)  # the backbone of a masked patch model
     batches = balanced_batches(model, split, preprocessing, replace(settings, on_bad_image="error"))
     network = fsdp.gathered_for(unwrap(model), partial(model_features, bare))
-    outputs = outputs_of(
-        bare, network, batches, preprocessing, device=settings.device, precision=settings.precision
-    )
+    outputs = outputs_of(bare, network, batches, preprocessing, settings.device, settings.precision)
     runtime = settings.runtime
     features_ND, labels_N = torch.zeros(0, 0), torch.zeros(len(split), dtype=torch.int64)
     with runtime.local_errors():
@@ -233,13 +231,12 @@ def logits_of(
     model: nn.Module,
     batches: Iterator[Batch],
     preprocessing: Preprocessing,
-    *,
     device: torch.device,
     precision: str,
 ) -> Iterator[tuple[Batch, Tensor]]:
     """Yield each batch with its logits_BK, float32 on the CPU; the model keeps its mode."""
     bare = unwrap(model)  # DDP would wait for processes that have fewer batches
-    return outputs_of(bare, bare, batches, preprocessing, device=device, precision=precision)
+    return outputs_of(bare, bare, batches, preprocessing, device, precision)
 
 
 def outputs_of(
@@ -247,19 +244,15 @@ def outputs_of(
     network: Callable[[Tensor], Tensor],
     batches: Iterator[Batch],
     preprocessing: Preprocessing,
-    *,
     device: torch.device,
     precision: str,
 ) -> Iterator[tuple[Batch, Tensor]]:
     """Yield each batch with the outputs of `network`, a function of images that uses the bare `model`."""
-    outputs = forward_batches(
-        model,
-        lambda rows_B, images_BCHW: network(images_BCHW),
-        batches,
-        preprocessing,
-        device=device,
-        precision=precision,
-    )
+
+    def of_images(rows_B: Tensor, images_BCHW: Tensor) -> Tensor:
+        return network(images_BCHW)
+
+    outputs = forward_batches(model, of_images, batches, preprocessing, device, precision)
     for batch, outputs_BO in outputs:
         outputs_BO = outputs_BO[: len(batch.rows_B)].float().cpu()
         check_finite(outputs_BO, batch, so="no accuracy can be computed", precision=precision)
@@ -283,9 +276,9 @@ def forward_batches(
     network: Callable[[Tensor, Tensor], Any],
     batches: Iterator[Batch],
     preprocessing: Preprocessing,
-    *,
     device: torch.device,
     precision: str,
+    *,
     multiple: int = MULTIPLE,
 ) -> Iterator[tuple[Batch, Any]]:
     """Yield each batch with `network(rows_B, images_BCHW)`, images in the model's range, without gradients.

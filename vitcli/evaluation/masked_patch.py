@@ -62,9 +62,7 @@ def _predictions_of(
         seeds = (derive_seed(0, "patches", row) for row in rows_B.tolist())
         return model(images_BCHW, model.draw_alone(seeds))
 
-    outputs = forward_batches(
-        model, network, batches, preprocessing, device=settings.device, precision=settings.precision
-    )
+    outputs = forward_batches(model, network, batches, preprocessing, settings.device, settings.precision)
     for batch, prediction in outputs:
         prediction = prediction.of_first(len(batch.rows_B))
         if not torch.isfinite(prediction.outputs).all():

@@ -73,7 +73,14 @@ def labels_for_rows(
         DataError: no such column, an image's number exceeds the lists, or their count differs from the rows.
     """
     if column is not None:
-        return _picked(split, lists, _column(split, column), f"column {column}")
+        numbers = _values(split, column)
+        if numbers is None:
+            raise DataError(
+                f"{split.name} has no column {column!r}{nearest(column, [INDEX])}",
+                where="--real-index",
+                fix="name the column that holds each image's number from 0, or leave the option out",
+            )
+        return _picked(split, lists, numbers, f"column {column}")
     paths = _values(split, PATHS)
     named = [FILE_NAME.search(path or "") for path in paths or ()]
     if named and all(named):
@@ -143,17 +150,6 @@ def _values(split: Split, column: str) -> list | None:
         return split.read_column(column) if split.read_column else None
     except KeyError:
         return None
-
-
-def _column(split: Split, column: str) -> list:
-    values = _values(split, column)
-    if values is None:
-        raise DataError(
-            f"{split.name} has no column {column!r}{nearest(column, [INDEX])}",
-            where="--real-index",
-            fix="name the column that holds each image's number, counted from 0, or leave the option out",
-        )
-    return values
 
 
 def _picked(split: Split, lists: list[list[int]], numbers: list, by: str) -> tuple[list[list[int]], str]:

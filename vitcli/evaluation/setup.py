@@ -27,7 +27,7 @@ FIELDS = {
 
 @dataclass(frozen=True)
 class RunSettings:
-    """Where and how a command runs, as the command line says it; no result depends on it.
+    """Options about where and how a command runs; no result depends on them.
 
     Attributes:
         workers: loader threads; None for as many as this process has cores.

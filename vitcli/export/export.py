@@ -234,7 +234,7 @@ def _check_outputs(
         """Return outputs_NK of all images, computed on the CPU; WeightsError if one is not finite."""
         outputs_of_batches: list[Tensor] = []
         progress.begin(title, total=len(split))
-        passes = logits_of(model, iter(batches), preprocessing, device=torch.device("cpu"), precision="fp32")
+        passes = logits_of(model, iter(batches), preprocessing, torch.device("cpu"), "fp32")
         try:
             for _, outputs_BK in passes:
                 outputs_of_batches.append(outputs_BK)

@@ -201,9 +201,7 @@ def fill_store(
     network = partial(features.outputs, model, layer=extractor.recipe.eval.layer, with_logits=with_logits)
     num_logits = extractor.arch.num_classes if with_logits else 0
     batches = settings.batches(split.rows(rows_N), preprocessing)
-    outputs = outputs_of(
-        model, network, batches, preprocessing, device=settings.device, precision=settings.precision
-    )
+    outputs = outputs_of(model, network, batches, preprocessing, settings.device, settings.precision)
     outputs = report_progress(
         outputs, settings.progress, "features", total=len(rows_N), num_processes=runtime.world_size
     )

@@ -281,7 +281,7 @@ def collect_attention(
     # Batches are small enough that the weights of one layer fit into memory.
     batches = replace(settings, batch_size=batch_size).batches(split, preprocessing, all_rows=True)
     outputs = inference.forward_batches(
-        model, network, batches, preprocessing, device=device, precision=precision, multiple=multiple
+        model, network, batches, preprocessing, device, precision, multiple=multiple
     )
     for batch, padded in inference.report_progress(
         outputs, settings.progress, "inspect", total=len(split), num_processes=1
