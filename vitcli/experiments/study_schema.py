@@ -1,6 +1,6 @@
-"""A study file: what is trained, over which grid, and how each run is scored; a closed schema, as a recipe's.
+"""Schema of a study file: networks, grid and score of the runs; closed, as that of a recipe.
 
-Recipe keys stand in tables called `set`, as in a recipe: set.optimizer.lr = 0.01.
+Recipe keys are in tables called `set`: set.optimizer.lr = 0.01.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,53 +28,50 @@ from vitcli.recipe.validation import Problem, report, validate
 SEE = "docs/study.md has every key with its meaning"
 ALL = "all"
 
-
 Text = Annotated[str, Field(min_length=1)]
 Texts = one_or_several(Text, one_if=str)
 CountOrAll = either(Count, Literal["all"], other_if=str)
 
 
 class Grid(Section):
-    """Every combination is one run; a list that is left out is what the recipe says."""
+    """Lists of values, of which every combination is one run; without a list, the recipe's value."""
 
-    models: Texts | None = key("networks as --model takes them; of command finetune, checkpoints", None)
+    models: Texts | None = key("networks as --model takes them; with command finetune, checkpoints", None)
     num_examples: list_of(CountOrAll) | None = key("sizes of random subsets of the training images", None)
     epochs: list_of(Positive) | None = key("durations in passes over the training images", None)
     steps: list_of(Count) | None = key("durations in optimizer steps; these or epochs", None)
-    seeds: list_of(NonNegativeInt) | None = key(
-        "of everything drawn, the subset too; gives mean and std", None
-    )
+    seeds: list_of(NonNegativeInt) | None = key("random seeds, also of the subsets; gives mean and std", None)
 
 
 class StudyVariant(Section):
-    """A network of the study that is more than a name."""
+    """Network of a study, with settings besides its name."""
 
-    name: Text = key("what tables and pictures call it")
-    family: Texts | None = key("points of one family are joined by a line; several: it is in all", None)
-    recipe: Text | None = key("its own recipe; that of the study if left out", None)
-    num_examples: list_of(CountOrAll) | None = key("its own instead of the grid's", None)
-    epochs: list_of(Positive) | None = key("its own instead of the grid's", None)
-    steps: list_of(Count) | None = key("its own instead of the grid's", None)
+    name: Text = key("name in tables and figures")
+    family: Texts | None = key("points of a family are joined by a line; several: it is in all", None)
+    recipe: Text | None = key("recipe of its runs (default: the study's)", None)
+    num_examples: list_of(CountOrAll) | None = key("replaces the grid's", None)
+    epochs: list_of(Positive) | None = key("replaces the grid's", None)
+    steps: list_of(Count) | None = key("replaces the grid's", None)
     set: RecipeKeys = key("recipe keys of its runs", {})
 
 
 class Score(Section):
-    """One accuracy for each run."""
+    """Accuracy by which runs are compared."""
 
     by: Literal["fewshot", "finetune", "eval"] = key(
         "few-shot on its features, fine-tuning, or top-1 on the run's own held-out images"
     )
-    dataset: Texts | None = key("to score on; several: their mean", None)
-    recipe: Text | None = key("of the scoring; found by the data set if left out", None)
-    shots: Count | None = key("fewshot: images a class", None)
+    dataset: Texts | None = key("data set to score on; several: their mean", None)
+    recipe: Text | None = key("recipe of the scoring (default: the data set's)", None)
+    shots: Count | None = key("fewshot: images per class", None)
     set: RecipeKeys = key("recipe keys of the scoring", {})
 
 
 class Study(Section):
-    """A grid of ordinary runs, and an accuracy for each (paper, 4.3, 4.4 and D.2)."""
+    """Grid of ordinary runs, and an accuracy for each (paper, sections 4.3, 4.4 and D.2)."""
 
-    command: Literal["pretrain", "finetune"] = key("how a run is made")
-    recipe: Text | None = key("of every run that has none of its own", None)
+    command: Literal["pretrain", "finetune"] = key("command of every run")
+    recipe: Text | None = key("recipe of every run whose variant has none", None)
     grid: Grid = Grid()
     variants: Annotated[tuple[StudyVariant, ...], Field(strict=False)] = ()
     set: RecipeKeys = key("recipe keys of every run", {})
@@ -82,13 +79,13 @@ class Study(Section):
 
 
 def load(name: str, overrides: Sequence[str] = ()) -> tuple[Study, str]:
-    """Read and check a study: a shipped one by its name, or a path that ends in .toml.
+    """Read and check a study: a shipped one by name, or a path that ends in .toml.
 
     Args:
         overrides: "section.key=value" of recipes, laid over the study's own `set`.
 
     Returns:
-        The study, and its file as people should see it.
+        The study, and its file as messages name it.
 
     Raises:
         VitError: every mistake of file and options, in one report.
@@ -119,7 +116,7 @@ def _problems(study: Study, file: str) -> list[Problem]:
     return problems
 
 
-# the recipe keys that a list of the grid sets, one value for each run
+# Recipe keys that a list of the grid sets, one value for each run.
 SETS = {
     "num_examples": ("data.num_examples",),
     "epochs": ("schedule.epochs", "schedule.steps"),
@@ -132,17 +129,17 @@ NOT_TAKEN = {"fewshot": (), "finetune": ("shots",), "eval": ("dataset", "recipe"
 
 
 def network_key(command: str) -> str:
-    """The recipe key that grid.models sets."""
+    """Return the recipe key that grid.models sets."""
     return {"pretrain": "model.name", "finetune": "model.ckpt"}[command]
 
 
 def contradictions(study: Any) -> Iterator[tuple[str, str, str]]:
-    """Everything that does not hold in a checked `Study`: where, what is wrong, what works."""
+    """Yield contradictions between keys that are valid alone: (place, problem, fix)."""
     grid = study.grid
     if bool(grid.models) == bool(study.variants):
-        what = "names its networks twice" if grid.models else "names no network"
-        yield "grid.models", f"the study {what}", "give either grid.models or [[variants]]"
-    for place, part in {"grid": grid, **{f"variant {one.name}": one for one in study.variants}}.items():
+        problem = "names its networks twice" if grid.models else "names no network"
+        yield "grid.models", f"the study {problem}", "give either grid.models or [[variants]]"
+    for place, part in {"grid": grid, **{f"variant {v.name}": v for v in study.variants}}.items():
         if part.epochs and part.steps:
             yield place, "epochs and steps are both given", "give one of them"
         for name, values in part:
@@ -159,31 +156,36 @@ def folder_name(name: str) -> str:
 
 
 def _names(study: Any) -> Iterator[tuple[str, str, str]]:
-    seen: dict[str, str] = {}
-    for name in [one.name for one in study.variants] or study.grid.models or ():
-        if folder_name(name).lower() in seen:
-            other = seen[folder_name(name).lower()]
-            yield "variants", f"{name!r} and {other!r} would share a folder", "give them names of their own"
-        seen[folder_name(name).lower()] = name
+    name_by_folder: dict[str, str] = {}
+    for name in [variant.name for variant in study.variants] or study.grid.models or ():
+        folder = folder_name(name).lower()
+        if folder in name_by_folder:
+            other = name_by_folder[folder]
+            yield "variants", f"{name!r} and {other!r} would use the same folder", "rename one of them"
+        name_by_folder[folder] = name
     if not study.recipe:
-        for one in study.variants:
-            if not one.recipe:
-                yield f"variant {one.name}", "there is no recipe for it", "name one, here or for the study"
+        for variant in study.variants:
+            if not variant.recipe:
+                yield f"variant {variant.name}", "it has no recipe", "name one, here or for the study"
         if study.grid.models:
-            yield "recipe", "there is no recipe to train by", "name one: recipe = 'pretrain/demo'"
+            yield "recipe", "the study has no recipe", "name one: recipe = 'pretrain/demo'"
 
 
 def _set_twice(study: Any) -> Iterator[tuple[str, str, str]]:
     by_grid = {name for name in SETS if getattr(study.grid, name)}
-    by_grid |= {name for one in study.variants for name in SETS if getattr(one, name, None)}
-    taken = {key: name for name in by_grid for key in SETS[name]}
+    by_grid |= {name for variant in study.variants for name in SETS if getattr(variant, name, None)}
+    list_of_key = {key: name for name in by_grid for key in SETS[name]}
     if study.grid.models:
-        taken[network_key(study.command)] = "models"
-    tables = {"set": study.set, **{f"variant {one.name}, set": one.set for one in study.variants}}
+        list_of_key[network_key(study.command)] = "models"
+    tables = {"set": study.set, **{f"variant {v.name}, set": v.set for v in study.variants}}
     for place, keys in tables.items():
         for name in keys:
-            if name in taken:
-                yield place, f"{name} is set here and by the grid's {taken[name]}", "leave one of the two out"
+            if name in list_of_key:
+                yield (
+                    place,
+                    f"{name} is set here and by the grid's {list_of_key[name]}",
+                    "remove one of the two",
+                )
 
 
 def _scoring(score: Any) -> Iterator[tuple[str, str, str]]:
@@ -192,7 +194,7 @@ def _scoring(score: Any) -> Iterator[tuple[str, str, str]]:
             yield "score", f"score.{name} is missing", f'score.by = "{score.by}" needs it'
     for name in NOT_TAKEN[score.by]:
         if getattr(score, name):
-            yield "score", f"score.{name} means nothing to score.by = {score.by!r}", "leave it out"
+            yield "score", f"score.by = {score.by!r} does not use score.{name}", "leave it out"
     for name in score.set:
         if name in OF_THE_SCORING:
-            yield "score.set", f"{name} is what the study sets for each run", "leave it out"
+            yield "score.set", f"{name} is set by the study for each run", "leave it out"
