@@ -252,7 +252,7 @@ def test_an_accuracy_over_several_data_sets_is_their_mean(file):
 @pytest.mark.parametrize(
     ("old", "new", "view", "words"),
     [
-        ("[24, 96]", "[24]", "data-size", ("see the same images", "vit study compute")),
+        ("[24, 96]", "[24]", "data-size", ("train on the same images", "vit study compute")),
         ("steps =", "step =", "compute", ("grid.step", "did you mean 'steps'?")),
         ("[grid]", "set.optimizer.lr = -1\n[grid]", "compute", ("optimizer.lr is -1", "two.toml, set")),
         ("shots = 5", 'shots = 5\nset.data.flip = "no"', "compute", ("data.flip", "score.set")),

@@ -1,7 +1,7 @@
-"""`vit study`: a grid of ordinary runs, each of them scored, to a table and a picture (paper, 4.3, 4.4, D.2).
+"""`vit study`: a grid of ordinary runs, each scored, as a table and a figure (paper, sections 4.3, 4.4, D.2).
 
-Loads neither torch nor datasets by itself: mistakes of a study are told before anything heavy is loaded.
-What is done for one run is handed in as `Work`.
+Loads neither torch nor datasets, so that mistakes of a study are reported at once; `study_runs`, which does,
+is not merged with it for this reason. Training and scoring a run are passed in as `StudyActions`.
 """
 
 import time
@@ -22,17 +22,17 @@ from vitcli.recipe.sweep import check_with_choices
 from vitcli.recipe.validation import Problem, report
 from vitcli.training.sequence import run_all
 
-WRITE_EVERY_S = 60.0  # between pictures of a study that goes on
+WRITE_EVERY_S = 60.0  # between updates of tables and figures while runs are in progress
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A study whose every word has been checked.
+    """Study with its runs and their recipes, all checked.
 
     Attributes:
-        view: "data-size" or "compute": what is drawn.
-        name: of the study's file, for its folder.
-        recipes: of the cells, in their order.
+        view: "data-size" or "compute", the x axis of the figure.
+        name: name of the study's file, for its folder.
+        recipes: one for each cell, in their order.
     """
 
     view: str
@@ -44,14 +44,14 @@ class Prepared:
 
 @dataclass(frozen=True)
 class StudyActions:
-    """What is done for one run.
+    """Actions for the runs of a study.
 
     Attributes:
-        check: refuses, before the first run, what the scoring would find missing.
-        plan: a recipe to what it comes to, with nothing written.
-        train: a recipe and its run folder to a finished run there, at once where it is finished.
-        score: a run folder, a data set and a folder for the scoring to an accuracy, None on other processes
-            than the first; at once where it is finished.
+        check: checks the data sets of the scoring before the first run.
+        plan: returns the plan of a recipe and writes nothing.
+        train: trains a recipe in its run folder; returns at once if that is finished.
+        score: returns the accuracy of (run folder, data set, folder for the scoring), None on processes other
+            than the first; at once if it is finished.
     """
 
     check: Callable[[], None]
@@ -66,27 +66,27 @@ def prepare(view: str, name: str, overrides: Sequence[str]) -> Prepared:
     Raises:
         VitError: every mistake of the study and of its recipes, in one report.
     """
-    read, file = study_schema.load(name, overrides)
-    cells, mistakes = study_grid.expand(read), []
-    recipes = [_resolve(cell, read, file, mistakes) for cell in cells]
-    for dataset in read.score.dataset or ():
-        _check_scoring(read.score, dataset, file, mistakes)
+    study, file = study_schema.load(name, overrides)
+    cells, mistakes = study_grid.expand(study), []
+    recipes = [_resolve(cell, study, file, mistakes) for cell in cells]
+    for dataset in study.score.dataset or ():
+        _check_scoring(study.score, dataset, file, mistakes)
     if mistakes:
         raise report(list(dict.fromkeys(mistakes)), f"study {name}", see=study_schema.SEE)
     if view == "data-size" and len({cell.axes.get("num_examples") for cell in cells}) < 2:
         fix = f'grid.num_examples = [1000, "all"], or vit study compute {name}'
         raise VitError(
-            "all runs of this study see the same images", where=f"{file}, grid.num_examples", fix=fix
+            "all runs of this study train on the same images", where=f"{file}, grid.num_examples", fix=fix
         )
-    return Prepared(view, Path(name).stem, read, cells, recipes)
+    return Prepared(view, Path(name).stem, study, cells, recipes)
 
 
-def plan(prepared: Prepared, work: StudyActions) -> dict[str, Any]:
-    """Every run and what it costs, as --dry-run says it; touches no data."""
+def plan(prepared: Prepared, actions: StudyActions) -> dict[str, Any]:
+    """Return the object of --dry-run: every run with its cost; reads no data."""
     from vitcli.distributed.runtime import shared_process_group
 
     with shared_process_group():
-        plans = _plans(prepared, work)
+        plans = _plans(prepared, actions)
     cells = _planned(prepared, plans)
     return {
         "command": f"study {prepared.view}",
@@ -98,12 +98,12 @@ def plan(prepared: Prepared, work: StudyActions) -> dict[str, Any]:
 
 
 def run(
-    prepared: Prepared, work: StudyActions, *, out: Path | None, overwrite: bool, quiet: bool
+    prepared: Prepared, actions: StudyActions, *, out: Path | None, overwrite: bool, quiet: bool
 ) -> dict[str, Any]:
-    """Make every run that is not there yet, and score it; the first process knows the scores.
+    """Train and score every run that is not finished yet, and write tables and figures to OUT.
 
     Returns:
-        Of the first process what --json prints; tables and pictures of it are written to OUT on the way, too.
+        The object of --json; {} on all processes but the first.
     """
     from vitcli.distributed.runtime import shared_process_group
     from vitcli.distributed.runtime import start as start_runtime  # loads torch
@@ -115,25 +115,28 @@ def run(
         runtime = start_runtime("auto")
         progress = Progress(quiet=quiet, is_main=runtime.is_main)
         runtime.on_main(lambda: files.claim(held, folder, prepared.study, overwrite=overwrite))
+
+        # Finished runs stay as they are, and a study that is complete needs no data.
         scores = runtime.on_main(lambda: _scores(folder, prepared))
         missing = [number for number, cell in enumerate(prepared.cells) if not scores[cell.name]]
         if missing:
-            work.check()
-        plans = runtime.on_main(lambda: read_json(folder / files.PLAN)) or _plans(prepared, work)
+            actions.check()
+        plans = runtime.on_main(lambda: read_json(folder / files.PLAN)) or _plans(prepared, actions)
         runtime.on_main(lambda: files.begin(folder, prepared.study, plans))
         written_at = time.monotonic()
 
+        # Each of the other runs is trained and scored; tables and figures are updated now and then.
         def train(number: int) -> dict[str, float | None]:
             cell = prepared.cells[number]
             progress.note(f"run {number + 1} of {len(scores)}: {cell.name}")
-            return _run_one(folder, cell, prepared.recipes[number], prepared.study.score, work)
+            return _run_one(folder, cell, prepared.recipes[number], prepared.study.score, actions)
 
         def on_done(number: int, run_scores: dict[str, float | None]) -> None:
             nonlocal written_at
             name = prepared.cells[number].name
             scores[name] = run_scores
             if runtime.is_main:
-                progress.note(f"{name}: {_told(run_scores)}")
+                progress.note(f"{name}: {_in_percent(run_scores)}")
             if runtime.is_main and time.monotonic() - written_at > WRITE_EVERY_S:
                 files.write_results(folder, _result(prepared, plans, scores, folder))
                 written_at = time.monotonic()
@@ -147,12 +150,12 @@ def run(
     return result
 
 
-def _told(scores: Mapping[str, float | None]) -> str:
-    return ", ".join(f"{share:.2%} on {name}" for name, share in scores.items())
+def _in_percent(scores: Mapping[str, float | None]) -> str:
+    return ", ".join(f"{score:.2%} on {name}" for name, score in scores.items())
 
 
 def _scores(folder: Path, prepared: Prepared) -> dict[str, dict[str, float] | None]:
-    """What is there already, by cell."""
+    """Return the scores of finished runs, by cell; None for the others."""
     from vitcli.experiments import study_folder as files
 
     return {
@@ -165,63 +168,62 @@ def _run_dir(folder: Path, cell: StudyRun) -> Path:
     return folder / "cells" / cell.name
 
 
-def _resolve(cell: StudyRun, read: Study, file: str, mistakes: list[Problem]) -> Recipe | None:
-    """The recipe of one run; the study's keys lie over the file's."""
+def _resolve(cell: StudyRun, study: Study, file: str, mistakes: list[Problem]) -> Recipe | None:
+    """Return the recipe of one run, the study's keys over the recipe's; None with mistakes."""
     draft = merge(cell.recipe)
     draft.overlay(cell.keys, {key: f"{file}, {place}" for key, place in cell.sources.items()})
-    recipe, found = check_with_choices(
+    recipe, problems = check_with_choices(
         draft.values, draft.sources, file=f"recipe {cell.recipe}", training=True
     )
-    mistakes += draft.mistakes + found
-    if recipe and read.score.by == "eval" and recipe.objective.loss == "masked_patch":
+    mistakes += draft.mistakes + problems
+    if recipe and study.score.by == "eval" and recipe.objective.loss == "masked_patch":
         fix = 'score.by = "fewshot" or "finetune"'
         mistakes.append(Problem("masked patch prediction has no top-1", f"{file}, score.by", fix))
     return recipe
 
 
 def scoring_recipe(score: Score, dataset: str) -> str:
-    """Name of the recipe that scores on a data set."""
+    """Return the name of the recipe that scores on a data set."""
     return score.recipe or find_for_dataset(score.by, dataset)
 
 
 def _check_scoring(score: Score, dataset: str, file: str, mistakes: list[Problem]) -> None:
     draft = merge(scoring_recipe(score, dataset))
     draft.overlay(score.set | {"data.dataset": dataset}, dict.fromkeys(score.set, f"{file}, score.set"))
-    recipe, found = check_with_choices(
+    recipe, problems = check_with_choices(
         draft.values, draft.sources, file=file, training=score.by == "finetune"
     )
-    mistakes += draft.mistakes + found
+    mistakes += draft.mistakes + problems
     if recipe and score.by == "fewshot" and recipe.fewshot is None:
         mistakes.append(
             Problem("the recipe has no section [fewshot]", f"{file}, score.recipe", "take fewshot/default")
         )
 
 
-def _plans(prepared: Prepared, work: StudyActions) -> dict[str, dict[str, Any]]:
-    """What the runs of each point come to; those of several seeds the same."""
+def _plans(prepared: Prepared, actions: StudyActions) -> dict[str, dict[str, Any]]:
+    """Return the plan of each point; it is the same for all seeds."""
     plans: dict[str, dict[str, Any]] = {}
     for cell, recipe in zip(prepared.cells, prepared.recipes, strict=True):
         if cell.point in plans:
             continue
         try:
-            found = work.plan(recipe)
+            run_plan = actions.plan(recipe)
         except VitError as error:
             error.where += f"; run {cell.name} of the study"
             raise
-        family = list(cell.families) or [study_grid.family_of(recipe.model.name or found["model"])]
-        steps, images_seen, num_examples = found["total_steps"], found["images_seen"], found["num_examples"]
+        images_seen, num_examples = run_plan["images_seen"], run_plan["num_examples"]
         plans[cell.point] = {
-            "families": family,
+            "families": list(cell.families) or [study_grid.family_of(recipe.model.name or run_plan["model"])],
             "num_examples": num_examples,
             "epochs": cell.axes.get("epochs", images_seen / num_examples),
-            "steps": steps,
-            **{key: found[key] for key in ("params", "images_seen", "exaflops")},
+            "steps": run_plan["total_steps"],
+            **{key: run_plan[key] for key in ("params", "images_seen", "exaflops")},
         }
     return plans
 
 
 def _planned(prepared: Prepared, plans: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Every run with what it comes to, in order."""
+    """Return every run with its plan, in order."""
     return [
         {
             "name": cell.name,
@@ -237,19 +239,18 @@ def _planned(prepared: Prepared, plans: Mapping[str, Mapping[str, Any]]) -> list
 
 
 def _run_one(
-    folder: Path, cell: StudyRun, recipe: Recipe, score: Score, work: StudyActions
+    folder: Path, cell: StudyRun, recipe: Recipe, score: Score, actions: StudyActions
 ) -> dict[str, float | None]:
     from vitcli.experiments.study_folder import score_folder
 
     run_dir = _run_dir(folder, cell)
     datasets = [recipe.data.dataset] if score.by == "eval" else score.dataset
-    places = {name: score_folder(run_dir, score, name) for name in datasets}
-    work.train(recipe, run_dir)
-    return {name: work.score(run_dir, name, place) for name, place in places.items()}
+    actions.train(recipe, run_dir)
+    return {name: actions.score(run_dir, name, score_folder(run_dir, score, name)) for name in datasets}
 
 
 def _scoring(score: Score) -> dict[str, Any]:
-    """What the accuracy is, for tables and pictures."""
+    """Return the name of the accuracy, for tables and figures."""
     names = list(score.dataset or ())
     kinds = {"fewshot": f"{score.shots}-shot accuracy", "finetune": "fine-tuned accuracy", "eval": "top-1"}
     kind = kinds[score.by]
@@ -284,5 +285,5 @@ def _result(
 
 
 def _mean(scores: Mapping[str, float | None] | None) -> float | None:
-    known = [share for share in (scores or {}).values() if share is not None]
+    known = [score for score in (scores or {}).values() if score is not None]
     return sum(known) / len(known) if known else None

@@ -1,4 +1,4 @@
-"""The folder of a study: its file, its plan, a folder for each run, its table and pictures; no command."""
+"""Folder of a study: its file, its plan, a folder for each run, tables and figures."""
 
 import json
 from collections.abc import Mapping
@@ -21,42 +21,42 @@ FILES = (PLAN, run_folder.SUMMARY, "table.md", "table.csv", STUDY)
 
 
 def owned(folder: Path) -> OwnedFolder:
-    """Return the folder of a study, with all that a study makes in it."""
+    """Return the folder of a study, with the names of everything that `vit study` writes."""
     return OwnedFolder(
         folder, "study", lock=".vit-study.lock", files=FILES, folders=(CELLS, FIGURES), marker=STUDY
     )
 
 
 def claim(held: ExitStack, folder: Path, study: Study, *, overwrite: bool) -> None:
-    """Lock the folder until `held` is closed, and delete an earlier study in it if that is asked for.
+    """Lock the folder until `held` is closed, and with `overwrite` delete an earlier study in it.
 
     Raises:
         MachineError: the folder cannot be written, or another process holds it.
         VitError: it holds something else or, without `overwrite`, another study.
     """
-    here, path = owned(folder), folder / STUDY
+    study_folder, path = owned(folder), folder / STUDY
     if not path.exists():
         run_folder.refuse_run(folder, "study")
-    here.refuse_foreign()
-    here.claim(held)
+    study_folder.refuse_foreign()
+    study_folder.claim(held)
     if overwrite:
-        here.clear()
+        study_folder.clear()
     elif path.exists():
         earlier, _ = study_schema.load(str(path))
         refuse_other(folder, "another study", recipes.differences(earlier, study))
 
 
 def begin(folder: Path, study: Study, plans: Mapping[str, Any]) -> None:
-    """The study and what its runs come to, before the first of them."""
+    """Write the study and the plans of its runs, before the first run."""
     write_text(folder / STUDY, recipes.to_toml(study))
     write_json(folder / PLAN, plans)
 
 
 def scores_of(run_dir: Path, recipe: Recipe, score: Score) -> dict[str, float] | None:
-    """The accuracies of a run that is finished and scored, by data set; else None.
+    """Return the accuracies of a finished and scored run, by data set, or None.
 
     Raises:
-        VitError: the run is of another recipe.
+        VitError: the folder holds a run of another recipe.
     """
     run_summary = run_folder.finished_summary(run_dir)
     if run_summary is None:
@@ -64,27 +64,25 @@ def scores_of(run_dir: Path, recipe: Recipe, score: Score) -> dict[str, float] |
     refuse_other_recipe(run_dir, recipe)
     if score.by == "eval":
         return {run_summary["dataset"]: run_summary["top1"]}
-    found = {name: run_folder.finished_summary(score_folder(run_dir, score, name)) for name in score.dataset}
-    if not all(found.values()):
+    folders = {name: score_folder(run_dir, score, name) for name in score.dataset}
+    summaries = {name: run_folder.finished_summary(folder) for name, folder in folders.items()}
+    if not all(summaries.values()):
         return None
     if score.by == "finetune":
-        return {name: summary["top1"] for name, summary in found.items()}
-    return {name: summary["shots"][str(score.shots)]["mean"] for name, summary in found.items()}
+        return {name: summary["top1"] for name, summary in summaries.items()}
+    return {name: summary["shots"][str(score.shots)]["mean"] for name, summary in summaries.items()}
 
 
 def score_folder(run_dir: Path, score: Score, dataset: str) -> Path:
-    """Where the scoring of a run on a data set stands."""
+    """Return the folder with the scoring of a run on a data set."""
     return run_dir / ("score" if len(score.dataset or ()) < 2 else f"score-{folder_name(dataset)}")
 
 
 def write_results(folder: Path, result: Mapping[str, Any]) -> None:
-    """Pictures, tables and, last, the summary; nothing where they are as they would be."""
+    """Write figures, tables and, last, the summary, unless the summary is up to date."""
     if read_json(folder / run_folder.SUMMARY) == json.loads(json.dumps(result)):
         return
     draw(folder / FIGURES, result)
-    for name, text in (
-        ("table.md", study_text.as_markdown(result)),
-        ("table.csv", study_text.as_csv(result)),
-    ):
-        write_text(folder / name, text)
+    write_text(folder / "table.md", study_text.as_markdown(result))
+    write_text(folder / "table.csv", study_text.as_csv(result))
     write_json(folder / run_folder.SUMMARY, result)

@@ -1,6 +1,6 @@
-"""A study's grid and what its runs say together: cells, points over seeds, the Pareto front; pure arithmetic.
+"""Runs of a study's grid, points over their seeds, and the Pareto front; pure arithmetic.
 
-A cell is one run. A point is the cells that differ in nothing but the seed.
+A cell is one run. A point is the cells that differ only in the seed.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,14 +16,14 @@ from vitcli.output.text import value_text
 
 @dataclass(frozen=True)
 class StudyRun:
-    """One run of a study.
+    """Run of a study.
 
     Attributes:
-        name: of its folder; `point` is the name without the seed.
-        model: what tables and pictures call the network.
-        families: as the study names them; () where it names none.
-        recipe: that the keys are laid over.
-        keys: recipe keys of this run, and in `sources` the place in the study that each comes from.
+        name: name of its folder; `point` is the name without the seed.
+        model: name of the network in tables and figures.
+        families: as named in the study, or ().
+        recipe: the recipe that `keys` override.
+        keys: recipe keys of this run; `sources` has the place in the study of each.
         axes: its values of the grid's lists, such as {"num_examples": "all", "seeds": 0}.
     """
 
@@ -38,7 +38,7 @@ class StudyRun:
 
 
 def expand(study: Study) -> list[StudyRun]:
-    """Every run, the first seed of everything before the second: a picture that is whole early on."""
+    """Return all runs, the first seed of all before the second, so that figures are complete early."""
     seeds = study.grid.seeds or (None,)
     return [
         _cell(study, variant, num_examples, duration, seed)
@@ -51,7 +51,7 @@ def expand(study: Study) -> list[StudyRun]:
 
 
 def family_of(model: str | None) -> str:
-    """ViT, hybrid or ResNet for a network of the paper, "other" for any other."""
+    """Return ViT, hybrid or ResNet for a network of the paper, "other" for any other."""
     variant = variants.find_variant(model or "")
     if variant is None or not (variant.layers or variant.blocks):
         return "other"
@@ -59,56 +59,51 @@ def family_of(model: str | None) -> str:
 
 
 def points(cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Mean and standard deviation (ddof 1; None for one run) over the seeds of each point.
+    """Return the points with mean and standard deviation (ddof 1; None for one run) over their seeds.
 
     Args:
-        cells: as --json has them, in any order; those without a score are not counted.
+        cells: as in --json, in any order; cells without a score do not count.
 
     Returns:
-        One for each point in the order of its first cell, `mean` None where nothing is finished.
+        The points in the order of their first cells; `mean` is None without a finished run.
     """
-    found = []
-    for name in dict.fromkeys(cell["point"] for cell in cells):
-        mine = [cell for cell in cells if cell["point"] == name]
-        scores = [cell["score"] for cell in mine if cell["score"] is not None]
-        kept = ("model", "families", "num_examples", "epochs", "steps", "params", "images_seen", "exaflops",
-                "asked_epochs", "asked_steps")  # fmt: skip
-        found.append(
-            {"name": name}
-            | {key: mine[0][key] for key in kept}
-            | {
-                "mean": mean(scores) if scores else None,
-                "std": stdev(scores) if len(scores) > 1 else None,
-                "n": len(scores),
-                "means": _means(mine),
-            }
-        )
-    return found
+    by_point: dict[str, list[Mapping[str, Any]]] = {}
+    for cell in cells:
+        by_point.setdefault(cell["point"], []).append(cell)
+    shared = ("model", "families", "num_examples", "epochs", "steps", "params", "images_seen", "exaflops",
+              "asked_epochs", "asked_steps")  # fmt: skip
+    averaged = []
+    for name, point_cells in by_point.items():
+        scores = [cell["score"] for cell in point_cells if cell["score"] is not None]
+        by_dataset = [cell["scores"] for cell in point_cells if cell["scores"]]
+        datasets = by_dataset[0] if by_dataset else ()
+        averaged.append({
+            "name": name,
+            **{key: point_cells[0][key] for key in shared},
+            "mean": mean(scores) if scores else None,
+            "std": stdev(scores) if len(scores) > 1 else None,
+            "n": len(scores),
+            "means": {dataset: mean(scores[dataset] for scores in by_dataset) for dataset in datasets},
+        })  # fmt: skip
+    return averaged
 
 
-def pareto(found: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Names of the points that no other beats: none is as cheap and better, or as good and cheaper.
+def pareto(points: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the names of the Pareto front, the cheapest first.
+
+    A point is on it if no other is as cheap and better, or as good and cheaper.
 
     Args:
-        found: points with a mean and exaflops; others are left out.
-
-    Returns:
-        The cheapest first.
+        points: those without a mean or exaflops are left out.
     """
-    known = [point for point in found if point["mean"] is not None and point["exaflops"] is not None]
-    best = [point for point in known if not any(_beats(other, point) for other in known)]
-    return [point["name"] for point in sorted(best, key=lambda point: (point["exaflops"], point["mean"]))]
+    known = [point for point in points if point["mean"] is not None and point["exaflops"] is not None]
+    front = [point for point in known if not any(_dominates(other, point) for other in known)]
+    return [point["name"] for point in sorted(front, key=lambda point: (point["exaflops"], point["mean"]))]
 
 
-def _beats(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    is_no_worse = one["mean"] >= other["mean"] and one["exaflops"] <= other["exaflops"]
-    return is_no_worse and (one["mean"], one["exaflops"]) != (other["mean"], other["exaflops"])
-
-
-def _means(cells: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Mean over the seeds for each data set that is scored on."""
-    known = [cell["scores"] for cell in cells if cell["scores"]]
-    return {name: mean(scores[name] for scores in known) for name in (known[0] if known else ())}
+def _dominates(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    is_no_worse = a["mean"] >= b["mean"] and a["exaflops"] <= b["exaflops"]
+    return is_no_worse and (a["mean"], a["exaflops"]) != (b["mean"], b["exaflops"])
 
 
 def _variants(study: Study) -> Sequence[StudyVariant]:
@@ -128,7 +123,7 @@ def _list(study: Study, variant: StudyVariant, axis: str) -> tuple[Any, ...]:
 
 
 def _durations(study: Study, variant: StudyVariant) -> list[tuple[str, Any]]:
-    """Each duration with the unit it is in; a variant's own in one unit replace the grid's in the other."""
+    """Return (unit, value) of each duration; a variant's durations replace the grid's, in either unit."""
     owner = variant if variant.epochs or variant.steps else study.grid
     unit = "epochs" if owner.epochs else "steps"
     return [(unit, value) for value in getattr(owner, unit) or (None,)]
@@ -145,6 +140,7 @@ def _cell(
     axes = {"num_examples": num_examples, unit: length, "seeds": seed}
     axes = {axis: value for axis, value in axes.items() if value is not None}
     grid_keys = {"num_examples": "data.num_examples", unit: f"schedule.{unit}", "seeds": "train.seed"}
+    # Keys of the study, of the variant and of the grid's lists, each overriding those before it.
     layers = [
         (study.set, "set"),
         (variant.set, f"{variant.name}, set" if study.variants else "grid.models"),
@@ -154,8 +150,8 @@ def _cell(
         ),
     ]
     words = {"num_examples": "images", "epochs": "epochs", "steps": "steps"}
-    told = (f"{value_text(axes[axis])}-{word}" for axis, word in words.items() if axis in axes)
-    point = "-".join([folder_name(variant.name), *told])
+    parts = (f"{value_text(axes[axis])}-{word}" for axis, word in words.items() if axis in axes)
+    point = "-".join([folder_name(variant.name), *parts])
     return StudyRun(
         name=point if seed is None else f"{point}-seed-{seed}",
         point=point,

@@ -1,4 +1,4 @@
-"""A study as tables: for a terminal, for a page (Markdown) and for a spreadsheet (CSV)."""
+"""Tables of a study: for a terminal, as Markdown and as CSV."""
 
 import csv
 import io
@@ -14,20 +14,20 @@ CSV_COLUMNS = ("name", "model", "num_examples", "epochs", "steps", "params", "im
 
 
 def as_text(result: Mapping[str, Any]) -> str:
-    """The points with their accuracies, or with --dry-run every run and what it costs."""
+    """Return the points with their accuracies, or with --dry-run the runs with their cost."""
     if "points" in result:
         return f"{_points(result).as_text()}\n{output_text.pairs(_foot(result))}"
     return f"{_plan(result).as_text()}\n{output_text.pairs(_plan_foot(result))}"
 
 
 def as_markdown(result: Mapping[str, Any]) -> str:
-    """The points, a row each."""
+    """Return the points as a Markdown table, with notes below."""
     foot = "".join(f"- {name}: {escape_markdown(value)}\n" for name, value in _foot(result)[:-1])
     return f"{_points(result).as_markdown()}\n{foot}"
 
 
 def as_csv(result: Mapping[str, Any]) -> str:
-    """The points with all digits; accuracies are fractions."""
+    """Return the points as CSV with all digits; accuracies are fractions."""
     text = io.StringIO()
     names = result["score"]["datasets"]
     writer = csv.writer(text, lineterminator="\n")
@@ -41,23 +41,12 @@ def as_csv(result: Mapping[str, Any]) -> str:
 
 def _points(result: Mapping[str, Any]) -> Table:
     datasets = result["score"]["datasets"] if len(result["score"]["datasets"]) > 1 else []
-    numbers = [
-        "images",
-        "epochs",
-        "exaFLOPs",
-        "accuracy, %",
-        "± std",
-        "runs",
-        *(f"{name}, %" for name in datasets),
-    ]
+    numbers = ("images", "epochs", "exaFLOPs", "accuracy, %", "± std", "runs")
+    numbers += tuple(f"{name}, %" for name in datasets)
     rows = []
     for point in result["points"]:
-        cells = [
-            point["model"],
-            f"{point['num_examples']:,}",
-            f"{point['epochs']:.4g}",
-            exaflops(point["exaflops"]),
-        ]
+        cells = [point["model"], f"{point['num_examples']:,}", f"{point['epochs']:.4g}"]
+        cells += [exaflops(point["exaflops"])]
         cells += [_percent(point["mean"]), _percent(point["std"]), str(point["n"])]
         cells += [_percent(point["means"].get(name)) for name in datasets]
         rows.append([*cells, "*" if point["name"] in result["pareto"] else ""])
@@ -66,9 +55,12 @@ def _points(result: Mapping[str, Any]) -> Table:
 
 def _foot(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     unfinished = result["num_cells"] - result["num_finished"]
-    rows = [("accuracy", result["score"]["name"]), ("front", "* no other is as cheap and better (Pareto)")]
+    rows = [
+        ("accuracy", result["score"]["name"]),
+        ("front", "* Pareto front: no other point is as cheap and better"),
+    ]
     rows += [("unfinished", f"{unfinished} of {result['num_cells']} runs")] if unfinished else []
-    return [*rows, ("pictures", " ".join(result["figures"]) or "-")]
+    return [*rows, ("figures", " ".join(result["figures"]) or "-")]
 
 
 def _plan(result: Mapping[str, Any]) -> Table:
@@ -83,7 +75,7 @@ def _plan(result: Mapping[str, Any]) -> Table:
 def _plan_foot(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [
         ("runs", str(len(result["cells"]))),
-        ("compute", f"{exaflops(result['exaflops'])} exaFLOPs in all, without the scoring"),
+        ("compute", f"{exaflops(result['exaflops'])} exaFLOPs in total, without the scoring"),
         ("scored by", result["score"]["name"]),
     ]
 
