@@ -6,15 +6,21 @@ import pickle
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import pytest
 import torch
+import typer
 from PIL import Image
 from safetensors.torch import save_file
 
 from tests.conftest import Outcome, run
+from vitcli.cli.options import DATA, PANELS, RUN, option
+from vitcli.cli.options import command as option_groups
+from vitcli.errors import VitError
 
 COMMANDS = ["finetune", "pretrain", "fewshot", "embed", "evaluate", "compare", "predict", "recipes",
             "recipes list", "recipes show", "recipes check", "recipes schema", "recipes copy", "models",
@@ -88,6 +94,45 @@ def test_the_shell_completes_names(option, begun, completed):
     shown = subprocess.run(words, capture_output=True, text=True, env=env, timeout=60)
 
     assert completed in shown.stdout.splitlines()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_panels_come_in_the_same_order_in_every_help(command):
+    shown = run(*command.split(), "--help").out
+
+    places = [shown.find(f"─ {panel} ─") for panel in ("Arguments", *PANELS)]
+    present = [place for place in places if place >= 0]
+    assert present == sorted(present)
+    assert "Show the traceback of an error." in shown or command in ("recipes", "datasets", "study")
+
+
+def test_a_group_of_options_fills_a_dataclass_and_keeps_its_defaults():
+    @dataclass(frozen=True)
+    class Group:
+        rate: Annotated[float, option("--rate", RUN, "A number.")]
+        name: Annotated[str, option("--name", DATA, "A name.")] = "none"
+
+    app, filled = typer.Typer(), []
+
+    @option_groups(app)
+    def go(*, group: Group, out: Annotated[Path | None, option("--out", RUN, "A path.")] = None) -> int:
+        """Collect the values."""
+        filled.append((group, out))
+        return 0
+
+    app(["--rate", "0.5"], standalone_mode=False)
+    app(["--name", "x", "--rate", "2", "--out", "here"], standalone_mode=False)
+
+    assert filled == [(Group(0.5, "none"), None), (Group(2.0, "x"), Path("here"))]
+
+
+def test_every_kind_of_error_has_the_exit_code_of_the_contract():
+    codes = {kind.__name__: kind.exit_code for kind in (VitError, *VitError.__subclasses__())}
+
+    assert codes == {
+        "VitError": 2, "DataError": 3, "WeightsError": 4, "MachineError": 5, "NotFiniteError": 6,
+        "ProcessError": 7, "CheckFailed": 8, "InternalError": 1,
+    }  # fmt: skip
 
 
 def test_recipes_never_load_torch():

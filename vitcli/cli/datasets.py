@@ -51,7 +51,7 @@ def datasets_check(
     against_split: Annotated[str, option("--against-split", DATA,
         "Split of --against (default: its train split).", "SPLIT")] = "auto",
     distance: Annotated[int, option("--distance", RUN,
-        f"Bits of 64 in which near duplicates may differ (default: {DISTANCE}).", "BITS",
+        f"Largest distance of near duplicates, in bits of a 64-bit hash (default: {DISTANCE}).", "BITS",
         min=0, max=32)] = DISTANCE,
     out: Annotated[Path | None, option("--out", RUN, "Write all pairs to this file.", "FILE.csv")] = None,
     workers: options.Workers = None,

@@ -19,7 +19,7 @@ NUMBERS = (
 )  # fmt: skip
 class_map_names = options.completion(lambda recipe: recipe.class_maps())
 OF_REAL = ("real_top1", "num_real_examples")
-Predictions = Annotated[str, typer.Argument(help="File written by vit evaluate --save-predictions.")]
+PREDICTIONS = "File written by vit evaluate --save-predictions."
 
 
 @command(app, epilog="Example: vit predict --ckpt runs/pets photos/ 'more/*.jpg'")
@@ -149,7 +149,12 @@ def evaluate(
 
 
 @command(app, epilog="Example: vit compare b16.parquet l16.parquet")
-def compare(*, a: Predictions, b: Predictions, printing: Printing) -> int:
+def compare(
+    *,
+    a: Annotated[str, typer.Argument(metavar="A", help=PREDICTIONS)],
+    b: Annotated[str, typer.Argument(metavar="B", help=PREDICTIONS)],
+    printing: Printing,
+) -> int:
     """Compare two sets of saved predictions.
 
     B - A in top-1 accuracy with a paired bootstrap interval, McNemar's test, and the accuracy by class.

@@ -137,7 +137,7 @@ Precision = Annotated[str | None, option("--precision", DEVICES,
 NumProcesses = Annotated[int | None, option("--num-processes", DEVICES,
     "Processes on this machine, one per GPU (default: 1).", "N", min=1)]
 Workers = Annotated[int | None, option("--workers", DEVICES,
-    "Data loader threads; results do not depend on it (default: by the number of CPU cores).", "N", min=1)]
+    "Data loader threads; results do not depend on them (default: by the number of CPU cores).", "N", min=1)]
 RecipeName = Annotated[str | None, option("--recipe", RUN,
     "Shipped recipe (vit recipes list) or .toml file (default: by command and data set).", "NAME",
     autocompletion=recipe_names)]
@@ -145,7 +145,7 @@ Set = Annotated[list[str] | None, option("--set", RUN,
     "Set any other recipe key, such as data.flip=false. Repeatable.", "KEY=VALUE")]
 Track = Annotated[str | None, option("--track", RUN,
     "Also log to tensorboard, wandb, trackio or mlflow (extra: track).", "NAME")]
-Overwrite = Annotated[bool, option("--overwrite", RUN, "Delete earlier output of this command first.")]
+Overwrite = Annotated[bool, option("--overwrite", RUN, "Replace earlier output of this command.")]
 Json = Annotated[bool, option("--json", RUN, "Print one JSON object to standard output.")]
 Quiet = Annotated[bool, option("--quiet", RUN, "Hide progress and notes.")]
 Debug = Annotated[bool, option("--debug", RUN, "Show the traceback of an error.")]

@@ -15,18 +15,18 @@ app = typer.Typer()
 @command(app, epilog="Example: vit report runs/ --out report.html")
 def report(
     *,
-    runs: Annotated[list[str], typer.Argument(metavar="RUN...",
+    runs: Annotated[list[str], typer.Argument(metavar="RUN",
         help="Output folders of vit finetune, pretrain, fewshot and evaluate, or folders of such.")],
     out: Annotated[Path | None, option("--out", RUN,
         "Write the report to a .html, .md, .csv or .json file (default: print it).", "FILE")] = None,
     format_: Annotated[str | None, option("--format", RUN,
         "text, markdown, csv, json or html (default: by the suffix of --out, else text).", "NAME")] = None,
     serve: Annotated[bool, option("--serve", RUN,
-        "Serve the page on localhost, updated while runs are in progress; Ctrl-C ends it.", None)] = False,
+        "Serve the page on localhost, updated while runs are in progress; Ctrl-C ends it.")] = False,
     port: Annotated[int | None, option("--port", RUN,
         "With --serve: the port (default: any free one).", "N", min=0, max=65535)] = None,
     overwrite: Annotated[bool, option("--overwrite", RUN,
-        "Replace --out even if it is not a report.", None)] = False,
+        "Replace --out even if it is not a report.")] = False,
     printing: Printing,
 ) -> int:  # fmt: skip
     """Summarise runs as tables, learning curves and costs.
