@@ -47,7 +47,7 @@ def test_a_checkpoint_comes_with_its_head_its_pixels_and_its_names(demo):
     assert any("tensors loaded" in note for note in info.notes)
 
 
-def test_a_picture_gives_what_the_command_says(demo, tmp_path):
+def test_a_image_gives_what_the_command_says(demo, tmp_path):
     model, transform, info = demo
     file = picture(tmp_path)
     with torch.no_grad():
@@ -58,7 +58,7 @@ def test_a_picture_gives_what_the_command_says(demo, tmp_path):
     assert prediction["top"][0]["probability"] == pytest.approx(float(shares.max()), rel=1e-5)
 
 
-def test_paths_bytes_arrays_and_pil_images_are_the_same_picture(demo, tmp_path):
+def test_paths_bytes_arrays_and_pil_images_are_the_same_image(demo, tmp_path):
     file = picture(tmp_path)
     with open(file, "rb") as opened:
         data = opened.read()

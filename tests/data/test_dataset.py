@@ -128,7 +128,7 @@ def test_one_split_and_nothing_held_out_is_refused_with_advice(tmp_path, split):
 
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("name", ["vtab/dsprites_loc", "vtab/sun398"])
-def test_what_is_no_task_of_vtab_is_asked_of_nobody(monkeypatch, name, streaming):
+def test_what_is_no_task_of_vtab_is_refused_offline(monkeypatch, name, streaming):
     monkeypatch.setattr("vitcli.data.layouts.open_hub", None)
     monkeypatch.setattr("vitcli.data.dataset.find_shards", None)
 
@@ -136,7 +136,7 @@ def test_what_is_no_task_of_vtab_is_asked_of_nobody(monkeypatch, name, streaming
         DataSet(name, streaming=streaming)
 
 
-def test_who_trains_on_a_slice_of_the_test_split_is_not_scored_on_all_of_it(tmp_path):
+def test_a_run_on_a_slice_of_the_test_split_is_not_scored_on_all_of_it(tmp_path):
     folder(tmp_path, train__a=5, test__a=8, val__a=3)
     train, held_out = opened(tmp_path, train_split="test[:50%]")
 

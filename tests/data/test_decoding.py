@@ -91,7 +91,7 @@ def test_lossless_formats_give_back_what_went_in(kind):
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
-def test_a_picture_is_upright_whatever_its_exif_orientation(kind, orientation):
+def test_a_image_is_upright_whatever_its_exif_orientation(kind, orientation):
     # How the rows and columns of the stored picture lie in the upright one, by the EXIF standard.
     turn_back = {
         1: lambda a: a,
@@ -123,7 +123,7 @@ def test_an_exif_orientation_that_does_not_exist_is_passed_over(orientation):
     assert np.array_equal(decode(data), by_pillow(data))
 
 
-def test_broken_exif_does_not_hide_the_picture():
+def test_broken_exif_does_not_hide_the_image():
     data = encoded(picture(), "JPEG", exif=b"Exif\0\0MM\0*\xff\xff\xff\xff")
 
     assert np.array_equal(decode(data), by_pillow(data))
@@ -214,7 +214,7 @@ def test_of_several_frames_the_first_is_taken(kind):
     assert (decode(data) == [255, 0, 0]).all()
 
 
-def test_of_a_multi_picture_jpeg_the_first_is_taken():
+def test_of_a_multi_image_jpeg_the_first_is_taken():
     other = Image.new("RGB", (52, 37), "blue")
     data = encoded(picture(), "MPO", save_all=True, append_images=[other])
 
@@ -224,7 +224,7 @@ def test_of_a_multi_picture_jpeg_the_first_is_taken():
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 2_000), (2_000, 1)])
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM"])
-def test_pictures_of_one_pixel_or_one_line_are_read(kind, size):
+def test_images_of_one_pixel_or_one_line_are_read(kind, size):
     result = decode(encoded(Image.new("RGB", size, (255, 0, 0)), kind))
 
     assert result.shape == (size[1], size[0], 3)
@@ -381,7 +381,7 @@ def test_every_damaged_jpeg_gets_the_verdict_and_the_pixels_of_pillow():
     assert 20 < sum(verdicts) < 180
 
 
-def test_a_name_ending_does_not_make_a_picture(tmp_path):
+def test_a_name_ending_does_not_make_a_image(tmp_path):
     file = Path(tmp_path, "cat.jpg")
     file.write_text("no cat here")
 

@@ -17,14 +17,14 @@ def test_the_same_row_twice_gives_the_same_bytes():
         assert pictures(demo_set, "test", 30) == pictures(demo_set, "test", 30)
 
 
-def test_a_picture_is_64_pixels_square_in_uint8_rgb():
+def test_a_image_is_64_pixels_square_in_uint8_rgb():
     picture_HWC, label = demo.draw("demo", "train", 17)
     assert picture_HWC.shape == (64, 64, 3) and picture_HWC.dtype == np.uint8
     assert label == 17 % 12
 
 
 @pytest.mark.parametrize("demo_set", demo.SETS)
-def test_no_picture_appears_twice_within_or_across_splits(demo_set):
+def test_no_image_appears_twice_within_or_across_splits(demo_set):
     drawn = pictures(demo_set, "train", 300) + pictures(demo_set, "test", 300)
     assert len(set(drawn)) == 600
 
@@ -99,7 +99,7 @@ def test_a_texture_marks_its_fraction_of_the_plane(texture, share):
     assert demo._pattern(texture, s_hw, t_hw).mean() == pytest.approx(share, abs=0.005)
 
 
-def test_the_pictures_are_the_ones_the_shipped_checkpoint_was_trained_on():
+def test_the_images_are_those_the_shipped_checkpoint_was_trained_on():
     # A change of drawing changes these hashes. The shipped demo checkpoint must then be built again with its
     # recipe, and the accuracies it claims measured again; only after that may new hashes be written here.
     digests = {

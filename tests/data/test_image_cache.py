@@ -16,7 +16,7 @@ def split(photos):
     return dataset.DataSet(str(photos)).open("train")
 
 
-def test_a_kept_split_has_the_same_bytes_pixels_labels_and_fingerprint(split):
+def test_a_cached_split_has_the_same_bytes_pixels_labels_and_fingerprint(split):
     memory = MemoryBudget(1e9)
     again = cached(split, memory)
 
@@ -43,7 +43,7 @@ def test_rows_are_read_once_as_long_as_there_is_room(split):
     assert (memory.used, memory.num_decoded) == (num_bytes, 0)
 
 
-def test_parts_of_a_kept_split_share_what_is_kept(split):
+def test_parts_of_a_cached_split_share_its_cache(split):
     memory = MemoryBudget(1e9)
     again = cached(split, memory)
 

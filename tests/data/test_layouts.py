@@ -103,7 +103,7 @@ def test_a_class_that_only_validation_has_is_refused_by_name(tmp_path):
         open_local(tmp_path)
 
 
-def test_pictures_in_folders_below_a_class_belong_to_it(tmp_path):
+def test_images_in_folders_below_a_class_belong_to_it(tmp_path):
     put(tmp_path, "ant/1.png", "ant/red/big/2.png", "bee/1.png")
 
     assert labels_by_split(tmp_path) == {"train": [0, 0, 1]}
@@ -213,7 +213,7 @@ def test_a_saved_table_whose_state_points_elsewhere_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["../theirs", "/etc"])
-def test_a_dictionary_of_tables_whose_split_lies_elsewhere_is_refused(tmp_path, name):
+def test_a_dictionary_of_tables_with_a_split_outside_it_is_refused(tmp_path, name):
     table(tmp_path, [2]).save_to_disk(tmp_path / "theirs")
     (tmp_path / "saved").mkdir()
     (tmp_path / "saved" / "dataset_dict.json").write_text(json.dumps({"splits": [name]}))

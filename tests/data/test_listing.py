@@ -45,7 +45,7 @@ def check(*words) -> dict:
     return outcome.json
 
 
-def test_copies_are_found_and_unrelated_pictures_are_not(sets):
+def test_copies_are_found_and_unrelated_images_are_not(sets):
     found = check(sets / "a")
     kinds = {Path(pair["place"].split("file ")[1]).name: pair["kind"] for pair in found["pairs"]}
 
@@ -132,7 +132,7 @@ def test_two_sets_and_a_table_of_all_pairs(sets, tmp_path):
     )
 
 
-def test_broken_pictures_are_named_and_the_others_compared(sets, tmp_path):
+def test_broken_images_are_named_and_the_others_compared(sets, tmp_path):
     shutil.copytree(sets / "a", tmp_path / "a")
     (tmp_path / "a/test/x/aa_broken.jpg").write_bytes(b"\xff\xd8 no picture")
 

@@ -151,7 +151,7 @@ def test_an_epoch_has_every_row_once():
 
 
 @pytest.mark.parametrize("start_step", [1, 3, 4])
-def test_a_run_that_starts_at_a_later_step_goes_on_exactly(start_step):
+def test_a_run_that_starts_at_a_later_step_resumes_exactly(start_step):
     assert_equal(together(training(start_step=start_step)), together(list(training())[start_step:]))
 
 
@@ -183,7 +183,7 @@ def test_another_seed_gives_other_rows_and_other_views():
 
 
 @pytest.mark.parametrize("row", [0, 11, 22])
-def test_a_batch_holds_each_picture_at_its_place_channels_first(row):
+def test_a_batch_holds_each_image_at_its_place_channels_first(row):
     batch = together(training(noise(), transform=replace(PLAIN, image_size=(14, 17)), total_steps=3))
     place = batch.rows_B.tolist().index(row)
 
@@ -191,7 +191,7 @@ def test_a_batch_holds_each_picture_at_its_place_channels_first(row):
     assert np.array_equal(batch.images_BCHW[place].permute(1, 2, 0), pixels_of(row))
 
 
-def test_already_decoded_pictures_are_taken_as_they_are():
+def test_already_decoded_images_are_taken_as_they_are():
     drawn = replace(noise(), read_row=lambda row: (pixels_of(row), row % 3))
 
     assert_equal(together(training(drawn)), together(training()))
@@ -348,7 +348,7 @@ def test_only_a_few_batches_are_read_ahead():
     batches.close()
 
 
-def test_the_threads_of_a_process_are_its_share_of_the_cores(monkeypatch):
+def test_the_threads_of_a_process_are_its_part_of_the_cores(monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(12)))
 
     assert [default_threads(processes) for processes in (1, 2, 5, 12, 100)] == [12, 6, 2, 1, 1]

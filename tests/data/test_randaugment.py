@@ -125,7 +125,7 @@ def test_equalize_treats_each_channel_by_itself():
     assert np.array_equal(result[:, 1:], image[0, :, 1:])
 
 
-def test_equalize_leaves_a_flat_histogram_and_a_small_picture_as_they_are():
+def test_equalize_leaves_a_flat_histogram_and_a_small_image_as_they_are():
     for image in (grey([list(range(256))] * 4), picture(8, 9)):
         assert np.array_equal(ra.equalize(image), image)
 
@@ -204,7 +204,7 @@ def test_brightness_goes_away_from_black(factor, expected):
     assert levels(ra.brightness(grey([[0, 5, 100, 255]]), factor)) == [expected]
 
 
-def test_sharpness_goes_away_from_the_smoothed_picture_inside_its_border():
+def test_sharpness_goes_away_from_the_smoothed_image_inside_its_border():
     dot = np.zeros((5, 6), dtype=int)
     dot[1, 2] = 255
     smooth = np.zeros((5, 6), dtype=int)
@@ -217,7 +217,7 @@ def test_sharpness_goes_away_from_the_smoothed_picture_inside_its_border():
     assert levels(ra.sharpness(grey([[9] * 3, [9, 131, 9], [9] * 3]), 2)) == [[9] * 3, [9, 207, 9], [9] * 3]
 
 
-def test_channels_and_rows_do_not_mix_when_the_picture_is_smoothed():
+def test_channels_and_rows_do_not_mix_when_the_image_is_smoothed():
     image = np.zeros((6, 7, 3), dtype=np.uint8)
     image[2, 5, 1] = 255  # beside the right border
     smooth = ra.sharpness(image, 0)
@@ -323,7 +323,7 @@ def test_the_magnitude_becomes_the_strength_of_autoaugments_scale(magnitude):
 
 
 @pytest.mark.parametrize("name", ["rotate", "shear_x", "shear_y", "translate_x", "translate_y"])
-def test_what_moves_the_picture_moves_it_either_way_equally_often(name):
+def test_what_moves_the_image_moves_it_either_way_equally_often(name):
     image, rng = picture(20, 24), Random(0)
     ways = [operate(name, image, magnitude=1, rng=Coin(sign)).tobytes() for sign in (+1, -1)]
     seen = Counter(operate(name, image, magnitude=1, rng=rng).tobytes() for _ in range(1_000))
@@ -405,7 +405,7 @@ def test_no_global_generator_is_touched():
 
 @pytest.mark.parametrize("name", OPERATIONS)
 @pytest.mark.parametrize("size", [(1, 1), (1, 6), (6, 1), (2, 2), (3, 2), (2, 3), (3, 3), (31, 20)])
-def test_a_picture_of_any_shape_keeps_it_and_is_left_as_it_was(size, name):
+def test_a_image_of_any_shape_keeps_it_and_is_left_as_it_was(size, name):
     image = picture(*size)
     for magnitude in (0, 0.5, 10, 30):
         result = operate(name, image, magnitude=magnitude, rng=Random(1))
@@ -413,7 +413,7 @@ def test_a_picture_of_any_shape_keeps_it_and_is_left_as_it_was(size, name):
     assert np.array_equal(image, picture(*size))
 
 
-def test_a_mirrored_view_of_a_picture_is_taken_as_its_pixels():
+def test_a_mirrored_view_of_a_image_is_taken_as_its_pixels():
     for seed in range(40):
         view = picture(16, 22)[:, ::-1]
         of_view = randaugment(view, num_layers=1, magnitude=5, rng=Random(seed))

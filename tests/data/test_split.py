@@ -178,7 +178,7 @@ def test_an_image_path_that_leads_out_of_the_data_set_is_refused(tmp_path, path)
 
 
 @pytest.mark.parametrize("path", ["/etc/hostname", "http://127.0.0.1:9/x.png"])
-def test_a_path_in_an_image_column_that_datasets_wrote_is_kept_inside_too(tmp_path, path):
+def test_a_path_in_an_image_column_that_datasets_wrote_is_checked_too(tmp_path, path):
     features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["x"])})
     rows = {"image": [{"bytes": None, "path": path}], "label": [0]}
     pq.write_table(datasets.Dataset.from_dict(rows, features=features).data.table, tmp_path / "train.parquet")
@@ -289,7 +289,7 @@ def test_a_shuffled_part_has_the_rows_of_the_permutation_and_a_part_of_it_too():
     assert part.part(2, 4, name="x").read_row(0) == part.read_row(2)
 
 
-def test_relabelled_rows_keep_their_pictures():
+def test_relabelled_rows_keep_their_images():
     split = numbered([0, 1, 2, 1]).relabelled(np.array([2, 0, 1]), ("b", "c", "a"))
 
     assert [split.read_row(row) for row in range(3)] == [(b"\0\0", 2), (b"\0\1", 0), (b"\0\2", 1)]

@@ -192,14 +192,14 @@ def test_none_takes_the_exact_centre():
 @pytest.mark.parametrize(
     "sides", [(5, 7), (40, 10), (10, 40), (1, 1), (1, 200), (200, 1), (24, 24), (24, 23)]
 )
-def test_a_picture_of_any_shape_comes_out_in_the_size_asked_for(resize, size, sides):
+def test_a_image_of_any_shape_comes_out_in_the_size_asked_for(resize, size, sides):
     ours = replace(EVAL, image_size=size, resize=resize, crop_fraction=0.9)
 
     assert ours(picture(*sides)).shape == (*size, 3)
     assert ours(picture(*sides)).dtype == np.uint8
 
 
-def test_a_picture_smaller_than_the_centre_is_enlarged_until_it_fills_it():
+def test_a_image_smaller_than_the_centre_is_enlarged_until_it_fills_it():
     image = picture(12, 18)
     enlarged = np.array(Image.fromarray(image).resize((36, 24), Image.Resampling.BILINEAR))
 
@@ -288,7 +288,7 @@ def test_inception_crops_are_anywhere_with_equal_chance_edges_included():
 
 
 @pytest.mark.parametrize("sides", [(1, 2_000), (2_000, 1), (1, 1)])
-def test_where_no_crop_fits_the_whole_picture_is_taken(sides):
+def test_where_no_crop_fits_the_whole_image_is_taken(sides):
     for top, left, height, width in crops(*sides, count=20, area=(0.5, 0.9)):
         assert (top, left, height, width) == (0, 0, *sides)
 
@@ -343,7 +343,7 @@ def test_an_inception_crop_is_cut_before_it_is_resized():
     assert levels_apart(result, np.array(piece.resize((24, 24), Image.Resampling.BILINEAR))) <= 1
 
 
-def test_a_random_window_shows_the_resized_picture_at_every_place():
+def test_a_random_window_shows_the_resized_image_at_every_place():
     transform = replace(TRAIN, crop="random", resize=28, image_size=(24, 26))
     rng, seen = Random(0), Counter()
     for _ in range(600):
@@ -356,21 +356,21 @@ def test_a_random_window_shows_the_resized_picture_at_every_place():
     assert max(seen.values()) < 70  # 40 are expected
 
 
-def test_a_random_window_squashes_the_whole_picture_first():
+def test_a_random_window_squashes_the_whole_image_first():
     image = picture(60, 80)
     whole = replace(EVAL, image_size=(24, 24), antialias=False)(image)
 
     assert np.array_equal(replace(TRAIN, crop="random", resize=24)(image, Random(0)), whole)
 
 
-def test_no_crop_means_the_whole_picture():
+def test_no_crop_means_the_whole_image():
     image = picture(60, 80)
 
     expected = replace(EVAL, image_size=(24, 30), antialias=False)(image)
     assert np.array_equal(replace(TRAIN, image_size=(24, 30))(image, Random(0)), expected)
 
 
-def test_with_flip_about_every_second_picture_is_mirrored_left_to_right():
+def test_with_flip_about_every_second_image_is_mirrored_left_to_right():
     image, transform, rng = picture(24, 24), replace(TRAIN, flip=True), Random(0)
     results = [transform(image, rng) for _ in range(1_000)]
     mirrored = sum(np.array_equal(result, image[:, ::-1]) for result in results)
@@ -381,7 +381,7 @@ def test_with_flip_about_every_second_picture_is_mirrored_left_to_right():
 
 
 @pytest.mark.parametrize("crop", ["inception", "random", "none"])
-def test_without_flip_no_picture_is_ever_mirrored(crop):
+def test_without_flip_no_image_is_ever_mirrored(crop):
     transform, rng = replace(TRAIN, crop=crop, resize=30), Random(0)
 
     for _ in range(200):
@@ -398,7 +398,7 @@ def test_the_same_state_of_the_generator_gives_the_same_pixels_and_another_gives
     assert not np.array_equal(results[0], results[2]) and not np.array_equal(results[2], results[3])
 
 
-def test_randaugment_comes_after_crop_resize_and_flip_and_goes_on_with_their_generator():
+def test_randaugment_comes_after_crop_resize_and_flip_and_resumes_with_their_generator():
     image, mirrored = picture(60, 80), 0
     transform = replace(TRAIN, crop="inception", flip=True, image_size=(24, 30))
     for seed in range(40):
@@ -428,7 +428,7 @@ def test_no_global_generator_is_touched():
     assert np.random.random() == np.random.RandomState(0).random()
 
 
-def test_the_picture_that_came_in_is_left_as_it_was():
+def test_the_image_that_came_in_is_left_as_it_was():
     image = picture(24, 24)
     before = image.copy()
     replace(TRAIN, crop="inception", flip=True)(image, Random(1))

@@ -158,9 +158,7 @@ def test_a_copy_with_its_classes_in_it_and_a_named_column_are_taken_as_they_are(
     ("alias", "name"),
     [("vtab/dsprites_location", "sprites_synthetic"), ("vtab/smallnorb_azimuth", "coil20_azimuth")],
 )
-def test_real_pictures_in_the_manner_of_a_task_get_their_own_labels(
-    shared, tmp_path, monkeypatch, alias, name
-):
+def test_real_images_in_the_manner_of_a_task_get_their_own_labels(shared, tmp_path, monkeypatch, alias, name):
     (tmp_path / "vtab").mkdir()
     shutil.copytree(shared / "data" / name, tmp_path / alias)
     for part in ("train", "test"):  # three splits, so that the test split is not halved

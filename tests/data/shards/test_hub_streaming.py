@@ -198,7 +198,7 @@ def test_a_run_from_the_hub_is_the_run_from_the_same_files_here(outcomes, home):
 
 
 @pytest.mark.parametrize("name", TROUBLES)
-def test_what_the_hub_does_not_give_is_told_in_three_lines(outcomes, name):
+def test_what_the_hub_does_not_give_is_an_error_of_three_lines(outcomes, name):
     code, out, err = outcomes[name]
     _, expected, words, advice = TROUBLES[name]
     what, where, fix = err.strip().splitlines()

@@ -280,7 +280,7 @@ def test_members_belong_together_by_path_up_to_the_first_dot_in_any_order(tmp_pa
 
 
 @pytest.mark.parametrize("suffix", ["jpg", "jpeg", "png", "webp", "ppm", "bmp", "gif", "tif", "JPG"])
-def test_every_kind_of_picture_is_found_by_its_suffix(tmp_path, suffix):
+def test_every_kind_of_image_is_found_by_its_suffix(tmp_path, suffix):
     members = {f"0.{suffix}": b"x", "0.txt": b"a caption", "0.cls": b"0"}
 
     assert rows(opened(tar(tmp_path / "a.tar", members))) == [(b"x", 0)]
@@ -495,7 +495,7 @@ def test_rows_in_any_order_come_right_from_a_cache_of_one_block(tmp_path):
         assert list(pool.map(split.read_row, order)) == expected(order)
 
 
-def test_a_block_that_cannot_be_read_fails_in_every_thread_and_is_not_kept(monkeypatch):
+def test_a_block_that_cannot_be_read_fails_in_every_thread_and_is_not_cached(monkeypatch):
     split = opened(tar("far://pets/0.tar", samples(range(4))))
     monkeypatch.setattr(Far, "seconds_a_read", 0.02)
     Far.failures[:] = [OSError("connection reset")] * 4

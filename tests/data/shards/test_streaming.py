@@ -173,7 +173,7 @@ def test_a_streamed_run_learns_and_scores_the_test_shards(parquet, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_streamed_run_killed_at_once_goes_on_bit_for_bit(parquet, tmp_path):
+def test_a_streamed_run_killed_at_once_resumes_bit_for_bit(parquet, tmp_path):
     def whole_run(out, **more):
         return vit(*STREAMED, "--dataset", parquet, "--out", out, "--steps", 12, **more)
 
