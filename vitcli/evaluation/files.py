@@ -1,7 +1,5 @@
 """Files that `vit evaluate` writes: evaluation.json, tables, figures, predictions."""
 
-import csv
-import io
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -20,6 +18,7 @@ from vitcli.evaluation.statistics import Reliability
 from vitcli.output import atomic, plots
 from vitcli.output.atomic import write_json, write_text
 from vitcli.output.result_folder import ResultFolder
+from vitcli.output.text import csv_text
 
 RESULT = "evaluation.json"
 FOLDER = ResultFolder(
@@ -106,11 +105,12 @@ def _write_tables(folder: Path, result: EvalResult) -> None:
         (number_of[name], name, row["num_examples"], round(row["top1"] * row["num_examples"]), row["top1"])
         for name, row in result.summary["per_class"].items()
     ]
-    _write_csv(folder / "per_class.csv", ("label", "class", "num_examples", "num_right", "top1"), per_class)
+    header = ("label", "class", "num_examples", "num_right", "top1")
+    write_text(folder / "per_class.csv", csv_text([header, *per_class]))
     pairs = zip(*(column.tolist() for column in _confusion(result)), strict=True)
     names = result.class_names
     confused = [(names[label], names[predicted], count) for label, predicted, count in pairs]
-    _write_csv(folder / "confusion.csv", ("class", "predicted", "num_examples"), confused)
+    write_text(folder / "confusion.csv", csv_text([("class", "predicted", "num_examples"), *confused]))
 
 
 def _write_figures(folder: Path, result: EvalResult) -> None:
@@ -140,11 +140,3 @@ def _mistakes(result: EvalResult) -> Iterable[tuple]:
         image_HWC, _ = loader.read_example(result.split, int(result.predictions.rows_N[index]))
         image_HWC = result.preprocessing(image_HWC)
         yield image_HWC, mistake["label"], mistake["predicted"], mistake["probability"]
-
-
-def _write_csv(path: Path, header: tuple[str, ...], rows: Iterable[tuple]) -> None:
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(header)
-    table.writerows(rows)
-    write_text(path, text.getvalue())

@@ -1,13 +1,11 @@
 """Tables of a study: for a terminal, as Markdown and as CSV."""
 
-import csv
-import io
 from collections.abc import Mapping
 from typing import Any
 
 from vitcli.output import text as output_text
 from vitcli.output.document import Table, fraction_cell, simple_table
-from vitcli.output.text import escape_markdown, exaflops
+from vitcli.output.text import csv_text, escape_markdown, exaflops
 
 CSV_COLUMNS = ("name", "model", "num_examples", "epochs", "steps", "params", "images_seen", "exaflops",
                "mean", "std", "n")  # fmt: skip
@@ -28,15 +26,13 @@ def as_markdown(result: Mapping[str, Any]) -> str:
 
 def as_csv(result: Mapping[str, Any]) -> str:
     """Return the points as CSV with all digits; accuracies are fractions."""
-    text = io.StringIO()
     names = result["score"]["datasets"]
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*CSV_COLUMNS, "on_front", *(f"mean_{name}" for name in names if len(names) > 1)])
+    rows = [[*CSV_COLUMNS, "on_front", *(f"mean_{name}" for name in names if len(names) > 1)]]
     for point in result["points"]:
         more = [point["means"].get(name) for name in names] if len(names) > 1 else []
         is_best = point["name"] in result["pareto"]
-        writer.writerow([*(point[key] for key in CSV_COLUMNS), is_best, *more])
-    return text.getvalue()
+        rows.append([*(point[key] for key in CSV_COLUMNS), is_best, *more])
+    return csv_text(rows)
 
 
 def _points(result: Mapping[str, Any]) -> Table:

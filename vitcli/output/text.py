@@ -1,6 +1,8 @@
 """Text that commands print: results as lines of names and values, and the formats of numbers and names."""
 
+import csv
 import html
+import io
 import json
 import os
 import re
@@ -125,3 +127,10 @@ def short_names(names: Iterable[str]) -> dict[str, str]:
         is_vtab_task = len(parts) == 2 and parts[0] == "vtab"
         short[name] = name if is_vtab_task else str(PurePath(*parts[-least:]))
     return short
+
+
+def csv_text(rows: Iterable[Sequence[Any]]) -> str:
+    """Write rows, the header among them, as CSV with Unix line ends."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()

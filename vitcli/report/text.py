@@ -1,12 +1,10 @@
 """A report as text for a terminal, as Markdown, and as CSV."""
 
-import csv
-import io
 from collections.abc import Sequence
 from pathlib import Path
 
 from vitcli.output.document import CSV_HEADER, Table
-from vitcli.output.text import escape_markdown, plain
+from vitcli.output.text import csv_text, escape_markdown, plain
 
 MARK = "<!-- made by vit report -->"  # distinguishes a report from other Markdown files
 BEST = "* the best of its row or column, or what was chosen; accuracies in %"
@@ -35,9 +33,4 @@ def as_markdown(tables: Sequence[Table], *, title: str, notes: Sequence[str], ba
 
 def as_csv(tables: Sequence[Table]) -> str:
     """Return one line for each value of each table."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(CSV_HEADER)
-    for table in tables:
-        writer.writerows(table.as_csv())
-    return text.getvalue()
+    return csv_text([CSV_HEADER, *(row for table in tables for row in table.as_csv())])
