@@ -1,7 +1,6 @@
 """One training run, from its job to a finished run folder: resume, train, evaluate, write the results."""
 
 import secrets
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -11,11 +10,10 @@ from torch import Tensor
 
 from vitcli import recipe as recipes
 from vitcli.data import loader
-from vitcli.data.dataset import DataSet
 from vitcli.data.sampler import TrainSampler
 from vitcli.data.transforms import preprocessing_of, train_transform_of
 from vitcli.distributed.runtime import Runtime, peak_memory_gib
-from vitcli.errors import DataError, MachineError, NotFiniteError, Stopped, VitError
+from vitcli.errors import DataError, MachineError, NotFiniteError, Stopped
 from vitcli.evaluation.metrics import Metrics, PatchMetrics
 from vitcli.export.model_card import model_card
 from vitcli.output import plots, run_folder
@@ -23,12 +21,11 @@ from vitcli.output.atomic import TEMPORARY, read_jsonl
 from vitcli.output.redaction import public_name
 from vitcli.output.run_folder import RunFolder
 from vitcli.output.summaries import RunScores, TrainingSummary
-from vitcli.recipe import Recipe
 from vitcli.training import checkpoint, figures, tracking
 from vitcli.training.loop import LoopSettings, train
 from vitcli.training.objective import training_task
 from vitcli.training.schedule import lr_at_step
-from vitcli.training.setup import MakeModel, RunOptions, TrainingJob, describe, set_up
+from vitcli.training.setup import TrainingJob, describe
 from vitcli.training.state import Saver, TrainingState, build_state, resume
 from vitcli.training.validation import PeriodicEvaluation
 from vitcli.weights.io import write_weights
@@ -37,22 +34,12 @@ MEASURED_STEPS = 10
 MAX_CHECKED_IMAGES = 200_000  # decoded before the first step, in about ten seconds
 
 
-def run(
-    command: str,
-    recipe: Recipe,
-    options: RunOptions,
-    make_model: MakeModel,
-    *,
-    open_data: Callable[..., DataSet] = DataSet,
-) -> dict[str, Any]:
-    """Train by a recipe and score the held-out split; return the summary, or the plan with --dry-run."""
-    if options.measure and not options.dry_run:
-        raise VitError("--measure belongs to --dry-run", where="--measure", fix="--dry-run --measure")
-    job = set_up(command, recipe, options, make_model, open_data=open_data)
-    if options.dry_run:
-        result = describe(job) | (TrainingRun(job).measure() if options.measure else {})
-    else:
+def run(job: TrainingJob) -> dict[str, Any]:
+    """Train and score the held-out split; return the summary, or the plan with --dry-run."""
+    if not job.options.dry_run:
         result = TrainingRun(job).run()
+    else:
+        result = describe(job) | (TrainingRun(job).measure() if job.options.measure else {})
     job.runtime.shutdown()
     return result
 

@@ -126,6 +126,8 @@ def set_up(
     """
     assert not recipe.choices and recipe.train.runs == 1, "a sweep is several jobs"
     check_shard(recipe, options)
+    if options.measure and not options.dry_run:
+        raise VitError("--measure belongs to --dry-run", where="--measure", fix="--dry-run --measure")
     if options.track:
         tracking.check_tracker(options.track)
 

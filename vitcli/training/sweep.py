@@ -31,9 +31,9 @@ from vitcli.output.progress import Progress
 from vitcli.output.run_folder import RunFolder, earlier_summary, refuse_other_recipe
 from vitcli.recipe import Recipe
 from vitcli.training import figures, parallel_runs, sweep_results
-from vitcli.training import run as training_run
+from vitcli.training.run import run as run_job
 from vitcli.training.sequence import run_all
-from vitcli.training.setup import InitialModel, MakeModel, RunOptions
+from vitcli.training.setup import InitialModel, MakeModel, RunOptions, set_up
 from vitcli.training.sweep_results import Trial
 from vitcli.training.text import as_text, run_line, trials_table
 from vitcli.weights.io import read_weights
@@ -59,7 +59,7 @@ def run(command: str, recipe: Recipe, options: RunOptions, make_model: MakeModel
         if earlier:
             return earlier
     if not is_sweep:
-        return training_run.run(command, recipe, options, make_model)
+        return run_job(set_up(command, recipe, options, make_model))
     with shared_process_group():
         sweep = Sweep(command, recipe, options, make_model)
         return sweep.plan() if options.dry_run else sweep.run()
@@ -76,15 +76,15 @@ class Sweep:
         self.image_memory = MemoryBudget(free_bytes * IMAGE_CACHE_FRACTION)
         open_data = cache(partial(CachedDataSet, memory=self.image_memory))
         network = make_model if options.shard else SharedNetwork(make_model)  # slices cannot be reset
-        self._run_once = partial(training_run.run, command, make_model=network, open_data=open_data)
+        self._set_up = partial(set_up, command, make_model=network, open_data=open_data)
         self.path: Path | None = None
         self.folder: RunFolder | None = None  # open on the first process only
 
     def plan(self) -> dict[str, Any]:
         """Return the plan of the final run, and the totals of all runs."""
-        final = self._run_once(self._final_recipe({}, 0), self.options)  # first, since it may be measured
+        final = run_job(self._set_up(self._final_recipe({}, 0), self.options))  # first: it may be measured
         unmeasured = replace(self.options, measure=False, quiet=True)
-        arms = [self._run_once(recipe, unmeasured) for recipe in self._arm_recipes()]
+        arms = [run_job(self._set_up(recipe, unmeasured)) for recipe in self._arm_recipes()]
         totals = sweep_results.plan_of_all(final, arms, self.recipe.train.runs)
         return totals | {"recipe": recipes.to_toml(self.recipe)}
 
@@ -106,7 +106,7 @@ class Sweep:
             finals = self._train_finals(chosen)
             summary = sweep_results.summary_of_all(trials, chosen, finals, path=self.path)
             if self.folder:
-                write_results(self.folder, self.recipe, summary, finals[0])
+                write_results(self.folder, recipes.to_toml(self.recipe), summary, finals[0])
                 if count := self.image_memory.num_decoded:
                     self.progress.note(f"{count} images were decoded once for all runs")
         finally:
@@ -166,7 +166,7 @@ class Sweep:
 
     def _train(self, job: Job) -> dict[str, Any]:
         path, recipe = job
-        return self._run_once(recipe, replace(self.options, out=path, overwrite=False))
+        return run_job(self._set_up(recipe, replace(self.options, out=path, overwrite=False)))
 
     def _train_arm(self, job: Job) -> dict[str, Any]:
         """Return the summary of an arm, or its mark if it diverged: the sweep continues with the others."""
@@ -224,7 +224,9 @@ def _drop_weights(path: Path) -> None:
     shutil.rmtree(path / "checkpoints", ignore_errors=True)
 
 
-def write_results(folder: RunFolder, recipe: Recipe, summary: dict[str, Any], first: dict[str, Any]) -> None:
+def write_results(
+    folder: RunFolder, recipe_toml: str, summary: dict[str, Any], first: dict[str, Any]
+) -> None:
     """Write the files that a single run has as well, so that the folder of a sweep is a --ckpt, too.
 
     Args:
@@ -242,7 +244,7 @@ def write_results(folder: RunFolder, recipe: Recipe, summary: dict[str, Any], fi
         if figure:
             plots.save(figures_dir / "selection.png", figure)
     arch = read_weights(str(source)).architecture
-    folder.write_text("README.md", model_card(summary, recipes.to_toml(recipe), arch))
+    folder.write_text("README.md", model_card(summary, recipe_toml, arch))
     folder.write_text("table.txt", as_text(summary))
     folder.write_json(run_folder.SUMMARY, summary)
 
