@@ -46,9 +46,8 @@ def check(repository: str, branch: str | None, *, quiet: bool) -> None:
         fix = "OWNER/NAME of letters, digits, '-', '_' and '.', with you or your organisation as the owner"
         raise VitError(f"{repository!r} is not the name of a Hub repository", where=OPTION, fix=fix)
     if branch is not None and not branch.strip():
-        raise VitError(
-            "the branch has no name", where="--revision", fix="leave it out for the default branch"
-        )
+        fix = "leave it out for the default branch"
+        raise VitError("the branch has no name", where="--revision", fix=fix)
     if constants.HF_HUB_OFFLINE:
         fix = "unset HF_HUB_OFFLINE for this command"
         raise MachineError("uploading is impossible offline", where="HF_HUB_OFFLINE", fix=fix)

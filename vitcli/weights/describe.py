@@ -91,9 +91,7 @@ def _from_huggingface(source: WeightsSource, content: WeightsContent, model_name
     arch = replace(arch, gelu=config.gelu, norm_eps=config.layer_norm_eps)
     class_names = config.class_names if arch.num_classes else None
     if class_names and len(class_names) != arch.num_classes:
-        raise file_error(
-            f"config.json names {len(class_names)} classes, the classifier has {arch.num_classes}"
-        )
+        raise file_error(f"config.json names {len(class_names)} classes, the head has {arch.num_classes}")
     stored = source.preprocessor
     preprocessing = read_preprocessor(stored, arch.image_size) if stored else None
     metadata = {"config": source.config, "unused_tensors": list(content.unused)}

@@ -20,7 +20,7 @@ from vitcli.output.text import pairs
 from vitcli.weights.formats import check_supported, write_official
 from vitcli.weights.io import Weights, read_weights, write_weights_file
 from vitcli.weights.jax import SPELLINGS
-from vitcli.weights.load import num_prefix_rows
+from vitcli.weights.load import num_prefix_rows, resample_posemb
 from vitcli.weights.timm import num_prefix_tokens
 
 KERNEL = "patch_embed.proj.weight"
@@ -65,15 +65,7 @@ def interpolate_posemb(
     state = dict(weights.state)
     if patch_size:
         state[KERNEL] = resample_patch_embedding(state[KERNEL], patch_size, method=method)
-    state, resampled = pos_embed.resample(
-        state,
-        kind=old.posemb,
-        place=old.posemb_at,
-        old_grid=old.patch_grid,
-        new_grid=new.patch_grid,
-        num_prefix=num_prefix_rows(weights),
-        method=method,
-    )
+    state, resampled = resample_posemb(weights, state, new.patch_grid, method=method)
     _write(path, state, new, weights)
     return {
         "command": "interpolate-posemb",

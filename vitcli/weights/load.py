@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vitcli.errors import WeightsError
 from vitcli.models import pos_embed
@@ -122,15 +122,7 @@ def load_into(
         # Resample the position embeddings to another patch grid
         old_grid, new_grid = weights.architecture.patch_grid, arch.patch_grid
         if old_grid and new_grid and old_grid != new_grid:
-            state, resampled = pos_embed.resample(
-                state,
-                kind=arch.posemb,
-                place=arch.posemb_at,
-                old_grid=old_grid,
-                new_grid=new_grid,
-                num_prefix=num_prefix_rows(weights),
-                method=posemb_method,
-            )
+            state, resampled = resample_posemb(weights, state, new_grid, method=posemb_method)
         elif weights.architecture.image_size != arch.image_size:
             _check_takes_any_size(weights, arch)
         # Leave the head out
@@ -155,6 +147,15 @@ def _check_takes_any_size(weights: Weights, arch: Architecture) -> None:
             where="--res",
             fix=f"use the size of the weights, {height}x{width}",
         )
+
+
+def resample_posemb(
+    weights: Weights, state: dict[str, Tensor], new_grid: tuple[int, int], *, method: str
+) -> tuple[dict[str, Tensor], list[str]]:
+    """Return a state dict with the position embeddings for another patch grid, and the names of these."""
+    arch = weights.architecture
+    grids = {"old_grid": arch.patch_grid, "new_grid": new_grid, "num_prefix": num_prefix_rows(weights)}
+    return pos_embed.resample(state, kind=arch.posemb, place=arch.posemb_at, method=method, **grids)
 
 
 def num_prefix_rows(weights: Weights) -> int:
