@@ -96,9 +96,7 @@ def read_class_map(name: str, shipped: Mapping[str, Path]) -> ClassMap:
         VitError: there is no such map, or the file is not a class map.
     """
     path = recipe.find_file(name, shipped, noun="class map", where="--classes")
-    table, problems = validate(
-        _File, recipe.read_toml(path), noun="a class map", see=SEE, source=lambda _: str(path)
-    )
+    table, problems = validate(_File, recipe.read_toml(path), noun="a class map", see=SEE, file=str(path))
     if problems:
         raise report(problems, f"class map {name}", see=SEE)
     return ClassMap(name, path, table.classes)

@@ -96,9 +96,8 @@ def read_rows(file: str | None) -> PaperTables:
         raise VitError(f"there is no file {file}", where="--rows", fix=fix)
     path = Path(file) if file else recipe.paper_tables()
     label = recipe.label(path)
-    rows, problems = validate(
-        PaperTables, recipe.read_toml(path), noun="a file of rows", see=SEE, source=lambda _: label
-    )
+    table = recipe.read_toml(path)
+    rows, problems = validate(PaperTables, table, noun="a file of rows", see=SEE, file=label)
     if problems := problems or _contradictions(rows, label):
         raise report(problems, label, see=SEE)
     return rows

@@ -98,7 +98,7 @@ def load(name: str, overrides: Sequence[str] = ()) -> tuple[Study, str]:
     settings = dotted(table.get("set", {}))
     if options and isinstance(settings, dict):
         table["set"] = settings | options
-    study, problems = validate(Study, table, noun="a study", see=SEE, source=lambda _: file)
+    study, problems = validate(Study, table, noun="a study", see=SEE, file=file)
     if mistakes := mistakes + (problems or _problems(study, file)):
         raise report(mistakes, f"study {name}", see=SEE)
     return study, file

@@ -1,9 +1,10 @@
 """Mistakes in TOML files: pydantic's refusals and contradictions between keys, in one report for people."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -20,6 +21,7 @@ KINDS = {
     "string": "a string",
     "tuple": "a list",
 }
+NO_SOURCES: Mapping[str, str] = MappingProxyType({})
 Checked = TypeVar("Checked", bound=Section)
 Path = list[str | int]  # of a value in a file: keys, and positions in lists
 
@@ -34,14 +36,21 @@ class Problem:
 
 
 def validate(
-    model: type[Checked], table: Mapping[str, Any], *, noun: str, see: str, source: Callable[[str], str]
+    model: type[Checked],
+    table: Mapping[str, Any],
+    *,
+    noun: str,
+    see: str,
+    file: str,
+    sources: Mapping[str, str] = NO_SOURCES,
 ) -> tuple[Checked | None, list[Problem]]:
     """Check a table against a closed schema.
 
     Args:
         noun: what the table is, with its article: "a study".
         see: where every key is explained; the fix of a missing one.
-        source: maps "section.key" to the file or option that sets it.
+        file: where the table comes from.
+        sources: options and files that set a "section.key" in its place.
 
     Returns:
         The model, None where there are problems; and every problem, unknown keys with the nearest known one.
@@ -52,7 +61,10 @@ def validate(
         errors = refusal.errors()
     # Pydantic calls a list with a wrong item too short as well.
     errors = [error for error in errors if error["type"] != "too_short" or not error["input"]]
-    return None, [_translated(model, error, noun=noun, see=see, source=source) for error in errors]
+    return None, [
+        _translated(model, error, noun, see, sources.get(".".join(map(str, error["loc"][:2])), file))
+        for error in errors
+    ]
 
 
 def check(
@@ -74,9 +86,7 @@ def check(
         if training and name not in tables
     ]
     problems += [Problem(what, sources.get(key, file), fix) for key, what, fix in contradictions(values)]
-    recipe, refusals = validate(
-        Recipe, tables, noun="a recipe", see=SEE_SCHEMA, source=lambda key: sources.get(key, file)
-    )
+    recipe, refusals = validate(Recipe, tables, noun="a recipe", see=SEE_SCHEMA, file=file, sources=sources)
     return recipe, refusals + problems
 
 
@@ -115,17 +125,14 @@ def unknown(key: str, source: str) -> Problem:
     return Problem(what, source, f"{name} is written {' or '.join(elsewhere)}" if elsewhere else fix)
 
 
-def _translated(
-    model: type[Section], error: Mapping[str, Any], *, noun: str, see: str, source: Callable[[str], str]
-) -> Problem:
+def _translated(model: type[Section], error: Mapping[str, Any], noun: str, see: str, where: str) -> Problem:
     """Return one refusal of pydantic as a problem of the file."""
     # Where it is: the path without the branches of unions, and the tables that it leads to.
     path = [part for part in error["loc"] if part not in (ONE, OTHER)]
     if path[-1] == "[key]":  # a name in a table of recipe keys
         *path, name, _ = path
-        return unknown(name, f"{source('')}, {_place(path)}")
-    place, where = _place(path), source(".".join(map(str, path[:2])))
-    parent = _table_at(model, path[:-1])
+        return unknown(name, f"{where}, {_place(path)}")
+    place, parent = _place(path), _table_at(model, path[:-1])
     holds_tables = _table_at(model, path) is not parent
     # What it is: a name, a missing value, a table or a value.
     match error["type"]:
