@@ -231,7 +231,7 @@ def test_the_plan_counts_every_run(photos):
         (("--lr", "0.1,0.1"), "names a value twice"),
         (("--lr", "0.1,-1"), "optimizer.lr, item 2"),
         (("--lr", "0.1,0.2", "--set", "data.dev_fraction=0"), "without a dev split"),
-        (("--lr", "0.1", "--set", "train.seed=[0, 1]"), "a repetition and no choice"),
+        (("--lr", "0.1", "--set", "train.seed=[0, 1]"), "it is a repetition"),
         (("--lr", "0.1", "--set", "data.dataset=[a, b]"), "data.dataset"),
         (("--lr", "0.1", "--set", "model.dropout=[0.1, 1.5]"), "model.dropout, item 2 is 1.5"),
         (("--lr", "0.1", "--set", "data.flip=[]"), "data.flip is []"),
