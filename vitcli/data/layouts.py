@@ -9,6 +9,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 
@@ -59,9 +60,7 @@ def open_local(path: Path) -> Tables:
             return _table_files(path, files)
     splits = _class_folders(path)
     if splits:
-        return Tables(
-            {name: lambda folders=folders: _list_images(*folders) for name, folders in splits.items()}, path
-        )
+        return Tables({name: partial(_list_images, *folders) for name, folders in splits.items()}, path)
     raise DataError(f"no images found in {path}", where="--dataset", fix=LAYOUTS)
 
 
@@ -78,7 +77,7 @@ def open_hub(hub_id: str, *, config: str | None, revision: str | None) -> Tables
         except Exception as error:
             raise _unreachable(hub_id, error) from error
 
-    return Tables({name: lambda name=name: download(name) for name in names}, None)
+    return Tables({name: partial(download, name) for name in names}, None)
 
 
 def _unreachable(hub_id: str, error: Exception) -> DataError:
@@ -102,9 +101,7 @@ def _saved_to_disk(path: Path) -> Tables:
                 _check_inside(folder / entry["filename"], path)
     except (OSError, ValueError, KeyError, TypeError) as error:  # a file is missing or has other content
         raise _unreadable(path, error) from error
-    return Tables(
-        {name: lambda folder=folder: _load_from_disk(folder) for name, folder in folders.items()}, path
-    )
+    return Tables({name: partial(_load_from_disk, folder) for name, folder in folders.items()}, path)
 
 
 def _load_from_disk(folder: Path) -> datasets.Dataset:
@@ -130,7 +127,7 @@ def _table_files(root: Path, files: list[Path]) -> Tables:
         except Exception as error:
             raise _unreadable(root, error) from error
 
-    return Tables({name: lambda name=name: read(name) for name in by_split}, root)
+    return Tables({name: partial(read, name) for name in by_split}, root)
 
 
 def split_of(file: Path, default: str | None = "train") -> str | None:
