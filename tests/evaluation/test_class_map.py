@@ -152,7 +152,7 @@ def test_rows_of_other_classes_are_left_out_and_the_rest_is_numbered_as_in_the_m
         ("[classes]\nunused = 1", "no image"),
     ],
 )
-def test_a_map_that_does_not_fit_is_told_in_three_lines(tmp_path, text, match):
+def test_a_map_that_does_not_fit_is_reported_in_three_lines(tmp_path, text, match):
     split = split_of(("mug", "cup", "unused"), [0, 1])
     found = read_class_map(map_file(tmp_path, text), {})
 
@@ -174,7 +174,7 @@ def test_a_map_that_does_not_fit_is_told_in_three_lines(tmp_path, text, match):
         ("[classes]\nmug = true", "classes.mug, item 1 is true, which is not a whole number"),
     ],
 )
-def test_a_file_that_is_no_map_is_told(tmp_path, text, match):
+def test_a_file_that_is_no_map_is_reported(tmp_path, text, match):
     with pytest.raises(VitError, match=match) as told:
         read_class_map(map_file(tmp_path, text), {})
 
@@ -182,7 +182,7 @@ def test_a_file_that_is_no_map_is_told(tmp_path, text, match):
 
 
 @pytest.mark.parametrize("name", ["imagenet_b", "nowhere.toml"])
-def test_a_name_that_is_no_map_is_told_with_the_nearest(name):
+def test_a_name_that_is_no_map_is_reported_with_the_nearest(name):
     with pytest.raises(VitError, match="there is no class map") as told:
         read_class_map(name, recipe.class_maps())
 

@@ -32,7 +32,7 @@ def pair(tmp_path) -> tuple[str, str]:
     return a, b
 
 
-def test_the_counts_are_those_of_the_pictures(pair):
+def test_the_counts_are_those_of_the_images(pair):
     result = run("compare", *pair, "--json").json
 
     assert result["counts"] == {"both": 5, "only_a": 1, "only_b": 3, "neither": 3}
@@ -62,7 +62,7 @@ def test_a_network_does_not_differ_from_itself(pair):
     assert result["per_class"] == []
 
 
-def test_a_person_is_told_whether_it_may_be_chance(pair, tmp_path):
+def test_the_text_says_whether_the_difference_is_significant(pair, tmp_path):
     text = run("compare", *pair).out
     labels = [0] * 40
     better = [saved(tmp_path, name, labels, guesses) for name, guesses in (("c", [1] * 40), ("d", [0] * 40))]
@@ -85,7 +85,7 @@ def test_files_about_other_rows_labels_or_classes_are_refused(pair, tmp_path):
         assert len(outcome.err.splitlines()) == 3
 
 
-def test_slices_of_one_split_are_other_pictures_though_their_rows_and_labels_agree(pair, tmp_path):
+def test_slices_of_one_split_are_other_images_though_their_rows_and_labels_agree(pair, tmp_path):
     labels = [0] * 4 + [1] * 4 + [2] * 4
     first, second = (
         saved(tmp_path, name, labels, labels, places=[f"/{name}/pets, split test, row {row}" for row in rows])

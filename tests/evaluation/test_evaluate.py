@@ -82,7 +82,7 @@ def test_the_numbers_follow_from_the_saved_predictions(evaluated, tmp_path):
         assert result["per_class"][name] == {"top1": np.mean(own), "num_examples": 5}
 
 
-def test_the_folder_has_the_object_the_tables_and_the_pictures(evaluated, tmp_path):
+def test_the_folder_has_the_object_the_tables_and_the_images(evaluated, tmp_path):
     out = tmp_path / "deep" / "out"
     result = evaluated("--json", "--out", out, "--res", "16:32:8").json
 
@@ -147,9 +147,7 @@ def test_the_number_of_processes_changes_no_bit(trained, pictures, tmp_path, pro
 
 
 @pytest.mark.slow
-def test_what_does_not_hold_ends_several_processes_with_exit_code_8_once_the_result_is_told(
-    trained, pictures
-):
+def test_a_failed_assertion_ends_several_processes_with_exit_code_8_after_the_result(trained, pictures):
     words = (
         "evaluate",
         "--ckpt",
@@ -211,7 +209,7 @@ def test_a_grid_that_patches_do_not_divide_is_refused_before_any_pass(evaluated)
     assert outcome.code == 2 and "20x20" in outcome.err and outcome.out == ""
 
 
-def test_what_does_not_hold_ends_with_exit_code_8_and_the_result_is_told_still(evaluated):
+def test_a_failed_assertion_ends_with_exit_code_8_after_the_result(evaluated):
     text = evaluated("--assert", "top1>1", "--assert", "loss>0")
     told = evaluated("--assert", "top1>1", "--assert", "loss>0", "--json")
 
@@ -235,7 +233,7 @@ def test_a_malformed_assertion_is_refused_before_any_work(text):
     assert outcome.code == 2 and "--assert" in outcome.err and len(outcome.err.splitlines()) == 3
 
 
-def test_a_class_map_leaves_out_pictures_and_classes(evaluated, trained, pictures, tmp_path):
+def test_a_class_map_leaves_out_images_and_classes(evaluated, trained, pictures, tmp_path):
     (tmp_path / "one.toml").write_text('[classes]\nred = "red"\n')
     whole = evaluated("--json").json
 
@@ -257,7 +255,7 @@ def test_rows_of_a_class_map_keep_their_numbers(evaluated, tmp_path):
     assert all("red" in row["place"] for row in rows)
 
 
-def test_an_unknown_class_in_a_map_is_told_with_the_nearest_name(evaluated, tmp_path):
+def test_an_unknown_class_in_a_map_is_reported_with_the_nearest_name(evaluated, tmp_path):
     (tmp_path / "one.toml").write_text('[classes]\nred = "redd"\n')
 
     outcome = evaluated("--classes", tmp_path / "one.toml")
@@ -265,7 +263,7 @@ def test_an_unknown_class_in_a_map_is_told_with_the_nearest_name(evaluated, tmp_
     assert outcome.code == 3 and "did you mean 'red'" in outcome.err and len(outcome.err.splitlines()) == 3
 
 
-def test_real_labels_count_labelled_pictures_alone(evaluated, tmp_path):
+def test_real_labels_count_labelled_images_alone(evaluated, tmp_path):
     (tmp_path / "p").mkdir()
     evaluated("--save-predictions", tmp_path / "p.parquet")
     guesses = [row["top_classes"][0] for row in pq.read_table(tmp_path / "p.parquet").to_pylist()]
@@ -301,7 +299,7 @@ def test_options_that_go_with_others_are_refused_alone(evaluated, tmp_path):
         assert len(outcome.err.splitlines()) == 3
 
 
-def test_a_place_that_cannot_be_written_is_told_before_the_pass(evaluated, tmp_path):
+def test_a_place_that_cannot_be_written_is_reported_before_the_pass(evaluated, tmp_path):
     (tmp_path / "file").write_text("")
 
     for words in (("--out", tmp_path / "file"), ("--save-predictions", tmp_path / "file" / "p.parquet")):
@@ -325,7 +323,7 @@ def test_a_place_whose_permissions_lie_is_tried_before_the_pass(evaluated, no_pa
     assert "/proc/x" in outcome.err and words[0] in outcome.err and ".tmp" not in outcome.err
 
 
-def test_names_that_are_taken_by_folders_and_files_are_told_before_the_pass(evaluated, no_pass, tmp_path):
+def test_names_that_are_taken_by_folders_and_files_are_reported_before_the_pass(evaluated, no_pass, tmp_path):
     (tmp_path / "evaluation.json").mkdir()
     (tmp_path / "several").mkdir()
     (tmp_path / "several/2").write_text("")
@@ -382,7 +380,7 @@ def test_what_differs_is_named():
     ]  # fmt: skip
 
 
-def test_real_labels_that_no_picture_has_are_refused(evaluated, no_pass, tmp_path):
+def test_real_labels_that_no_image_has_are_refused(evaluated, no_pass, tmp_path):
     (tmp_path / "real.json").write_text(json.dumps([[]] * 10))
 
     outcome = evaluated("--real", tmp_path / "real.json")
@@ -391,7 +389,7 @@ def test_real_labels_that_no_picture_has_are_refused(evaluated, no_pass, tmp_pat
     assert len(outcome.err.splitlines()) == 3
 
 
-def test_the_pixels_are_told_once_and_truly(trained, pictures):
+def test_the_preprocessing_is_noted_once_and_correctly(trained, pictures):
     words = ("evaluate", "--ckpt", trained, "--dataset", pictures, "--res")
 
     grid, own = run(*words, "16:32:8"), run(*words, "16x24")
@@ -468,7 +466,7 @@ def test_rows_with_several_labels_are_scored_without_tables_of_classes(trained, 
     assert pq.read_table(tmp_path / "p.parquet")["label"].to_pylist() == labels
 
 
-def test_an_undecodable_picture_is_in_no_number_and_its_row_in_no_file(trained, pictures, tmp_path):
+def test_an_undecodable_image_is_in_no_number_and_its_row_in_no_file(trained, pictures, tmp_path):
     for name in ("red", "green"):
         (tmp_path / "test" / name).mkdir(parents=True)
         for picture in (pictures / "test" / name).iterdir():

@@ -77,7 +77,7 @@ def test_evaluation_is_the_same_on_two_processes_and_with_another_batch(trained,
     assert (result["num_processes"], result["num_eval_examples"]) == (2, 10)
 
 
-def test_predict_agrees_with_evaluate_picture_by_picture(trained, photos):
+def test_predict_agrees_with_evaluate_image_by_image(trained, photos):
     result = run("evaluate", "--ckpt", trained, "--dataset", photos, "--json", "-q").json
 
     guesses = run("predict", "--ckpt", trained, photos / "test", "--json", "-q").json["predictions"]
@@ -114,7 +114,7 @@ def test_timm_loads_the_run_folder_and_gives_the_same_logits(trained, photos):
         assert float(shares[top["label"]]) == pytest.approx(top["probability"], abs=1e-6)
 
 
-def test_predict_takes_files_folders_and_globs_each_picture_once(trained, photos, tmp_path):
+def test_predict_takes_files_folders_and_globs_each_image_once(trained, photos, tmp_path):
     words = [photos / "test/red", photos / "test/red/00.png", f"{photos}/test/*/01.png"]
 
     lines = run("predict", "--ckpt", trained, *words, "--jsonl", "-q").out.splitlines()
@@ -159,7 +159,7 @@ def test_other_classes_are_refused_with_both_lists(trained, photos, tmp_path):
     assert "blue" in outcome.json["error"]["where"] and "green" in outcome.json["error"]["where"]
 
 
-def test_an_undecodable_picture_stops_evaluation_or_is_left_out_and_counted(trained, photos, tmp_path):
+def test_an_undecodable_image_stops_evaluation_or_is_left_out_and_counted(trained, photos, tmp_path):
     for name in ("red", "green"):
         (tmp_path / "test" / name).mkdir(parents=True)
         for picture in (photos / "test" / name).iterdir():
@@ -185,7 +185,7 @@ def test_an_undecodable_picture_stops_evaluation_or_is_left_out_and_counted(trai
     ],
 )
 @pytest.mark.slow
-def test_real_weights_get_the_known_count_of_imagenet_pictures_right(shared, settings, right):
+def test_real_weights_get_the_known_count_of_imagenet_images_right(shared, settings, right):
     words = [word for setting in settings for word in ("--set", setting)]
     result = run("evaluate", "--ckpt", shared / "data/checkpoints/vit_ti16_augreg_in1k.npz",
                  "--dataset", shared / "data/imagenet_sample", *words, "--json", "-q").json  # fmt: skip
@@ -198,7 +198,7 @@ def test_real_weights_get_the_known_count_of_imagenet_pictures_right(shared, set
 @pytest.mark.parametrize(
     ("setting", "right"), [("data.eval_resize=none", 818), ("data.eval_resize=square", 819)]
 )
-def test_both_formats_get_the_same_known_count_of_validation_pictures_right(shared, setting, right):
+def test_both_formats_get_the_same_known_count_of_validation_images_right(shared, setting, right):
     results = [
         run(
             "evaluate",

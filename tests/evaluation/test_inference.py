@@ -1,4 +1,4 @@
-"""The pass over a split, where the pictures of a whole batch are bad."""
+"""Passes over a split with batches of undecodable images."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from vitcli.output.progress import Progress
 
 
 @pytest.mark.parametrize("posemb", ["1d", "none", "relative"])
-def test_a_batch_of_nothing_but_bad_pictures_is_left_out(posemb):
+def test_a_batch_of_nothing_but_bad_images_is_left_out(posemb):
     torch.manual_seed(0)
     arch = architecture(
         "ViT-demo/8", image_size=(32, 48), num_classes=3, options=TransformerOptions(posemb=posemb, layers=1)

@@ -1,4 +1,4 @@
-"""The evaluation of masked patch prediction: each picture counted once, by a loop over pictures alone."""
+"""The evaluation of masked patch prediction against a loop over single images."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def evaluated(model, split, *, batch_size=4, on_bad_image="skip"):
 
 @pytest.mark.parametrize("target", ["mean_color", "pixels"])
 @pytest.mark.parametrize("batch_size", [1, 4])
-def test_scores_are_those_of_the_pictures_one_by_one(target, batch_size):
+def test_scores_are_those_of_the_images_one_by_one(target, batch_size):
     bad = (2, 9)
     model, split = model_of(target=target), noise(count=11, bad=bad)
     losses, right, colors = [], 0, []
@@ -55,7 +55,7 @@ def test_scores_are_those_of_the_pictures_one_by_one(target, batch_size):
     assert model.training
 
 
-def test_a_bad_picture_stops_the_evaluation_and_nothing_but_bad_ones_is_no_score():
+def test_a_bad_image_stops_the_evaluation_and_nothing_but_bad_ones_is_no_score():
     with pytest.raises(DataError, match="row 3"):
         evaluated(model_of(), noise(count=5, bad=(3,)), on_bad_image="error")
     with pytest.raises(DataError, match="no image of noise can be decoded"):

@@ -9,7 +9,7 @@ import torch
 from vitcli.evaluation.metrics import example_losses, label_ranks, metrics_of
 
 
-def test_of_several_right_classes_the_best_placed_one_counts():
+def test_of_several_right_classes_the_highest_ranked_counts():
     logits_BK = torch.tensor([[0.1, 0.9, 0.5, 0.3], [0.1, 0.9, 0.5, 0.3], [0.0, 0.0, 0.0, 0.0]])
     labels_BM = torch.tensor([[0, 2, -1], [1, -1, -1], [3, 1, 2]])
 
@@ -45,7 +45,7 @@ def test_a_rank_of_zero_is_what_argmax_calls_right():
     assert torch.equal(label_ranks(logits, labels) == 0, logits.argmax(dim=1) == labels)
 
 
-def test_a_head_of_zeros_scores_the_share_of_class_zero_and_not_everything():
+def test_a_head_of_zeros_scores_the_frequency_of_class_zero_and_not_100_percent():
     labels = torch.tensor([0, 0, 0, 1, 2, 5, 6, 6, 7, 9])
     logits = torch.zeros(10, 10)
     result = metrics_of(label_ranks(logits, labels), example_losses(logits, labels))
@@ -69,7 +69,7 @@ def test_top5_of_fewer_than_five_classes_is_everything():
     assert metrics_of(label_ranks(logits, labels), example_losses(logits, labels)).top5 == 1
 
 
-def test_losses_are_minus_the_logarithm_of_the_label_s_share():
+def test_losses_are_minus_the_logarithm_of_the_labels_probability():
     logits, labels = np.random.default_rng(0).normal(0, 5, (50, 9)), np.arange(50) % 9
     shares = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
 

@@ -1,4 +1,4 @@
-"""Saved predictions: what is written is read back, and what cannot be is told before or after."""
+"""Saved predictions: files are read back as written; unwritable or damaged ones are reported."""
 
 import numpy as np
 import pyarrow as pa
@@ -40,7 +40,7 @@ def test_the_same_predictions_are_the_same_bytes(tmp_path):
     assert (tmp_path / "a.parquet").read_bytes() == (tmp_path / "b.parquet").read_bytes()
 
 
-def test_a_full_disk_is_told_and_an_earlier_file_stays(tmp_path, monkeypatch):
+def test_a_full_disk_is_reported_and_an_earlier_file_stays(tmp_path, monkeypatch):
     found = of_logits(LOGITS_NK, torch.tensor([0, 2, 2]))
     path = tmp_path / "p.parquet"
     path.write_bytes(b"earlier")

@@ -99,7 +99,7 @@ def test_totals_are_those_of_torchmetrics():
         assert (found.ranks_N < k).mean() == pytest.approx(float(theirs))
 
 
-def test_a_class_without_examples_is_not_told_of():
+def test_a_class_without_examples_is_not_listed():
     found = of_logits(torch.eye(4)[:2], torch.tensor([0, 3]))
 
     assert predictions.per_class(found, ("a", "b", "c", "d")) == {

@@ -90,7 +90,7 @@ def test_a_named_column_goes_before_file_names_and_these_before_an_index():
     assert labels_for_rows(split_of(1, columns), lists, column=None) == ([[3]], "column index")
 
 
-def test_the_index_column_and_the_file_names_of_real_pictures_agree(shared):
+def test_the_index_column_and_the_file_names_of_real_images_agree(shared):
     from vitcli.data import dataset
 
     split = dataset.open_eval(data_section(shared / "data/imagenet_val_227"), "auto")
@@ -111,7 +111,7 @@ def test_as_many_lists_as_rows_where_nothing_else_tells():
     assert len(str(told.value).splitlines()) == 3 and "--real-index" in told.value.fix
 
 
-def test_a_picture_beyond_the_lists_is_refused():
+def test_a_image_beyond_the_lists_is_refused():
     paths = ["ILSVRC2012_val_00000001.JPEG", "ILSVRC2012_val_00000009.JPEG"]
 
     with pytest.raises(DataError, match="is number 8"):
@@ -149,7 +149,7 @@ def test_no_byte_of_a_packed_file_can_fall_over_unnoticed(tmp_path):
         (gzip.compress(b"[[1]]", mtime=0)[:-6], "damaged"),
     ],
 )
-def test_a_broken_file_is_told_in_three_lines(tmp_path, content, match):
+def test_a_broken_file_is_reported_in_three_lines(tmp_path, content, match):
     (tmp_path / "real.json").write_bytes(content)
 
     with pytest.raises(VitError, match=match) as told:
@@ -158,7 +158,7 @@ def test_a_broken_file_is_told_in_three_lines(tmp_path, content, match):
     assert len(str(told.value).splitlines()) == 3
 
 
-def test_a_file_that_is_not_there_is_told(tmp_path):
+def test_a_file_that_is_not_there_is_reported(tmp_path):
     with pytest.raises(DataError, match="there is no file"):
         read_real(str(tmp_path / "real.json"))
 
