@@ -123,7 +123,7 @@ def test_a_stopped_row_goes_on_where_it_was_bit_for_bit(finished, tmp_path, task
     threading.Thread(target=stop_when_logged, daemon=True).start()
     stopped = run(*TWO, *TINY, "--out", out, "--quiet", "--json")
     assert stopped.code == 143
-    assert f"--out {out} goes on" in stopped.json["error"]["message"]
+    assert f"--out {out} resumes" in stopped.json["error"]["message"]
     assert (out / "svhn/summary.json").exists() == (task == "eurosat")
 
     again = run(*TWO, *TINY, "--out", out, "--quiet", "--json")

@@ -124,7 +124,7 @@ def test_a_stopped_sweep_resumes_where_it_was(photos, selected, summary, tmp_pat
     out = tmp_path / "all"
     when_logged(out / at, 4, lambda: os.kill(os.getpid(), signal.SIGTERM))
     stopped = run(*BASE, "--dataset", photos, *ASKED, "--out", out)
-    assert stopped.code == 143 and f"--out {out} goes on" in stopped.json["error"]["message"]
+    assert stopped.code == 143 and f"--out {out} resumes" in stopped.json["error"]["message"]
     first = out / "arms/lr-0.0001/timing.jsonl"
     timed = first.read_bytes()
 
