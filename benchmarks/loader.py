@@ -1,10 +1,10 @@
-"""Images per second from encoded bytes to a uint8 batch: ours against what people use today.
+"""Images per second from encoded bytes to a uint8 batch: ours against the common alternatives.
 
     python benchmarks/loader.py FOLDER [--res 224] [--threads 2] [--steps 8]
 
-FOLDER is any data set `vit` reads. Every way decodes, takes a random crop, resizes it and flips; each gets
-the same rows and as many threads, or worker processes, as the others. Figures are ratios within one run:
-compare nothing across machines. What they were where this was written stands in docs/loader.md.
+FOLDER is any data set that `vit` reads. Each loader decodes, takes a random crop, resizes and flips it, on
+the same rows with the same number of threads or worker processes. Results are ratios within one run and
+cannot be compared across machines; docs/loader.md has ours.
 """
 
 import argparse
@@ -87,7 +87,7 @@ def spdl_core(split, res, threads, steps):
 
 
 class TimmRows(torch.utils.data.Dataset):
-    """What timm's scripts do: Pillow, RandomResizedCrop and a flip, in worker processes."""
+    """Data set as in timm's scripts: Pillow, RandomResizedCrop and a flip, in worker processes."""
 
     def __init__(self, split, res, length):
         self.split, self.length = split, length
@@ -116,31 +116,31 @@ def timm_workers(split, res, threads, steps):
 
 
 def main() -> None:
-    words = argparse.ArgumentParser()
-    words.add_argument("folder")
-    words.add_argument("--res", type=int, default=224)
-    words.add_argument("--threads", type=int, default=2)
-    words.add_argument("--steps", type=int, default=8)
-    words.add_argument("--rounds", type=int, default=3)
-    given = words.parse_args()
-    source = dataset.DataSet(given.folder)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder")
+    parser.add_argument("--res", type=int, default=224)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    source = dataset.DataSet(options.folder)
     split = source.open(source.split_names[0])
-    ways = [ours, ours_with_pillow, timm_workers]
+    loaders = [ours, ours_with_pillow, timm_workers]
     try:
         import spdl.pipeline  # noqa: F401
 
-        ways.append(spdl_core)
+        loaders.append(spdl_core)
     except ImportError:
         print("spdl-core is not installed: left out")
-    rates = {way.__name__: [] for way in ways}
-    for _ in range(given.rounds):
-        for way in ways:  # in turn, so that a machine that slows down slows all
+    rates = {loader_of.__name__: [] for loader_of in loaders}
+    for _ in range(options.rounds):
+        for loader_of in loaders:  # in turn, so that a slower machine affects all
             began_at = time.perf_counter()
-            count = way(split, given.res, given.threads, given.steps)
-            rates[way.__name__].append(count / (time.perf_counter() - began_at))
+            count = loader_of(split, options.res, options.threads, options.steps)
+            rates[loader_of.__name__].append(count / (time.perf_counter() - began_at))
     base = float(np.median(rates["timm_workers"]))
-    for name, found in rates.items():
-        print(f"{name:<18} {np.median(found):7.1f} images/s   {np.median(found) / base:5.2f} x timm's way")
+    for name, per_s in rates.items():
+        print(f"{name:<18} {np.median(per_s):7.1f} images/s   {np.median(per_s) / base:5.2f} x timm's")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Time and memory to the first batch of a data set of 3e8 rows, beside one of 1e4 rows.
+"""Time and memory to the first batch of a data set of 3e8 rows, compared with one of 1e4 rows.
 
     python benchmarks/rows.py [--rows 300000000] [--small 10000]
 
-The index is simulated: one block of pictures that the table repeats, so that it has all the rows and the
-disk and the memory of one block. Each size has a process of its own, which opens the table, makes the split,
-its fingerprint and label check and a random part of it, and loads the first batch. Opening the table is timed
-apart: the time it takes is that of `datasets` and grows with the number of blocks, as with a table on disk.
+The table is simulated: it repeats one block of images, so that it has all rows with the disk space and memory
+of one block. Each size has its own process, which opens the table, makes the split, its fingerprint and label
+check and a random part of it, and loads the first batch. Opening the table is timed separately: this is the
+time of `datasets`, which grows with the number of blocks, as with a table on disk.
 """
 
 import argparse
@@ -27,22 +27,22 @@ from vitcli.data.split import check_labels, from_table
 from vitcli.data.transforms import TrainTransform
 
 BATCH = 64
-ROWS_OF_A_BLOCK = 10_000
+ROWS_PER_BLOCK = 10_000
 
 
 def simulated(num_rows: int) -> datasets.Dataset:
     rng = np.random.default_rng(0)
     rows = []
-    for row in range(ROWS_OF_A_BLOCK):
+    for row in range(ROWS_PER_BLOCK):
         file = io.BytesIO()
         Image.fromarray(rng.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(file, "JPEG")
         rows.append({"image": {"bytes": file.getvalue(), "path": None}, "label": row % 10})
     features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(num_classes=10)})
     block = pa.Table.from_pylist(rows, schema=features.arrow_schema)
-    table = pa.concat_tables([block] * (num_rows // ROWS_OF_A_BLOCK))
-    about = datasets.DatasetInfo(features=features)
-    # Named, for without a name `datasets` hashes every row of a table in memory.
-    return datasets.Dataset(datasets.table.InMemoryTable(table), about, fingerprint=f"{num_rows} rows")
+    table = pa.concat_tables([block] * (num_rows // ROWS_PER_BLOCK))
+    info = datasets.DatasetInfo(features=features)
+    # Without a fingerprint `datasets` would hash every row of a table in memory.
+    return datasets.Dataset(datasets.table.InMemoryTable(table), info, fingerprint=f"{num_rows} rows")
 
 
 def measure(num_rows: int) -> dict[str, float]:
@@ -52,7 +52,7 @@ def measure(num_rows: int) -> dict[str, float]:
     opened_mb = _peak_mb()
     whole = from_table(table, name=f"{num_rows} rows", root=None, image_column=None, label_column=None)
     check_labels(whole)
-    split = whole.part(0, num_rows * 9 // 10, name="nine tenths of it", shuffle_key=1)
+    split = whole.part(0, num_rows * 9 // 10, name="nine tenths", shuffle_key=1)
     assert len(split.fingerprint) == 32
     transform = TrainTransform(
         (32, 32), "inception", (0.05, 1.0), (0.75, 4 / 3), None, True, "bilinear", True, None
@@ -77,20 +77,20 @@ def _peak_mb() -> float:
 
 
 def main() -> None:
-    words = argparse.ArgumentParser()
-    words.add_argument("--rows", type=int, default=300_000_000)
-    words.add_argument("--small", type=int, default=10_000)
-    words.add_argument("--one", type=int, help=argparse.SUPPRESS)
-    given = words.parse_args()
-    if given.one:
-        print(json.dumps(measure(given.one)))
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rows", type=int, default=300_000_000)
+    parser.add_argument("--small", type=int, default=10_000)
+    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        print(json.dumps(measure(options.one)))
         return
     small, large = (
         json.loads(subprocess.check_output([sys.executable, __file__, "--one", str(rows)]))
-        for rows in (given.small, given.rows)
+        for rows in (options.small, options.rows)
     )
-    for found in (small, large):
-        print("  ".join(f"{name} {value:,.2f}" for name, value in found.items()))
+    for measured in (small, large):
+        print("  ".join(f"{name} {value:,.2f}" for name, value in measured.items()))
     seconds = sum(large[part] - small[part] for part in ("open_s", "first_batch_s"))
     print(f"{seconds:+.2f} s to the first batch, {large['peak_mb'] - small['peak_mb']:+.0f} MB at the peak")
 

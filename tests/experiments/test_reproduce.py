@@ -164,7 +164,7 @@ def test_part_of_the_test_set_is_no_reproduction(tmp_path):
 
     outcome = run("reproduce", CIFAR, "--out", out, "--quiet")
 
-    assert outcome.code == 8 and "9,728 pictures were scored" in outcome.err
+    assert outcome.code == 8 and "9,728 images were scored" in outcome.err
     assert "other test set" in outcome.out
 
 
@@ -279,7 +279,7 @@ REFUSED = {
     ),
     "no rows": (f"reproduce {CIFAR} --rows {{tmp}}/none.toml", 2, "no file"),
     "rows that are not TOML": (f"reproduce {CIFAR} --rows {{photos}}/train/red/00.png", 2, "not TOML"),
-    "a pattern of nothing": ("reproduce --list table9", 2, "no row fits"),
+    "a pattern of nothing": ("reproduce --list table9", 2, "no row matches"),
     "measuring without a dry run": (f"reproduce {CIFAR} --measure", 2, "--dry-run"),
     "an empty checkpoint": (f"reproduce {CIFAR} --ckpt= ", 2, "empty"),
     "weights of one's own on a small scale": (f"reproduce {CIFAR} --scale demo --ckpt demo", 2, "--ckpt"),

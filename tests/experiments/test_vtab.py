@@ -174,7 +174,7 @@ def test_a_plan_of_all_tasks_needs_no_data(monkeypatch):
 @pytest.mark.parametrize(
     ("dataset", "told"),
     [
-        ("vtab/svhn,vtab/eurosta", "vtab/eurosta is no task of VTAB, did you mean 'eurosat'?"),
+        ("vtab/svhn,vtab/eurosta", "vtab/eurosta is not a task of VTAB, did you mean 'eurosat'?"),
         ("vtab/svhn,vtab/svhn", "vtab/svhn is named twice"),
         ("vtab/svhn,vtab/sun397", "1 of 2 tasks have no data here: vtab/sun397"),
     ],

@@ -1,8 +1,11 @@
-"""`vit reproduce`: a row of the paper's tables by its whole protocol, ours against the published value.
+"""`vit reproduce`: a row of the paper's tables by its full protocol, compared with the published value.
 
-The protocol is the paper's (4.1 and B.1.1): each learning rate of Table 4 is tried on a dev split, the chosen
-one trained on the whole training set three times, and the test set scored. ReaL labels score the very runs of
-the ImageNet row; VTAB is the mean over its 19 tasks, run by run. Loads neither torch nor datasets by itself.
+The protocol is the paper's (sections 4.1 and B.1.1): each learning rate of Table 4 is tried on a dev split,
+the best one is trained on the whole training set three times, and the test set is scored. ReaL labels score
+the same runs as the ImageNet row; VTAB is the mean over its 19 tasks, run by run.
+
+Loads neither torch nor datasets, so that mistakes are reported at once; `reproduce_cost`, which does, is not
+merged with it for this reason.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,23 +25,23 @@ from vitcli.output.run_folder import slug
 from vitcli.recipe import Recipe, trials
 from vitcli.recipe import load as load_recipe
 
-if TYPE_CHECKING:  # which loads torch; mistakes are told before that
+if TYPE_CHECKING:  # loads torch
     from vitcli.training.setup import RunOptions
 
-RESULT, REAL_RESULT = "reproduce.json", "reproduce-real.json"  # one run folder has the numbers of two rows
+RESULT, REAL_RESULT = "reproduce.json", "reproduce-real.json"  # two rows share one run folder
 Finetune = Callable[[Recipe, "RunOptions"], dict[str, Any]]
 Evaluate = Callable[[str], dict[str, Any]]
 
 
 def list_rows(rows: PaperTables, pattern: str | None) -> dict[str, Any]:
-    """Every row whose name fits: a part of it, or a glob, in any case; None for all."""
-    known = rows_of(rows)
-    wanted = (pattern or "").lower()
-    glob = wanted if any(mark in wanted for mark in "*?[") else f"*{wanted}*"
-    fitting = [row for name, row in known.items() if fnmatch(name.lower(), glob)]
-    if not fitting:
-        told = f"no row fits {pattern!r}{nearest(pattern, known)}"
-        raise VitError(told, where="argument ROW", fix="vit reproduce --list shows all of them")
+    """List the rows whose name matches a part of a name or a glob, case-insensitive; None for all."""
+    rows_by_name = rows_of(rows)
+    glob = (pattern or "").lower()
+    glob = glob if any(mark in glob for mark in "*?[") else f"*{glob}*"
+    matching = [row for name, row in rows_by_name.items() if fnmatch(name.lower(), glob)]
+    if not matching:
+        problem = f"no row matches {pattern!r}{nearest(pattern, rows_by_name)}"
+        raise VitError(problem, where="argument ROW", fix="vit reproduce --list shows all rows")
     entries = [
         {
             "row": row.name,
@@ -50,13 +53,13 @@ def list_rows(rows: PaperTables, pattern: str | None) -> dict[str, Any]:
             "recipe": row.recipe,
             "dataset": row.dataset,
         }
-        for row in fitting
+        for row in matching
     ]
     return {"command": "reproduce", "rows": entries}
 
 
 def resolve(row: PaperRow, *, precision: str | None) -> dict[str, Recipe]:
-    """The recipes of a row: one by its data set, of VTAB one by each task, of weights as they are none."""
+    """Return the recipes of a row by data set, for VTAB by task; {} without training."""
     if row.protocol == "evaluate":
         return {}
     given = {**row.settings, "model.ckpt": row.ckpt}
@@ -66,22 +69,22 @@ def resolve(row: PaperRow, *, precision: str | None) -> dict[str, Recipe]:
         if tasks:
             return vtab.resolve(list(tasks), row.recipe, (), given)
         return {row.dataset: load_recipe(row.recipe, (), {**given, "data.dataset": row.dataset})}
-    except VitError as error:  # it names options that nobody has given
+    except VitError as error:  # its place would be options that were not given
         raise VitError(error.message, where=f"the keys that row {row.name} sets", fix=error.fix) from error
 
 
 def check_labels(row: PaperRow, real: str | None) -> None:
-    """Refuse a row of ReaL labels without their file, and the file where another row is meant."""
+    """Refuse a row of ReaL labels without their file, and the file with any other row."""
     if row.labels == "real" and not real:
         raise VitError(
-            f"{row.name} is scored by ReaL labels, and no file of them is named",
+            f"{row.name} is scored by ReaL labels, but their file is not given",
             where="--real",
-            fix="--real real.json, of github.com/google-research/reassessed-imagenet",
+            fix="--real real.json, from github.com/google-research/reassessed-imagenet",
         )
     if real and row.labels != "real":
-        on = f" on the {row.scale} scale" if row.scale else ""
+        scale = f" at scale {row.scale}" if row.scale else ""
         fix = "leave it out, or name a row that ends in -real"
-        raise VitError(f"{row.name}{on} is not scored by ReaL labels", where="--real", fix=fix)
+        raise VitError(f"{row.name}{scale} is not scored by ReaL labels", where="--real", fix=fix)
 
 
 def reproduce(
@@ -93,38 +96,38 @@ def reproduce(
     finetune: Finetune,
     evaluate: Evaluate,
 ) -> dict[str, Any]:
-    """Run the protocol of a row, going on where an earlier call was interrupted, and judge its number.
+    """Run or resume the protocol of a row, and compare its accuracy with the published value.
 
     Args:
-        recipes: as `resolve` gives them.
+        recipes: as returned by `resolve`.
         real: file of ReaL labels, for the rows they score.
-        finetune, evaluate: the commands; the latter knows data set and labels and takes a checkpoint.
+        finetune, evaluate: the commands; the latter takes a checkpoint.
 
     Returns:
-        What --json prints; it is also written to OUT/reproduce.json.
+        The object of --json, also written to OUT/reproduce.json.
     """
     from vitcli.evaluation import real_labels
 
     if real:
-        real_labels.read_real(real)  # a damaged file is told before days of training
+        real_labels.read_real(real)  # a damaged file is refused before days of training
     folder = options.out or default_folder(row)
     options = replace(options, out=folder)
     Progress(quiet=options.quiet, is_main=launch.global_rank() == 0).note(_introduction(row, recipes))
     if row.protocol == "evaluate":
         folder.mkdir(parents=True, exist_ok=True)
-        found = _scored([evaluate(row.ckpt)], row)
+        runs = _scored([evaluate(row.ckpt)], row)
     elif vtab.tasks_of(row.dataset):
-        found = _vtab(row, recipes, options, finetune)
+        runs = _vtab(row, recipes, options, finetune)
     else:
         from vitcli.distributed.runtime import shared_process_group
 
         with shared_process_group():
-            found = _finetuned(row, recipes[row.dataset], options, finetune, evaluate)
-    accuracies = [run["top1"] for run in found["runs"]]
-    judged = judge(
-        accuracies, row.published, row.published_std, scored=found["scored"], expected=row.test_examples
+            runs = _finetuned(row, recipes[row.dataset], options, finetune, evaluate)
+    accuracies = [run["top1"] for run in runs["runs"]]
+    verdict = judge(
+        accuracies, row.published, row.published_std, scored=runs["scored"], expected=row.test_examples
     )
-    judged["ours"]["runs"] = found["runs"]
+    verdict["ours"]["runs"] = runs["runs"]
     result = {
         "command": "reproduce",
         "row": row.name,
@@ -133,9 +136,9 @@ def reproduce(
         "ckpt": row.ckpt,
         "dataset": row.dataset,
         "labels": row.labels,
-        **judged,
-        "lr": found["lr"],
-        "elapsed_s": found["elapsed_s"],
+        **verdict,
+        "lr": runs["lr"],
+        "elapsed_s": runs["elapsed_s"],
         "run_dir": str(folder),
     }
     if launch.global_rank() == 0:
@@ -147,36 +150,36 @@ def reproduce(
 def _finetuned(
     row: PaperRow, recipe: Recipe, options: "RunOptions", finetune: Finetune, evaluate: Evaluate
 ) -> dict[str, Any]:
-    """Selection and runs in one run folder; with ReaL labels the weights of each run are scored again."""
+    """Fine-tune in one run folder; with ReaL labels, evaluate the weights of each run again."""
     summary = finetune(recipe, options)
     if row.labels == "own":
         runs = [{"seed": run["seed"], "top1": run["top1"]} for run in summary["runs"]]
         scored = [(summary["top1"], summary["num_eval_examples"])]
         return {"runs": runs, "scored": scored, "lr": summary["lr"], "elapsed_s": summary["elapsed_s"]}
     seeds = [run["seed"] for run in summary["runs"]]
-    own = [options.out / "runs" / f"seed-{seed}" for seed in seeds]
-    places = own if own[0].exists() else [options.out]  # a single run is the folder itself
-    found = _scored([evaluate(str(place)) for place in places], row)
-    for run, seed in zip(found["runs"], seeds, strict=True):
+    folders = [options.out / "runs" / f"seed-{seed}" for seed in seeds]
+    folders = folders if folders[0].exists() else [options.out]  # a single run is the folder itself
+    rescored = _scored([evaluate(str(folder)) for folder in folders], row)
+    for run, seed in zip(rescored["runs"], seeds, strict=True):
         run["seed"] = seed
-    return found | {"lr": summary["lr"], "elapsed_s": summary["elapsed_s"] + found["elapsed_s"]}
+    return rescored | {"lr": summary["lr"], "elapsed_s": summary["elapsed_s"] + rescored["elapsed_s"]}
 
 
 def _scored(evaluations: list[dict[str, Any]], row: PaperRow) -> dict[str, Any]:
-    """What evaluations of checkpoints come to, one a run."""
+    """Summarise evaluations of checkpoints, one for each run."""
     name, count = (
         ("real_top1", "num_real_examples") if row.labels == "real" else ("top1", "num_eval_examples")
     )
-    runs = [{"seed": None, "top1": one[name]} for one in evaluations]
+    runs = [{"seed": None, "top1": evaluation[name]} for evaluation in evaluations]
     mean = fmean(run["top1"] for run in runs)
-    elapsed_s = sum(one["elapsed_s"] for one in evaluations)
+    elapsed_s = sum(evaluation["elapsed_s"] for evaluation in evaluations)
     return {"runs": runs, "scored": [(mean, evaluations[0][count])], "lr": None, "elapsed_s": elapsed_s}
 
 
 def _vtab(
     row: PaperRow, recipes: Mapping[str, Recipe], options: "RunOptions", finetune: Finetune
 ) -> dict[str, Any]:
-    """The 19 tasks; run r of all of them is run r of the score, a plain mean (paper, Table 9)."""
+    """Fine-tune the 19 tasks; run r of the score is the plain mean of run r of all tasks (paper, Table 9)."""
     summaries: dict[str, dict[str, Any]] = {}
 
     def one_task(recipe: Recipe, out: Path) -> dict[str, Any]:
@@ -184,19 +187,18 @@ def _vtab(
         return summaries[out.name]
 
     vtab.finetune_tasks(vtab.tasks_of(row.dataset), recipes, one_task, out=options.out, dry_run=False)
-    each = list(summaries.values())
-    by_run = zip(*(summary["runs"] for summary in each), strict=True)
+    by_run = zip(*(summary["runs"] for summary in summaries.values()), strict=True)
     return {
-        "runs": [{"seed": run[0]["seed"], "top1": fmean(one["top1"] for one in run)} for run in by_run],
-        "scored": [(summary["top1"], summary["num_eval_examples"]) for summary in each],
-        "lr": each[0]["lr"],
-        "elapsed_s": sum(summary["elapsed_s"] for summary in each),
+        "runs": [{"seed": run[0]["seed"], "top1": fmean(task["top1"] for task in run)} for run in by_run],
+        "scored": [(summary["top1"], summary["num_eval_examples"]) for summary in summaries.values()],
+        "lr": next(iter(summaries.values()))["lr"],
+        "elapsed_s": sum(summary["elapsed_s"] for summary in summaries.values()),
     }
 
 
 def _introduction(row: PaperRow, recipes: Mapping[str, Recipe]) -> str:
     if not recipes:
-        return f"{row.name}: {row.ckpt} on {row.dataset}, as it is"
+        return f"{row.name}: {row.ckpt} on {row.dataset}, without training"
     first = next(iter(recipes.values()))
     selection = f"{num_arms(first)} choices tried on a dev split, then " if first.choices else ""
     many = f" of each of {len(recipes)} tasks" if len(recipes) > 1 else ""
@@ -204,7 +206,7 @@ def _introduction(row: PaperRow, recipes: Mapping[str, Recipe]) -> str:
 
 
 def num_arms(recipe: Recipe) -> int:
-    """Trainings among which a recipe chooses."""
+    """Return the number of trials of a recipe's sweep."""
     return len(trials(recipe)) if recipe.choices else 0
 
 

@@ -1,6 +1,6 @@
-"""The rows of the paper's tables as data, and when a number of ours has reproduced one of them.
+"""Rows of the paper's tables: schema of their file, lookup, and the test whether a row is reproduced.
 
-Numbers in the files are percent, as the paper prints them; here accuracies are fractions.
+Numbers in the file are percent, as the paper prints them; in the code accuracies are fractions.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,8 +20,7 @@ from vitcli.recipe.validation import Problem, report, validate
 
 SEE = "docs/reproduce.md explains the keys; recipes/reproduce.toml has the shipped rows"
 
-
-# An accuracy of 1 or less would be a fraction by mistake.
+# An accuracy of 1 or less is a fraction by mistake.
 Percent = Annotated[float, Field(gt=1, le=100)]
 PercentWithStd = Annotated[tuple[Percent, Annotated[float, Field(ge=0, le=50)]], Field(strict=False)]
 PercentOrWithStd = either(Percent, PercentWithStd, other_if=(list, tuple))
@@ -32,41 +31,41 @@ class SharedKeys(Section):
 
 
 class PaperTask(Section):
-    """What is learnt, and on what it is scored."""
+    """Task of a table: training recipe and test set."""
 
-    recipe: str | None = key("of vit finetune; none for vtab, whose tasks have their own", None)
-    dataset: str = key("as --dataset takes it; vtab is all 19 tasks")
-    labels: Literal["own", "real"] = key("real: ReaL labels score it", "own")
-    test_examples: Count | None = key("scored pictures of the published number", None)
+    recipe: str | None = key("recipe of vit finetune; none for vtab, whose tasks have their own", None)
+    dataset: str = key("data set as --dataset takes it; vtab is all 19 tasks")
+    labels: Literal["own", "real"] = key("labels of the test set: its own or ReaL", "own")
+    test_examples: Count | None = key("test images behind the published number", None)
 
 
 class PaperColumn(Section):
-    """A network, and what was published for it."""
+    """Network of a table, with its published numbers."""
 
-    about: str = key("network and pre-training data, for people")
-    model: str = key("the paper's or timm's name: what a dry run counts with")
-    ckpt: str | None = key("as --ckpt takes it", None)
-    unreleased: str | None = key("in the place of ckpt: which of [reasons]", None)
-    instead: str | None = key("the nearest column with public weights", None)
+    about: str = key("network and pre-training data, as text")
+    model: str = key("the paper's or timm's name, for the cost of a dry run")
+    ckpt: str | None = key("weights as --ckpt takes them", None)
+    unreleased: str | None = key("in place of ckpt: one of [reasons]", None)
+    instead: str | None = key("nearest column with public weights", None)
     protocol: Literal["finetune", "evaluate"] = key(
-        "evaluate: the weights are scored as they are", "finetune"
+        "evaluate: the weights are scored without training", "finetune"
     )
     set: RecipeKeys = key("recipe keys of the column", {})
-    set_of: dict[str, RecipeKeys] = key("recipe keys of one recipe in it", {})
+    set_of: dict[str, RecipeKeys] = key("recipe keys of the column, by recipe", {})
     published: dict[str, PercentOrWithStd] = key("task to percent, or [percent, standard deviation]")
 
 
 class ColumnCopy(Section):
-    """Other names of rows."""
+    """Further names of rows."""
 
     of: str = key("a column")
-    tasks: list[str] = key("those of its tasks that have the other name")
+    tasks: list[str] = key("its tasks that have the further name")
 
 
 class ReducedScale(Section):
-    """A small run in the place of any row."""
+    """Small run in place of any row."""
 
-    about: str = key("for people")
+    about: str = key("network and pre-training data, as text")
     model: str = key("as of a column")
     ckpt: str = key("as of a column")
     recipe: str = key("as of a task")
@@ -78,21 +77,21 @@ class ReducedScale(Section):
 
 class PaperTables(Section):
     shared: SharedKeys = SharedKeys()
-    reasons: dict[str, str] = key("why weights are not to be had", {})
-    tasks: dict[str, PaperTask] = key("what is learnt")
-    columns: dict[str, PaperColumn] = key("networks")
-    copies: dict[str, ColumnCopy] = key("other names", {})
+    reasons: dict[str, str] = key("reasons why weights are not public", {})
+    tasks: dict[str, PaperTask] = key("tasks of the tables")
+    columns: dict[str, PaperColumn] = key("networks of the tables")
+    copies: dict[str, ColumnCopy] = key("further names of rows", {})
     scales: dict[str, ReducedScale] = key("small runs", {})
 
 
 def read_rows(file: str | None) -> PaperTables:
-    """The shipped rows, or those of a file of one's own.
+    """Read the shipped rows, or those of a file.
 
     Raises:
         VitError: every mistake of the file, in one report.
     """
     if file is not None and not Path(file).is_file():
-        fix = "the path of a .toml file in the shape of recipes/reproduce.toml"
+        fix = "the path of a .toml file with the keys of recipes/reproduce.toml"
         raise VitError(f"there is no file {file}", where="--rows", fix=fix)
     path = Path(file) if file else recipe.paper_tables()
     label = recipe.label(path)
@@ -104,54 +103,58 @@ def read_rows(file: str | None) -> PaperTables:
 
 
 def _contradictions(rows: PaperTables, label: str) -> list[Problem]:
-    """What does not hold between the parts of a file that is right by its schema."""
-    problems = [*_of_tasks(rows), *_of_columns(rows), *_of_copies(rows)]
+    """List contradictions between parts of a file that fits the schema."""
+    problems = [*_task_problems(rows), *_column_problems(rows), *_copy_problems(rows)]
     for name, scale in rows.scales.items():
-        problems += _of_recipe(scale.recipe, f"scales.{name}")
-    return [Problem(what, label, fix) for what, fix in problems]
+        problems += _recipe_problems(scale.recipe, f"scales.{name}")
+    return [Problem(problem, label, fix) for problem, fix in problems]
 
 
-def _of_tasks(rows: PaperTables) -> Iterator[tuple[str, str]]:
+def _task_problems(rows: PaperTables) -> Iterator[tuple[str, str]]:
     for name, task in rows.tasks.items():
         if (task.recipe is None) != (task.dataset == VTAB):
-            yield f"tasks.{name} has {'no' if task.recipe is None else 'a'} recipe", "vtab alone goes without"
+            yield f"tasks.{name} has {'no' if task.recipe is None else 'a'} recipe", "only vtab has none"
         elif task.recipe:
-            yield from _of_recipe(task.recipe, f"tasks.{name}")
+            yield from _recipe_problems(task.recipe, f"tasks.{name}")
 
 
-def _of_columns(rows: PaperTables) -> Iterator[tuple[str, str]]:
+def _column_problems(rows: PaperTables) -> Iterator[tuple[str, str]]:
     for name, column in rows.columns.items():
         place = f"columns.{name}"
         if (column.ckpt is None) == (column.unreleased is None):
             yield f"{place} has {'neither' if column.ckpt is None else 'both'}", "one of ckpt and unreleased"
-        yield from _of_names(
+        yield from _unknown_names(
             [column.unreleased] if column.unreleased else [], rows.reasons, f"{place}.unreleased"
         )
-        yield from _of_names([column.instead] if column.instead else [], rows.columns, f"{place}.instead")
-        yield from _of_names(column.published, rows.tasks, f"{place}.published")
-        yield from _of_names(column.set_of, {task.recipe for task in rows.tasks.values()}, f"{place}.set_of")
+        yield from _unknown_names(
+            [column.instead] if column.instead else [], rows.columns, f"{place}.instead"
+        )
+        yield from _unknown_names(column.published, rows.tasks, f"{place}.published")
+        yield from _unknown_names(
+            column.set_of, {task.recipe for task in rows.tasks.values()}, f"{place}.set_of"
+        )
         if column.protocol == "evaluate" and (column.set or column.set_of or VTAB in column.published):
-            yield f"{place} is scored as it is, without training", "leave set, set_of and vtab out"
+            yield f"{place} is scored without training", "leave set, set_of and vtab out"
 
 
-def _of_copies(rows: PaperTables) -> Iterator[tuple[str, str]]:
+def _copy_problems(rows: PaperTables) -> Iterator[tuple[str, str]]:
     for name, copy in rows.copies.items():
-        yield from _of_names([copy.of], rows.columns, f"copies.{name}.of")
+        yield from _unknown_names([copy.of], rows.columns, f"copies.{name}.of")
         if copy.of in rows.columns:
-            yield from _of_names(copy.tasks, rows.columns[copy.of].published, f"copies.{name}.tasks")
+            yield from _unknown_names(copy.tasks, rows.columns[copy.of].published, f"copies.{name}.tasks")
 
 
-def _of_names(names, known, place: str) -> Iterator[tuple[str, str]]:
-    known = [one for one in known if one]
+def _unknown_names(names, known, place: str) -> Iterator[tuple[str, str]]:
+    known = [name for name in known if name]
     for name in names:
         if name not in known:
             yield (
-                f"{place} names {name!r}, which is not there{nearest(name, known)}",
+                f"{place} names {name!r}, which does not exist{nearest(name, known)}",
                 f"one of {', '.join(known)}",
             )
 
 
-def _of_recipe(name: str, place: str) -> Iterator[tuple[str, str]]:
+def _recipe_problems(name: str, place: str) -> Iterator[tuple[str, str]]:
     try:
         recipe.find(name)
     except VitError as error:
@@ -159,25 +162,25 @@ def _of_recipe(name: str, place: str) -> Iterator[tuple[str, str]]:
 
 
 # Fractions. The paper's own deviations of three fine-tuning runs (Table 2, ViTs, without VTAB) are 0.00 to
-# 0.15 points: the largest stands in where none is known. Two decimals are printed: less than 0.01 is not.
+# 0.15 points: the largest is used where none is known. The paper prints two decimals: below 0.01 is rounding.
 UNKNOWN_STD, LEAST_STD = 0.0015, 0.0001
-PUBLISHED_RUNS = 3  # of a number with a deviation (Table 2)
-WITHIN = 3.0  # standard errors, either way
+PUBLISHED_RUNS = 3  # behind a number with a deviation (Table 2)
+WITHIN = 3.0  # standard errors, above or below
 REPRODUCED, NOT_REPRODUCED, OTHER_TEST_SET = "reproduced", "not reproduced", "other test set"
 
 
 @dataclass(frozen=True)
 class PaperRow:
-    """One published number, and the protocol that is to give it again.
+    """Published number, with the protocol that reproduces it.
 
     Attributes:
-        training: the row whose training this one shares; ReaL labels score ImageNet's.
-        published, published_std: fractions; None where no deviation is given.
-        unreleased: why there is no `ckpt`, or None.
+        training: the row whose runs are scored, ImageNet's for ReaL labels.
+        published, published_std: fractions; None without a deviation.
+        unreleased: the reason why there is no `ckpt`, or None.
         instead: the nearest row with public weights, or None.
-        protocol: "finetune", or "evaluate" where released weights are scored as they are.
-        settings: recipe keys in which the run differs from the recipe.
-        scale: name of the small run that stands in its place, or None.
+        protocol: "finetune", or "evaluate" for released weights that are scored without training.
+        settings: recipe keys that override the recipe.
+        scale: name of the small run in its place, or None.
     """
 
     name: str
@@ -198,49 +201,51 @@ class PaperRow:
     scale: str | None = None
 
 
-def rows_of(rows: PaperTables) -> dict[str, PaperRow]:
-    """Every row by its name, in the order of the file."""
-    found = {
-        f"{column}/{task}": _row(rows, column, task)
-        for column, entry in rows.columns.items()
+def rows_of(tables: PaperTables) -> dict[str, PaperRow]:
+    """Return all rows by name, in the order of the file."""
+    rows = {
+        f"{column}/{task}": _row(tables, column, task)
+        for column, entry in tables.columns.items()
         for task in entry.published
     }
-    for name, copy in rows.copies.items():
+    for name, copy in tables.copies.items():
         for task in copy.tasks:
-            other = f"{name}/{task}"
-            found[other] = replace(found[f"{copy.of}/{task}"], name=other, training=other)
-    return found
+            row_name = f"{name}/{task}"
+            rows[row_name] = replace(rows[f"{copy.of}/{task}"], name=row_name, training=row_name)
+    return rows
 
 
-def find_row(rows: PaperTables, name: str, *, scale: str | None, ckpt: str | None) -> PaperRow:
-    """The row of a name, on a small scale or from weights of one's own where these are named.
+def find_row(tables: PaperTables, name: str, *, scale: str | None, ckpt: str | None) -> PaperRow:
+    """Return a row by name, at a small scale or with other weights if these are given.
 
     Raises:
-        VitError: there is no such row or scale, or nobody has its weights.
+        VitError: there is no such row or scale, or its weights are not public.
     """
-    known = rows_of(rows)
-    name = next((one for one in known if one.lower() == name.lower()), name)
-    if name not in known:
-        fix = "vit reproduce --list shows them all; a name is COLUMN/TASK, such as " + next(iter(known))
+    rows = rows_of(tables)
+    name = next((key for key in rows if key.lower() == name.lower()), name)
+    if name not in rows:
+        fix = "vit reproduce --list shows all rows; a name is COLUMN/TASK, such as " + next(iter(rows))
         raise VitError(
-            f"there is no row {name!r}{nearest(name.lower(), known)}", where="argument ROW", fix=fix
+            f"there is no row {name!r}{nearest(name.lower(), rows)}", where="argument ROW", fix=fix
         )
-    row = known[name]
+    row = rows[name]
     if row.unreleased and not ckpt:
         public = f"the nearest public row: vit reproduce {row.instead}; " if row.instead else ""
         raise VitError(
             f"{name} cannot be reproduced: {row.unreleased}",
             where=f"argument ROW: {row.about}",
-            fix=f"{public}or name such weights of your own with --ckpt",
+            fix=f"{public}or give your own weights with --ckpt",
         )
     if scale is None:
         return replace(row, ckpt=ckpt or row.ckpt)
-    if scale not in rows.scales:
-        fix = f"one of {', '.join(rows.scales)}" if rows.scales else "leave it out: these rows have none"
-        raise VitError(f"there is no scale {scale!r}{nearest(scale, rows.scales)}", where="--scale", fix=fix)
+    if scale not in tables.scales:
+        fix = f"one of {', '.join(tables.scales)}" if tables.scales else "leave it out: these rows have none"
+        raise VitError(
+            f"there is no scale {scale!r}{nearest(scale, tables.scales)}", where="--scale", fix=fix
+        )
     if ckpt:
-        raise VitError("--scale brings weights of its own", where="--ckpt", fix="leave one of the two out")
-    return _on_a_small_scale(row, rows, scale)
+        raise VitError("--scale has its own weights", where="--ckpt", fix="leave one of the two out")
+    return _at_scale(row, tables, scale)
 
 
 def judge(
@@ -251,15 +256,18 @@ def judge(
     scored: Sequence[tuple[float, int]],
     expected: int | None,
 ) -> dict[str, Any]:
-    """Ours against the published value; reproduced if they are within three standard errors, either way.
+    """Compare accuracies with the published value: reproduced within three standard errors.
 
-    The standard error has three parts (docs/reproduce.md): what our runs differ by, what the published ones
-    did, and what a test set of that size leaves open.
+        error^2 = std^2 / n                          of our n runs
+                  + published_std^2 / 3              of the published runs, or UNKNOWN_STD^2
+                  + sum_i p_i (1 - p_i) / N_i / T^2  of T test sets with N_i images and accuracy p_i
+
+    docs/reproduce.md explains the three parts.
 
     Args:
-        accuracies: of our runs, one at least.
-        scored: accuracy and number of pictures of each test set; of several, the score is their mean.
-        expected: pictures behind the published value; None where nobody says.
+        accuracies: one for each run.
+        scored: accuracy and number of images of each test set; the score is the mean over test sets.
+        expected: images behind the published value; None if unknown.
 
     Returns:
         Keys of the JSON object, from `ours` to `expected_test_examples`.
@@ -291,53 +299,54 @@ def judge(
 
 
 def failure(result: Mapping[str, Any]) -> CheckFailed | None:
-    """The error to end with where a row was not reproduced; None where it was."""
+    """Return the error for a row that is not reproduced, or None."""
     if result["verdict"] == REPRODUCED:
         return None
     if result["verdict"] == OTHER_TEST_SET:
         expected, scored = result["expected_test_examples"], result["num_test_examples"]
-        what = f"{scored:,} pictures were scored, the published value is of {expected:,}"
-        fix = "score the whole test set: vit datasets show DATA says which copy is meant"
+        problem = f"{scored:,} images were scored, the published value is for {expected:,}"
+        fix = "score the whole test set: vit datasets show DATA names the right copy"
     else:
-        ours, theirs = result["ours"]["mean"], result["published"]["mean"]
-        what = (
-            f"{ours:.2%} against {theirs:.2%} is {result['z']:+.1f} standard errors, {WITHIN:g} are allowed"
-        )
-        fix = "the runs themselves are good; docs/reproduce.md has the rule, and what is known to differ"
+        ours, published = result["ours"]["mean"], result["published"]["mean"]
+        difference = f"{ours:.2%} against {published:.2%} is {result['z']:+.1f} standard errors"
+        problem = f"{difference}, {WITHIN:g} are allowed"
+        fix = "the runs are valid; docs/reproduce.md has the rule and the known differences"
     return CheckFailed(
-        f"{result['row']} is not reproduced: {what}", where=f"the runs in {result['run_dir']}", fix=fix
+        f"{result['row']} is not reproduced: {problem}", where=f"the runs in {result['run_dir']}", fix=fix
     )
 
 
-def _row(rows: PaperTables, column: str, task: str) -> PaperRow:
-    entry, learnt = rows.columns[column], rows.tasks[task]
+def _row(tables: PaperTables, column: str, task: str) -> PaperRow:
+    entry, paper_task = tables.columns[column], tables.tasks[task]
     mean, std = _fractions(entry.published[task])
-    siblings = [t for t in entry.published if rows.tasks[t].recipe == learnt.recipe and learnt.recipe]
-    shared = next((t for t in siblings if rows.tasks[t].labels == "own"), task)
+    # Rows with ReaL labels score the runs of the task with the same recipe and its own labels.
+    recipe_name = paper_task.recipe
+    siblings = [t for t in entry.published if recipe_name and tables.tasks[t].recipe == recipe_name]
+    shared = next((t for t in siblings if tables.tasks[t].labels == "own"), task)
     instead = entry.instead and f"{entry.instead}/{task}"
-    has_instead = instead and task in rows.columns[entry.instead].published
+    has_instead = instead and task in tables.columns[entry.instead].published
     return PaperRow(
         name=f"{column}/{task}",
-        training=f"{column}/{shared if learnt.labels == 'real' else task}",
+        training=f"{column}/{shared if paper_task.labels == 'real' else task}",
         about=entry.about,
         published=mean,
         published_std=std,
-        test_examples=learnt.test_examples,
+        test_examples=paper_task.test_examples,
         model=entry.model,
         ckpt=entry.ckpt,
-        unreleased=entry.unreleased and rows.reasons[entry.unreleased],
+        unreleased=entry.unreleased and tables.reasons[entry.unreleased],
         instead=instead if has_instead else None,
         protocol=entry.protocol,
-        recipe=learnt.recipe,
-        dataset=learnt.dataset,
-        labels=learnt.labels,
-        settings={**rows.shared.set, **entry.set, **entry.set_of.get(learnt.recipe or "", {})},
+        recipe=recipe_name,
+        dataset=paper_task.dataset,
+        labels=paper_task.labels,
+        settings={**tables.shared.set, **entry.set, **entry.set_of.get(recipe_name or "", {})},
     )
 
 
-def _on_a_small_scale(row: PaperRow, rows: PaperTables, scale: str) -> PaperRow:
-    """The small run in the place of the row: the same for all rows but for its name."""
-    small = rows.scales[scale]
+def _at_scale(row: PaperRow, tables: PaperTables, scale: str) -> PaperRow:
+    """Return the small run in place of a row: the same for all rows except for its name."""
+    small = tables.scales[scale]
     mean, std = _fractions(small.published)
     return replace(
         row,
@@ -352,7 +361,7 @@ def _on_a_small_scale(row: PaperRow, rows: PaperTables, scale: str) -> PaperRow:
         recipe=small.recipe,
         dataset=small.dataset,
         labels="own",
-        settings={**rows.shared.set, **small.set},
+        settings={**tables.shared.set, **small.set},
         scale=scale,
     )
 

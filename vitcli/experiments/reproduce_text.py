@@ -1,4 +1,4 @@
-"""Rows of the paper's tables, reproductions and their costs as text for a person."""
+"""Text of `vit reproduce`: rows of the paper's tables, verdicts and costs."""
 
 from typing import Any
 
@@ -7,13 +7,13 @@ from vitcli.output.text import exaflops, pairs
 
 
 def as_text(result: dict[str, Any]) -> str:
-    """A reproduction, or with --dry-run what it would cost."""
+    """Return a verdict, or with --dry-run the cost, as text for a terminal."""
     return _plan(result) if result.get("dry_run") else _verdict(result)
 
 
 def as_list(result: dict[str, Any]) -> str:
-    """The rows of --list."""
-    columns = {"row": "id", "published": "number", "weights": "id", "network, pre-trained on": "text"}
+    """Return the table of --list."""
+    columns = {"row": "id", "published": "number", "weights": "id", "network, pre-training data": "text"}
     rows = [
         (row["row"], _percent(row["published"]), "public" if row["released"] else "unreleased", row["about"])
         for row in result["rows"]
@@ -28,18 +28,18 @@ def _verdict(result: dict[str, Any]) -> str:
         f"{name} {100 * parts[part]:.2f}"
         for name, part in (("our runs", "ours"), ("published", "published"), ("test set", "test_set"))
     )
-    small = f"{result['scale']} scale, whose value we measured ourselves" if result["scale"] else None
+    scale = f"{result['scale']}; its value was measured by us" if result["scale"] else None
     rows = [
         ("row", result["row"]),
-        ("instead", small),
+        ("scale", scale),
         ("weights", f"{result['ckpt']}: {result['about']}"),
-        ("ours", f"{_percent(ours)}  of {ours['n']} run(s): {runs}"),
+        ("ours", f"{_percent(ours)}  over {ours['n']} run(s): {runs}"),
         ("published", _percent(result["published"])),
         ("difference", f"{100 * result['difference']:+.2f} points"),
         ("error", f"{100 * result['standard_error']:.2f} points: {of_parts}"),
-        ("z", f"{result['z']:+.2f}, {result['within']:g} either way are allowed"),
+        ("z", f"{result['z']:+.2f}, at most ±{result['within']:g} allowed"),
         ("verdict", result["verdict"]),
-        ("scored on", f"{result['num_test_examples']:,} pictures of {result['dataset']}, {_labels(result)}"),
+        ("scored on", f"{result['num_test_examples']:,} images of {result['dataset']}, {_labels(result)}"),
         ("lr", f"{result['lr']:g}" if result["lr"] else None),
         ("run folder", result["run_dir"]),
     ]
@@ -54,27 +54,27 @@ def _plan(plan: dict[str, Any]) -> str:
     rows = [("row", plan["row"]), ("weights", f"{plan['ckpt']}: {plan['about']}")]
     rows.append(("published", _percent(plan["published"])))
     if plan["recipe"] is None:
-        return pairs([*rows, ("protocol", "the weights are scored as they are; nothing is trained")])
+        return pairs([*rows, ("protocol", "the weights are scored without training")])
     tasks = f"{plan['tasks']} tasks, each " if plan["tasks"] > 1 else ""
     selection = f"{plan['arms']} choices tried on a dev split, then " if plan["arms"] else ""
     rows.append(("protocol", f"{tasks}{selection}{plan['runs']} run(s): {plan['trainings']} trainings"))
     if plan["images_seen"] is None:
-        rows.append(("cost", "unknown: the recipe counts epochs, and nobody knows the size of the data set"))
+        rows.append(("cost", "unknown: the recipe counts epochs, and the size of the data set is unknown"))
     else:
         rows += [
-            ("steps", f"{plan['steps']:,} of {plan['batch_size']:,} images, each training"),
+            ("steps", f"{plan['steps']:,} of {plan['batch_size']:,} images per training"),
             ("images seen", f"{plan['images_seen']:,}"),
-            ("compute", f"{exaflops(plan['exaflops'])} exaFLOPs, scoring not counted"),
+            ("compute", f"{exaflops(plan['exaflops'])} exaFLOPs, without scoring"),
         ]
     if plan["hours"] is None:
         rows.append(("hours", f"not measured: {plan['not_measured']}"))
     else:
         on_gpus = "" if plan["gpu_hours"] is None else f", {plan['gpu_hours']:,.3g} GPU-hours"
-        speed = f"ten steps at {plan['measured_images_per_s']:,.1f} images/s"
-        rows.append(("hours", f"{plan['hours']:,.3g}{on_gpus}, by {speed}, scoring not counted"))
+        speed = f"the speed of ten steps, {plan['measured_images_per_s']:,.1f} images/s"
+        rows.append(("hours", f"{plan['hours']:,.3g}{on_gpus}, at {speed}, without scoring"))
     return f"{plan['recipe'].rstrip()}\n\n{pairs(rows)}"
 
 
 def _percent(number: dict[str, float | None]) -> str:
-    """98.95, or 99.15 ± 0.03: as the paper prints it."""
+    """Format as the paper does: 98.95, or 99.15 ± 0.03."""
     return fraction_cell(number["mean"], number["std"]).text

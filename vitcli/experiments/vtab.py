@@ -1,7 +1,7 @@
-"""`--dataset vtab`: the 19 tasks of VTAB-1k, or a listed few, one after the other (paper, 4.1 and B.1.1).
+"""`--dataset vtab`: the 19 tasks of VTAB-1k, or some of them, one after the other (paper, 4.1 and B.1.1).
 
-Every task is an ordinary resumable run in a folder of its own below --out; here they are put in a row, and
-their scores together. Loads neither torch nor datasets by itself: the door asks who is meant before it does.
+Every task is an ordinary resumable run in its own folder below --out; the score is the mean over tasks. Loads
+neither torch nor datasets, which commands load after they know which tasks are named.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,13 +23,13 @@ from vitcli.output.summaries import VtabSummary, VtabTask
 from vitcli.recipe import Recipe
 from vitcli.training.sequence import run_all
 
-MOST_TOLD = 4
+MOST_NAMED = 4
 
 
 def tasks_of(dataset: str | None) -> dict[str, str]:
-    """The tasks that --dataset names, and the group of each; none where it names something else.
+    """Return the tasks that --dataset names, with their groups; {} for any other data set.
 
-    "vtab" is all 19, "vtab/dtd,vtab/svhn" a listed few; "vtab/dtd" alone is a data set like any other.
+    "vtab" is all 19, "vtab/dtd,vtab/svhn" a list; "vtab/dtd" alone is a data set like any other.
     """
     names = [name.strip() for name in (dataset or "").split(",")]
     if names != [VTAB] and not (len(names) > 1 and all(name.startswith(f"{VTAB}/") for name in names)):
@@ -41,25 +41,25 @@ def tasks_of(dataset: str | None) -> dict[str, str]:
     }
     if names == [VTAB]:
         return known
-    wanted = [name.removeprefix(f"{VTAB}/") for name in names]
-    for task in wanted:
-        if task not in known or wanted.count(task) > 1:
-            what = "is named twice" if task in known else f"is no task of VTAB{nearest(task, known)}"
+    tasks = [name.removeprefix(f"{VTAB}/") for name in names]
+    for task in tasks:
+        if task not in known or tasks.count(task) > 1:
+            problem = "is named twice" if task in known else f"is not a task of VTAB{nearest(task, known)}"
             fix = f"{VTAB} for all, or some of {', '.join(known)}"
-            raise VitError(f"{VTAB}/{task} {what}", where="--dataset", fix=fix)
-    return {task: known[task] for task in wanted}
+            raise VitError(f"{VTAB}/{task} {problem}", where="--dataset", fix=fix)
+    return {task: known[task] for task in tasks}
 
 
 def resolve(
     tasks: Sequence[str], recipe_name: str | None, overrides: Sequence[str], shorthands: Mapping[str, Any]
 ) -> dict[str, Recipe]:
-    """The recipe of each task: the one named for all, else the task's own."""
-    found = {}
+    """Return the recipe of each task: the named one for all, or the default of the task."""
+    recipes = {}
     for task in tasks:
         alias = f"{VTAB}/{task}"
-        own = recipe_name or recipe.find_for_dataset("finetune", alias)
-        found[task] = recipe.load(own, overrides, {**shorthands, "data.dataset": alias})
-    return found
+        name = recipe_name or recipe.find_for_dataset("finetune", alias)
+        recipes[task] = recipe.load(name, overrides, {**shorthands, "data.dataset": alias})
+    return recipes
 
 
 def finetune_tasks(
@@ -70,14 +70,14 @@ def finetune_tasks(
     out: Path | None,
     dry_run: bool,
 ) -> dict[str, Any]:
-    """Run the tasks one after the other, going on where an earlier call was interrupted.
+    """Fine-tune the tasks one after the other, resuming where an earlier call was interrupted.
 
     Args:
-        groups: the tasks in order, and the group of each.
-        finetune: a recipe and its run folder to the run's summary, at once where it is finished there.
+        groups: the group of each task, in order.
+        finetune: trains a recipe in a run folder and returns the summary; at once if that is finished.
 
     Returns:
-        What --json prints; it is also written to OUT/summary.json after each task.
+        The object of --json, also written to OUT/summary.json after each task.
     """
     folder = out or _default_folder(recipes)
     run_folder.refuse_run(folder, VTAB)
@@ -85,19 +85,24 @@ def finetune_tasks(
     def run(task: str) -> dict[str, Any]:
         return finetune(recipes[task], folder / task)
 
+    # A dry run returns the plans alone.
     if dry_run:
         plans = run_all(groups, run, folder)
         return {"command": "finetune", "dataset": VTAB, "plans": dict(zip(groups, plans, strict=True))}
+
+    # Missing data is reported before the first task.
     _check_data([task for task in groups if not run_folder.finished_summary(folder / task)], recipes)
     everything = tasks_of(VTAB)
     owned = OwnedFolder(folder, "VTAB run", lock=f".vit-{VTAB}.lock", files=(run_folder.SUMMARY,))
+
+    # The tasks run in one process group; finished ones of an earlier call count in the summary.
     from vitcli.distributed import runtime  # loads torch
 
     with runtime.shared_process_group(), ExitStack() as held:
         runtime.start("auto").on_main(lambda: owned.claim(held))
         earlier = {task: run_folder.finished_summary(folder / task) for task in everything}
         summaries = {task: summary for task, summary in earlier.items() if summary}
-        # Of a listed few, what the folder has of other tasks stays in its object.
+        # Tasks that are not in the list but finished in the folder stay in its summary.
         known = {task: group for task, group in everything.items() if task in groups or task in summaries}
 
         def write_summary(task: str, summary: dict[str, Any]) -> None:
@@ -112,10 +117,10 @@ def finetune_tasks(
 def evaluate_tasks(
     groups: Mapping[str, str], ckpt: str, evaluate: Callable[[str, str], dict[str, Any]]
 ) -> dict[str, Any]:
-    """Score the checkpoint of each finished task below the folder `ckpt` again.
+    """Evaluate the checkpoint of each finished task below the folder `ckpt`.
 
     Args:
-        evaluate: a data set and a checkpoint to what `vit evaluate` says of them.
+        evaluate: returns the result of `vit evaluate` for a data set and a checkpoint.
     """
     folder = Path(ckpt)
     finished = [task for task in groups if (folder / task / run_folder.WEIGHTS).is_file()]
@@ -130,7 +135,7 @@ def evaluate_tasks(
 
 
 def render(result: dict[str, Any]) -> str:
-    """The table of all tasks, or of their plans, for a person."""
+    """Return the table of all tasks, or of their plans, as text for a terminal."""
     if "plans" in result:
         return _render_plans(result["plans"])
     columns = {"task": "id", "group": "id", "top-1": "number", "images": "number", "run folder": "text"}
@@ -150,7 +155,7 @@ def render(result: dict[str, Any]) -> str:
 
 
 def _render_plans(plans: Mapping[str, dict[str, Any]]) -> str:
-    """A line for each task; the whole plans and recipes are what --json prints."""
+    """Return a table of the plans; --json has the full plans and recipes."""
     is_measured = any("measured_hours" in plan for plan in plans.values())
     numbers = ["steps", "batch", "GMACs", "GiB", "exaFLOPs", *(["hours"] if is_measured else [])]
     cells = []
@@ -163,8 +168,8 @@ def _render_plans(plans: Mapping[str, dict[str, Any]]) -> str:
     first = next(iter(plans.values()))
     rows = [
         ("model", f"{first['model']}, {first['precision']} on {first['world_size']} process(es)"),
-        ("compute", f"{text.exaflops(sum(plan['exaflops'] for plan in plans.values()))} exaFLOPs in all"),
-        ("columns", "GMACs of one image's forward pass, estimated GiB a process"),
+        ("compute", f"{text.exaflops(sum(plan['exaflops'] for plan in plans.values()))} exaFLOPs in total"),
+        ("columns", "GMACs of one image's forward pass, estimated GiB per process"),
         ("more", "--json: the recipe and the plan of each task"),
     ]
     return f"{table}\n{text.pairs(rows)}"
@@ -179,7 +184,7 @@ def _result(
     command: str, groups: Mapping[str, str], summaries: Mapping[str, dict[str, Any]], folder: Path
 ) -> dict[str, Any]:
     top1 = {task: summary["top1"] for task, summary in summaries.items()}
-    everything = tasks_of(VTAB)  # the score is that of 19 tasks: a listed few leave it open
+    everything = tasks_of(VTAB)  # the score needs all 19 tasks, a list of some has none
     entries = {
         task: VtabTask.written(
             {
@@ -227,18 +232,18 @@ def _default_folder(recipes: Mapping[str, Recipe]) -> Path:
 
 
 def _check_data(tasks: Sequence[str], recipes: Mapping[str, Recipe]) -> None:
-    """Stop before the first task for all that have no data, and not one by one after hours."""
+    """Check the data of all tasks before the first one, so that none is found missing after hours."""
     from vitcli.data.dataset import DataSet
 
     missing: dict[str, DataError] = {}
     is_offline = False
     for task in tasks:
-        wanted = recipes[task].data
-        is_remote = "hub" in recipe.dataset_aliases()[wanted.dataset]
-        if is_offline and is_remote and not local_copy(wanted.dataset):
-            continue  # the Hub has been asked in vain: half a minute each
+        data = recipes[task].data
+        is_remote = "hub" in recipe.dataset_aliases()[data.dataset]
+        if is_offline and is_remote and not local_copy(data.dataset):
+            continue  # the Hub is offline, and asking it takes half a minute
         try:
-            DataSet(wanted.dataset, streaming=wanted.streaming)
+            DataSet(data.dataset, streaming=data.streaming)
         except DataError as error:
             missing[task] = error
             is_offline |= is_remote
@@ -247,7 +252,7 @@ def _check_data(tasks: Sequence[str], recipes: Mapping[str, Recipe]) -> None:
         first = next(iter(missing.values()))
         raise DataError(
             f"{'at least ' if is_offline else ''}{len(names)} of {len(tasks)} tasks have no data here: "
-            f"{text.first_few(names, MOST_TOLD)}",
-            where=f"the first of them: {first.message}",
-            fix="put them below $VIT_DATA, or list the others: --dataset vtab/dtd,vtab/svhn",
+            f"{text.first_few(names, MOST_NAMED)}",
+            where=f"the first task: {first.message}",
+            fix="put their data below $VIT_DATA, or list the other tasks: --dataset vtab/dtd,vtab/svhn",
         )
