@@ -48,6 +48,7 @@ def preprocessing_for(weights: Weights, recipe: Recipe, request: RecipeRequest) 
     A recipe named on the command line decides alone. Otherwise weights keep the preprocessing stored with
     them, except for keys given on the command line; raw weights get the recipe's, at their own resolution.
     """
+    # Files of `vit embed` store the words of the origin and are compared with them: they must not change.
     of_recipe = preprocessing_of(recipe.data)
     if request.name is not None:
         return of_recipe, f"as recipe {request.name} says"
@@ -60,7 +61,6 @@ def preprocessing_for(weights: Weights, recipe: Recipe, request: RecipeRequest) 
     changes = {field: getattr(of_recipe, field) for key, field in FIELDS.items() if key in given}
     if changes.get("resize") == "square" != stored.resize:  # the crop fraction belongs to the resize rule
         changes.setdefault("crop_fraction", of_recipe.crop_fraction)
-    # `vit embed` compares these words with the ones in an existing file, so they stay as they are.
     origin = "as stored with the weights" + (f", but for {', '.join(changes)}" if changes else "")
     return replace(stored, **changes), origin
 
