@@ -15,6 +15,7 @@ from vitcli.models.build import build
 from vitcli.output import run_folder
 from vitcli.output.atomic import read_jsonl
 from vitcli.output.progress import Progress
+from vitcli.recipe.schema import Optimizer
 from vitcli.training import objective, optim
 from vitcli.training.gradients import DdpSum, PairwiseSum
 from vitcli.training.loop import LoopSettings, train
@@ -73,8 +74,7 @@ def trained(golden_run: dict, folder: Path, gradients) -> tuple[torch.nn.Module,
     if "head_bias" in golden_run:
         torch.nn.init.constant_(model.head.bias, golden_run["head_bias"])
     is_adam = golden_run["optimizer"] == "Adam"
-    optimizer = optim.build_optimizer(
-        model,
+    optimizer_settings = Optimizer.model_construct(
         name=golden_run["optimizer"].lower(),
         momentum=golden_run.get("momentum"),
         betas=(golden_run["b1"], golden_run["b2"]) if is_adam else None,
@@ -82,6 +82,7 @@ def trained(golden_run: dict, folder: Path, gradients) -> tuple[torch.nn.Module,
         weight_decay=golden_run.get("weight_decay_in_paper_units", 0.0),
         decay_on="matrices",
     )
+    optimizer = optim.build_optimizer(model, optimizer_settings)
     data = np.load(HOME / "data.npz")
     parts = golden_run.get("accum_steps", 1)
     batch_size = data["images"].shape[1]

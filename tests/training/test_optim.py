@@ -8,6 +8,7 @@ import timm
 import torch
 from torch import nn
 
+from vitcli.recipe.schema import Optimizer
 from vitcli.training.optim import WeightAverage, build_optimizer, clip_by_global_norm, parameter_groups
 
 
@@ -71,7 +72,10 @@ def test_adam_steps_are_those_of_the_formula_with_decay_apart_from_the_gradient(
     )
     model = one_weight(start)
     optimizer = build_optimizer(
-        model, name="adam", momentum=None, betas=(b1, b2), eps=eps, weight_decay=decay, decay_on="matrices"
+        model,
+        Optimizer.model_construct(
+            name="adam", momentum=None, betas=(b1, b2), eps=eps, weight_decay=decay, decay_on="matrices"
+        ),
     )
 
     w, m, v = np.array(start), 0, 0
@@ -84,7 +88,10 @@ def test_adam_steps_are_those_of_the_formula_with_decay_apart_from_the_gradient(
 def test_the_first_adam_step_by_hand():
     model = one_weight([1.0, -2.0])
     optimizer = build_optimizer(
-        model, name="adam", momentum=None, betas=(0.9, 0.999), eps=0.0, weight_decay=0.5, decay_on="matrices"
+        model,
+        Optimizer.model_construct(
+            name="adam", momentum=None, betas=(0.9, 0.999), eps=0.0, weight_decay=0.5, decay_on="matrices"
+        ),
     )
 
     # Each weight shrinks by lr * decay = 5 % and goes lr against the sign of its gradient.
@@ -95,7 +102,10 @@ def test_the_first_adam_step_by_hand():
 def test_sgd_has_heavy_ball_momentum_without_nesterov_or_dampening():
     model = one_weight([1.0])
     optimizer = build_optimizer(
-        model, name="sgd", momentum=0.9, betas=None, eps=None, weight_decay=0.0, decay_on="matrices"
+        model,
+        Optimizer.model_construct(
+            name="sgd", momentum=0.9, betas=None, eps=None, weight_decay=0.0, decay_on="matrices"
+        ),
     )
 
     # Velocities 1, 1.9 and 2.71, times 0.1.
@@ -106,7 +116,10 @@ def test_sgd_has_heavy_ball_momentum_without_nesterov_or_dampening():
 def test_the_decay_of_sgd_joins_the_gradient_as_in_bit():
     model = one_weight([2.0])
     optimizer = build_optimizer(
-        model, name="sgd", momentum=0.5, betas=None, eps=None, weight_decay=0.1, decay_on="matrices"
+        model,
+        Optimizer.model_construct(
+            name="sgd", momentum=0.5, betas=None, eps=None, weight_decay=0.1, decay_on="matrices"
+        ),
     )
 
     # Velocities 1 + 0.2 and 0.6 + 1 + 0.1 * 1.88.

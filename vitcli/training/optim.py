@@ -15,36 +15,29 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from vitcli.recipe.schema import Optimizer as OptimizerSettings
+
 # Parameters that are added to the tokens, not multiplied with them: no weight decay, like biases.
 EMBEDDINGS = {"pos_embed", "positions", "relative_embed", "mask_token", "cls_token", "reg_token"}
 
 
-def build_optimizer(
-    model: nn.Module,
-    *,
-    name: str,
-    momentum: float | None,
-    betas: tuple[float, float] | None,
-    eps: float | None,
-    weight_decay: float,
-    decay_on: str,
-) -> torch.optim.Optimizer:
-    """Build SGD with momentum (no Nesterov) or Adam with decoupled decay; the loop sets the learning rate.
+def build_optimizer(model: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
+    """Build SGD with momentum (no Nesterov) or Adam with decoupled decay; the loop sets the learning rate."""
+    groups = parameter_groups(model, weight_decay=settings.weight_decay, decay_on=settings.decay_on)
+    match settings.name:
+        case "sgd":
+            return torch.optim.SGD(groups, lr=0.0, momentum=settings.momentum)
+        case "adam":
+            return torch.optim.AdamW(groups, lr=0.0, betas=settings.betas, eps=settings.eps)
+
+
+def parameter_groups(model: nn.Module, *, weight_decay: float, decay_on: str) -> list[dict]:
+    """Return the group of decayed parameters, then that of the others; empty groups are dropped.
 
     Args:
         decay_on: "matrices" decays neither biases, norms nor embeddings (as big_vision does); "all" decays
             every parameter (as the flax of the paper's time did).
     """
-    groups = parameter_groups(model, weight_decay=weight_decay, decay_on=decay_on)
-    match name:
-        case "sgd":
-            return torch.optim.SGD(groups, lr=0.0, momentum=momentum)
-        case "adam":
-            return torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=eps)
-
-
-def parameter_groups(model: nn.Module, *, weight_decay: float, decay_on: str) -> list[dict]:
-    """Return the group of decayed parameters, then that of the others; empty groups are dropped."""
     decayed, others = [], []
     for name, parameter in model.named_parameters():
         is_matrix = parameter.ndim >= 2 and not EMBEDDINGS.intersection(name.split("."))

@@ -93,15 +93,7 @@ def build_state(job: TrainingJob) -> TrainingState:
         group = fsdp.shard(model, runtime)
     else:
         model.to(runtime.device)
-    optimizer = build_optimizer(
-        model,
-        name=settings.name,
-        momentum=settings.momentum,
-        betas=settings.betas,
-        eps=settings.eps,
-        weight_decay=settings.weight_decay,
-        decay_on=settings.decay_on,
-    )
+    optimizer = build_optimizer(model, settings)
     if options.compile and model._compiled_call_impl is None:  # the runs of a sweep share a compiled network
         model.compile()
 
