@@ -274,7 +274,9 @@ def test_a_copy_of_timms_repository_keeps_its_tags_arithmetic(tmp_path):
               "pretrained_cfg": {"tag": "augreg_in21k_ft_in1k", "input_size": [3, 32, 32]}}  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
 
-    assert read_weights(str(tmp_path)).architecture.gelu == "tanh"
+    weights = read_weights(str(tmp_path))
+    assert weights.architecture.gelu == "tanh"
+    assert weights.numerics == "tanh GELU, as weights tagged augreg_in21k_ft_in1k have it"
     config["pretrained_cfg"]["tag"] = "dino"
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert read_weights(str(tmp_path)).architecture.gelu == "timm"

@@ -337,7 +337,7 @@ def test_a_headless_folder_is_usable_for_features_and_its_missing_head_is_named(
     assert (result["head"], result["num_classes"], result["usable"]) == ("none", 0, True)
     assert result["missing"] == ["head.weight", "head.bias"]
     assert text.startswith(f"{tmp_path}: usable for features, its head is missing\n")
-    assert "head        missing from the file" in text and "missing     2: head.weight, head.bias" in text
+    assert "head        missing from the file\n" in text and "missing     2: head.weight, head.bias" in text
     assert [command.split()[1] for command in result["commands"]] == ["embed", "inspect", "finetune"]
     arguments = shlex.split(result["commands"][0].replace("DATA", "demo"))[1:-1]
     embedded = run(*arguments, tmp_path / "out.safetensors", "--split", "test[:8]", "--quiet", "--json")

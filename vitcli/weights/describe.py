@@ -69,7 +69,8 @@ def _from_others(source: WeightsSource, content: WeightsContent, model_name: str
         return _from_huggingface(source, content, model_name)
     if "architecture" in source.config:
         arch, preprocessing, class_names = from_timm_config(source.config, tag=source.tag)
-        metadata, why = {"config": source.config}, f"as weights tagged {source.tag} have it"
+        tag = source.tag or source.config.get("pretrained_cfg", source.config).get("tag")
+        metadata, why = {"config": source.config}, f"as weights tagged {tag} have it"
     elif model_name is None or find_variant(model_name) or content.spelling == "official":
         arch = recognise(content.state, heads=content.heads or _num_heads(model_name))
         why = f"as {'official files have' if content.spelling == 'official' else 'the paper has'} it"

@@ -211,8 +211,9 @@ def _network_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
     in_timm = f", {variant.timm_name} in timm" if variant and variant.is_timms else ""
     compute, tokens, prefix = (result[key] for key in ("forward_gmacs", "tokens", "prefix_tokens"))
     size, patch_size = "x".join(map(str, result["resolution"])), result["patch_size"]
-    head = "missing from the file" if result["usable"] and result["missing"] else result["head"]
     inputs = {"token": ", reads the class token", "gap": ", reads the mean of the tokens"}
+    head = result["head"] + inputs.get(result["classifier"], "")
+    is_head_missing = result["usable"] and result["missing"]
     names, pixels = result["class_names"], result["preprocessing"]
     unknown = "stored by another version; evaluate takes --recipe evaluate/default"
     rows = [
@@ -222,7 +223,7 @@ def _network_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
         ("image size", f"{size} pixels" + (f", patches of {patch_size}" if patch_size else "")),
         ("tokens", tokens and f"{tokens}: {tokens - prefix} patches and {prefix} prefix"),
         ("positions", result["posemb"] and POSEMB_TEXTS[result["posemb"]]),
-        ("head", head + inputs.get(result["classifier"], "")),
+        ("head", "missing from the file" if is_head_missing else head),
         ("classes", f"{result['num_classes']:,}"),
         ("class names", _some(names["first"], names["count"]) if names else "none stored"),
         (
