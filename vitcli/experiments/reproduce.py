@@ -106,13 +106,15 @@ def reproduce(
     Returns:
         The object of --json, also written to OUT/reproduce.json.
     """
-    from vitcli.evaluation import real_labels
-
     if real:
-        real_labels.read_real(real)  # a damaged file is refused before days of training
+        from vitcli.evaluation.real_labels import read_real
+
+        read_real(real)  # a damaged file is refused before days of training
     folder = options.out or default_folder(row)
     options = replace(options, out=folder)
     Progress(quiet=options.quiet, is_main=launch.global_rank() == 0).note(_introduction(row, recipes))
+
+    # Evaluate the weights alone, fine-tune 19 tasks, or fine-tune one data set.
     if row.protocol == "evaluate":
         folder.mkdir(parents=True, exist_ok=True)
         runs = _scored([evaluate(row.ckpt)], row)
@@ -123,10 +125,10 @@ def reproduce(
 
         with shared_process_group():
             runs = _finetuned(row, recipes[row.dataset], options, finetune, evaluate)
-    accuracies = [run["top1"] for run in runs["runs"]]
-    verdict = judge(
-        accuracies, row.published, row.published_std, scored=runs["scored"], expected=row.test_examples
-    )
+
+    # Compare with the published value, and write both.
+    scored, accuracies = runs["scored"], [run["top1"] for run in runs["runs"]]
+    verdict = judge(accuracies, row.published, row.published_std, scored=scored, expected=row.test_examples)
     verdict["ours"]["runs"] = runs["runs"]
     result = {
         "command": "reproduce",
@@ -142,8 +144,7 @@ def reproduce(
         "run_dir": str(folder),
     }
     if launch.global_rank() == 0:
-        name = REAL_RESULT if row.labels == "real" else RESULT
-        write_json(folder / name, result)
+        write_json(folder / (REAL_RESULT if row.labels == "real" else RESULT), result)
     return result
 
 

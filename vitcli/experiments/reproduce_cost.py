@@ -26,9 +26,11 @@ def plan(
     row: PaperRow, recipes: Mapping[str, Recipe], options: RunOptions, finetune: Finetune
 ) -> dict[str, Any]:
     """Return the cost of a protocol by its recipes, and its time if ten steps can be measured here."""
+    # Images and compute follow from the recipes; unknown if one of them is.
     costs = [_cost(row.model, recipe) for recipe in recipes.values()]
     first = next(iter(recipes.values()), None)
     known = [cost for cost in costs if cost["exaflops"] is not None]
+    # The time follows from the speed of ten steps.
     measured, not_measured = _measured(first, options, finetune) if first else (None, "no training")
     times = {"measured_images_per_s": None, "hours": None, "gpu_hours": None}
     images = sum(cost["images_seen"] for cost in known) if len(known) == len(costs) else None

@@ -133,6 +133,7 @@ def compute_figure(
     looks = _looks(points, labels, families)
     with matplotlib.rc_context(STYLE):
         figure, all_axes = _empty(note, len(panels))
+        # Lines first, then the front with a ring around each of its points, then the points.
         for axes, (title, panel) in zip(all_axes, panels.items(), strict=True):
             places = {p["name"]: (p["exaflops"], 100 * panel.accuracy[p["name"]]) for p in points}
             _draw_lines(axes, points, places, joined_by, families)
@@ -149,6 +150,7 @@ def compute_figure(
             axes.xaxis.set_minor_formatter(NullFormatter())
             axes.margins(0.1, 0.12)
         all_axes[0].set_ylabel("accuracy (%)")
+        # The legend lists the families by colour, the front, and every network.
         handles = [Line2D([], [], color=colour, lw=4, label=name) for name, colour in families.items()]
         handles.append(Line2D([], [], label="Pareto front", **PARETO, **RING))
         handles += [Line2D([], [], ls="none", label=label, **look) for label, look in looks.items()]
@@ -190,17 +192,19 @@ def _looks(
     """
     looks, num_of_family = {}, dict.fromkeys(families, 0)
     for point in points:
-        label, own = labels[point["name"]], point["families"]
+        label, (family, *more) = labels[point["name"]], point["families"]
         if label in looks:
             continue
         if not families:
             looks[label] = _look(len(looks))
-        elif len(own) > 1:
+        elif more:
             looks[label] = {"color": BLACK, "marker": "*", "ms": 9}
         else:
-            marker = MARKERS[num_of_family[own[0]] % len(MARKERS)]
-            looks[label] = {"color": families[own[0]], "marker": marker}
-            num_of_family[own[0]] += 1
+            looks[label] = {
+                "color": families[family],
+                "marker": MARKERS[num_of_family[family] % len(MARKERS)],
+            }
+            num_of_family[family] += 1
     return looks
 
 

@@ -183,6 +183,7 @@ def _counted(result: dict[str, Any]) -> str:
 def _result(
     command: str, groups: Mapping[str, str], summaries: Mapping[str, dict[str, Any]], folder: Path
 ) -> dict[str, Any]:
+    # Every task with its score, None for those that are not finished, and the means.
     top1 = {task: summary["top1"] for task, summary in summaries.items()}
     everything = tasks_of(VTAB)  # the score needs all 19 tasks, a list of some has none
     entries = {

@@ -264,7 +264,6 @@ def collect_attention(
         DataError: an image cannot be decoded and `on_bad_image` is "error", or none can be decoded.
         WeightsError: an attention weight or a feature is not finite.
     """
-    batch_size, multiple = _batch_size(layout, settings.batch_size)
     device, precision = settings.device, settings.precision
     distances_NN = layout and patch_distances(layout.grid, layout.patch_size).float().to(device)
     parts, images, rows, skipped = [], [], [], []
@@ -279,6 +278,7 @@ def collect_attention(
         )
 
     # Batches are small enough that the weights of one layer fit into memory.
+    batch_size, multiple = _batch_size(layout, settings.batch_size)
     batches = replace(settings, batch_size=batch_size).batches(split, preprocessing, all_rows=True)
     outputs = inference.forward_batches(
         model, network, batches, preprocessing, device, precision, multiple=multiple
@@ -287,11 +287,10 @@ def collect_attention(
         outputs, settings.progress, "inspect", total=len(split), num_processes=1
     ):
         skipped += batch.skipped
-        num_images = len(batch.rows_B)
-        if not num_images:
+        if not len(batch.rows_B):
             continue
         # Without the blank images that fill up a batch.
-        stats = {name: x[:num_images] for name, x in vars(padded).items() if x is not None}
+        stats = {name: x[: len(batch.rows_B)] for name, x in vars(padded).items() if x is not None}
         for values in stats.values():
             inference.check_finite(values, batch, so="nothing can be shown", precision=precision)
         parts.append(stats)

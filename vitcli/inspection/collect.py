@@ -67,22 +67,9 @@ def inspect_checkpoint(
         settings.progress,
         needs_head=False,
     )
-    options, shown = recipe.inspect, None
+    options = recipe.inspect
     layout = probe_attention_layout(model, arch) if split else NO_IMAGES
-    if split:
-        has_attention = isinstance(layout, AttentionLayout)
-        # Without attention there is nothing to average over images: those that are shown suffice.
-        few = split.part(0, min(options.num_shown, len(split)), name=split.name)
-        shown = attention.collect_attention(
-            model,
-            layout if has_attention else None,
-            split if has_attention else few,
-            preprocessing,
-            settings,
-            num_shown=options.num_shown,
-            residual=options.residual,
-            renormalise=options.renormalise,
-        )
+    shown = _run_on_images(model, layout, split, preprocessing, settings, options) if split else None
     parts = {"filters": _filters(model, options), "position_similarity": _positions(model)}
     for name, part_of in (
         ("attention_distance", _distance),
@@ -109,6 +96,29 @@ def inspect_checkpoint(
         "left_out": left_out,
     }
     return Inspection(result, {name: array.cpu().contiguous().numpy() for name, array in arrays.items()})
+
+
+def _run_on_images(
+    model: nn.Module,
+    layout: AttentionLayout | str,
+    split: Split,
+    preprocessing: Preprocessing,
+    settings: EvalSettings,
+    options: Inspect,
+) -> AttentionPass:
+    has_attention = isinstance(layout, AttentionLayout)
+    # Without attention there is nothing to average over images: those that are shown suffice.
+    few = split.part(0, min(options.num_shown, len(split)), name=split.name)
+    return attention.collect_attention(
+        model,
+        layout if has_attention else None,
+        split if has_attention else few,
+        preprocessing,
+        settings,
+        num_shown=options.num_shown,
+        residual=options.residual,
+        renormalise=options.renormalise,
+    )
 
 
 def _model_facts(

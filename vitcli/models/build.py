@@ -50,7 +50,7 @@ class TransformerOptions:
 
     @property
     def size(self) -> dict[str, int]:
-        """The sizes that are given."""
+        """Return the sizes that are not None."""
         sizes = {key: getattr(self, key) for key in ("layers", "hidden", "mlp", "heads", "patch_size")}
         return {key: size for key, size in sizes.items() if size}
 

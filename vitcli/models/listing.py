@@ -82,12 +82,12 @@ def _row(variant: Variant, image_size: tuple[int, int]) -> dict[str, Any]:
 
 
 def as_table(result: dict[str, Any]) -> str:
-    """For a terminal."""
+    """Return the table for a terminal."""
     return simple_table(COLUMNS, map(_cells, result["models"])).as_text()
 
 
 def as_markdown(result: dict[str, Any]) -> str:
-    """For docs/models.md."""
+    """Return the page docs/models.md."""
     height, width = result["resolution"]
     table = simple_table(COLUMNS, map(_cells, result["models"])).as_markdown()
     size = height if height == width else f"{height}x{width}"

@@ -180,6 +180,7 @@ class MaskedPatchModel(nn.Module):
     ):
         super().__init__()
         assert target in TARGETS, target
+        # The network, without its head.
         _check_network(vit)
         vit.reset_classifier(0)
         self.vit, self.target, self.mean, self.std = vit, target, mean, std
@@ -188,6 +189,7 @@ class MaskedPatchModel(nn.Module):
         self.counts = corruption_counts(
             math.prod(self.grid), corrupted=corrupted, masked=masked, replaced=replaced
         )
+        # Our parameters: the [mask] embedding, and one layer that predicts.
         like = next(vit.parameters())
         self.mask_token = nn.Parameter(init.normal_(like.new_empty(1, 1, vit.embed_dim), std=MASK_STD))
         num_outputs = 3 * math.prod(self.patch_hw) if target == "pixels" else CELLS[target] ** 2 * NUM_COLORS
