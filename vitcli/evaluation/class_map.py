@@ -125,6 +125,7 @@ def apply_class_map(
             where=f"--classes {class_map.name}",
             fix="leave --classes out",
         )
+    # Each mapped class of the data, by number, and its classes of the checkpoint.
     names = split.class_names or tuple(str(number) for number in range(split.num_classes))
     numbers = _numbers_of(class_map, names, split.name)
     groups = tuple(
@@ -132,6 +133,7 @@ def apply_class_map(
         for labels in class_map.classes.values()
     )
     _check_disjoint(groups, class_map)
+    # Rows of the mapped classes, with labels numbered in the map's order.
     group_of = np.full(split.num_classes, -1)
     group_of[numbers] = np.arange(len(numbers))
     groups_N = group_of[split.read_labels()]

@@ -137,6 +137,7 @@ def evaluate(requests: Sequence[RecipeRequest], options: EvaluateOptions, run: R
 
 def _check(options: EvaluateOptions, run: RunSettings, *, num_evaluations: int) -> None:
     """Refuse contradictory options and unwritable output before anything is read."""
+    # Options that need or exclude another.
     if options.real_index and not options.real:
         raise VitError("no ReaL labels are named", where="--real-index", fix="--real real.json as well")
     if options.all_compete and not options.classes:
@@ -147,6 +148,7 @@ def _check(options: EvaluateOptions, run: RunSettings, *, num_evaluations: int) 
             where="--real and --classes",
             fix="evaluate with one, then with the other",
         )
+    # Outputs: one file of predictions, one folder.
     if options.save_predictions:
         if num_evaluations > 1:
             raise VitError(
@@ -154,12 +156,8 @@ def _check(options: EvaluateOptions, run: RunSettings, *, num_evaluations: int) 
                 where="--save-predictions",
                 fix="name one --ckpt and one --dataset, and run vit once for each",
             )
-        check_out(
-            Path(options.save_predictions),
-            overwrite=True,
-            option="--save-predictions",
-            suffixes=SUFFIXES,
-        )
+        file = Path(options.save_predictions)
+        check_out(file, overwrite=True, option="--save-predictions", suffixes=SUFFIXES)
     if run.overwrite and not run.out:
         raise VitError("no folder is named", where="--overwrite", fix="--out FOLDER as well")
     if run.out:
@@ -184,10 +182,13 @@ def _open_task(
     real_lists: list[list[int]] | None,
 ) -> EvalTask:
     """Open the split of an evaluation and number its labels in the order of the classes that compete."""
+    # Impossible resolutions are refused before the data set is opened.
     arch = weights.architecture
     for side in options.sides:
         check_image_size(replace(arch, image_size=(side, side)))
     opened = open_eval_split(recipe, options.split, weights)
+
+    # With a class map: only the mapped classes, and logits projected to them.
     if label_map is not None:
         split, projection, rows = class_map.apply_class_map(
             opened,
@@ -203,6 +204,8 @@ def _open_task(
         }
         key = options.result_key(request, split)
         return EvalTask(request, recipe, split, rows, key, projection=projection, map_summary=map_summary)
+
+    # Without: all classes, in the checkpoint's order, for the ReaL labels too.
     split, is_mapped = data_classes.match_class_names(
         opened, weights.class_names, num_classes=arch.num_classes, ckpt=recipe.model.ckpt
     )
@@ -298,13 +301,8 @@ def _run_pass(
     loading_progress: Progress,
 ) -> tuple[Predictions, dict[str, Any]]:
     """Predict the split at one resolution; also return the pass's model, speed and skipped images."""
-    model, arch = load_for_inference(
-        weights,
-        preprocessing.image_size,
-        task.recipe.model.posemb_resample,
-        settings.device,
-        loading_progress,
-    )
+    size, posemb_method = preprocessing.image_size, task.recipe.model.posemb_resample
+    model, arch = load_for_inference(weights, size, posemb_method, settings.device, loading_progress)
     started_at = time.perf_counter()
     predictions, skipped = inference.predict_split(
         model,
@@ -338,7 +336,7 @@ def _statistics(
     hits = {"top1": int((predictions.ranks_N == 0).sum()), "top5": int((predictions.ranks_N < 5).sum())}
     intervals = {key: list(statistics.accuracy_interval(right, count)) for key, right in hits.items()}
     of_labels = task.map_summary
-    if task.real:
+    if task.real:  # accuracy against all right classes of an image, where it has any
         lists = [task.real.lists[row] for row in predictions.rows_N]
         real_labels.check_any(lists, task.split.name)  # undecodable images may be left out
         is_rated_N, is_hit_N = metrics.real_hits(predictions.classes_NT[:, 0].tolist(), lists)

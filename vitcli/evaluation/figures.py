@@ -25,6 +25,7 @@ def reliability_diagram(reliability: Reliability, *, title: str) -> Figure:
     has_many_M = reliability.counts_M >= FEW
     is_pale_M = (reliability.counts_M > 0) & ~has_many_M
     with matplotlib.rc_context(STYLE):
+        # Above: a bar per bin against the diagonal.
         figure = Figure(figsize=(4.4, 5.2), layout="constrained")
         upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
         upper.bar(
@@ -45,6 +46,7 @@ def reliability_diagram(reliability: Reliability, *, title: str) -> Figure:
         upper.set(ylabel="accuracy (%)", ylim=(0, 100), xlim=(0, 100))
         upper.set_title(title, fontsize=10)
         figure.legend(loc="outside lower center", fontsize=8, ncols=2)
+        # Below: the number of examples behind each bar.
         lower.bar(middles_M, reliability.counts_M, width=0.92 * width, color="#999999")
         lower.set(xlabel="confidence (%)", ylabel="examples")
         lower.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=3))
@@ -61,15 +63,16 @@ def confusion_matrix(
     Args:
         labels_P, predicted_P, counts_P: the P pairs that occur, see `predictions.confusion`.
     """
+    # Percentages of the S classes shown, by row of the label.
     shown = _most_confused(labels_P, predicted_P, counts_P, len(class_names))
     index_of = {number: index for index, number in enumerate(shown)}
     totals_K = np.bincount(labels_P, weights=counts_P, minlength=len(class_names))
     percent_SS = np.zeros((len(shown), len(shown)))
-    for label, predicted, count in zip(
-        *(column.tolist() for column in (labels_P, predicted_P, counts_P)), strict=True
-    ):
+    for label, predicted, count in zip(labels_P, predicted_P, counts_P, strict=True):
         if label in index_of and predicted in index_of:
             percent_SS[index_of[label], index_of[predicted]] = 100 * count / totals_K[label]
+
+    # The matrix, with its numbers where there is room for them.
     names = [_short(class_names[number], 24) for number in shown]
     with matplotlib.rc_context({**STYLE, "axes.grid": False}):
         side = 2.6 + 0.2 * len(shown)
