@@ -39,6 +39,25 @@ def test_a_table_that_fits_no_terminal_is_wider_and_loses_nothing():
     assert lines.splitlines()[1] == f"{'1' * 20}  {'2' * 20}  {'3' * 20}"
 
 
+def test_a_mean_is_folded_before_its_deviation_where_nothing_else_gives_room():
+    table = simple_table(
+        {"data set": "text", "a": "number", "b": "number"}, [("dtd", "90.00 ± 0.10", "9.00 ± 0.10")]
+    )
+
+    assert table.as_text(width=80).splitlines()[1] == "dtd       90.00 ± 0.10  9.00 ± 0.10"
+    assert [line.split() for line in table.as_text(width=26).splitlines()[-2:]] == [
+        ["dtd", "90.00", "±", "9.00", "±"],
+        ["0.10", "0.10"],
+    ]
+
+
+def test_a_clipped_text_ends_in_dots_where_the_terminal_is_narrow():
+    table = simple_table({"name": "id", "from": "clipped"}, [("dtd", "a-very-long-id-of-the-hub")])
+
+    assert table.as_text(width=80).endswith("a-very-long-id-of-the-hub\n")
+    assert table.as_text(width=26).endswith("a-very-long-id-of-t…\n")
+
+
 def test_letters_of_double_width_keep_the_columns_aligned():
     first, second = (
         simple_table({"class": "text", "top-1": "number"}, [("猫", "90.00"), ("cat", "8.00")])

@@ -10,7 +10,8 @@ from urllib.parse import quote
 from vitcli.output.text import escape_markdown, plain, terminal_width
 
 Kind = Literal["number", "text", "clipped", "id"]
-LEAST_WIDTH = 16  # columns of a terminal that a longer text keeps when its column is narrowed
+# Columns of a terminal that a folded text or header keeps as long as it can, and at the least.
+LEAST_WIDTH, TIGHT_WIDTH = 18, 8
 GAP = 2  # columns of a terminal between two columns of a table
 
 
@@ -104,33 +105,25 @@ class Table:
     def as_text(self, *, width: int | None = None) -> str:
         """Lay the table out for a terminal of `width` columns (default: the terminal's, no limit in a pipe).
 
-        Texts and the headers of numbers are folded where there is no room. A table that does not fit even so
-        is wider than the terminal: no number is ever cut off.
+        Where there is no room, texts and the headers of numbers are folded first, then cells such as
+        "90.00 ± 0.10" at their spaces. A table that does not fit even so is wider than the terminal: no
+        number is ever cut off.
         """
-        from rich.cells import cell_len
         from rich.console import Console
         from rich.table import Table as RichTable
 
         headers = (self.corner, *self.columns)
         lines = [[row.head.line, *(cell.line for cell in row.cells)] for row in self.rows]
-        # Measure each column as it is, and as narrow as it may become.
-        natural, least = [], []
-        for header, *cells in zip(headers, *lines, strict=True):
-            widest, title = max(map(cell_len, cells), default=0), cell_len(header.line)
-            longest_word = max(map(cell_len, header.line.split()), default=0)
-            natural.append(max(widest, title))
-            narrowed = min(widest, LEAST_WIDTH) if header.kind in ("text", "clipped") else widest
-            least.append(max(narrowed, min(longest_word, LEAST_WIDTH)))
-        room = (width or terminal_width()) - GAP * (len(headers) - 1)
-        widths = _narrowed(natural, least, room)
-        # Rich folds texts by the width of their letters on a terminal.
+        widths = _column_widths(headers, lines, width or terminal_width())
         shown = RichTable(box=None, pad_edge=False)
         for header, column_width in zip(headers, widths, strict=True):
-            justify = "right" if header.kind == "number" else "left"
             is_clipped = header.kind == "clipped"
-            overflow = "ellipsis" if is_clipped else "fold"
             shown.add_column(
-                header.line, justify=justify, overflow=overflow, no_wrap=is_clipped, width=column_width
+                header.line,
+                justify="right" if header.kind == "number" else "left",
+                overflow="ellipsis" if is_clipped else "fold",
+                no_wrap=is_clipped,
+                width=column_width,
             )
         for line in lines:
             shown.add_row(*line)
@@ -186,6 +179,31 @@ def simple_table(columns: Mapping[str, Kind], rows: Iterable[Sequence[str]]) -> 
     corner, *others = (Header(name, kind=kind) for name, kind in columns.items())
     lines = (Row(Header(name), tuple(map(Cell, cells))) for name, *cells in rows)
     return Table("", "", "", corner, tuple(others), tuple(lines))
+
+
+def _column_widths(headers: Sequence[Header], lines: Sequence[Sequence[str]], room: int) -> list[int]:
+    """Return the widths of a table's columns: as they are, folded, or as narrow as they can be."""
+    natural, folded, least = [], [], []
+    for header, *cells in zip(headers, *lines, strict=True):
+        widest, title_word = max(map(_width, cells), default=0), _longest_word([header.line])
+        is_text = header.kind in ("text", "clipped")
+        unbroken = {"number": _longest_word(cells), "id": widest}.get(header.kind, min(widest, TIGHT_WIDTH))
+        natural.append(max(widest, _width(header.line)))
+        folded.append(max(min(widest, LEAST_WIDTH) if is_text else widest, min(title_word, LEAST_WIDTH)))
+        least.append(max(unbroken, min(title_word, TIGHT_WIDTH)))
+    room -= GAP * (len(headers) - 1)
+    return _narrowed(_narrowed(natural, folded, room), least, room)
+
+
+def _width(text: str) -> int:
+    """Return the columns of a terminal that a text takes: letters of some scripts take two."""
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def _longest_word(texts: Iterable[str]) -> int:
+    return max((_width(word) for text in texts for word in text.split()), default=0)
 
 
 def _narrowed(widths: Sequence[int], least: Sequence[int], room: int) -> list[int]:

@@ -25,7 +25,7 @@ Kind = Literal["training", "fewshot", "vtab", "evaluation"]
 
 @dataclass(frozen=True)
 class RunLocation:
-    """A folder that a report can show; `is_named` on the command line, or found below one that is."""
+    """A folder that a report can show; `is_named` on the command line itself, not below a named one."""
 
     path: Path
     kind: Kind
