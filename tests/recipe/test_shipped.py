@@ -189,7 +189,7 @@ def test_the_check_of_all_recipes_finds_nothing_wrong():
     found = listing.check()
 
     assert [entry["name"] for entry in found["recipes"]] == NAMES
-    assert found["ok"], listing.render("check", found)
+    assert found["ok"], listing.check_as_text(found)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -354,11 +354,11 @@ def test_a_check_reports_good_and_bad_recipes_alike(write):
 
     assert found["ok"] is False
     assert [entry["error"] is None for entry in found["recipes"]] == [True, False]
-    assert "section [data] is missing" in listing.render("check", found)
+    assert "section [data] is missing" in listing.check_as_text(found)
 
 
 def test_a_shown_recipe_is_a_recipe_with_its_origins_as_comments(write):
-    text = listing.render("show", listing.show(CIFAR, ["train.runs=3"]))
+    text = listing.show(CIFAR, ["train.runs=3"])["toml"]
 
     assert recipe.load(write(text)) == recipe.load(CIFAR, ["train.runs=3"])
     line = next(line for line in text.splitlines() if line.startswith("runs = 3"))

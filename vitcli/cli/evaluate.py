@@ -9,7 +9,17 @@ from typing import Annotated, Any
 import typer
 
 from vitcli.cli import options
-from vitcli.cli.options import DATA, MODEL, RUN, InferenceOptions, Printing, command, launch, option
+from vitcli.cli.options import (
+    DATA,
+    MODEL,
+    RUN,
+    InferenceOptions,
+    Printing,
+    RecipeOptions,
+    command,
+    launch,
+    option,
+)
 from vitcli.output import text
 
 app = typer.Typer()
@@ -45,12 +55,8 @@ def predict(
         raise typer.BadParameter("--json prints one object, --jsonl one per image: name one of them")
     from vitcli.evaluation.predict import predict
     from vitcli.evaluation.text import predictions_as_text
-    from vitcli.recipe.request import RecipeRequest
 
-    recipe_keys = options.shorthands(None, res, ckpt, model, inference.precision) | {
-        "eval.batch_size": inference.batch_size
-    }
-    request = RecipeRequest(None, set_ or (), recipe_keys)
+    request = RecipeOptions(None, res, model, None, set_).request(ckpt, inference)
     result = predict(images, request, inference.settings(printing), topk=topk)
     if jsonl:
         text.write("\n".join(json.dumps(prediction) for prediction in result["predictions"]))
@@ -107,11 +113,12 @@ def evaluate(
     asserted = assertions.parse(assert_ or (), keys=NUMBERS + (OF_REAL if real else ()))
     sides = resolution_range(res)
     pairs = list(product(ckpt or [None], dataset or [None]))
-    recipe_keys = [
-        options.shorthands(data, None if sides else res, weights, model, inference.precision)
-        | {"eval.batch_size": inference.batch_size}
-        for weights, data in pairs
-    ]
+
+    def request(data: str | None, weights: str | None):
+        size = None if sides else res
+        return RecipeOptions(data, size, model, recipe, set_).request(weights, inference)
+
+    requests = [request(data, weights) for weights, data in pairs]
     groups = next(filter(None, map(vtab.tasks_of, dataset or ())), {})
     more = (sides, real, real_index, classes, all_compete, out, overwrite, save_predictions, asserted)
     if groups and (len(pairs) > 1 or any(more)):
@@ -119,12 +126,9 @@ def evaluate(
             "the tasks of vtab go with one --ckpt, no other --dataset and no option but those of the scores"
         )
 
-    code = launch(num_processes)
-    if code is not None:
-        return code
+    launch(num_processes)
     from vitcli.evaluation.evaluate import EvaluateOptions
     from vitcli.evaluation.evaluate import evaluate as score_all
-    from vitcli.recipe.request import RecipeRequest
 
     extras = EvaluateOptions(
         split=split,
@@ -140,11 +144,9 @@ def evaluate(
     if groups and ckpt:
 
         def score(task: str, weights: str) -> dict[str, Any]:
-            keys = recipe_keys[0] | {"data.dataset": task, "model.ckpt": weights}
-            return score_all([RecipeRequest(recipe, set_ or (), keys)], extras, settings)
+            return score_all([request(task, weights)], extras, settings)
 
         return printing.show(vtab.evaluate_tasks(groups, ckpt[0], score), vtab.render)
-    requests = [RecipeRequest(recipe, set_ or (), keys) for keys in recipe_keys]
     return _show_asserted(score_all(requests, extras, settings), asserted, printing)
 
 

@@ -42,13 +42,10 @@ def fewshot(
     The protocol of the paper, section 4.1. Without options: the embedded demo.
     """
     num_shots = counts(shots)  # a mistake is reported before processes are launched
-    code = launch(num_processes)
-    if code is not None:
-        return code
+    launch(num_processes)
     from vitcli.features.fewshot import as_text, fewshot
 
-    recipe_keys = recipe.shorthands(ckpt, inference.precision) | {
-        "eval.batch_size": inference.batch_size,
+    recipe_keys = {
         "eval.layer": layer,
         "fewshot.shots": num_shots,
         "fewshot.seeds": seeds,
@@ -56,7 +53,7 @@ def fewshot(
         "fewshot.classifier": classifier,
     }
     result = fewshot(
-        recipe.request(recipe_keys),
+        recipe.request(ckpt, inference, recipe_keys),
         inference.settings(printing, out, overwrite),
         draws_file=draws,
         arguments=given_arguments,
@@ -86,17 +83,11 @@ def embed(
     """
     if not out:
         raise typer.BadParameter("name the file to write: --out FEATURES.safetensors", param_hint="--out")
-    code = launch(num_processes)
-    if code is not None:
-        return code
+    launch(num_processes)
     from vitcli.features.embed import as_text, embed
 
-    recipe_keys = recipe.shorthands(ckpt, inference.precision) | {
-        "eval.batch_size": inference.batch_size,
-        "eval.layer": layer,
-    }
     result = embed(
-        recipe.request(recipe_keys),
+        recipe.request(ckpt, inference, {"eval.layer": layer}),
         inference.settings(printing, out, overwrite),
         split=split,
         logits=logits,

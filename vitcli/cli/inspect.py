@@ -1,12 +1,13 @@
 """`vit inspect`: what is inside a checkpoint."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from vitcli.cli import options
-from vitcli.cli.options import DATA, MODEL, RUN, command, option, shorthands
+from vitcli.cli.options import DATA, MODEL, RUN, command, option
 
 app = typer.Typer()
 
@@ -53,8 +54,7 @@ def inspect(
     if summary and (ignored or ckpt is None):
         message = f"it ignores {ignored[0]}: drop one of them" if ignored else "name the checkpoint, as CKPT"
         raise typer.BadParameter(message, param_hint="--summary")
-    keys = recipe.shorthands(ckpt, inference.precision)
-    keys |= {"eval.batch_size": inference.batch_size}
+    requests = [recipe.request(ckpt, inference)]
 
     # A summary needs no forward pass.
     if summary or (checkpoint is not None and not ignored):
@@ -67,16 +67,13 @@ def inspect(
         raise typer.BadParameter(
             "it belongs to --compare CKPT, which may be the same", param_hint="--compare-res"
         )
-    # One set of recipe keys for each checkpoint.
-    each = [keys]
     if compare is not None:
-        size = compare_res or recipe.res
-        each.append(keys | shorthands(recipe.dataset, size, compare, recipe.model, inference.precision))
+        requests.append(replace(recipe, res=compare_res or recipe.res).request(compare, inference))
     from vitcli.inspection.inspect import inspect
     from vitcli.inspection.text import as_text
 
     result = inspect(
-        list(map(recipe.request, each)),
+        requests,
         inference.settings(printing, out, overwrite),
         image_patterns=images or (),
         split=split,

@@ -9,6 +9,7 @@ from dataclasses import MISSING, dataclass, fields
 from functools import wraps
 from inspect import Parameter, signature
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import typer
@@ -18,6 +19,7 @@ from vitcli.output import text
 
 DATA, MODEL, TRAINING, DEVICES, RUN = PANELS = "Data", "Model", "Training", "Devices", "Run"
 
+NO_KEYS: Mapping[str, Any] = MappingProxyType({})
 given_arguments: list[str] = []  # the command line as given, for the launcher and environment.json
 
 
@@ -192,26 +194,35 @@ class RecipeOptions:
 
     def shorthands(self, ckpt: str | None, precision: str | None) -> dict[str, Any]:
         """Return the values by recipe key; typer.BadParameter for an empty one."""
-        return shorthands(self.dataset, self.res, ckpt, self.model, precision)
+        given = {"--dataset": self.dataset, "--res": self.res, "--ckpt": ckpt, "--model": self.model}
+        for name, value in given.items():
+            if value == "":  # a variable of a script that was not set
+                raise typer.BadParameter("the value is empty", param_hint=name)
+        return {
+            "data.dataset": self.dataset,
+            "data.image_size": self.res,
+            "model.ckpt": ckpt,
+            "model.name": self.model,
+            "precision.compute": precision,
+        }
 
-    def request(self, recipe_keys: Mapping[str, Any]):
-        """Return the RecipeRequest of a command that does not train."""
+    def request(self, ckpt: str | None, inference: "InferenceOptions", more: Mapping[str, Any] = NO_KEYS):
+        """Return the RecipeRequest of a command that does not train; `more` are further recipe keys."""
         from vitcli.recipe.request import RecipeRequest
 
-        return RecipeRequest(self.recipe, self.set_ or (), recipe_keys)
+        keys = self.shorthands(ckpt, inference.precision) | {"eval.batch_size": inference.batch_size}
+        return RecipeRequest(self.recipe, self.set_ or (), keys | more)
 
 
+# fmt: off
 @dataclass(frozen=True)
 class InferenceOptions:
     """How a network without gradients is run; no result depends on it but through the precision."""
 
-    batch_size: Annotated[
-        int | None, option("--batch-size", DEVICES, "Images per forward pass. [eval.batch_size]", "N")
-    ] = None
-    precision: Annotated[
-        str | None,
-        option("--precision", DEVICES, "fp32, bf16 or fp16 (default: fp32). [precision.compute]", "KIND"),
-    ] = None
+    batch_size: Annotated[int | None, option("--batch-size", DEVICES,
+        "Images per forward pass. [eval.batch_size]", "N")] = None
+    precision: Annotated[str | None, option("--precision", DEVICES,
+        "fp32, bf16 or fp16 (default: fp32). [precision.compute]", "KIND")] = None
     workers: Workers = None
 
     def settings(self, printing: Printing, out: Path | None = None, overwrite: bool = False):
@@ -221,7 +232,6 @@ class InferenceOptions:
         return RunSettings(self.workers, printing.quiet, out, overwrite)
 
 
-# fmt: off
 @dataclass(frozen=True)
 class DeviceOptions:
     """Where and how a training run computes."""
@@ -258,20 +268,6 @@ class DeviceOptions:
 # fmt: on
 
 
-def shorthands(dataset, res, ckpt, model, precision) -> dict[str, Any]:
-    """Return the options that most commands share by recipe key; typer.BadParameter for an empty one."""
-    for name, value in {"--dataset": dataset, "--res": res, "--ckpt": ckpt, "--model": model}.items():
-        if value == "":  # a variable of a script that was not set
-            raise typer.BadParameter("the value is empty", param_hint=name)
-    return {
-        "data.dataset": dataset,
-        "data.image_size": res,
-        "model.ckpt": ckpt,
-        "model.name": model,
-        "precision.compute": precision,
-    }
-
-
 def height_and_width(res: str | None) -> tuple[int, int] | None:
     """Parse --res where no recipe takes it; typer.BadParameter for anything but a size in pixels."""
     if res is None:
@@ -294,11 +290,10 @@ def count_or_auto(value: str | None) -> int | str | None:
     return int(value)
 
 
-def launch(num_processes: int | None) -> int | None:
-    """Launch the processes that the command line asks for and return their exit code; None for this one."""
+def launch(num_processes: int | None) -> None:
+    """Launch the processes that the command line asks for, if any, and end with their exit code."""
     from vitcli.distributed import launch as distributed_launch
 
     distributed_launch.adopt_slurm()
-    if num_processes is None or not distributed_launch.must_launch(num_processes):
-        return None
-    return distributed_launch.launch(num_processes, given_arguments)
+    if num_processes is not None and distributed_launch.must_launch(num_processes):
+        raise typer.Exit(distributed_launch.launch(num_processes, given_arguments))

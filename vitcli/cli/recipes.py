@@ -1,6 +1,6 @@
 """`vit recipes list`, `show`, `check`, `schema` and `copy`."""
 
-from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated
 
@@ -25,7 +25,7 @@ def recipes_list(printing: Printing) -> int:
     """List the shipped recipes with the row of the paper that each stands for."""
     from vitcli.recipe import listing
 
-    return printing.show({"recipes": listing.list_recipes()}, partial(listing.render, "list"))
+    return printing.show({"recipes": listing.list_recipes()}, listing.list_as_text)
 
 
 @command(app, "show")
@@ -33,7 +33,7 @@ def recipes_show(*, name: RecipeArgument, set_: options.Set = None, printing: Pr
     """Show the resolved values of a recipe and the origin of each."""
     from vitcli.recipe import listing
 
-    return printing.show(listing.show(name, set_ or ()), partial(listing.render, "show"))
+    return printing.show(listing.show(name, set_ or ()), itemgetter("toml"))
 
 
 @command(app, "check")
@@ -45,7 +45,7 @@ def recipes_check(*, names: SomeRecipes = None, printing: Printing) -> int:
     from vitcli.recipe import listing
 
     result = listing.check(names or ())
-    return printing.show(result, partial(listing.render, "check")) or (0 if result["ok"] else 2)
+    return printing.show(result, listing.check_as_text) or (0 if result["ok"] else 2)
 
 
 @command(app, "schema")
@@ -68,4 +68,4 @@ def recipes_copy(
     """Copy a shipped recipe to a file of your own."""
     from vitcli.recipe import listing
 
-    return printing.show(listing.copy(name, destination), partial(listing.render, "copy"))
+    return printing.show(listing.copy(name, destination), listing.copy_as_text)

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from vitcli.cli import options
-from vitcli.cli.options import DATA, MODEL, RUN, command, launch, option, shorthands
+from vitcli.cli.options import DATA, MODEL, RUN, command, launch, option
 from vitcli.experiments.reproduce_text import as_list, as_text
 
 app = typer.Typer()
@@ -64,15 +64,13 @@ def reproduce(
         raise typer.BadParameter("no row is named; vit reproduce --list shows them", param_hint="ROW")
     if measure and not dry_run:
         raise typer.BadParameter("it belongs to --dry-run", param_hint="--measure")
-    recipe_keys = shorthands(None, None, ckpt, None, precision)
+    recipe_keys = options.RecipeOptions().shorthands(ckpt, precision)
     paper_row = find_row(known_rows, row, scale=scale, ckpt=ckpt)
     if real or not dry_run:
         experiment.check_labels(paper_row, real)
     recipes = experiment.resolve(paper_row, precision=precision)
 
-    code = launch(devices.num_processes)
-    if code is not None:
-        return code
+    launch(devices.num_processes)
     from vitcli.training.finetune import finetune
 
     quiet = printing.quiet

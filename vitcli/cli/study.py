@@ -56,9 +56,7 @@ def _run(view: str, given: StudyOptions, devices: DeviceOptions, printing: Print
     from vitcli.experiments.study_text import as_text
 
     prepared = study.prepare(view, given.file, given.set_ or ())  # mistakes come before torch is loaded
-    code = launch(devices.num_processes)
-    if code is not None:
-        return code
+    launch(devices.num_processes)
     from vitcli.experiments.study_runs import work_of
 
     # Each run of the grid resumes on its own: --overwrite and --dry-run are for the study.

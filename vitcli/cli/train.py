@@ -93,9 +93,8 @@ def _train(
         resolved = recipes.load(recipe_name, overrides, recipe_keys)
 
     # With --arms-parallel each process has a run of its own, so nothing is launched here.
-    code = None if training.arms_parallel else launch(devices.num_processes)
-    if code is not None:
-        return code
+    if not training.arms_parallel:
+        launch(devices.num_processes)
     run_options = devices.run_options(
         out=training.out,
         track=training.track,

@@ -95,20 +95,20 @@ def copy(name: str, destination: str) -> dict[str, Any]:
     return {"name": name, "path": str(target)}
 
 
-def render(kind: str, data: Any) -> str:
-    """Render the result of `vit recipes <kind>` as text."""
-    match kind:
-        case "list":
-            width = max(len(entry["name"]) for entry in data["recipes"])
-            return "\n".join(f"{entry['name']:<{width}}  {entry['about']}" for entry in data["recipes"])
-        case "show":
-            return data["toml"].rstrip("\n")
-        case "check":
-            return "\n".join(_render_check(entry) for entry in data["recipes"])
-        case "copy":
-            return f"{data['path']}: a copy of {data['name']}; use it with --recipe {data['path']}"
-        case _:
-            raise AssertionError(kind)
+def list_as_text(result: dict[str, Any]) -> str:
+    """Render the result of `vit recipes list`: names and first lines."""
+    width = max(len(entry["name"]) for entry in result["recipes"])
+    return "\n".join(f"{entry['name']:<{width}}  {entry['about']}" for entry in result["recipes"])
+
+
+def check_as_text(result: dict[str, Any]) -> str:
+    """Render the result of `vit recipes check`: a line for a valid recipe, the error of an invalid one."""
+    return "\n".join(map(_render_check, result["recipes"]))
+
+
+def copy_as_text(result: dict[str, Any]) -> str:
+    """Render the result of `vit recipes copy`."""
+    return f"{result['path']}: a copy of {result['name']}; use it with --recipe {result['path']}"
 
 
 def _render_check(entry: dict[str, Any]) -> str:
