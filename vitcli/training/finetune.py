@@ -5,10 +5,9 @@ from typing import Any
 from vitcli import recipe as recipes
 from vitcli.data.split import Split
 from vitcli.errors import VitError
-from vitcli.models.build import build
 from vitcli.recipe import Recipe
 from vitcli.recipe.schema import Model, Objective
-from vitcli.training.setup import InitialModel, RunOptions, fresh_architecture
+from vitcli.training.setup import InitialModel, RunOptions, fresh_model
 from vitcli.training.sweep import run
 from vitcli.weights.io import read_weights
 from vitcli.weights.load import load
@@ -25,12 +24,12 @@ def finetune(recipe: Recipe, options: RunOptions) -> dict[str, Any]:
     def make_model(recipe: Recipe, split: Split) -> InitialModel:
         settings, image_size = recipe.model, recipe.data.image_hw
         if settings.ckpt == FRESH:
-            num_classes = split.num_classes
-            arch = fresh_architecture(
-                settings, image_size=image_size, num_classes=num_classes, pre_logits=False
+            model, arch = fresh_model(
+                settings, image_size=image_size, num_classes=split.num_classes, pre_logits=False
             )
-            model = build(arch, dropout=settings.dropout, drop_path=settings.drop_path, init=settings.init)
             return InitialModel(model, arch, None, ["fresh weights"])
+
+        # Load the checkpoint at the resolution of the recipe, with a head of zeros for the new classes.
         gelu = None if settings.gelu == "auto" else settings.gelu
         weights = read_weights(settings.ckpt, model_name=settings.name, gelu=gelu)
         model, arch, report = load(

@@ -7,11 +7,11 @@ from torch import nn
 from vitcli import recipe as recipes
 from vitcli.data.split import Split
 from vitcli.errors import VitError
-from vitcli.models.build import build, last_layers
+from vitcli.models.build import last_layers
 from vitcli.models.masked_patch import MaskedPatchModel
 from vitcli.recipe import Recipe
 from vitcli.recipe.schema import Data, Objective
-from vitcli.training.setup import InitialModel, RunOptions, fresh_architecture
+from vitcli.training.setup import InitialModel, RunOptions, fresh_model
 from vitcli.training.sweep import run
 
 
@@ -27,13 +27,12 @@ def pretrain(recipe: Recipe, options: RunOptions) -> dict[str, Any]:
 
     def make_model(recipe: Recipe, split: Split) -> InitialModel:
         settings, predicts_patches = recipe.model, recipe.objective.loss == "masked_patch"
-        arch = fresh_architecture(
+        model, arch = fresh_model(
             settings,
             image_size=recipe.data.image_hw,
             num_classes=0 if predicts_patches else split.num_classes,
             pre_logits=settings.pre_logits and not predicts_patches,
         )
-        model = build(arch, dropout=settings.dropout, drop_path=settings.drop_path, init=settings.init)
         if predicts_patches:
             model = _with_patch_head(model, recipe.objective, recipe.data)
             return InitialModel(model, arch, None, [])

@@ -157,6 +157,8 @@ class TrainingRun:
     def _train(self, state: TrainingState, evaluation: PeriodicEvaluation, saver: Saver | None) -> None:
         """Pass recipe and plan to the loader and the loop."""
         recipe, plan, split = self.recipe, self.job.plan, self.job.train_split
+
+        # This process's micro-batches of all remaining steps.
         sampler = TrainSampler(
             num_examples=len(split),
             block_starts=split.block_starts,
@@ -175,6 +177,8 @@ class TrainingRun:
             on_bad_image=recipe.data.on_bad_image,
             num_threads=self.num_threads,
         )
+
+        # The learning rate and everything else that the loop reads from the recipe.
         settings = LoopSettings(
             plan=plan,
             lr_at=partial(

@@ -20,7 +20,7 @@ from vitcli.distributed.runtime import start as start_runtime
 from vitcli.errors import DataError, VitError
 from vitcli.models import flops
 from vitcli.models.architecture import Architecture
-from vitcli.models.build import TransformerOptions, architecture
+from vitcli.models.build import TransformerOptions, architecture, build
 from vitcli.output import run_folder
 from vitcli.output.atomic import read_json
 from vitcli.output.progress import Progress
@@ -199,14 +199,15 @@ def check_network(model: nn.Module, options: RunOptions, runtime: Runtime) -> No
         )
 
 
-def fresh_architecture(
+def fresh_model(
     settings: Model, *, image_size: tuple[int, int], num_classes: int, pre_logits: bool
-) -> Architecture:
-    """Return the network that a recipe's [model] section describes, for untrained weights."""
+) -> tuple[nn.Module, Architecture]:
+    """Build the network that a recipe's [model] section describes, with untrained weights."""
     choices = settings.model_dump(include=set(TransformerOptions.__dataclass_fields__))
     choices |= {"gelu": None if settings.gelu == "auto" else settings.gelu, "pre_logits": pre_logits}
     options = TransformerOptions(**choices)
-    return architecture(settings.name, image_size=image_size, num_classes=num_classes, options=options)
+    arch = architecture(settings.name, image_size=image_size, num_classes=num_classes, options=options)
+    return build(arch, dropout=settings.dropout, drop_path=settings.drop_path, init=settings.init), arch
 
 
 def plan_run(
