@@ -368,9 +368,11 @@ def test_pixels_of_raw_weights_are_the_evaluator_s(photos, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [2, 3])
-def test_numbers_are_the_same_on_any_number_of_processes(photos, processes, tmp_path, monkeypatch):
-    words = (*WORDS, "--dataset", photos, "--shots", "1,5", "--batch-size", "3")
+@pytest.mark.parametrize(("processes", "batch_size"), [(2, "3"), (3, "3"), (2, "64")])
+def test_numbers_are_the_same_on_any_number_of_processes(
+    photos, processes, batch_size, tmp_path, monkeypatch
+):
+    words = (*WORDS, "--dataset", photos, "--shots", "1,5", "--batch-size", batch_size)
     alone = run(*words).json
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
 

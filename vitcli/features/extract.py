@@ -209,7 +209,7 @@ def fill_store(
     num_rounds = -(-len(rows_N) // (batch_size * runtime.world_size))
     with closing(outputs):
         for _ in range(num_rounds):
-            # A process without a batch in the last round takes part with an empty one.
+            # A process without a batch in the last (maybe the only) round takes part with an empty one.
             with runtime.local_errors():
                 batch, outputs_BO = next(outputs, (None, torch.zeros(0, width)))
             width = width or max(runtime.concatenated([outputs_BO.shape[1]]))
@@ -217,7 +217,8 @@ def fill_store(
             # Batches are padded to one size to be gathered.
             numbers_BI = _row_numbers(batch, rows_N, batch_size=batch_size, num_labels=num_labels)
             padded_BO = torch.zeros(batch_size, width)
-            padded_BO[: len(outputs_BO)] = outputs_BO
+            if batch:
+                padded_BO[: len(outputs_BO)] = outputs_BO
             numbers_NI = runtime.gather(numbers_BI).flatten(0, 1)
             outputs_NO = runtime.gather(padded_BO).flatten(0, 1)
             is_row_N = numbers_NI[:, 0] >= 0
