@@ -135,17 +135,19 @@ def test_a_page_of_the_web_or_another_path_gets_nothing(small):
         said.append(address)
         answered.set()
 
-    arguments = dict(port=0, headers={"X-Own": "yes"}, ready=ready)
-    threading.Thread(
-        target=serve, args=(lambda: report.live_page([str(root / "runs")]),), kwargs=arguments, daemon=True
-    ).start()
+    def page() -> str:
+        return report.page(report.read([str(root / "runs")]), base=None)
+
+    threading.Thread(target=serve, args=(page,), kwargs=dict(port=0, ready=ready), daemon=True).start()
     assert answered.wait(10) and said[0].startswith("http://127.0.0.1:")
 
     def ask(path: str = "", method: str = "GET", **headers: str) -> tuple[int, str]:
         asked = urllib.request.Request(said[0] + path, headers=headers, method=method)
         try:
             with urllib.request.urlopen(asked, timeout=20) as answer:
-                assert answer.headers["X-Own"] == "yes"
+                assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'")
+                assert answer.headers["Cache-Control"] == "no-store"
+                assert answer.headers["X-Content-Type-Options"] == "nosniff"
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()

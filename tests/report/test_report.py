@@ -296,6 +296,14 @@ def test_a_report_is_written_again_and_another_file_never(runs, ending):
     assert len(out.read_bytes()) == len(first)
 
 
+def test_a_file_that_cannot_be_read_is_not_taken_for_a_report(runs):
+    unreadable = "/proc/self/mem"  # for root, too: nothing is mapped at its start
+
+    refused = run("report", runs, "--out", unreadable, "--format", "html")
+
+    check_error(refused, 2, "already exists", "--overwrite")
+
+
 def test_a_run_is_never_written_over(runs):
     summary = runs / "b-pets" / "summary.json"
     before = summary.read_bytes()

@@ -58,20 +58,16 @@ def report(
 
 def _serve(places: tuple[str, ...], port: int, printing: Printing) -> int:
     """Serve the page of these folders until Ctrl-C; every request reads them again."""
-    from vitcli.output.html import POLICY
     from vitcli.report import report as reports
     from vitcli.report.server import serve
 
     def announce(address: str) -> None:
         printing.show({"command": "report", "url": address}, lambda _: f"{address}  (Ctrl-C ends)")
 
-    headers = {
-        "Content-Security-Policy": POLICY, "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff",
-    }  # fmt: skip
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # nothing is lost: end quietly
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        serve(lambda: reports.live_page(places), port=port, headers=headers, ready=announce)
+        serve(lambda: reports.page(reports.read(places), base=None), port=port, ready=announce)
     except KeyboardInterrupt:
         return 130
     return 0

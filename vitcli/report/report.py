@@ -1,6 +1,7 @@
 """`vit report`: tables and figures on run folders, as text, as a file, or as a page that reloads itself."""
 
 import json
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,8 +12,8 @@ from vitcli.errors import VitError, nearest
 from vitcli.output import html
 from vitcli.output.atomic import write_text
 from vitcli.output.document import CSV_HEADER, Table
-from vitcli.output.text import pairs, short_names
-from vitcli.report import accuracy, costs, text
+from vitcli.output.text import csv_text, escape_markdown, pairs, plain, short_names
+from vitcli.report import accuracy, costs
 from vitcli.report.runs import RunCollection, collect_runs
 from vitcli.report.tables import Names
 
@@ -20,6 +21,8 @@ ENDINGS = {".html": "html", ".htm": "html", ".md": "markdown", ".csv": "csv", ".
 FORMATS = ("text", *dict.fromkeys(ENDINGS.values()))
 REFRESH_S, REFRESH_IDLE_S = 5, 60  # while a run is in progress, and otherwise
 START_BYTES = 4096  # a report is recognised by its first bytes
+MARK = "<!-- made by vit report -->"  # distinguishes a report from other Markdown files
+BEST = "* the best of its row or column, or what was chosen; accuracies in %"
 
 
 @dataclass(frozen=True)
@@ -122,23 +125,44 @@ def rendered(report: Report, form: str, *, base: Path) -> str:
     """Return the report in a format, for a file in the folder `base`."""
     match form:
         case "markdown":
-            return text.as_markdown(report.tables, title=report.title, notes=report.notes, base=base)
+            return _as_markdown(report, base)
         case "csv":
-            return text.as_csv(report.tables)
+            return csv_text([CSV_HEADER, *(record for table in report.tables for record in table.as_csv())])
         case "json":
             return json.dumps(as_json(report), indent=2) + "\n"
         case "html":
             return page(report, base=base)
         case _:
-            return text.as_text(report.tables, report.notes)
+            return _as_text(report)
 
 
-def page(report: Report, *, base: Path | None, is_live: bool = False) -> str:
-    """Return the report as one HTML file; a live page reloads itself and has no links to folders."""
+def _as_text(report: Report) -> str:
+    """Return the tables under their titles, for a terminal."""
+    parts = []
+    for table in report.tables:
+        counts = {cell.count for row in table.rows for cell in row.cells if cell.std is not None}
+        of_several = f", mean ± standard deviation of {counts.pop()}" if len(counts) == 1 else ""
+        parts.append(f"{table.title}{of_several}\n{table.as_text()}")
+    has_best = any(cell.is_best for table in report.tables for row in table.rows for cell in row.cells)
+    notes = [*([BEST] if has_best else []), *report.notes]
+    return "\n".join([*parts, "".join(f"{plain(note)}\n" for note in notes)])
+
+
+def _as_markdown(report: Report, base: Path) -> str:
+    """Return the tables with their captions, with links to run folders from the folder `base`."""
+    parts = [MARK, f"# {escape_markdown(report.title)}"]
+    for table in report.tables:
+        parts += [f"## {escape_markdown(table.title)}", escape_markdown(table.caption)]
+        parts.append(table.as_markdown(base=base).rstrip("\n"))
+    return "\n\n".join([*parts, *map(escape_markdown, report.notes)]) + "\n"
+
+
+def page(report: Report, *, base: Path | None) -> str:
+    """Return the report as one HTML file; without `base` as a live page, which reloads and has no links."""
     from vitcli import __version__
     from vitcli.report import figures  # loads matplotlib
 
-    refresh_s = (REFRESH_S if report.collection.unfinished else REFRESH_IDLE_S) if is_live else None
+    refresh_s = (REFRESH_S if report.collection.unfinished else REFRESH_IDLE_S) if base is None else None
     reloads = f", reloads every {refresh_s} s" if refresh_s else ""
     made_by = f"Made by vit {__version__} on {time.strftime('%Y-%m-%d %H:%M')}{reloads}."
     return html.page(
@@ -150,11 +174,6 @@ def page(report: Report, *, base: Path | None, is_live: bool = False) -> str:
         base=base,
         refresh_s=refresh_s,
     )
-
-
-def live_page(places: Sequence[str]) -> str:
-    """Return a page on the folders as they are now."""
-    return page(read(places), base=None, is_live=True)
 
 
 def summary(result: dict[str, Any]) -> str:
@@ -170,10 +189,13 @@ def summary(result: dict[str, Any]) -> str:
 
 
 def is_report(path: Path) -> bool:
-    """Return whether a file was written by `vit report`, which may write it again."""
-    if not path.is_file():
+    """Return whether `vit report` has written a file and so may replace it; False if it cannot be read."""
+    if not os.path.isfile(path):  # opening a pipe would wait for a writer
         return False
-    with open(path, "rb") as file:
-        start = file.read(START_BYTES).decode(errors="replace")
+    try:
+        with open(path, "rb") as file:
+            start = file.read(START_BYTES).decode(errors="replace")
+    except OSError:
+        return False
     json_start = '{\n  "command": "report",'
-    return html.GENERATOR in start or start.startswith((text.MARK, ",".join(CSV_HEADER), json_start))
+    return html.GENERATOR in start or start.startswith((MARK, ",".join(CSV_HEADER), json_start))

@@ -5,45 +5,38 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from vitcli.errors import MachineError, VitError
+from vitcli.output.html import POLICY
 
 HOST = "127.0.0.1"
 HOST_NAMES = {HOST, "localhost"}
+HEADERS = {
+    "Content-Security-Policy": POLICY, "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff",
+}  # fmt: skip
 
 
-def serve(
-    make_page: Callable[[], str], *, port: int, headers: dict[str, str], ready: Callable[[str], None]
-) -> None:
+def serve(make_page: Callable[[], str], *, port: int, ready: Callable[[str], None]) -> None:
     """Serve until Ctrl-C, which raises KeyboardInterrupt.
 
     Args:
         make_page: returns the page; called for one request at a time.
         port: 0 for any free one.
-        headers: sent with every answer.
         ready: called with the address once the server answers.
 
     Raises:
         MachineError: the port is in use or not allowed.
     """
     try:
-        server = _Server((HOST, port), _Handler)
+        server = ThreadingHTTPServer((HOST, port), _Handler)  # Ctrl-C does not wait for a page in the making
     except OSError as error:
         raise MachineError(
             f"port {port} cannot be used: {error.strerror or error}",
             where="--port",
             fix="name another one, or leave it out for any free one",
         ) from error
-    server.make_page, server.headers = make_page, headers
+    server.make_page, server.page_lock = make_page, threading.Lock()
     with server:
         ready(f"http://{HOST}:{server.server_address[1]}/")
         server.serve_forever(poll_interval=0.2)
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True  # Ctrl-C does not wait for a page in the making
-
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
-        self.page_lock = threading.Lock()
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -66,8 +59,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, code: int, kind: str, text: str) -> None:
         content = text.encode()
         self.send_response(code)
-        headers = {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(content))}
-        for name, value in {**headers, **self.server.headers}.items():
+        headers = {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(content)), **HEADERS}
+        for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(content)
