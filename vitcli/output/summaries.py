@@ -70,7 +70,21 @@ class ResourceUse(FileModel):
     precision: str | None = None
 
 
-class TrainingSummary(ResourceUse):
+class ResultSummary(ResourceUse):
+    """What every result of a model on a data set says of both, and the resources it has used."""
+
+    model: str
+    dataset: str
+    eval_split: str = ""
+    resolution: Resolution
+
+    @property
+    def split(self) -> str:
+        """The split alone, "test" of "demo, split test"."""
+        return self.eval_split.rpartition(", split ")[2]
+
+
+class TrainingSummary(ResultSummary):
     """summary.json of `vit finetune` and `vit pretrain`: of one run, or the means over the runs of a sweep.
 
     Attributes:
@@ -84,11 +98,7 @@ class TrainingSummary(ResourceUse):
     SOMETIMES = RunScores.SOMETIMES | {"choices", "chosen"}
 
     command: Literal["finetune", "pretrain"]
-    model: str
     ckpt: str | None = None
-    dataset: str
-    eval_split: str = ""
-    resolution: Resolution
     steps: Count
     batch_size: Count
     lr: FiniteFloat | None = None
@@ -113,7 +123,7 @@ class ShotScores(FileModel):
     runs: list[Fraction] = []
 
 
-class FewshotSummary(ResourceUse):
+class FewshotSummary(ResultSummary):
     """summary.json of `vit fewshot`; `shots` by the number of images per class."""
 
     UNREAD = frozenset({
@@ -124,11 +134,7 @@ class FewshotSummary(ResourceUse):
     SOMETIMES = frozenset({"images_per_s", "exaflops", "peak_memory_gib"})
 
     command: Literal["fewshot"]
-    model: str
     ckpt: str | None = None
-    dataset: str
-    eval_split: str = ""
-    resolution: Resolution
     shots: dict[Annotated[str, Field(pattern=r"^[1-9]\d{0,8}$")], ShotScores]
     classifier: str = ""
 
@@ -181,7 +187,7 @@ class ResolutionScore(FileModel):
     top5: Fraction
 
 
-class Evaluation(ResourceUse):
+class Evaluation(ResultSummary):
     """evaluation.json of one `vit evaluate`; ReaL, a class map, --res and --assert add keys of their own."""
 
     UNREAD = frozenset({
@@ -196,10 +202,6 @@ class Evaluation(ResourceUse):
 
     command: Literal["evaluate"]
     ckpt: str
-    model: str
-    dataset: str
-    eval_split: str = ""
-    resolution: Resolution
     num_classes: Count
     num_eval_examples: Count
     top1: Fraction

@@ -104,8 +104,8 @@ def _network(vtab: VtabRecord) -> tuple[str, str | None, dict]:
 def _pretraining_exaflops(column: NetworkColumn, runs: Sequence[Run]) -> float | None:
     """Return the compute of the run that made the column's checkpoint, if the report has that run."""
     ckpt = column.entries[0].ckpt
-    sources = [run for run in runs if ckpt and run.summary and run.path.resolve() == Path(ckpt).resolve()]
-    return sources[0].summary.exaflops if sources else None
+    origins = [run for run in runs if ckpt and run.summary and run.path.resolve() == Path(ckpt).resolve()]
+    return origins[0].summary.exaflops if origins else None
 
 
 def vtab_tasks(collection: RunCollection) -> Table | None:
@@ -142,7 +142,7 @@ def few_shot(collection: RunCollection, names: Names) -> Table | None:
     """Return few-shot accuracies: data sets and shots by networks (paper, section 4.1)."""
     entries = [
         Entry(
-            (record.dataset, record.split, f"{int(shots):,}-shot"),
+            (record.summary.dataset, record.summary.split, f"{int(shots):,}-shot"),
             record.summary.model,
             record.summary.ckpt,
             record.recipe,
@@ -229,7 +229,7 @@ def _evaluation_entries(record: EvaluationRecord) -> list[Entry]:
         scores["ReaL"] = summary.real_top1
     return [
         Entry(
-            (record.dataset, record.split, labels),
+            (summary.dataset, summary.split, labels),
             summary.model,
             summary.ckpt,
             {},
@@ -256,6 +256,6 @@ def _evaluation_row(record: EvaluationRecord, names: Names, *, has_real: bool) -
         number_cell(summary.brier, "{:.4f}"),
     )
     size = f"{size_text(summary.resolution)} px"
-    details = (summary.model, names.data(record.dataset), record.split, summary.class_map, size)
+    details = (summary.model, names.data(summary.dataset), summary.split, summary.class_map, size)
     name = Path(summary.ckpt).name or summary.ckpt
     return Row(Header(name, ", ".join(filter(None, details)), record.path), cells)

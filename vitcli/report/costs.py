@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from vitcli.output.document import Cell, Header, Row, Table, fraction_cell, number_cell
-from vitcli.output.summaries import ResourceUse
+from vitcli.output.summaries import ResultSummary
 from vitcli.output.text import size_text, value_text
 from vitcli.report.grouping import word
 from vitcli.report.runs import Point, Run, RunCollection, TrialScore, is_number
@@ -29,16 +29,13 @@ def progress(collection: RunCollection, names: Names) -> Table:
             number_cell(_last(run.losses), "{:.4f}"),
             fraction_cell(_last(run.accuracies)),
         )
-        rows.append(Row(_run_header(run, names), cells))
+        rows.append(Row(_header(run.path, run, names), cells))
     caption = (
         "Runs without a summary yet: the last logged step, the time for the remaining steps, the last "
         "training loss and held-out top-1 in %. A stopped run resumes with its own command line."
     )
-    headers = (
-        Header("progress"),
-        Header("process", kind="text"),
-        *map(Header, ("left", "training loss", "held-out top-1")),
-    )
+    numbers = map(Header, ("left", "training loss", "held-out top-1"))
+    headers = (Header("progress"), Header("process", kind="text"), *numbers)
     return Table("progress", "In progress", caption, RUN, headers, tuple(rows))
 
 
@@ -50,7 +47,7 @@ def trials(collection: RunCollection, names: Names) -> Table:
     for run in sweeps:
         by_name = {trial_name(trial.values): trial for trial in run.trials}
         cells = tuple(_trial_cell(by_name.get(name)) for name in columns)
-        rows.append(Row(_run_header(run, names), cells))
+        rows.append(Row(_header(run.path, run, names), cells))
     caption = (
         "Top-1 accuracy in % of each trial on the dev split, which is cut from the training split; the "
         "chosen one in bold."
@@ -61,26 +58,25 @@ def trials(collection: RunCollection, names: Names) -> Table:
 
 def costs(collection: RunCollection, names: Names) -> Table:
     """Return the resources that each finished run has used."""
-    rows = [
-        Row(_run_header(run, names), _cost_cells(run.summary))
-        for run in (*collection.runs, *collection.vtab_runs)
-        if run.summary
-    ]
-    for record in (*collection.fewshots, *collection.evaluations):
-        summary = record.summary
-        detail = f"{summary.command}, {summary.model}, {names.data(record.dataset)}"
-        rows.append(Row(_header(record.path, detail, names), _cost_cells(summary)))
+    rows = []
+    records = (*collection.runs, *collection.vtab_runs, *collection.fewshots, *collection.evaluations)
+    for path, used in ((record.path, record.summary) for record in records if record.summary):
+        cells = (
+            number_cell(used.images_per_s, "{:,.1f}"),
+            Cell(duration(used.elapsed_s), used.elapsed_s),
+            number_cell(used.exaflops),
+            number_cell(used.peak_memory_gib, "{:.2f}"),
+            number_cell(used.num_processes, "{}"),
+            Cell(used.precision or ""),
+        )
+        rows.append(Row(_header(path, used, names), cells))
     caption = (
         "Resources that each run has used: throughput and time of all its processes, the compute of training "
         "as the paper counts it (for each image 6 times the multiply-adds of a forward pass), and the peak "
         "memory of a process."
     )
-    headers = (
-        *map(Header, ("images/s", "time", "exaFLOPs")),
-        Header("memory", "GiB"),
-        Header("processes"),
-        Header("precision", kind="text"),
-    )
+    numbers = (*map(Header, ("images/s", "time", "exaFLOPs")), Header("memory", "GiB"), Header("processes"))
+    headers = (*numbers, Header("precision", kind="text"))
     return Table("costs", "Costs", caption, RUN, headers, tuple(rows))
 
 
@@ -100,13 +96,10 @@ def runs(collection: RunCollection, names: Names) -> Table:
             _value_cell(summary.lr if summary else recipe.get("optimizer.lr")),
             Cell(", ".join(top1s) or (run.progress.text if run.progress else "")),
         )
-        rows.append(Row(_run_header(run, names), cells))
+        rows.append(Row(_header(run.path, run, names), cells))
     caption = "Every training run with its folder, and the held-out top-1 in % of each seed."
-    headers = (
-        Header("from", kind="text"),
-        *map(Header, ("px", "steps", "batch", "lr")),
-        Header("top-1 of each run", kind="text"),
-    )
+    numbers = map(Header, ("px", "steps", "batch", "lr"))
+    headers = (Header("from", kind="text"), *numbers, Header("top-1 of each run", kind="text"))
     return Table("runs", "Training runs", caption, RUN, headers, tuple(rows))
 
 
@@ -143,23 +136,8 @@ def _last(curves: tuple[tuple[Point, ...], ...]) -> float | None:
     return curves[-1][-1][1] if curves and curves[-1] else None
 
 
-def _run_header(run: Run, names: Names) -> Header:
-    return _header(run.path, f"{run.command}, {run.model}, {names.data(run.dataset)}", names)
-
-
-def _header(folder: Path, detail: str, names: Names) -> Header:
-    return Header(names.folder(folder), detail, folder)
-
-
-def _cost_cells(used: ResourceUse) -> tuple[Cell, ...]:
-    return (
-        number_cell(used.images_per_s, "{:,.1f}"),
-        Cell(duration(used.elapsed_s), used.elapsed_s),
-        number_cell(used.exaflops),
-        number_cell(used.peak_memory_gib, "{:.2f}"),
-        number_cell(used.num_processes, "{}"),
-        Cell(used.precision or ""),
-    )
+def _header(folder: Path, run: Run | ResultSummary, names: Names) -> Header:
+    return Header(names.folder(folder), f"{run.command}, {run.model}, {names.data(run.dataset)}", folder)
 
 
 def _value_cell(value: Any) -> Cell:

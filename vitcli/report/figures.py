@@ -18,6 +18,7 @@ from vitcli.output.document import PageFigure
 from vitcli.output.plots import COLORS, STYLE
 from vitcli.output.svg import to_svg
 from vitcli.output.text import plain
+from vitcli.report.grouping import grouped
 from vitcli.report.runs import EvaluationRecord, Point, Run, RunCollection, TrialScore, is_number
 from vitcli.report.tables import Names
 
@@ -47,9 +48,7 @@ class Line:
 def figures_of(collection: RunCollection, names: Names) -> list[PageFigure]:
     """Return all figures that have data, in reading order."""
     page_figures: list[PageFigure] = []
-    by_dataset: dict[str, list[Run]] = {}
-    for run in collection.runs:
-        by_dataset.setdefault(run.dataset, []).append(run)
+    by_dataset = grouped(collection.runs, lambda run: run.dataset)
     for runs in by_dataset.values():
         page_figures += _learning_curves(runs, names)
     for runs in by_dataset.values():
@@ -73,9 +72,10 @@ def _learning_curves(runs: Sequence[Run], names: Names) -> Iterable[PageFigure]:
         lines = []
         for run, strands in zip(runs, curves, strict=True):
             # A run without a curve keeps its place, so that it has the same colour in both figures.
-            drawn = [_scaled(thinned(strand), scale) for strand in strands if strand]
-            has_curve = any(len(strand) > 1 for strand in drawn)
-            lines.append(Line(_run_name(run, names), tuple(drawn) if has_curve else ()))
+            has_curve = any(len(strand) > 1 for strand in strands)
+            drawn = (thinned(strand) for strand in strands if strand and has_curve)
+            scaled = tuple(tuple((step, scale * value) for step, value in strand) for strand in drawn)
+            lines.append(Line(_run_name(run, names), scaled))
         has_seeds = any(len(line.strands) > 1 for line in lines)
         seeds = "; lines of the same colour are runs with different seeds" if has_seeds else ""
         caption = f"{title} on {names.data(runs[0].dataset)} by optimizer step{seeds}."
@@ -111,7 +111,8 @@ def _shots(collection: RunCollection, names: Names) -> Iterable[PageFigure]:
         strand = tuple((shots, 100 * of_shots.mean) for shots, of_shots in scores)
         errors = tuple(100 * (of_shots.std or 0.0) for _, of_shots in scores)
         name = f"{record.summary.model}, {names.folder(record.path)}"
-        by_data.setdefault((record.dataset, record.split), []).append(Line(name, (strand,), errors=errors))
+        data = (record.summary.dataset, record.summary.split)
+        by_data.setdefault(data, []).append(Line(name, (strand,), errors=errors))
     for (dataset, split), lines in by_data.items():
         where = f"{names.data(dataset)}{', ' if split else ''}{split}"
         caption = f"Few-shot top-1 on {where} by images per class; bars are one standard deviation."
@@ -127,7 +128,7 @@ def _resolutions(records: Sequence[EvaluationRecord], names: Names) -> Iterable[
         if len(squares) > 1:
             strand = tuple((score.resolution, 100 * score.top1) for score in squares)
             name = f"{record.summary.model}, {names.folder(record.path)}"
-            by_dataset.setdefault(record.dataset, []).append(Line(name, (strand,)))
+            by_dataset.setdefault(record.summary.dataset, []).append(Line(name, (strand,)))
     for dataset, lines in by_dataset.items():
         caption = f"Top-1 on {names.data(dataset)} by image resolution."
         yield from _charts("Resolution", caption, lines, x="pixels", y="top-1 in %", has_points=True)
@@ -147,13 +148,9 @@ def _charts(section: str, caption: str, lines: Sequence[Line], **axes) -> Iterab
 
 
 @lru_cache(maxsize=256)  # a served page draws the same figures again and again
-def _chart(lines: tuple[tuple[Line, str], ...], label: str, **axes) -> str:
-    return _svg(draw_lines(lines, **axes), label, lines)
-
-
-def draw_lines(
-    lines: Sequence[tuple[Line, str]], *, x: str, y: str, is_log: bool = False, has_points: bool = False
-) -> Figure:
+def _chart(
+    lines: tuple[tuple[Line, str], ...], label: str, *, x: str, y: str, is_log=False, has_points=False
+) -> str:
     """Draw lines in their colours, without a legend: the page has room for names of any length."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(4.8, 3.0), layout="constrained")
@@ -178,14 +175,14 @@ def draw_lines(
             axes.xaxis.set_minor_locator(NullLocator())
         else:
             axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6, steps=[1, 2, 5, 10]))
-    return figure
+    return _svg(figure, label, lines)
 
 
-def thinned(points: Sequence[Point], max_points: int = MAX_POINTS) -> tuple[Point, ...]:
-    """Return at most so many points, with the lowest and highest of each stretch: no spike is lost."""
-    if len(points) <= max_points:
-        return tuple(points)
-    stretches = np.array_split(np.arange(1, len(points) - 1), (max_points - 2) // 2)
+def thinned(points: tuple[Point, ...]) -> tuple[Point, ...]:
+    """Return at most MAX_POINTS, with the lowest and highest of each stretch: no spike is lost."""
+    if len(points) <= MAX_POINTS:
+        return points
+    stretches = np.array_split(np.arange(1, len(points) - 1), (MAX_POINTS - 2) // 2)
     values = [value for _, value in points]
     kept = {0, len(points) - 1}
     for stretch in stretches:
@@ -243,11 +240,7 @@ def _run_name(run: Run, names: Names) -> str:
 
 
 def _evaluation_name(record: EvaluationRecord, names: Names) -> str:
-    return f"{record.summary.model}, {names.folder(record.path)}, on {names.data(record.dataset)}"
-
-
-def _scaled(points: Iterable[Point], scale: float) -> tuple[Point, ...]:
-    return tuple((step, scale * value) for step, value in points)
+    return f"{record.summary.model}, {names.folder(record.path)}, on {names.data(record.summary.dataset)}"
 
 
 def _value_and_top1(trial: TrialScore) -> Point | None:

@@ -6,11 +6,13 @@ has the mean and standard deviation (paper, Table 2: of three).
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
+from typing import Any, TypeVar
 
 from vitcli.models.variants import VARIANTS
 from vitcli.output.text import short_names, size_text, value_text
@@ -32,6 +34,7 @@ WORDS = {
 }
 OF_TABLE = {"data.dataset", "model.ckpt", "model.name", SEED}  # rows, columns and cells are made of these
 RowKey = tuple[str, ...]
+Key, Item = TypeVar("Key", bound=Hashable), TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -75,34 +78,28 @@ class NetworkColumn:
 
 def arrange(entries: Sequence[Entry]) -> list[NetworkColumn]:
     """Group entries into columns, sorted by name; a cell has one result, or repeated runs of one recipe."""
-    ckpts: dict[str, set[str | None]] = {}
-    networks: dict[tuple[str, str | None], list[Entry]] = {}
-    for entry in entries:
-        ckpts.setdefault(entry.model, set()).add(entry.ckpt)
-        networks.setdefault((entry.model, entry.ckpt), []).append(entry)
+    networks = grouped(entries, lambda entry: (entry.model, entry.ckpt))
+    num_ckpts = Counter(model for model, _ in networks)
     ckpt_names = short_names(entry.ckpt for entry in entries if entry.ckpt)
     folders = short_names(str(entry.folder) for entry in entries)
     columns = []
     for (model, ckpt), of_network in networks.items():
-        has_origin = len(ckpts[model]) > 1
-        origin = [f"from {ckpt_names[ckpt]}" if ckpt else "from fresh weights"] if has_origin else []
+        words = [f"from {ckpt_names[ckpt]}" if ckpt else "from fresh weights"]
+        origin = words if num_ckpts[model] > 1 else []
         # Unfinished runs split no columns: they join the column of their recipe, or the first.
         finished = [entry for entry in of_network if entry.mean is not None] or of_network
         keys = _distinguishing_keys(finished)
-        groups = _grouped(finished, keys)
+        groups = grouped(finished, partial(_values, keys=keys))
         for entry in of_network:
             if entry not in finished:
-                values = tuple(_value(entry, key) for key in keys)
-                groups.get(values, next(iter(groups.values()))).append(entry)
+                groups.get(_values(entry, keys), next(iter(groups.values()))).append(entry)
         # Name each column after its resolution, if there is one, and the values of the keys that differ.
         for values, members in groups.items():
-            cells: dict[RowKey, list[Entry]] = {}
-            for entry in members:
-                cells.setdefault(entry.row, []).append(entry)
             sizes = {size_text(entry.resolution) for entry in members if entry.resolution is not None}
             words = [f"{sizes.pop()} px"] if len(sizes) == 1 else []
             named = ((key, folders.get(value, value)) for key, value in zip(keys, values, strict=True))
             words += [word(key, value) for key, value in named if key != SIZE and value != UNSET]
+            cells = grouped(members, lambda entry: entry.row)
             columns.append(NetworkColumn(model, ", ".join(origin + words), cells))
     return sorted(
         columns, key=lambda column: (_size_of(column.name), natural(column.name), natural(column.detail))
@@ -154,28 +151,27 @@ def _distinguishing_keys(entries: Sequence[Entry]) -> list[str]:
 
 def _clashes(entries: Sequence[Entry], keys: Sequence[str]) -> list[list[Entry]]:
     """Return the cells whose results are not repeated runs of one recipe."""
-    cells = [
-        [entry for entry in members if entry.row == row]
-        for members in _grouped(entries, keys).values()
-        for row in {entry.row for entry in members}
-    ]
-    return [cell for cell in cells if len(cell) > 1 and not _are_repeats(cell)]
+    cells = grouped(entries, lambda entry: (entry.row, _values(entry, keys)))
+    return [cell for cell in cells.values() if len(cell) > 1 and not _are_repeats(cell)]
 
 
 def _are_repeats(cell: Sequence[Entry]) -> bool:
     seeds = [seed for entry in cell for seed in entry.seeds]
     is_seeded = all(entry.seeds for entry in cell)
-    recipes = {
-        tuple((key, _value(entry, key)) for key in sorted(entry.recipe) if key != SEED) for entry in cell
-    }
+    recipes = {tuple((key, _value(entry, key)) for key in sorted({*entry.recipe} - {SEED})) for entry in cell}
     return is_seeded and len(set(seeds)) == len(seeds) and len(recipes) == 1
 
 
-def _grouped(entries: Sequence[Entry], keys: Sequence[str]) -> dict[tuple[str, ...], list[Entry]]:
-    groups: dict[tuple[str, ...], list[Entry]] = {}
-    for entry in entries:
-        groups.setdefault(tuple(_value(entry, key) for key in keys), []).append(entry)
+def grouped(items: Iterable[Item], key_of: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """Return the items by key, keys and items in the order in which they come."""
+    groups: dict[Key, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key_of(item), []).append(item)
     return groups
+
+
+def _values(entry: Entry, keys: Sequence[str]) -> tuple[str, ...]:
+    return tuple(_value(entry, key) for key in keys)
 
 
 def _value(entry: Entry, key: str) -> str:

@@ -15,16 +15,7 @@ from vitcli.output import run_folder
 from vitcli.output.atomic import read_json, read_jsonl
 from vitcli.output.summaries import Evaluation, Evaluations, FewshotSummary, TrainingSummary, VtabSummary
 from vitcli.recipe.sweep import is_listed
-from vitcli.report.scan import (
-    ARMS,
-    EVALUATION,
-    REPEATS,
-    RunLocation,
-    command_of,
-    find,
-    read,
-    read_recipe,
-)
+from vitcli.report.scan import ARMS, EVALUATION, REPEATS, RunLocation, command_of, find, read, read_recipe
 
 Point = tuple[float, float]
 CONFUSION = "confusion.csv"
@@ -105,12 +96,7 @@ class FewshotRecord:
 
     path: Path
     summary: FewshotSummary
-    split: str
     recipe: dict[str, Any]
-
-    @property
-    def dataset(self) -> str:
-        return self.summary.dataset
 
 
 @dataclass(frozen=True)
@@ -128,12 +114,7 @@ class EvaluationRecord:
 
     path: Path
     summary: Evaluation
-    split: str
     confusion: tuple[tuple[str, str, int], ...]
-
-    @property
-    def dataset(self) -> str:
-        return self.summary.dataset
 
 
 @dataclass(frozen=True)
@@ -183,8 +164,7 @@ def _read_into(collection: RunCollection, location: RunLocation) -> None:
                 fix = "run its command again, or leave the folder out"
                 raise DataError("the few-shot run is not finished", where=str(path), fix=fix)
             summary = read(path / run_folder.SUMMARY, FewshotSummary)
-            record = FewshotRecord(path, summary, _split_of(summary.eval_split), read_recipe(path))
-            collection.fewshots.append(record)
+            collection.fewshots.append(FewshotRecord(path, summary, read_recipe(path)))
         case "vtab":
             summary = read(path / run_folder.SUMMARY, VtabSummary)
             tasks = [task for task in sorted(path.iterdir()) if (task / run_folder.RECIPE).is_file()]
@@ -196,41 +176,33 @@ def _read_into(collection: RunCollection, location: RunLocation) -> None:
 def read_run(path: Path) -> Run:
     """Read a run folder, with the trials and repeated runs inside it."""
     recipe = read_recipe(path)
-    has_ended = (path / run_folder.SUMMARY).exists()
-    summary = read(path / run_folder.SUMMARY, TrainingSummary) if has_ended else None
+    file = path / run_folder.SUMMARY
+    summary = read(file, TrainingSummary) if file.exists() else None
     # The curves are those of the final runs, of the trials before there are any, or of the run itself.
     parts = members_of(path, REPEATS) or members_of(path, ARMS) or [path]
     records = [read_jsonl(part / run_folder.METRICS) for part in parts]
-    known = dict(
+    # An unfinished run is described by its recipe.
+    if summary:
+        about = summary.model_dump(include={"command", "model", "ckpt", "dataset", "resolution"})
+    else:
+        ckpt, size = recipe.get("model.ckpt"), recipe.get("data.image_size")
+        about = dict(
+            command=command_of(path) or ("pretrain" if ckpt is None else "finetune"),
+            model=str(recipe.get("model.name") or Path(str(ckpt)).name),
+            ckpt=None if ckpt is None else str(ckpt),
+            dataset=str(recipe.get("data.dataset", "")),
+            resolution=size if is_number(size) else None,
+        )
+    return Run(
         path=path,
+        **about,
+        split=summary.split if summary else "",
         recipe=recipe,
+        summary=summary,
+        progress=None if summary else progress_of(path, recipe),
         losses=tuple(_curve(of_part, lambda record: record.get("loss")) for of_part in records),
         accuracies=tuple(_curve(of_part, _held_out_top1) for of_part in records),
         trials=_trials(path, summary),
-    )
-    if summary:
-        return Run(
-            command=summary.command,
-            model=summary.model,
-            ckpt=summary.ckpt,
-            dataset=summary.dataset,
-            split=_split_of(summary.eval_split),
-            resolution=summary.resolution,
-            summary=summary,
-            progress=None,
-            **known,
-        )
-    ckpt, size = recipe.get("model.ckpt"), recipe.get("data.image_size")
-    return Run(
-        command=command_of(path) or ("pretrain" if ckpt is None else "finetune"),
-        model=str(recipe.get("model.name") or Path(str(ckpt)).name),
-        ckpt=None if ckpt is None else str(ckpt),
-        dataset=str(recipe.get("data.dataset", "")),
-        split="",
-        resolution=size if is_number(size) else None,
-        summary=None,
-        progress=progress_of(path, recipe),
-        **known,
     )
 
 
@@ -329,7 +301,7 @@ def _evaluation(path: Path, summary: Evaluation) -> EvaluationRecord:
     except (OSError, KeyError, ValueError, TypeError, csv.Error) as error:
         fix = "evaluate again, or leave the folder out"
         raise DataError(f"{CONFUSION} is damaged: {error}", where=str(path / CONFUSION), fix=fix) from error
-    return EvaluationRecord(path, summary, _split_of(summary.eval_split), pairs)
+    return EvaluationRecord(path, summary, pairs)
 
 
 def _curve(records: list[dict[str, Any]], value_of: Callable[[dict], Any]) -> tuple[Point, ...]:
@@ -342,8 +314,3 @@ def _curve(records: list[dict[str, Any]], value_of: Callable[[dict], Any]) -> tu
 def _held_out_top1(record: dict[str, Any]) -> Any:
     scores = record.get("eval")
     return scores.get("top1") if isinstance(scores, dict) else None
-
-
-def _split_of(eval_split: str) -> str:
-    """Return the split alone, "test" of "demo, split test"."""
-    return eval_split.rpartition(", split ")[2]

@@ -13,9 +13,10 @@ class Names:
     """Short names of data sets, checkpoints and run folders, each unique in the report."""
 
     def __init__(self, collection: RunCollection):
+        summaries = [record.summary for record in (*collection.fewshots, *collection.evaluations)]
         records = (*collection.runs, *collection.fewshots, *collection.evaluations)
         folders = (*records, *collection.vtabs, *collection.vtab_runs)
-        self._data = short_names(record.dataset for record in records)
+        self._data = short_names(result.dataset for result in (*collection.runs, *summaries))
         self._ckpts = short_names(run.ckpt for run in collection.runs if run.ckpt)
         self._folders = short_names(str(record.path) for record in folders)
 
