@@ -10,6 +10,7 @@ import torch
 from safetensors import safe_open
 from timm.models.vision_transformer import VisionTransformer
 
+from tests.conftest import run
 from vitcli.errors import CheckFailed, MachineError, VitError, WeightsError
 from vitcli.export import export as exports
 from vitcli.export.export import ExportOptions, as_text, export
@@ -274,7 +275,6 @@ def test_an_unsupported_feature_is_refused_by_name(to_export, tmp_path, arch, ou
         ("out", {"to": "safetensors"}, "out is no name for safetensors"),
         ("out.onnx", {"to": "timm"}, r"out\.onnx is no name for timm"),
         ("out", {"to": "torch"}, "no format 'torch'"),
-        ("out.npz", {"names": "flax"}, "no spelling 'flax'"),
         ("out", {"names": "linen"}, "names in timm are timm's"),
         ("out", {"image_size": (30, 32)}, "does not divide into patches of 8"),
         ("out", {"images": ["nowhere/*.jpg"]}, "no image found"),
@@ -285,6 +285,13 @@ def test_a_command_line_that_makes_no_sense_is_refused(to_export, tmp_path, out,
     with pytest.raises(VitError, match=message):
         to_export(vit(), out, **options)
     assert names_in(tmp_path) in ([], ["ckpt"])
+
+
+def test_an_unknown_spelling_of_the_array_names_is_refused(tmp_path):
+    outcome = run("export", "demo", tmp_path / "out.npz", "--names", "flax")
+
+    assert outcome.code == 2 and "flax is not published, linen or big_vision" in outcome.err
+    assert not names_in(tmp_path)
 
 
 def test_bit_has_one_spelling(to_export):

@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +24,12 @@ from vitcli.data.transforms import Preprocessing
 from vitcli.errors import CheckFailed, MachineError, VitError, WeightsError
 from vitcli.evaluation.inference import logits_of
 from vitcli.evaluation.setup import preprocessing_for
+from vitcli.models.architecture import Architecture
 from vitcli.output.atomic import TEMPORARY, check_out, sync
 from vitcli.output.progress import Progress
 from vitcli.output.text import pairs, size_text
 from vitcli.recipe.request import RecipeRequest
 from vitcli.weights import formats, onnx
-from vitcli.weights.formats import Exported
 from vitcli.weights.io import Weights, read_weights
 from vitcli.weights.jax import SPELLINGS
 from vitcli.weights.load import load
@@ -104,16 +104,24 @@ def export(ckpt: str, out: str, options: ExportOptions, *, quiet: bool) -> dict[
     # Load the network
     weights = read_weights(ckpt, model_name=options.model_name)
     preprocessing, origin = _preprocessing(weights, options.image_size)
-    exported, notes = _network(weights, preprocessing, head=options.head)
-    arch = exported.architecture
+    num_classes = None if options.head else 0
+    model, arch, report = load(weights, image_size=preprocessing.image_size, num_classes=num_classes)
     formats.check_supported(format, arch)
     progress.note(f"{arch.name} ({weights.numerics}) to {format}: {preprocessing.summary()}, {origin}")
+    notes = [f"resampled: {', '.join(report.resampled)}"] if report.resampled else []
     notes += formats.caveats(format, arch)
+    exported = replace(
+        weights,
+        state=model.eval().state_dict(),
+        architecture=arch,
+        preprocessing=preprocessing.as_dict(),
+        class_names=weights.class_names if options.head else None,
+    )
     # Write, compare, and only then replace OUT
     with _temporary_folder(target) as folder:
         path = folder / target.name
-        formats.write(format, path, exported, names=options.names)
-        agreement = _check_outputs(format, path, exported, split, preprocessing, progress=progress)
+        formats.write(format, path, model, exported, names=options.names)
+        agreement = _check_outputs(format, path, model, arch, split, preprocessing, progress)
         files = {file.name: file.stat().st_size for file in _files_at(path)}
         _put_in_place(path, target)
     if not agreement.max_output:
@@ -143,7 +151,6 @@ def export(ckpt: str, out: str, options: ExportOptions, *, quiet: bool) -> dict[
 def as_text(result: dict[str, Any]) -> str:
     agreement, out, num_classes = result["top1_agreement"], result["out"], result["num_classes"]
     drawn = " of the demo" if result["images"] == "demo" else ""
-    difference = f"{result['max_abs_difference']:.2g}, relative {result['max_rel_difference']:.2g}"
     usage = {
         "timm": f'timm.create_model("local-dir:{out}", pretrained=True)',
         "onnx": '"images" (B, 3, H, W), normalised as in "preprocessing" of its metadata',
@@ -152,7 +159,7 @@ def as_text(result: dict[str, Any]) -> str:
         ("model", f"{result['model']} at {size_text(result['resolution'])} px, {result['numerics']}"),
         ("head", f"{num_classes} classes" if num_classes else "none, features only"),
         ("compared on", f"{result['num_images']} images{drawn}"),
-        ("difference", difference),
+        ("difference", f"{result['max_abs_difference']:.2g}, relative {result['max_rel_difference']:.2g}"),
         *([] if agreement is None else [("same top-1", f"{agreement:.2%}")]),
         ("written", f"{result['format']}: {out}"),
         ("files", files_text(result["files"])),
@@ -170,10 +177,8 @@ def files_text(files: dict[str, int]) -> str:
 def _check_out(target: Path, format: str, overwrite: bool) -> None:
     """Refuse, before any work, a path whose files would be lost."""
     if format != "timm":
-        files = [target]
-        if format == "onnx":
-            files.append(target.with_name(f"{target.name}.data"))  # the weights of a large .onnx file
-        for file in files:
+        data_files = [target.with_name(f"{target.name}.data")] if format == "onnx" else []  # of large weights
+        for file in (target, *data_files):
             check_out(file, overwrite=overwrite, option="OUT", folder_error=VitError)
         return
     fix = "choose another name"
@@ -206,29 +211,23 @@ def _preprocessing(weights: Weights, image_size: tuple[int, int] | None) -> tupl
     return preprocessing_for(weights, request.load(), request)
 
 
-def _network(weights: Weights, preprocessing: Preprocessing, *, head: bool) -> tuple[Exported, list[str]]:
-    """Return the network at the size of the preprocessing, and notes on what was changed."""
-    model, arch, report = load(weights, image_size=preprocessing.image_size, num_classes=None if head else 0)
-    class_names = weights.class_names if head else None
-    notes = [f"resampled: {', '.join(report.resampled)}"] if report.resampled else []
-    return Exported(model.eval(), arch, preprocessing.as_dict(), class_names, weights.metadata), notes
-
-
 def _check_outputs(
     format: str,
     path: Path,
-    exported: Exported,
+    model: nn.Module,
+    arch: Architecture,
     split: Split,
     preprocessing: Preprocessing,
-    *,
     progress: Progress,
 ) -> Agreement:
     """Compare the outputs of the exported files with the network's; CheckFailed where they differ."""
-    settings = {"rank": 0, "world_size": 1, "num_threads": loader.default_threads(1)}
-    images = loader.eval_batches(
-        split, preprocessing, batch_size=BATCH_SIZE, on_bad_image="error", **settings
-    )
-    batches = list(images)
+    settings = {
+        "batch_size": BATCH_SIZE,
+        "rank": 0,
+        "world_size": 1,
+        "num_threads": loader.default_threads(1),
+    }
+    batches = list(loader.eval_batches(split, preprocessing, on_bad_image="error", **settings))
 
     def outputs(model: nn.Module, title: str) -> Tensor:
         """Return outputs_NK of all images, computed on the CPU; WeightsError if one is not finite."""
@@ -244,20 +243,20 @@ def _check_outputs(
         return torch.cat(outputs_of_batches)
 
     def failure(problem: str) -> CheckFailed:
-        reasons = "".join(f"; {caveat}" for caveat in formats.caveats(format, exported.architecture))
+        reasons = "".join(f"; {caveat}" for caveat in formats.caveats(format, arch))
         return CheckFailed(
             f"the outputs of the exported {format} {problem}{reasons}",
-            where=f"--to {format}, {exported.architecture.name}",
+            where=f"--to {format}, {arch.name}",
             fix="nothing was kept; export to another format, such as safetensors, and please report it",
         )
 
-    outputs_NK = outputs(exported.model, "checkpoint")
-    model = formats.read_back(format, path)
+    outputs_NK = outputs(model, "checkpoint")
+    exported = formats.read_back(format, path)
     try:
-        exported_NK = outputs(model, "export")
+        exported_NK = outputs(exported, "export")
     except WeightsError as error:
         raise failure("are not finite numbers") from error
-    agreement = compare(outputs_NK, exported_NK, are_logits=exported.architecture.num_classes > 0)
+    agreement = compare(outputs_NK, exported_NK, are_logits=arch.num_classes > 0)
     if agreement.max_rel_difference > TOLERANCE:
         difference = f"{agreement.max_difference:.2g}, relative {agreement.max_rel_difference:.2g}"
         raise failure(f"differ by {difference}; the tolerance is {TOLERANCE:g}")

@@ -127,15 +127,8 @@ def _num_heads(model_name: str | None) -> int | None:
 def _named_in_timm(state: dict[str, Tensor], model_name: str) -> Architecture:
     """Return the timm model of --model, with the classes and, for a plain ViT, the image size of the file."""
     config = timm.models.get_pretrained_cfg(model_name)
-    arch = Architecture(
-        name=model_name,
-        timm_name=model_name,
-        image_size=tuple(config.input_size[1:]) if config else (224, 224),
-        num_classes=0,
-        gelu="timm",
-        pre_logits=False,
-        model_args={},
-    )
+    size = tuple(config.input_size[1:]) if config else (224, 224)
+    arch = Architecture(model_name, model_name, size, 0, gelu="timm", pre_logits=False, model_args={})
     heads = (state[f"{prefix}weight"] for prefix in head_names(arch) if f"{prefix}weight" in state)
     arch = replace(arch, num_classes=next((len(head) for head in heads), 0))
     with suppress(WeightsError):  # no plain ViT

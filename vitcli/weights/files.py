@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.lib import format as npy
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -113,7 +114,7 @@ def write_npz(path: Path, arrays: dict[str, np.ndarray]) -> None:
     with zipfile.ZipFile(path, "w") as archive:
         for name, array in arrays.items():
             with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, array, allow_pickle=False)
+                npy.write_array(member, array, allow_pickle=False)
 
 
 @contextmanager
@@ -137,9 +138,8 @@ def _read_safetensors(path: Path) -> StoredTensors:
                 raise file_error("the header is longer than the file or than 100 MB")
             json.loads(file.read(length), object_pairs_hook=no_repeated_keys)
         with safe_open(path, framework="pt") as opened:
-            stored = json.loads(
-                (opened.metadata() or {}).get("vit", "{}"), object_pairs_hook=no_repeated_keys
-            )
+            text = (opened.metadata() or {}).get("vit", "{}")
+            stored = json.loads(text, object_pairs_hook=no_repeated_keys)
             state = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  not a mapping
     if not isinstance(stored, dict):
         raise file_error("the metadata named vit is not an object")
@@ -198,11 +198,9 @@ def _check_archive(path: Path) -> None:
     with zipfile.ZipFile(path) as archive:
         for member in archive.infolist():
             with archive.open(member) as file:
-                version = np.lib.format.read_magic(file)
-                is_first = version == (1, 0)
-                formats = np.lib.format
-                read = formats.read_array_header_1_0 if is_first else formats.read_array_header_2_0
-                shape, _, dtype = read(file)
+                is_first_version = npy.read_magic(file) == (1, 0)
+                read_header = npy.read_array_header_1_0 if is_first_version else npy.read_array_header_2_0
+                shape, _, dtype = read_header(file)
                 if dtype.hasobject:
                     raise file_error(
                         f"the array {member.filename} holds Python objects, which could run code"

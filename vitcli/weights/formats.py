@@ -1,7 +1,6 @@
 """The formats of `vit export`: what each can express, how it is written, and how it is read back."""
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 
 import timm
@@ -13,7 +12,7 @@ from vitcli.models.architecture import Architecture
 from vitcli.models.variants import BIT, HYBRID
 from vitcli.output.atomic import replace_file
 from vitcli.weights.files import write_npz
-from vitcli.weights.io import read_weights, write_weights, write_weights_file
+from vitcli.weights.io import Weights, read_weights, write_weights, write_weights_file
 from vitcli.weights.jax import SPELLINGS, to_official
 from vitcli.weights.load import load
 from vitcli.weights.onnx import OnnxNetwork, write_onnx
@@ -22,29 +21,11 @@ SUFFIXES = {"timm": "", "onnx": ".onnx", "npz": ".npz", "safetensors": ".safeten
 PAPER_NORM_EPS = 1e-6  # and timm's
 
 
-@dataclass(frozen=True)
-class Exported:
-    """A network and what is stored with it if the format has a place for it.
-
-    Attributes:
-        model: on the CPU, in evaluation mode.
-        preprocessing: as `Preprocessing.as_dict`.
-        class_names: in the order of the logits.
-        metadata: everything else that was stored with the weights.
-    """
-
-    model: nn.Module
-    architecture: Architecture
-    preprocessing: dict
-    class_names: tuple[str, ...] | None
-    metadata: dict
-
-
 def format_of(to: str | None, out: Path, *, names: str) -> str:
     """Return the format that `to` names, else that of the suffix of `out`.
 
     Raises:
-        VitError: unknown format or spelling of names, or the suffix belongs to another format.
+        VitError: unknown format, the suffix belongs to another one, or the format has only timm's names.
     """
     by_suffix = {suffix: format for format, suffix in SUFFIXES.items()}.get(out.suffix)
     format = to or by_suffix
@@ -59,9 +40,6 @@ def format_of(to: str | None, out: Path, *, names: str) -> str:
         raise VitError(
             f"{out.name} is no name for {format}", where="OUT and --to", fix=f"{rename}, or leave --to out"
         )
-    if names not in SPELLINGS:
-        fix = f"one of {', '.join(SPELLINGS)}"
-        raise VitError(f"there is no spelling {names!r}{nearest(names, SPELLINGS)}", where="--names", fix=fix)
     if names != SPELLINGS[0] and format != "npz":
         fix = "leave it out, or export to npz"
         raise VitError(f"the names in {format} are timm's", where="--names", fix=fix)
@@ -130,28 +108,32 @@ def write_official(path: Path, state: dict[str, Tensor], *, heads: int | None, n
     replace_file(path, lambda temporary: write_npz(temporary, arrays))
 
 
-def write(format: str, path: Path, exported: Exported, *, names: str) -> None:
+def write(format: str, path: Path, model: nn.Module, weights: Weights, *, names: str) -> None:
     """Write a network to a path that does not exist yet.
+
+    Args:
+        model: on the CPU, in evaluation mode.
+        weights: those of the model, and what is stored with them if the format has a place for it.
 
     Raises:
         WeightsError: the authors' format has no name for a tensor.
         MachineError: the disk is full, or a package is missing.
     """
-    state, arch = exported.model.state_dict(), exported.architecture
-    about = {"preprocessing": exported.preprocessing, "class_names": exported.class_names}
+    state, arch = weights.state, weights.architecture
+    about = {"preprocessing": weights.preprocessing, "class_names": weights.class_names}
     match format:
         case "timm":
-            write_weights(path, state, arch, **about, metadata=exported.metadata)
+            write_weights(path, state, arch, **about, metadata=weights.metadata)
         case "safetensors":
-            write_weights_file(path, state, arch, **about, metadata=exported.metadata)
+            write_weights_file(path, state, arch, **about, metadata=weights.metadata)
         case "npz":
-            blocks = getattr(exported.model, "blocks", None)
+            blocks = getattr(model, "blocks", None)
             heads = blocks[0].attn.num_heads if blocks else None
             write_official(path, state, heads=heads, names=names)
         case "onnx":
             stored = {"model": arch.name, "architecture": json.dumps(arch.as_dict())}
             stored |= {key: json.dumps(value) for key, value in about.items() if value}
-            write_onnx(path, exported.model, arch.image_size, stored)
+            write_onnx(path, model, arch.image_size, stored)
 
 
 def read_back(format: str, path: Path) -> nn.Module:

@@ -61,7 +61,6 @@ TIMM = {
 }
 
 Sizes = dict[str, int]  # of the axes seen so far, by their letters
-Unit = tuple[int, int, str, str, list[tuple[str, str, str]]]
 
 
 class Kind(NamedTuple):
@@ -86,9 +85,7 @@ TO_HEADS = Kind(
     lambda axes: ["D", "D"],
 )
 TO_HEADS_BIAS = Kind(
-    lambda x_Hh: x_Hh.flatten(),
-    lambda x_D, heads: x_D.unflatten(0, (heads, -1)),
-    lambda axes: ["D"],
+    lambda x_Hh: x_Hh.flatten(), lambda x_D, heads: x_D.unflatten(0, (heads, -1)), lambda axes: ["D"]
 )
 FROM_HEADS = Kind(
     lambda x_HhD: x_HhD.flatten(0, 1).T,
@@ -201,48 +198,47 @@ def _backbone(units: tuple[int, ...]) -> Iterator[Array]:
     stem = f"{timm}.stem" if units else timm
     yield _array("conv_root/kernel", f"{stem}.conv.weight", CONV, "7 7 C R")
     yield from _norm("gn_root", f"{stem}.norm", "R", kind=GROUP_NORM)
-    for stage, unit, ins, outer, convs in _residual_units(units):
+    for stage, unit, number, axes in _residual_convs(units):
         block, in_timm = f"block{stage}/unit{unit}", f"{timm}.stages.{stage - 1}.blocks.{unit - 1}"
-        if unit == 1:
-            projection = f"{in_timm}.downsample.conv.weight"
-            yield _array(f"{block}/conv_proj/kernel", projection, CONV, f"1 1 {ins} {outer}")
-            yield from _norm(f"{block}/gn_proj", f"{in_timm}.downsample.norm", outer, kind=GROUP_NORM)
-        for number, (size, into, out) in enumerate(convs, start=1):
-            kernel, weight = f"{block}/conv{number}/kernel", f"{in_timm}.conv{number}.weight"
-            yield _array(kernel, weight, CONV, f"{size} {into} {out}")
-            yield from _norm(f"{block}/gn{number}", f"{in_timm}.norm{number}", out, kind=GROUP_NORM)
+        suffix, conv, norm = number or "_proj", f"conv{number}", f"norm{number}"
+        if number == 0:
+            conv, norm = "downsample.conv", "downsample.norm"
+        yield _array(f"{block}/conv{suffix}/kernel", f"{in_timm}.{conv}.weight", CONV, axes)
+        yield from _norm(f"{block}/gn{suffix}", f"{in_timm}.{norm}", axes.split()[3], kind=GROUP_NORM)
 
 
 def _bit(layout: Layout) -> Iterator[Array]:
     """Yield the arrays of a BiT ResNet: a norm precedes its convolution and has its input channels."""
     conv, last = "standardized_conv2d/kernel", f"O{len(layout.units)}"
     yield _array(f"resnet/root_block/{conv}", "stem.conv.weight", CONV, "7 7 C R")
-    for stage, unit, ins, outer, convs in _residual_units(layout.units):
+    for stage, unit, number, axes in _residual_convs(layout.units):
         block, in_timm = f"resnet/block{stage}/unit{unit:02d}", f"stages.{stage - 1}.blocks.{unit - 1}"
-        if unit == 1:
-            projection = f"{in_timm}.downsample.conv.weight"
-            yield _array(f"{block}/a/proj/{conv}", projection, CONV, f"1 1 {ins} {outer}")
-        for number, (letter, (size, into, out)) in enumerate(zip("abc", convs, strict=True), start=1):
-            kernel, weight = f"{block}/{letter}/{conv}", f"{in_timm}.conv{number}.weight"
-            yield _array(kernel, weight, CONV, f"{size} {into} {out}")
-            yield from _norm(f"{block}/{letter}/group_norm", f"{in_timm}.norm{number}", into, names=TF_NORM)
+        if number == 0:
+            yield _array(f"{block}/a/proj/{conv}", f"{in_timm}.downsample.conv.weight", CONV, axes)
+            continue
+        part, ins = f"{block}/{'abc'[number - 1]}", axes.split()[2]
+        yield _array(f"{part}/{conv}", f"{in_timm}.conv{number}.weight", CONV, axes)
+        yield from _norm(f"{part}/group_norm", f"{in_timm}.norm{number}", ins, names=TF_NORM)
     yield from _norm("resnet/group_norm", "norm", last, names=TF_NORM)
     if layout.head != "none":
         yield _array("resnet/head/conv2d/kernel", "head.fc.weight", CONV, f"1 1 {last} K")
         yield _array("resnet/head/conv2d/bias", "head.fc.bias", AS_IT_IS, "K")
 
 
-def _residual_units(units: tuple[int, ...]) -> Iterator[Unit]:
-    """Yield each unit's stage and number, from 1, its input and output channels, and its three convolutions.
+def _residual_convs(units: tuple[int, ...]) -> Iterator[tuple[int, int, int, str]]:
+    """Yield stage and unit, from 1, of each convolution, its number in the unit and its axes.
 
-    A convolution is its size, input channels and output channels. The first unit of each stage widens and
-    therefore has a projection.
+    The first unit of each stage widens and therefore begins with a projection, of number 0.
     """
     ins = "R"
     for stage, count in enumerate(units, start=1):
         inner, outer = f"F{stage}", f"O{stage}"
         for unit in range(1, count + 1):
-            yield stage, unit, ins, outer, [("1 1", ins, inner), ("3 3", inner, inner), ("1 1", inner, outer)]
+            if unit == 1:
+                yield stage, unit, 0, f"1 1 {ins} {outer}"
+            yield stage, unit, 1, f"1 1 {ins} {inner}"
+            yield stage, unit, 2, f"3 3 {inner} {inner}"
+            yield stage, unit, 3, f"1 1 {inner} {outer}"
             ins = outer
 
 
@@ -279,11 +275,8 @@ def from_official(arrays: dict[str, np.ndarray]) -> OfficialContent:
     """
     left = _in_linen_spelling(arrays)
     if any(name.startswith("MAPHead_0/") for name in left):
-        raise WeightsError(
-            "this is a ViT with attention pooling",
-            where="array names",
-            fix="use a ViT with a class token or with average pooling",
-        )
+        fix = "use a ViT with a class token or with average pooling"
+        raise WeightsError("this is a ViT with attention pooling", where="array names", fix=fix)
     # Take every array of the network's table, checking shapes against each other
     layout, state, sizes = layout_of(left, OFFICIAL), {}, {}
     for name, rows in groupby(table(layout), key=attrgetter("timm")):
@@ -313,11 +306,8 @@ def to_official(state: dict[str, Tensor], *, heads: int | None, spelling: str) -
     entries = list(table(layout))
     _check_tensor_names(state, entries)
     if layout.is_bit and spelling != "published":
-        raise WeightsError(
-            f"there is no {spelling} spelling of a BiT ResNet",
-            where="the spelling of the array names",
-            fix="BiT has one spelling: published",
-        )
+        message = f"there is no {spelling} spelling of a BiT ResNet"
+        raise WeightsError(message, where="--names", fix="BiT has one spelling: published")
     arrays, sizes = {}, {}
     for name, rows in groupby(entries, key=attrgetter("timm")):
         arrays |= _split(state[name], list(rows), sizes, heads)
@@ -446,8 +436,5 @@ def _bad_file(message: str) -> WeightsError:
 
 
 def _bad_state(message: str) -> WeightsError:
-    return WeightsError(
-        message,
-        where="tensor names and shapes",
-        fix="keep these weights as .safetensors; the authors' .npz holds ViTs, hybrids and BiT ResNets",
-    )
+    fix = "keep these weights as .safetensors; the authors' .npz holds ViTs, hybrids and BiT ResNets"
+    return WeightsError(message, where="tensor names and shapes", fix=fix)

@@ -55,8 +55,8 @@ def locate(ckpt: str) -> WeightsSource:
     if path.suffix not in FORMATS:
         raise file_error(f"{path.name} has no suffix of a weights file", fix=f"--ckpt takes {FORMS}")
     # A config.json beside a file of any other name may belong to another file
-    beside = path.parent if path.name in WEIGHTS_FILES else None
-    return WeightsSource(path, *_configs(beside), FORMATS[path.suffix], "")
+    configs = _configs(path.parent) if path.name in WEIGHTS_FILES else ({}, {})
+    return WeightsSource(path, *configs, FORMATS[path.suffix], "")
 
 
 def _in_folder(folder: Path, *, format: str, tag: str) -> WeightsSource:
@@ -69,10 +69,8 @@ def _in_folder(folder: Path, *, format: str, tag: str) -> WeightsSource:
     return WeightsSource(file, config, preprocessor, "Hugging Face folder" if is_foreign else format, tag)
 
 
-def _configs(folder: Path | None) -> tuple[dict, dict]:
+def _configs(folder: Path) -> tuple[dict, dict]:
     """Read config.json and preprocessor_config.json; {} for one that is missing or of some other tool."""
-    if folder is None:
-        return {}, {}
     config, preprocessor = (_json(folder / f"{name}.json") for name in ("config", "preprocessor_config"))
     is_known = isinstance(config.get("architecture"), str) or isinstance(config.get("model_type"), str)
     return (config if is_known else {}), preprocessor
@@ -101,7 +99,6 @@ def _download(repository: str, revision: str | None) -> Path:
             hf_hub_download(repository, "preprocessor_config.json", revision=revision)
     except Exception as error:  # of the Hub or the connection, or for an invalid name: no common type
         fix = "check the name and the connection; offline, only the Hub's cache is available"
-        raise file_error(
-            f"could not download {repository} from the Hub: {reason_of(error)}", fix=fix
-        ) from error
+        message = f"could not download {repository} from the Hub: {reason_of(error)}"
+        raise file_error(message, fix=fix) from error
     return Path(config).parent

@@ -27,11 +27,8 @@ def check_installed() -> None:
         try:
             import_module(name)
         except ImportError as error:
-            raise MachineError(
-                f"ONNX files need {name}, which cannot be imported: {reason_of(error)}",
-                where="this Python",
-                fix="pip install 'vitcli[export]'",
-            ) from error
+            message = f"ONNX files need {name}, which cannot be imported: {reason_of(error)}"
+            raise MachineError(message, where="this Python", fix="pip install 'vitcli[export]'") from error
 
 
 def write_onnx(path: Path, model: nn.Module, image_size: tuple[int, int], metadata: dict[str, str]) -> None:

@@ -113,8 +113,8 @@ def _stored_values(info: WeightsInfo | None) -> dict[str, Any]:
     """Return what is stored beside the tensors."""
     if info is None:
         return dict.fromkeys(("numerics", "class_names", "preprocessing", "metadata"))
-    names, preprocessing = info.class_names, info.preprocessing
-    metadata, config = info.metadata, info.metadata.get("config")
+    names, pixels, metadata = info.class_names, info.preprocessing, info.metadata
+    config = metadata.get("config")
     if isinstance(config, dict):
         inner = config.get("pretrained_cfg")
         merged = config | (inner if isinstance(inner, dict) else {})
@@ -122,9 +122,7 @@ def _stored_values(info: WeightsInfo | None) -> dict[str, Any]:
     return {
         "numerics": info.numerics,
         "class_names": {"count": len(names), "first": list(names[:10])} if names else None,
-        "preprocessing": (
-            {"summary": _summary(preprocessing), "stored": preprocessing} if preprocessing else None
-        ),
+        "preprocessing": pixels and {"summary": _summary(pixels), "stored": pixels},
         "metadata": metadata,
     }
 
@@ -215,7 +213,9 @@ def _network_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
     head = result["head"] + inputs.get(result["classifier"], "")
     is_head_missing = result["usable"] and result["missing"]
     names, pixels = result["class_names"], result["preprocessing"]
-    unknown = "stored by another version; evaluate takes --recipe evaluate/default"
+    transform = "none stored; default: recipe evaluate/default"
+    if pixels:
+        transform = pixels["summary"] or "stored by another version; evaluate takes --recipe evaluate/default"
     rows = [
         ("model", ("" if result["recognised"] else "looks like ") + result["model"] + in_timm),
         ("parameters", f"{result['num_params']:,}"),
@@ -226,10 +226,7 @@ def _network_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
         ("head", "missing from the file" if is_head_missing else head),
         ("classes", f"{result['num_classes']:,}"),
         ("class names", _some(names["first"], names["count"]) if names else "none stored"),
-        (
-            "transform",
-            pixels["summary"] or unknown if pixels else "none stored; default: recipe evaluate/default",
-        ),
+        ("transform", transform),
         ("numerics", result["numerics"]),
     ]
     return [(name, text) for name, text in rows if text]

@@ -119,11 +119,11 @@ def _tokens(shapes: Shapes) -> dict:
     """Return timm's arguments about tokens and pooling."""
     num_registers = shapes.get("reg_token", (0, 0))[1]
     args = {"reg_tokens": num_registers} if num_registers else {}
-    if "cls_token" in shapes:
-        if "fc_norm.weight" in shapes:
-            raise _unrecognised("there are both a class token and the norm of an average over tokens")
-        return args
-    return args | (GAP if "norm.weight" in shapes else GAP | {"fc_norm": True})
+    if "cls_token" not in shapes:
+        return args | GAP | {"fc_norm": "norm.weight" not in shapes}
+    if "fc_norm.weight" in shapes:
+        raise _unrecognised("there are both a class token and the norm of an average over tokens")
+    return args
 
 
 def num_prefix_tokens(shapes: Shapes) -> int:
