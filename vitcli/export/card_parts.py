@@ -18,23 +18,18 @@ def front_matter(*, loads_in_timm: bool, is_classifier: bool, ckpt: str | None, 
 
     Args:
         loads_in_timm: transformers then loads it too.
+        ckpt: that training started from or that was copied; a Hub repository becomes the base model.
         more: keywords of ModelCardData.
     """
+    is_on_the_hub = ckpt is not None and ckpt.startswith(("hf-hub:", "timm/"))
     data = ModelCardData(
         library_name="timm" if loads_in_timm else "vitcli",
         pipeline_tag="image-classification" if is_classifier else "image-feature-extraction",
         tags=TAGS + (["timm", "transformers"] if loads_in_timm else []),
-        base_model=base_model(ckpt),
+        base_model=ckpt.removeprefix("hf-hub:").partition("@")[0] if is_on_the_hub else None,
         **more,
     )
     return f"---\n{data.to_yaml()}\n---"
-
-
-def base_model(ckpt: str | None) -> str | None:
-    """Return the Hub repository that training started from, if any."""
-    if ckpt and ckpt.startswith(("hf-hub:", "timm/")):
-        return ckpt.removeprefix("hf-hub:").partition("@")[0]
-    return None
 
 
 def is_classifier_run(summary: dict[str, Any]) -> bool:
@@ -52,9 +47,7 @@ def eval_results(summary: dict[str, Any], dataset_on_hub: str | None) -> list[Ev
     """Return the accuracies of a run as the Hub reads them."""
     runs = len(summary.get("runs") or ())
     dataset = plain(public_name(summary["dataset"]))
-    scores = [("top1", "top-1")]
-    if top5_is_informative(summary["num_classes"]):
-        scores.append(("top5", "top-5"))
+    scores = ("top1", "top5") if top5_is_informative(summary["num_classes"]) else ("top1",)
     return [
         EvalResult(
             task_type="image-classification",
@@ -62,10 +55,10 @@ def eval_results(summary: dict[str, Any], dataset_on_hub: str | None) -> list[Ev
             dataset_name=dataset,
             dataset_split=plain(split_of(summary["eval_split"])) or None,
             metric_type="accuracy",
-            metric_name=name + (f", mean of {runs} runs" if runs > 1 else ""),
+            metric_name=key.replace("top", "top-") + (f", mean of {runs} runs" if runs > 1 else ""),
             metric_value=summary[key],
         )
-        for key, name in scores
+        for key in scores
     ]
 
 

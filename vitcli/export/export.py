@@ -78,7 +78,7 @@ class Agreement:
 
     @property
     def max_rel_difference(self) -> float:
-        """The largest difference as a fraction of the largest output."""
+        """Return the largest difference as a fraction of the largest output."""
         if not self.max_output:
             return float("inf") if self.max_difference else 0.0
         return self.max_difference / self.max_output
@@ -104,19 +104,11 @@ def export(ckpt: str, out: str, options: ExportOptions, *, quiet: bool) -> dict[
     # Load the network
     weights = read_weights(ckpt, model_name=options.model_name)
     preprocessing, origin = _preprocessing(weights, options.image_size)
-    num_classes = None if options.head else 0
-    model, arch, report = load(weights, image_size=preprocessing.image_size, num_classes=num_classes)
+    model, exported, notes = _network(weights, preprocessing, head=options.head)
+    arch = exported.architecture
     formats.check_supported(format, arch)
     progress.note(f"{arch.name} ({weights.numerics}) to {format}: {preprocessing.summary()}, {origin}")
-    notes = [f"resampled: {', '.join(report.resampled)}"] if report.resampled else []
     notes += formats.caveats(format, arch)
-    exported = replace(
-        weights,
-        state=model.eval().state_dict(),
-        architecture=arch,
-        preprocessing=preprocessing.as_dict(),
-        class_names=weights.class_names if options.head else None,
-    )
     # Write, compare, and only then replace OUT
     with _temporary_folder(target) as folder:
         path = folder / target.name
@@ -211,6 +203,21 @@ def _preprocessing(weights: Weights, image_size: tuple[int, int] | None) -> tupl
     return preprocessing_for(weights, request.load(), request)
 
 
+def _network(
+    weights: Weights, preprocessing: Preprocessing, *, head: bool
+) -> tuple[nn.Module, Weights, list[str]]:
+    """Return the network at the size of the preprocessing, its weights, and notes on what was changed."""
+    model, arch, report = load(weights, image_size=preprocessing.image_size, num_classes=None if head else 0)
+    exported = replace(
+        weights,
+        state=model.eval().state_dict(),
+        architecture=arch,
+        preprocessing=preprocessing.as_dict(),
+        class_names=weights.class_names if head else None,
+    )
+    return model, exported, [f"resampled: {', '.join(report.resampled)}"] if report.resampled else []
+
+
 def _check_outputs(
     format: str,
     path: Path,
@@ -221,13 +228,9 @@ def _check_outputs(
     progress: Progress,
 ) -> Agreement:
     """Compare the outputs of the exported files with the network's; CheckFailed where they differ."""
-    settings = {
-        "batch_size": BATCH_SIZE,
-        "rank": 0,
-        "world_size": 1,
-        "num_threads": loader.default_threads(1),
-    }
-    batches = list(loader.eval_batches(split, preprocessing, on_bad_image="error", **settings))
+    # Load the images once, for both networks
+    settings = {"batch_size": BATCH_SIZE, "on_bad_image": "error", "num_threads": loader.default_threads(1)}
+    batches = list(loader.eval_batches(split, preprocessing, rank=0, world_size=1, **settings))
 
     def outputs(model: nn.Module, title: str) -> Tensor:
         """Return outputs_NK of all images, computed on the CPU; WeightsError if one is not finite."""
@@ -250,6 +253,7 @@ def _check_outputs(
             fix="nothing was kept; export to another format, such as safetensors, and please report it",
         )
 
+    # Compare the network with the one that is read back
     outputs_NK = outputs(model, "checkpoint")
     exported = formats.read_back(format, path)
     try:

@@ -46,8 +46,9 @@ def check(repository: str, branch: str | None, *, quiet: bool) -> None:
         fix = "OWNER/NAME of letters, digits, '-', '_' and '.', with you or your organisation as the owner"
         raise VitError(f"{repository!r} is not the name of a Hub repository", where=OPTION, fix=fix)
     if branch is not None and not branch.strip():
-        fix = "leave it out for the default branch"
-        raise VitError("the branch has no name", where="--revision", fix=fix)
+        raise VitError(
+            "the branch has no name", where="--revision", fix="leave it out for the default branch"
+        )
     if constants.HF_HUB_OFFLINE:
         fix = "unset HF_HUB_OFFLINE for this command"
         raise MachineError("uploading is impossible offline", where="HF_HUB_OFFLINE", fix=fix)
@@ -67,12 +68,7 @@ def _is_name(repository: str) -> bool:
 
 
 def upload(
-    repository: str,
-    files: Mapping[str, Path | bytes],
-    *,
-    message: str,
-    private: bool,
-    branch: str | None,
+    repository: str, files: Mapping[str, Path | bytes], *, message: str, private: bool, branch: str | None
 ) -> Uploaded:
     """Create the repository and the branch if necessary, and upload the files in one commit.
 
@@ -142,7 +138,7 @@ def _refusal(error: Exception, repository: str) -> VitError:
     http = next((e for e in (error, error.__cause__) if isinstance(e, HfHubHTTPError)), None)
     reason, where = _reason(http or error), f"{OPTION} {repository}"
     if isinstance(error, LocalTokenNotFoundError):
-        return MachineError("no token for the Hub is found", where=where, fix=LOG_IN)
+        return MachineError("there is no token for the Hub", where=where, fix=LOG_IN)
     if isinstance(error, ValueError) and "README.md" in str(error):  # raised before anything is sent
         message = f"the Hub refuses the card: {_reason(error)}"
         return VitError(message, where="README.md", fix="correct its YAML, the lines at the top")

@@ -174,7 +174,11 @@ def _results(summary: dict[str, Any]) -> str:
         "or none are right, and do not cover the variation between seeds."
     )
     scores = _table_of_runs(summary) if _has_several_runs(summary) else _table_of_scores(summary)
-    return "\n\n".join([scores, paragraph(meaning), *_few_shot(summary)])
+    parts = [scores, paragraph(meaning)]
+    if probe := summary.get("fewshot"):
+        task = f"{probe['shots']} shots of {code(probe['dataset'])}"
+        parts.append(f"Few-shot, in closed form on frozen features: {probe['top1']:.2%} at {task}.")
+    return "\n\n".join(parts)
 
 
 def _table_of_scores(summary: dict[str, Any]) -> str:
@@ -212,14 +216,6 @@ def _interval(accuracy: float, summary: dict[str, Any]) -> str:
     count = summary["num_eval_examples"]
     low, high = accuracy_interval(round(accuracy * count), count)
     return f"{100 * low:.2f} to {100 * high:.2f}"
-
-
-def _few_shot(summary: dict[str, Any]) -> list[str]:
-    probe = summary.get("fewshot")
-    if not probe:
-        return []
-    task = f"{probe['shots']} shots of {code(probe['dataset'])}"
-    return [f"Few-shot, in closed form on frozen features: {probe['top1']:.2%} at {task}."]
 
 
 def _data(summary: dict[str, Any]) -> str:

@@ -136,22 +136,18 @@ def _check_is_folder(out: str | None, options: ExportOptions) -> None:
 def _card(
     ckpt: Path, summary: dict[str, Any] | None, exported: dict[str, Any], weights: Weights, section: str
 ) -> str:
-    """Return the card in the folder, with everything its owner wrote into it; else a new one."""
+    """Return the card in the folder, with everything its owner wrote into it; else a new card."""
     is_of_these_weights = summary is not None or not (ckpt / run_folder.RECIPE).is_file()
-    if is_of_these_weights and (ckpt / CARD).is_file():
-        return _text_of(ckpt / CARD)
+    if is_of_these_weights and (file := ckpt / CARD).is_file():
+        try:
+            return file.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            fix = "save it as UTF-8, which the Hub requires"
+            raise VitError(f"{CARD} is not UTF-8 text: {error.reason}", where=str(file), fix=fix) from error
     if summary:
         recipe = recipes.load(str(ckpt / run_folder.RECIPE), training=False)
         return model_card(summary, recipes.to_toml(recipe), weights.architecture)
     return weights_card(exported, section)
-
-
-def _text_of(card: Path) -> str:
-    try:
-        return card.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        fix = "save it as UTF-8, which the Hub requires"
-        raise VitError(f"{card.name} is not UTF-8 text: {error.reason}", where=str(card), fix=fix) from error
 
 
 def _files(folder: Path, summary: dict[str, Any] | None) -> dict[str, Path | bytes]:

@@ -116,7 +116,7 @@ def _check_sizes(config: dict, arch: Architecture, patch_size: int) -> None:
         if config.get(key, size) != size
     ]
     if differences:
-        raise file_error(f"config.json says {'; '.join(differences)}")
+        raise file_error(f"config.json has {'; '.join(differences)}")
 
 
 def _num_heads(model_name: str | None) -> int | None:

@@ -35,7 +35,7 @@ class StoredTensors(NamedTuple):
 
     Attributes:
         tensors: arrays, if the file is an npz.
-        spelling: whose names they have: "timm", "official" or "huggingface".
+        spelling: of the names: "timm", "official" or "huggingface".
         vit: our metadata, or {}.
     """
 
@@ -206,7 +206,7 @@ def _check_archive(path: Path) -> None:
                         f"the array {member.filename} holds Python objects, which could run code"
                     )
                 if math.prod(shape) * dtype.itemsize != member.file_size - file.tell():
-                    raise file_error(f"{member.filename} is not as large as its header says")
+                    raise file_error(f"{member.filename} does not have the size in its header")
             total += member.file_size
     _check_growth(path, total)
 

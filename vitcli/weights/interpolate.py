@@ -44,8 +44,7 @@ def interpolate_posemb(
         method: of `resample_posemb` and `resample_patch_embedding`.
         patch_size: in pixels (default: unchanged).
     """
-    path = Path(out)
-    suffixes = (".safetensors", ".npz")
+    path, suffixes = Path(out), (".safetensors", ".npz")
     check_out(path, overwrite=overwrite, option="OUT", suffixes=suffixes, folder_error=VitError)
     if image_size is None and patch_size is None:
         raise VitError(
@@ -58,7 +57,7 @@ def interpolate_posemb(
     _check_has_positions(weights, patch_size)
     old = weights.architecture
     num_prefix = num_prefix_tokens({name: tensor.shape for name, tensor in weights.state.items()})
-    new = _with_patch_size(old, patch_size)
+    new = _with_patch_size(old, patch_size) if patch_size else old
     new = replace(new, image_size=image_size or new.image_size)
     check_image_size(new)
     # Resample the patch embedding to the patch size and the position embeddings to the grid
@@ -92,6 +91,7 @@ def as_text(result: dict[str, Any]) -> str:
         old, new = ("x".join(map(str, v)) if isinstance(v, list) else v for v in (before[key], after[key]))
         return f"{old}{unit}, unchanged" if old == new else f"{old} -> {new}{unit}"
 
+    # The geometry before and after
     prefix = f"{num_prefix or 'no'} prefix token{'s' * (num_prefix > 1)}"
     rows = [
         ("model", f"{result['model']}, {result['format']}"),
@@ -102,6 +102,7 @@ def as_text(result: dict[str, Any]) -> str:
         ("GMACs", change("gmacs")),
         ("resampled", ", ".join(result["resampled"]) or "nothing"),
     ]
+    # The quality of the resampling, and the new file
     if similarity:
         corners, midpoints = similarity["corners"], similarity["midpoints"]
         rows.append(("similarity", f"{corners:.4f} at corners, {midpoints:.4f} at midpoints (cosine)"))
@@ -131,10 +132,8 @@ def _check_has_positions(weights: Weights, patch_size: int | None) -> None:
         )
 
 
-def _with_patch_size(arch: Architecture, patch_size: int | None) -> Architecture:
+def _with_patch_size(arch: Architecture, patch_size: int) -> Architecture:
     """Return the network with other patches, under its paper name if it has one."""
-    if patch_size is None:
-        return arch
     args = arch.model_args | {"patch_size": patch_size}
     name = re.sub(r"/\d+$", f"/{patch_size}", arch.name)
     if name == arch.name and arch.name not in VARIANTS:

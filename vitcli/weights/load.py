@@ -99,12 +99,7 @@ def load_for_inference(
 
 
 def load_into(
-    model: nn.Module,
-    arch: Architecture,
-    weights: Weights,
-    *,
-    new_head: bool,
-    posemb_method: str = "paper",
+    model: nn.Module, arch: Architecture, weights: Weights, *, new_head: bool, posemb_method: str = "paper"
 ) -> LoadReport:
     """Copy weights into a network made by `build(arch)`, position embeddings resampled to its patch grid.
 

@@ -205,6 +205,7 @@ def _file_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
 def _network_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
     if result["model"] is None:
         return [("model", "not recognised"), ("parameters", f"{result['num_params']:,}")]
+    # The texts that depend on more than one value
     variant = find_variant(result["model"])
     in_timm = f", {variant.timm_name} in timm" if variant and variant.is_timms else ""
     compute, tokens, prefix = (result[key] for key in ("forward_gmacs", "tokens", "prefix_tokens"))
@@ -216,6 +217,7 @@ def _network_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
     transform = "none stored; default: recipe evaluate/default"
     if pixels:
         transform = pixels["summary"] or "stored by another version; evaluate takes --recipe evaluate/default"
+    # The rows, without those that do not apply
     rows = [
         ("model", ("" if result["recognised"] else "looks like ") + result["model"] + in_timm),
         ("parameters", f"{result['num_params']:,}"),
