@@ -1,5 +1,7 @@
 """Exceptions for everything that is no bug of ours, and the exit code of each."""
 
+from functools import partial
+
 
 class VitError(Exception):
     """A mistake in the command line or a recipe, and the base of the errors below.
@@ -20,7 +22,7 @@ class VitError(Exception):
         return f"error: {self.message}\n  where: {self.where}\n  fix:   {self.fix}"
 
     def __reduce__(self):  # so that it can cross from one process to another
-        return _rebuild, (type(self), self.message, self.where, self.fix)
+        return partial(type(self), where=self.where, fix=self.fix), (self.message,)
 
     def as_dict(self) -> dict[str, str]:
         """Return the error as it stands in JSON."""
@@ -101,7 +103,3 @@ def nearest(name: str, known) -> str:
 
     close = get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f", did you mean {close[0]!r}?" if close else ""
-
-
-def _rebuild(kind: type[VitError], message: str, where: str, fix: str) -> VitError:
-    return kind(message, where=where, fix=fix)

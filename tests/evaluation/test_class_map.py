@@ -181,6 +181,13 @@ def test_a_file_that_is_no_map_is_reported(tmp_path, text, match):
     assert told.value.exit_code == 2 and len(str(told.value).splitlines()) == 3
 
 
+def test_a_class_that_is_neither_a_number_nor_a_name_may_be_both(tmp_path):
+    with pytest.raises(VitError) as told:
+        read_class_map(map_file(tmp_path, "[classes]\nmug = 1.5"), {})
+
+    assert told.value.fix == "write a whole number, or a name in quotes"
+
+
 @pytest.mark.parametrize("name", ["imagenet_b", "nowhere.toml"])
 def test_a_name_that_is_no_map_is_reported_with_the_nearest(name):
     with pytest.raises(VitError, match="there is no class map") as told:

@@ -336,16 +336,16 @@ def write(tmp_path):
 
 
 def test_a_copy_keeps_the_comments_and_never_overwrites(tmp_path):
-    copied = listing.copy(CIFAR, str(tmp_path))["path"]
+    copied = listing.copy(CIFAR, tmp_path)["path"]
 
     assert recipe.load(copied) == recipe.load(CIFAR)
     assert Path(copied).read_text(encoding="utf-8").startswith("# paper, Table 4")
     with pytest.raises(VitError, match="already exists"):
-        listing.copy(CIFAR, copied)
+        listing.copy(CIFAR, Path(copied))
     with pytest.raises(VitError, match=r"does not end in \.toml"):
-        listing.copy(CIFAR, str(tmp_path / "mine"))
+        listing.copy(CIFAR, tmp_path / "mine")
     with pytest.raises(MachineError, match="cannot be written"):
-        listing.copy(CIFAR, str(tmp_path / "no" / "mine.toml"))
+        listing.copy(CIFAR, tmp_path / "no" / "mine.toml")
 
 
 def test_a_check_reports_good_and_bad_recipes_alike(write):

@@ -66,10 +66,13 @@ class Projection:
         return torch.cat([projected_BG, logits_BK[:, list(self.outside)]], dim=1)
 
 
+NumberOrName = either(int, str, other_if=str, other_is="a name in quotes")
+
+
 class _File(Section):
     about: str | None = key("description of the map", None)
     classes: Annotated[
-        dict[str, one_or_several(either(int, str, other_if=str), one_if=(int, str, float))],
+        dict[str, one_or_several(NumberOrName, one_if=(int, str, float))],
         Field(min_length=1),
     ] = key("for each class of the data, one or several classes of a checkpoint, by number or name")
 

@@ -30,7 +30,7 @@ ALL = "all"
 
 Text = Annotated[str, Field(min_length=1)]
 Texts = one_or_several(Text, one_if=str)
-CountOrAll = either(Count, Literal["all"], other_if=str)
+CountOrAll = either(Count, Literal["all"], other_if=str, other_is='"all"')
 
 
 class Grid(Section):

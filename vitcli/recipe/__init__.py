@@ -34,25 +34,17 @@ __all__ = [
     "paper_tables", "parse_options", "read_toml", "settled", "studies", "to_toml", "toml_text", "trials",
 ]  # fmt: skip
 
-SHORTHANDS = MappingProxyType(
-    {
-        "model.name": "--model",
-        "model.ckpt": "--ckpt",
-        "data.dataset": "--dataset",
-        "data.image_size": "--res",
-        "schedule.steps": "--steps",
-        "train.batch_size": "--batch-size",
-        "optimizer.lr": "--lr",
-        "train.seed": "--seed",
-        "precision.compute": "--precision",
-        "eval.batch_size": "--batch-size",
-        "eval.layer": "--layer",
-        "fewshot.shots": "--shots",
-        "fewshot.seeds": "--seeds",
-        "fewshot.l2": "--l2",
-        "fewshot.classifier": "--classifier",
-    }
-)
+# Options that set a recipe key, for messages.
+SHORTHANDS = {
+    "model.name": "--model", "model.ckpt": "--ckpt",
+    "data.dataset": "--dataset", "data.image_size": "--res",
+    "schedule.steps": "--steps", "optimizer.lr": "--lr",
+    "train.batch_size": "--batch-size", "train.seed": "--seed",
+    "precision.compute": "--precision",
+    "eval.batch_size": "--batch-size", "eval.layer": "--layer",
+    "fewshot.shots": "--shots", "fewshot.seeds": "--seeds",
+    "fewshot.l2": "--l2", "fewshot.classifier": "--classifier",
+}  # fmt: skip
 NO_SHORTHANDS: Mapping[str, Any] = MappingProxyType({})
 DEFAULT = "schema default"
 
@@ -69,7 +61,9 @@ class Draft:
         """Put `layer` on top, and drop inherited keys that it makes meaningless."""
         for key in [key for key in self.values if key not in layer and is_overridden(key, layer)]:
             del self.values[key], self.sources[key]
-        self.values.update({key: _unset(key, value) for key, value in layer.items()})
+        # The word none unsets a key: TOML has no null.
+        unset = {key for key, value in layer.items() if value == "none" and accepts_none(key)}
+        self.values.update({**layer, **dict.fromkeys(unset)})
         self.sources.update(sources)
 
 
@@ -204,11 +198,8 @@ def parse_options(
     overrides: Sequence[str], shorthands: Mapping[str, Any], mistakes: list[Problem]
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the values that the command line sets, and the option of each; `mistakes` grows."""
-    given = [
-        (key, value, f"option {SHORTHANDS.get(key, key)}")
-        for key, value in shorthands.items()
-        if value is not None
-    ]
+    given = [(key, value, f"option {SHORTHANDS.get(key, key)}") for key, value in shorthands.items()]
+    given = [(key, value, option) for key, value, option in given if value is not None]
     for override in overrides:
         key, equals, value = (part.strip() for part in override.partition("="))
         if not equals:
@@ -224,8 +215,3 @@ def parse_options(
             mistakes.append(Problem(f"{key} is set twice", f"{sources[key]} and {option}", "set it once"))
         values[key], sources[key] = typed_value(key, value) if isinstance(value, str) else value, option
     return values, sources
-
-
-def _unset(key: str, value: Any) -> Any:
-    """Return None for the word none, which unsets a key in TOML, where there is no null."""
-    return None if value == "none" and accepts_none(key) else value

@@ -15,7 +15,7 @@ def list_recipes() -> list[dict[str, Any]]:
     ]
 
 
-def show(name: str, overrides: Sequence[str] = (), origin: bool = True) -> dict[str, Any]:
+def show(name: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """Return the resolved values by dotted key, the origin of each, and TOML with the origins as comments.
 
     A base may be incomplete; any other recipe must be valid.
@@ -25,8 +25,8 @@ def show(name: str, overrides: Sequence[str] = (), origin: bool = True) -> dict[
     else:
         values = recipe.flat(recipe.load(name, overrides, training=False))
     origins = {key: source for key, source in recipe.origins(name, overrides).items() if key in values}
-    remarks = {key: f"from {source}" for key, source in origins.items()} if origin else {}
-    return {"name": name, "values": values, "origins": origins, "toml": recipe.toml_text(values, remarks)}
+    toml = recipe.toml_text(values, {key: f"from {source}" for key, source in origins.items()})
+    return {"name": name, "values": values, "origins": origins, "toml": toml}
 
 
 def check(names: Sequence[str] = ()) -> dict[str, Any]:
@@ -71,10 +71,10 @@ def _or_list(schema: dict[str, Any]) -> dict[str, Any]:
     return about | {"anyOf": [kind, {"type": "array", "items": kind, "minItems": 1}]}
 
 
-def copy(name: str, destination: str) -> dict[str, Any]:
+def copy(name: str, destination: Path) -> dict[str, Any]:
     """Copy a shipped recipe with its comments to a .toml file or into a folder; overwrite nothing."""
-    source, target = recipe.find(name), Path(destination)
-    target = target / source.name if target.is_dir() else target
+    source = recipe.find(name)
+    target = destination / source.name if destination.is_dir() else destination
     if target.suffix != ".toml":
         raise VitError(
             f"{target} does not end in .toml, as recipe files do",

@@ -6,30 +6,20 @@ Studies, the rows of the paper's tables and class maps build their own schemas f
 from functools import cache
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Discriminator,
-    Field,
-    PrivateAttr,
-    StringConstraints,
-    Tag,
-    TypeAdapter,
-    model_validator,
-)
+from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, TypeAdapter, model_validator
 
-ONE, OTHER = "<one>", "<other>"  # the branches of `either`; they appear in pydantic's paths, in no file
+ONE_OF, OTHER = "<or> ", "<other>"  # the branches of `either`; they appear in pydantic's paths, in no file
 
 
-def either(one: Any, other: Any, *, other_if: type | tuple[type, ...]) -> Any:
+def either(one: Any, other: Any, *, other_if: type | tuple[type, ...], other_is: str) -> Any:
     """Return the type `one | other`, where the class of a value decides between them.
 
-    Unlike a plain union it reports a mistake once, not once for each branch.
+    Unlike a plain union it reports a mistake once, not once for each branch. `other_is` describes the other
+    type where a value is of neither.
     """
-    branch = Discriminator(lambda value: OTHER if isinstance(value, other_if) else ONE)
-    return Annotated[Annotated[one, Tag(ONE)] | Annotated[other, Tag(OTHER)], branch]
+    tag = f"{ONE_OF}{other_is}"
+    branch = Discriminator(lambda value: OTHER if isinstance(value, other_if) else tag)
+    return Annotated[Annotated[one, Tag(tag)] | Annotated[other, Tag(OTHER)], branch]
 
 
 def list_of(kind: Any) -> Any:
@@ -49,16 +39,17 @@ PositiveOrZero = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 UnitInterval = Annotated[float, Field(ge=0, le=1)]
 UnitIntervalOpen0 = Annotated[float, Field(gt=0, le=1)]
-PercentText = Annotated[str, StringConstraints(pattern=r"^(100|\d{1,2}(\.\d+)?)%$")]
+PercentText = Annotated[str, Field(pattern=r"^(100|\d{1,2}(\.\d+)?)%$")]
 PerChannel = Annotated[tuple[float, float, float], Field(strict=False)]
 FractionRange = Annotated[tuple[UnitIntervalOpen0, UnitIntervalOpen0], Field(strict=False)]
 PositiveRange = Annotated[tuple[Positive, Positive], Field(strict=False)]
 Betas = Annotated[tuple[Fraction, Fraction], Field(strict=False)]
 RandAugment = Annotated[tuple[Count, Positive], Field(strict=False)]
-ImageSize = either(Count, Annotated[tuple[Count, Count], Field(strict=False)], other_if=(list, tuple))
-StepsOrPercent = either(NonNegativeInt, PercentText, other_if=str)
+HeightAndWidth = Annotated[tuple[Count, Count], Field(strict=False)]
+ImageSize = either(Count, HeightAndWidth, other_if=(list, tuple), other_is="[height, width]")
+StepsOrPercent = either(NonNegativeInt, PercentText, other_if=str, other_is='a fraction such as "10%"')
 Counts = one_or_several(Count, one_if=int)
-NumberOrSweep = either(Positive, Literal["sweep"], other_if=str)
+NumberOrSweep = either(Positive, Literal["sweep"], other_if=str, other_is='"sweep"')
 Gelu = Literal["auto", "tanh", "erf"]
 Compute = Literal["auto", "fp32", "bf16", "fp16"]
 
@@ -68,10 +59,8 @@ def key(description: str, default: Any = ...) -> Any:
     return Field(default, description=description)
 
 
-class Section(BaseModel):
+class Section(BaseModel, strict=True, frozen=True, extra="forbid", allow_inf_nan=False):
     """A table of a TOML file: unknown keys are refused, no value is coerced, nothing can be reassigned."""
-
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Model(Section):
@@ -269,7 +258,7 @@ class Recipe(Section):
     fewshot: Fewshot | None = None
     inspect: Inspect | None = None
     precision: Precision = Precision()
-    _choices: dict[str, tuple[Any, ...]] = PrivateAttr(default_factory=dict)
+    _choices: dict[str, tuple[Any, ...]] = {}
 
     @property
     def choices(self) -> dict[str, tuple[Any, ...]]:
@@ -298,12 +287,6 @@ KEYS = {
 }
 
 
-def _recipe_key(name: str) -> str:
-    if name not in KEYS:
-        raise ValueError
-    return name
-
-
 def dotted(table: Any) -> Any:
     """Return {"optimizer": {"lr": 1}} as {"optimizer.lr": 1}; anything but a table unchanged."""
     if not isinstance(table, dict):
@@ -315,7 +298,7 @@ def dotted(table: Any) -> Any:
 
 
 # Settings of a recipe inside another file, by dotted key.
-RecipeKeys = Annotated[dict[Annotated[str, AfterValidator(_recipe_key)], Any], BeforeValidator(dotted)]
+RecipeKeys = Annotated[dict[Literal[*KEYS], Any], BeforeValidator(dotted)]
 
 
 def accepts_none(key: str) -> bool:

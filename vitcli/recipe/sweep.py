@@ -23,7 +23,7 @@ def check_with_choices(
     lists = {key: list(value) for key, value in values.items() if is_listed(key, value)}
     if not lists:
         return check_one(values)
-    problems = list(_list_problems(lists, values, sources, file, training=training))
+    problems = list(_list_problems(lists, values, sources, file=file, training=training))
     lists = {key: items for key, items in lists.items() if items}
     first = {key: value for key, value in values.items() if not is_listed(key, value)}
     first |= {key: items[0] for key, items in lists.items()}
@@ -67,12 +67,7 @@ def may_be_chosen(key: str) -> bool:
 
 
 def _list_problems(
-    lists: Mapping[str, list[Any]],
-    values: Mapping[str, Any],
-    sources: Mapping[str, str],
-    file: str,
-    *,
-    training: bool,
+    lists: dict[str, list[Any]], values: Mapping, sources: Mapping[str, str], *, file: str, training: bool
 ) -> Iterable[Problem]:
     count = 1
     for key, items in lists.items():

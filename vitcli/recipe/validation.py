@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from vitcli.errors import VitError, nearest
-from vitcli.recipe.schema import KEYS, ONE, OTHER, SECTIONS, TRAINING_SECTIONS, Recipe, Section, table_in
+from vitcli.recipe.schema import KEYS, ONE_OF, OTHER, SECTIONS, TRAINING_SECTIONS, Recipe, Section, table_in
 from vitcli.recipe.toml import nested, toml_value
 
 SEE_SCHEMA = "vit recipes schema lists every key with its meaning"
@@ -128,7 +128,8 @@ def unknown(key: str, source: str) -> Problem:
 def _translated(model: type[Section], error: Mapping[str, Any], noun: str, see: str, where: str) -> Problem:
     """Return one refusal of pydantic as a problem of the file."""
     # Where it is: the path without the branches of unions, and the tables that it leads to.
-    path = [part for part in error["loc"] if part not in (ONE, OTHER)]
+    alternatives = [part.removeprefix(ONE_OF) for part in error["loc"] if str(part).startswith(ONE_OF)]
+    path = [part for part in error["loc"] if part != OTHER and not str(part).startswith(ONE_OF)]
     if path[-1] == "[key]":  # a name in a table of recipe keys
         *path, name, _ = path
         return unknown(name, f"{where}, {_place(path)}")
@@ -152,7 +153,8 @@ def _translated(model: type[Section], error: Mapping[str, Any], noun: str, see: 
         case "model_type" | "dict_type":
             fix = f"write {path[-1]}.KEY = VALUE, or [{place}] above them"
             return Problem(f"{place} is a table of keys", where, fix)
-    return _bad_value(error, place, where)
+    problem = _bad_value(error, place, where)
+    return replace(problem, fix=", or ".join([problem.fix, *alternatives]))
 
 
 def _table_at(model: type[BaseModel], path: Path) -> type[BaseModel]:
