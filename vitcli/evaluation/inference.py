@@ -1,7 +1,7 @@
 """Evaluation without gradients: one pass over the batches of a split, and the results from its outputs.
 
 `evaluate` returns metrics, `predict_split` predictions of every row, `top_predictions` the likeliest classes
-and `features` features; all of them run `logits_of` or `outputs_of` over the same batches.
+and `features` features; all of them run `outputs_of` over the same batches.
 
 The batches of a pass are fixed by the split and the batch size; process r of P takes every P-th one. The
 numbers of each row are written to its place in one array for the whole split, and sums are taken in row
@@ -95,7 +95,7 @@ def evaluate(
         }
 
     batches = balanced_batches(model, split, preprocessing, settings)
-    logits = logits_of(model, batches, preprocessing, settings.device, settings.precision)
+    logits = outputs_of(model, batches, preprocessing, settings.device, settings.precision)
     seen_N, skipped = fill_by_row(columns, logits, columns_of, split, settings)
     return metrics.metrics_of(columns["ranks"][seen_N], columns["losses"][seen_N]), skipped
 
@@ -119,16 +119,11 @@ def predict_split(
         DataError: an image cannot be decoded and `on_bad_image` is "error", or none can.
         WeightsError: a logit is not a finite number.
     """
-    num_rows, num_kept = len(split), min(NUM_LIKELIEST, num_classes)
-    columns = {
-        "ranks_N": torch.zeros(num_rows, dtype=torch.int64),
-        "losses_N": torch.zeros(num_rows, dtype=torch.float64),
-        "briers_N": torch.zeros(num_rows, dtype=torch.float64),
-        "classes_NT": torch.zeros(num_rows, num_kept, dtype=torch.int64),
-        "probabilities_NT": torch.zeros(num_rows, num_kept, dtype=torch.float64),
-    }
-    if not split.has_several_labels:
-        columns["labels"] = torch.zeros(num_rows, dtype=torch.int64)
+    # The columns of no rows have the shapes and dtypes of those of all.
+    no_labels = torch.empty(0, dtype=torch.int64)
+    of_none = prediction_columns(torch.empty(0, num_classes), no_labels)
+    of_none |= {} if split.has_several_labels else {"labels": no_labels}
+    columns = {name: x.new_zeros(len(split), *x.shape[1:]) for name, x in of_none.items()}
 
     def columns_of(batch: Batch, logits_BK: Tensor) -> dict[str, Tensor]:
         logits_BK = logits_BK if project is None else project(logits_BK)
@@ -136,7 +131,7 @@ def predict_split(
         return prediction_columns(logits_BK, batch.labels_B) | labels
 
     batches = balanced_batches(model, split, preprocessing, settings)
-    logits = logits_of(model, batches, preprocessing, settings.device, settings.precision)
+    logits = outputs_of(model, batches, preprocessing, settings.device, settings.precision)
     seen_N, skipped = fill_by_row(columns, logits, columns_of, split, settings)
     rows_N = np.flatnonzero(seen_N.numpy())
     counted = {name: values_N.numpy()[rows_N] for name, values_N in columns.items()}
@@ -166,10 +161,8 @@ def top_predictions(
     top_by_row: dict[int, list[tuple[int, float]]] = {}
     skipped: list[str] = []
     batches = settings.batches(split, preprocessing, all_rows=True)
-    logits = logits_of(model, batches, preprocessing, settings.device, settings.precision)
-    for batch, logits_BK in report_progress(
-        logits, settings.progress, "predict", total=len(split), num_processes=1
-    ):
+    logits = outputs_of(model, batches, preprocessing, settings.device, settings.precision)
+    for batch, logits_BK in report_progress(logits, settings, "predict", len(split), all_rows=True):
         top = torch.softmax(logits_BK, dim=-1).topk(topk)
         rows = zip(batch.rows_B.tolist(), top.indices.tolist(), top.values.tolist(), strict=True)
         top_by_row |= {row: list(zip(labels, values, strict=True)) for row, labels, values in rows}
@@ -189,13 +182,11 @@ def features(
     bare = getattr(bare, "vit", bare)  # the backbone of a masked patch model
     batches = balanced_batches(model, split, preprocessing, replace(settings, on_bad_image="error"))
     network = fsdp.gathered_for(unwrap(model), partial(model_features, bare))
-    outputs = outputs_of(bare, network, batches, preprocessing, settings.device, settings.precision)
+    outputs = outputs_of(bare, batches, preprocessing, settings.device, settings.precision, network=network)
     runtime = settings.runtime
     features_ND, labels_N = torch.zeros(0, 0), torch.zeros(len(split), dtype=torch.int64)
     with runtime.local_errors():
-        for batch, features_BD in report_progress(
-            outputs, settings.progress, "features", total=len(split), num_processes=runtime.world_size
-        ):
+        for batch, features_BD in report_progress(outputs, settings, "features", len(split)):
             if not features_ND.numel():
                 features_ND = torch.zeros(len(split), features_BD.shape[1])
             features_ND[batch.rows_B] = features_BD
@@ -227,32 +218,25 @@ def balanced_batches(
         yield empty if batch is None else batch
 
 
-def logits_of(
-    model: nn.Module,
-    batches: Iterator[Batch],
-    preprocessing: Preprocessing,
-    device: torch.device,
-    precision: str,
-) -> Iterator[tuple[Batch, Tensor]]:
-    """Yield each batch with its logits_BK, float32 on the CPU; the model keeps its mode."""
-    bare = unwrap(model)  # DDP would wait for processes that have fewer batches
-    return outputs_of(bare, bare, batches, preprocessing, device, precision)
-
-
 def outputs_of(
     model: nn.Module,
-    network: Callable[[Tensor], Tensor],
     batches: Iterator[Batch],
     preprocessing: Preprocessing,
     device: torch.device,
     precision: str,
+    *,
+    network: Callable[[Tensor], Tensor] | None = None,
 ) -> Iterator[tuple[Batch, Tensor]]:
-    """Yield each batch with the outputs of `network`, a function of images that uses the bare `model`."""
+    """Yield each batch with its outputs_BO, float32 on the CPU: logits by default; the model keeps its mode.
 
-    def of_images(rows_B: Tensor, images_BCHW: Tensor) -> Tensor:
-        return network(images_BCHW)
-
-    outputs = forward_batches(model, of_images, batches, preprocessing, device, precision)
+    Args:
+        network: a function of images that uses the bare model, to run instead of its forward pass.
+    """
+    bare = unwrap(model)  # DDP would wait for processes that have fewer batches
+    network = network or bare
+    outputs = forward_batches(
+        bare, lambda _, images_BCHW: network(images_BCHW), batches, preprocessing, device, precision
+    )
     for batch, outputs_BO in outputs:
         outputs_BO = outputs_BO[: len(batch.rows_B)].float().cpu()
         check_finite(outputs_BO, batch, so="no accuracy can be computed", precision=precision)
@@ -313,9 +297,18 @@ def _padded(batch: Batch, multiple: int) -> tuple[Tensor, Tensor]:
 
 
 def report_progress(
-    outputs: Iterator[tuple[Batch, Any]], progress: Progress, title: str, *, total: int, num_processes: int
+    outputs: Iterator[tuple[Batch, Any]],
+    settings: EvalSettings,
+    title: str,
+    total: int,
+    *,
+    all_rows: bool = False,
 ) -> Iterator[tuple[Batch, Any]]:
-    """Yield the same batches and show a progress line, assuming that every process is equally far."""
+    """Yield the same batches and show the progress to `total` rows, assuming all processes are equally far.
+
+    With `all_rows` this process has every batch, as in `EvalSettings.batches`.
+    """
+    progress, num_processes = settings.progress, 1 if all_rows else settings.runtime.world_size
     started_at, done = time.perf_counter(), 0
     progress.begin(title, total)
     try:
@@ -351,9 +344,7 @@ def fill_by_row(
     seen_N = torch.zeros(len(split), dtype=torch.int64)
     skipped: list[str] = []
     with runtime.local_errors():
-        for batch, batch_outputs in report_progress(
-            outputs, settings.progress, "evaluate", total=len(split), num_processes=runtime.world_size
-        ):
+        for batch, batch_outputs in report_progress(outputs, settings, "evaluate", len(split)):
             for name, values_B in columns_of(batch, batch_outputs).items():
                 columns[name][batch.rows_B] = values_B
             seen_N[batch.rows_B] += 1

@@ -22,7 +22,7 @@ from vitcli.data.image_files import as_split, find_images
 from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing
 from vitcli.errors import CheckFailed, MachineError, VitError, WeightsError
-from vitcli.evaluation.inference import logits_of
+from vitcli.evaluation.inference import outputs_of
 from vitcli.evaluation.setup import preprocessing_for
 from vitcli.models.architecture import Architecture
 from vitcli.output.atomic import TEMPORARY, check_out, sync
@@ -236,7 +236,7 @@ def _check_outputs(
         """Return outputs_NK of all images, computed on the CPU; WeightsError if one is not finite."""
         outputs_of_batches: list[Tensor] = []
         progress.begin(title, total=len(split))
-        passes = logits_of(model, iter(batches), preprocessing, torch.device("cpu"), "fp32")
+        passes = outputs_of(model, iter(batches), preprocessing, torch.device("cpu"), "fp32")
         try:
             for _, outputs_BK in passes:
                 outputs_of_batches.append(outputs_BK)

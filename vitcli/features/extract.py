@@ -201,10 +201,8 @@ def fill_store(
     network = partial(features.outputs, model, layer=extractor.recipe.eval.layer, with_logits=with_logits)
     num_logits = extractor.arch.num_classes if with_logits else 0
     batches = settings.batches(split.rows(rows_N), preprocessing)
-    outputs = outputs_of(model, network, batches, preprocessing, settings.device, settings.precision)
-    outputs = report_progress(
-        outputs, settings.progress, "features", total=len(rows_N), num_processes=runtime.world_size
-    )
+    outputs = outputs_of(model, batches, preprocessing, settings.device, settings.precision, network=network)
+    outputs = report_progress(outputs, settings, "features", len(rows_N))
     num_labels, width, skipped = labels_per_row(split), 0, []
     num_rounds = -(-len(rows_N) // (batch_size * runtime.world_size))
     with closing(outputs):

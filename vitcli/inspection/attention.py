@@ -283,9 +283,7 @@ def collect_attention(
     outputs = inference.forward_batches(
         model, network, batches, preprocessing, device, precision, multiple=multiple
     )
-    for batch, padded in inference.report_progress(
-        outputs, settings.progress, "inspect", total=len(split), num_processes=1
-    ):
+    for batch, padded in inference.report_progress(outputs, settings, "inspect", len(split), all_rows=True):
         skipped += batch.skipped
         if not len(batch.rows_B):
             continue
