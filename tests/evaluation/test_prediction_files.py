@@ -25,8 +25,8 @@ def test_what_is_written_is_read_back(tmp_path, labels):
     assert back.rows_N.tolist() == [4, 7, 9] and back.about == ABOUT
     assert back.labels_N == (labels if isinstance(labels[0], int) else [(0,), (2, 1), (2,)])
     assert back.ranks_N.tolist() == found.ranks_N.tolist() == [0, 0, 1]
-    assert (back.losses_N == found.losses_N).all()
     table = pq.read_table(path)
+    assert table["loss"].to_pylist() == found.losses_N.tolist()
     assert table["place"].to_pylist() == ["a.png", "b.png", "c.png"]
     assert table["top_classes"].to_pylist() == [[0, 1, 2], [2, 1, 0], [1, 2, 0]]
     assert table["top_probabilities"].to_pylist() == found.probabilities_NT.tolist()

@@ -91,6 +91,13 @@ class Split:
             digest.update(image if isinstance(image, bytes) else image.tobytes())
         return digest.hexdigest()
 
+    def column(self, name: str) -> list | None:
+        """Return the values of another column, see `read_column`; None if there is none."""
+        try:
+            return self.read_column(name) if self.read_column else None
+        except KeyError:
+            return None
+
     def part(self, first: int, last: int, *, name: str, shuffle_key: int | None = None) -> "Split":
         """Return rows first ... last - 1 of this split, or of a fixed shuffle of it; neither takes memory."""
         assert shuffle_key is None or self.block_starts is None, "shards are not shuffled row by row"

@@ -53,8 +53,9 @@ def parse(texts: Sequence[str], *, keys: Sequence[str]) -> tuple[Assertion, ...]
 
 
 def _parsed(text: str, keys: Sequence[str]) -> Assertion:
-    parts = re.fullmatch(r"\s*(\w+)\s*(>=|<=|==|>|<)\s*([^\s=<>]+)\s*", text)
     where = f"--assert {text!r}"
+    # A key, a relation and a number.
+    parts = re.fullmatch(r"\s*(\w+)\s*(>=|<=|==|>|<)\s*([^\s=<>]+)\s*", text)
     if parts is None:
         raise VitError(
             f"{text!r} is not an assertion",
@@ -62,12 +63,14 @@ def _parsed(text: str, keys: Sequence[str]) -> Assertion:
             fix="a key of the JSON, one of >= > <= < ==, and a number: --assert 'top1>=0.92', in quotes",
         )
     key, relation, number = parts.groups()
+    # The result will have the key.
     if key not in keys:
         raise VitError(
             f"the result has no number {key!r}{nearest(key, keys)}",
             where=where,
             fix=f"one of {', '.join(keys)}" + ("" if "real_top1" in keys else "; with --real also real_top1"),
         )
+    # No relation to NaN ever holds, and every number is less than infinity.
     try:
         bound = float(number)
     except ValueError:

@@ -23,7 +23,7 @@ def compare(a_path: str, b_path: str) -> dict[str, Any]:
     is_right_a, is_right_b = a.ranks_N == 0, b.ranks_N == 0
     count = len(a.rows_N)
     only_a, only_b = int((is_right_a & ~is_right_b).sum()), int((~is_right_a & is_right_b).sum())
-    both = int((is_right_a & is_right_b).sum())
+    both, neither = int((is_right_a & is_right_b).sum()), int((~is_right_a & ~is_right_b).sum())
     return {
         "command": "compare",
         "a": _file_entry(a, is_right_a),
@@ -33,12 +33,7 @@ def compare(a_path: str, b_path: str) -> dict[str, Any]:
         "difference": (only_b - only_a) / count,
         "interval": list(statistics.paired_interval(only_a, only_b, count)),
         "mcnemar_p": statistics.mcnemar(only_a, only_b),
-        "counts": {
-            "both": both,
-            "only_a": only_a,
-            "only_b": only_b,
-            "neither": count - both - only_a - only_b,
-        },
+        "counts": {"both": both, "only_a": only_a, "only_b": only_b, "neither": neither},
         "per_class": _changes(a, is_right_a, is_right_b),
     }
 
@@ -50,7 +45,7 @@ def _check_same(a: SavedPredictions, b: SavedPredictions) -> None:
     if not len(a.rows_N):
         raise DataError("there are no predictions to compare", where=a.path, fix=fix)
     if not np.array_equal(a.rows_N, b.rows_N):
-        only_a, only_b = set(a.rows_N.tolist()) - set(b.rows_N.tolist()), set(b.rows_N) - set(a.rows_N)
+        only_a, only_b = np.setdiff1d(a.rows_N, b.rows_N), np.setdiff1d(b.rows_N, a.rows_N)
         what = f"{len(only_a)} are only in the first, {len(only_b)} only in the second"
         raise DataError(f"the two files have different rows: {what}", where=where, fix=fix)
     # Rows of a slice are counted from its start, so only places distinguish two slices or two data sets.
@@ -64,11 +59,8 @@ def _check_same(a: SavedPredictions, b: SavedPredictions) -> None:
     labels = zip(a.rows_N.tolist(), a.labels_N, b.labels_N, strict=True)
     rows = [row for row, label_a, label_b in labels if label_a != label_b]
     if rows:
-        raise DataError(
-            f"the two files have different labels in {len(rows)} rows, first in row {rows[0]}",
-            where=where,
-            fix=fix,
-        )
+        what = f"in {len(rows)} rows, first in row {rows[0]}"
+        raise DataError(f"the two files have different labels {what}", where=where, fix=fix)
 
 
 def _file_entry(saved: SavedPredictions, is_right_N: np.ndarray) -> dict[str, Any]:

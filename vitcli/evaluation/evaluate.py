@@ -84,7 +84,7 @@ class EvalTask:
     Attributes:
         split: its labels are numbered in the order of the classes that compete.
         source_rows: row of the opened split for each row of `split`.
-        key: see `EvaluateOptions.result_key`.
+
         is_mapped: whether labels were renumbered to the checkpoint's order by their names.
         projection: logits to those of a class map.
         map_summary: the class map in the result.
@@ -94,7 +94,7 @@ class EvalTask:
     recipe: Recipe
     split: Split
     source_rows: np.ndarray
-    key: dict[str, Any]
+
     is_mapped: bool = False
     real: RealLabels | None = None
     projection: Projection | None = None
@@ -122,7 +122,7 @@ def evaluate(requests: Sequence[RecipeRequest], options: EvaluateOptions, run: R
     settings = eval_settings(each_recipe[0], run)
 
     # The output folder is locked before the first pass; results are written after the last.
-    keys = [task.key for task in tasks]
+    keys = [options.result_key(task.request, task.split) for task in tasks]
     with ExitStack() as lock:
         settings.runtime.on_main(lambda: claim(lock, keys, run, options.save_predictions))
         results = [score(task, _read_once(task.recipe, cache), options, settings) for task in tasks]
@@ -202,8 +202,7 @@ def _open_task(
             "competing_classes": "all" if options.all_compete else "of the map",
             "num_outside_map": len(opened) - len(rows),
         }
-        key = options.result_key(request, split)
-        return EvalTask(request, recipe, split, rows, key, projection=projection, map_summary=map_summary)
+        return EvalTask(request, recipe, split, rows, projection=projection, map_summary=map_summary)
 
     # Without: all classes, in the checkpoint's order, for the ReaL labels too.
     split, is_mapped = data_classes.match_class_names(
@@ -215,9 +214,7 @@ def _open_task(
         real = real_labels.labels_of_split(
             opened, real_lists, number_of, path=options.real, column=options.real_index
         )
-    rows = np.arange(len(opened))
-    key = options.result_key(request, split)
-    return EvalTask(request, recipe, split, rows, key, is_mapped=is_mapped, real=real)
+    return EvalTask(request, recipe, split, np.arange(len(opened)), is_mapped=is_mapped, real=real)
 
 
 def score(task: EvalTask, weights: Weights, options: EvaluateOptions, settings: EvalSettings) -> EvalResult:
@@ -266,7 +263,7 @@ def score(task: EvalTask, weights: Weights, options: EvaluateOptions, settings: 
         summary["resolutions"] = curve
     if options.asserted:
         summary["assertions"] = [assertion.outcome(summary) for assertion in options.asserted]
-    summary["asked"] = task.key
+    summary["asked"] = options.result_key(task.request, task.split)
     Evaluation.written(summary)
     return EvalResult(
         summary=summary,
@@ -332,21 +329,23 @@ def _statistics(
     task: EvalTask, predictions: Predictions, reliability: statistics.Reliability
 ) -> dict[str, Any]:
     """Return ReaL accuracy, the class map, losses, calibration and confidence intervals."""
+    # Bootstrap intervals of the accuracies.
     count = len(predictions)
     hits = {"top1": int((predictions.ranks_N == 0).sum()), "top5": int((predictions.ranks_N < 5).sum())}
     intervals = {key: list(statistics.accuracy_interval(right, count)) for key, right in hits.items()}
+    # Accuracy against all right classes of an image, where it has any; or the class map.
     of_labels = task.map_summary
-    if task.real:  # accuracy against all right classes of an image, where it has any
+    if task.real:
         lists = [task.real.lists[row] for row in predictions.rows_N]
         real_labels.check_any(lists, task.split.name)  # undecodable images may be left out
-        is_rated_N, is_hit_N = metrics.real_hits(predictions.classes_NT[:, 0].tolist(), lists)
-        rated, right = sum(is_rated_N), sum(is_hit_N)
+        right, rated = real_labels.real_hits(predictions.classes_NT[:, 0].tolist(), lists)
         of_labels = {
             "real_top1": right / rated,
             "num_real_examples": rated,
             "real_labels_by": task.real.matched_by,
         }
         intervals["real_top1"] = list(statistics.accuracy_interval(right, rated))
+    # The quality of the probabilities.
     return {
         **of_labels,
         "nll": float(predictions.losses_N.sum()) / count,
@@ -365,19 +364,17 @@ def _statistics(
 def _mistakes(
     task: EvalTask, predictions: Predictions, class_names: tuple[str, ...], places: list[str]
 ) -> list[dict[str, Any]]:
-    mistakes = []
-    for index in most_confident_mistakes(predictions, MISTAKES_SHOWN):
-        labels = np.atleast_1d(predictions.labels[index])
-        mistakes.append(
-            {
-                "row": int(task.source_rows[predictions.rows_N[index]]),
-                "place": places[index],
-                "label": ", ".join(class_names[label] for label in labels if label >= 0),
-                "predicted": class_names[predictions.classes_NT[index, 0]],
-                "probability": float(predictions.confidences_N[index]),
-            }
-        )
-    return mistakes
+    labels_NM = predictions.labels.reshape(len(predictions), -1)
+    return [
+        {
+            "row": int(task.source_rows[predictions.rows_N[index]]),
+            "place": places[index],
+            "label": ", ".join(class_names[label] for label in labels_NM[index] if label >= 0),
+            "predicted": class_names[predictions.classes_NT[index, 0]],
+            "probability": float(predictions.confidences_N[index]),
+        }
+        for index in most_confident_mistakes(predictions, MISTAKES_SHOWN)
+    ]
 
 
 def _class_names(task: EvalTask, weights: Weights) -> tuple[str, ...]:
@@ -393,8 +390,5 @@ def _class_names(task: EvalTask, weights: Weights) -> tuple[str, ...]:
 
 def _places(split: Split, rows_N: np.ndarray) -> list[str]:
     """Return where each image comes from: its file's path where there is one."""
-    try:
-        paths = split.read_column(PATHS) if split.read_column else []
-    except KeyError:
-        paths = []
+    paths = split.column(PATHS)
     return [paths[row] if paths and paths[row] else split.where_is(row) for row in rows_N.tolist()]

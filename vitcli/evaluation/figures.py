@@ -1,5 +1,6 @@
 """Figures of an evaluation: calibration, confusion matrix, mistakes, accuracy by resolution."""
 
+import re
 from collections.abc import Sequence
 
 import matplotlib
@@ -22,32 +23,24 @@ def reliability_diagram(reliability: Reliability, *, title: str) -> Figure:
     width = 100 * reliability.edges_M1[1]
     middles_M = 100 * reliability.edges_M1[:-1] + width / 2
     accuracy_M, confidence_M = 100 * reliability.accuracy_M, 100 * reliability.confidence_M
-    has_many_M = reliability.counts_M >= FEW
-    is_pale_M = (reliability.counts_M > 0) & ~has_many_M
+    many_M = reliability.counts_M >= FEW
+    few_M = (reliability.counts_M > 0) & ~many_M
     with matplotlib.rc_context(STYLE):
         # Above: a bar per bin against the diagonal.
         figure = Figure(figsize=(4.4, 5.2), layout="constrained")
         upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
-        upper.bar(
-            middles_M[has_many_M], accuracy_M[has_many_M], width=0.92 * width, color=BLUE, label="accuracy"
-        )
-        if is_pale_M.any():
+        upper.bar(middles_M[many_M], accuracy_M[many_M], 0.92 * width, color=BLUE, label="accuracy")
+        if few_M.any():
             label = f"fewer than {FEW} examples"
-            upper.bar(
-                middles_M[is_pale_M], accuracy_M[is_pale_M], width=0.92 * width, color=PALE, label=label
-            )
-        upper.plot(
-            confidence_M[has_many_M], accuracy_M[has_many_M], "o", color=ORANGE, markersize=4, clip_on=False,
-            label="accuracy at mean confidence",
-        )  # fmt: skip
-        upper.plot(
-            [0, 100], [0, 100], color="#444444", linestyle="--", linewidth=1.0, label="perfect calibration"
-        )
+            upper.bar(middles_M[few_M], accuracy_M[few_M], 0.92 * width, color=PALE, label=label)
+        points = {"color": ORANGE, "markersize": 4, "clip_on": False, "label": "accuracy at mean confidence"}
+        upper.plot(confidence_M[many_M], accuracy_M[many_M], "o", **points)
+        upper.plot([0, 100], [0, 100], "--", color="#444444", linewidth=1.0, label="perfect calibration")
         upper.set(ylabel="accuracy (%)", ylim=(0, 100), xlim=(0, 100))
         upper.set_title(title, fontsize=10)
         figure.legend(loc="outside lower center", fontsize=8, ncols=2)
         # Below: the number of examples behind each bar.
-        lower.bar(middles_M, reliability.counts_M, width=0.92 * width, color="#999999")
+        lower.bar(middles_M, reliability.counts_M, 0.92 * width, color="#999999")
         lower.set(xlabel="confidence (%)", ylabel="examples")
         lower.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=3))
         for axes in (upper, lower):
@@ -159,8 +152,6 @@ def _write_values(axes, percent_SS: np.ndarray) -> None:
 
 def _short(name: str, length: int) -> str:
     """Shorten a class name for a figure: no WordNet id, spaces for underscores, cut at `length`."""
-    head, _, rest = name.partition("_")
-    is_id = len(head) == 9 and head[0] == "n" and head[1:].isdigit()
-    name = (rest if is_id and rest else name).replace("_", " ")
+    name = re.sub(r"^n\d{8}_(?=.)", "", name).replace("_", " ")
     name = "".join(c if c.isprintable() else "?" for c in name).replace("$", r"\$")
     return name if len(name) <= length else name[: length - 1] + "…"

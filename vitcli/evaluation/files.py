@@ -64,8 +64,7 @@ def claim(
         VitError: the folder holds another evaluation, which is not to be overwritten.
     """
     if save_predictions:
-        folder = Path(save_predictions).resolve().parent
-        atomic.make_folder(folder, option="--save-predictions")
+        atomic.make_folder(Path(save_predictions).resolve().parent, option="--save-predictions")
     if run.out is not None:
         FOLDER.claim(lock, run.out, keys, overwrite=run.overwrite)
 
@@ -77,9 +76,9 @@ def write_all(
     if save_predictions:
         (result,) = results
         rows_N = result.source_rows[result.predictions.rows_N]
-        predictions.write_predictions(
-            save_predictions, result.predictions, rows_N, result.places, _metadata(result)
-        )
+        keys = ("ckpt", "model", "dataset", "eval_split", "resolution", "preprocessing", "top1", "class_map")
+        about = {key: result.summary.get(key) for key in keys} | {"class_names": list(result.class_names)}
+        predictions.write_predictions(save_predictions, result.predictions, rows_N, result.places, about)
         summary["saved_predictions"] = save_predictions
     if out is None:
         return
@@ -90,11 +89,6 @@ def write_all(
         _write_figures(folder, result)
     summary["out"] = str(out)
     write_json(out / RESULT, summary)
-
-
-def _metadata(result: EvalResult) -> dict[str, Any]:
-    keys = ("ckpt", "model", "dataset", "eval_split", "resolution", "preprocessing", "top1", "class_map")
-    return {key: result.summary.get(key) for key in keys} | {"class_names": list(result.class_names)}
 
 
 def _write_tables(folder: Path, result: EvalResult) -> None:

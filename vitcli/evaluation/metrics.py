@@ -93,18 +93,3 @@ def metrics_of(ranks_N: Tensor, losses_N: Tensor) -> Metrics:
         loss=float(losses_N.double().sum()) / count,
         num_examples=count,
     )
-
-
-def real_hits(classes_N: list[int], lists_N: list[list[int]]) -> tuple[list[bool], list[bool]]:
-    """Return which images count for ReaL accuracy, and which of them are right.
-
-    An image counts if its list has a class; it is right if the predicted class is in the list.
-    Source: Beyer et al., arXiv 2006.07159.
-
-    Args:
-        classes_N: predicted class of each image.
-        lists_N: all right classes of each image; images with an empty list are left out.
-    """
-    is_rated_N = [bool(right) for right in lists_N]
-    is_hit_N = [predicted in right for predicted, right in zip(classes_N, lists_N, strict=True)]
-    return is_rated_N, is_hit_N

@@ -8,7 +8,6 @@ from vitcli.errors import VitError
 from vitcli.evaluation import inference
 from vitcli.evaluation.setup import RunSettings, eval_settings, preprocessing_for, read_checkpoint
 from vitcli.recipe.request import RecipeRequest
-from vitcli.weights.io import Weights
 from vitcli.weights.load import load_for_inference
 
 
@@ -48,6 +47,8 @@ def predict(
     topk = topk or min(5, arch.num_classes)
     settings.progress.note(f"{arch.name}: {preprocessing.summary()}, {origin}")
 
+    # The likeliest classes of each image.
+    class_names = weights.class_names or tuple(f"class {k}" for k in range(arch.num_classes))
     top_by_row, skipped = inference.top_predictions(
         model, as_split(files), preprocessing, settings, topk=topk
     )
@@ -59,15 +60,10 @@ def predict(
         "predictions": [
             {
                 "file": files[row],
-                "top": [_class_entry(weights, label, probability) for label, probability in top],
+                "top": [{"class": class_names[k], "label": k, "probability": p} for k, p in top],
             }
             for row, top in top_by_row.items()
         ],
         "num_skipped_images": len(skipped),
         "skipped_images": skipped,
     }
-
-
-def _class_entry(weights: Weights, label: int, probability: float) -> dict[str, Any]:
-    name = weights.class_names[label] if weights.class_names else f"class {label}"
-    return {"class": name, "label": label, "probability": probability}

@@ -60,11 +60,8 @@ def per_class(predictions: Predictions, class_names: tuple[str, ...]) -> dict[st
     counts_K = np.bincount(predictions.labels, minlength=len(class_names))
     right_K = np.bincount(predictions.labels, weights=predictions.is_right_N, minlength=len(class_names))
     return {
-        class_names[label]: {
-            "top1": float(right_K[label] / counts_K[label]),
-            "num_examples": int(counts_K[label]),
-        }
-        for label in np.flatnonzero(counts_K)
+        class_names[k]: {"top1": float(right_K[k] / counts_K[k]), "num_examples": int(counts_K[k])}
+        for k in np.flatnonzero(counts_K)
     }
 
 
@@ -99,7 +96,6 @@ class SavedPredictions:
         places: file or row of the data set of each image.
         labels_N: class of each image, or a tuple of classes.
         ranks_N: 0 where the prediction is right.
-        losses_N: in nats.
     """
 
     path: str
@@ -108,7 +104,6 @@ class SavedPredictions:
     places: list[str]
     labels_N: list
     ranks_N: np.ndarray
-    losses_N: np.ndarray
 
 
 def write_predictions(
@@ -162,7 +157,6 @@ def read_predictions(path: str) -> SavedPredictions:
         places=table["place"].to_pylist(),
         labels_N=[tuple(label) if isinstance(label, list) else label for label in labels],
         ranks_N=table["rank"].to_numpy(),
-        losses_N=table["loss"].to_numpy(),
     )
 
 

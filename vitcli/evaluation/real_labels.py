@@ -36,9 +36,8 @@ def read_real(path: str) -> list[list[int]]:
         MachineError: the file cannot be read.
     """
     try:
-        packed = Path(path).read_bytes()
-        text = gzip.decompress(packed) if packed[:2] == b"\x1f\x8b" else packed
-        lists = json.loads(text)
+        content = Path(path).read_bytes()
+        lists = json.loads(gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content)
     except FileNotFoundError as error:
         fix = "real.json of github.com/google-research/reassessed-imagenet, or the path of another such file"
         raise DataError(f"there is no file {path}", where="--real", fix=fix) from error
@@ -46,9 +45,8 @@ def read_real(path: str) -> list[list[int]]:
         what = f"{path} is damaged or not JSON: {error}"
         raise DataError(what, where="--real", fix="download it again") from error
     except OSError as error:
-        raise MachineError(
-            f"{path} cannot be read: {error}", where="--real", fix="download it again"
-        ) from error
+        what = f"{path} cannot be read: {error}"
+        raise MachineError(what, where="--real", fix="download it again") from error
     if not isinstance(lists, list) or not lists:
         raise DataError(f"{path} holds no lists", where="--real", fix="one list of classes for each image")
     wrong = next((index for index, entry in enumerate(lists) if not _is_list_of_classes(entry)), None)
@@ -73,7 +71,7 @@ def labels_for_rows(
         DataError: no such column, an image's number exceeds the lists, or their count differs from the rows.
     """
     if column is not None:
-        numbers = _values(split, column)
+        numbers = split.column(column)
         if numbers is None:
             raise DataError(
                 f"{split.name} has no column {column!r}{nearest(column, [INDEX])}",
@@ -81,11 +79,11 @@ def labels_for_rows(
                 fix="name the column that holds each image's number from 0, or leave the option out",
             )
         return _picked(split, lists, numbers, f"column {column}")
-    paths = _values(split, PATHS)
+    paths = split.column(PATHS)
     named = [FILE_NAME.search(path or "") for path in paths or ()]
     if named and all(named):
         return _picked(split, lists, [int(name[1]) - 1 for name in named], "file name")
-    numbers = _values(split, INDEX)
+    numbers = split.column(INDEX)
     if numbers is not None:
         return _picked(split, lists, numbers, f"column {INDEX}")
     if len(lists) != len(split):
@@ -131,6 +129,15 @@ def labels_of_split(
     return RealLabels(of_rows, matched_by)
 
 
+def real_hits(classes_N: list[int], lists_N: list[list[int]]) -> tuple[int, int]:
+    """Return the number of right images, and of images that count for ReaL accuracy.
+
+    An image counts if its list has a class, and is right if the list has the predicted class (Beyer et al.).
+    """
+    hits = (predicted in right for predicted, right in zip(classes_N, lists_N, strict=True))
+    return sum(hits), sum(map(bool, lists_N))
+
+
 def check_any(lists: list[list[int]], name: str) -> None:
     """Raise DataError if every list is empty, so that no image counts."""
     if not any(lists):
@@ -143,13 +150,6 @@ def check_any(lists: list[list[int]], name: str) -> None:
 
 def _is_list_of_classes(entry: Any) -> bool:
     return isinstance(entry, list) and all(type(number) is int and number >= 0 for number in entry)
-
-
-def _values(split: Split, column: str) -> list | None:
-    try:
-        return split.read_column(column) if split.read_column else None
-    except KeyError:
-        return None
 
 
 def _picked(split: Split, lists: list[list[int]], numbers: list, by: str) -> tuple[list[list[int]], str]:

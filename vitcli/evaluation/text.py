@@ -31,15 +31,13 @@ def as_text(result: dict[str, Any]) -> str:
 def comparison_as_text(result: dict[str, Any]) -> str:
     """Render the result of `vit compare`."""
     a, b, low, high = result["a"], result["b"], *result["interval"]
+    difference = f"{100 * result['difference']:+.2f} points, 95 % {100 * low:+.2f} to {100 * high:+.2f}"
     counts = result["counts"]
     text = pairs(
         [
             ("A", f"{a['top1']:.2%}  {a['file']}: {a['ckpt']}"),
             ("B", f"{b['top1']:.2%}  {b['file']}: {b['ckpt']}"),
-            (
-                "B - A",
-                f"{100 * result['difference']:+.2f} points, 95 % {100 * low:+.2f} to {100 * high:+.2f}",
-            ),
+            ("B - A", difference),
             ("McNemar", f"p = {result['mcnemar_p']:.3g}, {_verdict(result)}"),
             ("both right", str(counts["both"])),
             ("only A", str(counts["only_a"])),
@@ -61,29 +59,24 @@ def _changes(per_class: list[dict[str, Any]]) -> str:
     if not per_class:
         return ""
     columns = {"class": "text", "images": "number", "A": "number", "B": "number", "B - A": "number"}
-    rows = (
-        (
-            row["class"],
-            str(row["num_examples"]),
-            percent(row["a"]),
-            percent(row["b"]),
-            f"{100 * row['difference']:+.2f}",
-        )
-        for row in per_class
-    )
+    rows = []
+    for row in per_class:
+        accuracies = percent(row["a"]), percent(row["b"]), f"{100 * row['difference']:+.2f}"
+        rows.append((row["class"], str(row["num_examples"]), *accuracies))
     return "\nlargest changes\n" + simple_table(columns, rows).as_text()
 
 
 def _rows(result: dict[str, Any]) -> list[tuple[str, str]]:
+    # Accuracy, on the split's labels and on ReaL's.
     rows = [
         ("top-1", _with_interval(result, "top1")),
         ("top-5", _with_interval(result, "top5") if top5_is_informative(result["num_classes"]) else "-"),
     ]
     if "real_top1" in result:
-        counted = (
-            f"of {result['num_real_examples']} images with ReaL labels, matched by {result['real_labels_by']}"
-        )
-        rows += wrapped("ReaL", f"{_with_interval(result, 'real_top1')}, {counted}")
+        counted = f"of {result['num_real_examples']} images with ReaL labels"
+        by = f"matched by {result['real_labels_by']}"
+        rows += wrapped("ReaL", f"{_with_interval(result, 'real_top1')}, {counted}, {by}")
+    # Probabilities, and the images and classes that count.
     rows += [
         ("loss", f"{result['loss']:.4f} nats (NLL)"),
         ("calibration", f"ECE {result['ece']:.2%}, Brier {result['brier']:.4f}"),
@@ -92,16 +85,14 @@ def _rows(result: dict[str, Any]) -> list[tuple[str, str]]:
     if "class_map" in result:
         rows += wrapped("class map", _class_map(result))
     weakest = _weakest(result["per_class"] or {})
-    return [
-        *rows,
-        *([("weakest", weakest)] if weakest else []),
-        *skipped(result),
-        ("model", f"{result['model']}, {result['numerics']}"),
-        *wrapped("pixels", f"{result['preprocessing']}, {result['preprocessing_from']}"),
-        ("speed", speed(result)),
-        *([("files", result["out"])] if "out" in result else []),
-        *([("predictions", result["saved_predictions"])] if "saved_predictions" in result else []),
-    ]
+    rows += [("weakest", weakest)] if weakest else []
+    rows += skipped(result)
+    # How they were computed, and the files written.
+    rows += [("model", f"{result['model']}, {result['numerics']}")]
+    rows += wrapped("pixels", f"{result['preprocessing']}, {result['preprocessing_from']}")
+    rows += [("speed", speed(result))]
+    files = {"files": "out", "predictions": "saved_predictions"}
+    return rows + [(name, result[key]) for name, key in files.items() if key in result]
 
 
 def _top5(result: dict[str, Any], row: dict[str, Any]) -> str:
@@ -185,18 +176,17 @@ def _without_common_folders(names: list[str]) -> dict[str, str]:
 
 
 def _with_interval(result: dict[str, Any], key: str) -> str:
-    interval = result["intervals"][key]
-    between = f"  (95 %: {100 * interval[0]:.2f} to {100 * interval[1]:.2f})" if interval else ""
-    return percent(result[key]) + between
+    low, high = result["intervals"][key]
+    return f"{percent(result[key])}  (95 %: {100 * low:.2f} to {100 * high:.2f})"
 
 
 def predictions_as_text(result: dict[str, Any]) -> str:
     """Render the result of `vit predict`."""
     columns = {"image": "text", "class": "text", "probability": "number"}
     rows = [
-        (prediction["file"] if place == 0 else "", guess["class"], percent(guess["probability"]))
+        ("" if rank else prediction["file"], entry["class"], percent(entry["probability"]))
         for prediction in result["predictions"]
-        for place, guess in enumerate(prediction["top"])
+        for rank, entry in enumerate(prediction["top"])
     ]
-    skipped = "".join(f"skipped: {place}\n" for place in result["skipped_images"])
-    return simple_table(columns, rows).as_text() + skipped
+    undecodable = "".join(f"skipped: {place}\n" for place in result["skipped_images"])
+    return simple_table(columns, rows).as_text() + undecodable
