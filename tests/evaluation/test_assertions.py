@@ -24,7 +24,7 @@ RESULT = {"top1": 0.92, "top5": 0.99, "loss": 0.3, "num_eval_examples": 100, "re
     ],
 )
 def test_each_relation_means_what_it_says(text, holds):
-    (found,) = assertions.parse([text], keys=KEYS)
+    found = assertions.parse(text, keys=KEYS)
 
     assert found.holds(RESULT) is holds
 
@@ -34,7 +34,7 @@ def test_each_relation_means_what_it_says(text, holds):
 )
 def test_what_is_no_assertion_is_refused_with_the_form(text):
     with pytest.raises(VitError, match="is not an assertion") as told:
-        assertions.parse([text], keys=KEYS)
+        assertions.parse(text, keys=KEYS)
 
     assert told.value.exit_code == 2 and "top1>=0.92" in told.value.fix
 
@@ -42,17 +42,17 @@ def test_what_is_no_assertion_is_refused_with_the_form(text):
 @pytest.mark.parametrize("text", ["top1>=high", "top1>=nan", "top1>=inf", "top1>=92%"])
 def test_a_bound_that_is_no_number_is_refused(text):
     with pytest.raises(VitError, match="is not a finite number"):
-        assertions.parse([text], keys=KEYS)
+        assertions.parse(text, keys=KEYS)
 
 
 def test_a_mistyped_key_is_refused_with_the_nearest():
     with pytest.raises(VitError, match="did you mean 'top1'"):
-        assertions.parse(["top_1>=0.9"], keys=KEYS)
+        assertions.parse("top_1>=0.9", keys=KEYS)
 
 
 def test_real_top1_is_only_known_where_real_labels_are():
     with pytest.raises(VitError) as told:
-        assertions.parse(["real_top1>=0.9"], keys=KEYS)
+        assertions.parse("real_top1>=0.9", keys=KEYS)
 
     assert "--real" in told.value.fix
 

@@ -110,7 +110,8 @@ def evaluate(
     from vitcli.experiments import vtab
 
     # Mistakes are reported before any work.
-    asserted = assertions.parse(assert_ or (), keys=NUMBERS + (OF_REAL if real else ()))
+    keys = NUMBERS + (OF_REAL if real else ())
+    asserted = tuple(assertions.parse(text, keys=keys) for text in assert_ or ())
     sides = resolution_range(res)
     pairs = list(product(ckpt or [None], dataset or [None]))
 

@@ -40,19 +40,15 @@ class Assertion:
         return {"assertion": str(self), "value": result[self.key], "holds": self.holds(result)}
 
 
-def parse(texts: Sequence[str], *, keys: Sequence[str]) -> tuple[Assertion, ...]:
-    """Parse texts such as "top1>=0.92".
+def parse(text: str, *, keys: Sequence[str]) -> Assertion:
+    """Parse a text such as "top1>=0.92".
 
     Args:
         keys: numbers that the result will have.
 
     Raises:
-        VitError: a text is not an assertion, or its key is not one of `keys`.
+        VitError: the text is not an assertion, or its key is not one of `keys`.
     """
-    return tuple(_parsed(text, keys) for text in texts)
-
-
-def _parsed(text: str, keys: Sequence[str]) -> Assertion:
     where = f"--assert {text!r}"
     # A key, a relation and a number.
     parts = re.fullmatch(r"\s*(\w+)\s*(>=|<=|==|>|<)\s*([^\s=<>]+)\s*", text)

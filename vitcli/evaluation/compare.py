@@ -18,8 +18,16 @@ def compare(a_path: str, b_path: str) -> dict[str, Any]:
     Raises:
         DataError: a file holds no predictions, or the two differ in rows, labels or classes.
     """
+    # Two files of the same images, labels and classes.
     a, b = read_predictions(a_path), read_predictions(b_path)
-    _check_same(a, b)
+    fix = "evaluate both checkpoints on the same split, with the same --classes"
+    if not len(a.rows_N):
+        raise DataError("there are no predictions to compare", where=a.path, fix=fix)
+    difference = _difference(a, b)
+    if difference:
+        where = f"{a.path} and {b.path}"
+        raise DataError(f"the two files have different {difference}", where=where, fix=fix)
+    # Counts of examples by which network has them right.
     is_right_a, is_right_b = a.ranks_N == 0, b.ranks_N == 0
     count = len(a.rows_N)
     only_a, only_b = int((is_right_a & ~is_right_b).sum()), int((~is_right_a & is_right_b).sum())
@@ -38,29 +46,21 @@ def compare(a_path: str, b_path: str) -> dict[str, Any]:
     }
 
 
-def _check_same(a: SavedPredictions, b: SavedPredictions) -> None:
-    """Raise DataError unless both files predict the same images with the same labels and classes."""
-    fix = "evaluate both checkpoints on the same split, with the same --classes"
-    where = f"{a.path} and {b.path}"
-    if not len(a.rows_N):
-        raise DataError("there are no predictions to compare", where=a.path, fix=fix)
+def _difference(a: SavedPredictions, b: SavedPredictions) -> str | None:
+    """Return in words which images, labels or classes of two files differ; None if they are the same."""
     if not np.array_equal(a.rows_N, b.rows_N):
         only_a, only_b = np.setdiff1d(a.rows_N, b.rows_N), np.setdiff1d(b.rows_N, a.rows_N)
-        what = f"{len(only_a)} are only in the first, {len(only_b)} only in the second"
-        raise DataError(f"the two files have different rows: {what}", where=where, fix=fix)
+        return f"rows: {len(only_a)} are only in the first, {len(only_b)} only in the second"
     # Rows of a slice are counted from its start, so only places distinguish two slices or two data sets.
-    pairs = zip(a.places, b.places, strict=True)
-    differing = [pair for pair in pairs if Path(pair[0]).name != Path(pair[1]).name]
-    if differing:
-        what = f"in {len(differing)} of {len(a.places)} rows, first {' and '.join(differing[0])}"
-        raise DataError(f"the two files have different images {what}", where=where, fix=fix)
+    places = zip(a.places, b.places, strict=True)
+    pairs = [pair for pair in places if Path(pair[0]).name != Path(pair[1]).name]
+    if pairs:
+        return f"images in {len(pairs)} of {len(a.places)} rows, first {' and '.join(pairs[0])}"
     if a.about.get("class_names") != b.about.get("class_names"):
-        raise DataError("the two files have different classes", where=where, fix=fix)
+        return "classes"
     labels = zip(a.rows_N.tolist(), a.labels_N, b.labels_N, strict=True)
     rows = [row for row, label_a, label_b in labels if label_a != label_b]
-    if rows:
-        what = f"in {len(rows)} rows, first in row {rows[0]}"
-        raise DataError(f"the two files have different labels {what}", where=where, fix=fix)
+    return f"labels in {len(rows)} rows, first in row {rows[0]}" if rows else None
 
 
 def _file_entry(saved: SavedPredictions, is_right_N: np.ndarray) -> dict[str, Any]:

@@ -234,7 +234,7 @@ def score(task: EvalTask, weights: Weights, options: EvaluateOptions, settings: 
         if variant is reported:
             predictions, of_pass = of_variant, pass_summary
 
-    # The result: what was evaluated, how, and the numbers that follow from the predictions.
+    # The result: checkpoint and data, how they were evaluated, and what follows from the predictions.
     class_names = _class_names(task, weights)
     places = _places(task.split, predictions.rows_N)
     reliability = statistics.reliability(predictions.confidences_N, predictions.is_right_N)

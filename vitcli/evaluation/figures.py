@@ -132,14 +132,13 @@ def _most_confused(
     """Return all classes if they are few, else those of the most frequent confusions, in class order."""
     if num_classes <= MOST_CLASSES:
         return list(range(num_classes))
-    is_wrong_P = labels_P != predicted_P
-    by_count = np.argsort(-counts_P[is_wrong_P], kind="stable")
-    chosen: dict[int, None] = {}
-    for index in by_count:
-        pair = (int(labels_P[is_wrong_P][index]), int(predicted_P[is_wrong_P][index]))
-        if len(chosen.keys() | set(pair)) > MOST_CLASSES:
+    wrong = np.flatnonzero(labels_P != predicted_P)
+    chosen: set[int] = set()
+    for index in wrong[np.argsort(-counts_P[wrong], kind="stable")]:
+        pair = {int(labels_P[index]), int(predicted_P[index])}
+        if len(chosen | pair) > MOST_CLASSES:
             break
-        chosen |= dict.fromkeys(pair)
+        chosen |= pair
     return sorted(chosen) or list(range(MOST_CLASSES))
 
 

@@ -101,8 +101,9 @@ def _write_tables(folder: Path, result: EvalResult) -> None:
     ]
     header = ("label", "class", "num_examples", "num_right", "top1")
     write_text(folder / "per_class.csv", csv_text([header, *per_class]))
-    pairs = zip(*(column.tolist() for column in _confusion(result)), strict=True)
     names = result.class_names
+    confusion = predictions.confusion(result.predictions, len(names))
+    pairs = zip(*(column.tolist() for column in confusion), strict=True)
     confused = [(names[label], names[predicted], count) for label, predicted, count in pairs]
     write_text(folder / "confusion.csv", csv_text([("class", "predicted", "num_examples"), *confused]))
 
@@ -111,8 +112,8 @@ def _write_figures(folder: Path, result: EvalResult) -> None:
     title = f"ECE {result.summary['ece']:.2%} of {len(result.predictions)} examples"
     plots.save(folder / "reliability.png", figures.reliability_diagram(result.reliability, title=title))
     if not result.predictions.has_several_labels:
-        figure = figures.confusion_matrix(*_confusion(result), result.class_names)
-        plots.save(folder / "confusion.png", figure)
+        confusion = predictions.confusion(result.predictions, len(result.class_names))
+        plots.save(folder / "confusion.png", figures.confusion_matrix(*confusion, result.class_names))
     mistakes = list(_mistakes(result))
     if mistakes:
         plots.save(folder / "mistakes.png", figures.mistakes_grid(mistakes))
@@ -121,10 +122,6 @@ def _write_figures(folder: Path, result: EvalResult) -> None:
         sides, top1, top5 = ([row[key] for row in curve] for key in ("resolution", "top1", "top5"))
         figure = figures.resolution_curve(sides, top1, top5, trained_side=result.trained_side)
         plots.save(folder / "resolution.png", figure)
-
-
-def _confusion(result: EvalResult):
-    return predictions.confusion(result.predictions, len(result.class_names))
 
 
 def _mistakes(result: EvalResult) -> Iterable[tuple]:

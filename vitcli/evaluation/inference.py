@@ -41,7 +41,7 @@ class EvalSettings:
     """Settings of a pass over a split, shared by all passes of a command.
 
     Attributes:
-        runtime: the processes that share the rows, and their device.
+        runtime: the processes that divide the rows among them, and their device.
         batch_size: images per forward pass.
         on_bad_image: "error" or "skip", for images that cannot be decoded.
         num_threads: loader threads of this process.
@@ -352,10 +352,8 @@ def fill_by_row(
     # Each row is zero on all processes but one, so a sum puts the processes' rows together.
     for values_N in (*columns.values(), seen_N):
         runtime.sum_over_processes(values_N)
-    num_skipped = int(runtime.sum_over_processes(torch.tensor(len(skipped))))
-    assert int(seen_N.max()) <= 1 and int(seen_N.sum()) + num_skipped == len(split), (
-        "a row was not counted once"
-    )
+    num_rows = int(seen_N.sum() + runtime.sum_over_processes(torch.tensor(len(skipped))))
+    assert int(seen_N.max()) <= 1 and num_rows == len(split), "a row was not counted once"
     if not seen_N.any():
         raise nothing_decoded(split)
     return seen_N.bool(), skipped

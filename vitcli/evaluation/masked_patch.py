@@ -26,6 +26,7 @@ def evaluate_patches(
 
     The corruption of a row depends on the row alone.
     """
+    # Columns by row; of the colours only the frequencies count.
     columns = {
         "losses": torch.zeros(len(split), dtype=torch.float64),
         "right": torch.zeros(len(split), dtype=torch.int64),
@@ -39,11 +40,12 @@ def evaluate_patches(
             colors_K.add_(masked_patch.color_counts(prediction).cpu())
         return values
 
+    # One pass, and its totals; there are no colours where pixels are predicted.
     batches = balanced_batches(model, split, preprocessing, settings)
     outputs = _predictions_of(model, batches, preprocessing, settings)
     seen_N, skipped = fill_by_row(columns, outputs, columns_of, split, settings)
     settings.runtime.sum_over_processes(colors_K)
-    num_colors, num_examples = int(colors_K.sum()), int(seen_N.sum())  # no colors where pixels are predicted
+    num_colors, num_examples = int(colors_K.sum()), int(seen_N.sum())
     return metrics.PatchMetrics(
         patch_accuracy=int(columns["right"].sum()) / num_colors if num_colors else None,
         most_frequent_color=int(colors_K.max()) / num_colors if num_colors else None,

@@ -144,8 +144,8 @@ def read_predictions(path: str) -> SavedPredictions:
     try:
         table = pq.read_table(path)
     except (pa.ArrowException, OSError) as error:
-        what = str(error).splitlines()[0][:120]
-        raise DataError(f"{path} is not a Parquet file, or damaged: {what}", where=path, fix=fix) from error
+        reason = str(error).splitlines()[0][:120]
+        raise DataError(f"{path} is not a Parquet file, or damaged: {reason}", where=path, fix=fix) from error
     about = _about(table.schema.metadata or {})
     if about is None or not set(COLUMNS) <= set(table.column_names):
         raise DataError(f"{path} holds no predictions of vit", where=path, fix=fix)

@@ -35,6 +35,7 @@ def read_real(path: str) -> list[list[int]]:
         DataError: the file is missing, not JSON, or not a list of classes for each image.
         MachineError: the file cannot be read.
     """
+    # The file, compressed or not.
     try:
         content = Path(path).read_bytes()
         lists = json.loads(gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content)
@@ -42,11 +43,12 @@ def read_real(path: str) -> list[list[int]]:
         fix = "real.json of github.com/google-research/reassessed-imagenet, or the path of another such file"
         raise DataError(f"there is no file {path}", where="--real", fix=fix) from error
     except (gzip.BadGzipFile, zlib.error, EOFError, RecursionError, ValueError) as error:
-        what = f"{path} is damaged or not JSON: {error}"
-        raise DataError(what, where="--real", fix="download it again") from error
+        problem = f"{path} is damaged or not JSON: {error}"
+        raise DataError(problem, where="--real", fix="download it again") from error
     except OSError as error:
-        what = f"{path} cannot be read: {error}"
-        raise MachineError(what, where="--real", fix="download it again") from error
+        problem = f"{path} cannot be read: {error}"
+        raise MachineError(problem, where="--real", fix="download it again") from error
+    # A list of classes for each image.
     if not isinstance(lists, list) or not lists:
         raise DataError(f"{path} holds no lists", where="--real", fix="one list of classes for each image")
     wrong = next((index for index, entry in enumerate(lists) if not _is_list_of_classes(entry)), None)
@@ -70,6 +72,7 @@ def labels_for_rows(
     Raises:
         DataError: no such column, an image's number exceeds the lists, or their count differs from the rows.
     """
+    # The column that the user names.
     if column is not None:
         numbers = split.column(column)
         if numbers is None:
@@ -79,6 +82,7 @@ def labels_for_rows(
                 fix="name the column that holds each image's number from 0, or leave the option out",
             )
         return _picked(split, lists, numbers, f"column {column}")
+    # Without a name: file names, a column of numbers, the order of the rows.
     paths = split.column(PATHS)
     named = [FILE_NAME.search(path or "") for path in paths or ()]
     if named and all(named):
@@ -107,6 +111,7 @@ def labels_of_split(
     Raises:
         DataError: the labels name other classes, or disagree with most labels of the split.
     """
+    # They must name the data's classes, and agree with most of its labels.
     of_rows, matched_by = labels_for_rows(split, lists, column=column)
     highest = max((number for numbers in of_rows for number in numbers), default=0)
     if highest >= split.num_classes:
@@ -123,6 +128,7 @@ def labels_of_split(
             where=f"--real {path}, {split.name}, by {matched_by}",
             fix="use a copy with ImageNet's order of classes, or name the images with --real-index",
         )
+    # In the checkpoint's numbers.
     if number_of is not None:
         of_rows = [[number_of[number] for number in numbers] for numbers in of_rows]
     check_any(of_rows, split.name)

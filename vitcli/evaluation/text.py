@@ -1,6 +1,5 @@
 """Results of `vit evaluate`, `vit compare` and `vit predict` as text for the terminal."""
 
-from pathlib import PurePath
 from typing import Any
 
 from vitcli.output.document import simple_table
@@ -9,6 +8,7 @@ from vitcli.output.text import (
     pairs,
     percent,
     plain,
+    short_names,
     size_text,
     skipped,
     speed,
@@ -137,8 +137,8 @@ def _assertions(result: dict[str, Any]) -> str:
 
 def _several(result: dict[str, Any]) -> str:
     evaluations = result["evaluations"]
-    ckpts = _without_common_folders([result["ckpt"] for result in evaluations])
-    datasets = _without_common_folders([result["dataset"] for result in evaluations])
+    ckpts = short_names(result["ckpt"] for result in evaluations)
+    datasets = short_names(result["dataset"] for result in evaluations)
     names = [(plain(ckpts[result["ckpt"]]), plain(datasets[result["dataset"]])) for result in evaluations]
     text = _numbered(evaluations, names)
     if max(map(len, text.splitlines())) > terminal_width():
@@ -165,14 +165,6 @@ def _numbered(evaluations: list[dict[str, Any]], names: list[tuple[str, str]] | 
         cells += [percent(result.get("real_top1"))] if has_real else []
         rows.append((*cells, f"{result['loss']:.4f}", percent(result["ece"])))
     return simple_table({**columns, **dict.fromkeys(numbers, "number")}, rows).as_text(width=NO_LIMIT)
-
-
-def _without_common_folders(names: list[str]) -> dict[str, str]:
-    """Return each name without the folders that all have in common, at least its last part."""
-    folders = [PurePath(name).parent.parts for name in names]
-    least = min(map(len, folders))
-    same = next((k for k in range(least) if len({parts[k] for parts in folders}) > 1), least)
-    return {name: str(PurePath(*PurePath(name).parts[same:])) for name in names}
 
 
 def _with_interval(result: dict[str, Any], key: str) -> str:
