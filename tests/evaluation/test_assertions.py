@@ -58,14 +58,14 @@ def test_real_top1_is_only_known_where_real_labels_are():
 
 
 def test_nothing_holds_of_a_number_that_there_is_not():
-    (found,) = assertions.parse(["real_top1<2"], keys=("real_top1",))
+    found = assertions.parse("real_top1<2", keys=("real_top1",))
 
     assert not found.holds(RESULT)
     assert "null" in assertions.failed([found], [("x", RESULT)]).message
 
 
 def test_the_error_names_the_value_the_bound_and_which_result():
-    several = assertions.parse(["top1>=0.9", "loss<0.1"], keys=KEYS)
+    several = [assertions.parse(text, keys=KEYS) for text in ("top1>=0.9", "loss<0.1")]
     worse = RESULT | {"top1": 0.5, "loss": 0.05}
 
     error = assertions.failed(several, [("A on data", RESULT), ("B on data", worse)])
@@ -77,4 +77,4 @@ def test_the_error_names_the_value_the_bound_and_which_result():
 
 
 def test_no_error_where_all_holds():
-    assert assertions.failed(assertions.parse(["top1>0"], keys=KEYS), [("A", RESULT)]) is None
+    assert assertions.failed([assertions.parse("top1>0", keys=KEYS)], [("A", RESULT)]) is None
