@@ -6,25 +6,19 @@ All numbers of a run's card come from its summary. Local paths are shown by thei
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import EvalResult, ModelCardData
+
 from vitcli import recipe as recipes
 from vitcli.data.dataset import is_remote
 from vitcli.evaluation.statistics import NUM_RESAMPLES, accuracy_interval
-from vitcli.export.card_parts import (
-    code,
-    eval_results,
-    fenced,
-    front_matter,
-    is_classifier_run,
-    paragraph,
-    split_of,
-    table,
-)
+from vitcli.export.markdown import code, fenced, paragraph, table
 from vitcli.export.usage import HERE, how_to_load
 from vitcli.models.architecture import Architecture
 from vitcli.output.redaction import is_local, public_name, public_toml, public_values
 from vitcli.output.text import percent, plain, size_text, top5_is_informative
 from vitcli.weights.formats import unsupported_feature
 
+TAGS = ["image-classification", "vision-transformer", "vitcli"]
 CARD = """{front_matter}
 # {model} on {dataset}
 
@@ -85,14 +79,14 @@ def model_card(summary: dict[str, Any], recipe_toml: str, arch: Architecture) ->
     public, is_classifier = public_values(summary), is_classifier_run(summary)
     hub_id = _id_on_the_hub(summary["dataset"])
     return CARD.format(
-        front_matter=front_matter(
+        front_matter=_front_matter(
             loads_in_timm=not unsupported_feature("timm", arch),
             is_classifier=is_classifier,
             ckpt=summary["ckpt"],
             model_name=f"{summary['model']} on {plain(public['dataset'])}",
             datasets=[hub_id] if hub_id else None,
             metrics=["accuracy"] if is_classifier else None,
-            eval_results=eval_results(summary, hub_id) if is_classifier else None,
+            eval_results=_eval_results(summary, hub_id) if is_classifier else None,
         ),
         model=public["model"],
         dataset=code(public["dataset"]),
@@ -131,12 +125,61 @@ def weights_card(exported: dict[str, Any], loading: str) -> str:
         f"{code(origin)} applies."
     )
     return WEIGHTS_CARD.format(
-        front_matter=front_matter(loads_in_timm=True, is_classifier=num_classes > 0, ckpt=exported["ckpt"]),
+        front_matter=_front_matter(loads_in_timm=True, is_classifier=num_classes > 0, ckpt=exported["ckpt"]),
         model=exported["model"],
         facts=table(("", ""), facts),
         limits=paragraph(limits),
         loading=loading,
     )
+
+
+def _front_matter(*, loads_in_timm: bool, is_classifier: bool, ckpt: str | None, **more: Any) -> str:
+    """Return the YAML block of a card, between its lines of dashes.
+
+    Args:
+        loads_in_timm: transformers then loads it too.
+        ckpt: that training started from or that was copied; a Hub repository becomes the base model.
+        more: keywords of ModelCardData.
+    """
+    is_on_the_hub = ckpt is not None and ckpt.startswith(("hf-hub:", "timm/"))
+    data = ModelCardData(
+        library_name="timm" if loads_in_timm else "vitcli",
+        pipeline_tag="image-classification" if is_classifier else "image-feature-extraction",
+        tags=TAGS + (["timm", "transformers"] if loads_in_timm else []),
+        base_model=ckpt.removeprefix("hf-hub:").partition("@")[0] if is_on_the_hub else None,
+        **more,
+    )
+    return f"---\n{data.to_yaml()}\n---"
+
+
+def is_classifier_run(summary: dict[str, Any]) -> bool:
+    """Return whether the run was scored by classification accuracy."""
+    return "top1" in summary
+
+
+def _split_of(name: str) -> str:
+    """Return the split in the name that the data package gives a split of a data set."""
+    dataset, _, split = name.rpartition(", split ")
+    return split if dataset else ""
+
+
+def _eval_results(summary: dict[str, Any], dataset_on_hub: str | None) -> list[EvalResult]:
+    """Return the accuracies of a run as the Hub reads them."""
+    runs = len(summary.get("runs") or ())
+    dataset = plain(public_name(summary["dataset"]))
+    scores = ("top1", "top5") if top5_is_informative(summary["num_classes"]) else ("top1",)
+    return [
+        EvalResult(
+            task_type="image-classification",
+            dataset_type=dataset_on_hub or dataset,
+            dataset_name=dataset,
+            dataset_split=plain(_split_of(summary["eval_split"])) or None,
+            metric_type="accuracy",
+            metric_name=key.replace("top", "top-") + (f", mean of {runs} runs" if runs > 1 else ""),
+            metric_value=summary[key],
+        )
+        for key in scores
+    ]
 
 
 def _id_on_the_hub(dataset: str) -> str | None:
@@ -235,7 +278,7 @@ def _data(summary: dict[str, Any]) -> str:
 
 def _is_dev(summary: dict[str, Any]) -> bool:
     """Return whether the evaluated images are a part of the training split."""
-    return split_of(summary["eval_split"]).endswith("dev part")
+    return _split_of(summary["eval_split"]).endswith("dev part")
 
 
 def _protocol(summary: dict[str, Any]) -> str:

@@ -15,9 +15,8 @@ from vitcli import recipe as recipes
 from vitcli.errors import VitError
 from vitcli.export import export as exports
 from vitcli.export import hub
-from vitcli.export.card_parts import is_classifier_run
 from vitcli.export.export import ExportOptions
-from vitcli.export.model_card import model_card, weights_card
+from vitcli.export.model_card import is_classifier_run, model_card, weights_card
 from vitcli.export.usage import how_to_load, on_the_hub, replace_section
 from vitcli.output import run_folder
 from vitcli.output.progress import Progress
@@ -32,7 +31,6 @@ OPTIONS = {
     "to": "--to", "model_name": "--model", "image_size": "--res", "head": "--no-head", "names": "--names",
     "images": "--images", "overwrite": "--overwrite",
 }  # fmt: skip
-SUMMARY_KEYS = {"command", "dataset", "model"}  # of every summary
 
 
 def push(
@@ -107,7 +105,7 @@ def _run_summary(folder: Path, options: ExportOptions) -> dict[str, Any] | None:
     if not any((folder / name).is_file() for name in (run_folder.RECIPE, run_folder.LOCK)):
         return None
     summary = run_folder.finished_summary(folder)
-    if not isinstance(summary, dict) or not summary.keys() >= SUMMARY_KEYS:
+    if not isinstance(summary, dict) or not summary.keys() >= {"command", "dataset", "model"}:
         raise VitError(
             f"the run in {folder} has not finished, or its {run_folder.SUMMARY} is damaged",
             where="CKPT",

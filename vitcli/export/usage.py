@@ -9,7 +9,7 @@ import re
 import shlex
 from typing import NamedTuple
 
-from vitcli.export.card_parts import fenced
+from vitcli.export.markdown import fenced
 from vitcli.models.architecture import Architecture
 from vitcli.models.variants import BIT, HYBRID
 from vitcli.output.redaction import is_local, public_name

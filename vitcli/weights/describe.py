@@ -1,4 +1,4 @@
-"""Description of weights: by our metadata, a config.json of others, or the tensors' names and shapes."""
+"""Description of weights: by our metadata, timm's or Hugging Face's config.json, or names and shapes."""
 
 from contextlib import suppress
 from dataclasses import replace
@@ -40,10 +40,10 @@ class WeightsInfo(NamedTuple):
 
 
 def describe(source: WeightsSource, content: WeightsContent, model_name: str | None) -> WeightsInfo:
-    """Return what the tensors are; WeightsError where that is unknown, damaged or contradictory."""
+    """Describe the tensors; WeightsError if their network is unknown or the stored data contradict them."""
     vit = content.vit or source.config.get("vit")
     with as_weights_error("the stored metadata"):
-        info = _from_our_metadata(vit) if vit else _from_others(source, content, model_name)
+        info = _from_our_metadata(vit) if vit else _from_foreign(source, content, model_name)
     _check_trusted(info.architecture)
     if model_name is not None and _family(model_name) != _family(info.architecture.name):
         message = f"these are weights of {info.architecture.name}, not of {model_name}"
@@ -62,8 +62,8 @@ def _from_our_metadata(vit: dict) -> WeightsInfo:
     return WeightsInfo(arch, preprocessing, class_names, numerics, dict(vit.get("metadata") or {}))
 
 
-def _from_others(source: WeightsSource, content: WeightsContent, model_name: str | None) -> WeightsInfo:
-    """Use a config.json of others, else the tensors alone; the GELU by the rule of design.md, section 4."""
+def _from_foreign(source: WeightsSource, content: WeightsContent, model_name: str | None) -> WeightsInfo:
+    """Use timm's or Hugging Face's config.json, else the tensors alone; the GELU follows from the origin."""
     preprocessing, class_names, metadata = None, None, {}
     if content.spelling == "huggingface":
         return _from_huggingface(source, content, model_name)
@@ -140,8 +140,7 @@ def _check_trusted(arch: Architecture) -> None:
     """Refuse a stored architecture that asks timm for anything but a network."""
     if not timm.is_model(arch.timm_name) or "." in arch.timm_name:
         raise file_error(f"timm has no network {arch.timm_name!r}", fix="update timm")
-    options = FACTORY_OPTIONS & arch.model_args.keys()
-    if options:
+    if options := FACTORY_OPTIONS & arch.model_args.keys():
         raise file_error(f"the stored model_args ask for {', '.join(sorted(options))}")
 
 

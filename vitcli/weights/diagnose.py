@@ -106,7 +106,7 @@ def diagnose(ckpt: str, *, model_name: str | None, stop_at_problem: bool = False
 
 
 def _recognise(diagnosis: Diagnosis, content: WeightsContent, model_name: str | None) -> None:
-    """Find what the tensors are; where that is refused, what they look like otherwise."""
+    """Find the network that the tensors belong to; fall back to one that they resemble."""
     source, info = diagnosis.source, None
     with diagnosis.step("the stored metadata"):
         info = describe(source, content, model_name)
@@ -181,8 +181,7 @@ def mismatches(state: dict[str, Tensor], expected: dict[str, torch.Size]) -> dic
 def check_fits(state: dict[str, Tensor], expected: dict[str, torch.Size], arch: Architecture) -> None:
     """Refuse tensors whose names and shapes are not exactly those of the network."""
     by_kind = mismatches(state, expected).items()
-    reasons = [f"{len(names)} {kind}: {first_few(names)}" for kind, names in by_kind if names]
-    if reasons:
+    if reasons := [f"{len(names)} {kind}: {first_few(names)}" for kind, names in by_kind if names]:
         network = f"{arch.name} at {arch.image_size[0]}x{arch.image_size[1]} with {arch.num_classes} classes"
         fix = "name the right model with --model, or take a new head where only the head differs"
         raise file_error(f"the tensors do not fit {network}; {'; '.join(reasons)}", fix=fix)
@@ -198,7 +197,6 @@ def find_non_finite(state: dict[str, Tensor]) -> list[str]:
 
 def check_finite(state: dict[str, Tensor]) -> None:
     """Refuse tensors that hold NaN or infinity."""
-    names = find_non_finite(state)
-    if names:
+    if names := find_non_finite(state):
         fix = "use weights from before they became non-finite"
         raise file_error(f"non-finite numbers in {first_few(names)}", fix=fix)

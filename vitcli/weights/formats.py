@@ -18,7 +18,7 @@ from vitcli.weights.load import load
 from vitcli.weights.onnx import OnnxNetwork, write_onnx
 
 SUFFIXES = {"timm": "", "onnx": ".onnx", "npz": ".npz", "safetensors": ".safetensors"}  # "timm" is a folder
-PAPER_NORM_EPS = 1e-6  # and timm's
+PAPER_NORM_EPS = Architecture.norm_eps  # and timm's
 
 
 def format_of(to: str | None, out: Path, *, names: str) -> str:

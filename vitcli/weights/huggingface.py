@@ -96,6 +96,7 @@ def from_huggingface(state: dict[str, Tensor]) -> HuggingFaceTensors:
     Raises:
         WeightsError: a tensor is missing, unknown, duplicated or of an impossible shape.
     """
+    # Spell all names as save_pretrained does, and set aside what a classifier does not use
     left = _in_saved_spelling(state)
     unused = tuple(name for name in state if _as_saved(name) in UNUSED)
 

@@ -367,11 +367,9 @@ def _axes_text(axes: list[str], sizes: Sizes) -> str:
 
 def _check_tensor_names(state: dict[str, Tensor], entries: list[Array]) -> None:
     known = {entry.timm for entry in entries}
-    unknown = [name for name in state if name not in known]
-    if unknown:
+    if unknown := [name for name in state if name not in known]:
         raise _bad_state(f"the authors' format has no name for the tensor {unknown[0]}")
-    missing = [entry.timm for entry in entries if entry.timm not in state]
-    if missing:
+    if missing := [entry.timm for entry in entries if entry.timm not in state]:
         raise _bad_state(f"the tensor {missing[0]} is missing")
 
 

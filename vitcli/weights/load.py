@@ -25,7 +25,7 @@ class LoadReport:
     missing: tuple[str, ...]
     resampled: tuple[str, ...]
     replaced: tuple[str, ...]
-    unused: tuple[str, ...] = ()
+    unused: tuple[str, ...]
 
     def lines(self) -> list[str]:
         """Return a line for each kind of tensor."""

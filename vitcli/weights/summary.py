@@ -15,7 +15,7 @@ from vitcli.errors import VitError
 from vitcli.models.architecture import Architecture
 from vitcli.models.flops import forward_macs
 from vitcli.models.variants import find_variant
-from vitcli.output.text import first_few, plain
+from vitcli.output.text import first_few, plain, size_text
 from vitcli.weights.describe import WeightsInfo
 from vitcli.weights.diagnose import Diagnosis, diagnose, find_non_finite, mismatches
 from vitcli.weights.files import as_weights_error
@@ -128,7 +128,7 @@ def _stored_values(info: WeightsInfo | None) -> dict[str, Any]:
 
 
 def _summary(preprocessing: dict) -> str | None:
-    """Return one line on it; None for the preprocessing of another version."""
+    """Summarise the preprocessing in one line; None if another version stored it."""
     with suppress(VitError), as_weights_error("the stored preprocessing"):
         return Preprocessing.from_dict(preprocessing).summary()
 
@@ -209,7 +209,7 @@ def _network_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
     variant = find_variant(result["model"])
     in_timm = f", {variant.timm_name} in timm" if variant and variant.is_timms else ""
     compute, tokens, prefix = (result[key] for key in ("forward_gmacs", "tokens", "prefix_tokens"))
-    size, patch_size = "x".join(map(str, result["resolution"])), result["patch_size"]
+    size, patch_size = size_text(result["resolution"]), result["patch_size"]
     inputs = {"token": ", reads the class token", "gap": ", reads the mean of the tokens"}
     head = result["head"] + inputs.get(result["classifier"], "")
     is_head_missing = result["usable"] and result["missing"]

@@ -207,8 +207,8 @@ def timm_config(arch: Architecture, preprocessing: dict, class_names: tuple[str,
     """
     known = timm.models.get_pretrained_cfg(arch.timm_name)
     stored = known.to_dict(remove_source=True) if known else {}
-    others = ("label", "test_", "min_", "tag", "license", "description", "origin_url", "paper", "notes")
-    stored = {key: value for key, value in stored.items() if not key.startswith(others)}
+    left_out = ("label", "test_", "min_", "tag", "license", "description", "origin_url", "paper", "notes")
+    stored = {key: value for key, value in stored.items() if not key.startswith(left_out)}
     stored |= {
         "architecture": arch.timm_name,
         "custom_load": False,
