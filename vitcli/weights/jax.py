@@ -35,6 +35,7 @@ LINEN_NAMES = {
     "LayerNorm_2": "LayerNorm_1",
     "MlpBlock_3": "MlpBlock_0",
 }
+NUMBERED_CONV = re.compile(r"^(standardized_conv2d)_\d+$")
 PUBLISHED_NAMES = {linen: published for published, linen in LINEN_NAMES.items()}
 FLAX_NORM, TF_NORM = ("scale", "bias"), ("gamma", "beta")
 
@@ -382,7 +383,8 @@ def _in_linen_spelling(arrays: dict[str, np.ndarray]) -> dict[str, OfficialArray
             if OF_A_MODEL.match(_without_prefix(name)):
                 raise _bad_file(f"the array {name} is not under {prefix}, as others are")
             continue
-        linen = "/".join(_linen_name(part) for part in name.removeprefix(prefix).split("/"))
+        parts = name.removeprefix(prefix).split("/")
+        linen = "/".join(LINEN_NAMES.get(part) or NUMBERED_CONV.sub(r"\1", part) for part in parts)
         if linen == "pos_embedding":
             linen = POSITION_EMBEDDING
             array = _with_class_row(array) if f"{prefix}cls" in arrays else array
@@ -390,10 +392,6 @@ def _in_linen_spelling(arrays: dict[str, np.ndarray]) -> dict[str, OfficialArray
             raise _bad_file(f"the array {name} is stored twice, in two spellings")
         stored[linen] = OfficialArray(name, array)
     return stored
-
-
-def _linen_name(part: str) -> str:
-    return LINEN_NAMES.get(part) or re.sub(r"^standardized_conv2d_\d+$", "standardized_conv2d", part)
 
 
 def _with_class_row(posemb_1ND: np.ndarray) -> np.ndarray:

@@ -3,6 +3,7 @@
 import math
 import re
 from dataclasses import replace
+from operator import attrgetter
 
 import timm
 from torch import Tensor
@@ -63,16 +64,12 @@ def _transformer(shapes: Shapes, heads: int | None, image_size: tuple[int, int] 
     blocks, width = _backbone(shapes)
     # Find the variant of this size; without one, the number of heads must be known
     size = (layers, hidden, mlp, kernel, blocks, width)
-    of_size = (
-        v
-        for v in VARIANTS.values()
-        if (v.layers, v.hidden, v.mlp, v.patch_size, v.blocks, v.width) == size and heads in (None, v.heads)
-    )
-    variant = next(of_size, None)
+    size_of = attrgetter("layers", "hidden", "mlp", "patch_size", "blocks", "width")
+    known = (v for v in VARIANTS.values() if size_of(v) == size and heads in (None, v.heads))
+    variant = next(known, None)
     if variant is None and (heads is None or hidden % heads):
-        raise _unrecognised(
-            f"no known model has {layers} layers of width {hidden}, an MLP of {mlp}, patches of {kernel}"
-        )
+        sizes = f"{layers} layers of width {hidden}, an MLP of {mlp}, patches of {kernel}"
+        raise _unrecognised(f"no known model has {sizes}")
     if variant:
         name, timm_name, args = variant.name, variant.timm_name, variant.timm_args
     else:
