@@ -110,7 +110,8 @@ def reproduce(
         from vitcli.evaluation.real_labels import read_real
 
         read_real(real)  # a damaged file is refused before days of training
-    folder = options.out or default_folder(row)
+    # The default folder has no time in its name, so that the same command resumes.
+    folder = options.out or Path("runs", f"reproduce-{slug(row.training, merge=False)}")
     options = replace(options, out=folder)
     Progress(quiet=options.quiet, is_main=launch.global_rank() == 0).note(_introduction(row, recipes))
 
@@ -168,13 +169,12 @@ def _finetuned(
 
 def _scored(evaluations: list[dict[str, Any]], row: PaperRow) -> dict[str, Any]:
     """Summarise evaluations of checkpoints, one for each run."""
-    name, count = (
-        ("real_top1", "num_real_examples") if row.labels == "real" else ("top1", "num_eval_examples")
-    )
-    runs = [{"seed": None, "top1": evaluation[name]} for evaluation in evaluations]
-    mean = fmean(run["top1"] for run in runs)
+    is_real = row.labels == "real"
+    runs = [{"seed": None, "top1": each["real_top1" if is_real else "top1"]} for each in evaluations]
+    num_images = evaluations[0]["num_real_examples" if is_real else "num_eval_examples"]
+    scored = [(fmean(run["top1"] for run in runs), num_images)]
     elapsed_s = sum(evaluation["elapsed_s"] for evaluation in evaluations)
-    return {"runs": runs, "scored": [(mean, evaluations[0][count])], "lr": None, "elapsed_s": elapsed_s}
+    return {"runs": runs, "scored": scored, "lr": None, "elapsed_s": elapsed_s}
 
 
 def _vtab(
@@ -209,8 +209,3 @@ def _introduction(row: PaperRow, recipes: Mapping[str, Recipe]) -> str:
 def num_arms(recipe: Recipe) -> int:
     """Return the number of trials of a recipe's sweep."""
     return len(trials(recipe)) if recipe.choices else 0
-
-
-def default_folder(row: PaperRow) -> Path:
-    """Return the default folder of a row, without the time, so that the same command resumes."""
-    return Path("runs", f"reproduce-{slug(row.training, merge=False)}")

@@ -29,18 +29,16 @@ def plan(
     # Images and compute follow from the recipes; unknown if one of them is.
     costs = [_cost(row.model, recipe) for recipe in recipes.values()]
     first = next(iter(recipes.values()), None)
-    known = [cost for cost in costs if cost["exaflops"] is not None]
+    is_known = all(cost["exaflops"] is not None for cost in costs)
+    images = sum(cost["images_seen"] for cost in costs) if is_known else None
     # The time follows from the speed of ten steps.
     measured, not_measured = _measured(first, options, finetune) if first else (None, "no training")
     times = {"measured_images_per_s": None, "hours": None, "gpu_hours": None}
-    images = sum(cost["images_seen"] for cost in known) if len(known) == len(costs) else None
     if measured and images:
-        hours = images / measured["measured_images_per_s"] / 3600
-        times = {
-            "measured_images_per_s": measured["measured_images_per_s"],
-            "hours": hours,
-            "gpu_hours": hours * measured["world_size"] if torch.cuda.is_available() else None,
-        }
+        speed = measured["measured_images_per_s"]
+        hours = images / speed / 3600
+        gpu_hours = hours * measured["world_size"] if torch.cuda.is_available() else None
+        times = {"measured_images_per_s": speed, "hours": hours, "gpu_hours": gpu_hours}
     return {
         "command": "reproduce",
         "row": row.name,
@@ -56,7 +54,7 @@ def plan(
         "batch_size": first.train.batch_size if first else None,
         "trainings": sum(cost["arms"] + cost["runs"] for cost in costs),
         "images_seen": images,
-        "exaflops": None if images is None else sum(cost["exaflops"] for cost in known),
+        "exaflops": sum(cost["exaflops"] for cost in costs) if is_known else None,
         **times,
         "not_measured": not_measured,
         "recipe": to_toml(first) if first else None,
@@ -68,13 +66,7 @@ def _cost(model: str, recipe: Recipe) -> dict[str, Any]:
     schedule = recipe.schedule
     num_examples = dataset_aliases().get(recipe.data.dataset, {}).get("train_examples")
     arms, runs = num_arms(recipe), recipe.train.runs
-    cost = {
-        "arms": arms if arms > 1 else 0,
-        "runs": runs,
-        "steps": None,
-        "images_seen": 0,
-        "exaflops": None,
-    }
+    cost = {"arms": arms if arms > 1 else 0, "runs": runs, "steps": None, "images_seen": 0, "exaflops": None}
     if schedule.steps is None and num_examples is None:
         return cost
     batch_size = recipe.train.batch_size
@@ -93,9 +85,9 @@ def _measured(
     missing = _missing(recipe)
     if missing and not options.measure:
         return None, f"{missing}; --measure downloads it if possible and measures ten steps"
-    single = settled(recipe, {"train.runs": 1})
+    options = replace(options, dry_run=True, measure=True, out=None)
     try:
-        return finetune(single, replace(options, dry_run=True, measure=True, out=None)), None
+        return finetune(settled(recipe, {"train.runs": 1}), options), None
     except (DataError, WeightsError) as error:
         return None, error.message
 

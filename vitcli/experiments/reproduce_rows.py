@@ -3,7 +3,7 @@
 Numbers in the file are percent, as the paper prints them; in the code accuracies are fractions.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import hypot, sqrt
 from pathlib import Path
@@ -97,61 +97,48 @@ def read_rows(file: str | None) -> PaperTables:
     label = recipe.label(path)
     table = recipe.read_toml(path)
     rows, problems = validate(PaperTables, table, noun="a file of rows", see=SEE, file=label)
-    if problems := problems or _contradictions(rows, label):
+    if problems := problems or [Problem(problem, label, fix) for problem, fix in _contradictions(rows)]:
         raise report(problems, label, see=SEE)
     return rows
 
 
-def _contradictions(rows: PaperTables, label: str) -> list[Problem]:
-    """List contradictions between parts of a file that fits the schema."""
-    problems = [*_task_problems(rows), *_column_problems(rows), *_copy_problems(rows)]
-    for name, scale in rows.scales.items():
-        problems += _recipe_problems(scale.recipe, f"scales.{name}")
-    return [Problem(problem, label, fix) for problem, fix in problems]
-
-
-def _task_problems(rows: PaperTables) -> Iterator[tuple[str, str]]:
+def _contradictions(rows: PaperTables) -> Iterator[tuple[str, str]]:
+    """Yield contradictions between parts of a file that fits the schema: (problem, fix)."""
+    # Tasks and their recipes.
     for name, task in rows.tasks.items():
         if (task.recipe is None) != (task.dataset == VTAB):
             yield f"tasks.{name} has {'no' if task.recipe is None else 'a'} recipe", "only vtab has none"
         elif task.recipe:
             yield from _recipe_problems(task.recipe, f"tasks.{name}")
-
-
-def _column_problems(rows: PaperTables) -> Iterator[tuple[str, str]]:
+    # Columns, and the names in them.
+    recipes = {task.recipe for task in rows.tasks.values()}
     for name, column in rows.columns.items():
         place = f"columns.{name}"
         if (column.ckpt is None) == (column.unreleased is None):
             yield f"{place} has {'neither' if column.ckpt is None else 'both'}", "one of ckpt and unreleased"
-        yield from _unknown_names(
-            [column.unreleased] if column.unreleased else [], rows.reasons, f"{place}.unreleased"
-        )
-        yield from _unknown_names(
-            [column.instead] if column.instead else [], rows.columns, f"{place}.instead"
-        )
+        yield from _unknown_names([column.unreleased], rows.reasons, f"{place}.unreleased")
+        yield from _unknown_names([column.instead], rows.columns, f"{place}.instead")
         yield from _unknown_names(column.published, rows.tasks, f"{place}.published")
-        yield from _unknown_names(
-            column.set_of, {task.recipe for task in rows.tasks.values()}, f"{place}.set_of"
-        )
+        yield from _unknown_names(column.set_of, recipes, f"{place}.set_of")
         if column.protocol == "evaluate" and (column.set or column.set_of or VTAB in column.published):
             yield f"{place} is scored without training", "leave set, set_of and vtab out"
-
-
-def _copy_problems(rows: PaperTables) -> Iterator[tuple[str, str]]:
+    # Copies of columns, and small runs.
     for name, copy in rows.copies.items():
         yield from _unknown_names([copy.of], rows.columns, f"copies.{name}.of")
         if copy.of in rows.columns:
             yield from _unknown_names(copy.tasks, rows.columns[copy.of].published, f"copies.{name}.tasks")
+    for name, scale in rows.scales.items():
+        yield from _recipe_problems(scale.recipe, f"scales.{name}")
 
 
-def _unknown_names(names, known, place: str) -> Iterator[tuple[str, str]]:
+def _unknown_names(
+    names: Iterable[str | None], known: Iterable[str | None], place: str
+) -> Iterator[tuple[str, str]]:
     known = [name for name in known if name]
     for name in names:
-        if name not in known:
-            yield (
-                f"{place} names {name!r}, which does not exist{nearest(name, known)}",
-                f"one of {', '.join(known)}",
-            )
+        if name is not None and name not in known:
+            problem = f"{place} names {name!r}, which does not exist{nearest(name, known)}"
+            yield problem, f"one of {', '.join(known)}"
 
 
 def _recipe_problems(name: str, place: str) -> Iterator[tuple[str, str]]:
@@ -224,10 +211,9 @@ def find_row(tables: PaperTables, name: str, *, scale: str | None, ckpt: str | N
     rows = rows_of(tables)
     name = next((key for key in rows if key.lower() == name.lower()), name)
     if name not in rows:
+        problem = f"there is no row {name!r}{nearest(name.lower(), rows)}"
         fix = "vit reproduce --list shows all rows; a name is COLUMN/TASK, such as " + next(iter(rows))
-        raise VitError(
-            f"there is no row {name!r}{nearest(name.lower(), rows)}", where="argument ROW", fix=fix
-        )
+        raise VitError(problem, where="argument ROW", fix=fix)
     row = rows[name]
     if row.unreleased and not ckpt:
         public = f"the nearest public row: vit reproduce {row.instead}; " if row.instead else ""
@@ -239,10 +225,9 @@ def find_row(tables: PaperTables, name: str, *, scale: str | None, ckpt: str | N
     if scale is None:
         return replace(row, ckpt=ckpt or row.ckpt)
     if scale not in tables.scales:
+        problem = f"there is no scale {scale!r}{nearest(scale, tables.scales)}"
         fix = f"one of {', '.join(tables.scales)}" if tables.scales else "leave it out: these rows have none"
-        raise VitError(
-            f"there is no scale {scale!r}{nearest(scale, tables.scales)}", where="--scale", fix=fix
-        )
+        raise VitError(problem, where="--scale", fix=fix)
     if ckpt:
         raise VitError("--scale has its own weights", where="--ckpt", fix="leave one of the two out")
     return _at_scale(row, tables, scale)
@@ -274,14 +259,12 @@ def judge(
     """
     mean, count = fmean(accuracies), len(accuracies)
     std = stdev(accuracies) if count > 1 else None
-    parts = {
-        "ours": (UNKNOWN_STD if std is None else max(std, LEAST_STD)) / sqrt(count),
-        "published": UNKNOWN_STD
-        if published_std is None
-        else max(published_std, LEAST_STD) / sqrt(PUBLISHED_RUNS),
-        "test_set": sqrt(sum(p * (1 - p) / number for p, number in scored)) / len(scored),
-    }
-    difference, error = mean - published, hypot(*parts.values())
+    # The three parts of the error.
+    ours = (UNKNOWN_STD if std is None else max(std, LEAST_STD)) / sqrt(count)
+    paper = UNKNOWN_STD if published_std is None else max(published_std, LEAST_STD) / sqrt(PUBLISHED_RUNS)
+    test_set = sqrt(sum(p * (1 - p) / number for p, number in scored)) / len(scored)
+    # The verdict.
+    difference, error = mean - published, hypot(ours, paper, test_set)
     z, num_scored = difference / error, sum(number for _, number in scored)
     verdict = REPRODUCED if abs(z) <= WITHIN else NOT_REPRODUCED
     return {
@@ -289,7 +272,7 @@ def judge(
         "published": {"mean": published, "std": published_std},
         "difference": difference,
         "standard_error": error,
-        "standard_error_parts": parts,
+        "standard_error_parts": {"ours": ours, "published": paper, "test_set": test_set},
         "z": z,
         "within": WITHIN,
         "verdict": verdict if expected in (None, num_scored) else OTHER_TEST_SET,
@@ -311,23 +294,22 @@ def failure(result: Mapping[str, Any]) -> CheckFailed | None:
         difference = f"{ours:.2%} against {published:.2%} is {result['z']:+.1f} standard errors"
         problem = f"{difference}, {WITHIN:g} are allowed"
         fix = "the runs are valid; docs/reproduce.md has the rule and the known differences"
-    return CheckFailed(
-        f"{result['row']} is not reproduced: {problem}", where=f"the runs in {result['run_dir']}", fix=fix
-    )
+    problem = f"{result['row']} is not reproduced: {problem}"
+    return CheckFailed(problem, where=f"the runs in {result['run_dir']}", fix=fix)
 
 
 def _row(tables: PaperTables, column: str, task: str) -> PaperRow:
     entry, paper_task = tables.columns[column], tables.tasks[task]
     mean, std = _fractions(entry.published[task])
     # Rows with ReaL labels score the runs of the task with the same recipe and its own labels.
-    recipe_name = paper_task.recipe
-    siblings = [t for t in entry.published if recipe_name and tables.tasks[t].recipe == recipe_name]
-    shared = next((t for t in siblings if tables.tasks[t].labels == "own"), task)
-    instead = entry.instead and f"{entry.instead}/{task}"
-    has_instead = instead and task in tables.columns[entry.instead].published
+    trained = task
+    if paper_task.labels == "real" and paper_task.recipe:
+        siblings = (name for name in entry.published if tables.tasks[name].recipe == paper_task.recipe)
+        trained = next((name for name in siblings if tables.tasks[name].labels == "own"), task)
+    has_instead = entry.instead and task in tables.columns[entry.instead].published
     return PaperRow(
         name=f"{column}/{task}",
-        training=f"{column}/{shared if paper_task.labels == 'real' else task}",
+        training=f"{column}/{trained}",
         about=entry.about,
         published=mean,
         published_std=std,
@@ -335,12 +317,12 @@ def _row(tables: PaperTables, column: str, task: str) -> PaperRow:
         model=entry.model,
         ckpt=entry.ckpt,
         unreleased=entry.unreleased and tables.reasons[entry.unreleased],
-        instead=instead if has_instead else None,
+        instead=f"{entry.instead}/{task}" if has_instead else None,
         protocol=entry.protocol,
-        recipe=recipe_name,
+        recipe=paper_task.recipe,
         dataset=paper_task.dataset,
         labels=paper_task.labels,
-        settings={**tables.shared.set, **entry.set, **entry.set_of.get(recipe_name or "", {})},
+        settings={**tables.shared.set, **entry.set, **entry.set_of.get(paper_task.recipe or "", {})},
     )
 
 

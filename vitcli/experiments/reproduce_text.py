@@ -24,10 +24,9 @@ def as_list(result: dict[str, Any]) -> str:
 def _verdict(result: dict[str, Any]) -> str:
     ours, parts = result["ours"], result["standard_error_parts"]
     runs = ", ".join(f"{100 * run['top1']:.2f}" for run in ours["runs"])
-    of_parts = ", ".join(
-        f"{name} {100 * parts[part]:.2f}"
-        for name, part in (("our runs", "ours"), ("published", "published"), ("test set", "test_set"))
-    )
+    names = {"ours": "our runs", "published": "published", "test_set": "test set"}
+    of_parts = ", ".join(f"{name} {100 * parts[part]:.2f}" for part, name in names.items())
+    labels = "ReaL labels" if result["labels"] == "real" else "its own labels"
     scale = f"{result['scale']}; its value was measured by us" if result["scale"] else None
     rows = [
         ("row", result["row"]),
@@ -39,15 +38,11 @@ def _verdict(result: dict[str, Any]) -> str:
         ("error", f"{100 * result['standard_error']:.2f} points: {of_parts}"),
         ("z", f"{result['z']:+.2f}, at most ±{result['within']:g} allowed"),
         ("verdict", result["verdict"]),
-        ("scored on", f"{result['num_test_examples']:,} images of {result['dataset']}, {_labels(result)}"),
+        ("scored on", f"{result['num_test_examples']:,} images of {result['dataset']}, {labels}"),
         ("lr", f"{result['lr']:g}" if result["lr"] else None),
         ("run folder", result["run_dir"]),
     ]
     return pairs((name, text) for name, text in rows if text)
-
-
-def _labels(result: dict[str, Any]) -> str:
-    return "ReaL labels" if result["labels"] == "real" else "its own labels"
 
 
 def _plan(plan: dict[str, Any]) -> str:

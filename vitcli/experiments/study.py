@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from vitcli.errors import VitError
-from vitcli.experiments import study_grid, study_schema
+from vitcli.experiments import study_folder, study_grid, study_schema
 from vitcli.experiments.study_grid import StudyRun
 from vitcli.experiments.study_schema import Score, Study, folder_name
 from vitcli.output.atomic import read_json
 from vitcli.output.progress import Progress
-from vitcli.recipe import Recipe, find_for_dataset, merge
+from vitcli.recipe import Draft, Recipe, find_for_dataset, merge
 from vitcli.recipe.sweep import check_with_choices
 from vitcli.recipe.validation import Problem, report
 from vitcli.training.sequence import run_all
@@ -107,38 +107,42 @@ def run(
     """
     from vitcli.distributed.runtime import shared_process_group
     from vitcli.distributed.runtime import start as start_runtime  # loads torch
-    from vitcli.experiments import study_folder as files
 
     # The default folder has no time in its name, so that the same command resumes.
-    folder = out or Path("runs", f"study-{folder_name(prepared.name)}")
+    folder, score = out or Path("runs", f"study-{folder_name(prepared.name)}"), prepared.study.score
     with shared_process_group(), ExitStack() as held:
         runtime = start_runtime("auto")
         progress = Progress(quiet=quiet, is_main=runtime.is_main)
-        runtime.on_main(lambda: files.claim(held, folder, prepared.study, overwrite=overwrite))
+        runtime.on_main(lambda: study_folder.claim(held, folder, prepared.study, overwrite=overwrite))
 
         # Finished runs stay as they are, and a study that is complete needs no data.
         scores = runtime.on_main(lambda: _scores(folder, prepared))
         missing = [number for number, cell in enumerate(prepared.cells) if not scores[cell.name]]
         if missing:
             actions.check()
-        plans = runtime.on_main(lambda: read_json(folder / files.PLAN)) or _plans(prepared, actions)
-        runtime.on_main(lambda: files.begin(folder, prepared.study, plans))
+        plans = runtime.on_main(lambda: read_json(folder / study_folder.PLAN)) or _plans(prepared, actions)
+        runtime.on_main(lambda: study_folder.begin(folder, prepared.study, plans))
         written_at = time.monotonic()
 
         # Each of the other runs is trained and scored; tables and figures are updated now and then.
         def train(number: int) -> dict[str, float | None]:
-            cell = prepared.cells[number]
+            cell, recipe = prepared.cells[number], prepared.recipes[number]
             progress.note(f"run {number + 1} of {len(scores)}: {cell.name}")
-            return _run_one(folder, cell, prepared.recipes[number], prepared.study.score, actions)
+            run_dir = _run_dir(folder, cell)
+            actions.train(recipe, run_dir)
+            datasets = [recipe.data.dataset] if score.by == "eval" else score.dataset
+            places = {name: study_folder.score_folder(run_dir, score, name) for name in datasets}
+            return {name: actions.score(run_dir, name, place) for name, place in places.items()}
 
         def on_done(number: int, run_scores: dict[str, float | None]) -> None:
             nonlocal written_at
             name = prepared.cells[number].name
             scores[name] = run_scores
-            if runtime.is_main:
-                progress.note(f"{name}: {_in_percent(run_scores)}")
-            if runtime.is_main and time.monotonic() - written_at > WRITE_EVERY_S:
-                files.write_results(folder, _result(prepared, plans, scores, folder))
+            if not runtime.is_main:
+                return
+            progress.note(f"{name}: " + ", ".join(f"{s:.2%} on {data}" for data, s in run_scores.items()))
+            if time.monotonic() - written_at > WRITE_EVERY_S:
+                study_folder.write_results(folder, _result(prepared, plans, scores, folder))
                 written_at = time.monotonic()
 
         try:
@@ -146,20 +150,14 @@ def run(
         finally:
             result = _result(prepared, plans, scores, folder) if runtime.is_main else {}
             if result.get("num_finished"):
-                files.write_results(folder, result)
+                study_folder.write_results(folder, result)
     return result
-
-
-def _in_percent(scores: Mapping[str, float | None]) -> str:
-    return ", ".join(f"{score:.2%} on {name}" for name, score in scores.items())
 
 
 def _scores(folder: Path, prepared: Prepared) -> dict[str, dict[str, float] | None]:
     """Return the scores of finished runs, by cell; None for the others."""
-    from vitcli.experiments import study_folder as files
-
     return {
-        cell.name: files.scores_of(_run_dir(folder, cell), recipe, prepared.study.score)
+        cell.name: study_folder.scores_of(_run_dir(folder, cell), recipe, prepared.study.score)
         for cell, recipe in zip(prepared.cells, prepared.recipes, strict=True)
     }
 
@@ -172,10 +170,7 @@ def _resolve(cell: StudyRun, study: Study, file: str, mistakes: list[Problem]) -
     """Return the recipe of one run, the study's keys over the recipe's; None with mistakes."""
     draft = merge(cell.recipe)
     draft.overlay(cell.keys, {key: f"{file}, {place}" for key, place in cell.sources.items()})
-    recipe, problems = check_with_choices(
-        draft.values, draft.sources, file=f"recipe {cell.recipe}", training=True
-    )
-    mistakes += draft.mistakes + problems
+    recipe = _checked(draft, f"recipe {cell.recipe}", mistakes, training=True)
     if recipe and study.score.by == "eval" and recipe.objective.loss == "masked_patch":
         fix = 'score.by = "fewshot" or "finetune"'
         mistakes.append(Problem("masked patch prediction has no top-1", f"{file}, score.by", fix))
@@ -190,14 +185,16 @@ def scoring_recipe(score: Score, dataset: str) -> str:
 def _check_scoring(score: Score, dataset: str, file: str, mistakes: list[Problem]) -> None:
     draft = merge(scoring_recipe(score, dataset))
     draft.overlay(score.set | {"data.dataset": dataset}, dict.fromkeys(score.set, f"{file}, score.set"))
-    recipe, problems = check_with_choices(
-        draft.values, draft.sources, file=file, training=score.by == "finetune"
-    )
-    mistakes += draft.mistakes + problems
+    recipe = _checked(draft, file, mistakes, training=score.by == "finetune")
     if recipe and score.by == "fewshot" and recipe.fewshot is None:
-        mistakes.append(
-            Problem("the recipe has no section [fewshot]", f"{file}, score.recipe", "take fewshot/default")
-        )
+        problem, place = "the recipe has no section [fewshot]", f"{file}, score.recipe"
+        mistakes.append(Problem(problem, place, "take fewshot/default"))
+
+
+def _checked(draft: Draft, file: str, mistakes: list[Problem], *, training: bool) -> Recipe | None:
+    recipe, problems = check_with_choices(draft.values, draft.sources, file=file, training=training)
+    mistakes += draft.mistakes + problems
+    return recipe
 
 
 def _plans(prepared: Prepared, actions: StudyActions) -> dict[str, dict[str, Any]]:
@@ -238,24 +235,13 @@ def _planned(prepared: Prepared, plans: Mapping[str, Mapping[str, Any]]) -> list
     ]
 
 
-def _run_one(
-    folder: Path, cell: StudyRun, recipe: Recipe, score: Score, actions: StudyActions
-) -> dict[str, float | None]:
-    from vitcli.experiments.study_folder import score_folder
-
-    run_dir = _run_dir(folder, cell)
-    datasets = [recipe.data.dataset] if score.by == "eval" else score.dataset
-    actions.train(recipe, run_dir)
-    return {name: actions.score(run_dir, name, score_folder(run_dir, score, name)) for name in datasets}
-
-
 def _scoring(score: Score) -> dict[str, Any]:
     """Return the name of the accuracy, for tables and figures."""
     names = list(score.dataset or ())
     kinds = {"fewshot": f"{score.shots}-shot accuracy", "finetune": "fine-tuned accuracy", "eval": "top-1"}
     kind = kinds[score.by]
-    name = f"{kind}, mean of {len(names)} data sets" if len(names) > 1 else f"{kind} on {''.join(names)}"
-    name = "held-out top-1" if score.by == "eval" else name
+    scored_on = f", mean of {len(names)} data sets" if len(names) > 1 else f" on {''.join(names)}"
+    name = "held-out top-1" if score.by == "eval" else kind + scored_on
     return {"by": score.by, "name": name, "kind": kind, "datasets": names, "shots": score.shots}
 
 

@@ -200,10 +200,7 @@ def _looks(
         elif more:
             looks[label] = {"color": BLACK, "marker": "*", "ms": 9}
         else:
-            looks[label] = {
-                "color": families[family],
-                "marker": MARKERS[num_of_family[family] % len(MARKERS)],
-            }
+            looks[label] = _look(num_of_family[family]) | {"color": families[family]}
             num_of_family[family] += 1
     return looks
 

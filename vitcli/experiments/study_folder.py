@@ -8,7 +8,6 @@ from typing import Any
 
 from vitcli import recipe as recipes
 from vitcli.experiments import study_schema, study_text
-from vitcli.experiments.study_figures import draw
 from vitcli.experiments.study_schema import Score, Study, folder_name
 from vitcli.output import run_folder
 from vitcli.output.atomic import read_json, write_json, write_text
@@ -82,6 +81,8 @@ def write_results(folder: Path, result: Mapping[str, Any]) -> None:
     """Write figures, tables and, last, the summary, unless the summary is up to date."""
     if read_json(folder / run_folder.SUMMARY) == json.loads(json.dumps(result)):
         return
+    from vitcli.experiments.study_figures import draw  # loads Matplotlib
+
     draw(folder / FIGURES, result)
     write_text(folder / "table.md", study_text.as_markdown(result))
     write_text(folder / "table.csv", study_text.as_csv(result))

@@ -5,12 +5,11 @@ A cell is one run. A point is the cells that differ only in the seed.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
 from statistics import mean, stdev
 from typing import Any
 
-from vitcli.experiments.study_schema import ALL, Study, StudyVariant, folder_name, network_key
-from vitcli.models import variants
+from vitcli.experiments.study_schema import ALL, SETS, Study, StudyVariant, folder_name, network_key
+from vitcli.models.variants import find_variant
 from vitcli.output.text import value_text
 
 
@@ -39,20 +38,18 @@ class StudyRun:
 
 def expand(study: Study) -> list[StudyRun]:
     """Return all runs, the first seed of all before the second, so that figures are complete early."""
-    seeds = study.grid.seeds or (None,)
     return [
-        _cell(study, variant, num_examples, duration, seed)
-        for seed in seeds
+        _cell(study, variant, {"num_examples": num_examples, unit: length, "seeds": seed})
+        for seed in study.grid.seeds or (None,)
         for variant in _variants(study)
-        for num_examples, duration in product(
-            _list(study, variant, "num_examples"), _durations(study, variant)
-        )
+        for num_examples in variant.num_examples or study.grid.num_examples or (None,)
+        for unit, length in _durations(study, variant)
     ]
 
 
 def family_of(model: str | None) -> str:
     """Return ViT, hybrid or ResNet for a network of the paper, "other" for any other."""
-    variant = variants.find_variant(model or "")
+    variant = find_variant(model or "")
     if variant is None or not (variant.layers or variant.blocks):
         return "other"
     return "ViT" if variant.is_plain else "hybrid" if variant.layers else "ResNet"
@@ -109,17 +106,8 @@ def _dominates(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
 def _variants(study: Study) -> Sequence[StudyVariant]:
     if study.variants:
         return study.variants
-    key = network_key(study.command)
-    return [StudyVariant(name=_paper_name(model), set={key: model}) for model in study.grid.models]
-
-
-def _paper_name(model: str) -> str:
-    variant = variants.find_variant(model)
-    return variant.name if variant else model
-
-
-def _list(study: Study, variant: StudyVariant, axis: str) -> tuple[Any, ...]:
-    return getattr(variant, axis) or getattr(study.grid, axis) or (None,)
+    key, known = network_key(study.command), {model: find_variant(model) for model in study.grid.models}
+    return [StudyVariant(name=v.name if v else model, set={key: model}) for model, v in known.items()]
 
 
 def _durations(study: Study, variant: StudyVariant) -> list[tuple[str, Any]]:
@@ -129,31 +117,18 @@ def _durations(study: Study, variant: StudyVariant) -> list[tuple[str, Any]]:
     return [(unit, value) for value in getattr(owner, unit) or (None,)]
 
 
-def _cell(
-    study: Study,
-    variant: StudyVariant,
-    num_examples: int | str | None,
-    duration: tuple[str, Any],
-    seed: int | None,
-) -> StudyRun:
-    unit, length = duration
-    axes = {"num_examples": num_examples, unit: length, "seeds": seed}
-    axes = {axis: value for axis, value in axes.items() if value is not None}
-    grid_keys = {"num_examples": "data.num_examples", unit: f"schedule.{unit}", "seeds": "train.seed"}
+def _cell(study: Study, variant: StudyVariant, values: Mapping[str, Any]) -> StudyRun:
+    axes = {axis: value for axis, value in values.items() if value is not None}
     # Keys of the study, of the variant and of the grid's lists, each overriding those before it.
-    layers = [
-        (study.set, "set"),
-        (variant.set, f"{variant.name}, set" if study.variants else "grid.models"),
-        *(
-            ({grid_keys[axis]: None if value == ALL else value}, f"grid.{axis}")
-            for axis, value in axes.items()
-        ),
-    ]
+    layers = [(study.set, "set"), (variant.set, f"{variant.name}, set" if study.variants else "grid.models")]
+    for axis, value in axes.items():
+        layers.append(({SETS[axis][0]: None if value == ALL else value}, f"grid.{axis}"))
+    # Names of folders, such as ViT-B-16-1000-images-7-epochs-seed-0.
     words = {"num_examples": "images", "epochs": "epochs", "steps": "steps"}
     parts = (f"{value_text(axes[axis])}-{word}" for axis, word in words.items() if axis in axes)
     point = "-".join([folder_name(variant.name), *parts])
     return StudyRun(
-        name=point if seed is None else f"{point}-seed-{seed}",
+        name=f"{point}-seed-{axes['seeds']}" if "seeds" in axes else point,
         point=point,
         model=variant.name,
         families=variant.family or (),

@@ -4,7 +4,7 @@ Recipe keys are in tables called `set`: set.optimizer.lr = 0.01.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -99,28 +99,19 @@ def load(name: str, overrides: Sequence[str] = ()) -> tuple[Study, str]:
     if options and isinstance(settings, dict):
         table["set"] = settings | options
     study, problems = validate(Study, table, noun="a study", see=SEE, file=file)
-    if mistakes := mistakes + (problems or _problems(study, file)):
+    mistakes += problems or [
+        Problem(problem, f"{file}, {place}", fix) for place, problem, fix in _contradictions(study)
+    ]
+    if mistakes:
         raise report(mistakes, f"study {name}", see=SEE)
     return study, file
 
 
-def _problems(study: Study, file: str) -> list[Problem]:
-    """List what the schema cannot see: recipes that do not exist, and contradictions between keys."""
-    problems = [Problem(what, f"{file}, {place}", fix) for place, what, fix in contradictions(study)]
-    recipes = [study.recipe, study.score.recipe, *(variant.recipe for variant in study.variants)]
-    for name in dict.fromkeys(filter(None, recipes)):
-        try:
-            recipe.find(name)
-        except VitError as error:
-            problems.append(Problem(error.message, f"{file}, key recipe", error.fix))
-    return problems
-
-
-# Recipe keys that a list of the grid sets, one value for each run.
+# Recipe key that a list of the grid sets, one value for each run, and keys that must not be set beside it.
 SETS = {
     "num_examples": ("data.num_examples",),
     "epochs": ("schedule.epochs", "schedule.steps"),
-    "steps": ("schedule.epochs", "schedule.steps"),
+    "steps": ("schedule.steps", "schedule.epochs"),
     "seeds": ("train.seed",),
 }
 OF_THE_SCORING = ("model.ckpt", "data.dataset", "fewshot.shots")
@@ -133,8 +124,8 @@ def network_key(command: str) -> str:
     return {"pretrain": "model.name", "finetune": "model.ckpt"}[command]
 
 
-def contradictions(study: Any) -> Iterator[tuple[str, str, str]]:
-    """Yield contradictions between keys that are valid alone: (place, problem, fix)."""
+def _contradictions(study: Study) -> Iterator[tuple[str, str, str]]:
+    """Yield contradictions between keys, and recipes that do not exist: (place, problem, fix)."""
     grid = study.grid
     if bool(grid.models) == bool(study.variants):
         problem = "names its networks twice" if grid.models else "names no network"
@@ -148,6 +139,12 @@ def contradictions(study: Any) -> Iterator[tuple[str, str, str]]:
     yield from _names(study)
     yield from _set_twice(study)
     yield from _scoring(study.score)
+    recipes = [study.recipe, study.score.recipe, *(variant.recipe for variant in study.variants)]
+    for name in dict.fromkeys(filter(None, recipes)):
+        try:
+            recipe.find(name)
+        except VitError as error:
+            yield "key recipe", error.message, error.fix
 
 
 def folder_name(name: str) -> str:
@@ -155,7 +152,7 @@ def folder_name(name: str) -> str:
     return slug(name).strip("-.") or "-"
 
 
-def _names(study: Any) -> Iterator[tuple[str, str, str]]:
+def _names(study: Study) -> Iterator[tuple[str, str, str]]:
     name_by_folder: dict[str, str] = {}
     for name in [variant.name for variant in study.variants] or study.grid.models or ():
         folder = folder_name(name).lower()
@@ -171,7 +168,7 @@ def _names(study: Any) -> Iterator[tuple[str, str, str]]:
             yield "recipe", "the study has no recipe", "name one: recipe = 'pretrain/demo'"
 
 
-def _set_twice(study: Any) -> Iterator[tuple[str, str, str]]:
+def _set_twice(study: Study) -> Iterator[tuple[str, str, str]]:
     by_grid = {name for name in SETS if getattr(study.grid, name)}
     by_grid |= {name for variant in study.variants for name in SETS if getattr(variant, name, None)}
     list_of_key = {key: name for name in by_grid for key in SETS[name]}
@@ -181,14 +178,11 @@ def _set_twice(study: Any) -> Iterator[tuple[str, str, str]]:
     for place, keys in tables.items():
         for name in keys:
             if name in list_of_key:
-                yield (
-                    place,
-                    f"{name} is set here and by the grid's {list_of_key[name]}",
-                    "remove one of the two",
-                )
+                problem = f"{name} is set here and by the grid's {list_of_key[name]}"
+                yield place, problem, "remove one of the two"
 
 
-def _scoring(score: Any) -> Iterator[tuple[str, str, str]]:
+def _scoring(score: Score) -> Iterator[tuple[str, str, str]]:
     for name in NEEDED[score.by]:
         if not getattr(score, name):
             yield "score", f"score.{name} is missing", f'score.by = "{score.by}" needs it'

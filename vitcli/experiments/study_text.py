@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from vitcli.output import text as output_text
 from vitcli.output.document import Table, fraction_cell, simple_table
-from vitcli.output.text import csv_text, escape_markdown, exaflops
+from vitcli.output.text import csv_text, escape_markdown, exaflops, pairs
 
 CSV_COLUMNS = ("name", "model", "num_examples", "epochs", "steps", "params", "images_seen", "exaflops",
                "mean", "std", "n")  # fmt: skip
@@ -14,8 +13,13 @@ CSV_COLUMNS = ("name", "model", "num_examples", "epochs", "steps", "params", "im
 def as_text(result: Mapping[str, Any]) -> str:
     """Return the points with their accuracies, or with --dry-run the runs with their cost."""
     if "points" in result:
-        return f"{_points(result).as_text()}\n{output_text.pairs(_foot(result))}"
-    return f"{_plan(result).as_text()}\n{output_text.pairs(_plan_foot(result))}"
+        return f"{_points(result).as_text()}\n{pairs(_foot(result))}"
+    foot = [
+        ("runs", str(len(result["cells"]))),
+        ("compute", f"{exaflops(result['exaflops'])} exaFLOPs in total, without the scoring"),
+        ("scored by", result["score"]["name"]),
+    ]
+    return f"{_plan(result).as_text()}\n{pairs(foot)}"
 
 
 def as_markdown(result: Mapping[str, Any]) -> str:
@@ -51,10 +55,8 @@ def _points(result: Mapping[str, Any]) -> Table:
 
 def _foot(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     unfinished = result["num_cells"] - result["num_finished"]
-    rows = [
-        ("accuracy", result["score"]["name"]),
-        ("front", "* Pareto front: no other point is as cheap and better"),
-    ]
+    front = "* Pareto front: no other point is as cheap and better"
+    rows = [("accuracy", result["score"]["name"]), ("front", front)]
     rows += [("unfinished", f"{unfinished} of {result['num_cells']} runs")] if unfinished else []
     return [*rows, ("figures", " ".join(result["figures"]) or "-")]
 
@@ -66,14 +68,6 @@ def _plan(result: Mapping[str, Any]) -> Table:
         cells = [run["name"], f"{run['params']:,}", f"{run['num_examples']:,}", f"{run['epochs']:.4g}"]
         rows.append([*cells, f"{run['steps']:,}", f"{run['images_seen']:,}", exaflops(run["exaflops"])])
     return simple_table({"run": "id", **dict.fromkeys(numbers, "number")}, rows)
-
-
-def _plan_foot(result: Mapping[str, Any]) -> list[tuple[str, str]]:
-    return [
-        ("runs", str(len(result["cells"]))),
-        ("compute", f"{exaflops(result['exaflops'])} exaFLOPs in total, without the scoring"),
-        ("scored by", result["score"]["name"]),
-    ]
 
 
 def _percent(fraction: float | None) -> str:

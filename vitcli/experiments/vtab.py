@@ -34,11 +34,8 @@ def tasks_of(dataset: str | None) -> dict[str, str]:
     names = [name.strip() for name in (dataset or "").split(",")]
     if names != [VTAB] and not (len(names) > 1 and all(name.startswith(f"{VTAB}/") for name in names)):
         return {}
-    known = {
-        alias.removeprefix(f"{VTAB}/"): entry[VTAB]
-        for alias, entry in recipe.dataset_aliases().items()
-        if VTAB in entry
-    }
+    entries = recipe.dataset_aliases().items()
+    known = {alias.removeprefix(f"{VTAB}/"): entry[VTAB] for alias, entry in entries if VTAB in entry}
     if names == [VTAB]:
         return known
     tasks = [name.removeprefix(f"{VTAB}/") for name in names]
@@ -125,11 +122,8 @@ def evaluate_tasks(
     folder = Path(ckpt)
     finished = [task for task in groups if (folder / task / run_folder.WEIGHTS).is_file()]
     if not finished:
-        raise WeightsError(
-            "no task of VTAB is finished in this folder",
-            where=f"--ckpt {ckpt}",
-            fix="the --out of vit finetune --dataset vtab, which has a folder for each task",
-        )
+        fix = "the --out of vit finetune --dataset vtab, which has a folder for each task"
+        raise WeightsError("no task of VTAB is finished in this folder", where=f"--ckpt {ckpt}", fix=fix)
     scores = run_all(finished, lambda task: evaluate(f"{VTAB}/{task}", str(folder / task)), folder)
     return _result("evaluate", groups, dict(zip(finished, scores, strict=True)), folder)
 
@@ -145,12 +139,10 @@ def render(result: dict[str, Any]) -> str:
         cells.append((task, entry["group"], text.percent(entry["top1"]), count, entry["run_dir"]))
     table = simple_table(columns, cells).as_text()
     rows = [(name, text.percent(mean)) for name, mean in result["groups"].items()]
-    missing = NUM_TASKS - result["num_finished"]
-    all_tasks = f"{missing} of {NUM_TASKS} tasks are missing" if missing else text.percent(result["top1"])
-    rows += [
-        ("VTAB", all_tasks),
-        ("mean of", f"{text.percent(result['mean_of_finished'])} ({_counted(result)})"),
-    ]
+    count, mean = result["num_finished"], text.percent(result["mean_of_finished"])
+    missing = NUM_TASKS - count
+    score = f"{missing} of {NUM_TASKS} tasks are missing" if missing else text.percent(result["top1"])
+    rows += [("VTAB", score), ("mean of", f"{mean} ({count} finished task{'s' * (count != 1)})")]
     return f"{table}\n{text.pairs(rows)}"
 
 
@@ -175,39 +167,20 @@ def _render_plans(plans: Mapping[str, dict[str, Any]]) -> str:
     return f"{table}\n{text.pairs(rows)}"
 
 
-def _counted(result: dict[str, Any]) -> str:
-    count = result["num_finished"]
-    return f"{count} finished task{'' if count == 1 else 's'}"
-
-
 def _result(
     command: str, groups: Mapping[str, str], summaries: Mapping[str, dict[str, Any]], folder: Path
 ) -> dict[str, Any]:
-    # Every task with its score, None for those that are not finished, and the means.
+    # Every task with its score, None for those that are not finished.
+    entries = {}
+    for task, group in groups.items():
+        scores = {key: summaries.get(task, {}).get(key) for key in ("top1", "num_eval_examples")}
+        entries[task] = VtabTask.written({"group": group, **scores, "run_dir": str(folder / task)})
+    # The means; the score needs all 19 tasks, a list of some has none.
     top1 = {task: summary["top1"] for task, summary in summaries.items()}
-    everything = tasks_of(VTAB)  # the score needs all 19 tasks, a list of some has none
-    entries = {
-        task: VtabTask.written(
-            {
-                "group": group,
-                "top1": top1.get(task),
-                "num_eval_examples": summaries.get(task, {}).get("num_eval_examples"),
-                "run_dir": str(folder / task),
-            }
-        )
-        for task, group in groups.items()
-    }
-    return VtabSummary.written(
-        {
-            "command": command,
-            "dataset": VTAB,
-            "run_dir": str(folder),
-            "tasks": entries,
-            **vtab_scores(top1, everything),
-            "mean_of_finished": sum(top1.values()) / len(top1),
-            "num_finished": len(top1),
-        }
-    )
+    result = {"command": command, "dataset": VTAB, "run_dir": str(folder), "tasks": entries}
+    result |= vtab_scores(top1, tasks_of(VTAB))
+    result |= {"mean_of_finished": sum(top1.values()) / len(top1), "num_finished": len(top1)}
+    return VtabSummary.written(result)
 
 
 def vtab_scores(top1_by_task: Mapping[str, float], group_of: Mapping[str, str]) -> dict[str, Any]:

@@ -87,11 +87,8 @@ def _check_choices(recipe: Recipe, given: Collection[str], draws_file: str | Non
     classifier = recipe.fewshot.classifier
     classifiers.check_installed(classifier)
     if draws_file and set(given) & {"fewshot.shots", "fewshot.seeds"}:
-        raise VitError(
-            "a file of draws has its own shots and seeds",
-            where="--draws",
-            fix="leave fewshot.shots and fewshot.seeds (--shots, --seeds) out",
-        )
+        fix = "leave fewshot.shots and fewshot.seeds (--shots, --seeds) out"
+        raise VitError("a file of draws has its own shots and seeds", where="--draws", fix=fix)
     if classifier != "least-squares" and "fewshot.l2" in given:
         raise VitError(
             f"l2 is the strength of least squares, but the classifier is {classifier}",

@@ -71,10 +71,11 @@ def probe_attention_layout(model: nn.Module, arch: Architecture) -> AttentionLay
         return f"{arch.name} has no blocks of one self-attention each over patches"
     shapes: dict[int, tuple[int, ...]] = {}
     image_1CHW = torch.zeros(1, 3, *arch.image_size, device=next(model.parameters()).device)
-    with (
-        torch.no_grad(),
-        record_attention(model, lambda layer, weights: shapes.update({layer: weights.shape})),
-    ):
+
+    def record(layer: int, weights_BATT: Tensor) -> None:
+        shapes[layer] = weights_BATT.shape
+
+    with torch.no_grad(), record_attention(model, record):
         model.forward_features(image_1CHW)
 
     # All layers must attend over the same tokens: the prefix and one for each patch of the grid.
@@ -183,11 +184,10 @@ def attention_stats(
         nonlocal rollout_MTT
         weights_BATT = weights_BATT.float()
         with torch.autocast(weights_BATT.device.type, enabled=False):  # sums of weights stay in fp32
-            distances.append(
-                attention_distance(
-                    weights_BATT, distances_NN, num_prefix=layout.num_prefix, renormalise=renormalise
-                )
+            distance_BA = attention_distance(
+                weights_BATT, distances_NN, num_prefix=layout.num_prefix, renormalise=renormalise
             )
+            distances.append(distance_BA)
             if num_shown:
                 weights_MATT = weights_BATT[:num_shown]
                 heads.append(output_attention(weights_MATT, **output).cpu())
@@ -199,20 +199,18 @@ def attention_stats(
     if not num_shown:
         return AttentionStats(distance_BLA)
     rollout_MN = output_attention(rollout_MTT, **output).cpu()
-    features_MHWD = _features_by_place(model, encoded[:num_shown])
+    features_MHWD = feature_map(model, encoded[:num_shown])
     return AttentionStats(distance_BLA, rollout_MN, torch.stack(heads, dim=1), features_MHWD)
 
 
-def _features_by_place(model: nn.Module, encoded: Any) -> Tensor | None:
-    features_BHWD = feature_map(model, encoded)
-    return None if features_BHWD is None else features_BHWD.float().cpu()
-
-
 def feature_map(model: nn.Module, encoded: Any) -> Tensor | None:
-    """Return features by place (B, H, W, D) from the output of `model.forward_features`, or None."""
+    """Return features by place (B, H, W, D), float32 on the CPU, from the output of `forward_features`.
+
+    None if that is no grid.
+    """
     if not isinstance(encoded, Tensor):
         return None
-    grid = patch_grid(model)
+    grid, encoded = patch_grid(model), encoded.float().cpu()
     # Tokens of a transformer, the prefix first.
     if encoded.ndim == 3 and grid is not None:
         patches_BND = encoded[:, getattr(model, "num_prefix_tokens", 0) :]
@@ -272,7 +270,7 @@ def collect_attention(
         still_shown = max(0, num_shown - len(rows))
         if layout is None:
             encoded = model.forward_features(images_BCHW[:still_shown])
-            return AttentionStats(features_MHWD=_features_by_place(model, encoded))
+            return AttentionStats(features_MHWD=feature_map(model, encoded))
         return attention_stats(
             model, layout, images_BCHW, distances_NN, still_shown, residual=residual, renormalise=renormalise
         )

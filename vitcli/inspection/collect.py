@@ -59,6 +59,7 @@ def inspect_checkpoint(
         DataError: an image cannot be decoded.
         WeightsError: an attention weight or a feature is not finite.
     """
+    # The checkpoint's network runs on the images.
     model, arch = load_for_inference(
         weights,
         preprocessing.image_size,
@@ -71,11 +72,8 @@ def inspect_checkpoint(
     layout = probe_attention_layout(model, arch) if split else NO_IMAGES
     shown = _run_on_images(model, layout, split, preprocessing, settings, options) if split else None
     parts = {"filters": _filters(model, options), "position_similarity": _positions(model)}
-    for name, part_of in (
-        ("attention_distance", _distance),
-        ("rollout", _rollout),
-        ("attention_by_head", _by_head),
-    ):
+    of_attention = {"attention_distance": _distance, "rollout": _rollout, "attention_by_head": _by_head}
+    for name, part_of in of_attention.items():
         parts[name] = layout if isinstance(layout, str) else part_of(shown.stats, layout, options)
     parts["patch_features"] = _features(shown.stats, arch) if shown else NO_IMAGES
 
@@ -232,11 +230,7 @@ def _rollout(stats: attention.AttentionStats, layout: AttentionLayout, options: 
 
 
 def _by_head(stats: attention.AttentionStats, layout: AttentionLayout, options: Inspect) -> Part:
-    numbers = {
-        "num_layers": layout.num_layers,
-        "num_heads": layout.num_heads,
-        "read_from": layout.read_from,
-    }
+    numbers = {"num_layers": layout.num_layers, "num_heads": layout.num_heads, "read_from": layout.read_from}
     return numbers, {"attention_by_head": stats.heads_MLAN.unflatten(-1, layout.grid)}
 
 

@@ -3,7 +3,7 @@
 M shown images, H x W patches or pixels, N = H*W patches, K components, L layers, A heads.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +19,7 @@ WIDTH = 5.0  # inches, one column of text
 WIDE, TALLEST = 7.0, 8.0
 SMALL = 8  # points, of the labels of rows and columns
 FILTERS_PER_ROW = 7  # as in the paper's Figure 7
-MOST_TILES = (
-    16  # along a side of the similarity: in a larger grid only every second, third, ... patch has one
-)
+MOST_TILES = 16  # along a side of the similarity; in a larger grid only every second, ... patch has one
 TILE, LARGEST_TILE = 0.53, 1.1  # inches, of an image in a row
 LEAST_LABELLED = 0.6  # inches, of an image with a label above it
 MAP_COLOURS = "viridis"  # perceptually uniform, also in grey and for colour-blind readers
@@ -40,12 +38,7 @@ def position_similarity(similarity_HWHW: np.ndarray) -> Figure:
     """Draw a tile for each patch: the similarity of its position embedding with that of every patch."""
     rows, columns = (list(range(0, side, step_of_tiles(side))) for side in similarity_HWHW.shape[:2])
     tiles = [[_coloured(similarity_HWHW[row, column], -1, 1) for column in columns] for row in rows]
-    labels = Labels(
-        columns=[str(n + 1) for n in columns],
-        rows=[str(n + 1) for n in rows],
-        x="input patch column",
-        y="input patch row",
-    )
+    labels = Labels(_from_one(columns), _from_one(rows), "input patch column", "input patch row")
     return _tiles(tiles, labels, width=WIDTH, bar=("cosine similarity", -1, 1))
 
 
@@ -64,8 +57,7 @@ def attention_distance(mean_LA: np.ndarray, std_LA: np.ndarray | None, *, unifor
     with matplotlib.rc_context(STYLE):
         figure, axes = _axes()
         if std_LA is not None:
-            bars = dict(fmt="none", ecolor=BLUE, elinewidth=0.7, alpha=0.45)
-            axes.errorbar(x, mean, std_LA.ravel(), **bars)
+            axes.errorbar(x, mean, std_LA.ravel(), fmt="none", ecolor=BLUE, elinewidth=0.7, alpha=0.45)
         axes.plot(x, mean, "o", color=BLUE, markersize=3.2, label="head")
         line = dict(color=ORANGE, linewidth=1.4, label="mean over heads")
         axes.plot(x_LA.mean(axis=1), mean_LA.mean(axis=1), **line)
@@ -110,10 +102,9 @@ def beside(images_MHWC: np.ndarray, others_MHWC: np.ndarray, *, name: str, width
     ):
         per_row *= 2
     per_row = min(per_row, num_images)
-    if width / (2 * per_row) < LEAST_LABELLED:
-        labels = Labels(x=f"each input, with its {name} to the right")
-    else:
-        labels = Labels(columns=["input", name] * per_row)
+    is_labelled = width / (2 * per_row) >= LEAST_LABELLED
+    once = Labels(x=f"each input, with its {name} to the right")
+    labels = Labels(["input", name] * per_row) if is_labelled else once
     return _tiles(_in_rows(pairs, 2 * per_row), labels, width=width)
 
 
@@ -121,12 +112,7 @@ def attention_by_head(image_HWC: np.ndarray, maps_LAHW: np.ndarray) -> Figure:
     """Draw an image and the output's attention in it by layer and head, each map at full range."""
     num_layers, num_heads = maps_LAHW.shape[:2]
     tiles = [[_at_full_range(map_HW) for map_HW in maps_AHW] for maps_AHW in maps_LAHW]
-    labels = Labels(
-        columns=[str(n + 1) for n in range(num_heads)],
-        rows=[str(n + 1) for n in range(num_layers)],
-        x="head",
-        y="layer",
-    )
+    labels = Labels(_from_one(range(num_heads)), _from_one(range(num_layers)), "head", "layer")
     width = min(WIDE, 1.8 + max(0.45 * num_heads, 1.35))
     return _tiles(tiles, labels, width=width, image=image_HWC)
 
@@ -139,7 +125,7 @@ def attention_by_layer(images_MHWC: np.ndarray, maps_MLHW: np.ndarray, *, width:
         [image, *(_enlarged(_at_full_range(maps[n]), image.shape) for n in shown)]
         for image, maps in zip(images_MHWC, maps_MLHW, strict=True)
     ]
-    labels = Labels(columns=["input", *(str(n + 1) for n in shown)], x="layer")
+    labels = Labels(["input", *_from_one(shown)], x="layer")
     return _tiles(tiles, labels, width=min(width, LARGEST_TILE * len(labels.columns)))
 
 
@@ -163,13 +149,16 @@ def _draw_uniform(axes, distance: float) -> None:
 
 
 def _legend(figure: Figure, axes: Any, *, ncols: int) -> Legend:
-    handles, labels = axes.get_legend_handles_labels()
-    place = dict(loc="lower center", ncols=ncols, fontsize=SMALL, handlelength=1.4)
-    return figure.legend(handles, labels, **place)
+    handles = axes.get_legend_handles_labels()
+    return figure.legend(*handles, loc="lower center", ncols=ncols, fontsize=SMALL, handlelength=1.4)
 
 
 def _in_rows(tiles: list[np.ndarray], per_row: int) -> list[list[np.ndarray]]:
     return [tiles[first : first + per_row] for first in range(0, len(tiles), per_row)]
+
+
+def _from_one(indices: Iterable[int]) -> list[str]:
+    return [str(index + 1) for index in indices]
 
 
 def _coloured(values_HW: np.ndarray, low: float, high: float) -> np.ndarray:
@@ -244,9 +233,8 @@ def _tiles(
             bar_axes.tick_params(labelsize=SMALL, length=2)
             bar_axes.set_ylabel(name, fontsize=SMALL, labelpad=1)
         if image is not None:
-            image_axes = figure.add_axes(
-                place(0.04, image_height * image.shape[1] / image.shape[0], image_height)
-            )
+            image_width = image_height * image.shape[1] / image.shape[0]
+            image_axes = figure.add_axes(place(0.04, image_width, image_height))
             image_axes.imshow(image)
             image_axes.set_axis_off()
     return figure

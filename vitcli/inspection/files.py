@@ -23,7 +23,7 @@ from vitcli.output.svg import to_svg
 from vitcli.weights.files import write_safetensors
 
 RESULT, ARRAYS, PAGE = "inspection.json", "arrays.safetensors", "inspection.html"
-FIGURES = tuple(inspection_text.NAMES)
+FIGURES = tuple(inspection_text.FIGURES)
 FOLDER = ResultFolder(
     noun="inspection",
     result=RESULT,
@@ -150,7 +150,8 @@ def _page_figures(
     for name, figure, caption, key in captioned:
         svg = to_svg(figure, key=f"{key}-{name}", label=html.escape(caption), dpi=DPI)
         is_wide = figure.get_figwidth() > figures.WIDTH or key == BOTH
-        page_figures.append(PageFigure(inspection_text.HEADINGS[name], caption, svg, is_wide=is_wide))
+        _, heading = inspection_text.FIGURES[name]
+        page_figures.append(PageFigure(heading, caption, svg, is_wide=is_wide))
     return page_figures
 
 

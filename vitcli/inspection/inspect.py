@@ -114,11 +114,8 @@ def _check(recipe: Recipe, name: str, image_patterns: Sequence[str], split: str)
         fix = "take inspect/default, or extend it"
         raise VitError("the recipe has no section [inspect]", where=f"recipe {name}", fix=fix)
     if recipe.model.ckpt is None:
-        raise VitError(
-            "no checkpoint is named",
-            where="--ckpt",
-            fix="--ckpt RUN, a weights file, timm/NAME or demo; vit inspect without options shows the demo",
-        )
+        fix = "--ckpt RUN, a weights file, timm/NAME or demo; vit inspect without options shows the demo"
+        raise VitError("no checkpoint is named", where="--ckpt", fix=fix)
     if image_patterns and recipe.data.dataset is not None:
         raise VitError(
             "both images and a data set are given",
@@ -142,11 +139,8 @@ def _check_apart(out: Path, places: Sequence[str]) -> None:
         holds_out = Path(place).is_dir() and folder.is_relative_to(Path(place).resolve())
         files = (Path(file).resolve() for file in glob(place, recursive=True))
         if holds_out or any(file.is_relative_to(folder) for file in files):
-            raise VitError(
-                "the figures would be among the input images",
-                where=f"--out {out}",
-                fix="choose a folder outside of them",
-            )
+            fix = "choose a folder outside of them"
+            raise VitError("the figures would be among the input images", where=f"--out {out}", fix=fix)
 
 
 def open_images(recipe: Recipe, weights: Weights, image_patterns: Sequence[str], split: str) -> Split | None:

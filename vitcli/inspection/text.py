@@ -12,27 +12,16 @@ from vitcli.output.text import pairs, plain, short_names, wrapped
 
 Result = Mapping[str, Any]
 
-# Names of the figures, in the order of the page.
-NAMES = {
-    "filters": "filters",
-    "position_similarity": "position similarity",
-    "attention_distance": "attention distance",
-    "distances_compared": "attention distance compared",
-    "attention_by_head": "attention by head",
-    "rollout": "attention rollout",
-    "attention_by_layer": "attention by layer",
-    "patch_features": "patch features",
-}
-# Headings of the page that they are under.
-HEADINGS = {
-    "filters": "Patch and position embeddings",
-    "position_similarity": "Patch and position embeddings",
-    "attention_distance": "Attention distance",
-    "distances_compared": "Attention distance",
-    "attention_by_head": "Attention by head",
-    "rollout": "Attention of the output",
-    "attention_by_layer": "Attention of the output",
-    "patch_features": "Features after the last layer",
+# Figures in the order of the page: the name in texts, and the heading on the page.
+FIGURES = {
+    "filters": ("filters", "Patch and position embeddings"),
+    "position_similarity": ("position similarity", "Patch and position embeddings"),
+    "attention_distance": ("attention distance", "Attention distance"),
+    "distances_compared": ("attention distance compared", "Attention distance"),
+    "attention_by_head": ("attention by head", "Attention by head"),
+    "rollout": ("attention rollout", "Attention of the output"),
+    "attention_by_layer": ("attention by layer", "Attention of the output"),
+    "patch_features": ("patch features", "Features after the last layer"),
 }
 DRAWN_FROM = {"distances_compared": "attention_distance", "attention_by_layer": "attention_by_head"}
 ABOUT = "left_out"  # key of the table at the end
@@ -85,15 +74,12 @@ def caption(name: str, result: Result) -> str:
             return _distance(numbers, result)
         case "rollout":
             return _rollout(numbers)
-        case "attention_by_head":
+        case "attention_by_head" | "attention_by_layer":
+            is_by_head = name == "attention_by_head"
+            maps = "in the first image, by layer and head" if is_by_head else "by layer, mean over the heads"
             return (
-                f"Attention of the {numbers['read_from']} in the first image, by layer and head; each map "
-                "from dark, no attention, to yellow, its own maximum."
-            )
-        case "attention_by_layer":
-            return (
-                f"Attention of the {numbers['read_from']} by layer, mean over the heads; each map from dark, "
-                "no attention, to yellow, its own maximum."
+                f"Attention of the {numbers['read_from']} {maps}; each map from dark, no attention, to "
+                "yellow, its own maximum."
             )
         case _:
             fraction, (height, width) = f"{sum(numbers['variance_shares']):.0%}", numbers["grid"]
@@ -115,12 +101,9 @@ def _filters(numbers: Mapping[str, Any]) -> str:
 
 
 def _positions(numbers: Mapping[str, Any], result: Result) -> str:
-    pairs = {"same_row": "in the same row", "same_column": "in the same column", "elsewhere": "elsewhere"}
-    means = ", ".join(
-        f"{round(numbers[key], 2) + 0.0:.2f} {pair}"
-        for key, pair in pairs.items()
-        if numbers[key] is not None
-    )
+    places = {"same_row": "in the same row", "same_column": "in the same column", "elsewhere": "elsewhere"}
+    known = {place: numbers[key] for key, place in places.items() if numbers[key] is not None}
+    means = ", ".join(f"{round(mean, 2) + 0.0:.2f} {place}" for place, mean in known.items())
     mean = f", on average {means}" if means else ""
     height, width = result["patch_grid"]
     step = max(map(step_of_tiles, (height, width)))
@@ -205,7 +188,7 @@ def table_left_out(results: Sequence[Result]) -> Table | None:
     for name, result in zip(names(results), results, strict=True):
         figures_by_reason: dict[str, list[str]] = {}
         for figure, reason in result["left_out"].items():
-            figures_by_reason.setdefault(reason, []).append(NAMES[figure])
+            figures_by_reason.setdefault(reason, []).append(FIGURES[figure][0])
         for reason, figures in figures_by_reason.items():
             rows.append(Row(Header(", ".join(figures), name if len(results) > 1 else ""), (Cell(reason),)))
     text = "Some figures of the paper do not apply to every network."
@@ -235,7 +218,7 @@ def as_text(result: Result) -> str:
     rows = []
     for row in left_out.rows if left_out else ():
         number = row.head.detail.partition(" ")[0]
-        text = " ".join(filter(None, (number, f"{row.head.name}: {row.cells[0].text}")))
+        text = f"{number} {row.head.name}: {row.cells[0].text}".lstrip()
         rows += wrapped("" if rows else "left out", text)
     count = sum(len(each["figures"]) for each in results) + bool(result.get("compared", {}).get("figures"))
     files = [("figures", f"{count} in {result['out']}, as PNG and SVG"), ("page", result["page"])]

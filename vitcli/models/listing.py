@@ -47,11 +47,8 @@ def list_models(pattern: str | None, *, image_size: tuple[int, int]) -> dict[str
     variant = find_variant(pattern or "")
     names = [variant.name] if variant else [n for n in VARIANTS if pattern is None or _matches(n, pattern)]
     if not names:
-        raise VitError(
-            f"no model matches {pattern!r}{nearest(pattern, VARIANTS)}",
-            where="PATTERN",
-            fix="vit models lists all of them; --model takes any timm model too",
-        )
+        fix = "vit models lists all of them; --model takes any timm model too"
+        raise VitError(f"no model matches {pattern!r}{nearest(pattern, VARIANTS)}", where="PATTERN", fix=fix)
     rows = [_row(VARIANTS[name], image_size) for name in names]
     return {"command": "models", "resolution": list(image_size), "models": rows}
 

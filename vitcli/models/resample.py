@@ -85,11 +85,8 @@ def resample_patch_embedding(kernel_DCPP: Tensor, patch_size: int, *, method: st
     """
     check_method(method)
     if patch_size < 1:
-        raise VitError(
-            f"a patch of {patch_size} pixels cannot be projected",
-            where="patch size",
-            fix="take a patch size of 1 or more",
-        )
+        fix = "take a patch size of 1 or more"
+        raise VitError(f"a patch of {patch_size} pixels cannot be projected", where="patch size", fix=fix)
     options = {"interpolation": "bilinear", "antialias": False} if method == "paper" else {}
     return resample_patch_embed(kernel_DCPP, [patch_size, patch_size], **options)
 
