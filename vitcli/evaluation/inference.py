@@ -27,7 +27,7 @@ from vitcli.distributed.runtime import Runtime, autocast, unwrap
 from vitcli.errors import DataError, WeightsError
 from vitcli.evaluation import metrics
 from vitcli.evaluation.predictions import Predictions
-from vitcli.models.build import features as model_features
+from vitcli.models import features as model_features
 from vitcli.output.progress import Progress
 
 # On a CPU a matrix product of 1 to 3 rows sums in another order (measured with MKL 2024.2), and several
@@ -181,7 +181,8 @@ def features(
     bare = unwrap(model)
     bare = getattr(bare, "vit", bare)  # the backbone of a masked patch model
     batches = balanced_batches(model, split, preprocessing, replace(settings, on_bad_image="error"))
-    network = fsdp.gathered_for(unwrap(model), partial(model_features, bare))
+    of_last_layer = {"layer": "pre_logits", "with_logits": False}
+    network = fsdp.gathered_for(unwrap(model), partial(model_features.outputs, bare, **of_last_layer))
     outputs = outputs_of(bare, batches, preprocessing, settings.device, settings.precision, network=network)
     runtime = settings.runtime
     features_ND, labels_N = torch.zeros(0, 0), torch.zeros(len(split), dtype=torch.int64)

@@ -138,10 +138,8 @@ def _fitted(fitted_ND: np.ndarray, labels_N: np.ndarray, strength: float):
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
 
-    with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", ConvergenceWarning
-        )  # of the weakest regularisation, which is not chosen then
+    with warnings.catch_warnings():  # of the weakest regularisation, which is not chosen then
+        warnings.simplefilter("ignore", ConvergenceWarning)
         return LogisticRegression(C=strength, max_iter=1000).fit(fitted_ND, labels_N)
 
 

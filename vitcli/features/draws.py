@@ -58,9 +58,8 @@ def read_draws(file: str, labels_N: np.ndarray, class_names: list[str]) -> Draws
             raise ValueError("it is too large")
         seeds = json.loads(Path(file).read_text(encoding="utf-8"))
     except OSError as error:
-        raise DataError(
-            f"{file} cannot be read: {error.strerror}", where="--draws", fix="check the path"
-        ) from error
+        problem = f"{file} cannot be read: {error.strerror}"
+        raise DataError(problem, where="--draws", fix="check the path") from error
     except (ValueError, RecursionError) as error:
         raise _format_error(f"is not JSON: {error}", file) from error
 

@@ -85,10 +85,9 @@ def _open_beside(path: Path, about: dict[str, Any], num_rows: int) -> FeatureSto
         fix = "wait for it, or choose another file with --out"
         raise MachineError("another process is writing this file", where=str(path), fix=fix) from error
     except OSError as error:
+        problem = f"the file cannot be written: {error.strerror}"
         fix = "choose another folder with --out, or change its permissions"
-        raise MachineError(
-            f"the file cannot be written: {error.strerror}", where=str(path), fix=fix
-        ) from error
+        raise MachineError(problem, where=str(path), fix=fix) from error
 
 
 def _metadata(extractor: FeatureExtractor, split: Split, *, with_logits: bool) -> dict[str, str]:
@@ -122,13 +121,11 @@ def _result(out: Path, *, num_processes: int, computed: ExtractedFeatures | None
         count, width = file.get_slice("features").get_shape()
         num_logits = file.get_slice("logits").get_shape()[1] if "logits" in file.keys() else 0  # noqa: SIM118
     skipped = json.loads(metadata["skipped_images"])
+    copied = ("ckpt", "model", "numerics", "dataset", "split", "layer", "precision")
     return {
         "command": "embed",
         "out": str(out),
-        **{
-            key: metadata[key]
-            for key in ("ckpt", "model", "numerics", "dataset", "split", "layer", "precision")
-        },
+        **{key: metadata[key] for key in copied},
         "preprocessing": metadata["pixels"],
         "num_examples": count,
         "feature_dim": width,

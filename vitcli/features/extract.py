@@ -58,7 +58,8 @@ class FeatureExtractor:
 
     def about(self, split: Split, *, with_logits: bool) -> dict[str, Any]:
         """Return everything the features of a split depend on, as JSON: the key of the cache."""
-        recipe = self.recipe
+        recipe, dataset = self.recipe, self.recipe.data.dataset
+        copy = local_copy(dataset) if dataset else None
         return {
             "revision": REVISION,
             "weights": self.weights_digest,
@@ -70,8 +71,8 @@ class FeatureExtractor:
             "precision": self.settings.precision,
             "device": self.settings.device.type,
             "data": split.fingerprint,
-            "files": _state_of_files(recipe.data.dataset),
-            "split": split.name.removeprefix(str(recipe.data.dataset)),
+            "files": layouts.state_of(copy) if copy else None,
+            "split": split.name.removeprefix(str(dataset)),
             "num_examples": len(split),
         }
 
@@ -167,12 +168,6 @@ def _with_preprocessing(recipe: Recipe, preprocessing: Preprocessing) -> Recipe:
         "std": preprocessing.std,
     }
     return recipe.model_copy(update={"data": recipe.data.model_copy(update=used)})
-
-
-def _state_of_files(dataset: str | None) -> str | None:
-    """Return a digest of the files of a local data set, or None for one that is not local."""
-    copy = local_copy(dataset) if dataset else None
-    return layouts.state_of(copy) if copy else None
 
 
 def fill_store(

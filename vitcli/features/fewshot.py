@@ -112,10 +112,9 @@ def _labels_and_draws(train: Split, recipe: Recipe, draws_file: str | None) -> t
     names, num_classes = _class_names(train), train.num_classes
     counts_K = np.bincount(labels_N, minlength=num_classes)
     if num_classes == 1:
+        problem = f"{train.name} has one class, so there is nothing to classify"
         fix = "take data of two classes or more; data.label_column names another column of labels"
-        raise DataError(
-            f"{train.name} has one class, so there is nothing to classify", where=names[0], fix=fix
-        )
+        raise DataError(problem, where=names[0], fix=fix)
     if not counts_K.all():
         missing = [names[label] for label in np.flatnonzero(counts_K == 0)]
         raise DataError(
@@ -126,9 +125,8 @@ def _labels_and_draws(train: Split, recipe: Recipe, draws_file: str | None) -> t
     if draws_file:
         return labels_N, features_draws.read_draws(draws_file, labels_N, names)
     shots, seeds = sorted(set(fewshot.shots)), range(fewshot.seeds)
-    return labels_N, features_draws.draw_support_sets(
-        labels_N, num_classes=num_classes, shots=shots, seeds=seeds
-    )
+    draws = features_draws.draw_support_sets(labels_N, num_classes=num_classes, shots=shots, seeds=seeds)
+    return labels_N, draws
 
 
 def _notes(train: Split, labels_N: np.ndarray, draws: Draws, recipe: Recipe) -> list[str]:

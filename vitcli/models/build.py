@@ -5,7 +5,7 @@ it would compute other logits. With a representation layer (paper, section 3.1) 
 `head.pre_logits.*` (D -> D, then tanh) and `head.head.*` (D -> K); position embeddings of Table 8 are
 `positions.*`.
 
-D hidden width, K classes, P patch size.
+D hidden width, K classes.
 """
 
 from collections import OrderedDict
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import timm
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from vitcli.errors import VitError, nearest
 from vitcli.models import pos_embed
@@ -204,23 +204,6 @@ def last_layers(model: nn.Module) -> list[nn.Module]:
     heads = classifier if isinstance(classifier, tuple) else (classifier,)
     layers_of_heads = ([m for m in head.modules() if isinstance(m, nn.Linear | nn.Conv2d)] for head in heads)
     return [layers[-1] for layers in layers_of_heads if layers]
-
-
-def features(model: nn.Module, images_BCHW: Tensor) -> Tensor:
-    """Return the (B, D) inputs of the last layer (paper, section 4.1).
-
-    That is the class token or the mean of the tokens after the last norm, and after the tanh layer where the
-    head has one.
-    """
-    return before_last_layer(model, model.forward_features(images_BCHW))
-
-
-def before_last_layer(model: nn.Module, encoded: Tensor) -> Tensor:
-    """Return the (B, D) inputs of the last layer from the output of `model.forward_features`."""
-    features_BD = model.forward_head(encoded, pre_logits=True)
-    if isinstance(getattr(model, "head", None), nn.Sequential):
-        features_BD = model.head.tanh(model.head.pre_logits(features_BD))
-    return features_BD
 
 
 def expected_tensors(arch: Architecture) -> dict[str, torch.Size]:

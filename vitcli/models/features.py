@@ -7,15 +7,15 @@ import torch
 from torch import Tensor, nn
 
 from vitcli.errors import VitError
-from vitcli.models.build import before_last_layer
 
 
 def outputs(model: nn.Module, images_BCHW: Tensor, *, layer: str, with_logits: bool) -> Tensor:
     """Return features (B, D), or features and logits (B, D + K), of one forward pass.
 
     Args:
-        layer: "pre_logits" for the input of the last layer, after the tanh layer where there is one; "token"
-            for the class token or "gap" for the mean of the patch tokens, both after the last norm.
+        layer: "pre_logits" for the input of the last layer (paper, section 4.1), after the tanh layer where
+            there is one; "token" for the class token or "gap" for the mean of the patch tokens, both after
+            the last norm.
     """
     encoded = model.forward_features(images_BCHW)
     features_BD = _features_at(model, encoded, layer)
@@ -39,7 +39,10 @@ def _features_at(model: nn.Module, encoded: Tensor, layer: str) -> Tensor:
         return encoded[:, model.num_prefix_tokens :].mean(dim=1)
     if layer == "gap":  # the network does its own pooling
         return model.forward_head(encoded, pre_logits=True)
-    return before_last_layer(model, encoded)
+    # The input of the last layer; the tanh layer of pre-training is part of our head, not of timm's.
+    features_BD = model.forward_head(encoded, pre_logits=True)
+    head = getattr(model, "head", None)
+    return head.tanh(head.pre_logits(features_BD)) if isinstance(head, nn.Sequential) else features_BD
 
 
 def has_normed_token(model: nn.Module) -> bool:
