@@ -74,13 +74,11 @@ def brier_scores(probabilities_BK: Tensor, labels: Tensor) -> Tensor:
 
     Of several right classes, each has the same probability in the target.
     """
-    if labels.ndim == 1:
-        targets_BK = F.one_hot(labels, probabilities_BK.shape[1]).double()
-    else:
-        is_label_BM = labels >= 0
-        targets_BK = torch.zeros(probabilities_BK.shape, dtype=torch.float64)
-        targets_BK.scatter_add_(1, labels.clamp(min=0), is_label_BM.double())
-        targets_BK = targets_BK / is_label_BM.sum(dim=1, keepdim=True)
+    labels_BM = labels[:, None] if labels.ndim == 1 else labels
+    is_label_BM = labels_BM >= 0
+    targets_BK = torch.zeros(probabilities_BK.shape, dtype=torch.float64)
+    targets_BK.scatter_add_(1, labels_BM.clamp(min=0), is_label_BM.double())
+    targets_BK = targets_BK / is_label_BM.sum(dim=1, keepdim=True)
     return (probabilities_BK - targets_BK).square().sum(dim=1)
 
 
