@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from vitcli import recipe
 from vitcli.data.split import Split
 from vitcli.errors import DataError, VitError
 from vitcli.evaluation.class_map import Projection, apply_class_map, read_class_map
 from vitcli.evaluation.metrics import label_ranks
+from vitcli.recipe import catalog
 
 SIZES = {
     "imagenet_a": (200, 200),
@@ -40,7 +40,7 @@ def map_file(folder, text: str) -> str:
 
 
 def classes_of(name: str) -> dict[str, tuple[int, ...]]:
-    return read_class_map(name, recipe.class_maps()).classes
+    return read_class_map(name, catalog.class_maps()).classes
 
 
 @pytest.mark.parametrize("name", SIZES)
@@ -53,13 +53,13 @@ def test_the_shipped_maps_have_as_many_classes_as_the_papers_say(name):
 
 
 def test_every_shipped_map_is_counted_here_and_names_its_source():
-    assert recipe.class_maps().keys() == SIZES.keys()
-    for path in recipe.class_maps().values():
+    assert catalog.class_maps().keys() == SIZES.keys()
+    for path in catalog.class_maps().values():
         assert "source: " in path.read_text().partition("\n")[0]
 
 
 def test_class_maps_are_no_recipes():
-    assert not [name for name, _ in recipe.available() if name.startswith("classes")]
+    assert not [name for name, _ in catalog.available() if name.startswith("classes")]
 
 
 @pytest.mark.parametrize("name", ["imagenet_a", "imagenet_r", "imagenet_sketch"])
@@ -91,7 +91,7 @@ def test_imagenet_v2_undoes_the_order_of_its_folder_names():
     split = split_of(names, [names.index("2"), names.index("10")])
 
     mapped, projection, _ = apply_class_map(
-        split, read_class_map("imagenet_v2", recipe.class_maps()), ckpt_classes=None, num_classes=1000,
+        split, read_class_map("imagenet_v2", catalog.class_maps()), ckpt_classes=None, num_classes=1000,
         all_compete=False,
     )  # fmt: skip
 
@@ -191,6 +191,6 @@ def test_a_class_that_is_neither_a_number_nor_a_name_may_be_both(tmp_path):
 @pytest.mark.parametrize("name", ["imagenet_b", "nowhere.toml"])
 def test_a_name_that_is_no_map_is_reported_with_the_nearest(name):
     with pytest.raises(VitError, match="there is no class map") as told:
-        read_class_map(name, recipe.class_maps())
+        read_class_map(name, catalog.class_maps())
 
     assert "objectnet" in told.value.fix

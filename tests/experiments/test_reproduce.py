@@ -84,7 +84,7 @@ def test_ours_is_the_mean_of_the_runs_that_lie_in_the_folder(small):
 @pytest.mark.parametrize(("off", "code"), [(0.0, 0), (10.0, 8), (-10.0, 8)])
 def test_a_published_value_ten_points_off_ends_with_exit_8(tmp_path, off, code):
     out = finished(tmp_path, CIFAR, [0.80, 0.801, 0.799], 10_000)
-    text = recipes.paper_tables().read_text()
+    text = recipes.catalog.paper_tables().read_text()
     altered = tmp_path / "rows.toml"
     altered.write_text(text.replace("cifar10 = 98.95\n", f"cifar10 = {80 + off}\n"))
 
@@ -324,7 +324,7 @@ def test_the_demo_scale_passes_and_fails_by_ten_points(tmp_path, row):
     assert passed.code == 0 and passed.json["verdict"] == "reproduced"
     assert passed.json["ours"]["n"] == 3 and 0.80 < passed.json["ours"]["mean"] < 0.95
 
-    text = recipes.paper_tables().read_text()
+    text = recipes.catalog.paper_tables().read_text()
     for points in (10, -10):
         file = tmp_path / "rows.toml"
         before, value, after = re.split(r"published = \[([\d.]+)(?=, [\d.]+\]\n\[scales.demo.set\])", text)

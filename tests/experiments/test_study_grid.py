@@ -11,6 +11,7 @@ from vitcli.errors import VitError
 from vitcli.experiments import study as command
 from vitcli.experiments import study_grid, study_schema, study_text
 from vitcli.experiments.study_schema import folder_name
+from vitcli.recipe import catalog
 
 SMALL = """
 command = "pretrain"
@@ -150,7 +151,7 @@ def test_options_lie_over_the_studys_own_keys(tmp_path):
     assert read.set == {"model.layers": 3, "data.dataset": "2012"}
 
 
-@pytest.mark.parametrize("name", [*recipes.studies(), SMALL])
+@pytest.mark.parametrize("name", [*catalog.studies(), SMALL])
 def test_a_study_survives_being_written_and_read(tmp_path, name):
     read = load(tmp_path, name) if name == SMALL else study_schema.load(name)[0]
 
@@ -285,8 +286,8 @@ def test_the_shipped_studies_hold_to_the_last_recipe(name, models, sizes):
 
 def test_the_shipped_studies_are_no_recipes_and_say_what_they_are():
     assert not [name for name, _ in recipes.available() if "studies" in name]
-    assert set(recipes.studies()) == {"demo", "demo-compute", "figure4-jft", "figure5-jft", "figure8-jft"}
-    for path in recipes.studies().values():
+    assert set(catalog.studies()) == {"demo", "demo-compute", "figure4-jft", "figure5-jft", "figure8-jft"}
+    for path in catalog.studies().values():
         assert path.read_text().startswith(("# paper, ", "# the embedded demo: "))
         assert path.stem in (path.parents[2] / "docs/study.md").read_text()
 

@@ -14,7 +14,7 @@ from vitcli.recipe import listing
 from vitcli.training.schedule import duration_steps, warmup_steps
 
 NAMES = [name for name, _ in recipe.available()]
-WHOLE = [name for name in NAMES if not recipe.is_base(name)]
+WHOLE = [name for name in NAMES if not recipe.catalog.is_base(name)]
 
 CIFAR = "finetune/cifar10"
 

@@ -30,13 +30,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(train_app)
-app.add_typer(evaluate_app)
-app.add_typer(reproduce_app)
-app.add_typer(fewshot_app)
-app.add_typer(weights_app)
-app.add_typer(inspect_app)
-app.add_typer(report_app)
+for commands in (train_app, evaluate_app, reproduce_app, fewshot_app, weights_app, inspect_app, report_app):
+    app.add_typer(commands)
 app.add_typer(recipes_app, name="recipes")
 app.add_typer(datasets_app, name="datasets")
 app.add_typer(doctor_app, name="doctor")

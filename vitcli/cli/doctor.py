@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from vitcli.cli import options
-from vitcli.cli.options import RUN, Printing, command, option
+from vitcli.cli.options import RUN, TRAINING, Printing, command, option
 
 app = typer.Typer(help="Check this machine; prove that runs resume exactly.", invoke_without_command=True)
 
@@ -30,14 +30,15 @@ def resume(
     *,
     ckpt: options.Ckpt = None,
     recipe: options.RecipeOptions,
-    steps: options.Steps = 40,
+    steps: Annotated[int, option("--steps", TRAINING,
+        "Number of optimizer steps (default: 40). [schedule.steps]", "N")] = 40,
     batch_size: options.BatchSize = None,
     lr: options.Lr = None,
     precision: options.Precision = None,
     num_processes: options.NumProcesses = None,
     kills: Annotated[int, option("--kills", RUN, "SIGKILLs at random steps (default: 3).", "N", min=1)] = 3,
     printing: Printing,
-) -> int:
+) -> int:  # fmt: skip
     """Prove that a killed run resumes bit for bit.
 
     Trains a recipe (default: finetune/demo, 40 steps) once unbroken and once killed at random steps, and

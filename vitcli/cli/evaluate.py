@@ -9,17 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from vitcli.cli import options
-from vitcli.cli.options import (
-    DATA,
-    MODEL,
-    RUN,
-    InferenceOptions,
-    Printing,
-    RecipeOptions,
-    command,
-    launch,
-    option,
-)
+from vitcli.cli.options import DATA, MODEL, RUN, Printing, RecipeOptions, command, launch, option
 from vitcli.output import text
 
 app = typer.Typer()
@@ -27,7 +17,7 @@ NUMBERS = (
     "top1", "top5", "loss", "nll", "brier", "ece", "num_eval_examples", "num_skipped_images", "images_per_s",
     "elapsed_s",
 )  # fmt: skip
-class_map_names = options.completion(lambda recipe: recipe.class_maps())
+class_map_names = options.completion(lambda recipe: recipe.catalog.class_maps())
 OF_REAL = ("real_top1", "num_real_examples")
 PREDICTIONS = "File written by vit evaluate --save-predictions."
 
@@ -35,7 +25,7 @@ PREDICTIONS = "File written by vit evaluate --save-predictions."
 @command(app, epilog="Example: vit predict --ckpt runs/pets photos/ 'more/*.jpg'")
 def predict(
     *,
-    inference: InferenceOptions,
+    inference: options.InferenceOptions,
     images: Annotated[list[str], typer.Argument(metavar="IMAGES", help="Files, folders and globs.")],
     res: options.Res = None,
     ckpt: options.Ckpt = None,
@@ -67,7 +57,7 @@ def predict(
 @command(app, epilog="Example: vit evaluate --ckpt runs/c10 --dataset cifar10 --assert 'top1>=0.92'")
 def evaluate(
     *,
-    inference: InferenceOptions,
+    inference: options.InferenceOptions,
     dataset: Annotated[list[str] | None, option("--dataset", DATA,
         f"{options.DATA_HELP} Repeatable: every checkpoint is scored on every data set. [data.dataset]",
         "DATA", autocompletion=options.dataset_names)] = None,
@@ -92,7 +82,7 @@ def evaluate(
     recipe: options.RecipeName = None,
     set_: options.Set = None,
     out: Annotated[Path | None, option("--out", RUN,
-        "Folder for evaluation.json, tables and figures.", "FOLDER")] = None,
+        "Folder for evaluation.json, tables and figures (default: write none).", "FOLDER")] = None,
     overwrite: options.Overwrite = False,
     save_predictions: Annotated[str | None, option("--save-predictions", RUN,
         "Write the prediction for each image, for vit compare and other tools.", "FILE.parquet")] = None,

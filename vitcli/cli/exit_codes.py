@@ -90,13 +90,9 @@ def _print(text: str, as_dict: dict[str, str], arguments: list[str]) -> None:
     if "--json" in arguments:
         print(json.dumps({"error": as_dict}, indent=2))
     else:
-        _print_to_stderr(text)
-
-
-def _print_to_stderr(text: str) -> None:
-    """Print to standard error, if it is open, without control characters from file and class names."""
-    with suppress(OSError):
-        print("".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text), file=sys.stderr)
+        # File and class names may hold control characters, and standard error may be closed.
+        with suppress(OSError):
+            print("".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text), file=sys.stderr)
 
 
 def _usage_error(error: Exception, arguments: list[str]) -> VitError:

@@ -23,7 +23,7 @@ def fewshot(
     shots: Annotated[str | None, option("--shots", DATA,
         "Images per class: 5, or 1,5,10,25. [fewshot.shots]", "N,...")] = None,
     seeds: Annotated[str | None, option("--seeds", DATA,
-        "Random support sets; reports mean and std over them. [fewshot.seeds]", "N")] = None,
+        "Number of random support sets; reports mean and std over them. [fewshot.seeds]", "N")] = None,
     l2: Annotated[str | None, option("--l2", MODEL,
         "Regularisation of least squares, or sweep: chosen on the support set. [fewshot.l2]",
         "NUMBER|sweep")] = None,
@@ -73,7 +73,8 @@ def embed(
         "Write the logits too (default: --logits).")] = True,
     num_processes: options.NumProcesses = None,
     out: Annotated[Path | None, option("--out", RUN,
-        "File to write; an interrupted call with the same file is resumed.", "FILE.safetensors")] = None,
+        "File to write (required); an interrupted call with the same file is resumed.",
+        "FILE.safetensors")] = None,
     overwrite: options.Overwrite = False,
     printing: options.Printing,
 ) -> int:  # fmt: skip

@@ -3,23 +3,24 @@
 A shorthand for a recipe key names the key in brackets. Options of one command are in that command's file.
 """
 
+import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
 from functools import wraps
 from inspect import Parameter, signature
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any
 
 import typer
 
+from vitcli.distributed import launch as launcher
+from vitcli.distributed.launch import global_rank
 from vitcli.errors import VitError
 from vitcli.output import text
 
 DATA, MODEL, TRAINING, DEVICES, RUN = PANELS = "Data", "Model", "Training", "Devices", "Run"
 
-NO_KEYS: Mapping[str, Any] = MappingProxyType({})
 given_arguments: list[str] = []  # the command line as given, for the launcher and environment.json
 
 
@@ -122,8 +123,8 @@ Split = Annotated[str, option("--split", DATA,
 Res = Annotated[str | None, option("--res", DATA, f"{SIZE_HELP}. [data.image_size]", "PX")]
 Ckpt = Annotated[str | None, option("--ckpt", MODEL, f"{WEIGHTS_HELP} [model.ckpt]", "WEIGHTS")]
 Model = Annotated[str | None, option("--model", MODEL,
-    "Architecture: the paper's name (ViT-B/16, L/16) or any timm model (default: the checkpoint's). "
-    "[model.name]", "NAME", autocompletion=model_names)]
+    "Architecture: the paper's name (ViT-B/16, L/16) or any timm model (default: by checkpoint and "
+    "recipe). [model.name]", "NAME", autocompletion=model_names)]
 Layer = Annotated[str | None, option("--layer", MODEL,
     "Features: pre_logits, the input of the head; token or gap, after the last norm (default: pre_logits). "
     "[eval.layer]", "NAME")]
@@ -141,7 +142,8 @@ NumProcesses = Annotated[int | None, option("--num-processes", DEVICES,
 Workers = Annotated[int | None, option("--workers", DEVICES,
     "Data loader threads; results do not depend on them (default: by the number of CPU cores).", "N", min=1)]
 RecipeName = Annotated[str | None, option("--recipe", RUN,
-    "Shipped recipe (vit recipes list) or .toml file (default: by command and data set).", "NAME",
+    "Shipped recipe (vit recipes list) or .toml file; it has the defaults of the options that name a [key] "
+    "(default: by command and data set).", "NAME",
     autocompletion=recipe_names)]
 Set = Annotated[list[str] | None, option("--set", RUN,
     "Set any other recipe key, such as data.flip=false. Repeatable.", "KEY=VALUE")]
@@ -163,15 +165,15 @@ class Printing:
     debug: Debug = False  # read from the command line by exit_codes, before any command has its options
 
     def show(self, result: dict[str, Any], render: Callable[[Any], str]) -> int:
-        """Print a result as JSON or by `render`; return exit code 0."""
-        return text.show(result, self.as_json, render)
+        """Print a result, on the first process alone, as JSON or by `render`; return exit code 0."""
+        if global_rank() == 0:
+            text.write(json.dumps(result, indent=2) if self.as_json else render(result))
+        return 0
 
     def show_and_fail(
         self, result: dict[str, Any], error: VitError | None, render: Callable[[dict[str, Any]], str]
     ) -> int:
         """Print a result and end with the check that failed in it, if any; the first process does both."""
-        from vitcli.distributed.launch import global_rank
-
         if error and self.as_json:  # one object on standard output, so it holds the error too
             result = result | {"error": error.as_dict()}
         self.show(result, render)
@@ -206,12 +208,12 @@ class RecipeOptions:
             "precision.compute": precision,
         }
 
-    def request(self, ckpt: str | None, inference: "InferenceOptions", more: Mapping[str, Any] = NO_KEYS):
+    def request(self, ckpt: str | None, inference: "InferenceOptions", more: dict[str, Any] | None = None):
         """Return the RecipeRequest of a command that does not train; `more` are further recipe keys."""
         from vitcli.recipe.request import RecipeRequest
 
         keys = self.shorthands(ckpt, inference.precision) | {"eval.batch_size": inference.batch_size}
-        return RecipeRequest(self.recipe, self.set_ or (), keys | more)
+        return RecipeRequest(self.recipe, self.set_ or (), keys | (more or {}))
 
 
 # fmt: off
@@ -250,19 +252,17 @@ class DeviceOptions:
         "Shard weights, gradients and optimizer over the processes (FSDP2), for models larger than a "
         "device.")] = False
 
-    def run_options(self, *, quiet: bool, **more: Any):
+    def run_options(self, **more: Any):
         """Return the RunOptions of a run; `more` are those that only some commands have."""
         from vitcli.training.setup import RunOptions
 
-        others = dict(out=None, track=None, arms_parallel=0, overwrite=False, dry_run=False, measure=False)
         return RunOptions(
-            **others | more,
+            **more,
             per_device_batch=count_or_auto(self.per_device_batch),
             workers=self.workers,
             exact=self.exact,
             shard=self.shard,
             compile=self.compile,
-            quiet=quiet,
             arguments=given_arguments,
         )
 # fmt: on
@@ -292,8 +292,6 @@ def count_or_auto(value: str | None) -> int | str | None:
 
 def launch(num_processes: int | None) -> None:
     """Launch the processes that the command line asks for, if any, and end with their exit code."""
-    from vitcli.distributed import launch as distributed_launch
-
-    distributed_launch.adopt_slurm()
-    if num_processes is not None and distributed_launch.must_launch(num_processes):
-        raise typer.Exit(distributed_launch.launch(num_processes, given_arguments))
+    launcher.adopt_slurm()
+    if num_processes is not None and launcher.must_launch(num_processes):
+        raise typer.Exit(launcher.launch(num_processes, given_arguments))

@@ -1,5 +1,7 @@
 """`vit recipes list`, `show`, `check`, `schema` and `copy`."""
 
+import json
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Annotated
@@ -8,7 +10,6 @@ import typer
 
 from vitcli.cli import options
 from vitcli.cli.options import Printing, command
-from vitcli.output import text
 
 app = typer.Typer(help="List, show, check and copy recipes.", no_args_is_help=True)
 
@@ -53,7 +54,7 @@ def recipes_schema(printing: Printing) -> int:
     """Print the JSON Schema of a recipe, for editors."""
     from vitcli.recipe import listing
 
-    return text.show_json(listing.schema())
+    return printing.show(listing.schema(), partial(json.dumps, indent=2))
 
 
 @command(app, "copy")

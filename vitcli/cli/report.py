@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from vitcli.cli.options import RUN, Printing, command, option
-from vitcli.output import text
 
 app = typer.Typer()
 
@@ -50,10 +49,7 @@ def report(
         return _serve(report.places, port or 0, printing)
     if out:
         return printing.show(reports.write(report, out, form), reports.summary)
-    if printing.as_json:
-        return text.show_json(reports.as_json(report))
-    text.write(reports.rendered(report, form, base=Path()))
-    return 0
+    return printing.show(reports.as_json(report), lambda _: reports.rendered(report, form, base=Path()))
 
 
 def _serve(places: tuple[str, ...], port: int, printing: Printing) -> int:

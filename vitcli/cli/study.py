@@ -12,7 +12,7 @@ from vitcli.cli.options import RUN, DeviceOptions, Printing, command, launch, op
 app = typer.Typer(help="Run scaling studies: a grid of runs, a table, a plot.", no_args_is_help=True)
 
 
-study_names = options.completion(lambda recipe: recipe.studies())
+study_names = options.completion(lambda recipe: recipe.catalog.studies())
 
 
 # fmt: off

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from vitcli import recipe as recipes
 from vitcli.data import classes as data_classes
 from vitcli.data.columns import PATHS
 from vitcli.data.split import Split
@@ -35,7 +34,7 @@ from vitcli.models.build import check_image_size
 from vitcli.output.atomic import check_out
 from vitcli.output.progress import Progress
 from vitcli.output.summaries import Evaluation, ResolutionScore
-from vitcli.recipe import Recipe
+from vitcli.recipe import Recipe, catalog
 from vitcli.recipe.request import RecipeRequest
 from vitcli.weights.io import Weights
 from vitcli.weights.load import load_for_inference
@@ -110,7 +109,7 @@ def evaluate(requests: Sequence[RecipeRequest], options: EvaluateOptions, run: R
     # Recipes, options and output files are checked before anything large is read.
     each_recipe = [request.load(command="evaluate") for request in requests]
     _check(options, run, num_evaluations=len(requests))
-    label_map = class_map.read_class_map(options.classes, recipes.class_maps()) if options.classes else None
+    label_map = class_map.read_class_map(options.classes, catalog.class_maps()) if options.classes else None
     real_lists = real_labels.read_real(options.real) if options.real else None
 
     # Splits open before the processes join, so that no collective waits for a long download.

@@ -93,7 +93,7 @@ def read_rows(file: str | None) -> PaperTables:
     if file is not None and not Path(file).is_file():
         fix = "the path of a .toml file with the keys of recipes/reproduce.toml"
         raise VitError(f"there is no file {file}", where="--rows", fix=fix)
-    path = Path(file) if file else recipe.paper_tables()
+    path = Path(file) if file else recipe.catalog.paper_tables()
     label = recipe.label(path)
     table = recipe.read_toml(path)
     rows, problems = validate(PaperTables, table, noun="a file of rows", see=SEE, file=label)

@@ -90,7 +90,7 @@ def load(name: str, overrides: Sequence[str] = ()) -> tuple[Study, str]:
     Raises:
         VitError: every mistake of file and options, in one report.
     """
-    path = recipe.find_file(name, recipe.studies(), noun="study", where="FILE")
+    path = recipe.find_file(name, recipe.catalog.studies(), noun="study", where="FILE")
     table, file = recipe.read_toml(path), recipe.label(path)
     # The options lie over the file's own settings.
     mistakes: list[Problem] = []

@@ -3,35 +3,16 @@
 import csv
 import html
 import io
-import json
 import os
 import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import PurePath
 from typing import Any
 
-from vitcli.distributed import launch
-
 NO_LIMIT = 10_000  # columns of a pipe, which has no width: its lines are as long as they need to be
-
-
-def show(result: dict[str, Any], as_json: bool, render: Callable[[dict[str, Any]], str]) -> int:
-    """Print a command's result, on the first process alone, as JSON or by `render`; return exit code 0."""
-    if as_json:
-        return show_json(result)
-    if launch.global_rank() == 0:
-        write(render(result))
-    return 0
-
-
-def show_json(result: dict[str, Any]) -> int:
-    """Print a command's result as one JSON object, on the first process alone; return exit code 0."""
-    if launch.global_rank() == 0:
-        write(json.dumps(result, indent=2))
-    return 0
 
 
 def write(text: str) -> None:

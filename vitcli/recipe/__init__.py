@@ -11,27 +11,17 @@ from types import MappingProxyType
 from typing import Any
 
 from vitcli.errors import VitError
-from vitcli.recipe.catalog import (
-    available,
-    class_maps,
-    dataset_aliases,
-    find,
-    find_file,
-    is_base,
-    label,
-    paper_tables,
-    read_toml,
-    studies,
-)
+from vitcli.recipe import catalog
+from vitcli.recipe.catalog import available, dataset_aliases, find, find_file, label, read_toml
 from vitcli.recipe.schema import KEYS, OPTIONAL_SECTIONS, SECTIONS, TRAINING_SECTIONS, Recipe, accepts_none
-from vitcli.recipe.sweep import check_with_choices, may_be_chosen, settled, trials
-from vitcli.recipe.toml import differences, flat, to_toml, toml_text, typed_value
+from vitcli.recipe.sweep import check_with_choices, settled, trials
+from vitcli.recipe.toml import differences, flat, to_toml, typed_value
 from vitcli.recipe.validation import Problem, is_overridden, report, unknown
 
 __all__ = [
-    "SHORTHANDS", "Recipe", "available", "class_maps", "dataset_aliases", "differences", "find", "find_file",
-    "find_for_dataset", "flat", "is_base", "label", "load", "may_be_chosen", "merge", "origins",
-    "paper_tables", "parse_options", "read_toml", "settled", "studies", "to_toml", "toml_text", "trials",
+    "SHORTHANDS", "Recipe", "available", "catalog", "dataset_aliases", "differences", "find", "find_file",
+    "find_for_dataset", "flat", "label", "load", "merge", "origins", "parse_options", "read_toml", "settled",
+    "to_toml", "trials",
 ]  # fmt: skip
 
 # Options that set a recipe key, for messages.

@@ -8,8 +8,7 @@ from typing import Any
 
 from vitcli.errors import MachineError, VitError, nearest
 
-HERE = Path(__file__).parent
-HOMES = (HERE / "shipped", HERE.parent.parent / "recipes")  # of a wheel, of a checkout
+HOMES = (Path(__file__).parent / "shipped", Path(__file__).parents[2] / "recipes")  # of a wheel, a checkout
 # Files and folders among the recipes that are no recipes.
 ALIASES, ROWS = "datasets.toml", "reproduce.toml"
 CLASSES, STUDIES = "classes", "studies"

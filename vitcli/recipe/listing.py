@@ -6,13 +6,15 @@ from typing import Any
 
 from vitcli import recipe
 from vitcli.errors import MachineError, VitError
+from vitcli.recipe import catalog
+from vitcli.recipe.sweep import may_be_chosen
+from vitcli.recipe.toml import toml_text
 
 
 def list_recipes() -> list[dict[str, Any]]:
     """Return name, base flag and first comment line of every shipped recipe."""
-    return [
-        {"name": name, "base": recipe.is_base(name), "about": about} for name, about in recipe.available()
-    ]
+    shipped = recipe.available()
+    return [{"name": name, "base": catalog.is_base(name), "about": about} for name, about in shipped]
 
 
 def show(name: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
@@ -20,12 +22,12 @@ def show(name: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
 
     A base may be incomplete; any other recipe must be valid.
     """
-    if recipe.is_base(name) and not overrides:
+    if catalog.is_base(name) and not overrides:
         values = recipe.merge(name).values
     else:
         values = recipe.flat(recipe.load(name, overrides, training=False))
     origins = {key: source for key, source in recipe.origins(name, overrides).items() if key in values}
-    toml = recipe.toml_text(values, {key: f"from {source}" for key, source in origins.items()})
+    toml = toml_text(values, {key: f"from {source}" for key, source in origins.items()})
     return {"name": name, "values": values, "origins": origins, "toml": toml}
 
 
@@ -41,7 +43,7 @@ def check(names: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def _check_one(name: str) -> dict[str, Any]:
-    if recipe.is_base(name):
+    if catalog.is_base(name):
         return {"name": name, "kind": "base", "error": None}
     try:
         loaded = recipe.load(name, training=False)
@@ -55,7 +57,7 @@ def schema() -> dict[str, Any]:
     document = recipe.Recipe.model_json_schema()
     for section, kind in recipe.SECTIONS.items():
         properties = document["$defs"][kind.__name__]["properties"]
-        for name in [name for name in properties if recipe.may_be_chosen(f"{section}.{name}")]:
+        for name in [name for name in properties if may_be_chosen(f"{section}.{name}")]:
             properties[name] = _or_list(properties[name])
     document["properties"]["extends"] = {
         "type": "string",
@@ -103,15 +105,15 @@ def list_as_text(result: dict[str, Any]) -> str:
 
 def check_as_text(result: dict[str, Any]) -> str:
     """Render the result of `vit recipes check`: a line for a valid recipe, the error of an invalid one."""
-    return "\n".join(map(_render_check, result["recipes"]))
+    lines = []
+    for entry in result["recipes"]:
+        verdict = "a base, checked through others" if entry["kind"] == "base" else "ok"
+        if entry["error"]:
+            verdict = f"invalid\n{VitError(**entry['error'])}"
+        lines.append(f"{entry['name']}: {verdict}")
+    return "\n".join(lines)
 
 
 def copy_as_text(result: dict[str, Any]) -> str:
     """Render the result of `vit recipes copy`."""
     return f"{result['path']}: a copy of {result['name']}; use it with --recipe {result['path']}"
-
-
-def _render_check(entry: dict[str, Any]) -> str:
-    if entry["error"]:
-        return f"{entry['name']}: invalid\n{VitError(**entry['error'])}"
-    return f"{entry['name']}: {'a base, checked through others' if entry['kind'] == 'base' else 'ok'}"

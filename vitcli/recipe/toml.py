@@ -4,12 +4,9 @@ import json
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from types import MappingProxyType
 from typing import Any
 
 from vitcli.recipe.schema import KEYS, Recipe, Section, is_text, table_in
-
-NO_REMARKS: Mapping[str, str] = MappingProxyType({})
 
 
 def flat(model: Section) -> dict[str, Any]:
@@ -29,10 +26,10 @@ def differences(a: Section, b: Section) -> list[str]:
 
 def to_toml(model: Section) -> str:
     """Write the complete file in the schema's order, unset keys left out; loading it gives the same model."""
-    return _as_text(_tables(model), NO_REMARKS)
+    return _as_text(_tables(model), {})
 
 
-def toml_text(values: Mapping[str, Any], remarks: Mapping[str, str] = NO_REMARKS) -> str:
+def toml_text(values: Mapping[str, Any], remarks: Mapping[str, str]) -> str:
     """Write values of a recipe by dotted key, in the schema's order, None left out.
 
     Args:

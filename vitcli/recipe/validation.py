@@ -14,14 +14,7 @@ from vitcli.recipe.schema import KEYS, ONE_OF, OTHER, SECTIONS, TRAINING_SECTION
 from vitcli.recipe.toml import nested, toml_value
 
 SEE_SCHEMA = "vit recipes schema lists every key with its meaning"
-KINDS = {
-    "float": "a number",
-    "int": "a whole number",
-    "bool": "true or false",
-    "string": "a string",
-    "tuple": "a list",
-}
-NO_SOURCES: Mapping[str, str] = MappingProxyType({})
+KINDS = dict(float="a number", int="a whole number", bool="true or false", string="a string", tuple="a list")
 Checked = TypeVar("Checked", bound=Section)
 Path = list[str | int]  # of a value in a file: keys, and positions in lists
 
@@ -42,7 +35,7 @@ def validate(
     noun: str,
     see: str,
     file: str,
-    sources: Mapping[str, str] = NO_SOURCES,
+    sources: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[Checked | None, list[Problem]]:
     """Check a table against a closed schema.
 

@@ -40,7 +40,7 @@ MAX_MICRO_BATCH_ON_GPU = 64
 AUTO = "auto"  # --per-device-batch auto
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunOptions:
     """Options of the command line besides the recipe: where and how a run trains, not what.
 
@@ -57,17 +57,17 @@ class RunOptions:
         arguments: the command line, for the record.
     """
 
-    out: Path | None
+    out: Path | None = None
     per_device_batch: int | str | None
     workers: int | None
     exact: bool
     shard: bool
     compile: bool
-    track: str | None
-    arms_parallel: int
-    overwrite: bool
-    dry_run: bool
-    measure: bool
+    track: str | None = None
+    arms_parallel: int = 0
+    overwrite: bool = False
+    dry_run: bool = False
+    measure: bool = False
     quiet: bool
     arguments: list[str]
 
