@@ -255,6 +255,7 @@ def collect_attention(
 
     Args:
         layout: None for a network without attention over patches, of which only features are collected.
+            There is nothing to average over images then, so those that are shown suffice.
         residual: see `analysis.rollout_layer`.
         renormalise: see `analysis.attention_distance`.
 
@@ -263,6 +264,8 @@ def collect_attention(
         WeightsError: an attention weight or a feature is not finite.
     """
     device, precision = settings.device, settings.precision
+    if layout is None:
+        split = split.part(0, min(num_shown, len(split)), name=split.name)
     distances_NN = layout and patch_distances(layout.grid, layout.patch_size).float().to(device)
     parts, images, rows, skipped = [], [], [], []
 

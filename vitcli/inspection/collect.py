@@ -69,15 +69,26 @@ def inspect_checkpoint(
         needs_head=False,
     )
     options = recipe.inspect
-    layout = probe_attention_layout(model, arch) if split else NO_IMAGES
-    shown = _run_on_images(model, layout, split, preprocessing, settings, options) if split else None
+    layout, shown = NO_IMAGES, None
+    if split:
+        layout = probe_attention_layout(model, arch)
+        shown = attention.collect_attention(
+            model,
+            layout if isinstance(layout, AttentionLayout) else None,
+            split,
+            preprocessing,
+            settings,
+            num_shown=options.num_shown,
+            residual=options.residual,
+            renormalise=options.renormalise,
+        )
+
+    # A part is a figure's numbers and arrays, or the reason why it is left out.
     parts = {"filters": _filters(model, options), "position_similarity": _positions(model)}
     of_attention = {"attention_distance": _distance, "rollout": _rollout, "attention_by_head": _by_head}
     for name, part_of in of_attention.items():
         parts[name] = layout if isinstance(layout, str) else part_of(shown.stats, layout, options)
     parts["patch_features"] = _features(shown.stats, arch) if shown else NO_IMAGES
-
-    # A part is a figure's numbers and arrays, or the reason why it is left out.
     applying = {name: part for name, part in parts.items() if not isinstance(part, str)}
     left_out = {name: part for name, part in parts.items() if isinstance(part, str)}
     if "attention_by_head" in left_out:  # drawn from the same array
@@ -94,29 +105,6 @@ def inspect_checkpoint(
         "left_out": left_out,
     }
     return Inspection(result, {name: array.cpu().contiguous().numpy() for name, array in arrays.items()})
-
-
-def _run_on_images(
-    model: nn.Module,
-    layout: AttentionLayout | str,
-    split: Split,
-    preprocessing: Preprocessing,
-    settings: EvalSettings,
-    options: Inspect,
-) -> AttentionPass:
-    has_attention = isinstance(layout, AttentionLayout)
-    # Without attention there is nothing to average over images: those that are shown suffice.
-    few = split.part(0, min(options.num_shown, len(split)), name=split.name)
-    return attention.collect_attention(
-        model,
-        layout if has_attention else None,
-        split if has_attention else few,
-        preprocessing,
-        settings,
-        num_shown=options.num_shown,
-        residual=options.residual,
-        renormalise=options.renormalise,
-    )
 
 
 def _model_facts(

@@ -20,7 +20,7 @@ from vitcli.models import pos_embed
 from vitcli.models.architecture import GAP, Architecture
 from vitcli.models.init import init_as_the_authors
 from vitcli.models.resnet import use_official_arithmetic
-from vitcli.models.variants import VARIANTS, Variant, find_variant, resized, variant_of_timm
+from vitcli.models.variants import SIZES, VARIANTS, Variant, find_variant, resized, variant_of_timm
 
 ACT_LAYERS = {"tanh": "gelu_tanh", "erf": "gelu"}  # our names of the GELU to timm's
 
@@ -51,8 +51,7 @@ class TransformerOptions:
     @property
     def size(self) -> dict[str, int]:
         """Return the sizes that are not None."""
-        sizes = {key: getattr(self, key) for key in ("layers", "hidden", "mlp", "heads", "patch_size")}
-        return {key: size for key, size in sizes.items() if size}
+        return {key: size for key in SIZES if (size := getattr(self, key))}
 
 
 AS_NAMED = TransformerOptions()

@@ -34,20 +34,12 @@ def vitcli_hybrid(pretrained: bool = False, *, resnet_blocks, resnet_width, **kw
         resnet_blocks: bottleneck blocks in each stage; an empty list for the stem alone.
         resnet_width: factor on the 64 channels of the stem and on those of the stages.
     """
-    conv = partial(StdConv2dSame, eps=1e-8)
+    options = {"stem_type": "same", "preact": False, "conv_layer": partial(StdConv2dSame, eps=1e-8)}
     if resnet_blocks:
-        backbone = ResNetV2(
-            layers=resnet_blocks,
-            width_factor=resnet_width,
-            num_classes=0,
-            global_pool="",
-            preact=False,
-            stem_type="same",
-            conv_layer=conv,
-        )
+        options |= {"width_factor": resnet_width, "num_classes": 0, "global_pool": ""}
+        backbone = ResNetV2(layers=resnet_blocks, **options)
     else:
-        channels = make_divisible(64 * resnet_width)
-        backbone = create_resnetv2_stem(3, channels, stem_type="same", preact=False, conv_layer=conv)
+        backbone = create_resnetv2_stem(3, make_divisible(64 * resnet_width), **options)
     return build_model_with_cfg(
         VisionTransformer,
         "vitcli_hybrid",

@@ -13,6 +13,7 @@ from vitcli.errors import VitError
 
 BIT = "vitcli_bit"  # our entries in timm's registry (resnet.py), for networks without a timm name
 HYBRID = "vitcli_hybrid"
+SIZES = ("layers", "hidden", "mlp", "heads", "patch_size")  # of a transformer
 R26, R50 = (2, 2, 2, 2), (3, 4, 6, 3)  # blocks of each stage
 R50_IN_THREE = (3, 4, 9)  # the blocks of stage 4 are in stage 3 (section 4.1)
 
@@ -51,8 +52,7 @@ class Variant:
     def timm_args(self) -> dict:
         """Return the size as keyword arguments of timm.create_model."""
         if self.layers:
-            size = {key: getattr(self, key) for key in ("layers", "hidden", "mlp", "heads", "patch_size")}
-            return vit_args(**size)
+            return vit_args(**{key: getattr(self, key) for key in SIZES})
         return {"layers": list(self.blocks), "width_factor": self.width} if self.timm_name == BIT else {}
 
 
@@ -123,26 +123,21 @@ def find_variant(name: str) -> Variant | None:
     return _BY_SPELLING.get(_letters(name))
 
 
-def resized(
-    variant: Variant,
-    *,
-    layers: int | None = None,
-    hidden: int | None = None,
-    mlp: int | None = None,
-    heads: int | None = None,
-    patch_size: int | None = None,
-) -> Variant:
+def resized(variant: Variant, **size: int) -> Variant:
     """Return the transformer with other sizes (paper, Figure 8), under a name such as ViT-6x192/4.
 
     With another width, the MLP is by default 4 times as wide and the heads have a width of 64, as in Table 1.
 
+    Args:
+        size: those of SIZES that differ.
+
     Raises:
         VitError: the heads do not divide the width; or other patches for a hybrid, whose ResNet decides.
     """
+    hidden, patch_size = size.get("hidden"), size.get("patch_size")
     if hidden:
-        mlp, heads = mlp or 4 * hidden, heads or max(hidden // 64, 1)
-    size = dict(layers=layers, hidden=hidden, mlp=mlp, heads=heads, patch_size=patch_size)
-    other = replace(variant, is_timms=False, **{key: number for key, number in size.items() if number})
+        size = {"mlp": 4 * hidden, "heads": max(hidden // 64, 1), **size}
+    other = replace(variant, is_timms=False, **size)
     if other.hidden % other.heads:
         raise VitError(
             f"a width of {other.hidden} does not divide into {other.heads} heads",
