@@ -24,9 +24,9 @@ RESULT = {"top1": 0.92, "top5": 0.99, "loss": 0.3, "num_eval_examples": 100, "re
     ],
 )
 def test_each_relation_means_what_it_says(text, holds):
-    found = assertions.parse(text, keys=KEYS)
+    assertion = assertions.parse(text, keys=KEYS)
 
-    assert found.holds(RESULT) is holds
+    assert assertion.holds(RESULT) is holds
 
 
 @pytest.mark.parametrize(
@@ -57,11 +57,11 @@ def test_real_top1_is_only_known_where_real_labels_are():
     assert "--real" in told.value.fix
 
 
-def test_nothing_holds_of_a_number_that_there_is_not():
-    found = assertions.parse("real_top1<2", keys=("real_top1",))
+def test_no_assertion_about_a_missing_number_holds():
+    assertion = assertions.parse("real_top1<2", keys=("real_top1",))
 
-    assert not found.holds(RESULT)
-    assert "null" in assertions.failed([found], [("x", RESULT)]).message
+    assert not assertion.holds(RESULT)
+    assert "null" in assertions.failed([assertion], [("x", RESULT)]).message
 
 
 def test_the_error_names_the_value_the_bound_and_which_result():

@@ -16,39 +16,39 @@ ABOUT = {"ckpt": "a", "class_names": ["x", "y", "z"]}
 
 @pytest.mark.parametrize("labels", [[0, 2, 2], [[0, -1], [2, 1], [2, -1]]])
 def test_what_is_written_is_read_back(tmp_path, labels):
-    found = of_logits(LOGITS_NK, torch.tensor(labels))
+    results = of_logits(LOGITS_NK, torch.tensor(labels))
     path = str(tmp_path / "new" / "folder" / "p.parquet")
 
-    write_predictions(path, found, np.array([4, 7, 9]), ["a.png", "b.png", "c.png"], ABOUT)
+    write_predictions(path, results, np.array([4, 7, 9]), ["a.png", "b.png", "c.png"], ABOUT)
 
     back = read_predictions(path)
     assert back.rows_N.tolist() == [4, 7, 9] and back.about == ABOUT
     assert back.labels_N == (labels if isinstance(labels[0], int) else [(0,), (2, 1), (2,)])
-    assert back.ranks_N.tolist() == found.ranks_N.tolist() == [0, 0, 1]
+    assert back.ranks_N.tolist() == results.ranks_N.tolist() == [0, 0, 1]
     table = pq.read_table(path)
-    assert table["loss"].to_pylist() == found.losses_N.tolist()
+    assert table["loss"].to_pylist() == results.losses_N.tolist()
     assert table["place"].to_pylist() == ["a.png", "b.png", "c.png"]
     assert table["top_classes"].to_pylist() == [[0, 1, 2], [2, 1, 0], [1, 2, 0]]
-    assert table["top_probabilities"].to_pylist() == found.probabilities_NT.tolist()
+    assert table["top_probabilities"].to_pylist() == results.probabilities_NT.tolist()
 
 
 def test_the_same_predictions_are_the_same_bytes(tmp_path):
-    found = of_logits(LOGITS_NK, torch.tensor([0, 2, 2]))
+    results = of_logits(LOGITS_NK, torch.tensor([0, 2, 2]))
     for name in ("a", "b"):
-        write_predictions(str(tmp_path / f"{name}.parquet"), found, np.arange(3), ["", "", ""], ABOUT)
+        write_predictions(str(tmp_path / f"{name}.parquet"), results, np.arange(3), ["", "", ""], ABOUT)
 
     assert (tmp_path / "a.parquet").read_bytes() == (tmp_path / "b.parquet").read_bytes()
 
 
 def test_a_full_disk_is_reported_and_an_earlier_file_stays(tmp_path, monkeypatch):
-    found = of_logits(LOGITS_NK, torch.tensor([0, 2, 2]))
+    results = of_logits(LOGITS_NK, torch.tensor([0, 2, 2]))
     path = tmp_path / "p.parquet"
     path.write_bytes(b"earlier")
     full = OSError(28, "No space left on device")
     monkeypatch.setattr(pq, "write_table", lambda *_, **__: (_ for _ in ()).throw(full))
 
     with pytest.raises(MachineError, match="No space left"):
-        write_predictions(str(path), found, np.arange(3), ["", "", ""], ABOUT)
+        write_predictions(str(path), results, np.arange(3), ["", "", ""], ABOUT)
 
     assert path.read_bytes() == b"earlier" and list(tmp_path.iterdir()) == [path]
 

@@ -25,18 +25,18 @@ def random_case(num_classes: int, count: int = 300) -> tuple[torch.Tensor, torch
 
 
 def test_two_rows_by_hand():
-    shares = torch.tensor([[0.5, 0.25, 0.25], [0.1, 0.2, 0.7]], dtype=torch.float64)
+    probabilities = torch.tensor([[0.5, 0.25, 0.25], [0.1, 0.2, 0.7]], dtype=torch.float64)
 
-    found = of_logits(shares.log(), torch.tensor([0, 1]))
+    results = of_logits(probabilities.log(), torch.tensor([0, 1]))
 
-    assert found.ranks_N.tolist() == [0, 1]
-    assert found.classes_NT.tolist() == [[0, 1, 2], [2, 1, 0]]
-    assert found.probabilities_NT.tolist() == [
+    assert results.ranks_N.tolist() == [0, 1]
+    assert results.classes_NT.tolist() == [[0, 1, 2], [2, 1, 0]]
+    assert results.probabilities_NT.tolist() == [
         pytest.approx([0.5, 0.25, 0.25]),
         pytest.approx([0.7, 0.2, 0.1]),
     ]
-    assert found.losses_N == pytest.approx(-np.log([0.5, 0.2]))
-    assert found.briers_N == pytest.approx([0.25 + 2 * 0.0625, 0.01 + 0.64 + 0.49])
+    assert results.losses_N == pytest.approx(-np.log([0.5, 0.2]))
+    assert results.briers_N == pytest.approx([0.25 + 2 * 0.0625, 0.01 + 0.64 + 0.49])
 
 
 def test_of_equal_logits_the_lower_class_comes_first_so_a_hit_is_rank_zero():
@@ -44,28 +44,29 @@ def test_of_equal_logits_the_lower_class_comes_first_so_a_hit_is_rank_zero():
     logits = torch.from_numpy(rng.integers(-2, 2, (500, 12)).astype(np.float32))
     labels = torch.from_numpy(rng.integers(0, 12, 500))
 
-    found = of_logits(logits, labels)
+    results = of_logits(logits, labels)
 
-    assert ((found.classes_NT[:, 0] == found.labels) == found.is_right_N).all()
-    assert ((found.classes_NT == found.labels[:, None]).any(axis=1) == (found.ranks_N < 5)).all()
+    assert ((results.classes_NT[:, 0] == results.labels) == results.is_right_N).all()
+    assert ((results.classes_NT == results.labels[:, None]).any(axis=1) == (results.ranks_N < 5)).all()
 
 
 @pytest.mark.parametrize("num_classes", [2, 5, 40])
 def test_totals_are_those_of_scikit_learn(num_classes):
     sklearn = pytest.importorskip("sklearn.metrics")
     logits, labels = random_case(num_classes)
-    shares = logits.double().softmax(dim=1).numpy()
+    probabilities = logits.double().softmax(dim=1).numpy()
     classes = list(range(num_classes))
 
-    found = of_logits(logits, labels)
+    results = of_logits(logits, labels)
 
-    totals = metrics.metrics_of(torch.from_numpy(found.ranks_N), torch.from_numpy(found.losses_N))
-    assert totals.top1 == sklearn.accuracy_score(labels, shares.argmax(axis=1))
-    assert totals.loss == pytest.approx(sklearn.log_loss(labels, shares, labels=classes), rel=1e-12)
+    totals = metrics.metrics_of(torch.from_numpy(results.ranks_N), torch.from_numpy(results.losses_N))
+    assert totals.top1 == sklearn.accuracy_score(labels, probabilities.argmax(axis=1))
+    assert totals.loss == pytest.approx(sklearn.log_loss(labels, probabilities, labels=classes), rel=1e-12)
     onehot = np.eye(num_classes)[labels]
-    assert found.briers_N.mean() == pytest.approx(((shares - onehot) ** 2).sum(axis=1).mean(), rel=1e-12)
+    brier = ((probabilities - onehot) ** 2).sum(axis=1).mean()
+    assert results.briers_N.mean() == pytest.approx(brier, rel=1e-12)
     if num_classes > 5:
-        assert totals.top5 == sklearn.top_k_accuracy_score(labels, shares, k=5, labels=classes)
+        assert totals.top5 == sklearn.top_k_accuracy_score(labels, probabilities, k=5, labels=classes)
 
 
 @pytest.mark.parametrize("num_classes", [3, 17])
@@ -74,15 +75,15 @@ def test_per_class_and_confusion_are_those_of_scikit_learn(num_classes):
     logits, labels = random_case(num_classes)
     names = tuple(f"class {number}" for number in range(num_classes))
 
-    found = of_logits(logits, labels)
+    results = of_logits(logits, labels)
 
     theirs = sklearn.confusion_matrix(labels, logits.argmax(dim=1), labels=range(num_classes))
     ours = np.zeros_like(theirs)
-    label, guess, count = predictions.confusion(found, num_classes)
-    ours[label, guess] = count
+    label, predicted, count = predictions.confusion(results, num_classes)
+    ours[label, predicted] = count
     assert (ours == theirs).all() and (count > 0).all()
     recalls = sklearn.recall_score(labels, logits.argmax(dim=1), average=None)
-    per_class = predictions.per_class(found, names)
+    per_class = predictions.per_class(results, names)
     assert [one["top1"] for one in per_class.values()] == pytest.approx(list(recalls))
     assert [one["num_examples"] for one in per_class.values()] == theirs.sum(axis=1).tolist()
 
@@ -92,17 +93,17 @@ def test_totals_are_those_of_torchmetrics():
     from torchmetrics.functional.classification import multiclass_accuracy
 
     logits, labels = random_case(20)
-    found = of_logits(logits, labels)
+    results = of_logits(logits, labels)
 
     for k in (1, 5):
         theirs = multiclass_accuracy(logits, labels, num_classes=20, top_k=k, average="micro")
-        assert (found.ranks_N < k).mean() == pytest.approx(float(theirs))
+        assert (results.ranks_N < k).mean() == pytest.approx(float(theirs))
 
 
 def test_a_class_without_examples_is_not_listed():
-    found = of_logits(torch.eye(4)[:2], torch.tensor([0, 3]))
+    results = of_logits(torch.eye(4)[:2], torch.tensor([0, 3]))
 
-    assert predictions.per_class(found, ("a", "b", "c", "d")) == {
+    assert predictions.per_class(results, ("a", "b", "c", "d")) == {
         "a": {"top1": 1.0, "num_examples": 1},
         "d": {"top1": 0.0, "num_examples": 1},
     }
@@ -110,26 +111,26 @@ def test_a_class_without_examples_is_not_listed():
 
 def test_the_most_confident_mistakes_come_first_and_nothing_right_among_them():
     logits = torch.tensor([[3.0, 0, 0], [0, 9, 0], [0, 1, 0], [5, 0, 0], [0, 0, 5]])
-    found = of_logits(logits, torch.tensor([0, 0, 0, 1, 1]))
+    results = of_logits(logits, torch.tensor([0, 0, 0, 1, 1]))
 
-    assert predictions.most_confident_mistakes(found, 3).tolist() == [1, 3, 4]  # equally sure: in row order
-    assert predictions.most_confident_mistakes(found, 10).tolist() == [1, 3, 4, 2]
+    assert predictions.most_confident_mistakes(results, 3).tolist() == [1, 3, 4]  # equally sure: in row order
+    assert predictions.most_confident_mistakes(results, 10).tolist() == [1, 3, 4, 2]
 
 
-def test_several_labels_share_the_target():
-    shares = torch.tensor([[0.5, 0.5, 0.0 + 1e-30]], dtype=torch.float64)
+def test_several_labels_divide_the_target():
+    probabilities = torch.tensor([[0.5, 0.5, 0.0 + 1e-30]], dtype=torch.float64)
 
-    found = of_logits(shares.log(), torch.tensor([[0, 1, -1]]))
+    results = of_logits(probabilities.log(), torch.tensor([[0, 1, -1]]))
 
-    assert found.has_several_labels and found.is_right_N.all()
-    assert found.briers_N == pytest.approx([0.0])
+    assert results.has_several_labels and results.is_right_N.all()
+    assert results.briers_N == pytest.approx([0.0])
 
 
 @pytest.mark.parametrize("several", [False, True])
 def test_a_batch_of_no_rows_has_no_numbers(several):
-    found = inference.prediction_columns(
+    results = inference.prediction_columns(
         torch.zeros(0, 7), torch.zeros((0, 2) if several else 0, dtype=torch.int64)
     )
 
-    assert {name: len(values) for name, values in found.items()} == dict.fromkeys(found, 0)
-    assert found.keys() | {"rows_N", "labels"} == {field.name for field in fields(Predictions)}
+    assert {name: len(values) for name, values in results.items()} == dict.fromkeys(results, 0)
+    assert results.keys() | {"rows_N", "labels"} == {field.name for field in fields(Predictions)}

@@ -19,18 +19,18 @@ def ece_by_loop(confidences, is_right, num_bins) -> float:
 
 
 def test_four_examples_in_two_bins_by_hand():
-    found = reliability(np.array([0.6, 0.8, 0.9, 0.3]), np.array([True, False, True, False]), num_bins=2)
+    bins = reliability(np.array([0.6, 0.8, 0.9, 0.3]), np.array([True, False, True, False]), num_bins=2)
 
-    assert found.counts_M.tolist() == [1, 3]
-    assert found.accuracy_M == pytest.approx([0, 2 / 3])
-    assert found.confidence_M == pytest.approx([0.3, 2.3 / 3])
-    assert found.ece == pytest.approx(1 / 4 * 0.3 + 3 / 4 * (2.3 / 3 - 2 / 3))
+    assert bins.counts_M.tolist() == [1, 3]
+    assert bins.accuracy_M == pytest.approx([0, 2 / 3])
+    assert bins.confidence_M == pytest.approx([0.3, 2.3 / 3])
+    assert bins.ece == pytest.approx(1 / 4 * 0.3 + 3 / 4 * (2.3 / 3 - 2 / 3))
 
 
 def test_a_confidence_on_a_bound_belongs_to_the_bin_below_and_certainty_to_the_last():
-    found = reliability(np.array([0.5, 1.0, 0.0]), np.array([True, True, False]), num_bins=2)
+    bins = reliability(np.array([0.5, 1.0, 0.0]), np.array([True, True, False]), num_bins=2)
 
-    assert found.counts_M.tolist() == [2, 1]
+    assert bins.counts_M.tolist() == [2, 1]
 
 
 def test_a_network_as_often_right_as_it_says_has_no_error():
@@ -72,9 +72,9 @@ def test_the_bins_are_those_of_scikit_learn():
 
     rng = np.random.default_rng(1)
     confidences, is_right = rng.random(400), rng.random(400) < 0.5
-    theirs_right, theirs_said = calibration_curve(is_right, confidences, n_bins=15)
+    accuracy, confidence = calibration_curve(is_right, confidences, n_bins=15)
 
-    found = reliability(confidences, is_right)
+    bins = reliability(confidences, is_right)
 
-    assert found.accuracy_M[found.counts_M > 0] == pytest.approx(theirs_right)
-    assert found.confidence_M[found.counts_M > 0] == pytest.approx(theirs_said)
+    assert bins.accuracy_M[bins.counts_M > 0] == pytest.approx(accuracy)
+    assert bins.confidence_M[bins.counts_M > 0] == pytest.approx(confidence)
