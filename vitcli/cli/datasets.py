@@ -66,13 +66,8 @@ def datasets_check(
     from vitcli.data import listing
     from vitcli.data.near_duplicates import SplitName, check
 
+    a, b = SplitName(dataset, split), SplitName(against, against_split)
     result = check(
-        SplitName(dataset, split),
-        SplitName(against, against_split),
-        distance=distance,
-        out=out,
-        overwrite=overwrite,
-        num_threads=workers,
-        quiet=printing.quiet,
+        a, b, distance=distance, out=out, overwrite=overwrite, num_threads=workers, quiet=printing.quiet
     )
     return printing.show(result, partial(listing.render, "check"))

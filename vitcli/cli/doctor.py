@@ -51,12 +51,9 @@ def resume(
         "train.batch_size": batch_size,
         "optimizer.lr": lr,
     }
+    name, overrides = recipe.recipe or "finetune/demo", recipe.set_ or ()
+    processes = ["--num-processes", str(num_processes)] if num_processes else []
     result = doctor.prove_resume(
-        recipe.recipe or "finetune/demo",
-        recipe.set_ or (),
-        recipe_keys,
-        kills=kills,
-        options=["--num-processes", str(num_processes)] if num_processes else [],
-        quiet=printing.quiet,
+        name, overrides, recipe_keys, kills=kills, options=processes, quiet=printing.quiet
     )
     return printing.show(result, doctor.proof_as_text)

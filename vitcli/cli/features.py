@@ -41,23 +41,16 @@ def fewshot(
 
     The protocol of the paper, section 4.1. Without options: the embedded demo.
     """
-    num_shots = counts(shots)  # a mistake is reported before processes are launched
+    recipe_keys = {
+        "eval.layer": layer, "fewshot.shots": counts(shots), "fewshot.seeds": seeds, "fewshot.l2": l2,
+        "fewshot.classifier": classifier,
+    }  # fmt: skip
+    request = recipe.request(ckpt, inference, recipe_keys)  # mistakes come before processes are launched
     launch(num_processes)
     from vitcli.features.fewshot import as_text, fewshot
 
-    recipe_keys = {
-        "eval.layer": layer,
-        "fewshot.shots": num_shots,
-        "fewshot.seeds": seeds,
-        "fewshot.l2": l2,
-        "fewshot.classifier": classifier,
-    }
-    result = fewshot(
-        recipe.request(ckpt, inference, recipe_keys),
-        inference.settings(printing, out, overwrite),
-        draws_file=draws,
-        arguments=given_arguments,
-    )
+    settings = inference.settings(printing, out, overwrite)
+    result = fewshot(request, settings, draws_file=draws, arguments=given_arguments)
     return printing.show(result, as_text)
 
 
@@ -84,16 +77,12 @@ def embed(
     """
     if not out:
         raise typer.BadParameter("name the file to write: --out FEATURES.safetensors", param_hint="--out")
+    request = recipe.request(ckpt, inference, {"eval.layer": layer})
     launch(num_processes)
     from vitcli.features.embed import as_text, embed
 
-    result = embed(
-        recipe.request(ckpt, inference, {"eval.layer": layer}),
-        inference.settings(printing, out, overwrite),
-        split=split,
-        logits=logits,
-    )
-    return printing.show(result, as_text)
+    settings = inference.settings(printing, out, overwrite)
+    return printing.show(embed(request, settings, split=split, logits=logits), as_text)
 
 
 def counts(shots: str | None) -> list[int] | None:

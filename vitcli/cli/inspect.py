@@ -64,18 +64,12 @@ def inspect(
         return printing.show(result, weights_summary.as_text) or (0 if result["usable"] else 4)
 
     if compare_res is not None and compare is None:
-        raise typer.BadParameter(
-            "it belongs to --compare CKPT, which may be the same", param_hint="--compare-res"
-        )
+        message = "it belongs to --compare CKPT, which may be the same"
+        raise typer.BadParameter(message, param_hint="--compare-res")
     if compare is not None:
         requests.append(replace(recipe, res=compare_res or recipe.res).request(compare, inference))
     from vitcli.inspection.inspect import inspect
     from vitcli.inspection.text import as_text
 
-    result = inspect(
-        requests,
-        inference.settings(printing, out, overwrite),
-        image_patterns=images or (),
-        split=split,
-    )
-    return printing.show(result, as_text)
+    settings = inference.settings(printing, out, overwrite)
+    return printing.show(inspect(requests, settings, image_patterns=images or (), split=split), as_text)

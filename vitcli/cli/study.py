@@ -10,8 +10,6 @@ from vitcli.cli import options
 from vitcli.cli.options import RUN, DeviceOptions, Printing, command, launch, option
 
 app = typer.Typer(help="Run scaling studies: a grid of runs, a table, a plot.", no_args_is_help=True)
-
-
 study_names = options.completion(lambda recipe: recipe.catalog.studies())
 
 

@@ -18,12 +18,12 @@ CLASSES, STUDIES = "classes", "studies"
 def available() -> tuple[tuple[str, str], ...]:
     """Return the name and first comment line of every shipped recipe, sorted by name."""
     home = _home()
-    names = sorted(
-        str(path.relative_to(home).with_suffix("").as_posix())
+    recipes = {
+        path.relative_to(home).with_suffix("").as_posix(): path.read_text(encoding="utf-8-sig")
         for path in home.rglob("*.toml")
         if path.name not in (ALIASES, ROWS) and path.parent.name not in (CLASSES, STUDIES)
-    )
-    return tuple((name, _first_line(home / f"{name}.toml")) for name in names)
+    }
+    return tuple((name, text.partition("\n")[0].lstrip("# ")) for name, text in sorted(recipes.items()))
 
 
 def is_base(name: str) -> bool:
@@ -99,10 +99,6 @@ def label(path: Path) -> str:
     """Return the name of a file for messages: recipes/<name>.toml for a shipped one, else the path."""
     home = _home()
     return f"recipes/{path.relative_to(home).as_posix()}" if path.is_relative_to(home) else str(path)
-
-
-def _first_line(path: Path) -> str:
-    return path.read_text(encoding="utf-8-sig").partition("\n")[0].lstrip("# ")
 
 
 def read_toml(path: Path) -> dict[str, Any]:
