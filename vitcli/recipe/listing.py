@@ -89,11 +89,9 @@ def copy(name: str, destination: Path) -> dict[str, Any]:
     except FileExistsError as error:
         raise VitError(f"{target} already exists", where="argument TO", fix="choose another name") from error
     except OSError as error:
-        raise MachineError(
-            f"{target} cannot be written: {error.strerror}",
-            where="argument TO",
-            fix="choose a folder that exists and is writable",
-        ) from error
+        fix = "choose a folder that exists and is writable"
+        what = f"{target} cannot be written: {error.strerror}"
+        raise MachineError(what, where="argument TO", fix=fix) from error
     return {"name": name, "path": str(target)}
 
 
