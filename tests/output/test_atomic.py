@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from vitcli.errors import MachineError, VitError
-from vitcli.output.atomic import check_out, make_folder, read_json, read_jsonl
+from vitcli.output.atomic import check_out, make_folder, read_json, read_jsonl, replace_file, write_text
 
 
 @pytest.mark.parametrize("text", ['{"top1": 0.', "[1, 2]", "\0", "[" * 100_000])
@@ -70,3 +70,34 @@ def test_a_folder_that_cannot_be_made_is_refused_whatever_permissions_say(folder
     with pytest.raises(MachineError, match="nothing can be written") as refusal:
         make_folder(Path(folder), option="--out")
     assert ".tmp" not in str(refusal.value)
+
+
+def test_a_file_has_the_usual_permissions_also_if_its_writer_restricts_them(tmp_path):
+    usual, path = tmp_path / "usual", tmp_path / "folder" / "weights"
+    usual.touch()
+
+    def write(file):  # as safetensors does: a new file of its own, renamed into place
+        restricted = tmp_path / "restricted"
+        restricted.touch(mode=0o600)
+        restricted.rename(file)
+
+    replace_file(path, write)
+
+    assert path.stat().st_mode == usual.stat().st_mode
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_write_that_fails_leaves_the_earlier_file_and_nothing_else(tmp_path):
+    path = tmp_path / "summary.json"
+    path.write_text("earlier")
+
+    def write(file):
+        file.write_text("half")
+        raise OSError("no space left on device")
+
+    with pytest.raises(MachineError, match="was not written: no space left"):
+        replace_file(path, write)
+
+    assert list(tmp_path.iterdir()) == [path] and path.read_text() == "earlier"
+    with pytest.raises(MachineError, match="was not written"):
+        write_text(path / "below", "a file is no folder")

@@ -2,8 +2,10 @@
 
 import json
 import os
+import secrets
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,22 +24,22 @@ def replace_file(path: Path, write: Callable[[Path], None]) -> None:
     Raises:
         MachineError: the disk is full or the folder is not writable; an earlier file is unchanged.
     """
-    name = None
+    temporary = path.with_name(f"{TEMPORARY}{path.name}-{secrets.token_hex(8)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f"{TEMPORARY}{path.name}-")
-        os.close(handle)
-        write(Path(name))
-        os.chmod(name, 0o666 & ~_umask())  # mkstemp makes files that only their owner can read
-        sync(name)
-        os.replace(name, path)
+        temporary.touch(exist_ok=False)
+        mode = temporary.stat().st_mode
+        write(temporary)
+        temporary.chmod(mode)  # safetensors puts a file there that only its owner can read
+        sync(temporary)
+        os.replace(temporary, path)
         sync(path.parent)
     except (OSError, SafetensorError) as error:
         fix = "make room, or choose another folder"
         raise MachineError(f"{path.name} was not written: {error}", where=str(path), fix=fix) from error
     finally:
-        if name:
-            Path(name).unlink(missing_ok=True)
+        with suppress(OSError):  # the folder is a file, or has gone
+            temporary.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -159,9 +161,3 @@ def sync(path: str | Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
