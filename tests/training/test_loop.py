@@ -1,6 +1,7 @@
 """The training loop against the authors' own: losses, gradient norms and final weights of their runs."""
 
 import json
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -116,7 +117,7 @@ def trained(golden_run: dict, folder: Path, gradients) -> tuple[torch.nn.Module,
         save_every=0,
     )
     loss = objective.loss_fn(golden_run["loss_name"].removesuffix("_xent"), label_smoothing=0.0)
-    with run_folder.RunFolder(folder / "run") as run:
+    with closing(run_folder.RunFolder(folder / "run")) as run:
         train(
             TrainingState(runtime, model, model, optimizer, gradients(model, runtime, parts=parts)),
             settings,

@@ -165,6 +165,5 @@ def _page(results: Sequence[Mapping[str, Any]], page_figures: Sequence[PageFigur
         summary=inspection_text.facts(results),
         notes=[f"Made by vit {__version__} on {time.strftime('%Y-%m-%d %H:%M')}."],
         base=None,
-        at_end=("layers", inspection_text.ABOUT),
         generator=GENERATOR,
     )

@@ -24,7 +24,6 @@ FIGURES = {
     "patch_features": ("patch features", "Features after the last layer"),
 }
 DRAWN_FROM = {"distances_compared": "attention_distance", "attention_by_layer": "attention_by_head"}
-ABOUT = "left_out"  # key of the table at the end
 LONGEST = 48  # characters of a name
 
 
@@ -179,7 +178,8 @@ def by_layer(results: Sequence[Result]) -> Table | None:
         rows.append(Row(Header(str(layer + 1)), tuple(cells)))
     uniform = " and ".join(f"{numbers['uniform']:.1f}" for _, numbers in with_attention)
     text = f"Attention distance in pixels by layer; uniform attention has {uniform}."
-    return Table("layers", "Attention distance by layer", text, Header("layer"), tuple(columns), tuple(rows))
+    title = "Attention distance by layer"
+    return Table("layers", title, text, Header("layer"), tuple(columns), tuple(rows), is_at_end=True)
 
 
 def table_left_out(results: Sequence[Result]) -> Table | None:
@@ -193,7 +193,8 @@ def table_left_out(results: Sequence[Result]) -> Table | None:
             rows.append(Row(Header(", ".join(figures), name if len(results) > 1 else ""), (Cell(reason),)))
     text = "Some figures of the paper do not apply to every network."
     corner, reason = Header("figures", kind="text"), Header("reason", kind="text")
-    return Table(ABOUT, "Not applicable", text, corner, (reason,), tuple(rows)) if rows else None
+    table = Table("left_out", "Not applicable", text, corner, (reason,), tuple(rows), is_at_end=True)
+    return table if rows else None
 
 
 def as_text(result: Result) -> str:

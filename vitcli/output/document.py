@@ -68,11 +68,19 @@ class Header:
     def line(self) -> str:
         return plain(f"{self.name}, {self.detail}" if self.detail else self.name)
 
+    def link(self, base: Path | None) -> str:
+        """Return a link to the run folder from the folder `base`; empty if there is none.
+
+        Being relative, it survives moving both and can have no other scheme.
+        """
+        if self.folder is None or base is None:
+            return ""
+        return f"./{quote(os.path.relpath(self.folder.resolve(), base.resolve()))}"
+
     def markdown(self, base: Path | None) -> str:
         """The name in Markdown, linked to its folder from the folder `base`."""
-        name = escape_markdown(self.name)
-        if self.folder is not None and base is not None:
-            name = f"[{name}](./{quote(os.path.relpath(self.folder.resolve(), base.resolve()))})"
+        name, link = escape_markdown(self.name), self.link(base)
+        name = f"[{name}]({link})" if link else name
         return f"{name}, {escape_markdown(self.detail)}" if self.detail else name
 
 
@@ -93,6 +101,7 @@ class Table:
         key: its name in JSON and CSV.
         caption: what it shows, in whole sentences.
         corner: header of the first column, which has the names of the rows.
+        is_at_end: on a page it follows the figures that have no table.
     """
 
     key: str
@@ -101,6 +110,7 @@ class Table:
     corner: Header
     columns: tuple[Header, ...]
     rows: tuple[Row, ...]
+    is_at_end: bool = False
 
     def as_text(self, *, width: int | None = None) -> str:
         """Lay the table out for a terminal of `width` columns (default: the terminal's, no limit in a pipe).
@@ -112,6 +122,7 @@ class Table:
         from rich.console import Console
         from rich.table import Table as RichTable
 
+        # The widths are decided here: Rich would cut numbers off, too.
         headers = (self.corner, *self.columns)
         lines = [[row.head.line, *(cell.line for cell in row.cells)] for row in self.rows]
         widths = _column_widths(headers, lines, width or terminal_width())
@@ -127,6 +138,7 @@ class Table:
             )
         for line in lines:
             shown.add_row(*line)
+        # As plain text, in a console as wide as the table.
         console = Console(width=sum(widths) + GAP * len(widths), markup=False, highlight=False, emoji=False)
         with console.capture() as capture:
             console.print(shown)
@@ -231,14 +243,12 @@ def number_cell(value: float | None, form: str = "{:.4g}") -> Cell:
 
 def mark_best(cells: Sequence[Cell]) -> tuple[Cell, ...]:
     """Mark the highest mean, and all that print the same; none where there is nothing to compare."""
-    means = [cell.text.partition(" ")[0] for cell in cells if cell.value is not None]
-    if len(means) < 2:
+    means = [None if cell.value is None else cell.text.partition(" ")[0] for cell in cells]
+    compared = [mean for mean in means if mean is not None]
+    if len(compared) < 2:
         return tuple(cells)
-    highest = max(means, key=float)
-    return tuple(
-        replace(cell, is_best=cell.value is not None and cell.text.partition(" ")[0] == highest)
-        for cell in cells
-    )
+    highest = max(compared, key=float)
+    return tuple(replace(cell, is_best=mean == highest) for cell, mean in zip(cells, means, strict=True))
 
 
 @dataclass(frozen=True)

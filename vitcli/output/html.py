@@ -1,21 +1,17 @@
 """Tables and figures as one HTML file, which loads nothing from elsewhere and runs no script."""
 
 import html
-import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib.resources import files
 from itertools import count
 from pathlib import Path
-from urllib.parse import quote
 
 from vitcli.output.document import Cell, Header, PageFigure, Row, Table
 from vitcli.output.text import plain
 
-GENERATOR = '<meta name="generator" content="vit report">'  # distinguishes a report from other HTML files
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 WITH_PROGRESS_BAR = "progress"  # key of the table whose first column is a fraction of a run
-ABOUT_RUNS = ("selection", "costs", "runs")  # keys of the tables at the end
 
 
 def page(
@@ -27,8 +23,7 @@ def page(
     notes: Sequence[str] = (),
     base: Path | None,
     refresh_s: int | None = None,
-    at_end: Sequence[str] = ABOUT_RUNS,
-    generator: str = GENERATOR,
+    generator: str,
 ) -> str:
     """Return the whole file.
 
@@ -37,10 +32,10 @@ def page(
         notes: lines at the bottom, such as folders that were skipped.
         base: folder the file is written to, where links to run folders start; None for no links.
         refresh_s: reload the page after so many seconds.
-        at_end: keys of the tables that follow the figures with headings of their own.
-        generator: element that marks a page of this kind.
+        generator: element that distinguishes a page of this kind from other HTML files.
     """
-    sections = _sections(tables, figures, base, at_end)
+    # The parts of the page, in reading order.
+    sections = _sections(tables, figures, base)
     contents = "".join(f'<li><a href="#{key}">{text(name)}</a></li>' for key, name, _ in sections)
     body = "\n".join(
         f'<section id="{key}"><h2>{text(name)}</h2>{inner}</section>' for key, name, inner in sections
@@ -48,6 +43,7 @@ def page(
     refresh = f'<meta http-equiv="refresh" content="{refresh_s}">' if refresh_s else ""
     facts = "".join(f"<li>{text(fact)}</li>" for fact in summary)
     footer = "".join(f"<p>{text(note)}</p>" for note in notes)
+    # Nothing is loaded, which the policy enforces; the empty icon saves a request for favicon.ico.
     style = files("vitcli.output").joinpath("style.css").read_text(encoding="utf-8")
     return (
         "<!doctype html>\n"
@@ -64,37 +60,26 @@ def page(
 
 def text(value: object) -> str:
     """Escape anything as text of a page: names come from files and the network."""
-    return html.escape(plain(str(value)))
+    return html.escape(plain(value))
 
 
 def _sections(
-    tables: Sequence[Table], figures: Sequence[PageFigure], base: Path | None, at_end: Sequence[str]
+    tables: Sequence[Table], figures: Sequence[PageFigure], base: Path | None
 ) -> list[tuple[str, str, str]]:
-    """Return id, heading and content of each section.
-
-    A figure follows the table of its section; figures without a table come before the tables `at_end`.
-    """
+    """Return id, heading and content of each section; a figure follows the table of its section."""
     sections = [
         (table.key, table.title, _table(table, number, base)) for number, table in enumerate(tables, 1)
     ]
     keys = {table.key for table in tables}
     headings = dict.fromkeys(figure.section for figure in figures if figure.section not in keys)
-    end = next((at for at, (key, _, _) in enumerate(sections) if key in at_end), len(sections))
+    end = next((at for at, table in enumerate(tables) if table.is_at_end), len(tables))
     sections[end:end] = [(heading, heading, "") for heading in headings]
-    numbers = count(1)
-    return [
-        (
-            key.lower().replace(" ", "-"),
-            title,
-            inner + _figures([figure for figure in figures if figure.section == key], numbers),
-        )
-        for key, title, inner in sections
-    ]
-
-
-def _figures(figures: Sequence[PageFigure], numbers: Iterator[int]) -> str:
-    inner = "".join(_figure(figure, next(numbers)) for figure in figures)
-    return f'<div class="figures">{inner}</div>' if inner else ""
+    numbers, numbered = count(1), []
+    for key, title, inner in sections:
+        shown = "".join(_figure(figure, next(numbers)) for figure in figures if figure.section == key)
+        inner += f'<div class="figures">{shown}</div>' if shown else ""
+        numbered.append((key.lower().replace(" ", "-"), title, inner))
+    return numbered
 
 
 def _figure(figure: PageFigure, number: int) -> str:
@@ -133,8 +118,8 @@ def _header(header: Header, base: Path | None, *, is_row: bool) -> str:
     name = text(header.name)
     if is_row:
         name = re.sub(r"([_/.:-])(?=\w)", r"\1<wbr>", name)  # where a long name may be broken
-    if header.folder is not None and base is not None:
-        name = f'<a href="{html.escape(link(header.folder, base))}">{name}</a>'
+    if link := header.link(base):
+        name = f'<a href="{html.escape(link)}/">{name}</a>'
     return name + (f" <small>{text(header.detail)}</small>" if header.detail else "")
 
 
@@ -145,8 +130,3 @@ def _cell(cell: Cell, *, is_bar: bool) -> str:
     if is_bar and cell.value is not None:
         shown += f'<progress max="1" value="{cell.value:.4f}"></progress>'
     return shown + (f"<small>{text(cell.note)}</small>" if cell.note else "")
-
-
-def link(folder: Path, base: Path) -> str:
-    """Return a relative link to a run folder, which survives moving both and can have no other scheme."""
-    return f"./{quote(os.path.relpath(folder.resolve(), base.resolve()))}/"

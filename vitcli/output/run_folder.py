@@ -67,12 +67,6 @@ class RunFolder:
         self._metrics = self._held.enter_context((path / METRICS).open("ab"))
         self._timing = self._held.enter_context((path / TIMING).open("ab"))
 
-    def __enter__(self) -> "RunFolder":
-        return self
-
-    def __exit__(self, *_) -> None:
-        self.close()
-
     def close(self) -> None:
         """Release the folder for other processes."""
         self._held.close()

@@ -41,12 +41,11 @@ class FileModel(BaseModel):
 class RunScores(FileModel):
     """Scores of one of several runs, each with its own seed: of images, or of masked patches."""
 
-    UNREAD = frozenset({"top5", "patch_accuracy", "most_frequent_color"})
-    SOMETIMES = UNREAD | {"top1"}
+    UNREAD = frozenset({"top5", "loss", "patch_accuracy", "most_frequent_color"})
+    SOMETIMES = UNREAD - {"loss"} | {"top1"}
 
     seed: int
     top1: Fraction | None = None
-    loss: FiniteFloat | None = None
 
 
 class Probe(FileModel):
@@ -71,7 +70,7 @@ class ResourceUse(FileModel):
 
 
 class ResultSummary(ResourceUse):
-    """What every result of a model on a data set says of both, and the resources it has used."""
+    """The model, the data set and the resources of one result."""
 
     model: str
     dataset: str
@@ -93,7 +92,7 @@ class TrainingSummary(ResultSummary):
 
     UNREAD = frozenset({
         "run_dir", "train_split", "num_train_examples", "num_classes", "preprocessing", "dev_top1_by_lr",
-        "top5", "most_frequent_color", "num_skipped_images", "skipped_images", "weights",
+        "top5", "most_frequent_color", "num_eval_examples", "num_skipped_images", "skipped_images", "weights",
     })  # fmt: skip
     SOMETIMES = RunScores.SOMETIMES | {"choices", "chosen"}
 
@@ -110,7 +109,6 @@ class TrainingSummary(ResultSummary):
     fewshot: Probe | None = None
     choices: list[dict[str, Any]] = []
     chosen: dict[str, Any] | None = None
-    num_eval_examples: Count | None = None
 
 
 class ShotScores(FileModel):
@@ -129,14 +127,13 @@ class FewshotSummary(ResultSummary):
     UNREAD = frozenset({
         "run_dir", "numerics", "train_split", "num_classes", "preprocessing", "preprocessing_from", "layer",
         "feature_dim", "l2", "seeds", "num_test_examples", "cached_rows", "computed_rows",
-        "num_skipped_images", "skipped_images", "notes", "draws_from",
+        "num_skipped_images", "skipped_images", "notes", "draws_from", "classifier",
     })  # fmt: skip
     SOMETIMES = frozenset({"images_per_s", "exaflops", "peak_memory_gib"})
 
     command: Literal["fewshot"]
     ckpt: str | None = None
     shots: dict[Annotated[str, Field(pattern=r"^[1-9]\d{0,8}$")], ShotScores]
-    classifier: str = ""
 
 
 class VtabTask(FileModel):
@@ -151,17 +148,11 @@ class VtabTask(FileModel):
 class VtabSummary(FileModel):
     """summary.json of the tasks of VTAB; a mean is None until all its tasks have a score."""
 
-    UNREAD = frozenset({"command", "dataset", "run_dir", "num_finished"})
+    UNREAD = frozenset({"command", "dataset", "run_dir", "num_finished", "mean_of_finished"})
 
     tasks: dict[str, VtabTask]
     groups: dict[str, Fraction | None] = {}
     top1: Fraction | None = None
-    mean_of_finished: Fraction | None = None
-
-
-class ClassScore(FileModel):
-    top1: Fraction
-    num_examples: Count
 
 
 class Bins(FileModel):
@@ -180,11 +171,10 @@ class Bins(FileModel):
 
 
 class ResolutionScore(FileModel):
-    UNREAD = frozenset({"loss"})
+    UNREAD = frozenset({"top5", "loss"})
 
     resolution: Resolution
     top1: Fraction
-    top5: Fraction
 
 
 class Evaluation(ResultSummary):
@@ -212,7 +202,7 @@ class Evaluation(ResultSummary):
     intervals: dict[str, list[Fraction] | None] = {}
     real_top1: Fraction | None = None
     class_map: str | None = None
-    per_class: dict[str, ClassScore] | None = None
+    per_class: dict[str, Any] | None = None
     reliability: Bins | None = None
     resolutions: list[ResolutionScore] = []
 

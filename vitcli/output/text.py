@@ -81,7 +81,7 @@ def size_text(resolution: int | Sequence[int]) -> str:
     return str(resolution) if isinstance(resolution, int) else "x".join(map(str, resolution))
 
 
-def plain(text: str) -> str:
+def plain(text: object) -> str:
     """Replace control characters: names come from files and the network."""
     return "".join(c if c.isprintable() else "�" for c in str(text))
 

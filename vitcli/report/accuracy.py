@@ -36,13 +36,11 @@ def _compute(columns: Sequence[NetworkColumn], collection: RunCollection, names:
         return []
     pretraining = [_pretraining_exaflops(column, collection.runs) for column in columns]
     keys = row_keys(columns)
-    headers = [*map(names.row, keys), Header("exaFLOPs", "of these runs")]
-    headers += [Header("exaFLOPs", "of pre-training")] if any(pretraining) else []
-    accuracies = zip(*cells_of(columns, keys), strict=True)
-    rows = []
-    for column, cells, *compute in zip(columns, accuracies, used, pretraining, strict=True):
-        costs = map(number_cell, compute if any(pretraining) else compute[:1])
-        rows.append(Row(Header(column.name, column.detail), (*cells, *costs)))
+    costs = [("of these runs", used), *([("of pre-training", pretraining)] if any(pretraining) else [])]
+    headers = [*map(names.row, keys), *(Header("exaFLOPs", detail) for detail, _ in costs)]
+    # Each data set and each kind of compute is a column here: their cells, by network.
+    lines = zip(*cells_of(columns, keys), *(map(number_cell, values) for _, values in costs), strict=True)
+    rows = [Row(column.header, cells) for column, cells in zip(columns, lines, strict=True)]
     caption = (
         "Each network (rows) with its top-1 accuracy in % on each data set and the compute of the "
         "training runs behind the row. The best of a column is in bold. In the shape of the paper's Table 6, "
@@ -104,8 +102,8 @@ def _network(vtab: VtabRecord) -> tuple[str, str | None, dict]:
 def _pretraining_exaflops(column: NetworkColumn, runs: Sequence[Run]) -> float | None:
     """Return the compute of the run that made the column's checkpoint, if the report has that run."""
     ckpt = column.entries[0].ckpt
-    origins = [run for run in runs if ckpt and run.summary and run.path.resolve() == Path(ckpt).resolve()]
-    return origins[0].summary.exaflops if origins else None
+    origin = (run for run in runs if ckpt and run.summary and run.path.resolve() == Path(ckpt).resolve())
+    return next((run.summary.exaflops for run in origin), None)
 
 
 def vtab_tasks(collection: RunCollection) -> Table | None:
@@ -134,7 +132,7 @@ def vtab_tasks(collection: RunCollection) -> Table | None:
         "Top-1 accuracy in % on each task; the best of a row in bold. The score is the mean of the tasks, "
         "not of the groups, and is shown once all of them are finished. In the shape of the paper's Table 9."
     )
-    headers = tuple(Header(column.name, column.detail) for column in columns)
+    headers = tuple(column.header for column in columns)
     return Table("vtab", "VTAB by task", caption, Header("task", kind="text"), headers, tuple(rows))
 
 
@@ -196,6 +194,7 @@ def evaluations(collection: RunCollection, names: Names) -> list[Table]:
     records = collection.evaluations
     if not records:
         return []
+    # Several evaluations: their top-1 side by side.
     tables = []
     if len(records) > 1:
         caption = (
@@ -204,6 +203,7 @@ def evaluations(collection: RunCollection, names: Names) -> list[Table]:
         )
         columns = arrange([entry for record in records for entry in _evaluation_entries(record)])
         tables = [crossed("evaluated", "Evaluated checkpoints", caption, columns, names)]
+    # All numbers of each evaluation.
     has_real = any(record.summary.real_top1 is not None for record in records)
     headers = (
         *map(Header, ("images", "top-1")),

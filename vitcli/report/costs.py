@@ -53,7 +53,8 @@ def trials(collection: RunCollection, names: Names) -> Table:
         "chosen one in bold."
     )
     headers = tuple(map(Header, columns))
-    return Table("selection", "Selection on the dev split", caption, RUN, headers, tuple(rows))
+    title = "Selection on the dev split"
+    return Table("selection", title, caption, RUN, headers, tuple(rows), is_at_end=True)
 
 
 def costs(collection: RunCollection, names: Names) -> Table:
@@ -77,7 +78,7 @@ def costs(collection: RunCollection, names: Names) -> Table:
     )
     numbers = (*map(Header, ("images/s", "time", "exaFLOPs")), Header("memory", "GiB"), Header("processes"))
     headers = (*numbers, Header("precision", kind="text"))
-    return Table("costs", "Costs", caption, RUN, headers, tuple(rows))
+    return Table("costs", "Costs", caption, RUN, headers, tuple(rows), is_at_end=True)
 
 
 def runs(collection: RunCollection, names: Names) -> Table:
@@ -85,7 +86,7 @@ def runs(collection: RunCollection, names: Names) -> Table:
     rows = []
     for run in collection.runs:
         summary, recipe = run.summary, run.recipe
-        origin = names.ckpt(run.ckpt) if run.ckpt else "fresh weights"
+        origin = names.ckpts[run.ckpt] if run.ckpt else "fresh weights"
         scores = summary.runs if summary else ()
         top1s = [f"{100 * of.top1:.2f} (seed {of.seed})" for of in scores if of.top1 is not None]
         cells = (
@@ -100,7 +101,7 @@ def runs(collection: RunCollection, names: Names) -> Table:
     caption = "Every training run with its folder, and the held-out top-1 in % of each seed."
     numbers = map(Header, ("px", "steps", "batch", "lr"))
     headers = (Header("from", kind="text"), *numbers, Header("top-1 of each run", kind="text"))
-    return Table("runs", "Training runs", caption, RUN, headers, tuple(rows))
+    return Table("runs", "Training runs", caption, RUN, headers, tuple(rows), is_at_end=True)
 
 
 def duration(seconds: float | None) -> str:

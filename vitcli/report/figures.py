@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 
 import matplotlib
 import numpy as np
@@ -16,6 +17,7 @@ from vitcli.evaluation import figures
 from vitcli.evaluation.statistics import Reliability
 from vitcli.output.document import PageFigure
 from vitcli.output.plots import COLORS, STYLE
+from vitcli.output.summaries import ResultSummary
 from vitcli.output.svg import to_svg
 from vitcli.output.text import plain
 from vitcli.report.grouping import grouped
@@ -45,21 +47,19 @@ class Line:
     errors: tuple[float, ...] = ()
 
 
-def figures_of(collection: RunCollection, names: Names) -> list[PageFigure]:
-    """Return all figures that have data, in reading order."""
-    page_figures: list[PageFigure] = []
+def figures_of(collection: RunCollection, names: Names) -> Iterable[PageFigure]:
+    """Yield all figures that have data, in reading order."""
     by_dataset = grouped(collection.runs, lambda run: run.dataset)
     for runs in by_dataset.values():
-        page_figures += _learning_curves(runs, names)
+        yield from _learning_curves(runs, names)
     for runs in by_dataset.values():
-        page_figures += _selection(runs, names)
-    page_figures += _shots(collection, names)
-    page_figures += _resolutions(collection.evaluations, names)
+        yield from _selection(runs, names)
+    yield from _shots(collection, names)
+    yield from _resolutions(collection.evaluations, names)
     for record in collection.evaluations:
-        page_figures += _calibration(record, names)
+        yield from _calibration(record, names)
     for record in collection.evaluations:
-        page_figures += _confusion(record, names)
-    return page_figures
+        yield from _confusion(record, names)
 
 
 def _learning_curves(runs: Sequence[Run], names: Names) -> Iterable[PageFigure]:
@@ -75,7 +75,7 @@ def _learning_curves(runs: Sequence[Run], names: Names) -> Iterable[PageFigure]:
             has_curve = any(len(strand) > 1 for strand in strands)
             drawn = (thinned(strand) for strand in strands if strand and has_curve)
             scaled = tuple(tuple((step, scale * value) for step, value in strand) for strand in drawn)
-            lines.append(Line(_run_name(run, names), scaled))
+            lines.append(Line(_name(run.path, run, names), scaled))
         has_seeds = any(len(line.strands) > 1 for line in lines)
         seeds = "; lines of the same colour are runs with different seeds" if has_seeds else ""
         caption = f"{title} on {names.data(runs[0].dataset)} by optimizer step{seeds}."
@@ -87,11 +87,12 @@ def _selection(runs: Sequence[Run], names: Names) -> Iterable[PageFigure]:
     by_key: dict[str, list[Line]] = {}
     for run in runs:
         scored = [trial for trial in run.trials if trial.dev_top1 is not None]
-        points = sorted(point for trial in scored if (point := _value_and_top1(trial)))
-        if len(points) == len(scored) > 1:
+        points = {_value_and_top1(trial): trial.is_chosen for trial in scored}
+        if len(points) > 1 and None not in points:
             (key,) = run.trials[0].values
-            chosen = tuple(point for trial in scored if trial.is_chosen and (point := _value_and_top1(trial)))
-            by_key.setdefault(key, []).append(Line(_run_name(run, names), (tuple(points),), chosen))
+            chosen = tuple(point for point, is_chosen in points.items() if is_chosen)
+            strand = tuple(sorted(points))
+            by_key.setdefault(key, []).append(Line(_name(run.path, run, names), (strand,), chosen))
     for key, lines in by_key.items():
         is_log = all(value > 0 for line in lines for value, _ in line.strands[0])
         noun = {"optimizer.lr": "base learning rate"}.get(key, key)
@@ -110,7 +111,7 @@ def _shots(collection: RunCollection, names: Names) -> Iterable[PageFigure]:
             continue
         strand = tuple((shots, 100 * of_shots.mean) for shots, of_shots in scores)
         errors = tuple(100 * (of_shots.std or 0.0) for _, of_shots in scores)
-        name = f"{record.summary.model}, {names.folder(record.path)}"
+        name = _name(record.path, record.summary, names)
         data = (record.summary.dataset, record.summary.split)
         by_data.setdefault(data, []).append(Line(name, (strand,), errors=errors))
     for (dataset, split), lines in by_data.items():
@@ -127,7 +128,7 @@ def _resolutions(records: Sequence[EvaluationRecord], names: Names) -> Iterable[
         squares = [score for score in record.summary.resolutions if isinstance(score.resolution, int)]
         if len(squares) > 1:
             strand = tuple((score.resolution, 100 * score.top1) for score in squares)
-            name = f"{record.summary.model}, {names.folder(record.path)}"
+            name = _name(record.path, record.summary, names)
             by_dataset.setdefault(record.summary.dataset, []).append(Line(name, (strand,)))
     for dataset, lines in by_dataset.items():
         caption = f"Top-1 on {names.data(dataset)} by image resolution."
@@ -235,12 +236,12 @@ def _svg(figure: Figure, label: str, content: object, *, has_paper: bool = False
     return to_svg(figure, key=key, label=html.escape(plain(label)), has_paper=has_paper)
 
 
-def _run_name(run: Run, names: Names) -> str:
-    return f"{run.model}, {names.folder(run.path)}"
+def _name(folder: Path, run: Run | ResultSummary, names: Names) -> str:
+    return f"{run.model}, {names.folder(folder)}"
 
 
 def _evaluation_name(record: EvaluationRecord, names: Names) -> str:
-    return f"{record.summary.model}, {names.folder(record.path)}, on {names.data(record.summary.dataset)}"
+    return f"{_name(record.path, record.summary, names)}, on {names.data(record.summary.dataset)}"
 
 
 def _value_and_top1(trial: TrialScore) -> Point | None:

@@ -15,6 +15,7 @@ from statistics import mean, stdev
 from typing import Any, TypeVar
 
 from vitcli.models.variants import VARIANTS
+from vitcli.output.document import Header
 from vitcli.output.text import short_names, size_text, value_text
 
 SIZE, SEED = "data.image_size", "train.seed"
@@ -70,6 +71,10 @@ class NetworkColumn:
     name: str
     detail: str
     cells: Mapping[RowKey, list[Entry]]
+
+    @property
+    def header(self) -> Header:
+        return Header(self.name, self.detail)
 
     @property
     def entries(self) -> list[Entry]:

@@ -21,7 +21,8 @@ ENDINGS = {".html": "html", ".htm": "html", ".md": "markdown", ".csv": "csv", ".
 FORMATS = ("text", *dict.fromkeys(ENDINGS.values()))
 REFRESH_S, REFRESH_IDLE_S = 5, 60  # while a run is in progress, and otherwise
 START_BYTES = 4096  # a report is recognised by its first bytes
-MARK = "<!-- made by vit report -->"  # distinguishes a report from other Markdown files
+# They distinguish a report from other HTML and Markdown files.
+GENERATOR, MARK = '<meta name="generator" content="vit report">', "<!-- made by vit report -->"
 BEST = "* the best of its row or column, or what was chosen; accuracies in %"
 
 
@@ -167,12 +168,13 @@ def page(report: Report, *, base: Path | None) -> str:
     made_by = f"Made by vit {__version__} on {time.strftime('%Y-%m-%d %H:%M')}{reloads}."
     return html.page(
         report.tables,
-        figures.figures_of(report.collection, report.names),
+        list(figures.figures_of(report.collection, report.names)),
         title=report.title,
         summary=report.facts,
         notes=[made_by, *report.notes],
         base=base,
         refresh_s=refresh_s,
+        generator=GENERATOR,
     )
 
 
@@ -198,4 +200,4 @@ def is_report(path: Path) -> bool:
     except OSError:
         return False
     json_start = '{\n  "command": "report",'
-    return html.GENERATOR in start or start.startswith((MARK, ",".join(CSV_HEADER), json_start))
+    return GENERATOR in start or start.startswith((MARK, ",".join(CSV_HEADER), json_start))

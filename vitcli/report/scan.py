@@ -119,8 +119,7 @@ def command_of(folder: Path) -> str | None:
     words = (read_json(folder / run_folder.ENVIRONMENT) or {}).get("command_line")
     if not isinstance(words, list):
         return None
-    commands = [word for word in words if word in ("finetune", "pretrain", "fewshot")]
-    return commands[0] if commands else None
+    return next((word for word in words if word in ("finetune", "pretrain", "fewshot")), None)
 
 
 def _below(folder: Path, top: Path, depth: int, visited: set[Path]) -> Iterator[RunLocation]:

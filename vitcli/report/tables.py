@@ -17,14 +17,11 @@ class Names:
         records = (*collection.runs, *collection.fewshots, *collection.evaluations)
         folders = (*records, *collection.vtabs, *collection.vtab_runs)
         self._data = short_names(result.dataset for result in (*collection.runs, *summaries))
-        self._ckpts = short_names(run.ckpt for run in collection.runs if run.ckpt)
+        self.ckpts = short_names(run.ckpt for run in collection.runs if run.ckpt)
         self._folders = short_names(str(record.path) for record in folders)
 
     def data(self, dataset: str) -> str:
         return self._data.get(dataset, dataset) or "unknown"
-
-    def ckpt(self, ckpt: str) -> str:
-        return self._ckpts[ckpt]
 
     def folder(self, path: Path) -> str:
         return self._folders[str(path)]
@@ -37,7 +34,7 @@ class Names:
 
 def crossed(key: str, title: str, caption: str, columns: Sequence[NetworkColumn], names: Names) -> Table:
     """Return a table with a row per data set and a column per network, the best of a row marked."""
-    headers = tuple(Header(column.name, column.detail) for column in columns)
+    headers = tuple(column.header for column in columns)
     keys = row_keys(columns)
     rows = tuple(Row(names.row(row), cells) for row, cells in zip(keys, cells_of(columns, keys), strict=True))
     return Table(key, title, caption, Header("data set", kind="text"), headers, rows)
