@@ -208,6 +208,7 @@ def find_row(tables: PaperTables, name: str, *, scale: str | None, ckpt: str | N
     Raises:
         VitError: there is no such row or scale, or its weights are not public.
     """
+    # The row, or weights in its place.
     rows = rows_of(tables)
     name = next((key for key in rows if key.lower() == name.lower()), name)
     if name not in rows:
@@ -222,6 +223,7 @@ def find_row(tables: PaperTables, name: str, *, scale: str | None, ckpt: str | N
             where=f"argument ROW: {row.about}",
             fix=f"{public}or give your own weights with --ckpt",
         )
+    # The small run in its place.
     if scale is None:
         return replace(row, ckpt=ckpt or row.ckpt)
     if scale not in tables.scales:

@@ -74,10 +74,9 @@ def prepare(view: str, name: str, overrides: Sequence[str]) -> Prepared:
     if mistakes:
         raise report(list(dict.fromkeys(mistakes)), f"study {name}", see=study_schema.SEE)
     if view == "data-size" and len({cell.axes.get("num_examples") for cell in cells}) < 2:
+        problem = "all runs of this study train on the same images"
         fix = f'grid.num_examples = [1000, "all"], or vit study compute {name}'
-        raise VitError(
-            "all runs of this study train on the same images", where=f"{file}, grid.num_examples", fix=fix
-        )
+        raise VitError(problem, where=f"{file}, grid.num_examples", fix=fix)
     return Prepared(view, Path(name).stem, study, cells, recipes)
 
 

@@ -92,6 +92,7 @@ def data_size_figure(points: Points, *, images: str, score: str, note: str) -> F
         score: the accuracy: "5-shot accuracy on imagenet".
         note: a line below the figure.
     """
+    # A line for each network, with error bars where a point has several runs.
     labels = labels_of(points)
     lines = {label: [p for p in points if labels[p["name"]] == label] for label in labels.values()}
     with matplotlib.rc_context(STYLE):

@@ -64,9 +64,11 @@ def points(cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     Returns:
         The points in the order of their first cells; `mean` is None without a finished run.
     """
+    # Cells by point, in their order.
     by_point: dict[str, list[Mapping[str, Any]]] = {}
     for cell in cells:
         by_point.setdefault(cell["point"], []).append(cell)
+    # Settings are those of any cell of a point, accuracies are averaged.
     shared = ("model", "families", "num_examples", "epochs", "steps", "params", "images_seen", "exaflops",
               "asked_epochs", "asked_steps")  # fmt: skip
     averaged = []

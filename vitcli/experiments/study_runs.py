@@ -30,6 +30,7 @@ def work_of(study: Study, options: RunOptions) -> StudyActions:
     train = {"pretrain": pretrain, "finetune": finetune}[study.command]
     score = study.score
 
+    # Data sets of the scoring are opened before the first run.
     def check() -> None:
         for name in score.dataset or ():
             keys = score.set
@@ -44,6 +45,7 @@ def work_of(study: Study, options: RunOptions) -> StudyActions:
     def plan(recipe: Recipe) -> dict[str, Any]:
         return train(recipe, replace(options, dry_run=True, quiet=True))
 
+    # A run is scored by its own evaluation, by fine-tuning or by few-shot.
     def scored(run_dir: Path, dataset: str, out: Path) -> float | None:
         if score.by == "eval":
             return run_folder.finished_summary(run_dir)["top1"]

@@ -85,6 +85,9 @@ def logistic(
     return np.concatenate([fit.predict((tests_TD[rows] - mean_D) / std_D) for rows in pieces]), chosen
 
 
+BY_NAME = {"knn": nearest_neighbours, "ncm": nearest_mean, "logistic": logistic}
+
+
 def check_installed(classifier: str) -> None:
     """Refuse logistic regression without scikit-learn, before anything is computed."""
     if classifier == "logistic" and importlib.util.find_spec("sklearn") is None:

@@ -53,6 +53,7 @@ def read_draws(file: str, labels_N: np.ndarray, class_names: list[str]) -> Draws
         DataError: it is not a file of draws; a row does not exist or is repeated; or a draw has no row of a
             class, or more than shots.
     """
+    # The file is untrusted: JSON of a bounded size.
     try:
         if Path(file).stat().st_size > MOST_BYTES:
             raise ValueError("it is too large")
@@ -187,13 +188,9 @@ def _fit_and_score(
     """Return the accuracy of one draw, and what the classifier chose."""
     features_ND, labels_N = problem.features_of(rows), problem.labels_N[rows]
     num_classes, tests_TD = problem.num_classes, problem.tests_TD
-    others = {
-        "knn": classifiers.nearest_neighbours,
-        "ncm": classifiers.nearest_mean,
-        "logistic": classifiers.logistic,
-    }
     if classifier != "least-squares":
-        predicted_T, chosen = others[classifier](features_ND, labels_N, tests_TD, num_classes=num_classes)
+        classify = classifiers.BY_NAME[classifier]
+        predicted_T, chosen = classify(features_ND, labels_N, tests_TD, num_classes=num_classes)
         return float((predicted_T == problem.test_labels_T).mean()), chosen
     if l2 == "sweep" and np.bincount(labels_N).max() == 1:
         l2 = least_squares.DEFAULT_L2

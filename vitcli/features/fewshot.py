@@ -210,6 +210,7 @@ def _result(
     """Return the object of --json, as far as it follows from the features and scores."""
     recipe, skipped = extractor.recipe, [*support.skipped, *tests.skipped]
     preprocessing, is_closed_form = extractor.preprocessing, recipe.fewshot.classifier == "least-squares"
+    # Accuracies by number of shots, then the facts they depend on.
     shots = {}
     for count, draw_scores in scores.items():
         runs, chosen = [score.top1 for score in draw_scores], [score.chosen for score in draw_scores]

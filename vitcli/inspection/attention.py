@@ -67,6 +67,7 @@ def probe_attention_layout(model: nn.Module, arch: Architecture) -> AttentionLay
         The layout; or, in words, why there are no attention maps: attention within windows, over channels or
         over tokens that are merged on the way has no single grid.
     """
+    # A forward pass shows the weights' shape in each layer.
     if not attention_layers(model):
         return f"{arch.name} has no blocks of one self-attention each over patches"
     shapes: dict[int, tuple[int, ...]] = {}
@@ -177,6 +178,7 @@ def attention_stats(
     Args:
         distances_NN: float32, see `analysis.patch_distances`.
     """
+    # Each layer's weights are reduced at once, and never kept.
     output = {"num_prefix": layout.num_prefix, "reads_token": layout.reads_token}
     distances, heads, rollout_MTT = [], [], None
 
@@ -195,6 +197,8 @@ def attention_stats(
 
     with record_attention(model, record):
         encoded = model.forward_features(images_BCHW)
+
+    # Rollout, maps by head and features are of the shown images alone.
     distance_BLA = torch.stack(distances, dim=1).double().cpu()
     if not num_shown:
         return AttentionStats(distance_BLA)

@@ -50,9 +50,10 @@ def write_all(out: Path, inspections: Sequence[Inspection], *, began_at: float) 
 
     # The page, and last the JSON object.
     write_text(out / PAGE, _page(results, _page_figures(results, each, both)))
-    comparison = compared(inspections) | {"figures": list(both)}
-    several = {"command": "inspect", "inspections": results, "compared": comparison}
-    result = results[0] if is_single else several
+    result = results[0]
+    if not is_single:
+        comparison = compared(inspections) | {"figures": list(both)}
+        result = {"command": "inspect", "inspections": results, "compared": comparison}
     result |= {"out": str(out), "page": str(out / PAGE), "elapsed_s": time.perf_counter() - began_at}
     write_json(out / RESULT, result)
     return result

@@ -71,9 +71,11 @@ def architecture(
     Raises:
         VitError: an unknown name, an image size the patches do not divide, paper options for a timm model.
     """
+    # The paper's options are for its transformers alone.
     variant = known_name(name)
     if replace(options, gelu=None) != AS_NAMED or options.gelu not in (None, "timm"):
         _check_transformer(variant or variant_of_timm(name), name)
+    # Other sizes than the name's make another variant.
     gelu = options.gelu or _default_gelu(variant)
     if options.size:
         variant = resized(variant or variant_of_timm(name), **options.size)

@@ -262,9 +262,8 @@ class MaskedPatchModel(nn.Module):
         corrupted_BMhwC = original_BNhwC.flatten(0, 1)[sources_BM]
         corrupted_BMhwC[is_masked_BM] = GREY
         where = (torch.arange(len(places_BM), device=places_BM.device)[:, None], places_BM)
-        versions = [original_BNhwC]
-        for patches_BMhwC in (corrupted_BMhwC, self._predicted_levels(prediction.outputs)):
-            versions.append(original_BNhwC.index_put(where, patches_BMhwC))
+        replaced = (corrupted_BMhwC, self._predicted_levels(prediction.outputs))
+        versions = (original_BNhwC, *(original_BNhwC.index_put(where, patches) for patches in replaced))
         # Patches are joined to images.
         images = (
             patches_BNhwC.unflatten(1, self.grid).transpose(2, 3).flatten(3, 4).flatten(1, 2)
@@ -345,10 +344,8 @@ def _check_network(vit: nn.Module) -> None:
     )
     if is_whole:
         stem = vit.patch_embed
-        covered = tuple(
-            n * side for n, side in zip(stem.grid_size, stem.feat_ratio(as_scalar=False), strict=True)
-        )
-        is_whole = covered == tuple(stem.img_size)
+        num_and_side = zip(stem.grid_size, stem.feat_ratio(as_scalar=False), strict=True)
+        is_whole = tuple(num * side for num, side in num_and_side) == tuple(stem.img_size)
     if not is_whole:
         raise VitError(
             f"masked patch prediction is not possible with this {type(vit).__name__}",

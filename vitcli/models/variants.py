@@ -134,6 +134,7 @@ def resized(variant: Variant, **size: int) -> Variant:
     Raises:
         VitError: the heads do not divide the width; or other patches for a hybrid, whose ResNet decides.
     """
+    # Sizes that follow from the width.
     hidden, patch_size = size.get("hidden"), size.get("patch_size")
     if hidden:
         size = {"mlp": 4 * hidden, "heads": max(hidden // 64, 1), **size}
