@@ -13,7 +13,7 @@ from torch import Tensor
 from vitcli.errors import VitError
 from vitcli.models import pos_embed as models_pos_embed
 from vitcli.models.architecture import POSEMB_PLACES, POSEMBS
-from vitcli.models.resample import resample_posemb
+from vitcli.models.pos_embed import resample_posemb
 
 TABLE_8 = [
     ("none", "stem"), ("relative", "stem"),

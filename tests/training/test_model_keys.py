@@ -8,7 +8,7 @@ from torch import nn
 
 from tests.conftest import data_section, run
 from vitcli.models.build import TransformerOptions, architecture, build
-from vitcli.models.resample import resample_posemb
+from vitcli.models.pos_embed import resample_posemb
 from vitcli.training import finetune, pretrain
 from vitcli.weights.io import write_weights
 

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from tests.conftest import SHARED, run
 from vitcli import load_model
 from vitcli.models.build import TransformerOptions, architecture, build
-from vitcli.models.resample import resample_posemb
+from vitcli.models.pos_embed import resample_posemb
 from vitcli.weights.io import read_weights, write_weights
 
 REAL = SHARED / "data" / "checkpoints"

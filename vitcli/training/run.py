@@ -6,29 +6,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from vitcli import recipe as recipes
 from vitcli.data import loader
 from vitcli.data.sampler import TrainSampler
-from vitcli.data.transforms import preprocessing_of, train_transform_of
+from vitcli.data.transforms import train_transform_of
 from vitcli.distributed.runtime import Runtime, peak_memory_gib
 from vitcli.errors import DataError, MachineError, NotFiniteError, Stopped
-from vitcli.evaluation.metrics import Metrics, PatchMetrics
-from vitcli.export.model_card import model_card
-from vitcli.output import plots, run_folder
-from vitcli.output.atomic import TEMPORARY, read_jsonl
-from vitcli.output.redaction import public_name
+from vitcli.output import run_folder
+from vitcli.output.atomic import TEMPORARY
 from vitcli.output.run_folder import RunFolder
-from vitcli.output.summaries import RunScores, TrainingSummary
-from vitcli.training import checkpoint, figures, tracking
+from vitcli.training import checkpoint, tracking
 from vitcli.training.loop import LoopSettings, train
 from vitcli.training.objective import training_task
+from vitcli.training.results import summarise, write_results
 from vitcli.training.schedule import lr_at_step
 from vitcli.training.setup import TrainingJob, describe
 from vitcli.training.state import Saver, TrainingState, build_state, resume
 from vitcli.training.validation import PeriodicEvaluation
-from vitcli.weights.io import write_weights
 
 MEASURED_STEPS = 10
 MAX_CHECKED_IMAGES = 200_000  # decoded before the first step, in about ten seconds
@@ -225,82 +219,3 @@ def check_shared(runtime: Runtime, run_dir: Path) -> None:
             where=f"--out {run_dir}",
             fix="put --out on a file system that all machines of the run share",
         )
-
-
-def summarise(
-    job: TrainingJob,
-    path: Path,
-    metrics: Metrics | PatchMetrics,
-    elapsed_s: float,
-    *,
-    skipped: set[str],
-    probe: dict[str, Any] | None,
-) -> dict[str, Any]:
-    """Return the object of summary.json and --json."""
-    recipe, images = job.recipe, job.plan.images_seen
-    run_scores = {name: value for name, value in asdict(metrics).items() if name != "num_examples"}
-    return TrainingSummary.written(
-        {
-            "command": job.command,
-            "run_dir": str(path),
-            "model": job.start.arch.name,
-            "ckpt": job.start.origin,
-            "dataset": recipe.data.dataset,
-            "train_split": job.train_split.name,
-            "num_train_examples": job.plan.num_examples,
-            "num_classes": job.train_split.num_classes,
-            "resolution": recipe.data.image_size,
-            "steps": job.plan.total_steps,
-            "batch_size": job.plan.batch_size,
-            "lr": recipe.optimizer.lr,
-            "dev_top1_by_lr": None,
-            **run_scores,
-            "top1_std": None,
-            "runs": [RunScores.written({"seed": recipe.train.seed, **run_scores})],
-            "num_eval_examples": metrics.num_examples,
-            "eval_split": job.eval_split.name,
-            "fewshot": probe,
-            "preprocessing": preprocessing_of(recipe.data).summary(),
-            "num_skipped_images": len(skipped),
-            "skipped_images": sorted(skipped)[:100],
-            "images_per_s": images / elapsed_s if elapsed_s else None,
-            "elapsed_s": elapsed_s,
-            "exaflops": job.plan.exaflops,
-            "peak_memory_gib": peak_memory_gib(),
-            "precision": job.runtime.precision,
-            "num_processes": job.runtime.world_size,
-            "weights": str(path / "model.safetensors"),
-        }
-    )
-
-
-def write_results(
-    job: TrainingJob,
-    folder: RunFolder,
-    metrics: Metrics | PatchMetrics,
-    summary: dict[str, Any],
-    weights: dict[str, Tensor],
-) -> None:
-    """Write weights, figures, model card and, last, the summary: it marks the run as finished."""
-    folder.log({"step": job.plan.total_steps, "eval": asdict(metrics)})
-    if summary["fewshot"]:
-        folder.log({"step": job.plan.total_steps, "probe": summary["fewshot"]})
-    write_weights(
-        folder.path,
-        weights,
-        job.start.arch,
-        preprocessing=preprocessing_of(job.recipe.data).as_dict(),
-        class_names=job.train_split.class_names if job.start.arch.num_classes else None,
-        metadata={
-            "trained_by": job.command,
-            "from": job.start.origin and public_name(job.start.origin),
-            "steps": job.plan.total_steps,
-            "averaged": bool(job.recipe.optimizer.average),
-            "dev_cut": job.eval_split.dev_cut,
-            **({"top1": metrics.top1} if isinstance(metrics, Metrics) else {}),
-        },
-    )
-    for name, figure in figures.training_curves(read_jsonl(folder.path / run_folder.METRICS)).items():
-        plots.save(folder.path / "figures" / f"{name}.png", figure)
-    folder.write_text("README.md", model_card(summary, recipes.to_toml(job.recipe), job.start.arch))
-    folder.write_json(run_folder.SUMMARY, summary)

@@ -7,7 +7,6 @@ images and the network.
 """
 
 import gc
-import os
 import shutil
 from dataclasses import replace
 from functools import cache, partial
@@ -24,19 +23,18 @@ from vitcli.distributed import launch
 from vitcli.distributed.runtime import shared_process_group
 from vitcli.distributed.runtime import start as start_runtime
 from vitcli.errors import NotFiniteError, VitError
-from vitcli.export.model_card import model_card
-from vitcli.output import plots, run_folder
-from vitcli.output.atomic import read_json, replace_file, write_json
+from vitcli.output import run_folder
+from vitcli.output.atomic import read_json, write_json
 from vitcli.output.progress import Progress
 from vitcli.output.run_folder import RunFolder, earlier_summary, refuse_other_recipe
 from vitcli.recipe import Recipe
-from vitcli.training import figures, parallel_runs, sweep_results
+from vitcli.training import parallel_runs, sweep_results
+from vitcli.training.results import write_sweep_results
 from vitcli.training.run import run as run_job
 from vitcli.training.sequence import run_all
 from vitcli.training.setup import InitialModel, MakeModel, RunOptions, set_up
 from vitcli.training.sweep_results import Trial
-from vitcli.training.text import as_text, run_line, trials_table
-from vitcli.weights.io import read_weights
+from vitcli.training.text import run_line, trials_table
 
 ARMS, RUNS = "arms", "runs"  # folders below OUT
 IMAGE_CACHE_FRACTION = 0.25  # of the free memory, divided among the processes of this machine
@@ -106,7 +104,7 @@ class Sweep:
             finals = self._train_finals(chosen)
             summary = sweep_results.summary_of_all(trials, chosen, finals, path=self.path)
             if self.folder:
-                write_results(self.folder, recipes.to_toml(self.recipe), summary, finals[0])
+                write_sweep_results(self.folder, recipes.to_toml(self.recipe), summary, finals[0])
                 if count := self.image_memory.num_decoded:
                     self.progress.note(f"{count} images were decoded once for all runs")
         finally:
@@ -222,40 +220,6 @@ def _drop_weights(path: Path) -> None:
     for name in (run_folder.WEIGHTS, "config.json", "README.md"):
         (path / name).unlink(missing_ok=True)
     shutil.rmtree(path / "checkpoints", ignore_errors=True)
-
-
-def write_results(
-    folder: RunFolder, recipe_toml: str, summary: dict[str, Any], first: dict[str, Any]
-) -> None:
-    """Write the files that a single run has as well, so that the folder of a sweep is a --ckpt, too.
-
-    Args:
-        first: the summary of the first final run, whose weights become those of the sweep.
-    """
-    source = Path(first["run_dir"])
-    for name in (run_folder.WEIGHTS, "config.json"):
-        replace_file(folder.path / name, lambda path, name=name: _link(source / name, path))
-    figures_dir = folder.path / "figures"
-    figures_dir.mkdir(exist_ok=True)
-    for path in sorted((source / "figures").glob("*.png")):
-        shutil.copy(path, figures_dir / path.name)
-    if summary["choices"]:
-        figure = figures.selection_curve(summary["choices"], chosen=summary["chosen"])
-        if figure:
-            plots.save(figures_dir / "selection.png", figure)
-    arch = read_weights(str(source)).architecture
-    folder.write_text("README.md", model_card(summary, recipe_toml, arch))
-    folder.write_text("table.txt", as_text(summary))
-    folder.write_json(run_folder.SUMMARY, summary)
-
-
-def _link(source: Path, target: Path) -> None:
-    """Hard-link a file, or copy it where the file system has no hard links."""
-    target.unlink()
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)
 
 
 class CachedDataSet(DataSet):

@@ -13,7 +13,7 @@ from vitcli.models import pos_embed
 from vitcli.models.architecture import Architecture
 from vitcli.models.build import check_image_size
 from vitcli.models.flops import forward_macs
-from vitcli.models.resample import resample_patch_embedding, similarity_at_landmarks
+from vitcli.models.pos_embed import resample_patch_embedding, similarity_at_landmarks
 from vitcli.models.variants import VARIANTS
 from vitcli.output.atomic import check_out
 from vitcli.output.text import pairs

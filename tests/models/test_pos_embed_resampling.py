@@ -12,7 +12,7 @@ from timm.models.vision_transformer import VisionTransformer
 
 from tests.conftest import SHARED
 from vitcli.errors import VitError
-from vitcli.models.resample import resample_patch_embedding, resample_posemb, similarity_at_landmarks
+from vitcli.models.pos_embed import resample_patch_embedding, resample_posemb, similarity_at_landmarks
 
 GOLDEN = SHARED / "golden"
 

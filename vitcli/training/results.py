@@ -1,0 +1,137 @@
+"""Results of a finished run, or of a finished sweep: summary, weights, figures and model card."""
+
+import os
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from vitcli import recipe as recipes
+from vitcli.data.transforms import preprocessing_of
+from vitcli.distributed.runtime import peak_memory_gib
+from vitcli.evaluation.metrics import Metrics, PatchMetrics
+from vitcli.export.model_card import model_card
+from vitcli.output import plots, run_folder
+from vitcli.output.atomic import read_jsonl, replace_file
+from vitcli.output.redaction import public_name
+from vitcli.output.run_folder import RunFolder
+from vitcli.output.summaries import RunScores, TrainingSummary
+from vitcli.training import figures
+from vitcli.training.setup import TrainingJob
+from vitcli.training.text import as_text
+from vitcli.weights.io import read_weights, write_weights
+
+
+def summarise(
+    job: TrainingJob,
+    path: Path,
+    metrics: Metrics | PatchMetrics,
+    elapsed_s: float,
+    *,
+    skipped: set[str],
+    probe: dict[str, Any] | None,
+) -> dict[str, Any]:
+    """Return the object of summary.json and --json."""
+    recipe, images = job.recipe, job.plan.images_seen
+    run_scores = {name: value for name, value in asdict(metrics).items() if name != "num_examples"}
+    return TrainingSummary.written(
+        {
+            "command": job.command,
+            "run_dir": str(path),
+            "model": job.start.arch.name,
+            "ckpt": job.start.origin,
+            "dataset": recipe.data.dataset,
+            "train_split": job.train_split.name,
+            "num_train_examples": job.plan.num_examples,
+            "num_classes": job.train_split.num_classes,
+            "resolution": recipe.data.image_size,
+            "steps": job.plan.total_steps,
+            "batch_size": job.plan.batch_size,
+            "lr": recipe.optimizer.lr,
+            "dev_top1_by_lr": None,
+            **run_scores,
+            "top1_std": None,
+            "runs": [RunScores.written({"seed": recipe.train.seed, **run_scores})],
+            "num_eval_examples": metrics.num_examples,
+            "eval_split": job.eval_split.name,
+            "fewshot": probe,
+            "preprocessing": preprocessing_of(recipe.data).summary(),
+            "num_skipped_images": len(skipped),
+            "skipped_images": sorted(skipped)[:100],
+            "images_per_s": images / elapsed_s if elapsed_s else None,
+            "elapsed_s": elapsed_s,
+            "exaflops": job.plan.exaflops,
+            "peak_memory_gib": peak_memory_gib(),
+            "precision": job.runtime.precision,
+            "num_processes": job.runtime.world_size,
+            "weights": str(path / "model.safetensors"),
+        }
+    )
+
+
+def write_results(
+    job: TrainingJob,
+    folder: RunFolder,
+    metrics: Metrics | PatchMetrics,
+    summary: dict[str, Any],
+    weights: dict[str, Tensor],
+) -> None:
+    """Write weights, figures, model card and, last, the summary: it marks the run as finished."""
+    folder.log({"step": job.plan.total_steps, "eval": asdict(metrics)})
+    if summary["fewshot"]:
+        folder.log({"step": job.plan.total_steps, "probe": summary["fewshot"]})
+    write_weights(
+        folder.path,
+        weights,
+        job.start.arch,
+        preprocessing=preprocessing_of(job.recipe.data).as_dict(),
+        class_names=job.train_split.class_names if job.start.arch.num_classes else None,
+        metadata={
+            "trained_by": job.command,
+            "from": job.start.origin and public_name(job.start.origin),
+            "steps": job.plan.total_steps,
+            "averaged": bool(job.recipe.optimizer.average),
+            "dev_cut": job.eval_split.dev_cut,
+            **({"top1": metrics.top1} if isinstance(metrics, Metrics) else {}),
+        },
+    )
+    for name, figure in figures.training_curves(read_jsonl(folder.path / run_folder.METRICS)).items():
+        plots.save(folder.path / "figures" / f"{name}.png", figure)
+    folder.write_text("README.md", model_card(summary, recipes.to_toml(job.recipe), job.start.arch))
+    folder.write_json(run_folder.SUMMARY, summary)
+
+
+def write_sweep_results(
+    folder: RunFolder, recipe_toml: str, summary: dict[str, Any], first: dict[str, Any]
+) -> None:
+    """Write the files that a single run has as well, so that the folder of a sweep is a --ckpt, too.
+
+    Args:
+        first: the summary of the first final run, whose weights become those of the sweep.
+    """
+    source = Path(first["run_dir"])
+    for name in (run_folder.WEIGHTS, "config.json"):
+        replace_file(folder.path / name, lambda path, name=name: _link(source / name, path))
+    figures_dir = folder.path / "figures"
+    figures_dir.mkdir(exist_ok=True)
+    for path in sorted((source / "figures").glob("*.png")):
+        shutil.copy(path, figures_dir / path.name)
+    if summary["choices"]:
+        figure = figures.selection_curve(summary["choices"], chosen=summary["chosen"])
+        if figure:
+            plots.save(figures_dir / "selection.png", figure)
+    arch = read_weights(str(source)).architecture
+    folder.write_text("README.md", model_card(summary, recipe_toml, arch))
+    folder.write_text("table.txt", as_text(summary))
+    folder.write_json(run_folder.SUMMARY, summary)
+
+
+def _link(source: Path, target: Path) -> None:
+    """Hard-link a file, or copy it where the file system has no hard links."""
+    target.unlink()
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
