@@ -1,4 +1,4 @@
-"""The house: packages import only packages below them, heavy libraries come late, files stay one subject."""
+"""The layout: packages import only packages below them, heavy libraries come late, files stay one subject."""
 
 import ast
 from functools import cache
@@ -15,7 +15,8 @@ DOORS = {"__init__", "__main__", "backbones"}  # of the package itself; they imp
 LIGHT = ["recipe", "report", "cli", "models.variants", "data.vtab", "evaluation.statistics",
          "experiments.vtab", "experiments.reproduce", "experiments.study"]  # fmt: skip
 HEAVY = {"torch", "torchvision", "timm", "datasets", "accelerate"}
-MOST_LINES, MOST_FUNCTION_LINES = 600, 60
+MOST_LINES, MOST_FUNCTION_LINES, MOST_PARAMETERS = 600, 60, 8
+NO_RECIPE = {"distributed", "models", "data", "weights", "report"}  # they take sections or plain keywords
 
 PACKAGE = REPOSITORY / "vitcli"
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -93,6 +94,40 @@ def test_files_and_functions_stay_within_their_budget(path):
         if isinstance(node, ast.FunctionDef):
             lines = node.end_lineno - node.body[0].lineno + 1
             assert lines <= (80 if node.name == "train" else MOST_FUNCTION_LINES), f"{node.name}: {lines}"
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if path.parent.name != "cli"], ids=name_of)
+def test_many_parameters_are_one_value_or_have_a_reason_above_them(path):
+    text = path.read_text().splitlines()
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.FunctionDef):
+            names = [arg.arg for arg in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+            has_reason = "parameters: " in text[node.lineno - 2]
+            assert len({*names} - {"self", "cls"}) <= MOST_PARAMETERS or has_reason, node.name
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in FILES if name_of(path).partition(".")[0] in NO_RECIPE], ids=name_of
+)
+def test_packages_of_parts_take_no_whole_recipe(path):
+    assert "vitcli.recipe.Recipe" not in imports(path)
+
+
+def test_a_class_name_is_unique_in_the_package():
+    names = [
+        node.name for path in FILES for node in ast.walk(tree_of(path)) if isinstance(node, ast.ClassDef)
+    ]
+
+    assert sorted(names) == sorted({*names})
+
+
+def test_every_package_has_a_signpost_of_its_files():
+    packages = {path.parent for path in FILES if path.name == "__init__.py"} - {PACKAGE}
+    for package in packages - {PACKAGE / "data" / "shards"}:
+        text = (package / "README.md").read_text()
+        assert len(text.splitlines()) <= 25
+        missing = [path.name for path in package.glob("[!_]*.py") if f"`{path.name}`" not in text]
+        assert not missing, f"{package.name}/README.md names no {', '.join(missing)}"
 
 
 def test_packages_are_not_code():
