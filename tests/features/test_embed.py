@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import save_file
 
 from tests.conftest import run, vit
 from vitcli.api import load_model
@@ -247,3 +248,13 @@ def test_neither_the_batch_size_nor_the_threads_decide_a_bit(photos, whole, tmp_
             assert out.read_bytes() == whole.read_bytes()
     finally:
         torch.set_num_threads(1)
+
+
+def test_a_file_whose_pixels_were_described_in_other_words_is_the_same_file(photos, whole, tmp_path):
+    tensors, metadata = read(whole)
+    out = tmp_path / "older.safetensors"
+    save_file(tensors, out, metadata | {"pixels": "as an older version put it"})
+
+    result = run(*WORDS, "--dataset", photos, "--split", "train", "--out", out).json
+
+    assert (result["computed_rows"], result["preprocessing"]) == (0, "as an older version put it")
