@@ -92,13 +92,24 @@ def test_a_few_shot_run(written, photos):
 
 @pytest.mark.parametrize("more", [(), ("--res", "48,64", "--assert", "top1>=0")])
 def test_an_evaluation(written, more):
-    words = ("evaluate", "--ckpt", "demo", "--dataset", "demo:pretrain", "--quiet")
+    words = ("evaluate", "--ckpt", "demo", "--dataset", "demo:pretrain", "--split", "test[:48]", "--quiet")
 
     assert_is(summaries.Evaluation, written(*words, *more, file="evaluation.json"))
 
 
 def test_two_evaluations(written):
-    words = ("evaluate", "--ckpt", "demo", "--ckpt", "demo", "--dataset", "demo:pretrain", "--quiet")
+    words = (
+        "evaluate",
+        "--ckpt",
+        "demo",
+        "--ckpt",
+        "demo",
+        "--dataset",
+        "demo:pretrain",
+        "--split",
+        "test[:48]",
+        "--quiet",
+    )
     both = written(*words, file="evaluation.json")
 
     for evaluation in both["evaluations"]:
