@@ -32,6 +32,11 @@ def name_of(path: Path) -> str:
 
 
 MODULES = {name_of(path): path for path in FILES}
+PACKAGES = sorted({name.partition(".")[0] for name in MODULES})
+
+
+def files_of(package: str) -> list[Path]:
+    return [path for name, path in MODULES.items() if name.partition(".")[0] == package]
 
 
 def imports(path: Path, *, at_the_top: bool = False) -> set[str]:
@@ -77,8 +82,13 @@ def test_what_answers_at_once_loads_no_torch(name):
     assert not loaded_with(name) & HEAVY
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_no_module_imports_click_or_unpickles(path):
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_module_imports_click_or_unpickles(package):
+    for path in files_of(package):
+        check_imports_and_settings(path)
+
+
+def check_imports_and_settings(path: Path) -> None:
     assert not {"click", "pickle"} & {name.partition(".")[0] for name in imports(path)}
     keywords = [
         word for node in ast.walk(tree_of(path)) if isinstance(node, ast.Call) for word in node.keywords
@@ -87,9 +97,14 @@ def test_no_module_imports_click_or_unpickles(path):
     assert not given & {("allow_pickle", True), ("weights_only", False)}
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_files_and_functions_stay_within_their_budget(path):
-    assert len(path.read_text().splitlines()) <= MOST_LINES
+@pytest.mark.parametrize("package", PACKAGES)
+def test_files_and_functions_stay_within_their_budget(package):
+    for path in files_of(package):
+        check_budget(path)
+
+
+def check_budget(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= MOST_LINES, path.name
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.FunctionDef):
             lines = node.end_lineno - node.body[0].lineno + 1

@@ -68,6 +68,7 @@ def test_a_fine_tuning_run_with_a_probe(written, photos):
     assert summary["fewshot"]["shots"] == 2
 
 
+@pytest.mark.slow
 def test_a_sweep_with_two_runs(written, photos):
     more = ("--lr", "0.01,0.02", "--set", "data.dev_fraction=0.25", "--set", "train.runs=2")
     summary = written(*FINETUNE, "--dataset", photos, *more)
