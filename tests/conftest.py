@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-SHARED = Path(os.environ.get("VIT_TEST_DATA", REPOSITORY.parent / "shared"))
+SHARED = Path(os.environ.get("VIT_TEST_DATA", REPOSITORY.parent / "shared")).absolute()
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch: several test processes share the cores
@@ -31,6 +31,22 @@ def _private_cache(tmp_path_factory):
     import datasets
 
     datasets.config.HF_DATASETS_CACHE = Path(os.environ["HF_HOME"], "datasets")
+
+
+@pytest.fixture(scope="session")
+def _empty_folder(tmp_path_factory) -> Path:
+    """The working folder of all tests, so that the caller's, with the runs/ of a demo, is not seen."""
+    folder = tmp_path_factory.mktemp("work")
+    # Processes that tests start find this checkout from there.
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
+    os.chdir(folder)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _nothing_in_the_working_folder(_empty_folder):
+    yield
+    assert not os.listdir(_empty_folder), "a test writes into tmp_path, never into the working folder"
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,6 @@ may be broken on purpose.
 
 import hashlib
 import json
-import os
 import threading
 import time
 from collections.abc import Iterator
@@ -47,7 +46,6 @@ class Hub:
             "NO_PROXY": "127.0.0.1",
             "HF_HOME": f"{home}/hf",
             "XDG_CACHE_HOME": f"{home}/cache",
-            "PYTHONPATH": os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")])),
         }
 
 
