@@ -7,6 +7,7 @@ import pytest
 import timm
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from vitcli.errors import VitError
 from vitcli.models.architecture import Architecture
@@ -19,6 +20,7 @@ from vitcli.models.build import (
     last_layers,
     timm_arguments,
 )
+from vitcli.models.flops import activation_bytes, costs_without_head
 from vitcli.models.variants import VARIANTS, num_params
 
 
@@ -417,3 +419,30 @@ def test_of_a_head_of_several_layers_only_the_last_is_zero(name):
     )
     assert all(norm.weight.any() for norm in norms)
     assert not model(torch.randn(1, 3, 224, 224)).any()
+
+
+TINY = {"embed_dim": 32, "depth": 2, "num_heads": 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "side", "args"),
+    [
+        ("vit_base_patch16_siglip_224", 32, TINY),
+        ("naflexvit_base_patch16_map", 32, {}),
+        ("vit_pe_core_tiny_patch16_384", 32, TINY),
+        ("cait_xxs24_224", 32, TINY),
+        ("pit_ti_224", 64, {}),
+        ("test_vit3", 32, {}),
+    ],
+)
+def test_the_cost_of_a_network_that_pools_with_a_learned_query_is_counted(name, side, args):
+    arch = Architecture(name, name, (side, side), 7, "timm", False, args)
+    cost = costs_without_head(arch)
+
+    # With gradients, where the counter never failed
+    with torch.device("meta"):
+        model = timm.create_model(name, num_classes=0, **timm_arguments(arch)).eval()
+        with FlopCounterMode(display=False) as counter:
+            width = model(torch.empty(1, 3, side, side)).shape[1]
+    assert cost == (sum(p.numel() for p in model.parameters()), counter.get_total_flops() / 2, width)
+    assert cost.macs and activation_bytes(arch, low_precision=False)

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +11,11 @@ import timm
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from timm.models import beit, vision_transformer
 
 from vitcli.data.transforms import Preprocessing
 from vitcli.errors import MachineError, NotFiniteError, VitError, WeightsError
+from vitcli.models.architecture import Architecture
 from vitcli.models.build import TransformerOptions, architecture, build
 from vitcli.weights.io import Weights, read_weights, write_weights
 from vitcli.weights.load import load, load_into
@@ -308,6 +311,52 @@ def test_a_network_whose_grid_is_not_known_is_not_taken_to_another_size(tmp_path
     assert load(weights)[1] == arch
     with pytest.raises(WeightsError, match="patch grid of cait_xxs24_224 is unknown"):
         load(weights, image_size=(112, 448))  # as many patches
+
+
+TINY = {"embed_dim": 32, "depth": 2, "num_heads": 2}
+
+
+def timms(name: str, side: int, args: dict, *, num_classes: int = 3) -> Weights:
+    """Weights of a small network of timm's, as if from its folder."""
+    arch = Architecture(name, name, (side, side), num_classes, "timm", False, args)
+    return Weights(network(arch).state_dict(), arch, None, None, "w", "pth", "", {})
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "by_hand"),
+    [
+        ("beit_base_patch16_224", 64, (96, 32), beit.checkpoint_filter_fn),
+        (
+            "flexivit_small",
+            48,
+            (64, 96),
+            partial(vision_transformer.checkpoint_filter_fn, interpolation="bilinear", antialias=False),
+        ),
+    ],
+)
+def test_what_a_network_of_timm_stores_for_one_size_is_resampled_as_timm_does(name, old, new, by_hand):
+    weights = timms(name, old, TINY)
+    model, arch, report = load(weights, image_size=new)
+
+    twin = timm.create_model(name, img_size=new, num_classes=3, **TINY).eval()
+    twin.load_state_dict(by_hand(dict(weights.state), twin))
+    images = torch.randn(2, 3, *new)
+    assert torch.equal(model.eval()(images), twin(images)) and arch.image_size == new
+    assert report.resampled and set(report.resampled) <= {
+        "pos_embed", *(f"blocks.{block}.attn.relative_position_bias_table" for block in range(2))
+    }  # fmt: skip
+
+
+def test_a_new_head_on_another_size_keeps_what_timm_resampled():
+    model, _, report = load(timms("beit_base_patch16_224", 64, TINY), image_size=(32, 32), num_classes=7)
+
+    assert model.head.out_features == 7 and not model.head.weight.any()
+    assert report.replaced == ("head.weight", "head.bias") and len(report.resampled) == 2
+
+
+def test_a_size_that_timm_cannot_resample_to_either_is_refused():
+    with pytest.raises(WeightsError, match="timm cannot resample cait_xxs24_224 to 48x48 pixels"):
+        load(timms("cait_xxs24_224", 32, TINY), image_size=(48, 48))
 
 
 def test_one_tensor_in_two_wrappers_is_refused(tmp_path):

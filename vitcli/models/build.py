@@ -8,12 +8,13 @@ it would compute other logits. With a representation layer (paper, section 3.1) 
 D hidden width, K classes.
 """
 
+import warnings
 from collections import OrderedDict
 from dataclasses import dataclass, replace
 
 import timm
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vitcli.errors import VitError, nearest
 from vitcli.models import pos_embed
@@ -214,13 +215,42 @@ def expected_tensors(arch: Architecture) -> dict[str, torch.Size]:
     return {name: tensor.shape for name, tensor in state.items()}
 
 
+def resampled_by_timm(arch: Architecture, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the state dict of a network as timm itself takes it to the image size of `arch`.
+
+    Each family in timm resamples what it stores for one image size in its own `checkpoint_filter_fn`, such as
+    BEiT's tables of relative positions. The filter has no public name; timm applies it to what it loads.
+
+    Args:
+        state: of the same network for square images, with `arch.num_classes` classes.
+
+    Raises:
+        VitError: timm cannot resample it either.
+    """
+    source = {"state_dict": dict(state), "num_classes": arch.num_classes, "label_offset": 0, "source": "timm"}
+    args = {**timm_arguments(arch), "num_classes": arch.num_classes}
+    try:
+        with warnings.catch_warnings(action="ignore"):  # of torch, about how timm indexes
+            model = timm.create_model(arch.timm_name, pretrained=True, pretrained_cfg_overlay=source, **args)
+    except (TypeError, ValueError, AssertionError, RuntimeError, KeyError, AttributeError) as error:
+        height, width = arch.image_size
+        raise VitError(
+            f"timm cannot resample {arch.timm_name} to {height}x{width} pixels: "
+            f"{' '.join(str(error).split())[:200]}",
+            where="--res",
+            fix="use the image size of the weights",
+        ) from error
+    return {name: tensor.detach() for name, tensor in model.state_dict().items()}
+
+
 def _network(arch: Architecture, *, dropout: float, drop_path: float, skip_init: bool) -> nn.Module:
     """Create the timm module, with our head and position embeddings and the authors' arithmetic."""
     # timm refuses dropout arguments that a network does not have, so only those in use are passed.
     options = {"pos_drop_rate": dropout, "proj_drop_rate": dropout} if dropout else {}
     if drop_path:
         options["drop_path_rate"] = drop_path
-    if skip_init and "depth" in arch.model_args:  # a transformer
+    is_transformer = "depth" in arch.model_args and (arch.is_of_the_paper or variant_of_timm(arch.timm_name))
+    if skip_init and is_transformer:  # other classes of timm lack the option
         options["weight_init"] = "skip"
     args = {**timm_arguments(arch), **options, "num_classes": arch.num_classes}
     try:

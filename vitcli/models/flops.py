@@ -95,4 +95,6 @@ def _count(model: nn.Module) -> int:
 
 
 def _without_head(arch: Architecture) -> nn.Module:
-    return build(replace(arch, num_classes=0, pre_logits=False), dropout=0.0).eval()
+    # torch's counter of FLOPs hooks the gradient of a parameter that a module takes as input (the latent of
+    # attention pooling, the class token of CaiT), which without gradients does not exist.
+    return build(replace(arch, num_classes=0, pre_logits=False), dropout=0.0).eval().requires_grad_(False)

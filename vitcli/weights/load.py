@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from vitcli.errors import WeightsError
 from vitcli.models import pos_embed
 from vitcli.models.architecture import Architecture
-from vitcli.models.build import adapted, build, check_image_size, takes_image_size
+from vitcli.models.build import adapted, build, check_image_size, resampled_by_timm, takes_image_size
 from vitcli.output.progress import Progress
 from vitcli.weights.diagnose import check_fits
 from vitcli.weights.files import attribute_errors_to
@@ -115,11 +115,8 @@ def load_into(
     resampled, missing, replaced = [], [], []
     with attribute_errors_to(weights.source):
         # Resample the position embeddings to another patch grid
-        old_grid, new_grid = weights.architecture.patch_grid, arch.patch_grid
-        if old_grid and new_grid and old_grid != new_grid:
-            state, resampled = resample_posemb(weights, state, new_grid, method=posemb_method)
-        elif weights.architecture.image_size != arch.image_size:
-            _check_takes_any_size(weights, arch)
+        if weights.architecture.image_size != arch.image_size:
+            state, resampled = _resampled(weights, arch, expected, posemb_method)
         # Leave the head out
         if new_head:
             prefixes = head_names(arch)
@@ -133,15 +130,34 @@ def load_into(
     return LoadReport(len(state), tuple(missing), tuple(resampled), tuple(replaced), unused)
 
 
-def _check_takes_any_size(weights: Weights, arch: Architecture) -> None:
-    """Refuse another size for position embeddings that cannot be resampled, as their grid is unknown."""
-    if arch.patch_grid is None and takes_image_size(arch.timm_name) and "pos_embed" in weights.state:
-        height, width = weights.architecture.image_size
+def _resampled(
+    weights: Weights, arch: Architecture, expected: dict[str, torch.Size], method: str
+) -> tuple[dict[str, Tensor], list[str]]:
+    """Return the state dict at another image size, and the names of the tensors that this changed.
+
+    Position embeddings on a known grid are resampled by `method`. Whatever else a network of timm stores for
+    one image size, timm resamples in its own way.
+    """
+    stored = weights.architecture
+    old_grid, new_grid, resampled = stored.patch_grid, arch.patch_grid, []
+    state = dict(weights.state)
+    if old_grid and new_grid and old_grid != new_grid:
+        state, resampled = resample_posemb(weights, state, new_grid, method=method)
+    has_table = old_grid is None and takes_image_size(arch.timm_name) and "pos_embed" in state
+    others = [name for name, shape in expected.items() if name in state and state[name].shape != shape]
+    others = [name for name in others if not name.startswith(head_names(arch))]
+    if arch.is_of_the_paper or not (has_table or others):
+        return state, resampled
+    # timm infers the old grid from the number of rows: a square one, and none at all if the number stays
+    height, width = stored.image_size
+    if height != width or (has_table and "pos_embed" not in others):
         raise WeightsError(
             f"the patch grid of {arch.timm_name} is unknown, so its position embeddings cannot be resampled",
             where="--res",
             fix=f"use the size of the weights, {height}x{width}",
         )
+    by_timm = resampled_by_timm(replace(arch, num_classes=stored.num_classes), state)
+    return by_timm, resampled + others
 
 
 def resample_posemb(
