@@ -16,6 +16,7 @@ from vitcli.export import export as exports
 from vitcli.export.export import ExportOptions, as_text, export
 from vitcli.models.architecture import GAP, Architecture
 from vitcli.models.build import build
+from vitcli.models.features import outputs
 from vitcli.models.variants import vit_args
 from vitcli.weights import formats, onnx
 from vitcli.weights.io import read_weights, write_weights
@@ -198,14 +199,40 @@ def test_timms_own_reader_of_npz_files_gives_our_logits(to_export, tmp_path):
     assert (result["max_abs_difference"], result["files"].keys()) == (0.0, {"out.npz"})
 
 
-@pytest.mark.parametrize("names", ["published", "linen", "big_vision"])
-def test_an_npz_holds_a_representation_layer_in_every_spelling(to_export, tmp_path, names):
-    _, model = to_export(vit(pre_logits=True), "out.npz", names=names)
+@pytest.mark.parametrize(
+    ("names", "size"), [("published", 0), ("published", 20), ("linen", 20), ("big_vision", 160)]
+)
+def test_an_npz_holds_a_representation_layer_of_any_width_in_every_spelling(to_export, tmp_path, names, size):
+    _, model = to_export(vit(pre_logits=True, representation_size=size), "out.npz", names=names)
     arrays = np.load(tmp_path / "out.npz")
     again, arch, _ = load(read_weights(str(tmp_path / "out.npz")))
 
     assert ("Transformer/encoderblock_0/MlpBlock_3/Dense_0/bias" in arrays) == (names == "published")
-    assert arch.pre_logits and distance(again.eval()(images()), model(images())) < 1e-6
+    assert (arch.pre_logits, arch.representation_size) == (True, size)
+    assert distance(again.eval()(images()), model(images())) < 1e-6
+    # tanh(features W + b) W' + b', with the arrays themselves
+    features = model.forward_head(model.forward_features(images()), pre_logits=True).detach().numpy()
+    part = {name.removeprefix("params/"): arrays[name] for name in arrays.files}
+    hidden = np.tanh(features @ part["pre_logits/kernel"] + part["pre_logits/bias"])
+    by_hand = hidden @ part["head/kernel"] + part["head/bias"]
+    assert hidden.shape[1] == (size or 48) and distance(by_hand, model(images())) < 1e-5
+
+
+@pytest.mark.parametrize("out", ["out.safetensors", pytest.param("out.onnx", marks=pytest.mark.slow)])
+def test_other_formats_hold_a_representation_layer_of_any_width_too(to_export, tmp_path, out):
+    result, _ = to_export(vit(pre_logits=True, representation_size=20), out)
+
+    assert result["top1_agreement"] == 1.0
+    if out == "out.safetensors":
+        weights = read_weights(str(tmp_path / out))
+        assert weights.architecture == vit(pre_logits=True, representation_size=20)
+        assert outputs(load(weights)[0].eval(), images(), layer="pre_logits", with_logits=False).shape == (
+            3,
+            20,
+        )
+        # Fine-tuning replaces both layers by one
+        transferred, arch, _ = load(weights, num_classes=9, image_size=(48, 48))
+        assert transferred.head.in_features == 48 and not arch.representation_size
 
 
 @pytest.mark.parametrize("arch", [hybrid(), bit(), vit(args=SIZE | GAP)], ids=["hybrid", "bit", "gap"])
@@ -228,7 +255,7 @@ def test_the_safetensors_file_is_that_of_the_timm_folder(to_export, tmp_path):
 
 @pytest.mark.parametrize("out", ["out", "out.npz", "out.safetensors"])
 def test_without_the_head_there_are_features(to_export, tmp_path, out):
-    result, model = to_export(vit(pre_logits=True), out, head=False)
+    result, model = to_export(vit(pre_logits=True, representation_size=20), out, head=False)
     again, arch, _ = load(read_weights(str(tmp_path / out)))
     cls_features = model.forward_features(images())[:, 0]
 

@@ -25,12 +25,13 @@ class Architecture:
         num_classes: outputs of the head; 0 means no head.
         gelu: "tanh" or "erf", or "none" for a network of the paper without GELU (BiT); "timm" for a network
             that is wholly as timm defines it.
-        pre_logits: the head is Dense(D->D), tanh, Dense(D->K) instead of one Dense(D->K).
+        pre_logits: the head is Dense(D->E), tanh, Dense(E->K) instead of one Dense(D->K).
         model_args: further keyword arguments of timm.create_model.
         posemb: "1d" is the paper's learned table, a row for each token; "sincos2d" is fixed (arXiv
             2205.01580); the others are in the paper's Table 8.
         posemb_at: where it is added: "stem" or at the input of every layer.
         norm_eps: added to the variance by the layer norms of a network of the paper.
+        representation_size: E of `pre_logits` where it is not D, as the authors' code allows; else 0.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Architecture:
     posemb: str = "1d"
     posemb_at: str = "stem"
     norm_eps: float = 1e-6
+    representation_size: int = 0
 
     @property
     def is_of_the_paper(self) -> bool:
@@ -95,7 +97,10 @@ class Architecture:
         return height // self.patch_size, width // self.patch_size
 
     def as_dict(self) -> dict:
-        return {**asdict(self), "image_size": list(self.image_size)}
+        stored = {**asdict(self), "image_size": list(self.image_size)}
+        if not self.representation_size:  # earlier versions refuse a key that they do not know
+            del stored["representation_size"]
+        return stored
 
     @classmethod
     def from_dict(cls, stored: dict) -> "Architecture":
@@ -110,6 +115,10 @@ class Architecture:
                 wrong = ["image_size"]
             elif type(depth) is not int or not 0 <= depth <= MOST_LAYERS:
                 wrong = ["model_args, depth"]
+            elif stored["representation_size"] < 0 or (
+                stored["representation_size"] and not stored["pre_logits"]
+            ):
+                wrong = ["representation_size"]
         choices = {"gelu": GELUS, "posemb": POSEMBS, "posemb_at": POSEMB_PLACES}
         wrong += [name for name, allowed in choices.items() if not wrong and stored[name] not in allowed]
         if wrong or stored.keys() - types.keys():

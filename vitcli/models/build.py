@@ -2,10 +2,10 @@
 
 State dicts use timm's names. What timm lacks has names of our own, which timm refuses to load, as it should:
 it would compute other logits. With a representation layer (paper, section 3.1) `head` has two dense layers,
-`head.pre_logits.*` (D -> D, then tanh) and `head.head.*` (D -> K); position embeddings of Table 8 are
+`head.pre_logits.*` (D -> E, then tanh) and `head.head.*` (E -> K); position embeddings of Table 8 are
 `positions.*`.
 
-D hidden width, K classes.
+D hidden width, E representation size (D in the paper), K classes.
 """
 
 import warnings
@@ -124,7 +124,8 @@ def adapted(
     if gelu not in (None, arch.gelu, "timm") and not (arch.is_of_the_paper and "depth" in arch.model_args):
         _check_transformer(variant_of_timm(arch.timm_name), arch.name)
     size = tuple(image_size)
-    other = replace(arch, image_size=size, num_classes=num_classes, pre_logits=False, gelu=gelu or arch.gelu)
+    one_layer = {"num_classes": num_classes, "pre_logits": False, "representation_size": 0}
+    other = replace(arch, image_size=size, gelu=gelu or arch.gelu, **one_layer)
     check_image_size(other)
     return other
 
@@ -263,8 +264,9 @@ def _network(arch: Architecture, *, dropout: float, drop_path: float, skip_init:
         ) from error
     # The representation layer of pre-training.
     if arch.pre_logits:
-        width = model.num_features
-        layers = {"pre_logits": nn.Linear(width, width), "tanh": nn.Tanh(), "head": model.head}
+        size = arch.representation_size or model.num_features
+        head = nn.Linear(size, arch.num_classes) if arch.representation_size else model.head
+        layers = {"pre_logits": nn.Linear(model.num_features, size), "tanh": nn.Tanh(), "head": head}
         model.head = nn.Sequential(OrderedDict(layers))
     # Position embeddings that timm lacks.
     if not pos_embed.is_timms(arch.posemb, arch.posemb_at):

@@ -148,7 +148,7 @@ def _drop_missing_head(diagnosis: Diagnosis, info: WeightsInfo) -> None:
         return
     with suppress(VitError), as_weights_error("the head"):
         diagnosis.missing_head = tuple(name for name in expected_tensors(arch) if name.startswith(prefixes))
-    headless = replace(arch, num_classes=0, pre_logits=False)
+    headless = replace(arch, num_classes=0, pre_logits=False, representation_size=0)
     diagnosis.info = info._replace(architecture=headless, class_names=None)
 
 

@@ -62,7 +62,8 @@ def read_weights(ckpt: str, *, model_name: str | None = None, gelu: str | None =
         return weights
     arch = weights.architecture
     changed = adapted(arch, image_size=arch.image_size, num_classes=arch.num_classes, gelu=gelu)
-    changed = replace(changed, pre_logits=arch.pre_logits)
+    head = {"pre_logits": arch.pre_logits, "representation_size": arch.representation_size}
+    changed = replace(changed, **head)
     return replace(weights, architecture=changed, numerics=f"{gelu} GELU, as the recipe says")
 
 

@@ -80,6 +80,7 @@ def _transformer(shapes: Shapes, heads: int | None, image_size: tuple[int, int] 
             args |= {"resnet_blocks": list(blocks), "resnet_width": width}
     # Add head and tokens; the image size follows, as it needs the patch size of the whole network
     pre_logits = "head.pre_logits.weight" in shapes
+    representation_size = shapes["head.pre_logits.weight"][0] if pre_logits else hidden
     arch = Architecture(
         name=name,
         timm_name=timm_name,
@@ -88,6 +89,7 @@ def _transformer(shapes: Shapes, heads: int | None, image_size: tuple[int, int] 
         gelu="tanh",
         pre_logits=pre_logits,
         model_args=args | _tokens(shapes),
+        representation_size=representation_size if representation_size != hidden else 0,
     )
     name = name if variant else f"{name}/{arch.patch_size}"
     if image_size is None:
