@@ -97,6 +97,14 @@ def reason_of(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]  # it may quote a whole file
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return True for the errors of Python and torch, whose CPU and Apple allocators raise RuntimeError."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    texts = ("can't allocate memory", "backend out of memory")
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in texts)
+
+
 def nearest(name: str, known) -> str:
     """Return `, did you mean X?` for a mistyped name, or nothing."""
     from difflib import get_close_matches

@@ -14,7 +14,7 @@ from typing import NoReturn
 import typer
 
 from vitcli.distributed import launch
-from vitcli.errors import INTERRUPTED, InternalError, MachineError, Stopped, VitError
+from vitcli.errors import INTERRUPTED, InternalError, MachineError, Stopped, VitError, is_out_of_memory
 
 UsageError = typer.BadParameter.__bases__[0]  # of typer's own copy of click
 
@@ -109,8 +109,7 @@ def _environment_error(error: Exception) -> VitError | None:
     if process_error:
         return process_error
     text = str(error)
-    is_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-    if is_memory or "can't allocate memory" in text:
+    if is_out_of_memory(error):
         return MachineError(
             "out of memory",
             where=text.splitlines()[0][:160] if text else "this process",

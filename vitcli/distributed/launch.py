@@ -184,10 +184,7 @@ def as_process_error(error: Exception) -> ProcessError | None:
 
 
 def free_bytes() -> float:
-    """Return the available memory; half of all memory where the system does not report it."""
-    try:
-        with open("/proc/meminfo") as lines:
-            entries = {line.split(":")[0]: int(line.split()[1]) for line in lines}
-        return entries["MemAvailable"] * 1024
-    except (OSError, KeyError):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2
+    """Return the memory that can be used without pushing other programs out."""
+    import psutil
+
+    return psutil.virtual_memory().available

@@ -4,6 +4,7 @@ It does not matter who started the processes: `launch`, torchrun, `accelerate la
 """
 
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -229,7 +230,8 @@ def peak_memory_gib() -> float:
         return torch.cuda.max_memory_allocated() / 2**30
     import resource
 
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # KiB on Linux
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (2**30 if sys.platform == "darwin" else 2**20)  # in bytes on macOS, else in KiB
 
 
 def unwrap(model: nn.Module) -> nn.Module:

@@ -34,7 +34,7 @@ def evaluate_patches(
     colors_K = torch.zeros(masked_patch.NUM_COLORS, dtype=torch.int64)
 
     def columns_of(batch: Batch, prediction: masked_patch.Prediction) -> dict[str, Tensor]:
-        values = {"losses": masked_patch.example_losses(prediction).double().cpu()}
+        values = {"losses": masked_patch.example_losses(prediction).cpu().double()}
         if not prediction.targets.is_floating_point():
             values["right"] = masked_patch.num_right(prediction).cpu()
             colors_K.add_(masked_patch.color_counts(prediction).cpu())

@@ -199,7 +199,7 @@ def attention_stats(
         encoded = model.forward_features(images_BCHW)
 
     # Rollout, maps by head and features are of the shown images alone.
-    distance_BLA = torch.stack(distances, dim=1).double().cpu()
+    distance_BLA = torch.stack(distances, dim=1).cpu().double()
     if not num_shown:
         return AttentionStats(distance_BLA)
     rollout_MN = output_attention(rollout_MTT, **output).cpu()

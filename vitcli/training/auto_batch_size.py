@@ -7,7 +7,7 @@ from torch import nn
 
 from vitcli.distributed import launch
 from vitcli.distributed.runtime import Runtime, autocast
-from vitcli.errors import MachineError
+from vitcli.errors import MachineError, is_out_of_memory
 from vitcli.training.objective import Objective
 
 
@@ -69,10 +69,12 @@ def _fits(
                 model, images_BCHW.to(runtime.device), torch.zeros(size, dtype=torch.int64).to(runtime.device)
             )
         loss.backward()
-    except torch.OutOfMemoryError:
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
         return False
     finally:
         model.zero_grad(set_to_none=True)
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        if torch.accelerator.is_available():
+            torch.accelerator.empty_cache()
     return True

@@ -211,7 +211,7 @@ def _agree(
     """
     is_due = saver is not None and saver.is_due()
     requests = torch.tensor([stop_signal == signal.SIGINT, stop_signal == signal.SIGTERM, is_due]).double()
-    all_PN = runtime.gather(torch.cat([torch.stack(part_losses).double().cpu(), requests]))
+    all_PN = runtime.gather(torch.cat([torch.stack(part_losses).cpu().double(), requests]))
     losses, (interrupted, terminated, due) = all_PN[:, :-3].flatten().tolist(), all_PN[:, -3:].any(dim=0)
     stop_signal = signal.SIGINT if interrupted else signal.SIGTERM if terminated else 0
     return math.fsum(losses) / len(losses), stop_signal, bool(due)
