@@ -259,6 +259,14 @@ def test_a_png_or_gif_without_its_end_mark_still_has_all_its_pixels(kind, end_ma
     assert np.array_equal(decode(data[:-end_mark]), decode(data))
 
 
+def test_without_simplejpeg_the_pixels_are_the_same(monkeypatch):
+    data = encoded(picture(), "JPEG", quality=90)
+    fast = decode(data)
+    monkeypatch.setattr(decoding, "simplejpeg", None)
+
+    assert np.array_equal(decode(data), fast)
+
+
 def test_stray_bytes_that_every_viewer_passes_over_do_not_make_a_jpeg_bad():
     data = encoded(picture(), "JPEG")
     stray = data[:-2] + b"\x01" * 50 + data[-2:]

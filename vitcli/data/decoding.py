@@ -10,10 +10,14 @@ from collections.abc import Callable
 from contextlib import suppress
 
 import numpy as np
-import simplejpeg
 from PIL import Image
 
 from vitcli.errors import DataError, reason_of
+
+try:
+    import simplejpeg
+except ImportError:  # no wheel for this platform or Python: slower, the same pixels
+    simplejpeg = None
 
 # Never EPS (it starts Ghostscript), FITS or PDF-like formats.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
@@ -84,7 +88,7 @@ def _open(data: bytes) -> Image.Image:
 
 def _decode(data: bytes) -> np.ndarray:
     image = _open(data)
-    if image.format == "JPEG" and image.mode in ("RGB", "L") and _orientation(image) == 1:
+    if simplejpeg and image.format == "JPEG" and image.mode in ("RGB", "L") and _orientation(image) == 1:
         with suppress(ValueError):  # it refuses stray bytes, which viewers and Pillow ignore
             return simplejpeg.decode_jpeg(data, "RGB")
     return to_rgb(image)

@@ -11,7 +11,7 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -143,6 +143,18 @@ def finished_summary(path: Path) -> dict[str, Any] | None:
     return read_json(path / SUMMARY)
 
 
+def library_versions() -> dict[str, str]:
+    """Return the versions of the libraries that pixels and numbers may depend on."""
+    return {name: _version(name) for name in LIBRARIES}
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:  # simplejpeg, on a platform without a wheel
+        return "not installed"
+
+
 def environment(arguments: Sequence[str]) -> dict[str, Any]:
     """Return versions, hardware, command line and code revision of this run; no environment variables."""
     import torch
@@ -154,7 +166,7 @@ def environment(arguments: Sequence[str]) -> dict[str, Any]:
         "command_line": ["vit", *map(without_secrets, arguments)],
         "vit": __version__,
         "python": platform.python_version(),
-        **{name: version(name) for name in LIBRARIES},
+        **library_versions(),
         "platform": platform.platform(),
         "cpu_count": launch.cpu_count(),
         "torch_threads": torch.get_num_threads(),

@@ -4,7 +4,6 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from vitcli import __version__
 from vitcli.distributed import fsdp
 from vitcli.distributed.runtime import Runtime
 from vitcli.errors import VitError
-from vitcli.output.run_folder import LIBRARIES, RunFolder
+from vitcli.output.run_folder import RunFolder, library_versions
 from vitcli.training import checkpoint
 from vitcli.training.checkpoint import Checkpoint
 from vitcli.training.gradients import DdpSum, PairwiseSum, ShardedSum
@@ -174,7 +173,7 @@ def fingerprint(job: TrainingJob) -> dict[str, Any]:
         "precision": job.runtime.precision,
         "device": job.runtime.device.type,
         "threads": torch.get_num_threads(),
-        **{name: version(name) for name in LIBRARIES},
+        **library_versions(),
         "vit": __version__,
     }
 

@@ -221,7 +221,7 @@ def file_system(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
         raise DataError(
             f"{shown(url)} cannot be opened: {_reason(error)}",
             where="--dataset",
-            fix="pip install s3fs for s3://, gcsfs for gs://, aiohttp and requests for https://",
+            fix="pip install 'vitcli[remote]' (s3fs for s3://, gcsfs for gs://, aiohttp for https://)",
         ) from error
 
 
