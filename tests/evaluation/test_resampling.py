@@ -42,8 +42,18 @@ def test_the_same_seed_gives_the_same_bits_and_another_one_others():
     assert accuracy_interval(12_345, 50_000, seed=1) != accuracy_interval(12_345, 50_000, seed=2)
 
 
-def test_where_all_are_right_the_bootstrap_knows_no_doubt():
-    assert accuracy_interval(20, 20) == (1.0, 1.0) and accuracy_interval(0, 20) == (0.0, 0.0)
+@pytest.mark.parametrize("count", [1, 5, 20, 10_000])
+def test_where_all_or_none_are_right_the_interval_is_the_exact_one(count):
+    stats = pytest.importorskip("scipy.stats")
+    low, high = stats.binomtest(count, count).proportion_ci(0.95, method="exact")
+
+    assert accuracy_interval(count, count) == pytest.approx((low, high), abs=1e-12)
+    assert accuracy_interval(0, count) == pytest.approx((1 - high, 1 - low), abs=1e-12)
+    assert high == 1.0 and low < 1.0
+
+
+def test_five_of_five_leave_room_for_half():
+    assert accuracy_interval(5, 5) == pytest.approx((0.4782, 1.0), abs=1e-4)  # 0.025 ** (1 / 5)
 
 
 @pytest.mark.parametrize(

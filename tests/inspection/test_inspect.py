@@ -264,7 +264,8 @@ def test_without_pictures_the_weights_alone_are_looked_at(vit_weights, tmp_path)
     assert set(result["left_out"].values()) == {"no images are given: --images IMAGES or --dataset DATA"}
 
 
-def test_a_resnet_has_filters_and_features_and_a_word_on_the_rest(photos, tmp_path):
+def test_a_resnet_has_filters_and_features_and_a_word_on_the_rest(photos, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     weights = stored(tmp_path / "resnet", "resnet10t", (32, 64))
 
     outcome = run("inspect", "--ckpt", weights, "--images", photos / "test", "--out", tmp_path / "out", "-q")

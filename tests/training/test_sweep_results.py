@@ -4,10 +4,12 @@ import pytest
 
 from vitcli.training import sweep_results
 from vitcli.training.sweep_results import Trial
+from vitcli.training.text import choices_table
 
 
-def arm(lr: float, top1: float | None, loss: float = 1.0) -> Trial:
-    summary = None if top1 is None else {"runs": [{"seed": 0, "top1": top1, "loss": loss}]}
+def arm(lr: float, top1: float | None, loss: float = 1.0, num_images: int = 5) -> Trial:
+    runs = [{"seed": 0, "top1": top1, "loss": loss}]
+    summary = None if top1 is None else {"runs": runs, "num_eval_examples": num_images}
     return Trial({"optimizer.lr": lr}, summary, f"arms/lr-{lr}")
 
 
@@ -27,7 +29,7 @@ def test_the_best_trial_has_the_highest_accuracy_then_the_smaller_loss_then_come
 def test_masked_patches_are_ranked_by_the_fraction_of_correct_colours_else_by_the_loss():
     def masked(right, loss):
         run = {"seed": 0, "patch_accuracy": right, "most_frequent_color": right, "loss": loss}
-        return Trial({"model.dropout": loss}, {"runs": [run]}, "")
+        return Trial({"model.dropout": loss}, {"runs": [run], "num_eval_examples": 8}, "")
 
     assert sweep_results.best([masked(0.3, 1.0), masked(0.2, 0.5)]) == {"model.dropout": 1.0}
     assert sweep_results.best([masked(None, 1.0), masked(None, 0.5)]) == {"model.dropout": 0.5}
@@ -45,3 +47,70 @@ def test_masked_patches_are_ranked_by_the_fraction_of_correct_colours_else_by_th
 )
 def test_an_arm_is_named_by_its_values(choice, name):
     assert sweep_results.name_of(choice) == name
+
+
+def entries(*arms: Trial) -> list[dict]:
+    return [each.entry() for each in arms]
+
+
+def test_an_entry_has_the_interval_of_its_accuracy_and_the_number_of_images():
+    entry = arm(0.1, 0.8).entry()
+
+    assert entry["dev_interval"] == pytest.approx([0.4, 1.0]) and entry["dev_num_examples"] == 5
+    assert "dev_interval" not in arm(0.1, None).entry()
+
+
+@pytest.mark.parametrize(
+    ("arms", "reason"),
+    [
+        ([arm(0.1, 0.8), arm(0.2, 0.9), arm(0.3, 0.7)], "highest accuracy"),
+        ([arm(0.1, 0.9, 0.5), arm(0.2, 0.9, 0.4), arm(0.3, 0.2)], "by loss: equal accuracy"),
+        ([arm(0.1, 0.9, 0.5), arm(0.2, 0.9, 0.5)], "first of equals"),
+        ([arm(0.1, None), arm(0.2, 0.0, 9.0)], "highest accuracy"),
+    ],
+)
+def test_the_reason_of_a_choice_is_what_decided(arms, reason):
+    assert sweep_results.reason(entries(*arms), sweep_results.best(arms)) == reason
+
+
+@pytest.mark.parametrize(
+    ("arms", "notes"),
+    [
+        # Five images: 3, 4 and 3 of them; the best lies inside.
+        ([arm(0.001, 0.6), arm(0.003, 0.8), arm(0.01, 0.6)],
+         ["note: 5 images cannot tell lr 0.003 from lr 0.001, lr 0.01: the 95 % intervals overlap"]),
+        # A thousand images: no interval overlaps, and the best is the last.
+        ([arm(lr, top1, num_images=1000) for lr, top1 in ((0.001, 0.6), (0.003, 0.7), (0.01, 0.8))],
+         ["note: lr 0.01 is the largest tried; a larger one may be better, such as --lr 0.01,0.03,0.1"]),
+        ([arm(0.02, 0.9, num_images=1000), arm(0.06, 0.1, num_images=1000)],
+         ["note: lr 0.02 is the smallest tried; a smaller one may be better, such as --lr 0.003,0.01,0.02"]),
+        ([arm(0.1, None), arm(0.2, 0.0), arm(0.3, None)],  # none of five
+         []),
+    ],
+)  # fmt: skip
+def test_what_a_choice_does_not_prove_is_said(arms, notes):
+    assert sweep_results.remarks(entries(*arms), sweep_results.best(arms)) == notes
+
+
+def test_choices_of_an_earlier_version_and_of_words_get_no_remark():
+    old = [
+        {"optimizer.lr": lr, "dev_top1": top1, "dev_loss": 1.0}
+        for lr, top1 in ((0.1, 0.5), (0.2, 0.6), (0.3, 0.4))
+    ]
+    words = [
+        {"data.flip": flip, "model.ckpt": "a", "dev_top1": 0.5, "dev_loss": 1.0} for flip in (True, False)
+    ]
+
+    assert sweep_results.remarks(old, {"optimizer.lr": 0.2}) == []
+    assert sweep_results.remarks(words, {"data.flip": True, "model.ckpt": "a"}) == []
+
+
+def test_the_table_names_the_best_so_far_then_the_chosen_with_the_reason():
+    arms = [arm(0.001, 0.6, 1.5), arm(0.003, 0.6, 1.25), arm(0.01, None)]
+
+    so_far = choices_table(entries(*arms[:2]), {"optimizer.lr": 0.003}, is_final=False).splitlines()
+    final = choices_table(entries(*arms), {"optimizer.lr": 0.003}).splitlines()
+
+    assert so_far[2].split() == ["lr", "0.003", "60.00%", "20", "to", "100", "1.2500", "best", "so", "far"]
+    assert final[2].endswith("1.2500  chosen, by loss: equal accuracy") and "chosen" not in final[1]
+    assert final[3].split() == ["lr", "0.01", "-", "-", "diverged"]

@@ -5,27 +5,33 @@ from typing import Any
 from vitcli.output.document import simple_table
 from vitcli.output.text import (
     NO_LIMIT,
+    Verbatim,
+    accuracy_text,
+    count_of,
+    interval_text,
+    no_top5,
     pairs,
     percent,
     plain,
     short_names,
+    short_paths,
     size_text,
     skipped,
     speed,
     terminal_width,
     top5_is_informative,
-    wrapped,
 )
 
 WEAKEST = 3  # classes named as the weakest
-ENOUGH = 5  # images of a class below which its accuracy is not reported
+ENOUGH = 5  # images of a class below which its accuracy is reported as a count
+MISTAKES = 5  # most confident wrong predictions shown; --json and --out have more
 
 
 def as_text(result: dict[str, Any]) -> str:
     """Render one evaluation, or a table of several."""
     if "evaluations" in result:
         return _several(result)
-    return pairs(_rows(result)) + _resolutions(result) + _assertions(result)
+    return pairs(_rows(result)) + _mistakes(result) + _resolutions(result) + _assertions(result)
 
 
 def comparison_as_text(result: dict[str, Any]) -> str:
@@ -68,31 +74,58 @@ def _changes(per_class: list[dict[str, Any]]) -> str:
 
 def _rows(result: dict[str, Any]) -> list[tuple[str, str]]:
     # Accuracy, on the split's labels and on ReaL's.
+    count, num_classes = result["num_eval_examples"], result["num_classes"]
+    has_top5 = top5_is_informative(num_classes)
     rows = [
-        ("top-1", _with_interval(result, "top1")),
-        ("top-5", _with_interval(result, "top5") if top5_is_informative(result["num_classes"]) else "-"),
+        ("top-1", _with_interval(result, "top1", count)),
+        ("top-5", _with_interval(result, "top5", count) if has_top5 else no_top5(num_classes)),
     ]
     if "real_top1" in result:
-        counted = f"of {result['num_real_examples']} images with ReaL labels"
-        by = f"matched by {result['real_labels_by']}"
-        rows += wrapped("ReaL", f"{_with_interval(result, 'real_top1')}, {counted}, {by}")
+        accuracy = _with_interval(result, "real_top1", result["num_real_examples"])
+        rows.append(("ReaL", f"{accuracy} with ReaL labels, matched by {result['real_labels_by']}"))
     # Probabilities, and the images and classes that count.
     rows += [
         ("loss", f"{result['loss']:.4f} nats (NLL)"),
         ("calibration", f"ECE {result['ece']:.2%}, Brier {result['brier']:.4f}"),
-        ("scored on", f"{result['num_eval_examples']} images, {result['eval_split']}"),
+        ("scored on", f"{_images(result)}, {result['eval_split']}"),
     ]
     if "class_map" in result:
-        rows += wrapped("class map", _class_map(result))
+        rows.append(("class map", _class_map(result)))
     weakest = _weakest(result["per_class"] or {})
     rows += [("weakest", weakest)] if weakest else []
     rows += skipped(result)
     # How they were computed, and the files written.
-    rows += [("model", f"{result['model']}, {result['numerics']}")]
-    rows += wrapped("pixels", f"{result['preprocessing']}, {result['preprocessing_from']}")
-    rows += [("speed", speed(result))]
+    rows += [
+        ("model", f"{result['model']}, {result['numerics']}"),
+        ("pixels", f"{result['preprocessing']}, {result['preprocessing_from']}"),
+        ("speed", speed(result)),
+    ]
     files = {"files": "out", "predictions": "saved_predictions"}
-    return rows + [(name, result[key]) for name, key in files.items() if key in result]
+    return rows + [(name, Verbatim(result[key])) for name, key in files.items() if key in result]
+
+
+def _images(result: dict[str, Any]) -> str:
+    """Return the number of images, and of classes if some have none: their accuracy is not measured."""
+    count, per_class = count_of(result["num_eval_examples"], "image"), result["per_class"]
+    if per_class is None or len(per_class) == result["num_classes"]:
+        return count
+    return f"{count} of {len(per_class)} of the {result['num_classes']} classes"
+
+
+def _mistakes(result: dict[str, Any]) -> str:
+    """Return the most confident wrong predictions as a table."""
+    mistakes = result["mistakes"][:MISTAKES]
+    if not mistakes:
+        return ""
+    short = short_paths([mistake["place"] for mistake in mistakes])
+    rows = [
+        (place, mistake["label"], mistake["predicted"], percent(mistake["probability"]))
+        for place, mistake in zip(short, mistakes, strict=True)
+    ]
+    columns = {"image": "text", "class": "text", "predicted": "text", "probability": "number"}
+    num_wrong = round((1 - result["top1"]) * result["num_eval_examples"])
+    more = f", {len(mistakes)} of {num_wrong:,}" if num_wrong > len(mistakes) else ""
+    return f"\nmost confident mistakes{more}\n{simple_table(columns, rows).as_text()}"
 
 
 def _top5(result: dict[str, Any], row: dict[str, Any]) -> str:
@@ -106,13 +139,21 @@ def _class_map(result: dict[str, Any]) -> str:
 
 
 def _weakest(per_class: dict[str, dict[str, float]]) -> str:
-    """Return the classes of lowest accuracy, if enough classes have enough images."""
+    """Return the classes of lowest accuracy: in percent, or as counts where most have few images."""
     classes = [(name, row) for name, row in per_class.items() if row["num_examples"] >= ENOUGH]
-    if len(classes) <= WEAKEST:
-        return ""
-    imperfect = [(name, row) for name, row in classes if row["top1"] < 1]
-    weakest = sorted(imperfect, key=lambda pair: pair[1]["top1"])[:WEAKEST]
-    return ", ".join(f"{name} {row['top1']:.0%} of {row['num_examples']}" for name, row in weakest)
+    if len(classes) > WEAKEST:
+        imperfect = [(name, row) for name, row in classes if row["top1"] < 1]
+        weakest = sorted(imperfect, key=lambda pair: pair[1]["top1"])[:WEAKEST]
+        return ", ".join(f"{name} {row['top1']:.0%} of {row['num_examples']}" for name, row in weakest)
+    # With few images, a class says something if it is worse than another and has more than one image.
+    best = max((row["top1"] for row in per_class.values()), default=0)
+    worse = [(name, row) for name, row in per_class.items() if row["top1"] < best and row["num_examples"] > 1]
+    weakest = sorted(worse, key=lambda pair: (pair[1]["top1"], -pair[1]["num_examples"]))[:WEAKEST]
+    return ", ".join(f"{name} {_right(row)} of {row['num_examples']} right" for name, row in weakest)
+
+
+def _right(row: dict[str, float]) -> int:
+    return round(row["top1"] * row["num_examples"])
 
 
 def _resolutions(result: dict[str, Any]) -> str:
@@ -158,18 +199,16 @@ def _numbered(evaluations: list[dict[str, Any]], names: list[tuple[str, str]] | 
     numbers = ["pixels", "images", "top-1", "95 %", "top-5", *(["ReaL"] if has_real else []), "loss", "ECE"]
     rows = []
     for number, result in enumerate(evaluations, start=1):
-        low, high = result["intervals"]["top1"]
         cells = [str(number), *(names[number - 1] if names else ())]
         cells += [size_text(result["resolution"]), str(result["num_eval_examples"]), percent(result["top1"])]
-        cells += [f"{100 * low:.1f} to {100 * high:.1f}", _top5(result, result)]
+        cells += [interval_text(result["intervals"]["top1"]), _top5(result, result)]
         cells += [percent(result.get("real_top1"))] if has_real else []
         rows.append((*cells, f"{result['loss']:.4f}", percent(result["ece"])))
     return simple_table({**columns, **dict.fromkeys(numbers, "number")}, rows).as_text(width=NO_LIMIT)
 
 
-def _with_interval(result: dict[str, Any], key: str) -> str:
-    low, high = result["intervals"][key]
-    return f"{percent(result[key])}  (95 %: {100 * low:.2f} to {100 * high:.2f})"
+def _with_interval(result: dict[str, Any], key: str, count: int) -> str:
+    return accuracy_text(result[key], result["intervals"][key], count)
 
 
 def predictions_as_text(result: dict[str, Any]) -> str:

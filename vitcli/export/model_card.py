@@ -10,12 +10,12 @@ from huggingface_hub import EvalResult, ModelCardData
 
 from vitcli import recipe as recipes
 from vitcli.data.dataset import is_remote
-from vitcli.evaluation.statistics import NUM_RESAMPLES, accuracy_interval
+from vitcli.evaluation.statistics import NUM_RESAMPLES, interval_of
 from vitcli.export.markdown import code, fenced, paragraph, table
 from vitcli.export.usage import HERE, how_to_load
 from vitcli.models.architecture import Architecture
 from vitcli.output.redaction import is_local, public_name, public_toml, public_values
-from vitcli.output.text import percent, plain, size_text, top5_is_informative
+from vitcli.output.text import interval_text, percent, plain, size_text, top5_is_informative
 from vitcli.weights.formats import unsupported_feature
 
 TAGS = ["image-classification", "vision-transformer", "vitcli"]
@@ -213,8 +213,8 @@ def _results(summary: dict[str, Any]) -> str:
         return f"Loss {summary['loss']:.4f} on {scored}"
     meaning = (
         f"On {scored} The intervals are percentile bootstraps ({NUM_RESAMPLES:,} resamples of the images): "
-        "they show how far an accuracy depends on which images were sampled. They have no width where all "
-        "or none are right, and do not cover the variation between seeds."
+        "they show how far an accuracy depends on which images were sampled, and do not cover the variation "
+        "between seeds. Where all or none are right they are the exact (Clopper-Pearson) ones."
     )
     scores = _table_of_runs(summary) if _has_several_runs(summary) else _table_of_scores(summary)
     parts = [scores, paragraph(meaning)]
@@ -256,9 +256,7 @@ def _has_several_runs(summary: dict[str, Any]) -> bool:
 
 
 def _interval(accuracy: float, summary: dict[str, Any]) -> str:
-    count = summary["num_eval_examples"]
-    low, high = accuracy_interval(round(accuracy * count), count)
-    return f"{100 * low:.2f} to {100 * high:.2f}"
+    return interval_text(interval_of(accuracy, summary["num_eval_examples"]))
 
 
 def _data(summary: dict[str, Any]) -> str:

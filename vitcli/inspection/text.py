@@ -8,7 +8,7 @@ from vitcli.inspection.figures import step_of_tiles
 from vitcli.output import text as output_text
 from vitcli.output.document import Cell, Header, Row, Table
 from vitcli.output.redaction import public_name
-from vitcli.output.text import pairs, plain, short_names, wrapped
+from vitcli.output.text import pairs, plain, short_names
 
 Result = Mapping[str, Any]
 
@@ -206,7 +206,7 @@ def as_text(result: Result) -> str:
     rows += [("images", line) for line in lines[len(results) :]]
     for each in results:
         rows += output_text.skipped(each)
-    parts = [pairs(line for row in rows for line in wrapped(*row))]
+    parts = [pairs(rows)]
 
     # The table of distances; short names, so that six columns fit into a terminal.
     distances = by_layer(results)
@@ -220,7 +220,7 @@ def as_text(result: Result) -> str:
     for row in left_out.rows if left_out else ():
         number = row.head.detail.partition(" ")[0]
         text = f"{number} {row.head.name}: {row.cells[0].text}".lstrip()
-        rows += wrapped("" if rows else "left out", text)
+        rows.append(("" if rows else "left out", text))
     count = sum(len(each["figures"]) for each in results) + bool(result.get("compared", {}).get("figures"))
     files = [("figures", f"{count} in {result['out']}, as PNG and SVG"), ("page", result["page"])]
     parts.append(pairs([*rows, *files]))

@@ -88,13 +88,15 @@ class TrainingSummary(ResultSummary):
 
     Attributes:
         choices, chosen: values by recipe key; of each trial its scores on the dev split, too.
+        intervals: 95 % intervals of the accuracies over the images; of several runs, that of one with their
+            mean.
     """
 
     UNREAD = frozenset({
         "run_dir", "train_split", "num_train_examples", "num_classes", "preprocessing", "dev_top1_by_lr",
         "top5", "most_frequent_color", "num_eval_examples", "num_skipped_images", "skipped_images", "weights",
     })  # fmt: skip
-    SOMETIMES = RunScores.SOMETIMES | {"choices", "chosen"}
+    SOMETIMES = RunScores.SOMETIMES | {"choices", "chosen", "intervals"}
 
     command: Literal["finetune", "pretrain"]
     ckpt: str | None = None
@@ -103,6 +105,7 @@ class TrainingSummary(ResultSummary):
     lr: FiniteFloat | None = None
     top1: Fraction | None = None
     top1_std: Fraction | None = None
+    intervals: dict[str, list[Fraction]] = {}
     patch_accuracy: Fraction | None = None
     loss: FiniteFloat | None = None
     runs: list[RunScores] = []

@@ -5,6 +5,7 @@ import html
 import io
 import os
 import re
+import shlex
 import shutil
 import sys
 import textwrap
@@ -12,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import PurePath
 from typing import Any
 
+NAME_WIDTH = 12  # columns of the names before the values of `pairs`
 NO_LIMIT = 10_000  # columns of a pipe, which has no width: its lines are as long as they need to be
 
 
@@ -27,15 +29,53 @@ def terminal_width() -> int:
     return shutil.get_terminal_size((NO_LIMIT, 24)).columns
 
 
-def pairs(rows: Iterable[tuple[str, str]]) -> str:
-    """Return one line for each name and value."""
-    return "".join(f"{name:<11} {plain(value)}\n" for name, value in rows)
+class Verbatim(str):
+    """A value that people copy, such as a command or a path: it stays on one line, however long."""
 
 
-def wrapped(name: str, value: str) -> list[tuple[str, str]]:
-    """Break a long value into rows for `pairs` that fit into 80 columns; words and paths stay whole."""
-    lines = textwrap.wrap(plain(value), 68, break_long_words=False, break_on_hyphens=False)
-    return [("" if number else name, line) for number, line in enumerate(lines)]
+def pairs(rows: Iterable[tuple[str, str]], *, width: int | None = None) -> str:
+    """Return the lines of names and values; what does not fit continues below, broken at spaces.
+
+    Args:
+        width: columns of a line; default: the terminal's, no limit in a pipe.
+    """
+    room = (width or terminal_width()) - NAME_WIDTH
+    lines = (
+        (name if number == 0 else "", line)
+        for name, value in rows
+        for number, line in enumerate(_lines_of(value, max(room, NAME_WIDTH)))
+    )
+    return "".join(f"{name:<{NAME_WIDTH - 1}} {line}\n" for name, line in lines)
+
+
+def _lines_of(value: str, width: int) -> list[str]:
+    text = plain(value)
+    if len(text) <= width or isinstance(value, Verbatim):
+        return [text]
+    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
+
+
+def commands(*lines: Sequence[object]) -> list[tuple[str, str]]:
+    """Return the rows of `pairs` about what to type next: a command a line, quoted for the shell."""
+    quoted = (Verbatim(shlex.join(map(str, words))) for words in lines)
+    return [("" if number else "next", command) for number, command in enumerate(quoted)]
+
+
+def count_of(number: int, noun: str, plural: str | None = None) -> str:
+    """Return a number with its noun: "1 process", "2 processes"."""
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+
+
+def accuracy_text(accuracy: float, interval: Sequence[float], count: int) -> str:
+    """Return an accuracy with its 95 % interval and the number of images: how much it is worth."""
+    return f"{percent(accuracy)}  (95 %: {interval_text(interval)}; {count_of(count, 'image')})"
+
+
+def interval_text(interval: Sequence[float]) -> str:
+    """Return an interval of fractions in percent, with no more digits than its width is worth."""
+    low, high = (100 * bound for bound in interval)
+    digits = 0 if high - low >= 10 else 1 if high - low >= 1 else 2
+    return f"{low:.{digits}f} to {high:.{digits}f}"
 
 
 def skipped(result: dict[str, Any]) -> list[tuple[str, str]]:
@@ -48,7 +88,18 @@ def speed(result: dict[str, Any]) -> str:
     """Return throughput, time, precision and processes of a run."""
     rate = result["images_per_s"]
     per_s = f"{rate:.1f} images/s, " if rate else ""
-    return f"{per_s}{result['elapsed_s']:.0f} s, {result['precision']}, {result['num_processes']} process(es)"
+    processes = count_of(result["num_processes"], "process", "processes")
+    return f"{per_s}{duration(result['elapsed_s'])}, {result['precision']}, {processes}"
+
+
+def duration(seconds: float | None) -> str:
+    """Return a duration for a person: 4.2 s, 42 s, 12 min, 3 h 20 min."""
+    if seconds is None:
+        return ""
+    if seconds < 90:
+        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60:,} h {minutes % 60:02} min"
 
 
 def percent(fraction: float | None) -> str:
@@ -75,6 +126,11 @@ def value_text(value: Any) -> str:
 def top5_is_informative(num_classes: int) -> bool:
     """Return whether to report top-5: of five classes or fewer it is 100 % by definition."""
     return num_classes > 5
+
+
+def no_top5(num_classes: int) -> str:
+    """Return what stands where top-5 would."""
+    return f"-  ({count_of(num_classes, 'class', 'classes')})"
 
 
 def size_text(resolution: int | Sequence[int]) -> str:
@@ -108,6 +164,15 @@ def short_names(names: Iterable[str]) -> dict[str, str]:
         is_vtab_task = len(parts) == 2 and parts[0] == "vtab"
         short[name] = name if is_vtab_task else str(PurePath(*parts[-least:]))
     return short
+
+
+def short_paths(paths: Sequence[str]) -> list[str]:
+    """Shorten paths by the folder that all of them are in; names that are no paths stay as they are."""
+    folders = {os.path.dirname(path) for path in paths}
+    if "" in folders or len({os.path.isabs(folder) for folder in folders}) != 1:
+        return list(paths)
+    shared = os.path.commonpath(folders)
+    return [os.path.relpath(path, shared) if shared else path for path in paths]
 
 
 def csv_text(rows: Iterable[Sequence[Any]]) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 from vitcli.output.document import Cell, Header, Row, Table, fraction_cell, number_cell
 from vitcli.output.summaries import ResultSummary
-from vitcli.output.text import size_text, value_text
+from vitcli.output.text import duration, size_text, value_text
 from vitcli.report.grouping import word
 from vitcli.report.runs import Point, Run, RunCollection, TrialScore, is_number
 from vitcli.report.tables import Names
@@ -102,16 +102,6 @@ def runs(collection: RunCollection, names: Names) -> Table:
     numbers = map(Header, ("px", "steps", "batch", "lr"))
     headers = (Header("from", kind="text"), *numbers, Header("top-1 of each run", kind="text"))
     return Table("runs", "Training runs", caption, RUN, headers, tuple(rows), is_at_end=True)
-
-
-def duration(seconds: float | None) -> str:
-    """Return the duration of a run for a person: 42 s, 12 min, 3 h 20 min."""
-    if seconds is None:
-        return ""
-    if seconds < 90:
-        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 90 else f"{minutes // 60:,} h {minutes % 60:02} min"
 
 
 def trial_name(values: dict[str, Any]) -> str:

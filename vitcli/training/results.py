@@ -12,12 +12,14 @@ from vitcli import recipe as recipes
 from vitcli.data.transforms import preprocessing_of
 from vitcli.distributed.runtime import peak_memory_gib
 from vitcli.evaluation.metrics import Metrics, PatchMetrics
+from vitcli.evaluation.statistics import interval_of
 from vitcli.export.model_card import model_card
 from vitcli.output import plots, run_folder
 from vitcli.output.atomic import read_jsonl, replace_file
 from vitcli.output.redaction import public_name
 from vitcli.output.run_folder import RunFolder
 from vitcli.output.summaries import RunScores, TrainingSummary
+from vitcli.output.text import NO_LIMIT
 from vitcli.training import figures
 from vitcli.training.setup import TrainingJob
 from vitcli.training.text import as_text
@@ -36,6 +38,8 @@ def summarise(
     """Return the object of summary.json and --json."""
     recipe, images = job.recipe, job.plan.images_seen
     run_scores = {name: value for name, value in asdict(metrics).items() if name != "num_examples"}
+    accuracies = {name: run_scores[name] for name in ("top1", "top5") if name in run_scores}
+    intervals = {name: interval_of(value, metrics.num_examples) for name, value in accuracies.items()}
     return TrainingSummary.written(
         {
             "command": job.command,
@@ -54,6 +58,7 @@ def summarise(
             **run_scores,
             "top1_std": None,
             "runs": [RunScores.written({"seed": recipe.train.seed, **run_scores})],
+            **({"intervals": intervals} if intervals else {}),
             "num_eval_examples": metrics.num_examples,
             "eval_split": job.eval_split.name,
             "fewshot": probe,
@@ -124,7 +129,7 @@ def write_sweep_results(
             plots.save(figures_dir / "selection.png", figure)
     arch = read_weights(str(source)).architecture
     folder.write_text("README.md", model_card(summary, recipe_toml, arch))
-    folder.write_text("table.txt", as_text(summary))
+    folder.write_text("table.txt", as_text(summary, width=NO_LIMIT))
     folder.write_json(run_folder.SUMMARY, summary)
 
 

@@ -55,6 +55,7 @@ class RunOptions:
         arms_parallel: runs of a sweep to train at the same time, one per device; 0 for one after the other.
         measure: with `dry_run`, measure the speed of a few steps.
         arguments: the command line, for the record.
+        title: line about the data of one run of several, instead of the usual ones.
     """
 
     out: Path | None = None
@@ -70,6 +71,7 @@ class RunOptions:
     measure: bool = False
     quiet: bool
     arguments: list[str]
+    title: str | None = None
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,12 @@ def set_up(
         start = make_model(recipe, train_split)
     check_network(start.model, options, runtime)
 
-    _note_job(progress, recipe, start, train_split, eval_split)
+    if options.title:
+        progress.note(options.title)
+    else:
+        _note_data(progress, recipe, start, train_split, eval_split)
+    for line in [*_unusual_labels(train_split), *start.notes]:
+        progress.note(line)
     plan = plan_run(recipe, options, runtime, start, train_split)
     return TrainingJob(
         command, recipe, options, runtime, progress, train_split, eval_split, probe, start, plan
@@ -360,20 +367,16 @@ def _check_labels(train_split: Split, recipe: Recipe) -> None:
     )
 
 
-def _note_job(
+def _note_data(
     progress: Progress, recipe: Recipe, start: InitialModel, train_split: Split, eval_split: Split
 ) -> None:
-    """Print what is trained on which data, with notes on unusual data."""
+    """Print what is trained on which data."""
     progress.note(f"{start.arch.name} at {size_text(recipe.data.image_size)} px on {train_split.name}:")
     # The held-out split of a declared data set has no size.
     scored = f", scored on {len(eval_split)} of {eval_split.name}" if len(eval_split) else ""
     progress.note(f"{len(train_split)} images of {train_split.num_classes} classes{scored}")
-    for line in _unusual_labels(train_split):
-        progress.note(line)
     if eval_split.dev_cut and recipe.data.eval_split not in (dataset.DEV_PART, dataset.DEV_PART_OF_ALL):
         progress.note("there is no other split to score, so it was cut from train (data.dev_fraction)")
-    for line in start.notes:
-        progress.note(line)
 
 
 def _unusual_labels(split: Split) -> list[str]:

@@ -16,6 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from vitcli import recipe as recipes
+from vitcli.data import dataset
 from vitcli.data.dataset import DEV_PART, DEV_PART_OF_ALL, DataSet
 from vitcli.data.image_cache import MemoryBudget, cached
 from vitcli.data.split import Split
@@ -34,7 +35,7 @@ from vitcli.training.run import run as run_job
 from vitcli.training.sequence import run_all
 from vitcli.training.setup import InitialModel, MakeModel, RunOptions, set_up
 from vitcli.training.sweep_results import Trial
-from vitcli.training.text import run_line, trials_table
+from vitcli.training.text import choices_table, run_line
 
 ARMS, RUNS = "arms", "runs"  # folders below OUT
 IMAGE_CACHE_FRACTION = 0.25  # of the free memory, divided among the processes of this machine
@@ -72,9 +73,9 @@ class Sweep:
         self.progress = Progress(quiet=options.quiet, is_main=self.runtime.is_main)
         free_bytes = launch.free_bytes() / self.runtime.processes_here
         self.image_memory = MemoryBudget(free_bytes * IMAGE_CACHE_FRACTION)
-        open_data = cache(partial(CachedDataSet, memory=self.image_memory))
+        self._open_data = cache(partial(CachedDataSet, memory=self.image_memory))
         network = make_model if options.shard else SharedNetwork(make_model)  # slices cannot be reset
-        self._set_up = partial(set_up, command, make_model=network, open_data=open_data)
+        self._set_up = partial(set_up, command, make_model=network, open_data=self._open_data)
         self.path: Path | None = None
         self.folder: RunFolder | None = None  # open on the first process only
 
@@ -153,8 +154,11 @@ class Sweep:
             run_dir = str(path.relative_to(self.path))
             trials.append(Trial(choices[len(trials)], None if "diverged" in summary else summary, run_dir))
             self._log(trials[-1].record())
-            table = trials_table([trial.entry() for trial in trials], sweep_results.best(trials))
-            self.progress.note(f"{len(trials)} of {len(jobs)} trials, scored on the dev split:\n{table}")
+            entries, is_final = [trial.entry() for trial in trials], len(trials) == len(jobs)
+            table = choices_table(entries, sweep_results.best(trials), is_final=is_final)
+            self.progress.note(
+                f"{len(trials)} of {len(jobs)} arms, scored on images held out to choose by:\n{table}"
+            )
 
         def finished(job: Job) -> dict[str, Any] | None:
             return self.runtime.on_main(partial(_finished_arm, *job))
@@ -162,17 +166,31 @@ class Sweep:
         run_all(jobs, self._train_arm, self.path, finished=finished, on_done=add_trial)
         return trials
 
-    def _train(self, job: Job) -> dict[str, Any]:
+    def _train(self, job: Job, *, title: str | None = None) -> dict[str, Any]:
         path, recipe = job
-        return run_job(self._set_up(recipe, replace(self.options, out=path, overwrite=False)))
+        return run_job(self._set_up(recipe, replace(self.options, out=path, overwrite=False, title=title)))
 
     def _train_arm(self, job: Job) -> dict[str, Any]:
         """Return the summary of an arm, or its mark if it diverged: the sweep continues with the others."""
         try:
-            return self._train(job)
+            return self._train(job, title=self._arm_line(job[1]))
         except NotFiniteError as error:
             self.progress.note(f"note: {error.message}")
         return self.runtime.on_main(partial(_mark_diverged, job[0]))
+
+    def _arm_line(self, recipe: Recipe) -> str:
+        """Return what an arm is trained and scored on, by the numbers of images."""
+        recipes_of_arms = self._arm_recipes()
+        number = recipes_of_arms.index(recipe)
+        choice, _ = list(recipes.trials(self.recipe))[number]
+        title = f"arm {number + 1} of {len(recipes_of_arms)}, {sweep_results.values_text(choice)}"
+        train, dev = dataset.open_train_and_eval(recipe.data, seed=recipe.train.seed, kind=self._open_data)
+        line = f"{title}: trained on {len(train):,}, scored on {len(dev):,} (to choose)"
+        if recipe.data.eval_split == DEV_PART_OF_ALL:  # the split to report on is the user's own choice
+            return line
+        final = self._final_recipe(choice, 0)
+        _, held_out = dataset.open_train_and_eval(final.data, seed=final.train.seed, kind=self._open_data)
+        return f"{line}, {len(held_out):,} more held out"
 
     def _train_finals(self, chosen: dict[str, Any]) -> list[dict[str, Any]]:
         """Train with the chosen values once per seed and return the summaries."""
@@ -184,7 +202,7 @@ class Sweep:
             scores = summary["runs"][0]
             run_dir = str(job[0].relative_to(self.path))
             self._log({"run": {"seed": scores["seed"]}, **scores, "run_dir": run_dir})
-            self.progress.note(run_line(scores, jobs.index(job) + 1, len(jobs)))
+            self.progress.note(run_line(summary, jobs.index(job) + 1, len(jobs)))
 
         return run_all(jobs, self._train, self.path, finished=lambda job: earlier_summary(*job), on_done=log)
 

@@ -7,11 +7,14 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from vitcli.evaluation.statistics import interval_of
 from vitcli.output.run_folder import slug
 from vitcli.output.summaries import TrainingSummary
+from vitcli.output.text import count_of, first_few
 from vitcli.recipe.toml import toml_value
 
 LR = "optimizer.lr"
+SCORE = "dev_"  # before the names of scores in an entry of "choices"
 TOTALS = ("elapsed_s", "exaflops")  # over all runs; unknown if that of any run is
 
 
@@ -37,8 +40,11 @@ class Trial:
         """Return the scores on the dev part, such as "dev_top1"."""
         if self.summary is None:
             return {"dev_top1": None, "dev_loss": None}
-        run = self.summary["runs"][0]
-        return {f"dev_{name}": value for name, value in run.items() if name != "seed"}
+        run, count = self.summary["runs"][0], self.summary["num_eval_examples"]
+        scores = {name: value for name, value in run.items() if name != "seed"}
+        if "top1" in run:
+            scores |= {"interval": interval_of(run["top1"], count), "num_examples": count}
+        return {f"dev_{name}": value for name, value in scores.items()}
 
     def entry(self) -> dict[str, Any]:
         """Return the entry of "choices" in summary.json."""
@@ -57,6 +63,68 @@ class Trial:
 def best(trials: Sequence[Trial]) -> dict[str, Any]:
     """Return the choice with the best score on the dev part; the first of several equal ones."""
     return dict(max(trials, key=lambda trial: trial.rank_key).choice)
+
+
+def reason(choices: Sequence[Mapping[str, Any]], chosen: Mapping[str, Any]) -> str:
+    """Return why `chosen` is the best of the entries of "choices": its accuracy, or what broke the tie."""
+    best = _entry_of(choices, chosen)
+    equals = [choice for choice in choices if accuracy_of(choice) == accuracy_of(best)]
+    if len(equals) == 1:
+        return "highest accuracy"
+    is_best_loss = [choice["dev_loss"] for choice in equals].count(best["dev_loss"]) == 1
+    return "by loss: equal accuracy" if is_best_loss else "first of equals"
+
+
+def remarks(choices: Sequence[Mapping[str, Any]], chosen: Mapping[str, Any]) -> list[str]:
+    """Return what a choice among these does not prove: equals within the noise, and a best at the edge."""
+    best, name = _entry_of(choices, chosen), values_text(chosen)
+    notes = []
+    # Values whose interval overlaps that of the best; summaries of earlier versions have none.
+    scored = [choice for choice in choices if choice.get("dev_interval")]
+    close = [
+        values_text(choice)
+        for choice in scored
+        if choice is not best and choice["dev_interval"][1] >= best["dev_interval"][0]
+    ]
+    if close:
+        count = count_of(best["dev_num_examples"], "image")
+        overlap = "the 95 % intervals overlap"
+        notes.append(f"note: {count} cannot tell {name} from {first_few(close)}: {overlap}")
+    # A best value at the end of what was tried.
+    for key, value in chosen.items():
+        tried = {choice[key] for choice in choices if type(choice[key]) in (int, float)}
+        if len(tried) > 1 and value in (min(tried), max(tried)):
+            is_largest = value == max(tried)
+            end, beyond = ("largest", "larger") if is_largest else ("smallest", "smaller")
+            example = f", such as --lr {_beyond(value, is_largest)}" if key == LR else ""
+            name = values_text({key: value})
+            notes.append(f"note: {name} is the {end} tried; a {beyond} one may be better{example}")
+    return notes
+
+
+def values_text(choice: Mapping[str, Any]) -> str:
+    """Return the values of a choice, or of an entry of "choices", as "lr 0.003, flip true"."""
+    values = {key: value for key, value in choice.items() if not key.startswith(SCORE)}
+    return ", ".join(f"{key.rpartition('.')[2]} {toml_value(value)}" for key, value in values.items())
+
+
+def accuracy_of(choice: Mapping[str, Any]) -> float | None:
+    """Return the accuracy on the dev part in an entry of "choices": of labels, or of patch colours."""
+    return choice.get("dev_top1", choice.get("dev_patch_accuracy"))
+
+
+def _entry_of(choices: Sequence[Mapping[str, Any]], chosen: Mapping[str, Any]) -> Mapping[str, Any]:
+    return next(choice for choice in choices if chosen.items() <= choice.items())
+
+
+def _beyond(value: float, is_largest: bool) -> str:
+    """Return the value and the next two beyond it, in steps of about three: "0.01,0.03,0.1"."""
+    decade = math.floor(math.log10(value))
+    steps = [float(f"{digit}e{decade + shift}") for shift in (-1, 0, 1, 2) for digit in (1, 3)]
+    further = [step for step in steps if step > 1.5 * value][:2]
+    if not is_largest:
+        further = [step for step in steps if step < value / 1.5][-2:]
+    return ",".join(f"{each:g}" for each in sorted([value, *further]))
 
 
 def name_of(choice: Mapping[str, Any]) -> str:
@@ -85,6 +153,9 @@ def summary_of_all(
         if set(trial.choice) == {LR}
     }
     skipped = sorted({name for summary in summaries for name in summary["skipped_images"]})
+    means = {name: _unless_unknown(mean, [run[name] for run in runs]) for name in runs[0] if name != "seed"}
+    count = finals[0]["num_eval_examples"]
+    intervals = {name: interval_of(means[name], count) for name in ("top1", "top5") if name in means}
     seconds = sum(final["elapsed_s"] for final in finals)
     images = sum(final["steps"] * final["batch_size"] for final in finals)
     summary = {
@@ -93,7 +164,8 @@ def summary_of_all(
         "dev_top1_by_lr": by_lr or None,
         "choices": [trial.entry() for trial in trials],
         "chosen": dict(chosen),
-        **{name: _unless_unknown(mean, [run[name] for run in runs]) for name in runs[0] if name != "seed"},
+        **means,
+        **({"intervals": intervals} if intervals else {}),
         "top1_std": stdev([run["top1"] for run in runs]) if len(runs) > 1 and "top1" in runs[0] else None,
         "runs": runs,
         "fewshot": _mean_probe([final["fewshot"] for final in finals]),

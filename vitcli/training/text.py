@@ -1,48 +1,75 @@
 """Text of training for the terminal: summaries, plans and the table of a sweep's trials. Loads no torch."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import PurePath
 from typing import Any
 
+from vitcli.evaluation.statistics import interval_of
 from vitcli.output.document import simple_table
-from vitcli.output.text import exaflops, pairs, percent, size_text, skipped, speed
-from vitcli.recipe.toml import toml_value
+from vitcli.output.text import (
+    Verbatim,
+    accuracy_text,
+    commands,
+    count_of,
+    exaflops,
+    interval_text,
+    no_top5,
+    pairs,
+    percent,
+    size_text,
+    skipped,
+    speed,
+    top5_is_informative,
+)
+from vitcli.training.sweep_results import accuracy_of, reason, remarks, values_text
 
 
-def as_text(result: dict[str, Any]) -> str:
-    """Return the summary of a run, or the plan of a dry run, as lines for a terminal."""
-    return _plan(result) if "total_steps" in result else _summary(result)
+def as_text(result: dict[str, Any], *, width: int | None = None) -> str:
+    """Return the summary of a run, or the plan of a dry run, as lines of `width` columns."""
+    return _plan(result) if "total_steps" in result else _summary(result, width=width)
 
 
-def _summary(summary: dict[str, Any]) -> str:
+def _summary(summary: dict[str, Any], *, width: int | None = None) -> str:
     runs = summary["runs"]
-    next_command = "predict --ckpt {} IMAGES" if "top1" in summary else "finetune --ckpt {} --dataset DATA"
     rows = [
         *_scores(summary),
-        ("scored on", f"{summary['num_eval_examples']} images, {summary['eval_split']}"),
+        ("scored on", f"{count_of(summary['num_eval_examples'], 'image')}, {summary['eval_split']}"),
         *skipped(summary),
         ("model", f"{summary['model']} at {size_text(summary['resolution'])} px"),
         ("from", summary["ckpt"] or "fresh weights"),
         ("training", f"{summary['steps']} steps of {summary['batch_size']} images, lr {summary['lr']:g}"),
-        ("speed", speed(summary)),
-        ("run folder", summary["run_dir"]),
-        ("next", f"vit {next_command.format(summary['run_dir'])}"),
     ]
     if len(runs) > 1 and "top1" in summary:
         accuracies = "  ".join(percent(run["top1"]) for run in runs)
-        rows.insert(-3, ("runs", f"{accuracies}, seeds {runs[0]['seed']} to {runs[-1]['seed']}"))
-    text = pairs(rows)
-    if summary.get("choices"):
-        text += f"\ntrials on the dev split:\n{trials_table(summary['choices'], summary['chosen'])}\n"
-    return text
+        rows.append(("runs", f"{accuracies}, seeds {runs[0]['seed']} to {runs[-1]['seed']}"))
+    rows += [("speed", speed(summary)), ("run folder", Verbatim(summary["run_dir"]))]
+    text = pairs(rows, width=width)
+    if choices := summary.get("choices"):
+        table = choices_table(choices, summary["chosen"], width=width)
+        notes = "".join(f"{line}\n" for line in remarks(choices, summary["chosen"]))
+        text += f"\nchosen on images held out for it:\n{table}\n{notes}\n"
+    return text + pairs(commands(*_next_commands(summary)), width=width)
+
+
+def _next_commands(summary: dict[str, Any]) -> list[tuple]:
+    """Return what to do with a finished run: see where it errs, use it, show it, take it elsewhere."""
+    run_dir, name = summary["run_dir"], PurePath(summary["run_dir"]).name
+    if "top1" not in summary:
+        return [("vit", "finetune", "--ckpt", run_dir, "--dataset", "DATA")]
+    data = ("--dataset", summary["dataset"])
+    return [
+        ("vit", "evaluate", "--ckpt", run_dir, *data, "--out", f"{run_dir}/evaluation"),
+        ("vit", "predict", "--ckpt", run_dir, "IMAGES"),
+        ("vit", "report", run_dir, "--out", f"{name}.html"),
+        ("vit", "export", run_dir, f"{name}.onnx"),
+    ]
 
 
 def _scores(summary: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the rows of accuracy, loss and few-shot probe."""
     rows = []
     if "top1" in summary:
-        std = summary["top1_std"]
-        spread = "" if std is None else f" ± {std:.2%}, mean and std of {len(summary['runs'])} runs"
-        rows += [("top-1", f"{summary['top1']:.2%}{spread}"), ("top-5", f"{summary['top5']:.2%}")]
+        rows = [("top-1", _accuracy(summary, "top1")), ("top-5", _top5(summary))]
     elif summary["patch_accuracy"] is not None:
         majority = f"majority class: {summary['most_frequent_color']:.2%}"
         rows.append(("patches", f"{summary['patch_accuracy']:.2%} of the colours correct ({majority})"))
@@ -52,42 +79,72 @@ def _scores(summary: dict[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def trials_table(choices: Sequence[Mapping[str, Any]], chosen: Mapping[str, Any]) -> str:
-    """Return a table of a sweep's trials, the chosen one marked.
+def _accuracy(summary: dict[str, Any], key: str) -> str:
+    """Return an accuracy with its interval; of several runs the mean, with the interval of one such run."""
+    accuracy, count, std = summary[key], summary["num_eval_examples"], summary["top1_std"]
+    interval = (summary.get("intervals") or {}).get(key) or interval_of(
+        accuracy, count
+    )  # or an older version's
+    if std is None or key != "top1":
+        return accuracy_text(accuracy, interval, count)
+    mean = f"{accuracy:.2%} ± {std:.2%}, mean and std of {len(summary['runs'])} runs"
+    return f"{mean}  (95 % of one run: {interval_text(interval)}; {count_of(count, 'image')})"
+
+
+def _top5(summary: dict[str, Any]) -> str:
+    num_classes = summary["num_classes"]
+    return _accuracy(summary, "top5") if top5_is_informative(num_classes) else no_top5(num_classes)
+
+
+def choices_table(
+    choices: Sequence[Mapping[str, Any]],
+    chosen: Mapping[str, Any],
+    *,
+    is_final: bool = True,
+    width: int | None = None,
+) -> str:
+    """Return a table of a sweep's arms, the best one with the reason for it.
 
     Args:
-        choices: the values of each trial by dotted key, and its scores on the dev split as "dev_...".
+        choices: the values of each arm by dotted key, and its scores on the dev part as "dev_...".
+        is_final: whether all arms have ended, so that the best is chosen.
     """
     rows = []
     for choice in choices:
-        values = {key: value for key, value in choice.items() if not key.startswith("dev_")}
-        names = (f"{key.rpartition('.')[2]} {toml_value(value)}" for key, value in values.items())
-        accuracy = choice.get("dev_top1", choice.get("dev_patch_accuracy"))
         loss = "diverged" if choice["dev_loss"] is None else f"{choice['dev_loss']:.4f}"
-        rows.append(("*" if values == chosen else "", ", ".join(names), percent(accuracy), loss))
-    columns = {"": "text", "trial": "text", "accuracy": "number", "loss": "number"}
-    return simple_table(columns, rows).as_text().rstrip()
+        interval = choice.get("dev_interval")
+        mark = ""
+        if chosen.items() <= choice.items():
+            mark = f"chosen, {reason(choices, chosen)}" if is_final else "best so far"
+        accuracy = percent(accuracy_of(choice)), interval_text(interval) if interval else "-"
+        rows.append((values_text(choice), *accuracy, loss, mark))
+    columns = {"arm": "text", **dict.fromkeys(("accuracy", "95 %", "loss"), "number"), "": "text"}
+    return simple_table(columns, rows).as_text(width=width).rstrip()
 
 
-def run_line(scores: Mapping[str, Any], number: int, num_runs: int) -> str:
+def run_line(summary: Mapping[str, Any], number: int, num_runs: int) -> str:
     """Return the progress line of a finished final run."""
-    accuracy = f"top-1 {scores['top1']:.2%}, " if "top1" in scores else ""
+    scores, count = summary["runs"][0], summary["num_eval_examples"]
+    accuracy = ""
+    if "top1" in scores:
+        accuracy = f"top-1 {accuracy_text(scores['top1'], interval_of(scores['top1'], count), count)}, "
     return f"run {number} of {num_runs}, seed {scores['seed']}: {accuracy}loss {scores['loss']:.4f}"
 
 
 def _plan(plan: dict[str, Any]) -> str:
     passes = f"{plan['accumulation_steps']} passes of {plan['per_device_batch']}"
+    processes = count_of(plan["world_size"], "process", "processes")
     rows = [
         ("model", f"{plan['model']}, {plan['params']:,} parameters, {plan['forward_gmacs']} GMACs per image"),
         ("data", f"{plan['num_examples']:,} training images"),
         ("steps", f"{plan['total_steps']:,}, of which {plan['warmup_steps']:,} warm-up"),
         ("images seen", f"{plan['images_seen']:,}"),
         ("compute", f"{exaflops(plan['exaflops'])} exaFLOPs, {plan['precision']}"),
-        ("batch", f"{plan['batch_size']} images: {passes} on {plan['world_size']} process(es)"),
+        ("batch", f"{plan['batch_size']} images: {passes} on {processes}"),
         ("memory", f"about {plan['estimated_peak_memory_gib']:.2g} GiB per process"),
     ]
     if "num_arms" in plan:
-        runs = f"{plan['num_arms']} trials and {plan['num_runs']} runs with the chosen values"
+        runs = f"{plan['num_arms']} arms and {plan['num_runs']} runs with the chosen values"
         compute = "" if plan["all_exaflops"] is None else f", {exaflops(plan['all_exaflops'])} exaFLOPs"
         rows.append(("all runs", f"{runs}: {plan['all_steps']:,} steps{compute}"))
     if "measured_images_per_s" in plan:

@@ -1,0 +1,84 @@
+"""What an evaluation says in the terminal, from results written by hand."""
+
+import pytest
+
+from vitcli.evaluation.text import as_text
+
+FIVE = ("blue-bell", "crocus_2019", "Lily of the valley!", "Pensée [wild]", "tulip")
+
+
+def result(per_class: dict[str, tuple[int, int]], mistakes: int = 0, **more) -> dict:
+    """The result of an evaluation with (right, images) of each class, and some mistakes."""
+    count = sum(images for _, images in per_class.values())
+    top1 = sum(right for right, _ in per_class.values()) / count
+    wrong = [
+        {
+            "place": f"photos/tulip/été {n}.webp",
+            "label": "tulip",
+            "predicted": "rose",
+            "probability": 0.9 - n / 10,
+        }
+        for n in range(mistakes)
+    ]
+    return {
+        "top1": top1, "top5": 1.0, "intervals": {"top1": [0.4, 1.0], "top5": [0.48, 1.0]}, "num_classes": 5,
+        "loss": 0.5, "ece": 0.1, "brier": 0.2, "num_eval_examples": count, "eval_split": "photos, split test",
+        "per_class": {name: {"top1": r / n, "num_examples": n} for name, (r, n) in per_class.items()},
+        "num_skipped_images": 0, "model": "ViT-Ti/16", "numerics": "tanh GELU", "preprocessing": "96x96",
+        "preprocessing_from": "stored", "images_per_s": 37.0, "elapsed_s": 0.14, "precision": "fp32",
+        "num_processes": 1, "mistakes": wrong, **more,
+    }  # fmt: skip
+
+
+def line(text: str, name: str) -> str:
+    """The value of a line by its name; empty if there is none."""
+    return next((line[12:] for line in text.splitlines() if line.startswith(name)), "")
+
+
+def test_five_images_say_so_and_what_has_no_meaning_says_why():
+    text = as_text(result({"tulip": (2, 2), "blue-bell": (2, 3)}))
+
+    assert line(text, "top-1") == "80.00%  (95 %: 40 to 100; 5 images)"
+    assert line(text, "top-5") == "-  (5 classes)"
+    assert line(text, "scored on") == "5 images of 2 of the 5 classes, photos, split test"
+    assert line(text, "speed") == "37.0 images/s, 0.1 s, fp32, 1 process"
+    assert "mistakes" not in text
+
+
+@pytest.mark.parametrize(
+    ("per_class", "weakest"),
+    [
+        ({"a": (1, 3), "b": (2, 2), "c": (0, 1)}, "a 1 of 3 right"),  # of one image only the mistake is known
+        ({"a": (0, 2), "b": (1, 4), "c": (0, 4), "d": (2, 3), "e": (1, 1)},
+         "c 0 of 4 right, a 0 of 2 right, b 1 of 4 right"),
+        ({"a": (2, 2), "b": (3, 3)}, ""),
+        ({"a": (1, 2), "b": (1, 2)}, ""),  # none is worse than another
+        ({name: (right, 10) for name, right in zip("abcde", (9, 5, 10, 10, 7), strict=True)},
+         "b 50% of 10, e 70% of 10, a 90% of 10"),
+    ],
+)  # fmt: skip
+def test_the_weakest_classes_are_named_where_they_are_worse_than_others(per_class, weakest):
+    assert line(as_text(result(per_class)), "weakest") == weakest
+
+
+def test_the_most_confident_mistakes_are_listed_with_their_files_and_how_many_there_are():
+    text = as_text(result({"tulip": (2, 10)}, mistakes=8))
+
+    table = text.partition("most confident mistakes")[2].splitlines()
+    assert table[0] == ", 5 of 8" and table[1].split() == ["image", "class", "predicted", "probability"]
+    assert [row.split() for row in table[2:4]] == [
+        ["été", "0.webp", "tulip", "rose", "90.00%"],
+        ["été", "1.webp", "tulip", "rose", "80.00%"],
+    ]
+    assert len(table) == 7
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_no_line_is_wider_than_the_terminal(columns, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    long = "96x96, short side 106, centre crop, bicubic with antialias, mean 0.5 0.5 0.5, std 0.5 0.5 0.5"
+    per_class = {f"a class with a long name {n}": (n, 10) for n in range(5)}
+
+    text = as_text(result(per_class, mistakes=8, preprocessing=long, eval_split="my photos, " * 12))
+
+    assert max(map(len, text.splitlines())) <= columns
