@@ -40,9 +40,11 @@ def test_only_what_the_command_line_names_changes_the_stored_preprocessing(train
     changed = run(*words, "--set", "data.eval_resize=square", "--res", "16").json
     by_recipe = run(*words, "--recipe", "evaluate/default", "--res", "16").json
 
-    assert stored["preprocessing"] == "16x24, short side 17 or more, centre crop, bicubic with antialias"
+    assert stored["preprocessing"] == (
+        "16x24, short side 17 or more, centre crop, bicubic with antialias, mean 0.5, std 0.5"
+    )
     assert stored["preprocessing_from"] == "as stored with the weights"
-    assert changed["preprocessing"] == "16x16, whole image resized, bicubic with antialias"
+    assert changed["preprocessing"] == "16x16, whole image resized, bicubic with antialias, mean 0.5, std 0.5"
     assert "but for" in changed["preprocessing_from"]
     assert by_recipe["preprocessing_from"] == "as recipe evaluate/default says"
 

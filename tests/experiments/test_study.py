@@ -83,7 +83,7 @@ class Bench:
 
     @property
     def work(self) -> StudyActions:
-        return StudyActions(lambda: None, self.plan, self.train, self.score)
+        return StudyActions(lambda: None, lambda recipe: recipe, self.plan, self.train, self.score)
 
 
 @pytest.fixture

@@ -364,7 +364,10 @@ def test_pixels_of_raw_weights_are_the_evaluator_s(photos, tmp_path):
     words = ("fewshot", "--recipe", "fewshot/default", "--ckpt", "demo", "--res", "56", "--dataset", photos)
     result = run(*words, "--shots", "1", "--json", "-q").json
 
-    assert result["preprocessing"] == "56x56, whole image resized to 64x64, centre crop, bilinear"
+    assert (
+        result["preprocessing"]
+        == "56x56, whole image resized to 64x64, centre crop, bilinear, mean 0.5, std 0.5"
+    )
 
 
 @pytest.mark.slow

@@ -170,7 +170,9 @@ def test_a_timm_folder_is_described_with_its_preprocessing_and_its_tag(tmp_path)
 
     assert (result["format"], result["model"]) == ("timm folder", "vit_tiny_patch16_224")
     assert (result["resolution"], result["tokens"], result["num_classes"]) == ([64, 64], 17, 4)
-    assert result["preprocessing"]["summary"] == "64x64, short side 71, centre crop, bicubic with antialias"
+    assert result["preprocessing"]["summary"] == (
+        "64x64, short side 71, centre crop, bicubic with antialias, mean 0.5, std 0.5"
+    )
     assert result["metadata"] == {"tag": "augreg_in21k_ft_in1k", "license": "apache-2.0"}
     assert result["num_params"] == sum(parameter.numel() for parameter in model.parameters())
     assert result["commands"][-1] == f"vit finetune --ckpt {tmp_path} --dataset DATA"
@@ -189,8 +191,9 @@ def test_a_run_is_described_with_all_its_metadata_also_from_the_file_alone(tmp_p
     assert result["architecture"] == ARCH.as_dict() and result["metadata"] == metadata
     assert result["class_names"] == {"count": 5, "first": list("abcde")}
     assert result["preprocessing"] == {
-        "summary": "32x32, whole image resized, bilinear",
+        "summary": "32x32, whole image resized, bilinear, mean 0.5, std 0.5",
         "stored": PREPROCESSING,
+        "from": "as stored with the weights",
     }
     text = as_text(result)
     assert "class names a, b, c, d, e\n" in text

@@ -5,8 +5,9 @@ mapped to [-1, 1] only on the device (`to_model_range`): a batch is transferred 
 """
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from random import Random
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,9 +17,11 @@ from torchvision.transforms.v2.functional import resize_image
 
 from vitcli.data.randaugment import randaugment
 from vitcli.errors import WeightsError
-from vitcli.recipe.schema import Data
+from vitcli.recipe.schema import WEIGHTS, Data
 
 CHOICES = {"resize": ("square", "short_side", "none"), "interpolation": ("bilinear", "bicubic")}
+# Keys of [data] that may say "weights".
+MAY_SAY_WEIGHTS = ("image_size", "eval_resize", "eval_crop_fraction", "interpolation", "mean", "std")
 CROP_TRIES = 100  # of the Inception crop before it takes the whole image, as in the official code
 
 
@@ -65,7 +68,7 @@ class Preprocessing:
             raise WeightsError(
                 f"this version cannot read the stored preprocessing ({', '.join(wrong)})",
                 where="metadata of the weights",
-                fix="give the preprocessing with --recipe evaluate/default, or update vit",
+                fix="update vit, or take a recipe with numbers: evaluate/default, to train finetune/table4",
             )
         return cls(
             **{key: tuple(value) if isinstance(value, list) else value for key, value in stored.items()}
@@ -81,7 +84,13 @@ class Preprocessing:
             "short_side": f"short side {self.short_side}{longer}, centre crop",
             "none": "centre crop",
         }[self.resize]
-        return f"{height}x{width}, {how}, {self.interpolation}{' with antialias' if self.antialias else ''}"
+        interpolation = f"{self.interpolation}{' with antialias' if self.antialias else ''}"
+        return f"{height}x{width}, {how}, {interpolation}, {self.statistics}"
+
+    @property
+    def statistics(self) -> str:
+        """Mean and std as text, each as one number where the channels are equal."""
+        return f"mean {_per_channel(self.mean)}, std {_per_channel(self.std)}"
 
     @property
     def resolution(self) -> int | list[int]:
@@ -217,8 +226,52 @@ def _resize(image_HWC: np.ndarray, size: tuple[int, int], interpolation: str, an
     return resized_CHW.permute(1, 2, 0).numpy()
 
 
+def _per_channel(values: tuple[float, ...]) -> str:
+    return " ".join(f"{value:.4g}" for value in (values[:1] if len(set(values)) == 1 else values))
+
+
+def as_data_keys(preprocessing: Preprocessing) -> dict[str, Any]:
+    """Return a preprocessing as the keys of [data] that `preprocessing_of` reads."""
+    is_cropped = preprocessing.resize == "short_side" or (
+        preprocessing.resize == "square" and preprocessing.crop_fraction != 1
+    )
+    height, width = preprocessing.image_size
+    return {
+        "image_size": height if height == width else (height, width),
+        "eval_resize": preprocessing.resize,
+        "eval_crop_fraction": preprocessing.crop_fraction if is_cropped else None,
+        "interpolation": preprocessing.interpolation,
+        "antialias": preprocessing.antialias,
+        "mean": preprocessing.mean,
+        "std": preprocessing.std,
+    }
+
+
+def keys_of_weights(data: Data) -> list[str]:
+    """Return the keys of [data] that say "weights"."""
+    return [key for key in MAY_SAY_WEIGHTS if getattr(data, key) == WEIGHTS]
+
+
+def with_stated(data: Data, stated: Preprocessing) -> Data:
+    """Return the [data] section with the stated values where it says "weights".
+
+    Images that need no resize are those of one data set. For any other, their whole short side is kept, which
+    changes nothing for the images that the weights know.
+    """
+    if stated.resize == "none":
+        stated = replace(stated, resize="short_side", crop_fraction=1.0)
+    values = {key: as_data_keys(stated)[key] for key in keys_of_weights(data)}
+    resize = values.get("eval_resize", data.eval_resize)
+    if resize == "short_side" and values.get("eval_crop_fraction", data.eval_crop_fraction) is None:
+        values["eval_crop_fraction"] = stated.crop_fraction
+    if resize == "none":
+        values["eval_crop_fraction"] = None
+    return Data.model_validate({**data.model_dump(), **values})
+
+
 def preprocessing_of(data: Data) -> Preprocessing:
-    """Return the evaluation transform that a recipe's [data] section describes."""
+    """Return the evaluation transform that a recipe's [data] section describes, all of it in numbers."""
+    assert not keys_of_weights(data), "replaced by numbers before a run starts"
     return Preprocessing(
         image_size=data.image_hw,
         resize=data.eval_resize,

@@ -1,18 +1,30 @@
 """Set-up shared by the commands that run a checkpoint without training it."""
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
+from vitcli import recipe as recipes
 from vitcli.data import dataset, loader
 from vitcli.data.split import Split
-from vitcli.data.transforms import Preprocessing, preprocessing_of
+from vitcli.data.transforms import Preprocessing, keys_of_weights, preprocessing_of, with_stated
 from vitcli.distributed.runtime import start as start_runtime
+from vitcli.errors import WeightsError
 from vitcli.evaluation.inference import EvalSettings
+from vitcli.models.build import default_image_size
 from vitcli.output.progress import Progress
 from vitcli.recipe import Recipe
 from vitcli.recipe.request import RecipeRequest
-from vitcli.weights.io import Weights, read_weights
+from vitcli.recipe.schema import WEIGHTS, Data
+from vitcli.recipe.toml import flat, nested
+from vitcli.recipe.validation import Problem, contradictions, report
+from vitcli.weights.describe import STORED, WeightsInfo
+from vitcli.weights.io import Weights, read_description, read_weights
 
+FRESH = "random"  # --ckpt random: untrained weights in the place of a checkpoint
+# Recipes whose [data] section holds for weights that state no preprocessing, and for fresh ones of a command.
+UNSTATED = {"evaluate": "evaluate/default", "finetune": "evaluate/default", "pretrain": "pretrain/table3"}
 # Recipe key to the field of Preprocessing it decides.
 FIELDS = {
     "data.image_size": "image_size",
@@ -47,12 +59,15 @@ def preprocessing_for(weights: Weights, recipe: Recipe, request: RecipeRequest) 
 
     A recipe named on the command line decides alone. Otherwise weights keep the preprocessing stored with
     them, except for keys given on the command line; raw weights get the recipe's, at their own resolution.
+    Where a recipe says "weights", the weights decide.
     """
-    # Files of `vit embed` store the words of the origin and are compared with them: they must not change.
-    of_recipe = preprocessing_of(recipe.data)
+    data = recipe.data
+    if keys_of_weights(data):
+        data = with_stated(data, _stated(weights) or _unstated("evaluate", weights.architecture.image_size))
+    of_recipe = preprocessing_of(data)
     if request.name is not None:
-        return of_recipe, f"as recipe {request.name} says"
-    given = request.given
+        return of_recipe, f"as recipe {request.name} says{_difference(of_recipe, weights)}"
+    given = {key for key, value in request.given.items() if value != WEIGHTS}
     if weights.preprocessing is None:
         if "data.image_size" not in given:
             of_recipe = replace(of_recipe, image_size=weights.architecture.image_size)
@@ -61,8 +76,72 @@ def preprocessing_for(weights: Weights, recipe: Recipe, request: RecipeRequest) 
     changes = {field: getattr(of_recipe, field) for key, field in FIELDS.items() if key in given}
     if changes.get("resize") == "square" != stored.resize:  # the crop fraction belongs to the resize rule
         changes.setdefault("crop_fraction", of_recipe.crop_fraction)
-    origin = "as stored with the weights" + (f", but for {', '.join(changes)}" if changes else "")
-    return replace(stored, **changes), origin
+    used = replace(stored, **changes)
+    origin = weights.preprocessing_from + (f", but for {', '.join(changes)}" if changes else "")
+    return used, origin + _difference(used, weights)
+
+
+def settle_pixels(recipe: Recipe, command: str) -> Recipe:
+    """Return the recipe of a training run with numbers where its [data] section says "weights".
+
+    The numbers are those that the checkpoint states, read without its tensors; those of the recipe in
+    UNSTATED where it states none, and for fresh weights. With several checkpoints to choose from, a key on
+    which they differ stays: it is settled for each run of the sweep.
+
+    Raises:
+        WeightsError: the checkpoint is missing or unreadable.
+        VitError: the numbers contradict others of the recipe.
+    """
+    keys = keys_of_weights(recipe.data)
+    if not keys:
+        return recipe
+
+    @cache
+    def stated(ckpt: str | None, name: str | None) -> Preprocessing:
+        if ckpt in (None, FRESH):
+            return _unstated(command, default_image_size(name))
+        info = read_description(ckpt, model_name=name)
+        return _stated(info) or _unstated(command, info.architecture.image_size)
+
+    models = dict.fromkeys((trial.model.ckpt, trial.model.name) for _, trial in recipes.trials(recipe))
+    sections = [with_stated(recipe.data, stated(*model)) for model in models]
+    if any(section != sections[0] for section in sections):
+        return recipe
+    settled = recipe.model_copy(update={"data": sections[0]})
+    problems = [Problem(what, f"recipe key {key}", fix) for key, what, fix in contradictions(flat(settled))]
+    if problems:
+        raise report(problems, f"the recipe with the pixels of {recipe.model.ckpt or recipe.model.name}")
+    return settled
+
+
+def notes_on_pixels(weights: Weights, data: Data) -> list[str]:
+    """Return a line where the weights state other statistics than the recipe of a training run, or timm's."""
+    used = preprocessing_of(data)
+    if difference := _difference(used, weights):
+        fix = "--set data.mean=weights --set data.std=weights takes those"
+        return [f"note: {used.statistics}, as the recipe says{difference} ({fix})"]
+    is_timms = weights.preprocessing is not None and weights.preprocessing_from != STORED
+    return [f"{used.statistics}, {weights.preprocessing_from}"] if is_timms else []
+
+
+def _stated(weights: Weights | WeightsInfo) -> Preprocessing | None:
+    return Preprocessing.from_dict(weights.preprocessing) if weights.preprocessing else None
+
+
+def _unstated(command: str, image_size: tuple[int, int]) -> Preprocessing:
+    """Return the preprocessing of weights that state none, or of fresh ones, at their own size."""
+    values = recipes.merge(UNSTATED[command]).values
+    data = Data.model_validate(nested(values)["data"])
+    return replace(preprocessing_of(data), image_size=image_size)
+
+
+def _difference(used: Preprocessing, weights: Weights) -> str:
+    """Return the statistics that the weights state where other ones are used; "" otherwise."""
+    with suppress(WeightsError):  # stored by another version, and not used
+        stated = _stated(weights)
+        if stated and (stated.mean, stated.std) != (used.mean, used.std):
+            return f"; the weights state {stated.statistics}"
+    return ""
 
 
 def eval_settings(recipe: Recipe, run: RunSettings) -> EvalSettings:

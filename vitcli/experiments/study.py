@@ -7,7 +7,7 @@ is not merged with it for this reason. Training and scoring a run are passed in 
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,7 @@ class StudyActions:
 
     Attributes:
         check: checks the data sets of the scoring before the first run.
+        settle: returns a recipe with its pixels in numbers, as its run stores it.
         plan: returns the plan of a recipe and writes nothing.
         train: trains a recipe in its run folder; returns at once if that is finished.
         score: returns the accuracy of (run folder, data set, folder for the scoring), None on processes other
@@ -55,6 +56,7 @@ class StudyActions:
     """
 
     check: Callable[[], None]
+    settle: Callable[[Recipe], Recipe]
     plan: Callable[[Recipe], Mapping[str, Any]]
     train: Callable[[Recipe, Path], Any]
     score: Callable[[Path, str, Path], float | None]
@@ -112,6 +114,7 @@ def run(
     with shared_process_group(), ExitStack() as held:
         runtime = start_runtime("auto")
         progress = Progress(quiet=quiet, is_main=runtime.is_main)
+        prepared = replace(prepared, recipes=[actions.settle(recipe) for recipe in prepared.recipes])
         runtime.on_main(lambda: study_folder.claim(held, folder, prepared.study, overwrite=overwrite))
 
         # Finished runs stay as they are, and a study that is complete needs no data.

@@ -9,7 +9,7 @@ from typing import Any
 
 from vitcli import recipe as recipes
 from vitcli.data.dataset import DataSet
-from vitcli.evaluation.setup import RunSettings
+from vitcli.evaluation.setup import RunSettings, settle_pixels
 from vitcli.experiments.study import StudyActions, scoring_recipe
 from vitcli.experiments.study_schema import Study
 from vitcli.features.fewshot import fewshot
@@ -42,6 +42,9 @@ def work_of(study: Study, options: RunOptions) -> StudyActions:
                 streaming=keys.get("data.streaming", False),
             )
 
+    def settle(recipe: Recipe) -> Recipe:
+        return settle_pixels(recipe, study.command)
+
     def plan(recipe: Recipe) -> dict[str, Any]:
         return train(recipe, replace(options, dry_run=True, quiet=True))
 
@@ -59,4 +62,7 @@ def work_of(study: Study, options: RunOptions) -> StudyActions:
         result = fewshot(request, settings, draws_file=None, arguments=options.arguments)
         return result["shots"][str(score.shots)]["mean"] if result else None
 
-    return StudyActions(check, plan, lambda recipe, out: train(recipe, replace(options, out=out)), scored)
+    def train_in(recipe: Recipe, out: Path) -> dict[str, Any]:
+        return train(recipe, replace(options, out=out))
+
+    return StudyActions(check, settle, plan, train_in, scored)

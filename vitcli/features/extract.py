@@ -18,7 +18,7 @@ from vitcli.data import layouts
 from vitcli.data.aliases import local_copy
 from vitcli.data.loader import Batch
 from vitcli.data.split import Split
-from vitcli.data.transforms import Preprocessing
+from vitcli.data.transforms import Preprocessing, as_data_keys
 from vitcli.errors import DataError, Stopped
 from vitcli.evaluation.inference import EvalSettings, outputs_of, report_progress
 from vitcli.evaluation.setup import RunSettings, eval_settings, preprocessing_for
@@ -154,20 +154,8 @@ def extract(
 
 def _with_preprocessing(recipe: Recipe, preprocessing: Preprocessing) -> Recipe:
     """Return the recipe with the preprocessing that is used, so that the same recipe repeats it."""
-    has_crop = preprocessing.resize == "short_side" or (
-        preprocessing.resize == "square" and preprocessing.crop_fraction != 1
-    )
-    height, width = preprocessing.image_size
-    used = {
-        "image_size": height if height == width else (height, width),
-        "eval_resize": preprocessing.resize,
-        "eval_crop_fraction": preprocessing.crop_fraction if has_crop else None,
-        "interpolation": preprocessing.interpolation,
-        "antialias": preprocessing.antialias,
-        "mean": preprocessing.mean,
-        "std": preprocessing.std,
-    }
-    return recipe.model_copy(update={"data": recipe.data.model_copy(update=used)})
+    data = recipe.data.model_copy(update=as_data_keys(preprocessing))
+    return recipe.model_copy(update={"data": data})
 
 
 def fill_store(

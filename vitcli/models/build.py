@@ -114,6 +114,13 @@ def known_name(name: str) -> Variant | None:
     return variant
 
 
+def default_image_size(name: str) -> tuple[int, int]:
+    """Return the height and width that timm's weights of a model take; 224 for one that it has none of."""
+    variant = known_name(name)
+    known = timm.models.get_pretrained_cfg(variant.timm_name if variant else name)
+    return tuple(known.input_size[1:]) if known else (224, 224)
+
+
 def adapted(
     arch: Architecture, *, image_size: tuple[int, int], num_classes: int, gelu: str | None = None
 ) -> Architecture:

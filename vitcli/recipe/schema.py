@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, TypeAdapter, model_validator
 
 ONE_OF, OTHER = "<or> ", "<other>"  # the branches of `either`; they appear in pydantic's paths, in no file
+WEIGHTS = "weights"  # in the place of a value of [data]: what the checkpoint states about its images
 
 
 def either(one: Any, other: Any, *, other_if: type | tuple[type, ...], other_is: str) -> Any:
@@ -20,6 +21,13 @@ def either(one: Any, other: Any, *, other_if: type | tuple[type, ...], other_is:
     tag = f"{ONE_OF}{other_is}"
     branch = Discriminator(lambda value: OTHER if isinstance(value, other_if) else tag)
     return Annotated[Annotated[one, Tag(tag)] | Annotated[other, Tag(OTHER)], branch]
+
+
+def or_weights(kind: Any) -> Any:
+    """Return the type `kind | "weights"`; another word is reported as a wrong `kind`."""
+    tag = f'{ONE_OF}"{WEIGHTS}"'
+    branch = Discriminator(lambda value: OTHER if value == WEIGHTS else tag)
+    return Annotated[Annotated[kind, Tag(tag)] | Annotated[Literal[WEIGHTS], Tag(OTHER)], branch]
 
 
 def list_of(kind: Any) -> Any:
@@ -104,7 +112,9 @@ class Data(Section):
     image_column: str | None = key("column of the images, if ambiguous", None)
     label_column: str | None = key("column of the labels, if ambiguous", None)
     num_classes: Count | None = key("number of classes, for shards that do not store it", None)
-    image_size: ImageSize = key("pixels of the model's input: a side, or [height, width] (paper, B.1)")
+    image_size: or_weights(ImageSize) = key(
+        "pixels of the model's input: a side, [height, width] (paper, B.1), or that of the weights"
+    )
     train_crop: Literal["inception", "random", "none"] = key(
         "inception: random area and aspect; random: image_size out of resize x resize; none: whole image"
     )
@@ -113,16 +123,18 @@ class Data(Section):
     resize: Count | None = key("random crop: side in pixels of the square that is cropped", None)
     flip: bool = key("flip training images horizontally with probability 0.5")
     randaugment: RandAugment | None = key("[layers, magnitude] (arXiv 1909.13719), after crop, flip", None)
-    eval_resize: Literal["square", "short_side", "none"] = key(
+    eval_resize: Literal["square", "short_side", "none", "weights"] = key(
         "whole image to a square, or short side to floor(image_size / eval_crop_fraction); then crop"
     )
-    eval_crop_fraction: UnitIntervalOpen0 | None = key(
+    eval_crop_fraction: or_weights(UnitIntervalOpen0) | None = key(
         "fraction of the side that the centre crop keeps; needed for short_side, allowed for square", None
     )
-    interpolation: Literal["bilinear", "bicubic"] = key("interpolation of every resize")
+    interpolation: Literal["bilinear", "bicubic", "weights"] = key("interpolation of every resize")
     antialias: bool = key("low-pass filter when an image gets smaller; the authors' code has none")
-    mean: PerChannel = key("per channel, subtracted from pixels in [0, 1]; 0.5 for [-1, 1] (paper's code)")
-    std: PerChannel = key("per channel, divides after the mean")
+    mean: or_weights(PerChannel) = key(
+        "per channel, subtracted from pixels in [0, 1]; 0.5 for [-1, 1] (paper's code)"
+    )
+    std: or_weights(PerChannel) = key("per channel, divides after the mean")
     streaming: bool = key("read shards in place, shuffled within windows, instead of as tables", False)
     shuffle_window: Count = key("streaming: number of rows shuffled together", 8192)
     on_bad_image: Literal["error", "skip"] = key("unreadable images: stop, or skip and count", "error")
@@ -138,6 +150,7 @@ class Data(Section):
     def image_hw(self) -> tuple[int, int]:
         """Height and width in pixels."""
         size = self.image_size
+        assert size != WEIGHTS, "replaced by numbers before a run starts"
         return (size, size) if isinstance(size, int) else size
 
 
@@ -309,9 +322,12 @@ def accepts_none(key: str) -> bool:
 @cache
 def takes_list(key: str) -> bool:
     """Return whether one value of the key may be a list, such as [height, width]; else a list is a sweep."""
-    schema = TypeAdapter(Annotated[KEYS[key].annotation, KEYS[key]]).json_schema()
-    branches = (schema, *schema.get("anyOf", ()), *schema.get("oneOf", ()))
-    return any(branch.get("type") == "array" for branch in branches)
+    return _is_array(TypeAdapter(Annotated[KEYS[key].annotation, KEYS[key]]).json_schema())
+
+
+def _is_array(schema: dict[str, Any]) -> bool:
+    branches = (*schema.get("anyOf", ()), *schema.get("oneOf", ()))
+    return schema.get("type") == "array" or any(map(_is_array, branches))
 
 
 def is_text(key: str) -> bool:

@@ -220,7 +220,7 @@ BELONGS = {
     "optimizer.eps": ("optimizer.name", "adam"),
 }
 # Further values of that key with which the first is allowed, but not required.
-ALSO_WITH = {"data.eval_crop_fraction": ["square"]}
+ALSO_WITH = {"data.eval_crop_fraction": ["square", "weights"]}
 # Keys that cannot list values to choose from, and why.
 FIXED_IN_A_CHOICE = {
     **dict.fromkeys(("data.dataset", "data.train_split", "data.num_examples"), "the training data"),

@@ -5,6 +5,7 @@ from typing import Any
 from vitcli import recipe as recipes
 from vitcli.data.split import Split
 from vitcli.errors import VitError
+from vitcli.evaluation.setup import FRESH, notes_on_pixels
 from vitcli.recipe import Recipe
 from vitcli.recipe.schema import Model, Objective
 from vitcli.training.setup import InitialModel, RunOptions, fresh_model
@@ -12,7 +13,6 @@ from vitcli.training.sweep import run
 from vitcli.weights.io import read_weights
 from vitcli.weights.load import load
 
-FRESH = "random"  # --ckpt random: the same protocol from untrained weights, for comparison
 ONLY_FRESH = ("classifier", "posemb", "posemb_at", "init", "layers", "hidden", "mlp", "heads", "patch_size")
 
 
@@ -41,6 +41,7 @@ def finetune(recipe: Recipe, options: RunOptions) -> dict[str, Any]:
             posemb_method=settings.posemb_resample,
         )
         notes = [f"{settings.ckpt}: {weights.format}, {weights.numerics}", *report.lines()]
+        notes += notes_on_pixels(weights, recipe.data)
         return InitialModel(model, arch, settings.ckpt, notes)
 
     return run("finetune", recipe, options, make_model)

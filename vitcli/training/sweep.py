@@ -24,6 +24,7 @@ from vitcli.distributed import launch
 from vitcli.distributed.runtime import shared_process_group
 from vitcli.distributed.runtime import start as start_runtime
 from vitcli.errors import NotFiniteError, VitError
+from vitcli.evaluation.setup import settle_pixels
 from vitcli.output import run_folder
 from vitcli.output.atomic import read_json, write_json
 from vitcli.output.progress import Progress
@@ -49,6 +50,7 @@ def run(command: str, recipe: Recipe, options: RunOptions, make_model: MakeModel
     Args:
         make_model: builds the network for the recipe of one run and its training split.
     """
+    recipe = settle_pixels(recipe, command)
     is_sweep = bool(recipe.choices) or recipe.train.runs > 1
     if options.arms_parallel and not is_sweep:
         fix = "list values, such as --lr 0.003,0.01, or set train.runs; or leave it out"
@@ -131,13 +133,15 @@ class Sweep:
         # A test split cut from the training set must not take part in choosing; the probe is for final runs.
         dev = DEV_PART if self.recipe.data.eval_split == "auto" else DEV_PART_OF_ALL
         changes = {"train.runs": 1, "data.eval_split": dev, "eval.probe": None}
-        return [
-            recipes.settled(self.recipe, {**choice, **changes}) for choice, _ in recipes.trials(self.recipe)
-        ]
+        return [self._settled({**choice, **changes}) for choice, _ in recipes.trials(self.recipe)]
 
     def _final_recipe(self, chosen: dict[str, Any], number: int) -> Recipe:
         seed = self.recipe.train.seed + number
-        return recipes.settled(self.recipe, {**chosen, "train.runs": 1, "train.seed": seed})
+        return self._settled({**chosen, "train.runs": 1, "train.seed": seed})
+
+    def _settled(self, changes: dict[str, Any]) -> Recipe:
+        """Return the recipe of one run; its checkpoint, if there are several, decides about its pixels."""
+        return settle_pixels(recipes.settled(self.recipe, changes), self.command)
 
     def _choose(self) -> list[Trial]:
         """Train with every choice and return the scores on the dev part."""

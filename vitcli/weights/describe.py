@@ -9,11 +9,12 @@ from torch import Tensor
 
 from vitcli.errors import WeightsError
 from vitcli.models.architecture import Architecture
+from vitcli.models.build import default_image_size
 from vitcli.models.variants import find_variant, variant_of_timm
 from vitcli.weights.files import WeightsContent, as_weights_error, file_error
 from vitcli.weights.huggingface import CONFIG_DEFAULTS, read_config, read_preprocessor
 from vitcli.weights.locate import WeightsSource
-from vitcli.weights.timm import from_timm_config, head_names, recognise
+from vitcli.weights.timm import from_timm_config, head_names, is_padded, known_preprocessing, recognise
 
 FACTORY_OPTIONS = {  # of timm.create_model itself; an untrusted file could make it read other files
     "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "pretrained_model_args", "pretrained_strict",
@@ -28,6 +29,9 @@ GELU_TEXTS = {
 }
 
 
+STORED = "as stored with the weights"  # the usual origin of a preprocessing
+
+
 class WeightsInfo(NamedTuple):
     """Everything that `Weights` knows about its tensors."""
 
@@ -37,6 +41,7 @@ class WeightsInfo(NamedTuple):
     numerics: str
     metadata: dict
     format: str = ""  # added by `describe`
+    preprocessing_from: str = STORED
 
 
 def describe(source: WeightsSource, content: WeightsContent, model_name: str | None) -> WeightsInfo:
@@ -64,20 +69,24 @@ def _from_our_metadata(vit: dict) -> WeightsInfo:
 
 def _from_foreign(source: WeightsSource, content: WeightsContent, model_name: str | None) -> WeightsInfo:
     """Use timm's or Hugging Face's config.json, else the tensors alone; the GELU follows from the origin."""
-    preprocessing, class_names, metadata = None, None, {}
+    preprocessing, class_names, metadata, origin = None, None, {}, STORED
     if content.spelling == "huggingface":
         return _from_huggingface(source, content, model_name)
     if "architecture" in source.config:
         arch, preprocessing, class_names = from_timm_config(source.config, tag=source.tag)
         tag = source.tag or source.config.get("pretrained_cfg", source.config).get("tag")
         metadata, why = {"config": source.config}, f"as weights tagged {tag} have it"
+        if is_padded(source.config):
+            origin = f"{STORED}, but cropped where timm pads"
     elif model_name is None or find_variant(model_name) or content.spelling == "official":
         arch = recognise(content.state, heads=content.heads or _num_heads(model_name))
         why = f"as {'official files have' if content.spelling == 'official' else 'the paper has'} it"
     else:
         arch, why = _named_in_timm(content.state, model_name), ""
+        preprocessing, tag = known_preprocessing(model_name, arch.image_size)
+        origin = f"as timm has it for {model_name} ({tag})"
     numerics = f"{GELU_TEXTS[arch.gelu]}, {why if arch.is_of_the_paper else 'by its own definition'}"
-    return WeightsInfo(arch, preprocessing, class_names, numerics, metadata)
+    return WeightsInfo(arch, preprocessing, class_names, numerics, metadata, preprocessing_from=origin)
 
 
 def _from_huggingface(source: WeightsSource, content: WeightsContent, model_name: str | None) -> WeightsInfo:
@@ -126,8 +135,7 @@ def _num_heads(model_name: str | None) -> int | None:
 
 def _named_in_timm(state: dict[str, Tensor], model_name: str) -> Architecture:
     """Return the timm model of --model, with the classes and, for a plain ViT, the image size of the file."""
-    config = timm.models.get_pretrained_cfg(model_name)
-    size = tuple(config.input_size[1:]) if config else (224, 224)
+    size = default_image_size(model_name)
     arch = Architecture(model_name, model_name, size, 0, gelu="timm", pre_logits=False, model_args={})
     heads = (state[f"{prefix}weight"] for prefix in head_names(arch) if f"{prefix}weight" in state)
     arch = replace(arch, num_classes=next((len(head) for head in heads), 0))

@@ -11,7 +11,7 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -37,11 +37,13 @@ class StoredTensors(NamedTuple):
         tensors: arrays, if the file is an npz.
         spelling: of the names: "timm", "official" or "huggingface".
         vit: our metadata, or {}.
+        has_values: whether the tensors hold numbers, and not only their shapes.
     """
 
     tensors: dict[str, Tensor] | dict[str, np.ndarray]
     spelling: str
     vit: dict
+    has_values: bool = True
 
 
 class WeightsContent(NamedTuple):
@@ -76,17 +78,21 @@ def file_error(message: str, *, fix: str = "fetch or write the file again") -> W
     return WeightsError(message, where="", fix=fix)
 
 
-def read_stored(path: Path) -> StoredTensors:
-    """Read the tensors of one file; WeightsError if it is unreadable or holds no weights."""
+def read_stored(path: Path, *, values: bool = True) -> StoredTensors:
+    """Read the tensors of one file; WeightsError if it is unreadable or holds no weights.
+
+    Args:
+        values: read the numbers; otherwise the tensors have their shapes alone, on the meta device.
+    """
     readers = {"safetensors": _read_safetensors, "official npz": _read_npz, "pth": _read_pth}
-    return readers[FORMATS[path.suffix]](path)
+    return readers[FORMATS[path.suffix]](path, values)._replace(has_values=values)
 
 
 def in_timms_naming(stored: StoredTensors) -> WeightsContent:
     """Convert the tensors to timm's naming; WeightsError where an expected one is missing."""
     state, heads, unused = stored.tensors, None, ()
     if stored.spelling == "official":
-        state, heads = from_official(state)
+        state, heads = from_official(state, device="cpu" if stored.has_values else "meta")
     elif stored.spelling == "huggingface":
         state, unused = from_huggingface(state)
     state = {name: t.float() if t.is_floating_point() else t for name, t in state.items()}
@@ -130,7 +136,7 @@ def as_weights_error(what: str) -> Iterator[None]:
         raise file_error(f"{what} cannot be read: {reason_of(error)}") from error
 
 
-def _read_safetensors(path: Path) -> StoredTensors:
+def _read_safetensors(path: Path, values: bool) -> StoredTensors:
     with as_weights_error("the safetensors file"):
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
@@ -140,29 +146,39 @@ def _read_safetensors(path: Path) -> StoredTensors:
         with safe_open(path, framework="pt") as opened:
             text = (opened.metadata() or {}).get("vit", "{}")
             stored = json.loads(text, object_pairs_hook=no_repeated_keys)
-            state = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  not a mapping
+            read = opened.get_tensor if values else lambda name: _empty(opened.get_slice(name))
+            state = {name: read(name) for name in opened.keys()}  # noqa: SIM118  not a mapping
     if not isinstance(stored, dict):
         raise file_error("the metadata named vit is not an object")
     return StoredTensors(state, _spelling(state), stored)
 
 
-def _read_npz(path: Path) -> StoredTensors:
+def _empty(stored: Any) -> Tensor:
+    """Return a tensor on the meta device for a slice that safetensors has not read."""
+    is_float = "F" in stored.get_dtype()  # F32, BF16, F8_E4M3; not I64, U8, BOOL
+    dtype = torch.float32 if is_float else torch.int64
+    return torch.empty(stored.get_shape(), dtype=dtype, device="meta")
+
+
+def _read_npz(path: Path, values: bool) -> StoredTensors:
     with as_weights_error("the npz file"):
-        _check_archive(path)
+        shapes = _check_archive(path)
         with np.load(path, allow_pickle=False) as archive:
             if not is_official(archive.files):
                 raise file_error("the array names are not those of the authors' code")
-            arrays = {name: archive[name] for name in archive.files}
+            arrays = {name: archive[name] if values else shapes[name] for name in archive.files}
     return StoredTensors(arrays, "official", {})
 
 
-def _read_pth(path: Path) -> StoredTensors:
+def _read_pth(path: Path, values: bool) -> StoredTensors:
     with as_weights_error("the file"):
         if zipfile.is_zipfile(path):
             _check_growth(path, sum(member.file_size for member in zipfile.ZipFile(path).infolist()))
         try:
             with warnings.catch_warnings(action="ignore"):  # torch warns about files that it then refuses
-                loaded = torch.load(path, map_location="cpu", weights_only=True)
+                # A mapped file is read where its numbers are used; archives of torch < 1.6 cannot be mapped.
+                is_mapped = not values and zipfile.is_zipfile(path)
+                loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=is_mapped)
         except Exception as error:
             fix = "ask its author for a .safetensors file, or save the bare state dict with torch.save"
             message = "the file is broken, or holds more than tensors and so could run code; nothing was run"
@@ -171,7 +187,7 @@ def _read_pth(path: Path) -> StoredTensors:
     state = next(nested, loaded)
     if not isinstance(state, dict) or not state or not all(isinstance(t, Tensor) for t in state.values()):
         raise file_error("the file holds no state dict")
-    state = _unwrap(state)
+    state = _unwrap(state if values else {name: tensor.to("meta") for name, tensor in state.items()})
     return StoredTensors(state, _spelling(state), {})
 
 
@@ -192,9 +208,12 @@ def _unwrap(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return unwrapped
 
 
-def _check_archive(path: Path) -> None:
-    """Refuse Python objects in an npz, and arrays whose size is not that of their header, unread."""
-    total = 0
+def _check_archive(path: Path) -> dict[str, np.ndarray]:
+    """Refuse Python objects in an npz, and arrays whose size is not that of their header, unread.
+
+    Return arrays of these shapes and types, by name, that hold one zero each.
+    """
+    total, shapes = 0, {}
     with zipfile.ZipFile(path) as archive:
         for member in archive.infolist():
             with archive.open(member) as file:
@@ -208,7 +227,9 @@ def _check_archive(path: Path) -> None:
                 if math.prod(shape) * dtype.itemsize != member.file_size - file.tell():
                     raise file_error(f"{member.filename} does not have the size in its header")
             total += member.file_size
+            shapes[member.filename.removesuffix(".npy")] = np.broadcast_to(np.zeros((), dtype), shape)
     _check_growth(path, total)
+    return shapes
 
 
 def _check_growth(path: Path, num_bytes: int) -> None:

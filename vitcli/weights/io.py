@@ -14,8 +14,10 @@ from vitcli.errors import NotFiniteError, WeightsError
 from vitcli.models.architecture import Architecture
 from vitcli.models.build import adapted
 from vitcli.output.atomic import replace_file, write_text
+from vitcli.weights.describe import STORED, WeightsInfo, describe
 from vitcli.weights.diagnose import check_finite, diagnose
-from vitcli.weights.files import write_safetensors
+from vitcli.weights.files import attribute_errors_to, in_timms_naming, read_stored, write_safetensors
+from vitcli.weights.locate import locate
 from vitcli.weights.timm import timm_config
 
 
@@ -32,6 +34,7 @@ class Weights:
         format: kind of file or folder.
         numerics: which GELU the weights get, and why.
         metadata: everything else that was stored.
+        preprocessing_from: where the preprocessing comes from, in words.
     """
 
     state: dict[str, Tensor]
@@ -42,6 +45,7 @@ class Weights:
     format: str
     numerics: str
     metadata: dict
+    preprocessing_from: str = STORED
 
 
 def read_weights(ckpt: str, *, model_name: str | None = None, gelu: str | None = None) -> Weights:
@@ -65,6 +69,18 @@ def read_weights(ckpt: str, *, model_name: str | None = None, gelu: str | None =
     head = {"pre_logits": arch.pre_logits, "representation_size": arch.representation_size}
     changed = replace(changed, **head)
     return replace(weights, architecture=changed, numerics=f"{gelu} GELU, as the recipe says")
+
+
+def read_description(ckpt: str, *, model_name: str | None = None) -> WeightsInfo:
+    """Read what any form of --ckpt is without its numbers: names and shapes of the tensors, and the metadata.
+
+    Raises:
+        WeightsError: no such file, or its network is unknown.
+    """
+    with attribute_errors_to(ckpt):
+        source = locate(ckpt)
+        content = in_timms_naming(read_stored(source.file, values=False))
+        return describe(source, content, model_name)
 
 
 def write_weights(

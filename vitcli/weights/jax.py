@@ -264,12 +264,15 @@ def is_official(names: Iterable[str]) -> bool:
     return any(_without_prefix(name) in FIRST_ARRAYS for name in names)
 
 
-def from_official(arrays: dict[str, np.ndarray]) -> OfficialContent:
+def from_official(arrays: dict[str, np.ndarray], *, device: str = "cpu") -> OfficialContent:
     """Convert the arrays of an official file to a state dict in timm's naming, float32; each is used once.
 
     A representation layer becomes `head.pre_logits.*`, and the head after it `head.head.*`
     (models/build.py); `norm.*` is the encoder's norm, also where the tokens are averaged after it. The names
     do not show whether `pos_embed` has a row for the class token, only its number of rows does.
+
+    Args:
+        device: "meta" converts the shapes alone.
 
     Raises:
         WeightsError: an array is missing, unknown, duplicated, not of floats or of the wrong shape.
@@ -281,7 +284,7 @@ def from_official(arrays: dict[str, np.ndarray]) -> OfficialContent:
     # Take every array of the network's table, checking shapes against each other
     layout, state, sizes = layout_of(left, OFFICIAL), {}, {}
     for name, rows in groupby(table(layout), key=attrgetter("timm")):
-        state[name] = torch.cat([_take(left, entry, sizes) for entry in rows])
+        state[name] = torch.cat([_take(left, entry, sizes, device) for entry in rows])
     if left:
         first = min(stored.name for stored in left.values())
         raise _bad_file(f"{len(left)} arrays are unknown, such as {first}")
@@ -317,7 +320,7 @@ def to_official(state: dict[str, Tensor], *, heads: int | None, spelling: str) -
     return _in_big_visions_spelling(arrays) if spelling == "big_vision" else arrays
 
 
-def _take(left: dict[str, OfficialArray], entry: Array, sizes: Sizes) -> Tensor:
+def _take(left: dict[str, OfficialArray], entry: Array, sizes: Sizes, device: str) -> Tensor:
     """Remove the entry's array from those that are left and return it in timm's layout."""
     if entry.official not in left:
         published = _published_name(entry.official)
@@ -330,7 +333,11 @@ def _take(left: dict[str, OfficialArray], entry: Array, sizes: Sizes) -> Tensor:
         array = array[0, 0, 0]
     if not _fits(array.shape, entry.axes, sizes):
         raise _bad_file(f"the array {name} is of shape {array.shape}, not {_axes_text(entry.axes, sizes)}")
-    tensor = entry.kind.to_timm(torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32)))
+    if device == "meta":
+        tensor = torch.empty(array.shape, device="meta")
+    else:
+        tensor = torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
+    tensor = entry.kind.to_timm(tensor)
     if not _fits(tensor.shape, entry.kind.timm_axes(entry.axes), sizes):
         raise _bad_file(f"the array {name} is of shape {array.shape}: its heads do not make up {sizes['D']}")
     return tensor

@@ -16,7 +16,7 @@ from vitcli.models.architecture import Architecture
 from vitcli.models.flops import forward_macs
 from vitcli.models.variants import find_variant
 from vitcli.output.text import first_few, plain, size_text
-from vitcli.weights.describe import WeightsInfo
+from vitcli.weights.describe import STORED, WeightsInfo
 from vitcli.weights.diagnose import Diagnosis, diagnose, find_non_finite, mismatches
 from vitcli.weights.files import as_weights_error
 from vitcli.weights.timm import num_prefix_tokens
@@ -122,7 +122,8 @@ def _stored_values(info: WeightsInfo | None) -> dict[str, Any]:
     return {
         "numerics": info.numerics,
         "class_names": {"count": len(names), "first": list(names[:10])} if names else None,
-        "preprocessing": pixels and {"summary": _summary(pixels), "stored": pixels},
+        "preprocessing": pixels
+        and {"summary": _summary(pixels), "stored": pixels, "from": info.preprocessing_from},
         "metadata": metadata,
     }
 
@@ -216,7 +217,9 @@ def _network_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
     names, pixels = result["class_names"], result["preprocessing"]
     transform = "none stored; default: recipe evaluate/default"
     if pixels:
-        transform = pixels["summary"] or "stored by another version; evaluate takes --recipe evaluate/default"
+        origin = "" if pixels["from"] == STORED else f", {pixels['from']}"
+        transform = pixels["summary"] and pixels["summary"] + origin
+        transform = transform or "stored by another version; evaluate takes --recipe evaluate/default"
     # The rows, without those that do not apply
     rows = [
         ("model", ("" if result["recognised"] else "looks like ") + result["model"] + in_timm),

@@ -178,15 +178,28 @@ def from_timm_config(config: dict, *, tag: str) -> tuple[Architecture, dict | No
     return arch, _timm_preprocessing(stored, image_size), class_names
 
 
-def _timm_preprocessing(stored: dict, image_size: tuple[int, int]) -> dict | None:
-    """Return timm's evaluation transform as our metadata; None for one that we do not have."""
-    mode, crop_pct = stored.get("crop_mode") or "center", stored.get("crop_pct") or 0.875  # timm's own
-    if mode not in ("center", "squash"):
-        return None
+def known_preprocessing(timm_name: str, image_size: tuple[int, int]) -> tuple[dict | None, str]:
+    """Return the evaluation transform that timm's registry has for a model, and the tag of those weights.
+
+    None and "" for a model without pretrained weights: its statistics are nobody's.
+    """
+    known = timm.models.get_pretrained_cfg(timm_name)
+    if known is None or not known.has_weights:
+        return None, ""
+    return _timm_preprocessing(known.to_dict(), image_size), known.tag or "default"
+
+
+def is_padded(config: dict) -> bool:
+    """Return whether timm pads images to a square here, which our preprocessing does not."""
+    return config.get("pretrained_cfg", config).get("crop_mode") == "border"
+
+
+def _timm_preprocessing(stored: dict, image_size: tuple[int, int]) -> dict:
+    """Return timm's evaluation transform as our metadata."""
     return {
         "image_size": list(image_size),
-        "resize": "square" if mode == "squash" else "short_side",
-        "crop_fraction": float(crop_pct),
+        "resize": "square" if stored.get("crop_mode") == "squash" else "short_side",
+        "crop_fraction": float(stored.get("crop_pct") or 0.875),  # timm's own default
         "interpolation": stored.get("interpolation") or "bicubic",
         "antialias": True,
         "mean": list(stored.get("mean") or (0.485, 0.456, 0.406)),
