@@ -4,15 +4,18 @@ import os
 import signal
 import sys
 from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from vitcli.cli import complete
 from vitcli.cli.checkpoints import app as weights_app
 from vitcli.cli.datasets import app as datasets_app
 from vitcli.cli.doctor import app as doctor_app
 from vitcli.cli.evaluate import app as evaluate_app
 from vitcli.cli.features import app as fewshot_app
+from vitcli.cli.help import MANAGE, MOST_COLUMNS, UNDERSTAND, VitGroup
 from vitcli.cli.inspect import app as inspect_app
 from vitcli.cli.options import given_arguments, option
 from vitcli.cli.recipes import app as recipes_app
@@ -23,29 +26,60 @@ from vitcli.cli.train import app as train_app
 
 app = typer.Typer(
     name="vit",
-    help="Pretrain, fine-tune, evaluate and inspect Vision Transformers, exactly as in the paper.",
-    epilog="Start with: vit finetune (an embedded demo, minutes on a laptop)",
+    cls=VitGroup,
+    help="Fine-tune, evaluate and use Vision Transformers.",
+    epilog="Start with:\nvit finetune                       # an embedded demo, minutes on a laptop\n"
+    "vit finetune --ckpt timm/vit_base_patch16_224.augreg_in21k --dataset photos/",
     no_args_is_help=True,
-    rich_markup_mode="rich",
+    add_completion=False,  # ours below also takes the name of a shell
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["--help", "-h"], "max_content_width": MOST_COLUMNS},
 )
-for commands in (train_app, evaluate_app, reproduce_app, fewshot_app, weights_app, inspect_app, report_app):
+for commands in (train_app, evaluate_app, fewshot_app, weights_app, inspect_app, report_app, reproduce_app):
     app.add_typer(commands)
-app.add_typer(recipes_app, name="recipes")
-app.add_typer(datasets_app, name="datasets")
-app.add_typer(doctor_app, name="doctor")
-app.add_typer(study_app, name="study")
+app.add_typer(study_app, name="study", rich_help_panel=UNDERSTAND)
+app.add_typer(recipes_app, name="recipes", rich_help_panel=MANAGE)
+app.add_typer(datasets_app, name="datasets", rich_help_panel=MANAGE)
+app.add_typer(doctor_app, name="doctor", rich_help_panel=MANAGE)
 
 
+def _completion_script(given: bool) -> None:
+    """Print the script that makes a shell complete the words of `vit`."""
+    if given:
+        typer.echo(complete.script(_script_name(), _word_after("--show-completion")))
+        raise typer.Exit()
+
+
+def _install_completion(given: bool) -> None:
+    """Write that script where the shell reads it."""
+    if given:
+        typer.echo(complete.install(_script_name(), _word_after("--install-completion")))
+        raise typer.Exit()
+
+
+def _word_after(name: str) -> str | None:
+    """Return the name of a shell behind a flag, which typer does not allow to have a value."""
+    words = given_arguments[given_arguments.index(name) + 1 :] if name in given_arguments else []
+    return words[0] if words else None
+
+
+# fmt: off
 @app.callback(invoke_without_command=True)
-def vit(version: Annotated[bool, option("--version", None, "Print the version.")] = False) -> None:
+def vit(
+    version: Annotated[bool, option("--version", None, "Print the version.", short="-V")] = False,
+    show_completion: Annotated[bool, option("--show-completion", None,
+        "Print the completion script of a shell: bash, zsh, fish or powershell (default: yours).",
+        is_eager=True, callback=_completion_script)] = False,
+    install_completion: Annotated[bool, option("--install-completion", None,
+        "Install it for that shell.", is_eager=True, callback=_install_completion)] = False,
+) -> None:  # fmt: skip
     """Print the version where no command is named."""
     if version:
         from vitcli import __version__
 
         typer.echo(f"vit {__version__}")
         raise typer.Exit()
+# fmt: on
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -53,7 +87,7 @@ def main(arguments: list[str] | None = None) -> None:
     from vitcli.cli import exit_codes
     from vitcli.distributed import launch
 
-    given_arguments[:] = sys.argv[1:] if arguments is None else arguments
+    given_arguments[:] = _as_options(sys.argv[1:] if arguments is None else arguments)
     # How long an OpenMP thread spins while it waits for another; must be set before torch is loaded. The
     # library's default is a hundred times longer and makes training on a busy CPU four times slower
     # (docs/loader.md).
@@ -61,5 +95,24 @@ def main(arguments: list[str] | None = None) -> None:
     for number in (signal.SIGTERM, signal.SIGUSR1):  # until a training loop saves a checkpoint first
         signal.signal(number, lambda *_: sys.exit(143))
     launch.end_with_the_launcher()
-    command = partial(app, args=given_arguments, prog_name="vit", standalone_mode=False)
+    variable = complete.variable(_script_name())
+    complete.prepare(variable)
+    command = partial(
+        app, args=given_arguments, prog_name="vit", complete_var=variable, standalone_mode=False
+    )
     exit_codes.exit_with(exit_codes.exit_code_of(command, given_arguments))
+
+
+def _as_options(arguments: list[str]) -> list[str]:
+    """Return `vit help COMMAND` and `vit version` as options."""
+    match arguments:
+        case ["help", *command]:
+            return [*command, "--help"]
+        case ["version"]:
+            return ["--version"]
+    return list(arguments)
+
+
+def _script_name() -> str:
+    """Return the name of the script that runs: vit, or vitcli, for where another package has a `vit`."""
+    return "vitcli" if Path(sys.argv[0]).stem == "vitcli" else "vit"

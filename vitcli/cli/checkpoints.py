@@ -1,11 +1,22 @@
 """`vit models`, `vit interpolate-posemb` and `vit export`: the commands about networks and weights files."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from vitcli.cli import options
-from vitcli.cli.options import DATA, MODEL, RUN, SIZE_HELP, Printing, command, height_and_width, option
+from vitcli.cli import complete, options
+from vitcli.cli.options import (
+    DATA,
+    MANAGE,
+    MODEL,
+    RUN,
+    SIZE_HELP,
+    USE,
+    Printing,
+    command,
+    height_and_width,
+    option,
+)
 
 app = typer.Typer()
 
@@ -14,27 +25,26 @@ CkptArgument = Annotated[str, typer.Argument(metavar="CKPT",
     help="Anything that --ckpt takes: a file, a run folder, timm/NAME.TAG.")]
 ModelName = Annotated[str | None, option("--model", MODEL,
     "Architecture: the paper's name or any timm model (default: as the file says).", "NAME",
-    autocompletion=options.model_names)]
+    autocompletion=complete.models)]
 ImageSize = Annotated[str | None, option("--res", DATA,
     f"{SIZE_HELP} (default: the checkpoint's).", "PX")]
 # fmt: on
 
 
-@command(app, epilog="Example: vit models 'R50*' --res 384")
+@command(app, panel=MANAGE, example="vit models 'R50*' --res 384")
 def models(
     *,
     pattern: Annotated[str | None, typer.Argument(metavar="PATTERN",
         help="Name, part of a name, or glob such as 'BiT*' (default: all).")] = None,
     res: Annotated[str | None, option("--res", DATA, f"{SIZE_HELP} (default: 224).", "PX")] = None,
-    format: Annotated[str, option("--format", RUN, "table or markdown (default: table).", "NAME")] = "table",
+    format: Annotated[Literal["table", "markdown"], option("--format", RUN,
+        "table or markdown (default: table).", "NAME")] = "table",
     printing: Printing,
 ) -> int:  # fmt: skip
     """List the networks of the paper's tables.
 
     With their parameters, GMACs and tokens at a resolution.
     """
-    if format not in ("table", "markdown"):
-        raise typer.BadParameter(f"{format} is neither table nor markdown", param_hint="--format")
     image_size = height_and_width(res) or (224, 224)
     from vitcli.models import listing
 
@@ -42,17 +52,18 @@ def models(
     return printing.show(networks, listing.as_markdown if format == "markdown" else listing.as_table)
 
 
-@command(app, epilog="Example: vit interpolate-posemb vit_b16.npz vit_b16_384.safetensors --res 384")
+@command(app, panel=MANAGE, example="vit interpolate-posemb vit_b16.npz vit_b16_384.safetensors --res 384")
 def interpolate_posemb(
     *,
     ckpt: CkptArgument,
     out: Annotated[str, typer.Argument(metavar="OUT", help="A .safetensors file, or an official .npz.")],
     res: ImageSize = None,
-    method: Annotated[str, option("--method", MODEL,
+    method: Annotated[Literal["paper", "timm"], option("--method", MODEL,
         "paper: bilinear with aligned corners; timm: bicubic with antialiasing (default: paper).",
         "NAME")] = "paper",
     patch_size: Annotated[int | None, option("--patch-size", MODEL,
-        "Also resize the patch embedding, to patches of this many pixels (FlexiViT).", "PX", min=1)] = None,
+        "Also resize the patch embedding, to patches of this many pixels (FlexiViT; default: keep it).", "PX",
+        min=1)] = None,
     model: ModelName = None,
     overwrite: options.Overwrite = False,
     printing: Printing,
@@ -76,7 +87,13 @@ def interpolate_posemb(
     return printing.show(result, as_text)
 
 
-@command(app, epilog="Example: vit export runs/pets pets.onnx")
+@command(
+    app,
+    panel=USE,
+    example="""\
+vit export runs/photos photos.onnx
+vit export runs/photos --push-to-hub OWNER/NAME""",
+)
 def export(
     *,
     ckpt: CkptArgument,
@@ -86,17 +103,17 @@ def export(
     images: Annotated[list[str] | None, option("--images", DATA,
         "Images to compare the outputs on: a file, folder or glob (default: the demo's). Repeatable.",
         "IMAGES")] = None,
-    to: Annotated[str | None, option("--to", MODEL,
+    to: Annotated[Literal["timm", "onnx", "npz", "safetensors"] | None, option("--to", MODEL,
         "timm, onnx, npz or safetensors (default: by the suffix of OUT).", "FORMAT")] = None,
     head: Annotated[bool, option("--head/--no-head", MODEL,
-        "Export the classifier; --no-head: features only (default: --head).")] = True,
-    names: Annotated[str, option("--names", MODEL,
+        "Export features only (default: with the classifier).")] = True,
+    names: Annotated[Literal["published", "linen", "big_vision"], option("--names", MODEL,
         "Array names of an .npz: published (as in the released files), linen or big_vision (default: "
         "published).", "NAMES")] = "published",
     model: ModelName = None,
     push_to_hub: Annotated[str | None, option("--push-to-hub", RUN,
         "Upload to this repository of the Hugging Face Hub: the run folder CKPT with its card, or the folder "
-        "OUT.", "OWNER/NAME")] = None,
+        "OUT (default: upload nothing).", "OWNER/NAME")] = None,
     private: Annotated[bool, option("--private", RUN,
         "With --push-to-hub: make a new repository private.")] = False,
     revision: Annotated[str | None, option("--revision", RUN,
@@ -109,8 +126,6 @@ def export(
 
     The new file is read back and its outputs are compared before it replaces OUT.
     """
-    if names not in ("published", "linen", "big_vision"):
-        raise typer.BadParameter(f"{names} is not published, linen or big_vision", param_hint="--names")
     if out is None and push_to_hub is None:
         raise typer.BadParameter("name OUT, or --push-to-hub OWNER/NAME", param_hint="OUT")
     if (private or revision is not None) and push_to_hub is None:

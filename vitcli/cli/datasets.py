@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from vitcli.cli import options
+from vitcli.cli import complete, options
+from vitcli.cli.help import VitGroup
 from vitcli.cli.options import DATA, RUN, Printing, command, option
 
 # Of the pairs of CIFAR-10's test and train that were inspected, all 72 up to 6 bits are copies, half of those
@@ -14,10 +15,15 @@ from vitcli.cli.options import DATA, RUN, Printing, command, option
 # them in 99 % of its images (docs/datasets.md).
 DISTANCE = 6
 
-app = typer.Typer(help="List data sets; find duplicates between splits.", no_args_is_help=True)
+app = typer.Typer(
+    cls=VitGroup,
+    help="List data sets; find duplicates between splits.",
+    epilog="Examples:\nvit datasets list\nvit datasets check photos/",
+    no_args_is_help=True,
+)
 
 
-@command(app, "list")
+@command(app, "list", example="vit datasets list")
 def datasets_list(printing: Printing) -> int:
     """List the data sets that have an alias, and those with a copy in $VIT_DATA."""
     from vitcli.data import listing
@@ -25,10 +31,10 @@ def datasets_list(printing: Printing) -> int:
     return printing.show({"datasets": listing.list_datasets()}, partial(listing.render, "list"))
 
 
-@command(app, "show")
+@command(app, "show", example="vit datasets show oxford_pets")
 def datasets_show(
     *,
-    name: Annotated[str, typer.Argument(autocompletion=options.dataset_names, metavar="NAME",
+    name: Annotated[str, typer.Argument(autocompletion=complete.datasets, metavar="NAME",
         help="An alias, or demo.")],
     printing: Printing,
 ) -> int:  # fmt: skip
@@ -38,14 +44,14 @@ def datasets_show(
     return printing.show(listing.show(name), partial(listing.render, "show"))
 
 
-@command(app, "check", epilog="Example: vit datasets check oxford_pets --against ./photos --out pairs.csv")
+@command(app, "check", example="vit datasets check oxford_pets --against ./photos --out pairs.csv")
 def datasets_check(
     *,
-    dataset: Annotated[str, typer.Argument(autocompletion=options.dataset_names, metavar="DATA",
+    dataset: Annotated[str, typer.Argument(autocompletion=complete.datasets, metavar="DATA",
         help="As for --dataset: an alias, a folder, a Hub id.")],
     against: Annotated[str | None, option("--against", DATA,
         "Data set to compare with (default: another split of DATA).", "DATA",
-        autocompletion=options.dataset_names)] = None,
+        autocompletion=complete.datasets)] = None,
     split: Annotated[str, option("--split", DATA,
         "Split of DATA (default: its test split).", "SPLIT")] = "auto",
     against_split: Annotated[str, option("--against-split", DATA,
@@ -53,7 +59,8 @@ def datasets_check(
     distance: Annotated[int, option("--distance", RUN,
         f"Largest distance of near duplicates, in bits of a 64-bit hash (default: {DISTANCE}).", "BITS",
         min=0, max=32)] = DISTANCE,
-    out: Annotated[Path | None, option("--out", RUN, "Write all pairs to this file.", "FILE.csv")] = None,
+    out: Annotated[Path | None, option("--out", RUN,
+        "Write all pairs to this .csv file (default: print the first).", "FILE")] = None,
     workers: options.Workers = None,
     overwrite: options.Overwrite = False,
     printing: Printing,

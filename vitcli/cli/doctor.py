@@ -5,9 +5,15 @@ from typing import Annotated
 import typer
 
 from vitcli.cli import options
-from vitcli.cli.options import RUN, TRAINING, Printing, command, option
+from vitcli.cli.help import VitGroup
+from vitcli.cli.options import RUN, TRAINING, Printing, command, launch, option
 
-app = typer.Typer(help="Check this machine; prove that runs resume exactly.", invoke_without_command=True)
+app = typer.Typer(
+    cls=VitGroup,
+    help="Check this machine; prove that runs resume exactly.",
+    epilog="Examples:\nvit doctor\nvit doctor resume",
+    invoke_without_command=True,
+)
 
 
 @app.callback()
@@ -25,7 +31,7 @@ def doctor(
     return Printing(as_json).show(doctor.check_environment(), doctor.environment_as_text)
 
 
-@command(app, epilog="Example: vit doctor resume --recipe finetune/demo --steps 40 --kills 3")
+@command(app, example="vit doctor resume --recipe finetune/demo --steps 40 --kills 3")
 def resume(
     *,
     ckpt: options.Ckpt = None,
@@ -35,6 +41,7 @@ def resume(
     batch_size: options.BatchSize = None,
     lr: options.Lr = None,
     precision: options.Precision = None,
+    device: options.Device = None,
     num_processes: options.NumProcesses = None,
     kills: Annotated[int, option("--kills", RUN, "SIGKILLs at random steps (default: 3).", "N", min=1)] = 3,
     printing: Printing,
@@ -44,6 +51,7 @@ def resume(
     Trains a recipe (default: finetune/demo, 40 steps) once unbroken and once killed at random steps, and
     compares the weights; exit code 8 if they differ.
     """
+    launch(None, device)
     from vitcli.training import doctor
 
     recipe_keys = recipe.shorthands(ckpt, precision) | {

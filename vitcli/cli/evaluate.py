@@ -2,14 +2,16 @@
 
 import json
 import re
+import shlex
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from vitcli.cli import options
-from vitcli.cli.options import DATA, MODEL, RUN, Printing, RecipeOptions, command, launch, option
+from vitcli.cli import complete, hints, options
+from vitcli.cli.options import DATA, MODEL, RUN, USE, Printing, RecipeOptions, command, launch, option
+from vitcli.errors import VitError
 from vitcli.output import text
 
 app = typer.Typer()
@@ -17,24 +19,26 @@ NUMBERS = (
     "top1", "top5", "loss", "nll", "brier", "ece", "num_eval_examples", "num_skipped_images", "images_per_s",
     "elapsed_s",
 )  # fmt: skip
-class_map_names = options.completion(lambda recipe: recipe.catalog.class_maps())
 OF_REAL = ("real_top1", "num_real_examples")
 PREDICTIONS = "File written by vit evaluate --save-predictions."
 
 
-@command(app, epilog="Example: vit predict --ckpt runs/pets photos/ 'more/*.jpg'")
+@command(app, panel=USE, example="vit predict --ckpt runs/photos holiday/ 'more/*.jpg'")
 def predict(
     *,
     inference: options.InferenceOptions,
     images: Annotated[list[str], typer.Argument(metavar="IMAGES", help="Files, folders and globs.")],
     res: options.Res = None,
-    ckpt: options.Ckpt = None,
+    skip_bad: options.SkipBad = False,
+    ckpt: options.RequiredCkpt = None,
     model: options.Model = None,
     topk: Annotated[
         int | None, option("--topk", RUN, "Classes to list per image (default: 5).", "N", min=1)
     ] = None,
     set_: options.Set = None,
-    jsonl: Annotated[bool, option("--jsonl", RUN, "Print one JSON object per image.")] = False,
+    jsonl: Annotated[
+        bool, option("--jsonl", RUN, "Print one JSON object per image (default: a table).")
+    ] = False,
     printing: Printing,
 ) -> int:
     """Predict the classes of images.
@@ -43,10 +47,14 @@ def predict(
     """
     if jsonl and printing.as_json:
         raise typer.BadParameter("--json prints one object, --jsonl one per image: name one of them")
+    if ckpt is None and images and hints.looks_like_weights(images[0]):
+        fix = f"vit predict --ckpt {shlex.quote(images[0])} {shlex.join(images[1:]) or 'IMAGES'}"
+        raise VitError(f"{images[0]} is a checkpoint, not an image", where="IMAGES", fix=fix)
+    launch(None, inference.device)
     from vitcli.evaluation.predict import predict
     from vitcli.evaluation.text import predictions_as_text
 
-    request = RecipeOptions(None, res, model, None, set_).request(ckpt, inference)
+    request = RecipeOptions(None, res, model, None, set_, skip_bad).request(ckpt, inference)
     result = predict(images, request, inference.settings(printing), topk=topk)
     if jsonl:
         text.write("\n".join(json.dumps(prediction) for prediction in result["predictions"]))
@@ -54,29 +62,40 @@ def predict(
     return printing.show(result, predictions_as_text)
 
 
-@command(app, epilog="Example: vit evaluate --ckpt runs/c10 --dataset cifar10 --assert 'top1>=0.92'")
+@command(
+    app,
+    panel=USE,
+    example="""\
+vit evaluate --ckpt runs/photos --dataset photos/ --out evaluation
+vit evaluate --ckpt runs/c10 --dataset cifar10 --assert 'top1>=0.92'""",
+)
 def evaluate(
     *,
     inference: options.InferenceOptions,
     dataset: Annotated[list[str] | None, option("--dataset", DATA,
-        f"{options.DATA_HELP} Repeatable: every checkpoint is scored on every data set. [data.dataset]",
-        "DATA", autocompletion=options.dataset_names)] = None,
+        f"Required. {options.DATA_HELP} Repeatable: every checkpoint is scored on every data set. "
+        "[data.dataset]",
+        "DATA", autocompletion=complete.datasets)] = None,
     split: options.Split = "auto",
     real: Annotated[str | None, option("--real", DATA,
         "Also score by ReaL labels: real.json, or real.json.gz. Images are matched by their file names "
-        "ILSVRC2012_val_..., else by a column index, else by row.", "FILE")] = None,
+        "ILSVRC2012_val_..., else by a column index, else by row (default: none).", "FILE")] = None,
     real_index: Annotated[str | None, option("--real-index", DATA,
-        "Column with the position of each image in --real, from 0.", "COLUMN")] = None,
+        "Column with the position of each image in --real, from 0 (default: index, if there is one).",
+        "COLUMN")] = None,
     classes: Annotated[str | None, option("--classes", DATA,
         "Class map: imagenet_a, imagenet_r, imagenet_sketch, imagenet_v2, objectnet, or a .toml file. Only "
-        "its classes compete, and only their images count.", "MAP", autocompletion=class_map_names)] = None,
+        "its classes compete, and only their images count (default: all classes).",
+        "MAP", autocompletion=complete.class_maps)] = None,
     all_compete: Annotated[bool, option("--all-compete", DATA,
         "With --classes: classes outside the map may be predicted too.")] = False,
     res: Annotated[str | None, option("--res", DATA,
-        f"{options.SIZE_HELP}. A range 160:384:32 (first, last, step) gives a curve. [data.image_size]",
+        f"{options.SIZE_HELP}. A range 160:384:32 (first, last, step) gives a curve (default: by the "
+        "checkpoint). [data.image_size]",
         "PX")] = None,
+    skip_bad: options.SkipBad = False,
     ckpt: Annotated[list[str] | None, option("--ckpt", MODEL,
-        f"{options.WEIGHTS_HELP} Repeatable. [model.ckpt]", "WEIGHTS")] = None,
+        f"Required. {options.WEIGHTS_HELP}. Repeatable. [model.ckpt]", "CKPT")] = None,
     model: options.Model = None,
     num_processes: options.NumProcesses = None,
     recipe: options.RecipeName = None,
@@ -85,10 +104,11 @@ def evaluate(
         "Folder for evaluation.json, tables and figures (default: write none).", "FOLDER")] = None,
     overwrite: options.Overwrite = False,
     save_predictions: Annotated[str | None, option("--save-predictions", RUN,
-        "Write the prediction for each image, for vit compare and other tools.", "FILE.parquet")] = None,
+        "Write the prediction for each image to a .parquet file, for vit compare and other tools (default: "
+        "none).", "FILE")] = None,
     assert_: Annotated[list[str] | None, option("--assert", RUN,
-        "Condition on a number of the JSON, such as 'top1>=0.92'; exit code 8 if it does not hold. "
-        "Repeatable.", "CHECK")] = None,
+        "Condition on a number of the JSON, such as 'top1>=0.92'; exit code 8 if it does not hold "
+        "(default: none). Repeatable.", "CHECK")] = None,
     printing: Printing,
 ) -> int:  # fmt: skip
     """Score checkpoints on data sets: accuracy, calibration.
@@ -107,7 +127,7 @@ def evaluate(
 
     def request(data: str | None, weights: str | None):
         size = None if sides else res
-        return RecipeOptions(data, size, model, recipe, set_).request(weights, inference)
+        return RecipeOptions(data, size, model, recipe, set_, skip_bad).request(weights, inference)
 
     requests = [request(data, weights) for weights, data in pairs]
     groups = next(filter(None, map(vtab.tasks_of, dataset or ())), {})
@@ -117,7 +137,7 @@ def evaluate(
             "the tasks of vtab go with one --ckpt, no other --dataset and no option but those of the scores"
         )
 
-    launch(num_processes)
+    launch(num_processes, inference.device)
     from vitcli.evaluation.evaluate import EvaluateOptions
     from vitcli.evaluation.evaluate import evaluate as score_all
 
@@ -141,7 +161,7 @@ def evaluate(
     return _show_asserted(score_all(requests, extras, settings), asserted, printing)
 
 
-@command(app, epilog="Example: vit compare b16.parquet l16.parquet")
+@command(app, panel=USE, example="vit compare b16.parquet l16.parquet")
 def compare(
     *,
     a: Annotated[str, typer.Argument(metavar="A", help=PREDICTIONS)],

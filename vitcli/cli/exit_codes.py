@@ -2,19 +2,25 @@
 
 import json
 import os
+import re
 import signal
 import sys
 import tempfile
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
 from typing import NoReturn
 
 import typer
 
+from vitcli.cli import hints
+from vitcli.cli.help import option_names
 from vitcli.distributed import launch
-from vitcli.errors import INTERRUPTED, InternalError, MachineError, Stopped, VitError, is_out_of_memory
+from vitcli.errors import (
+    INTERRUPTED, InternalError, MachineError, Stopped, VitError, is_out_of_memory, nearest,
+)  # fmt: skip
 
 UsageError = typer.BadParameter.__bases__[0]  # of typer's own copy of click
 
@@ -42,8 +48,9 @@ def exit_code_of(command: Callable[[], int | None], arguments: list[str]) -> int
     except (KeyboardInterrupt, typer.Abort):
         return _print_stopped("stopped before there was anything to save", INTERRUPTED, arguments)
     except UsageError as error:
-        if not error.format_message():  # no command at all: the help has been printed
-            return 2
+        if type(error).__name__ == "NoArgsIsHelpError":  # no command at all: its message is the help
+            typer.echo(error.format_message())
+            return UsageError.exit_code
         return _print_error(_usage_error(error, arguments), arguments)
     except Exception as error:
         translated = _environment_error(error) or _internal_error(error)
@@ -73,7 +80,7 @@ def _print_error(error: VitError, arguments: list[str]) -> int:
         return error.exit_code
     # An error that all processes raise is printed by the first one of each machine.
     if os.environ.get("LOCAL_RANK", "0") == "0" or hasattr(error, "rank"):
-        _print(str(error), error.as_dict(), arguments)
+        _print(str(error), error.as_dict(), error.exit_code, arguments)
     return error.exit_code
 
 
@@ -81,14 +88,15 @@ def _print_stopped(note: str, exit_code: int, arguments: list[str]) -> int:
     """Print how an interrupted run stopped."""
     if launch.global_rank() == 0:
         where, fix = f"exit code {exit_code}", "give the same command line again"
-        _print(note, {"message": note, "where": where, "fix": fix}, arguments)
+        _print(note, {"message": note, "where": where, "fix": fix}, exit_code, arguments)
     return exit_code
 
 
-def _print(text: str, as_dict: dict[str, str], arguments: list[str]) -> None:
+def _print(text: str, as_dict: dict[str, str], exit_code: int, arguments: list[str]) -> None:
     """Print an error for people, or with --json as one object on standard output."""
     if "--json" in arguments:
-        print(json.dumps({"error": as_dict}, indent=2))
+        command = " ".join(takewhile(lambda word: not word.startswith("-"), arguments[:2]))
+        print(json.dumps({"error": {**as_dict, "code": exit_code, "command": command}}, indent=2))
     else:
         # File and class names may hold control characters, and standard error may be closed.
         with suppress(OSError):
@@ -99,8 +107,20 @@ def _usage_error(error: Exception, arguments: list[str]) -> VitError:
     # An error raised in the body of a command has no context; others name the subcommand.
     names = error.ctx.command_path.split()[1:] if error.ctx else arguments[:1]
     command = " ".join(["vit", *names])
+    place = {"where": f"the command line, {command}", "fix": f"{command} --help lists the options"}
+    if hasattr(error, "possibilities"):  # an option that does not exist
+        return hints.unknown_option(error.option_name, command, option_names(error.ctx.command))
     what = error.format_message().rstrip(".")
-    return VitError(what, where=f"the command line, {command}", fix=f"{command} --help lists the options")
+    parameter = getattr(error, "param", None)
+    if parameter and (choices := re.search(r"'([^']*)' is not one of (.*)", what)):
+        known = re.findall(r"'([^']*)'", choices[2])
+        what = f"{parameter.opts[0]} is {choices[1]!r}{nearest(choices[1].lower(), known)}"
+        return VitError(what, where=place["where"], fix=f"one of {', '.join(known)}")
+    if parameter and (kind := re.search(r"Input should be (.*)", what)):
+        kinds = {"a valid integer": "a whole number", "a valid number": "a number"}
+        required = kinds.get(kind[1].partition(",")[0], kind[1])
+        return VitError(f"{parameter.opts[0]} must be {required}", **place)
+    return VitError(what, **place)
 
 
 def _environment_error(error: Exception) -> VitError | None:

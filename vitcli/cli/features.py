@@ -2,33 +2,38 @@
 
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from vitcli.cli import options
-from vitcli.cli.options import DATA, MODEL, RUN, command, given_arguments, launch, option
+from vitcli.cli.options import DATA, MODEL, RUN, USE, command, given_arguments, launch, option
 
 app = typer.Typer()
+Classifier = Literal["least-squares", "knn", "logistic", "ncm"]
 
 
-@command(app, epilog="Example: vit fewshot --ckpt vit_b16.npz --dataset cifar100 --shots 1,5,10,25")
+@command(app, panel=USE, example="vit fewshot --ckpt vit_b16.npz --dataset cifar100 --shots 1,5,10,25")
 def fewshot(
     *,
     ckpt: options.Ckpt = None,
     recipe: options.RecipeOptions,
     inference: options.InferenceOptions,
     draws: Annotated[str | None, option("--draws", DATA,
-        "Repeat the support sets of a draws.json: {seed: {shots: [rows]}}.", "FILE")] = None,
+        "Repeat the support sets of a draws.json: {seed: {shots: [rows]}} (default: draw them).",
+        "FILE")] = None,
     shots: Annotated[str | None, option("--shots", DATA,
-        "Images per class: 5, or 1,5,10,25. [fewshot.shots]", "N,...")] = None,
+        "Images per class: 5, or 1,5,10,25 (default: by the recipe; fewshot/default: 5). [fewshot.shots]",
+        "N,...")] = None,
     seeds: Annotated[str | None, option("--seeds", DATA,
-        "Number of random support sets; reports mean and std over them. [fewshot.seeds]", "N")] = None,
+        "Number of random support sets; reports mean and std over them (default: by the recipe; "
+        "fewshot/default: 3). [fewshot.seeds]", "N")] = None,
     l2: Annotated[str | None, option("--l2", MODEL,
-        "Regularisation of least squares, or sweep: chosen on the support set. [fewshot.l2]",
-        "NUMBER|sweep")] = None,
-    classifier: Annotated[str | None, option("--classifier", MODEL,
-        "least-squares, knn, logistic (extra: fewshot) or ncm. [fewshot.classifier]", "NAME")] = None,
+        "Regularisation of least squares, or sweep: chosen on the support set (default: by the recipe). "
+        "[fewshot.l2]", "L2|sweep")] = None,
+    classifier: Annotated[Classifier | None, option("--classifier", MODEL,
+        "least-squares, knn, logistic (extra: fewshot) or ncm (default: least-squares). "
+        "[fewshot.classifier]", "NAME")] = None,
     layer: options.Layer = None,
     num_processes: options.NumProcesses = None,
     out: Annotated[Path | None, option("--out", RUN,
@@ -46,7 +51,7 @@ def fewshot(
         "fewshot.classifier": classifier,
     }  # fmt: skip
     request = recipe.request(ckpt, inference, recipe_keys)  # mistakes come before processes are launched
-    launch(num_processes)
+    launch(num_processes, inference.device)
     from vitcli.features.fewshot import as_text, fewshot
 
     settings = inference.settings(printing, out, overwrite)
@@ -54,7 +59,7 @@ def fewshot(
     return printing.show(result, as_text)
 
 
-@command(app, epilog="Example: vit embed --ckpt runs/pets --dataset oxford_pets --out p.safetensors")
+@command(app, panel=USE, example="vit embed --ckpt runs/pets --dataset oxford_pets --out p.safetensors")
 def embed(
     *,
     ckpt: options.Ckpt = None,
@@ -63,11 +68,11 @@ def embed(
     split: options.Split = "auto",
     layer: options.Layer = None,
     logits: Annotated[bool, option("--logits/--no-logits", MODEL,
-        "Write the logits too (default: --logits).")] = True,
+        "Leave the logits out (default: write them too).")] = True,
     num_processes: options.NumProcesses = None,
     out: Annotated[Path | None, option("--out", RUN,
-        "File to write (required); an interrupted call with the same file is resumed.",
-        "FILE.safetensors")] = None,
+        "Required. The .safetensors file to write; an interrupted call with the same file is resumed.",
+        "FILE")] = None,
     overwrite: options.Overwrite = False,
     printing: options.Printing,
 ) -> int:  # fmt: skip
@@ -78,7 +83,7 @@ def embed(
     if not out:
         raise typer.BadParameter("name the file to write: --out FEATURES.safetensors", param_hint="--out")
     request = recipe.request(ckpt, inference, {"eval.layer": layer})
-    launch(num_processes)
+    launch(num_processes, inference.device)
     from vitcli.features.embed import as_text, embed
 
     settings = inference.settings(printing, out, overwrite)

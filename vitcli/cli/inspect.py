@@ -7,12 +7,18 @@ from typing import Annotated
 import typer
 
 from vitcli.cli import options
-from vitcli.cli.options import DATA, MODEL, RUN, command, option
+from vitcli.cli.options import DATA, MODEL, RUN, UNDERSTAND, command, launch, option
 
 app = typer.Typer()
 
 
-@command(app, epilog="Example: vit inspect --ckpt ViT-L_16.npz --images photos/ --out figures/")
+@command(
+    app,
+    panel=UNDERSTAND,
+    example="""\
+vit inspect --ckpt ViT-L_16.npz --images photos/ --out figures/
+vit inspect runs/photos                     # what it is, in a few lines""",
+)
 def inspect(
     *,
     ckpt: options.Ckpt = None,
@@ -21,12 +27,14 @@ def inspect(
     checkpoint: Annotated[str | None, typer.Argument(metavar="CKPT",
         help="As --ckpt. Alone: print what it is, as with --summary.")] = None,
     images: Annotated[list[str] | None, option("--images", DATA,
-        "Images to analyse: a file, folder or glob. Repeatable.", "IMAGES")] = None,
+        "Images to analyse: a file, folder or glob (default: of the data set). Repeatable.",
+        "IMAGES")] = None,
     split: options.Split = "auto",
     compare_res: Annotated[str | None, option("--compare-res", DATA,
         "Image size of the second checkpoint (default: as the first).", "PX")] = None,
     compare: Annotated[str | None, option("--compare", MODEL,
-        "Second checkpoint, shown side by side with the first on the same images.", "WEIGHTS")] = None,
+        "Second checkpoint, shown side by side with the first on the same images (default: none).",
+        "CKPT")] = None,
     out: Annotated[Path | None, option("--out", RUN,
         "Folder for figures (PNG, SVG), arrays, numbers and inspection.html (default: a new one under "
         "runs/).", "FOLDER")] = None,
@@ -68,6 +76,7 @@ def inspect(
         raise typer.BadParameter(message, param_hint="--compare-res")
     if compare is not None:
         requests.append(replace(recipe, res=compare_res or recipe.res).request(compare, inference))
+    launch(None, inference.device)
     from vitcli.inspection.inspect import inspect
     from vitcli.inspection.text import as_text
 

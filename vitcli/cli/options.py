@@ -10,33 +10,62 @@ from dataclasses import MISSING, dataclass, fields
 from functools import wraps
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
+from vitcli.cli import complete
+from vitcli.cli.help import (
+    ADVANCED,
+    DATA,
+    DEVICES,
+    MANAGE,
+    MODEL,
+    PANELS,
+    RUN,
+    TRAIN,
+    TRAINING,
+    UNDERSTAND,
+    USE,
+    VitCommand,
+)  # fmt: skip
+from vitcli.distributed import device as devices
 from vitcli.distributed import launch as launcher
 from vitcli.distributed.launch import global_rank
 from vitcli.errors import VitError
 from vitcli.output import text
 
-DATA, MODEL, TRAINING, DEVICES, RUN = PANELS = "Data", "Model", "Training", "Devices", "Run"
+__all__ = [
+    "ADVANCED",
+    "DATA", "DEVICES", "MANAGE", "MODEL", "PANELS", "RUN", "TRAIN", "TRAINING", "UNDERSTAND", "USE",
+]  # fmt: skip
 
 given_arguments: list[str] = []  # the command line as given, for the launcher and environment.json
 
 
-def option(name: str, panel: str | None, help: str, metavar: str | None = "", **more):
+def option(
+    name: str, panel: str | None, help: str, metavar: str | None = "", *, short: str | None = None, **more
+):
     """Declare an option; `metavar` names its value, in place of the Python type."""
-    names = [name, "-q"] if name == "--quiet" else [name]
-    help = help.replace("[", "\\[")  # a bracket is markup to Rich
+    names = [name, short] if short else [name]
+    more = {"case_sensitive": False} | more  # of closed choices
     return typer.Option(*names, rich_help_panel=panel, help=help, metavar=metavar, show_default=False, **more)
 
 
-def command(app: typer.Typer, name: str | None = None, *, epilog: str | None = None) -> Callable:
+def command(
+    app: typer.Typer, name: str | None = None, *, panel: str | None = None, example: str = ""
+) -> Callable:
     """Register a function as a command of `app`.
 
     A parameter whose type is a dataclass stands for a group of options: typer sees one option per field, the
     function gets the dataclass. Panels come in the order of PANELS in every --help.
+
+    Args:
+        panel: of the command in the help of `app`.
+        example: command lines for the top of its help, one a line.
     """
+    heading = "Examples" if "\n" in example else "Example"
+    epilog = f"{heading}:\n{example}" if example else None
 
     def register(function: Callable[..., int]) -> Callable[..., int]:
         # The options that typer is to see, and the groups that they fill.
@@ -61,14 +90,15 @@ def command(app: typer.Typer, name: str | None = None, *, epilog: str | None = N
         ungrouped.__signature__ = signature(ungrouped).replace(
             parameters=sorted(parameters, key=_panel_index)
         )
-        app.command(name, help=_paragraphs(function.__doc__), epilog=epilog)(ungrouped)
+        more = {"help": _paragraphs(function.__doc__), "epilog": epilog, "rich_help_panel": panel}
+        app.command(name, cls=VitCommand, **more)(ungrouped)
         return function
 
     return register
 
 
 def _paragraphs(docstring: str) -> str:
-    """Return a docstring with one line per paragraph: typer keeps line breaks of all but the first."""
+    """Return a docstring with one line per paragraph."""
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in docstring.split("\n\n"))
 
 
@@ -83,75 +113,68 @@ def _panel_index(parameter: Parameter) -> int:
     return PANELS.index(panel) if panel else -1
 
 
-def completion(names: Callable[[Any], Any]) -> Callable[[str], list[str]]:
-    """Return a shell completion among `names(vitcli.recipe)`."""
-
-    def complete(incomplete: str) -> list[str]:
-        from vitcli import recipe
-
-        return [name for name in names(recipe) if name.startswith(incomplete)]
-
-    return complete
-
-
-recipe_names = completion(lambda recipe: [name for name, _ in recipe.available()])
-dataset_names = completion(lambda recipe: ["demo", "vtab", *recipe.dataset_aliases()])
-
-
-def model_names(incomplete: str) -> list[str]:
-    """Complete the name of an architecture, whatever the case of its letters."""
-    from vitcli.models.variants import VARIANTS
-
-    # In the letters already typed: the shell would drop another spelling.
-    matching = (name for name in VARIANTS if name.lower().startswith(incomplete.lower()))
-    return [incomplete + name[len(incomplete) :] for name in matching]
-
-
-DATA_HELP = (
-    "Folder of class folders, Parquet, Arrow or save_to_disk files; alias such as oxford_pets; Hub id "
-    "OWNER/NAME; or demo."
-)
-WEIGHTS_HELP = (
-    "Run folder, .safetensors, official .npz or .pth file, timm/NAME.TAG, hf-hub:OWNER/NAME, or demo."
-)
+DATA_HELP = "Folder of class folders, alias such as oxford_pets, Hub id OWNER/NAME, or demo."
+WEIGHTS_HELP = "Run folder, .safetensors, .npz or .pth file, timm/NAME.TAG, hf-hub:OWNER/NAME, or demo"
 SIZE_HELP = "Image size in pixels: 384, or 384x512 (height x width)"
+
+# Closed choices. Those of a recipe key are repeated here, since the schema takes time to load.
+Compute = Literal["auto", "fp32", "bf16", "fp16"]
+FeatureLayer = Literal["pre_logits", "token", "gap"]
+Tracker = Literal["tensorboard", "wandb", "trackio", "mlflow"]
+
 # fmt: off
-Dataset = Annotated[str | None, option("--dataset", DATA, f"{DATA_HELP} [data.dataset]", "DATA",
-    autocompletion=dataset_names)]
+Dataset = Annotated[str | None, option("--dataset", DATA,
+    f"{DATA_HELP} Also Parquet, Arrow, save_to_disk and WebDataset files; see vit datasets list (default: "
+    "by the recipe; without one, demo). [data.dataset]", "DATA", autocompletion=complete.datasets)]
 Split = Annotated[str, option("--split", DATA,
     "Split to use, such as test or train[:10%] (default: test, else validation).", "SPLIT")]
-Res = Annotated[str | None, option("--res", DATA, f"{SIZE_HELP}. [data.image_size]", "PX")]
-Ckpt = Annotated[str | None, option("--ckpt", MODEL, f"{WEIGHTS_HELP} [model.ckpt]", "WEIGHTS")]
+Res = Annotated[str | None, option("--res", DATA,
+    f"{SIZE_HELP} (default: by recipe and checkpoint). [data.image_size]", "PX")]
+SkipBad = Annotated[bool, option("--skip-bad", DATA,
+    "Leave out images that cannot be read, and count them (default: stop at the first). [data.on_bad_image]")]
+Ckpt = Annotated[str | None, option("--ckpt", MODEL,
+    f"{WEIGHTS_HELP} (default: by the recipe). [model.ckpt]", "CKPT")]
+RequiredCkpt = Annotated[str | None, option("--ckpt", MODEL,
+    f"Required. {WEIGHTS_HELP}. [model.ckpt]", "CKPT")]
 Model = Annotated[str | None, option("--model", MODEL,
     "Architecture: the paper's name (ViT-B/16, L/16) or any timm model (default: by checkpoint and "
-    "recipe). [model.name]", "NAME", autocompletion=model_names)]
-Layer = Annotated[str | None, option("--layer", MODEL,
+    "recipe). [model.name]", "NAME", autocompletion=complete.models)]
+Layer = Annotated[FeatureLayer | None, option("--layer", MODEL,
     "Features: pre_logits, the input of the head; token or gap, after the last norm (default: pre_logits). "
     "[eval.layer]", "NAME")]
-Steps = Annotated[int | None, option("--steps", TRAINING, "Number of optimizer steps. [schedule.steps]", "N")]
+Steps = Annotated[int | None, option("--steps", TRAINING,
+    "Number of optimizer steps (default: by the recipe; finetune/default: 500). [schedule.steps]", "N")]
 BatchSize = Annotated[int | None, option("--batch-size", TRAINING,
-    "Images per optimizer step, over all processes. [train.batch_size]", "N")]
+    "Images per optimizer step, over all processes (default: by the recipe; finetune/default: 64). "
+    "[train.batch_size]", "N")]
 Lr = Annotated[str | None, option("--lr", TRAINING,
-    "Base learning rate; of several (0.003,0.01) the best on the dev split is chosen. [optimizer.lr]",
-    "RATE")]
-Precision = Annotated[str | None, option("--precision", DEVICES,
+    "Base learning rate; of several (0.003,0.01) the best on the dev split is chosen (default: by the "
+    "recipe; finetune/default: 0.01). [optimizer.lr]", "RATE")]
+Precision = Annotated[Compute | None, option("--precision", DEVICES,
     "auto, fp32, bf16 or fp16 (default: auto, bf16 where the device supports it). [precision.compute]",
     "KIND")]
+Device = Annotated[str | None, option("--device", DEVICES,
+    "cpu, cuda, cuda:1 (several: cuda:0,2) or mps (default: a GPU for each process, else the "
+    "CPU).",
+    "NAME", autocompletion=complete.devices)]
 NumProcesses = Annotated[int | None, option("--num-processes", DEVICES,
     "Processes on this machine, one per GPU (default: 1).", "N", min=1)]
-Workers = Annotated[int | None, option("--workers", DEVICES,
+Workers = Annotated[int | None, option("--workers", ADVANCED,
     "Data loader threads; results do not depend on them (default: by the number of CPU cores).", "N", min=1)]
 RecipeName = Annotated[str | None, option("--recipe", RUN,
     "Shipped recipe (vit recipes list) or .toml file; it has the defaults of the options that name a [key] "
     "(default: by command and data set).", "NAME",
-    autocompletion=recipe_names)]
+    autocompletion=complete.recipes)]
 Set = Annotated[list[str] | None, option("--set", RUN,
-    "Set any other recipe key, such as data.flip=false. Repeatable.", "KEY=VALUE")]
-Track = Annotated[str | None, option("--track", RUN,
-    "Also log to tensorboard, wandb, trackio or mlflow (extra: track).", "NAME")]
+    "Set any other recipe key, such as data.flip=false (default: as in the recipe). Repeatable.", "KEY=VALUE",
+    autocompletion=complete.recipe_keys)]
+Track = Annotated[Tracker | None, option("--track", ADVANCED,
+    "Also log to tensorboard, wandb, trackio or mlflow (extra: track; default: to the run folder alone).",
+    "NAME")]
 Overwrite = Annotated[bool, option("--overwrite", RUN, "Replace earlier output of this command.")]
 Json = Annotated[bool, option("--json", RUN, "Print one JSON object to standard output.")]
-Quiet = Annotated[bool, option("--quiet", RUN, "Hide progress and notes.")]
+Quiet = Annotated[bool, option("--quiet", RUN, "Hide progress and notes; the result is still printed.",
+    short="-q")]
 Debug = Annotated[bool, option("--debug", RUN, "Show the traceback of an error.")]
 # fmt: on
 
@@ -193,6 +216,7 @@ class RecipeOptions:
     model: Model = None
     recipe: RecipeName = None
     set_: Set = None
+    skip_bad: SkipBad = False
 
     def shorthands(self, ckpt: str | None, precision: str | None) -> dict[str, Any]:
         """Return the values by recipe key; typer.BadParameter for an empty one."""
@@ -203,6 +227,7 @@ class RecipeOptions:
         return {
             "data.dataset": self.dataset,
             "data.image_size": self.res,
+            "data.on_bad_image": "skip" if self.skip_bad else None,
             "model.ckpt": ckpt,
             "model.name": self.model,
             "precision.compute": precision,
@@ -222,9 +247,11 @@ class InferenceOptions:
     """How a network without gradients is run; no result depends on it but through the precision."""
 
     batch_size: Annotated[int | None, option("--batch-size", DEVICES,
-        "Images per forward pass. [eval.batch_size]", "N")] = None
-    precision: Annotated[str | None, option("--precision", DEVICES,
+        "Images per forward pass (default: by the recipe; evaluate/default: 64). [eval.batch_size]",
+        "N")] = None
+    precision: Annotated[Compute | None, option("--precision", DEVICES,
         "fp32, bf16 or fp16 (default: fp32). [precision.compute]", "KIND")] = None
+    device: Device = None
     workers: Workers = None
 
     def settings(self, printing: Printing, out: Path | None = None, overwrite: bool = False):
@@ -238,17 +265,18 @@ class InferenceOptions:
 class DeviceOptions:
     """Where and how a training run computes."""
 
-    compile: Annotated[bool, option("--compile/--no-compile", TRAINING,
-        "Compile the model with torch.compile (default: --no-compile).")] = False
+    device: Device = None
     num_processes: NumProcesses = None
-    per_device_batch: Annotated[str | None, option("--per-device-batch", DEVICES,
+    compile: Annotated[bool, option("--compile/--no-compile", ADVANCED,
+        "Compile the model with torch.compile (default: off).")] = False
+    per_device_batch: Annotated[str | None, option("--per-device-batch", ADVANCED,
         "Images per forward pass, a divisor of each process's part of the batch; auto: the largest that fits "
         "(default: up to 64, on a CPU 32).", "N|auto")] = None
     workers: Workers = None
-    exact: Annotated[bool, option("--exact", DEVICES,
+    exact: Annotated[bool, option("--exact", ADVANCED,
         "Bitwise equal results on 1, 2, 4, ... processes: gradients are summed as one tree; one thread per "
         "process on a CPU.")] = False
-    shard: Annotated[bool, option("--shard", DEVICES,
+    shard: Annotated[bool, option("--shard", ADVANCED,
         "Shard weights, gradients and optimizer over the processes (FSDP2), for models larger than a "
         "device.")] = False
 
@@ -289,8 +317,9 @@ def count_or_auto(value: str | None) -> int | str | None:
     return int(value)
 
 
-def launch(num_processes: int | None) -> None:
-    """Launch the processes that the command line asks for, if any, and end with their exit code."""
+def launch(num_processes: int | None, device: str | None) -> None:
+    """Settle the device, launch the processes that are asked for, if any, and end with their exit code."""
+    devices.select(device, num_processes)
     launcher.adopt_slurm()
     if num_processes is not None and launcher.must_launch(num_processes):
         raise typer.Exit(launcher.launch(num_processes, given_arguments))

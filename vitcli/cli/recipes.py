@@ -8,20 +8,26 @@ from typing import Annotated
 
 import typer
 
-from vitcli.cli import options
+from vitcli.cli import complete, options
+from vitcli.cli.help import VitGroup
 from vitcli.cli.options import Printing, command
 
-app = typer.Typer(help="List, show, check and copy recipes.", no_args_is_help=True)
+app = typer.Typer(
+    cls=VitGroup,
+    help="List, show, check and copy recipes.",
+    epilog="Examples:\nvit recipes list cifar\nvit recipes show finetune/default",
+    no_args_is_help=True,
+)
 
 # fmt: off
-RecipeArgument = Annotated[str, typer.Argument(autocompletion=options.recipe_names, metavar="RECIPE",
+RecipeArgument = Annotated[str, typer.Argument(autocompletion=complete.recipes, metavar="RECIPE",
     help="A shipped name or a .toml file.")]
-SomeRecipes = Annotated[list[str] | None, typer.Argument(autocompletion=options.recipe_names,
+SomeRecipes = Annotated[list[str] | None, typer.Argument(autocompletion=complete.recipes,
     metavar="RECIPE", help="Shipped names or .toml files (default: all shipped ones).")]
 # fmt: on
 
 
-@command(app, "list")
+@command(app, "list", example="vit recipes list cifar")
 def recipes_list(printing: Printing) -> int:
     """List the shipped recipes with the row of the paper that each stands for."""
     from vitcli.recipe import listing
@@ -29,7 +35,7 @@ def recipes_list(printing: Printing) -> int:
     return printing.show({"recipes": listing.list_recipes()}, listing.list_as_text)
 
 
-@command(app, "show")
+@command(app, "show", example="vit recipes show finetune/default --set schedule.epochs=10")
 def recipes_show(*, name: RecipeArgument, set_: options.Set = None, printing: Printing) -> int:
     """Show the resolved values of a recipe and the origin of each."""
     from vitcli.recipe import listing
@@ -37,7 +43,7 @@ def recipes_show(*, name: RecipeArgument, set_: options.Set = None, printing: Pr
     return printing.show(listing.show(name, set_ or ()), itemgetter("toml"))
 
 
-@command(app, "check")
+@command(app, "check", example="vit recipes check my.toml")
 def recipes_check(*, names: SomeRecipes = None, printing: Printing) -> int:
     """Validate recipes against the schema.
 
@@ -49,7 +55,7 @@ def recipes_check(*, names: SomeRecipes = None, printing: Printing) -> int:
     return printing.show(result, listing.check_as_text) or (0 if result["ok"] else 2)
 
 
-@command(app, "schema")
+@command(app, "schema", example="vit recipes schema > recipe.schema.json")
 def recipes_schema(printing: Printing) -> int:
     """Print the JSON Schema of a recipe, for editors."""
     from vitcli.recipe import listing
@@ -57,7 +63,7 @@ def recipes_schema(printing: Printing) -> int:
     return printing.show(listing.schema(), partial(json.dumps, indent=2))
 
 
-@command(app, "copy")
+@command(app, "copy", example="vit recipes copy finetune/default my.toml")
 def recipes_copy(
     *,
     name: RecipeArgument,

@@ -2,23 +2,24 @@
 
 import signal
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from vitcli.cli.options import RUN, Printing, command, option
+from vitcli.cli.options import RUN, UNDERSTAND, Printing, command, option
 
 app = typer.Typer()
+Format = Literal["text", "markdown", "csv", "json", "html"]
 
 
-@command(app, epilog="Example: vit report runs/ --out report.html")
+@command(app, panel=UNDERSTAND, example="vit report runs/ --out report.html")
 def report(
     *,
     runs: Annotated[list[str], typer.Argument(metavar="RUN",
         help="Output folders of vit finetune, pretrain, fewshot and evaluate, or folders of such.")],
     out: Annotated[Path | None, option("--out", RUN,
         "Write the report to a .html, .md, .csv or .json file (default: print it).", "FILE")] = None,
-    format_: Annotated[str | None, option("--format", RUN,
+    format_: Annotated[Format | None, option("--format", RUN,
         "text, markdown, csv, json or html (default: by the suffix of --out, else text).", "NAME")] = None,
     serve: Annotated[bool, option("--serve", RUN,
         "Serve the page on localhost, updated while runs are in progress; Ctrl-C ends it.")] = False,

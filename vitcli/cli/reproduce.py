@@ -1,43 +1,45 @@
 """`vit reproduce`: rows of the paper's tables."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
-from vitcli.cli import options
-from vitcli.cli.options import DATA, MODEL, RUN, command, launch, option
+from vitcli.cli import complete, options
+from vitcli.cli.options import ADVANCED, DATA, MODEL, RUN, UNDERSTAND, command, launch, option
 from vitcli.experiments.reproduce_text import as_list, as_text
 
 app = typer.Typer()
 
 
-def row_names(incomplete: str) -> list[str]:
-    """Complete the name of a row."""
-    from vitcli.experiments.reproduce_rows import read_rows, rows_of
-
-    return [name for name in rows_of(read_rows(None)) if name.startswith(incomplete)]
-
-
-@command(app, epilog="Example: vit reproduce table5/b16-in21k/cifar10 --out runs/b16-cifar10")
+@command(
+    app,
+    panel=UNDERSTAND,
+    example="""\
+vit reproduce --list 'table5/b16*'
+vit reproduce table5/b16-in21k/cifar10 --out runs/b16-cifar10""",
+)
 def reproduce(
     *,
     devices: options.DeviceOptions,
-    row: Annotated[str | None, typer.Argument(metavar="ROW", autocompletion=row_names,
+    row: Annotated[str | None, typer.Argument(metavar="ROW", autocompletion=complete.rows,
         help="COLUMN/TASK, such as table5/b16-in21k/cifar10; with --list a part of such names, or a glob.",
         )] = None,
     real: Annotated[str | None, option("--real", DATA,
-        "ReaL labels, for the rows scored by them: real.json, or real.json.gz.", "FILE")] = None,
+        "ReaL labels, for the rows scored by them: real.json, or real.json.gz (default: none).",
+        "FILE")] = None,
     ckpt: Annotated[str | None, option("--ckpt", MODEL,
-        "Weights to use in place of the row's, such as your own where none are public.", "WEIGHTS")] = None,
+        "Weights to use in place of the row's, such as your own where none are public (default: the row's).",
+        "CKPT")] = None,
     precision: options.Precision = None,
     list_: Annotated[bool, option("--list", RUN,
         "List the rows, the published values, and whether the weights are public.")] = False,
-    scale: Annotated[str | None, option("--scale", RUN,
-        "demo: run the same protocol on the embedded demo, in about a minute.", "NAME")] = None,
+    scale: Annotated[Literal["demo"] | None, option("--scale", RUN,
+        "demo: run the same protocol on the embedded demo, in about a minute (default: the paper's).",
+        "NAME")] = None,
     rows: Annotated[str | None, option("--rows", RUN,
-        "Rows of your own, in the format of recipes/reproduce.toml (default: the shipped rows).",
-        "FILE.toml")] = None,
+        "Rows of your own: a .toml file in the format of recipes/reproduce.toml (default: the shipped rows).",
+        "FILE")] = None,
     out: Annotated[Path | None, option("--out", RUN,
         "Run folder; an unfinished run in it is resumed (default: runs/reproduce-ROW).", "FOLDER")] = None,
     track: options.Track = None,
@@ -45,7 +47,7 @@ def reproduce(
     dry_run: Annotated[bool, option("--dry-run", RUN,
         "Print the protocol and its cost; GPU-hours are timed over ten steps if data and weights are "
         "here.")] = False,
-    measure: Annotated[bool, option("--measure", RUN,
+    measure: Annotated[bool, option("--measure", ADVANCED,
         "With --dry-run: download missing data and weights, to time ten steps.")] = False,
     printing: options.Printing,
 ) -> int:  # fmt: skip
@@ -71,7 +73,7 @@ def reproduce(
         experiment.check_labels(paper_row, real)
     recipes = experiment.resolve(paper_row, precision=precision)
 
-    launch(devices.num_processes)
+    launch(devices.num_processes, devices.device)
     from vitcli.training.finetune import finetune
 
     quiet = printing.quiet

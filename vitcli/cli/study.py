@@ -6,11 +6,16 @@ from typing import Annotated
 
 import typer
 
-from vitcli.cli import options
+from vitcli.cli import complete, options
+from vitcli.cli.help import VitGroup
 from vitcli.cli.options import RUN, DeviceOptions, Printing, command, launch, option
 
-app = typer.Typer(help="Run scaling studies: a grid of runs, a table, a plot.", no_args_is_help=True)
-study_names = options.completion(lambda recipe: recipe.catalog.studies())
+app = typer.Typer(
+    cls=VitGroup,
+    help="Run scaling studies: a grid of runs, a table, a plot.",
+    epilog="Example:\nvit study data-size demo",
+    no_args_is_help=True,
+)
 
 
 # fmt: off
@@ -18,10 +23,11 @@ study_names = options.completion(lambda recipe: recipe.catalog.studies())
 class StudyOptions:
     """A study, and where its output goes."""
 
-    file: Annotated[str, typer.Argument(autocompletion=study_names, metavar="FILE",
+    file: Annotated[str, typer.Argument(autocompletion=complete.studies, metavar="FILE",
         help="Shipped study, such as demo, or .toml file.")]
     set_: Annotated[list[str] | None, option("--set", RUN,
-        "Set any recipe key of every run, such as data.dataset=./photos. Repeatable.", "KEY=VALUE")] = None
+        "Set any recipe key of every run, such as data.dataset=./photos (default: as in its recipe). "
+        "Repeatable.", "KEY=VALUE", autocompletion=complete.recipe_keys)] = None
     out: Annotated[Path | None, option("--out", RUN,
         "Folder of the study; an unfinished study in it is resumed (default: runs/study-NAME).",
         "FOLDER")] = None
@@ -31,7 +37,7 @@ class StudyOptions:
 # fmt: on
 
 
-@command(app, "data-size", epilog="Example: vit study data-size demo")
+@command(app, "data-size", example="vit study data-size demo")
 def data_size(study: StudyOptions, devices: DeviceOptions, printing: Printing) -> int:
     """Plot accuracy by the number of training images.
 
@@ -40,7 +46,7 @@ def data_size(study: StudyOptions, devices: DeviceOptions, printing: Printing) -
     return _run("data-size", study, devices, printing)
 
 
-@command(app, "compute", epilog="Example: vit study compute figure5-jft --dry-run")
+@command(app, "compute", example="vit study compute figure5-jft --dry-run")
 def compute(study: StudyOptions, devices: DeviceOptions, printing: Printing) -> int:
     """Plot accuracy by training compute, with the Pareto front.
 
@@ -54,7 +60,7 @@ def _run(view: str, given: StudyOptions, devices: DeviceOptions, printing: Print
     from vitcli.experiments.study_text import as_text
 
     prepared = study.prepare(view, given.file, given.set_ or ())  # mistakes come before torch is loaded
-    launch(devices.num_processes)
+    launch(devices.num_processes, devices.device)
     from vitcli.experiments.study_runs import work_of
 
     # Each run of the grid resumes on its own: --overwrite and --dry-run are for the study.

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from vitcli.cli import options
-from vitcli.cli.options import DEVICES, RUN, TRAINING, command, launch, option
+from vitcli.cli.options import ADVANCED, RUN, TRAIN, TRAINING, command, launch, option
+from vitcli.errors import VitError
 
 app = typer.Typer()
 
@@ -19,23 +20,36 @@ class TrainingOptions:
     """Options of both training commands."""
 
     steps: options.Steps = None
+    epochs: Annotated[float | None, option("--epochs", TRAINING,
+        "Duration in passes over the training images, instead of --steps (default: none). [schedule.epochs]",
+        "N")] = None
     batch_size: options.BatchSize = None
     lr: options.Lr = None
-    seed: Annotated[int | None, option("--seed", TRAINING, "Random seed. [train.seed]", "N")] = None
+    seed: Annotated[int | None, option("--seed", TRAINING,
+        "Random seed (default: by the recipe; finetune/default: 0). [train.seed]", "N")] = None
+    runs: Annotated[int | None, option("--runs", TRAINING,
+        "Runs with seed, seed + 1, ...; the result is their mean and std (default: by the recipe; "
+        "finetune/default: 1). [train.runs]", "N")] = None
     precision: options.Precision = None
-    arms_parallel: Annotated[bool, option("--arms-parallel", DEVICES,
+    arms_parallel: Annotated[bool, option("--arms-parallel", ADVANCED,
         "Run the values of a sweep side by side, one on each device, or --num-processes of them.")] = False
     out: Annotated[Path | None, option("--out", RUN,
         "Run folder; an unfinished run in it is resumed (default: a new one under runs/).", "FOLDER")] = None
     track: options.Track = None
     overwrite: options.Overwrite = False
     dry_run: Annotated[bool, option("--dry-run", RUN,
-        "Print the resolved recipe and the training plan; write nothing.")] = False
-    measure: Annotated[bool, option("--measure", RUN, "With --dry-run: time ten real steps.")] = False
+        "Print the training plan and the resolved recipe; write nothing.")] = False
+    measure: Annotated[bool, option("--measure", ADVANCED, "With --dry-run: time ten real steps.")] = False
 # fmt: on
 
 
-@command(app, epilog="Example: vit finetune --ckpt vit_l16.npz --dataset oxford_pets --lr 0.01")
+@command(
+    app,
+    panel=TRAIN,
+    example="""\
+vit finetune --ckpt timm/vit_base_patch16_224.augreg_in21k --dataset photos/
+vit finetune --ckpt vit_l16.npz --dataset oxford_pets --res 384 --runs 3""",
+)
 def finetune(
     *,
     ckpt: options.Ckpt = None,
@@ -44,14 +58,14 @@ def finetune(
     devices: options.DeviceOptions,
     printing: options.Printing,
 ) -> int:
-    """Fine-tune a checkpoint on a data set.
+    """Fine-tune a checkpoint on your images.
 
     The protocol of the paper, section 3.2. Without options: the embedded demo.
     """
     return _train("finetune", recipe, training, devices, printing, ckpt)
 
 
-@command(app, epilog="Example: vit pretrain --recipe pretrain/demo --out runs/demo")
+@command(app, panel=TRAIN, example="vit pretrain --recipe pretrain/demo --out runs/demo")
 def pretrain(
     recipe: options.RecipeOptions,
     training: TrainingOptions,
@@ -79,11 +93,19 @@ def _train(
 
     # Mistakes are reported before torch is loaded.
     overrides = recipe.set_ or ()
+    if training.steps is not None and training.epochs is not None:
+        raise VitError(
+            "--steps and --epochs both say how long to train",
+            where=f"--steps {training.steps}, --epochs {training.epochs:g}",
+            fix="give one of them",
+        )
     recipe_keys = recipe.shorthands(ckpt, training.precision) | {
         "schedule.steps": training.steps,
+        "schedule.epochs": training.epochs,
         "train.batch_size": training.batch_size,
         "optimizer.lr": training.lr,
         "train.seed": training.seed,
+        "train.runs": training.runs,
     }
     groups = vtab.tasks_of(recipe.dataset) if name == "finetune" else {}
     if groups:
@@ -93,8 +115,7 @@ def _train(
         resolved = recipes.load(recipe_name, overrides, recipe_keys)
 
     # With --arms-parallel each process has a run of its own, so nothing is launched here.
-    if not training.arms_parallel:
-        launch(devices.num_processes)
+    launch(None if training.arms_parallel else devices.num_processes, devices.device)
     run_options = devices.run_options(
         out=training.out,
         track=training.track,

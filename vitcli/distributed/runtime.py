@@ -17,6 +17,7 @@ import torch.distributed as dist
 from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
 from torch import nn
 
+from vitcli.distributed import device as devices
 from vitcli.errors import MachineError, VitError
 
 LOW_PRECISION = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -151,12 +152,13 @@ def start(precision: str) -> Runtime:
         precision: "auto", "fp32", "bf16" or "fp16".
 
     Raises:
-        MachineError: the device does not support this precision.
+        MachineError: the device is not here, or does not support this precision.
     """
+    devices.check_here(accelerators(), int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
     precision = resolve_precision(precision)
     accelerator = Accelerator(
         mixed_precision="no",
-        cpu=not torch.accelerator.is_available(),
+        cpu=devices.is_cpu() or not torch.accelerator.is_available(),
         step_scheduler_with_optimizer=False,
         kwargs_handlers=[
             InitProcessGroupKwargs(timeout=COLLECTIVE_TIMEOUT),
@@ -167,6 +169,15 @@ def start(precision: str) -> Runtime:
     control = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT) if several else None
     scaler = torch.amp.GradScaler(accelerator.device.type, enabled=precision == "fp16")
     return Runtime(accelerator, precision, scaler, control)
+
+
+def accelerators() -> list[str]:
+    """Return the accelerators that this process sees: ["cuda:0", "cuda:1"], ["mps"], or none."""
+    if not torch.accelerator.is_available():
+        return []
+    kind = torch.accelerator.current_accelerator().type
+    count = torch.accelerator.device_count()
+    return [kind] if kind == "mps" else [f"{kind}:{number}" for number in range(count)]
 
 
 @contextmanager

@@ -28,8 +28,9 @@ __all__ = [
 SHORTHANDS = {
     "model.name": "--model", "model.ckpt": "--ckpt",
     "data.dataset": "--dataset", "data.image_size": "--res",
-    "schedule.steps": "--steps", "optimizer.lr": "--lr",
-    "train.batch_size": "--batch-size", "train.seed": "--seed",
+    "data.on_bad_image": "--skip-bad",
+    "schedule.steps": "--steps", "schedule.epochs": "--epochs", "optimizer.lr": "--lr",
+    "train.batch_size": "--batch-size", "train.seed": "--seed", "train.runs": "--runs",
     "precision.compute": "--precision",
     "eval.batch_size": "--batch-size", "eval.layer": "--layer",
     "fewshot.shots": "--shots", "fewshot.seeds": "--seeds",
@@ -86,10 +87,12 @@ def load(
     if problems := draft.mistakes + problems:
         raise report(problems, f"recipe {name_or_path}")
     if command and (recipe.model.ckpt is None or recipe.data.dataset is None):
-        missing = "checkpoint" if recipe.model.ckpt is None else "data set"
+        missing, option = "checkpoint", "--ckpt (recipe key model.ckpt)"
+        if recipe.model.ckpt is not None:
+            missing, option = "data set", "--dataset (recipe key data.dataset)"
         raise VitError(
             f"no {missing} is named",
-            where="--ckpt and --dataset",
+            where=option,
             fix=f"vit {command} --ckpt RUN --dataset DATA, such as --ckpt demo --dataset demo:pretrain",
         )
     return recipe

@@ -1,0 +1,123 @@
+"""Answers to command lines as people type them first: names of other tools, a path without its option."""
+
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from vitcli.errors import VitError, nearest
+
+# What other tools call it, and what to type here.
+COMMANDS = {
+    "train": "vit finetune trains a checkpoint on your images, vit pretrain a network from fresh weights",
+    "fit": "vit finetune",
+    "tune": "vit finetune",
+    "fine-tune": "vit finetune",
+    "val": "vit evaluate",
+    "validate": "vit evaluate",
+    "test": "vit evaluate",
+    "eval": "vit evaluate",
+    "score": "vit evaluate",
+    "classify": "vit predict",
+    "infer": "vit predict",
+    "inference": "vit predict",
+    "convert": "vit export",
+    "push": "vit export RUN --push-to-hub OWNER/NAME",
+    "upload": "vit export RUN --push-to-hub OWNER/NAME",
+    "extract": "vit embed",
+    "features": "vit embed",
+    "embeddings": "vit embed",
+    "resume": "give the same command line with the same --out again: it resumes the run",
+    "continue": "give the same command line with the same --out again: it resumes the run",
+    "runs": "vit report runs/",
+    "serve": "vit report runs/ --serve",
+    "info": "vit inspect CKPT",
+    "summary": "vit inspect CKPT",
+    "summarize": "vit inspect CKPT",
+    "list": "vit models, vit recipes list or vit datasets list",
+    "settings": "vit doctor",
+    "env": "vit doctor",
+    "checks": "vit doctor",
+}
+OPTIONS = {
+    "--data": "--dataset", "--data-dir": "--dataset", "--train-dir": "--dataset", "--dir": "--dataset",
+    "--source": "--dataset", "--weights": "--ckpt", "--checkpoint": "--ckpt", "--pretrained": "--ckpt",
+    "--model-name-or-path": "--ckpt", "--arch": "--model", "--img-size": "--res", "--imgsz": "--res",
+    "--image-size": "--res", "--input-size": "--res", "--resolution": "--res", "--size": "--res",
+    "--batch": "--batch-size", "--bs": "--batch-size", "--learning-rate": "--lr", "--lr0": "--lr",
+    "--num-epochs": "--epochs", "--num-train-epochs": "--epochs", "--max-steps": "--steps",
+    "--iterations": "--steps", "--num-workers": "--workers", "--output": "--out", "--output-dir": "--out",
+    "--save-dir": "--out", "--project": "--out", "--name": "--out", "--logdir": "--out", "--gpu": "--device",
+    "--gpus": "--num-processes", "--nproc-per-node": "--num-processes", "--config": "--recipe",
+    "--cfg": "--recipe", "--fp16": "--precision", "--bf16": "--precision", "--amp": "--precision",
+    "--half": "--precision", "--force": "--overwrite", "--exist-ok": "--overwrite", "--verbose": "--debug",
+    "--silent": "--quiet", "--report-to": "--track", "--logger": "--track", "--top-k": "--topk",
+    "--repeat": "--runs", "--mixed-precision": "--precision", "--labels": "--classes",
+}  # fmt: skip
+RESUMING = ("--resume", "--resume-from-checkpoint", "--auto-resume")
+WEIGHTS_SUFFIXES = (".safetensors", ".npz", ".pth", ".pt", ".bin", ".onnx")
+
+
+def unknown_command(name: str, group: str, commands: Sequence[str]) -> VitError:
+    """Return the error for a command that does not exist, with the one that was probably meant."""
+    meant = COMMANDS.get(name.lower()) if group == "vit" else None
+    if meant is None and group == "vit" and looks_like_weights(name):
+        meant = f"vit inspect {shlex.quote(name)} says what it is"
+    did_you_mean = "" if meant else nearest(name, commands)
+    return VitError(
+        f"there is no command {name!r}{did_you_mean}",
+        where=f"the command line, {group}",
+        fix=meant or f"{group} --help lists the commands",
+    )
+
+
+def unknown_option(name: str, command: str, options: Sequence[str]) -> VitError:
+    """Return the error for an option that does not exist: the one of ours, a recipe key, or the nearest."""
+    fix = f"{command} --help lists the options"
+    meant = OPTIONS.get(name.lower().replace("_", "-"))
+    if name in RESUMING:
+        did_you_mean, fix = "", "give the same command line with the same --out again: it resumes the run"
+    elif meant in options:
+        did_you_mean = f", did you mean {meant!r}?"
+    else:
+        did_you_mean = nearest(name, [option for option in options if option != "--help"])
+    keys = _recipe_keys(name) if "--set" in options and not did_you_mean else []
+    if keys:
+        fix = f"it is a key of the recipe: {' or '.join(f'--set {key}=VALUE' for key in keys)}"
+    return VitError(f"there is no option {name}{did_you_mean}", where=f"the command line, {command}", fix=fix)
+
+
+def unexpected_word(word: str, command: str, options: Sequence[str]) -> VitError:
+    """Return the error for a word that is no value of an option: mostly a path without its option."""
+    option = None
+    if "--ckpt" in options and looks_like_weights(word):
+        option = "--ckpt"
+    elif ("--dataset" in options and (Path(word).exists() or re.search(r"[/\\]", word))) or (
+        "--dataset" in options and _is_alias(word)
+    ):
+        option = "--dataset"
+    return VitError(
+        f"{word!r} belongs to no option",
+        where=f"the command line, {command}",
+        fix=f"write {option} {shlex.quote(word)}" if option else f"{command} --help lists the options",
+    )
+
+
+def looks_like_weights(word: str) -> bool:
+    """Return whether a word is a run folder, a weights file or a name of weights, by a look at the disk."""
+    if word.startswith(("timm/", "hf-hub:", "hf://")) or Path(word).suffix in WEIGHTS_SUFFIXES:
+        return True
+    return any((Path(word) / name).is_file() for name in ("model.safetensors", "summary.json", "recipe.toml"))
+
+
+def _recipe_keys(option: str) -> list[str]:
+    from vitcli.recipe import KEYS
+
+    name = option.removeprefix("--").replace("-", "_")
+    return [key for key in KEYS if key.rpartition(".")[2] == name or key == name]
+
+
+def _is_alias(word: str) -> bool:
+    from vitcli import recipe
+
+    return word == "demo" or word in recipe.dataset_aliases()
