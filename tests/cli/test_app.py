@@ -3,12 +3,13 @@
 import json
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import numpy as np
 import pytest
@@ -18,9 +19,14 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from tests.conftest import Outcome, run
-from vitcli.cli.options import DATA, PANELS, RUN, option
+from vitcli import recipe
+from vitcli.cli.complete import choices_in
+from vitcli.cli.features import Classifier
+from vitcli.cli.options import DATA, PANELS, RUN, Compute, FeatureLayer, Tracker, option
 from vitcli.cli.options import command as option_groups
 from vitcli.errors import VitError
+from vitcli.recipe.schema import KEYS
+from vitcli.training import tracking
 
 COMMANDS = ["finetune", "pretrain", "fewshot", "embed", "evaluate", "compare", "predict", "recipes",
             "recipes list", "recipes show", "recipes check", "recipes schema", "recipes copy", "models",
@@ -77,33 +83,137 @@ def test_help_loads_nothing_that_takes_its_time():
 @pytest.mark.parametrize(
     ("option", "begun", "completed"),
     [
-        ("--recipe", "finetune/ci", "finetune/cifar10"),
-        ("--dataset", "oxf", "oxford_pets"),
-        ("--model", "vit-b", "vit-b/16"),
+        ("finetune --recipe", "finetune/ci", "finetune/cifar10 finetune/cifar100"),
+        ("finetune --dataset", "oxford_p", "oxford_pets"),
+        ("finetune --dataset =", "oxford_p", "oxford_pets"),  # bash cuts words at =
+        ("finetune --model", "vit-b/1", "vit-b/16"),
+        ("finetune --precision", "f", "fp32 fp16"),
+        ("finetune --device", "c", "cpu cuda"),
+        ("fewshot --classifier", "l", "least-squares logistic"),
+        ("fewshot --layer", "", "pre_logits token gap"),
+        ("embed --set", "data.fl", "data.flip="),
+        ("embed --set data.flip", "=", "true false"),
+        ("embed --set data.flip =", "f", "false"),
+        ("embed --set optimizer.name =", "", "sgd adam"),
+        ("embed --set data.nothing =", "", ""),
+        ("evaluate --classes", "imagenet_v", "imagenet_v2"),
     ],
 )
-def test_the_shell_completes_names(option, begun, completed):
-    env = {
-        **os.environ,
-        "_VIT_COMPLETE": "complete_bash",
-        "COMP_WORDS": f"vit finetune {option} {begun}",
-        "COMP_CWORD": "3",
-    }
-    words = [sys.executable, "-c", "import sys; sys.argv[0] = 'vit'; from vitcli.cli import main; main()"]
+def test_the_shell_completes_names(option, begun, completed, monkeypatch):
+    words = ["vit", *option.split()]
+    env = {"_VIT_COMPLETE": "complete_bash", "COMP_WORDS": "\n".join([*words, begun])}
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "environ", {**os.environ, **env, "COMP_CWORD": str(len(words))})
+        shown = run().out
 
-    shown = subprocess.run(words, capture_output=True, text=True, env=env, timeout=60)
+    assert shown.split() == completed.split()
 
-    assert completed in shown.stdout.splitlines()
+
+@pytest.mark.parametrize(
+    ("shell", "sign"),
+    [
+        ("bash", "complete -o default"),
+        ("zsh", "compdef"),
+        ("fish", "commandline"),
+        ("powershell", "Register"),
+    ],
+)
+def test_every_shell_gets_its_own_script_under_the_name_that_was_called(shell, sign, monkeypatch):
+    assert sign in run("--show-completion", shell).out
+    monkeypatch.setattr(sys, "argv", ["/bin/vitcli"])
+    script = run("--show-completion", shell).out
+    assert "_VITCLI_COMPLETE" in script and "_VIT_COMPLETE" not in script
+
+
+def test_completion_is_installed_for_the_users_shell_and_no_other_shell_is_guessed(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("SHELL", "/bin/bash")
+
+    assert "for bash" in run("--install-completion").out
+    installed = [
+        file for file in tmp_path.rglob("*") if file.is_file() and "_VIT_COMPLETE" in file.read_text()
+    ]
+    assert len(installed) == 1 and "compopt -o nospace" in installed[0].read_text()
+    check_error(run("--show-completion", "zhs"), 2, "did you mean 'zsh'?")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_panels_come_in_the_same_order_in_every_help(command):
     shown = run(*command.split(), "--help").out
 
-    places = [shown.find(f"─ {panel} ─") for panel in ("Arguments", *PANELS)]
+    places = [shown.find(f"\n{panel}\n") for panel in ("Arguments", *PANELS)]
     present = [place for place in places if place >= 0]
     assert present == sorted(present)
     assert "Show the traceback of an error." in shown or command in ("recipes", "datasets", "study")
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_help_page_shows_an_example_first_defaults_and_no_types_of_python(command, width, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(width))
+    shown = run(*command.split(), "--help").out
+
+    head, *panels = re.split(r"\n\n(?=[A-Z][a-z]+\n)", shown)
+    assert "Example" in head and f"\n  vit {command}" in head
+    assert not re.search(r"<bool>|<str>|list\[|\[\[|\{[A-Z]|x>=|\x1b", shown)
+    assert max(map(len, shown.splitlines())) <= width
+    for panel in panels:
+        for row in re.split(r"\n  (?=--)", panel)[1:]:
+            names, text = re.split(r"\s{2,}", " ".join(row.splitlines()), maxsplit=1)
+            takes_value = " " in names.replace(", ", ",")
+            assert not takes_value or "default: " in " ".join(text.split()) or "Required" in text, row
+
+
+@pytest.mark.parametrize("panel", ["Train", "Use", "Understand", "Manage"])
+def test_the_commands_come_in_four_groups(panel):
+    shown = run("-h").out
+
+    assert shown.startswith("Fine-tune, evaluate and use Vision Transformers.\n")
+    assert f"\n{panel}\n  " in shown
+
+
+def test_numbers_and_choices_in_help_are_those_of_recipes_and_schema():
+    shown = " ".join(run("finetune", "--help").out.split()) + " ".join(run("fewshot", "--help").out.split())
+    told = re.findall(r"(\w+/default): ([\d.,]+)\)\. \[([\w.]+)\]", shown)
+
+    assert len(told) >= 8
+    for name, number, key in told:
+        value = recipe.flat(recipe.load(name, training=False))[key]
+        assert str(value).strip("(),").replace(" ", "") == number, key
+    for choices, key in ((Compute, "precision.compute"), (FeatureLayer, "eval.layer"),
+                         (Classifier, "fewshot.classifier")):  # fmt: skip
+        assert list(get_args(choices)) == choices_in(KEYS[key].annotation)
+    assert get_args(Tracker) == tracking.TRACKERS
+
+
+# What people type first, and what it must say.
+FIRST_TRIES = {
+    "train": "finetune", "val": "vit evaluate", "test": "vit evaluate", "eval": "vit evaluate",
+    "resume": "same --out", "evalaute": "'evaluate'", "runs/x.safetensors": "vit inspect",
+    "finetune photos": "--dataset photos", "finetune run": "--ckpt run", "finetune oxford_pets": "--dataset",
+    "predict run photos": "--ckpt run photos", "evaluate --ckpt demo": "--dataset (", "evaluate": "--ckpt (",
+    "finetune --datset x": "did you mean '--dataset'?", "finetune --imgsz 64": "did you mean '--res'?",
+    "finetune --weight-decay 0.1": "--set optimizer.weight_decay=VALUE", "finetune --resume": "same --out",
+    "finetune --precision FB16": "did you mean 'fp16'?", "evaluate --precision fp8": "auto, fp32, bf16, fp16",
+    "finetune --epochs 2 --steps 3": "--epochs", "finetune --device gpu": "did you mean 'cuda'?",
+    "finetune --device 1": "did you mean 'cuda:1'?", "finetune --steps few": "--steps must be a whole number",
+    "finetune --device cuda:0 --num-processes 2": "2 processes need a GPU each",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", FIRST_TRIES)
+def test_a_first_try_is_answered_with_what_to_type(words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos" / "cat").mkdir(parents=True)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "summary.json").touch()
+
+    check_error(run(*words.split()), 5 if "--num" in words else 2, FIRST_TRIES[words])
+
+
+def test_help_and_version_go_by_the_names_of_other_tools():
+    assert run("help", "finetune").out == run("finetune", "--help").out
+    assert run("version").out == run("-V").out == run("--version").out
 
 
 def test_a_group_of_options_fills_a_dataclass_and_keeps_its_defaults():
@@ -184,7 +294,8 @@ def test_an_error_with_json_is_one_object_on_standard_output():
     outcome = run("finetune", "--steps", "many", "--json")
 
     assert outcome.code == 2
-    assert set(outcome.json["error"]) == {"message", "where", "fix"}
+    assert set(outcome.json["error"]) == {"message", "where", "fix", "code", "command"}
+    assert (outcome.json["error"]["code"], outcome.json["error"]["command"]) == (2, "finetune")
 
 
 def test_debug_shows_the_traceback_as_well():

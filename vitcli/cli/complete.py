@@ -53,7 +53,7 @@ def _known(shell: str | None) -> str:
 def prepare(variable: str) -> None:
     """Get ready to answer a shell, if it is one that runs the command.
 
-    Bash cuts `--name=value` and `--set KEY=VALUE` at the =: they become words without it, and without the key.
+    Bash cuts `--name=value` and `--set KEY=VALUE` at the =: they become words without = and KEY.
     """
     if variable not in os.environ:
         return

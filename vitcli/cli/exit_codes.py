@@ -19,7 +19,13 @@ from vitcli.cli import hints
 from vitcli.cli.help import option_names
 from vitcli.distributed import launch
 from vitcli.errors import (
-    INTERRUPTED, InternalError, MachineError, Stopped, VitError, is_out_of_memory, nearest,
+    INTERRUPTED,
+    InternalError,
+    MachineError,
+    Stopped,
+    VitError,
+    is_out_of_memory,
+    nearest,
 )  # fmt: skip
 
 UsageError = typer.BadParameter.__bases__[0]  # of typer's own copy of click

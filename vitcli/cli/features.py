@@ -23,7 +23,8 @@ def fewshot(
         "Repeat the support sets of a draws.json: {seed: {shots: [rows]}} (default: draw them).",
         "FILE")] = None,
     shots: Annotated[str | None, option("--shots", DATA,
-        "Images per class: 5, or 1,5,10,25 (default: by the recipe; fewshot/default: 5). [fewshot.shots]",
+        "Images per class: 5, or 1,5,10,25 (default: by the recipe; "
+        "fewshot/default: 1,5,10,25). [fewshot.shots]",
         "N,...")] = None,
     seeds: Annotated[str | None, option("--seeds", DATA,
         "Number of random support sets; reports mean and std over them (default: by the recipe; "
