@@ -88,9 +88,14 @@ def test_the_folder_has_the_object_the_tables_and_the_images(evaluated, tmp_path
 
     assert json.loads((out / "evaluation.json").read_text()) == result
     assert {file.name for file in out.iterdir()} == {
-        "evaluation.json", "per_class.csv", "confusion.csv", "confusion.png", "reliability.png",
-        "resolution.png", "mistakes.png",
-    }  # fmt: skip
+        "evaluation.json",
+        "per_class.csv",
+        "confusion.csv",
+        "confusion.png",
+        "resolution.png",
+        "mistakes.png",
+        "mistakes.json",
+    }  # fmt: skip; no reliability diagram of 10 images
     for picture in out.glob("*.png"):
         assert min(Image.open(picture).size) > 200
     per_class = list(csv.DictReader((out / "per_class.csv").open()))

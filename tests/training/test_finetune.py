@@ -1,5 +1,6 @@
 """`vit finetune` from end to end, on pictures of two colours and a small network."""
 
+import base64
 import hashlib
 import json
 import math
@@ -10,6 +11,7 @@ import threading
 import time
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -80,6 +82,27 @@ def test_a_run_writes_its_whole_folder_and_prints_its_summary(photos, tmp_path):
     }  # fmt: skip
 
 
+def test_a_run_keeps_the_predictions_behind_its_numbers(photos, unbroken, tmp_path):
+    """The truth is another command, which reads the weights again: `vit evaluate` on the held-out images."""
+    summary = json.loads((unbroken / "summary.json").read_text())
+    saved = tmp_path / "evaluated.parquet"
+    words = ("--ckpt", unbroken, "--dataset", photos, "--save-predictions", saved, "--out", tmp_path / "out")
+    evaluated = run("evaluate", *words, "--json").json
+
+    kept, again = (pq.read_table(file) for file in (unbroken / "predictions.parquet", saved))
+    assert kept.to_pylist() == again.to_pylist() and len(kept) == summary["num_eval_examples"]
+    hits = [row["top_classes"][0] == row["label"] for row in kept.to_pylist()]
+    assert sum(hits) / len(hits) == summary["top1"]
+    assert summary["eval_fingerprint"] == evaluated["eval_fingerprint"]
+    # The mistakes with their small images are those of the evaluation, too.
+    mistakes = json.loads((unbroken / "mistakes.json").read_text())["mistakes"]
+    assert mistakes == json.loads((tmp_path / "out/mistakes.json").read_text())["mistakes"]
+    assert len(mistakes) == hits.count(False)
+    assert all(base64.b64decode(one["thumbnail"])[:3] == b"\xff\xd8\xff" for one in mistakes)
+    # Two runs are compared by their folders.
+    assert run("compare", unbroken, unbroken, "--json").json["counts"]["only_a"] == 0
+
+
 def test_the_zero_head_makes_the_first_loss_the_logarithm_of_the_classes(unbroken):
     assert losses(unbroken)[0] == pytest.approx(math.log(2), rel=1e-6)
 
@@ -102,6 +125,9 @@ def test_the_same_command_again_prints_the_summary_and_trains_nothing(photos, un
     again = small_run(photos, unbroken, *TRICKY)
 
     assert again == json.loads((unbroken / "summary.json").read_text())
+    os.rename(unbroken / "predictions.parquet", unbroken / "moved")  # runs of earlier versions have none
+    assert small_run(photos, unbroken, *TRICKY) == again
+    os.rename(unbroken / "moved", unbroken / "predictions.parquet")
     assert (fingerprint(unbroken), (unbroken / "timing.jsonl").read_text()) == before
 
 

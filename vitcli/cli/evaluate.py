@@ -20,7 +20,7 @@ NUMBERS = (
     "elapsed_s",
 )  # fmt: skip
 OF_REAL = ("real_top1", "num_real_examples")
-PREDICTIONS = "File written by vit evaluate --save-predictions."
+PREDICTIONS = "File written by vit evaluate --save-predictions, or a run folder."
 
 
 @command(app, panel=USE, example="vit predict --ckpt runs/photos holiday/ 'more/*.jpg'")

@@ -1,7 +1,6 @@
 """`vit evaluate`: checkpoints scored on splits, one pass per resolution (paper, sections 4.1 and D.9)."""
 
 import time
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -12,16 +11,15 @@ import numpy as np
 import torch
 
 from vitcli.data import classes as data_classes
-from vitcli.data.columns import PATHS
 from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing
 from vitcli.errors import VitError
-from vitcli.evaluation import class_map, inference, metrics, real_labels, statistics
+from vitcli.evaluation import class_map, inference, metrics, mistakes, real_labels, statistics
 from vitcli.evaluation.assertions import Assertion
 from vitcli.evaluation.class_map import ClassMap, Projection
-from vitcli.evaluation.files import FOLDER, MISTAKES_SHOWN, EvalResult, claim, write_all
+from vitcli.evaluation.files import FOLDER, EvalResult, claim, write_all
 from vitcli.evaluation.inference import EvalSettings
-from vitcli.evaluation.predictions import SUFFIXES, Predictions, most_confident_mistakes, per_class
+from vitcli.evaluation.predictions import SUFFIXES, Predictions, per_class, unique_names
 from vitcli.evaluation.real_labels import RealLabels
 from vitcli.evaluation.setup import (
     RunSettings,
@@ -83,7 +81,7 @@ class EvalTask:
     Attributes:
         split: its labels are numbered in the order of the classes that compete.
         source_rows: row of the opened split for each row of `split`.
-
+        fingerprint: of the opened split.
         is_mapped: whether labels were renumbered to the checkpoint's order by their names.
         projection: logits to those of a class map.
         map_summary: the class map in the result.
@@ -93,7 +91,7 @@ class EvalTask:
     recipe: Recipe
     split: Split
     source_rows: np.ndarray
-
+    fingerprint: str
     is_mapped: bool = False
     real: RealLabels | None = None
     projection: Projection | None = None
@@ -201,7 +199,9 @@ def _open_task(
             "competing_classes": "all" if options.all_compete else "of the map",
             "num_outside_map": len(opened) - len(rows),
         }
-        return EvalTask(request, recipe, split, rows, projection=projection, map_summary=map_summary)
+        return EvalTask(
+            request, recipe, split, rows, opened.fingerprint, projection=projection, map_summary=map_summary
+        )
 
     # Without: all classes, in the checkpoint's order, for the ReaL labels too.
     split, is_mapped = data_classes.match_class_names(
@@ -213,7 +213,8 @@ def _open_task(
         real = real_labels.labels_of_split(
             opened, real_lists, number_of, path=options.real, column=options.real_index
         )
-    return EvalTask(request, recipe, split, np.arange(len(opened)), is_mapped=is_mapped, real=real)
+    rows, fingerprint = np.arange(len(opened)), opened.fingerprint
+    return EvalTask(request, recipe, split, rows, fingerprint, is_mapped=is_mapped, real=real)
 
 
 def score(task: EvalTask, weights: Weights, options: EvaluateOptions, settings: EvalSettings) -> EvalResult:
@@ -235,7 +236,7 @@ def score(task: EvalTask, weights: Weights, options: EvaluateOptions, settings: 
 
     # The result: checkpoint and data, how they were evaluated, and what follows from the predictions.
     class_names = _class_names(task, weights)
-    places = _places(task.split, predictions.rows_N)
+    places = mistakes.places_of(task.split, predictions.rows_N)
     reliability = statistics.reliability(predictions.confidences_N, predictions.is_right_N)
     summary = {
         "command": "evaluate",
@@ -251,12 +252,13 @@ def score(task: EvalTask, weights: Weights, options: EvaluateOptions, settings: 
         "classes_mapped_by_name": task.is_mapped,
         **_accuracy(predictions),
         "num_eval_examples": len(predictions),
+        "eval_fingerprint": task.fingerprint,
         **of_pass,
         "precision": settings.precision,
         "num_processes": settings.runtime.world_size,
         **_statistics(task, predictions, reliability),
         "per_class": None if predictions.has_several_labels else per_class(predictions, class_names),
-        "mistakes": _mistakes(task, predictions, class_names, places),
+        "mistakes": mistakes.describe(predictions, class_names, places, task.source_rows),
     }
     if options.sides:
         summary["resolutions"] = curve
@@ -360,22 +362,6 @@ def _statistics(
     }
 
 
-def _mistakes(
-    task: EvalTask, predictions: Predictions, class_names: tuple[str, ...], places: list[str]
-) -> list[dict[str, Any]]:
-    labels_NM = predictions.labels.reshape(len(predictions), -1)
-    return [
-        {
-            "row": int(task.source_rows[predictions.rows_N[index]]),
-            "place": places[index],
-            "label": ", ".join(class_names[label] for label in labels_NM[index] if label >= 0),
-            "predicted": class_names[predictions.classes_NT[index, 0]],
-            "probability": float(predictions.confidences_N[index]),
-        }
-        for index in most_confident_mistakes(predictions, MISTAKES_SHOWN)
-    ]
-
-
 def _class_names(task: EvalTask, weights: Weights) -> tuple[str, ...]:
     """Return a unique name for each class that competes."""
     projection = task.projection
@@ -383,11 +369,4 @@ def _class_names(task: EvalTask, weights: Weights) -> tuple[str, ...]:
     names = list(task.split.class_names or stored)
     if projection and projection.all_compete:
         names += [f"{stored[number]} (outside the map)" for number in projection.outside]
-    counts = Counter(names)
-    return tuple(f"{name} ({number})" if counts[name] > 1 else name for number, name in enumerate(names))
-
-
-def _places(split: Split, rows_N: np.ndarray) -> list[str]:
-    """Return where each image comes from: its file's path where there is one."""
-    paths = split.column(PATHS)
-    return [paths[row] if paths and paths[row] else split.where_is(row) for row in rows_N.tolist()]
+    return unique_names(names)

@@ -1,7 +1,9 @@
 """Figures of an evaluation: calibration, confusion matrix, mistakes, accuracy by resolution."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -16,35 +18,52 @@ MOST_CLASSES = 30  # of a confusion matrix with legible names
 MISTAKES_PER_ROW = 5
 FEW = 10  # a bin of fewer examples is pale: its accuracy is mostly chance
 PALE = "#b9d4e6"
+LEAST_EXAMPLES = 50  # of a reliability diagram
 
 
-def reliability_diagram(reliability: Reliability, *, title: str) -> Figure:
-    """Plot accuracy against confidence in each bin, and below it the number of examples per bin."""
+def reliability_diagram(reliability: Reliability, *, title: str) -> Figure | None:
+    """Plot accuracy against confidence in each bin, and below it the number of examples per bin.
+
+    None of fewer than LEAST_EXAMPLES: every bin would be chance.
+    """
+    if reliability.counts_M.sum() < LEAST_EXAMPLES:
+        return None
     width = 100 * reliability.edges_M1[1]
     middles_M = 100 * reliability.edges_M1[:-1] + width / 2
     accuracy_M, confidence_M = 100 * reliability.accuracy_M, 100 * reliability.confidence_M
     many_M = reliability.counts_M >= FEW
     few_M = (reliability.counts_M > 0) & ~many_M
     with matplotlib.rc_context(STYLE):
-        # Above: a bar per bin against the diagonal.
-        figure = Figure(figsize=(4.4, 5.2), layout="constrained")
+        # Above: a bar per bin against the diagonal. Fixed margins: an automatic layout lets the bars
+        # collapse where an artist has no extent, as the points have where all bins have few examples.
+        figure = Figure(figsize=(4.4, 5.2))
+        figure.subplots_adjust(left=0.15, right=0.96, top=0.94, bottom=0.19, hspace=0.1)
         upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
-        upper.bar(middles_M[many_M], accuracy_M[many_M], 0.92 * width, color=BLUE, label="accuracy")
-        if few_M.any():
-            label = f"fewer than {FEW} examples"
-            upper.bar(middles_M[few_M], accuracy_M[few_M], 0.92 * width, color=PALE, label=label)
-        points = {"color": ORANGE, "markersize": 4, "clip_on": False, "label": "accuracy at mean confidence"}
-        upper.plot(confidence_M[many_M], accuracy_M[many_M], "o", **points)
+        for bins_M, colour, label in (
+            (many_M, BLUE, "accuracy"),
+            (few_M, PALE, f"fewer than {FEW} examples"),
+        ):
+            if bins_M.any():
+                upper.bar(middles_M[bins_M], accuracy_M[bins_M], 0.92 * width, color=colour, label=label)
+        if many_M.any():
+            points = {
+                "color": ORANGE,
+                "markersize": 4,
+                "clip_on": False,
+                "label": "accuracy at mean confidence",
+            }
+            upper.plot(confidence_M[many_M], accuracy_M[many_M], "o", **points)
         upper.plot([0, 100], [0, 100], "--", color="#444444", linewidth=1.0, label="perfect calibration")
         upper.set(ylabel="accuracy (%)", ylim=(0, 100), xlim=(0, 100))
         upper.set_title(title, fontsize=10)
-        figure.legend(loc="outside lower center", fontsize=8, ncols=2)
+        figure.legend(loc="lower center", fontsize=8, ncols=2)
         # Below: the number of examples behind each bar.
         lower.bar(middles_M, reliability.counts_M, 0.92 * width, color="#999999")
         lower.set(xlabel="confidence (%)", ylabel="examples")
-        lower.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=3))
+        lower.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=3, min_n_ticks=1))
         for axes in (upper, lower):
             axes.set_axisbelow(True)
+        figure.align_ylabels()
     return figure
 
 
@@ -86,26 +105,33 @@ def confusion_matrix(
     return figure
 
 
-def mistakes_grid(mistakes: Sequence[tuple[np.ndarray, str, str, float]]) -> Figure:
-    """Draw wrong predictions, the most confident first.
+def mistakes_grid(images: Sequence[np.ndarray], mistakes: Sequence[Mapping[str, Any]]) -> Figure:
+    """Draw wrong predictions with the names of their files, the most confident first.
 
     Args:
-        mistakes: (H, W, 3) uint8 image, name of the label, name of the predicted class, its probability.
+        images: (H, W, 3) uint8, one for each mistake.
+        mistakes: see `mistakes.describe`.
     """
     across = min(MISTAKES_PER_ROW, len(mistakes))
     down = -(-len(mistakes) // across)
-    height, width = mistakes[0][0].shape[:2]
-    size = (1.75 * across, (1.75 * height / width + 0.36) * down)
+    height, width = images[0].shape[:2]
+    size = (1.75 * across, (1.75 * height / width + 0.48) * down)
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=size, layout="constrained")
         figure.get_layout_engine().set(h_pad=0.02, hspace=0.01)
         grid = figure.subplots(down, across, squeeze=False)
         for axes in grid.flat:
             axes.set_axis_off()
-        for axes, (image_HWC, label, predicted, probability) in zip(grid.flat, mistakes, strict=False):
+        for axes, image_HWC, mistake in zip(grid.flat, images, mistakes, strict=False):
             axes.imshow(image_HWC, interpolation="nearest" if max(image_HWC.shape) < 100 else "antialiased")
-            title = f"predicted: {_short(predicted, 15)}, {probability:.0%}\nlabel: {_short(label, 24)}"
+            predicted, label = _short(mistake["predicted"], 15), _short(mistake["label"], 24)
+            title = f"predicted: {predicted}, {mistake['probability']:.0%}\nlabel: {label}"
             axes.set_title(title, fontsize=7, loc="left", pad=3)
+            # The name of the file, below the image: its end distinguishes it, so the start is cut.
+            place = _printable(Path(mistake["place"]).name)
+            place = place if len(place) <= 30 else f"…{place[-29:]}"
+            style = {"fontsize": 6, "color": "#666666", "va": "top", "parse_math": False}
+            axes.text(0, -0.03, place, transform=axes.transAxes, **style)
     return figure
 
 
@@ -152,5 +178,9 @@ def _write_values(axes, percent_SS: np.ndarray) -> None:
 def _short(name: str, length: int) -> str:
     """Shorten a class name for a figure: no WordNet id, spaces for underscores, cut at `length`."""
     name = re.sub(r"^n\d{8}_(?=.)", "", name).replace("_", " ")
-    name = "".join(c if c.isprintable() else "?" for c in name).replace("$", r"\$")
+    name = _printable(name).replace("$", r"\$")
     return name if len(name) <= length else name[: length - 1] + "…"
+
+
+def _printable(name: str) -> str:
+    return "".join(c if c.isprintable() else "?" for c in name)

@@ -1,6 +1,6 @@
 """Files that `vit evaluate` writes: evaluation.json, tables, figures, predictions."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from vitcli.data import loader
 from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing
-from vitcli.evaluation import figures, predictions
+from vitcli.evaluation import figures, mistakes, predictions
 from vitcli.evaluation.predictions import Predictions
 from vitcli.evaluation.setup import RunSettings
 from vitcli.evaluation.statistics import Reliability
 from vitcli.output import atomic, plots
 from vitcli.output.atomic import write_json, write_text
 from vitcli.output.result_folder import ResultFolder
+from vitcli.output.run_folder import MISTAKES
 from vitcli.output.text import csv_text
 
 RESULT = "evaluation.json"
@@ -25,9 +25,8 @@ FOLDER = ResultFolder(
     noun="evaluation",
     result=RESULT,
     names=(RESULT, "per_class.csv", "confusion.csv", "confusion.png", "reliability.png", "mistakes.png",
-           "resolution.png"),
+           MISTAKES, "resolution.png"),
 )  # fmt: skip
-MISTAKES_SHOWN = 20
 
 
 @dataclass(frozen=True)
@@ -110,24 +109,18 @@ def _write_tables(folder: Path, result: EvalResult) -> None:
 
 def _write_figures(folder: Path, result: EvalResult) -> None:
     title = f"ECE {result.summary['ece']:.2%} of {len(result.predictions)} examples"
-    plots.save(folder / "reliability.png", figures.reliability_diagram(result.reliability, title=title))
+    diagram = figures.reliability_diagram(result.reliability, title=title)
+    if diagram:
+        plots.save(folder / "reliability.png", diagram)
     if not result.predictions.has_several_labels:
         confusion = predictions.confusion(result.predictions, len(result.class_names))
         plots.save(folder / "confusion.png", figures.confusion_matrix(*confusion, result.class_names))
-    mistakes = list(_mistakes(result))
-    if mistakes:
-        plots.save(folder / "mistakes.png", figures.mistakes_grid(mistakes))
+    images = mistakes.images_of(result.predictions, result.split, result.preprocessing)
+    mistakes.write_mistakes(folder, result.summary["mistakes"], images)
+    if images:
+        plots.save(folder / "mistakes.png", figures.mistakes_grid(images, result.summary["mistakes"]))
     curve = result.summary.get("resolutions")
     if curve:
         sides, top1, top5 = ([row[key] for row in curve] for key in ("resolution", "top1", "top5"))
         figure = figures.resolution_curve(sides, top1, top5, trained_side=result.trained_side)
         plots.save(folder / "resolution.png", figure)
-
-
-def _mistakes(result: EvalResult) -> Iterable[tuple]:
-    """Yield the most confident wrong predictions with their images as the network saw them."""
-    indices = predictions.most_confident_mistakes(result.predictions, MISTAKES_SHOWN)
-    for index, mistake in zip(indices, result.summary["mistakes"], strict=True):
-        image_HWC, _ = loader.read_example(result.split, int(result.predictions.rows_N[index]))
-        image_HWC = result.preprocessing(image_HWC)
-        yield image_HWC, mistake["label"], mistake["predicted"], mistake["probability"]

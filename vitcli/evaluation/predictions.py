@@ -4,6 +4,8 @@ Letters: N rows, K classes, T likeliest classes kept, M labels of a row.
 """
 
 import json
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import pyarrow.parquet as pq
 
 from vitcli.errors import DataError
 from vitcli.output import atomic
+from vitcli.output.run_folder import PREDICTIONS
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,12 @@ def most_confident_mistakes(predictions: Predictions, count: int) -> np.ndarray:
     return wrong[np.argsort(-predictions.confidences_N[wrong], kind="stable")][:count]
 
 
+def unique_names(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of classes, with the class number at each that occurs more than once."""
+    counts = Counter(names)
+    return tuple(f"{name} ({number})" if counts[name] > 1 else name for number, name in enumerate(names))
+
+
 COLUMNS = ("row", "place", "label", "rank", "loss", "top_classes", "top_probabilities")
 KEY = b"vit"
 SUFFIXES = (".parquet",)
@@ -96,6 +105,7 @@ class SavedPredictions:
         places: file or row of the data set of each image.
         labels_N: class of each image, or a tuple of classes.
         ranks_N: 0 where the prediction is right.
+        predicted_N: the likeliest class.
     """
 
     path: str
@@ -104,6 +114,7 @@ class SavedPredictions:
     places: list[str]
     labels_N: list
     ranks_N: np.ndarray
+    predicted_N: list[int]
 
 
 def write_predictions(
@@ -133,11 +144,13 @@ def write_predictions(
 
 
 def read_predictions(path: str) -> SavedPredictions:
-    """Read a file of `write_predictions`.
+    """Read a file of `write_predictions`; of a run folder the one that the run has written.
 
     Raises:
-        DataError: the file is missing, damaged, or not written by `vit evaluate --save-predictions`.
+        DataError: the file is missing, damaged, or not written by vit.
     """
+    if Path(path).is_dir():
+        path = str(Path(path) / PREDICTIONS)
     fix = "write one with vit evaluate --ckpt WEIGHTS --dataset DATA --save-predictions FILE.parquet"
     if not Path(path).is_file():
         raise DataError(f"there is no file {path}", where="vit compare", fix=fix)
@@ -157,6 +170,7 @@ def read_predictions(path: str) -> SavedPredictions:
         places=table["place"].to_pylist(),
         labels_N=[tuple(label) if isinstance(label, list) else label for label in labels],
         ranks_N=table["rank"].to_numpy(),
+        predicted_N=[classes[0] for classes in table["top_classes"].to_pylist()],
     )
 
 

@@ -1,7 +1,7 @@
 """The style of all figures, and the one way to save them. Other packages draw; commands save."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,6 +25,21 @@ STYLE = {
     "lines.linewidth": 1.6,
     "legend.frameon": False,
 }
+
+
+LEAST_SPAN = 10  # points of an axis of accuracies: on a shorter one, a single image looks like a canyon
+
+
+def percent_limits(values: Iterable[float]) -> tuple[float, float]:
+    """Return the limits of an axis of accuracies in percent: around the values, and LEAST_SPAN at least."""
+    values = list(values)
+    low, high = min(values), max(values)
+    missing = max(0.0, LEAST_SPAN - (high - low)) / 2
+    low, high = low - missing, high + missing
+    # What is missing is added on the inner side where the values are near 0 or 100.
+    low, high = (low + 100 - high, 100) if high > 100 else (0, high - low) if low < 0 else (low, high)
+    margin = 0.05 * (high - low)
+    return low - margin, high + margin
 
 
 @contextmanager

@@ -28,10 +28,12 @@ METRICS, TIMING, SUMMARY, RECIPE = "metrics.jsonl", "timing.jsonl", "summary.jso
 PLAN, ENVIRONMENT = "plan.json", "environment.json"
 DIVERGED = "diverged.json"  # instead of the summary of a trial whose loss was not finite
 WEIGHTS = "model.safetensors"
+PREDICTIONS, MISTAKES = "predictions.parquet", "mistakes.json"  # of the final evaluation
 LOCK = ".vit.lock"
 CHECKOUT = Path(__file__).parents[2]  # the repository, if the package runs from one
 FILES = (METRICS, TIMING, SUMMARY, RECIPE, PLAN, ENVIRONMENT, "README.md", "config.json",
-         WEIGHTS, "draws.json", "table.txt", "reproduce.json", "reproduce-real.json")  # fmt: skip
+         WEIGHTS, PREDICTIONS, MISTAKES, "draws.json", "table.txt", "reproduce.json",
+         "reproduce-real.json")  # fmt: skip
 # Of runs/ only the repetitions: the default folder of all runs has that name, too.
 FOLDERS = ("checkpoints", "figures", "arms", "runs/seed-*")
 LIBRARIES = ("torch", "torchvision", "timm", "accelerate", "datasets", "safetensors", "pillow", "simplejpeg",

@@ -87,6 +87,7 @@ class TrainingSummary(ResultSummary):
     """summary.json of `vit finetune` and `vit pretrain`: of one run, or the means over the runs of a sweep.
 
     Attributes:
+        eval_fingerprint: of the split that was scored, see `Split.fingerprint`.
         choices, chosen: values by recipe key; of each trial its scores on the dev split, too.
         intervals: 95 % intervals of the accuracies over the images; of several runs, that of one with their
             mean.
@@ -94,11 +95,13 @@ class TrainingSummary(ResultSummary):
 
     UNREAD = frozenset({
         "run_dir", "train_split", "num_train_examples", "num_classes", "preprocessing", "dev_top1_by_lr",
-        "top5", "most_frequent_color", "num_eval_examples", "num_skipped_images", "skipped_images", "weights",
+        "top5", "most_frequent_color", "num_skipped_images", "skipped_images", "weights",
     })  # fmt: skip
     SOMETIMES = RunScores.SOMETIMES | {"choices", "chosen", "intervals"}
 
     command: Literal["finetune", "pretrain"]
+    num_eval_examples: Count | None = None
+    eval_fingerprint: str | None = None
     ckpt: str | None = None
     steps: Count
     batch_size: Count
@@ -197,6 +200,7 @@ class Evaluation(ResultSummary):
     ckpt: str
     num_classes: Count
     num_eval_examples: Count
+    eval_fingerprint: str | None = None
     top1: Fraction
     top5: Fraction
     loss: FiniteFloat
@@ -208,6 +212,24 @@ class Evaluation(ResultSummary):
     per_class: dict[str, Any] | None = None
     reliability: Bins | None = None
     resolutions: list[ResolutionScore] = []
+
+
+class Mistake(FileModel):
+    """A wrong prediction, and a small JPEG of its image in base64."""
+
+    UNREAD = frozenset({"row"})
+
+    place: str
+    label: str
+    predicted: str
+    probability: Fraction
+    thumbnail: Annotated[str, Field(pattern=r"^/9j/[A-Za-z0-9+/]*=*$", max_length=100_000)]
+
+
+class Mistakes(FileModel):
+    """mistakes.json of a run or an evaluation, the most confident mistake first."""
+
+    mistakes: list[Mistake]
 
 
 class Evaluations(FileModel):

@@ -1,5 +1,6 @@
 """Figures of training: curves of a run, the scores of a sweep, and predictions of masked patches."""
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import matplotlib
@@ -8,7 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from vitcli.output.plots import BLUE, ORANGE, STYLE
+from vitcli.evaluation.statistics import accuracy_interval
+from vitcli.output.plots import BLUE, ORANGE, STYLE, percent_limits
 
 ACCURACIES = {
     "top1": "top-1",
@@ -16,49 +18,100 @@ ACCURACIES = {
     "patch_accuracy": "of patches",
     "most_frequent_color": "majority class",
 }
+OF_IMAGES = ("top1", "top5")  # accuracies over so many images as the evaluation had
+FEW_POINTS = 3  # fewer are no curve
+MOST_POINTS = 1_000  # of the curve of the learning rate
 
 
-def training_curves(records: list[dict[str, Any]]) -> dict[str, Figure]:
-    """Plot loss, learning rate and, if the run was evaluated, accuracy, from its metrics.jsonl."""
+def training_curves(
+    records: list[dict[str, Any]], *, num_steps: int, lr_at: Callable[[int], float]
+) -> dict[str, Figure]:
+    """Plot loss, learning rate and, if the run was evaluated, accuracy.
+
+    Args:
+        records: of metrics.jsonl; not every step has one.
+        num_steps: of the run.
+        lr_at: the learning rate of an update counted from 0. It is plotted as planned, at every step.
+    """
     steps = [record for record in records if "loss" in record]
     evals = [record for record in records if "eval" in record]
-    at, evals_at = [record["step"] for record in steps], [record["step"] for record in evals]
+    evals_at = [record["step"] for record in evals]
     figures = {}
     with matplotlib.rc_context(STYLE):
         if steps:
-            loss = _line(at, [record["loss"] for record in steps], "loss (nats)", label="training")
+            at, losses = [record["step"] for record in steps], [record["loss"] for record in steps]
+            loss, axes = _by_step("loss (nats)", num_steps)
+            _plot(axes, at, losses, BLUE, "training")
             if evals:
-                _add(loss, evals_at, [record["eval"]["loss"] for record in evals], "held out")
-            figures["loss"] = loss
-            figures["learning_rate"] = _line(at, [record["lr"] for record in steps], "learning rate")
+                _plot(axes, evals_at, [record["eval"]["loss"] for record in evals], ORANGE, "held out")
+                axes.legend()
+            rate, axes = _by_step("learning rate", num_steps)
+            updates = _spread(num_steps)
+            _plot(axes, [update + 1 for update in updates], list(map(lr_at, updates)), BLUE)
+            figures |= {"loss": loss, "learning_rate": rate}
         kinds = [key for key in ACCURACIES if evals and evals[0]["eval"].get(key) is not None]
         if kinds:
-            first, second = ([100 * record["eval"][key] for record in evals] for key in kinds)
-            names = [ACCURACIES[key] for key in kinds]
-            figures["accuracy"] = _line(evals_at, first, "accuracy (%)", names[0], marker="o")
-            _add(figures["accuracy"], evals_at, second, names[1])
+            figures["accuracy"] = _accuracies(
+                [(record["step"], record["eval"]) for record in evals], kinds, num_steps
+            )
     return figures
 
 
-def _line(steps: list[int], values: list[float], unit: str, label: str = "", marker: str = "") -> Figure:
-    figure, axes = _figure()
-    axes.plot(steps, values, color=BLUE, label=label, marker=marker, markersize=4)
-    axes.set_xlabel("step")
-    axes.set_ylabel(unit)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+def _accuracies(
+    evals: Sequence[tuple[int, Mapping[str, Any]]], kinds: Sequence[str], num_steps: int
+) -> Figure:
+    """Plot accuracies by step, with the 95 % interval of the last ones, on an axis of a sensible span."""
+    figure, axes = _by_step("accuracy (%)", num_steps)
+    at, bounds = [step for step, _ in evals], []
+    for key, colour in zip(kinds, (BLUE, ORANGE), strict=False):
+        values = [100 * scores[key] for _, scores in evals]
+        _plot(axes, at, values, colour, ACCURACIES[key], marker="o")
+        bounds += values
+        if key in OF_IMAGES:
+            count = evals[-1][1]["num_examples"]
+            interval = accuracy_interval(round(evals[-1][1][key] * count), count)
+            bounds += [100 * bound for bound in interval]
+            _error_bar(axes, at[-1], values[-1], bounds[-2:], colour)
+    axes.set_ylim(percent_limits(bounds))
+    axes.legend()
     return figure
 
 
-def _add(figure: Figure, steps: list[int], values: list[float], label: str) -> None:
-    """Add a second line, and with it a legend."""
-    figure.axes[0].plot(steps, values, color=ORANGE, label=label, marker="o", markersize=4)
-    figure.axes[0].legend()
+def _by_step(unit: str, num_steps: int) -> tuple[Figure, Axes]:
+    """Return a figure with an axis of all steps of a run, whichever of them have a value."""
+    figure, axes = _figure()
+    axes.set(xlabel="step", ylabel=unit, xlim=(0, 1.03 * num_steps))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+    # Small numbers have their power of ten above the axis, not in the room of its label.
+    axes.ticklabel_format(axis="y", scilimits=(-2, 4), useMathText=True)
+    return figure, axes
+
+
+def _plot(
+    axes: Axes, at: Sequence[float], values: Sequence[float], colour: str, label: str = "", marker: str = ""
+) -> None:
+    """Plot a curve; fewer than three values are points, since nothing is known between them."""
+    look = {"marker": "o", "linestyle": ""} if len(at) < FEW_POINTS else {"marker": marker}
+    axes.plot(at, values, color=colour, label=label, markersize=4, **look)
+
+
+def _error_bar(axes: Axes, x: float, y: float, interval: Sequence[float], colour: str) -> None:
+    low, high = interval
+    # A mean of runs, or rounding, can lie a hair outside.
+    bars = [[max(0.0, y - low)], [max(0.0, high - y)]]
+    axes.errorbar([x], [y], bars, color=colour, capsize=3, linewidth=1, fmt="none")
+
+
+def _spread(num_steps: int) -> list[int]:
+    """Return all updates of a run, or so many of a long one that its curve is smooth."""
+    step = max(1, num_steps // MOST_POINTS)
+    return sorted({*range(0, num_steps, step), num_steps - 1})
 
 
 def _figure() -> tuple[Figure, Axes]:
     """Return a figure with one set of axes. It is not pyplot's, so it needs no display and is freed."""
     figure = Figure()
-    figure.subplots_adjust(left=0.16, right=0.97, bottom=0.17, top=0.95)  # a layout engine draws it twice
+    figure.subplots_adjust(left=0.16, right=0.97, bottom=0.17, top=0.91)  # a layout engine draws it twice
     return figure, figure.add_subplot()
 
 
@@ -87,7 +140,7 @@ def selection_curve(choices: list[dict[str, Any]], *, chosen: dict[str, Any]) ->
     """Plot accuracy on the dev part against the one number that was chosen; None for other choices.
 
     Args:
-        choices: values by dotted key, and "dev_top1" of each.
+        choices: values by dotted key, and of each "dev_top1" and its "dev_interval", if known.
         chosen: the values of the best.
     """
     (*others, key) = chosen
@@ -98,14 +151,18 @@ def selection_curve(choices: list[dict[str, Any]], *, chosen: dict[str, Any]) ->
     points = sorted((choice[key], 100 * choice["dev_top1"]) for choice in scored)
     with matplotlib.rc_context(STYLE):
         figure, axes = _figure()
-        axes.plot(*zip(*points, strict=True), color=BLUE, marker="o", markersize=4)
-        best = dict(points)[chosen[key]]
+        _plot(axes, *zip(*points, strict=True), BLUE, marker="o")
+        best, bounds = dict(points)[chosen[key]], [accuracy for _, accuracy in points]
+        for choice in scored:
+            if interval := choice.get("dev_interval"):
+                bounds += [100 * bound for bound in interval]
+                _error_bar(axes, choice[key], 100 * choice["dev_top1"], bounds[-2:], BLUE)
         axes.plot([chosen[key]], [best], color=ORANGE, marker="o", markersize=8, linestyle="", label="chosen")
         if min(values) > 0 and max(values) / min(values) >= 8:
             axes.set_xscale("log")
         axes.set_xticks(sorted(values), labels=[f"{value:g}" for value in sorted(values)])
         axes.minorticks_off()
         axes.set_xlabel({"optimizer.lr": "base learning rate"}.get(key, key))
-        axes.set_ylabel("top-1 on the dev part (%)")
+        axes.set(ylabel="top-1 on the dev part (%)", ylim=percent_limits(bounds))
         axes.legend()
     return figure

@@ -6,12 +6,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from vitcli import recipe as recipes
 from vitcli.data.transforms import preprocessing_of
 from vitcli.distributed.runtime import peak_memory_gib
+from vitcli.evaluation import mistakes
 from vitcli.evaluation.metrics import Metrics, PatchMetrics
+from vitcli.evaluation.predictions import Predictions, unique_names, write_predictions
 from vitcli.evaluation.statistics import interval_of
 from vitcli.export.model_card import model_card
 from vitcli.output import plots, run_folder
@@ -61,6 +64,7 @@ def summarise(
             **({"intervals": intervals} if intervals else {}),
             "num_eval_examples": metrics.num_examples,
             "eval_split": job.eval_split.name,
+            "eval_fingerprint": job.eval_split.fingerprint,
             "fewshot": probe,
             "preprocessing": preprocessing_of(recipe.data).summary(),
             "num_skipped_images": len(skipped),
@@ -80,10 +84,11 @@ def write_results(
     job: TrainingJob,
     folder: RunFolder,
     metrics: Metrics | PatchMetrics,
+    predictions: Predictions | None,
     summary: dict[str, Any],
     weights: dict[str, Tensor],
 ) -> None:
-    """Write weights, figures, model card and, last, the summary: it marks the run as finished."""
+    """Write weights, predictions, figures, card and, last, the summary: it marks the run as finished."""
     folder.log({"step": job.plan.total_steps, "eval": asdict(metrics)})
     if summary["fewshot"]:
         folder.log({"step": job.plan.total_steps, "probe": summary["fewshot"]})
@@ -102,10 +107,30 @@ def write_results(
             **({"top1": metrics.top1} if isinstance(metrics, Metrics) else {}),
         },
     )
-    for name, figure in figures.training_curves(read_jsonl(folder.path / run_folder.METRICS)).items():
+    if predictions:
+        _write_predictions(job, folder.path, predictions, summary)
+    records = read_jsonl(folder.path / run_folder.METRICS)
+    curves = figures.training_curves(records, num_steps=job.plan.total_steps, lr_at=job.lr_at)
+    for name, figure in curves.items():
         plots.save(folder.path / "figures" / f"{name}.png", figure)
     folder.write_text("README.md", model_card(summary, recipes.to_toml(job.recipe), job.start.arch))
     folder.write_json(run_folder.SUMMARY, summary)
+
+
+def _write_predictions(
+    job: TrainingJob, path: Path, predictions: Predictions, summary: dict[str, Any]
+) -> None:
+    """Write the predictions of the final evaluation, and its most confident mistakes."""
+    split, preprocessing = job.eval_split, preprocessing_of(job.recipe.data)
+    numbered = [f"class {number}" for number in range(job.start.arch.num_classes)]
+    names = unique_names(job.train_split.class_names or numbered)
+    keys = ("model", "dataset", "eval_split", "resolution", "preprocessing", "top1")
+    about = {"ckpt": str(path), **{key: summary[key] for key in keys}, "class_map": None}
+    places = mistakes.places_of(split, predictions.rows_N)
+    file = str(path / run_folder.PREDICTIONS)
+    write_predictions(file, predictions, predictions.rows_N, places, about | {"class_names": list(names)})
+    described = mistakes.describe(predictions, names, places, np.arange(len(split)))
+    mistakes.write_mistakes(path, described, mistakes.images_of(predictions, split, preprocessing))
 
 
 def write_sweep_results(
@@ -117,7 +142,8 @@ def write_sweep_results(
         first: the summary of the first final run, whose weights become those of the sweep.
     """
     source = Path(first["run_dir"])
-    for name in (run_folder.WEIGHTS, "config.json"):
+    names = (run_folder.WEIGHTS, "config.json", run_folder.PREDICTIONS, run_folder.MISTAKES)
+    for name in filter(lambda name: (source / name).exists(), names):
         replace_file(folder.path / name, lambda path, name=name: _link(source / name, path))
     figures_dir = folder.path / "figures"
     figures_dir.mkdir(exist_ok=True)

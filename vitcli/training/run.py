@@ -2,7 +2,6 @@
 
 import secrets
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from vitcli.training import checkpoint, tracking
 from vitcli.training.loop import LoopSettings, train
 from vitcli.training.objective import training_task
 from vitcli.training.results import summarise, write_results
-from vitcli.training.schedule import lr_at_step
 from vitcli.training.setup import TrainingJob, describe
 from vitcli.training.state import Saver, TrainingState, build_state, resume
 from vitcli.training.validation import PeriodicEvaluation
@@ -66,13 +64,14 @@ class TrainingRun:
                 self._train(state, evaluation, saver)
 
             # Evaluate the final weights and write the results.
-            metrics, skipped = evaluation.evaluate()
+            metrics, skipped, predictions = evaluation.predict()
             probe = evaluation.few_shot_probe(self.job.plan.total_steps) if self.recipe.eval.probe else None
             skipped = self.runtime.union(state.skipped | set(skipped))
             summary = summarise(self.job, self.path, metrics, state.elapsed_s, skipped=skipped, probe=probe)
             weights = state.final_weights()
             if self.folder:
-                write_results(self.job, self.folder, metrics, summary, self.task.published(weights))
+                published = self.task.published(weights)
+                write_results(self.job, self.folder, metrics, predictions, summary, published)
         except NotFiniteError as error:
             step = checkpoint.newest_step(self.path)
             self.runtime.close_trackers()  # a sweep continues with its other runs
@@ -118,7 +117,7 @@ class TrainingRun:
             path, self.recipe, options.arguments, overwrite=options.overwrite, keep_metrics=True
         )
         checkpoint.clean(path)
-        self.folder.write_json("plan.json", asdict(self.job.plan))
+        self.folder.write_json("plan.json", asdict(self.job.plan) | {"model": self.job.start.arch.name})
         self.job.progress.note(f"run folder {path}")
         if options.track:
             self.folder.also_log = tracking.start_tracker(
@@ -175,14 +174,7 @@ class TrainingRun:
         # The learning rate and everything else that the loop reads from the recipe.
         settings = LoopSettings(
             plan=plan,
-            lr_at=partial(
-                lr_at_step,
-                base_lr=recipe.optimizer.lr,
-                total_steps=plan.total_steps,
-                warmup_steps=plan.warmup_steps,
-                decay=recipe.schedule.decay,
-                end_lr=recipe.schedule.end_lr,
-            ),
+            lr_at=self.job.lr_at,
             clip=recipe.optimizer.clip,
             mean=recipe.data.mean,
             std=recipe.data.std,

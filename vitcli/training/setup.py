@@ -112,6 +112,17 @@ class TrainingJob:
     start: InitialModel
     plan: Plan
 
+    def lr_at(self, step: int) -> float:
+        """Return the learning rate of update number `step`, counted from 0."""
+        return schedule.lr_at_step(
+            step,
+            base_lr=self.recipe.optimizer.lr,
+            total_steps=self.plan.total_steps,
+            warmup_steps=self.plan.warmup_steps,
+            decay=self.recipe.schedule.decay,
+            end_lr=self.recipe.schedule.end_lr,
+        )
+
 
 def set_up(
     command: str,

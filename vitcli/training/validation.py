@@ -8,12 +8,14 @@ from statistics import mean
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 from vitcli.data.transforms import preprocessing_of
 from vitcli.evaluation import inference, masked_patch
 from vitcli.evaluation.inference import EvalSettings
-from vitcli.evaluation.metrics import Metrics, PatchMetrics
+from vitcli.evaluation.metrics import Metrics, PatchMetrics, metrics_of
+from vitcli.evaluation.predictions import Predictions
 from vitcli.features import draws as features_draws
 from vitcli.features import least_squares
 from vitcli.models.masked_patch import MaskedPatchModel
@@ -26,6 +28,7 @@ from vitcli.training.state import TrainingState
 
 PROBE_SEEDS = (0, 1, 2)  # as the authors' evaluator draws
 NUM_PATCH_ROWS = 4
+MOST_PREDICTIONS = 1_000_000  # rows whose predictions are kept
 
 
 class PeriodicEvaluation:
@@ -72,6 +75,23 @@ class PeriodicEvaluation:
             if isinstance(model, MaskedPatchModel) and self.run_dir:
                 self._draw_patches(model)
         return metrics, skipped
+
+    def predict(self) -> tuple[Metrics | PatchMetrics, list[str], Predictions | None]:
+        """As `evaluate`, and return the prediction of each row; None of patches, and of too many rows."""
+        split = self.job.eval_split
+        if self.job.recipe.objective.loss == "masked_patch" or len(split) > MOST_PREDICTIONS:
+            return *self.evaluate(), None
+        with self._evaluated_model() as model:
+            predictions, skipped = inference.predict_split(
+                model,
+                split,
+                self.preprocessing,
+                self.settings,
+                num_classes=self.job.start.arch.num_classes,
+                project=None,
+            )
+        ranks_N, losses_N = map(torch.from_numpy, (predictions.ranks_N, predictions.losses_N))
+        return metrics_of(ranks_N, losses_N), skipped, predictions
 
     def few_shot_probe(self, step: int) -> dict[str, Any]:
         """Return the closed-form few-shot accuracy on the recipe's probe data set, and the compute so far."""

@@ -1,0 +1,44 @@
+"""Figures of an evaluation keep their shape, and their labels on the paper, whatever the counts."""
+
+import numpy as np
+import pytest
+
+from tests.figures import assert_labels_fit
+from vitcli.evaluation import figures
+from vitcli.evaluation.statistics import reliability
+
+
+@pytest.mark.parametrize(("count", "confidence"), [(60, 0.2), (60, 0.97), (3000, 0.2)])
+def test_a_reliability_diagram_keeps_its_shape_however_few_examples_a_bin_has(count, confidence):
+    rng = np.random.default_rng(0)
+    confidences = rng.uniform(confidence, 1, count)
+
+    figure = figures.reliability_diagram(reliability(confidences, rng.uniform(size=count) < 0.5), title="t")
+
+    upper, lower = assert_labels_fit(figure)
+    assert upper.height > 0.45 and 3.5 > upper.height / lower.height > 2.5
+    assert upper.y0 - lower.y1 < 0.1  # no white gap between the two
+
+
+def test_of_few_examples_there_is_no_reliability_diagram():
+    bins = reliability(np.full(49, 0.5), np.ones(49, dtype=bool))
+
+    assert figures.reliability_diagram(bins, title="t") is None
+
+
+def test_a_mistake_has_the_end_of_its_file_name_and_strange_letters_do_no_harm():
+    mistakes = [
+        {
+            "place": "my photos/a/" + "x" * 40 + "_0001.jpg",
+            "predicted": "$a",
+            "label": "b",
+            "probability": 0.9,
+        },
+        {"place": "row 7 of flowers $x^$\x1b", "predicted": "a", "label": "b", "probability": 0.8},
+    ]
+
+    figure = figures.mistakes_grid([np.zeros((32, 48, 3), np.uint8)] * 2, mistakes)
+
+    first, second = ([text.get_text() for text in axes.texts] for axes in figure.axes[:2])
+    assert first == ["…" + "x" * 20 + "_0001.jpg"] and second == ["row 7 of flowers $x^$?"]
+    assert_labels_fit(figure)

@@ -1,0 +1,35 @@
+"""What a figure looks like, measured after it was drawn."""
+
+from itertools import pairwise
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox
+
+SLACK = 2  # pixels
+
+
+def assert_labels_fit(figure: Figure) -> list[Bbox]:
+    """Draw a figure: no text leaves it, and no two ticks of an axis overlap. Return the boxes of its axes."""
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    for axes in figure.axes:
+        on = (axes.xaxis, axes.yaxis) if axes.axison else ()
+        texts = [axes.title, axes._left_title, *axes.texts, *(part.label for part in on)]
+        for axis, side in zip(on, ("x", "y"), strict=False):
+            low, high = sorted(axis.get_view_interval())
+            ticks = [tick.label1 for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high]
+            boxes = sorted(
+                (label.get_window_extent() for label in ticks if label.get_text() and label.get_visible()),
+                key=lambda box: getattr(box, f"{side}0"),
+            )
+            for one, next_one in pairwise(boxes):
+                assert getattr(one, f"{side}1") <= getattr(next_one, f"{side}0") + SLACK, "ticks overlap"
+            texts += [*ticks, axis.get_offset_text()]
+        for text in texts:
+            if text.get_text() and text.get_visible():
+                box = text.get_window_extent()
+                inside = figure.bbox.padded(SLACK)
+                assert inside.x0 <= box.x0 and box.x1 <= inside.x1, text.get_text()
+                assert inside.y0 <= box.y0 and box.y1 <= inside.y1, text.get_text()
+    return [axes.get_position() for axes in figure.axes]

@@ -1,0 +1,87 @@
+"""Curves of a run: the plan at every step, points where nothing is known between, axes that do not lie."""
+
+import pytest
+
+from tests.figures import assert_labels_fit
+from vitcli.output.plots import percent_limits
+from vitcli.training import figures
+
+RECORDS = [
+    {"step": 1, "loss": 1.6, "lr": 0.0},
+    {"step": 10, "loss": 0.9, "lr": 0.0003},
+    {"step": 10, "eval": {"top1": 0.975, "top5": 1.0, "loss": 0.4, "num_examples": 600}},
+]
+
+
+def test_the_learning_rate_is_the_plan_at_every_step_and_its_label_is_whole():
+    drawn = figures.training_curves(RECORDS, num_steps=10, lr_at=lambda update: 0.0001 * update + 1e-7)
+
+    (axes,) = drawn["learning_rate"].axes
+    assert list(axes.lines[0].get_xdata()) == list(range(1, 11))
+    planned = [0.0001 * (step - 1) + 1e-7 for step in range(1, 11)]
+    assert list(axes.lines[0].get_ydata()) == pytest.approx(planned)
+    for figure in drawn.values():
+        assert_labels_fit(figure)
+
+
+def test_a_long_plan_is_drawn_from_its_first_to_its_last_step_with_few_points():
+    (axes,) = figures.training_curves(RECORDS, num_steps=123_457, lr_at=float)["learning_rate"].axes
+
+    steps = axes.lines[0].get_xdata()
+    assert (steps[0], steps[-1]) == (1, 123_457) and len(steps) < 1_100
+
+
+def test_one_evaluation_is_a_point_with_its_interval_on_an_axis_of_all_steps():
+    (axes,) = figures.training_curves(RECORDS, num_steps=10, lr_at=float)["accuracy"].axes
+
+    assert {line.get_linestyle() for line in axes.lines if len(line.get_xdata()) == 1} <= {"None"}
+    low, high = axes.get_ylim()
+    assert low < 96 and high >= 100 and high - low >= 10  # the interval of 585 of 600 is 96.2 to 98.7
+    assert axes.get_xlim()[0] == 0 and axes.get_xlim()[1] > 10
+    bars = [segment for one in axes.collections for segment in one.get_segments()]
+    assert [round(bars[0][end][1], 1) for end in (0, 1)] == pytest.approx([96.2, 98.7], abs=0.21)
+
+
+def test_two_values_are_points_and_three_a_curve():
+    three = [{**RECORDS[0], "step": step} for step in (1, 2, 3)]
+
+    def style(records):
+        return (
+            figures.training_curves(records, num_steps=3, lr_at=float)["loss"]
+            .axes[0]
+            .lines[0]
+            .get_linestyle()
+        )
+
+    assert (style(three[:2]), style(three)) == ("None", "-")
+
+
+def test_a_selection_shows_the_interval_of_each_trial_if_it_is_known():
+    choices = [
+        {"optimizer.lr": lr, "dev_top1": 0.6, "dev_interval": [0.2, 1.0]} for lr in (0.003, 0.01, 0.03)
+    ]
+
+    for trials, span in ((choices, 80), ([{**one, "dev_interval": None} for one in choices], 10)):
+        figure = figures.selection_curve(trials, chosen={"optimizer.lr": 0.01})
+        low, high = figure.axes[0].get_ylim()
+        assert span <= high - low <= 1.2 * span
+        assert_labels_fit(figure)
+
+
+@pytest.mark.parametrize(
+    ("values", "limits"),
+    [
+        ([97.5, 97.85], (92.675, 102.675)),
+        ([50.0], (45.0, 55.0)),
+        ([100.0], (90.0, 100.0)),
+        ([0.0, 1.0], (0.0, 10.0)),
+        ([0.0, 100.0], (0.0, 100.0)),
+    ],
+)
+def test_an_axis_of_accuracies_spans_ten_points_and_stays_between_0_and_100(values, limits):
+    low, high = percent_limits(values)
+    if limits[1] > 100:
+        limits = (limits[0] - limits[1] + 100, 100.0)
+    margin = 0.05 * (limits[1] - limits[0])
+
+    assert (low, high) == pytest.approx((limits[0] - margin, limits[1] + margin))
