@@ -5,6 +5,8 @@
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import datasets
@@ -16,7 +18,9 @@ from vitcli.data.aliases import hub_source, local_copy
 from vitcli.data.classes import check_same_classes
 from vitcli.data.shards.paths import find_shards
 from vitcli.data.shards.rows import open_shards
-from vitcli.data.split import Split, check_labels, cut_dev, from_table, random_subset
+from vitcli.data.split import Split, check_labels, cut_dev, from_table, random_subset, without_labels
+from vitcli.data.tables import SPLIT_WORDS, Tables
+from vitcli.data.wrong_layouts import LAYOUTS
 from vitcli.errors import DataError, nearest
 from vitcli.recipe.schema import Data
 
@@ -34,6 +38,7 @@ class DataSet:
         image_column, label_column: needed where the types of the columns are ambiguous.
         num_classes: needed where shards do not give it.
         streaming: read its shards in place; remote shards and .tar files are always read so.
+        one_class, needs_labels: see `layouts.Choices`.
 
     Raises:
         DataError: there is no such data set, or it cannot be downloaded or listed.
@@ -47,6 +52,8 @@ class DataSet:
         label_column: str | None = None,
         num_classes: int | None = None,
         streaming: bool = False,
+        one_class: bool = False,
+        needs_labels: bool = True,
     ):
         datasets.disable_progress_bars()
         self.name = name
@@ -65,7 +72,8 @@ class DataSet:
             self.urls = find_shards(source)
             self.split_names = tuple(self.urls)
         else:
-            tables, is_local = _locate(name, alias)
+            choices = layouts.Choices(image_column, label_column, one_class, needs_labels)
+            tables, is_local = _locate(name, alias, choices)
             self.tables = vtab_splits.for_task(
                 tables, self.declared, name=name, is_local=is_local, named_label=label_column
             )
@@ -81,6 +89,7 @@ class DataSet:
         Raises:
             DataError: no such split or column, no rows, or a label that is not a class.
         """
+        split = self.split_called(split)
         base = split.partition("[")[0]
         if base not in self.split_names:
             raise self._no_split(split)
@@ -88,13 +97,20 @@ class DataSet:
         first, last = self._slice(split, len(whole))
         if first >= last:
             raise DataError(
-                f"split {split!r} of {self.name} has no rows",
+                "; ".join([f"split {split!r} of {self.name} has no rows", *whole.left_out.lines()]),
                 where=f"{self.name}, {len(whole)} rows in {base!r}",
                 fix="name another split: data.train_split, data.eval_split, or --split if the command has it",
             )
         part = whole.part(first, last, name=f"{self.name}, split {split}") if split != base else whole
         check_labels(part)
         return part
+
+    def split_called(self, split: str) -> str:
+        """Return the name here of a split that a user or its folder calls val, dev, testing and the like."""
+        base, slash, rows = split.partition("[")
+        usual = SPLIT_WORDS.get(base.lower())
+        is_known = base in self.split_names or usual not in self.split_names
+        return split if is_known else f"{usual}{slash}{rows}"
 
     def open_whole(self, split: str) -> Split:
         """Open all rows of a split in `split_names`, their labels unchecked."""
@@ -125,12 +141,21 @@ class DataSet:
                 label_column=self.label_column,
                 num_classes=self.num_classes,
             )
+        table, label_column = self.tables.open[split](), self.label_column
+        if not self.tables.has_labels:
+            table, label_column = without_labels(table, self.image_column, split), None
         whole = from_table(
-            self.tables.open[split](),
+            table,
             name=f"{self.name}, split {split}",
             root=self.tables.root,
             image_column=self.image_column,
-            label_column=self.label_column,
+            label_column=label_column,
+        )
+        whole = replace(
+            whole,
+            has_labels=self.tables.has_labels,
+            left_out=self.tables.left_out(split),
+            notes=self.tables.notes,
         )
         return vtab_splits.with_image_rule(whole, self.declared)
 
@@ -171,6 +196,7 @@ def from_section(data: Data, kind: Callable[..., DataSet] = DataSet) -> DataSet:
         label_column=data.label_column,
         num_classes=data.num_classes,
         streaming=data.streaming,
+        one_class=data.one_class,
     )
 
 
@@ -193,7 +219,8 @@ def open_train_and_eval(
     """
     source = from_section(data, kind)
     # The names of both splits; `eval_split` stays None where a part of train is to be held out.
-    train_split, eval_split, dev_fraction = data.train_split, data.eval_split, data.dev_fraction
+    train_split, eval_split = source.split_called(data.train_split), source.split_called(data.eval_split)
+    dev_fraction = data.dev_fraction
     if train_split == "auto":
         train_split = source.default_train_split() or source.only_split("data.train_split")
     is_choice = eval_split in (DEV_PART, DEV_PART_OF_ALL)
@@ -222,14 +249,15 @@ def open_train_and_eval(
     return train, held_out
 
 
-def open_eval(data: Data, split: str, *, dev_cut: dict | None = None) -> Split:
+def open_eval(data: Data, split: str, *, dev_cut: dict | None = None, needs_labels: bool = True) -> Split:
     """Open the split to score: as named, or with "auto" the test split, else validation, else the only one.
 
     Args:
+        needs_labels: False to take plain folders of images too.
         dev_cut: the `Split.dev_cut` that the weights were scored on when they were trained. If "auto" leads
             to the rows it was cut from, their dev part is scored again, and not what was trained on.
     """
-    source = from_section(data)
+    source = from_section(data, partial(DataSet, needs_labels=needs_labels))
     if split != "auto":
         return source.open(split)
     by_name = source.default_eval_split()
@@ -243,7 +271,9 @@ def open_eval(data: Data, split: str, *, dev_cut: dict | None = None) -> Split:
 
 def is_remote(name: str) -> bool:
     """Return whether a name is one of shards that can only be streamed: a URL, a pattern, .tar files."""
-    return "://" in name or name.endswith(".tar") or any(mark in name for mark in "*?{")
+    if "://" in name or name.endswith(".tar"):
+        return True
+    return any(mark in name for mark in "*?{") and not Path(name).expanduser().exists()
 
 
 def _source_of_shards(name: str, alias: dict | None) -> str:
@@ -253,22 +283,22 @@ def _source_of_shards(name: str, alias: dict | None) -> str:
     return hub_source(alias) if alias and "hub" in alias else name
 
 
-def _locate(name: str, alias: dict | None) -> tuple[layouts.Tables, bool]:
+def _locate(name: str, alias: dict | None, choices: layouts.Choices) -> tuple[Tables, bool]:
     """Open the tables of a data set; also return whether they are local files."""
     if copy := local_copy(name):
-        return layouts.open_local(copy), True
+        return layouts.open_local(copy, choices), True
     if alias and "hub" not in alias:
         raise DataError(
             f"{name} is not on the Hub and needs a local copy",
             where=f"$VIT_DATA/{name}" + ("" if os.environ.get("VIT_DATA") else ", and VIT_DATA is not set"),
-            fix=f"put {layouts.LAYOUTS} there",
+            fix=f"put {LAYOUTS} there",
         )
     starts = (".", "/", "~", "vtab/")  # of paths, and of aliases; the Hub is not asked for these
     if not alias and (name.startswith(starts) or name.endswith("/") or name.count("/") != 1):
         raise DataError(
             f"there is no data set {name!r}{nearest(name, [*demo.SETS, *recipe.dataset_aliases()])}",
             where="--dataset (recipe key data.dataset)",
-            fix=f"{layouts.LAYOUTS}; an alias such as oxford_pets; a Hub id owner/name; or demo",
+            fix=f"{LAYOUTS}; an alias such as oxford_pets; a Hub id owner/name; or demo",
         )
     hub_id, _, revision = _source_of_shards(name, alias).partition("@")
     hub_id, _, config = hub_id.partition(":")

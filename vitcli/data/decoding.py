@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 import numpy as np
-from PIL import Image
+from PIL import Image, features
 
 from vitcli.errors import DataError, reason_of
 
@@ -21,6 +21,11 @@ except ImportError:  # no wheel for this platform or Python: slower, the same pi
 
 # Never EPS (it starts Ghostscript), FITS or PDF-like formats.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+JPEG_SUFFIXES = {".jpg", ".jpeg", ".jpe", ".jfif"}
+IMAGE_SUFFIXES = JPEG_SUFFIXES | {".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
+HEIC_SUFFIXES = {".heic", ".heif"}
+HEIC_ADVICE = "HEIC: install pillow-heif, or convert"
+HEIC_BRANDS = (b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1")  # in bytes 8 to 12 of a file
 MAX_PIXELS = Image.MAX_IMAGE_PIXELS  # about 89 million; Pillow only warns up to twice that
 JPEG_END = b"\xff\xd9"
 TRANSPOSED = {
@@ -34,6 +39,13 @@ TRANSPOSED = {
 }
 
 Image.init()  # once, before threads do
+if features.check("avif"):
+    FORMATS, IMAGE_SUFFIXES = (*FORMATS, "AVIF"), IMAGE_SUFFIXES | {".avif"}
+with suppress(ImportError):  # photographs of iPhones, where it is installed
+    import pillow_heif
+
+    pillow_heif.register_heif_opener()
+    FORMATS, IMAGE_SUFFIXES = (*FORMATS, "HEIF"), IMAGE_SUFFIXES | HEIC_SUFFIXES
 warnings.filterwarnings("ignore", module=r"PIL\.")  # about odd metadata; what cannot be decoded raises
 
 
@@ -56,6 +68,7 @@ def decode(data: bytes, *, where: Callable[[int], str], row: int) -> np.ndarray:
         reason = reason_of(error)
         if "cannot identify image file" in reason:
             reason = "not a JPEG, PNG, WebP, BMP, GIF, TIFF or PPM file"
+            reason = HEIC_ADVICE if data[8:12] in HEIC_BRANDS else reason
         raise DataError(
             f"an image cannot be decoded: {reason[:120]}",
             where=where(row),

@@ -7,13 +7,24 @@ from pathlib import Path
 
 import numpy as np
 
-from vitcli.data import layouts
+from vitcli.data.folders import (
+    ADVICE,
+    NOTHING,
+    UNREADABLE,
+    LeftOut,
+    is_image_name,
+    left_out_of,
+    list_files,
+    named,
+    suffix_of,
+)
 from vitcli.data.split import Split
+from vitcli.data.wrong_layouts import no_data_set
 from vitcli.errors import DataError
 
 
-def find_images(names: Sequence[str], *, where: str) -> list[str]:
-    """Return every image file that files, folders and globs name, each once, in the order given.
+def find_images(names: Sequence[str], *, where: str) -> Split:
+    """Return every image that files, folders and globs name, each once, in the order given, without labels.
 
     Args:
         where: the option or argument that they come from.
@@ -22,20 +33,40 @@ def find_images(names: Sequence[str], *, where: str) -> list[str]:
         DataError: a name matches no image.
     """
     files: dict[str, None] = {}
+    left_out = NOTHING
     for name in names:
-        if name and Path(name).is_dir():
-            matches = [file for file in layouts.image_files(Path(name)) if os.path.isfile(file)]
-        elif Path(name).is_file():
-            matches = [name]
-        else:
-            matches = sorted(path for path in glob.glob(name, recursive=True) if Path(path).is_file())
-        if not matches:
-            raise DataError(f"no image found in {name!r}", where=where, fix="a file, a folder or a glob")
+        matches, others = _matches(name, where)
         files.update(dict.fromkeys(matches))
-    return list(files)
+        left_out |= others
+    return as_split(list(files), left_out)
 
 
-def as_split(files: list[str]) -> Split:
+def _matches(name: str, where: str) -> tuple[list[str], LeftOut]:
+    """Return the images that one name stands for, and what is left out of a folder or a glob."""
+    path = Path(name)
+    if name and path.is_dir():
+        listed = list_files(path, path)
+        if not listed.images:
+            refusal = no_data_set(path, name)
+            raise DataError(refusal.message, where=where, fix="name a file, a folder or a glob of images")
+        return listed.images, listed.left_out(path)
+    if path.is_file():
+        if suffix_of(name) in ADVICE:
+            raise DataError(
+                f"{name} is not an image vit can read: {named([name])}",
+                where=where,
+                fix="convert it to JPEG or PNG",
+            )
+        return [name], NOTHING
+    files = sorted(file for file in glob.glob(name, recursive=True) if Path(file).is_file())
+    images = [file for file in files if is_image_name(os.path.basename(file))]
+    if not images:
+        holds = f", but {named(files)}" if files else ""
+        raise DataError(f"no image found in {name!r}{holds}", where=where, fix="a file, a folder or a glob")
+    return images, left_out_of(UNREADABLE, [file for file in files if file not in set(images)])
+
+
+def as_split(files: list[str], left_out: LeftOut = NOTHING) -> Split:
     """Return unlabelled files as a split, so that they are decoded and resized as evaluation does it."""
 
     def read_row(row: int) -> tuple[bytes, int]:
@@ -54,4 +85,6 @@ def as_split(files: list[str]) -> Split:
         read_row=read_row,
         read_labels=lambda: np.zeros(len(files), dtype=np.int64),
         where_is=lambda row: files[row],
+        has_labels=False,
+        left_out=left_out,
     )

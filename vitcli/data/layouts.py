@@ -7,61 +7,99 @@ data set is ever run.
 import glob
 import json
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 
 import datasets
 
+from vitcli.data import label_files
+from vitcli.data.class_folders import open_class_folders
+from vitcli.data.decoding import IMAGE_SUFFIXES
+from vitcli.data.folders import BESIDE, NOTHING, LeftOut, left_out_of, list_files, relative, suffix_of
+from vitcli.data.tables import Tables, open_without_labels, split_of
+from vitcli.data.wrong_layouts import no_data_set, not_a_data_set
 from vitcli.errors import DataError, reason_of
 
-IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
-TABLE_SUFFIXES = {".parquet", ".arrow", ".tar"}
-SPLIT_WORDS = {
-    **dict.fromkeys(("train", "training"), "train"),
-    **dict.fromkeys(("test", "testing"), "test"),
-    **dict.fromkeys(("val", "valid", "validation", "dev"), "validation"),
-}
-LAYOUTS = (
-    "a folder of class folders (with or without train/ val/ test/), of Parquet or Arrow files, "
-    "or of save_to_disk"
-)
+BUILDERS = {".parquet": "parquet", ".arrow": "arrow"}
 
 
 @dataclass(frozen=True)
-class Tables:
-    """The splits of one data set.
+class Choices:
+    """What a user says about a data set that its files may leave open.
 
     Attributes:
-        open: by split name, a function that opens it.
-        root: the folder that image paths may point into; None where rows carry their bytes.
+        image_column, label_column: of tables and files of labels.
+        one_class: take a folder that holds one folder of folders as a data set of one class.
+        needs_labels: False where images alone will do, so that any folder of images is taken.
     """
 
-    open: Mapping[str, Callable[[], datasets.Dataset]]
-    root: Path | None
+    image_column: str | None = None
+    label_column: str | None = None
+    one_class: bool = False
+    needs_labels: bool = True
 
 
-def open_local(path: Path) -> Tables:
+def open_local(path: Path, choices: Choices = Choices()) -> Tables:
     """Find the tables of a folder or file in any layout.
 
     Raises:
-        DataError: the layout is none of LAYOUTS.
+        DataError: the layout is none of LAYOUTS, or what it holds is not enough.
     """
-    path = Path(os.path.abspath(path.expanduser()))
+    typed, path = str(path), Path(os.path.abspath(path.expanduser()))
     if path.is_file():
-        return _table_files(path.parent, [path])
+        return _open_file(path, typed, choices)
     if (path / "dataset_dict.json").exists() or (path / "state.json").exists():
         return _saved_to_disk(path)
-    for suffix in (".parquet", ".arrow"):
-        files = sorted(path.rglob(f"*{suffix}"))
-        if files:
-            return _table_files(path, files)
-    splits = _class_folders(path)
-    if splits:
-        return Tables({name: partial(_list_images, *folders) for name, folders in splits.items()}, path)
-    raise DataError(f"no images found in {path}", where="--dataset", fix=LAYOUTS)
+    files = list_files(path, path)
+    for suffix in BUILDERS:
+        tables = [Path(file) for file in files.others if suffix_of(file) == suffix]
+        if tables:
+            beside = files.images + [
+                file for file in files.others if suffix_of(file) in {*BUILDERS} - {suffix}
+            ]
+            return _table_files(path, tables, left_out_of(BESIDE, relative(beside, path)))
+    opened = _open_folder(path, typed, choices)
+    if opened is None:
+        raise no_data_set(path, typed)
+    return opened
+
+
+def _open_file(path: Path, typed: str, choices: Choices) -> Tables:
+    if path.suffix.lower() in BUILDERS:
+        return _table_files(path.parent, [path])
+    if path.suffix.lower() in label_files.SUFFIXES:
+        return _open_labels([path], path.parent, choices)
+    raise not_a_data_set(path, typed)
+
+
+def _open_folder(path: Path, typed: str, choices: Choices) -> Tables | None:
+    """Open images by a file of labels, else by class folders, else without labels where none are needed."""
+    notes: tuple[str, ...] = ()
+    if files := label_files.find_label_files(path):
+        try:
+            return _open_labels(files, path, choices)
+        except label_files.NoColumn as error:
+            # A file of captions or sizes, say: the folders name the classes then, if there are any.
+            unusable, notes = error, (f"{error.message}, so the folders name the classes",)
+    try:
+        opened = open_class_folders(path, typed=typed, one_class=choices.one_class)
+    except DataError:
+        if choices.needs_labels:
+            raise
+        opened = None
+    if opened is None and not choices.needs_labels:
+        opened = open_without_labels(path)
+    if opened is None and notes:
+        raise unusable
+    return opened and replace(opened, notes=notes + opened.notes)
+
+
+def _open_labels(files: list[Path], root: Path, choices: Choices) -> Tables:
+    return label_files.open_label_files(
+        files, root, file_column=choices.image_column, label_column=choices.label_column
+    )
 
 
 def open_hub(hub_id: str, *, config: str | None, revision: str | None) -> Tables:
@@ -111,11 +149,9 @@ def _load_from_disk(folder: Path) -> datasets.Dataset:
         raise _unreadable(folder, error) from error
 
 
-def _table_files(root: Path, files: list[Path]) -> Tables:
+def _table_files(root: Path, files: list[Path], left_out: LeftOut = NOTHING) -> Tables:
     """Assign Parquet or Arrow files to splits by words in the names of files and folders."""
-    builder = {".parquet": "parquet", ".arrow": "arrow"}.get(files[0].suffix)
-    if builder is None:
-        raise DataError(f"{files[0]} is not a data set", where="--dataset", fix=LAYOUTS)
+    builder = BUILDERS[files[0].suffix.lower()]
     by_split: dict[str, list[str]] = {}
     for file in files:
         # Escaped, because the library treats brackets and stars in a name as a pattern.
@@ -127,87 +163,12 @@ def _table_files(root: Path, files: list[Path]) -> Tables:
         except Exception as error:
             raise _unreadable(root, error) from error
 
-    return Tables({name: partial(read, name) for name in by_split}, root)
-
-
-def split_of(file: Path, default: str | None = "train") -> str | None:
-    """Return the split of a file by the first such word in its path inside the data set, else `default`."""
-    words = [
-        word for part in file.with_suffix("").parts for word in part.lower().replace("_", "-").split("-")
-    ]
-    return next((SPLIT_WORDS[word] for word in words if word in SPLIT_WORDS), default)
+    return Tables({name: partial(read, name) for name in by_split}, root, left_out=lambda split: left_out)
 
 
 def _unreadable(file: Path, error: Exception) -> DataError:
     reason = reason_of(error.__cause__ or error)[:160]  # `datasets` wraps the error itself
     return DataError(f"{file.name} cannot be read: {reason}", where=str(file), fix="replace the damaged file")
-
-
-def _class_folders(path: Path) -> dict[str, tuple[Path, list[str]]]:
-    """Return the folder and the class names of each split; the train folder, if any, names the classes.
-
-    A validation folder that lacks a class then still counts it, and one with an additional class is refused
-    (`datasets` would renumber).
-    """
-    folders: dict[str, Path] = {}
-    for name in _subfolders(path):
-        split = SPLIT_WORDS.get(name.lower())
-        if split is None or not _subfolders(path / name):
-            continue
-        if split in folders:
-            raise DataError(
-                f"{folders[split].name}/ and {name}/ both say {split}",
-                where=str(path),
-                fix="move one of them away",
-            )
-        folders[split] = path / name
-    if not folders:
-        folders = {"train": path} if any(image_files(path / name) for name in _subfolders(path)) else {}
-    classes = _subfolders(folders["train"]) if "train" in folders else None
-    for folder in folders.values():
-        additional = sorted(set(_subfolders(folder)) - set(classes or _subfolders(folder)))
-        if additional:
-            raise DataError(
-                f"{folder.name}/ has classes that train/ does not have: {', '.join(additional[:5])}",
-                where=str(folder),
-                fix="move those folders away, or add them to train/",
-            )
-    return {name: (folder, classes or _subfolders(folder)) for name, folder in folders.items()}
-
-
-def _list_images(folder: Path, class_names: list[str]) -> datasets.Dataset:
-    paths, labels = [], []
-    for label, name in enumerate(class_names):
-        files = image_files(folder / name)
-        paths += files
-        labels += [label] * len(files)
-    features = datasets.Features(
-        {"image": datasets.Image(decode=False), "label": datasets.ClassLabel(names=class_names)}
-    )
-    return datasets.Dataset.from_dict(
-        {"image": [{"bytes": None, "path": path} for path in paths], "label": labels}, features=features
-    )
-
-
-def _subfolders(path: Path) -> list[str]:
-    if not path.is_dir():
-        return []
-    return sorted(
-        entry.name for entry in os.scandir(path) if entry.is_dir() and not entry.name.startswith(".")
-    )
-
-
-def image_files(folder: Path) -> list[str]:
-    """Return all image files below a folder, sorted; hidden files and folders (".name") are ignored."""
-    files = []
-    for parent, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        files += [os.path.join(parent, name) for name in names if _is_image_name(name)]
-    return sorted(files)
-
-
-def _is_image_name(name: str) -> bool:
-    return os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES and not name.startswith(".")
 
 
 def _check_inside(file: Path, root: Path) -> None:
@@ -225,10 +186,13 @@ def state_of(path: Path) -> str:
     No file is read, so a hundred thousand of them take about a second.
     """
     digest = blake2b(digest_size=16)
-    files = [path]
+    files, labels = [path], set(label_files.NAMES)
+    if path.is_file() and path.suffix.lower() in label_files.SUFFIXES:
+        path, labels = path.parent, {path.name}  # with the images that it names
     if path.is_dir():
         names_below = (Path(folder, name) for folder, _, names in os.walk(path) for name in names)
-        files = [file for file in names_below if file.suffix.lower() in IMAGE_SUFFIXES | TABLE_SUFFIXES]
+        read = IMAGE_SUFFIXES | {".parquet", ".arrow", ".tar"}
+        files = [file for file in names_below if file.suffix.lower() in read or file.name in labels]
     for file in sorted(files):
         try:
             state = file.stat()

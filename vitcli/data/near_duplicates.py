@@ -11,20 +11,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import datasets
 import numpy as np
 from PIL import Image
 
-from vitcli.data.columns import find_image_column
 from vitcli.data.dataset import DataSet
 from vitcli.data.decoding import decode
-from vitcli.data.layouts import Tables
 from vitcli.data.sampler import ROWS_PER_TASK, row_ranges
 from vitcli.data.split import Split
 from vitcli.distributed import launch
@@ -75,6 +72,9 @@ def check(
     is_within = split.name == other.name
     # Read both splits, or the only one.
     progress = Progress(quiet=quiet)
+    left_out = split.left_out | other.left_out
+    for line in dict.fromkeys(split.lines + other.lines):
+        progress.note(line)
     hashes: list[ImageHashes] = []
     for part in [split] if is_within else [split, other]:
         progress.begin(f"reading {part.name}", len(part))
@@ -95,6 +95,7 @@ def check(
         "distance": distance,
         **pairs.result(),
         "unreadable": [place for part in hashes for place in part.unreadable],
+        **left_out.summary(),
         "pairs_file": str(out) if out else None,
         "elapsed_s": time.perf_counter() - began_at,
     }
@@ -102,12 +103,12 @@ def check(
 
 def _open_both(name: SplitName, against: SplitName) -> tuple[Split, Split]:
     """Open the split to check, by default the test split, and the one to search, by default train."""
-    data = _without_labels(DataSet(name.dataset))
+    data = _open_images(name.dataset)
     is_same_data = against.dataset is None or _is_same(name.dataset, against.dataset)
-    other_data = data if is_same_data else _without_labels(DataSet(against.dataset))
+    other_data = data if is_same_data else _open_images(against.dataset)
     nothing_to_compare = partial(_nothing_to_compare, names=data.split_names)
     # The split to search.
-    searched = against.split
+    searched = other_data.split_called(against.split)
     if searched == "auto":
         searched = other_data.default_train_split()
         if not searched and is_same_data:
@@ -115,7 +116,7 @@ def _open_both(name: SplitName, against: SplitName) -> tuple[Split, Split]:
         searched = searched or other_data.only_split("--against-split")
     # The split to check: of the same data another one than the one searched.
     searched_base = searched.partition("[")[0]
-    checked = name.split
+    checked = data.split_called(name.split)
     if checked == "auto":
         checked = data.default_eval_split(besides=searched_base if is_same_data else None)
         if checked is None and is_same_data:
@@ -143,21 +144,11 @@ def _nothing_to_compare(message: str, *, names: Sequence[str]) -> DataError:
     )
 
 
-def _without_labels(data: DataSet) -> DataSet:
-    """Give all images of tables one label, so that unlabelled and ambiguous tables can be read."""
-    if data.tables is None:  # shards and the demo have one kind of labels
-        return data
-    image_column = data.image_column
-
-    def images(read: Callable[[], datasets.Dataset], split: str) -> datasets.Dataset:
-        table = read()
-        column = find_image_column(table.features, image_column, split)
-        zeros = np.zeros(len(table), dtype=np.int64)
-        label = datasets.ClassLabel(names=["any"])
-        return table.select_columns([column]).add_column("label", zeros, feature=label)
-
-    opened = {split: partial(images, read, split) for split, read in data.tables.open.items()}
-    data.tables, data.label_column = Tables(opened, data.tables.root), None
+def _open_images(name: str) -> DataSet:
+    """Open a data set whose labels play no part, so that unlabelled and ambiguous tables can be read."""
+    data = DataSet(name, needs_labels=False)
+    if data.tables is not None:  # shards and the demo have one kind of labels
+        data.tables = replace(data.tables, has_labels=False)
     return data
 
 

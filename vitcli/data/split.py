@@ -21,6 +21,7 @@ from vitcli.data.columns import (
     find_label_column,
     image_bytes,
 )
+from vitcli.data.folders import NOTHING, LeftOut
 from vitcli.errors import DataError
 
 MANY_ROWS = 10_000_000
@@ -48,6 +49,9 @@ class Split:
         identity: of shards, the source of the fingerprint, since their rows are too many to be read.
         read_column: function of a name to the values of another column, of `columns.PATHS` to the paths of
             the images; KeyError if there is none. None if the source has no columns.
+        has_labels: False for images without labels, which all have the label 0.
+        left_out: files of the data set's folder that are not read.
+        notes: lines about the data set that a user should see, besides those of `left_out`.
     """
 
     name: str
@@ -62,6 +66,9 @@ class Split:
     block_starts: np.ndarray | None = None
     identity: str | None = None
     read_column: Callable[[str], list] | None = None
+    has_labels: bool = True
+    left_out: LeftOut = NOTHING
+    notes: tuple[str, ...] = ()
 
     @property
     def is_large(self) -> bool:
@@ -90,6 +97,11 @@ class Split:
                 image = error.message.encode()
             digest.update(image if isinstance(image, bytes) else image.tobytes())
         return digest.hexdigest()
+
+    @property
+    def lines(self) -> list[str]:
+        """Lines about files that are not read, and other notes on the data set."""
+        return [*self.left_out.lines(), *self.notes]
 
     def column(self, name: str) -> list | None:
         """Return the values of another column, see `read_column`; None if there is none."""
@@ -237,6 +249,14 @@ def from_table(
         has_several_labels=isinstance(table.features[label_column], datasets.List | datasets.LargeList),
         read_column=lambda column: column_values(whole, image_column if column == PATHS else column),
     )
+
+
+def without_labels(table: datasets.Dataset, image_column: str | None, name: str) -> datasets.Dataset:
+    """Return the images of a table, all with the label 0."""
+    column = find_image_column(table.features, image_column, name)
+    zeros = np.zeros(len(table), dtype=np.int64)
+    label = datasets.ClassLabel(names=["any"])
+    return table.select_columns([column]).add_column("label", zeros, feature=label)
 
 
 def _padded(lists: pa.ChunkedArray) -> np.ndarray:

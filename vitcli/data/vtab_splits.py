@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 from vitcli.data import vtab
 from vitcli.data.columns import find_label_column
 from vitcli.data.decoding import decode
-from vitcli.data.layouts import Tables
 from vitcli.data.split import Split
+from vitcli.data.tables import Tables
 from vitcli.errors import DataError
 
 Opener = Callable[[], datasets.Dataset]
@@ -43,7 +43,7 @@ def for_task(
     column = named_label if is_local or named_label else declared["label_column"]
     for split, read in opened.items():
         opened[split] = partial(_numbered, read, column, declared["classes"], f"{name}, split {split}")
-    return Tables(opened | _protocol(opened, name), tables.root)
+    return replace(tables, open=opened | _protocol(opened, name))
 
 
 def with_image_rule(split: Split, declared: Mapping[str, Any]) -> Split:

@@ -223,6 +223,8 @@ def score(task: EvalTask, weights: Weights, options: EvaluateOptions, settings: 
     variants, reported, origin = _preprocessings(task, weights, options.sides)
     name = f"{weights.architecture.name} ({weights.numerics}) on {task.split.name}"
     settings.progress.note(f"{name}: {reported.summary()}, {origin}{sizes}")
+    for line in task.split.lines:
+        settings.progress.note(line)
 
     # One pass per resolution.
     curve = []
@@ -256,6 +258,7 @@ def score(task: EvalTask, weights: Weights, options: EvaluateOptions, settings: 
         **of_pass,
         "precision": settings.precision,
         "num_processes": settings.runtime.world_size,
+        **task.split.left_out.summary(),
         **_statistics(task, predictions, reliability),
         "per_class": None if predictions.has_several_labels else per_class(predictions, class_names),
         "mistakes": mistakes.describe(predictions, class_names, places, task.source_rows),

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from vitcli.data.image_files import as_split, find_images
+from vitcli.data.image_files import find_images
 from vitcli.errors import VitError
 from vitcli.evaluation import inference
 from vitcli.evaluation.setup import RunSettings, eval_settings, preprocessing_for, read_checkpoint
@@ -29,7 +29,7 @@ def predict(
             "no checkpoint is named", where="--ckpt", fix="--ckpt RUN, a weights file, timm/NAME or demo"
         )
     # Bad paths are reported before anything is downloaded or loaded.
-    files = find_images(images, where="IMAGES")
+    split = find_images(images, where="IMAGES")
 
     # The network, at the resolution and with the preprocessing of its weights.
     settings = eval_settings(recipe, run)
@@ -46,12 +46,12 @@ def predict(
         )
     topk = topk or min(5, arch.num_classes)
     settings.progress.note(f"{arch.name}: {preprocessing.summary()}, {origin}")
+    for line in split.lines:
+        settings.progress.note(line)
 
     # The likeliest classes of each image.
     class_names = weights.class_names or tuple(f"class {k}" for k in range(arch.num_classes))
-    top_by_row, skipped = inference.top_predictions(
-        model, as_split(files), preprocessing, settings, topk=topk
-    )
+    top_by_row, skipped = inference.top_predictions(model, split, preprocessing, settings, topk=topk)
     return {
         "command": "predict",
         "ckpt": recipe.model.ckpt,
@@ -59,11 +59,12 @@ def predict(
         "preprocessing": preprocessing.summary(),
         "predictions": [
             {
-                "file": files[row],
+                "file": split.where_is(row),
                 "top": [{"class": class_names[k], "label": k, "probability": p} for k, p in top],
             }
             for row, top in top_by_row.items()
         ],
         "num_skipped_images": len(skipped),
         "skipped_images": skipped,
+        **split.left_out.summary(),
     }

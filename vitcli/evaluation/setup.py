@@ -158,10 +158,15 @@ def eval_settings(recipe: Recipe, run: RunSettings) -> EvalSettings:
     )
 
 
-def open_eval_split(recipe: Recipe, split: str, weights: Weights) -> Split:
-    """Open the named split, with "auto" the recipe's; weights that were scored on a dev part get that."""
+def open_eval_split(recipe: Recipe, split: str, weights: Weights, *, needs_labels: bool = True) -> Split:
+    """Open the named split, with "auto" the recipe's; weights that were scored on a dev part get that.
+
+    Args:
+        needs_labels: False to take plain folders of images too.
+    """
     name = recipe.data.eval_split if split == "auto" else split
-    return dataset.open_eval(recipe.data, name, dev_cut=weights.metadata.get("dev_cut"))
+    dev_cut = weights.metadata.get("dev_cut")
+    return dataset.open_eval(recipe.data, name, dev_cut=dev_cut, needs_labels=needs_labels)
 
 
 def read_checkpoint(recipe: Recipe) -> Weights:

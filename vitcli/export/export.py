@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from vitcli.data import loader
 from vitcli.data.dataset import DataSet
-from vitcli.data.image_files import as_split, find_images
+from vitcli.data.image_files import find_images
 from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing
 from vitcli.errors import CheckFailed, MachineError, VitError, WeightsError
@@ -191,9 +191,11 @@ def _open_images(images: Sequence[str], progress: Progress) -> Split:
     if not images:
         return DataSet("demo").open(f"test[:{NUM_DEMO_IMAGES}]")
     files = find_images(images, where="--images")
+    for line in files.lines:
+        progress.note(line)
     if len(files) > MAX_IMAGES:
         progress.note(f"comparing on the first {MAX_IMAGES} of {len(files)} images")
-    return as_split(files[:MAX_IMAGES])
+    return files.part(0, min(MAX_IMAGES, len(files)), name=files.name)
 
 
 def _preprocessing(weights: Weights, image_size: tuple[int, int] | None) -> tuple[Preprocessing, str]:

@@ -15,7 +15,7 @@ from vitcli.export.markdown import code, fenced, paragraph, table
 from vitcli.export.usage import HERE, how_to_load
 from vitcli.models.architecture import Architecture
 from vitcli.output.redaction import is_local, public_name, public_toml, public_values
-from vitcli.output.text import interval_text, percent, plain, size_text, top5_is_informative
+from vitcli.output.text import first_few, interval_text, percent, plain, size_text, top5_is_informative
 from vitcli.weights.formats import unsupported_feature
 
 TAGS = ["image-classification", "vision-transformer", "vitcli"]
@@ -269,9 +269,18 @@ def _data(summary: dict[str, Any]) -> str:
         ("evaluated on", f"{code(summary['eval_split'])}: {summary['num_eval_examples']:,} images"),
         ("preprocessing", summary["preprocessing"]),
         ("unreadable images", skipped),
+        ("files left out", _left_out(summary)),
     ]
     note = "\n\nThere was no other split to evaluate on: these images were held out from the training images."
     return table(("", ""), rows) + (note if _is_dev(summary) else "")
+
+
+def _left_out(summary: dict[str, Any]) -> str:
+    """Return how many files of the data set's folder are not read, and the first of them."""
+    count, paths = summary.get("num_left_out_files"), summary.get("left_out_files", [])
+    if not count:
+        return "none" if count == 0 else "not recorded"
+    return f"{count:,}: {first_few([code(path) for path in paths], 3, total=count)}"
 
 
 def _is_dev(summary: dict[str, Any]) -> bool:

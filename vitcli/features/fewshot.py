@@ -55,8 +55,8 @@ def fewshot(
     extractor = open_extractor(weights, recipe, request, run)
     runtime = extractor.settings.runtime
     notes = _notes(train, labels_N, draws, recipe)
-    for note in notes:
-        extractor.settings.progress.note(f"note: {note}")
+    for line in dict.fromkeys([*train.lines, *test.lines, *(f"note: {note}" for note in notes)]):
+        extractor.settings.progress.note(line)
 
     # A finished run of the same request is returned as it is.
     if run.out and not run.overwrite:
@@ -239,6 +239,7 @@ def _result(
         "computed_rows": support.num_computed + tests.num_computed,
         "num_skipped_images": len(skipped),
         "skipped_images": skipped[:100],
+        **(train.left_out | test.left_out).summary(),
         "precision": extractor.settings.precision,
         "num_processes": extractor.settings.runtime.world_size,
     }

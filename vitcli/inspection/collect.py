@@ -12,6 +12,7 @@ import torch
 from timm.layers import ScaledStdConv2d, ScaledStdConv2dSame, StdConv2d, StdConv2dSame
 from torch import Tensor, nn
 
+from vitcli.data.folders import NOTHING
 from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing
 from vitcli.evaluation.inference import EvalSettings
@@ -129,6 +130,7 @@ def _image_facts(split: Split | None, shown: AttentionPass | None) -> dict[str, 
         "shown": [split.where_is(row) for row in rows[: len(shown.images_MHWC)]] if shown else [],
         "num_skipped_images": len(skipped),
         "skipped_images": skipped[:100],
+        **(split.left_out if split else NOTHING).summary(),
     }
 
 

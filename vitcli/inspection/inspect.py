@@ -8,7 +8,7 @@ from glob import glob
 from pathlib import Path
 from typing import Any
 
-from vitcli.data.image_files import as_split, find_images
+from vitcli.data.image_files import find_images
 from vitcli.data.split import Split, random_subset
 from vitcli.data.transforms import Preprocessing
 from vitcli.errors import DataError, VitError
@@ -78,6 +78,8 @@ def inspect(
     runtime, asked = settings.runtime, [checkpoint.asked for checkpoint in checkpoints]
     with ExitStack() as held:
         runtime.on_main(lambda: FOLDER.claim(held, out, asked, overwrite=run.overwrite))
+        for line in images.lines if images else ():
+            settings.progress.note(line)
         inspections = []
         for checkpoint in checkpoints:
             weights, preprocessing = checkpoint.weights, checkpoint.preprocessing
@@ -147,11 +149,11 @@ def open_images(recipe: Recipe, weights: Weights, image_patterns: Sequence[str],
     """Open the first of the given images, or random ones of the data set, `inspect.num_images` at most."""
     options = recipe.inspect
     if image_patterns:
-        images = as_split(find_images(image_patterns, where="--images"))
+        images = find_images(image_patterns, where="--images")
         return images.part(0, min(options.num_images, len(images)), name=images.name)
     if recipe.data.dataset is None:
         return None
-    images = open_eval_split(recipe, split, weights)
+    images = open_eval_split(recipe, split, weights, needs_labels=False)
     if not len(images):
         raise DataError(f"{images.name} has no images", where="--split", fix="name another split")
     subset = random_subset(images, min(options.num_images, len(images)), seed=options.seed)

@@ -96,8 +96,11 @@ class TrainingSummary(ResultSummary):
     UNREAD = frozenset({
         "run_dir", "train_split", "num_train_examples", "num_classes", "preprocessing", "dev_top1_by_lr",
         "top5", "most_frequent_color", "num_skipped_images", "skipped_images", "weights",
+        "num_left_out_files", "left_out_files",
     })  # fmt: skip
-    SOMETIMES = RunScores.SOMETIMES | {"choices", "chosen", "intervals"}
+    SOMETIMES = RunScores.SOMETIMES | {
+        "choices", "chosen", "intervals", "num_left_out_files", "left_out_files",
+    }  # fmt: skip
 
     command: Literal["finetune", "pretrain"]
     num_eval_examples: Count | None = None
@@ -133,7 +136,8 @@ class FewshotSummary(ResultSummary):
     UNREAD = frozenset({
         "run_dir", "numerics", "train_split", "num_classes", "preprocessing", "preprocessing_from", "layer",
         "feature_dim", "l2", "seeds", "num_test_examples", "cached_rows", "computed_rows",
-        "num_skipped_images", "skipped_images", "notes", "draws_from", "classifier",
+        "num_skipped_images", "skipped_images", "notes", "draws_from", "classifier", "num_left_out_files",
+        "left_out_files",
     })  # fmt: skip
     SOMETIMES = frozenset({"images_per_s", "exaflops", "peak_memory_gib"})
 
@@ -189,7 +193,8 @@ class Evaluation(ResultSummary):
     UNREAD = frozenset({
         "numerics", "preprocessing", "preprocessing_from", "classes_mapped_by_name", "num_skipped_images",
         "skipped_images", "nll", "num_real_examples", "real_labels_by", "competing_classes",
-        "num_outside_map", "mistakes", "assertions", "asked", "saved_predictions", "out",
+        "num_outside_map", "mistakes", "assertions", "asked", "saved_predictions", "out", "absent_classes",
+        "num_left_out_files", "left_out_files",
     })  # fmt: skip
     SOMETIMES = frozenset({
         "exaflops", "peak_memory_gib", "real_top1", "num_real_examples", "real_labels_by", "class_map",

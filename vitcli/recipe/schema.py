@@ -112,6 +112,7 @@ class Data(Section):
     image_column: str | None = key("column of the images, if ambiguous", None)
     label_column: str | None = key("column of the labels, if ambiguous", None)
     num_classes: Count | None = key("number of classes, for shards that do not store it", None)
+    one_class: bool = key("take a folder that holds one folder of folders as a data set of one class", False)
     image_size: or_weights(ImageSize) = key(
         "pixels of the model's input: a side, [height, width] (paper, B.1), or that of the weights"
     )

@@ -69,6 +69,7 @@ def summarise(
             "preprocessing": preprocessing_of(recipe.data).summary(),
             "num_skipped_images": len(skipped),
             "skipped_images": sorted(skipped)[:100],
+            **(job.train_split.left_out | job.eval_split.left_out).summary(),
             "images_per_s": images / elapsed_s if elapsed_s else None,
             "elapsed_s": elapsed_s,
             "exaflops": job.plan.exaflops,

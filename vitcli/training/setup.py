@@ -386,6 +386,8 @@ def _note_data(
     # The held-out split of a declared data set has no size.
     scored = f", scored on {len(eval_split)} of {eval_split.name}" if len(eval_split) else ""
     progress.note(f"{len(train_split)} images of {train_split.num_classes} classes{scored}")
+    for line in dict.fromkeys(train_split.lines + eval_split.lines):
+        progress.note(line)
     if eval_split.dev_cut and recipe.data.eval_split not in (dataset.DEV_PART, dataset.DEV_PART_OF_ALL):
         progress.note("there is no other split to score, so it was cut from train (data.dev_fraction)")
 

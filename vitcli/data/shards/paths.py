@@ -7,8 +7,8 @@ from urllib.parse import quote
 
 from fsspec.implementations.local import LocalFileSystem
 
-from vitcli.data.layouts import SPLIT_WORDS, split_of
 from vitcli.data.shards.remote import attempt, file_name, file_system, shown
+from vitcli.data.tables import SPLIT_WORDS, split_of
 from vitcli.errors import DataError
 
 KINDS = (".parquet", ".tar")

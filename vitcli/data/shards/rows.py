@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 
-from vitcli.data.layouts import split_of
 from vitcli.data.shards import parquet, webdataset
 from vitcli.data.shards.paths import kind_of
 from vitcli.data.shards.remote import (
@@ -30,6 +29,7 @@ from vitcli.data.shards.remote import (
     shown,
 )
 from vitcli.data.split import Split
+from vitcli.data.tables import split_of
 from vitcli.errors import DataError
 
 

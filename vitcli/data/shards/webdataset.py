@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from filelock import FileLock
 
-from vitcli.data.layouts import IMAGE_SUFFIXES
+from vitcli.data.decoding import IMAGE_SUFFIXES
 from vitcli.data.shards.paths import compressed
 from vitcli.data.shards.remote import Columns, Contents, RowOf, ShardFile, file_name, unreadable
 from vitcli.errors import DataError, MachineError, VitError
@@ -273,11 +273,12 @@ def _label(members: dict[str, Member], label_column: str | None, where: str) -> 
     values = label if isinstance(label, list) else [label]
     if all(type(value) is int and abs(value) < 2**31 for value in values):
         return label
+    is_alone = len(members) == 1 and not label_column
     raise DataError(
         "a sample has no label" if label is None else f"label {label!r:.80} is not an integer",
         where=f"{where}: {', '.join(map(repr, members))}",
         fix="write 000123.cls with the number of the class, or name a suffix or a field of the .json with "
-        "data.label_column",
+        "data.label_column" + ("; unpack a .tar of class folders, and name the folder" if is_alone else ""),
     )
 
 

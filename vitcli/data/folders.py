@@ -1,0 +1,192 @@
+"""Files below a folder: the images that can be read, and every other file, which is counted and named.
+
+Nothing but the clutter of operating systems (SILENT_NAMES, hidden files) and a data set's own description
+(README, LICENSE) is left out without a word.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+from vitcli.data.decoding import HEIC_ADVICE, IMAGE_SUFFIXES
+from vitcli.output.text import first_few, plural
+
+SYSTEM_FOLDERS = frozenset(
+    ("__macosx", "@eadir", "lost+found", "$recycle.bin", "#recycle", "#snapshot", "system volume information")
+)
+SILENT_NAMES = frozenset(("thumbs.db", "ehthumbs.db", "desktop.ini", "icon\r"))
+SILENT_STARTS = ("readme", "license", "licence", "citation")  # about the data set, not of it
+NAMED_EACH = 3  # so many files are all named; of more the endings are counted
+LISTED = 100  # files in a summary
+
+UNREADABLE, LOOSE, UNNAMED, BESIDE, SYSTEM, LINKED = (
+    "unreadable",
+    "loose",
+    "unnamed",
+    "beside",
+    "system",
+    "linked",
+)
+# By reason: what one file is, and what several are.
+REASONS = {
+    UNREADABLE: ("file that is not an image vit can read", "files that are not images vit can read"),
+    LOOSE: ("image outside the class folders", "images outside the class folders"),
+    UNNAMED: ("image that no row of the labels names", "images that no row of the labels names"),
+    BESIDE: ("file beside the tables", "files beside the tables"),
+    SYSTEM: ("image in a folder of the system", "images in folders of the system"),
+    LINKED: ("link to a folder, which is not followed", "links to folders, which are not followed"),
+}
+CONVERT = "raw files of cameras: convert"
+ADVICE = {
+    **dict.fromkeys((".heic", ".heif"), HEIC_ADVICE),
+    ".avif": "AVIF: this Pillow cannot read it; convert",
+    **dict.fromkeys((".cr2", ".cr3", ".nef", ".arw", ".dng", ".raf", ".orf", ".rw2"), CONVERT),
+    **dict.fromkeys((".zip", ".tar", ".gz", ".7z", ".rar"), "an archive: unpack it"),
+}
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Files of a data set that are not read.
+
+    Attributes:
+        files: the reason and the path of each, relative to the data set's folder.
+    """
+
+    files: tuple[tuple[str, str], ...] = ()
+
+    def __or__(self, other: "LeftOut") -> "LeftOut":
+        return LeftOut(tuple(dict.fromkeys(self.files + other.files)))
+
+    def lines(self) -> list[str]:
+        """Return one line for each reason: how many files, and which."""
+        lines = []
+        for reason, (one, several) in REASONS.items():
+            paths = [path for other, path in self.files if other == reason]
+            if paths:
+                lines.append(f"left out: {plural(len(paths), one, several)}: {named(paths, reason)}")
+        return lines
+
+    def summary(self) -> dict[str, Any]:
+        """Return the keys of a command's JSON."""
+        return {
+            "num_left_out_files": len(self.files),
+            "left_out_files": [path for _, path in self.files[:LISTED]],
+        }
+
+
+NOTHING = LeftOut()
+
+
+def left_out_of(reason: str, paths: Iterable[str]) -> LeftOut:
+    return LeftOut(tuple((reason, path) for path in paths))
+
+
+def named(paths: Sequence[str], reason: str = UNREADABLE) -> str:
+    """Return a few files by name, many by their endings and the first name; with what helps for a format."""
+    advice = "; ".join(dict.fromkeys(ADVICE[s] for s in map(suffix_of, paths) if s in ADVICE))
+    advice = f" ({advice})" if advice and reason == UNREADABLE else ""
+    if reason != UNREADABLE or len(paths) <= NAMED_EACH:
+        return first_few(paths, NAMED_EACH) + advice
+    counts = Counter(suffix_of(path) or "without ending" for path in paths).most_common()
+    return f"{first_few([f'{count} {suffix}' for suffix, count in counts])}, first {paths[0]}{advice}"
+
+
+@dataclass(frozen=True)
+class Files:
+    """Paths of the images below a folder and of other files, both sorted; and what was not entered."""
+
+    images: list[str]
+    others: list[str]
+    not_entered: LeftOut
+
+    def left_out(self, root: Path, *, but: Iterable[str] = ()) -> LeftOut:
+        """Return everything that is no image, except for some files that are read otherwise."""
+        return self.not_entered | left_out_of(UNREADABLE, relative(sorted(set(self.others) - set(but)), root))
+
+
+def list_files(folder: Path, root: Path, *, recursive: bool = True) -> Files:
+    """List the files below a folder; hidden ones, folders of the system and linked folders are not entered.
+
+    Args:
+        root: the folder of the data set, which left out files are named from.
+    """
+    images, others, system, linked = [], [], [], []
+    for parent, folders, names in os.walk(folder):
+        for name in names:
+            if not is_silent(name):
+                (images if is_image_name(name) else others).append(os.path.join(parent, name))
+        for name in folders:
+            if name.lower() in SYSTEM_FOLDERS:
+                system += _images_in(os.path.join(parent, name))
+        folders[:] = [name for name in folders if is_entered(name)] if recursive else []
+        linked += [path for name in folders if os.path.islink(path := os.path.join(parent, name))]
+    not_entered = left_out_of(SYSTEM, relative(sorted(system), root))
+    return Files(
+        sorted(images), sorted(others), not_entered | left_out_of(LINKED, relative(sorted(linked), root))
+    )
+
+
+def image_files(folder: Path) -> list[str]:
+    """Return all image files below a folder, sorted; hidden files and folders (".name") are ignored."""
+    return list_files(folder, folder).images
+
+
+def has_images(folder: Path | str) -> bool:
+    """Return whether there is an image below a folder; stops at the first."""
+    inner = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                inner += [entry.path] if is_entered(entry.name) else []
+            elif is_image_name(entry.name):
+                return True
+    return any(map(has_images, inner))
+
+
+def subfolders(folder: Path) -> list[str]:
+    """Return the names of the folders in a folder, sorted; none of a file."""
+    if not folder.is_dir():
+        return []
+    return sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and is_entered(entry.name))
+
+
+def relative(paths: Iterable[str], root: Path) -> list[str]:
+    return [os.path.relpath(path, root) for path in paths]
+
+
+def suffix_of(path: str) -> str:
+    return os.path.splitext(path)[1].lower()
+
+
+def is_image_name(name: str) -> bool:
+    return suffix_of(name) in IMAGE_SUFFIXES and not name.startswith(".")
+
+
+def is_silent(name: str) -> bool:
+    """Return whether a file is left out without a word: hidden, of the system, or about the data set."""
+    lower = name.lower()
+    is_about = lower.startswith(SILENT_STARTS) and suffix_of(lower) not in IMAGE_SUFFIXES
+    return is_about or lower.startswith(".") or lower in SILENT_NAMES
+
+
+def is_entered(name: str) -> bool:
+    return not name.startswith(".") and name.lower() not in SYSTEM_FOLDERS
+
+
+def union(parts: Iterable[LeftOut]) -> LeftOut:
+    return reduce(LeftOut.__or__, parts, NOTHING)
+
+
+def _images_in(folder: str) -> list[str]:
+    """Return the images of a folder that is not entered; `._1.jpg` of a Mac's archive is none."""
+    return [
+        os.path.join(parent, name)
+        for parent, _, names in os.walk(folder)
+        for name in names
+        if is_image_name(name)
+    ]

@@ -1,0 +1,395 @@
+"""Labels from a file beside the images: labels.csv, or metadata.csv and metadata.jsonl as on the Hub.
+
+One row names an image file, its label and, if there is such a column, its split. Files are untrusted: a row
+can name no file outside the folder, and labels are text.
+"""
+
+import csv
+import io
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+
+import datasets
+
+from vitcli.data.class_folders import alike_notes
+from vitcli.data.decoding import IMAGE_SUFFIXES
+from vitcli.data.folders import (
+    UNNAMED,
+    Files,
+    has_images,
+    left_out_of,
+    list_files,
+    relative,
+    subfolders,
+    suffix_of,
+)
+from vitcli.data.tables import SPLIT_WORDS, Tables, split_of, table_of
+from vitcli.errors import DataError, nearest, reason_of
+from vitcli.output.text import first_few, plural
+
+NAMES = ("metadata.csv", "metadata.jsonl", "labels.csv", "labels.tsv", "labels.jsonl")
+SUFFIXES = (".csv", ".tsv", ".jsonl")
+FILE_COLUMNS = (
+    "file_name",
+    "filename",
+    "file",
+    "image",
+    "image_path",
+    "path",
+    "filepath",
+    "img",
+    "image_id",
+    "id",
+)
+LABEL_COLUMNS = ("label", "labels", "class", "class_name", "category", "target", "species", "breed")
+SPLIT_COLUMNS = ("split", "subset", "partition")
+COLUMNS_HELP = "a line with the columns file,label, then a line for each image: cat/1.jpg,cat"
+WHOLE_NUMBER = re.compile(r"-?\d{1,18}")
+
+
+class NoColumn(DataError):
+    """A table of files does not say which column has their names or their labels."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a label file: its number in the file, and the text of each column."""
+
+    line: int
+    values: dict[str, str]
+
+
+@dataclass(frozen=True)
+class LabelFile:
+    """A file of labels, and which of its columns are which.
+
+    Attributes:
+        folder: the folder that its paths start from.
+        split_column: None if all rows are of `split`.
+    """
+
+    path: Path
+    folder: Path
+    rows: list[Row]
+    file_column: str
+    label_column: str
+    split_column: str | None
+    split: str
+
+
+def find_label_files(path: Path) -> list[Path]:
+    """Return the label file of a folder, else those of its train/, val/ and test/ folders.
+
+    Raises:
+        DataError: a folder has two.
+    """
+    folders = [path]
+    if not _label_file_in(path):
+        folders = [path / name for name in subfolders(path) if name.lower() in SPLIT_WORDS]
+    return [file for folder in folders if (file := _label_file_in(folder))]
+
+
+def _label_file_in(folder: Path) -> Path | None:
+    files = [folder / name for name in NAMES if (folder / name).is_file()]
+    if len(files) > 1:
+        raise DataError(
+            f"{folder.name}/ has two files of labels: {' and '.join(file.name for file in files[:2])}",
+            where=str(folder),
+            fix=f"name one: --dataset {files[0]}, or move the other away",
+        )
+    return files[0] if files else None
+
+
+def open_label_files(
+    files: Sequence[Path], root: Path, *, file_column: str | None, label_column: str | None
+) -> Tables:
+    """Return a table for each split that label files name, with the images' paths and labels as text.
+
+    Args:
+        root: the folder that all images are in.
+        file_column, label_column: named by the user; else found by their usual names.
+
+    Raises:
+        DataError: a file is no such table, names a file that is missing, outside the folder or twice, or has
+            a label in another split that train lacks.
+    """
+    listed = list_files(root, root)
+    read = [read_label_file(path, root, file_column=file_column, label_column=label_column) for path in files]
+    places = _Places(root, listed)
+    # The image, label and other columns of every row, by split.
+    by_split: dict[str, list[tuple[str, str, Row, LabelFile]]] = {}
+    missing: list[str] = []
+    seen: dict[str, str] = {}
+    for file in read:
+        for row in file.rows:
+            place = f"{file.path.name}, line {row.line}"
+            name, label = row.values[file.file_column], row.values[file.label_column]
+            image = places.find(file.folder, name, where=place)
+            if image is None:
+                missing.append(name)
+                continue
+            if image in seen:
+                raise DataError(
+                    f"two rows name the same image, {os.path.relpath(image, root)}",
+                    where=f"{seen[image]}, and {place}",
+                    fix="leave one row for each image: it has one label, and belongs to one split",
+                )
+            seen[image] = place
+            if not label:
+                raise DataError(
+                    f"the row of {name} has no label", where=place, fix="write one, or remove the row"
+                )
+            if image not in places.unreadable:
+                by_split.setdefault(_split_of_row(file, row, place), []).append((image, label, row, file))
+    if missing:
+        raise _missing(missing, read, root)
+    if not by_split:
+        raise DataError(
+            f"no row of {read[0].path.name} names an image that vit can read",
+            where=str(read[0].path),
+            fix=f"write {COLUMNS_HELP}",
+        )
+    names = _class_names(by_split, read)
+    left_out = listed.left_out(root, but=map(str, files)) | left_out_of(
+        UNNAMED, relative([image for image in listed.images if image not in seen], root)
+    )
+    return Tables(
+        {split: partial(_table, rows, names) for split, rows in by_split.items()},
+        root,
+        left_out=lambda split: left_out,
+        notes=(*_folder_note(read, root), *alike_notes(names)),
+    )
+
+
+def read_label_file(
+    path: Path, root: Path, *, file_column: str | None = None, label_column: str | None = None
+) -> LabelFile:
+    """Read a .csv, .tsv or .jsonl file and find its columns of files, labels and splits.
+
+    Raises:
+        DataError: it cannot be read, or has no such columns.
+    """
+    rows = list(_rows_of_jsonl(path) if path.suffix.lower() == ".jsonl" else _rows_of_csv(path))
+    if not rows:
+        raise DataError(f"{path.name} has no rows", where=str(path), fix=f"write {COLUMNS_HELP}")
+    columns = list(rows[0].values)
+    names = _column(path, columns, file_column, FILE_COLUMNS, what="file names", key="data.image_column")
+    labels = _column(
+        path,
+        [c for c in columns if c != names],
+        label_column,
+        LABEL_COLUMNS,
+        what="labels",
+        key="data.label_column",
+    )
+    split = next((column for column in columns if column.strip().lower() in SPLIT_COLUMNS), None)
+    return LabelFile(path, path.parent, rows, names, labels, split, split_of(path.relative_to(root)))
+
+
+def _rows_of_csv(path: Path) -> Iterator[Row]:
+    """Yield the rows of a table of commas, semicolons or tabs, with or without a line of names."""
+    try:
+        text = path.read_bytes().decode("utf-8-sig")  # spreadsheets write a mark of three bytes first
+        first = next((line for line in text.split("\n") if line.strip()), "")
+        delimiter = max(",;\t", key=first.count)
+        reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+        lines = [(reader.line_num, cells) for cells in reader if any(map(str.strip, cells))]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise _unreadable(path, error) from error
+    if not lines:
+        return
+    header = [cell.strip() for cell in lines[0][1]]
+    if _is_image_row(header):
+        header = ["file", "label", "split"][: len(header)]
+    else:
+        lines = lines[1:]
+    if len(set(header)) < len(header) or "" in header:
+        raise DataError(
+            f"two columns of {path.name} have the same name or none: {', '.join(map(repr, header))}",
+            where=f"{path}, line 1",
+            fix="give each column a name of its own",
+        )
+    for line, cells in lines:
+        if len(cells) != len(header):
+            raise DataError(
+                f"a row of {path.name} has {len(cells)} values, and there are {len(header)} columns",
+                where=f"{path}, line {line}",
+                fix='put values with a comma into quotes: "a, b.jpg",cat',
+            )
+        yield Row(line, dict(zip(header, map(str.strip, cells), strict=True)))
+
+
+def _is_image_row(cells: list[str]) -> bool:
+    """Return whether a first row is no line of names: it names an image, a label and perhaps a split."""
+    return 2 <= len(cells) <= 3 and suffix_of(cells[0]) in IMAGE_SUFFIXES
+
+
+def _rows_of_jsonl(path: Path) -> Iterator[Row]:
+    try:
+        lines = path.read_bytes().decode("utf-8-sig").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise _unreadable(path, error) from error
+    columns = None
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            values = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise _unreadable(path, error, line=number) from error
+        if not isinstance(values, dict):
+            raise DataError(
+                f"a line of {path.name} is no JSON object",
+                where=f"{path}, line {number}",
+                fix='write {"file_name": "1.jpg", "label": "cat"} on each line',
+            )
+        texts = {key: _text(value) for key, value in values.items() if not isinstance(value, dict | list)}
+        columns = columns or list(texts)
+        yield Row(number, {column: texts.get(column, "") for column in columns})
+
+
+def _text(value: object) -> str:
+    return "" if value is None else str(value).strip()
+
+
+def _column(
+    path: Path, columns: list[str], named: str | None, usual: tuple[str, ...], *, what: str, key: str
+) -> str:
+    """Return the named column, else the one with a usual name; of several for file names the first."""
+    by_lower = {column.lower(): column for column in columns}
+    if named is not None and named not in columns:
+        raise NoColumn(
+            f"{path.name} has no column {named!r}{nearest(named, columns)}",
+            where=f"recipe key {key}",
+            fix=f"one of its columns: {', '.join(columns)}",
+        )
+    fitting = [named] if named else [by_lower[name] for name in usual if name in by_lower]
+    if not fitting or (usual is LABEL_COLUMNS and len(fitting) > 1):
+        problem = f"{len(fitting)} columns that may be the {what}" if fitting else f"no column of {what}"
+        raise NoColumn(
+            f"{path.name} has {problem}",
+            where=f"{path}, its columns: {first_few(columns, 8)}",
+            fix=f"--set {key}=NAME" + ("" if fitting else f", or call it {usual[0]}"),
+        )
+    return fitting[0]
+
+
+def _split_of_row(file: LabelFile, row: Row, place: str) -> str:
+    if file.split_column is None:
+        return file.split
+    word = row.values[file.split_column]
+    if not re.fullmatch(r"[\w.-]+", word):
+        raise DataError(
+            f"{word!r} is no name of a split" if word else "a row has no split",
+            where=f"{place}, column {file.split_column}",
+            fix="write train, validation or test",
+        )
+    return SPLIT_WORDS.get(word.lower(), word)
+
+
+class _Places:
+    """The files of a folder, found by the names that rows have for them."""
+
+    def __init__(self, root: Path, listed: Files):
+        self.root, self.listed = str(root), listed
+        self.known, self.unreadable = {*listed.images, *listed.others}, {*listed.others}
+
+    @cached_property
+    def by_name(self) -> dict[str, list[str]]:
+        """Files by their names, with and without the ending: many tables hold nothing else."""
+        files: dict[str, list[str]] = {}
+        for path in self.listed.images:
+            name = os.path.basename(path)
+            for key in {name, os.path.splitext(name)[0]}:
+                files.setdefault(key, []).append(path)
+        return files
+
+    def find(self, folder: Path, name: str, *, where: str) -> str | None:
+        """Return the path of the file that a row names, None if there is none.
+
+        Raises:
+            DataError: it is outside the data set's folder, or its bare name fits several files.
+        """
+        for spelling in (name, name.replace("\\", "/")):
+            path = os.path.normpath(os.path.join(folder, spelling))
+            if not path.startswith(self.root + os.sep) or "://" in name or "\0" in name:
+                raise DataError(
+                    f"image path {name!r} is outside the data set" if name else "a row names no file",
+                    where=where,
+                    fix=f"name files below {self.root}, relative to the file of labels",
+                )
+            if path in self.known or os.path.isfile(path):
+                return path
+        fitting = self.by_name.get(name, [])
+        if len(fitting) > 1:
+            raise DataError(
+                f"{name!r} may be any of {len(fitting)} files",
+                where=f"{where}: {first_few([os.path.relpath(path, self.root) for path in fitting], 3)}",
+                fix="write their folders too",
+            )
+        return fitting[0] if fitting else None
+
+
+def _missing(names: list[str], files: list[LabelFile], root: Path) -> DataError:
+    count, total = len(names), sum(len(file.rows) for file in files)
+    return DataError(
+        f"{count} of {plural(total, 'file', 'files')} that {files[0].path.name} names "
+        f"{'is' if count == 1 else 'are'} missing: {first_few(names, 3)}",
+        where=f"{files[0].path}; paths start from {files[0].folder}",
+        fix="correct the paths, restore the files, or remove the rows",
+    )
+
+
+def _class_names(by_split: dict[str, list], files: list[LabelFile]) -> list[str]:
+    """Return the labels of train, numbers in their order; other splits may have no more."""
+    labels = {split: {label for _, label, _, _ in rows} for split, rows in by_split.items()}
+    names = labels.get("train") or set().union(*labels.values())
+    for split, own in labels.items():
+        if additional := sorted(own - names):
+            raise DataError(
+                f"split {split} has labels that train does not have: {first_few(additional)}",
+                where=str(files[0].path),
+                fix="correct the labels, or add images of these classes to train",
+            )
+    if all(map(WHOLE_NUMBER.fullmatch, names)):
+        return sorted(names, key=lambda name: (int(name), name))
+    return sorted(names)
+
+
+def _table(rows: list[tuple[str, str, Row, LabelFile]], names: list[str]) -> datasets.Dataset:
+    file = rows[0][3]
+    number_of = {name: number for number, name in enumerate(names)}
+    columns: dict[str, list] = {file.label_column: [number_of[label] for _, label, _, _ in rows]}
+    types: dict[str, object] = {file.label_column: datasets.ClassLabel(names=names)}
+    for column in rows[0][2].values:
+        if column in (file.file_column, file.label_column):
+            continue
+        values: list = [row.values.get(column, "") for _, _, row, _ in rows]
+        is_number = all(map(WHOLE_NUMBER.fullmatch, values))
+        columns[column] = [int(value) for value in values] if is_number else values
+        types[column] = datasets.Value("int64" if is_number else "string")
+    return table_of([image for image, *_ in rows], columns, types, image_column=file.file_column)
+
+
+def _folder_note(files: list[LabelFile], root: Path) -> tuple[str, ...]:
+    """Note that the folders' own names, which may be classes, play no part."""
+    folders = [
+        name for name in subfolders(root) if name.lower() not in SPLIT_WORDS and has_images(root / name)
+    ]
+    if len(folders) < 2:
+        return ()
+    return (f"labels come from {files[0].path.name}, not from the names of the {len(folders)} folders",)
+
+
+def _unreadable(path: Path, error: Exception, *, line: int | None = None) -> DataError:
+    fix = "save it again as CSV in UTF-8"
+    return DataError(
+        f"{path.name} cannot be read: {reason_of(error)[:120]}",
+        where=f"{path}, line {line}" if line else str(path),
+        fix=fix if path.suffix.lower() != ".jsonl" else "write one JSON object on each line",
+    )

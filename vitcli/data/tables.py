@@ -1,0 +1,70 @@
+"""The splits of a data set as tables of images, which every layout becomes."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import datasets
+
+from vitcli.data.folders import NOTHING, LeftOut, list_files
+
+SPLIT_WORDS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("test", "testing"), "test"),
+    **dict.fromkeys(("val", "valid", "validation", "dev"), "validation"),
+}
+UNLABELLED = "images"  # the split of a folder of images without labels
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The splits of one data set.
+
+    Attributes:
+        open: by split name, a function that opens it.
+        root: the folder that image paths may point into; None where rows carry their bytes.
+        left_out: function of a split name to the files that are not read.
+        notes: lines about the data set that a user should see.
+        has_labels: False for plain folders of images.
+    """
+
+    open: Mapping[str, Callable[[], datasets.Dataset]]
+    root: Path | None
+    left_out: Callable[[str], LeftOut] = lambda split: NOTHING
+    notes: tuple[str, ...] = ()
+    has_labels: bool = True
+
+
+def table_of(
+    paths: Sequence[str],
+    columns: dict[str, list] | None = None,
+    types: dict[str, object] | None = None,
+    *,
+    image_column: str = "image",
+) -> datasets.Dataset:
+    """Return a table of image files, which are not read yet, and other columns of these types."""
+    features = datasets.Features({image_column: datasets.Image(decode=False), **(types or {})})
+    images = [{"bytes": None, "path": path} for path in paths]
+    return datasets.Dataset.from_dict({image_column: images, **(columns or {})}, features=features)
+
+
+def open_without_labels(path: Path) -> Tables | None:
+    """Return all images below a folder as one split without labels; None if there are none."""
+    files = list_files(path, path)
+    if not files.images:
+        return None
+    return Tables(
+        {UNLABELLED: partial(table_of, files.images)},
+        path,
+        left_out=lambda split: files.left_out(path),
+        has_labels=False,
+    )
+
+
+def split_of(file: Path, default: str | None = "train") -> str | None:
+    """Return the split of a file by the first such word in its path inside the data set, else `default`."""
+    words = [
+        word for part in file.with_suffix("").parts for word in part.lower().replace("_", "-").split("-")
+    ]
+    return next((SPLIT_WORDS[word] for word in words if word in SPLIT_WORDS), default)
