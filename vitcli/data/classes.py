@@ -1,5 +1,7 @@
 """Classes of two splits, or of a split and a checkpoint: matched by name, and refused where they differ."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from vitcli.data.split import Split
@@ -12,22 +14,26 @@ def match_class_names(
 ) -> tuple[Split, bool]:
     """Relabel a split in the order of a checkpoint's classes; also return whether that changed any label.
 
-    Classes are matched by name where both sides have names, else by number.
+    Classes are matched by name where both sides have names, else by number. By name the data may have only
+    some of the checkpoint's classes, and classes without images that the checkpoint does not know.
 
     Raises:
-        DataError: the class names or their number differ.
+        DataError: the data have other classes; or, without names, another number of them.
     """
     has_names = class_names is not None and split.class_names is not None
     fix = "evaluate on data with the checkpoint's classes, or fine-tune the checkpoint on this data"
-    if has_names and set(class_names) != set(split.class_names):
-        in_data, in_ckpt = set(split.class_names), set(class_names)
-        raise DataError(
-            f"{split.name} and {ckpt} have different classes",
-            where=f"only in the data: {_names(in_data - in_ckpt)}; "
-            f"only in the checkpoint: {_names(in_ckpt - in_data)}",
-            fix=fix,
-        )
-    if split.num_classes != num_classes:
+    if has_names:
+        unknown = set(split.class_names) - set(class_names)
+        if unknown and not split.is_large:
+            unknown &= set(_classes_with_images(split))
+        if unknown or not set(split.class_names) & set(class_names):
+            raise DataError(
+                f"{split.name} and {ckpt} have different classes",
+                where=f"only in the data: {_names(unknown or set(split.class_names))}; "
+                f"only in the checkpoint: {_names(set(class_names) - set(split.class_names))}",
+                fix=fix,
+            )
+    elif split.num_classes != num_classes:
         raise DataError(
             f"{split.name} has {split.num_classes} classes, {ckpt} predicts {num_classes}",
             where="--dataset and --ckpt",
@@ -35,8 +41,27 @@ def match_class_names(
         )
     if not has_names or class_names == split.class_names:
         return split, False
-    number_of = np.array([class_names.index(name) for name in split.class_names])
-    return split.relabelled(number_of, class_names), True
+    absent = absent_classes(split, class_names)
+    order = {name: number for number, name in enumerate(class_names)}
+    number_of = np.array([order.get(name, -1) for name in split.class_names])  # -1: has no image
+    split = split.relabelled(number_of, class_names)
+    if absent:
+        count = f"{len(absent)} of {ckpt}'s {len(class_names)} classes"
+        note = f"{count} are absent from the data, and may still be predicted: {first_few(absent)}"
+        split = replace(split, notes=(*split.notes, note))
+    return split, True
+
+
+def absent_classes(split: Split, class_names: tuple[str, ...] | None) -> list[str]:
+    """Return the classes of a checkpoint that the data do not have, where both have names."""
+    if class_names is None or split.class_names is None:
+        return []
+    return [name for name in class_names if name not in set(split.class_names)]
+
+
+def _classes_with_images(split: Split) -> list[str]:
+    labels = split.read_labels()
+    return [split.class_names[number] for number in np.unique(labels[labels >= 0])]
 
 
 def check_same_classes(train: Split, held_out: Split) -> None:

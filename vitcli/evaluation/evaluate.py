@@ -83,6 +83,7 @@ class EvalTask:
         source_rows: row of the opened split for each row of `split`.
         fingerprint: of the opened split.
         is_mapped: whether labels were renumbered to the checkpoint's order by their names.
+        absent_classes: those of the checkpoint that the data do not have.
         projection: logits to those of a class map.
         map_summary: the class map in the result.
     """
@@ -93,6 +94,7 @@ class EvalTask:
     source_rows: np.ndarray
     fingerprint: str
     is_mapped: bool = False
+    absent_classes: list[str] = field(default_factory=list)
     real: RealLabels | None = None
     projection: Projection | None = None
     map_summary: dict[str, Any] = field(default_factory=dict)
@@ -209,12 +211,21 @@ def _open_task(
     )
     real = None
     if real_lists is not None:
-        number_of = [split.class_names.index(name) for name in opened.class_names] if is_mapped else None
+        order = {name: number for number, name in enumerate(split.class_names or ())}
+        number_of = [order.get(name, -1) for name in opened.class_names] if is_mapped else None
         real = real_labels.labels_of_split(
             opened, real_lists, number_of, path=options.real, column=options.real_index
         )
-    rows, fingerprint = np.arange(len(opened)), opened.fingerprint
-    return EvalTask(request, recipe, split, rows, fingerprint, is_mapped=is_mapped, real=real)
+    return EvalTask(
+        request,
+        recipe,
+        split,
+        np.arange(len(opened)),
+        opened.fingerprint,
+        is_mapped=is_mapped,
+        absent_classes=data_classes.absent_classes(opened, weights.class_names),
+        real=real,
+    )
 
 
 def score(task: EvalTask, weights: Weights, options: EvaluateOptions, settings: EvalSettings) -> EvalResult:
@@ -252,6 +263,7 @@ def score(task: EvalTask, weights: Weights, options: EvaluateOptions, settings: 
         "preprocessing": reported.summary(),
         "preprocessing_from": origin,
         "classes_mapped_by_name": task.is_mapped,
+        "absent_classes": task.absent_classes,
         **_accuracy(predictions),
         "num_eval_examples": len(predictions),
         "eval_fingerprint": task.fingerprint,
