@@ -362,7 +362,7 @@ def _open_probe(recipe: Recipe) -> tuple[Split, Split] | None:
     if recipe.eval.probe is None:
         return None
     keys = ("train_split", "eval_split", "num_examples", "image_column", "label_column", "num_classes")
-    changes = {key: Data.model_fields[key].default for key in (*keys, "streaming")}
+    changes = {key: Data.model_fields[key].default for key in (*keys, "streaming", "one_class")}
     changes |= {"dataset": recipe.eval.probe, "dev_fraction": 0.1}
     return dataset.open_train_and_eval(recipe.data.model_copy(update=changes), seed=0)
 
