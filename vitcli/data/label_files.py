@@ -57,7 +57,7 @@ class NoColumn(DataError):
 
 
 @dataclass(frozen=True)
-class Row:
+class LabelRow:
     """One line of a label file: its number in the file, and the text of each column."""
 
     line: int
@@ -75,7 +75,7 @@ class LabelFile:
 
     path: Path
     folder: Path
-    rows: list[Row]
+    rows: list[LabelRow]
     file_column: str
     label_column: str
     split_column: str | None
@@ -122,7 +122,7 @@ def open_label_files(
     read = [read_label_file(path, root, file_column=file_column, label_column=label_column) for path in files]
     places = _Places(root, listed)
     # The image, label and other columns of every row, by split.
-    by_split: dict[str, list[tuple[str, str, Row, LabelFile]]] = {}
+    by_split: dict[str, list[tuple[str, str, LabelRow, LabelFile]]] = {}
     missing: list[str] = []
     seen: dict[str, str] = {}
     for file in read:
@@ -191,7 +191,7 @@ def read_label_file(
     return LabelFile(path, path.parent, rows, names, labels, split, split_of(path.relative_to(root)))
 
 
-def _rows_of_csv(path: Path) -> Iterator[Row]:
+def _rows_of_csv(path: Path) -> Iterator[LabelRow]:
     """Yield the rows of a table of commas, semicolons or tabs, with or without a line of names."""
     try:
         text = path.read_bytes().decode("utf-8-sig")  # spreadsheets write a mark of three bytes first
@@ -221,7 +221,7 @@ def _rows_of_csv(path: Path) -> Iterator[Row]:
                 where=f"{path}, line {line}",
                 fix='put values with a comma into quotes: "a, b.jpg",cat',
             )
-        yield Row(line, dict(zip(header, map(str.strip, cells), strict=True)))
+        yield LabelRow(line, dict(zip(header, map(str.strip, cells), strict=True)))
 
 
 def _is_image_row(cells: list[str]) -> bool:
@@ -229,7 +229,7 @@ def _is_image_row(cells: list[str]) -> bool:
     return 2 <= len(cells) <= 3 and suffix_of(cells[0]) in IMAGE_SUFFIXES
 
 
-def _rows_of_jsonl(path: Path) -> Iterator[Row]:
+def _rows_of_jsonl(path: Path) -> Iterator[LabelRow]:
     try:
         lines = path.read_bytes().decode("utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -250,7 +250,7 @@ def _rows_of_jsonl(path: Path) -> Iterator[Row]:
             )
         texts = {key: _text(value) for key, value in values.items() if not isinstance(value, dict | list)}
         columns = columns or list(texts)
-        yield Row(number, {column: texts.get(column, "") for column in columns})
+        yield LabelRow(number, {column: texts.get(column, "") for column in columns})
 
 
 def _text(value: object) -> str:
@@ -279,7 +279,7 @@ def _column(
     return fitting[0]
 
 
-def _split_of_row(file: LabelFile, row: Row, place: str) -> str:
+def _split_of_row(file: LabelFile, row: LabelRow, place: str) -> str:
     if file.split_column is None:
         return file.split
     word = row.values[file.split_column]
@@ -361,7 +361,7 @@ def _class_names(by_split: dict[str, list], files: list[LabelFile]) -> list[str]
     return sorted(names)
 
 
-def _table(rows: list[tuple[str, str, Row, LabelFile]], names: list[str]) -> datasets.Dataset:
+def _table(rows: list[tuple[str, str, LabelRow, LabelFile]], names: list[str]) -> datasets.Dataset:
     file = rows[0][3]
     number_of = {name: number for number, name in enumerate(names)}
     columns: dict[str, list] = {file.label_column: [number_of[label] for _, label, _, _ in rows]}

@@ -256,21 +256,16 @@ def score(task: EvalTask, weights: Weights, options: EvaluateOptions, settings: 
         "ckpt": task.recipe.model.ckpt,
         "model": of_pass.pop("model"),
         "numerics": weights.numerics,
-        "dataset": task.recipe.data.dataset,
-        "eval_split": task.split.name,
+        **_data_facts(task),
         "num_classes": len(class_names),
         "resolution": reported.resolution,
         "preprocessing": reported.summary(),
         "preprocessing_from": origin,
-        "classes_mapped_by_name": task.is_mapped,
-        "absent_classes": task.absent_classes,
         **_accuracy(predictions),
         "num_eval_examples": len(predictions),
-        "eval_fingerprint": task.fingerprint,
         **of_pass,
         "precision": settings.precision,
         "num_processes": settings.runtime.world_size,
-        **task.split.left_out.summary(),
         **_statistics(task, predictions, reliability),
         "per_class": None if predictions.has_several_labels else per_class(predictions, class_names),
         "mistakes": mistakes.describe(predictions, class_names, places, task.source_rows),
@@ -292,6 +287,17 @@ def score(task: EvalTask, weights: Weights, options: EvaluateOptions, settings: 
         reliability=reliability,
         trained_side=weights.architecture.image_size[0],
     )
+
+
+def _data_facts(task: EvalTask) -> dict[str, Any]:
+    return {
+        "dataset": task.recipe.data.dataset,
+        "eval_split": task.split.name,
+        "eval_fingerprint": task.fingerprint,
+        "classes_mapped_by_name": task.is_mapped,
+        "absent_classes": task.absent_classes,
+        **task.split.left_out.summary(),
+    }
 
 
 def _preprocessings(
