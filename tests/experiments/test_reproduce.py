@@ -230,6 +230,22 @@ def test_the_cost_of_other_rows(row, trainings, images, gmacs):
     assert told["exaflops"] == pytest.approx(6 * gmacs * 1e9 * images / 1e18, rel=1e-4)
 
 
+@pytest.mark.parametrize("ckpt", ["demo", "timm/vit_that_is_elsewhere.tag"])
+def test_a_dry_run_takes_the_image_size_of_weights_that_are_here(photos, tmp_path, ckpt):
+    rows = rows_file(tmp_path / "rows.toml", photos, 60.0)
+    rows.write_text(rows.read_text().replace('"data.image_size" = 16\n', "").replace('"demo"', f'"{ckpt}"'))
+    words = ("reproduce", "mine/colours", "--rows", rows, "--dry-run")
+
+    plan, text = run(*words, "--json", "--quiet").json, run(*words).out
+
+    assert plan["images_seen"] == 2 * 8 * 2
+    if ckpt == "demo":
+        assert "image_size = 64" in plan["recipe"] and plan["exaflops"] > 0
+    else:
+        assert 'image_size = "weights"' in plan["recipe"] and plan["exaflops"] is None
+        assert "the image size of the weights, which are not on this machine" in " ".join(text.split())
+
+
 def test_a_dry_run_of_weights_as_they_are_trains_nothing():
     told = run("reproduce", "table2/noisy-student/imagenet", "--dry-run", "--json", "--quiet").json
 

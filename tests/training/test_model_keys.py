@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from tests.conftest import data_section, run
+from vitcli.evaluation.setup import settle_pixels
 from vitcli.models.build import TransformerOptions, architecture, build
 from vitcli.models.pos_embed import resample_posemb
 from vitcli.training import finetune, pretrain
@@ -28,7 +29,7 @@ def started(monkeypatch, photos):
 
         split, _ = dataset.open_train_and_eval(data_section(photos), seed=0)
         torch.manual_seed(0)
-        seen.append(make_model(resolved, split))
+        seen.append(make_model(settle_pixels(resolved, command), split))
         return {"command": "recipes"}
 
     def start(command: str, *words: str):

@@ -13,11 +13,13 @@ import torch
 from vitcli.data.aliases import local_copy
 from vitcli.data.demo import SETS
 from vitcli.errors import DataError, WeightsError
+from vitcli.evaluation.setup import settle_pixels
 from vitcli.experiments.reproduce import Finetune, num_arms
 from vitcli.experiments.reproduce_rows import PaperRow
 from vitcli.models.build import architecture
 from vitcli.models.flops import forward_macs
 from vitcli.recipe import Recipe, dataset_aliases, settled, to_toml
+from vitcli.recipe.schema import WEIGHTS
 from vitcli.training.schedule import duration_steps, exaflops
 from vitcli.training.setup import RunOptions
 
@@ -27,10 +29,12 @@ def plan(
 ) -> dict[str, Any]:
     """Return the cost of a protocol by its recipes, and its time if ten steps can be measured here."""
     # Images and compute follow from the recipes; unknown if one of them is.
+    recipes = {task: _with_known_pixels(recipe) for task, recipe in recipes.items()}
     costs = [_cost(row.model, recipe) for recipe in recipes.values()]
     first = next(iter(recipes.values()), None)
     is_known = all(cost["exaflops"] is not None for cost in costs)
-    images = sum(cost["images_seen"] for cost in costs) if is_known else None
+    has_steps = all(cost["steps"] is not None for cost in costs)
+    images = sum(cost["images_seen"] for cost in costs) if has_steps else None
     # The time follows from the speed of ten steps.
     measured, not_measured = _measured(first, options, finetune) if first else (None, "no training")
     times = {"measured_images_per_s": None, "hours": None, "gpu_hours": None}
@@ -59,8 +63,13 @@ def plan(
     }
 
 
+def _with_known_pixels(recipe: Recipe) -> Recipe:
+    """Return the recipe with the pixels that its weights state, if these are on this machine."""
+    return recipe if _missing_weights(recipe.model.ckpt) else settle_pixels(recipe, "finetune")
+
+
 def _cost(model: str, recipe: Recipe) -> dict[str, Any]:
-    """Return trainings of one recipe and their cost; None if it depends on the unknown size of a data set."""
+    """Return trainings of one recipe and their cost; None where it depends on data or weights elsewhere."""
     schedule = recipe.schedule
     num_examples = dataset_aliases().get(recipe.data.dataset, {}).get("train_examples")
     arms, runs = num_arms(recipe), recipe.train.runs
@@ -72,6 +81,8 @@ def _cost(model: str, recipe: Recipe) -> dict[str, Any]:
         steps=schedule.steps, epochs=schedule.epochs, num_examples=num_examples or 0, batch_size=batch_size
     )
     cost["images_seen"] = cost["steps"] * batch_size * (cost["arms"] + runs)
+    if recipe.data.image_size == WEIGHTS:
+        return cost
     arch = architecture(model, image_size=recipe.data.image_hw, num_classes=0)
     return cost | {"exaflops": exaflops(forward_macs(arch), cost["images_seen"])}
 
@@ -92,9 +103,13 @@ def _measured(
 
 def _missing(recipe: Recipe) -> str | None:
     """Name the data or weights that are missing on this machine, without asking the Hub."""
-    dataset, ckpt = recipe.data.dataset, recipe.model.ckpt
+    dataset = recipe.data.dataset
     if dataset not in SETS and not local_copy(dataset):
         return f"there is no copy of {dataset} in $VIT_DATA"
+    return _missing_weights(recipe.model.ckpt)
+
+
+def _missing_weights(ckpt: str) -> str | None:
     if ckpt == "demo" or Path(ckpt).exists():
         return None
     from huggingface_hub import try_to_load_from_cache

@@ -59,7 +59,7 @@ def _plan(plan: dict[str, Any]) -> str:
         rows += [
             ("steps", f"{plan['steps']:,} of {plan['batch_size']:,} images per training"),
             ("images seen", f"{plan['images_seen']:,}"),
-            ("compute", f"{exaflops(plan['exaflops'])} exaFLOPs, without scoring"),
+            ("compute", _compute(plan["exaflops"])),
         ]
     if plan["hours"] is None:
         rows.append(("hours", f"not measured: {plan['not_measured']}"))
@@ -68,6 +68,12 @@ def _plan(plan: dict[str, Any]) -> str:
         speed = f"the speed of ten steps, {plan['measured_images_per_s']:,.1f} images/s"
         rows.append(("hours", f"{plan['hours']:,.3g}{on_gpus}, at {speed}, without scoring"))
     return f"{plan['recipe'].rstrip()}\n\n{pairs(rows)}"
+
+
+def _compute(total: float | None) -> str:
+    if total is None:
+        return "unknown: the recipe takes the image size of the weights, which are not on this machine"
+    return f"{exaflops(total)} exaFLOPs, without scoring"
 
 
 def _percent(number: dict[str, float | None]) -> str:
