@@ -276,10 +276,3 @@ class Killer:
 
     def start(self, process) -> None:
         when_logged(self.run_dir, self.at, process.kill)
-
-
-def test_a_tracker_receives_every_metrics_record(photos, tmp_path):
-    pytest.importorskip("tensorboard", reason="the track extra is not installed")
-    small_run(photos, tmp_path / "run", "--batch-size", 8, "--track", "tensorboard", steps=2)
-
-    assert list((tmp_path / "run").rglob("events.out.tfevents*"))

@@ -63,18 +63,11 @@ class Runtime:
         return self.rank == 0
 
     def shutdown(self) -> None:
-        """Wait for all processes, then close the trackers and, unless it is shared, the process group."""
+        """Wait for all processes, then close the process group unless it is shared."""
         if self.world_size > 1:
             dist.barrier(group=self.control)
-        if _shared_blocks:
-            self.close_trackers()
-        else:
+        if not _shared_blocks:
             self.accelerator.end_training()
-
-    def close_trackers(self) -> None:
-        """Close the trackers, so that the next run in this process can start its own."""
-        for tracker in self.accelerator.trackers:
-            tracker.finish()
 
     @contextmanager
     def local_errors(self) -> Iterator[None]:

@@ -26,16 +26,17 @@ from vitcli.recipe import Recipe
 
 METRICS, TIMING, SUMMARY, RECIPE = "metrics.jsonl", "timing.jsonl", "summary.json", "recipe.toml"
 PLAN, ENVIRONMENT = "plan.json", "environment.json"
+TRACKING = "tracking.json"  # how far a tracker has been sent the metrics
 DIVERGED = "diverged.json"  # instead of the summary of a trial whose loss was not finite
 WEIGHTS = "model.safetensors"
 PREDICTIONS, MISTAKES = "predictions.parquet", "mistakes.json"  # of the final evaluation
 LOCK = ".vit.lock"
 CHECKOUT = Path(__file__).parents[2]  # the repository, if the package runs from one
-FILES = (METRICS, TIMING, SUMMARY, RECIPE, PLAN, ENVIRONMENT, "README.md", "config.json",
+FILES = (METRICS, TIMING, SUMMARY, RECIPE, PLAN, ENVIRONMENT, TRACKING, "README.md", "config.json",
          WEIGHTS, PREDICTIONS, MISTAKES, "draws.json", "table.txt", "reproduce.json",
          "reproduce-real.json")  # fmt: skip
 # Of runs/ only the repetitions: the default folder of all runs has that name, too.
-FOLDERS = ("checkpoints", "figures", "arms", "runs/seed-*")
+FOLDERS = ("checkpoints", "figures", "arms", "runs/seed-*", "tensorboard", "wandb", "mlflow")
 LIBRARIES = ("torch", "torchvision", "timm", "accelerate", "datasets", "safetensors", "pillow", "simplejpeg",
              "numpy")  # fmt: skip
 

@@ -5,7 +5,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from vitcli import recipe as recipes
 from vitcli.data import loader
 from vitcli.data.sampler import TrainSampler
 from vitcli.data.transforms import train_transform_of
@@ -14,12 +13,13 @@ from vitcli.errors import DataError, MachineError, NotFiniteError, Stopped
 from vitcli.output import run_folder
 from vitcli.output.atomic import TEMPORARY
 from vitcli.output.run_folder import RunFolder
-from vitcli.training import checkpoint, tracking
+from vitcli.training import checkpoint
 from vitcli.training.loop import LoopSettings, train
 from vitcli.training.objective import training_task
 from vitcli.training.results import summarise, write_results
 from vitcli.training.setup import TrainingJob, describe
 from vitcli.training.state import Saver, TrainingState, build_state, resume
+from vitcli.training.tracking import Tracking
 from vitcli.training.validation import PeriodicEvaluation
 
 MEASURED_STEPS = 10
@@ -45,7 +45,9 @@ class TrainingRun:
         self.num_threads = job.options.workers or loader.default_threads(job.runtime.processes_here)
         self.task = training_task(job.recipe.objective)
         self.path: Path | None = None
-        self.folder: RunFolder | None = None  # open on the first process only
+        # Of the first process only.
+        self.folder: RunFolder | None = None
+        self.tracking: Tracking | None = None
 
     def run(self) -> dict[str, Any]:
         """Train, write the results into the run folder and return the summary."""
@@ -57,6 +59,7 @@ class TrainingRun:
             resume(state, self.job, self.path, self.folder)
             if state.step == 0:
                 self._check_images()
+            self.runtime.on_main(self._start_tracking)
 
             # Train.
             evaluation = self._evaluation(state)
@@ -74,7 +77,6 @@ class TrainingRun:
                 write_results(self.job, self.folder, metrics, predictions, summary, published)
         except NotFiniteError as error:
             step = checkpoint.newest_step(self.path)
-            self.runtime.close_trackers()  # a sweep continues with its other runs
             good = "none" if step is None else f"step {step}"
             error.where += f"; last good checkpoint: {good} in {self.path}"
             raise
@@ -86,6 +88,8 @@ class TrainingRun:
             raise
         finally:
             self.job.progress.end()
+            if self.tracking:
+                self.tracking.close()
             if self.folder:
                 self.folder.close()
         return summary
@@ -119,11 +123,13 @@ class TrainingRun:
         checkpoint.clean(path)
         self.folder.write_json("plan.json", asdict(self.job.plan) | {"model": self.job.start.arch.name})
         self.job.progress.note(f"run folder {path}")
-        if options.track:
-            self.folder.also_log = tracking.start_tracker(
-                self.runtime, options.track, path, recipes.flat(self.recipe)
-            )
         return path
+
+    def _start_tracking(self) -> None:
+        options, note = self.job.options, self.job.progress.note
+        if options.track:
+            self.tracking = Tracking(options.track, self.folder, self.recipe, note=note, quiet=options.quiet)
+            self.folder.also_log = self.tracking.log
 
     def _check_images(self) -> None:
         """Decode all images before the first step, not hours into the run, unless there are too many."""

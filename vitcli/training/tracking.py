@@ -1,41 +1,277 @@
-"""Experiment trackers (--track): each metrics record of a run is sent to one of them."""
+"""Experiment trackers (--track): each metrics record of a run is sent to one of them, once.
+
+Project, name and the like come from the tracker's own environment variables, and files go into the run
+folder. A resumed run repeats the steps after its last checkpoint, with the same numbers. How many records
+were sent is kept beside metrics.jsonl, so that those are not sent twice; TensorBoard is told to forget them
+and gets them again. Records from before --track was given are sent first.
+"""
 
 import importlib.util
+import json
+import math
+import os
+import shutil
+import sys
+import time
 from collections.abc import Callable
+from contextlib import redirect_stdout, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from accelerate.tracking import filter_trackers
-
-from vitcli.distributed.runtime import Runtime
-from vitcli.errors import VitError, nearest
+from vitcli import recipe as recipes
+from vitcli.errors import MachineError, VitError, nearest, reason_of
+from vitcli.output.atomic import TEMPORARY, read_json, read_jsonl
+from vitcli.output.redaction import without_secrets
+from vitcli.output.run_folder import METRICS, RECIPE, TRACKING, RunFolder
+from vitcli.recipe import Recipe
 
 TRACKERS = ("tensorboard", "wandb", "trackio", "mlflow")
+PROJECT = "vit"  # unless the environment names another
+MAX_PARAM_LENGTH = 500  # of a setting's value, for MLflow
+
+Values = dict[str, float]
 
 
-def start_tracker(
-    runtime: Runtime, track: str, run_dir: Path, config: dict[str, Any]
-) -> Callable[[dict[str, Any]], None]:
-    """Start a tracker for a run and return the function that logs a metrics record to it.
+class Tracker(Protocol):
+    """What the trackers below have in common; `run_id` finds the same run again when it is resumed."""
 
-    A tracker that fails later is dropped: it never stops a run.
+    run_id: str | None
+
+    def log(self, values: Values, step: int) -> None: ...
+
+    def finish(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    """What a tracker is told of a run before its first record.
+
+    Attributes:
+        run_id: of a tracker that has records of this run; None for a new run.
+        first_step: of the records that follow; those from it on are sent again.
     """
-    accelerator = runtime.accelerator
-    accelerator.project_configuration.set_directories(str(run_dir))
-    accelerator.log_with = filter_trackers(track, str(run_dir))
-    accelerator.init_trackers("vit", config={key: str(value) for key, value in config.items()})
-    errors = []
 
-    def log(record: dict[str, Any]) -> None:
-        values = {f"eval/{key}": value for key, value in record.get("eval", {}).items()}
-        values |= {key: value for key, value in record.items() if key not in ("step", "eval")}
-        if not errors:
-            try:
-                accelerator.log(values, step=record["step"])
-            except Exception as error:  # of the tracker: the network, an account, a full disk
-                errors.append(error)
+    folder: Path
+    name: str
+    config: dict[str, str]
+    quiet: bool
+    run_id: str | None
+    first_step: int
 
-    return log
+
+class Tracking:
+    """The connection of a run to its tracker, which may fail at any time: it never stops a run.
+
+    Args:
+        note: prints a line.
+
+    Raises:
+        MachineError: the tracker does not start, for want of an account, say.
+    """
+
+    def __init__(self, kind: str, folder: RunFolder, recipe: Recipe, *, note: Callable, quiet: bool):
+        self.kind, self.note = kind, note
+        self._state_file = folder.path / TRACKING
+        self._tracker: Tracker | None = None
+
+        # Records that the run has, and how many an earlier call of the command has sent, maybe more.
+        before = read_json(self._state_file) or {}
+        before = before if before.get("tracker") == kind else {}
+        records = read_jsonl(folder.path / METRICS)
+        self._num_sent = before.get("num_sent", 0)
+        self._num_seen = min(self._num_sent, len(records))
+        run = TrackedRun(
+            folder=folder.path,
+            name=run_name(folder.path),
+            config={key: without_secrets(str(value)) for key, value in recipes.flat(recipe).items()},
+            quiet=quiet,
+            run_id=before.get("run_id"),
+            first_step=records[self._num_seen - 1]["step"] + 1 if self._num_seen else 0,
+        )
+        self._forgotten_from = run.first_step if kind == "tensorboard" else math.inf
+        try:
+            with redirect_stdout(sys.stderr):
+                self._tracker = start(kind, run)
+        except Exception as error:  # of the tracker: anything
+            raise _not_started(kind, error) from error
+        for record in records[self._num_seen :]:
+            self.log(record)
+
+    def log(self, record: dict[str, Any]) -> None:
+        """Send a record of metrics.jsonl that an earlier call has not sent; give up after an error."""
+        self._num_seen += 1
+        is_there = self._num_seen <= self._num_sent and record["step"] < self._forgotten_from
+        if self._tracker is None or is_there:
+            return
+        values = flat_numbers({key: value for key, value in record.items() if key != "step"})
+        if self._attempt(lambda tracker: tracker.log(values, record["step"])):
+            self._num_sent = self._num_seen
+            self._write_state()
+
+    def close(self) -> None:
+        """Send what the tracker holds back; the next run of this process can start its own."""
+        self._attempt(lambda tracker: tracker.finish())
+        self._tracker = None
+
+    def _attempt(self, action: Callable[[Tracker], None]) -> bool:
+        """Do something with the tracker, if it has not been given up; return True if that went well."""
+        if self._tracker is None:
+            return False
+        try:
+            with redirect_stdout(sys.stderr):  # standard output is the result's
+                action(self._tracker)
+        except Exception as error:  # of the tracker: the network, an account, a full disk
+            self._tracker = None
+            rest = f"{METRICS} in the run folder has every record"
+            self.note(f"note: {self.kind} is given up for the rest of this run: {reason_of(error)}; {rest}")
+            return False
+        return True
+
+    def _write_state(self) -> None:
+        """Replace the file that counts the records sent; unlike results it is not forced to disk."""
+        state = {"tracker": self.kind, "run_id": self._tracker.run_id, "num_sent": self._num_sent}
+        temporary = self._state_file.with_name(f"{TEMPORARY}{TRACKING}")
+        with suppress(OSError):
+            temporary.write_text(json.dumps(state))
+            temporary.replace(self._state_file)
+
+
+class TensorBoard:
+    """Event files in tensorboard/ of the run folder."""
+
+    run_id = None
+
+    def __init__(self, run: TrackedRun):
+        from torch.utils.tensorboard import SummaryWriter
+
+        folder = run.folder / "tensorboard"
+        if not run.first_step:  # what a run has left that was stopped before its first checkpoint
+            shutil.rmtree(folder, ignore_errors=True)
+        self._writer = SummaryWriter(folder, purge_step=run.first_step or None)
+        if not run.first_step:
+            self._writer.add_hparams(run.config, {}, run_name=".")
+        self._writer.flush()
+
+    def log(self, values: Values, step: int) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, global_step=step)
+        self._writer.flush()
+
+    def finish(self) -> None:
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """A run of W&B: WANDB_PROJECT, WANDB_NAME, WANDB_ENTITY ...; files in wandb/ of the run folder."""
+
+    def __init__(self, run: TrackedRun):
+        import wandb
+
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", PROJECT),
+            name=os.environ.get("WANDB_NAME", run.name),
+            dir=os.environ.get("WANDB_DIR", str(run.folder)),
+            id=os.environ.get("WANDB_RUN_ID", run.run_id),
+            resume="allow" if run.run_id else None,
+            config=run.config,
+            settings=wandb.Settings(console="off", silent=run.quiet),
+        )
+        self.run_id = self._run.id
+
+    def log(self, values: Values, step: int) -> None:
+        self._run.log(values, step=step)
+
+    def finish(self) -> None:
+        self._run.finish()
+
+
+class Trackio:
+    """A run in Trackio's one database for all projects (TRACKIO_DIR): TRACKIO_PROJECT, TRACKIO_NAME."""
+
+    def __init__(self, run: TrackedRun):
+        import trackio
+
+        self.run_id = run.run_id or os.environ.get("TRACKIO_NAME", run.name)
+        self._run = trackio.init(
+            project=os.environ.get("TRACKIO_PROJECT", PROJECT),
+            name=self.run_id,
+            resume="allow" if run.run_id else "never",
+            config=run.config,
+        )
+
+    def log(self, values: Values, step: int) -> None:
+        self._run.log(values, step=step)
+
+    def finish(self) -> None:
+        self._run.finish()
+
+
+class MLflow:
+    """A run of MLflow: MLFLOW_EXPERIMENT_NAME, MLFLOW_RUN_NAME, and MLFLOW_TRACKING_URI; without that one
+    in mlflow/ of the run folder.
+    """
+
+    def __init__(self, run: TrackedRun):
+        from mlflow import MlflowClient
+        from mlflow.entities import Metric
+
+        folder = run.folder.resolve() / "mlflow"
+        uri = os.environ.get("MLFLOW_TRACKING_URI")
+        if not uri:
+            folder.mkdir(exist_ok=True)
+        self._client, self._metric = MlflowClient(tracking_uri=uri or f"sqlite:///{folder}/mlflow.db"), Metric
+        if run.run_id:
+            self._client.update_run(run.run_id, status="RUNNING")
+            self.run_id = run.run_id
+            return
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
+        experiment = self._client.get_experiment_by_name(name)
+        artifacts = None if uri else folder.as_uri()
+        identity = experiment.experiment_id if experiment else self._client.create_experiment(name, artifacts)
+        run_name = os.environ.get("MLFLOW_RUN_NAME", run.name)
+        self.run_id = self._client.create_run(identity, run_name=run_name).info.run_id
+        for key, value in run.config.items():
+            self._client.log_param(self.run_id, key, value[:MAX_PARAM_LENGTH])
+
+    def log(self, values: Values, step: int) -> None:
+        now_ms = round(time.time() * 1000)
+        metrics = [self._metric(name, value, now_ms, step) for name, value in values.items()]
+        self._client.log_batch(self.run_id, metrics=metrics)
+
+    def finish(self) -> None:
+        self._client.set_terminated(self.run_id)
+
+
+def start(kind: str, run: TrackedRun) -> Tracker:
+    """Start the tracker that --track names."""
+    match kind:
+        case "tensorboard":
+            return TensorBoard(run)
+        case "wandb":
+            return WeightsAndBiases(run)
+        case "trackio":
+            return Trackio(run)
+        case "mlflow":
+            return MLflow(run)
+
+
+def flat_numbers(record: dict[str, Any], prefix: str = "") -> Values:
+    """Return the numbers of nested objects by path, such as "eval/top1"; nulls, texts and lists have none."""
+    values: Values = {}
+    for key, value in record.items():
+        if isinstance(value, dict):
+            values |= flat_numbers(value, f"{prefix}{key}/")
+        elif isinstance(value, int | float):
+            values[f"{prefix}{key}"] = float(value)
+    return values
+
+
+def run_name(folder: Path) -> str:
+    """Return the run's name: that of its folder, after that of the sweep it belongs to, if any."""
+    absolute = folder.absolute()
+    of_sweep = absolute.parent.name in ("arms", "runs") and (absolute.parents[1] / RECIPE).exists()
+    return f"{absolute.parents[1].name}/{absolute.name}" if of_sweep else absolute.name
 
 
 def check_tracker(track: str) -> None:
@@ -50,3 +286,14 @@ def check_tracker(track: str) -> None:
         raise VitError(
             f"{track} is not installed", where="--track", fix=f"pip install {track}, or 'vitcli[track]'"
         )
+
+
+def _not_started(kind: str, error: Exception) -> MachineError:
+    fixes = {
+        "tensorboard": "check that the run folder can be written",
+        "wandb": "wandb login, or WANDB_MODE=offline",
+        "trackio": "check TRACKIO_DIR and TRACKIO_SPACE_ID",
+        "mlflow": "check MLFLOW_TRACKING_URI",
+    }
+    fix = f"{fixes[kind]}; or leave --track out"
+    return MachineError(f"{kind} does not start: {reason_of(error)}", where=f"--track {kind}", fix=fix)
