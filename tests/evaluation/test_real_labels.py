@@ -1,17 +1,22 @@
 """ReaL against the golden file, the published lists, and what can be wrong with a file."""
 
 import gzip
+import io
 import json
+import tarfile
 from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.conftest import data_section
 from vitcli.data.columns import PATHS
+from vitcli.data.dataset import DataSet
 from vitcli.data.split import Split
 from vitcli.errors import DataError, VitError
-from vitcli.evaluation.real_labels import labels_for_rows, read_real, real_hits
+from vitcli.evaluation.real_labels import labels_for_rows, labels_of_split, read_real, real_hits
 
 
 def split_of(count: int, columns: dict[str, list] | None = None) -> Split:
@@ -120,6 +125,36 @@ def test_a_column_that_is_not_there_or_holds_no_numbers_is_refused():
         labels_for_rows(split_of(1), [[1]], column="indes")
     with pytest.raises(DataError, match="is number a"):
         labels_for_rows(split_of(1, {"name": ["a"]}), [[1]], column="name")
+
+
+def test_the_default_column_that_is_not_there_is_not_suggested_in_its_own_place():
+    with pytest.raises(DataError) as caught:
+        labels_for_rows(split_of(1), [[1]], column="index")
+    assert "did you mean" not in caught.value.message
+
+
+@pytest.mark.parametrize("kind", ["tar", "parquet"])
+@pytest.mark.parametrize(("column", "matched_by"), [("index", "column index"), (None, "file name")])
+def test_streamed_shards_find_their_labels_by_a_column_or_by_file_names(tmp_path, kind, column, matched_by):
+    order, lists = [2, 0, 3, 1], [[0, 7], [1], [2], [0, 3]]
+    names = [f"ILSVRC2012_val_{n + 1:08}" for n in order]
+    if kind == "tar":
+        with tarfile.open(tmp_path / "val.tar", "w") as archive:
+            for n, name in zip(order, names, strict=True):
+                fields = json.dumps({"label": lists[n][-1], "index": n}).encode()
+                for suffix, data in ((".JPEG", b"image"), (".json", fields)):
+                    member = tarfile.TarInfo(name + suffix)
+                    member.size = len(data)
+                    archive.addfile(member, io.BytesIO(data))
+    else:
+        images = [{"bytes": b"image", "path": f"val/{name}.JPEG"} for name in names]
+        labels = [lists[n][-1] for n in order]
+        pq.write_table(pa.table({"image": images, "label": labels, "index": order}), tmp_path / "val.parquet")
+    source = DataSet(str(tmp_path), num_classes=8, streaming=True).open("validation")
+
+    real = labels_of_split(source, lists, None, path="real.json", column=column)
+
+    assert real.lists == [lists[n] for n in order] and real.matched_by == matched_by
 
 
 def test_no_byte_of_a_packed_file_can_fall_over_unnoticed(tmp_path):

@@ -23,8 +23,8 @@ THUMBNAIL, QUALITY = 112, 80  # pixels of the longer side, and of JPEG
 
 
 def places_of(split: Split, rows_N: np.ndarray) -> list[str]:
-    """Return where each image comes from: its file's path where there is one."""
-    paths = split.column(PATHS)
+    """Return where each image comes from: its file's path where there is one; in shards, its row there."""
+    paths = split.column(PATHS) if split.block_starts is None else None
     return [paths[row] if paths and paths[row] else split.where_is(row) for row in rows_N.tolist()]
 
 

@@ -76,8 +76,12 @@ def labels_for_rows(
     if column is not None:
         numbers = split.column(column)
         if numbers is None:
+            similar = "" if column == INDEX else nearest(column, [INDEX])
+            why = f"has no column {column!r}{similar}"
+            if split.block_starts is not None and split.read_column is None:  # remote .tar files
+                why = f"can give no column {column!r} without reading every image"
             raise DataError(
-                f"{split.name} has no column {column!r}{nearest(column, [INDEX])}",
+                f"{split.name} {why}",
                 where="--real-index",
                 fix="name the column that holds each image's number from 0, or leave the option out",
             )

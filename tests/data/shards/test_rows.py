@@ -20,6 +20,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import _registry
 
+from vitcli.data.columns import PATHS
 from vitcli.data.shards import remote
 from vitcli.data.shards.paths import find_shards
 from vitcli.data.shards.remote import BlockCache, RangeReader, locate
@@ -206,6 +207,33 @@ def test_the_labels_of_local_tars_come_from_their_indices(tmp_path):
     split = opened(*(tar(tmp_path / f"{number}.tar", samples(range(number, 7))) for number in range(3)))
 
     assert split.read_labels().tolist() == [row % 3 for start in range(3) for row in range(start, 7)]
+
+
+@pytest.mark.parametrize("kind", ["tar", "parquet"])
+def test_other_columns_are_read_in_the_order_of_the_rows_without_images(tmp_path, kind):
+    numbers = [[5, 3], [], [4, 0, 1]]
+    for shard, own in enumerate(numbers):
+        path = tmp_path / f"{shard}.{kind}"
+        if kind == "tar":
+            fields = {n: json.dumps({"label": n % 3, "index": n}).encode() for n in own}
+            tar(
+                path,
+                {name: d for n in own for name, d in ((f"a/{n}.jpg", image(n)), (f"a/{n}.json", fields[n]))},
+            )
+        elif own:
+            images = [{"bytes": image(n), "path": f"a/{n}.jpg"} for n in own]
+            plain_parquet(path, image=images, label=[n % 3 for n in own], index=own)
+    split = opened(*sorted(tmp_path.glob(f"*.{kind}")))
+
+    assert split.column("index") == [5, 3, 4, 0, 1]
+    assert split.column(PATHS) == [f"a/{n}.jpg" for n in (5, 3, 4, 0, 1)]
+    assert [split.read_row(row)[0] for row in range(5)] == [image(n) for n in (5, 3, 4, 0, 1)]
+    assert split.rows(np.array([4, 1])).column("index") == [1, 3]
+    assert split.column("nothing") is None and split.column("image") is None
+
+
+def test_columns_of_a_far_tar_are_not_read_since_every_byte_would_be_fetched():
+    assert opened(tar("far://a.tar", samples([1]))).column("index") is None
 
 
 def test_shards_without_rows_are_passed_over(tmp_path):

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from vitcli.data.columns import find_image_column, find_label_column, image_bytes
+from vitcli.data.columns import PATHS, find_image_column, find_label_column, image_bytes
 from vitcli.data.shards.remote import Columns, Contents, RangeReader, RowOf, ShardFile, reading
 from vitcli.errors import DataError
 
@@ -79,6 +79,23 @@ def read_labels(file: ShardFile, *, columns: Columns, footer: pq.FileMetaData) -
 
     with reading(file.url):
         return np.concatenate([np.empty(0, np.int64), *chunks()])
+
+
+def read_column(file: ShardFile, name: str, *, columns: Columns, footer: pq.FileMetaData) -> list:
+    """Return all values of a column of a shard, of `data.columns.PATHS` the paths of the images.
+
+    Raises:
+        KeyError: there is no such column, or its values are images.
+    """
+    leaves = [footer.schema.column(leaf).path for leaf in range(footer.num_columns)]
+    leaf = f"{columns.image}.path" if name == PATHS else name
+    if leaf not in leaves or name == columns.image:
+        raise KeyError(name)
+    opened = _open(file, footer)
+    with reading(file.url):
+        table = opened.read_row_groups(range(footer.num_row_groups), columns=[leaf], use_threads=False)
+    values = table.column(0)
+    return (pc.struct_field(values, "path") if name == PATHS else values).to_pylist()
 
 
 def _open(file: ShardFile, footer: pq.FileMetaData) -> pq.ParquetFile:

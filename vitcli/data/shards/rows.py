@@ -90,6 +90,7 @@ def open_shards(
         has_several_labels=columns.has_many,
         block_starts=np.array(shards.block_starts),
         identity=shards.fingerprint(),
+        read_column=None if shards.is_remote_tar else shards.read_column,
     )
 
 
@@ -141,9 +142,8 @@ class _Shards:
 
     def read_labels(self) -> np.ndarray:
         """Return all labels, (num_examples,) int64: of local shards, and of remote Parquet without images."""
-        is_remote_tar = self.kind == ".tar" and not all(file.is_local for file in self.files)
-        if self.columns.has_many or is_remote_tar:
-            why = "shards are remote .tar files" if is_remote_tar else "rows have several labels"
+        if self.columns.has_many or self.is_remote_tar:
+            why = "shards are remote .tar files" if self.is_remote_tar else "rows have several labels"
             raise DataError(
                 f"the labels of {self.name} cannot be listed: its {why}",
                 where=self.files[0].shown,
@@ -156,6 +156,24 @@ class _Shards:
             return parquet.read_labels(self.files[shard], columns=self.columns, footer=self._footer(shard))
 
         return np.concatenate(each(labels_of, range(len(self.files))))
+
+    @property
+    def is_remote_tar(self) -> bool:
+        """Whether every byte must be fetched to read what is no image."""
+        return self.kind == ".tar" and not all(file.is_local for file in self.files)
+
+    def read_column(self, name: str) -> list:
+        """Return all values of another column, without reading images; KeyError if there is none."""
+
+        def values_of(shard: int) -> list:
+            if not sum(self.counts[shard]):
+                return []
+            if self.kind == ".tar":
+                return webdataset.read_column(self.files[shard], name, columns=self.columns)
+            footer = self._footer(shard)
+            return parquet.read_column(self.files[shard], name, columns=self.columns, footer=footer)
+
+        return list(chain.from_iterable(each(values_of, range(len(self.files)))))
 
     def where_is(self, row: int) -> str:
         shard = _index_of(self.shard_starts, row)

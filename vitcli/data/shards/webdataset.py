@@ -13,12 +13,14 @@ import tarfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
 from filelock import FileLock
 
+from vitcli.data.columns import PATHS
 from vitcli.data.decoding import IMAGE_SUFFIXES
 from vitcli.data.shards.paths import compressed
 from vitcli.data.shards.remote import Columns, Contents, RowOf, ShardFile, file_name, unreadable
@@ -34,6 +36,7 @@ INDEX_VERSION = 1  # part of the name of a cached index
 LOCK_WAIT_S = 600  # enough for some GB over a slow line; a process that holds the lock longer may hang
 
 Member = tuple[int, int, object]  # offset, size, and the label it holds, if any
+NO_MEMBER: Member = (0, 0, None)
 
 
 @dataclass(frozen=True)
@@ -291,3 +294,22 @@ def _is_compressed(file: ShardFile) -> bool:
 def read_labels(file: ShardFile, *, columns: Columns) -> np.ndarray:
     """Return all labels of a shard with one label per sample, (samples,) int64."""
     return read_index(file, image_column=columns.image or None, label_column=columns.label or None).labels_M
+
+
+def read_column(file: ShardFile, name: str, *, columns: Columns) -> list:
+    """Return for all samples of a shard what the member with this suffix holds, or this field of the .json.
+
+    Args:
+        name: `data.columns.PATHS` for the names of the image members.
+
+    Raises:
+        KeyError: no sample has it.
+    """
+    samples = _samples(file, name)
+    if name == PATHS:
+        image_suffix = partial(_image_suffix, image_column=columns.image or None, where=file.shown)
+        return [f"{key}.{image_suffix(members)}" for key, members in samples.items()]
+    values = [members.get(name, members.get("json", NO_MEMBER))[2] for members in samples.values()]
+    if all(value is None for value in values):
+        raise KeyError(name)
+    return values
