@@ -1,8 +1,8 @@
 """`vit evaluate`, `vit predict` and `vit compare`."""
 
-import json
 import re
 import shlex
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
@@ -36,9 +36,20 @@ def predict(
         int | None, option("--topk", RUN, "Classes to list per image (default: 5).", "N", min=1)
     ] = None,
     set_: options.Set = None,
+    out: Annotated[
+        Path | None,
+        option(
+            "--out",
+            RUN,
+            "Also write the predictions: a row per image in a .csv, a JSON object in a .jsonl (default: only "
+            "print them).",
+            "FILE",
+        ),
+    ] = None,
     jsonl: Annotated[
         bool, option("--jsonl", RUN, "Print one JSON object per image (default: a table).")
     ] = False,
+    overwrite: options.Overwrite = False,
     printing: Printing,
 ) -> int:
     """Predict the classes of images.
@@ -51,15 +62,19 @@ def predict(
         fix = f"vit predict --ckpt {shlex.quote(images[0])} {shlex.join(images[1:]) or 'IMAGES'}"
         raise VitError(f"{images[0]} is a checkpoint, not an image", where="IMAGES", fix=fix)
     launch(None, inference.device)
-    from vitcli.evaluation.predict import predict
+    from vitcli.evaluation import predict as predictions
     from vitcli.evaluation.text import predictions_as_text
 
     request = RecipeOptions(None, res, model, None, set_, skip_bad).request(ckpt, inference)
-    result = predict(images, request, inference.settings(printing), topk=topk)
+    result = predictions.predict(images, request, inference.settings(printing, out, overwrite), topk=topk)
+    error = predictions.failure(result)
     if jsonl:
-        text.write("\n".join(json.dumps(prediction) for prediction in result["predictions"]))
+        text.write(predictions.as_jsonl(result))
+        if error:
+            raise error
         return 0
-    return printing.show(result, predictions_as_text)
+    render = partial(predictions_as_text, is_brief=False if topk else None)
+    return printing.show_and_fail(result, error, render)
 
 
 @command(

@@ -24,6 +24,7 @@ from vitcli.output.text import (
 
 WEAKEST = 3  # classes named as the weakest
 ENOUGH = 5  # images of a class below which its accuracy is reported as a count
+FEW = 4  # images whose predictions are listed with all their classes
 MISTAKES = 5  # most confident wrong predictions shown; --json and --out have more
 
 
@@ -211,13 +212,37 @@ def _with_interval(result: dict[str, Any], key: str, count: int) -> str:
     return accuracy_text(result[key], result["intervals"][key], count)
 
 
-def predictions_as_text(result: dict[str, Any]) -> str:
-    """Render the result of `vit predict`."""
+def predictions_as_text(result: dict[str, Any], *, is_brief: bool | None = None) -> str:
+    """Render the result of `vit predict`.
+
+    Args:
+        is_brief: a line an image, with its likeliest class and the next; default: for more than four images.
+    """
+    predictions = result["predictions"]
+    brief = len(predictions) > FEW if is_brief is None else is_brief
+    table = _brief_predictions(predictions) if brief else _all_predictions(predictions)
+    # Images that cannot be read are part of the result where they are skipped; else the error names them.
+    unreadable = result.get("unreadable", ()) if result.get("on_bad_image") == "skip" else ()
+    lines = (f"left out: {plain(entry['file'])} ({plain(entry['message'])})\n" for entry in unreadable)
+    written = pairs([("written", Verbatim(result["out"]))]) if "out" in result else ""
+    return table + "".join(lines) + written
+
+
+def _brief_predictions(predictions: list[dict[str, Any]]) -> str:
+    columns = {"image": "text", "class": "text", "probability": "number", "runner-up": "text", "": "number"}
+    rows = []
+    for prediction in predictions:
+        first, *others = prediction["top"]
+        second = (others[0]["class"], percent(others[0]["probability"])) if others else ("", "")
+        rows.append((prediction["file"], first["class"], percent(first["probability"]), *second))
+    return simple_table(columns, rows).as_text()
+
+
+def _all_predictions(predictions: list[dict[str, Any]]) -> str:
     columns = {"image": "text", "class": "text", "probability": "number"}
     rows = [
         ("" if rank else prediction["file"], entry["class"], percent(entry["probability"]))
-        for prediction in result["predictions"]
+        for prediction in predictions
         for rank, entry in enumerate(prediction["top"])
     ]
-    undecodable = "".join(f"skipped: {place}\n" for place in result["skipped_images"])
-    return simple_table(columns, rows).as_text() + undecodable
+    return simple_table(columns, rows).as_text()

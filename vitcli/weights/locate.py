@@ -52,6 +52,9 @@ def locate(ckpt: str) -> WeightsSource:
         siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
         hint = nearest(path.name, siblings)
         raise file_error(f"there is no {ckpt}{hint}", fix=f"--ckpt takes {FORMS}")
+    if path.suffix == ".onnx":
+        fix = "run it with onnxruntime, or name the run folder that it was exported from"
+        raise file_error(f"{path.name} is an exported graph, which holds no weights to load", fix=fix)
     if path.suffix not in FORMATS:
         raise file_error(f"{path.name} has no suffix of a weights file", fix=f"--ckpt takes {FORMS}")
     # A config.json beside a file of any other name may belong to another file
