@@ -1,5 +1,6 @@
 """The same pixels and numbers inside training, in `vit evaluate`, in `vit predict` and in timm."""
 
+import csv
 import json
 from pathlib import Path
 
@@ -129,6 +130,49 @@ def test_a_table_shows_class_and_percentage(trained, photos):
     table = run("predict", "--ckpt", trained, photos / "test/red/00.png", "-q").out
 
     assert "probability" in table and "%" in table and "red" in table
+
+
+def test_one_unreadable_file_costs_no_other_answer(trained, photos, tmp_path):
+    whole = run("predict", "--ckpt", trained, photos / "test", "--json", "-q").json
+    bad = tmp_path / "no image [1].jpg"
+    bad.write_bytes(b"no image")
+    words = ("predict", "--ckpt", trained, bad, photos / "test")
+
+    stopped = run(*words, "-q", "--json", "--out", tmp_path / "all.csv")
+    lines = run(*words, "-q", "--jsonl")
+    skipped = run(*words, "-q", "--skip-bad", "--out", tmp_path / "all.jsonl")
+    alone = run("predict", "--ckpt", trained, bad, "-q", "--out", tmp_path / "none.csv")
+
+    assert stopped.code == 3 and stopped.json["predictions"] == whole["predictions"]
+    assert stopped.json["error"]["message"].startswith("1 of 11 images cannot be read: ")
+    assert stopped.json["error"]["where"] == str(bad) == stopped.json["unreadable"][0]["file"]
+    assert lines.code == 3 and lines.err.startswith("error: 1 of 11") and len(lines.out.splitlines()) == 11
+    assert skipped.code == 0 and f"left out: {bad} (" in skipped.out
+    assert alone.code == 3 and not alone.out and not (tmp_path / "none.csv").exists()
+
+    # The files have the same numbers, and a row for the image that has none.
+    rows = list(csv.DictReader((tmp_path / "all.csv").open()))
+    assert [(row["file"], row["class"], float(row["probability"])) for row in rows[:-1]] == [
+        (each["file"], each["top"][0]["class"], each["top"][0]["probability"])
+        for each in whole["predictions"]
+    ]
+    assert rows[-1]["file"] == str(bad) and not rows[-1]["class"] and "not a JPEG" in rows[-1]["error"]
+    assert float(rows[0]["probability"]) + float(rows[0]["probability_2"]) == pytest.approx(1)
+    of_file = [json.loads(line) for line in (tmp_path / "all.jsonl").read_text().splitlines()]
+    assert of_file[:-1] == whole["predictions"] and of_file[-1]["top"] == [] and of_file[-1]["error"]
+    assert run(*words, "-q", "--out", tmp_path / "all.csv").code == 2  # never replaced unasked
+
+
+def test_many_images_get_a_line_each_and_topk_never_exceeds_the_classes(trained, photos):
+    many = run("predict", "--ckpt", trained, photos / "test")
+    all_classes = run("predict", "--ckpt", trained, photos / "test", "--topk", 9)
+    few = run("predict", "--ckpt", trained, photos / "test/red/00.png", "-q")
+
+    header, *rows = many.out.splitlines()
+    assert header.split() == ["image", "class", "probability", "runner-up"] and len(rows) == 10
+    assert all(row.count("%") == 2 and "red" in row and "green" in row for row in rows)
+    assert len(all_classes.out.splitlines()) == 21 and "--topk 9 lists all 2 classes" in all_classes.err
+    assert len(few.out.splitlines()) == 3
 
 
 def test_classes_in_another_order_are_mapped_by_name(trained, photos, tmp_path):
