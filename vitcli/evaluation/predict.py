@@ -16,7 +16,8 @@ from vitcli.output.text import count_of, csv_text, first_few
 from vitcli.recipe.request import RecipeRequest
 from vitcli.weights.load import load_for_inference
 
-SUFFIXES = (".csv", ".jsonl")
+CSV = ".csv"
+SUFFIXES = (CSV, ".jsonl")
 DEFAULT_TOPK = 5
 
 
@@ -68,13 +69,7 @@ def predict(
         "ckpt": recipe.model.ckpt,
         "model": arch.name,
         "preprocessing": preprocessing.summary(),
-        "predictions": [
-            {
-                "file": split.where_is(row),
-                "top": [{"class": class_names[k], "label": k, "probability": p} for k, p in top],
-            }
-            for row, top in top_by_row.items()
-        ],
+        "predictions": _predictions(split, top_by_row, class_names),
         "num_skipped_images": len(unreadable),
         "skipped_images": [entry["file"] for entry in unreadable],
         "unreadable": unreadable,
@@ -82,10 +77,21 @@ def predict(
         **split.left_out.summary(),
     }
     if run.out:
-        text = csv_text(_csv_rows(result, topk)) if run.out.suffix == ".csv" else as_jsonl(result)
-        write_text(run.out, text)
+        write_text(run.out, csv_text(_csv_rows(result, topk)) if run.out.suffix == CSV else as_jsonl(result))
         result["out"] = str(run.out)
     return result
+
+
+def _predictions(
+    split: Split, top_by_row: dict[int, list[tuple[int, float]]], class_names: Sequence[str]
+) -> list[dict[str, Any]]:
+    return [
+        {
+            "file": split.where_is(row),
+            "top": [{"class": class_names[k], "label": k, "probability": p} for k, p in top],
+        }
+        for row, top in top_by_row.items()
+    ]
 
 
 def failure(result: dict[str, Any]) -> DataError | None:
