@@ -1,5 +1,7 @@
 """Names to splits: slices, aliases, the dev cut, subsets, and the order of a checkpoint's classes."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -8,7 +10,7 @@ from tests.conftest import data_section, run
 from vitcli import recipe
 from vitcli.data.classes import match_class_names
 from vitcli.data.dataset import DataSet, open_eval, open_train_and_eval
-from vitcli.data.split import Split, cut_dev, random_subset
+from vitcli.data.split import Split, classes_without, cut_dev, random_subset
 from vitcli.errors import DataError
 
 
@@ -185,6 +187,62 @@ def test_the_dev_part_is_random_rows_and_the_same_ones_every_time():
     assert set(np.bincount(rest.read_labels())) <= set(range(270, 330))
 
 
+@pytest.mark.parametrize(
+    ("counts", "fraction", "expected"),
+    [
+        ([10, 10, 10, 10, 12], 0.1, [1, 1, 1, 1, 1]),
+        ([14, 13, 10, 14, 1], 0.1, [2, 1, 1, 1, 0]),  # by hand: 1.4, 1.3, 1.0, 1.4 and, of one image, none
+        ([80] * 17, 0.2, [16] * 17),
+        ([100, 2, 2], 0.1, [8, 1, 1]),  # 10 in total, and one of each
+        ([3] * 17, 0.1, [1] * 17),  # of each class one, though that is more than a tenth
+        ([2, 2], 0.1, [1, 1]),
+        ([1, 1, 8], 0.9, [0, 0, 7]),
+    ],
+)
+def test_a_stratified_part_holds_each_class(counts, fraction, expected):
+    labels = np.random.default_rng(0).permutation(np.repeat(np.arange(len(counts)), counts))
+    whole = replace(
+        numbered(len(labels), names=None, num_classes=len(counts)),
+        read_row=lambda row: (row.to_bytes(4, "big"), int(labels[row])),
+        read_labels=lambda: labels,
+    )
+
+    rest, dev = cut_dev(whole, dev_fraction=fraction, split="train", stratified=True)
+
+    assert np.bincount(dev.read_labels(), minlength=len(counts)).tolist() == expected
+    assert sorted(numbers(rest) + numbers(dev)) == list(range(len(labels)))
+    assert dev.read_labels().tolist() == [labels[number] for number in numbers(dev)]
+    again = cut_dev(whole, dev_fraction=fraction, split="train", stratified=True)[1]
+    assert numbers(again) == numbers(dev) and dev.dev_cut["stratified"]
+    missing = [f"class {k}" for k, count in enumerate(expected) if not count]
+    assert classes_without(dev, rest) == missing
+
+
+def test_a_class_gives_random_rows_to_a_stratified_part():
+    dev = cut_dev(numbered(3_000), dev_fraction=0.1, split="train", stratified=True)[1]
+
+    for label in range(3):
+        places = np.array(numbers(dev))[dev.read_labels() == label] / 3_000
+        assert len(places) == 100 and abs(places.mean() - 0.5) < 0.1 and np.diff(places).std() > 0.003
+
+
+def test_images_of_several_labels_and_classes_of_one_image_are_cut_otherwise():
+    several = replace(numbered(100), has_several_labels=True)
+    dev = cut_dev(several, dev_fraction=0.1, split="train", stratified=True)[1]
+    random = cut_dev(numbered(100), dev_fraction=0.1, split="train")[1]
+
+    assert numbers(dev) == numbers(random) and not dev.dev_cut["stratified"]
+    with pytest.raises(DataError, match="leaves one side empty"):
+        cut_dev(numbered(3), dev_fraction=0.5, split="train", stratified=True)
+
+
+def test_the_parts_of_a_part_are_named_once():
+    rest, _ = cut_dev(numbered(100), dev_fraction=0.1, split="train")
+    rest, dev = cut_dev(rest, dev_fraction=0.1, split="train")
+
+    assert (rest.name, dev.name) == ("numbers without its dev part", "numbers, second dev part")
+
+
 def test_the_seed_of_a_run_does_not_move_the_dev_part(tmp_path):
     folder(tmp_path, a=8, b=8)
     held_out = [opened(tmp_path, seed=seed)[1] for seed in (0, 1, 2)]
@@ -234,7 +292,7 @@ def test_classes_in_another_order_are_matched_by_name():
 
 @pytest.mark.parametrize(
     ("theirs", "only_data", "only_ckpt"),
-    [(("a", "b"), "c", "none"), (("a", "b", "c", "d"), "none", "d"), (("a", "b", "x"), "c", "x")],
+    [(("a", "b"), "c", "none"), (("a", "b", "x"), "c", "x")],
 )
 def test_other_classes_are_refused_with_both_lists(theirs, only_data, only_ckpt):
     with pytest.raises(DataError, match="have different classes") as caught:

@@ -13,6 +13,7 @@ from PIL import Image
 from tests.conftest import run, vit
 from vitcli.data.decoding import decode
 from vitcli.data.transforms import Preprocessing, to_model_range
+from vitcli.training.text import as_text
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +64,41 @@ def test_the_dev_part_is_scored_again_where_no_other_split_is(photos, tmp_path):
     assert [again[key] for key in ("top1", "loss", "num_eval_examples")] == [
         summary[key] for key in ("top1", "loss", "num_eval_examples")
     ]
-    assert all_of_it["num_eval_examples"] == 24
+    assert (all_of_it["num_eval_examples"], all_of_it["notes"]) == (
+        24,
+        ["18 of these 24 images were trained on"],
+    )
+    assert again["eval_fingerprint"] == summary["eval_fingerprint"] != all_of_it["eval_fingerprint"]
+    assert summary["classes_not_held_out"] == [] and summary["num_held_out_copies"] == 0
+
+
+def test_after_the_folder_has_changed_the_same_images_are_scored(tmp_path):
+    for number in range(20):
+        place = tmp_path / "photos" / ("one", "two")[number % 2] / f"{number:02}.png"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (16, 16), (number * 12, 0, 0)).save(place)
+    (tmp_path / "photos" / "alone").mkdir()
+    Image.new("RGB", (16, 16)).save(tmp_path / "photos" / "alone" / "99.png")
+    words = "finetune --ckpt random --model ViT-demo/8 --res 16 --steps 2 --batch-size 4 --lr 0.01 --json -q"
+    summary = run(*words.split(), "--dataset", tmp_path / "photos", "--out", tmp_path / "run").json
+    assert summary["classes_not_held_out"] == ["alone"]
+    assert "no held-out image of: alone" in as_text(summary)
+    exported = tmp_path / "exported.safetensors"
+    exported.write_bytes((tmp_path / "run" / "model.safetensors").read_bytes())
+    for file in sorted((tmp_path / "photos" / "one").iterdir())[:5]:
+        file.rename(file.with_name(f"x{file.name}"))
+    Image.new("RGB", (16, 16), (0, 0, 9)).save(tmp_path / "photos" / "two" / "10a.png")
+
+    for ckpt in (tmp_path / "run", exported):
+        result = run("evaluate", "--ckpt", ckpt, "--dataset", tmp_path / "photos", "--json", "-q").json
+        for key in ("top1", "loss", "num_eval_examples", "eval_fingerprint"):
+            assert result[key] == summary[key], key
+        assert "1 is new and not scored" in result["notes"][0]
+    assert "seen_images" not in (tmp_path / "run" / "config.json").read_text()
+    text = run("evaluate", "--ckpt", tmp_path / "run", "--dataset", tmp_path / "photos", "--split", "train")
+    assert "19 of these 22 images were trained on" in text.out and "note" in text.err
+    stored = run("inspect", exported, "--summary", "--json").json["metadata"]
+    assert stored["seen_images"] == {"trained_on": 19, "held_out": 2}
 
 
 @pytest.mark.slow

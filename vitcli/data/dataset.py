@@ -13,9 +13,10 @@ import datasets
 import numpy as np
 
 from vitcli import recipe
-from vitcli.data import demo, layouts, vtab_splits
+from vitcli.data import demo, layouts, seen_images, vtab_splits
 from vitcli.data.aliases import hub_source, local_copy
 from vitcli.data.classes import check_same_classes
+from vitcli.data.seen_images import SeenImages, base_of
 from vitcli.data.shards.paths import find_shards
 from vitcli.data.shards.rows import open_shards
 from vitcli.data.split import Split, check_labels, cut_dev, from_table, random_subset, without_labels
@@ -27,6 +28,7 @@ from vitcli.recipe.schema import Data
 TRAIN_NAMES = ("train", "training")
 DEV_PART = "dev_fraction"  # as data.eval_split: what data.dev_fraction cuts from what "auto" trains on
 DEV_PART_OF_ALL = "dev_fraction_of_all"  # from all of train, where other rows are named to report on
+NOTHING_SEEN = SeenImages()
 EVAL_NAMES = ("test", "testing", "validation", "val", "valid", "dev", "eval")
 
 
@@ -235,38 +237,46 @@ def open_train_and_eval(
             where="recipe keys data.train_split and data.eval_split",
             fix="name both (slices such as train[:90%] work), or --set data.dev_fraction=0.1",
         )
+    cut = partial(cut_dev, dev_fraction=dev_fraction, split=train_split, stratified=data.dev_stratified)
     # Their rows: what is held out to report on is cut before the subset is drawn, the dev part after it.
     train = source.open(train_split)
     if eval_split is None:
-        train, held_out = cut_dev(train, dev_fraction=dev_fraction, split=train_split)
+        train, held_out = cut(train)
     else:
         held_out = source.open(eval_split)
     if data.num_examples is not None:
         train = random_subset(train, data.num_examples, seed=seed)
     if is_choice:
-        train, held_out = cut_dev(train, dev_fraction=dev_fraction, split=train_split)
+        train, held_out = cut(train)
     check_same_classes(train, held_out)
     return train, held_out
 
 
-def open_eval(data: Data, split: str, *, dev_cut: dict | None = None, needs_labels: bool = True) -> Split:
+def open_eval(data: Data, split: str, *, seen: SeenImages = NOTHING_SEEN, needs_labels: bool = True) -> Split:
     """Open the split to score: as named, or with "auto" the test split, else validation, else the only one.
 
     Args:
+        seen: the images that the weights were trained on. With "auto" none of these is scored as if it were
+            new: of a split that they are in only the held-out part is opened. The notes of a split that was
+            named say how many of them it has.
         needs_labels: False to take plain folders of images too.
-        dev_cut: the `Split.dev_cut` that the weights were scored on when they were trained. If "auto" leads
-            to the rows it was cut from, their dev part is scored again, and not what was trained on.
+
+    Raises:
+        DataError: there is no such split; or only images that were trained on, and nobody has named them.
     """
     source = from_section(data, partial(DataSet, needs_labels=needs_labels))
     if split != "auto":
-        return source.open(split)
+        base = base_of(source.split_called(split))
+        return seen_images.noted(source.open(split), seen, base=base, option=None)
     by_name = source.default_eval_split()
-    trained = dev_cut["split"].partition("[")[0] if dev_cut else None
-    if trained in source.split_names and by_name in (None, trained):
-        trained_on = source.open(dev_cut["split"])
-        if trained_on.fingerprint == dev_cut["fingerprint"]:
-            return cut_dev(trained_on, dev_fraction=dev_cut["fraction"], split=dev_cut["split"])[1]
-    return source.open(by_name or source.only_split("--split"))
+    cut_from = base_of(seen.cut["split"]) if seen.cut else None
+    if cut_from in source.split_names and by_name in (None, cut_from):
+        whole = source.open(seen.cut["split"])
+        return seen_images.held_out_part(whole, seen, option=f"--split {cut_from}")
+    if by_name:
+        return seen_images.noted(source.open(by_name), seen, base=by_name, option=f"--split {by_name}")
+    only = source.only_split("--split")
+    return seen_images.held_out_part(source.open(only), seen, option=f"--split {only}")
 
 
 def is_remote(name: str) -> bool:

@@ -25,6 +25,7 @@ from vitcli.data.folders import NOTHING, LeftOut
 from vitcli.errors import DataError
 
 MANY_ROWS = 10_000_000
+WITHOUT_DEV = " without its dev part"  # ends the name of what is left to train on
 Label = int | tuple[int, ...]
 
 
@@ -42,7 +43,7 @@ class Split:
         read_labels: function to all labels, (num_examples,) int64; (num_examples, M) padded with -1 if rows
             have several.
         where_is: function of the row to its name in errors: a file, or the row.
-        dev_cut: of a dev part: which split it was cut from, the fraction, and the fingerprint of the whole.
+        dev_cut: of a dev part: which split it was cut from, the rule, and the fingerprint of the whole.
         has_several_labels: whether labels are tuples.
         block_starts: of shards, the first row of each block that is read at once, and at the end the
             number of rows; None for tables, where any row is as near as any other.
@@ -51,7 +52,7 @@ class Split:
             the images; KeyError if there is none. None if the source has no columns.
         has_labels: False for images without labels, which all have the label 0.
         left_out: files of the data set's folder that are not read.
-        notes: lines about the data set that a user should see, besides those of `left_out`.
+        notes: what else a reader of a number on these rows must know.
     """
 
     name: str
@@ -101,7 +102,7 @@ class Split:
     @property
     def lines(self) -> list[str]:
         """Lines about files that are not read, and other notes on the data set."""
-        return [*self.left_out.lines(), *self.notes]
+        return [*self.left_out.lines(), *(f"note: {note}" for note in self.notes)]
 
     def column(self, name: str) -> list | None:
         """Return the values of another column, see `read_column`; None if there is none."""
@@ -302,27 +303,86 @@ def check_label(split: Split, label: Label, row: int) -> None:
         )
 
 
-def cut_dev(train: Split, *, dev_fraction: float, split: str) -> tuple[Split, Split]:
-    """Return the rows to train on, and a random `dev_fraction` to choose or report by (paper, section B.1.1).
+def cut_dev(
+    train: Split, *, dev_fraction: float, split: str, stratified: bool = False
+) -> tuple[Split, Split]:
+    """Return the rows to train on, and a `dev_fraction` of all to choose or report by (paper, section B.1.1).
 
     The cut depends on the split alone, never on the run's seed, so that all runs choose by the same rows. The
     dev part remembers what it was cut from, by the name `split`.
+
+    Args:
+        stratified: draw from each class, where every row has one label and all labels can be read at once.
     """
-    num_dev = round(len(train) * dev_fraction)
-    if not 0 < num_dev < len(train):
+    is_stratified = stratified and not (train.is_large or train.has_several_labels)
+    rest, dev = (_cut_by_class if is_stratified else _cut_at_random)(train, dev_fraction)
+    if not (len(rest) and len(dev)):
         raise DataError(
             f"a dev part of {dev_fraction:.0%} of {train.name}, {len(train)} rows, leaves one side empty",
             where="recipe key data.dev_fraction",
             fix="name the split to report on with data.eval_split, or choose another fraction",
         )
+    base = train.name.removesuffix(WITHOUT_DEV)
+    dev_name = f"{base}, dev part" if base == train.name else f"{base}, second dev part"
+    about = {"split": split, "fraction": dev_fraction, "stratified": is_stratified}
+    about |= {"num_rows": len(train), "fingerprint": train.fingerprint}
+    return replace(rest, name=base + WITHOUT_DEV), replace(dev, name=dev_name, dev_cut=about)
+
+
+def _cut_at_random(train: Split, dev_fraction: float) -> tuple[Split, Split]:
+    """Return all but the dev part, and the dev part: a random one of all rows, of shards whole blocks."""
     key = sampler.derive_seed(0, "dev split", len(train))
-    whole, num_train = train, len(train) - num_dev
+    whole, num_train = train, len(train) - round(len(train) * dev_fraction)
     if train.block_starts is not None:  # single rows would need every block to be read
         whole, key = train.random_blocks(len(train), name=train.name, key=key), None
-    rest = whole.part(0, num_train, name=f"{train.name} without its dev part", shuffle_key=key)
-    dev = whole.part(num_train, len(train), name=f"{train.name}, dev part", shuffle_key=key)
-    cut = {"split": split, "fraction": dev_fraction, "fingerprint": train.fingerprint}
-    return rest, replace(dev, dev_cut=cut)
+    parts = ((0, num_train), (num_train, len(train)))
+    rest, dev = (whole.part(first, last, name=train.name, shuffle_key=key) for first, last in parts)
+    return rest, dev
+
+
+def _cut_by_class(train: Split, dev_fraction: float) -> tuple[Split, Split]:
+    """Return all but the dev part, and the dev part: random rows of each class, in the order of the rows."""
+    labels_N = train.read_labels()
+    dev_counts_K = stratified_counts(np.bincount(labels_N, minlength=train.num_classes), dev_fraction)
+    key = sampler.derive_seed(0, "dev split", len(train))
+    shuffled_N = sampler.permute(np.arange(len(train)), num_examples=len(train), key=key)
+    # Of each class the first rows of one shuffle: sorted by class, a row's place in its class is known.
+    by_class_N = shuffled_N[np.argsort(labels_N[shuffled_N], kind="stable")]
+    sorted_N = labels_N[by_class_N]
+    place_N = np.arange(len(train)) - np.searchsorted(sorted_N, sorted_N)
+    is_dev_N = np.zeros(len(train), dtype=bool)
+    is_dev_N[by_class_N] = place_N < dev_counts_K[sorted_N]
+    return train.rows(np.flatnonzero(~is_dev_N)), train.rows(np.flatnonzero(is_dev_N))
+
+
+def stratified_counts(counts_K: np.ndarray, fraction: float) -> np.ndarray:
+    """Return how many rows of each class are held out, (K,) int64.
+
+    As near to `fraction` of each class as whole rows allow (largest remainders), with `fraction` of all rows
+    in total; but at least one of each class with two or more, and never all rows of a class.
+    """
+    quotas_K = fraction * counts_K
+    least_K, most_K = (counts_K >= 2).astype(np.int64), np.maximum(counts_K - 1, 0)
+    total = int(np.clip(round(fraction * counts_K.sum()), least_K.sum(), most_K.sum()))
+    held_K = np.clip(np.floor(quotas_K).astype(np.int64), least_K, most_K)
+    while missing := total - int(held_K.sum()):
+        step = 1 if missing > 0 else -1
+        may_change_K = held_K < most_K if step > 0 else held_K > least_K
+        farthest_K = np.argsort(-step * (quotas_K - held_K), kind="stable")
+        held_K[farthest_K[may_change_K[farthest_K]][: abs(missing)]] += step
+    return held_K
+
+
+def classes_without(split: Split, train: Split) -> list[str]:
+    """Return the names of the classes that have rows in `train` but none in `split`."""
+    if split.is_large or train.is_large:
+        return []
+    trained_K, held_K = (
+        np.bincount(labels[labels >= 0], minlength=train.num_classes)
+        for labels in (train.read_labels(), split.read_labels())
+    )
+    names = train.class_names or [f"class {label}" for label in range(train.num_classes)]
+    return [names[label] for label in np.flatnonzero((trained_K > 0) & (held_K == 0))]
 
 
 def random_subset(split: Split, num_examples: int, *, seed: int) -> Split:

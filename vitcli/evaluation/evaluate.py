@@ -81,7 +81,7 @@ class EvalTask:
     Attributes:
         split: its labels are numbered in the order of the classes that compete.
         source_rows: row of the opened split for each row of `split`.
-        fingerprint: of the opened split.
+        fingerprint: of `split`, before its labels were renumbered.
         is_mapped: whether labels were renumbered to the checkpoint's order by their names.
         absent_classes: those of the checkpoint that the data do not have.
         projection: logits to those of a class map.
@@ -202,7 +202,7 @@ def _open_task(
             "num_outside_map": len(opened) - len(rows),
         }
         return EvalTask(
-            request, recipe, split, rows, opened.fingerprint, projection=projection, map_summary=map_summary
+            request, recipe, split, rows, split.fingerprint, projection=projection, map_summary=map_summary
         )
 
     # Without: all classes, in the checkpoint's order, for the ReaL labels too.
@@ -297,6 +297,7 @@ def _data_facts(task: EvalTask) -> dict[str, Any]:
         "classes_mapped_by_name": task.is_mapped,
         "absent_classes": task.absent_classes,
         **task.split.left_out.summary(),
+        "notes": list(task.split.notes),
     }
 
 

@@ -7,12 +7,14 @@ from pathlib import Path
 
 from vitcli import recipe as recipes
 from vitcli.data import dataset, loader
+from vitcli.data.seen_images import SeenImages
 from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing, keys_of_weights, preprocessing_of, with_stated
 from vitcli.distributed.runtime import start as start_runtime
-from vitcli.errors import WeightsError
+from vitcli.errors import VitError, WeightsError
 from vitcli.evaluation.inference import EvalSettings
 from vitcli.models.build import default_image_size
+from vitcli.output import run_folder
 from vitcli.output.progress import Progress
 from vitcli.recipe import Recipe
 from vitcli.recipe.request import RecipeRequest
@@ -165,8 +167,35 @@ def open_eval_split(recipe: Recipe, split: str, weights: Weights, *, needs_label
         needs_labels: False to take plain folders of images too.
     """
     name = recipe.data.eval_split if split == "auto" else split
-    dev_cut = weights.metadata.get("dev_cut")
-    return dataset.open_eval(recipe.data, name, dev_cut=dev_cut, needs_labels=needs_labels)
+    seen = seen_by(weights, recipe.data.dataset)
+    return dataset.open_eval(recipe.data, name, seen=seen, needs_labels=needs_labels)
+
+
+def seen_by(weights: Weights, dataset: str | None) -> SeenImages:
+    """Return what weights know of the images they were trained on, before `dataset` is opened."""
+    run = training_recipe(weights.source)
+    names = [dataset, run.data.dataset if run else None]
+    paths = [Path(name).resolve() if name and Path(name).exists() else name for name in names]
+    same_data = dataset is not None and paths[0] == paths[1]
+    return SeenImages.of(weights.metadata, same_data=same_data)
+
+
+def training_recipe(ckpt: str) -> Recipe | None:
+    """Return the recipe of the run that made a checkpoint, if that is inside the folder of the run."""
+    folder = run_folder_of(ckpt)
+    if folder is None:
+        return None
+    try:
+        return recipes.load(str(folder / run_folder.RECIPE))
+    except VitError:  # of another version, or of a command that does not train
+        return None
+
+
+def run_folder_of(ckpt: str) -> Path | None:
+    """Return the run folder that a checkpoint is, or is in as RUN/model.safetensors is."""
+    path = Path(ckpt)
+    candidates = (path, path.parent, path.parent.parent) if path.exists() else ()
+    return next((folder for folder in candidates if (folder / run_folder.RECIPE).is_file()), None)
 
 
 def read_checkpoint(recipe: Recipe) -> Weights:

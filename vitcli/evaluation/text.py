@@ -90,6 +90,7 @@ def _rows(result: dict[str, Any]) -> list[tuple[str, str]]:
         ("calibration", f"ECE {result['ece']:.2%}, Brier {result['brier']:.4f}"),
         ("scored on", f"{_images(result)}, {result['eval_split']}"),
     ]
+    rows += [("note", note) for note in result.get("notes", ())]
     if "class_map" in result:
         rows.append(("class map", _class_map(result)))
     weakest = _weakest(result["per_class"] or {})

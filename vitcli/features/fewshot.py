@@ -224,6 +224,7 @@ def _result(
         "dataset": recipe.data.dataset,
         "train_split": train.name,
         "eval_split": test.name,
+        "eval_fingerprint": test.fingerprint,
         "num_classes": train.num_classes,
         "resolution": preprocessing.resolution,
         "preprocessing": preprocessing.summary(),

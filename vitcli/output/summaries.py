@@ -70,11 +70,16 @@ class ResourceUse(FileModel):
 
 
 class ResultSummary(ResourceUse):
-    """The model, the data set and the resources of one result."""
+    """The model, the data set and the resources of one result.
+
+    Attributes:
+        eval_fingerprint: of the images that were scored, see `Split.fingerprint`.
+    """
 
     model: str
     dataset: str
     eval_split: str = ""
+    eval_fingerprint: str | None = None
     resolution: Resolution
 
     @property
@@ -87,7 +92,6 @@ class TrainingSummary(ResultSummary):
     """summary.json of `vit finetune` and `vit pretrain`: of one run, or the means over the runs of a sweep.
 
     Attributes:
-        eval_fingerprint: of the split that was scored, see `Split.fingerprint`.
         choices, chosen: values by recipe key; of each trial its scores on the dev split, too.
         intervals: 95 % intervals of the accuracies over the images; of several runs, that of one with their
             mean.
@@ -97,6 +101,7 @@ class TrainingSummary(ResultSummary):
         "run_dir", "train_split", "num_train_examples", "num_classes", "preprocessing", "dev_top1_by_lr",
         "top5", "most_frequent_color", "num_skipped_images", "skipped_images", "weights",
         "num_left_out_files", "left_out_files",
+        "classes_not_held_out", "num_held_out_copies",
     })  # fmt: skip
     SOMETIMES = RunScores.SOMETIMES | {
         "choices", "chosen", "intervals", "num_left_out_files", "left_out_files",
@@ -104,7 +109,6 @@ class TrainingSummary(ResultSummary):
 
     command: Literal["finetune", "pretrain"]
     num_eval_examples: Count | None = None
-    eval_fingerprint: str | None = None
     ckpt: str | None = None
     steps: Count
     batch_size: Count
@@ -195,6 +199,7 @@ class Evaluation(ResultSummary):
         "skipped_images", "nll", "num_real_examples", "real_labels_by", "competing_classes",
         "num_outside_map", "mistakes", "assertions", "asked", "saved_predictions", "out", "absent_classes",
         "num_left_out_files", "left_out_files",
+        "notes",
     })  # fmt: skip
     SOMETIMES = frozenset({
         "exaflops", "peak_memory_gib", "real_top1", "num_real_examples", "real_labels_by", "class_map",
@@ -205,7 +210,6 @@ class Evaluation(ResultSummary):
     ckpt: str
     num_classes: Count
     num_eval_examples: Count
-    eval_fingerprint: str | None = None
     top1: Fraction
     top5: Fraction
     loss: FiniteFloat

@@ -84,6 +84,16 @@ def skipped(result: dict[str, Any]) -> list[tuple[str, str]]:
     return [("skipped", f"{count} undecodable, first {result['skipped_images'][0]}")] if count else []
 
 
+def held_out(result: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the rows about what a held-out part cannot say, if a summary has any."""
+    classes, copies = result.get("classes_not_held_out"), result.get("num_held_out_copies")
+    rows = [("note", f"no held-out image of: {first_few(classes)}")] if classes else []
+    if copies:
+        each = "image is an exact copy" if copies == 1 else "images are exact copies"
+        rows.append(("note", f"{copies} held-out {each} of training images"))
+    return rows
+
+
 def speed(result: dict[str, Any]) -> str:
     """Return throughput, time, precision and processes of a run."""
     rate = result["images_per_s"]

@@ -108,6 +108,7 @@ class Data(Section):
     train_split: str = key("training split, sliced as in Hugging Face datasets; auto finds it", "auto")
     eval_split: str = key("split to score on; auto finds it; dev_fraction: the part cut from train", "auto")
     dev_fraction: Fraction = key("fraction of train held out for choices, or as eval split (B.1.1)", 0.0)
+    dev_stratified: bool = key("hold out that fraction of each class, one image at least; no: of all", False)
     num_examples: Count | None = key("train on a random subset of this many images (paper, 4.3)", None)
     image_column: str | None = key("column of the images, if ambiguous", None)
     label_column: str | None = key("column of the labels, if ambiguous", None)

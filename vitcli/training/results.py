@@ -10,6 +10,8 @@ import numpy as np
 from torch import Tensor
 
 from vitcli import recipe as recipes
+from vitcli.data import seen_images
+from vitcli.data.split import classes_without
 from vitcli.data.transforms import preprocessing_of
 from vitcli.distributed.runtime import peak_memory_gib
 from vitcli.evaluation import mistakes
@@ -37,6 +39,7 @@ def summarise(
     *,
     skipped: set[str],
     probe: dict[str, Any] | None,
+    seen: dict[str, str] | None,
 ) -> dict[str, Any]:
     """Return the object of summary.json and --json."""
     recipe, images = job.recipe, job.plan.images_seen
@@ -65,6 +68,8 @@ def summarise(
             "num_eval_examples": metrics.num_examples,
             "eval_split": job.eval_split.name,
             "eval_fingerprint": job.eval_split.fingerprint,
+            "classes_not_held_out": classes_without(job.eval_split, job.train_split),
+            "num_held_out_copies": seen_images.copies(seen),
             "fewshot": probe,
             "preprocessing": preprocessing_of(recipe.data).summary(),
             "num_skipped_images": len(skipped),
@@ -88,8 +93,13 @@ def write_results(
     predictions: Predictions | None,
     summary: dict[str, Any],
     weights: dict[str, Tensor],
+    seen: dict[str, str] | None,
 ) -> None:
-    """Write weights, predictions, figures, card and, last, the summary: it marks the run as finished."""
+    """Write weights, predictions, figures, card and, last, the summary: it marks the run as finished.
+
+    Args:
+        seen: the images of the run, see `seen_images.record`.
+    """
     folder.log({"step": job.plan.total_steps, "eval": asdict(metrics)})
     if summary["fewshot"]:
         folder.log({"step": job.plan.total_steps, "probe": summary["fewshot"]})
@@ -105,6 +115,7 @@ def write_results(
             "steps": job.plan.total_steps,
             "averaged": bool(job.recipe.optimizer.average),
             "dev_cut": job.eval_split.dev_cut,
+            **({seen_images.KEY: seen} if seen else {}),
             **({"top1": metrics.top1} if isinstance(metrics, Metrics) else {}),
         },
     )

@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from vitcli.data import loader
+from vitcli.data import loader, seen_images
 from vitcli.data.sampler import TrainSampler
 from vitcli.data.transforms import train_transform_of
 from vitcli.distributed.runtime import Runtime, peak_memory_gib
@@ -70,11 +70,14 @@ class TrainingRun:
             metrics, skipped, predictions = evaluation.predict()
             probe = evaluation.few_shot_probe(self.job.plan.total_steps) if self.recipe.eval.probe else None
             skipped = self.runtime.union(state.skipped | set(skipped))
-            summary = summarise(self.job, self.path, metrics, state.elapsed_s, skipped=skipped, probe=probe)
+            seen = self._seen_images()
+            summary = summarise(
+                self.job, self.path, metrics, state.elapsed_s, skipped=skipped, probe=probe, seen=seen
+            )
             weights = state.final_weights()
             if self.folder:
                 published = self.task.published(weights)
-                write_results(self.job, self.folder, metrics, predictions, summary, published)
+                write_results(self.job, self.folder, metrics, predictions, summary, published, seen)
         except NotFiniteError as error:
             step = checkpoint.newest_step(self.path)
             good = "none" if step is None else f"step {step}"
@@ -149,6 +152,16 @@ class TrainingRun:
                 raise DataError(count + errors[0].message, where=errors[0].where, fix=errors[0].fix)
             if errors:
                 self.job.progress.note(f"{len(errors)} images of {split.name} are undecodable and left out")
+
+    def _seen_images(self) -> dict[str, str] | None:
+        """Return the digests by which the images of this run are known again; each process reads its part."""
+        return seen_images.record(
+            self.job.train_split,
+            self.job.eval_split,
+            rank=self.runtime.rank,
+            world_size=self.runtime.world_size,
+            concatenated=self.runtime.concatenated,
+        )
 
     def _evaluation(self, state: TrainingState) -> PeriodicEvaluation:
         return PeriodicEvaluation(self.job, state, self.task, run_dir=self.path, num_threads=self.num_threads)

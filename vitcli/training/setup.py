@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from vitcli import recipe as recipes
 from vitcli.data import dataset, sampler
 from vitcli.data.aliases import local_copy
-from vitcli.data.split import Split
+from vitcli.data.split import Split, classes_without
 from vitcli.distributed.runtime import Runtime, fix_threads, peak_memory_gib
 from vitcli.distributed.runtime import start as start_runtime
 from vitcli.errors import DataError, VitError
@@ -363,7 +363,7 @@ def _open_probe(recipe: Recipe) -> tuple[Split, Split] | None:
         return None
     keys = ("train_split", "eval_split", "num_examples", "image_column", "label_column", "num_classes")
     changes = {key: Data.model_fields[key].default for key in (*keys, "streaming", "one_class")}
-    changes |= {"dataset": recipe.eval.probe, "dev_fraction": 0.1}
+    changes |= {"dataset": recipe.eval.probe, "dev_fraction": 0.1, "dev_stratified": True}
     return dataset.open_train_and_eval(recipe.data.model_copy(update=changes), seed=0)
 
 
@@ -390,6 +390,11 @@ def _note_data(
         progress.note(line)
     if eval_split.dev_cut and recipe.data.eval_split not in (dataset.DEV_PART, dataset.DEV_PART_OF_ALL):
         progress.note("there is no other split to score, so it was cut from train (data.dev_fraction)")
+    if missing := classes_without(eval_split, train_split):
+        progress.note(f"note: no held-out image of: {first_few(missing)}")
+    if eval_split.dev_cut and recipe.data.dev_stratified and not eval_split.dev_cut["stratified"]:
+        reason = "its images have several labels" if train_split.has_several_labels else "it is too large"
+        progress.note(f"note: what is held out was drawn at random, not by class: {reason}")
 
 
 def _unusual_labels(split: Split) -> list[str]:

@@ -12,6 +12,7 @@ from vitcli.output.text import (
     commands,
     count_of,
     exaflops,
+    held_out,
     interval_text,
     no_top5,
     pairs,
@@ -34,6 +35,7 @@ def _summary(summary: dict[str, Any], *, width: int | None = None) -> str:
     rows = [
         *_scores(summary),
         ("scored on", f"{count_of(summary['num_eval_examples'], 'image')}, {summary['eval_split']}"),
+        *held_out(summary),
         *skipped(summary),
         ("model", f"{summary['model']} at {size_text(summary['resolution'])} px"),
         ("from", summary["ckpt"] or "fresh weights"),

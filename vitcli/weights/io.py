@@ -10,6 +10,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from vitcli.data import seen_images
 from vitcli.errors import NotFiniteError, WeightsError
 from vitcli.models.architecture import Architecture
 from vitcli.models.build import adapted
@@ -104,7 +105,9 @@ def write_weights(
     vit = write_weights_file(
         file, state, arch, preprocessing=preprocessing, class_names=class_names, metadata=metadata
     )
-    config = json.dumps(timm_config(arch, preprocessing, class_names) | {"vit": vit}, indent=2)
+    # People read config.json, and two lines of digests for each image are nothing to read.
+    readable = vit | {"metadata": {key: value for key, value in metadata.items() if key != seen_images.KEY}}
+    config = json.dumps(timm_config(arch, preprocessing, class_names) | {"vit": readable}, indent=2)
     write_text(folder / "config.json", config + "\n")
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from vitcli.data import seen_images
 from vitcli.data.transforms import Preprocessing
 from vitcli.errors import VitError
 from vitcli.models.architecture import Architecture
@@ -114,6 +115,8 @@ def _stored_values(info: WeightsInfo | None) -> dict[str, Any]:
     if info is None:
         return dict.fromkeys(("numerics", "class_names", "preprocessing", "metadata"))
     names, pixels, metadata = info.class_names, info.preprocessing, info.metadata
+    if seen_images.KEY in metadata:
+        metadata = metadata | {seen_images.KEY: seen_images.counts(metadata[seen_images.KEY])}
     config = metadata.get("config")
     if isinstance(config, dict):
         inner = config.get("pretrained_cfg")

@@ -1,0 +1,208 @@
+"""Images of a run recognised by content: what may be scored after its folder has changed."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.conftest import data_section
+from vitcli.data import seen_images
+from vitcli.data.dataset import open_eval, open_train_and_eval
+from vitcli.data.seen_images import SeenImages
+from vitcli.data.split import Split
+from vitcli.errors import DataError
+
+
+def image(path: Path, number: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (2, 2), (number, number // 7, 0)).save(path)
+
+
+def contents(split: Split) -> list[bytes]:
+    return [split.read_row(row)[0] for row in range(len(split))]
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """30 images of three classes, no two alike."""
+    for number in range(30):
+        image(tmp_path / "photos" / "abc"[number % 3] / f"{number:02}.png", number)
+    return tmp_path / "photos"
+
+
+def trained_on(folder: Path, *, by_class: bool = True) -> tuple[Split, SeenImages]:
+    """The held-out part of a run on the folder, and what its weights keep."""
+    section = data_section(folder, dev_fraction=0.2, dev_stratified=by_class)
+    train, held_out = open_train_and_eval(section, seed=0)
+    metadata = {"dev_cut": held_out.dev_cut, seen_images.KEY: seen_images.record(train, held_out)}
+    return held_out, SeenImages.of(metadata)
+
+
+def add_an_image(folder: Path) -> None:
+    image(folder / "a" / "00a.png", 101)
+
+
+def rename_images(folder: Path) -> None:
+    for number, file in enumerate(sorted(folder.rglob("*.png"))):
+        file.rename(file.with_name(f"{(number * 7) % 30:02}-renamed.png"))
+
+
+def swap_the_names_of_two(folder: Path) -> None:
+    """Neither number, labels nor names change: only the content says what is where."""
+    images = sorted((folder / "a").iterdir())
+    for k in range(0, len(images) - 1, 2):
+        images[k].rename(folder / "swap")
+        images[k + 1].rename(images[k])
+        (folder / "swap").rename(images[k + 1])
+
+
+def move_all_to_another_class(folder: Path) -> None:
+    for file in list((folder / "a").iterdir()):
+        file.rename(folder / "b" / file.name)
+
+
+def add_a_class(folder: Path) -> None:
+    image(folder / "0 first" / "new.png", 102)
+
+
+@pytest.mark.parametrize("by_class", [True, False])
+@pytest.mark.parametrize(
+    "change", [add_an_image, rename_images, swap_the_names_of_two, move_all_to_another_class, add_a_class]
+)
+def test_the_held_out_images_are_found_by_content(folder, change: Callable[[Path], None], by_class):
+    held_out, seen = trained_on(folder, by_class=by_class)
+    before, fingerprint = contents(held_out), held_out.fingerprint
+    change(folder)
+
+    again = open_eval(data_section(folder), "auto", seen=seen)
+
+    assert contents(again) == before and again.name.endswith("dev part")
+    if change not in (move_all_to_another_class, add_a_class):
+        assert again.fingerprint == fingerprint
+
+
+def test_new_images_are_not_scored_and_lost_ones_are_counted(folder):
+    held_out, seen = trained_on(folder)
+    add_an_image(folder)
+    lost = Path(held_out.where_is(0).partition("file ")[2])
+    lost.unlink()
+
+    again = open_eval(data_section(folder), "auto", seen=seen)
+
+    assert len(again) == 5
+    assert "5 of its 6 held-out images are there; 1 is new and not scored" in again.notes[0]
+    assert "--split train scores every image" in again.notes[0]
+
+
+def test_unchanged_data_are_scored_without_a_note(folder):
+    held_out, seen = trained_on(folder)
+
+    again = open_eval(data_section(folder), "auto", seen=seen)
+
+    assert (contents(again), again.notes) == (contents(held_out), ())
+
+
+def test_images_that_were_trained_on_are_only_scored_if_their_split_is_named(folder):
+    held_out, seen = trained_on(folder)
+    for row in range(len(held_out)):
+        Path(held_out.where_is(row).partition("file ")[2]).unlink()
+
+    with pytest.raises(DataError, match=r"24 of the 24 images .* none is a held-out image") as refusal:
+        open_eval(data_section(folder), "auto", seen=seen)
+    assert "--split train to score all 24" in refusal.value.fix
+    assert open_eval(data_section(folder), "train", seen=seen).notes == (
+        "24 of these 24 images were trained on",
+    )
+
+
+def test_other_images_are_all_scored(folder, tmp_path):
+    _, seen = trained_on(folder)
+    for number in range(5):
+        image(tmp_path / "holiday" / "ab"[number % 2] / f"{number}.png", 200 + number)
+
+    other = open_eval(data_section(tmp_path / "holiday"), "auto", seen=seen)
+
+    assert (len(other), other.notes) == (5, ())
+
+
+def test_a_test_split_with_copies_of_training_images_says_how_many(folder, tmp_path):
+    _, seen = trained_on(folder)
+    (tmp_path / "sorted").mkdir()
+    folder.rename(tmp_path / "sorted" / "train")
+    for name in "abc":
+        image(tmp_path / "sorted" / "test" / name / "new.png", 200 + ord(name))
+    trained = next(
+        file for file in (tmp_path / "sorted" / "train" / "b").iterdir()
+        if np.isin(seen_images.digests_of(of_file(file)), seen.trained_on).all()
+    )  # fmt: skip
+    copy = tmp_path / "sorted" / "test" / "b" / "copy.png"
+    copy.write_bytes(trained.read_bytes())
+
+    test = open_eval(data_section(tmp_path / "sorted"), "test", seen=seen)
+    assert (len(test), test.notes) == (4, ("1 of these 4 images were trained on",))
+
+
+def of_file(file: Path) -> Split:
+    from vitcli.data.image_files import as_split
+
+    return as_split([str(file)])
+
+
+@pytest.mark.parametrize("same_data", [True, False])
+def test_weights_of_earlier_versions_keep_a_cut_but_no_digests(folder, same_data):
+    held_out, _ = trained_on(folder, by_class=False)
+    cut = {key: held_out.dev_cut[key] for key in ("split", "fraction", "fingerprint")}
+    seen = SeenImages.of({"dev_cut": cut}, same_data=same_data)
+
+    assert contents(open_eval(data_section(folder), "auto", seen=seen)) == contents(held_out)
+    add_an_image(folder)
+    if same_data:
+        with pytest.raises(DataError, match="has changed since the run"):
+            open_eval(data_section(folder), "auto", seen=seen)
+        assert (
+            "the images that were trained on" in open_eval(data_section(folder), "train", seen=seen).notes[0]
+        )
+    else:
+        other = open_eval(data_section(folder), "auto", seen=seen)
+        assert (len(other), other.notes) == (31, ("whether images of these were trained on is not known",))
+
+
+@pytest.mark.parametrize(
+    "stored", [{"trained_on": "no base64"}, {"trained_on": 7}, "text", {"held_out": "AA=="}]
+)
+def test_damaged_digests_are_none(stored):
+    assert SeenImages.of({seen_images.KEY: stored}) == SeenImages()
+
+
+def test_the_processes_of_a_run_read_a_part_each(folder):
+    train, held_out = open_train_and_eval(data_section(folder, dev_fraction=0.2), seed=0)
+    parts: dict[int, list[list]] = {}
+
+    for rank in range(3):
+        seen_images.record(
+            train, held_out, rank=rank, world_size=3,
+            concatenated=lambda items, rank=rank: parts.setdefault(rank, []).append(items) or items,
+        )  # fmt: skip
+
+    whole = seen_images.digests_of(train).tolist()
+    assert [*parts[0][0], *parts[1][0], *parts[2][0]] == whole and len(set(whole)) == 24
+
+
+def test_held_out_copies_of_training_images_are_counted(folder):
+    for name in "abc":
+        for file in list((folder / name).iterdir()):
+            (folder / name / f"copy-{file.name}").write_bytes(file.read_bytes())
+    train, held_out = open_train_and_eval(data_section(folder, dev_fraction=0.2), seed=0)
+    training = contents(train)
+
+    count = seen_images.copies(seen_images.record(train, held_out))
+
+    assert count == sum(content in training for content in contents(held_out)) > 0
+
+
+def test_drawn_images_and_shards_are_not_read():
+    train, test = open_train_and_eval(data_section("demo"), seed=0)
+
+    assert seen_images.record(train, test) is None

@@ -1,0 +1,253 @@
+"""The images that a run has trained on, and those it held out: recognised by content, wherever they are now.
+
+The weights of a run keep a digest of each of these images. So its held-out images are found again after
+files were added, renamed or moved, and an image that was trained on is never scored as if it were new.
+"""
+
+import base64
+import binascii
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from vitcli.data.sampler import ROWS_PER_TASK, row_ranges
+from vitcli.data.split import Split, cut_dev
+from vitcli.errors import DataError
+
+KEY = "seen_images"  # in the metadata of weights: digests in base64, of images "trained_on" and "held_out"
+MOST_IMAGES = 100_000  # of a split; the files of more are not read only to recognise them
+DIGEST_BYTES = 6  # two of 100,000 images agree by chance in 1 of 50,000 data sets
+UNREADABLE = 0  # instead of a digest
+NUM_THREADS = 8  # files are read, so more than there are cores
+
+
+@dataclass(frozen=True)
+class SeenImages:
+    """What weights know about the images of the run that made them.
+
+    Attributes:
+        trained_on: digests of the training images, (N,) uint64; None if they are unknown.
+        held_out: those of the dev part, in its order; None if no part was cut, or they are unknown.
+        cut: `Split.dev_cut` of the dev part; None if no part was cut.
+        same_data: whether the data set that is opened is, by its name, that of the run.
+    """
+
+    trained_on: np.ndarray | None = None
+    held_out: np.ndarray | None = None
+    cut: dict[str, Any] | None = None
+    same_data: bool = False
+
+    @classmethod
+    def of(cls, metadata: dict[str, Any], *, same_data: bool = False) -> "SeenImages":
+        """Read the metadata of weights; those of earlier versions have no digests, or not even a cut."""
+        stored = metadata.get(KEY)
+        stored = stored if isinstance(stored, dict) else {}
+        trained_on, held_out = (_unpacked(stored.get(name)) for name in ("trained_on", "held_out"))
+        if trained_on is not None:
+            trained_on = trained_on[trained_on != UNREADABLE]
+        return cls(trained_on, held_out, metadata.get("dev_cut"), same_data)
+
+    def num_trained_on(self, split: Split) -> int | None:
+        """Count the images of a split that were trained on; None if that cannot be known."""
+        if self.trained_on is None or not _can_be_read(split):
+            return None
+        return int(np.isin(digests_of(split), self.trained_on).sum())
+
+
+def record(
+    train: Split,
+    held_out: Split,
+    *,
+    rank: int = 0,
+    world_size: int = 1,
+    concatenated: Callable[[list], list] = lambda items: items,
+) -> dict[str, str] | None:
+    """Return what the metadata of weights keep of the images of a run; None where there is nothing to keep.
+
+    Args:
+        concatenated: joins the lists of all processes in the order of their ranks.
+    """
+    stored = {}
+    for name, split in (("trained_on", train), ("held_out", held_out if held_out.dev_cut else None)):
+        if split is not None and _can_be_read(split):
+            first, last = (len(split) * r // world_size for r in (rank, rank + 1))
+            digests = concatenated(digests_of(split, range(first, last)).tolist())
+            stored[name] = _packed(np.array(digests, dtype=np.uint64))
+    return stored or None
+
+
+def counts(stored: Any) -> dict[str, int]:
+    """Return the number of digests by name, to show in their place."""
+    digests = {name: _unpacked(text) for name, text in stored.items()} if isinstance(stored, dict) else {}
+    return {name: len(digests_N) for name, digests_N in digests.items() if digests_N is not None}
+
+
+def copies(stored: dict[str, str] | None) -> int:
+    """Count the held-out images of a record that are exact copies of training images."""
+    trained_on, held_out = (_unpacked((stored or {}).get(name)) for name in ("trained_on", "held_out"))
+    if trained_on is None or held_out is None:
+        return 0
+    return int(np.isin(held_out, trained_on[trained_on != UNREADABLE]).sum())
+
+
+def held_out_part(whole: Split, seen: SeenImages, *, option: str) -> Split:
+    """Return the rows of a split that may be scored: the images that a run held out, none it was trained on.
+
+    Of data that the run has never seen these are all rows.
+
+    Args:
+        whole: a split that nothing but its name says is new: the only one, or the one that was trained on.
+        option: how a person names it in full, as `--split train`.
+
+    Raises:
+        DataError: images of it were trained on, or may have been, and the held-out ones are not to be found.
+    """
+    if part := _cut_again(whole, seen):
+        return part
+    if seen.trained_on is None or not _can_be_read(whole):
+        return _unknown_part(whole, seen, option=option)
+
+    # Which rows are which, by content.
+    digests_N = digests_of(whole)
+    held_out = np.zeros(0, np.uint64) if seen.held_out is None else seen.held_out
+    held_rows = _rows_of(held_out, digests_N)
+    was_trained_N = np.isin(digests_N, seen.trained_on)
+    was_trained_N[held_rows] = False
+    num_trained = int(was_trained_N.sum())
+    if not num_trained:
+        return whole
+    if not len(held_rows):
+        raise DataError(
+            f"{num_trained:,} of the {len(whole):,} images of {whole.name} were trained on, "
+            "and none is a held-out image of the run",
+            where="--dataset",
+            fix=f"name other images, or {option} to score all {len(whole):,}, trained on or not",
+        )
+    num_new = len(whole) - num_trained - len(held_rows)
+    there = "all" if len(held_rows) == len(held_out) else f"{len(held_rows):,} of"
+    note = f"the images have changed since the run: {there} its {len(held_out):,} held-out images are there"
+    if num_new:
+        verb = "is" if num_new == 1 else "are"
+        note += f"; {num_new:,} {verb} new and not scored ({option} scores every image)"
+    notes = (*whole.notes, note)
+    return replace(whole.rows(held_rows), name=f"{whole.name}, dev part", dev_cut=seen.cut, notes=notes)
+
+
+def noted(split: Split, seen: SeenImages, *, base: str, option: str | None) -> Split:
+    """Return a split that has a name of its own, with a note if images of it were trained on.
+
+    Args:
+        base: the name, without a slice.
+        option: how a person names it; None if a person has done so.
+
+    Raises:
+        DataError: nobody has named it, and all its images were trained on.
+    """
+    count = seen.num_trained_on(split)
+    if not count:
+        is_cut = count is None and seen.same_data and seen.cut and base_of(seen.cut["split"]) == base
+        note = "this split has the images that were trained on, besides those held out"
+        return replace(split, notes=(*split.notes, note)) if is_cut else split
+    if count == len(split) and option:
+        raise DataError(
+            f"all {count:,} images of {split.name} were trained on",
+            where="--dataset",
+            fix=f"name other images, or {option} to score them nevertheless",
+        )
+    return replace(split, notes=(*split.notes, f"{count:,} of these {len(split):,} images were trained on"))
+
+
+def base_of(split: str) -> str:
+    """Return the name of a split without its slice: train of train[:90%]."""
+    return split.partition("[")[0]
+
+
+def digests_of(split: Split, rows: Iterable[int] | None = None) -> np.ndarray:
+    """Return a digest of the content of each image, (N,) uint64; UNREADABLE for an image without a file."""
+    rows = range(len(split)) if rows is None else list(rows)
+
+    def digests(places: range) -> list[int]:
+        return [_digest(split, int(rows[place])) for place in places]
+
+    with ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="vit-digest") as pool:
+        parts = pool.map(digests, row_ranges(len(rows), ROWS_PER_TASK))
+        return np.fromiter(chain.from_iterable(parts), dtype=np.uint64, count=len(rows))
+
+
+def _digest(split: Split, row: int) -> int:
+    try:
+        image, _ = split.read_row(row)
+    except DataError:
+        return UNREADABLE
+    return int.from_bytes(blake2b(image, digest_size=DIGEST_BYTES).digest(), "little")
+
+
+def _can_be_read(split: Split) -> bool:
+    """Return whether to read all images of a split: they are files, and not too many."""
+    if split.block_starts is not None or not 0 < len(split) <= MOST_IMAGES:
+        return False
+    try:
+        return isinstance(split.read_row(0)[0], bytes)  # else they are drawn
+    except DataError:
+        return True
+
+
+def _cut_again(whole: Split, seen: SeenImages) -> Split | None:
+    """Return the dev part by the rule of the cut if it is the one that was held out, else None."""
+    cut = seen.cut
+    if cut is None or cut.get("num_rows", len(whole)) != len(whole):
+        return None
+    if seen.held_out is None and whole.fingerprint != cut["fingerprint"]:
+        return None
+    is_stratified = cut.get("stratified", False)  # cuts of earlier versions were not
+    try:
+        dev = cut_dev(whole, dev_fraction=cut["fraction"], split=cut["split"], stratified=is_stratified)[1]
+    except DataError:  # too few rows are left
+        return None
+    if seen.held_out is None:
+        return dev
+    is_same = len(dev) == len(seen.held_out) and np.array_equal(digests_of(dev), seen.held_out)
+    return dev if is_same else None
+
+
+def _unknown_part(whole: Split, seen: SeenImages, *, option: str) -> Split:
+    """Return all rows of other data than those of the run; refuse the run's own, changed since."""
+    if seen.cut is None:
+        return whole
+    if seen.same_data:
+        raise DataError(
+            f"{whole.name} has changed since the run, and its held-out images are not to be found again",
+            where="--dataset",
+            fix=f"restore the data set, name other images, or {option} to score all, trained on or not",
+        )
+    return replace(whole, notes=(*whole.notes, "whether images of these were trained on is not known"))
+
+
+def _rows_of(wanted: np.ndarray, digests_N: np.ndarray) -> np.ndarray:
+    """Return a row for each digest that has one, in the order of `wanted`; no row twice."""
+    rows_by_digest: dict[int, list[int]] = {}
+    for row in np.flatnonzero(np.isin(digests_N, wanted[wanted != UNREADABLE]))[::-1].tolist():
+        rows_by_digest.setdefault(int(digests_N[row]), []).append(row)
+    rows = [rows_by_digest[digest].pop() for digest in wanted.tolist() if rows_by_digest.get(digest)]
+    return np.array(rows, dtype=np.int64)
+
+
+def _packed(digests_N: np.ndarray) -> str:
+    content = digests_N.astype("<u8").view(np.uint8).reshape(-1, 8)[:, :DIGEST_BYTES]
+    return base64.b64encode(content.tobytes()).decode()
+
+
+def _unpacked(text: Any) -> np.ndarray | None:
+    """Return the digests of a text; None if it is none."""
+    try:
+        content = np.frombuffer(base64.b64decode(text, validate=True), np.uint8).reshape(-1, DIGEST_BYTES)
+    except (TypeError, ValueError, binascii.Error):
+        return None
+    padded = np.zeros((len(content), 8), np.uint8)
+    padded[:, :DIGEST_BYTES] = content
+    return padded.view("<u8").ravel().astype(np.uint64)
