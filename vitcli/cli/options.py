@@ -29,6 +29,7 @@ from vitcli.cli.help import (
     USE,
     VitCommand,
 )  # fmt: skip
+from vitcli.distributed import accelerate_settings
 from vitcli.distributed import device as devices
 from vitcli.distributed import launch as launcher
 from vitcli.distributed.launch import global_rank
@@ -319,6 +320,7 @@ def count_or_auto(value: str | None) -> int | str | None:
 
 def launch(num_processes: int | None, device: str | None) -> None:
     """Settle the device, launch the processes that are asked for, if any, and end with their exit code."""
+    accelerate_settings.check(device)
     devices.select(device, num_processes)
     launcher.adopt_slurm()
     if num_processes is not None and launcher.must_launch(num_processes):

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
 from torch import nn
 
+from vitcli.distributed import accelerate_settings
 from vitcli.distributed import device as devices
 from vitcli.errors import MachineError, VitError
 
@@ -35,12 +36,14 @@ class Runtime:
             since it would patch the model's forward pass, which evaluation uses too.
         scaler: loss scaler for fp16; does nothing otherwise.
         control: process group for small CPU tensors and objects; None in a run of one process.
+        notes: settings of `accelerate launch` that are not used, for the terminal.
     """
 
     accelerator: Accelerator
     precision: str
     scaler: torch.amp.GradScaler
     control: Any
+    notes: tuple[str, ...] = ()
 
     @property
     def device(self) -> torch.device:
@@ -146,9 +149,13 @@ def start(precision: str) -> Runtime:
 
     Raises:
         MachineError: the device is not here, or does not support this precision.
+        VitError: `accelerate launch` is set up for what vit does not use.
     """
+    if accelerate_settings.wants_cpu():
+        devices.select("cpu")
     devices.check_here(accelerators(), int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
     precision = resolve_precision(precision)
+    notes = accelerate_settings.take_out(precision)
     accelerator = Accelerator(
         mixed_precision="no",
         cpu=devices.is_cpu() or not torch.accelerator.is_available(),
@@ -161,7 +168,7 @@ def start(precision: str) -> Runtime:
     several = accelerator.num_processes > 1
     control = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT) if several else None
     scaler = torch.amp.GradScaler(accelerator.device.type, enabled=precision == "fp16")
-    return Runtime(accelerator, precision, scaler, control)
+    return Runtime(accelerator, precision, scaler, control, tuple(notes))
 
 
 def accelerators() -> list[str]:

@@ -150,12 +150,15 @@ def eval_settings(recipe: Recipe, run: RunSettings) -> EvalSettings:
     """Join the run's processes, and return the settings of a command's passes, in fp32 by default."""
     precision = recipe.precision.compute
     runtime = start_runtime("fp32" if precision == "auto" else precision)
+    progress = Progress(quiet=run.quiet, is_main=runtime.is_main)
+    for note in runtime.notes:
+        progress.note(note)
     return EvalSettings(
         runtime=runtime,
         batch_size=recipe.eval.batch_size,
         on_bad_image=recipe.data.on_bad_image,
         num_threads=run.workers or loader.default_threads(runtime.processes_here),
-        progress=Progress(quiet=run.quiet, is_main=runtime.is_main),
+        progress=progress,
         precision=runtime.precision,
     )
 

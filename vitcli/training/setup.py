@@ -153,6 +153,8 @@ def set_up(
     # Join the other processes.
     runtime = start_runtime(recipe.precision.compute)
     progress = Progress(quiet=options.quiet, is_main=runtime.is_main)
+    for note in runtime.notes:
+        progress.note(note)
     if options.exact:
         fix_threads(runtime.device)
 

@@ -73,6 +73,8 @@ class Sweep:
         self.command, self.recipe, self.options = command, recipe, options
         self.runtime = start_runtime(recipe.precision.compute)
         self.progress = Progress(quiet=options.quiet, is_main=self.runtime.is_main)
+        for note in self.runtime.notes:
+            self.progress.note(note)
         free_bytes = launch.free_bytes() / self.runtime.processes_here
         self.image_memory = MemoryBudget(free_bytes * IMAGE_CACHE_FRACTION)
         self._open_data = cache(partial(CachedDataSet, memory=self.image_memory))
