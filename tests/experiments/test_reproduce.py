@@ -326,9 +326,9 @@ def test_what_cannot_be_done_gets_its_exit_code_and_three_lines(kind, photos, tm
 
 
 def test_the_shell_completes_rows():
-    from vitcli.cli.reproduce import row_names
+    from vitcli.cli.complete import rows
 
-    assert row_names("table5/b32-in21k/c") == ["table5/b32-in21k/cifar10", "table5/b32-in21k/cifar100"]
+    assert rows("table5/b32-in21k/c") == ["table5/b32-in21k/cifar10", "table5/b32-in21k/cifar100"]
 
 
 @pytest.mark.slow

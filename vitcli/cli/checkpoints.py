@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from vitcli.cli import complete, options
+from vitcli.cli import complete, inputs, options
 from vitcli.cli.options import (
     DATA,
     MANAGE,
@@ -73,6 +73,7 @@ def interpolate_posemb(
     For another resolution, as in the paper, section 3.2.
     """
     image_size = height_and_width(res)
+    inputs.check_ckpt(ckpt, "CKPT")
     from vitcli.weights.interpolate import as_text, interpolate_posemb
 
     result = interpolate_posemb(
@@ -130,6 +131,7 @@ def export(
         raise typer.BadParameter("name OUT, or --push-to-hub OWNER/NAME", param_hint="OUT")
     if (private or revision is not None) and push_to_hub is None:
         raise typer.BadParameter("it belongs to --push-to-hub", param_hint="--private, --revision")
+    inputs.check_ckpt(ckpt, "CKPT")
     from vitcli.export import export as exports
     from vitcli.export import push as pushes
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from vitcli.cli import complete, hints, options
+from vitcli.cli import complete, hints, inputs, options
 from vitcli.cli.options import DATA, MODEL, RUN, USE, Printing, RecipeOptions, command, launch, option
 from vitcli.errors import VitError
 from vitcli.output import text
@@ -61,11 +61,12 @@ def predict(
     if ckpt is None and images and hints.looks_like_weights(images[0]):
         fix = f"vit predict --ckpt {shlex.quote(images[0])} {shlex.join(images[1:]) or 'IMAGES'}"
         raise VitError(f"{images[0]} is a checkpoint, not an image", where="IMAGES", fix=fix)
+    request = RecipeOptions(None, res, model, None, set_, skip_bad).request(ckpt, inference)
+    inputs.check_images(images, "IMAGES")
     launch(None, inference.device)
     from vitcli.evaluation import predict as predictions
     from vitcli.evaluation.text import predictions_as_text
 
-    request = RecipeOptions(None, res, model, None, set_, skip_bad).request(ckpt, inference)
     result = predictions.predict(images, request, inference.settings(printing, out, overwrite), topk=topk)
     error = predictions.failure(result)
     if jsonl:
@@ -142,7 +143,9 @@ def evaluate(
 
     def request(data: str | None, weights: str | None):
         size = None if sides else res
-        return RecipeOptions(data, size, model, recipe, set_, skip_bad).request(weights, inference)
+        return RecipeOptions(data, size, model, recipe, set_, skip_bad).request(
+            weights, inference, command="evaluate"
+        )
 
     requests = [request(data, weights) for weights, data in pairs]
     groups = next(filter(None, map(vtab.tasks_of, dataset or ())), {})
@@ -187,6 +190,8 @@ def compare(
 
     B - A in top-1 accuracy with a paired bootstrap interval, McNemar's test, and the accuracy by class.
     """
+    for file in (a, b):
+        inputs.check_file(file, "A and B")
     from vitcli.evaluation.compare import compare
     from vitcli.evaluation.text import comparison_as_text
 

@@ -83,7 +83,7 @@ def embed(
     """
     if not out:
         raise typer.BadParameter("name the file to write: --out FEATURES.safetensors", param_hint="--out")
-    request = recipe.request(ckpt, inference, {"eval.layer": layer})
+    request = recipe.request(ckpt, inference, {"eval.layer": layer}, command="embed")
     launch(num_processes, inference.device)
     from vitcli.features.embed import as_text, embed
 

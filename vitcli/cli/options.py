@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from vitcli.cli import complete
+from vitcli.cli import complete, inputs
 from vitcli.cli.help import (
     ADVANCED,
     DATA,
@@ -225,6 +225,10 @@ class RecipeOptions:
         for name, value in given.items():
             if value == "":  # a variable of a script that was not set
                 raise typer.BadParameter("the value is empty", param_hint=name)
+        if ckpt:
+            inputs.check_ckpt(ckpt)
+        if self.dataset:
+            inputs.check_dataset(self.dataset)
         return {
             "data.dataset": self.dataset,
             "data.image_size": self.res,
@@ -234,12 +238,30 @@ class RecipeOptions:
             "precision.compute": precision,
         }
 
-    def request(self, ckpt: str | None, inference: "InferenceOptions", more: dict[str, Any] | None = None):
-        """Return the RecipeRequest of a command that does not train; `more` are further recipe keys."""
+    def request(
+        self,
+        ckpt: str | None,
+        inference: "InferenceOptions",
+        more: dict[str, Any] | None = None,
+        *,
+        command: str | None = None,
+    ):
+        """Return the RecipeRequest of a command that does not train.
+
+        Args:
+            more: further recipe keys.
+            command: the name of one that has no default checkpoint.
+        """
         from vitcli.recipe.request import RecipeRequest
 
         keys = self.shorthands(ckpt, inference.precision) | {"eval.batch_size": inference.batch_size}
-        return RecipeRequest(self.recipe, self.set_ or (), keys | (more or {}))
+        request = RecipeRequest(self.recipe, self.set_ or (), keys | (more or {}))
+        # Mistakes are reported before torch is loaded.
+        if self.recipe:
+            request.load()
+        elif ckpt is None and command:
+            request.load(command=command)
+        return request
 
 
 # fmt: off

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from vitcli.cli import options
+from vitcli.cli import inputs, options
 from vitcli.cli.options import ADVANCED, RUN, TRAIN, TRAINING, command, launch, option
 from vitcli.errors import VitError
 
@@ -113,6 +113,7 @@ def _train(
     else:
         recipe_name = recipe.recipe or recipes.find_for_dataset(name, recipe.dataset)
         resolved = recipes.load(recipe_name, overrides, recipe_keys)
+        inputs.check_recipe(resolved)
 
     # With --arms-parallel each process has a run of its own, so nothing is launched here.
     launch(None if training.arms_parallel else devices.num_processes, devices.device)

@@ -8,7 +8,14 @@ import os
 from pathlib import Path
 from typing import Any
 
+from vitcli.errors import DataError, nearest
 from vitcli.recipe import dataset_aliases
+
+DEMO_SETS = ("demo", "demo:pretrain")
+LAYOUTS = (
+    "a folder of class folders (with or without train/ val/ test/), of images with labels.csv, of Parquet or "
+    "Arrow files, or of save_to_disk"
+)
 
 
 def local_copy(name: str) -> Path | None:
@@ -20,6 +27,30 @@ def local_copy(name: str) -> Path | None:
     is_shelved = shelf and name in dataset_aliases()
     path = Path(shelf, name) if is_shelved else Path(name).expanduser()
     return path if path.exists() else None
+
+
+def check_name(name: str) -> None:
+    """Refuse a data set that is neither here nor, by its name, on the Hub.
+
+    Raises:
+        DataError: there is no such path, alias or Hub id.
+    """
+    alias = dataset_aliases().get(name)
+    if name in DEMO_SETS or local_copy(name) or (alias and "hub" in alias):
+        return
+    if alias:
+        raise DataError(
+            f"{name} is not on the Hub and needs a local copy",
+            where=f"$VIT_DATA/{name}" + ("" if os.environ.get("VIT_DATA") else ", and VIT_DATA is not set"),
+            fix=f"put {LAYOUTS} there",
+        )
+    starts = (".", "/", "~", "vtab/")  # of paths, and of aliases; the Hub is not asked for these
+    if name.startswith(starts) or name.endswith(("/", ".tar")) or name.count("/") != 1:
+        raise DataError(
+            f"there is no data set {name!r}{nearest(name, [*DEMO_SETS, *dataset_aliases()])}",
+            where="--dataset (recipe key data.dataset)",
+            fix=f"{LAYOUTS}; an alias such as oxford_pets; a Hub id owner/name; or demo",
+        )
 
 
 def hub_source(alias: dict[str, Any]) -> str:

@@ -3,7 +3,6 @@
 `layouts` and `shards/` find the files, `split` reads the rows, the loader decodes them.
 """
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -14,14 +13,13 @@ import numpy as np
 
 from vitcli import recipe
 from vitcli.data import demo, layouts, seen_images, vtab_splits
-from vitcli.data.aliases import hub_source, local_copy
+from vitcli.data.aliases import check_name, hub_source, local_copy
 from vitcli.data.classes import check_same_classes
 from vitcli.data.seen_images import SeenImages, base_of
 from vitcli.data.shards.paths import find_shards
 from vitcli.data.shards.rows import open_shards
 from vitcli.data.split import Split, check_labels, cut_dev, from_table, random_subset, without_labels
 from vitcli.data.tables import SPLIT_WORDS, Tables
-from vitcli.data.wrong_layouts import LAYOUTS
 from vitcli.errors import DataError, nearest
 from vitcli.recipe.schema import Data
 
@@ -297,19 +295,7 @@ def _locate(name: str, alias: dict | None, choices: layouts.Choices) -> tuple[Ta
     """Open the tables of a data set; also return whether they are local files."""
     if copy := local_copy(name):
         return layouts.open_local(copy, choices), True
-    if alias and "hub" not in alias:
-        raise DataError(
-            f"{name} is not on the Hub and needs a local copy",
-            where=f"$VIT_DATA/{name}" + ("" if os.environ.get("VIT_DATA") else ", and VIT_DATA is not set"),
-            fix=f"put {LAYOUTS} there",
-        )
-    starts = (".", "/", "~", "vtab/")  # of paths, and of aliases; the Hub is not asked for these
-    if not alias and (name.startswith(starts) or name.endswith("/") or name.count("/") != 1):
-        raise DataError(
-            f"there is no data set {name!r}{nearest(name, [*demo.SETS, *recipe.dataset_aliases()])}",
-            where="--dataset (recipe key data.dataset)",
-            fix=f"{LAYOUTS}; an alias such as oxford_pets; a Hub id owner/name; or demo",
-        )
+    check_name(name)
     hub_id, _, revision = _source_of_shards(name, alias).partition("@")
     hub_id, _, config = hub_id.partition(":")
     return layouts.open_hub(hub_id, config=config or None, revision=revision or None), False

@@ -5,6 +5,7 @@ import tarfile
 from contextlib import suppress
 from pathlib import Path
 
+from vitcli.data.aliases import LAYOUTS
 from vitcli.data.folders import (
     ADVICE,
     Files,
@@ -21,10 +22,6 @@ from vitcli.data.label_files import SUFFIXES as TABLES
 from vitcli.errors import DataError
 from vitcli.output.text import first_few, plural
 
-LAYOUTS = (
-    "a folder of class folders (with or without train/ val/ test/), of images with labels.csv, of Parquet or "
-    "Arrow files, or of save_to_disk"
-)
 UNPACK = {
     ".zip": "unzip {file} -d {folder}",
     ".tar": "mkdir {folder} && tar -xf {file} -C {folder}",

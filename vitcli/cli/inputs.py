@@ -1,0 +1,72 @@
+"""A look at the names on a command line before torch is loaded: is there such a checkpoint, such data?
+
+What is not there is refused in a fraction of a second. What a file holds is checked when it is read.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vitcli.cli.hints import WEIGHTS_SUFFIXES
+from vitcli.errors import DataError, VitError, WeightsError, nearest
+
+if TYPE_CHECKING:
+    from vitcli.recipe import Recipe
+
+GLOB = set("*?[")
+
+
+def check_ckpt(ckpt: str, option: str = "--ckpt") -> None:
+    """Refuse the path of a checkpoint that does not exist; other names are resolved when they are read."""
+    is_path = ckpt.startswith((".", "/", "~", "runs/")) or ckpt.endswith(WEIGHTS_SUFFIXES)
+    is_remote = "://" in ckpt or ckpt.startswith(("timm/", "hf-hub:", "hf:"))
+    if is_path and not is_remote and not Path(ckpt).exists():
+        raise WeightsError(
+            f"there is no {ckpt}{_nearest_beside(ckpt)}",
+            where=option,
+            fix="a run folder, a .safetensors, .npz or .pth file, timm/NAME.TAG, hf-hub:OWNER/NAME, or demo",
+        )
+
+
+def check_dataset(name: str) -> None:
+    """Refuse a data set that is not here, and whose name is of no data set elsewhere.
+
+    A dry run needs no images of an alias, so an alias is looked up when it is opened.
+    """
+    from vitcli.data.aliases import check_name
+    from vitcli.experiments import vtab
+    from vitcli.recipe import dataset_aliases
+
+    is_elsewhere = "://" in name or GLOB & set(name) or name in dataset_aliases()
+    if not is_elsewhere and not vtab.tasks_of(name):
+        check_name(name)
+
+
+def check_recipe(recipe: "Recipe") -> None:
+    """Refuse a recipe whose checkpoint or data set is not there."""
+    if recipe.model.ckpt and recipe.model.ckpt != "random":
+        check_ckpt(recipe.model.ckpt, "recipe key model.ckpt")
+    if recipe.data.dataset:
+        check_dataset(recipe.data.dataset)
+
+
+def check_images(names: Sequence[str], option: str) -> None:
+    """Refuse files and folders of images that do not exist; globs are expanded later."""
+    for name in names:
+        if not name or not (GLOB & set(name) or "://" in name or Path(name).exists()):
+            hint = _nearest_beside(name)
+            fix = "a file, a folder or a glob"
+            raise DataError(f"no image found in {name!r}{hint}", where=option, fix=fix)
+
+
+def check_file(name: str, option: str) -> None:
+    """Refuse a file that does not exist."""
+    if not Path(name).is_file():
+        raise VitError(f"there is no file {name}{_nearest_beside(name)}", where=option, fix="check the path")
+
+
+def _nearest_beside(name: str) -> str:
+    """Return `, did you mean X?` for a mistyped file among those of its folder."""
+    path = Path(name)
+    siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+    return nearest(path.name, siblings)
