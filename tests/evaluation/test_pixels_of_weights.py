@@ -266,6 +266,26 @@ def test_a_bare_file_gets_the_statistics_that_timm_knows_for_its_model(pictures,
     assert "std 0.5, as timm has it for test_vit" in " ".join(shown.split())
 
 
+def test_a_tag_names_other_weights_than_those_that_timm_loads_by_default(pictures, tmp_path):
+    file = tmp_path / "bare.safetensors"
+    save_file(timm.create_model("vit_tiny_patch16_224", num_classes=2).state_dict(), file)
+
+    deit = read_description(str(file), model_name="deit_tiny_patch16_224.fb_in1k")
+    augreg = read_description(str(file), model_name="vit_tiny_patch16_224.augreg_in21k")
+    unnamed, notes = plan("finetune", "--ckpt", file, "--dataset", pictures)
+    of_paper, quiet = plan("finetune", "--ckpt", file, "--dataset", pictures, "--model", "Ti/16")
+    mistyped = run(
+        "evaluate", "--ckpt", file, "--dataset", pictures, "--model", "vit_tiny_patch16_224.augrge"
+    )
+
+    assert (deit.preprocessing["mean"], deit.architecture.gelu) == ([0.485, 0.456, 0.406], "timm")
+    # As in a folder of these weights, which come from the JAX code
+    assert (augreg.preprocessing["mean"], augreg.architecture.gelu) == ([0.5] * 3, "tanh")
+    assert "note: mean 0.5, std 0.5: the weights state none (--model NAME of timm" in notes
+    assert unnamed["mean"] == of_paper["mean"] == [0.5] * 3 and "mean 0.5" not in quiet
+    assert mistyped.code == 2 and "or with one of augreg_in21k, augreg_in21k_ft_in1k" in mistyped.err
+
+
 def test_the_authors_files_and_fresh_networks_get_what_the_recipes_said(pictures, tmp_path, shared):
     npz = shared / "golden/checkpoints/vit_ti16.npz"
     of_file, _ = plan("finetune", "--ckpt", npz, "--dataset", pictures)

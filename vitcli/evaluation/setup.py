@@ -116,14 +116,20 @@ def settle_pixels(recipe: Recipe, command: str) -> Recipe:
     return settled
 
 
-def notes_on_pixels(weights: Weights, data: Data) -> list[str]:
-    """Return a line where the weights state other statistics than the recipe of a training run, or timm's."""
-    used = preprocessing_of(data)
+def notes_on_pixels(weights: Weights, recipe: Recipe) -> list[str]:
+    """Return a line on the statistics of a training run unless they are those stored with the weights."""
+    used = preprocessing_of(recipe.data)
     if difference := _difference(used, weights):
         fix = "--set data.mean=weights --set data.std=weights takes those"
         return [f"note: {used.statistics}, as the recipe says{difference} ({fix})"]
-    is_timms = weights.preprocessing is not None and weights.preprocessing_from != STORED
-    return [f"{used.statistics}, {weights.preprocessing_from}"] if is_timms else []
+    if weights.preprocessing is None:
+        # The paper's weights, by their format or by the name that the user gave them, have the recipe's
+        is_of_the_paper = weights.format == "official npz" or recipe.model.name is not None
+        fix = "--model NAME of timm, or NAME.TAG, if they are others than the paper's"
+        return [] if is_of_the_paper else [f"note: {used.statistics}: the weights state none ({fix})"]
+    return (
+        [] if weights.preprocessing_from == STORED else [f"{used.statistics}, {weights.preprocessing_from}"]
+    )
 
 
 def _stated(weights: Weights | WeightsInfo) -> Preprocessing | None:

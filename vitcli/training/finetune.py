@@ -41,7 +41,7 @@ def finetune(recipe: Recipe, options: RunOptions) -> dict[str, Any]:
             posemb_method=settings.posemb_resample,
         )
         notes = [f"{settings.ckpt}: {weights.format}, {weights.numerics}", *report.lines()]
-        notes += notes_on_pixels(weights, recipe.data)
+        notes += notes_on_pixels(weights, recipe)
         return InitialModel(model, arch, settings.ckpt, notes)
 
     return run("finetune", recipe, options, make_model)

@@ -14,7 +14,14 @@ from vitcli.models.variants import find_variant, variant_of_timm
 from vitcli.weights.files import WeightsContent, as_weights_error, file_error
 from vitcli.weights.huggingface import CONFIG_DEFAULTS, read_config, read_preprocessor
 from vitcli.weights.locate import WeightsSource
-from vitcli.weights.timm import from_timm_config, head_names, is_padded, known_preprocessing, recognise
+from vitcli.weights.timm import (
+    as_timm_knows,
+    from_timm_config,
+    head_names,
+    is_padded,
+    recognise,
+    split_tag,
+)
 
 FACTORY_OPTIONS = {  # of timm.create_model itself; an untrusted file could make it read other files
     "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "pretrained_model_args", "pretrained_strict",
@@ -46,9 +53,10 @@ class WeightsInfo(NamedTuple):
 
 def describe(source: WeightsSource, content: WeightsContent, model_name: str | None) -> WeightsInfo:
     """Describe the tensors; WeightsError if their network is unknown or the stored data contradict them."""
+    model_name, tag = split_tag(model_name) if model_name else (None, "")
     vit = content.vit or source.config.get("vit")
     with as_weights_error("the stored metadata"):
-        info = _from_our_metadata(vit) if vit else _from_foreign(source, content, model_name)
+        info = _from_our_metadata(vit) if vit else _from_foreign(source, content, model_name, tag)
     _check_trusted(info.architecture)
     if model_name is not None and _family(model_name) != _family(info.architecture.name):
         message = f"these are weights of {info.architecture.name}, not of {model_name}"
@@ -67,7 +75,9 @@ def _from_our_metadata(vit: dict) -> WeightsInfo:
     return WeightsInfo(arch, preprocessing, class_names, numerics, dict(vit.get("metadata") or {}))
 
 
-def _from_foreign(source: WeightsSource, content: WeightsContent, model_name: str | None) -> WeightsInfo:
+def _from_foreign(
+    source: WeightsSource, content: WeightsContent, model_name: str | None, tag: str
+) -> WeightsInfo:
     """Use timm's or Hugging Face's config.json, else the tensors alone; the GELU follows from the origin."""
     preprocessing, class_names, metadata, origin = None, None, {}, STORED
     if content.spelling == "huggingface":
@@ -82,9 +92,9 @@ def _from_foreign(source: WeightsSource, content: WeightsContent, model_name: st
         arch = recognise(content.state, heads=content.heads or _num_heads(model_name))
         why = f"as {'official files have' if content.spelling == 'official' else 'the paper has'} it"
     else:
-        arch, why = _named_in_timm(content.state, model_name), ""
-        preprocessing, tag = known_preprocessing(model_name, arch.image_size)
-        origin = f"as timm has it for {model_name} ({tag})"
+        arch = _named_in_timm(content.state, model_name)
+        arch, preprocessing, origin = as_timm_knows(arch, tag=tag)
+        why = f"as weights tagged {tag} have it"
     numerics = f"{GELU_TEXTS[arch.gelu]}, {why if arch.is_of_the_paper else 'by its own definition'}"
     return WeightsInfo(arch, preprocessing, class_names, numerics, metadata, preprocessing_from=origin)
 

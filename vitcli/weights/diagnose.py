@@ -28,7 +28,7 @@ from vitcli.weights.files import (
     read_stored,
 )
 from vitcli.weights.locate import WeightsSource, locate
-from vitcli.weights.timm import head_names
+from vitcli.weights.timm import head_names, split_tag
 
 INTEGER_BUFFERS = ("num_batches_tracked", "index")  # of timm's networks
 
@@ -80,7 +80,7 @@ def diagnose(ckpt: str, *, model_name: str | None, stop_at_problem: bool = False
         WeightsError: no such file, or one that cannot be parsed; any problem if `stop_at_problem`.
     """
     if model_name is not None:
-        known_name(model_name)
+        known_name(split_tag(model_name)[0])
     with attribute_errors_to(ckpt):
         source = locate(ckpt)
         diagnosis, content = Diagnosis(source, read_stored(source.file), stop_at_problem), None

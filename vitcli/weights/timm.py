@@ -8,7 +8,7 @@ from operator import attrgetter
 import timm
 from torch import Tensor
 
-from vitcli.errors import WeightsError
+from vitcli.errors import VitError, WeightsError, nearest
 from vitcli.models.architecture import GAP, Architecture
 from vitcli.models.build import timm_arguments
 from vitcli.models.variants import BIT, HYBRID, VARIANTS, variant_of_timm, vit_args
@@ -178,15 +178,45 @@ def from_timm_config(config: dict, *, tag: str) -> tuple[Architecture, dict | No
     return arch, _timm_preprocessing(stored, image_size), class_names
 
 
-def known_preprocessing(timm_name: str, image_size: tuple[int, int]) -> tuple[dict | None, str]:
-    """Return the evaluation transform that timm's registry has for a model, and the tag of those weights.
+def split_tag(model_name: str) -> tuple[str, str]:
+    """Return a model's name and the tag of its pretrained weights in timm, "" for a name without one.
 
-    None and "" for a model without pretrained weights: its statistics are nobody's.
+    Raises:
+        VitError: timm has no weights of this model with this tag.
     """
-    known = timm.models.get_pretrained_cfg(timm_name)
+    name, _, tag = model_name.partition(".")
+    if not tag or not timm.is_model(name):
+        return model_name, ""
+    known = timm.list_pretrained(f"{name}.*")
+    if model_name not in known:
+        tags = [known_name.partition(".")[2] for known_name in known]
+        raise VitError(
+            f"timm has no weights of {name} tagged {tag!r}{nearest(tag, tags)}",
+            where=f"--model {model_name}",
+            fix=f"{name} without a tag" + (f", or with one of {', '.join(tags)}" if tags else ""),
+        )
+    return name, tag
+
+
+def as_timm_knows(arch: Architecture, *, tag: str) -> tuple[Architecture, dict | None, str]:
+    """Return what timm's registry says of weights of this network that bring no config.json.
+
+    Args:
+        tag: of the weights; "" for those that timm loads by default, whose GELU then stays timm's.
+
+    Returns:
+        The network, with the GELU of the tag; the preprocessing, None if timm has no weights of it, whose
+        statistics would be nobody's; and where it comes from, in words.
+    """
+    name = arch.timm_name
+    known = timm.models.get_pretrained_cfg(f"{name}.{tag}" if tag else name)
     if known is None or not known.has_weights:
-        return None, ""
-    return _timm_preprocessing(known.to_dict(), image_size), known.tag or "default"
+        return arch, None, ""
+    config = {"architecture": name, "num_classes": arch.num_classes}
+    config |= {"model_args": {"img_size": list(arch.image_size)}}
+    config |= {"pretrained_cfg": {key: value for key, value in known.to_dict().items() if key != "tag"}}
+    arch, preprocessing, _ = from_timm_config(config, tag=tag)
+    return arch, preprocessing, f"as timm has it for {name} ({known.tag or 'default'})"
 
 
 def is_padded(config: dict) -> bool:
