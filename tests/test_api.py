@@ -117,7 +117,7 @@ def test_errors_have_three_parts(tmp_path):
         load_model("ViT-B/16")
     with pytest.raises(VitError, match="patches of 8"):
         load_model("demo", image_size=60)
-    with pytest.raises(VitError, match="no model 'runs/petz'"):
+    with pytest.raises(VitError, match="no file, folder or known weights called 'runs/petz'"):
         load_model("runs/petz")
     for size in ((32,), 2.5, "32", 0):
         with pytest.raises(VitError, match="not a size in pixels"):

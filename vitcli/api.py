@@ -19,7 +19,7 @@ from vitcli.models.build import architecture, build, known_name
 from vitcli.recipe.request import RecipeRequest
 from vitcli.weights.io import read_weights
 from vitcli.weights.load import load
-from vitcli.weights.locate import names_weights
+from vitcli.weights.names import names_weights
 
 
 @dataclass(frozen=True)

@@ -84,6 +84,7 @@ def interpolate_posemb(
         patch_size=patch_size,
         model_name=model,
         overwrite=overwrite,
+        quiet=printing.quiet,
     )
     return printing.show(result, as_text)
 

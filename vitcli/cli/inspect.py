@@ -68,7 +68,7 @@ def inspect(
     if summary or (checkpoint is not None and not ignored):
         from vitcli.weights import summary as weights_summary
 
-        result = weights_summary.summarise(ckpt, model_name=recipe.model)
+        result = weights_summary.summarise(ckpt, model_name=recipe.model, quiet=printing.quiet)
         return printing.show(result, weights_summary.as_text) or (0 if result["usable"] else 4)
 
     if compare_res is not None and compare is None:

@@ -115,7 +115,9 @@ def evaluate(requests: Sequence[RecipeRequest], options: EvaluateOptions, run: R
     # Splits open before the processes join, so that no collective waits for a long download.
     cache: dict[str, Weights] = {}
     tasks = [
-        _open_task(request, recipe, _read_once(recipe, cache), options, label_map, real_lists)
+        _open_task(
+            request, recipe, _read_once(recipe, cache, quiet=run.quiet), options, label_map, real_lists
+        )
         for request, recipe in zip(requests, each_recipe, strict=True)
     ]
     settings = eval_settings(each_recipe[0], run)
@@ -124,7 +126,9 @@ def evaluate(requests: Sequence[RecipeRequest], options: EvaluateOptions, run: R
     keys = [options.result_key(task.request, task.split) for task in tasks]
     with ExitStack() as lock:
         settings.runtime.on_main(lambda: claim(lock, keys, run, options.save_predictions))
-        results = [score(task, _read_once(task.recipe, cache), options, settings) for task in tasks]
+        results = [
+            score(task, _read_once(task.recipe, cache, quiet=True), options, settings) for task in tasks
+        ]
         summary = results[0].summary
         if len(results) > 1:
             summary = {"command": "evaluate", "evaluations": [result.summary for result in results]}
@@ -163,12 +167,12 @@ def _check(options: EvaluateOptions, run: RunSettings, *, num_evaluations: int) 
         FOLDER.check_names(run.out, num_evaluations)
 
 
-def _read_once(recipe: Recipe, cache: dict[str, Weights]) -> Weights:
+def _read_once(recipe: Recipe, cache: dict[str, Weights], *, quiet: bool) -> Weights:
     """Return the checkpoint of a recipe; only the last one read stays in memory."""
     name = recipe.model.ckpt
     if name not in cache:
         cache.clear()
-        cache[name] = read_checkpoint(recipe)
+        cache[name] = read_checkpoint(recipe, quiet=quiet)
     return cache[name]
 
 

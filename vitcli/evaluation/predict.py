@@ -46,7 +46,7 @@ def predict(
 
     # The network, at the resolution and with the preprocessing of its weights.
     settings = replace(eval_settings(recipe, run), on_bad_image="skip")  # one bad file costs no other answer
-    weights = read_checkpoint(recipe)
+    weights = read_checkpoint(recipe, quiet=run.quiet)
     preprocessing, origin = preprocessing_for(weights, recipe, request)
     model, arch = load_for_inference(
         weights, preprocessing.image_size, recipe.model.posemb_resample, settings.device, settings.progress

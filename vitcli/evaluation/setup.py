@@ -83,7 +83,7 @@ def preprocessing_for(weights: Weights, recipe: Recipe, request: RecipeRequest) 
     return used, origin + _difference(used, weights)
 
 
-def settle_pixels(recipe: Recipe, command: str) -> Recipe:
+def settle_pixels(recipe: Recipe, command: str, *, quiet: bool = False) -> Recipe:
     """Return the recipe of a training run with numbers where its [data] section says "weights".
 
     The numbers are those that the checkpoint states, read without its tensors; those of the recipe in
@@ -102,7 +102,7 @@ def settle_pixels(recipe: Recipe, command: str) -> Recipe:
     def stated(ckpt: str | None, name: str | None) -> Preprocessing:
         if ckpt in (None, FRESH):
             return _unstated(command, default_image_size(name))
-        info = read_description(ckpt, model_name=name)
+        info = read_description(ckpt, model_name=name, quiet=quiet)
         return _stated(info) or _unstated(command, info.architecture.image_size)
 
     models = dict.fromkeys((trial.model.ckpt, trial.model.name) for _, trial in recipes.trials(recipe))
@@ -207,7 +207,8 @@ def run_folder_of(ckpt: str) -> Path | None:
     return next((folder for folder in candidates if (folder / run_folder.RECIPE).is_file()), None)
 
 
-def read_checkpoint(recipe: Recipe) -> Weights:
+def read_checkpoint(recipe: Recipe, *, quiet: bool) -> Weights:
     """Read the weights that a recipe names, with the recipe's GELU where it names one."""
     model = recipe.model
-    return read_weights(model.ckpt, model_name=model.name, gelu=None if model.gelu == "auto" else model.gelu)
+    gelu = None if model.gelu == "auto" else model.gelu
+    return read_weights(model.ckpt, model_name=model.name, gelu=gelu, quiet=quiet)

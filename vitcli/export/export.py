@@ -102,7 +102,7 @@ def export(ckpt: str, out: str, options: ExportOptions, *, quiet: bool) -> dict[
         onnx.check_installed()
     split = _open_images(options.images, progress)
     # Load the network
-    weights = read_weights(ckpt, model_name=options.model_name)
+    weights = read_weights(ckpt, model_name=options.model_name, quiet=quiet)
     preprocessing, origin = _preprocessing(weights, options.image_size)
     model, exported, notes = _network(weights, preprocessing, head=options.head)
     arch = exported.architecture

@@ -30,7 +30,7 @@ def embed(request: RecipeRequest, run: RunSettings, *, split: str, logits: bool)
     if run.overwrite or not out.is_file():  # else nothing is written, and `_check_same` decides
         check_out(out, overwrite=run.overwrite, suffixes=(".safetensors",), folder_error=VitError)
     recipe = request.load(command="embed")
-    weights = read_checkpoint(recipe)
+    weights = read_checkpoint(recipe, quiet=run.quiet)
     images = open_eval_split(recipe, split, weights)
     extractor = open_extractor(weights, recipe, request, run)
     runtime = extractor.settings.runtime

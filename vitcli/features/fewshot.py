@@ -47,7 +47,7 @@ def fewshot(
     _check_choices(recipe, request.given.keys(), draws_file)
 
     # Weights and data are read before the processes join: a long download would stall a collective.
-    weights = read_checkpoint(recipe)
+    weights = read_checkpoint(recipe, quiet=run.quiet)
     train, test = _open_splits(recipe)
     labels_N, draws = _labels_and_draws(train, recipe, draws_file)
     used = {"shots": tuple(next(iter(draws.values()))), "seeds": len(draws)}  # a file's, where there is one

@@ -65,7 +65,7 @@ def inspect(
 
     # Checkpoints and images are opened, the images by the first checkpoint's recipe.
     checkpoints = [
-        _open(recipe, request, name=name, image_patterns=image_patterns, split=split)
+        _open(recipe, request, name=name, image_patterns=image_patterns, split=split, quiet=run.quiet)
         for recipe, request in zip(loaded, requests, strict=True)
     ]
     images = open_images(first, checkpoints[0].weights, image_patterns, split)
@@ -94,9 +94,15 @@ def inspect(
 
 
 def _open(
-    recipe: Recipe, request: RecipeRequest, *, name: str, image_patterns: Sequence[str], split: str
+    recipe: Recipe,
+    request: RecipeRequest,
+    *,
+    name: str,
+    image_patterns: Sequence[str],
+    split: str,
+    quiet: bool,
 ) -> InspectRequest:
-    weights = read_checkpoint(recipe)
+    weights = read_checkpoint(recipe, quiet=quiet)
     preprocessing, origin = preprocessing_for(weights, recipe, request)
     check_image_size(replace(weights.architecture, image_size=preprocessing.image_size))
     asked = replace(request, name=name).given

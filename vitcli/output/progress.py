@@ -17,6 +17,7 @@ class Progress:
         self.is_terminal = sys.stderr.isatty()
         self._bar = self._task = None
         self.title, self._total, self._last_plain = "", 0, time.monotonic()
+        self.is_busy = False
         self._started_at = time.monotonic()
 
     def note(self, text: str) -> None:
@@ -34,7 +35,7 @@ class Progress:
     def begin(self, title: str, total: int, done: int = 0) -> None:
         """Start a bar of `total` units, `done` of which an earlier call has completed."""
         self.end()
-        self.title, self._total = title, total
+        self.title, self._total, self.is_busy = title, total, True
         self._started_at = time.monotonic()
         self._done_before = done
         if self.is_silent or not self.is_terminal:
@@ -71,6 +72,7 @@ class Progress:
 
     def end(self) -> None:
         """Remove the bar."""
+        self.is_busy = False
         if self._bar is not None:
             self._bar.stop()
             self._bar = None

@@ -31,7 +31,7 @@ def finetune(recipe: Recipe, options: RunOptions) -> dict[str, Any]:
 
         # Load the checkpoint at the resolution of the recipe, with a head of zeros for the new classes.
         gelu = None if settings.gelu == "auto" else settings.gelu
-        weights = read_weights(settings.ckpt, model_name=settings.name, gelu=gelu)
+        weights = read_weights(settings.ckpt, model_name=settings.name, gelu=gelu, quiet=options.quiet)
         model, arch, report = load(
             weights,
             image_size=image_size,

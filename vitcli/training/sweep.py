@@ -50,7 +50,7 @@ def run(command: str, recipe: Recipe, options: RunOptions, make_model: MakeModel
     Args:
         make_model: builds the network for the recipe of one run and its training split.
     """
-    recipe = settle_pixels(recipe, command)
+    recipe = settle_pixels(recipe, command, quiet=options.quiet)
     is_sweep = bool(recipe.choices) or recipe.train.runs > 1
     if options.arms_parallel and not is_sweep:
         fix = "list values, such as --lr 0.003,0.01, or set train.runs; or leave it out"

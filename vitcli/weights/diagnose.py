@@ -16,6 +16,7 @@ from vitcli.errors import VitError
 from vitcli.models.architecture import Architecture
 from vitcli.models.build import architecture, expected_tensors, known_name
 from vitcli.models.variants import find_variant
+from vitcli.output.progress import Progress
 from vitcli.output.text import first_few
 from vitcli.weights.describe import WeightsInfo, describe
 from vitcli.weights.files import (
@@ -73,8 +74,10 @@ class Diagnosis:
             self.problems.append(problem)
 
 
-def diagnose(ckpt: str, *, model_name: str | None, stop_at_problem: bool = False) -> Diagnosis:
-    """Read any form of --ckpt and collect what is wrong with it.
+def diagnose(
+    ckpt: str, *, model_name: str | None, progress: Progress, stop_at_problem: bool = False
+) -> Diagnosis:
+    """Read any form of --ckpt, downloaded if necessary, and collect what is wrong with it.
 
     Raises:
         WeightsError: no such file, or one that cannot be parsed; any problem if `stop_at_problem`.
@@ -82,7 +85,7 @@ def diagnose(ckpt: str, *, model_name: str | None, stop_at_problem: bool = False
     if model_name is not None:
         known_name(split_tag(model_name)[0])
     with attribute_errors_to(ckpt):
-        source = locate(ckpt)
+        source = locate(ckpt, progress)
         diagnosis, content = Diagnosis(source, read_stored(source.file), stop_at_problem), None
         # Translate the tensor names
         with diagnosis.step("the tensors"):

@@ -21,10 +21,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from vitcli.errors import MachineError, VitError, WeightsError, reason_of
+from vitcli.output.text import first_few
+from vitcli.weights.download import shard_names
 from vitcli.weights.huggingface import from_huggingface, is_huggingface
 from vitcli.weights.jax import from_official, is_official
+from vitcli.weights.names import FORMATS, INDEX
 
-FORMATS = {".safetensors": "safetensors", ".npz": "official npz", ".pth": "pth", ".pt": "pth", ".bin": "pth"}
 MAX_EXPANSION = 100  # trained weights hardly compress; an archive that grows more than this is a bomb
 NESTED = ("state_dict_ema", "model_ema", "state_dict", "model")  # averaged weights first, as in timm
 WRAPPERS = ("module.", "_orig_mod.")  # of DistributedDataParallel and torch.compile
@@ -79,13 +81,37 @@ def file_error(message: str, *, fix: str = "fetch or write the file again") -> W
 
 
 def read_stored(path: Path, *, values: bool = True) -> StoredTensors:
-    """Read the tensors of one file; WeightsError if it is unreadable or holds no weights.
+    """Read the tensors of one file, or of a list of shards; WeightsError if it holds no readable weights.
 
     Args:
         values: read the numbers; otherwise the tensors have their shapes alone, on the meta device.
     """
+    if path.name.endswith(INDEX):
+        return _read_shards(path, values)._replace(has_values=values)
     readers = {"safetensors": _read_safetensors, "official npz": _read_npz, "pth": _read_pth}
     return readers[FORMATS[path.suffix]](path, values)._replace(has_values=values)
+
+
+def stored_files(path: Path) -> list[Path]:
+    """Return the files that hold the tensors: the file itself, or the shards of a list."""
+    return [path.with_name(name) for name in shard_names(path)] if path.name.endswith(INDEX) else [path]
+
+
+def _read_shards(index: Path, values: bool) -> StoredTensors:
+    """Read the tensors of all shards; each must be in the shard that the list names, and in no other."""
+    shards, state = stored_files(index), {}
+    listed = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+    for shard in shards:
+        if not shard.is_file():
+            fix = "fetch all of its shards"
+            raise file_error(f"{index.name} names {shard.name}, which is missing", fix=fix)
+        tensors = read_stored(shard, values=values).tensors
+        if wrong := [name for name in tensors if listed.get(name) != shard.name]:
+            raise file_error(f"{shard.name} holds {first_few(wrong)}, which {index.name} has elsewhere")
+        state |= tensors
+    if missing := [name for name in listed if name not in state]:
+        raise file_error(f"the shards of {index.name} lack {first_few(missing)}")
+    return StoredTensors(state, _spelling(state), {})
 
 
 def in_timms_naming(stored: StoredTensors) -> WeightsContent:

@@ -35,6 +35,7 @@ def interpolate_posemb(
     patch_size: int | None,
     model_name: str | None,
     overwrite: bool,
+    quiet: bool = False,
 ) -> dict[str, Any]:
     """Write the weights for another patch grid, and return what changed.
 
@@ -53,7 +54,7 @@ def interpolate_posemb(
             fix="--res 384, or --res 384x512 (height x width), or --patch-size 8",
         )
     # Find the new architecture
-    weights = read_weights(ckpt, model_name=model_name)
+    weights = read_weights(ckpt, model_name=model_name, quiet=quiet)
     _check_has_positions(weights, patch_size)
     old = weights.architecture
     num_prefix = num_prefix_tokens({name: tensor.shape for name, tensor in weights.state.items()})

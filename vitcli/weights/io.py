@@ -15,6 +15,7 @@ from vitcli.errors import NotFiniteError, WeightsError
 from vitcli.models.architecture import Architecture
 from vitcli.models.build import adapted
 from vitcli.output.atomic import replace_file, write_text
+from vitcli.output.progress import Progress
 from vitcli.weights.describe import STORED, WeightsInfo, describe
 from vitcli.weights.diagnose import check_finite, diagnose
 from vitcli.weights.files import attribute_errors_to, in_timms_naming, read_stored, write_safetensors
@@ -49,19 +50,22 @@ class Weights:
     preprocessing_from: str = STORED
 
 
-def read_weights(ckpt: str, *, model_name: str | None = None, gelu: str | None = None) -> Weights:
-    """Read any form of --ckpt.
+def read_weights(
+    ckpt: str, *, model_name: str | None = None, gelu: str | None = None, quiet: bool = False
+) -> Weights:
+    """Read any form of --ckpt, downloaded if necessary.
 
     The architecture comes from the file's metadata, else from the names and shapes of the tensors, else from
     `model_name`, which must agree with the others. A file without the head is a network without one.
 
     Args:
         gelu: form of the GELU to compute with; None for the weights' own.
+        quiet: show no download, and no note of how a short name was read.
 
     Raises:
         WeightsError: the first problem that `diagnose` finds.
     """
-    diagnosis = diagnose(ckpt, model_name=model_name, stop_at_problem=True)
+    diagnosis = diagnose(ckpt, model_name=model_name, progress=Progress(quiet=quiet), stop_at_problem=True)
     weights = Weights(state=diagnosis.state, source=ckpt, **diagnosis.info._asdict())
     if gelu is None:
         return weights
@@ -72,14 +76,17 @@ def read_weights(ckpt: str, *, model_name: str | None = None, gelu: str | None =
     return replace(weights, architecture=changed, numerics=f"{gelu} GELU, as the recipe says")
 
 
-def read_description(ckpt: str, *, model_name: str | None = None) -> WeightsInfo:
+def read_description(ckpt: str, *, model_name: str | None = None, quiet: bool = False) -> WeightsInfo:
     """Read what any form of --ckpt is without its numbers: names and shapes of the tensors, and the metadata.
+
+    Args:
+        quiet: show no download; how a short name was read is noted by `read_weights`.
 
     Raises:
         WeightsError: no such file, or its network is unknown.
     """
     with attribute_errors_to(ckpt):
-        source = locate(ckpt)
+        source = locate(ckpt, Progress(quiet=quiet), with_note=False)
         content = in_timms_naming(read_stored(source.file, values=False))
         return describe(source, content, model_name)
 

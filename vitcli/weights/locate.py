@@ -1,16 +1,18 @@
-"""Location of weights: from a --ckpt string to a file and the config beside it, local or on the Hub."""
+"""Location of weights: from a --ckpt string to a file and the config beside it, downloaded if necessary."""
 
 import json
-from contextlib import suppress
+import os
+from dataclasses import asdict
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from vitcli.errors import nearest, reason_of
-from vitcli.weights.files import FORMATS, as_weights_error, file_error, no_repeated_keys
+from vitcli.errors import VitError, WeightsError
+from vitcli.output.progress import Progress
+from vitcli.weights.download import WEIGHTS_NAMES, fetch_address, fetch_repository
+from vitcli.weights.files import as_weights_error, file_error, no_repeated_keys
+from vitcli.weights.names import DEMO, FORMATS, FORMS, INDEX, Reference, resolve, suggest
 
 DEMO_FOLDER = Path(__file__).parent.parent / "demo_weights"
-FORMS = "a run folder, a .safetensors, .npz or .pth file, timm/NAME.TAG, hf-hub:OWNER/NAME, or demo"
-WEIGHTS_FILES = ("model.safetensors", "pytorch_model.bin")
 
 
 class WeightsSource(NamedTuple):
@@ -29,47 +31,83 @@ class WeightsSource(NamedTuple):
     tag: str
 
 
-def names_weights(ckpt: str) -> bool:
-    """Return whether this is a form of --ckpt and not a model name."""
-    is_form = ckpt == "demo" or ckpt.startswith(("hf-hub:", "timm/")) or Path(ckpt).suffix in FORMATS
-    return is_form or Path(ckpt).exists()
+def locate(ckpt: str, progress: Progress, *, with_note: bool = True) -> WeightsSource:
+    """Return the file behind any form of --ckpt, downloaded if necessary.
 
-
-def locate(ckpt: str) -> WeightsSource:
-    """Return the file behind any form of --ckpt, downloaded from the Hub if necessary."""
-    if ckpt == "demo":
-        if not DEMO_FOLDER.is_dir():
-            raise file_error("this installation has no demo weights", fix="install the released package")
-        return _in_folder(DEMO_FOLDER, format="demo", tag="")
+    Args:
+        progress: shows a download, and `with_note` how a short name was read.
+    """
+    reference = resolve(ckpt)
+    if with_note and reference.note and os.environ.get("RANK", "0") == "0":
+        progress.note(reference.note)
+    match reference.kind:
+        case "demo":
+            if not DEMO_FOLDER.is_dir():
+                raise file_error("this installation has no demo weights", fix="install the released package")
+            return _in_folder(DEMO_FOLDER, format=DEMO)
+        case "hub":
+            file = _from_the_hub(reference, progress)
+            return WeightsSource(file, *_configs(file.parent), "hub repository", reference.tag)
+        case "address":
+            file = _from_address(reference, progress)
+            config = _timms_config(reference.network)
+            return WeightsSource(file, config, {}, FORMATS[file.suffix], reference.tag)
     path = Path(ckpt)
-    if ckpt.startswith("hf-hub:") or (ckpt.startswith("timm/") and not path.exists()):
-        repository, _, revision = ckpt.removeprefix("hf-hub:").partition("@")
-        tag = repository.partition(".")[2] if repository.startswith("timm/") else ""
-        return _in_folder(_download(repository, revision or None), format="hub repository", tag=tag)
     if path.is_dir():
-        return _in_folder(path, format="timm folder", tag="")
-    if not path.exists():
-        siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-        hint = nearest(path.name, siblings)
-        raise file_error(f"there is no {ckpt}{hint}", fix=f"--ckpt takes {FORMS}")
+        return _in_folder(path, format="timm folder")
+    if path.suffix not in FORMATS and not path.name.endswith(INDEX):
+        raise _no_weights(path)
+    # A config.json beside a file of any other name may belong to another file
+    has_config = path.name.removesuffix(INDEX) in WEIGHTS_NAMES
+    format = FORMATS.get(path.suffix, "list of shards")
+    return WeightsSource(path, *(_configs(path.parent) if has_config else ({}, {})), format, "")
+
+
+def _no_weights(path: Path) -> WeightsError:
     if path.suffix == ".onnx":
         fix = "run it with onnxruntime, or name the run folder that it was exported from"
-        raise file_error(f"{path.name} is an exported graph, which holds no weights to load", fix=fix)
-    if path.suffix not in FORMATS:
-        raise file_error(f"{path.name} has no suffix of a weights file", fix=f"--ckpt takes {FORMS}")
-    # A config.json beside a file of any other name may belong to another file
-    configs = _configs(path.parent) if path.name in WEIGHTS_FILES else ({}, {})
-    return WeightsSource(path, *configs, FORMATS[path.suffix], "")
+        return file_error(f"{path.name} is an exported graph, which holds no weights to load", fix=fix)
+    return file_error(f"{path.name} has no known file ending", fix=f"--ckpt takes {FORMS}")
 
 
-def _in_folder(folder: Path, *, format: str, tag: str) -> WeightsSource:
-    file = next((folder / name for name in WEIGHTS_FILES if (folder / name).is_file()), None)
+def _from_the_hub(reference: Reference, progress: Progress) -> Path:
+    try:
+        return fetch_repository(reference.place, reference.revision, reference.file, progress)
+    except WeightsError as error:
+        if reference.place.startswith("timm/") and not reference.network:  # no name that this timm knows
+            error.message += suggest(reference.place)
+        raise
+
+
+def _from_address(reference: Reference, progress: Progress) -> Path:
+    try:
+        return fetch_address(reference.place, progress)
+    except VitError as error:
+        if reference.also:
+            error.fix += f"; timm has the same weights: {reference.also}"
+        raise
+
+
+def _timms_config(network: str) -> dict[str, Any]:
+    """Return the config.json that timm's weights at an address of their own would have beside them."""
+    if not network:
+        return {}
+    import timm
+
+    known = timm.models.get_pretrained_cfg(network)
+    config = {"architecture": known.architecture, "num_classes": known.num_classes}
+    return config | {"pretrained_cfg": json.loads(json.dumps(asdict(known), default=str))}
+
+
+def _in_folder(folder: Path, *, format: str) -> WeightsSource:
+    names = [f"{name}{end}" for name in WEIGHTS_NAMES for end in ("", INDEX)]
+    file = next((folder / name for name in names if (folder / name).is_file()), None)
     if file is None:
         fix = "let the run finish first; its checkpoints/ are only for resuming"
-        raise file_error(f"the folder has no {' and no '.join(WEIGHTS_FILES)}", fix=fix)
+        raise file_error(f"the folder has no {' and no '.join(WEIGHTS_NAMES)}", fix=fix)
     config, preprocessor = _configs(folder)
     is_foreign = format == "timm folder" and "model_type" in config
-    return WeightsSource(file, config, preprocessor, "Hugging Face folder" if is_foreign else format, tag)
+    return WeightsSource(file, config, preprocessor, "Hugging Face folder" if is_foreign else format, "")
 
 
 def _configs(folder: Path) -> tuple[dict, dict]:
@@ -85,23 +123,3 @@ def _json(path: Path) -> dict:
     with as_weights_error(path.name):
         stored = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=no_repeated_keys)
     return stored if isinstance(stored, dict) else {}
-
-
-def _download(repository: str, revision: str | None) -> Path:
-    """Download the repository's config and weights; return their folder in the Hub's cache."""
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError
-
-    try:
-        config = hf_hub_download(repository, "config.json", revision=revision)
-        try:
-            hf_hub_download(repository, "model.safetensors", revision=revision)
-        except EntryNotFoundError:  # also raised offline, for what is not in the cache
-            hf_hub_download(repository, "pytorch_model.bin", revision=revision)
-        with suppress(EntryNotFoundError):
-            hf_hub_download(repository, "preprocessor_config.json", revision=revision)
-    except Exception as error:  # of the Hub or the connection, or for an invalid name: no common type
-        fix = "check the name and the connection; offline, only the Hub's cache is available"
-        message = f"could not download {repository} from the Hub: {reason_of(error)}"
-        raise file_error(message, fix=fix) from error
-    return Path(config).parent

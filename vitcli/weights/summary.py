@@ -16,10 +16,11 @@ from vitcli.errors import VitError
 from vitcli.models.architecture import Architecture
 from vitcli.models.flops import forward_macs
 from vitcli.models.variants import find_variant
+from vitcli.output.progress import Progress
 from vitcli.output.text import first_few, plain, size_text
 from vitcli.weights.describe import STORED, WeightsInfo
 from vitcli.weights.diagnose import Diagnosis, diagnose, find_non_finite, mismatches
-from vitcli.weights.files import as_weights_error
+from vitcli.weights.files import as_weights_error, stored_files
 from vitcli.weights.timm import num_prefix_tokens
 
 CONFIG_KEYS = (  # of timm and Hugging Face; the other keys describe the network and its images
@@ -36,7 +37,7 @@ WIDTH, INDENT = 80, 14  # columns of a line, and those before its text
 MAX_ENTRIES, MAX_NAME, MAX_TEXT = 8, 100, 800
 
 
-def summarise(ckpt: str, *, model_name: str | None) -> dict[str, Any]:
+def summarise(ckpt: str, *, model_name: str | None, quiet: bool = False) -> dict[str, Any]:
     """Return everything known about a checkpoint, also about one that no command takes.
 
     Unknown values are None; so are `missing`, `unexpected` and `of_another_shape` where no network is known
@@ -45,13 +46,13 @@ def summarise(ckpt: str, *, model_name: str | None) -> dict[str, Any]:
     Raises:
         WeightsError: no such file, or one that cannot be parsed.
     """
-    diagnosis = diagnose(ckpt, model_name=model_name)
+    diagnosis = diagnose(ckpt, model_name=model_name, progress=Progress(quiet=quiet))
     file, tensors, info = diagnosis.source.file, diagnosis.stored.tensors, diagnosis.info
     return {
         "command": "inspect",
         "ckpt": ckpt,
         "file": str(file),
-        "file_bytes": file.stat().st_size,
+        "file_bytes": sum(part.stat().st_size for part in stored_files(file)),
         "format": info.format if info else diagnosis.source.format,
         "spelling": diagnosis.stored.spelling,
         "recognised": diagnosis.is_recognised,

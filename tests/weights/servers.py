@@ -1,0 +1,123 @@
+"""Stand-ins, in one server: the Hub's routes for reading a model, and a bucket of files.
+
+Ranges are answered, answers may be cut or delayed, and what was asked is on record.
+"""
+
+import base64
+import hashlib
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import unquote, urlsplit
+
+COMMIT = "5" * 40
+
+
+@dataclass
+class Server:
+    """What is on it, and what was asked of it.
+
+    Attributes:
+        repositories: files of each repository "owner/name".
+        bucket: files by path, such as "vit_models/imagenet21k/ViT-B_16.npz".
+        cut: the number of bytes after which the next answers end, one each.
+        status: answered to everything instead; 0 for what is right.
+        damaged: files arrive with another byte at the end.
+        requests: method, path and range, without the Hub's redirects.
+    """
+
+    address: str = ""
+    repositories: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    bucket: dict[str, bytes] = field(default_factory=dict)
+    cut: list[int] = field(default_factory=list)
+    status: int = 0
+    damaged: bool = False
+    requests: list[tuple[str, str, str | None]] = field(default_factory=list)
+
+    def gets(self, name: str) -> list[str | None]:
+        """The ranges that were asked of a file."""
+        return [asked for method, path, asked in self.requests if method == "GET" and path.endswith(name)]
+
+
+@contextmanager
+def serve() -> Iterator[Server]:
+    stand_in = Server()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), lambda *asked: _Answer(stand_in, *asked))
+    server.daemon_threads = True
+    stand_in.address = f"http://127.0.0.1:{server.server_address[1]}"
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    try:
+        yield stand_in
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+class _Answer(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def __init__(self, stand_in: Server, *asked):
+        self.stand_in = stand_in
+        super().__init__(*asked)
+
+    def log_message(self, *words) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        path = unquote(urlsplit(self.path).path).strip("/")
+        self.stand_in.requests.append((self.command, path, self.headers.get("Range")))
+        match path.split("/"):
+            case _ if self.stand_in.status:
+                self._send(self.stand_in.status, b"")
+            case [owner, name, "resolve", revision, *file]:
+                self._hub_file(f"{owner}/{name}", revision, "/".join(file))
+            case _ if path in self.stand_in.bucket:
+                data = self.stand_in.bucket[path]
+                md5 = base64.b64encode(hashlib.md5(data).digest()).decode()
+                self._file(data, ETag=f'"{hashlib.md5(data).hexdigest()}"', **{"x-goog-hash": f"md5={md5}"})
+            case _:
+                self._send(404, b"")
+
+    def _hub_file(self, repository: str, revision: str, file: str) -> None:
+        files = self.stand_in.repositories.get(repository)
+        if files is None:
+            self._send(404, b"", **{"X-Error-Code": "RepoNotFound"})
+        elif revision not in ("main", COMMIT):
+            self._send(404, b"", **{"X-Error-Code": "RevisionNotFound"})
+        elif file not in files:
+            self._send(404, b"", **{"X-Error-Code": "EntryNotFound", "X-Repo-Commit": COMMIT})
+        else:
+            etag = f'"{hashlib.sha256(files[file]).hexdigest()}"'
+            self._file(files[file], ETag=etag, **{"X-Repo-Commit": COMMIT, "X-Linked-Etag": etag})
+
+    def _file(self, data: bytes, **headers: str) -> None:
+        asked, first = self.headers.get("Range"), 0
+        if self.headers.get("If-Range", headers["ETag"]) != headers["ETag"]:
+            asked = None
+        if asked:
+            first = int(asked.removeprefix("bytes=").partition("-")[0])
+            headers["Content-Range"] = f"bytes {first}-{len(data) - 1}/{len(data)}"
+        if self.stand_in.damaged:
+            data = data[:-1] + bytes([data[-1] ^ 1])
+        if asked and first >= len(data):
+            self._send(416, b"")
+        else:
+            self._send(206 if asked else 200, data[first:], **headers)
+
+    def _send(self, status: int, body: bytes, **headers: str) -> None:
+        self.send_response(status)
+        for key, value in headers.items():
+            self.send_header(key, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        if status < 300 and self.stand_in.cut:
+            body = body[: self.stand_in.cut.pop(0)]
+            self.close_connection = True
+        self.wfile.write(body)

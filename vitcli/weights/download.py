@@ -1,0 +1,440 @@
+"""Downloads of weights: files of the Hub to its own cache, files at other addresses to ours.
+
+Both caches are shared by all processes: a lock lets one download and the others wait. A download that stops
+is resumed, and what arrives is compared with the size and the checksum that its server states.
+"""
+
+import base64
+import hashlib
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.parse import unquote, urlsplit
+from urllib.request import Request, urlopen
+
+from filelock import FileLock
+
+from vitcli import __version__
+from vitcli.errors import MachineError, VitError, WeightsError, reason_of
+from vitcli.output.progress import Progress
+from vitcli.output.redaction import public_name
+from vitcli.weights.names import INDEX
+
+TIMEOUT_S = 10.0  # without any byte from the server
+WAITS_S = (1.0, 4.0)  # before each further try of a download that has begun
+CHUNK = 2**20
+SHOWN_FROM = 2**20  # bytes of the smallest file with a progress bar
+LARGEST_INDEX = 50 * 2**20  # bytes
+TRANSIENT = (408, 429, 500, 502, 503, 504)  # HTTP status
+OFFLINE_FIX = "unset HF_HUB_OFFLINE to download, or name a local file"
+NETWORK_FIX = "check the connection, or name a local file; what was downloaded before is found without one"
+
+
+def is_offline() -> bool:
+    """Return whether the user forbids downloads: HF_HUB_OFFLINE, which the Hub's client reads once."""
+    from huggingface_hub import constants
+
+    return constants.HF_HUB_OFFLINE
+
+
+def cache_folder() -> Path:
+    """Return $XDG_CACHE_HOME/vit/weights (default: ~/.cache/vit/weights)."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "vit", "weights")
+
+
+def cached_path(address: str) -> Path:
+    """Return where the file of an address is, or will be, in our cache."""
+    name = Path(unquote(urlsplit(address).path)).name
+    return cache_folder() / hashlib.sha256(address.encode()).hexdigest()[:16] / name
+
+
+def fetch_address(address: str, progress: Progress) -> Path:
+    """Return the file of an https:// address, downloaded unless it is in our cache.
+
+    Raises:
+        WeightsError: the server does not have it, or what arrived is damaged.
+        MachineError: no connection, a server that fails, or no room on the disk.
+    """
+    path = cached_path(address)
+    if path.is_file():
+        return path
+    if is_offline():
+        message = f"{public_name(address)} is not in the cache, and HF_HUB_OFFLINE is set"
+        raise WeightsError(message, where="", fix=OFFLINE_FIX)
+    with _disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{path}.lock"):
+            if not path.is_file():  # another process may have downloaded it meanwhile
+                _Download(address, path, progress).run()
+    return path
+
+
+class _Download:
+    """One file on its way: FILE.partial holds what has arrived, FILE.partial.json which version of it."""
+
+    def __init__(self, address: str, path: Path, progress: Progress):
+        self.address, self.path, self.progress = address, path, progress
+        self.partial = path.with_name(f"{path.name}.partial")
+        self.about = path.with_name(f"{path.name}.partial.json")
+
+    def run(self) -> None:
+        for wait_s in (*WAITS_S, None):
+            try:
+                headers = self._receive()
+                break
+            except HTTPError as error:
+                if error.code == 416:  # what is there is not a part of what the server has
+                    self.partial.unlink(missing_ok=True)
+                elif error.code not in TRANSIENT or wait_s is None:
+                    raise _refused(self.address, error.code) from error
+            except (OSError, HTTPException) as error:  # no connection, or it ended in the middle
+                has_begun = self.partial.is_file() and self.partial.stat().st_size > 0
+                if _is_of_disk(error):
+                    raise
+                if wait_s is None or not has_begun:
+                    raise _unreachable(self.address, error) from error
+            finally:
+                self.progress.end()
+            time.sleep(wait_s)
+        self._check(headers)
+        os.replace(self.partial, self.path)
+        self.about.unlink(missing_ok=True)
+
+    def _receive(self) -> dict[str, str]:
+        """Receive what is missing; return the headers that state size and checksum of the whole file."""
+        known, done = self._resumable()
+        headers = {"User-Agent": f"vitcli/{__version__}", "Accept-Encoding": "identity"}
+        if done:
+            headers |= {"Range": f"bytes={done}-", "If-Range": known["etag"]}
+        with urlopen(Request(self.address, headers=headers), timeout=TIMEOUT_S) as answer:
+            stated = {name.lower(): value for name, value in answer.headers.items()}
+            is_rest = answer.status == 206
+            if not is_rest:
+                done = 0
+                about = {
+                    "address": public_name(self.address),
+                    "etag": stated.get("etag", ""),
+                    "headers": stated,
+                }
+                self.about.write_text(json.dumps(about))
+            total = done + int(stated["content-length"]) if "content-length" in stated else None
+            _check_room(self.path, (total or 0) - done)
+            self._copy(answer, done, total)
+        stated = known["headers"] if is_rest else stated
+        return stated | ({"content-length": str(total)} if total is not None else {})
+
+    def _resumable(self) -> tuple[dict[str, Any], int]:
+        """Return what is known of the part that is there, and its bytes; 0 where its version is not known."""
+        with suppress(OSError, ValueError):
+            known = json.loads(self.about.read_text())
+            # A weak entity tag does not promise the same bytes
+            if known["etag"] and not known["etag"].startswith("W/"):
+                return known, self.partial.stat().st_size
+        return {}, 0
+
+    def _copy(self, answer: Any, done: int, total: int | None) -> None:
+        if total and total >= SHOWN_FROM:
+            self.progress.begin(f"download {self.path.name}, MB", _megabytes(total), _megabytes(done))
+        with self.partial.open("ab" if done else "wb") as file:
+            while chunk := answer.read(CHUNK):
+                file.write(chunk)
+                done += len(chunk)
+                if total and total >= SHOWN_FROM:
+                    self.progress.update(_megabytes(done))
+        if total is not None and done < total:
+            raise OSError(f"the connection ended after {done:,} of {total:,} bytes")
+
+    def _check(self, headers: dict[str, str]) -> None:
+        """Compare size and checksum with what the server states; a damaged file is removed."""
+        size, stated = self.partial.stat().st_size, _checksums(headers)
+        is_whole = size == int(headers.get("content-length", size))
+        if is_whole and all(_digest(self.partial, kind) == value for kind, value in stated.items()):
+            return
+        self.partial.unlink()
+        self.about.unlink(missing_ok=True)
+        what = "checksum" if is_whole else "size"
+        message = f"{self.path.name} arrived damaged: its {what} is not the one that the server states"
+        raise WeightsError(message, where="", fix="start the same command again")
+
+
+def _checksums(headers: dict[str, str]) -> dict[str, bytes]:
+    """Return the checksums that a server states: Google's, the Hub's, or those of HTTP."""
+    found = {}
+    texts = {
+        "md5": [r"md5=([\w+/=]+)", headers.get("x-goog-hash", "")],
+        "sha256": [r"sha-256=:?([\w+/=]+)", f"{headers.get('repr-digest', '')} {headers.get('digest', '')}"],
+    }
+    for kind, (pattern, text) in texts.items():
+        if match := re.search(pattern, text, re.IGNORECASE):
+            found[kind] = base64.b64decode(match[1].rstrip(":"))
+    if md5 := headers.get("content-md5"):
+        found["md5"] = base64.b64decode(md5)
+    etag = headers.get("x-linked-etag", headers.get("etag", "")).strip('"')
+    if re.fullmatch(r"[0-9a-f]{64}", etag):
+        found["sha256"] = bytes.fromhex(etag)
+    return found
+
+
+def _digest(path: Path, kind: str) -> bytes:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, kind).digest()
+
+
+def fetch_repository(repository: str, revision: str, file: str, progress: Progress) -> Path:
+    """Return the weights file of a repository on the Hub, in the Hub's cache, with its configs beside it.
+
+    Args:
+        revision: "" for the main branch.
+        file: path in the repository; "" for the usual names, safetensors first.
+
+    Raises:
+        WeightsError: no such repository or file, no access to it, or nothing cached and HF_HUB_OFFLINE set.
+        MachineError: no connection, or no room on the disk.
+    """
+    with _hub_errors(repository):
+        fetch = _HubFiles(repository, revision or None, progress)
+        folder = file.rpartition("/")[0]
+        for config in ("config.json", "preprocessor_config.json"):
+            fetch.optional(f"{folder}/{config}" if folder else config)
+        names = [file] if file else [f"{name}{end}" for name in WEIGHTS_NAMES for end in ("", INDEX)]
+        path = next((path for name in names if (path := fetch.optional(name))), None)
+        if path is None:
+            raise _without_weights(repository, names, fetch.is_local)
+        if path.name.endswith(INDEX):
+            for shard in shard_names(path):
+                if fetch.optional(f"{folder}/{shard}" if folder else shard) is None:
+                    raise _without_weights(repository, [shard], fetch.is_local)
+    return path
+
+
+WEIGHTS_NAMES = ("model.safetensors", "pytorch_model.bin")
+
+
+def shard_names(index: Path) -> list[str]:
+    """Return the files that a list of shards names, each beside it.
+
+    Raises:
+        WeightsError: no such list, or one that names files elsewhere.
+    """
+    try:
+        if index.stat().st_size > LARGEST_INDEX:
+            raise ValueError("it is too large")
+        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        names = sorted(set(weight_map.values()))
+        if not names or not all(
+            Path(name).name == name and name.endswith((".safetensors", ".bin")) for name in names
+        ):
+            raise ValueError("it names files that are not beside it")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        message = f"{index.name} is no list of shards: {reason_of(error)}"
+        raise WeightsError(message, where="", fix="fetch or write the file again") from error
+    return names
+
+
+class _HubFiles:
+    """Files of one repository at one commit.
+
+    Attributes:
+        is_local: only the cache is read, because the user wants that or the Hub cannot be reached.
+    """
+
+    def __init__(self, repository: str, revision: str | None, progress: Progress):
+        self.repository, self.revision, self.progress = repository, revision, progress
+        self.endpoint = os.environ.get("HF_ENDPOINT") or None
+        self.is_local = is_offline()
+        if not self.is_local:
+            self._probe()
+
+    def _probe(self) -> None:
+        """Ask the Hub once, without the retries of its client, which take 23 s where there is no network."""
+        from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
+        from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, OfflineModeIsEnabled
+
+        url = hf_hub_url(self.repository, "config.json", revision=self.revision, endpoint=self.endpoint)
+        try:
+            get_hf_file_metadata(url, timeout=constants.HF_HUB_ETAG_TIMEOUT, endpoint=self.endpoint)
+        except EntryNotFoundError:
+            return
+        except HfHubHTTPError as error:
+            status = getattr(error.response, "status_code", None)
+            if status not in TRANSIENT:
+                raise
+            self._fall_back(f"answers with status {status}", error)
+        except OfflineModeIsEnabled:
+            self.is_local = True
+        except Exception as error:  # of the client's HTTP library, whichever its version has
+            if isinstance(error, ValueError) and not isinstance(error, OSError):  # an invalid name
+                raise
+            self._fall_back("cannot be reached", error)
+
+    def _fall_back(self, why: str, error: Exception) -> None:
+        """Take what the cache has, or end with the reason why nothing more can be had."""
+        self.is_local = True
+        names = [f"{name}{end}" for name in WEIGHTS_NAMES for end in ("", INDEX)]
+        if not any(self._cached(name) for name in names):
+            message = f"{self.repository} is not in the Hub's cache, and the Hub {why}: {reason_of(error)}"
+            raise MachineError(message, where="", fix=NETWORK_FIX) from error
+        self.progress.note(f"the Hub {why}: {self.repository} is read from its cache")
+
+    def _cached(self, name: str) -> Path | None:
+        from huggingface_hub import try_to_load_from_cache
+
+        path = try_to_load_from_cache(self.repository, name, revision=self.revision)
+        return Path(path) if isinstance(path, str) else None
+
+    def optional(self, name: str) -> Path | None:
+        """Return the file in the cache, downloaded if need be; None if the repository lacks it."""
+        from huggingface_hub import hf_hub_download
+        from huggingface_hub.errors import EntryNotFoundError
+
+        before = self._cached(name)
+        if self.is_local:
+            return before
+        try:
+            path = Path(
+                hf_hub_download(
+                    self.repository,
+                    name,
+                    revision=self.revision,
+                    endpoint=self.endpoint,
+                    tqdm_class=_bar_of(self.progress, Path(name).name),
+                )
+            )
+        except EntryNotFoundError:
+            return None
+        finally:
+            self.progress.end()
+        blob = path.resolve()
+        # The client compares sizes; large files are called by their SHA-256
+        is_new = before is None or before.resolve() != blob
+        if is_new and re.fullmatch(r"[0-9a-f]{64}", blob.name) and _digest(blob, "sha256").hex() != blob.name:
+            path.unlink()
+            blob.unlink(missing_ok=True)
+            message = f"{name} arrived damaged: its checksum is not the one that the Hub states"
+            raise WeightsError(message, where="", fix="start the same command again")
+        # All files come from the commit of the first
+        if path.parent.parent.name == "snapshots":
+            self.revision = path.parent.name
+        return path
+
+
+def _bar_of(progress: Progress, name: str) -> type:
+    """Return a class that the Hub's client takes for tqdm and that advances our bar."""
+    from huggingface_hub.utils import tqdm
+
+    class HubBar(tqdm):
+        """Bar of one file; of the two that the client may make, the first is shown."""
+
+        def __init__(self, *args, **options):
+            self.total_bytes, self.num_bytes = options.get("total") or 0, options.get("initial") or 0
+            self.is_shown = self.total_bytes >= SHOWN_FROM and not progress.is_busy
+            super().__init__(*args, **options | {"disable": True})
+            if self.is_shown:
+                total, done = _megabytes(self.total_bytes), _megabytes(self.num_bytes)
+                progress.begin(f"download {name}, MB", total, done)
+
+        def update(self, n: float | None = 1) -> None:
+            self.num_bytes += n or 0
+            if self.is_shown:
+                progress.update(_megabytes(self.num_bytes))
+
+        def close(self) -> None:
+            if self.is_shown:
+                self.is_shown = False
+                progress.end()
+            super().close()
+
+    return HubBar
+
+
+@contextmanager
+def _hub_errors(repository: str) -> Iterator[None]:
+    """Turn what the Hub's client raises into errors of ours."""
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+
+    log_in = "log in with access to it: hf auth login"
+    try:
+        yield
+    except VitError:
+        raise
+    except GatedRepoError as error:
+        message = f"access to {repository} on the Hub is restricted"
+        raise WeightsError(
+            message, where="", fix=f"accept its conditions on the Hub, and {log_in}"
+        ) from error
+    except RevisionNotFoundError as error:
+        message = f"{repository} has no such branch, tag or commit on the Hub"
+        raise WeightsError(message, where="", fix="leave @REVISION out for the main branch") from error
+    except RepositoryNotFoundError as error:
+        message = f"there is no {repository} on the Hub, or it is private"
+        raise WeightsError(message, where="", fix=f"check the name; of a private one {log_in}") from error
+    except Exception as error:  # of the client, its HTTP library, or for an invalid name: no common type
+        if _is_of_disk(error):
+            raise MachineError(
+                f"{repository} cannot be saved: {reason_of(error)}", where="", fix="make room, or set HF_HOME"
+            ) from error
+        message = f"could not download {repository} from the Hub: {reason_of(error)}"
+        raise WeightsError(message, where="", fix="check the name and the connection") from error
+
+
+def _without_weights(repository: str, names: list[str], is_local: bool) -> WeightsError:
+    if is_local and is_offline():
+        message = f"{repository} is not in the Hub's cache, and HF_HUB_OFFLINE is set: nothing is downloaded"
+        return WeightsError(message, where="", fix=OFFLINE_FIX)
+    if is_local:
+        message = f"{repository} is not whole in the Hub's cache, and the Hub cannot be reached"
+        return WeightsError(message, where="", fix=NETWORK_FIX)
+    message = f"{repository} has no {' and no '.join(name for name in names if not name.endswith(INDEX))}"
+    fix = f"name its file: hf://{repository}/FILE.safetensors"
+    return WeightsError(message, where="", fix=fix)
+
+
+def _refused(address: str, status: int) -> VitError:
+    shown, host = public_name(address).partition("?")[0], urlsplit(address).hostname
+    if status in TRANSIENT:
+        return MachineError(f"{host} answers with status {status}", where=shown, fix="try again later")
+    if status in (401, 403):
+        return WeightsError(
+            f"{host} refuses access to it", where=shown, fix="check the address, or ask its owner"
+        )
+    return WeightsError(f"{host} has no such file (status {status})", where=shown, fix="check the address")
+
+
+def _unreachable(address: str, error: BaseException) -> MachineError:
+    reason = error.reason if isinstance(error, URLError) else error
+    host = urlsplit(address).hostname
+    message = f"{host} cannot be reached: {reason_of(reason) if isinstance(reason, Exception) else reason}"
+    return MachineError(message, where=public_name(address).partition("?")[0], fix=NETWORK_FIX)
+
+
+def _check_room(path: Path, num_bytes: int) -> None:
+    free = shutil.disk_usage(path.parent).free
+    if num_bytes > free:
+        message = f"{path.name} needs {_megabytes(num_bytes):,} MB, the disk has {_megabytes(free):,} MB left"
+        raise MachineError(message, where=str(path.parent), fix="make room, or set XDG_CACHE_HOME")
+
+
+@contextmanager
+def _disk_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        message = f"{path.name} cannot be saved: {reason_of(error)}"
+        raise MachineError(message, where=str(path.parent), fix="make room, or set XDG_CACHE_HOME") from error
+
+
+def _is_of_disk(error: BaseException) -> bool:
+    """Return whether the disk failed and not the network: no room, a quota, no permission, read-only."""
+    return isinstance(error, OSError) and error.errno in (28, 122, 13, 30)
+
+
+def _megabytes(num_bytes: float) -> int:
+    return -(-int(num_bytes) // 1_000_000)

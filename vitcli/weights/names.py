@@ -1,0 +1,252 @@
+"""What a --ckpt string names: a local file, a repository of the Hub, or an address; no torch.
+
+A local file or folder of that name always wins. timm is loaded only for names that may be timm's.
+"""
+
+import os
+import re
+from difflib import get_close_matches
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import unquote, urlsplit
+
+from vitcli.errors import WeightsError, nearest
+from vitcli.models.variants import VARIANTS, Variant, find_variant, variant_of_timm
+from vitcli.weights.authors import FILES, STORAGE, authors_files, find_authors_file
+
+FORMATS = {".safetensors": "safetensors", ".npz": "official npz", ".pth": "pth", ".pt": "pth", ".bin": "pth"}
+INDEX = ".index.json"  # the end of the name of a list of shards
+DEMO = "demo"
+HUB_PREFIXES = ("hf-hub:", "hf_hub:", "hf://", "hf:")
+HUB_HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
+REPOSITORY = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
+FORMS = (
+    "a run folder, a .safetensors, .npz or .pth file, timm/NAME.TAG, hf-hub:OWNER/NAME, ViT-B/16@in21k, "
+    "an https:// or gs:// address, or demo; vit models --weights lists known weights"
+)
+
+
+class Reference(NamedTuple):
+    """Where the weights of a --ckpt string are.
+
+    Attributes:
+        kind: "demo", "local", "hub" or "address".
+        place: a path, OWNER/NAME, or an https:// address.
+        revision, file: of a repository of the Hub; "" for its main branch, and for the usual files.
+        tag: of timm's weights, or "".
+        network: timm's name, where only that says what the tensors are; else "".
+        note: how a short name was understood, or "".
+        also: other weights to take where these cannot be fetched, or "".
+    """
+
+    kind: str
+    place: str
+    revision: str = ""
+    file: str = ""
+    tag: str = ""
+    network: str = ""
+    note: str = ""
+    also: str = ""
+
+
+def resolve(ckpt: str) -> Reference:
+    """Return what a --ckpt string names, without asking any server.
+
+    Raises:
+        WeightsError: it names nothing, or more than one thing.
+    """
+    if ckpt == DEMO:
+        return Reference(DEMO, ckpt)
+    if os.path.exists(ckpt):
+        return Reference("local", ckpt)
+    # Prefixes and addresses
+    if prefix := next((prefix for prefix in HUB_PREFIXES if ckpt.startswith(prefix)), ""):
+        return _on_the_hub(ckpt.removeprefix(prefix).removeprefix("models/"))
+    if "://" in ckpt:
+        return _at_address(ckpt)
+    # The paper's names, with a pre-training
+    name, _, pretraining = ckpt.partition("@")
+    if variant := find_variant(name):
+        return _of_the_paper(variant, pretraining)
+    if re.match(r"(R\d*\+)?(ViT|BiT)-", name):
+        raise _nothing(ckpt, nearest(ckpt, FILES) or nearest(name, VARIANTS))
+    # Paths that do not exist, and names of timm and of the Hub
+    is_path = ckpt.startswith((".", "/", "~", "runs/")) or ckpt.endswith((*FORMATS, INDEX))
+    if is_path or not re.fullmatch(r"[\w./@-]+", ckpt):
+        raise _nothing(ckpt)
+    if "/" not in name or ckpt.startswith("timm/"):
+        return _in_timm(ckpt)
+    if not REPOSITORY.fullmatch(name) or Path(ckpt).parent.is_dir():
+        raise _nothing(ckpt)
+    return _on_the_hub(ckpt)
+
+
+def names_weights(ckpt: str) -> bool:
+    """Return whether this is a form of --ckpt and not the bare name of a network."""
+    import timm
+
+    is_network = find_variant(ckpt) or ("/" not in ckpt and timm.is_model(ckpt) and "." not in ckpt)
+    if os.path.exists(ckpt) or ckpt == DEMO:
+        return True
+    return not is_network and (any(mark in ckpt for mark in "/@:") or "." in ckpt)
+
+
+def _on_the_hub(text: str) -> Reference:
+    """Return OWNER/NAME, OWNER/NAME@REVISION or either with the path of a file."""
+    owner, _, rest = text.partition("/")
+    name, _, file = rest.partition("/")
+    name, _, revision = name.partition("@")
+    repository = f"{owner}/{name}"
+    if not REPOSITORY.fullmatch(repository):
+        raise WeightsError(
+            f"{text!r} is no name of a repository on the Hub",
+            where="",
+            fix="OWNER/NAME, such as google/vit-base-patch16-224",
+        )
+    tag = name.partition(".")[2] if owner == "timm" else ""
+    return Reference("hub", repository, revision=revision, file=_checked_file(file), tag=tag)
+
+
+def _at_address(address: str) -> Reference:
+    """Return the reference of a URL; one of the Hub's pages is its repository."""
+    parts = urlsplit(address)
+    if parts.scheme not in ("https", "http", "gs"):
+        fix = "take https:// or gs://, or download the file first and name its path"
+        raise WeightsError(f"addresses of the kind {parts.scheme}:// are not read", where="", fix=fix)
+    hub = urlsplit(os.environ.get("HF_ENDPOINT", "")).netloc
+    if parts.netloc in HUB_HOSTS or (hub and parts.netloc == hub):
+        return _on_the_hub(_of_page(unquote(parts.path).strip("/").split("/")))
+    _checked_file(Path(parts.path).name or "/")
+    if parts.scheme == "gs":
+        address = f"{STORAGE}/{parts.netloc}{parts.path}"
+    return Reference("address", address)
+
+
+def _of_page(parts: list[str]) -> str:
+    """Return OWNER/NAME@REVISION/FILE of a page of the Hub, by the parts of its path."""
+    match parts:
+        case [owner, name, "resolve" | "blob" | "raw", revision, *file]:
+            return "/".join([owner, f"{name}@{revision}", *file])
+        case [owner, name, "tree", revision, *_]:
+            return f"{owner}/{name}@{revision}"
+        case _:
+            return "/".join(parts[:2])
+
+
+def _checked_file(file: str) -> str:
+    """Refuse the name of a file that holds no weights."""
+    if file and not file.endswith((*FORMATS, INDEX)):
+        fix = f"name a file that ends in {', '.join(FORMATS)}"
+        raise WeightsError(f"{Path(file).name or file} has no known file ending", where="", fix=fix)
+    return file
+
+
+def _of_the_paper(variant: Variant, pretraining: str) -> Reference:
+    """Return the authors' file of a pre-training, or timm's weights of that tag."""
+    file = find_authors_file(variant.name, pretraining)
+    if file:
+        address = file.address.replace("gs://", f"{STORAGE}/")
+        note = f"{variant.name}@{pretraining}: the authors' {file.address}"
+        return Reference("address", address, note=note, also=file.in_timm)
+    choices = [file.name for file in authors_files(variant.name)]
+    tags = tags_of(variant)
+    if pretraining in tags:
+        reference = _in_timm(f"timm/{tags[pretraining]}.{pretraining}")
+        return reference._replace(note=f"{variant.name}@{pretraining}: {reference.place} on the Hub")
+    choices += [f"{variant.name}@{tag}" for tag in tags]
+    message = f"{variant.name} names a network and no weights"
+    if pretraining:
+        name = f"{variant.name}@{pretraining}"
+        message = f"there are no weights {name}{nearest(name, choices)}"
+    fix = f"with its pre-training: {', '.join(choices[:6])}; vit models --weights {variant.name} lists all"
+    if not choices:
+        fix = f"no weights of {variant.name} are known; name a file"
+    raise WeightsError(message, where="", fix=fix)
+
+
+def tags_of(variant: Variant) -> dict[str, str]:
+    """Return timm's tags for weights of the paper's network, each with the timm name at its resolution."""
+    import timm
+
+    tags = {}
+    for name in timm.list_pretrained() if variant.is_timms else ():
+        network, _, tag = name.partition(".")
+        if variant_of_timm(network) == variant:
+            tags.setdefault(tag if tag not in tags else f"{tag}_{network.rpartition('_')[2]}", network)
+    return tags
+
+
+def _in_timm(ckpt: str) -> Reference:
+    """Return the weights of timm/NAME.TAG, NAME.TAG, or NAME with timm's default tag."""
+    import timm
+
+    name, _, revision = ckpt.removeprefix("timm/").partition("@")
+    name = _current_name(name)
+    network, _, tag = name.partition(".")
+    is_known = timm.models.is_model_pretrained(name)
+    if tag and not is_known and ckpt.startswith("timm/"):
+        return _on_the_hub(ckpt)  # they may be newer than this timm
+    if not is_known:
+        raise _unknown_in_timm(ckpt, network, tag)
+    known = timm.models.get_pretrained_cfg(name)
+    note = ""
+    if name != ckpt.removeprefix("timm/").partition("@")[0]:
+        note = f"{ckpt}: {known.hf_hub_id or known.url}, as timm calls it now"
+    elif not tag:
+        others = f"timm's default; vit models --weights {network} lists the others"
+        note = f"{ckpt}: {known.hf_hub_id or known.url} ({others})"
+        variant = variant_of_timm(network)
+        papers = authors_files(variant.name) if variant else []
+        note += f"; the paper's own: {papers[0].name}" if papers else ""
+    tag = known.tag or tag
+    if not known.hf_hub_id:
+        return Reference("address", known.url, tag=tag, network=f"{network}.{tag}", note=note)
+    file = known.hf_hub_filename or ""
+    return Reference(
+        "hub", known.hf_hub_id, revision=revision, file=file, tag=tag, network=f"{network}.{tag}", note=note
+    )
+
+
+def _current_name(name: str) -> str:
+    """Return the name of weights that timm renamed, such as vit_base_patch16_224_in21k; others unchanged."""
+    import timm
+
+    return timm.models.get_deprecated_models().get(name, name)
+
+
+def suggest(name: str) -> str:
+    """Return `, did you mean timm/NAME.TAG?` for a mistyped name of timm's weights, or nothing."""
+    import timm
+
+    network, _, tag = name.removeprefix("timm/").partition(".")
+    known = {entry.partition(".")[0]: [] for entry in timm.list_pretrained()}
+    if network not in known:
+        network = next(iter(get_close_matches(network, known, n=1, cutoff=0.75)), "")
+    if not network:
+        return ""
+    tags = [entry.partition(".")[2] for entry in timm.list_pretrained() if entry.partition(".")[0] == network]
+    close = get_close_matches(tag, tags, n=1) if tag else []
+    default = timm.models.get_pretrained_cfg(network).tag
+    return f", did you mean 'timm/{network}.{next(iter(close), default)}'?"
+
+
+def _unknown_in_timm(ckpt: str, network: str, tag: str) -> WeightsError:
+    import timm
+
+    tags = [name.partition(".")[2] for name in timm.list_pretrained() if name.partition(".")[0] == network]
+    if tags:
+        fix = f"of {network} there are: {', '.join(tags)}"
+        return WeightsError(f"timm has no weights {network}.{tag}{suggest(ckpt)}", where="", fix=fix)
+    if timm.is_model(network):
+        fix = f"name a file; --ckpt takes {FORMS}"
+        return WeightsError(f"timm has the network {network} and no weights of it", where="", fix=fix)
+    return _nothing(ckpt, suggest(ckpt))
+
+
+def _nothing(ckpt: str, hint: str = "") -> WeightsError:
+    """Return the error of a name that is none, with the nearest file, or the nearest known weights."""
+    path = Path(ckpt)
+    siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+    hint = nearest(path.name, siblings) or hint
+    message = f"no file, folder or known weights called {ckpt!r}{hint}"
+    return WeightsError(message, where="", fix=f"--ckpt takes {FORMS}")
