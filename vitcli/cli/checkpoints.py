@@ -39,12 +39,22 @@ def models(
     res: Annotated[str | None, option("--res", DATA, f"{SIZE_HELP} (default: 224).", "PX")] = None,
     format: Annotated[Literal["table", "markdown"], option("--format", RUN,
         "table or markdown (default: table).", "NAME")] = "table",
+    weights: Annotated[bool, option("--weights", MODEL,
+        "List the weights that --ckpt takes by name: pre-training, size, and whether they are here. With "
+        "PATTERN also of timm's other networks.")] = False,
     printing: Printing,
 ) -> int:  # fmt: skip
-    """List the networks of the paper's tables.
+    """List the networks of the paper's tables, or known weights.
 
     With their parameters, GMACs and tokens at a resolution.
     """
+    if weights:
+        if res is not None:
+            raise typer.BadParameter("weights have their own size", param_hint="--res with --weights")
+        from vitcli.weights import catalog
+
+        known = catalog.list_weights(pattern)
+        return printing.show(known, catalog.as_markdown if format == "markdown" else catalog.as_table)
     image_size = height_and_width(res) or (224, 224)
     from vitcli.models import listing
 

@@ -31,7 +31,8 @@ FOOT = """
 - **timm**: the timm model that is this network, except for the GELU and the epsilons; `-` where timm has no
   name for it, and it is built from timm's parts.
 
-These are networks. Weights come with `--ckpt`: `timm/NAME.TAG`, an official `.npz`, a run folder.
+These are networks. Weights come with `--ckpt`: `vit models --weights` lists those with a name
+([weights.md](weights.md)).
 """
 
 
@@ -45,7 +46,7 @@ def list_models(pattern: str | None, *, image_size: tuple[int, int]) -> dict[str
         VitError: no name matches.
     """
     variant = find_variant(pattern or "")
-    names = [variant.name] if variant else [n for n in VARIANTS if pattern is None or _matches(n, pattern)]
+    names = [variant.name] if variant else [n for n in VARIANTS if pattern is None or matches(n, pattern)]
     if not names:
         fix = "vit models lists all of them; --model takes any timm model too"
         raise VitError(f"no model matches {pattern!r}{nearest(pattern, VARIANTS)}", where="PATTERN", fix=fix)
@@ -53,7 +54,8 @@ def list_models(pattern: str | None, *, image_size: tuple[int, int]) -> dict[str
     return {"command": "models", "resolution": list(image_size), "models": rows}
 
 
-def _matches(name: str, pattern: str) -> bool:
+def matches(name: str, pattern: str) -> bool:
+    """Return whether a name has this part, or fits this glob; case does not matter."""
     pattern = pattern.lower()
     return fnmatch(name.lower(), pattern if any(c in pattern for c in "*?[") else f"*{pattern}*")
 
