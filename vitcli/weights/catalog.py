@@ -126,7 +126,7 @@ def _row(known: KnownWeights, *, is_counted: bool) -> dict[str, Any]:
 
 
 def _params(known: KnownWeights) -> int | None:
-    """Count the parameters, with the head and the authors' representation layer; None if timm cannot build it."""
+    """Count the parameters, with the head and the authors' representation layer; None if timm cannot."""
     variant = VARIANTS.get(known.network)
     if variant and variant.is_plain:
         has_pre_logits = known.name.endswith(f"@{IN21K}")
