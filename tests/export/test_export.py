@@ -158,7 +158,9 @@ def check_says_what_it_is(path: Path, arch: Architecture) -> None:
     told = session(path).get_modelmeta().custom_metadata_map
 
     assert json.loads(told["class_names"]) == list(NAMES)
-    assert json.loads(told["preprocessing"])["mean"] == [0.5, 0.4, 0.3]
+    rules = json.loads(told["preprocessing"])
+    assert rules["mean"] == [0.5, 0.4, 0.3] and rules["resize_to"] == list(arch.image_size)
+    assert rules.keys() >= {"image_size", "resize", "interpolation", "antialias", "std", "crop"}
     assert Architecture.from_dict(json.loads(told["architecture"])) == arch
     assert b".py" not in path.read_bytes() and str(path.parent).encode() not in path.read_bytes()
 

@@ -56,6 +56,13 @@ class Preprocessing:
             key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()
         }
 
+    def as_rules(self) -> dict:
+        """Return `as_dict` with what other programs would have to derive: the size before the crop."""
+        height, width = self.image_size
+        top, left = f"round((height - {height}) / 2)", f"round((width - {width}) / 2)"
+        crop = {"top": top, "left": left, "height": height, "width": width}
+        return self.as_dict() | {"resize_to": self.resize_to, "crop": crop}
+
     @classmethod
     def from_dict(cls, stored: dict) -> "Preprocessing":
         """Return the inverse of `as_dict`; WeightsError for anything that it did not write."""
@@ -101,6 +108,11 @@ class Preprocessing:
     def short_side(self) -> int:
         """Pixels of the short side before the centre crop: 248 for 224 at a crop fraction of 0.9."""
         return math.floor(min(self.image_size) / self.crop_fraction + 1e-6)
+
+    @property
+    def resize_to(self) -> int | list[int] | None:
+        """Pixels of the short side, or height and width, before the crop; None where nothing is resized."""
+        return {"square": list(self.whole_size), "short_side": self.short_side, "none": None}[self.resize]
 
     @property
     def whole_size(self) -> tuple[int, int]:

@@ -24,6 +24,7 @@ from vitcli.data.transforms import Preprocessing
 from vitcli.errors import CheckFailed, MachineError, VitError, WeightsError
 from vitcli.evaluation.inference import outputs_of
 from vitcli.evaluation.setup import preprocessing_for
+from vitcli.export.snippet import onnx_snippet
 from vitcli.models.architecture import Architecture
 from vitcli.output.atomic import TEMPORARY, check_out, sync
 from vitcli.output.progress import Progress
@@ -137,6 +138,7 @@ def export(ckpt: str, out: str, options: ExportOptions, *, quiet: bool) -> dict[
         "top1_agreement": agreement.top1,
         "elapsed_s": time.perf_counter() - began_at,
         "notes": notes,
+        **({"snippet": _snippet(out, exported, preprocessing)} if format == "onnx" else {}),
     }
 
 
@@ -145,7 +147,7 @@ def as_text(result: dict[str, Any]) -> str:
     drawn = " of the demo" if result["images"] == "demo" else ""
     usage = {
         "timm": f'timm.create_model("local-dir:{out}", pretrained=True)',
-        "onnx": '"images" (B, 3, H, W), normalised as in "preprocessing" of its metadata',
+        "onnx": '"images" (B, 3, H, W), made as "preprocessing" in its metadata says, to "logits"',
     }
     rows = [
         ("model", f"{result['model']} at {size_text(result['resolution'])} px, {result['numerics']}"),
@@ -157,7 +159,13 @@ def as_text(result: dict[str, Any]) -> str:
         ("files", files_text(result["files"])),
         ("use", usage.get(result["format"], f"--ckpt {out}")),
     ]
-    return pairs(rows)
+    snippet = result.get("snippet")
+    return pairs(rows) + (f"\nin Python (pip install onnxruntime pillow):\n\n{snippet}" if snippet else "")
+
+
+def _snippet(out: str, exported: Weights, preprocessing: Preprocessing) -> str:
+    has_classes = exported.architecture.num_classes > 0
+    return onnx_snippet(out, preprocessing, has_classes=has_classes, has_names=bool(exported.class_names))
 
 
 def files_text(files: dict[str, int]) -> str:

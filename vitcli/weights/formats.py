@@ -6,6 +6,7 @@ from pathlib import Path
 import timm
 from torch import Tensor, nn
 
+from vitcli.data.transforms import Preprocessing
 from vitcli.errors import CheckFailed, MachineError, VitError, nearest
 from vitcli.models import pos_embed
 from vitcli.models.architecture import Architecture
@@ -130,6 +131,9 @@ def write(format: str, path: Path, model: nn.Module, weights: Weights, *, names:
             heads = blocks[0].attn.num_heads if blocks else None
             write_official(path, state, heads=heads, names=names)
         case "onnx":
+            # Nothing but this file tells its users which pixels it wants.
+            if weights.preprocessing:
+                about["preprocessing"] = Preprocessing.from_dict(weights.preprocessing).as_rules()
             stored = {"model": arch.name, "architecture": json.dumps(arch.as_dict())}
             stored |= {key: json.dumps(value) for key, value in about.items() if value}
             write_onnx(path, model, arch.image_size, stored)
