@@ -79,10 +79,8 @@ def test_a_split_against_itself_gives_each_pair_once(sets):
 @pytest.mark.parametrize(
     ("split", "words", "told"),
     [
-        ("test", (), "has no train split"),
         ("test", ("--split", "test"), "has no train split"),
         ("test", ("--against-split", "test"), "has no split to check besides test"),
-        ("train", (), "has no split to check besides train"),
         ("train", ("--split", "train"), "would be compared with itself"),
         ("train", ("--split", "train[:50%]"), "would be compared with itself"),
         ("train", ("--against", "ROOT/../one"), "has no split to check besides train"),
@@ -96,6 +94,17 @@ def test_a_split_named_once_is_never_compared_with_itself(sets, tmp_path, split,
 
     assert (outcome.code, len(outcome.err.splitlines()), outcome.out) == (3, 3, "")
     assert told in outcome.err and "--against-split" in outcome.err
+
+
+@pytest.mark.parametrize("folder", ["train", "."])
+def test_a_folder_of_one_split_or_without_classes_is_searched_within_itself(sets, tmp_path, folder):
+    for number, name in enumerate(["00", "01", "00"]):
+        (tmp_path / "one" / folder).mkdir(parents=True, exist_ok=True)
+        shutil.copy(sets / f"a/train/x/{name}.png", tmp_path / "one" / folder / f"{number}.png")
+
+    found = check(tmp_path / "one")
+
+    assert (found["num_images"], found["num_same_file"], found["split"]) == (3, 1, found["against"])
 
 
 def test_two_parts_of_one_split_are_compared(sets):

@@ -68,7 +68,7 @@ def datasets_check(
     """Find exact and near duplicates between two splits.
 
     Images that were trained on must not be scored. Images that cannot be read are counted and left out. A
-    split is compared with itself only if --split and --against-split both name it.
+    split is compared with itself if --split and --against-split both name it, or if it is the only one.
     """
     from vitcli.data import listing
     from vitcli.data.near_duplicates import SplitName, check

@@ -19,7 +19,7 @@ from vitcli.data.folders import (
     suffix_of,
 )
 from vitcli.data.split import Split
-from vitcli.data.wrong_layouts import no_data_set
+from vitcli.data.wrong_layouts import no_data_set, unpacking
 from vitcli.errors import DataError
 
 
@@ -52,11 +52,8 @@ def _matches(name: str, where: str) -> tuple[list[str], LeftOut]:
         return listed.images, listed.left_out(path)
     if path.is_file():
         if suffix_of(name) in ADVICE:
-            raise DataError(
-                f"{name} is not an image vit can read: {named([name])}",
-                where=where,
-                fix="convert it to JPEG or PNG",
-            )
+            what = f"{name} is not an image vit can read: {ADVICE[suffix_of(name)]}"
+            raise DataError(what, where=where, fix=unpacking(name) or "convert it to JPEG or PNG")
         return [name], NOTHING
     files = sorted(file for file in glob.glob(name, recursive=True) if Path(file).is_file())
     images = [file for file in files if is_image_name(os.path.basename(file))]
@@ -73,8 +70,9 @@ def as_split(files: list[str], left_out: LeftOut = NOTHING) -> Split:
         try:
             return Path(files[row]).read_bytes(), 0
         except OSError as error:
+            reason = "it is a link to a missing file" if os.path.islink(files[row]) else error.strerror
             raise DataError(
-                f"an image cannot be read: {error.strerror}", where=files[row], fix="check the file"
+                f"an image cannot be read: {reason}", where=files[row], fix="check the file"
             ) from error
 
     return Split(

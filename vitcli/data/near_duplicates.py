@@ -107,6 +107,11 @@ def _open_both(name: SplitName, against: SplitName) -> tuple[Split, Split]:
     is_same_data = against.dataset is None or _is_same(name.dataset, against.dataset)
     other_data = data if is_same_data else _open_images(against.dataset)
     nothing_to_compare = partial(_nothing_to_compare, names=data.split_names)
+    # The only split is searched for copies within itself.
+    is_default = against.dataset is None and (name.split, against.split) == ("auto", "auto")
+    if is_default and len(data.split_names) == 1:
+        only = data.open(data.split_names[0])
+        return only, only
     # The split to search.
     searched = other_data.split_called(against.split)
     if searched == "auto":

@@ -34,7 +34,7 @@ STREAM = "--set data.streaming=true"
 
 def not_a_data_set(path: Path, typed: str) -> DataError:
     """Return the error for a file that is no table."""
-    if unpack := _unpack(path, typed):
+    if unpack := unpacking(typed):
         return _error(f"{typed} is an archive, which is not read", typed, unpack)
     if is_image_name(path.name):
         fix = f"name a folder of class folders; of one image: vit predict --ckpt CKPT {shlex.quote(typed)}"
@@ -48,7 +48,7 @@ def no_data_set(path: Path, typed: str) -> DataError:
     if files.images:
         return _without_classes(path, typed, files)
     shards = [file for file in files.others if file.endswith(".tar")]
-    archives = [Path(file) for file in files.others if _unpack(Path(file), file)]
+    archives = [Path(file) for file in files.others if unpacking(file)]
     tables = [file for file in files.others if suffix_of(file) in TABLES]
     if shards and _holds_samples(shards[0]):
         count = plural(len(shards), ".tar file", ".tar files")
@@ -56,7 +56,7 @@ def no_data_set(path: Path, typed: str) -> DataError:
     if archives:
         archive = Path(typed) / archives[0].relative_to(path)
         count = plural(len(archives), "archive", "archives")
-        fix = _unpack(archive, str(archive))
+        fix = unpacking(str(archive))
         return _error(f"{typed} holds {count} and no images: {archive.name}", typed, fix)
     if files.others:
         count = plural(len(files.others), "file", "files")
@@ -97,16 +97,16 @@ def _by_table(typed: str) -> str:
     return f"labels from a file, {shlex.quote(str(Path(typed) / 'labels.csv'))}: {COLUMNS_HELP}"
 
 
-def _unpack(path: Path, typed: str) -> str | None:
+def unpacking(typed: str) -> str | None:
     """Return the command that unpacks an archive into a folder beside it; None for other files."""
-    name = path.name.lower()
-    suffix = next((suffix for suffix in TARS if name.endswith(suffix)), path.suffix.lower())
+    name = typed.lower()
+    suffix = next((suffix for suffix in TARS if name.endswith(suffix)), suffix_of(name))
     command = UNPACK.get(".tar" if suffix in TARS else suffix)
     if command is None:
         return None
     folder = shlex.quote(typed[: -len(suffix)])
     command = command.format(file=shlex.quote(typed), folder=folder)
-    return f"unpack it first: {command}; then --dataset {folder}"
+    return f"unpack it first: {command}; then name {folder}"
 
 
 def _holds_samples(tar: str) -> bool:
