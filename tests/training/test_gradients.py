@@ -1,6 +1,7 @@
 """Sums of gradients as one tree: the same bits however the parts lie on processes, and the right mean."""
 
 import itertools
+import re
 from fractions import Fraction
 from types import SimpleNamespace
 
@@ -109,14 +110,46 @@ def test_a_parameter_without_a_gradient_counts_as_zero():
 
 
 @pytest.mark.parametrize(
-    ("parts", "world_size", "holds"), [(4, 2, True), (1, 7, True), (3, 1, True), (3, 2, False)]
+    ("batch_size", "per_device_batch", "world_size", "advice"),
+    [
+        (32, 8, 2, None),
+        (24, 8, 3, None),
+        (24, 8, 1, None),
+        (32, 32, 2, "--per-device-batch 16, the same on any number of processes; or --num-processes 1"),
+        (
+            12,
+            2,
+            2,
+            "--per-device-batch 3, the same on any number of processes; or --num-processes 1 or 3 or 6",
+        ),
+        (
+            6,
+            1,
+            2,
+            "--per-device-batch 3, the same on any number of processes; or --num-processes 1 or 3 or 6",
+        ),
+        (32, 32, 3, "--num-processes 1"),
+        (7, 2, 2, "another batch size, such as a power of two"),
+    ],
 )
-def test_only_whole_subtrees_are_given_to_a_process(parts, world_size, holds):
-    if holds:
-        return check_parts(parts, world_size=world_size)
+def test_only_whole_subtrees_are_given_to_a_process(batch_size, per_device_batch, world_size, advice):
+    if advice is None:
+        return check_parts(batch_size, per_device_batch=per_device_batch, world_size=world_size)
     with pytest.raises(VitError) as refusal:
-        check_parts(parts, world_size=world_size)
-    assert "3, 6 processes" in refusal.value.fix
+        check_parts(batch_size, per_device_batch=per_device_batch, world_size=world_size)
+    assert refusal.value.fix == advice
+
+
+def test_what_is_advised_for_an_exact_sum_works():
+    for batch_size, size, world_size in itertools.product(range(1, 40), (1, 2, 5, 8, 32), (2, 3, 4, 5)):
+        try:
+            check_parts(batch_size, per_device_batch=size, world_size=world_size)
+        except VitError as refusal:
+            for option, value in re.findall(r"--(\S+) (\d+)", refusal.fix):
+                better = {"per_device_batch": size, "world_size": world_size}
+                better["world_size" if option == "num-processes" else "per_device_batch"] = int(value)
+                check_parts(batch_size, **better)
+                assert batch_size % (better["per_device_batch"] * better["world_size"]) == 0
 
 
 def test_the_size_of_a_part_does_not_depend_on_the_number_of_processes_and_leaves_a_tree():

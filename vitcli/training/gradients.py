@@ -44,7 +44,7 @@ class PairwiseSum:
     """A binary tree of sums over the parts of all processes; `finish` sets `parameter.grad` to the total."""
 
     def __init__(self, model: nn.Module, runtime: Runtime, *, parts: int):
-        check_parts(parts, world_size=runtime.world_size)
+        assert runtime.world_size == 1 or _is_power_of_two(parts), "`check_parts` refuses it"
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.runtime, self.num_losses = runtime, parts * runtime.world_size
         self.subtrees: list[tuple[int, list[Tensor]]] = []  # level and sum, the lowest level last
@@ -84,17 +84,30 @@ class PairwiseSum:
         return self.runtime.gather(total).flatten()[: len(grads_N)]
 
 
-def check_parts(parts: int, *, world_size: int) -> None:
-    """Refuse a split in which the parts of a process are not a whole subtree."""
-    if world_size == 1 or parts & (parts - 1) == 0:
+def check_parts(batch_size: int, *, per_device_batch: int, world_size: int) -> None:
+    """Refuse a split of a step in which the parts of a process are not a whole subtree.
+
+    The micro-batches of a command line are the same on any number of processes, as its bits are; so none that
+    fit are chosen here.
+    """
+    if world_size == 1 or _has_exact_sum(batch_size, per_device_batch, world_size):
         return
-    num_parts = parts * world_size
-    counts = [n for n in range(1, num_parts + 1) if num_parts % n == 0 and _is_power_of_two(num_parts // n)]
+    sizes = [size for size in range(batch_size, 0, -1) if _has_exact_sum(batch_size, size, world_size)]
+    sizes = [size for size in sizes if size <= per_device_batch] or sizes[-1:]
+    counts = [n for n in range(1, batch_size + 1) if _has_exact_sum(batch_size, per_device_batch, n)]
+    ways = [f"--per-device-batch {sizes[0]}, the same on any number of processes"] if sizes else []
+    ways += [f"--num-processes {' or '.join(map(str, counts[:6]))}"] if counts else []
     raise VitError(
-        f"{num_parts} micro-batches per step have no exact sum on {world_size} processes",
+        f"a step of {batch_size} images has no exact sum on {world_size} processes of {per_device_batch}",
         where="--exact, --num-processes, --per-device-batch",
-        fix=f"launch {', '.join(map(str, counts))} processes, or another --per-device-batch on all of them",
+        fix="; or ".join(ways) or "another batch size, such as a power of two",
     )
+
+
+def _has_exact_sum(batch_size: int, per_device_batch: int, world_size: int) -> bool:
+    """Return True if each process has a whole subtree of the micro-batches; one process always has."""
+    parts, rest = divmod(batch_size, per_device_batch * world_size)
+    return rest == 0 and (world_size == 1 or _is_power_of_two(parts))
 
 
 def exact_per_device_batch(batch_size: int, *, cap: int) -> int:

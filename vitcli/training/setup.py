@@ -244,7 +244,9 @@ def plan_run(
         per_device_batch = exact_per_device_batch(batch_size, cap=cap)
     else:
         per_device_batch = choose_per_device_batch(batch_size, world_size=world_size, cap=cap)
-    plan = schedule.plan(
+    if options.exact:
+        check_parts(batch_size, per_device_batch=per_device_batch, world_size=world_size)
+    return schedule.plan(
         steps=recipe.schedule.steps,
         epochs=recipe.schedule.epochs,
         warmup=recipe.schedule.warmup,
@@ -254,9 +256,6 @@ def plan_run(
         num_examples=len(train_split),
         forward_macs=flops.forward_macs(start.arch),
     )
-    if options.exact:
-        check_parts(plan.accumulation_steps, world_size=world_size)
-    return plan
 
 
 def _auto_per_device_batch(recipe: Recipe, options: RunOptions, runtime: Runtime, start: InitialModel) -> int:
