@@ -9,7 +9,7 @@ from statistics import fmean, stdev
 import pyarrow.parquet
 import pytest
 
-from tests.conftest import run
+from tests.conftest import locked, run
 from vitcli import recipe as recipes
 from vitcli.experiments.reproduce import resolve
 from vitcli.experiments.reproduce_rows import find_row, read_rows
@@ -110,6 +110,19 @@ def test_the_same_command_again_trains_nothing(small):
     again = run("reproduce", "mine/colours", "--rows", rows, "--out", out, "--json", "--quiet")
 
     assert again.json == told and times_of(out) == before and len(before) == 3  # both runs, the whole
+
+
+def test_a_folder_in_which_another_process_reproduces_a_row_is_refused(small):
+    rows, out, _ = small
+    before = times_of(out)
+    with locked(out / ".vit-reproduce.lock"):
+        refused = run("reproduce", "mine/colours", "--rows", rows, "--out", out, "--json", "--quiet")
+
+    assert (
+        refused.code == 5
+        and "another reproduction is writing this folder: pid 1" in refused.json["error"]["message"]
+    )
+    assert times_of(out) == before
 
 
 def test_real_labels_score_the_runs_that_are_there(small, photos, tmp_path):

@@ -9,6 +9,7 @@ merged with it for this reason.
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
@@ -20,6 +21,7 @@ from vitcli.errors import VitError, nearest
 from vitcli.experiments import vtab
 from vitcli.experiments.reproduce_rows import PaperRow, PaperTables, judge, rows_of
 from vitcli.output.atomic import write_json
+from vitcli.output.owned_folder import OwnedFolder
 from vitcli.output.progress import Progress
 from vitcli.output.run_folder import slug
 from vitcli.recipe import Recipe, trials
@@ -29,6 +31,7 @@ if TYPE_CHECKING:  # loads torch
     from vitcli.training.setup import RunOptions
 
 RESULT, REAL_RESULT = "reproduce.json", "reproduce-real.json"  # two rows share one run folder
+LOCK = ".vit-reproduce.lock"
 Finetune = Callable[[Recipe, "RunOptions"], dict[str, Any]]
 Evaluate = Callable[[str], dict[str, Any]]
 
@@ -105,6 +108,9 @@ def reproduce(
 
     Returns:
         The object of --json, also written to OUT/reproduce.json.
+
+    Raises:
+        MachineError: another process reproduces a row in the folder, or it cannot be written.
     """
     if real:
         from vitcli.evaluation.real_labels import read_real
@@ -115,23 +121,34 @@ def reproduce(
     options = replace(options, out=folder)
     Progress(quiet=options.quiet, is_main=launch.global_rank() == 0).note(_introduction(row, recipes))
 
-    # Evaluate the weights alone, fine-tune 19 tasks, or fine-tune one data set.
-    if row.protocol == "evaluate":
-        folder.mkdir(parents=True, exist_ok=True)
-        runs = _scored([evaluate(row.ckpt)], row)
-    elif vtab.tasks_of(row.dataset):
-        runs = _vtab(row, recipes, options, finetune)
-    else:
-        from vitcli.distributed.runtime import shared_process_group
+    # The folder is this command's alone until the comparison is written.
+    from vitcli.distributed import runtime  # loads torch
 
-        with shared_process_group():
+    owned = OwnedFolder(folder, "reproduction", lock=LOCK, files=(RESULT, REAL_RESULT))
+    with runtime.shared_process_group(), ExitStack() as held:
+        runtime.start("auto").on_main(lambda: owned.claim(held))
+
+        # Evaluate the weights alone, fine-tune 19 tasks, or fine-tune one data set.
+        if row.protocol == "evaluate":
+            runs = _scored([evaluate(row.ckpt)], row)
+        elif vtab.tasks_of(row.dataset):
+            runs = _vtab(row, recipes, options, finetune)
+        else:
             runs = _finetuned(row, recipes[row.dataset], options, finetune, evaluate)
 
-    # Compare with the published value, and write both.
+        # Compare with the published value, and write both.
+        result = _compared(row, runs, folder)
+        if launch.global_rank() == 0:
+            write_json(folder / (REAL_RESULT if row.labels == "real" else RESULT), result)
+    return result
+
+
+def _compared(row: PaperRow, runs: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Return the object of --json: the accuracy of the runs beside the published value, with a verdict."""
     scored, accuracies = runs["scored"], [run["top1"] for run in runs["runs"]]
     verdict = judge(accuracies, row.published, row.published_std, scored=scored, expected=row.test_examples)
     verdict["ours"]["runs"] = runs["runs"]
-    result = {
+    return {
         "command": "reproduce",
         "row": row.name,
         "about": row.about,
@@ -144,9 +161,6 @@ def reproduce(
         "elapsed_s": runs["elapsed_s"],
         "run_dir": str(folder),
     }
-    if launch.global_rank() == 0:
-        write_json(folder / (REAL_RESULT if row.labels == "real" else RESULT), result)
-    return result
 
 
 def _finetuned(

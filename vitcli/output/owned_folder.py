@@ -7,12 +7,14 @@ import socket
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import TextIO
 
 from vitcli.errors import MachineError, VitError
 from vitcli.output import atomic
 
+LOCKS = ".vit*.lock"  # of all commands
 MAX_DIFFERENCES = 4  # named in an error
 
 
@@ -38,15 +40,16 @@ class OwnedFolder:
     marker: str | None = None
 
     def refuse_foreign(self) -> None:
-        """Refuse a folder with files but without the marker.
+        """Refuse a folder with files but without the marker; the locks of other commands are no such files.
 
         Raises:
             VitError: it holds something else; nothing in it was touched.
         """
         names = {entry.name for entry in self.path.iterdir()} if self.path.is_dir() else set()
-        if self.marker not in names and names - {self.lock}:
+        files = sorted(name for name in names - {self.lock} if not fnmatch(name, LOCKS))
+        if self.marker not in names and files:
             raise VitError(
-                f"the folder holds other files ({', '.join(sorted(names)[:3])})",
+                f"the folder holds other files ({', '.join(files[:3])})",
                 where=f"--out {self.path}",
                 fix="choose a new or an empty folder",
             )
