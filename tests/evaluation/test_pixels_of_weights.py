@@ -20,13 +20,17 @@ from timm.models._hub import save_for_hf
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from tests.conftest import run
-from vitcli.errors import WeightsError
+from vitcli.errors import VitError, WeightsError
+from vitcli.evaluation.setup import settle_pixels
+from vitcli.recipe import load as load_recipe
+from vitcli.recipe.schema import Data
 from vitcli.weights.io import read_description, read_weights
 
 SMALL = dict(depth=1, embed_dim=32, num_heads=2)
 FAMILIES = {
     "dinov2": ("vit_small_patch14_dinov2.lvd142m", SMALL | dict(img_size=28)),
     "deit3": ("deit3_small_patch16_224.fb_in1k", SMALL | dict(img_size=32)),
+    "deit": ("deit_tiny_patch16_224.fb_in1k", SMALL | dict(img_size=32)),
     "dinov3": ("vit_small_patch16_dinov3.lvd1689m", SMALL | dict(img_size=32)),
     "clip": ("vit_base_patch16_clip_224.openai", SMALL | dict(img_size=32)),
     "siglip": ("vit_base_patch16_siglip_224.webli", SMALL | dict(img_size=32)),
@@ -127,8 +131,11 @@ def check_entered(images: list[torch.Tensor], weights: SimpleNamespace, photo: P
 def words_of(command: str, ckpt: Path, pictures: Path, out: Path) -> tuple:
     """A command line whose network sees black, white and the photograph."""
     data = ("--dataset", pictures)
+    probe = ("--set", f"eval.probe={pictures}", "--set", "eval.probe_shots=1")
     return {
-        "finetune": (*data, "--steps", 1, "--batch-size", 4, "--out", out / "run", "--precision", "fp32"),
+        "finetune": (
+            *(*data, *probe, "--steps", 1, "--batch-size", 4, "--out", out / "run", "--precision", "fp32"),
+        ),
         "evaluate": data,
         "predict": (pictures / "test",),
         "fewshot": (*data, "--shots", 1, "--seeds", 1, "--out", out / "fewshot"),
@@ -161,8 +168,30 @@ def test_fine_tuning_takes_the_pixels_that_the_weights_state(pictures, tmp_path)
 
 
 @pytest.mark.slow
+def test_the_probe_of_a_pretraining_sees_the_pixels_that_are_trained_on(pictures, tmp_path):
+    imagenet = ("--set", "data.mean=0.485,0.456,0.406", "--set", "data.std=0.229,0.224,0.225")
+    probe = ("--set", f"eval.probe={pictures}", "--set", "eval.probe_shots=1", "--set", "eval.every=0")
+    small = ("--set", "model.layers=1", "--res", 16, "--steps", 1, "--batch-size", 4, "--precision", "fp32")
+    for given, expected in (
+        (imagenet, ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])),
+        ((), ([0.5] * 3,) * 2),
+    ):
+        with entering() as images:
+            words = ("pretrain", "--recipe", "modern/cifar10-laptop", "--dataset", pictures, *small, *probe)
+            outcome = run(*words, *given, "--out", tmp_path / f"run-{len(given)}", *QUIET)
+
+        assert outcome.code == 0, outcome.err
+        assert len(images) > 4 + 7  # the probe's images besides those of training and evaluation
+        flat = torch.stack([image[:, 0, 0] for image in images if image.std(dim=(1, 2)).max() < 1e-4])
+        assert len(flat.round(decimals=3).unique(dim=0)) == 2  # one black and one white for all passes
+        for values, wanted in zip(statistics_of(images), expected, strict=True):
+            assert values == pytest.approx(wanted, abs=1e-5)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_command_and_export_sees_the_pixels_of_every_family(family, pictures, tmp_path):
+    onnx = pytest.importorskip("onnx")
     weights = save_as_timm(tmp_path / "weights", *FAMILIES[family])
     photo = pictures / "test/black/photo.png"
 
@@ -179,6 +208,21 @@ def test_every_command_and_export_sees_the_pixels_of_every_family(family, pictur
     resolved = timm.data.resolve_data_config(pretrained_cfg=config)
     for key in ("mean", "std", "interpolation", "crop_pct", "crop_mode", "input_size"):
         assert tuple(np.ravel(resolved[key])) == tuple(np.ravel(getattr(weights, key))), key
+    if family not in ("dinov2", "siglip-squashed"):
+        return  # the file of ONNX has the same source
+    assert run("export", weights.folder, tmp_path / "net.onnx", *QUIET).code == 0
+    stored = json.loads(
+        {entry.key: entry.value for entry in onnx.load(tmp_path / "net.onnx").metadata_props}["preprocessing"]
+    )
+    assert (tuple(stored["mean"]), tuple(stored["std"])) == (weights.mean, weights.std)
+    assert (stored["image_size"], stored["crop_fraction"]) == ([weights.side] * 2, weights.crop_pct)
+    assert stored["resize"] == {"center": "short_side", "squash": "square"}[weights.crop_mode]
+
+
+def settled(name: str, *overrides: str, command: str = "finetune", **shorthands: object) -> Data:
+    """Return the [data] section of a recipe as a run of `command` gets it."""
+    keys = {key.replace("__", "."): str(value) for key, value in shorthands.items()}
+    return settle_pixels(load_recipe(name, overrides, keys), command).data
 
 
 def plan(*words: object) -> tuple[dict, str]:
@@ -205,6 +249,7 @@ def test_a_recipe_with_numbers_keeps_them_and_one_line_says_what_the_weights_sta
     assert "mean" not in quiet and "mean" not in half  # equal: nothing to say
 
 
+@pytest.mark.slow
 def test_the_file_of_a_run_repeats_it_byte_for_byte_and_the_command_finds_it_finished(pictures, tmp_path):
     weights = save_as_timm(tmp_path / "weights", *FAMILIES["dinov2"])
     words = ("finetune", "--ckpt", weights.folder, "--dataset", pictures, "--steps", 1, "--batch-size", 2)
@@ -223,7 +268,7 @@ def test_the_file_of_a_run_repeats_it_byte_for_byte_and_the_command_finds_it_fin
 @pytest.mark.parametrize("kind", ["folder", "safetensors", "pth"])
 def test_what_weights_state_is_read_without_their_numbers(kind, tmp_path):
     """Not a number in every tensor: who reads the numbers refuses the file."""
-    name, args = FAMILIES["deit3"]
+    name, args = FAMILIES["deit"]
     weights = save_as_timm(tmp_path / "weights", name, args)
     state = load_file(weights.folder / "model.safetensors")
     ckpt, model_name = weights.folder, None
@@ -246,68 +291,84 @@ def test_what_weights_state_is_read_without_their_numbers(kind, tmp_path):
 
 
 def test_a_bare_file_gets_the_statistics_that_timm_knows_for_its_model(pictures, tmp_path):
-    file = tmp_path / "clip.pth"
-    torch.manual_seed(0)
+    file = tmp_path / "bare.pth"
     torch.save(timm.create_model("test_vit", num_classes=2, img_size=32).state_dict(), file)
-    named = ("--ckpt", file, "--model", "test_vit", "--dataset", pictures)
     known = timm.models.get_pretrained_cfg("test_vit")
+    words = ("evaluate", "--ckpt", file, "--model", "test_vit", "--dataset", pictures)
 
-    data, notes = plan("finetune", *named)
-    result = run("evaluate", *named, *QUIET).json
-    shown = run("inspect", file, "--summary", "--model", "test_vit").out
+    data = settled("finetune/default", model__ckpt=file, model__name="test_vit")
+    result = run(*words, *QUIET).json
 
-    assert tuple(data["mean"]) == known.mean and tuple(data["std"]) == known.std
-    assert (data["image_size"], data["eval_crop_fraction"]) == (32, known.crop_pct)
-    assert f"mean 0.5, std 0.5, as timm has it for test_vit ({known.tag})" in notes
+    assert (data.mean, data.std) == (known.mean, known.std)
+    assert (data.image_size, data.eval_crop_fraction) == (32, known.crop_pct)
     assert result["preprocessing_from"] == f"as timm has it for test_vit ({known.tag})"
     assert (
         "32x32, short side 33" in result["preprocessing"] and "mean 0.5, std 0.5" in result["preprocessing"]
     )
-    assert "std 0.5, as timm has it for test_vit" in " ".join(shown.split())
 
 
-def test_a_tag_names_other_weights_than_those_that_timm_loads_by_default(pictures, tmp_path):
-    file = tmp_path / "bare.safetensors"
+@pytest.fixture(scope="module")
+def tiny_file(tmp_path_factory) -> Path:
+    """A bare file of the size of ViT-Ti/16, which DeiT-Ti has too."""
+    file = tmp_path_factory.mktemp("bare") / "tiny.safetensors"
     save_file(timm.create_model("vit_tiny_patch16_224", num_classes=2).state_dict(), file)
+    return file
 
-    deit = read_description(str(file), model_name="deit_tiny_patch16_224.fb_in1k")
-    augreg = read_description(str(file), model_name="vit_tiny_patch16_224.augreg_in21k")
-    unnamed, notes = plan("finetune", "--ckpt", file, "--dataset", pictures)
-    of_paper, quiet = plan("finetune", "--ckpt", file, "--dataset", pictures, "--model", "Ti/16")
-    mistyped = run(
-        "evaluate", "--ckpt", file, "--dataset", pictures, "--model", "vit_tiny_patch16_224.augrge"
-    )
+
+def test_a_tag_names_other_weights_than_those_that_timm_loads_by_default(tiny_file):
+    deit = read_description(str(tiny_file), model_name="deit_tiny_patch16_224.fb_in1k")
+    augreg = read_description(str(tiny_file), model_name="vit_tiny_patch16_224.augreg_in21k")
+    with pytest.raises(VitError, match="tagged 'augrge'") as mistyped:
+        read_description(str(tiny_file), model_name="vit_tiny_patch16_224.augrge")
 
     assert (deit.preprocessing["mean"], deit.architecture.gelu) == ([0.485, 0.456, 0.406], "timm")
     # As in a folder of these weights, which come from the JAX code
     assert (augreg.preprocessing["mean"], augreg.architecture.gelu) == ([0.5] * 3, "tanh")
+    assert "or with one of augreg_in21k, augreg_in21k_ft_in1k" in mistyped.value.fix
+
+
+@pytest.mark.slow
+def test_fine_tuning_says_whose_statistics_a_bare_file_gets(pictures, tiny_file):
+    words = ("finetune", "--ckpt", tiny_file, "--dataset", pictures)
+    unnamed, notes = plan(*words)
+    of_paper, quiet = plan(*words, "--model", "Ti/16")
+    of_deit, of_timm = plan(*words, "--model", "deit_tiny_patch16_224")
+    shown = run("inspect", tiny_file, "--summary", "--model", "deit_tiny_patch16_224").out
+
     assert "note: mean 0.5, std 0.5: the weights state none (--model NAME of timm" in notes
     assert unnamed["mean"] == of_paper["mean"] == [0.5] * 3 and "mean 0.5" not in quiet
-    assert mistyped.code == 2 and "or with one of augreg_in21k, augreg_in21k_ft_in1k" in mistyped.err
+    line = "mean 0.485 0.456 0.406, std 0.229 0.224 0.225, as timm has it for deit_tiny_patch16_224"
+    assert of_deit["mean"] == [0.485, 0.456, 0.406] and line in of_timm and line in " ".join(shown.split())
 
 
-def test_the_authors_files_and_fresh_networks_get_what_the_recipes_said(pictures, tmp_path, shared):
-    npz = shared / "golden/checkpoints/vit_ti16.npz"
-    of_file, _ = plan("finetune", "--ckpt", npz, "--dataset", pictures)
-    fresh, _ = plan("finetune", "--ckpt", "random", "--model", "Ti/16", "--dataset", pictures)
-    demo, _ = plan("finetune", "--ckpt", "demo", "--dataset", pictures)
-    by_option, _ = plan("finetune", "--ckpt", "demo", "--dataset", pictures, "--res", "96")
-    modern, _ = plan("pretrain", "--recipe", "modern/cifar10-laptop", "--dataset", pictures)
+def test_fresh_networks_and_the_demo_s_get_what_the_recipes_said():
+    fresh = settled("finetune/default", model__ckpt="random", model__name="Ti/16")
+    demo = settled("finetune/default", model__ckpt="demo")
+    larger = settled("finetune/default", model__ckpt="demo", data__image_size="96")
+    flexible = settled("finetune/default", model__ckpt="random", model__name="flexivit_small")
+    modern = settled("modern/cifar10-laptop", command="pretrain")
+    modern_s16 = settled("modern/s16-imagenet-90ep", command="pretrain")
 
-    for data in (of_file, fresh):
-        assert (data["image_size"], data["eval_resize"], data["eval_crop_fraction"]) == (
-            224,
-            "short_side",
-            0.9,
-        )
-        assert data["interpolation"] == "bicubic"
+    assert (fresh.image_size, fresh.eval_resize, fresh.eval_crop_fraction) == (224, "short_side", 0.9)
     # Drawn at 64 px, and so never resized; of larger images the short side.
-    assert (demo["image_size"], demo["eval_resize"], demo["eval_crop_fraction"]) == (64, "short_side", 1.0)
-    assert by_option == demo | {"image_size": 96}
-    assert modern["interpolation"] == "bilinear"
-    assert all(data["mean"] == data["std"] == [0.5] * 3 for data in (of_file, fresh, demo, modern))
+    assert (demo.image_size, demo.eval_resize, demo.eval_crop_fraction) == (64, "short_side", 1.0)
+    assert larger == demo.model_copy(update={"image_size": 96}) and flexible.image_size == 240
+    interpolations = [data.interpolation for data in (fresh, demo, modern, modern_s16)]
+    assert interpolations == ["bicubic", "bilinear", "bilinear", "bilinear"]
+    assert (modern_s16.image_size, modern_s16.antialias) == (224, False)
+    assert {data.mean + data.std for data in (fresh, demo, flexible, modern, modern_s16)} == {(0.5,) * 6}
 
 
+def test_the_authors_files_have_the_recipe_s_pixels_at_their_own_size(shared):
+    folder = shared / "golden/checkpoints"
+    for model in json.loads((folder / "models.json").read_text()).values():
+        data = settled("finetune/default", model__ckpt=folder / model["checkpoint"])
+
+        assert data.image_size == model["image_size"], model["checkpoint"]
+        assert (data.eval_crop_fraction, data.interpolation, data.mean) == (0.9, "bicubic", (0.5,) * 3)
+
+
+@pytest.mark.slow
 def test_each_checkpoint_of_a_sweep_decides_about_its_own_pixels(pictures, tmp_path):
     dino = save_as_timm(tmp_path / "dino", *FAMILIES["dinov2"])
     flexi = save_as_timm(tmp_path / "flexi", *FAMILIES["flexivit"])

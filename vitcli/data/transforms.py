@@ -75,7 +75,8 @@ class Preprocessing:
             raise WeightsError(
                 f"this version cannot read the stored preprocessing ({', '.join(wrong)})",
                 where="metadata of the weights",
-                fix="update vit, or take a recipe with numbers: evaluate/default, to train finetune/table4",
+                fix="update vit, or use numbers: --recipe evaluate/default; to train, --set KEY=VALUE for "
+                "every key of [data] that says weights",
             )
         return cls(
             **{key: tuple(value) if isinstance(value, list) else value for key, value in stored.items()}

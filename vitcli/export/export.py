@@ -130,6 +130,7 @@ def export(ckpt: str, out: str, options: ExportOptions, *, quiet: bool) -> dict[
         "out": out,
         "files": files,
         "resolution": preprocessing.resolution,
+        "preprocessing": preprocessing.summary(),
         "num_classes": arch.num_classes,
         "num_images": len(split),
         "images": list(options.images) or "demo",
@@ -151,6 +152,7 @@ def as_text(result: dict[str, Any]) -> str:
     }
     rows = [
         ("model", f"{result['model']} at {size_text(result['resolution'])} px, {result['numerics']}"),
+        ("pixels", result["preprocessing"]),
         ("head", f"{num_classes} classes" if num_classes else "none, features only"),
         ("compared on", f"{result['num_images']} images{drawn}"),
         ("difference", f"{result['max_abs_difference']:.2g}, relative {result['max_rel_difference']:.2g}"),

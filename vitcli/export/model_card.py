@@ -112,7 +112,8 @@ def weights_card(exported: dict[str, Any], loading: str) -> str:
     origin, num_classes = public_name(exported["ckpt"]), exported["num_classes"]
     facts = [
         ("from", code(origin)),
-        ("image size", f"{size_text(exported['resolution'])} px; preprocessing is in config.json"),
+        ("image size", f"{size_text(exported['resolution'])} px"),
+        ("preprocessing", f"{exported['preprocessing']}; as numbers in config.json"),
         ("classes", str(num_classes) if num_classes else "none: features"),
         ("numerics", exported["numerics"]),
         (
