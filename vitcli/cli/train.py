@@ -38,7 +38,7 @@ class TrainingOptions:
     track: options.Track = None
     overwrite: options.Overwrite = False
     dry_run: Annotated[bool, option("--dry-run", RUN,
-        "Print the training plan and the resolved recipe; write nothing.")] = False
+        "Print the training plan, with --json the resolved recipe too; write nothing.")] = False
     measure: Annotated[bool, option("--measure", ADVANCED, "With --dry-run: time ten real steps.")] = False
 # fmt: on
 

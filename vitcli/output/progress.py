@@ -3,10 +3,14 @@
 A terminal gets a Rich bar, anything else a plain line every ten seconds, --quiet nothing.
 """
 
+import shutil
 import sys
+import textwrap
 import time
+from collections.abc import Sequence
 
 PLAIN_EVERY_S = 10.0
+BAR_COLUMNS = 18
 
 
 class Progress:
@@ -24,6 +28,8 @@ class Progress:
         """Print one line; never part of the result."""
         if self.is_silent:
             return
+        if self.is_terminal:  # which would break words
+            text = wrapped_lines(text, shutil.get_terminal_size().columns)
         try:
             if self._bar is not None:
                 self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -46,29 +52,35 @@ class Progress:
 
         self._bar = RichProgress(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=BAR_COLUMNS),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[detail]}"),
+            TextColumn("{task.fields[detail]}", markup=False),
             console=RichConsole(stderr=True),
             transient=True,
         )
         self._bar.start()
         self._task = self._bar.add_task(title, total=total, completed=done, detail="")
 
-    def update(self, done: int, detail: str = "") -> None:
-        """Advance the bar to `done` of the total, with `detail` and the time left."""
+    def update(self, done: int, *details: str) -> None:
+        """Advance the bar to `done` of the total.
+
+        Args:
+            details: what else to show, the most important first: a narrow terminal gets no more than fits.
+        """
         if self.is_silent:
             return
         now = time.monotonic()
         num_done_here = done - self._done_before  # the speed is that of this call
         if num_done_here > 0:
             left_s = (now - self._started_at) / num_done_here * (self._total - done)
-            detail = f"{detail}  {_clock(left_s)} left"
+            details = (f"{_clock(left_s)} left", *details)
         if self._bar is not None:
-            self._bar.update(self._task, completed=done, detail=detail)
+            count = len(f"{self._total}/{self._total}")
+            room = self._bar.console.width - len(self.title) - BAR_COLUMNS - count - 3  # spaces between
+            self._bar.update(self._task, completed=done, detail=fitting(details, room))
         elif now - self._last_plain >= PLAIN_EVERY_S:
             self._last_plain = now
-            self.note(f"{self.title} {done}/{self._total}  {detail}")
+            self.note(f"{self.title} {done}/{self._total}  {'  '.join(details)}")
 
     def end(self) -> None:
         """Remove the bar."""
@@ -76,6 +88,19 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+
+
+def wrapped_lines(text: str, width: int) -> str:
+    """Return the text with its long lines broken at spaces; words and paths stay whole, to be copied."""
+    whole = {"width": width, "break_long_words": False, "break_on_hyphens": False, "subsequent_indent": "  "}
+    lines = (line if len(line) <= width else textwrap.fill(line, **whole) for line in text.split("\n"))
+    return "\n".join(lines)
+
+
+def fitting(details: Sequence[str], room: int) -> str:
+    """Return as many of the details, from the first on, as fit into `room` columns."""
+    texts = ("  ".join(details[:count]) for count in range(len(details), 0, -1))
+    return next((text for text in texts if len(text) <= room), "")
 
 
 def _clock(seconds: float) -> str:

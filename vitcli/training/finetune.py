@@ -40,7 +40,8 @@ def finetune(recipe: Recipe, options: RunOptions) -> dict[str, Any]:
             drop_path=settings.drop_path,
             posemb_method=settings.posemb_resample,
         )
-        notes = [f"{settings.ckpt}: {weights.format}, {weights.numerics}", *report.lines()]
+        kind = "" if weights.format == settings.ckpt else f" ({weights.format})"
+        notes = [f"weights {settings.ckpt}{kind}; activation: {weights.numerics}", *report.lines()]
         notes += notes_on_pixels(weights, recipe)
         return InitialModel(model, arch, settings.ckpt, notes)
 

@@ -18,6 +18,7 @@ from vitcli.distributed.runtime import Runtime, autocast, peak_memory_gib
 from vitcli.errors import NotFiniteError, Stopped
 from vitcli.output.progress import Progress
 from vitcli.output.run_folder import RunFolder
+from vitcli.output.text import count_of, duration
 from vitcli.training.objective import Objective
 from vitcli.training.optim import clip_by_global_norm
 from vitcli.training.schedule import Plan
@@ -25,6 +26,9 @@ from vitcli.training.state import Saver, TrainingState
 from vitcli.training.validation import PeriodicEvaluation
 
 MIN_LOSS_SCALE = 2.0**-10  # of fp16: gradients that overflow at a smaller scale are truly infinite
+
+ESTIMATED_AFTER = 5  # steps, of which the first is slow
+WORTH_A_NOTE_S = 60
 
 
 @dataclass(frozen=True)
@@ -172,6 +176,7 @@ class Meter:
         self.plan, self.progress, self.state = plan, progress, state
         self._waited_s = self._waited_before_s = self._measured_s = 0.0
         self._num_steps = 0
+        self._is_estimated = False
         self.next_step()
 
     def next_step(self) -> None:
@@ -197,9 +202,20 @@ class Meter:
         images_per_s = self._num_steps * self.plan.batch_size / self._measured_s
         wait = f"data wait {self._waited_s / self._measured_s:.0%}"
         self.progress.update(
-            self.state.step, f"loss {loss:.4f}  lr {lr:.2e}  {images_per_s:.0f} img/s  {wait}"
+            self.state.step, f"loss {loss:.4f}", f"{images_per_s:.0f} img/s", f"lr {lr:.2e}", wait
         )
+        self._estimate_once()
         return {"step_s": step_s, "images_per_s": self.plan.batch_size / step_s, "data_wait_s": waited_s}
+
+    def _estimate_once(self) -> None:
+        """Say how long a run of minutes will take, once its first steps are measured."""
+        if self._is_estimated or self._num_steps < ESTIMATED_AFTER:
+            return
+        self._is_estimated = True
+        num_left = self.plan.total_steps - self.state.step
+        left_s = num_left * self._measured_s / self._num_steps
+        if left_s >= WORTH_A_NOTE_S:
+            self.progress.note(f"about {duration(left_s)} for {count_of(num_left, 'more step')}")
 
 
 def _agree(

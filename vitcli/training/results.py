@@ -59,6 +59,7 @@ def summarise(
             "resolution": recipe.data.image_size,
             "steps": job.plan.total_steps,
             "batch_size": job.plan.batch_size,
+            "epochs": job.plan.epochs,
             "lr": recipe.optimizer.lr,
             "dev_top1_by_lr": None,
             **run_scores,

@@ -27,6 +27,11 @@ class Plan:
     images_seen: int
     exaflops: float | None
 
+    @property
+    def epochs(self) -> float:
+        """Passes over the training images; the last one may be a part."""
+        return self.images_seen / self.num_examples
+
 
 def plan(
     *,

@@ -24,7 +24,7 @@ from vitcli.models.build import TransformerOptions, architecture, build
 from vitcli.output import run_folder
 from vitcli.output.atomic import read_json
 from vitcli.output.progress import Progress
-from vitcli.output.text import first_few, size_text
+from vitcli.output.text import count_of, first_few, size_text
 from vitcli.recipe import Recipe
 from vitcli.recipe.schema import Data, Model
 from vitcli.training import schedule, tracking
@@ -32,6 +32,7 @@ from vitcli.training.auto_batch_size import find_max_batch_size
 from vitcli.training.gradients import check_parts, exact_per_device_batch
 from vitcli.training.objective import training_task
 from vitcli.training.schedule import Plan, choose_per_device_batch
+from vitcli.training.text import length_text
 
 # Largest micro-batch chosen by default. Small on a CPU, where it costs nothing, so that a step has several
 # micro-batches and several processes can divide them without changing dropout.
@@ -172,6 +173,8 @@ def set_up(
     for line in [*_unusual_labels(train_split), *start.notes]:
         progress.note(line)
     plan = plan_run(recipe, options, runtime, start, train_split)
+    for line in _notes_on_length(plan, recipe):
+        progress.note(line)
     return TrainingJob(
         command, recipe, options, runtime, progress, train_split, eval_split, probe, start, plan
     )
@@ -312,6 +315,7 @@ def describe(job: TrainingJob) -> dict[str, Any]:
         "params": flops.num_params(job.start.arch),
         "forward_gmacs": round(macs / 1e9, 3),
         **asdict(job.plan),
+        "epochs": job.plan.epochs,
         "precision": job.runtime.precision,
         "estimated_peak_memory_gib": _estimated_memory_gib(job),
         "recipe": recipes.to_toml(job.recipe),
@@ -383,10 +387,11 @@ def _note_data(
     progress: Progress, recipe: Recipe, start: InitialModel, train_split: Split, eval_split: Split
 ) -> None:
     """Print what is trained on which data."""
-    progress.note(f"{start.arch.name} at {size_text(recipe.data.image_size)} px on {train_split.name}:")
-    # The held-out split of a declared data set has no size.
-    scored = f", scored on {len(eval_split)} of {eval_split.name}" if len(eval_split) else ""
-    progress.note(f"{len(train_split)} images of {train_split.num_classes} classes{scored}")
+    progress.note(f"{start.arch.name} at {size_text(recipe.data.image_size)} px")
+    classes = count_of(train_split.num_classes, "class", "classes")
+    progress.note(f"training on {count_of(len(train_split), 'image')} of {classes}: {train_split.name}")
+    if len(eval_split):  # that of a declared data set has no size
+        progress.note(f"scored on {count_of(len(eval_split), 'image')}: {eval_split.name}")
     for line in dict.fromkeys(train_split.lines + eval_split.lines):
         progress.note(line)
     if eval_split.dev_cut and recipe.data.eval_split not in (dataset.DEV_PART, dataset.DEV_PART_OF_ALL):
@@ -396,6 +401,19 @@ def _note_data(
     if eval_split.dev_cut and recipe.data.dev_stratified and not eval_split.dev_cut["stratified"]:
         reason = "its images have several labels" if train_split.has_several_labels else "it is too large"
         progress.note(f"note: what is held out was drawn at random, not by class: {reason}")
+
+
+def _notes_on_length(plan: Plan, recipe: Recipe) -> list[str]:
+    """Return lines on how often the run sees each image."""
+    asked = recipe.schedule.epochs
+    length = length_text(plan.total_steps, plan.batch_size, plan.num_examples)
+    if asked and f"{asked:.3g}" != f"{plan.epochs:.3g}":
+        length += f" ({asked:g} epochs in whole steps)"
+    notes = [length]
+    if plan.batch_size > plan.num_examples:
+        count = count_of(plan.num_examples, "image")
+        notes.append(f"note: a step of {plan.batch_size:,} images sees some of the {count} more than once")
+    return notes
 
 
 def _unusual_labels(split: Split) -> list[str]:

@@ -11,6 +11,7 @@ from vitcli.output.text import (
     accuracy_text,
     commands,
     count_of,
+    duration,
     exaflops,
     held_out,
     interval_text,
@@ -39,7 +40,7 @@ def _summary(summary: dict[str, Any], *, width: int | None = None) -> str:
         *skipped(summary),
         ("model", f"{summary['model']} at {size_text(summary['resolution'])} px"),
         ("from", summary["ckpt"] or "fresh weights"),
-        ("training", f"{summary['steps']} steps of {summary['batch_size']} images, lr {summary['lr']:g}"),
+        ("training", f"{_length_of(summary)}, lr {summary['lr']:g}"),
     ]
     if len(runs) > 1 and "top1" in summary:
         accuracies = "  ".join(percent(run["top1"]) for run in runs)
@@ -51,6 +52,22 @@ def _summary(summary: dict[str, Any], *, width: int | None = None) -> str:
         notes = "".join(f"{line}\n" for line in remarks(choices, summary["chosen"]))
         text += f"\nchosen on images held out for it:\n{table}\n{notes}\n"
     return text + pairs(commands(*_next_commands(summary)), width=width)
+
+
+def length_text(steps: int, batch_size: int, num_examples: int) -> str:
+    """Return the duration of a run in steps and in passes over its images."""
+    epochs = steps * batch_size / num_examples
+    count = f"{epochs:,.0f}" if epochs >= 100 else f"{epochs:.3g}"
+    passes = f"{count} epoch{'' if count == '1' else 's'} of {count_of(num_examples, 'image')}"
+    return f"{count_of(steps, 'step')} of {count_of(batch_size, 'image')} = {passes}"
+
+
+def _length_of(summary: dict[str, Any]) -> str:
+    """Return the duration of a finished run; summaries of an older version may lack a number."""
+    steps, batch_size = summary["steps"], summary["batch_size"]
+    if num_examples := summary.get("num_train_examples"):
+        return length_text(steps, batch_size, num_examples)
+    return f"{count_of(steps, 'step')} of {count_of(batch_size, 'image')}"
 
 
 def _next_commands(summary: dict[str, Any]) -> list[tuple]:
@@ -134,12 +151,14 @@ def run_line(summary: Mapping[str, Any], number: int, num_runs: int) -> str:
 
 
 def _plan(plan: dict[str, Any]) -> str:
-    passes = f"{plan['accumulation_steps']} passes of {plan['per_device_batch']}"
+    count = count_of(plan["accumulation_steps"], "pass", "passes")
+    passes = f"{count} of {plan['per_device_batch']}"
     processes = count_of(plan["world_size"], "process", "processes")
     rows = [
         ("model", f"{plan['model']}, {plan['params']:,} parameters, {plan['forward_gmacs']} GMACs per image"),
         ("data", f"{plan['num_examples']:,} training images"),
-        ("steps", f"{plan['total_steps']:,}, of which {plan['warmup_steps']:,} warm-up"),
+        ("warm-up", f"{plan['warmup_steps']:,} of the {count_of(plan['total_steps'], 'step')}"),
+        ("training", length_text(plan["total_steps"], plan["batch_size"], plan["num_examples"])),
         ("images seen", f"{plan['images_seen']:,}"),
         ("compute", f"{exaflops(plan['exaflops'])} exaFLOPs, {plan['precision']}"),
         ("batch", f"{plan['batch_size']} images: {passes} on {processes}"),
@@ -150,8 +169,9 @@ def _plan(plan: dict[str, Any]) -> str:
         compute = "" if plan["all_exaflops"] is None else f", {exaflops(plan['all_exaflops'])} exaFLOPs"
         rows.append(("all runs", f"{runs}: {plan['all_steps']:,} steps{compute}"))
     if "measured_images_per_s" in plan:
-        measured = f"{plan['measured_images_per_s']:.1f} images/s, {plan['measured_hours']:.2f} hours"
+        measured = f"{plan['measured_images_per_s']:.1f} images/s, {duration(3600 * plan['measured_hours'])}"
         rows.append(("measured", f"{measured}, {plan['measured_peak_memory_gib']:.1f} GiB"))
     if "all_measured_hours" in plan:
-        rows.append(("", f"{plan['all_measured_hours']:.2f} hours for all runs"))
-    return plan["recipe"].rstrip() + "\n\n" + pairs(rows)
+        rows.append(("", f"{duration(3600 * plan['all_measured_hours'])} for all runs"))
+    rows.append(("recipe", "all of it is in --dry-run --json; vit recipes show NAME explains each value"))
+    return pairs(rows)
