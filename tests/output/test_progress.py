@@ -28,7 +28,7 @@ def test_plain_lines_come_every_ten_seconds_with_the_time_left(capsys, monkeypat
 
     lines = capsys.readouterr().err.splitlines()
     assert lines == [
-        f"train {step}/100  loss 0.5  0:01:{left:02} left" for step, left in ((10, 30), (20, 20), (30, 10))
+        f"train {step}/100  0:01:{left:02} left  loss 0.5" for step, left in ((10, 30), (20, 20), (30, 10))
     ]
 
 
@@ -42,6 +42,38 @@ def test_control_characters_in_a_class_name_do_not_reach_the_terminal():
 @pytest.mark.parametrize(("seconds", "clock"), [(0, "0:00:00"), (61, "0:01:01"), (3_661, "1:01:01")])
 def test_a_duration_reads_as_a_clock(seconds, clock):
     assert output_progress._clock(seconds) == clock
+
+
+@pytest.mark.parametrize(
+    ("room", "shown"), [(99, "1:00 left  loss 1  lr 2"), (22, "1:00 left  loss 1"), (9, "1:00 left"), (8, "")]
+)
+def test_what_matters_least_is_dropped_first(room, shown):
+    assert output_progress.fitting(["1:00 left", "loss 1", "lr 2"], room) == shown
+
+
+@pytest.mark.parametrize("columns", [64, 80, 120])
+def test_a_narrow_terminal_shows_the_total_of_the_steps(columns, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    progress = Progress(quiet=False)
+    progress.begin("train", total=12_500)
+    progress.update(11_000, "loss 0.0715", "1234 img/s", "lr 9.95e-03", "data wait 12%")
+    line = "".join(segment.text for segment in progress._bar.console.render_lines(progress._bar)[0])
+    progress.end()
+
+    assert "11000/12500" in line and "loss 0.0715" in line and "…" not in line and len(line) <= columns
+    assert ("data wait" in line) == (columns == 120)
+
+
+def test_notes_break_at_spaces_and_leave_paths_whole(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    path = "runs/" + 50 * "x"
+    Progress(quiet=False).note(f"the run is stopped and saved in the folder {path} for now")
+
+    lines = capsys.readouterr().err.splitlines()
+    assert f"  {path}" in lines and all(len(line) <= 40 or path in line for line in lines)
+    assert " ".join(" ".join(lines).split()) == f"the run is stopped and saved in the folder {path} for now"
 
 
 def test_a_terminal_gets_a_bar_and_notes_above_it(capsys, monkeypatch):

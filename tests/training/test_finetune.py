@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.conftest import run, vit
+from vitcli.training.text import as_text
 
 SMALL = (
     "finetune",
@@ -252,6 +253,21 @@ def test_a_dry_run_prints_the_plan_and_touches_nothing(photos, tmp_path):
     assert not (tmp_path / "run").exists()
     assert (plan["total_steps"], plan["images_seen"], plan["accumulation_steps"]) == (7, 56, 4)
     assert plan["params"] > 600_000 and plan["estimated_peak_memory_gib"] > 0
+    assert plan["epochs"] == 56 / 24
+    assert "7 steps of 8 images = 2.33 epochs of 24 images" in outcome.err + as_text(plan)
+    # The plan stands alone, in minutes; epochs that are not whole steps, and large batches, are said.
+    assert "[optimizer]" not in as_text(plan)
+    measured = {"measured_images_per_s": 0.5, "measured_hours": 0.03, "measured_peak_memory_gib": 1.0}
+    assert "0.5 images/s, 2 min, 1.0 GiB" in as_text(plan | measured)
+
+
+def test_epochs_are_whole_steps_and_a_batch_beyond_the_images_is_noted(photos):
+    words = [word for word in SMALL if word != "--quiet"]
+    outcome = run(*words, "--dataset", photos, "--epochs", 3, "--batch-size", 32, "--dry-run")
+
+    assert outcome.json["total_steps"] == 2 and outcome.json["epochs"] == 64 / 24
+    assert "2 steps of 32 images = 2.67 epochs of 24 images (3 epochs in whole steps)" in outcome.err
+    assert "a step of 32 images sees some of the 24 images more than once" in outcome.err
 
 
 def when_logged(run_dir: Path, num_lines: int, action) -> None:

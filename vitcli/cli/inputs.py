@@ -60,9 +60,9 @@ def check_images(names: Sequence[str], option: str) -> None:
 
 
 def check_file(name: str, option: str) -> None:
-    """Refuse a file that does not exist."""
-    if not Path(name).is_file():
-        raise VitError(f"there is no file {name}{_nearest_beside(name)}", where=option, fix="check the path")
+    """Refuse a file or folder that does not exist."""
+    if not Path(name).exists():
+        raise VitError(f"there is no {name}{_nearest_beside(name)}", where=option, fix="check the path")
 
 
 def _nearest_beside(name: str) -> str:
