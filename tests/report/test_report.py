@@ -3,15 +3,20 @@
 import csv
 import io
 import json
+import os
+import re
+import shlex
 import socket
 import subprocess
 import sys
+import time
 
 import pytest
 
 from tests import report_runs as made
 from tests.cli.test_app import check_error
 from tests.conftest import run
+from vitcli.report import report as reports
 
 
 @pytest.fixture
@@ -45,9 +50,10 @@ def test_rows_are_data_sets_and_columns_networks_as_in_table_2(runs):
         ("ViT-L/16", "384 px"),
     ]
     assert texts(result, "accuracy") == [
-        ["cifar10", "test", "98.99", None],
-        ["oxford_pets", "test", "94.31 ± 0.10", "95.12"],
+        ["cifar10", "test, 3,669 images", "98.99", None],
+        ["oxford_pets", "test, 3,669 images", "94.31 ± 0.10", "95.12"],
     ]
+    assert table(result, "accuracy")["rows"][1]["cells"][1]["note"] == "94.1 to 96.1"  # the 95 % interval
     bold = [[bool(cell and cell["is_best"]) for cell in row["cells"]] for row in accuracy["rows"]]
     assert bold == [[False, False], [False, True]]
     assert accuracy["rows"][1]["cells"][0]["value"] == 0.9431  # a fraction, and not the percent of the text
@@ -75,6 +81,7 @@ def test_pre_training_compute_stands_beside_when_its_run_is_reported_too(tmp_pat
     result = run("report", tmp_path, "--json").json
 
     assert texts(result, "compute") == [["ViT-B/16", "384 px", "90.00", "0.0125", "55"]]
+    assert texts(result, "pretraining")[0][0] == "before"
     assert texts(result, "pretraining")[0][2:] == ["71.00", "0.4100", "64.00", "500", "32,000", "55"]
 
 
@@ -93,7 +100,7 @@ def test_a_selection_is_one_run_with_its_choices_and_its_seeds(tmp_path):
     result = run("report", tmp_path, "--json").json
 
     assert result["runs"] == [str(tmp_path / "select")]  # and neither its arms nor its seeds
-    assert texts(result, "accuracy") == [["oxford_pets", "test", "96.00 ± 1.00"]]
+    assert texts(result, "runs")[0][2:5] == ["96.00 ± 1.00", "95.0 to 97.0", "3,669"]
     assert [one["name"] for one in table(result, "selection")["columns"]] == [
         "lr 0.003",
         "lr 0.01",
@@ -121,7 +128,7 @@ def test_one_recipe_run_with_three_seeds_is_one_cell(tmp_path):
 
     result = run("report", tmp_path, "--json").json
 
-    assert texts(result, "accuracy") == [["oxford_pets", "test", "93.00 ± 2.00"]]
+    assert texts(result, "accuracy") == [["oxford_pets", "test, 3,669 images", "93.00 ± 2.00"]]
 
 
 def test_a_run_under_way_tells_its_step(tmp_path):
@@ -135,7 +142,7 @@ def test_a_run_under_way_tells_its_step(tmp_path):
         "running",
         "80 s",
     ]  # 320 steps of 0.25 s
-    assert texts(result, "accuracy")[0][2] == "step 180 of 500"
+    assert {one["table"] for one in result["tables"]} == {"progress"}  # it has no result yet
 
 
 def test_a_selection_under_way_tells_its_part(tmp_path):
@@ -181,6 +188,110 @@ def test_few_shot_rows_are_data_and_shots(tmp_path):
     ]
 
 
+def test_runs_scored_on_different_images_share_neither_a_row_nor_a_star(tmp_path):
+    """Five held-out images, twenty-one, and other twenty-one: nobody can say which run is the best."""
+    for name, top1, count, mark in (("a", 0.8, 5, "x"), ("b", 0.48, 21, "y"), ("c", 0.5, 21, "z")):
+        counted = dict(num_eval_examples=count, eval_fingerprint=mark * 32, lr=top1 / 10)
+        made.finetuned(tmp_path / name, top1, dataset="my photos", **counted)
+    made.finetuned(
+        tmp_path / "d", 0.52, dataset="my photos/", num_eval_examples=21, eval_fingerprint="z" * 32
+    )
+    made.finetuned(tmp_path / "e", 0.9, dataset="pets")  # another data set, so that there is Table 2
+
+    result = run("report", tmp_path, "--json").json
+
+    names = [f"{row[0]}, {row[1]}" for row in texts(result, "accuracy")]
+    assert names == [
+        "my photos, test, 5 images",
+        "my photos, test, 21 images (set yyyyyy)",
+        "my photos, test, 21 images (set zzzzzz)",
+        "pets, test, 3,669 images",
+    ]
+    stars = {
+        cell["text"]
+        for row in table(result, "accuracy")["rows"]
+        for cell in row["cells"]
+        if cell and cell["is_best"]
+    }
+    assert stars == {"52.00"}  # of c and d, which were scored on the same images
+    stars = [row["name"] for row in table(result, "runs")["rows"] if row["cells"][0]["is_best"]]
+    assert stars == ["d"]
+    for row in table(result, "runs")["rows"]:
+        top1, interval, count = (cell["text"] for cell in row["cells"][:3])
+        assert top1 and " to " in interval and count
+
+
+def test_of_one_data_set_the_runs_are_one_table_and_not_three(tmp_path):
+    for name, lr in (("a", 0.01), ("b", 0.03)):
+        made.finetuned(tmp_path / name, lr=lr, exaflops=9.018e-8)
+
+    result = run("report", tmp_path, "--json").json
+
+    assert [one["table"] for one in result["tables"]] == ["runs", "costs"]
+    assert "GFLOPs" in [one["name"] for one in table(result, "costs")["columns"]]
+    assert "90.18" in texts(result, "costs")[0]  # and not 9.018e-08 exaFLOPs
+
+
+def test_an_unfinished_run_has_the_command_line_that_resumes_it(tmp_path):
+    folder = made.finetuned(tmp_path / "my run", dataset="my photos", is_finished=False, step=180)
+    (folder / ".vit.lock").write_text(f"pid 4194304 on {socket.gethostname()}\n")
+    words = ["vit", "finetune", "--dataset", "my photos"]
+
+    result = run("report", folder, "--json").json
+    assert table(result, "progress")["title"] == "Unfinished"
+    command = table(result, "progress")["rows"][0]["cells"][-1]["text"]
+    assert shlex.split(command) == [*words, "--out", str(folder)]
+    # On a terminal it stands on a line of its own, to be copied.
+    assert f"\n  {command}\n" in run("report", folder).out
+    # The folder is named once; of a running process there is no command.
+    made.write_json(folder / "environment.json", {"command_line": [*words, "--out", "here"]})
+    assert " --out here" in run("report", folder).out
+    (folder / ".vit.lock").write_text(f"pid {os.getpid()} on {socket.gethostname()}\n")
+    assert "--out" not in run("report", folder).out
+
+
+def test_without_names_the_runs_are_those_below_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    check_error(run("report"), 2, "no runs", "RUN")
+    made.finetuned(tmp_path / "runs" / "a")
+
+    assert run("report", "--json").json["runs"] == ["runs/a"]
+
+
+def test_a_list_has_a_line_for_each_run_the_newest_first(tmp_path):
+    made.finetuned(tmp_path / "old", 0.9)
+    made.evaluated(tmp_path / "scored", made.evaluation())
+    made.finetuned(tmp_path / "new", is_finished=False, step=180, evaluated=0)
+    for age, name in ((7200, "old/summary.json"), (600, "scored/evaluation.json"), (30, "new/metrics.jsonl")):
+        os.utime(tmp_path / name, (time.time() - age,) * 2)
+
+    result = run("report", tmp_path, "--list", "--json").json
+
+    rows = texts(result, "list")
+    assert [row[0] for row in rows] == ["new", "scored", "old"]
+    assert rows[0][2:5] == ["running, step 180 of 500", None, None]
+    assert rows[1][2:6] == ["finished", "90.00", "88.0 to 92.0", "40"]
+    assert rows[2][2:] == ["finished", "90.00", "89.0 to 91.0", "3,669", "oxford_pets", "2 h 00 min"]
+    assert len(run("report", tmp_path, "--list").out.splitlines()) == 5  # title, header and three lines
+
+
+@pytest.mark.parametrize("width", [60, 80, 99])
+def test_no_word_is_broken_on_a_narrow_terminal(tmp_path, width):
+    long = "vit_ti16_augreg_in1k.safetensors"
+    for name, lr in (("fewshot-my-photos-ViT-Ti-16-20261122-060011", 0.01), ("b", 0.03)):
+        made.finetuned(tmp_path / name, lr=lr, ckpt=f"weights/{long}", dataset="my photos")
+    made.evaluated(tmp_path / "scored", made.evaluation(f"weights/{long}"))
+    report = reports.read([str(tmp_path)])
+
+    for one in report.tables:
+        lines = one.as_text(width=width).splitlines()
+        assert max(map(len, lines)) <= width
+        texts = [row.head.line for row in one.rows]
+        texts += [cell.line for row in one.rows for cell in row.cells]
+        words = {word for text in texts for word in re.findall("[A-Za-z0-9]+", text)}
+        assert words <= set(re.findall("[A-Za-z0-9]+", " ".join(lines)))
+
+
 def test_vtab_is_one_row_and_its_tasks_a_table(tmp_path):
     made.vtab(
         tmp_path / "vtab",
@@ -201,22 +312,32 @@ def test_vtab_is_one_row_and_its_tasks_a_table(tmp_path):
 
 def test_evaluations_of_one_and_of_several(tmp_path):
     real = made.evaluation(
-        "runs/l", 0.88, real_top1=0.91, dataset="imagenet", eval_split="imagenet, split val"
+        "runs/l",
+        0.88,
+        real_top1=0.91,
+        num_real_examples=38,
+        dataset="imagenet",
+        eval_split="imagenet, split val",
     )
-    made.evaluated(tmp_path / "one", made.evaluation("runs/b", 0.9, num_classes=12))
+    made.evaluated(tmp_path / "one", made.evaluation("runs/b", 0.9, num_classes=12, num_eval_examples=40))
     made.evaluated(tmp_path / "two", real, made.evaluation("runs/l", 0.93))
 
     result = run("report", tmp_path, "--json").json
 
     assert texts(result, "evaluated") == [
-        ["imagenet", "val", None, "88.00"],
-        ["imagenet", "val, ReaL", None, "91.00"],
-        ["oxford_pets", "test", "90.00", "93.00"],
+        ["imagenet", "val, 40 images", None, "88.00"],
+        ["imagenet", "val, ReaL, 38 images", None, "91.00"],
+        ["oxford_pets", "test, 40 images", "90.00", "93.00"],
     ]
+    assert [one["name"] for one in table(result, "evaluated")["columns"]] == [
+        "b",
+        "l",
+    ]  # not one network twice
+    assert "no reliability diagram" in table(result, "evaluations")["caption"]  # of 40 images
     names = [one["name"] for one in table(result, "evaluations")["columns"]]
     assert names == ["images", "top-1", "95 %", "top-5", "ReaL", "loss", "ECE", "Brier"]
     assert texts(result, "evaluations")[0][2:] == [
-        "120",
+        "40",
         "90.00",
         "88.0 to 92.0",
         "99.00",
@@ -270,7 +391,7 @@ def test_markdown_has_bold_and_links_that_start_from_the_file(runs):
 
     assert run("report", runs, "--out", out).code == 0
     told = out.read_text()
-    assert "| oxford_pets, test | 94.31 ± 0.10 (3 runs) | **95.12** |" in told
+    assert "| oxford_pets, test, 3,669 images | 94.31 ± 0.10 (93.3 to 95.3, 3 runs) | **95.12** (" in told
     assert "[b-pets](./../b-pets)" in told and (out.parent / "./../b-pets").is_dir()
 
 
@@ -318,7 +439,7 @@ def test_a_run_is_never_written_over(runs):
         (["nowhere"], 2, ["nowhere does not exist", "RUN"]),
         (["."], 2, ["no run in", "vit finetune"]),
         (["file.txt"], 2, ["file.txt is a file"]),
-        ([], 2, ["Missing argument"]),
+        ([], 2, ["no runs are named"]),
         (["run", "--out", "report.pdf"], 2, ["unknown ending .pdf", ".html"]),
         (["run", "--out", "report"], 2, ["has no ending", "--format"]),
         (["run", "--format", "markdwn"], 2, ["did you mean 'markdown'"]),

@@ -15,8 +15,11 @@ Format = Literal["text", "markdown", "csv", "json", "html"]
 @command(app, panel=UNDERSTAND, example="vit report runs/ --out report.html")
 def report(
     *,
-    runs: Annotated[list[str], typer.Argument(metavar="RUN",
-        help="Output folders of vit finetune, pretrain, fewshot and evaluate, or folders of such.")],
+    runs: Annotated[list[str] | None, typer.Argument(metavar="RUN",
+        help="Output folders of vit finetune, pretrain, fewshot and evaluate, or folders of such "
+        "(default: runs/).")] = None,
+    list_: Annotated[bool, option("--list", RUN,
+        "Only list the runs: state, top-1, data and age, the newest first.")] = False,
     out: Annotated[Path | None, option("--out", RUN,
         "Write the report to a .html, .md, .csv or .json file (default: print it).", "FILE")] = None,
     format_: Annotated[Format | None, option("--format", RUN,
@@ -37,15 +40,19 @@ def report(
         raise typer.BadParameter("--port belongs to --serve")
     if serve and (out or format_):
         raise typer.BadParameter("--serve shows a page and writes none: leave --out and --format out")
+    if serve and list_:
+        raise typer.BadParameter("--serve shows the whole report: leave --list out")
     if printing.as_json and format_ and not out:
         raise typer.BadParameter("--json and --format both say what to print: name one of them")
     from vitcli.output.atomic import check_out
     from vitcli.report import report as reports
+    from vitcli.report.scan import default_places
 
     form = reports.format_of(out, format_)
     if out:
         check_out(out, overwrite=overwrite or reports.is_report(out))
-    report = reports.read(runs)
+    places = default_places(runs or [])
+    report = reports.listed(places) if list_ else reports.read(places)
     if serve:
         return _serve(report.places, port or 0, printing)
     if out:

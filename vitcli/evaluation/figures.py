@@ -13,20 +13,20 @@ from matplotlib.ticker import MaxNLocator
 
 from vitcli.evaluation.statistics import Reliability
 from vitcli.output.plots import BLUE, ORANGE, STYLE
+from vitcli.output.summaries import LEAST_CALIBRATED
 
 MOST_CLASSES = 30  # of a confusion matrix with legible names
 MISTAKES_PER_ROW = 5
 FEW = 10  # a bin of fewer examples is pale: its accuracy is mostly chance
 PALE = "#b9d4e6"
-LEAST_EXAMPLES = 50  # of a reliability diagram
 
 
 def reliability_diagram(reliability: Reliability, *, title: str) -> Figure | None:
     """Plot accuracy against confidence in each bin, and below it the number of examples per bin.
 
-    None of fewer than LEAST_EXAMPLES: every bin would be chance.
+    None of fewer examples than LEAST_CALIBRATED.
     """
-    if reliability.counts_M.sum() < LEAST_EXAMPLES:
+    if reliability.counts_M.sum() < LEAST_CALIBRATED:
         return None
     width = 100 * reliability.edges_M1[1]
     middles_M = 100 * reliability.edges_M1[:-1] + width / 2

@@ -1,17 +1,19 @@
 """The document model of the tables and figures that commands show, and tables in each format."""
 
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
 
-from vitcli.output.text import escape_markdown, plain, terminal_width
+from vitcli.output.text import NO_LIMIT, escape_markdown, plain, terminal_width
 
-Kind = Literal["number", "text", "clipped", "id"]
+Kind = Literal["number", "text", "clipped", "id", "command"]
 # Columns of a terminal that a folded text or header keeps as long as it can, and at the least.
 LEAST_WIDTH, TIGHT_WIDTH = 18, 8
+LONGEST_PIECE = 36  # columns of a word that is not broken
 GAP = 2  # columns of a terminal between two columns of a table
 
 
@@ -56,7 +58,7 @@ class Header:
         folder: run folder that a row links to.
         kind: content of a column. A number is aligned right and never broken, a text is folded where the
             terminal is too narrow, a clipped one ends there in "…" (another command shows all of it), an id
-            stays in one piece so that it can be copied.
+            stays in one piece so that it can be copied, a command is copied too, and stands below the table.
     """
 
     name: str
@@ -116,33 +118,41 @@ class Table:
         """Lay the table out for a terminal of `width` columns (default: the terminal's, no limit in a pipe).
 
         Where there is no room, texts and the headers of numbers are folded first, then cells such as
-        "90.00 ± 0.10" at their spaces. A table that does not fit even so is wider than the terminal: no
-        number is ever cut off.
+        "90.00 ± 0.10" at their spaces; words are broken only after a punctuation mark. A table with a title
+        that does not fit even so is a card for each row; any other is wider than the terminal: no number is
+        ever cut off. Commands to copy stand below the table, each on a line of its own.
         """
-        from rich.console import Console
-        from rich.table import Table as RichTable
-
-        # The widths are decided here: Rich would cut numbers off, too.
+        room = width or terminal_width()
         headers = (self.corner, *self.columns)
+        shown = [at for at, header in enumerate(headers) if header.kind != "command"]
         lines = [[row.head.line, *(cell.line for cell in row.cells)] for row in self.rows]
-        widths = _column_widths(headers, lines, width or terminal_width())
-        shown = RichTable(box=None, pad_edge=False)
-        for header, column_width in zip(headers, widths, strict=True):
-            is_clipped = header.kind == "clipped"
-            shown.add_column(
-                header.line,
-                justify="right" if header.kind == "number" else "left",
-                overflow="ellipsis" if is_clipped else "fold",
-                no_wrap=is_clipped,
-                width=column_width,
-            )
-        for line in lines:
-            shown.add_row(*line)
-        # As plain text, in a console as wide as the table.
-        console = Console(width=sum(widths) + GAP * len(widths), markup=False, highlight=False, emoji=False)
-        with console.capture() as capture:
-            console.print(shown)
-        return "".join(line.rstrip() + "\n" for line in capture.get().splitlines())
+        columns = [[headers[at].line, *(line[at] for line in lines)] for at in shown]
+        kinds = [headers[at].kind for at in shown]
+        widths = _column_widths(kinds, columns, room)
+        total = sum(widths) + GAP * (len(widths) - 1)
+        text = self._as_cards(room) if self.title and total > room else _grid(kinds, columns, widths)
+        return text + self._commands()
+
+    def _as_cards(self, room: int) -> str:
+        """Return each row as its name and, indented, a line for each cell that is not empty."""
+        cards = []
+        for row in self.rows:
+            card = _folded(row.head.line, room, is_text=True)
+            for header, cell in zip(self.columns, row.cells, strict=True):
+                if cell.line and header.kind != "command":
+                    first, *more = _folded(f"{header.line}: {cell.line}", room - 2, is_text=True)
+                    card += [f"  {first}", *(f"    {line}" for line in more)]
+            cards.append("".join(f"{line}\n" for line in card))
+        return "".join(cards)
+
+    def _commands(self) -> str:
+        """Return the cells of columns of commands, below a line that says whose they are and what for."""
+        return "".join(
+            f"{plain(row.head.name)}, {plain(header.name)}:\n  {cell.line}\n"
+            for row in self.rows
+            for header, cell in zip(self.columns, row.cells, strict=True)
+            if header.kind == "command" and cell.text
+        )
 
     def as_markdown(self, *, base: Path | None = None) -> str:
         """Return the table in Markdown, with links to run folders from the folder `base`."""
@@ -193,18 +203,79 @@ def simple_table(columns: Mapping[str, Kind], rows: Iterable[Sequence[str]]) -> 
     return Table("", "", "", corner, tuple(others), tuple(lines))
 
 
-def _column_widths(headers: Sequence[Header], lines: Sequence[Sequence[str]], room: int) -> list[int]:
-    """Return the widths of a table's columns: as they are, folded, or as narrow as they can be."""
+def _column_widths(kinds: Sequence[Kind], columns: Sequence[Sequence[str]], room: int) -> list[int]:
+    """Return the widths of a table's columns: as they are, folded, or as narrow as they can be.
+
+    Args:
+        columns: the header and the cells of each.
+    """
     natural, folded, least = [], [], []
-    for header, *cells in zip(headers, *lines, strict=True):
-        widest, title_word = max(map(_width, cells), default=0), _longest_word([header.line])
-        is_text = header.kind in ("text", "clipped")
-        unbroken = {"number": _longest_word(cells), "id": widest}.get(header.kind, min(widest, TIGHT_WIDTH))
-        natural.append(max(widest, _width(header.line)))
-        folded.append(max(min(widest, LEAST_WIDTH) if is_text else widest, min(title_word, LEAST_WIDTH)))
-        least.append(max(unbroken, min(title_word, TIGHT_WIDTH)))
-    room -= GAP * (len(headers) - 1)
+    for kind, (header, *cells) in zip(kinds, columns, strict=True):
+        widest, title = max(map(_width, cells), default=0), _longest_piece([header], is_text=False)
+        is_text = kind in ("text", "clipped")
+        longest = {
+            "text": _longest_piece(cells, is_text=True),
+            "id": widest,
+            "clipped": min(widest, TIGHT_WIDTH),
+        }
+        unbroken = longest.get(kind, _longest_piece(cells, is_text=False))
+        natural.append(max(widest, _width(header)))
+        folded.append(max(max(min(widest, LEAST_WIDTH), unbroken) if is_text else widest, title))
+        least.append(max(unbroken, title))
+    room -= GAP * (len(kinds) - 1)
     return _narrowed(_narrowed(natural, folded, room), least, room)
+
+
+def _grid(kinds: Sequence[Kind], columns: Sequence[Sequence[str]], widths: Sequence[int]) -> str:
+    """Return the rows of a table as lines of a terminal, cells folded to the widths of their columns."""
+    lines = []
+    for row in zip(*columns, strict=True):
+        cells = [
+            [_clipped(text, width)] if kind == "clipped" else _folded(text, width, is_text=kind == "text")
+            for kind, text, width in zip(kinds, row, widths, strict=True)
+        ]
+        height = max(map(len, cells))
+        if not lines:  # headers end where the numbers begin
+            cells = [["" for _ in range(height - len(cell))] + cell for cell in cells]
+        for at in range(height):
+            parts = (cell[at] if at < len(cell) else "" for cell in cells)
+            aligned = (
+                " " * (width - _width(part)) + part
+                if kind == "number"
+                else part + " " * (width - _width(part))
+                for kind, part, width in zip(kinds, parts, widths, strict=True)
+            )
+            lines.append((" " * GAP).join(aligned).rstrip())
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _clipped(text: str, width: int) -> str:
+    if _width(text) <= width:
+        return text
+    while _width(text) > width - 1:
+        text = text[:-1]
+    return f"{text}…"
+
+
+def _folded(text: str, width: int, *, is_text: bool) -> list[str]:
+    """Break a text into lines, at spaces; of names also after punctuation, inside a word only at the last."""
+    lines, line = [], ""
+    for piece in _pieces(text, is_text=is_text):
+        if line and _width(line + piece.rstrip()) > width:
+            lines.append(line.rstrip())
+            line = ""
+        line += piece
+        while _width(line.rstrip()) > width:  # a piece longer than a line
+            fits = next(at for at in range(len(line), 0, -1) if _width(line[:at]) <= width or at == 1)
+            lines.append(line[:fits])
+            line = line[fits:]
+    return [*lines, line.rstrip()]
+
+
+def _pieces(text: str, *, is_text: bool) -> list[str]:
+    """Split a text where a line may end: after spaces, and in names after punctuation inside a word."""
+    places = r"(?<=\s)(?=\S)|(?<=[-_/.:,])(?=\w)" if is_text else r"(?<=\s)(?=\S)"
+    return re.split(places, text)
 
 
 def _width(text: str) -> int:
@@ -214,8 +285,9 @@ def _width(text: str) -> int:
     return cell_len(text)
 
 
-def _longest_word(texts: Iterable[str]) -> int:
-    return max((_width(word) for text in texts for word in text.split()), default=0)
+def _longest_piece(texts: Iterable[str], *, is_text: bool) -> int:
+    pieces = (_width(piece.rstrip()) for text in texts for piece in _pieces(text, is_text=is_text))
+    return min(max(pieces, default=0), LONGEST_PIECE if is_text else NO_LIMIT)
 
 
 def _narrowed(widths: Sequence[int], least: Sequence[int], room: int) -> list[int]:
@@ -257,7 +329,7 @@ class PageFigure:
 
     Attributes:
         section: key of the table whose heading it stands under, or a heading of its own.
-        svg: an <svg> element for the body of a page.
+        body: an <svg> element, or other HTML, without addresses of anything outside it.
         legend: colour and name of each line.
         has_paper: it needs a white background.
         is_wide: it needs the whole width of the page.
@@ -265,7 +337,7 @@ class PageFigure:
 
     section: str
     caption: str
-    svg: str
+    body: str
     legend: tuple[tuple[str, str], ...] = ()
     has_paper: bool = False
     is_wide: bool = False

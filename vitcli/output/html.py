@@ -11,6 +11,7 @@ from vitcli.output.document import Cell, Header, PageFigure, Row, Table
 from vitcli.output.text import plain
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+FEW_COLUMNS = 3  # of a table that does not need the whole width
 WITH_PROGRESS_BAR = "progress"  # key of the table whose first column is a fraction of a run
 
 
@@ -70,14 +71,18 @@ def _sections(
     sections = [
         (table.key, table.title, _table(table, number, base)) for number, table in enumerate(tables, 1)
     ]
+    small = {table.key for table in tables if len(table.columns) <= FEW_COLUMNS}
     keys = {table.key for table in tables}
     headings = dict.fromkeys(figure.section for figure in figures if figure.section not in keys)
     end = next((at for at, table in enumerate(tables) if table.is_at_end), len(tables))
     sections[end:end] = [(heading, heading, "") for heading in headings]
     numbers, numbered = count(1), []
     for key, title, inner in sections:
-        shown = "".join(_figure(figure, next(numbers)) for figure in figures if figure.section == key)
-        inner += f'<div class="figures">{shown}</div>' if shown else ""
+        shown = [_figure(figure, next(numbers)) for figure in figures if figure.section == key]
+        if shown:
+            both = f'<div>{inner}</div><div class="figures">{"".join(shown)}</div>'
+            # A small table and its only figure stand side by side where there is room.
+            inner = f'<div class="pair">{both}</div>' if key in small and len(shown) == 1 else both
         numbered.append((key.lower().replace(" ", "-"), title, inner))
     return numbered
 
@@ -90,28 +95,51 @@ def _figure(figure: PageFigure, number: int) -> str:
     legend = f'<ul class="legend">{"".join(keys)}</ul>' if figure.legend else ""
     kind = ("paper " if figure.has_paper else "") + ("wide" if figure.is_wide else "")
     return (
-        f'<figure class="{kind}"><div class="plot" tabindex="0">{figure.svg}</div>{legend}'
+        f'<figure class="{kind}"><div class="plot" tabindex="0">{figure.body}</div>{legend}'
         f"<figcaption><b>Figure {number}.</b> {text(figure.caption)}</figcaption></figure>"
     )
 
 
+def thumbnails(images: Sequence[tuple[str, str, Sequence[str]]]) -> str:
+    """Return small images with lines of text below each, as the body of a figure.
+
+    Args:
+        images: a JPEG in base64, its text alternative, and the lines below it, of which the first is bold.
+    """
+    items = []
+    for jpeg, alternative, (first, *more) in images:
+        lines = f"<b>{text(first)}</b>" + "".join(f"<span>{text(line)}</span>" for line in more)
+        source = f"data:image/jpeg;base64,{html.escape(jpeg)}"
+        items.append(f'<li><img src="{source}" alt="{text(alternative)}" loading="lazy">{lines}</li>')
+    return f'<ul class="thumbnails">{"".join(items)}</ul>'
+
+
 def _table(table: Table, number: int, base: Path | None) -> str:
-    heads = "".join(f'<th scope="col">{_header(column, None, is_row=False)}</th>' for column in table.columns)
-    rows = "".join(_row(row, base, has_bar=table.key == WITH_PROGRESS_BAR) for row in table.rows)
+    heads = "".join(
+        f'<th scope="col" class="{column.kind}">{_header(column, None, is_row=False)}</th>'
+        for column in table.columns
+    )
+    few = " few" if len(table.columns) <= FEW_COLUMNS else ""
+    rows = "".join(_row(row, base, table) for row in table.rows)
     label = text(f"Table {number}: {table.title}")
     return (
         f'<p class="caption" id="table-{number}"><b>Table {number}.</b> {text(table.caption)}</p>'
         f'<div class="scroll" tabindex="0" role="region" aria-label="{label}">'
-        f'<table class="{table.key}" aria-describedby="table-{number}">'
+        f'<table class="{table.key}{few}" aria-describedby="table-{number}">'
         f'<thead><tr><th scope="col">{text(table.corner.name)}</th>{heads}</tr></thead><tbody>{rows}</tbody>'
         "</table></div>"
     )
 
 
-def _row(row: Row, base: Path | None, *, has_bar: bool) -> str:
-    cells = (f"<td>{_cell(cell, is_bar=has_bar and at == 0)}</td>" for at, cell in enumerate(row.cells))
+def _row(row: Row, base: Path | None, table: Table) -> str:
+    has_bar = table.key == WITH_PROGRESS_BAR
+    shown = (
+        _cell(cell, is_bar=has_bar and at == 0, is_command=column.kind == "command")
+        for at, (cell, column) in enumerate(zip(row.cells, table.columns, strict=True))
+    )
+    cells = "".join(f"<td>{cell}</td>" for cell in shown)
     kind = ' class="total"' if row.is_total else ""
-    return f'<tr{kind}><th scope="row">{_header(row.head, base, is_row=True)}</th>{"".join(cells)}</tr>'
+    return f'<tr{kind}><th scope="row">{_header(row.head, base, is_row=True)}</th>{cells}</tr>'
 
 
 def _header(header: Header, base: Path | None, *, is_row: bool) -> str:
@@ -123,7 +151,9 @@ def _header(header: Header, base: Path | None, *, is_row: bool) -> str:
     return name + (f" <small>{text(header.detail)}</small>" if header.detail else "")
 
 
-def _cell(cell: Cell, *, is_bar: bool) -> str:
+def _cell(cell: Cell, *, is_bar: bool, is_command: bool) -> str:
+    if is_command:
+        return f"<code>{text(cell.text)}</code>" if cell.text else ""
     mean, plus_minus, std = cell.text.partition(" ± ")
     shown = f"<b>{text(mean)}</b>" if cell.is_best else text(mean)
     shown += f'<span class="std"> ± {text(std)}</span>' if plus_minus else ""

@@ -139,7 +139,7 @@ class FewshotSummary(ResultSummary):
 
     UNREAD = frozenset({
         "run_dir", "numerics", "train_split", "num_classes", "preprocessing", "preprocessing_from", "layer",
-        "feature_dim", "l2", "seeds", "num_test_examples", "cached_rows", "computed_rows",
+        "feature_dim", "l2", "seeds", "cached_rows", "computed_rows",
         "num_skipped_images", "skipped_images", "notes", "draws_from", "classifier", "num_left_out_files",
         "left_out_files",
     })  # fmt: skip
@@ -147,16 +147,18 @@ class FewshotSummary(ResultSummary):
 
     command: Literal["fewshot"]
     ckpt: str | None = None
+    num_test_examples: Count | None = None
     shots: dict[Annotated[str, Field(pattern=r"^[1-9]\d{0,8}$")], ShotScores]
 
 
 class VtabTask(FileModel):
     """The score of one task; None until its run has ended."""
 
-    UNREAD = frozenset({"num_eval_examples", "run_dir"})
+    UNREAD = frozenset({"run_dir"})
 
     group: str
     top1: Fraction | None = None
+    num_eval_examples: Count | None = None
 
 
 class VtabSummary(FileModel):
@@ -167,6 +169,9 @@ class VtabSummary(FileModel):
     tasks: dict[str, VtabTask]
     groups: dict[str, Fraction | None] = {}
     top1: Fraction | None = None
+
+
+LEAST_CALIBRATED = 50  # images of a reliability diagram; with fewer, every bin would be chance
 
 
 class Bins(FileModel):
@@ -196,7 +201,7 @@ class Evaluation(ResultSummary):
 
     UNREAD = frozenset({
         "numerics", "preprocessing", "preprocessing_from", "classes_mapped_by_name", "num_skipped_images",
-        "skipped_images", "nll", "num_real_examples", "real_labels_by", "competing_classes",
+        "skipped_images", "nll", "real_labels_by", "competing_classes",
         "num_outside_map", "mistakes", "assertions", "asked", "saved_predictions", "out", "absent_classes",
         "num_left_out_files", "left_out_files",
         "notes",
@@ -217,6 +222,7 @@ class Evaluation(ResultSummary):
     brier: FiniteFloat
     intervals: dict[str, list[Fraction] | None] = {}
     real_top1: Fraction | None = None
+    num_real_examples: Count | None = None
     class_map: str | None = None
     per_class: dict[str, Any] | None = None
     reliability: Bins | None = None

@@ -5,41 +5,70 @@ from pathlib import Path
 
 from vitcli.data.vtab import NUM_TASKS
 from vitcli.output.document import Cell, Header, Row, Table, fraction_cell, mark_best, number_cell
-from vitcli.output.summaries import VtabSummary
-from vitcli.output.text import size_text, top5_is_informative
-from vitcli.report.grouping import SEED, Entry, NetworkColumn, arrange
+from vitcli.output.summaries import LEAST_CALIBRATED, VtabSummary
+from vitcli.output.text import interval_text, size_text, top5_is_informative
+from vitcli.report.grouping import SEED, Entry, ImageSet, NetworkColumn, arrange
 from vitcli.report.runs import EvaluationRecord, Run, RunCollection, VtabRecord
-from vitcli.report.tables import Names, cells_of, crossed, of_repeats, row_keys
+from vitcli.report.tables import (
+    Names,
+    cells_of,
+    compute_column,
+    crossed,
+    interval_of,
+    of_repeats,
+    row_headers,
+    row_keys,
+)
 
 NETWORK = Header("network", kind="text")  # of the first column
+NO_CALIBRATION = (
+    f"Of fewer than {LEAST_CALIBRATED} images no reliability diagram is drawn: its bins would be chance."
+)
+
+
+INTERVAL = "Small print: the 95 % interval over the images"
 
 
 def transfer(collection: RunCollection, names: Names) -> list[Table]:
-    """Return Tables 2 and 5, data sets by networks, and Table 6, networks by data sets with their compute."""
-    entries = [_run_entry(run, collection.runs) for run in collection.runs if run.command == "finetune"]
+    """Return Tables 2 and 5, data sets by networks, and Table 6, networks by data sets with their compute.
+
+    Of one data set neither: they would repeat the table of the runs, unless a cell is the mean of several.
+    """
+    finished = [run for run in collection.runs if run.command == "finetune" and run.summary]
+    entries = [_run_entry(run, names) for run in finished]
     entries += [_vtab_entry(vtab) for vtab in collection.vtabs]
     if not entries:
         return []
     columns = arrange(entries)
-    repeats = of_repeats(columns, "runs with their own seeds")
-    caption = (
-        f"Top-1 accuracy in % on each data set (rows) of each network (columns){repeats}. "
-        "The best of a row is in bold. In the shape of the paper's Tables 2 and 5."
-    )
-    accuracy = crossed("accuracy", "Transfer accuracy", caption, columns, names)
-    return [accuracy, *_compute(columns, collection, names)]
+    has_several_sets = len({entry.row[0] for entry in entries}) > 1 or bool(collection.vtabs)
+    has_means = any(len(cell) > 1 for column in columns for cell in column.cells.values())
+    tables = _compute(columns, collection, has_several_sets=has_several_sets)
+    if has_several_sets or has_means:
+        repeats = of_repeats(columns, "runs with their own seeds")
+        caption = (
+            f"Top-1 accuracy in % on each data set (rows) of each network (columns){repeats}. {INTERVAL}. "
+            "The best of a row is in bold: all of a row were scored on the same images. In the shape of the "
+            "paper's Tables 2 and 5."
+        )
+        tables.insert(0, crossed("accuracy", "Transfer accuracy", caption, columns))
+    return tables
 
 
-def _compute(columns: Sequence[NetworkColumn], collection: RunCollection, names: Names) -> list[Table]:
+def _compute(
+    columns: Sequence[NetworkColumn], collection: RunCollection, *, has_several_sets: bool
+) -> list[Table]:
     used = [sum(entry.exaflops or 0.0 for entry in column.entries) or None for column in columns]
     if not any(used):
         return []
     pretraining = [_pretraining_exaflops(column, collection.runs) for column in columns]
+    if not has_several_sets and not any(pretraining):
+        return []
     keys = row_keys(columns)
     costs = [("of these runs", used), *([("of pre-training", pretraining)] if any(pretraining) else [])]
-    headers = [*map(names.row, keys), *(Header("exaFLOPs", detail) for detail, _ in costs)]
+    computes = [compute_column(values, detail) for detail, values in costs]
+    headers = [*row_headers(keys), *(header for header, _ in computes)]
     # Each data set and each kind of compute is a column here: their cells, by network.
-    lines = zip(*cells_of(columns, keys), *(map(number_cell, values) for _, values in costs), strict=True)
+    lines = zip(*cells_of(columns, keys), *(cells for _, cells in computes), strict=True)
     rows = [Row(column.header, cells) for column, cells in zip(columns, lines, strict=True)]
     caption = (
         "Each network (rows) with its top-1 accuracy in % on each data set and the compute of the "
@@ -49,25 +78,21 @@ def _compute(columns: Sequence[NetworkColumn], collection: RunCollection, names:
     return [Table("compute", "Accuracy and compute", caption, NETWORK, tuple(headers), tuple(rows))]
 
 
-def _run_entry(run: Run, runs: Sequence[Run]) -> Entry:
-    summary, model, split = run.summary, run.model, run.split
-    if summary is None:  # its split and its checkpoint's network may be known from finished runs
-        finished = [other for other in runs if other.summary]
-        split = next((other.split for other in finished if other.dataset == run.dataset), "")
-        model = next((other.model for other in finished if run.ckpt and other.ckpt == run.ckpt), model)
+def _run_entry(run: Run, names: Names) -> Entry:
+    summary = run.summary
     return Entry(
-        (run.dataset, split),
-        model,
+        (names.data(run.dataset), run.split, run.images),
+        run.model,
         run.ckpt,
         run.recipe,
         run.path,
         seeds=run.seeds,
-        values=tuple(scores.top1 for scores in summary.runs if scores.top1 is not None) if summary else (),
-        mean=summary.top1 if summary else None,
-        std=summary.top1_std if summary else None,
+        values=tuple(scores.top1 for scores in summary.runs if scores.top1 is not None),
+        mean=summary.top1,
+        std=summary.top1_std,
+        interval=summary.intervals.get("top1"),
         resolution=run.resolution,
-        exaflops=summary.exaflops if summary else None,
-        status=run.progress.text if run.progress else "",
+        exaflops=summary.exaflops,
     )
 
 
@@ -109,7 +134,9 @@ def _pretraining_exaflops(column: NetworkColumn, runs: Sequence[Run]) -> float |
 def vtab_tasks(collection: RunCollection) -> Table | None:
     """Return Table 9: the tasks of VTAB by networks, with the means of their groups."""
     entries = [
-        Entry((name, task.group), *_network(vtab), vtab.path, mean=task.top1)
+        Entry(
+            (name, task.group, ImageSet(task.num_eval_examples)), *_network(vtab), vtab.path, mean=task.top1
+        )
         for vtab in collection.vtabs
         for name, task in vtab.summary.tasks.items()
     ]
@@ -117,7 +144,8 @@ def vtab_tasks(collection: RunCollection) -> Table | None:
         return None
     columns = arrange(entries)
     keys = list(dict.fromkeys(entry.row for entry in entries))
-    rows = [Row(Header(*key), cells) for key, cells in zip(keys, cells_of(columns, keys), strict=True)]
+    cells = cells_of(columns, keys)
+    rows = [Row(header, line) for header, line in zip(row_headers(keys), cells, strict=True)]
     # Below the tasks: the means of the groups that have one, then the mean of all tasks.
     by_path = {vtab.path: vtab.summary for vtab in collection.vtabs}
     summaries = [by_path[column.entries[0].folder] for column in columns]
@@ -140,7 +168,7 @@ def few_shot(collection: RunCollection, names: Names) -> Table | None:
     """Return few-shot accuracies: data sets and shots by networks (paper, section 4.1)."""
     entries = [
         Entry(
-            (record.summary.dataset, record.summary.split, f"{int(shots):,}-shot"),
+            (names.data(record.summary.dataset), record.summary.split, f"{int(shots):,}-shot", record.images),
             record.summary.model,
             record.summary.ckpt,
             record.recipe,
@@ -155,38 +183,46 @@ def few_shot(collection: RunCollection, names: Names) -> Table | None:
     ]
     if not entries:
         return None
-    columns = arrange(entries)
+    columns = arrange(entries, by_ckpt=True)
     caption = (
         "Top-1 accuracy in % of a classifier fitted to the frozen features of a few images per class"
-        f"{of_repeats(columns, 'draws')}. The best of a row is in bold."
+        f"{of_repeats(columns, 'draws')}. {INTERVAL}. The best of a row is in bold."
     )
-    return crossed("fewshot", "Few-shot accuracy", caption, columns, names)
+    return crossed("fewshot", "Few-shot accuracy", caption, columns)
 
 
 def pretraining(collection: RunCollection, names: Names) -> Table | None:
     """Return the runs from fresh weights, their accuracy and compute."""
+    runs = [run for run in collection.runs if run.command == "pretrain" and run.summary]
+    if not runs:
+        return None
+    compute, compute_cells = compute_column([run.summary.exaflops for run in runs])
     rows = []
-    for run in collection.runs:
-        summary = run.summary
-        if run.command != "pretrain" or not summary:
-            continue
-        probe = summary.fewshot
-        where = f"{names.data(run.dataset)}, {size_text(summary.resolution)} px"
+    for run, used in zip(runs, compute_cells, strict=True):
+        summary, probe = run.summary, run.summary.fewshot
+        details = (summary.model, names.data(run.dataset), f"{size_text(summary.resolution)} px")
+        where = ", ".join(filter(None, (*details, run.images.text())))
         probe_note = f"{probe.shots}-shot {names.data(probe.dataset)}" if probe else ""
-        accuracy = summary.top1 if summary.top1 is not None else summary.patch_accuracy
-        note = "of patch colours" if summary.patch_accuracy is not None else ""
+        accuracy, note = summary.patch_accuracy, "of patch colours"
+        if summary.top1 is not None:
+            interval = interval_of(summary.top1, run.images.count, summary.intervals.get("top1"))
+            accuracy, note = summary.top1, interval_text(interval) if interval else ""
         cells = (
             fraction_cell(accuracy, summary.top1_std, note=note),
             number_cell(summary.loss, "{:.4f}"),
             fraction_cell(probe.top1 if probe else None, note=probe_note),
             number_cell(summary.steps, "{:,}"),
             number_cell(summary.steps * summary.batch_size, "{:,}"),
-            number_cell(summary.exaflops),
+            used,
         )
-        rows.append(Row(Header(summary.model, where, run.path), cells))
-    columns = ("held-out top-1", "held-out loss", "few-shot probe", "steps", "images seen", "exaFLOPs")
-    caption = "Runs from fresh weights: accuracies in % on the held-out split, loss in nats, and compute."
-    return Table("pretraining", "Pre-training", caption, NETWORK, tuple(map(Header, columns)), tuple(rows))
+        rows.append(Row(Header(names.folder(run.path), where, run.path), cells))
+    columns = ("held-out top-1", "held-out loss", "few-shot probe", "steps", "images seen")
+    caption = (
+        "Runs from fresh weights: accuracies in % on the held-out split, loss in nats, and compute. "
+        f"{INTERVAL}."
+    )
+    headers = (*map(Header, columns), compute)
+    return Table("pretraining", "Pre-training", caption, Header("run", kind="text"), headers, tuple(rows))
 
 
 def evaluations(collection: RunCollection, names: Names) -> list[Table]:
@@ -195,14 +231,18 @@ def evaluations(collection: RunCollection, names: Names) -> list[Table]:
     if not records:
         return []
     # Several evaluations: their top-1 side by side.
-    tables = []
+    tables: list[Table] = []
     if len(records) > 1:
         caption = (
             "Top-1 accuracy in % of evaluated checkpoints (columns) on each data set (rows); rows of ReaL "
-            "use the reassessed labels of ImageNet. The best of a row is in bold."
+            f"use the reassessed labels of ImageNet. {INTERVAL}. The best of a row is in bold: all of a row "
+            "were scored on the same images."
         )
-        columns = arrange([entry for record in records for entry in _evaluation_entries(record)])
-        tables = [crossed("evaluated", "Evaluated checkpoints", caption, columns, names)]
+        entries = [entry for record in records for entry in _evaluation_entries(record, names)]
+        columns = arrange(entries, by_ckpt=True)
+        # Each result in a row of its own is no more than the table below says.
+        if any(len([column for column in columns if row in column.cells]) > 1 for row in row_keys(columns)):
+            tables = [crossed("evaluated", "Evaluated checkpoints", caption, columns)]
     # All numbers of each evaluation.
     has_real = any(record.summary.real_top1 is not None for record in records)
     headers = (
@@ -218,26 +258,35 @@ def evaluations(collection: RunCollection, names: Names) -> list[Table]:
         "All numbers of each evaluation, accuracies in %. ECE is the expected calibration error, the mean "
         "difference of confidence and accuracy. Brier is the squared distance of probabilities and label."
     )
+    if any(not has_calibration(record) for record in records):
+        caption += f" {NO_CALIBRATION}"
     corner = Header("checkpoint", kind="text")
     return [*tables, Table("evaluations", "Evaluations", caption, corner, headers, rows)]
 
 
-def _evaluation_entries(record: EvaluationRecord) -> list[Entry]:
-    summary = record.summary
-    scores = {summary.class_map or "": summary.top1}
+def has_calibration(record: EvaluationRecord) -> bool:
+    """Return whether an evaluation has enough images for a reliability diagram."""
+    return record.summary.num_eval_examples >= LEAST_CALIBRATED
+
+
+def _evaluation_entries(record: EvaluationRecord, names: Names) -> list[Entry]:
+    summary, images = record.summary, record.images
+    scores = {summary.class_map or "": ("top1", summary.top1, images)}
     if summary.real_top1 is not None:
-        scores["ReaL"] = summary.real_top1
+        rated = summary.num_real_examples or images.count
+        scores["ReaL"] = ("real_top1", summary.real_top1, images._replace(count=rated))
     return [
         Entry(
-            (summary.dataset, summary.split, labels),
+            (names.data(summary.dataset), summary.split, labels, scored),
             summary.model,
             summary.ckpt,
             {},
             record.path,
             mean=top1,
+            interval=summary.intervals.get(key),
             resolution=summary.resolution,
         )
-        for labels, top1 in scores.items()
+        for labels, (key, top1, scored) in scores.items()
     ]
 
 
@@ -248,7 +297,7 @@ def _evaluation_row(record: EvaluationRecord, names: Names, *, has_real: bool) -
     cells = (
         number_cell(summary.num_eval_examples, "{:,}"),
         fraction_cell(summary.top1),
-        Cell(" to ".join(f"{100 * end:.1f}" for end in interval) if len(interval) == 2 else ""),
+        Cell(interval_text(interval) if len(interval) == 2 else ""),
         fraction_cell(summary.top5) if has_top5 else Cell("-"),
         *([fraction_cell(summary.real_top1)] if has_real else []),
         number_cell(summary.loss, "{:.4f}"),
@@ -257,5 +306,5 @@ def _evaluation_row(record: EvaluationRecord, names: Names, *, has_real: bool) -
     )
     size = f"{size_text(summary.resolution)} px"
     details = (summary.model, names.data(summary.dataset), summary.split, summary.class_map, size)
-    name = Path(summary.ckpt).name or summary.ckpt
+    name = names.ckpts.get(summary.ckpt, summary.ckpt)
     return Row(Header(name, ", ".join(filter(None, details)), record.path), cells)

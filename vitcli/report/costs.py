@@ -1,15 +1,18 @@
 """Tables about the runs themselves: progress, trials of sweeps, resources used, and settings."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vitcli.output.document import Cell, Header, Row, Table, fraction_cell, number_cell
+from vitcli.output import run_folder
+from vitcli.output.document import Cell, Header, Row, Table, fraction_cell, mark_best, number_cell
 from vitcli.output.summaries import ResultSummary
-from vitcli.output.text import duration, size_text, value_text
-from vitcli.report.grouping import word
+from vitcli.output.text import count_of, duration, interval_text, size_text, value_text
+from vitcli.report.grouping import grouped, word
 from vitcli.report.runs import Point, Run, RunCollection, TrialScore, is_number
-from vitcli.report.tables import Names
+from vitcli.report.scan import EVALUATION
+from vitcli.report.tables import Names, compute_column, interval_of
 
 RUN = Header("run", kind="text")  # of the first column
 STATES = {True: "running", False: "stopped", None: "unknown"}
@@ -19,7 +22,7 @@ def progress(collection: RunCollection, names: Names) -> Table:
     """Return the runs that have no summary yet."""
     rows = []
     for run in collection.unfinished:
-        now = run.progress
+        now, top1 = run.progress, _last(run.accuracies)
         fraction = now.step / now.total_steps if now.total_steps else None
         left = duration(now.seconds_left) if now.is_live is not False else ""
         cells = (
@@ -27,16 +30,19 @@ def progress(collection: RunCollection, names: Names) -> Table:
             Cell(STATES[now.is_live]),
             Cell(left, now.seconds_left),
             number_cell(_last(run.losses), "{:.4f}"),
-            fraction_cell(_last(run.accuracies)),
+            fraction_cell(top1, note=_images_and_interval(top1, run.num_evaluated)),
+            Cell("" if now.is_live else now.command),
         )
         rows.append(Row(_header(run.path, run, names), cells))
     caption = (
         "Runs without a summary yet: the last logged step, the time for the remaining steps, the last "
-        "training loss and held-out top-1 in %. A stopped run resumes with its own command line."
+        "training loss and held-out top-1 in % with its 95 % interval. A stopped run resumes with its own "
+        "command line."
     )
     numbers = map(Header, ("left", "training loss", "held-out top-1"))
-    headers = (Header("progress"), Header("process", kind="text"), *numbers)
-    return Table("progress", "In progress", caption, RUN, headers, tuple(rows))
+    command = Header("resume with", kind="command")
+    headers = (Header("progress"), Header("process", kind="text"), *numbers, command)
+    return Table("progress", "Unfinished", caption, RUN, headers, tuple(rows))
 
 
 def trials(collection: RunCollection, names: Names) -> Table:
@@ -47,10 +53,13 @@ def trials(collection: RunCollection, names: Names) -> Table:
     for run in sweeps:
         by_name = {trial_name(trial.values): trial for trial in run.trials}
         cells = tuple(_trial_cell(by_name.get(name)) for name in columns)
-        rows.append(Row(_header(run.path, run, names), cells))
+        counts = {trial.num_images for trial in run.trials if trial.num_images}
+        header = _header(run.path, run, names)
+        scored = f", scored on {count_of(counts.pop(), 'image')}" if len(counts) == 1 else ""
+        rows.append(Row(replace(header, detail=header.detail + scored), cells))
     caption = (
         "Top-1 accuracy in % of each trial on the dev split, which is cut from the training split; the "
-        "chosen one in bold."
+        "chosen one in bold. Small print: the 95 % interval over the images."
     )
     headers = tuple(map(Header, columns))
     title = "Selection on the dev split"
@@ -59,13 +68,15 @@ def trials(collection: RunCollection, names: Names) -> Table:
 
 def costs(collection: RunCollection, names: Names) -> Table:
     """Return the resources that each finished run has used."""
-    rows = []
     records = (*collection.runs, *collection.vtab_runs, *collection.fewshots, *collection.evaluations)
-    for path, used in ((record.path, record.summary) for record in records if record.summary):
+    finished = [(record.path, record.summary) for record in records if record.summary]
+    compute, compute_cells = compute_column([used.exaflops for _, used in finished])
+    rows = []
+    for (path, used), computed in zip(finished, compute_cells, strict=True):
         cells = (
             number_cell(used.images_per_s, "{:,.1f}"),
             Cell(duration(used.elapsed_s), used.elapsed_s),
-            number_cell(used.exaflops),
+            computed,
             number_cell(used.peak_memory_gib, "{:.2f}"),
             number_cell(used.num_processes, "{}"),
             Cell(used.precision or ""),
@@ -76,32 +87,97 @@ def costs(collection: RunCollection, names: Names) -> Table:
         "as the paper counts it (for each image 6 times the multiply-adds of a forward pass), and the peak "
         "memory of a process."
     )
-    numbers = (*map(Header, ("images/s", "time", "exaFLOPs")), Header("memory", "GiB"), Header("processes"))
+    numbers = (*map(Header, ("images/s", "time")), compute, Header("memory", "GiB"), Header("processes"))
     headers = (*numbers, Header("precision", kind="text"))
     return Table("costs", "Costs", caption, RUN, headers, tuple(rows), is_at_end=True)
 
 
-def runs(collection: RunCollection, names: Names) -> Table:
-    """Return the settings of each training run and the accuracy of every seed."""
+def runs(collection: RunCollection, names: Names, *, is_at_end: bool) -> Table:
+    """Return the settings of each finished training run, its accuracy, and that of every seed.
+
+    Args:
+        is_at_end: behind the figures, where tables of data sets by networks have the accuracies, too.
+    """
+    finished = [run for run in collection.runs if run.summary]
+    best = _best_of_their_images(finished, names)
+    has_seeds = any(len(run.summary.runs) > 1 for run in finished)
     rows = []
-    for run in collection.runs:
+    for run in finished:
         summary, recipe = run.summary, run.recipe
-        origin = names.ckpts[run.ckpt] if run.ckpt else "fresh weights"
-        scores = summary.runs if summary else ()
-        top1s = [f"{100 * of.top1:.2f} (seed {of.seed})" for of in scores if of.top1 is not None]
+        accuracy = fraction_cell(summary.top1, summary.top1_std, count=max(1, len(summary.runs)))
+        interval = interval_of(summary.top1, run.images.count, summary.intervals.get("top1"))
+        top1s = [f"{100 * of.top1:.2f} (seed {of.seed})" for of in summary.runs if of.top1 is not None]
         cells = (
-            Cell(origin),
+            replace(accuracy, is_best=run.path in best),
+            Cell(interval_text(interval) if interval else ""),
+            number_cell(run.images.count, "{:,}"),
+            Cell(names.ckpts[run.ckpt] if run.ckpt else "fresh weights"),
             Cell(size_text(run.resolution) if run.resolution else ""),
-            _value_cell(summary.steps if summary else recipe.get("schedule.steps")),
-            _value_cell(summary.batch_size if summary else recipe.get("train.batch_size")),
-            _value_cell(summary.lr if summary else recipe.get("optimizer.lr")),
-            Cell(", ".join(top1s) or (run.progress.text if run.progress else "")),
+            _value_cell(summary.steps),
+            _value_cell(summary.batch_size),
+            _value_cell(summary.lr if summary.lr is not None else recipe.get("optimizer.lr")),
+            *([Cell(", ".join(top1s))] if has_seeds else []),
         )
-        rows.append(Row(_header(run.path, run, names), cells))
-    caption = "Every training run with its folder, and the held-out top-1 in % of each seed."
-    numbers = map(Header, ("px", "steps", "batch", "lr"))
-    headers = (Header("from", kind="text"), *numbers, Header("top-1 of each run", kind="text"))
-    return Table("runs", "Training runs", caption, RUN, headers, tuple(rows), is_at_end=True)
+        header = _header(run.path, run, names)
+        where = ", ".join(filter(None, (header.detail, run.split)))
+        rows.append(Row(replace(header, detail=where), cells))
+    caption = (
+        "Every finished training run with its folder: held-out top-1 in %, its 95 % interval over the images "
+        "and their number. Of runs scored on the same images the best is in bold."
+    )
+    numbers = (Header("top-1"), Header("95 %", "interval"), Header("images"))
+    settings = (Header("from", kind="text"), *map(Header, ("px", "steps", "batch", "lr")))
+    seeds = (Header("top-1 of each run", kind="text"),) if has_seeds else ()
+    headers = (*numbers, *settings, *seeds)
+    return Table("runs", "Training runs", caption, RUN, headers, tuple(rows), is_at_end=is_at_end)
+
+
+def _best_of_their_images(runs: Sequence[Run], names: Names) -> set[Path]:
+    """Return the folders of the runs that no other one, scored on the same images, surpasses."""
+    same = grouped(runs, lambda run: (run.command, names.data(run.dataset), run.split, run.images))
+    return {
+        run.path
+        for group in same.values()
+        for run, cell in zip(group, mark_best([fraction_cell(of.summary.top1) for of in group]), strict=True)
+        if cell.is_best
+    }
+
+
+def listing(collection: RunCollection, names: Names, *, now: float) -> Table:
+    """Return a line for each run and evaluation: state, accuracy, data and age, the newest first.
+
+    Args:
+        now: seconds since the epoch, as `time.time` returns them.
+    """
+    ages = {record.path: max(0.0, now - _changed_at(record.path)) for record in collection.records}
+    rows = []
+    for record in sorted(collection.records, key=lambda record: ages[record.path]):
+        if isinstance(record, Run) and record.progress:
+            state = f"{STATES[record.progress.is_live]}, {record.progress.text}"
+            top1, count, known = _last(record.accuracies), record.num_evaluated, None
+        else:
+            state, count = "finished", record.images.count
+            top1 = getattr(record.summary, "top1", None)  # few-shot runs have several
+            known = getattr(record.summary, "intervals", {}).get("top1")
+        interval, age = interval_of(top1, count, known), ages[record.path]
+        cells = (
+            Cell(state),
+            fraction_cell(top1),
+            Cell(interval_text(interval) if interval else ""),
+            number_cell(count, "{:,}"),
+            Cell(names.data(record.dataset)),
+            Cell(duration(age), age),
+        )
+        rows.append(Row(Header(names.folder(record.path), folder=record.path), cells))
+    numbers = (Header("top-1"), Header("95 %"), Header("images"))
+    headers = (Header("state", kind="text"), *numbers, Header("data", kind="text"), Header("age"))
+    return Table("list", "Runs", "All runs, the newest first.", RUN, headers, tuple(rows))
+
+
+def _changed_at(path: Path) -> float:
+    """Return when a run has last written its summary, or its metrics."""
+    files = (path / name for name in (run_folder.SUMMARY, EVALUATION, run_folder.METRICS))
+    return next((file.stat().st_mtime for file in files if file.exists()), path.stat().st_mtime)
 
 
 def trial_name(values: dict[str, Any]) -> str:
@@ -119,8 +195,15 @@ def _in_order(trials: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _trial_cell(trial: TrialScore | None) -> Cell:
     if trial is None:
         return Cell()
-    note = "not finite" if trial.dev_top1 is None else "chosen" if trial.is_chosen else ""
+    interval = interval_text(trial.interval) if trial.interval else ""
+    state = "not finite" if trial.dev_top1 is None else "chosen" if trial.is_chosen else ""
+    note = ", ".join(filter(None, (interval, state)))
     return replace(fraction_cell(trial.dev_top1, note=note), is_best=trial.is_chosen)
+
+
+def _images_and_interval(top1: float | None, count: int | None) -> str:
+    interval = interval_of(top1, count)
+    return f"{interval_text(interval)}, {count_of(count, 'image')}" if interval else ""
 
 
 def _last(curves: tuple[tuple[Point, ...], ...]) -> float | None:

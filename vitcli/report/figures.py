@@ -15,19 +15,24 @@ from matplotlib.ticker import MaxNLocator, NullLocator
 
 from vitcli.evaluation import figures
 from vitcli.evaluation.statistics import Reliability
+from vitcli.output import html as html_page
 from vitcli.output.document import PageFigure
-from vitcli.output.plots import COLORS, STYLE
+from vitcli.output.plots import COLORS, STYLE, percent_limits
 from vitcli.output.summaries import ResultSummary
 from vitcli.output.svg import to_svg
 from vitcli.output.text import plain
+from vitcli.report.accuracy import has_calibration
 from vitcli.report.grouping import grouped
+from vitcli.report.predicted import Predicted, by_class, mistakes_caption
 from vitcli.report.runs import EvaluationRecord, Point, Run, RunCollection, TrialScore, is_number
-from vitcli.report.tables import Names
+from vitcli.report.tables import Names, interval_of
 
 MAX_LINES = len(COLORS)  # of one figure
 MAX_TICKS = 8
+FEW_POINTS = 3  # fewer are no curve
 MAX_POINTS = 240  # of one line, a point per pixel
 MAX_CLASSES = 2_000  # of a confusion matrix that is drawn
+MISTAKES_SHOWN = 10  # of a result, about 4 KB each
 FEW_CLASSES = 12  # of a confusion matrix that fits into half the width of a page
 
 
@@ -38,16 +43,18 @@ class Line:
     Attributes:
         strands: curves of the same colour, such as the seeds of a run.
         marked: points with a ring.
-        errors: standard deviations at the points of the only strand.
+        bars: (x, lowest, highest) of error bars.
     """
 
     name: str
     strands: tuple[tuple[Point, ...], ...]
     marked: tuple[Point, ...] = ()
-    errors: tuple[float, ...] = ()
+    bars: tuple[tuple[float, float, float], ...] = ()
 
 
-def figures_of(collection: RunCollection, names: Names) -> Iterable[PageFigure]:
+def figures_of(
+    collection: RunCollection, names: Names, predicted: Sequence[Predicted]
+) -> Iterable[PageFigure]:
     """Yield all figures that have data, in reading order."""
     by_dataset = grouped(collection.runs, lambda run: run.dataset)
     for runs in by_dataset.values():
@@ -58,8 +65,12 @@ def figures_of(collection: RunCollection, names: Names) -> Iterable[PageFigure]:
     yield from _resolutions(collection.evaluations, names)
     for record in collection.evaluations:
         yield from _calibration(record, names)
-    for record in collection.evaluations:
-        yield from _confusion(record, names)
+    # Below the table of accuracies by class, if there is one.
+    section = "classes" if by_class(predicted, names) else "Confusion"
+    for result in predicted:
+        yield from _confusion(result, section)
+    for result in predicted:
+        yield from _mistakes(result)
 
 
 def _learning_curves(runs: Sequence[Run], names: Names) -> Iterable[PageFigure]:
@@ -69,16 +80,19 @@ def _learning_curves(runs: Sequence[Run], names: Names) -> Iterable[PageFigure]:
         ("held-out top-1 in %", "Held-out accuracy", [run.accuracies for run in runs], 100),
     )
     for unit, title, curves, scale in kinds:
-        lines = []
+        lines, is_accuracy = [], scale == 100
         for run, strands in zip(runs, curves, strict=True):
             # A run without a curve keeps its place, so that it has the same colour in both figures.
             has_curve = any(len(strand) > 1 for strand in strands)
             drawn = (thinned(strand) for strand in strands if strand and has_curve)
             scaled = tuple(tuple((step, scale * value) for step, value in strand) for strand in drawn)
-            lines.append(Line(_name(run.path, run, names), scaled))
+            ends = [strand[-1] for strand in scaled] if is_accuracy else []
+            bars = tuple(bar for end in ends[:1] for bar in _interval_bar(*end, run.num_evaluated))
+            lines.append(Line(_name(run.path, run, names), scaled, bars=bars))
         has_seeds = any(len(line.strands) > 1 for line in lines)
         seeds = "; lines of the same colour are runs with different seeds" if has_seeds else ""
-        caption = f"{title} on {names.data(runs[0].dataset)} by optimizer step{seeds}."
+        bars = "; bars at the ends are 95 % intervals" if any(line.bars for line in lines) else ""
+        caption = f"{title} on {names.data(runs[0].dataset)} by optimizer step{seeds}{bars}."
         yield from _charts("Learning curves", caption, lines, x="step", y=unit)
 
 
@@ -92,12 +106,18 @@ def _selection(runs: Sequence[Run], names: Names) -> Iterable[PageFigure]:
             (key,) = run.trials[0].values
             chosen = tuple(point for point, is_chosen in points.items() if is_chosen)
             strand = tuple(sorted(points))
-            by_key.setdefault(key, []).append(Line(_name(run.path, run, names), (strand,), chosen))
+            bars = tuple(
+                bar
+                for trial in scored
+                for bar in _interval_bar(*_value_and_top1(trial), trial.num_images, trial.interval)
+            )
+            by_key.setdefault(key, []).append(Line(_name(run.path, run, names), (strand,), chosen, bars))
     for key, lines in by_key.items():
         is_log = all(value > 0 for line in lines for value, _ in line.strands[0])
         noun = {"optimizer.lr": "base learning rate"}.get(key, key)
         dataset = names.data(runs[0].dataset)
-        caption = f"Top-1 on the dev split of {dataset} by {noun}; the ring is the chosen value."
+        intervals = ", bars are 95 % intervals" if any(line.bars for line in lines) else ""
+        caption = f"Top-1 on the dev split of {dataset} by {noun}; the ring is the chosen value{intervals}."
         axes = dict(x=noun, y="dev top-1 in %", is_log=is_log, has_points=True)
         yield from _charts("selection", caption, lines, **axes)
 
@@ -110,10 +130,14 @@ def _shots(collection: RunCollection, names: Names) -> Iterable[PageFigure]:
         if len(scores) < 2:
             continue
         strand = tuple((shots, 100 * of_shots.mean) for shots, of_shots in scores)
-        errors = tuple(100 * (of_shots.std or 0.0) for _, of_shots in scores)
+        bars = tuple(
+            (shots, 100 * (of_shots.mean - of_shots.std), 100 * (of_shots.mean + of_shots.std))
+            for shots, of_shots in scores
+            if of_shots.std
+        )
         name = _name(record.path, record.summary, names)
         data = (record.summary.dataset, record.summary.split)
-        by_data.setdefault(data, []).append(Line(name, (strand,), errors=errors))
+        by_data.setdefault(data, []).append(Line(name, (strand,), bars=bars))
     for (dataset, split), lines in by_data.items():
         where = f"{names.data(dataset)}{', ' if split else ''}{split}"
         caption = f"Few-shot top-1 on {where} by images per class; bars are one standard deviation."
@@ -128,10 +152,12 @@ def _resolutions(records: Sequence[EvaluationRecord], names: Names) -> Iterable[
         squares = [score for score in record.summary.resolutions if isinstance(score.resolution, int)]
         if len(squares) > 1:
             strand = tuple((score.resolution, 100 * score.top1) for score in squares)
+            count = record.images.count
+            bars = tuple(bar for point in strand for bar in _interval_bar(*point, count))
             name = _name(record.path, record.summary, names)
-            by_dataset.setdefault(record.summary.dataset, []).append(Line(name, (strand,)))
+            by_dataset.setdefault(record.summary.dataset, []).append(Line(name, (strand,), bars=bars))
     for dataset, lines in by_dataset.items():
-        caption = f"Top-1 on {names.data(dataset)} by image resolution."
+        caption = f"Top-1 on {names.data(dataset)} by image resolution; bars are 95 % intervals."
         yield from _charts("Resolution", caption, lines, x="pixels", y="top-1 in %", has_points=True)
 
 
@@ -159,14 +185,18 @@ def _chart(
         for line, colour in lines:
             for strand in line.strands:
                 at, values = zip(*strand, strict=True) if strand else ((), ())
-                marker = "o" if has_points or len(strand) < 3 else ""
-                axes.plot(at, values, color=colour, marker=marker, markersize=4, alpha=0.9)
-                if line.errors:
-                    axes.errorbar(at, values, line.errors, color=colour, fmt="none", capsize=3, linewidth=1)
+                is_curve = len(strand) >= FEW_POINTS  # nothing is known between two points
+                look = {"marker": "o" if has_points or not is_curve else "", "ls": "-" if is_curve else ""}
+                axes.plot(at, values, color=colour, markersize=4, alpha=0.9, **look)
+            for at, low, high in line.bars:
+                middle, half = (low + high) / 2, (high - low) / 2
+                axes.errorbar([at], [middle], [half], color=colour, fmt="none", capsize=3, linewidth=1)
             for point in line.marked:
                 ring = dict(markersize=9, fillstyle="none", markeredgewidth=1.4)
                 axes.plot(*point, "o", color=colour, **ring)
         axes.set(xlabel=x, ylabel=y)
+        if y.endswith("%"):
+            axes.set_ylim(percent_limits(_values(lines)))
         if is_log:
             axes.set_xscale("log")
         if has_points:  # a tick at each point, or at every second, third ... of many
@@ -177,6 +207,18 @@ def _chart(
         else:
             axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6, steps=[1, 2, 5, 10]))
     return _svg(figure, label, lines)
+
+
+def _values(lines: Sequence[tuple[Line, str]]) -> list[float]:
+    """Return all values of lines and the ends of their error bars."""
+    points = [value for line, _ in lines for strand in line.strands for _, value in strand]
+    return points + [bound for line, _ in lines for _, *bounds in line.bars for bound in bounds]
+
+
+def _interval_bar(at: float, top1: float, count: int | None, known: Sequence[float] = ()) -> tuple:
+    """Return the error bar of an accuracy in percent: its 95 % interval, if it is known."""
+    interval = interval_of(top1 / 100, count, known)
+    return ((at, *(100 * bound for bound in interval)),) if interval else ()
 
 
 def thinned(points: tuple[Point, ...]) -> tuple[Point, ...]:
@@ -193,10 +235,11 @@ def thinned(points: tuple[Point, ...]) -> tuple[Point, ...]:
 
 def _calibration(record: EvaluationRecord, names: Names) -> Iterable[PageFigure]:
     bins = record.summary.reliability
-    if bins is None:
+    if bins is None or not has_calibration(record):
         return
+    name = f"{_name(record.path, record.summary, names)}, on {names.data(record.dataset)}"
     caption = (
-        f"Reliability diagram of {_evaluation_name(record, names)}: accuracy (bars) in each bin of "
+        f"Reliability diagram of {name}: accuracy (bars) in each bin of "
         f"confidence, and below it the number of examples in the bin. ECE {record.summary.ece:.2%}."
     )
     yield PageFigure("Calibration", caption, _reliability(bins.model_dump_json(), caption))
@@ -209,18 +252,43 @@ def _reliability(bins: str, label: str) -> str:
     return _svg(figures.reliability_diagram(Reliability(*arrays), title=""), label, bins)
 
 
-def _confusion(record: EvaluationRecord, names: Names) -> Iterable[PageFigure]:
-    pairs = record.confusion
-    occurring = [name for label, prediction, _ in pairs for name in (label, prediction)]
-    classes = dict.fromkeys([*(record.summary.per_class or {}), *occurring])
-    if not pairs or len(classes) > MAX_CLASSES:
+def _confusion(result: Predicted, section: str) -> Iterable[PageFigure]:
+    if not result.confusion or len(result.classes) > MAX_CLASSES:
         return
+    weakest = f" Weakest: {result.weakest}." if result.weakest else ""
     caption = (
-        f"Confusion matrix of {_evaluation_name(record, names)}: labels in rows, predictions in columns. "
+        f"Confusion matrix of {result.name}: labels in rows, predictions in columns. "
         "Darker cells have more of the row's examples; correct predictions are on the diagonal."
+        f"{weakest}"
     )
-    svg = _matrix(pairs, tuple(classes), caption)
-    yield PageFigure("Confusion", caption, svg, has_paper=True, is_wide=len(classes) > FEW_CLASSES)
+    svg = _matrix(result.confusion, result.classes, caption)
+    yield PageFigure(section, caption, svg, has_paper=True, is_wide=len(result.classes) > FEW_CLASSES)
+
+
+def _mistakes(result: Predicted) -> Iterable[PageFigure]:
+    """Yield the most confident mistakes with their images, which the run or the evaluation has stored."""
+    mistakes = result.mistakes[:MISTAKES_SHOWN]
+    if not mistakes:
+        return
+    images = [
+        (
+            mistake.thumbnail,
+            f"{mistake.label}, predicted {mistake.predicted}",
+            (
+                f"{mistake.predicted} {mistake.probability:.0%}",
+                f"label: {mistake.label}",
+                _file(mistake.place),
+            ),
+        )
+        for mistake in mistakes
+    ]
+    caption = mistakes_caption(result, len(mistakes))
+    yield PageFigure("Mistakes", caption, html_page.thumbnails(images), is_wide=True)
+
+
+def _file(place: str) -> str:
+    """Return the folder and the name of an image's file, or its row."""
+    return str(Path(*Path(place).parts[-2:]))
 
 
 @lru_cache(maxsize=256)
@@ -238,10 +306,6 @@ def _svg(figure: Figure, label: str, content: object, *, has_paper: bool = False
 
 def _name(folder: Path, run: Run | ResultSummary, names: Names) -> str:
     return f"{run.model}, {names.folder(folder)}"
-
-
-def _evaluation_name(record: EvaluationRecord, names: Names) -> str:
-    return f"{_name(record.path, record.summary, names)}, on {names.data(record.summary.dataset)}"
 
 
 def _value_and_top1(trial: TrialScore) -> Point | None:

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from vitcli.models.variants import VARIANTS
 from vitcli.output.document import Header
-from vitcli.output.text import short_names, size_text, value_text
+from vitcli.output.text import count_of, short_names, size_text, value_text
 
 SIZE, SEED = "data.image_size", "train.seed"
 UNSET = "unset"
@@ -34,8 +34,28 @@ WORDS = {
     "eval.layer": "{}",
 }
 OF_TABLE = {"data.dataset", "model.ckpt", "model.name", SEED}  # rows, columns and cells are made of these
-RowKey = tuple[str, ...]
+RowKey = tuple[Any, ...]
 Key, Item = TypeVar("Key", bound=Hashable), TypeVar("Item")
+
+
+class ImageSet(NamedTuple):
+    """The images that a result was scored on; as a part of a row, results on different ones stay apart.
+
+    Attributes:
+        count: number of images; None if the result does not say.
+        fingerprint: of the data; None for results of earlier versions.
+    """
+
+    count: int | None
+    fingerprint: str | None = None
+
+    def text(self, *, has_fingerprint: bool = False) -> str:
+        count = "" if self.count is None else count_of(self.count, "image")
+        mark = self.fingerprint[:6] if self.fingerprint else "unknown"
+        return f"{count} (set {mark})" if has_fingerprint else count
+
+
+UNKNOWN_IMAGES = ImageSet(None)
 
 
 @dataclass(frozen=True)
@@ -43,7 +63,7 @@ class Entry:
     """One result on its way into a table.
 
     Attributes:
-        row: the data set, its split, and further parts of the row's name.
+        row: the data set, its split, further parts of the row's name, and last the ImageSet if it is known.
         recipe: by flat keys.
         seeds, values: of the runs it is the mean of; no values while it is in progress.
         mean, std: of its summary; std with ddof 1, None for one run.
@@ -59,9 +79,14 @@ class Entry:
     values: tuple[float, ...] = ()
     mean: float | None = None
     std: float | None = None
+    interval: tuple[float, float] | None = None
     resolution: int | list[int] | None = None
     exaflops: float | None = None
     status: str = ""
+
+    @property
+    def images(self) -> ImageSet:
+        return next((part for part in self.row if isinstance(part, ImageSet)), UNKNOWN_IMAGES)
 
 
 @dataclass(frozen=True)
@@ -81,8 +106,12 @@ class NetworkColumn:
         return [entry for cell in self.cells.values() for entry in cell]
 
 
-def arrange(entries: Sequence[Entry]) -> list[NetworkColumn]:
-    """Group entries into columns, sorted by name; a cell has one result, or repeated runs of one recipe."""
+def arrange(entries: Sequence[Entry], *, by_ckpt: bool = False) -> list[NetworkColumn]:
+    """Group entries into columns, sorted by name; a cell has one result, or repeated runs of one recipe.
+
+    Args:
+        by_ckpt: name a column after its checkpoint, not after the network, which may be that of all columns.
+    """
     networks = grouped(entries, lambda entry: (entry.model, entry.ckpt))
     num_ckpts = Counter(model for model, _ in networks)
     ckpt_names = short_names(entry.ckpt for entry in entries if entry.ckpt)
@@ -105,7 +134,8 @@ def arrange(entries: Sequence[Entry]) -> list[NetworkColumn]:
             named = ((key, folders.get(value, value)) for key, value in zip(keys, values, strict=True))
             words += [word(key, value) for key, value in named if key != SIZE and value != UNSET]
             cells = grouped(members, lambda entry: entry.row)
-            columns.append(NetworkColumn(model, ", ".join(origin + words), cells))
+            name, first = (ckpt_names[ckpt], [model]) if by_ckpt and ckpt else (model, origin)
+            columns.append(NetworkColumn(name, ", ".join(first + words), cells))
     return sorted(
         columns, key=lambda column: (_size_of(column.name), natural(column.name), natural(column.detail))
     )

@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from vitcli.output.atomic import write_text
 from vitcli.output.document import CSV_HEADER, Table
 from vitcli.output.text import csv_text, escape_markdown, pairs, plain, short_names
 from vitcli.report import accuracy, costs
+from vitcli.report.predicted import Predicted, all_predicted, are_few, by_class
 from vitcli.report.runs import RunCollection, collect_runs
 from vitcli.report.tables import Names
 
@@ -34,6 +36,11 @@ class Report:
     collection: RunCollection
     names: Names
     tables: tuple[Table, ...]
+
+    @cached_property
+    def predicted(self) -> list[Predicted]:
+        """The predictions of runs and evaluations, read when they are first needed."""
+        return all_predicted(self.collection, self.names)
 
     @property
     def title(self) -> str:
@@ -68,18 +75,30 @@ def read(places: Sequence[str]) -> Report:
     """
     collection = collect_runs(places)
     names = Names(collection)
+    predicted = all_predicted(collection, names) if are_few(collection) else []
+    transfer = accuracy.transfer(collection, names)
+    runs = costs.runs(collection, names, is_at_end=bool(transfer))
     tables = (
         costs.progress(collection, names),
-        *accuracy.transfer(collection, names),
+        *(transfer or [runs]),
         accuracy.vtab_tasks(collection),
         accuracy.few_shot(collection, names),
         accuracy.pretraining(collection, names),
         *accuracy.evaluations(collection, names),
+        by_class(predicted, names),
         costs.trials(collection, names),
         costs.costs(collection, names),
-        costs.runs(collection, names),
+        *([runs] if transfer else []),
     )
-    return Report(tuple(places), collection, names, tuple(table for table in tables if table and table.rows))
+    shown = tuple(table for table in tables if table and table.rows)
+    return Report(tuple(places), collection, names, shown)
+
+
+def listed(places: Sequence[str]) -> Report:
+    """Read the runs as `read` does, and list them in one table, the newest first."""
+    collection = collect_runs(places)
+    names = Names(collection)
+    return Report(tuple(places), collection, names, (costs.listing(collection, names, now=time.time()),))
 
 
 def format_of(out: Path | None, form: str | None) -> str:
@@ -112,10 +131,9 @@ def write(report: Report, out: Path, form: str) -> dict[str, Any]:
 def as_json(report: Report) -> dict[str, Any]:
     """Return the object that --json prints."""
     collection = report.collection
-    records = (*collection.runs, *collection.vtabs, *collection.fewshots, *collection.evaluations)
     return {
         "command": "report",
-        "runs": [str(record.path) for record in records],
+        "runs": [str(record.path) for record in collection.records],
         "num_unfinished": len(collection.unfinished),
         "left_out": [{"run_dir": str(path), "why": why} for path, why in collection.left_out],
         "tables": [table.as_json() for table in report.tables],
@@ -168,7 +186,7 @@ def page(report: Report, *, base: Path | None) -> str:
     made_by = f"Made by vit {__version__} on {time.strftime('%Y-%m-%d %H:%M')}{reloads}."
     return html.page(
         report.tables,
-        list(figures.figures_of(report.collection, report.names)),
+        list(figures.figures_of(report.collection, report.names, report.predicted)),
         title=report.title,
         summary=report.facts,
         notes=[made_by, *report.notes],

@@ -3,9 +3,10 @@
 import csv
 import math
 import os
+import shlex
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from vitcli.output import run_folder
 from vitcli.output.atomic import read_json, read_jsonl
 from vitcli.output.summaries import Evaluation, Evaluations, FewshotSummary, TrainingSummary, VtabSummary
 from vitcli.recipe.sweep import is_listed
+from vitcli.report.grouping import UNKNOWN_IMAGES, ImageSet
 from vitcli.report.scan import ARMS, EVALUATION, REPEATS, RunLocation, command_of, find, read, read_recipe
 
 Point = tuple[float, float]
@@ -30,6 +32,7 @@ class RunProgress:
         part: the trial or repeated run in progress, such as "lr-0.003, part 3 of 5".
         seconds_left: time for the remaining steps at the speed of the last ones.
         is_live: its process is alive; None if that is unknown, as on another machine.
+        command: what resumes the run; empty while its process is alive, or if it is not known.
     """
 
     step: int
@@ -37,6 +40,7 @@ class RunProgress:
     part: str = ""
     seconds_left: float | None = None
     is_live: bool | None = None
+    command: str = ""
 
     @property
     def text(self) -> str:
@@ -50,11 +54,14 @@ class TrialScore:
     """A trial of a sweep: its recipe values, {"optimizer.lr": 0.003}, and its accuracy on the dev split.
 
     `dev_top1` is that of the colours for masked patch prediction, and None where the loss was not finite.
+    The interval is empty if it is not known.
     """
 
     values: dict[str, Any]
     dev_top1: float | None
     is_chosen: bool
+    interval: tuple[float, ...] = ()
+    num_images: int | None = None
 
 
 @dataclass(frozen=True)
@@ -66,6 +73,7 @@ class Run:
         summary: of a finished run.
         progress: of an unfinished one.
         losses, accuracies: (step, value) of training loss and held-out top-1, a curve for each seed.
+        num_evaluated: images of the held-out accuracies; None before the first.
         trials: of a sweep, those that have been trained.
     """
 
@@ -81,7 +89,14 @@ class Run:
     progress: RunProgress | None
     losses: tuple[tuple[Point, ...], ...] = ()
     accuracies: tuple[tuple[Point, ...], ...] = ()
+    num_evaluated: int | None = None
     trials: tuple[TrialScore, ...] = ()
+
+    @property
+    def images(self) -> ImageSet:
+        """The images that the run was scored on."""
+        summary = self.summary
+        return ImageSet(summary.num_eval_examples, summary.eval_fingerprint) if summary else UNKNOWN_IMAGES
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -98,6 +113,14 @@ class FewshotRecord:
     summary: FewshotSummary
     recipe: dict[str, Any]
 
+    @property
+    def dataset(self) -> str:
+        return self.summary.dataset
+
+    @property
+    def images(self) -> ImageSet:
+        return ImageSet(self.summary.num_test_examples)
+
 
 @dataclass(frozen=True)
 class VtabRecord:
@@ -106,6 +129,8 @@ class VtabRecord:
     path: Path
     summary: VtabSummary
     runs: tuple[Run, ...]
+    dataset: str = "VTAB"
+    images: ImageSet = UNKNOWN_IMAGES  # each task has its own
 
 
 @dataclass(frozen=True)
@@ -115,6 +140,14 @@ class EvaluationRecord:
     path: Path
     summary: Evaluation
     confusion: tuple[tuple[str, str, int], ...]
+
+    @property
+    def dataset(self) -> str:
+        return self.summary.dataset
+
+    @property
+    def images(self) -> ImageSet:
+        return ImageSet(self.summary.num_eval_examples, self.summary.eval_fingerprint)
 
 
 @dataclass(frozen=True)
@@ -126,6 +159,10 @@ class RunCollection:
     vtabs: list[VtabRecord] = field(default_factory=list)
     evaluations: list[EvaluationRecord] = field(default_factory=list)
     left_out: list[tuple[Path, str]] = field(default_factory=list)
+
+    @property
+    def records(self) -> list[Run | FewshotRecord | VtabRecord | EvaluationRecord]:
+        return [*self.runs, *self.vtabs, *self.fewshots, *self.evaluations]
 
     @property
     def vtab_runs(self) -> list[Run]:
@@ -181,6 +218,7 @@ def read_run(path: Path) -> Run:
     # The curves are those of the final runs, of the trials before there are any, or of the run itself.
     parts = members_of(path, REPEATS) or members_of(path, ARMS) or [path]
     records = [read_jsonl(part / run_folder.METRICS) for part in parts]
+    progress = None if summary else replace(progress_of(path, recipe), command=_command(path))
     # An unfinished run is described by its recipe.
     if summary:
         about = summary.model_dump(include={"command", "model", "ckpt", "dataset", "resolution"})
@@ -188,7 +226,7 @@ def read_run(path: Path) -> Run:
         ckpt, size = recipe.get("model.ckpt"), recipe.get("data.image_size")
         about = dict(
             command=command_of(path) or ("pretrain" if ckpt is None else "finetune"),
-            model=str(recipe.get("model.name") or Path(str(ckpt)).name),
+            model=str((read_json(path / run_folder.PLAN) or {}).get("model") or _model_of(recipe)),
             ckpt=None if ckpt is None else str(ckpt),
             dataset=str(recipe.get("data.dataset", "")),
             resolution=size if is_number(size) else None,
@@ -199,11 +237,17 @@ def read_run(path: Path) -> Run:
         split=summary.split if summary else "",
         recipe=recipe,
         summary=summary,
-        progress=None if summary else progress_of(path, recipe),
+        progress=progress,
         losses=tuple(_curve(of_part, lambda record: record.get("loss")) for of_part in records),
         accuracies=tuple(_curve(of_part, _held_out_top1) for of_part in records),
+        num_evaluated=_num_evaluated(records),
         trials=_trials(path, summary),
     )
+
+
+def _model_of(recipe: dict[str, Any]) -> str:
+    """Return the network of a run of an earlier version, whose plan does not name it."""
+    return str(recipe.get("model.name") or Path(str(recipe.get("model.ckpt"))).name)
 
 
 def members_of(path: Path, kind: str) -> list[Path]:
@@ -244,6 +288,15 @@ def _steps_done(path: Path, *, is_live: bool | None, part: str = "") -> RunProgr
     return RunProgress(step, total, part, seconds_left, is_live)
 
 
+def _command(path: Path) -> str:
+    """Return the command line that resumes a run, quoted for the shell: its own, with its folder as --out."""
+    words = (read_json(path / run_folder.ENVIRONMENT) or {}).get("command_line")
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        return ""
+    is_named = any(word == "--out" or word.startswith("--out=") for word in words)
+    return shlex.join([*words, *([] if is_named else ["--out", str(path)])])
+
+
 def _is_live(path: Path) -> bool | None:
     """Return whether the process named in the lock file is alive; the lock itself is left to runs."""
     try:
@@ -278,9 +331,17 @@ def _trials(path: Path, summary: TrainingSummary | None) -> tuple[TrialScore, ..
     for record in records:
         values = {key: value for key, value in record.items() if "." in key}  # scores have no dot
         accuracy = record.get("dev_top1", record.get("dev_patch_accuracy"))
-        if values and (accuracy is None or (is_number(accuracy) and 0 <= accuracy <= 1)):
-            trials.append(TrialScore(values, accuracy, values == chosen))
+        if values and (accuracy is None or _is_fraction(accuracy)):
+            bounds, count = record.get("dev_interval"), record.get("dev_num_examples")
+            is_interval = isinstance(bounds, list) and len(bounds) == 2 and all(map(_is_fraction, bounds))
+            images = count if isinstance(count, int) and count > 0 else None
+            interval = tuple(bounds) if is_interval else ()
+            trials.append(TrialScore(values, accuracy, values == chosen, interval, images))
     return tuple(trials)
+
+
+def _is_fraction(value: Any) -> bool:
+    return is_number(value) and 0 <= value <= 1
 
 
 def _read_evaluations(path: Path) -> list[EvaluationRecord]:
@@ -309,6 +370,13 @@ def _curve(records: list[dict[str, Any]], value_of: Callable[[dict], Any]) -> tu
     pairs = [(record.get("step"), value_of(record)) for record in records]
     values = {step: value for step, value in pairs if is_number(step) and is_number(value)}
     return tuple(sorted(values.items()))
+
+
+def _num_evaluated(records: list[list[dict[str, Any]]]) -> int | None:
+    """Return the number of images of the last evaluation."""
+    scores = [record["eval"] for part in records for record in part if isinstance(record.get("eval"), dict)]
+    count = scores[-1].get("num_examples") if scores else None
+    return count if isinstance(count, int) and count > 0 else None
 
 
 def _held_out_top1(record: dict[str, Any]) -> Any:

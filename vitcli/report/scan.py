@@ -17,6 +17,7 @@ from vitcli.output.summaries import FileModel
 EVALUATION = "evaluation.json"
 ARMS, REPEATS = "arms", "runs"  # trials of a sweep and its runs with several seeds, inside its folder
 INNER = {ARMS, REPEATS, "checkpoints", "figures"}
+DEFAULT = "runs"  # where runs are that were given no --out
 MAX_DEPTH = 5  # folders below the one that is named
 MAX_FOLDERS = 5_000  # more is a home directory, not a folder of runs
 
@@ -56,6 +57,18 @@ def find(places: Sequence[str]) -> list[RunLocation]:
         for location in below:
             locations.setdefault(location.path.resolve(), location)
     return list(locations.values())
+
+
+def default_places(places: Sequence[str]) -> list[str]:
+    """Return the named places, or the folder in which runs are by default.
+
+    Raises:
+        VitError: neither a place is named nor is there such a folder.
+    """
+    if not places and not Path(DEFAULT).is_dir():
+        fix = "vit report RUN, an output folder of a command, or a folder of such"
+        raise VitError(f"no runs are named, and there is no folder {DEFAULT}/ here", where="RUN", fix=fix)
+    return list(places) or [DEFAULT]
 
 
 def read(path: Path, model: type[FileModel]) -> Any:

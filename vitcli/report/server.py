@@ -40,6 +40,10 @@ def serve(make_page: Callable[[], str], *, port: int, ready: Callable[[str], Non
 
 
 class _Handler(BaseHTTPRequestHandler):
+    def do_HEAD(self) -> None:
+        """Answer as GET does, without the page."""
+        self.do_GET()
+
     def do_GET(self) -> None:
         # DNS rebinding: a web page whose host name points at this machine must not read ours.
         if self.headers.get("Host", "").partition(":")[0] not in HOST_NAMES:
@@ -63,4 +67,5 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(content)
+        if self.command != "HEAD":
+            self.wfile.write(content)

@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from vitcli.output.document import Cell, Header, Row, Table, fraction_cell, mark_best
-from vitcli.output.text import short_names, size_text
-from vitcli.report.grouping import NetworkColumn, RowKey, natural, pooled
+from vitcli.output.document import Cell, Header, Row, Table, fraction_cell, mark_best, number_cell
+from vitcli.output.text import interval_text, short_names, size_text
+from vitcli.report.grouping import ImageSet, NetworkColumn, RowKey, natural, pooled
 from vitcli.report.runs import RunCollection
+
+LEAST_EXAFLOPS = 1e-3  # below it compute is in GFLOPs
 
 
 class Names:
@@ -17,7 +19,8 @@ class Names:
         records = (*collection.runs, *collection.fewshots, *collection.evaluations)
         folders = (*records, *collection.vtabs, *collection.vtab_runs)
         self._data = short_names(result.dataset for result in (*collection.runs, *summaries))
-        self.ckpts = short_names(run.ckpt for run in collection.runs if run.ckpt)
+        evaluated = (record.summary.ckpt for record in collection.evaluations)
+        self.ckpts = short_names([*(run.ckpt for run in collection.runs if run.ckpt), *evaluated])
         self._folders = short_names(str(record.path) for record in folders)
 
     def data(self, dataset: str) -> str:
@@ -26,24 +29,40 @@ class Names:
     def folder(self, path: Path) -> str:
         return self._folders[str(path)]
 
-    def row(self, row: RowKey) -> Header:
-        """Return the header of a row: the data set, its split and the rest in small print."""
-        dataset, *rest = row
-        return Header(self.data(dataset), ", ".join(filter(None, rest)))
+
+def row_headers(rows: Sequence[RowKey]) -> list[Header]:
+    """Return the headers of rows: the data set, and in small print its split, the rest and the images.
+
+    Rows that would read the same have the fingerprint of their images, too.
+    """
+    plain = [_row_header(row, has_fingerprint=False) for row in rows]
+    return [
+        _row_header(row, has_fingerprint=plain.count(header) > 1)
+        for row, header in zip(rows, plain, strict=True)
+    ]
 
 
-def crossed(key: str, title: str, caption: str, columns: Sequence[NetworkColumn], names: Names) -> Table:
+def _row_header(row: RowKey, *, has_fingerprint: bool) -> Header:
+    dataset, *rest = row
+    parts = (
+        part.text(has_fingerprint=has_fingerprint) if isinstance(part, ImageSet) else part for part in rest
+    )
+    return Header(dataset, ", ".join(filter(None, parts)))
+
+
+def crossed(key: str, title: str, caption: str, columns: Sequence[NetworkColumn]) -> Table:
     """Return a table with a row per data set and a column per network, the best of a row marked."""
     headers = tuple(column.header for column in columns)
     keys = row_keys(columns)
-    rows = tuple(Row(names.row(row), cells) for row, cells in zip(keys, cells_of(columns, keys), strict=True))
+    cells = cells_of(columns, keys)
+    rows = tuple(Row(header, line) for header, line in zip(row_headers(keys), cells, strict=True))
     return Table(key, title, caption, Header("data set", kind="text"), headers, rows)
 
 
 def row_keys(columns: Sequence[NetworkColumn]) -> list[RowKey]:
     """Return the rows of all columns by name, VTAB last as in the paper."""
     rows = {row for column in columns for row in column.cells}
-    return sorted(rows, key=lambda row: (row[0] == "VTAB", [natural(part) for part in row]))
+    return sorted(rows, key=lambda row: (row[0] == "VTAB", [natural(str(part)) for part in row]))
 
 
 def cells_of(columns: Sequence[NetworkColumn], rows: Sequence[RowKey]) -> list[tuple[Cell, ...]]:
@@ -61,6 +80,31 @@ def of_repeats(columns: Sequence[NetworkColumn], noun: str) -> str:
     return f", mean ± standard deviation of {number}{noun}"
 
 
+def compute_column(exaflops: Sequence[float | None], detail: str = "") -> tuple[Header, list[Cell]]:
+    """Return header and cells of a column of compute, in the unit that suits its largest value."""
+    largest = max((value for value in exaflops if value), default=0.0)
+    unit, scale = ("GFLOPs", 1e9) if 0 < largest < LEAST_EXAFLOPS else ("exaFLOPs", 1.0)
+    form = "{:,.4g}" if largest * scale < 1e4 else "{:,.0f}"
+    cells = [number_cell(None if value is None else value * scale, form) for value in exaflops]
+    return Header(unit, detail), cells
+
+
+def interval_of(
+    accuracy: float | None, count: int | None, known: Sequence[float] | None = None
+) -> Sequence[float] | None:
+    """Return the 95 % interval of an accuracy over so many images, `known` if it is stored with the result.
+
+    Of a mean of runs it is that of one run as accurate. None where accuracy or count is not known.
+    """
+    if known and len(known) == 2:
+        return known
+    if accuracy is None or not count:
+        return None
+    from vitcli.evaluation import statistics  # loads NumPy, which results of this version do not need
+
+    return statistics.interval_of(accuracy, count)
+
+
 def _counts(columns: Sequence[NetworkColumn]) -> set[int]:
     return {pooled(cell)[2] for column in columns for cell in column.cells.values()} - {0}
 
@@ -75,6 +119,8 @@ def _cell(column: NetworkColumn, row: RowKey, *, has_count: bool) -> Cell:
         return Cell(note=entries[0].status)
     sizes = {size_text(entry.resolution) for entry in column.entries if entry.resolution is not None}
     resolution = entries[0].resolution
-    notes = [f"{size_text(resolution)} px"] if len(sizes) > 1 and resolution is not None else []
+    interval = interval_of(mean, entries[0].images.count, entries[0].interval if len(entries) == 1 else None)
+    notes = [interval_text(interval)] if interval else []
+    notes += [f"{size_text(resolution)} px"] if len(sizes) > 1 and resolution is not None else []
     notes += [f"{count} runs"] if has_count and count > 1 else []
     return fraction_cell(mean, std, count=count, note=", ".join(notes))
