@@ -301,6 +301,26 @@ def test_other_classes_are_refused_with_both_lists(theirs, only_data, only_ckpt)
     assert caught.value.where == f"only in the data: {only_data}; only in the checkpoint: {only_ckpt}"
 
 
+def test_data_with_some_of_the_classes_are_matched_by_name_and_the_absent_ones_are_named():
+    split, changed = match_class_names(numbered(9), ("d", "c", "a", "e", "b"), num_classes=5, ckpt="w")
+
+    assert changed and (split.class_names, split.num_classes) == (("d", "c", "a", "e", "b"), 5)
+    assert split.read_labels().tolist() == [2, 4, 1] * 3 == [split.read_row(row)[1] for row in range(9)]
+    assert split.lines == [
+        "note: 2 of w's 5 classes are absent from the data, and may still be predicted: d, e"
+    ]
+    assert not match_class_names(numbered(9), ("c", "a", "b"), num_classes=3, ckpt="w")[0].lines
+
+
+def test_a_class_without_images_may_be_unknown_to_the_checkpoint():
+    without_c = replace(
+        numbered(9), read_labels=lambda: np.arange(9) % 2, read_row=lambda row: (b"", row % 2)
+    )
+    split, _ = match_class_names(without_c, ("b", "a"), num_classes=2, ckpt="w")
+
+    assert split.read_labels().tolist() == [1, 0, 1, 0, 1, 0, 1, 0, 1]
+
+
 @pytest.mark.parametrize(("ours", "theirs"), [(None, ("x", "y", "z")), (("a", "b", "c"), None), (None, None)])
 def test_without_names_on_both_sides_classes_are_matched_by_number(ours, theirs):
     split = numbered(9, ours)

@@ -1,5 +1,6 @@
 """Kinds of folders: what each holds, what is said of it, and that every command treats it alike."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -191,10 +192,13 @@ def test_every_command_treats_a_kind_of_folder_alike(tmp_path, monkeypatch):
     """Print a table: kinds of folders, commands, exit codes."""
     monkeypatch.chdir(tmp_path)
     classes(tmp_path / "known")
+    text(tmp_path / "known/ant/a.HEIC")
     short = ("--res", 32, "--steps", 2, "--batch-size", 4)
     trained = tmp_path / "trained"
     start = run("finetune", "--ckpt", "demo", "--dataset", "known", *short, "--out", trained, "-q")
     assert start.code == 0, start.err
+    assert json.loads((trained / "summary.json").read_text())["left_out_files"] == ["ant/a.HEIC"]
+    assert "| files left out | 1: `ant/a.HEIC` |" in (trained / "README.md").read_text()
     wrong = []
     for name, kind in KINDS.items():
         path, out = made(kind, tmp_path / "kinds" / name.replace(" ", "_")), tmp_path / "out"

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +50,24 @@ def test_only_what_the_command_line_names_changes_the_stored_preprocessing(train
     assert changed["preprocessing"] == "16x16, whole image resized, bicubic with antialias, mean 0.5, std 0.5"
     assert "but for" in changed["preprocessing_from"]
     assert by_recipe["preprocessing_from"] == "as recipe evaluate/default says"
+
+
+def test_a_folder_with_some_classes_and_files_that_cannot_be_read_is_scored_and_says_so(
+    trained, photos, tmp_path
+):
+    shutil.copytree(photos / "test/red", tmp_path / "photos/dev/red")
+    (tmp_path / "photos/dev/red/a.HEIC").write_bytes(b"HEIC")
+    words = ("evaluate", "--ckpt", trained, "--dataset", tmp_path / "photos", "--split", "dev", "--json")
+    outcome, whole = run(*words), run("evaluate", "--ckpt", trained, "--dataset", photos, "--json", "-q").json
+    result = outcome.json
+
+    assert "left out: 1 file that is not an image vit can read: dev/red/a.HEIC (HEIC: install" in outcome.err
+    assert "1 of " in outcome.err and "2 classes are absent from the data" in outcome.err
+    assert (result["absent_classes"], result["num_classes"]) == (["green"], 2)
+    assert (result["num_left_out_files"], result["left_out_files"]) == (1, ["dev/red/a.HEIC"])
+    assert result["per_class"] == {"red": whole["per_class"]["red"]}
+    predicted = run("predict", "--ckpt", trained, tmp_path / "photos", "--json").json
+    assert (len(predicted["predictions"]), predicted["left_out_files"]) == (5, ["dev/red/a.HEIC"])
 
 
 def test_the_dev_part_is_scored_again_where_no_other_split_is(photos, tmp_path):

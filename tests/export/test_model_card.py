@@ -207,3 +207,17 @@ def test_paths_become_names_and_names_stay():
     assert public_values({"a": ["/b/c", 1, None], "d": {"e": "/f"}}) == {"a": ["c", 1, None], "d": {"e": "f"}}
     line = f'ckpt = {json.dumps("/a/été")}  # "quoted" remark\n'
     assert public_toml(line) == 'ckpt = "été"  # "quoted" remark\n'
+
+
+@pytest.mark.parametrize(
+    ("keys", "cell"),
+    [
+        ({}, "not recorded"),
+        ({"num_left_out_files": 0, "left_out_files": []}, "none"),
+        ({"num_left_out_files": 7, "left_out_files": ["a.HEIC", "b|.txt", "c", "d"]}, "7: `a.HEIC`, "),
+    ],
+)
+def test_files_that_were_not_read_are_counted_in_the_card(keys, cell):
+    card = model_card(SUMMARY | keys, "", ARCH)
+
+    assert f"| files left out | {cell}" in card
