@@ -107,6 +107,7 @@ def merge(
         values = _flat_table(table, label(path), draft.mistakes)
         draft.overlay(values, dict.fromkeys(values, label(path)))
     draft.overlay(*parse_options(overrides, shorthands, draft.mistakes))
+    draft.values.update(catalog.with_tidy_paths(draft.values))
     return draft
 
 

@@ -11,6 +11,9 @@ from vitcli.errors import MachineError, VitError, nearest
 HOMES = (Path(__file__).parent / "shipped", Path(__file__).parents[2] / "recipes")  # of a wheel, a checkout
 # Files and folders among the recipes that are no recipes.
 ALIASES, ROWS = "datasets.toml", "reproduce.toml"
+# Keys that take a path or a name, and names that are none of a path.
+PATH_KEYS = ("data.dataset", "eval.probe", "model.ckpt")
+RESERVED = ("demo", "random", "vtab")
 CLASSES, STUDIES = "classes", "studies"
 
 
@@ -74,6 +77,20 @@ def find_file(name: str, shipped: Mapping[str, Path], *, noun: str, where: str) 
 def dataset_aliases() -> dict[str, dict[str, Any]]:
     """Return the data set aliases of --dataset, with the entry of each in recipes/datasets.toml."""
     return read_toml(_home() / ALIASES)
+
+
+def with_tidy_paths(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values by dotted key with one spelling of each path: photos for photos/ and ./photos."""
+    return {key: _tidy(value) if key in PATH_KEYS else value for key, value in values.items()}
+
+
+def _tidy(name: Any) -> Any:
+    """Return the shortest spelling of a path that exists; ./ stays where the rest would be another name."""
+    if not isinstance(name, str) or not name or "://" in name or not Path(name).exists():
+        return name
+    tidy = str(Path(name))
+    is_name = tidy.partition(":")[0] in RESERVED or tidy in dataset_aliases()
+    return f"./{tidy}" if is_name and "/" in name and name != tidy else tidy
 
 
 def class_maps() -> dict[str, Path]:

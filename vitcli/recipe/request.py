@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from vitcli.recipe import Recipe, load
+from vitcli.recipe import Recipe, catalog, load
 
 
 @dataclass(frozen=True)
@@ -37,4 +37,4 @@ class RecipeRequest:
         pairs = (override.partition("=") for override in self.overrides)
         values |= {key.strip(): value.strip() for key, _, value in pairs}
         values.pop("eval.batch_size", None)  # no result depends on it
-        return values
+        return catalog.with_tidy_paths(values)
