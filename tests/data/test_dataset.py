@@ -236,6 +236,17 @@ def test_images_of_several_labels_and_classes_of_one_image_are_cut_otherwise():
         cut_dev(numbered(3), dev_fraction=0.5, split="train", stratified=True)
 
 
+def test_every_command_holds_out_the_same_images_of_a_folder(tmp_path):
+    folder(tmp_path / "photos", a=14, b=9, c=2)
+    held_out = set()
+    for name in ("finetune/default", "pretrain/default", "fewshot/default", "modern/cifar10-laptop"):
+        section = recipe.load(name, (), {"data.dataset": str(tmp_path / "photos")}, training=False).data
+        split = open_train_and_eval(section, seed=7)[1]
+        held_out.add(tuple(split.where_is(row) for row in range(len(split))))
+
+    assert len(held_out) == 1 and len(held_out.pop()) == 3
+
+
 def test_the_parts_of_a_part_are_named_once():
     rest, _ = cut_dev(numbered(100), dev_fraction=0.1, split="train")
     rest, dev = cut_dev(rest, dev_fraction=0.1, split="train")

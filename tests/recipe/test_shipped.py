@@ -132,6 +132,7 @@ VTAB_CLASSES = {  # paper.md, 5.2, in the order of the paper's Table 9
     "smallnorb_elevation": 9,
 }
 ALIAS_KEYS = {
+    "pretrain",
     "hub",
     "image_column",
     "label_column",
@@ -229,7 +230,7 @@ def test_the_rows_of_table_3_are_the_papers(name):
 def test_every_shipped_row_of_table_3_is_checked():
     shipped = {name.removeprefix("pretrain/") for name in WHOLE if name.startswith("pretrain/")}
 
-    assert shipped - {"demo"} - {name for name in shipped if "masked" in name} == set(TABLE_3)
+    assert shipped - {"demo", "default"} - {name for name in shipped if "masked" in name} == set(TABLE_3)
 
 
 @pytest.mark.parametrize("name", TABLE_3)
@@ -306,6 +307,12 @@ def test_evaluation_of_a_bare_checkpoint_prepares_images_as_timm_does():
         ("finetune", None, "finetune/demo"),
         ("finetune", "./photos", "finetune/default"),
         ("pretrain", "demo:pretrain", "pretrain/demo"),
+        ("pretrain", "demo", "pretrain/demo"),
+        ("pretrain", None, "pretrain/demo"),
+        ("pretrain", "cifar10", "modern/cifar10-laptop"),
+        ("pretrain", "oxford_pets", "pretrain/default"),
+        ("pretrain", "./photos", "pretrain/default"),
+        ("fewshot", "demo:pretrain", "fewshot/demo"),
         ("evaluate", "cifar10", "evaluate/default"),
         ("evaluate", None, "evaluate/default"),
     ],
@@ -314,11 +321,34 @@ def test_a_data_set_finds_its_recipe(command, dataset, name):
     assert recipe.find_for_dataset(command, dataset) == name
 
 
-def test_a_command_without_a_default_names_the_recipes_it_has():
-    with pytest.raises(VitError, match="no pretrain recipes are for data set") as refusal:
-        recipe.find_for_dataset("pretrain", "./photos")
+def test_the_other_recipes_of_a_data_set_are_named():
+    chosen = recipe.load_for_dataset("pretrain", "cifar10", (), {})
+    own = recipe.load_for_dataset("pretrain", "./photos", (), {"data.dataset": "./photos"})
 
-    assert "pretrain/demo" in refusal.value.fix
+    assert chosen.data.dataset == "cifar10" and own.notes == ()
+    assert "others for cifar10, by --recipe: modern/cifar10, modern/cifar10-masked-patch" in chosen.notes[0]
+
+
+@pytest.mark.parametrize("command", ["finetune", "pretrain"])
+@pytest.mark.parametrize("dataset", [*recipe.dataset_aliases(), "demo", "demo:pretrain", "photos", None])
+def test_every_data_set_has_a_recipe_to_train_by(command, dataset):
+    assert recipe.find_for_dataset(command, dataset) in NAMES
+
+
+@pytest.mark.parametrize(
+    ("typed", "warmup", "notes"),
+    [
+        ({"schedule.steps": 5}, "5%", 1),  # 500 of 10,000
+        ({"schedule.steps": 500}, 500, 0),
+        ({"schedule.steps": 5, "schedule.warmup": 6}, 6, 0),
+        ({"schedule.epochs": 1.0}, 500, 0),
+    ],
+)
+def test_steps_below_the_warm_up_of_a_recipe_keep_its_share(typed, warmup, notes):
+    loaded = recipe.load("finetune/cifar10", (), typed)
+
+    assert (loaded.schedule.warmup, len(loaded.notes)) == (warmup, notes)
+    assert recipe.load("finetune/cifar10").schedule.warmup == 500
 
 
 # vit recipes

@@ -292,3 +292,30 @@ class Killer:
 
     def start(self, process) -> None:
         when_logged(self.run_dir, self.at, process.kill)
+
+
+def test_pretraining_has_a_recipe_for_any_folder_and_says_when_it_has_few_images(photos):
+    outcome = run("pretrain", "--dataset", photos / "train", "--dry-run", "--json")
+
+    assert outcome.json["num_examples"] == 22
+    assert "note: 22 images, 11 a class, are too few to train from scratch" in outcome.err
+    assert f"vit finetune --ckpt WEIGHTS --dataset {photos / 'train'}" in outcome.err
+
+
+def test_a_short_run_keeps_the_share_of_the_recipe_s_warm_up(photos):
+    words = (
+        "--recipe",
+        "finetune/cifar10",
+        "--ckpt",
+        "demo",
+        "--dataset",
+        photos,
+        "--res",
+        "32",
+        "--lr",
+        "0.01",
+    )
+    outcome = run("finetune", *words, "--steps", "40", "--batch-size", "8", "--dry-run", "--json")
+
+    assert (outcome.json["total_steps"], outcome.json["warmup_steps"]) == (40, 2)
+    assert "warm-up: 5% of the 40 steps, as 500 of 10000 in recipes/finetune/cifar10.toml" in outcome.err

@@ -111,8 +111,11 @@ def _train(
     if groups:
         task_recipes = vtab.resolve(list(groups), recipe.recipe, overrides, recipe_keys)
     else:
-        recipe_name = recipe.recipe or recipes.find_for_dataset(name, recipe.dataset)
-        resolved = recipes.load(recipe_name, overrides, recipe_keys)
+        resolved = (
+            recipes.load(recipe.recipe, overrides, recipe_keys)
+            if recipe.recipe
+            else recipes.load_for_dataset(name, recipe.dataset, overrides, recipe_keys)
+        )
         inputs.check_recipe(resolved)
 
     # With --arms-parallel each process has a run of its own, so nothing is launched here.

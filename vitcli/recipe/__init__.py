@@ -5,7 +5,7 @@ Until it is checked, a recipe is handled as {"section.key": value}.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -20,8 +20,8 @@ from vitcli.recipe.validation import Problem, is_overridden, report, unknown
 
 __all__ = [
     "SHORTHANDS", "Recipe", "available", "catalog", "dataset_aliases", "differences", "find", "find_file",
-    "find_for_dataset", "flat", "label", "load", "merge", "origins", "parse_options", "read_toml", "settled",
-    "to_toml", "trials",
+    "find_for_dataset", "flat", "label", "load", "load_for_dataset", "merge", "origins", "parse_options",
+    "read_toml", "settled", "to_toml", "trials",
 ]  # fmt: skip
 
 # Options that set a recipe key, for messages.
@@ -38,15 +38,17 @@ SHORTHANDS = {
 }  # fmt: skip
 NO_SHORTHANDS: Mapping[str, Any] = MappingProxyType({})
 DEFAULT = "schema default"
+STEPS = "schedule.steps"
 
 
 @dataclass(frozen=True)
 class Draft:
-    """A recipe before validation: values by dotted key, the source of each, and the mistakes so far."""
+    """A recipe before validation: values by dotted key, the source of each, mistakes and notes so far."""
 
     values: dict[str, Any]
     sources: dict[str, str]
     mistakes: list[Problem]
+    notes: list[str] = field(default_factory=list)
 
     def overlay(self, layer: Mapping[str, Any], sources: Mapping[str, str]) -> None:
         """Put `layer` on top, and drop inherited keys that it makes meaningless."""
@@ -95,7 +97,7 @@ def load(
             where=option,
             fix=f"vit {command} --ckpt RUN --dataset DATA, such as --ckpt demo --dataset demo:pretrain",
         )
-    return recipe
+    return recipe.with_notes(*draft.notes)
 
 
 def merge(
@@ -106,9 +108,28 @@ def merge(
     for path, table in _base_and_file(find(name_or_path)):
         values = _flat_table(table, label(path), draft.mistakes)
         draft.overlay(values, dict.fromkeys(values, label(path)))
+    of_file = dict(draft.values)
     draft.overlay(*parse_options(overrides, shorthands, draft.mistakes))
+    _shrink_warmup(draft, of_file)
     draft.values.update(catalog.with_tidy_paths(draft.values))
     return draft
+
+
+def _shrink_warmup(draft: Draft, of_file: Mapping[str, Any]) -> None:
+    """Keep the share of a warm-up that a recipe gives in steps, where --steps is less than these."""
+    values, sources = draft.values, draft.sources
+    steps, warmup, steps_of_file = (
+        table.get(key) for table, key in ((values, STEPS), (values, "schedule.warmup"), (of_file, STEPS))
+    )
+    is_typed = {key: sources.get(key, "").startswith("option ") for key in (STEPS, "schedule.warmup")}
+    if not is_typed[STEPS] or is_typed["schedule.warmup"]:
+        return
+    if all(isinstance(count, int) for count in (steps, warmup, steps_of_file)) and warmup > steps:
+        share = f"{100 * warmup / steps_of_file:.4g}%"
+        origin = f"{warmup} of {steps_of_file} in {sources['schedule.warmup']}"
+        draft.notes.append(f"warm-up: {share} of the {steps} steps, as {origin}")
+        values["schedule.warmup"] = share
+        sources["schedule.warmup"] += f", as a share of the steps by {sources[STEPS]}"
 
 
 def _unused_training_keys(draft: Draft) -> list[Problem]:
@@ -134,25 +155,44 @@ def origins(
 def find_for_dataset(command: str, dataset: str | None) -> str:
     """Return the name of the shipped recipe of a command for a data set.
 
-    The recipe of the data set itself, else that of its alias, else the default; without a data set the demo.
+    The only recipe of the command for the data set, else that of its alias, else the default; for the demo
+    data and without a data set that of the demo.
     """
     names = [name for name, _ in available() if name.startswith(f"{command}/")]
-    if dataset is None and f"{command}/demo" in names:
-        return f"{command}/demo"
-    matching = [name for name in names if dataset and merge(name).values.get("data.dataset") == dataset]
-    aliased = dataset_aliases().get(dataset or "", {}).get("recipe", "")
+    matching = [name for name in names if name in candidates(command, dataset)]
+    alias = dataset_aliases().get(dataset or "", {})
     if len(matching) == 1:
         return matching[0]
-    if not matching and aliased in names:
-        return aliased
-    if not matching and f"{command}/default" in names:
-        return f"{command}/default"
-    choices = ", ".join(matching) or f"{command}/demo, or another of vit recipes list"
+    if command == "pretrain" and "pretrain" in alias:
+        return alias["pretrain"]
+    if not matching and alias.get("recipe", "") in names:
+        return alias["recipe"]
+    is_demo = dataset is None or dataset.partition(":")[0] == "demo"
+    default = f"{command}/demo" if is_demo and f"{command}/demo" in names else f"{command}/default"
+    if not matching and default in names:
+        return default
     raise VitError(
         f"{len(matching) or 'no'} {command} recipes are for data set {dataset!r}",
         where="option --dataset",
-        fix=f"name one with --recipe: {choices}",
+        fix=f"name one with --recipe: {', '.join(matching) or 'vit recipes list'}",
     )
+
+
+def candidates(command: str, dataset: str | None) -> list[str]:
+    """Return the shipped recipes of a command that name the data set; those in modern/ pretrain."""
+    folders = (f"{command}/", "modern/") if command == "pretrain" else (f"{command}/",)
+    names = [name for name, _ in available() if name.startswith(folders)] if dataset else []
+    return [name for name in names if merge(name).values.get("data.dataset") == dataset]
+
+
+def load_for_dataset(
+    command: str, dataset: str | None, overrides: Sequence[str], shorthands: Mapping[str, Any]
+) -> Recipe:
+    """Load the recipe of a training command for a data set; a note names the others that there are for it."""
+    name = find_for_dataset(command, dataset)
+    others = [other for other in candidates(command, dataset) if other != name]
+    note = f"recipe {name}; others for {dataset}, by --recipe: {', '.join(others)}"
+    return load(name, overrides, shorthands).with_notes(*([note] if others else []))
 
 
 def _section(key: str) -> str:

@@ -274,11 +274,23 @@ class Recipe(Section):
     inspect: Inspect | None = None
     precision: Precision = Precision()
     _choices: dict[str, tuple[Any, ...]] = {}
+    _notes: tuple[str, ...] = ()
 
     @property
     def choices(self) -> dict[str, tuple[Any, ...]]:
         """Values to choose from on the dev split, by dotted key; the section itself holds the first."""
         return self._choices
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Lines on how the recipe came about that a user should see."""
+        return self._notes
+
+    def with_notes(self, *notes: str) -> "Recipe":
+        """Return a copy with further notes."""
+        changed = self.model_copy()
+        changed._notes = (*self._notes, *notes)
+        return changed
 
     def with_choices(self, choices: dict[str, tuple[Any, ...]]) -> "Recipe":
         """Return a copy with these and no other values to choose from."""

@@ -1,5 +1,6 @@
 """Setup of a training run: recipe and command-line options become a job with data, network and plan."""
 
+import shlex
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
@@ -38,6 +39,9 @@ from vitcli.training.text import length_text
 # micro-batches and several processes can divide them without changing dropout.
 MAX_MICRO_BATCH = {"cpu": 32}
 MAX_MICRO_BATCH_ON_GPU = 64
+# With fewer images, in all and of a class, fresh weights learn them by heart. Of CIFAR-100, which can be
+# learnt from scratch, there are 500 a class.
+MANY_IMAGES, MANY_PER_CLASS = 10_000, 200
 AUTO = "auto"  # --per-device-batch auto
 
 
@@ -170,6 +174,8 @@ def set_up(
         progress.note(options.title)
     else:
         _note_data(progress, recipe, start, train_split, eval_split)
+        for line in (*recipe.notes, *_too_few(command, recipe, train_split)):
+            progress.note(line)
     for line in [*_unusual_labels(train_split), *start.notes]:
         progress.note(line)
     plan = plan_run(recipe, options, runtime, start, train_split)
@@ -414,6 +420,16 @@ def _notes_on_length(plan: Plan, recipe: Recipe) -> list[str]:
         count = count_of(plan.num_examples, "image")
         notes.append(f"note: a step of {plan.batch_size:,} images sees some of the {count} more than once")
     return notes
+
+
+def _too_few(command: str, recipe: Recipe, train_split: Split) -> list[str]:
+    """Return the note that there are too few images to train from scratch, if that is so."""
+    count, num_classes = len(train_split), max(1, train_split.num_classes)
+    if command != "pretrain" or count >= MANY_IMAGES or count >= MANY_PER_CLASS * num_classes:
+        return []
+    images = f"{count} images, {count / num_classes:.0f} a class,"
+    instead = f"vit finetune --ckpt WEIGHTS --dataset {shlex.quote(recipe.data.dataset)}"
+    return [f"note: {images} are too few to train from scratch; {instead} starts from trained weights"]
 
 
 def _unusual_labels(split: Split) -> list[str]:
