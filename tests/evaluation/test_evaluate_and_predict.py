@@ -76,6 +76,8 @@ def test_the_dev_part_is_scored_again_where_no_other_split_is(photos, tmp_path):
     summary = run(*words.split(), *flat, "--out", tmp_path / "run").json
 
     again = run("evaluate", "--ckpt", tmp_path / "run", "--dataset", photos / "train", "--json", "-q").json
+    unnamed = run("evaluate", "--ckpt", tmp_path / "run", "--json", "-q").json
+    elsewhere = run("evaluate", "--ckpt", tmp_path / "run/model.safetensors", "--json", "-q")
     all_of_it = run("evaluate", "--ckpt", tmp_path / "run", "--dataset", photos / "train", "--split", "train",
                     "--json", "-q").json  # fmt: skip
 
@@ -83,6 +85,12 @@ def test_the_dev_part_is_scored_again_where_no_other_split_is(photos, tmp_path):
     assert [again[key] for key in ("top1", "loss", "num_eval_examples")] == [
         summary[key] for key in ("top1", "loss", "num_eval_examples")
     ]
+    # Without a data set, the run's own; a bare file has none.
+    assert unnamed["dataset"] == str(photos / "train")
+    assert [unnamed[key] for key in ("top1", "loss", "num_eval_examples")] == [
+        summary[key] for key in ("top1", "loss", "num_eval_examples")
+    ]
+    assert elsewhere.code == 2 and "no data set is named" in elsewhere.json["error"]["message"]
     assert (all_of_it["num_eval_examples"], all_of_it["notes"]) == (
         24,
         ["18 of these 24 images were trained on"],

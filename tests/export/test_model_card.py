@@ -158,7 +158,7 @@ def test_no_path_of_the_machine_is_in_the_card():
 
     assert "/home" not in text and "ann" not in text and "~/" not in text
     assert 'dataset = "pets"\nflip = true' in text and 'ckpt = "vit_b16.npz"' in text
-    assert "--dataset DATA" in text, "nobody else has the path"
+    assert "--dataset PATH/TO/pets" in text and "/home" not in text, "nobody else has the path"
 
 
 def test_a_data_set_of_the_hub_is_named_in_the_metadata():

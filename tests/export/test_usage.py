@@ -89,3 +89,21 @@ def test_features_are_features_in_all_three(tmp_path, monkeypatch):
         assert torch.equal(run(ours)["model"](pixels), expected)
         assert torch.equal(run(timms)["model"](pixels), expected)
         assert torch.equal(run(transformers)["model"](pixels).pooler_output, expected)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "shown"),
+    [
+        ("my photos/", "'PATH/TO/my photos'"),
+        ("photos", "PATH/TO/photos"),
+        ("data/photos/", "PATH/TO/photos"),
+        ("../data/photos", "PATH/TO/photos"),
+        ("oxford_pets", "oxford_pets"),
+        ("demo", "demo"),
+        ("owner/name", "owner/name"),
+        ("vtab/caltech101", "vtab/caltech101"),
+        ("s3://user:secret@bucket/shards", "s3://bucket/shards"),
+    ],
+)
+def test_a_path_of_the_data_is_a_place_to_fill_in_and_a_public_name_stays(dataset, shown):
+    assert f"--dataset {shown}\n" in how_to_load(HERE, vit(), dataset=dataset)

@@ -89,8 +89,8 @@ def evaluate(
     *,
     inference: options.InferenceOptions,
     dataset: Annotated[list[str] | None, option("--dataset", DATA,
-        f"Required. {options.DATA_HELP} Repeatable: every checkpoint is scored on every data set. "
-        "[data.dataset]",
+        f"{options.DATA_HELP} Repeatable: every checkpoint is scored on every data set (default: of a run "
+        "folder, the images that it held out). [data.dataset]",
         "DATA", autocompletion=complete.datasets)] = None,
     split: options.Split = "auto",
     real: Annotated[str | None, option("--real", DATA,
@@ -143,8 +143,14 @@ def evaluate(
 
     def request(data: str | None, weights: str | None):
         size = None if sides else res
+        # Without a data set, that of the run.
+        is_named = data or recipe or any(override.startswith("data.dataset") for override in set_ or ())
+        of_run = {} if is_named or not weights else inputs.data_of_run(weights)
+        given = {override.partition("=")[0].strip() for override in set_ or ()}
+        data = of_run.pop("data.dataset", data)
+        more = {key: value for key, value in of_run.items() if key not in given}
         return RecipeOptions(data, size, model, recipe, set_, skip_bad).request(
-            weights, inference, command="evaluate"
+            weights, inference, more, command="evaluate"
         )
 
     requests = [request(data, weights) for weights, data in pairs]

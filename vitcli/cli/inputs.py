@@ -5,7 +5,7 @@ What is not there is refused in a fraction of a second. What a file holds is che
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vitcli.cli.hints import WEIGHTS_SUFFIXES
 from vitcli.errors import DataError, VitError, WeightsError, nearest
@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from vitcli.recipe import Recipe
 
 GLOB = set("*?[")
+# Keys of [data] that say which images are scored.
+WHICH_DATA = (
+    "dataset", "eval_split", "image_column", "label_column", "num_classes", "one_class", "streaming",
+)  # fmt: skip
 
 
 def check_ckpt(ckpt: str, option: str = "--ckpt") -> None:
@@ -40,6 +44,22 @@ def check_dataset(name: str) -> None:
     is_elsewhere = "://" in name or GLOB & set(name) or name in dataset_aliases()
     if not is_elsewhere and not vtab.tasks_of(name):
         check_name(name)
+
+
+def data_of_run(ckpt: str) -> dict[str, Any]:
+    """Return the recipe keys of the data that the run in the folder `ckpt` was scored on; {} if it is no run.
+
+    Its held-out part is recognised by the weights themselves.
+    """
+    from vitcli import recipe as recipes
+    from vitcli.recipe.schema import Data
+
+    file = Path(ckpt) / "recipe.toml"
+    if not file.is_file():
+        return {}
+    data = recipes.load(str(file), training=False).data
+    values = {key: getattr(data, key) for key in WHICH_DATA}
+    return {f"data.{key}": value for key, value in values.items() if value != Data.model_fields[key].default}
 
 
 def check_recipe(recipe: "Recipe") -> None:

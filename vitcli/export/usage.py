@@ -7,8 +7,11 @@ else that the owner of the card has written.
 import json
 import re
 import shlex
+from pathlib import Path, PurePath
 from typing import NamedTuple
 
+from vitcli import recipe as recipes
+from vitcli.data import demo
 from vitcli.export.markdown import fenced
 from vitcli.models.architecture import Architecture
 from vitcli.models.variants import BIT, HYBRID
@@ -89,10 +92,19 @@ def replace_section(card: str, section: str) -> str | None:
     return changed if count == 1 else None
 
 
+def _is_known_by_name(dataset: str) -> bool:
+    """Return whether a data set's name means the same everywhere, as a path does not."""
+    if dataset in recipes.dataset_aliases() or dataset in demo.SETS or "://" in dataset:
+        return True
+    is_hub_id = dataset.count("/") == 1 and not dataset.endswith("/")
+    return is_hub_id and not is_local(dataset) and not Path(dataset).exists()
+
+
 def _commands(names: LoadingNames, dataset: str | None, has_classes: bool) -> str:
     ckpt = shlex.quote(names.ckpt)
     lines = [f"vit predict --ckpt {ckpt} IMAGES"] if has_classes else []
     if dataset:
-        public = "DATA" if is_local(dataset) else shlex.quote(public_name(dataset))
-        lines.append(f"vit evaluate --ckpt {ckpt} --dataset {public}")
+        public = public_name(dataset)
+        path = public if _is_known_by_name(dataset) else f"PATH/TO/{PurePath(public).name}"
+        lines.append(f"vit evaluate --ckpt {ckpt} --dataset {shlex.quote(path)}")
     return fenced("\n".join([*lines, f"vit finetune --ckpt {ckpt} --dataset YOUR_IMAGES"]))

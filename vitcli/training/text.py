@@ -75,9 +75,8 @@ def _next_commands(summary: dict[str, Any]) -> list[tuple]:
     run_dir, name = summary["run_dir"], PurePath(summary["run_dir"]).name
     if "top1" not in summary:
         return [("vit", "finetune", "--ckpt", run_dir, "--dataset", "DATA")]
-    data = ("--dataset", summary["dataset"])
     return [
-        ("vit", "evaluate", "--ckpt", run_dir, *data, "--out", f"{run_dir}/evaluation"),
+        ("vit", "evaluate", "--ckpt", run_dir, "--out", f"{run_dir}/evaluation"),
         ("vit", "predict", "--ckpt", run_dir, "IMAGES"),
         ("vit", "report", run_dir, "--out", f"{name}.html"),
         ("vit", "export", run_dir, f"{name}.onnx"),
