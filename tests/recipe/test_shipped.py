@@ -365,17 +365,63 @@ def write(tmp_path):
     return write
 
 
-def test_a_copy_keeps_the_comments_and_never_overwrites(tmp_path):
+def test_a_copy_keeps_the_comments_and_overwrites_only_when_asked(tmp_path, monkeypatch):
     copied = listing.copy(CIFAR, tmp_path)["path"]
 
     assert recipe.load(copied) == recipe.load(CIFAR)
     assert Path(copied).read_text(encoding="utf-8").startswith("# paper, Table 4")
     with pytest.raises(VitError, match="already exists"):
         listing.copy(CIFAR, Path(copied))
+    replaced = listing.copy("finetune/cifar100", Path(copied), overwrite=True)["path"]
+    assert replaced == copied and recipe.load(copied) == recipe.load("finetune/cifar100")
+    monkeypatch.chdir(tmp_path)
+    assert run("recipes", "copy", "finetune/default", "--json").json["path"] == "default.toml"
+    assert recipe.load("default.toml") == recipe.load("finetune/default")
     with pytest.raises(VitError, match=r"does not end in \.toml"):
         listing.copy(CIFAR, tmp_path / "mine")
     with pytest.raises(MachineError, match="cannot be written"):
         listing.copy(CIFAR, tmp_path / "no" / "mine.toml")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("cifar100", ["finetune/cifar100", "fewshot/cifar100"]),
+        (
+            "VTAB",
+            ["finetune/vtab", "finetune/vtab-as-it-is", "finetune/vtab-no-crop", "finetune/vtab-no-flip"],
+        ),
+        ("inspect/*", ["inspect/default", "inspect/demo"]),
+        ("masked patch", ["modern/cifar10-masked-patch", "pretrain/b16-masked-patch"]),
+    ],
+)
+def test_recipes_are_listed_by_a_part_of_their_name_or_first_line(pattern, names):
+    assert [entry["name"] for entry in listing.list_recipes(pattern)] == names
+
+
+def test_recipes_are_listed_by_what_they_are_for():
+    needs = [entry["need"] for entry in listing.list_recipes()]
+
+    assert needs == sorted(needs, key=listing.NEEDS.index) and listing.OTHER not in needs
+    assert {entry["name"] for entry in listing.list_recipes() if entry["need"] == "your own images"} >= {
+        "finetune/default", "evaluate/default", "fewshot/default", "inspect/default"
+    }  # fmt: skip
+    with pytest.raises(VitError, match="did you mean 'finetune/cifar10'"):
+        listing.list_recipes("finetune/cifar01")
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("[data]\nmean = 0,5\nflip = true\n", "line 2: mean = 0,5"),
+        ("[data\n", "line 1: [data"),
+        ('a = "x', ""),
+    ],
+)
+def test_a_file_that_is_no_toml_is_refused_with_its_line(text, line, write):
+    with pytest.raises(VitError, match="not TOML") as refused:
+        recipe.load(write(text))
+    assert refused.value.where.endswith(line)
 
 
 def test_a_check_reports_good_and_bad_recipes_alike(write):

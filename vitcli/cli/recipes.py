@@ -4,7 +4,7 @@ import json
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -27,12 +27,21 @@ SomeRecipes = Annotated[list[str] | None, typer.Argument(autocompletion=complete
 # fmt: on
 
 
-@command(app, "list", example="vit recipes list cifar")
-def recipes_list(printing: Printing) -> int:
-    """List the shipped recipes with the row of the paper that each stands for."""
+@command(app, "list", example="vit recipes list cifar\nvit recipes list 'finetune/*'")
+def recipes_list(
+    *,
+    pattern: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="PATTERN", help="Part of a name or of its first line, or a glob (default: all)."
+        ),
+    ] = None,
+    printing: Printing,
+) -> int:
+    """List the shipped recipes, by what they are for."""
     from vitcli.recipe import listing
 
-    return printing.show({"recipes": listing.list_recipes()}, listing.list_as_text)
+    return printing.show({"recipes": listing.list_recipes(pattern)}, list_as_text)
 
 
 @command(app, "show", example="vit recipes show finetune/default --set schedule.epochs=10")
@@ -57,7 +66,11 @@ def recipes_check(*, names: SomeRecipes = None, printing: Printing) -> int:
 
 @command(app, "schema", example="vit recipes schema > recipe.schema.json")
 def recipes_schema(printing: Printing) -> int:
-    """Print the JSON Schema of a recipe, for editors."""
+    """Print the JSON Schema of a recipe, for editors.
+
+    Write `#:schema recipe.schema.json` as the first line of your recipe: editors with Taplo, such as VS Code
+    with Even Better TOML, complete its keys and underline mistakes.
+    """
     from vitcli.recipe import listing
 
     return printing.show(listing.schema(), partial(json.dumps, indent=2))
@@ -68,11 +81,24 @@ def recipes_copy(
     *,
     name: RecipeArgument,
     destination: Annotated[
-        Path, typer.Argument(metavar="TO", help="A file or folder; nothing is overwritten.")
-    ],
+        Path, typer.Argument(metavar="TO", help="A .toml file, or a folder (default: this folder).")
+    ] = Path(),
+    overwrite: options.Overwrite = False,
     printing: Printing,
 ) -> int:
     """Copy a shipped recipe to a file of your own."""
     from vitcli.recipe import listing
 
-    return printing.show(listing.copy(name, destination), listing.copy_as_text)
+    return printing.show(listing.copy(name, destination, overwrite=overwrite), listing.copy_as_text)
+
+
+def list_as_text(result: dict[str, Any]) -> str:
+    """Render the result of `vit recipes list`: under each need the names, and what of their meaning fits."""
+    from vitcli.output.document import simple_table
+
+    rows, need = [], None
+    for entry in result["recipes"]:
+        rows += [(f"{entry['need']}:", "")] if entry["need"] != need else []
+        rows.append((f"  {entry['name']}", entry["about"]))
+        need = entry["need"]
+    return simple_table({"recipe": "text", "what it is": "clipped"}, rows).as_text()

@@ -1,5 +1,6 @@
 """Shipped files: recipes, data set aliases, class maps, studies and the rows of the paper's tables."""
 
+import re
 import tomllib
 from collections.abc import Mapping
 from functools import cache
@@ -118,13 +119,26 @@ def label(path: Path) -> str:
     return f"recipes/{path.relative_to(home).as_posix()}" if path.is_relative_to(home) else str(path)
 
 
+def _broken_line(text: str, error: ValueError) -> str:
+    """Return the line that a TOML error is about, to stand behind the path of the file."""
+    lines = text.splitlines()
+    number = re.search(r"at line (\d+)", str(error))
+    if number is None or int(number[1]) > len(lines):
+        return ""
+    return f", line {number[1]}: {lines[int(number[1]) - 1].strip()[:100]}"
+
+
 def read_toml(path: Path) -> dict[str, Any]:
     """Parse a TOML file; VitError or MachineError if it cannot be read."""
+    text = ""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        text = path.read_text(encoding="utf-8-sig")
+        return tomllib.loads(text)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise VitError(
-            f"not TOML: {error}", where=str(path), fix="quote strings; write numbers, true and false without"
+            f"not TOML: {error}",
+            where=f"{path}{_broken_line(text, error)}",
+            fix="quote strings; write numbers, true and false without",
         ) from error
     except OSError as error:
         raise MachineError(

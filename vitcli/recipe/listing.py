@@ -1,20 +1,64 @@
 """`vit recipes`: list, show, check and copy recipes; their JSON Schema. Imports no torch."""
 
 from collections.abc import Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 from vitcli import recipe
-from vitcli.errors import MachineError, VitError
+from vitcli.errors import MachineError, VitError, nearest
 from vitcli.recipe import catalog
 from vitcli.recipe.sweep import may_be_chosen
 from vitcli.recipe.toml import toml_text
 
+# What recipes are for, in the order of `vit recipes list`.
+NEEDS = OWN_IMAGES, DEMO, SCRATCH, PAPERS_TRANSFER, PAPERS_FEWSHOT, PAPERS_PRETRAINING, OTHER, BASE = (
+    "your own images", "the demo", "from scratch", "the paper, transfer",
+    "the paper, few-shot", "the paper, pre-training", "other", "a base to extend",
+)  # fmt: skip
+OF_FOLDER = {
+    "modern": SCRATCH, "finetune": PAPERS_TRANSFER, "fewshot": PAPERS_FEWSHOT, "pretrain": PAPERS_PRETRAINING,
+}  # fmt: skip
 
-def list_recipes() -> list[dict[str, Any]]:
-    """Return name, base flag and first comment line of every shipped recipe."""
-    shipped = recipe.available()
-    return [{"name": name, "base": catalog.is_base(name), "about": about} for name, about in shipped]
+
+def list_recipes(pattern: str | None = None) -> list[dict[str, Any]]:
+    """Return name, need, base flag and first comment line of shipped recipes, grouped by need.
+
+    Args:
+        pattern: a part of names or comments, or a glob of names, case-insensitive; None for all.
+
+    Raises:
+        VitError: nothing matches.
+    """
+    entries = [
+        {"name": name, "base": catalog.is_base(name), "about": about, "need": need_of(name)}
+        for name, about in recipe.available()
+        if pattern is None or matches(name, about, pattern)
+    ]
+    if not entries:
+        names = [name for name, _ in recipe.available()]
+        raise VitError(
+            f"no recipe matches {pattern!r}{nearest(pattern, names)}",
+            where="PATTERN",
+            fix="vit recipes list shows all of them; a glob such as 'finetune/*' works too",
+        )
+    return sorted(entries, key=lambda entry: (NEEDS.index(entry["need"]), entry["name"]))
+
+
+def need_of(name: str) -> str:
+    """Return what a shipped recipe is for, one of NEEDS."""
+    command, _, variant = name.partition("/")
+    if catalog.is_base(name) and variant != "default":
+        return BASE
+    return {"default": OWN_IMAGES, "demo": DEMO}.get(variant) or OF_FOLDER.get(command, OTHER)
+
+
+def matches(name: str, about: str, pattern: str) -> bool:
+    """Return whether a recipe's name fits the glob, or its name or comment has the part."""
+    pattern = pattern.lower()
+    if any(mark in pattern for mark in "*?["):
+        return fnmatch(name.lower(), pattern)
+    return pattern in f"{name} {about}".lower()
 
 
 def show(name: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
@@ -73,8 +117,8 @@ def _or_list(schema: dict[str, Any]) -> dict[str, Any]:
     return about | {"anyOf": [kind, {"type": "array", "items": kind, "minItems": 1}]}
 
 
-def copy(name: str, destination: Path) -> dict[str, Any]:
-    """Copy a shipped recipe with its comments to a .toml file or into a folder; overwrite nothing."""
+def copy(name: str, destination: Path, *, overwrite: bool = False) -> dict[str, Any]:
+    """Copy a shipped recipe with its comments to a .toml file or into a folder."""
     source = recipe.find(name)
     target = destination / source.name if destination.is_dir() else destination
     if target.suffix != ".toml":
@@ -84,21 +128,16 @@ def copy(name: str, destination: Path) -> dict[str, Any]:
             fix=f"write {target}.toml, or name a folder that exists",
         )
     try:
-        with target.open("x", encoding="utf-8") as file:
+        with target.open("w" if overwrite else "x", encoding="utf-8") as file:
             file.write(source.read_text(encoding="utf-8"))
     except FileExistsError as error:
-        raise VitError(f"{target} already exists", where="argument TO", fix="choose another name") from error
+        fix = "choose another name, or --overwrite"
+        raise VitError(f"{target} already exists", where="argument TO", fix=fix) from error
     except OSError as error:
         fix = "choose a folder that exists and is writable"
         what = f"{target} cannot be written: {error.strerror}"
         raise MachineError(what, where="argument TO", fix=fix) from error
     return {"name": name, "path": str(target)}
-
-
-def list_as_text(result: dict[str, Any]) -> str:
-    """Render the result of `vit recipes list`: names and first lines."""
-    width = max(len(entry["name"]) for entry in result["recipes"])
-    return "\n".join(f"{entry['name']:<{width}}  {entry['about']}" for entry in result["recipes"])
 
 
 def check_as_text(result: dict[str, Any]) -> str:
