@@ -2,6 +2,7 @@
 
 import io
 import math
+import re
 from collections import Counter
 from dataclasses import replace
 from random import Random
@@ -15,6 +16,7 @@ from torch.nn import functional as F
 
 from vitcli.data.randaugment import randaugment
 from vitcli.data.transforms import Preprocessing, TrainTransform, inception_crop, to_model_range
+from vitcli.errors import WeightsError
 
 EVAL = Preprocessing(
     image_size=(24, 24),
@@ -224,6 +226,43 @@ def test_preprocessing_survives_being_stored_as_json_types():
 
     assert stored["image_size"] == [30, 18]
     assert Preprocessing.from_dict(stored) == ours
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("mean", [0.5]),
+        ("mean", [0.5, 0.5, math.nan]),
+        ("mean", "0.5"),
+        ("std", [0.5, 0.5, 0.0]),
+        ("std", ["a", "b", "c"]),
+        ("image_size", [224]),
+        ("image_size", [224, 0]),
+        ("image_size", [224.0, 224.0]),
+        ("crop_fraction", -1.0),
+        ("crop_fraction", math.inf),
+        ("interpolation", "lanczos"),
+        ("resize", "border"),
+        ("blur", True),
+    ],
+)
+def test_a_stored_preprocessing_that_makes_no_image_is_refused_by_its_key_and_value(key, value):
+    with pytest.raises(WeightsError, match=re.escape(f"({key} {value})")):
+        Preprocessing.from_dict(EVAL.as_dict() | {key: value})
+
+
+def test_a_crop_of_more_than_the_image_is_the_whole_image():
+    """timm pads it with black: of VOLO's 512 px, 445 would be image."""
+    padded = Preprocessing.from_dict(EVAL.as_dict() | {"crop_fraction": 1.15})
+
+    assert padded == replace(EVAL, crop_fraction=1.0)
+
+
+def test_text_of_the_statistics_is_short_where_the_channels_are_equal():
+    imagenet = replace(EVAL, mean=(0.485, 0.456, 0.406), std=(0.26862954, 0.26130258, 0.27577711))
+
+    assert replace(EVAL, std=(1.0,) * 3).summary().endswith(", mean 0.5, std 1")
+    assert imagenet.statistics == "mean 0.485 0.456 0.406, std 0.2686 0.2613 0.2758"
 
 
 def test_the_model_sees_minus_one_to_one():

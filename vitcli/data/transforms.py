@@ -71,16 +71,18 @@ class Preprocessing:
         wrong = [key for key, kind in kinds.items() if type(stored.get(key)) is not kind]
         wrong += sorted(stored.keys() - kinds.keys())
         wrong += [key for key, allowed in CHOICES.items() if key not in wrong and stored[key] not in allowed]
+        wrong += [] if wrong else _impossible(stored)
         if wrong:
+            values = ", ".join(f"{key} {str(stored.get(key, 'missing'))[:60]}" for key in wrong)
             raise WeightsError(
-                f"this version cannot read the stored preprocessing ({', '.join(wrong)})",
+                f"this version cannot read the stored preprocessing ({values})",
                 where="metadata of the weights",
                 fix="update vit, or use numbers: --recipe evaluate/default; to train, --set KEY=VALUE for "
                 "every key of [data] that says weights",
             )
-        return cls(
-            **{key: tuple(value) if isinstance(value, list) else value for key, value in stored.items()}
-        )
+        values = {key: tuple(value) if isinstance(value, list) else value for key, value in stored.items()}
+        # Above 1, timm pads with black what the crop has more than the image
+        return cls(**values | {"crop_fraction": min(stored["crop_fraction"], 1.0)})
 
     def summary(self) -> str:
         height, width = self.image_size
@@ -137,6 +139,22 @@ class Preprocessing:
             max(crop, int(side * scale + 1e-6)) for crop, side in zip(self.image_size, sides, strict=True)
         )
         return height, width
+
+
+def _impossible(stored: dict) -> list[str]:
+    """Return the keys of a stored preprocessing whose numbers make no image."""
+    numbers = {
+        key: [value for value in stored[key] if type(value) in (int, float) and math.isfinite(value)]
+        for key in ("image_size", "mean", "std")
+    }
+    fitting = {
+        "image_size": len(numbers["image_size"]) == len(stored["image_size"]) == 2
+        and all(type(side) is int and side > 0 for side in numbers["image_size"]),
+        "crop_fraction": math.isfinite(stored["crop_fraction"]) and stored["crop_fraction"] > 0,
+        "mean": len(numbers["mean"]) == len(stored["mean"]) == 3,
+        "std": len(numbers["std"]) == len(stored["std"]) == 3 and min(numbers["std"]) > 0,
+    }
+    return [key for key, fits in fitting.items() if not fits]
 
 
 @dataclass(frozen=True)

@@ -220,8 +220,9 @@ def as_timm_knows(arch: Architecture, *, tag: str) -> tuple[Architecture, dict |
 
 
 def is_padded(config: dict) -> bool:
-    """Return whether timm pads images to a square here, which our preprocessing does not."""
-    return config.get("pretrained_cfg", config).get("crop_mode") == "border"
+    """Return whether timm pads images here, as for VOLO at 512 px, which our preprocessing does not."""
+    stored = config.get("pretrained_cfg", config)
+    return stored.get("crop_mode") == "border" or float(stored.get("crop_pct") or 1) > 1
 
 
 def _timm_preprocessing(stored: dict, image_size: tuple[int, int]) -> dict:
