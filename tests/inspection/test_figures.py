@@ -31,6 +31,13 @@ def every_figure() -> dict[str, Figure]:
         "rollout": drawn.beside(images, images, name="attention", width=drawn.WIDE),
         "rollout of many": drawn.beside(pixels(128), pixels(128), name="attention", width=drawn.WIDE),
         "rollout of one": drawn.beside(images[:1], images[:1], name="attention", width=drawn.WIDTH),
+        "rollout with predictions": drawn.beside(
+            images,
+            images,
+            name="attention",
+            width=drawn.WIDE,
+            captions=["lily $ of the valley " * 4] * len(images),
+        ),
         "heads": drawn.attention_by_head(images[0], RNG.random((24, 16, 2, 3))),
         "one head": drawn.attention_by_head(images[0], RNG.random((1, 1, 2, 3))),
         "layers": drawn.attention_by_layer(images, RNG.random((5, 24, 2, 3)), width=drawn.WIDE),

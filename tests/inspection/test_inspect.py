@@ -96,6 +96,22 @@ def test_the_numbers_are_those_of_the_arrays(inspected):
     assert (result["resolution"], result["patch_grid"], result["patch_size"]) == ([32, 48], [2, 3], 16)
 
 
+def test_each_image_shown_has_its_label_and_what_the_network_says(inspected, vit_weights):
+    out, result = inspected
+    images = torch.from_numpy(load_file(out / "arrays.safetensors")["images"]).permute(0, 3, 1, 2)
+    model, _, _ = load(read_weights(str(vit_weights)))
+    with torch.no_grad():
+        logits = model.eval()(to_model_range(images, mean=(0.5,) * 3, std=(0.5,) * 3))
+    probabilities, predicted = logits.softmax(dim=1).max(dim=1)
+
+    said = result["predictions"]
+    assert [one["predicted"] for one in said] == [("green", "red")[k] for k in predicted.tolist()]
+    assert [one["probability"] for one in said] == pytest.approx(probabilities.tolist(), abs=1e-5)
+    assert [one["label"] in place for one, place in zip(said, result["shown"], strict=True)] == [True] * 8
+    captions = re.findall(r"<!-- (\w+) \d+%, (?:right|label: \w+) -->", (out / "rollout.svg").read_text())
+    assert captions == [one["predicted"] for one in said]  # below the images
+
+
 def test_every_array_has_its_patches_in_rows_and_columns(inspected, vit_weights):
     """The patch in row 1 and column 2 of 2x3 is the sixth token, or the seventh with the class token."""
     out, _ = inspected
@@ -229,6 +245,31 @@ def test_two_checkpoints_have_a_folder_each_and_one_page(vit_weights, tmp_path):
     page = Page((out / "inspection.html").read_text())
     assert page.count("figure") == 4 and f"4 in {out}" in outcome.out
     assert "1: vit: ViT-2x48/16 at 32x48 px" in outcome.out and "2: vit: " in outcome.out
+
+
+def test_two_checkpoints_are_compared_at_one_size_unless_told_or_impossible(vit_weights, tmp_path):
+    large, other = (
+        stored(tmp_path / name, name=network, size=size, **SMALL)
+        for name, network, size in (("large", "ViT-Ti/16", (64, 96)), ("other", "ViT-demo/8", (40, 24)))
+    )
+
+    def sizes(first, second, *more):
+        words = (
+            "--ckpt",
+            first,
+            "--compare",
+            second,
+            "--out",
+            tmp_path / "out",
+            "--overwrite",
+            "--json",
+            "-q",
+        )
+        return [one["resolution"] for one in run("inspect", *words, *more).json["inspections"]]
+
+    assert sizes(large, vit_weights) == [[64, 96], [64, 96]]
+    assert sizes(large, vit_weights, "--compare-res", "32x48") == [[64, 96], [32, 48]]
+    assert sizes(other, vit_weights) == [[40, 24], [32, 48]]  # 40 pixels are not a number of patches of 16
 
 
 @pytest.mark.slow

@@ -155,12 +155,14 @@ class AttentionStats:
         rollout_MN: attention of the output to each patch through all layers, see `analysis.rollout_layer`.
         heads_MLAN: attention of the output's token to each patch in each layer, by head.
         features_MHWD: features by place after the last layer.
+        logits_MK: of the head.
     """
 
     distance_nLA: Tensor | None = None
     rollout_MN: Tensor | None = None
     heads_MLAN: Tensor | None = None
     features_MHWD: Tensor | None = None
+    logits_MK: Tensor | None = None
 
 
 def attention_stats(
@@ -204,7 +206,10 @@ def attention_stats(
         return AttentionStats(distance_BLA)
     rollout_MN = output_attention(rollout_MTT, **output).cpu()
     features_MHWD = feature_map(model, encoded[:num_shown])
-    return AttentionStats(distance_BLA, rollout_MN, torch.stack(heads, dim=1), features_MHWD)
+    has_head = getattr(model, "num_classes", 0) and hasattr(model, "forward_head")
+    logits_MK = model.forward_head(encoded[:num_shown]).float().cpu() if has_head else None
+    heads_MLAN = torch.stack(heads, dim=1)
+    return AttentionStats(distance_BLA, rollout_MN, heads_MLAN, features_MHWD, logits_MK)
 
 
 def feature_map(model: nn.Module, encoded: Any) -> Tensor | None:
@@ -234,12 +239,14 @@ class AttentionPass:
 
     Attributes:
         rows_n: rows of the split, in order; the first M are shown.
+        labels_n: label of each row, or all of its labels, padded with -1.
         images_MHWC: the shown images as the network's input, uint8.
         skipped: places of images that could not be decoded.
     """
 
     stats: AttentionStats
     rows_n: list[int]
+    labels_n: list[int] | list[list[int]]
     images_MHWC: Tensor
     skipped: list[str]
 
@@ -271,7 +278,7 @@ def collect_attention(
     if layout is None:
         split = split.part(0, min(num_shown, len(split)), name=split.name)
     distances_NN = layout and patch_distances(layout.grid, layout.patch_size).float().to(device)
-    parts, images, rows, skipped = [], [], [], []
+    parts, images, rows, labels, skipped = [], [], [], [], []
 
     def network(_: Tensor, images_BCHW: Tensor) -> AttentionStats:
         still_shown = max(0, num_shown - len(rows))
@@ -299,12 +306,13 @@ def collect_attention(
         parts.append(stats)
         images.append(batch.images_BCHW[: max(0, num_shown - len(rows))].permute(0, 2, 3, 1))
         rows += batch.rows_B.tolist()
+        labels += batch.labels_B.tolist()
     if not rows:
         raise inference.nothing_decoded(split)
 
     # The first batch has all statistics that the network has, later ones may have the distances alone.
     joined = {name: torch.cat([part[name] for part in parts if name in part]) for name in parts[0]}
-    return AttentionPass(AttentionStats(**joined), rows, torch.cat(images), skipped)
+    return AttentionPass(AttentionStats(**joined), rows, labels, torch.cat(images), skipped)
 
 
 def _batch_size(layout: AttentionLayout | None, batch_size: int) -> tuple[int, int]:

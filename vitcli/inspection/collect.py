@@ -102,6 +102,7 @@ def inspect_checkpoint(
         **_model_facts(weights, model, arch, preprocessing),
         "dataset": recipe.data.dataset,
         **_image_facts(split, shown),
+        **_predictions(weights, split if recipe.data.dataset else None, shown),
         **{name: numbers for name, (numbers, _) in applying.items()},
         "left_out": left_out,
     }
@@ -132,6 +133,26 @@ def _image_facts(split: Split | None, shown: AttentionPass | None) -> dict[str, 
         "skipped_images": skipped[:100],
         **(split.left_out if split else NOTHING).summary(),
     }
+
+
+def _predictions(weights: Weights, split: Split | None, shown: AttentionPass | None) -> dict[str, Any]:
+    """Return label and prediction of each image shown; nothing of a network without a head.
+
+    Args:
+        split: None of images that have no labels.
+    """
+    if shown is None or shown.stats.logits_MK is None:
+        return {}
+    names = weights.class_names or tuple(f"class {k}" for k in range(weights.architecture.num_classes))
+    top = shown.stats.logits_MK.double().softmax(dim=1).max(dim=1)
+    predictions = []
+    for number, (probability, predicted) in enumerate(zip(*map(Tensor.tolist, top), strict=True)):
+        label = shown.labels_n[number]
+        labels = label if isinstance(label, list) else [label]
+        known = split.class_names if split else None
+        name = ", ".join(known[k] for k in labels if k >= 0) if known else None
+        predictions.append({"label": name, "predicted": names[predicted], "probability": probability})
+    return {"predictions": predictions}
 
 
 def _filters(model: nn.Module, options: Inspect) -> Part:

@@ -17,6 +17,7 @@ from vitcli.output.plots import BLUE, COLORS, ORANGE, STYLE
 
 WIDTH = 5.0  # inches, one column of text
 WIDE, TALLEST = 7.0, 8.0
+TINY, CAPTION, LETTERS = 7, 0.16, 21  # points, inches of a line, and its letters to the inch
 SMALL = 8  # points, of the labels of rows and columns
 FILTERS_PER_ROW = 7  # as in the paper's Figure 7
 MOST_TILES = 16  # along a side of the similarity; in a larger grid only every second, ... patch has one
@@ -90,8 +91,20 @@ def distances_compared(curves: Sequence[tuple[str, np.ndarray]]) -> Figure:
     return figure
 
 
-def beside(images_MHWC: np.ndarray, others_MHWC: np.ndarray, *, name: str, width: float) -> Figure:
-    """Draw each image with another one of the same size to its right; `name` is that of the others."""
+def beside(
+    images_MHWC: np.ndarray,
+    others_MHWC: np.ndarray,
+    *,
+    name: str,
+    width: float,
+    captions: Sequence[str] = (),
+) -> Figure:
+    """Draw each image with another one of the same size to its right.
+
+    Args:
+        name: of the others.
+        captions: a line below each pair, which is left out where the images are drawn too small for it.
+    """
     pairs = [tile for pair in zip(images_MHWC, others_MHWC, strict=True) for tile in pair]
     num_images, image_height, image_width = images_MHWC.shape[:3]
     # Many images are drawn small, as the paper's 128 in Figure 14.
@@ -105,7 +118,8 @@ def beside(images_MHWC: np.ndarray, others_MHWC: np.ndarray, *, name: str, width
     is_labelled = width / (2 * per_row) >= LEAST_LABELLED
     once = Labels(x=f"each input, with its {name} to the right")
     labels = Labels(["input", name] * per_row) if is_labelled else once
-    return _tiles(_in_rows(pairs, 2 * per_row), labels, width=width)
+    captions = [_shortened(caption, int(width / per_row * LETTERS)) for caption in captions if is_labelled]
+    return _tiles(_in_rows(pairs, 2 * per_row), labels, width=width, captions=_in_rows(captions, per_row))
 
 
 def attention_by_head(image_HWC: np.ndarray, maps_LAHW: np.ndarray) -> Figure:
@@ -153,7 +167,12 @@ def _legend(figure: Figure, axes: Any, *, ncols: int) -> Legend:
     return figure.legend(*handles, loc="lower center", ncols=ncols, fontsize=SMALL, handlelength=1.4)
 
 
-def _in_rows(tiles: list[np.ndarray], per_row: int) -> list[list[np.ndarray]]:
+def _shortened(text: str, most: int) -> str:
+    text = "".join(c if c.isprintable() else "?" for c in text)
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def _in_rows(tiles: list[Any], per_row: int) -> list[list[Any]]:
     return [tiles[first : first + per_row] for first in range(0, len(tiles), per_row)]
 
 
@@ -195,6 +214,7 @@ def _tiles(
     width: float,
     bar: tuple[str, float, float] | None = None,
     image: np.ndarray | None = None,
+    captions: Sequence[Sequence[str]] = (),
 ) -> Figure:
     """Draw tiles of one size in rows and columns.
 
@@ -203,8 +223,9 @@ def _tiles(
             follows.
         bar: label, minimum and maximum of the colour bar.
         image: drawn to the left of the tiles.
+        captions: by row, of two tiles each; there is room for a line below each row of tiles then.
     """
-    canvas, size, pitch = _joined(tiles)
+    canvas, size, pitch = _joined(tiles, below=CAPTION * max(map(len, tiles)) / width if captions else 0.0)
     # Margins for labels, colour bar and image, in inches; the tiles get the rest.
     left = (0.14 if labels.y else 0) + (0.26 if labels.rows else 0.04)
     left += 0.0 if image is None else IMAGE + 0.2
@@ -225,6 +246,10 @@ def _tiles(
         axes = figure.add_axes(place(left, inner_width, inner_height))
         axes.imshow(canvas, aspect="auto")
         _label_tiles(axes, labels, size, pitch)
+        for row, texts in enumerate(captions):
+            for number, text in enumerate(texts):
+                at = (2 * number * pitch[1], row * pitch[0] + size[0])
+                axes.text(*at, text, fontsize=TINY, va="top", parse_math=False)
         if bar:
             name, low, high = bar
             bar_axes = figure.add_axes(place(width - right + 0.1, 0.11, inner_height))
@@ -240,8 +265,13 @@ def _tiles(
     return figure
 
 
-def _joined(tiles: Sequence[Sequence[np.ndarray]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _joined(
+    tiles: Sequence[Sequence[np.ndarray]], *, below: float = 0.0
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Join tiles to one image on a transparent canvas.
+
+    Args:
+        below: room below each row, in widths of a tile.
 
     Returns:
         The canvas; height and width of a tile, and from one tile to the next, in its pixels.
@@ -251,7 +281,8 @@ def _joined(tiles: Sequence[Sequence[np.ndarray]]) -> tuple[np.ndarray, np.ndarr
     scale = max(1, -(-24 // int(size.min())))
     size = size * scale
     gap = max(1, round(GAP * size.min()))
-    pitch = size + gap
+    room = round(below * size[1])
+    pitch = size + np.array([gap + room, gap])
     num_columns = max(map(len, tiles))
     canvas = np.zeros((*(pitch * (len(tiles), num_columns) - gap), 4))
     for row, row_tiles in enumerate(tiles):

@@ -88,7 +88,10 @@ def figures_of(inspection: Inspection, *, width: float) -> dict[str, Figure]:
     if "rollout" in result:
         images, maps = (torch.from_numpy(arrays[name]) for name in ("images", "rollout"))
         overlay = analysis.attention_overlay(images, maps, full_at=result["rollout"]["full_at"])
-        drawn["rollout"] = figures.beside(arrays["images"], overlay.numpy(), name="attention", width=width)
+        captions = [_prediction(prediction) for prediction in result.get("predictions", ())]
+        drawn["rollout"] = figures.beside(
+            arrays["images"], overlay.numpy(), name="attention", width=width, captions=captions
+        )
     if "attention_by_head" in result:
         heads = arrays["attention_by_head"]
         drawn["attention_by_head"] = figures.attention_by_head(arrays["images"][0], heads[0])
@@ -99,6 +102,15 @@ def figures_of(inspection: Inspection, *, width: float) -> dict[str, Figure]:
     if "patch_features" in result:
         drawn["patch_features"] = figures.feature_maps(arrays["images"], arrays["patch_colours"], width=width)
     return drawn
+
+
+def _prediction(prediction: Mapping[str, Any]) -> str:
+    """Return the caption of an image: what was predicted, and the label, if it has one."""
+    predicted, label = prediction["predicted"], prediction["label"]
+    likeliest = f"{predicted} {prediction['probability']:.0%}"
+    if label is None:
+        return likeliest
+    return f"{likeliest}, right" if label == predicted else f"{likeliest}, label: {label}"
 
 
 def _save(folder: Path, drawn: Mapping[str, Figure]) -> None:

@@ -64,10 +64,11 @@ def inspect(
         FOLDER.check_names(out, len(loaded))
 
     # Checkpoints and images are opened, the images by the first checkpoint's recipe.
-    checkpoints = [
-        _open(recipe, request, name=name, image_patterns=image_patterns, split=split, quiet=run.quiet)
-        for recipe, request in zip(loaded, requests, strict=True)
-    ]
+    of_request = dict(name=name, image_patterns=image_patterns, split=split, quiet=run.quiet)
+    checkpoints: list[InspectRequest] = []
+    for recipe, request in zip(loaded, requests, strict=True):
+        opened = _open(recipe, request, **of_request)
+        checkpoints.append(_at_size_of(checkpoints[0], opened, request) if checkpoints else opened)
     images = open_images(first, checkpoints[0].weights, image_patterns, split)
     if out is None:
         source = first.data.dataset or ("pictures" if image_patterns else "weights")
@@ -108,6 +109,23 @@ def _open(
     asked = replace(request, name=name).given
     asked |= ({"--images": list(image_patterns)} if image_patterns else {}) | {"--split": split}
     return InspectRequest(recipe, weights, preprocessing, origin, asked)
+
+
+def _at_size_of(first: InspectRequest, second: InspectRequest, request: RecipeRequest) -> InspectRequest:
+    """Return the second checkpoint at the image size of the first.
+
+    It keeps its own where one is given to it, and where its patches do not fill that of the first.
+    """
+    size = first.preprocessing.image_size
+    if "data.image_size" in request.given or size == second.preprocessing.image_size:
+        return second
+    try:
+        check_image_size(replace(second.weights.architecture, image_size=size))
+    except VitError:
+        return second
+    preprocessing = replace(second.preprocessing, image_size=size)
+    origin = f"{second.preprocessing_from}, but for image_size: that of the first"
+    return replace(second, preprocessing=preprocessing, preprocessing_from=origin)
 
 
 def _default_recipe(request: RecipeRequest, image_patterns: Sequence[str]) -> str:
