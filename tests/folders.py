@@ -150,7 +150,7 @@ KINDS: dict[str, Kind] = {
     "classes that differ in case": Kind(
         lambda r: classes(r, ("Ant", "ant ", "bee")),
         TWELVE,
-        "note: the classes 'Ant' and 'ant ' differ only in case, blanks or accents",
+        "the classes 'Ant' and 'ant ' differ only in case, blanks or accents",
         classes=("Ant", "ant ", "bee"),
     ),
     "one class": Kind(lambda r: classes(r, ("ant",)), {"train": 4}, classes=("ant",)),
@@ -225,7 +225,7 @@ KINDS: dict[str, Kind] = {
     "a folder of folders of folders": Kind(
         lambda r: [classes(r / outer, CLASSES[:2]) for outer in CLASSES] and None,
         {"train": 24},
-        "note: every class holds folders of images, such as ant/ant/: is this one level too high?",
+        "every class holds folders of images, such as ant/ant/: is this one level too high?",
     ),
     "one level too high": refused(
         lambda r: classes(r / "flower"),

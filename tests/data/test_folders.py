@@ -1,6 +1,7 @@
 """Kinds of folders: what each holds, what is said of it, and that every command treats it alike."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -73,6 +74,19 @@ def test_a_single_file_that_cannot_be_read_is_refused_by_its_ending(tmp_path, na
 
     with pytest.raises(DataError, match="is not an image vit can read"):
         find_images([str(tmp_path / name)], where="IMAGES")
+
+
+@pytest.mark.parametrize("name", [b"ant/\xe9.png", b"\xe9t\xe9/1.png"])
+def test_a_name_in_another_encoding_is_refused_and_that_of_a_left_out_file_is_made_printable(tmp_path, name):
+    classes(tmp_path)
+    (tmp_path / os.fsdecode(b"ant/\xe9\n.txt")).write_text("words")
+    split = DataSet(str(tmp_path)).open("train")
+    image(tmp_path / os.fsdecode(name))
+
+    assert split.left_out.lines() == ["left out: 1 file that is not an image vit can read: ant/��.txt"]
+    with pytest.raises(DataError, match="a name is not UTF-8: �") as caught:
+        DataSet(str(tmp_path)).open("train")
+    str(caught.value).encode()
 
 
 def test_a_glob_names_what_it_leaves_out(tmp_path):

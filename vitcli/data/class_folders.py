@@ -20,7 +20,7 @@ from vitcli.data.folders import (
     subfolders,
     union,
 )
-from vitcli.data.tables import SPLIT_WORDS, Tables, table_of
+from vitcli.data.tables import SPLIT_WORDS, Tables, check_names, table_of
 from vitcli.errors import DataError
 
 
@@ -46,6 +46,7 @@ def open_class_folders(path: Path, *, typed: str, one_class: bool) -> Tables | N
     classes = subfolders(folders["train"]) if "train" in folders else None
     for folder in folders.values():
         _check_no_more_classes(folder, classes)
+    check_names(classes or [])
     splits = {
         name: _SplitFolder(path, folder, tuple(classes or subfolders(folder)))
         for name, folder in folders.items()
@@ -162,7 +163,7 @@ def alike_notes(classes: Sequence[str]) -> tuple[str, ...]:
     for name in sorted(set(classes)):
         by_name.setdefault(loosely(name), []).append(name)
     return tuple(
-        f"note: the classes {' and '.join(map(repr, names))} differ only in case, blanks or accents"
+        f"the classes {' and '.join(map(repr, names))} differ only in case, blanks or accents"
         for names in by_name.values()
         if len(names) > 1
     )
@@ -177,4 +178,4 @@ def _folders_in_classes(folder: Path, path: Path) -> tuple[str, ...]:
     ):
         return ()
     example = f"{names[0]}/{inner[0][0]}/"
-    return (f"note: every class holds folders of images, such as {example}: is this one level too high?",)
+    return (f"every class holds folders of images, such as {example}: is this one level too high?",)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vitcli.data.decoding import HEIC_ADVICE, IMAGE_SUFFIXES
-from vitcli.output.text import first_few, plural
+from vitcli.output.text import first_few, plain, plural
 
 SYSTEM_FOLDERS = frozenset(
     ("__macosx", "@eadir", "lost+found", "$recycle.bin", "#recycle", "#snapshot", "system volume information")
@@ -83,7 +83,8 @@ NOTHING = LeftOut()
 
 
 def left_out_of(reason: str, paths: Iterable[str]) -> LeftOut:
-    return LeftOut(tuple((reason, path) for path in paths))
+    """Return files that are left out for a reason, their names made printable."""
+    return LeftOut(tuple((reason, plain(path)) for path in paths))
 
 
 def named(paths: Sequence[str], reason: str = UNREADABLE) -> str:

@@ -1,6 +1,7 @@
 """The splits of a data set as tables of images, which every layout becomes."""
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -8,6 +9,8 @@ from pathlib import Path
 import datasets
 
 from vitcli.data.folders import NOTHING, LeftOut, list_files
+from vitcli.errors import DataError
+from vitcli.output.text import plain
 
 SPLIT_WORDS = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -44,9 +47,23 @@ def table_of(
     image_column: str = "image",
 ) -> datasets.Dataset:
     """Return a table of image files, which are not read yet, and other columns of these types."""
+    check_names(paths)
     features = datasets.Features({image_column: datasets.Image(decode=False), **(types or {})})
     images = [{"bytes": None, "path": path} for path in paths]
     return datasets.Dataset.from_dict({image_column: images, **(columns or {})}, features=features)
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Refuse names in another encoding, which neither a table nor a checkpoint can hold."""
+    for name in names:
+        try:
+            name.encode()
+        except UnicodeEncodeError as error:
+            raise DataError(
+                f"a name is not UTF-8: {plain(os.path.basename(name))}",
+                where=plain(name),
+                fix="rename it; of many files: convmv -r -f latin1 -t utf8 --notest FOLDER",
+            ) from error
 
 
 def open_without_labels(path: Path) -> Tables | None:
