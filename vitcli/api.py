@@ -30,7 +30,8 @@ class ModelInfo:
         name: the paper's name, or timm's.
         architecture: everything needed to build it again.
         preprocessing: the settings of `transform`.
-        class_names: in the order of the logits; None if none were stored, or the head is new.
+        class_names: in the order of the logits: stored ones, or ImageNet's for published weights without
+            any; None if they are not known, or the head is new.
         source: as passed to `load_model`.
         format: kind of file or folder; "fresh weights" for a bare name.
         numerics: whose arithmetic the weights get (the GELU, for one), and why.
@@ -131,11 +132,12 @@ def load_model(
     preprocessing, _ = preprocessing_for(weights, recipe, request)
     # The network.
     model, arch, report = load(weights, image_size=preprocessing.image_size, num_classes=num_classes)
+    names = weights.readable_class_names if weights.class_names or weights.imagenet else None
     info = ModelInfo(
         name=arch.name,
         architecture=arch,
         preprocessing=preprocessing,
-        class_names=weights.class_names if num_classes is None else None,
+        class_names=names if num_classes is None else None,
         source=source,
         format=weights.format,
         numerics=weights.numerics,

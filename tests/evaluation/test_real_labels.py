@@ -12,11 +12,18 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.conftest import data_section
+from vitcli.cli import app
 from vitcli.data.columns import PATHS
 from vitcli.data.dataset import DataSet
 from vitcli.data.split import Split
 from vitcli.errors import DataError, VitError
-from vitcli.evaluation.real_labels import labels_for_rows, labels_of_split, read_real, real_hits
+from vitcli.evaluation.real_labels import (
+    TIMMS_COPY,
+    labels_for_rows,
+    labels_of_split,
+    read_real,
+    real_hits,
+)
 
 
 def split_of(count: int, columns: dict[str, list] | None = None) -> Split:
@@ -200,3 +207,18 @@ def test_a_subset_and_a_relabelled_split_keep_their_columns():
 
     assert split.rows(np.array([3, 1])).read_column("index") == [0, 2]
     assert replace(split, name="x").part(1, 3, name="y").read_column("index") == [2, 1]
+
+
+def test_without_a_file_the_published_lists_are_timms_copy(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lists = read_real(TIMMS_COPY)
+
+    # The published file: 50,000 images, of which 46,837 count (Beyer et al.); the first is a lakeshore snake
+    assert len(lists) == 50_000 and sum(map(bool, lists)) == 46_837 and lists[0] == []
+    assert app._as_options(["evaluate", "--real"]) == ["evaluate", "--real", "timm"]
+    assert app._as_options(["evaluate", "--real", "--json"]) == ["evaluate", "--real", "timm", "--json"]
+    assert app._as_options(["evaluate", "--real", "x.json", "-q"]) == ["evaluate", "--real", "x.json", "-q"]
+    assert app._as_options([]) == []
+    # A file of that name is that file
+    (tmp_path / TIMMS_COPY).write_text("[[7]]")
+    assert read_real(TIMMS_COPY) == [[7]]

@@ -104,7 +104,13 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _as_options(arguments: list[str]) -> list[str]:
-    """Return `vit help COMMAND` and `vit version` as options."""
+    """Return `vit help COMMAND` and `vit version` as options, and `--real` without a file as timm's copy."""
+    ends = [*arguments[1:], "--"]
+    arguments = [
+        word
+        for argument, following in zip(arguments, ends, strict=False)
+        for word in ([argument, "timm"] if argument == "--real" and following.startswith("-") else [argument])
+    ]
     match arguments:
         case ["help", *command]:
             return [*command, "--help"]

@@ -94,7 +94,8 @@ def evaluate(
         "DATA", autocompletion=complete.datasets)] = None,
     split: options.Split = "auto",
     real: Annotated[str | None, option("--real", DATA,
-        "Also score by ReaL labels: real.json, or real.json.gz. Images are matched by their file names "
+        "Also score by ReaL labels: real.json or real.json.gz; without FILE, the published ones, which timm "
+        "includes. Images are matched by their file names "
         "ILSVRC2012_val_..., else by a column index, else by row (default: none).", "FILE")] = None,
     real_index: Annotated[str | None, option("--real-index", DATA,
         "Column with the position of each image in --real, from 0 (default: index, if there is one).",

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitcli.cli.hints import WEIGHTS_SUFFIXES
 from vitcli.errors import DataError, VitError, WeightsError, nearest
 
 if TYPE_CHECKING:
@@ -21,15 +20,13 @@ WHICH_DATA = (
 
 
 def check_ckpt(ckpt: str, option: str = "--ckpt") -> None:
-    """Refuse the path of a checkpoint that does not exist; other names are resolved when they are read."""
-    is_path = ckpt.startswith((".", "/", "~", "runs/")) or ckpt.endswith(WEIGHTS_SUFFIXES)
-    is_remote = "://" in ckpt or ckpt.startswith(("timm/", "hf-hub:", "hf:"))
-    if is_path and not is_remote and not Path(ckpt).exists():
-        raise WeightsError(
-            f"there is no {ckpt}{_nearest_beside(ckpt)}",
-            where=option,
-            fix="a run folder, a .safetensors, .npz or .pth file, timm/NAME.TAG, hf-hub:OWNER/NAME, or demo",
-        )
+    """Refuse a checkpoint that names nothing; timm's and the Hub's are resolved when they are read."""
+    from vitcli.weights.names import check
+
+    try:
+        check(ckpt)
+    except WeightsError as error:
+        raise WeightsError(error.message, where=option, fix=error.fix) from error
 
 
 def check_dataset(name: str) -> None:

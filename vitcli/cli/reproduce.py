@@ -26,7 +26,8 @@ def reproduce(
         help="COLUMN/TASK, such as table5/b16-in21k/cifar10; with --list a part of such names, or a glob.",
         )] = None,
     real: Annotated[str | None, option("--real", DATA,
-        "ReaL labels, for the rows scored by them: real.json, or real.json.gz (default: none).",
+        "ReaL labels, for the rows scored by them: real.json or real.json.gz; without FILE, timm's copy of "
+        "the published ones (default: none).",
         "FILE")] = None,
     ckpt: Annotated[str | None, option("--ckpt", MODEL,
         "Weights to use in place of the row's, such as your own where none are public (default: the row's).",

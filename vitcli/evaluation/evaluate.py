@@ -391,7 +391,7 @@ def _statistics(
 def _class_names(task: EvalTask, weights: Weights) -> tuple[str, ...]:
     """Return a unique name for each class that competes."""
     projection = task.projection
-    stored = weights.class_names or tuple(f"class {k}" for k in range(weights.architecture.num_classes))
+    stored = weights.readable_class_names
     names = list(task.split.class_names or stored)
     if projection and projection.all_compete:
         names += [f"{stored[number]} (outside the map)" for number in projection.outside]

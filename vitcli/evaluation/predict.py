@@ -14,6 +14,7 @@ from vitcli.evaluation.setup import RunSettings, eval_settings, preprocessing_fo
 from vitcli.output.atomic import check_out, write_text
 from vitcli.output.text import count_of, csv_text, first_few
 from vitcli.recipe.request import RecipeRequest
+from vitcli.weights import imagenet
 from vitcli.weights.load import load_for_inference
 
 CSV = ".csv"
@@ -59,7 +60,11 @@ def predict(
         settings.progress.note(line)
 
     # The likeliest classes of each image.
-    class_names = weights.class_names or tuple(f"class {k}" for k in range(arch.num_classes))
+    class_names = weights.readable_class_names
+    if weights.imagenet:
+        settings.progress.note(
+            f"class names: {imagenet.TITLES[weights.imagenet]}'s, as the weights store none"
+        )
     top_by_row, _ = inference.top_predictions(model, split, preprocessing, settings, topk=topk)
     unreadable = _unreadable(split, [row for row in range(len(split)) if row not in top_by_row])
     if not top_by_row:
@@ -69,6 +74,7 @@ def predict(
         "ckpt": recipe.model.ckpt,
         "model": arch.name,
         "preprocessing": preprocessing.summary(),
+        "class_names_from": weights.imagenet or ("weights" if weights.class_names else None),
         "predictions": _predictions(split, top_by_row, class_names),
         "num_skipped_images": len(unreadable),
         "skipped_images": [entry["file"] for entry in unreadable],

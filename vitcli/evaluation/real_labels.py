@@ -1,10 +1,11 @@
 """ReaL: the reassessed labels of ImageNet's validation images, matched to the rows of a split.
 
 real.json of google-research/reassessed-imagenet holds a list of classes for each image, in the order of the
-file names from ILSVRC2012_val_00000001.JPEG on (Beyer et al., arXiv 2006.07159).
+file names from ILSVRC2012_val_00000001.JPEG on (Beyer et al., arXiv 2006.07159). timm includes a copy.
 """
 
 import gzip
+import importlib.util
 import json
 import re
 import zlib
@@ -18,6 +19,7 @@ from vitcli.errors import DataError, MachineError, nearest
 
 FILE_NAME = re.compile(r"ILSVRC2012_val_(\d{8})(?!\d)")
 INDEX = "index"  # column searched for by default
+TIMMS_COPY = "timm"  # in the place of a path
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class RealLabels:
 
 
 def read_real(path: str) -> list[list[int]]:
-    """Read the lists of a .json or .json.gz file.
+    """Read the lists of a .json or .json.gz file, or TIMMS_COPY.
 
     Raises:
         DataError: the file is missing, not JSON, or not a list of classes for each image.
@@ -37,10 +39,12 @@ def read_real(path: str) -> list[list[int]]:
     """
     # The file, compressed or not.
     try:
-        content = Path(path).read_bytes()
+        content = (
+            _timms_copy() if path == TIMMS_COPY and not Path(path).exists() else Path(path)
+        ).read_bytes()
         lists = json.loads(gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content)
     except FileNotFoundError as error:
-        fix = "real.json of github.com/google-research/reassessed-imagenet, or the path of another such file"
+        fix = "--real without a file takes timm's copy of the published labels"
         raise DataError(f"there is no file {path}", where="--real", fix=fix) from error
     except (gzip.BadGzipFile, zlib.error, EOFError, RecursionError, ValueError) as error:
         problem = f"{path} is damaged or not JSON: {error}"
@@ -59,6 +63,12 @@ def read_real(path: str) -> list[list[int]]:
             fix="one list of whole numbers from 0 for each image, empty where it has no label",
         )
     return lists
+
+
+def _timms_copy() -> Path:
+    """Return the published real.json in timm's package, without loading timm."""
+    spec = importlib.util.find_spec("timm")
+    return Path(spec.submodule_search_locations[0], "data", "_info", "imagenet_real_labels.json")
 
 
 def labels_for_rows(

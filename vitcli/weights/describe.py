@@ -13,6 +13,7 @@ from vitcli.models.build import default_image_size
 from vitcli.models.variants import find_variant, variant_of_timm
 from vitcli.weights.files import WeightsContent, as_weights_error, file_error
 from vitcli.weights.huggingface import CONFIG_DEFAULTS, read_config, read_preprocessor
+from vitcli.weights.imagenet import subset_of
 from vitcli.weights.locate import WeightsSource
 from vitcli.weights.timm import (
     as_timm_knows,
@@ -49,6 +50,7 @@ class WeightsInfo(NamedTuple):
     metadata: dict
     format: str = ""  # added by `describe`
     preprocessing_from: str = STORED
+    imagenet: str = ""  # timm's name of the ImageNet whose classes the head has, if it stores no names
 
 
 def describe(source: WeightsSource, content: WeightsContent, model_name: str | None) -> WeightsInfo:
@@ -62,7 +64,17 @@ def describe(source: WeightsSource, content: WeightsContent, model_name: str | N
         message = f"these are weights of {info.architecture.name}, not of {model_name}"
         raise WeightsError(message, where="--model", fix="leave --model out")
     is_ours = vit and source.format == "timm folder"
-    return info._replace(format="run folder" if is_ours else source.format)
+    imagenet = "" if info.class_names else subset_of(info.architecture.num_classes, _names(source, info, tag))
+    return info._replace(format="run folder" if is_ours else source.format, imagenet=imagenet)
+
+
+def _names(source: WeightsSource, info: WeightsInfo, tag: str) -> list[str]:
+    """Return all that may say which data the weights are of: tags, repository, file."""
+    config = info.metadata.get("config")
+    config = config if isinstance(config, dict) else source.config
+    inner = config.get("pretrained_cfg")
+    stored = [(inner if isinstance(inner, dict) else config).get("tag"), config.get("_name_or_path")]
+    return [tag, source.tag, source.name, source.file.name, *(str(name) for name in stored if name)]
 
 
 def _from_our_metadata(vit: dict) -> WeightsInfo:

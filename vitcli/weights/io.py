@@ -16,6 +16,7 @@ from vitcli.models.architecture import Architecture
 from vitcli.models.build import adapted
 from vitcli.output.atomic import replace_file, write_text
 from vitcli.output.progress import Progress
+from vitcli.weights import imagenet
 from vitcli.weights.describe import STORED, WeightsInfo, describe
 from vitcli.weights.diagnose import check_finite, diagnose
 from vitcli.weights.files import attribute_errors_to, in_timms_naming, read_stored, write_safetensors
@@ -48,6 +49,16 @@ class Weights:
     numerics: str
     metadata: dict
     preprocessing_from: str = STORED
+    imagenet: str = ""
+
+    @property
+    def readable_class_names(self) -> tuple[str, ...]:
+        """Return a name of each class to read: stored, ImageNet's, or `class K`; not all unique."""
+        if self.class_names:
+            return self.class_names
+        if self.imagenet:
+            return imagenet.class_names(self.imagenet)
+        return tuple(f"class {k}" for k in range(self.architecture.num_classes))
 
 
 def read_weights(

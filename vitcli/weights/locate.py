@@ -22,6 +22,7 @@ class WeightsSource(NamedTuple):
         config: the config.json of timm or Hugging Face, or {}.
         preprocessor: Hugging Face's preprocessor_config.json, or {}.
         tag: of a timm repository on the Hub, or "".
+        name: of the repository, or the address; "" for a local file.
     """
 
     file: Path
@@ -29,6 +30,7 @@ class WeightsSource(NamedTuple):
     preprocessor: dict
     format: str
     tag: str
+    name: str = ""
 
 
 def locate(ckpt: str, progress: Progress, *, with_note: bool = True) -> WeightsSource:
@@ -47,11 +49,13 @@ def locate(ckpt: str, progress: Progress, *, with_note: bool = True) -> WeightsS
             return _in_folder(DEMO_FOLDER, format=DEMO)
         case "hub":
             file = _from_the_hub(reference, progress)
-            return WeightsSource(file, *_configs(file.parent), "hub repository", reference.tag)
+            return WeightsSource(
+                file, *_configs(file.parent), "hub repository", reference.tag, reference.place
+            )
         case "address":
             file = _from_address(reference, progress)
             config = _timms_config(reference.network)
-            return WeightsSource(file, config, {}, FORMATS[file.suffix], reference.tag)
+            return WeightsSource(file, config, {}, FORMATS[file.suffix], reference.tag, reference.place)
     path = Path(ckpt)
     if path.is_dir():
         return _in_folder(path, format="timm folder")

@@ -71,7 +71,7 @@ def resolve(ckpt: str) -> Reference:
     if re.match(r"(R\d*\+)?(ViT|BiT)-", name):
         raise _nothing(ckpt, nearest(ckpt, FILES) or nearest(name, VARIANTS))
     # Paths that do not exist, and names of timm and of the Hub
-    is_path = ckpt.startswith((".", "/", "~", "runs/")) or ckpt.endswith((*FORMATS, INDEX))
+    is_path = ckpt.startswith((".", "/", "~", "runs/")) or ckpt.endswith((*FORMATS, INDEX, ".onnx"))
     if is_path or not re.fullmatch(r"[\w./@-]+", ckpt):
         raise _nothing(ckpt)
     if "/" not in name or ckpt.startswith("timm/"):
@@ -79,6 +79,20 @@ def resolve(ckpt: str) -> Reference:
     if not REPOSITORY.fullmatch(name) or Path(ckpt).parent.is_dir():
         raise _nothing(ckpt)
     return _on_the_hub(ckpt)
+
+
+def check(ckpt: str) -> None:
+    """Refuse a string that names nothing, as far as that shows without loading timm, which takes seconds.
+
+    Raises:
+        WeightsError: it names nothing.
+    """
+    name, _, pretraining = ckpt.partition("@")
+    variant = find_variant(name)
+    may_be_timms = re.fullmatch(r"(timm/)?[\w.@-]+", ckpt) and not ckpt.endswith((*FORMATS, INDEX, ".onnx"))
+    is_tag = variant and pretraining and not find_authors_file(variant.name, pretraining)
+    if os.path.exists(ckpt) or not (is_tag or (may_be_timms and not variant)):
+        resolve(ckpt)
 
 
 def names_weights(ckpt: str) -> bool:
@@ -149,15 +163,17 @@ def _of_the_paper(variant: Variant, pretraining: str) -> Reference:
         note = f"{variant.name}@{pretraining}: the authors' {file.address}"
         return Reference("address", address, note=note, also=file.in_timm)
     choices = [file.name for file in authors_files(variant.name)]
+    if not pretraining:
+        such = f", such as {', '.join(choices)}" if choices else ""
+        fix = f"name its pre-training too{such}; vit models --weights {variant.name} lists all"
+        raise WeightsError(f"{variant.name} names a network and no weights", where="", fix=fix)
     tags = tags_of(variant)
     if pretraining in tags:
         reference = _in_timm(f"timm/{tags[pretraining]}.{pretraining}")
         return reference._replace(note=f"{variant.name}@{pretraining}: {reference.place} on the Hub")
     choices += [f"{variant.name}@{tag}" for tag in tags]
-    message = f"{variant.name} names a network and no weights"
-    if pretraining:
-        name = f"{variant.name}@{pretraining}"
-        message = f"there are no weights {name}{nearest(name, choices)}"
+    name = f"{variant.name}@{pretraining}"
+    message = f"there are no weights {name}{nearest(name, choices)}"
     fix = f"with its pre-training: {', '.join(choices[:6])}; vit models --weights {variant.name} lists all"
     if not choices:
         fix = f"no weights of {variant.name} are known; name a file"

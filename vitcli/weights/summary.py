@@ -21,6 +21,7 @@ from vitcli.output.text import first_few, plain, size_text
 from vitcli.weights.describe import STORED, WeightsInfo
 from vitcli.weights.diagnose import Diagnosis, diagnose, find_non_finite, mismatches
 from vitcli.weights.files import as_weights_error, stored_files
+from vitcli.weights.imagenet import TITLES
 from vitcli.weights.timm import num_prefix_tokens
 
 CONFIG_KEYS = (  # of timm and Hugging Face; the other keys describe the network and its images
@@ -114,7 +115,7 @@ def _head(arch: Architecture) -> str:
 def _stored_values(info: WeightsInfo | None) -> dict[str, Any]:
     """Return what is stored beside the tensors."""
     if info is None:
-        return dict.fromkeys(("numerics", "class_names", "preprocessing", "metadata"))
+        return dict.fromkeys(("numerics", "class_names", "imagenet", "preprocessing", "metadata"))
     names, pixels, metadata = info.class_names, info.preprocessing, info.metadata
     if seen_images.KEY in metadata:
         metadata = metadata | {seen_images.KEY: seen_images.counts(metadata[seen_images.KEY])}
@@ -126,6 +127,7 @@ def _stored_values(info: WeightsInfo | None) -> dict[str, Any]:
     return {
         "numerics": info.numerics,
         "class_names": {"count": len(names), "first": list(names[:10])} if names else None,
+        "imagenet": info.imagenet or None,
         "preprocessing": pixels
         and {"summary": _summary(pixels), "stored": pixels, "from": info.preprocessing_from},
         "metadata": metadata,
@@ -219,6 +221,7 @@ def _network_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
     head = result["head"] + inputs.get(result["classifier"], "")
     is_head_missing = result["usable"] and result["missing"]
     names, pixels = result["class_names"], result["preprocessing"]
+    unnamed = f"none stored; {TITLES[result['imagenet']]}'s" if result["imagenet"] else "none stored"
     transform = "none stored; default: recipe evaluate/default"
     if pixels:
         origin = "" if pixels["from"] == STORED else f", {pixels['from']}"
@@ -234,7 +237,7 @@ def _network_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
         ("positions", result["posemb"] and POSEMB_TEXTS[result["posemb"]]),
         ("head", "missing from the file" if is_head_missing else head),
         ("classes", f"{result['num_classes']:,}"),
-        ("class names", _some(names["first"], names["count"]) if names else "none stored"),
+        ("class names", _some(names["first"], names["count"]) if names else unnamed),
         ("transform", transform),
         ("numerics", result["numerics"]),
     ]
