@@ -60,11 +60,8 @@ def predict(
         settings.progress.note(line)
 
     # The likeliest classes of each image.
-    class_names = weights.readable_class_names
     if weights.imagenet:
-        settings.progress.note(
-            f"class names: {imagenet.TITLES[weights.imagenet]}'s, as the weights store none"
-        )
+        settings.progress.note(imagenet.note(weights.imagenet))
     top_by_row, _ = inference.top_predictions(model, split, preprocessing, settings, topk=topk)
     unreadable = _unreadable(split, [row for row in range(len(split)) if row not in top_by_row])
     if not top_by_row:
@@ -75,7 +72,7 @@ def predict(
         "model": arch.name,
         "preprocessing": preprocessing.summary(),
         "class_names_from": weights.imagenet or ("weights" if weights.class_names else None),
-        "predictions": _predictions(split, top_by_row, class_names),
+        "predictions": _predictions(split, top_by_row, weights.readable_class_names),
         "num_skipped_images": len(unreadable),
         "skipped_images": [entry["file"] for entry in unreadable],
         "unreadable": unreadable,

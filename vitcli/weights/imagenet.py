@@ -43,3 +43,8 @@ def subset_of(num_classes: int, names: Iterable[str]) -> str:
 def class_names(subset: str) -> tuple[str, ...]:
     """Return what the classes of an ImageNet are called, in the order of the logits."""
     return tuple(ImageNetInfo(subset).label_descriptions())
+
+
+def note(subset: str) -> str:
+    """Return the line that says where the names come from."""
+    return f"class names: {TITLES[subset]}'s, as the weights store none"
