@@ -113,6 +113,12 @@ def test_errors_have_three_parts(tmp_path):
         with pytest.raises(kind) as refusal:
             load_model(source, num_classes=2)
         assert refusal.value.message and refusal.value.where and refusal.value.fix
+    # They name what was called, and no option of the command line.
+    for arguments, where in ((("nope",), "load_model('nope')"), (("./x.npz",), "load_model('./x.npz')"),
+                             (("demo", 60), "load_model(image_size=...)")):  # fmt: skip
+        with pytest.raises(VitError) as refusal:
+            load_model(*arguments)
+        assert refusal.value.where == where and "--ckpt" not in str(refusal.value)
     with pytest.raises(VitError, match="number of classes is missing"):
         load_model("ViT-B/16")
     with pytest.raises(VitError, match="patches of 8"):

@@ -1,5 +1,7 @@
 """The Python interface: `from vitcli import load_model`."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
@@ -118,8 +120,28 @@ def load_model(
     Raises:
         VitError: the file, the name or the size is wrong; it has three parts: message, where, fix.
     """
+    with _in_words_of_python(str(path_or_name)):
+        return _load_model(str(path_or_name), image_size, num_classes)
+
+
+@contextmanager
+def _in_words_of_python(source: str) -> Iterator[None]:
+    """Name parameters of `load_model` in errors, in the place of options of the command line."""
+    try:
+        yield
+    except VitError as error:
+        if "--res" in error.where:
+            error.where = "load_model(image_size=...)"
+        elif "--" in error.where or error.where == source:
+            error.where = f"load_model({source!r})"
+        error.fix = error.fix.replace("as --ckpt ", "as ").replace("--ckpt takes", "it takes")
+        raise
+
+
+def _load_model(
+    source: str, image_size: int | tuple[int, int] | None, num_classes: int | None
+) -> LoadedModel:
     # The preprocessing: that of the weights, or the default for fresh ones.
-    source = str(path_or_name)
     size = _height_and_width(image_size)
     if num_classes is not None and (isinstance(num_classes, bool) or num_classes < 0):
         raise VitError(f"num_classes is {num_classes}", where="load_model(num_classes=...)", fix="0 or more")
@@ -161,7 +183,11 @@ def _height_and_width(image_size: int | tuple[int, int] | None) -> tuple[int, in
 
 
 def _fresh(name: str, preprocessing: Preprocessing, num_classes: int | None) -> LoadedModel:
-    known_name(name)  # refuses a mistyped path too
+    try:
+        known_name(name)
+    except VitError as error:
+        message = error.message.replace("there is no model", "there is no file, folder or network")
+        raise VitError(message, where=error.where, fix=error.fix) from error
     if num_classes is None:
         raise VitError(
             f"{name} is a network without weights, and the number of classes is missing",

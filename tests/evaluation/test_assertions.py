@@ -1,5 +1,7 @@
 """What --assert takes, what it refuses before any work, and what does not hold."""
 
+import re
+
 import pytest
 
 from vitcli.errors import CheckFailed, VitError
@@ -45,6 +47,26 @@ def test_a_bound_that_is_no_number_is_refused(text):
         assertions.parse(text, keys=KEYS)
 
 
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("top1>=90", "top1>=0.9?"),
+        ("top5<97.5", "top5<0.975?"),
+        ("top1>=1.01", "top1>=0.0101?"),
+        ("top1>=920", "top1>=0.9?"),
+        ("top1>=-1", "top1>=0.9?"),
+    ],
+)
+def test_a_bound_in_percent_is_refused_at_once(text, meant):
+    with pytest.raises(VitError, match=f"top. is a fraction: {re.escape(meant)}"):
+        assertions.parse(text, keys=KEYS)
+
+
+def test_bounds_of_other_numbers_may_be_above_one():
+    for text in ("top1<=1", "top1>=0", "loss<90", "num_eval_examples>90"):
+        assertions.parse(text, keys=KEYS)
+
+
 def test_a_mistyped_key_is_refused_with_the_nearest():
     with pytest.raises(VitError, match="did you mean 'top1'"):
         assertions.parse("top_1>=0.9", keys=KEYS)
@@ -58,7 +80,7 @@ def test_real_top1_is_only_known_where_real_labels_are():
 
 
 def test_no_assertion_about_a_missing_number_holds():
-    assertion = assertions.parse("real_top1<2", keys=("real_top1",))
+    assertion = assertions.parse("real_top1<1", keys=("real_top1",))
 
     assert not assertion.holds(RESULT)
     assert "null" in assertions.failed([assertion], [("x", RESULT)]).message

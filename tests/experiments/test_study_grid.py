@@ -79,6 +79,16 @@ def test_a_mistake_is_told_with_its_key_and_its_file(tmp_path, old, new, told):
     assert "mine.toml" in refused.value.where + refused.value.message
 
 
+def test_a_study_without_a_recipe_is_told_one_of_its_command(tmp_path):
+    text = SMALL.replace('recipe = "pretrain/demo"', "").replace(
+        'command = "pretrain"', 'command = "finetune"'
+    )
+
+    with pytest.raises(VitError) as refused:
+        load(tmp_path, text)
+    assert "finetune/default" in str(refused.value) and "pretrain/demo" not in str(refused.value)
+
+
 def test_all_mistakes_come_in_one_report(tmp_path):
     text = SMALL.replace("[24,", "[-1,").replace("seeds", "seed").replace("shots = 5", "shots = 0")
 

@@ -18,6 +18,8 @@ RELATIONS: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
 }
 
+FRACTION = re.compile(r"(real_)?top[15]|ece")  # numbers from 0 to 1
+
 
 @dataclass(frozen=True)
 class Assertion:
@@ -68,14 +70,20 @@ def parse(text: str, *, keys: Sequence[str]) -> Assertion:
         )
     # No relation to NaN ever holds, and every number is less than infinity.
     try:
-        bound = float(number)
+        bound = float(number.removesuffix("%"))
     except ValueError:
         bound = math.nan
-    if not math.isfinite(bound):
+    if not math.isfinite(bound) or number.endswith("%"):
         raise VitError(
             f"{number!r} is not a finite number",
             where=where,
-            fix="write accuracies as fractions: 0.92 for 92 %",
+            fix=f"write accuracies as fractions: {bound / 100 if math.isfinite(bound) else 0.92:g}",
+        )
+    # A bound in percent would hold never, or always.
+    if FRACTION.fullmatch(key) and not 0 <= bound <= 1:
+        meant = f"{key}{relation}{bound / 100:g}" if 1 < bound <= 100 else f"{key}{relation}0.9"
+        raise VitError(
+            f"{key} is a fraction: {meant}?", where=where, fix="write a bound from 0 to 1: 0.92 for 92 %"
         )
     return Assertion(key, relation, bound)
 
@@ -101,5 +109,5 @@ def failed(
     return CheckFailed(
         f"{first.key} is {json.dumps(result[first.key])}, so {first} does not hold{more}",
         where=f"--assert {str(first)!r}, {name}",
-        fix="the result above is valid; use better weights, or assert a value that they reach",
+        fix="the evaluation is complete, see the numbers above; use better weights, or assert what they reach",
     )

@@ -165,7 +165,8 @@ def _names(study: Study) -> Iterator[tuple[str, str, str]]:
             if not variant.recipe:
                 yield f"variant {variant.name}", "it has no recipe", "name one, here or for the study"
         if study.grid.models:
-            yield "recipe", "the study has no recipe", "name one: recipe = 'pretrain/demo'"
+            example = {"pretrain": "pretrain/demo", "finetune": "finetune/default"}[study.command]
+            yield "recipe", "the study has no recipe", f"name one: recipe = {example!r}"
 
 
 def _set_twice(study: Study) -> Iterator[tuple[str, str, str]]:
