@@ -109,5 +109,5 @@ def failed(
     return CheckFailed(
         f"{first.key} is {json.dumps(result[first.key])}, so {first} does not hold{more}",
         where=f"--assert {str(first)!r}, {name}",
-        fix="the evaluation is complete, see the numbers above; use better weights, or assert what they reach",
+        fix="the evaluation is complete, see above; use better weights, or assert a value that they reach",
     )
