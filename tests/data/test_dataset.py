@@ -251,7 +251,7 @@ def test_the_parts_of_a_part_are_named_once():
     rest, _ = cut_dev(numbered(100), dev_fraction=0.1, split="train")
     rest, dev = cut_dev(rest, dev_fraction=0.1, split="train")
 
-    assert (rest.name, dev.name) == ("numbers without its dev part", "numbers, second dev part")
+    assert (rest.name, dev.name) == ("numbers (81 of 100 images)", "numbers, second dev part")
 
 
 def test_the_seed_of_a_run_does_not_move_the_dev_part(tmp_path):

@@ -1,6 +1,7 @@
 """Splits: rows of encoded images with checked labels from any source, and the parts cut from them."""
 
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,7 +26,7 @@ from vitcli.data.folders import NOTHING, LeftOut
 from vitcli.errors import DataError
 
 MANY_ROWS = 10_000_000
-WITHOUT_DEV = " without its dev part"  # ends the name of what is left to train on
+PART = re.compile(r" \([\d,]+ of ([\d,]+) images\)$")  # ends the name of what is left to train on
 Label = int | tuple[int, ...]
 
 
@@ -322,11 +323,14 @@ def cut_dev(
             where="recipe key data.dev_fraction",
             fix="name the split to report on with data.eval_split, or choose another fraction",
         )
-    base = train.name.removesuffix(WITHOUT_DEV)
-    dev_name = f"{base}, dev part" if base == train.name else f"{base}, second dev part"
+    # The name of a part of a part counts from the whole.
+    earlier = PART.search(train.name)
+    base = train.name[: earlier.start()] if earlier else train.name
+    rest_name = f"{base} ({len(rest):,} of {earlier[1] if earlier else f'{len(train):,}'} images)"
+    dev_name = f"{base}, second dev part" if earlier else f"{base}, dev part"
     about = {"split": split, "fraction": dev_fraction, "stratified": is_stratified}
     about |= {"num_rows": len(train), "fingerprint": train.fingerprint}
-    return replace(rest, name=base + WITHOUT_DEV), replace(dev, name=dev_name, dev_cut=about)
+    return replace(rest, name=rest_name), replace(dev, name=dev_name, dev_cut=about)
 
 
 def _cut_at_random(train: Split, dev_fraction: float) -> tuple[Split, Split]:
