@@ -24,8 +24,9 @@ def result(per_class: dict[str, tuple[int, int]], mistakes: int = 0, **more) -> 
         "top1": top1, "top5": 1.0, "intervals": {"top1": [0.4, 1.0], "top5": [0.48, 1.0]}, "num_classes": 5,
         "loss": 0.5, "ece": 0.1, "brier": 0.2, "num_eval_examples": count, "eval_split": "photos, split test",
         "per_class": {name: {"top1": r / n, "num_examples": n} for name, (r, n) in per_class.items()},
-        "num_skipped_images": 0, "model": "ViT-Ti/16", "numerics": "tanh GELU", "preprocessing": "96x96",
-        "preprocessing_from": "stored", "images_per_s": 37.0, "elapsed_s": 0.14, "precision": "fp32",
+        "num_skipped_images": 0, "skipped_images": [], "model": "ViT-Ti/16", "numerics": "tanh GELU",
+        "preprocessing": "96x96", "preprocessing_from": "stored",
+        "images_per_s": 37.0, "elapsed_s": 0.14, "precision": "fp32",
         "num_processes": 1, "mistakes": wrong, **more,
     }  # fmt: skip
 

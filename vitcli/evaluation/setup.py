@@ -73,7 +73,7 @@ def preprocessing_for(weights: Weights, recipe: Recipe, request: RecipeRequest) 
     if weights.preprocessing is None:
         if "data.image_size" not in given:
             of_recipe = replace(of_recipe, image_size=weights.architecture.image_size)
-        return of_recipe, "by the recipe, as the weights store none"
+        return of_recipe, "from recipe evaluate/default: the weights do not store theirs"
     stored = Preprocessing.from_dict(weights.preprocessing)
     changes = {field: getattr(of_recipe, field) for key, field in FIELDS.items() if key in given}
     if changes.get("resize") == "square" != stored.resize:  # the crop fraction belongs to the resize rule

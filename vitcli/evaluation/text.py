@@ -9,6 +9,7 @@ from vitcli.output.text import (
     accuracy_text,
     count_of,
     interval_text,
+    model_text,
     no_top5,
     pairs,
     percent,
@@ -50,7 +51,7 @@ def comparison_as_text(result: dict[str, Any]) -> str:
             ("only A", str(counts["only_a"])),
             ("only B", str(counts["only_b"])),
             ("neither", str(counts["neither"])),
-            ("scored on", f"{result['num_examples']} images, {result['eval_split']}"),
+            ("scored on", f"{count_of(result['num_examples'], 'image')}, {result['eval_split']}"),
         ]
     )
     return text + _changes(result["per_class"])
@@ -98,7 +99,7 @@ def _rows(result: dict[str, Any]) -> list[tuple[str, str]]:
     rows += skipped(result)
     # How they were computed, and the files written.
     rows += [
-        ("model", f"{result['model']}, {result['numerics']}"),
+        ("model", model_text(result)),
         ("pixels", f"{result['preprocessing']}, {result['preprocessing_from']}"),
         ("speed", speed(result)),
     ]
@@ -136,7 +137,7 @@ def _top5(result: dict[str, Any], row: dict[str, Any]) -> str:
 
 def _class_map(result: dict[str, Any]) -> str:
     competing = "all classes compete" if result["competing_classes"] == "all" else "only its classes compete"
-    outside = f"{result['num_outside_map']} images of other classes left out"
+    outside = f"{count_of(result['num_outside_map'], 'image')} of other classes left out"
     return f"{result['class_map']}, {competing}, {outside}"
 
 

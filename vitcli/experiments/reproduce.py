@@ -24,6 +24,7 @@ from vitcli.output.atomic import write_json
 from vitcli.output.owned_folder import OwnedFolder
 from vitcli.output.progress import Progress
 from vitcli.output.run_folder import slug
+from vitcli.output.text import count_of
 from vitcli.recipe import Recipe, trials
 from vitcli.recipe import load as load_recipe
 
@@ -217,7 +218,7 @@ def _introduction(row: PaperRow, recipes: Mapping[str, Recipe]) -> str:
     first = next(iter(recipes.values()))
     selection = f"{num_arms(first)} choices tried on a dev split, then " if first.choices else ""
     many = f" of each of {len(recipes)} tasks" if len(recipes) > 1 else ""
-    return f"{row.name}: {row.ckpt} on {row.dataset}: {selection}{first.train.runs} run(s){many}"
+    return f"{row.name}: {row.ckpt} on {row.dataset}: {selection}{count_of(first.train.runs, 'run')}{many}"
 
 
 def num_arms(recipe: Recipe) -> int:

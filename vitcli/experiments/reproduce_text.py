@@ -3,7 +3,7 @@
 from typing import Any
 
 from vitcli.output.document import fraction_cell, simple_table
-from vitcli.output.text import exaflops, pairs
+from vitcli.output.text import count_of, exaflops, pairs
 
 
 def as_text(result: dict[str, Any]) -> str:
@@ -32,7 +32,7 @@ def _verdict(result: dict[str, Any]) -> str:
         ("row", result["row"]),
         ("scale", scale),
         ("weights", f"{result['ckpt']}: {result['about']}"),
-        ("ours", f"{_percent(ours)}  over {ours['n']} run(s): {runs}"),
+        ("ours", f"{_percent(ours)}  over {count_of(ours['n'], 'run')}: {runs}"),
         ("published", _percent(result["published"])),
         ("difference", f"{100 * result['difference']:+.2f} points"),
         ("error", f"{100 * result['standard_error']:.2f} points: {of_parts}"),
@@ -52,7 +52,8 @@ def _plan(plan: dict[str, Any]) -> str:
         return pairs([*rows, ("protocol", "the weights are scored without training")])
     tasks = f"{plan['tasks']} tasks, each " if plan["tasks"] > 1 else ""
     selection = f"{plan['arms']} choices tried on a dev split, then " if plan["arms"] else ""
-    rows.append(("protocol", f"{tasks}{selection}{plan['runs']} run(s): {plan['trainings']} trainings"))
+    all_runs = f"{count_of(plan['runs'], 'run')}: {count_of(plan['trainings'], 'training')}"
+    rows.append(("protocol", f"{tasks}{selection}{all_runs}"))
     if plan["images_seen"] is None:
         rows.append(("cost", "unknown: the recipe counts epochs, and the size of the data set is unknown"))
     else:

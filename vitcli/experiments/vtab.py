@@ -158,8 +158,9 @@ def _render_plans(plans: Mapping[str, dict[str, Any]]) -> str:
         cells.append((f"{VTAB}/{task}", *costs))
     table = simple_table({"task": "id", **dict.fromkeys(numbers, "number")}, cells).as_text()
     first = next(iter(plans.values()))
+    processes = text.count_of(first["world_size"], "process", "processes")
     rows = [
-        ("model", f"{first['model']}, {first['precision']} on {first['world_size']} process(es)"),
+        ("model", f"{first['model']}, {first['precision']} on {processes}"),
         ("compute", f"{text.exaflops(sum(plan['exaflops'] for plan in plans.values()))} exaFLOPs in total"),
         ("columns", "GMACs of one image's forward pass, estimated GiB per process"),
         ("more", "--json: the recipe and the plan of each task"),

@@ -4,6 +4,7 @@ Letters: N images, B of a batch, K outputs.
 """
 
 import os
+import shlex
 import shutil
 import tempfile
 import time
@@ -28,7 +29,7 @@ from vitcli.export.snippet import onnx_snippet
 from vitcli.models.architecture import Architecture
 from vitcli.output.atomic import TEMPORARY, check_out, sync
 from vitcli.output.progress import Progress
-from vitcli.output.text import pairs, size_text
+from vitcli.output.text import Verbatim, count_of, model_text, pairs, size_text
 from vitcli.recipe.request import RecipeRequest
 from vitcli.weights import formats, onnx
 from vitcli.weights.io import Weights, read_weights
@@ -151,15 +152,15 @@ def as_text(result: dict[str, Any]) -> str:
         "onnx": '"images" (B, 3, H, W), made as "preprocessing" in its metadata says, to "logits"',
     }
     rows = [
-        ("model", f"{result['model']} at {size_text(result['resolution'])} px, {result['numerics']}"),
+        ("model", f"{model_text(result)}; {size_text(result['resolution'])} px"),
         ("pixels", result["preprocessing"]),
-        ("head", f"{num_classes} classes" if num_classes else "none, features only"),
-        ("compared on", f"{result['num_images']} images{drawn}"),
+        ("head", count_of(num_classes, "class", "classes") if num_classes else "none, features only"),
+        ("compared on", f"{count_of(result['num_images'], 'image')}{drawn}"),
         ("difference", f"{result['max_abs_difference']:.2g}, relative {result['max_rel_difference']:.2g}"),
         *([] if agreement is None else [("same top-1", f"{agreement:.2%}")]),
-        ("written", f"{result['format']}: {out}"),
+        ("written", Verbatim(f"{result['format']}: {out}")),
         ("files", files_text(result["files"])),
-        ("use", usage.get(result["format"], f"--ckpt {out}")),
+        ("use", Verbatim(usage.get(result["format"], f"--ckpt {shlex.quote(out)}"))),
     ]
     snippet = result.get("snippet")
     return pairs(rows) + (f"\nin Python (pip install onnxruntime pillow):\n\n{snippet}" if snippet else "")

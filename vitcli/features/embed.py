@@ -147,9 +147,9 @@ def as_text(result: dict[str, Any]) -> str:
         ("file", f"{result['out']}, {result['bytes'] / 2**20:.1f} MiB"),
         ("images", f"{result['num_examples']}, {result['split']}"),
         ("each", f"{result['feature_dim']} features ({result['layer']}){logits}, label, row"),
-        ("model", f"{result['model']}, {result['numerics']}"),
+        ("model", text.model_text(result)),
         ("pixels", result["preprocessing"]),
     ]
     if result["taken_up_rows"]:
-        rows.append(("resumed", f"{result['taken_up_rows']} rows computed before"))
+        rows.append(("reused", f"{text.count_of(result['taken_up_rows'], 'row')} of the earlier file"))
     return text.pairs([*rows, *text.skipped(result)])

@@ -306,8 +306,8 @@ def as_text(result: dict[str, Any]) -> str:
         classifier += ", l2 " + (result["l2"] if result["l2"] == "sweep" else f"{result['l2']:g}")
     rows = [
         ("classifier", f"{classifier}, {result['feature_dim']} features ({result['layer']})"),
-        ("scored on", f"{result['num_test_examples']} images, {result['eval_split']}"),
-        ("model", f"{result['model']}, {result['numerics']}"),
+        ("scored on", f"{text.count_of(result['num_test_examples'], 'image')}, {result['eval_split']}"),
+        ("model", text.model_text(result)),
         ("pixels", f"{result['preprocessing']}, {result['preprocessing_from']}"),
         ("features", f"{result['computed_rows']} computed, {result['cached_rows']} from the cache"),
     ]

@@ -81,7 +81,13 @@ def interval_text(interval: Sequence[float]) -> str:
 def skipped(result: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the row about undecodable images, if there were any."""
     count = result["num_skipped_images"]
-    return [("skipped", f"{count} undecodable, first {result['skipped_images'][0]}")] if count else []
+    names = first_few(result["skipped_images"], 1, total=count)
+    return [("left out", f"{count_of(count, 'image')} that cannot be read: {names}")] if count else []
+
+
+def model_text(result: dict[str, Any]) -> str:
+    """Return the network of a result, with the activation that its weights get and why."""
+    return f"{result['model']}; activation: {result['numerics']}"
 
 
 def held_out(result: dict[str, Any]) -> list[tuple[str, str]]:

@@ -13,6 +13,7 @@ from vitcli.errors import DataError, MachineError, NotFiniteError, Stopped
 from vitcli.output import run_folder
 from vitcli.output.atomic import TEMPORARY
 from vitcli.output.run_folder import RunFolder
+from vitcli.output.text import count_of
 from vitcli.training import checkpoint
 from vitcli.training.loop import LoopSettings, train
 from vitcli.training.objective import training_task
@@ -148,10 +149,11 @@ class TrainingRun:
                 )
             )
             if errors and self.recipe.data.on_bad_image == "error":
-                count = f"{len(errors)} of the {len(split)} images of {split.name} cannot be read, such as: "
+                count = f"{len(errors)} of {count_of(len(split), 'image')} of {split.name} cannot be read: "
                 raise DataError(count + errors[0].message, where=errors[0].where, fix=errors[0].fix)
             if errors:
-                self.job.progress.note(f"{len(errors)} images of {split.name} are undecodable and left out")
+                count = count_of(len(errors), "image")
+                self.job.progress.note(f"left out: {count} of {split.name} that cannot be read")
 
     def _seen_images(self) -> dict[str, str] | None:
         """Return the digests by which the images of this run are known again; each process reads its part."""

@@ -93,7 +93,9 @@ def _scores(summary: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("patches", f"{summary['patch_accuracy']:.2%} of the colours correct ({majority})"))
     rows.append(("loss", f"{summary['loss']:.4f}"))
     if probe := summary.get("fewshot"):
-        rows.append(("few-shot", f"{probe['top1']:.2%} at {probe['shots']} shots of {probe['dataset']}"))
+        rows.append(
+            ("few-shot", f"{probe['top1']:.2%} at {count_of(probe['shots'], 'shot')} of {probe['dataset']}")
+        )
     return rows
 
 
@@ -164,7 +166,8 @@ def _plan(plan: dict[str, Any]) -> str:
         ("memory", f"about {plan['estimated_peak_memory_gib']:.2g} GiB per process"),
     ]
     if "num_arms" in plan:
-        runs = f"{plan['num_arms']} arms and {plan['num_runs']} runs with the chosen values"
+        arms = f"{count_of(plan['num_arms'], 'arm')} and " if plan["num_arms"] else ""
+        runs = f"{arms}{count_of(plan['num_runs'], 'run')}{' with the chosen values' if arms else ''}"
         compute = "" if plan["all_exaflops"] is None else f", {exaflops(plan['all_exaflops'])} exaFLOPs"
         rows.append(("all runs", f"{runs}: {plan['all_steps']:,} steps{compute}"))
     if "measured_images_per_s" in plan:

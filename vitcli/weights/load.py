@@ -11,6 +11,7 @@ from vitcli.models import pos_embed
 from vitcli.models.architecture import Architecture
 from vitcli.models.build import adapted, build, check_image_size, resampled_by_timm, takes_image_size
 from vitcli.output.progress import Progress
+from vitcli.output.text import count_of
 from vitcli.weights.diagnose import check_fits
 from vitcli.weights.files import attribute_errors_to
 from vitcli.weights.io import Weights
@@ -35,7 +36,10 @@ class LoadReport:
             "replaced by a fresh head": self.replaced,
             "in the file but unused": self.unused,
         }
-        return [f"{self.loaded} tensors loaded", *(f"{k}: {', '.join(v)}" for k, v in kinds.items() if v)]
+        return [
+            f"{count_of(self.loaded, 'tensor')} loaded",
+            *(f"{k}: {', '.join(v)}" for k, v in kinds.items() if v),
+        ]
 
 
 def load(
