@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -13,7 +14,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from tests.conftest import run, vit
+from tests.conftest import REPOSITORY, run, vit
 from vitcli.api import load_model
 from vitcli.models import features
 
@@ -52,6 +53,7 @@ def test_features_and_logits_are_the_network_s(photos, whole):
     assert json.loads(about["preprocessing"])["image_size"] == [64, 64]
     assert (about["model"], about["layer"], about["ckpt"]) == ("ViT-demo/8", "pre_logits", "demo")
     assert about["split"].endswith("split train")
+    assert [Path(about["dataset"], path) for path in json.loads(about["paths"])] == files
 
 
 def test_layers_and_logits_are_chosen(photos, tmp_path):
@@ -125,7 +127,7 @@ def test_an_existing_file_is_kept_unless_it_is_to_be_replaced(photos, tmp_path):
         ((), 2, "--out"),
         (("--out", "o.safetensors", "--split", "dev"), 3, "no split 'dev'"),
         (("--out", "/proc/nowhere/o.safetensors"), 5, "nothing can be written"),
-        (("--out", "o.safetensors", "--layer", "last"), 2, "eval.layer"),
+        (("--out", "o.safetensors", "--layer", "last"), 2, "--layer"),
     ],
 )
 def test_what_cannot_be_is_refused_in_three_lines(photos, words, code, says):
@@ -156,13 +158,50 @@ def test_undecodable_pictures_are_no_rows_and_are_named(photos, tmp_path):
     tensors, about = read(out)
     assert tensors["rows"].tolist() == [0, 1, 2, 3, 4, 6, 7, 8, 9]
     assert result["num_skipped_images"] == 1 and "00.png" in json.loads(about["skipped_images"])[0]
+    assert len(json.loads(about["paths"])) == 9 and not any(
+        "red/00.png" in p for p in json.loads(about["paths"])
+    )
 
 
 def test_the_table_says_what_is_in_the_file(photos, tmp_path):
     out = tmp_path / "out.safetensors"
     table = run("embed", "--ckpt", "demo", "--dataset", photos, "--out", out, "-q").out
 
-    assert "96 features (pre_logits), 24 logits" in table and "10, " in table
+    for words in ("96 features (pre_logits), 24 logits, label, row, path", "10 images, ", "next  "):
+        assert words in table
+
+
+def test_a_plain_folder_has_paths_and_no_labels(photos, tmp_path):
+    shutil.copytree(photos / "train" / "red", tmp_path / "holiday")
+    out = tmp_path / "holiday.safetensors"
+
+    table = run(*WORDS[:3], "--dataset", tmp_path / "holiday", "--out", out, "-q").out
+    again = run(*WORDS[:3], "--dataset", f"{tmp_path / 'holiday'}/", "--out", out, "-q").out
+
+    tensors, about = read(out)
+    assert tensors["labels"].tolist() == [-1] * 12 and about["class_names"] == "null"
+    assert json.loads(about["paths"])[:2] == ["00.png", "01.png"]
+    assert "24 logits, row, path" in table and "12 rows from the earlier file" in again
+
+
+def test_drawn_images_have_no_paths(tmp_path):
+    out = tmp_path / "demo.safetensors"
+    result = run(*WORDS, "--dataset", "demo", "--split", "test[:4]", "--out", out).json
+
+    assert read(out)[1]["paths"] == "null" and not result["has_paths"]
+
+
+def test_the_neighbours_of_the_docs_are_found(photos, whole, tmp_path, capsys, monkeypatch):
+    text = (REPOSITORY / "docs" / "fewshot.md").read_text()
+    (snippet,) = (block for block in text.split("```python\n")[1:] if "safe_open" in block)
+    shutil.copy(whole, tmp_path / "photos.safetensors")
+    monkeypatch.chdir(tmp_path)
+
+    exec(snippet.partition("```")[0].replace("rose/05.jpg", "train/red/05.png"), {})  # the docs' own lines
+
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 6 and lines[0] == "1.000  train/red/05.png"
+    assert all("red/" in line for line in lines)
 
 
 @pytest.mark.slow

@@ -257,7 +257,7 @@ def open_eval(data: Data, split: str, *, seen: SeenImages = NOTHING_SEEN, needs_
         seen: the images that the weights were trained on. With "auto" none of these is scored as if it were
             new: of a split that they are in only the held-out part is opened. The notes of a split that was
             named say how many of them it has.
-        needs_labels: False to take plain folders of images too.
+        needs_labels: False where nothing is scored: plain folders of images will do, and seen images too.
 
     Raises:
         DataError: there is no such split; or only images that were trained on, and nobody has named them.
@@ -270,11 +270,13 @@ def open_eval(data: Data, split: str, *, seen: SeenImages = NOTHING_SEEN, needs_
     cut_from = base_of(seen.cut["split"]) if seen.cut else None
     if cut_from in source.split_names and by_name in (None, cut_from):
         whole = source.open(seen.cut["split"])
-        return seen_images.held_out_part(whole, seen, option=f"--split {cut_from}")
+        option = f"--split {cut_from}"
+        return seen_images.held_out_part(whole, seen, option=option, is_scored=needs_labels)
     if by_name:
         return seen_images.noted(source.open(by_name), seen, base=by_name, option=f"--split {by_name}")
     only = source.only_split("--split")
-    return seen_images.held_out_part(source.open(only), seen, option=f"--split {only}")
+    option = f"--split {only}"
+    return seen_images.held_out_part(source.open(only), seen, option=option, is_scored=needs_labels)
 
 
 def is_remote(name: str) -> bool:

@@ -95,7 +95,7 @@ def copies(stored: dict[str, str] | None) -> int:
     return int(np.isin(held_out, trained_on[trained_on != UNREADABLE]).sum())
 
 
-def held_out_part(whole: Split, seen: SeenImages, *, option: str) -> Split:
+def held_out_part(whole: Split, seen: SeenImages, *, option: str, is_scored: bool = True) -> Split:
     """Return the rows of a split that may be scored: the images that a run held out, none it was trained on.
 
     Of data that the run has never seen these are all rows.
@@ -103,14 +103,17 @@ def held_out_part(whole: Split, seen: SeenImages, *, option: str) -> Split:
     Args:
         whole: a split that nothing but its name says is new: the only one, or the one that was trained on.
         option: how a person names it in full, as `--split train`.
+        is_scored: False to open it all, with a note, where none of its images was held out.
 
     Raises:
-        DataError: images of it were trained on, or may have been, and the held-out ones are not to be found.
+        DataError: it is to be scored, and images of it were trained on, or may have been, but no held-out one
+            is found.
     """
     if part := _cut_again(whole, seen):
-        return part
+        note = f"these are the held-out images of the run; {option} takes all {len(whole):,}"
+        return part if is_scored else replace(part, notes=(*part.notes, note))
     if seen.trained_on is None or not _can_be_read(whole):
-        return _unknown_part(whole, seen, option=option)
+        return _unknown_part(whole, seen, option=option if is_scored else None)
 
     # Which rows are which, by content.
     digests_N = digests_of(whole)
@@ -121,6 +124,9 @@ def held_out_part(whole: Split, seen: SeenImages, *, option: str) -> Split:
     num_trained = int(was_trained_N.sum())
     if not num_trained:
         return whole
+    if not len(held_rows) and not is_scored:
+        note = f"{num_trained:,} of these {len(whole):,} images were trained on"
+        return replace(whole, notes=(*whole.notes, note))
     if not len(held_rows):
         raise DataError(
             f"{num_trained:,} of the {len(whole):,} images of {whole.name} were trained on, "
@@ -215,11 +221,11 @@ def _cut_again(whole: Split, seen: SeenImages) -> Split | None:
     return dev if is_same else None
 
 
-def _unknown_part(whole: Split, seen: SeenImages, *, option: str) -> Split:
+def _unknown_part(whole: Split, seen: SeenImages, *, option: str | None) -> Split:
     """Return all rows of other data than those of the run; refuse the run's own, changed since."""
     if seen.cut is None:
         return whole
-    if seen.same_data:
+    if seen.same_data and option:
         raise DataError(
             f"{whole.name} has changed since the run, and its held-out images are not to be found again",
             where="--dataset",

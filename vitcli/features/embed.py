@@ -1,6 +1,7 @@
-"""`vit embed`: features, logits, labels and row numbers of a split in one .safetensors file."""
+"""`vit embed`: features, logits, labels, row numbers and paths of a split in one .safetensors file."""
 
 import json
+import os
 import time
 from functools import partial
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from vitcli.data.aliases import local_copy
+from vitcli.data.columns import PATHS
 from vitcli.data.split import Split
 from vitcli.errors import MachineError, VitError
 from vitcli.evaluation.inference import nothing_decoded
@@ -18,6 +21,8 @@ from vitcli.features.feature_store import FeatureStore, name_of, open_store, wri
 from vitcli.output import text
 from vitcli.output.atomic import TEMPORARY, check_out, replace_file
 from vitcli.recipe.request import RecipeRequest
+
+MOST_BYTES_OF_PATHS = 90_000_000  # the header of a .safetensors file ends at 100 MB
 
 
 def embed(request: RecipeRequest, run: RunSettings, *, split: str, logits: bool) -> dict[str, Any]:
@@ -31,9 +36,11 @@ def embed(request: RecipeRequest, run: RunSettings, *, split: str, logits: bool)
         check_out(out, overwrite=run.overwrite, suffixes=(".safetensors",), folder_error=VitError)
     recipe = request.load(command="embed")
     weights = read_checkpoint(recipe, quiet=run.quiet)
-    images = open_eval_split(recipe, split, weights)
+    images = open_eval_split(recipe, split, weights, needs_labels=False)
     extractor = open_extractor(weights, recipe, request, run)
     runtime = extractor.settings.runtime
+    for line in images.lines:
+        extractor.settings.progress.note(line)
     with_logits = logits and extractor.arch.num_classes > 0
     metadata = _metadata(extractor, images, with_logits=with_logits)
 
@@ -55,12 +62,34 @@ def embed(request: RecipeRequest, run: RunSettings, *, split: str, logits: bool)
     rows_N = rows_N[store.has(rows_N)]
     if not len(rows_N):
         raise nothing_decoded(images)
-    metadata |= {"skipped_images": json.dumps(computed.skipped)}
-    replace_file(out, lambda path: write_safetensors(path, store, rows_N, metadata))
+    paths = json.dumps(_paths(images, recipe.data.dataset, rows_N), ensure_ascii=False)
+    if len(paths.encode()) > MOST_BYTES_OF_PATHS:
+        paths = json.dumps(None)
+        extractor.settings.progress.note(f"note: {len(rows_N):,} paths do not fit into the file")
+    has_labels = images.has_labels
+    metadata |= {"skipped_images": json.dumps(computed.skipped), "paths": paths}
+    metadata |= {"has_labels": json.dumps(has_labels)}
+    replace_file(out, lambda path: write_safetensors(path, store, rows_N, metadata, has_labels=has_labels))
     partial_file.unlink()
     store.close()
     result = _result(out, num_processes=runtime.world_size, computed=computed)
+    result |= images.left_out.summary() | {"notes": list(images.notes)}
     return result | {"elapsed_s": time.perf_counter() - began_at}
+
+
+def _paths(images: Split, dataset: str, rows_N: np.ndarray) -> list[str | None] | None:
+    """Return the path of each image inside the data set's folder; None for a data set without image files."""
+    paths = images.column(PATHS) if images.block_starts is None else None
+    if not paths or not any(paths):
+        return None
+    copy = local_copy(dataset)
+    root = os.path.abspath(copy if copy and copy.is_dir() else copy.parent) if copy else None
+
+    def inside(path: str | None) -> str | None:
+        is_inside = path and root and Path(path).is_relative_to(root)
+        return str(Path(path).relative_to(root)) if is_inside else path
+
+    return [inside(paths[row]) for row in rows_N.tolist()]
 
 
 def _check_same(out: Path, metadata: dict[str, str]) -> None:
@@ -110,7 +139,7 @@ def _metadata(extractor: FeatureExtractor, split: Split, *, with_logits: bool) -
         "split": split.name,
         "data": split.fingerprint,
         "made_of": name_of(made_of),
-        "class_names": json.dumps(split.class_names),
+        "class_names": json.dumps(split.class_names if split.has_labels else None),
         "logit_names": json.dumps(weights.class_names if with_logits else None),
     }
 
@@ -129,6 +158,8 @@ def _result(out: Path, *, num_processes: int, computed: ExtractedFeatures | None
         **{key: metadata[key] for key in copied},
         "preprocessing": metadata["pixels"],
         "num_examples": count,
+        "has_labels": json.loads(metadata.get("has_labels", "true")),
+        "has_paths": json.loads(metadata.get("paths", "null")) is not None,
         "feature_dim": width,
         "num_logits": num_logits,
         "bytes": out.stat().st_size,
@@ -143,13 +174,17 @@ def _result(out: Path, *, num_processes: int, computed: ExtractedFeatures | None
 def as_text(result: dict[str, Any]) -> str:
     """Return the result as text for a terminal."""
     logits = f", {result['num_logits']} logits" if result["num_logits"] else ""
+    others = ["label"] * result["has_labels"] + ["row"] + ["path"] * result["has_paths"]
     rows = [
         ("file", f"{result['out']}, {result['bytes'] / 2**20:.1f} MiB"),
-        ("images", f"{result['num_examples']}, {result['split']}"),
-        ("each", f"{result['feature_dim']} features ({result['layer']}){logits}, label, row"),
+        ("images", f"{text.count_of(result['num_examples'], 'image')}, {result['split']}"),
+        ("each", f"{result['feature_dim']} features ({result['layer']}){logits}, {', '.join(others)}"),
         ("model", text.model_text(result)),
         ("pixels", result["preprocessing"]),
     ]
-    if result["taken_up_rows"]:
-        rows.append(("reused", f"{text.count_of(result['taken_up_rows'], 'row')} of the earlier file"))
-    return text.pairs([*rows, *text.skipped(result)])
+    if reused := result["taken_up_rows"]:
+        origin = "an interrupted call" if result["computed_rows"] else "the earlier file"
+        rows.append(("reused", f"{text.count_of(reused, 'row')} from {origin}"))
+    rows += [*text.skipped(result), *(("note", note) for note in result.get("notes", ()))]
+    reading = f'from safetensors.numpy import load_file; load_file({result["out"]!r})["features"]'
+    return text.pairs([*rows, ("next", text.Verbatim(f"{reading}  # Python; docs/fewshot.md: neighbours"))])

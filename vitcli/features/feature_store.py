@@ -241,10 +241,15 @@ def digest_of(tensors: dict[str, Any]) -> str:
     return digest.hexdigest()
 
 
-def write_safetensors(path: Path, store: FeatureStore, rows_N: np.ndarray, metadata: dict[str, str]) -> None:
+def write_safetensors(
+    path: Path, store: FeatureStore, rows_N: np.ndarray, metadata: dict[str, str], *, has_labels: bool = True
+) -> None:
     """Write rows of a store as a .safetensors file, a thousand at a time.
 
     Tensors: labels and rows int64, features and, where the store has them, logits float32.
+
+    Args:
+        has_labels: False where the images have none; they are written as -1.
     """
     # The header: metadata, then type, shape and offsets of each tensor (safetensors format).
     num_features, num_logits, num_labels = store.width
@@ -265,7 +270,9 @@ def write_safetensors(path: Path, store: FeatureStore, rows_N: np.ndarray, metad
         for name in shapes:
             for first in range(0, count, ROWS_AT_ONCE):
                 records_N = store.read(rows_N[first : first + ROWS_AT_ONCE])
-                file.write(records_N["row" if name == "rows" else name].tobytes())
+                values = records_N["row" if name == "rows" else name]
+                is_unknown = name == "labels" and not has_labels
+                file.write((np.full_like(values, -1) if is_unknown else values).tobytes())
 
 
 def _record(width: Sequence[int]) -> np.dtype:

@@ -309,7 +309,7 @@ def as_text(result: dict[str, Any]) -> str:
         ("scored on", f"{text.count_of(result['num_test_examples'], 'image')}, {result['eval_split']}"),
         ("model", text.model_text(result)),
         ("pixels", f"{result['preprocessing']}, {result['preprocessing_from']}"),
-        ("features", f"{result['computed_rows']} computed, {result['cached_rows']} from the cache"),
+        ("features", f"computed {result['computed_rows']}, from cache {result['cached_rows']}"),
     ]
     rows += [*text.skipped(result), *(("note", note) for note in result["notes"])]
     return table + "\n" + text.pairs([*rows, ("run folder", result["run_dir"])])
