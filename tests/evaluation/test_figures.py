@@ -26,6 +26,20 @@ def test_of_few_examples_there_is_no_reliability_diagram():
     assert figures.reliability_diagram(bins, title="t") is None
 
 
+def test_accuracies_by_resolution_have_intervals_on_an_axis_of_a_sensible_span():
+    accuracies = {"top1": [0.975, 0.9785, 1.0], "top5": [1.0, 1.0, 1.0]}
+
+    figure = figures.resolution_curve([64, 96, 128], **accuracies, trained_side=96, num_examples=600)
+
+    (axes,) = figure.axes
+    low, high = axes.get_ylim()
+    assert 9.9 < high - low < 12 and high > 100
+    bars = [segment for one in axes.collections for segment in one.get_segments()]
+    assert len(bars) == 6 and all(bar[0][1] <= bar[1][1] <= 100 for bar in bars)
+    assert bars[3][0][1] == pytest.approx(96.2, abs=0.2)  # of 585 right of 600
+    assert_labels_fit(figure)
+
+
 def test_a_mistake_has_the_end_of_its_file_name_and_strange_letters_do_no_harm():
     mistakes = [
         {

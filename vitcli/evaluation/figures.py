@@ -11,8 +11,8 @@ from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from vitcli.evaluation.statistics import Reliability
-from vitcli.output.plots import BLUE, ORANGE, STYLE
+from vitcli.evaluation.statistics import Reliability, interval_of
+from vitcli.output.plots import BLUE, ORANGE, STYLE, percent_limits
 from vitcli.output.summaries import LEAST_CALIBRATED
 
 MOST_CLASSES = 30  # of a confusion matrix with legible names
@@ -136,14 +136,31 @@ def mistakes_grid(images: Sequence[np.ndarray], mistakes: Sequence[Mapping[str, 
 
 
 def resolution_curve(
-    sides: Sequence[int], top1: Sequence[float], top5: Sequence[float], *, trained_side: int
+    sides: Sequence[int],
+    top1: Sequence[float],
+    top5: Sequence[float],
+    *,
+    trained_side: int,
+    num_examples: int,
 ) -> Figure:
-    """Plot accuracy against image size in pixels; `trained_side` is the size the weights were made for."""
+    """Plot accuracy against image size in pixels, with 95 % intervals.
+
+    Args:
+        trained_side: the size the weights were made for.
+        num_examples: images behind each accuracy.
+    """
     with matplotlib.rc_context(STYLE):
         figure = Figure(layout="constrained")
         axes = figure.add_subplot()
-        axes.plot(sides, 100 * np.array(top5), color=ORANGE, marker="o", markersize=4, label="top-5")
-        axes.plot(sides, 100 * np.array(top1), color=BLUE, marker="o", markersize=4, label="top-1")
+        bounds = []
+        for values, colour, label in ((top5, ORANGE, "top-5"), (top1, BLUE, "top-1")):
+            intervals = [interval_of(value, num_examples) for value in values]
+            # From an accuracy down and up to the ends of its interval, none of which is negative.
+            bars = 100 * np.abs(np.array(intervals) - np.array(values)[:, None]).T
+            look = dict(color=colour, marker="o", markersize=4, capsize=3, elinewidth=1.0, label=label)
+            axes.errorbar(sides, 100 * np.array(values), bars, **look)
+            bounds += [100 * bound for interval in intervals for bound in interval]
+        axes.set_ylim(percent_limits(bounds))
         axes.axvline(trained_side, color="#888888", linewidth=1.0, linestyle=":", label="training resolution")
         axes.set(xlabel="image size (pixels)", ylabel="accuracy (%)")
         axes.set_xticks(sides)

@@ -122,5 +122,7 @@ def _write_figures(folder: Path, result: EvalResult) -> None:
     curve = result.summary.get("resolutions")
     if curve:
         sides, top1, top5 = ([row[key] for row in curve] for key in ("resolution", "top1", "top5"))
-        figure = figures.resolution_curve(sides, top1, top5, trained_side=result.trained_side)
+        figure = figures.resolution_curve(
+            sides, top1, top5, trained_side=result.trained_side, num_examples=len(result.predictions)
+        )
         plots.save(folder / "resolution.png", figure)

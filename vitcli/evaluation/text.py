@@ -3,6 +3,7 @@
 from typing import Any
 
 from vitcli.output.document import simple_table
+from vitcli.output.summaries import LEAST_CALIBRATED
 from vitcli.output.text import (
     NO_LIMIT,
     Verbatim,
@@ -103,6 +104,13 @@ def _rows(result: dict[str, Any]) -> list[tuple[str, str]]:
         ("pixels", f"{result['preprocessing']}, {result['preprocessing_from']}"),
         ("speed", speed(result)),
     ]
+    if "out" in result and count < LEAST_CALIBRATED:
+        rows.append(
+            (
+                "left out",
+                f"reliability.png: its bins would be chance with fewer than {LEAST_CALIBRATED} images",
+            )
+        )
     files = {"files": "out", "predictions": "saved_predictions"}
     return rows + [(name, Verbatim(result[key])) for name, key in files.items() if key in result]
 

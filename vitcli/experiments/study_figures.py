@@ -17,7 +17,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, NullLoc
 
 from vitcli.experiments import study_grid
 from vitcli.output import plots
-from vitcli.output.plots import COLORS, STYLE
+from vitcli.output.plots import COLORS, STYLE, percent_limits
 
 COLOURS, MARKERS = COLORS[:6], "os^DvPX<>hp"  # 6 and 11 have no common factor: 66 networks differ
 BLACK, GREY = "#222222", "#777777"
@@ -106,6 +106,7 @@ def data_size_figure(points: Points, *, images: str, score: str, note: str) -> F
             if any(point["std"] is not None for point in line):
                 bars = [100 * (point["std"] or 0.0) for point in line]
                 axes.errorbar(sizes, means, yerr=bars, color=look["color"], ls="none", capsize=3)
+        axes.set_ylim(percent_limits(axes.dataLim.intervaly))
         axes.set_title(f"{score} by data size", fontsize=10)
         axes.set(xscale="log", xlabel=f"{images} (log scale)", ylabel="accuracy (%)")
         sizes = sorted({point["num_examples"] for point in points})
@@ -149,7 +150,8 @@ def compute_figure(
             axes.set(xscale="log", xlabel=f"{cost} (exaFLOPs, log scale)")
             axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
             axes.xaxis.set_minor_formatter(NullFormatter())
-            axes.margins(0.1, 0.12)
+            axes.margins(0.1)
+            axes.set_ylim(percent_limits(axes.dataLim.intervaly))
         all_axes[0].set_ylabel("accuracy (%)")
         # The legend lists the families by colour, the front, and every network.
         handles = [Line2D([], [], color=colour, lw=4, label=name) for name, colour in families.items()]

@@ -119,7 +119,7 @@ class FewshotRecord:
 
     @property
     def images(self) -> ImageSet:
-        return ImageSet(self.summary.num_test_examples)
+        return ImageSet(self.summary.num_test_examples, self.summary.eval_fingerprint)
 
 
 @dataclass(frozen=True)
