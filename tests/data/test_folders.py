@@ -165,6 +165,15 @@ def test_a_bad_line_of_metadata_is_refused_in_three_lines(tmp_path, line):
     assert len(str(caught.value).splitlines()) == 3 and "line 2" in caught.value.where
 
 
+def test_a_labelled_file_that_cannot_be_read_is_left_out_and_counted(tmp_path):
+    flat(tmp_path, 2)
+    text(tmp_path / "2.heic")
+    table(tmp_path / "labels.csv", "file,label", ["0.png,a", "1.png,b", "2.heic,a"])
+    split = DataSet(str(tmp_path)).open("train")
+
+    assert (len(split), split.left_out.files) == (2, (("unreadable", "2.heic"),))
+
+
 def test_a_bare_name_that_fits_two_files_is_refused(tmp_path):
     image(tmp_path / "a/1.png")
     image(tmp_path / "b/1.png")
