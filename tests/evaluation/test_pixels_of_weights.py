@@ -410,3 +410,26 @@ def test_pixels_that_contradict_the_recipe_are_refused_before_anything_is_made(p
 
     assert outcome.code == 2 and "data.resize is 40, smaller than data.image_size, 48" in outcome.err
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_real_weights_folded_for_other_statistics_are_the_same_network(shared, tmp_path):
+    """As benchmarks/pixels.py saves them: equal outputs on the pixels they state, others on the old ones."""
+    from benchmarks.pixels import HALF, IMAGENET, save
+    from vitcli import load_model
+
+    npz = str(shared / "data/checkpoints/vit_ti16_augreg_in1k.npz")
+    for name, statistics in (("half", HALF), ("imagenet", IMAGENET)):
+        save(npz, tmp_path / name, statistics)
+    picture = np.random.default_rng(0).integers(0, 256, (300, 260, 3)).astype(np.uint8)
+
+    (half, half_pixels, _), (imagenet, imagenet_pixels, _) = (
+        load_model(tmp_path / name) for name in ("half", "imagenet")
+    )
+    with torch.inference_mode():
+        expected = half(half_pixels(picture)[None])
+        same = imagenet(imagenet_pixels(picture)[None])
+        wrong = imagenet(half_pixels(picture)[None])
+
+    assert (same - expected).abs().max() < 1e-4 * expected.abs().max()
+    assert (wrong - expected).abs().max() > 0.1 * expected.abs().max()

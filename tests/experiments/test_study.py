@@ -360,3 +360,30 @@ def test_the_exaflops_of_figure_5_are_those_of_table_6():
 
     printed = [55, 224, 196, 783, 1567, 4262, 50, 199, 96, 141, 563, 1126, 3306, 106, 274, 246, 859, 1668]
     assert [cell["exaflops"] for cell in cells] == pytest.approx(printed, rel=0.042)
+
+
+@pytest.mark.slow
+def test_a_finished_study_of_a_recipe_that_asks_the_weights_is_read_and_not_made_again(photos, tmp_path):
+    """Its recipes say "weights", those of its runs have the numbers of the demo's."""
+    study = tmp_path / "photos.toml"
+    study.write_text(
+        f"""recipe = "finetune/default"
+command = "finetune"
+set."data.dataset" = "{photos}"
+set."schedule.steps" = 1
+set."train.batch_size" = 4
+grid.models = ["demo"]
+grid.num_examples = [8, "all"]
+score.by = "eval"
+"""
+    )
+    words = ("study", "data-size", study, "--out", tmp_path / "out", "--json", "--quiet")
+    first = run(*words)
+    weights = {path: path.stat().st_mtime_ns for path in (tmp_path / "out/cells").glob("*/model.safetensors")}
+    again = run(*words)
+
+    assert first.code == 0, first.err + first.out
+    assert again.json == first.json
+    assert {path: path.stat().st_mtime_ns for path in weights} == weights and len(weights) == 2
+    for cell in first.json["cells"]:
+        assert "image_size = 64\n" in Path(cell["run_dir"], "recipe.toml").read_text()
