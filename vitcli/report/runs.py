@@ -46,6 +46,8 @@ class RunProgress:
     def text(self) -> str:
         if self.total_steps is None:
             return "not started"
+        if not self.step:
+            return f"no step of {self.total_steps:,} yet"
         return f"step {self.step:,} of {self.total_steps:,}"
 
 

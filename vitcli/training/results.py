@@ -87,6 +87,21 @@ def summarise(
     )
 
 
+def weights_description(job: TrainingJob) -> dict[str, Any]:
+    """Return what is stored with the weights of a run and is known before its first step."""
+    return {
+        "preprocessing": preprocessing_of(job.recipe.data).as_dict(),
+        "class_names": job.train_split.class_names if job.start.arch.num_classes else None,
+        "metadata": {
+            "trained_by": job.command,
+            "from": job.start.origin and public_name(job.start.origin),
+            "steps": job.plan.total_steps,
+            "averaged": bool(job.recipe.optimizer.average),
+            "dev_cut": job.eval_split.dev_cut,
+        },
+    }
+
+
 def write_results(
     job: TrainingJob,
     folder: RunFolder,
@@ -104,22 +119,10 @@ def write_results(
     folder.log({"step": job.plan.total_steps, "eval": asdict(metrics)})
     if summary["fewshot"]:
         folder.log({"step": job.plan.total_steps, "probe": summary["fewshot"]})
-    write_weights(
-        folder.path,
-        weights,
-        job.start.arch,
-        preprocessing=preprocessing_of(job.recipe.data).as_dict(),
-        class_names=job.train_split.class_names if job.start.arch.num_classes else None,
-        metadata={
-            "trained_by": job.command,
-            "from": job.start.origin and public_name(job.start.origin),
-            "steps": job.plan.total_steps,
-            "averaged": bool(job.recipe.optimizer.average),
-            "dev_cut": job.eval_split.dev_cut,
-            **({seen_images.KEY: seen} if seen else {}),
-            **({"top1": metrics.top1} if isinstance(metrics, Metrics) else {}),
-        },
-    )
+    described = weights_description(job)
+    described["metadata"] |= {seen_images.KEY: seen} if seen else {}
+    described["metadata"] |= {"top1": metrics.top1} if isinstance(metrics, Metrics) else {}
+    write_weights(folder.path, weights, job.start.arch, **described)
     if predictions:
         _write_predictions(job, folder.path, predictions, summary)
     records = read_jsonl(folder.path / run_folder.METRICS)

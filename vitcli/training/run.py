@@ -9,22 +9,21 @@ from vitcli.data import loader, seen_images
 from vitcli.data.sampler import TrainSampler
 from vitcli.data.transforms import train_transform_of
 from vitcli.distributed.runtime import Runtime, peak_memory_gib
-from vitcli.errors import DataError, MachineError, NotFiniteError, Stopped
+from vitcli.errors import MachineError, NotFiniteError, Stopped
 from vitcli.output import run_folder
 from vitcli.output.atomic import TEMPORARY
 from vitcli.output.run_folder import RunFolder
-from vitcli.output.text import count_of
 from vitcli.training import checkpoint
 from vitcli.training.loop import LoopSettings, train
 from vitcli.training.objective import training_task
-from vitcli.training.results import summarise, write_results
+from vitcli.training.results import summarise, weights_description, write_results
 from vitcli.training.setup import TrainingJob, describe
 from vitcli.training.state import Saver, TrainingState, build_state, resume
 from vitcli.training.tracking import Tracking
 from vitcli.training.validation import PeriodicEvaluation
+from vitcli.weights.io import write_config
 
 MEASURED_STEPS = 10
-MAX_CHECKED_IMAGES = 200_000  # decoded before the first step, in about ten seconds
 
 
 def run(job: TrainingJob) -> dict[str, Any]:
@@ -58,8 +57,6 @@ class TrainingRun:
             # Build the model's state, or load the last checkpoint into it.
             state = build_state(self.job)
             resume(state, self.job, self.path, self.folder)
-            if state.step == 0:
-                self._check_images()
             self.runtime.on_main(self._start_tracking)
 
             # Train.
@@ -126,6 +123,8 @@ class TrainingRun:
         )
         checkpoint.clean(path)
         self.folder.write_json("plan.json", asdict(self.job.plan) | {"model": self.job.start.arch.name})
+        # Weights of a checkpoint can be used before the run ends.
+        write_config(path, self.job.start.arch, **weights_description(self.job))
         self.job.progress.note(f"run folder {path}")
         return path
 
@@ -134,26 +133,6 @@ class TrainingRun:
         if options.track:
             self.tracking = Tracking(options.track, self.folder, self.recipe, note=note, quiet=options.quiet)
             self.folder.also_log = self.tracking.log
-
-    def _check_images(self) -> None:
-        """Decode all images before the first step, not hours into the run, unless there are too many."""
-        for split in (self.job.train_split, self.job.eval_split):
-            if len(split) > MAX_CHECKED_IMAGES or split.block_starts is not None:  # shards may be remote
-                continue
-            errors = self.runtime.concatenated(
-                loader.check_images(
-                    split,
-                    rank=self.runtime.rank,
-                    world_size=self.runtime.world_size,
-                    num_threads=self.num_threads,
-                )
-            )
-            if errors and self.recipe.data.on_bad_image == "error":
-                count = f"{len(errors)} of {count_of(len(split), 'image')} of {split.name} cannot be read: "
-                raise DataError(count + errors[0].message, where=errors[0].where, fix=errors[0].fix)
-            if errors:
-                count = count_of(len(errors), "image")
-                self.job.progress.note(f"left out: {count} of {split.name} that cannot be read")
 
     def _seen_images(self) -> dict[str, str] | None:
         """Return the digests by which the images of this run are known again; each process reads its part."""

@@ -1,7 +1,7 @@
 """Setup of a training run: recipe and command-line options become a job with data, network and plan."""
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from vitcli import recipe as recipes
-from vitcli.data import dataset, sampler
+from vitcli.data import dataset, loader, sampler
 from vitcli.data.aliases import local_copy
 from vitcli.data.split import Split, classes_without
 from vitcli.distributed.runtime import Runtime, fix_threads, peak_memory_gib
@@ -28,7 +28,7 @@ from vitcli.output.progress import Progress
 from vitcli.output.text import count_of, first_few, size_text
 from vitcli.recipe import Recipe
 from vitcli.recipe.schema import Data, Model
-from vitcli.training import schedule, tracking
+from vitcli.training import checkpoint, schedule, tracking
 from vitcli.training.auto_batch_size import find_max_batch_size
 from vitcli.training.gradients import check_parts, exact_per_device_batch
 from vitcli.training.objective import training_task
@@ -42,6 +42,7 @@ MAX_MICRO_BATCH_ON_GPU = 64
 # With fewer images, in all and of a class, fresh weights learn them by heart. Of CIFAR-100, which can be
 # learnt from scratch, there are 500 a class.
 MANY_IMAGES, MANY_PER_CLASS = 10_000, 200
+MAX_CHECKED_IMAGES = 200_000  # decoded before the first step, in about ten seconds
 AUTO = "auto"  # --per-device-batch auto
 
 
@@ -163,6 +164,10 @@ def set_up(
     if options.exact:
         fix_threads(runtime.device)
 
+    # Unreadable images are found before anything is loaded or written, unless the run resumes.
+    if not options.dry_run and not runtime.on_main(lambda: _has_checkpoint(options)):
+        check_images((train_split, eval_split), recipe, options, runtime, progress)
+
     # Build the network. The plan of a fresh one needs no values: ViT-H/14 has 632 million.
     torch.manual_seed(sampler.derive_seed(recipe.train.seed, "init"))
     is_empty = plan_only and command == "pretrain" and options.per_device_batch != AUTO
@@ -184,6 +189,36 @@ def set_up(
     return TrainingJob(
         command, recipe, options, runtime, progress, train_split, eval_split, probe, start, plan
     )
+
+
+def check_images(
+    splits: Sequence[Split], recipe: Recipe, options: RunOptions, runtime: Runtime, progress: Progress
+) -> None:
+    """Decode all images before the first step, not hours into the run, unless there are too many.
+
+    Raises:
+        DataError: some cannot be decoded, and are not to be skipped.
+    """
+    num_threads = options.workers or loader.default_threads(runtime.processes_here)
+    for split in splits:
+        if len(split) > MAX_CHECKED_IMAGES or split.block_starts is not None:  # shards may be remote
+            continue
+        errors = runtime.concatenated(
+            loader.check_images(
+                split, rank=runtime.rank, world_size=runtime.world_size, num_threads=num_threads
+            )
+        )
+        if errors and recipe.data.on_bad_image == "error":
+            count = f"{len(errors)} of {count_of(len(split), 'image')} of {split.name} cannot be read: "
+            raise DataError(count + errors[0].message, where=errors[0].where, fix=errors[0].fix)
+        if errors:
+            count = count_of(len(errors), "image")
+            progress.note(f"left out: {count} of {split.name} that cannot be read")
+
+
+def _has_checkpoint(options: RunOptions) -> bool:
+    is_kept = options.out is not None and not options.overwrite
+    return is_kept and checkpoint.newest_step(options.out) is not None
 
 
 def check_shard(recipe: Recipe, options: RunOptions) -> None:

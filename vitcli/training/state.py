@@ -1,5 +1,6 @@
 """The state that training changes: built for a job, resumed from and saved to checkpoints."""
 
+import math
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -15,6 +16,7 @@ from vitcli.distributed import fsdp
 from vitcli.distributed.runtime import Runtime
 from vitcli.errors import VitError
 from vitcli.output.run_folder import RunFolder, library_versions
+from vitcli.output.text import duration
 from vitcli.training import checkpoint
 from vitcli.training.checkpoint import Checkpoint
 from vitcli.training.gradients import DdpSum, PairwiseSum, ShardedSum
@@ -122,6 +124,8 @@ def resume(state: TrainingState, job: TrainingJob, path: Path, folder: RunFolder
         job.progress.note(f"{note}, using the one before it")
     if step is None:
         if folder:
+            if folder.metrics_bytes():
+                job.progress.note("nothing was saved yet: starting from step 0")
             folder.rewind_metrics(0)
         return
 
@@ -138,9 +142,17 @@ def resume(state: TrainingState, job: TrainingJob, path: Path, folder: RunFolder
     state.runtime.scaler.load_state_dict(saved.state["scaler"])
     state.step, state.elapsed_s = saved.step, saved.state["elapsed_s"]
     state.skipped = set(saved.state["skipped"])
-    job.progress.note(f"resuming from step {saved.step}")
+    job.progress.note(_resuming(state, job))
     if folder:
         folder.rewind_metrics(saved.state["metrics_bytes"])
+
+
+def _resuming(state: TrainingState, job: TrainingJob) -> str:
+    """Say from which step a run resumes, and how long the others will take at its speed so far."""
+    total = job.plan.total_steps
+    left_s = state.elapsed_s / state.step * (total - state.step)
+    left = f", about {duration(left_s)} left" if left_s else ""
+    return f"resuming from step {state.step} of {total}{left}"
 
 
 def _compare_fingerprints(before: dict[str, Any], job: TrainingJob) -> None:
@@ -178,6 +190,9 @@ def fingerprint(job: TrainingJob) -> dict[str, Any]:
     }
 
 
+FIRST_SAVE_S = 60.0  # so that a run that is killed early does not start again; the time changes no result
+
+
 class Saver:
     """A background thread that writes the checkpoints of a run, one at a time; it ends with the block.
 
@@ -190,7 +205,9 @@ class Saver:
         self.state, self.job, self.path, self.folder = state, job, path, folder
         self.settings = job.recipe.train
         minutes = self.settings.save_minutes
-        self.every_s = minutes * 60 if minutes else float("inf")
+        self.every_s = minutes * 60 if minutes else math.inf
+        is_first = state.step == 0 and (minutes or self.settings.save_every)
+        self._due_s = min(FIRST_SAVE_S, self.every_s) if is_first else self.every_s
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="vit-save")
         self._writing: Future | None = None
         self._began_at = time.monotonic()
@@ -207,7 +224,7 @@ class Saver:
     def is_due(self) -> bool:
         """Return True if this process's clock asks for a save, or if an error of the last save is pending."""
         failed = self._writing is not None and self._writing.done() and self._writing.exception() is not None
-        return failed or time.monotonic() - self._began_at > self.every_s
+        return failed or time.monotonic() - self._began_at > self._due_s
 
     def save(self, *, wait: bool) -> None:
         """Save the current step; every process calls it at the same step.
@@ -229,7 +246,7 @@ class Saver:
                 milestone_every=self.settings.milestone_every,
                 group=self.state.group,
             )
-        self._began_at = time.monotonic()
+        self._began_at, self._due_s = time.monotonic(), self.every_s
         if wait:
             self._finish()
 

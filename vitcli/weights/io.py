@@ -119,13 +119,24 @@ def write_weights(
         NotFiniteError: a tensor holds NaN or infinity; nothing is written.
         MachineError: the disk is full or the folder is not writable; no file is ever half written.
     """
-    file = folder / "model.safetensors"
-    vit = write_weights_file(
-        file, state, arch, preprocessing=preprocessing, class_names=class_names, metadata=metadata
-    )
+    described = {"preprocessing": preprocessing, "class_names": class_names, "metadata": metadata}
+    write_weights_file(folder / "model.safetensors", state, arch, **described)
+    write_config(folder, arch, **described)
+
+
+def write_config(
+    folder: Path,
+    arch: Architecture,
+    *,
+    preprocessing: dict,
+    class_names: tuple[str, ...] | None,
+    metadata: dict,
+) -> None:
+    """Write the config.json of weights that stand, or will stand, in the folder or its checkpoints."""
     # People read config.json, and two lines of digests for each image are nothing to read.
-    readable = vit | {"metadata": {key: value for key, value in metadata.items() if key != seen_images.KEY}}
-    config = json.dumps(timm_config(arch, preprocessing, class_names) | {"vit": readable}, indent=2)
+    readable = {key: value for key, value in metadata.items() if key != seen_images.KEY}
+    vit = _our_metadata(arch, preprocessing, class_names, readable)
+    config = json.dumps(timm_config(arch, preprocessing, class_names) | {"vit": vit}, indent=2)
     write_text(folder / "config.json", config + "\n")
 
 
@@ -137,20 +148,25 @@ def write_weights_file(
     preprocessing: dict | None,
     class_names: tuple[str, ...] | None,
     metadata: dict,
-) -> dict:
-    """Write one .safetensors file and return the metadata of its header; raises as `write_weights` does."""
-    vit = {
-        "architecture": arch.as_dict(),
-        "preprocessing": preprocessing,
-        "class_names": list(class_names) if class_names else None,
-        "metadata": metadata,
-    }
+) -> None:
+    """Write one .safetensors file; raises as `write_weights` does."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
     try:
         check_finite(tensors)
     except WeightsError as error:
         fix = "go back to the last good checkpoint"
         raise NotFiniteError(error.message, where=str(file), fix=fix) from error
+    vit = _our_metadata(arch, preprocessing, class_names, metadata)
     header = {"format": "pt", "vit": json.dumps(vit)}
     replace_file(file, lambda path: write_safetensors(path, tensors, header))
-    return vit
+
+
+def _our_metadata(
+    arch: Architecture, preprocessing: dict | None, class_names: tuple[str, ...] | None, metadata: dict
+) -> dict:
+    return {
+        "architecture": arch.as_dict(),
+        "preprocessing": preprocessing,
+        "class_names": list(class_names) if class_names else None,
+        "metadata": metadata,
+    }

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ from vitcli.weights.download import WEIGHTS_NAMES, fetch_address, fetch_reposito
 from vitcli.weights.files import as_weights_error, file_error, no_repeated_keys
 from vitcli.weights.names import DEMO, FORMATS, FORMS, INDEX, Reference, resolve, suggest
 
+CHECKPOINT = r"checkpoints/step_\d{7}"  # a folder from which a run can resume
 DEMO_FOLDER = Path(__file__).parent.parent / "demo_weights"
 
 
@@ -110,8 +112,23 @@ def _in_folder(folder: Path, *, format: str) -> WeightsSource:
         fix = "let the run finish first; its checkpoints/ are only for resuming"
         raise file_error(f"the folder has no {' and no '.join(WEIGHTS_NAMES)}", fix=fix)
     config, preprocessor = _configs(folder)
+    if not config and re.fullmatch(CHECKPOINT, "/".join(folder.resolve().parts[-2:])):
+        averaged = folder / "average.safetensors"  # which the run evaluates and, at its end, publishes
+        file = averaged if averaged.is_file() else file
+        return WeightsSource(file, _config_of_run(folder.resolve()), {}, format, "")
     is_foreign = format == "timm folder" and "model_type" in config
     return WeightsSource(file, config, preprocessor, "Hugging Face folder" if is_foreign else format, "")
+
+
+def _config_of_run(checkpoint: Path) -> dict:
+    """Return the config.json of the run that saved a checkpoint, with the checkpoint's own step, or {}."""
+    config, _ = _configs(checkpoint.parents[1])
+    vit = config.get("vit")
+    if not isinstance(vit, dict) or not isinstance(vit.get("metadata"), dict):
+        return {}
+    metadata = {key: value for key, value in vit["metadata"].items() if key != "top1"}  # of the end
+    metadata["steps"] = int(checkpoint.name.removeprefix("step_"))
+    return config | {"vit": vit | {"metadata": metadata}}
 
 
 def _configs(folder: Path) -> tuple[dict, dict]:
