@@ -174,10 +174,14 @@ def test_the_commands_come_in_four_groups(panel):
 
 def test_numbers_and_choices_in_help_are_those_of_recipes_and_schema():
     shown = " ".join(run("finetune", "--help").out.split()) + " ".join(run("fewshot", "--help").out.split())
-    told = re.findall(r"(\w+/default): ([\d.,]+)\)\. \[([\w.]+)\]", shown)
+    defaults = [
+        (*pair, key)
+        for pairs, key in re.findall(r"by the recipe; ([^)]*)\)\. \[([\w.]+)\]", shown)
+        for pair in re.findall(r"(\w+/default): ([\d.,]*\d)", pairs)
+    ]
 
-    assert len(told) >= 8
-    for name, number, key in told:
+    assert len(defaults) >= 12
+    for name, number, key in defaults:
         value = recipe.flat(recipe.load(name, training=False))[key]
         assert str(value).strip("(),").replace(" ", "") == number, key
     for choices, key in ((Compute, "precision.compute"), (FeatureLayer, "eval.layer"),

@@ -29,7 +29,15 @@ def predict(
     inference: options.InferenceOptions,
     images: Annotated[list[str], typer.Argument(metavar="IMAGES", help="Files, folders and globs.")],
     res: options.Res = None,
-    skip_bad: options.SkipBad = False,
+    skip_bad: Annotated[
+        bool,
+        option(
+            "--skip-bad",
+            DATA,
+            "Exit code 0 although images could not be read (default: exit code 3, after the others). "
+            "[data.on_bad_image]",
+        ),
+    ] = False,
     ckpt: options.RequiredCkpt = None,
     model: options.Model = None,
     topk: Annotated[

@@ -144,13 +144,15 @@ Layer = Annotated[FeatureLayer | None, option("--layer", MODEL,
     "Features: pre_logits, the input of the head; token or gap, after the last norm (default: pre_logits). "
     "[eval.layer]", "NAME")]
 Steps = Annotated[int | None, option("--steps", TRAINING,
-    "Number of optimizer steps (default: by the recipe; finetune/default: 500). [schedule.steps]", "N")]
+    "Number of optimizer steps (default: by the recipe; finetune/default: 500, pretrain/default: 5000). "
+    "[schedule.steps]", "N")]
 BatchSize = Annotated[int | None, option("--batch-size", TRAINING,
-    "Images per optimizer step, over all processes (default: by the recipe; finetune/default: 64). "
+    "Images per optimizer step, over all processes (default: by the recipe; finetune/default: 64, "
+    "pretrain/default: 128). "
     "[train.batch_size]", "N")]
 Lr = Annotated[str | None, option("--lr", TRAINING,
     "Base learning rate; of several (0.003,0.01) the best on the dev split is chosen (default: by the "
-    "recipe; finetune/default: 0.01). [optimizer.lr]", "RATE")]
+    "recipe; finetune/default: 0.01, pretrain/default: 0.001). [optimizer.lr]", "RATE")]
 Precision = Annotated[Compute | None, option("--precision", DEVICES,
     "auto, fp32, bf16 or fp16 (default: auto, bf16 where the device supports it). [precision.compute]",
     "KIND")]

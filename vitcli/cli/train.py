@@ -26,10 +26,11 @@ class TrainingOptions:
     batch_size: options.BatchSize = None
     lr: options.Lr = None
     seed: Annotated[int | None, option("--seed", TRAINING,
-        "Random seed (default: by the recipe; finetune/default: 0). [train.seed]", "N")] = None
+        "Random seed (default: by the recipe; finetune/default: 0, pretrain/default: 0). "
+        "[train.seed]", "N")] = None
     runs: Annotated[int | None, option("--runs", TRAINING,
         "Runs with seed, seed + 1, ...; the result is their mean and std (default: by the recipe; "
-        "finetune/default: 1). [train.runs]", "N")] = None
+        "finetune/default: 1, pretrain/default: 1). [train.runs]", "N")] = None
     precision: options.Precision = None
     arms_parallel: Annotated[bool, option("--arms-parallel", ADVANCED,
         "Run the values of a sweep side by side, one on each device, or --num-processes of them.")] = False
