@@ -281,7 +281,7 @@ def test_what_is_no_image_is_refused_in_words(data):
         decode(data)
 
     assert caught.value.where == "row 7"
-    assert "data.on_bad_image=skip" in caught.value.fix
+    assert "--skip-bad" in caught.value.fix
     assert caught.value.exit_code == 3
 
 

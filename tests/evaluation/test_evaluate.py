@@ -477,7 +477,7 @@ def test_an_undecodable_image_is_in_no_number_and_its_row_in_no_file(trained, pi
     (tmp_path / "test/green/03.png").write_bytes(b"no picture")
     (tmp_path / "real.json").write_text(json.dumps([[0]] * 10))
 
-    result = run("evaluate", "--ckpt", trained, "--dataset", tmp_path, "--set", "data.on_bad_image=skip",
+    result = run("evaluate", "--ckpt", trained, "--dataset", tmp_path, "--skip-bad",
                  "--json", "-q", "--real", tmp_path / "real.json", "--save-predictions",
                  tmp_path / "p.parquet").json  # fmt: skip
 

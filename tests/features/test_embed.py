@@ -153,7 +153,7 @@ def test_undecodable_pictures_are_no_rows_and_are_named(photos, tmp_path):
     words = (*WORDS, "--dataset", tmp_path / "data", "--out", out)
 
     assert run(*words).code == 3
-    result = run(*words, "--set", "data.on_bad_image=skip").json
+    result = run(*words, "--skip-bad").json
 
     tensors, about = read(out)
     assert tensors["rows"].tolist() == [0, 1, 2, 3, 4, 6, 7, 8, 9]

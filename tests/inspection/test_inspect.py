@@ -491,7 +491,7 @@ def test_a_picture_that_is_none_is_refused_or_left_out(vit_weights, photos, tmp_
     words = ["inspect", "--ckpt", vit_weights, "--images", folder, "--out", tmp_path / "out", "-q"]
 
     refused = run(*words)
-    told = run(*words, "--set", "data.on_bad_image=skip")
+    told = run(*words, "--skip-bad")
 
     assert refused.code == 3 and "a.png" in refused.err
     assert told.code == 0 and "1" in told.out and "a.png" in told.out

@@ -261,6 +261,13 @@ def test_a_dry_run_prints_the_plan_and_touches_nothing(photos, tmp_path):
     assert "0.5 images/s, 2 min, 1.0 GiB" in as_text(plan | measured)
 
 
+def test_runs_and_unreadable_images_have_options_of_their_own(photos):
+    plan = run(*SMALL, "--dataset", photos, "--runs", 2, "--skip-bad", "--steps", 3, "--dry-run").json
+
+    assert (plan["num_runs"], plan["all_steps"]) == (2, 6)
+    assert 'on_bad_image = "skip"' in plan["recipe"] and "runs = 2" in plan["recipe"]
+
+
 def test_epochs_are_whole_steps_and_a_batch_beyond_the_images_is_noted(photos):
     words = [word for word in SMALL if word != "--quiet"]
     outcome = run(*words, "--dataset", photos, "--epochs", 3, "--batch-size", 32, "--dry-run")

@@ -134,7 +134,9 @@ def image_bytes(image, root: Path | None, name: str, row: int) -> bytes:
     path = image.get("path") if image else None
     here = f"{name}, row {row}"
     if not path:
-        raise DataError("a row without an image", where=here, fix="remove it, or set data.on_bad_image=skip")
+        raise DataError(
+            "a row without an image", where=here, fix="remove it, or leave it out with --skip-bad"
+        )
     if root and os.path.islink(os.path.join(root, path)) and not os.path.exists(os.path.join(root, path)):
         raise DataError(f"{path!r} is a link to a missing file", where=here, fix="restore the file")
     real = os.path.realpath(os.path.join(root, path)) if root else None

@@ -72,7 +72,7 @@ def decode(data: bytes, *, where: Callable[[int], str], row: int) -> np.ndarray:
         raise DataError(
             f"an image cannot be decoded: {reason[:120]}",
             where=where(row),
-            fix="replace or remove it, or leave such images out with --set data.on_bad_image=skip",
+            fix="replace or remove it, or leave such images out with --skip-bad",
         ) from error
 
 
