@@ -97,6 +97,31 @@ def finetuned(
     return folder
 
 
+def predicted(folder: Path, rows: list[tuple[int, int, float]], names: tuple[str, ...]) -> Path:
+    """Predictions as a finished run keeps them: (label, prediction, probability) of each image."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns = {
+        "row": list(range(len(rows))),
+        "place": [f"photos/{names[label]}/{k}.jpg" for k, (label, *_) in enumerate(rows)],
+        "label": [label for label, *_ in rows],
+        "rank": [int(label != guess) for label, guess, _ in rows],
+        "loss": [0.5] * len(rows),
+        "top_classes": [[guess, 0] for _, guess, _ in rows],
+        "top_probabilities": [[probability, 0.0] for *_, probability in rows],
+    }
+    about = {"vit": json.dumps({"ckpt": str(folder), "class_names": list(names)})}
+    pq.write_table(pa.table(columns).replace_schema_metadata(about), folder / "predictions.parquet")
+    mistakes = [
+        {"row": k, "place": columns["place"][k], "label": names[label], "predicted": names[guess],
+         "probability": probability, "thumbnail": "/9j/4AAQSkZJRg=="}
+        for k, (label, guess, probability) in enumerate(rows) if label != guess
+    ]  # fmt: skip
+    write_json(folder / "mistakes.json", {"mistakes": sorted(mistakes, key=lambda one: -one["probability"])})
+    return folder
+
+
 def selected(
     folder: Path, by_lr: dict[float, float], chosen: float, top1s: tuple[float, ...], **more: Any
 ) -> Path:

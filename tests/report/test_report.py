@@ -239,6 +239,9 @@ def test_an_unfinished_run_has_the_command_line_that_resumes_it(tmp_path):
 
     result = run("report", folder, "--json").json
     assert table(result, "progress")["title"] == "Unfinished"
+    assert texts(result, "progress")[0][1] == "finetune, b16, my photos"  # of an earlier version
+    made.write_json(folder / "plan.json", {"total_steps": 500, "model": "ViT-B/16"})
+    assert "finetune, ViT-B/16, my photos" in run("report", folder).out
     command = table(result, "progress")["rows"][0]["cells"][-1]["text"]
     assert shlex.split(command) == [*words, "--out", str(folder)]
     # On a terminal it stands on a line of its own, to be copied.

@@ -59,7 +59,7 @@ class Report:
             "evaluation": len(collection.evaluations),
         }
         facts = [f"{count} {name}{'s' * (count > 1)}" for name, count in counts.items() if count]
-        return [*facts, *([f"{unfinished} in progress"] if unfinished else [])]
+        return [*facts, *([f"{unfinished} unfinished"] if unfinished else [])]
 
     @property
     def notes(self) -> list[str]:
@@ -201,7 +201,7 @@ def summary(result: dict[str, Any]) -> str:
     rows = [
         ("report", result["out"]),
         ("size", f"{max(1, result['num_bytes'] // 1000):,} KB"),
-        ("runs", f"{len(result['runs'])}, of which {result['num_unfinished']} in progress"),
+        ("runs", f"{len(result['runs'])}, of which {result['num_unfinished']} unfinished"),
         ("tables", ", ".join(table["title"] for table in result["tables"])),
         *(("left out", f"{folder['run_dir']}: {folder['why']}") for folder in result["left_out"]),
     ]
