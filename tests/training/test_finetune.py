@@ -114,6 +114,24 @@ def test_two_colours_are_learnt(photos, tmp_path):
     assert summary["top1"] == 1.0
 
 
+def test_a_run_is_trained_on_with_its_own_head(photos, unbroken, tmp_path):
+    words = ("finetune", "--ckpt", unbroken, "--dataset", photos, "--res", 16, "--lr", 0.001, "--json")
+    more = ("--steps", 2, "--set", "train.log_every=1", "--batch-size", 24, "--precision", "fp32")
+    outcome = run(*words, *more, "--keep-head", "--out", tmp_path / "on")
+    assert outcome.code == 0, outcome.err
+
+    # The first loss over all images is that of the weights as `vit evaluate` finds it, far from ln 2
+    evaluated = run("evaluate", "--ckpt", unbroken, "--dataset", photos, "--split", "train", "--json").json
+    assert losses(tmp_path / "on")[0] == pytest.approx(evaluated["loss"], rel=0.05)
+    assert abs(evaluated["loss"] - math.log(2)) > 0.01
+    assert "the head is kept: its 2 classes are those of the data, by name" in outcome.err
+    # The same folder again names the way to go on
+    refused = run(*words, *more, "--out", unbroken)
+    assert refused.code == 2 and f"--ckpt {unbroken} --keep-head --out" in refused.json["error"]["fix"]
+    # Fresh weights have no head
+    assert run(*SMALL, "--dataset", photos, "--keep-head", "--out", tmp_path / "x").code == 2
+
+
 def test_the_metrics_hold_no_clock(unbroken):
     keys = {key for line in (unbroken / "metrics.jsonl").read_text().splitlines() for key in json.loads(line)}
 

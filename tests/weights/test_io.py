@@ -18,7 +18,7 @@ from vitcli.errors import MachineError, NotFiniteError, VitError, WeightsError
 from vitcli.models.architecture import Architecture
 from vitcli.models.build import TransformerOptions, architecture, build
 from vitcli.weights.io import Weights, read_weights, write_weights
-from vitcli.weights.load import load, load_into
+from vitcli.weights.load import load, load_into, load_with_head
 
 PREPROCESSING = {
     "image_size": [32, 48],
@@ -311,6 +311,67 @@ def test_a_network_whose_grid_is_not_known_is_not_taken_to_another_size(tmp_path
     assert load(weights)[1] == arch
     with pytest.raises(WeightsError, match="patch grid of cait_xxs24_224 is unknown"):
         load(weights, image_size=(112, 448))  # as many patches
+
+
+def kept(tmp_path, names, data_names, *, arch=None, count=3):
+    """The network of weights for classes called `names`, its head kept for data with `data_names`."""
+    arch = arch or demo(image_size=(32, 32), num_classes=len(names or range(3)))
+    model = network(arch)
+    write(tmp_path, arch, model.state_dict(), class_names=names)
+    weights = read_weights(str(tmp_path))
+    kept_model, kept_arch, report = load_with_head(
+        weights, data_names, image_size=(32, 32), num_classes=count, data_name="photos"
+    )
+    images = torch.randn(2, 3, 32, 32)
+    return model(images), kept_model.eval()(images), report, kept_arch
+
+
+def test_a_kept_head_gives_the_logits_of_each_class_where_the_data_have_it(tmp_path):
+    before, after, report, arch = kept(tmp_path, ("cat", "ant", "bee"), ("ant", "bee", "cat"))
+
+    assert torch.equal(after, before[:, [1, 2, 0]]) and arch.num_classes == 3
+    assert report.lines()[-1].endswith("its 3 classes are those of the data, by name")
+    assert report.replaced == report.missing == ()
+    # In the same order nothing moves; without names on one side it is that order
+    before, after, _, _ = kept(tmp_path, ("ant", "bee", "cat"), ("ant", "bee", "cat"))
+    assert torch.equal(after, before)
+    before, after, report, _ = kept(tmp_path, None, ("ant", "bee", "cat"))
+    assert torch.equal(after, before) and "by number, as names are missing" in report.lines()[-1]
+
+
+@pytest.mark.parametrize(
+    "arch",
+    [
+        demo(image_size=(32, 32), num_classes=3, pre_logits=True),
+        architecture("BiT-R50x1", image_size=(32, 32), num_classes=3),
+        Architecture(
+            "d", "deit_tiny_distilled_patch16_224", (32, 32), 3, "timm", False,
+            {"embed_dim": 32, "depth": 1, "num_heads": 2},
+        ),
+    ],
+    ids=["pre-logits", "convolution", "two-heads"],
+)  # fmt: skip
+def test_heads_of_every_kind_are_kept_in_the_order_of_the_data(tmp_path, arch):
+    before, after, _, kept_arch = kept(tmp_path, ("cat", "ant", "bee"), ("ant", "bee", "cat"), arch=arch)
+
+    assert torch.allclose(after, before[:, [1, 2, 0]], atol=1e-6) and kept_arch == arch
+
+
+@pytest.mark.parametrize(
+    ("names", "data_names", "message"),
+    [
+        (("ant", "bee", "cat"), ("ant", "bee", "dog"), "only in the data: dog; only in the weights: cat"),
+        (("ant", "bee", "cat"), ("ant", "bee"), "only in the data: none; only in the weights: cat"),
+        (None, ("ant", "bee"), "for 3 classes, photos has 2"),
+        (("ant", "bee", "cat"), None, "for 3 classes, photos has 2"),
+    ],
+)
+def test_a_head_for_other_classes_is_not_kept(tmp_path, names, data_names, message):
+    with pytest.raises(WeightsError, match=message) as refusal:
+        kept(tmp_path, names, data_names, count=2)
+    assert "leave --keep-head out" in refusal.value.fix
+    with pytest.raises(WeightsError, match="no head to keep"):
+        kept(tmp_path, None, None, arch=demo(image_size=(32, 32), num_classes=0))
 
 
 TINY = {"embed_dim": 32, "depth": 2, "num_heads": 2}

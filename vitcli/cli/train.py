@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from vitcli.cli import inputs, options
-from vitcli.cli.options import ADVANCED, RUN, TRAIN, TRAINING, command, launch, option
+from vitcli.cli.options import ADVANCED, MODEL, RUN, TRAIN, TRAINING, command, launch, option
 from vitcli.errors import VitError
 
 app = typer.Typer()
@@ -41,6 +41,11 @@ class TrainingOptions:
     dry_run: Annotated[bool, option("--dry-run", RUN,
         "Print the training plan, with --json the resolved recipe too; write nothing.")] = False
     measure: Annotated[bool, option("--measure", ADVANCED, "With --dry-run: time ten real steps.")] = False
+
+
+KeepHead = Annotated[bool, option("--keep-head", MODEL,
+    "Train on with the head of the checkpoint, for data with the same classes; the default is a new one. "
+    "[model.head]")]
 # fmt: on
 
 
@@ -54,6 +59,7 @@ vit finetune --ckpt vit_l16.npz --dataset oxford_pets --res 384 --runs 3""",
 def finetune(
     *,
     ckpt: options.Ckpt = None,
+    keep_head: KeepHead = False,
     recipe: options.RecipeOptions,
     training: TrainingOptions,
     devices: options.DeviceOptions,
@@ -63,7 +69,7 @@ def finetune(
 
     The protocol of the paper, section 3.2. Without options: the embedded demo.
     """
-    return _train("finetune", recipe, training, devices, printing, ckpt)
+    return _train("finetune", recipe, training, devices, printing, ckpt, keep_head=keep_head)
 
 
 @command(app, panel=TRAIN, example="vit pretrain --recipe pretrain/demo --out runs/demo")
@@ -87,6 +93,8 @@ def _train(
     devices: options.DeviceOptions,
     printing: options.Printing,
     ckpt: str | None = None,
+    *,
+    keep_head: bool = False,
 ) -> int:
     """Run a training command here or in the processes that the command line asks for."""
     from vitcli import recipe as recipes
@@ -107,6 +115,7 @@ def _train(
         "optimizer.lr": training.lr,
         "train.seed": training.seed,
         "train.runs": training.runs,
+        "model.head": "keep" if keep_head else None,
     }
     groups = vtab.tasks_of(recipe.dataset) if name == "finetune" else {}
     if groups:

@@ -112,18 +112,19 @@ class OwnedFolder:
         return lock
 
 
-def refuse_other(path: Path, content: str, differing: Sequence[str]) -> None:
+def refuse_other(path: Path, content: str, differing: Sequence[str], *, advice: str = "") -> None:
     """Refuse a folder whose content was made from other inputs, naming what differs.
 
     Args:
         content: what the folder holds instead, such as "another study".
         differing: differences in words; none accepts the folder.
+        advice: what else the user may want.
     """
     if differing:
         raise VitError(
             f"the folder holds {content}: {'; '.join(differing[:MAX_DIFFERENCES])}",
             where=f"--out {path}",
-            fix="choose another folder, or replace what it holds with --overwrite",
+            fix=f"choose another folder, or replace what it holds with --overwrite{advice}",
         )
 
 

@@ -213,7 +213,9 @@ def refuse_other_recipe(path: Path, recipe: Recipe) -> None:
     """Refuse a folder that holds a run of another recipe, naming the keys that differ."""
     earlier = recipes.load(str(path / RECIPE), training=False)
     differing = recipes.differences(_with_absolute_paths(earlier), _with_absolute_paths(recipe))
-    refuse_other(path, "a run of another recipe", differing)
+    advice = f"; to train its result on, --ckpt {path} --keep-head --out ANOTHER"
+    is_finished = (path / WEIGHTS).is_file()
+    refuse_other(path, "a run of another recipe", differing, advice=advice if is_finished else "")
 
 
 def refuse_run(folder: Path, name: str) -> None:

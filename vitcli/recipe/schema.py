@@ -76,6 +76,9 @@ class Model(Section):
 
     name: str | None = key("the paper's name (ViT-B/16; paper, Table 1) or any timm model name", None)
     ckpt: str | None = key("initial weights: run folder, file, timm/NAME.TAG, hf-hub:OWNER/NAME, demo", None)
+    head: Literal["zero", "keep"] = key(
+        "of a fine-tuned checkpoint: a new one of zeros (paper, 3.2), or its own for equal classes", "zero"
+    )
     dropout: Fraction = key("probability, after the position embedding and dense layers (paper, B.1)", 0.0)
     drop_path: Fraction = key("probability of skipping the last block, linear from 0 (AugReg)", 0.0)
     grad_checkpointing: bool = key("recompute activations in the backward pass: less memory, slower", False)

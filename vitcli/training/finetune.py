@@ -3,6 +3,7 @@
 from typing import Any
 
 from vitcli import recipe as recipes
+from vitcli.data.seen_images import SeenImages
 from vitcli.data.split import Split
 from vitcli.errors import VitError
 from vitcli.evaluation.setup import FRESH, notes_on_pixels
@@ -11,7 +12,7 @@ from vitcli.recipe.schema import Model, Objective
 from vitcli.training.setup import InitialModel, RunOptions, fresh_model
 from vitcli.training.sweep import run
 from vitcli.weights.io import read_weights
-from vitcli.weights.load import load
+from vitcli.weights.load import load, load_with_head
 
 ONLY_FRESH = ("classifier", "posemb", "posemb_at", "init", "layers", "hidden", "mlp", "heads", "patch_size")
 
@@ -29,21 +30,26 @@ def finetune(recipe: Recipe, options: RunOptions) -> dict[str, Any]:
             )
             return InitialModel(model, arch, None, ["fresh weights"])
 
-        # Load the checkpoint at the resolution of the recipe, with a head of zeros for the new classes.
+        # Load the checkpoint at the resolution of the recipe, with a head of zeros or its own.
         gelu = None if settings.gelu == "auto" else settings.gelu
         weights = read_weights(settings.ckpt, model_name=settings.name, gelu=gelu, quiet=options.quiet)
-        model, arch, report = load(
-            weights,
-            image_size=image_size,
-            num_classes=split.num_classes,
-            dropout=settings.dropout,
-            drop_path=settings.drop_path,
-            posemb_method=settings.posemb_resample,
-        )
+        options_of_load = {
+            "image_size": image_size,
+            "num_classes": split.num_classes,
+            "dropout": settings.dropout,
+            "drop_path": settings.drop_path,
+            "posemb_method": settings.posemb_resample,
+        }
+        if settings.head == "keep":
+            model, arch, report = load_with_head(
+                weights, split.class_names, data_name=split.name, **options_of_load
+            )
+        else:
+            model, arch, report = load(weights, **options_of_load)
         kind = "" if weights.format == settings.ckpt else f" ({weights.format})"
         notes = [f"weights {settings.ckpt}{kind}; activation: {weights.numerics}", *report.lines()]
         notes += notes_on_pixels(weights, recipe)
-        return InitialModel(model, arch, settings.ckpt, notes)
+        return InitialModel(model, arch, settings.ckpt, notes, SeenImages.of(weights.metadata))
 
     return run("finetune", recipe, options, make_model)
 
@@ -61,6 +67,12 @@ def _check(model: Model, objective: Objective) -> None:
             "fresh weights need the name of a network",
             where="--ckpt random",
             fix="add --model, such as --model ViT-B/16",
+        )
+    if model.ckpt == FRESH and model.head == "keep":
+        raise VitError(
+            "fresh weights have no head to keep",
+            where="--keep-head (recipe key model.head)",
+            fix="leave it out, or name a checkpoint with --ckpt",
         )
     if model.pre_logits or objective.head_bias:
         raise VitError(

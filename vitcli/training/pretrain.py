@@ -25,6 +25,13 @@ def pretrain(recipe: Recipe, options: RunOptions) -> dict[str, Any]:
             fix="name a network with --model; to start from a checkpoint use vit finetune",
         )
 
+    if any(model.head == "keep" for model in models):
+        raise VitError(
+            "fresh weights have no head to keep",
+            where="recipe key model.head",
+            fix="leave it out; it belongs to vit finetune",
+        )
+
     def make_model(recipe: Recipe, split: Split) -> InitialModel:
         settings, predicts_patches = recipe.model, recipe.objective.loss == "masked_patch"
         model, arch = fresh_model(

@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from vitcli import recipe as recipes
 from vitcli.data import dataset, loader, sampler
 from vitcli.data.aliases import local_copy
+from vitcli.data.seen_images import SeenImages
 from vitcli.data.split import Split, classes_without
 from vitcli.distributed.runtime import Runtime, fix_threads, peak_memory_gib
 from vitcli.distributed.runtime import start as start_runtime
@@ -87,12 +88,14 @@ class InitialModel:
     Attributes:
         origin: the checkpoint as the user named it; None for fresh weights.
         notes: lines for the terminal about what was loaded.
+        seen: the images of the run that made the checkpoint, as far as it knows.
     """
 
     model: nn.Module
     arch: Architecture
     origin: str | None
     notes: list[str]
+    seen: SeenImages | None = None
 
 
 MakeModel = Callable[[Recipe, Split], InitialModel]  # from a recipe and its training split
@@ -183,6 +186,8 @@ def set_up(
             progress.note(line)
     for line in [*_unusual_labels(train_split), *start.notes]:
         progress.note(line)
+    if runtime.is_main and not plan_only:
+        _note_seen(progress, start.seen, eval_split)
     plan = plan_run(recipe, options, runtime, start, train_split)
     for line in _notes_on_length(plan, recipe):
         progress.note(line)
@@ -442,6 +447,15 @@ def _note_data(
     if eval_split.dev_cut and recipe.data.dev_stratified and not eval_split.dev_cut["stratified"]:
         reason = "its images have several labels" if train_split.has_several_labels else "it is too large"
         progress.note(f"note: what is held out was drawn at random, not by class: {reason}")
+
+
+def _note_seen(progress: Progress, seen: SeenImages | None, eval_split: Split) -> None:
+    """Say how many of the images to score on the checkpoint has been trained on already."""
+    if count := seen and seen.num_trained_on(eval_split):
+        progress.note(
+            f"note: the checkpoint was trained on {count:,} of the {len(eval_split):,} images to score on, "
+            "so the accuracy will be too high"
+        )
 
 
 def _notes_on_length(plan: Plan, recipe: Recipe) -> list[str]:

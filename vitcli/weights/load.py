@@ -9,9 +9,16 @@ from torch import Tensor, nn
 from vitcli.errors import WeightsError
 from vitcli.models import pos_embed
 from vitcli.models.architecture import Architecture
-from vitcli.models.build import adapted, build, check_image_size, resampled_by_timm, takes_image_size
+from vitcli.models.build import (
+    adapted,
+    build,
+    check_image_size,
+    last_layers,
+    resampled_by_timm,
+    takes_image_size,
+)
 from vitcli.output.progress import Progress
-from vitcli.output.text import count_of
+from vitcli.output.text import count_of, first_few
 from vitcli.weights.diagnose import check_fits
 from vitcli.weights.files import attribute_errors_to
 from vitcli.weights.io import Weights
@@ -20,13 +27,18 @@ from vitcli.weights.timm import head_names
 
 @dataclass(frozen=True)
 class LoadReport:
-    """Names of the tensors that were not loaded unchanged; `loaded` counts the others and the resampled."""
+    """Names of the tensors that were not loaded unchanged; `loaded` counts the others and the resampled.
+
+    Attributes:
+        kept_head: a line on a head that was kept to be trained on, or "".
+    """
 
     loaded: int
     missing: tuple[str, ...]
     resampled: tuple[str, ...]
     replaced: tuple[str, ...]
     unused: tuple[str, ...]
+    kept_head: str = ""
 
     def lines(self) -> list[str]:
         """Return a line for each kind of tensor."""
@@ -36,10 +48,9 @@ class LoadReport:
             "replaced by a fresh head": self.replaced,
             "in the file but unused": self.unused,
         }
-        return [
-            f"{count_of(self.loaded, 'tensor')} loaded",
-            *(f"{k}: {', '.join(v)}" for k, v in kinds.items() if v),
-        ]
+        lines = [f"{count_of(self.loaded, 'tensor')} loaded"]
+        lines += [f"{kind}: {', '.join(names)}" for kind, names in kinds.items() if names]
+        return [*lines, self.kept_head] if self.kept_head else lines
 
 
 def load(
@@ -74,6 +85,63 @@ def load(
     model = build(arch, dropout=dropout, drop_path=drop_path, init="none")
     report = load_into(model, arch, weights, new_head=num_classes is not None, posemb_method=posemb_method)
     return model, arch, report
+
+
+def load_with_head(
+    weights: Weights,
+    class_names: tuple[str, ...] | None,
+    *,
+    image_size: tuple[int, int],
+    num_classes: int,
+    data_name: str,
+    **options,
+) -> tuple[nn.Module, Architecture, LoadReport]:
+    """Return a network with these weights and their own head, its classes in the order of the data.
+
+    Args:
+        class_names: of the data; classes without names are taken to be in the same order.
+        num_classes: of the data.
+        data_name: of the data, for messages.
+        options: of `load`.
+
+    Raises:
+        WeightsError: the weights have no head, or one for other classes.
+    """
+    stored = weights.class_names
+    _check_same_classes(weights, class_names, num_classes=num_classes, data_name=data_name)
+    model, arch, report = load(weights, image_size=image_size, **options)
+    if stored and class_names and stored != class_names:
+        number_of = {name: number for number, name in enumerate(stored)}
+        order = torch.tensor([number_of[name] for name in class_names])
+        with torch.no_grad():
+            for layer in last_layers(model):
+                for parameter in layer.parameters():
+                    parameter.copy_(parameter[order])
+    how = "by name" if stored and class_names else "by number, as names are missing"
+    note = f"the head is kept: its {num_classes} classes are those of the data, {how}"
+    return model, arch, replace(report, kept_head=note)
+
+
+def _check_same_classes(
+    weights: Weights, class_names: tuple[str, ...] | None, *, num_classes: int, data_name: str
+) -> None:
+    """Refuse to keep the head of weights whose classes are not those of the data."""
+    own = weights.architecture.num_classes
+    fix = "leave --keep-head out: a new head is trained for the classes of the data"
+    if not own:
+        raise WeightsError("these weights have no head to keep", where="--keep-head", fix=fix)
+    if weights.class_names and class_names:
+        in_data, in_weights = set(class_names), set(weights.class_names)
+        if in_data != in_weights:
+            raise WeightsError(
+                f"the head of {weights.source} is for other classes than {data_name} has",
+                where=f"--keep-head; only in the data: {first_few(sorted(in_data - in_weights)) or 'none'}; "
+                f"only in the weights: {first_few(sorted(in_weights - in_data)) or 'none'}",
+                fix=fix,
+            )
+    elif own != num_classes:
+        message = f"the head of {weights.source} is for {own} classes, {data_name} has {num_classes}"
+        raise WeightsError(message, where="--keep-head", fix=fix)
 
 
 def load_for_inference(
