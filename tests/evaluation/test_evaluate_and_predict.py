@@ -76,18 +76,13 @@ def test_the_dev_part_is_scored_again_where_no_other_split_is(photos, tmp_path):
     summary = run(*words.split(), *flat, "--out", tmp_path / "run").json
 
     again = run("evaluate", "--ckpt", tmp_path / "run", "--dataset", photos / "train", "--json", "-q").json
-    unnamed = run("evaluate", "--ckpt", tmp_path / "run", "--json", "-q").json
-    elsewhere = run("evaluate", "--ckpt", tmp_path / "run/model.safetensors", "--json", "-q")
+    bare = shutil.copy(tmp_path / "run" / "model.safetensors", tmp_path / "bare.safetensors")
+    elsewhere = run("evaluate", "--ckpt", bare, "--json", "-q")
     all_of_it = run("evaluate", "--ckpt", tmp_path / "run", "--dataset", photos / "train", "--split", "train",
                     "--json", "-q").json  # fmt: skip
 
     assert summary["num_eval_examples"] == 6
     assert [again[key] for key in ("top1", "loss", "num_eval_examples")] == [
-        summary[key] for key in ("top1", "loss", "num_eval_examples")
-    ]
-    # Without a data set, the run's own; a bare file has none.
-    assert unnamed["dataset"] == str(photos / "train")
-    assert [unnamed[key] for key in ("top1", "loss", "num_eval_examples")] == [
         summary[key] for key in ("top1", "loss", "num_eval_examples")
     ]
     assert elsewhere.code == 2 and "no data set is named" in elsewhere.json["error"]["message"]
@@ -97,6 +92,26 @@ def test_the_dev_part_is_scored_again_where_no_other_split_is(photos, tmp_path):
     )
     assert again["eval_fingerprint"] == summary["eval_fingerprint"] != all_of_it["eval_fingerprint"]
     assert summary["classes_not_held_out"] == [] and summary["num_held_out_copies"] == 0
+
+
+def test_without_a_data_set_the_held_out_images_of_the_run_are_scored(photos, tmp_path, monkeypatch):
+    shutil.copytree(photos / "train", tmp_path / "here" / "photos")
+    monkeypatch.chdir(tmp_path / "here")
+    words = "finetune --ckpt random --model ViT-demo/8 --res 16 --steps 1 --batch-size 4 --lr 0.01 --json -q"
+    summary = run(*words.split(), "--dataset", "photos/", "--out", "run").json
+    assert summary["dataset"] == "photos"
+
+    evaluation = ("evaluate", "--json", "-q", "--ckpt")
+    alone, named = run(*evaluation, "run").json, run(*evaluation, "run", "--dataset", "./photos").json
+    monkeypatch.chdir(tmp_path)  # the name in the recipe is relative to where it was trained
+    elsewhere = run(*evaluation, "here/run/model.safetensors").json
+    for result in (alone, named, elsewhere):
+        assert (result["top1"], result["eval_fingerprint"]) == (summary["top1"], summary["eval_fingerprint"])
+    assert alone["asked"] == named["asked"]
+
+    (tmp_path / "here" / "photos").rename(tmp_path / "moved")
+    moved = run(*evaluation, "here/run")
+    assert moved.code == 3 and "no longer where it was: photos" in moved.json["error"]["message"]
 
 
 def test_after_the_folder_has_changed_the_same_images_are_scored(tmp_path):

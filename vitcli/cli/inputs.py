@@ -44,17 +44,24 @@ def check_dataset(name: str) -> None:
 
 
 def data_of_run(ckpt: str) -> dict[str, Any]:
-    """Return the recipe keys of the data that the run in the folder `ckpt` was scored on; {} if it is no run.
+    """Return the recipe keys of the data that the run of a checkpoint was scored on; {} if it is of no run.
 
     Its held-out part is recognised by the weights themselves.
     """
-    from vitcli import recipe as recipes
+    from vitcli.output import run_folder
     from vitcli.recipe.schema import Data
 
-    file = Path(ckpt) / "recipe.toml"
-    if not file.is_file():
+    folder = run_folder.folder_of(ckpt)
+    if folder is None:
         return {}
-    data = recipes.load(str(file), training=False).data
+    recipe, is_here = run_folder.recipe_of(folder)
+    data = recipe.data
+    if not is_here:
+        raise DataError(
+            f"the data set of the run is no longer where it was: {data.dataset}",
+            where=f"recipe key data.dataset in {folder / run_folder.RECIPE}",
+            fix="name it, where it is now: --dataset DATA",
+        )
     values = {key: getattr(data, key) for key in WHICH_DATA}
     return {f"data.{key}": value for key, value in values.items() if value != Data.model_fields[key].default}
 

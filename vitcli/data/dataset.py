@@ -263,11 +263,12 @@ def open_eval(data: Data, split: str, *, seen: SeenImages = NOTHING_SEEN, needs_
         DataError: there is no such split; or only images that were trained on, and nobody has named them.
     """
     source = from_section(data, partial(DataSet, needs_labels=needs_labels))
-    if split != "auto":
+    cut_from = base_of(seen.cut["split"]) if seen.cut else None
+    is_dev = split in (DEV_PART, DEV_PART_OF_ALL) and cut_from in source.split_names
+    if split != "auto" and not is_dev:
         base = base_of(source.split_called(split))
         return seen_images.noted(source.open(split), seen, base=base, option=None)
-    by_name = source.default_eval_split()
-    cut_from = base_of(seen.cut["split"]) if seen.cut else None
+    by_name = None if is_dev else source.default_eval_split()
     if cut_from in source.split_names and by_name in (None, cut_from):
         whole = source.open(seen.cut["split"])
         option = f"--split {cut_from}"

@@ -182,29 +182,13 @@ def open_eval_split(recipe: Recipe, split: str, weights: Weights, *, needs_label
 
 def seen_by(weights: Weights, dataset: str | None) -> SeenImages:
     """Return what weights know of the images they were trained on, before `dataset` is opened."""
-    run = training_recipe(weights.source)
-    names = [dataset, run.data.dataset if run else None]
-    paths = [Path(name).resolve() if name and Path(name).exists() else name for name in names]
-    same_data = dataset is not None and paths[0] == paths[1]
-    return SeenImages.of(weights.metadata, same_data=same_data)
-
-
-def training_recipe(ckpt: str) -> Recipe | None:
-    """Return the recipe of the run that made a checkpoint, if that is inside the folder of the run."""
-    folder = run_folder_of(ckpt)
-    if folder is None:
-        return None
+    folder = run_folder.folder_of(weights.source)
     try:
-        return recipes.load(str(folder / run_folder.RECIPE))
-    except VitError:  # of another version, or of a command that does not train
-        return None
-
-
-def run_folder_of(ckpt: str) -> Path | None:
-    """Return the run folder that a checkpoint is, or is in as RUN/model.safetensors is."""
-    path = Path(ckpt)
-    candidates = (path, path.parent, path.parent.parent) if path.exists() else ()
-    return next((folder for folder in candidates if (folder / run_folder.RECIPE).is_file()), None)
+        of_run = folder and run_folder.recipe_of(folder)[0].data.dataset
+    except VitError:  # of another version
+        of_run = None
+    paths = [Path(name).resolve() if name and Path(name).exists() else name for name in (dataset, of_run)]
+    return SeenImages.of(weights.metadata, same_data=dataset is not None and paths[0] == paths[1])
 
 
 def read_checkpoint(recipe: Recipe, *, quiet: bool) -> Weights:

@@ -27,6 +27,7 @@ from vitcli.recipe import Recipe
 METRICS, TIMING, SUMMARY, RECIPE = "metrics.jsonl", "timing.jsonl", "summary.json", "recipe.toml"
 PLAN, ENVIRONMENT = "plan.json", "environment.json"
 TRACKING = "tracking.json"  # how far a tracker has been sent the metrics
+DATASET_PATH = "dataset_path"  # in environment.json, of a local data set
 DIVERGED = "diverged.json"  # instead of the summary of a trial whose loss was not finite
 WEIGHTS = "model.safetensors"
 PREDICTIONS, MISTAKES = "predictions.parquet", "mistakes.json"  # of the final evaluation
@@ -118,7 +119,7 @@ def open_run(
     if not keep_metrics:
         folder.rewind_metrics(0)
     folder.write_text(RECIPE, recipes.to_toml(recipe))
-    folder.write_json(ENVIRONMENT, environment(arguments))
+    folder.write_json(ENVIRONMENT, environment(arguments) | {DATASET_PATH: _path_of(recipe.data.dataset)})
     return folder
 
 
@@ -194,6 +195,34 @@ def _git_revision() -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return result.stdout.strip() or None if result.returncode == 0 else None
+
+
+def folder_of(ckpt: str) -> Path | None:
+    """Return the folder of the run that made a checkpoint: this, or what it is in."""
+    path = Path(ckpt)
+    candidates = (path, path.parent, path.parent.parent) if path.exists() else ()
+    return next((folder for folder in candidates if (folder / RECIPE).is_file()), None)
+
+
+def recipe_of(folder: Path) -> tuple[Recipe, bool]:
+    """Return the recipe of a run, with the path at which its data set is now, and whether it is there.
+
+    Raises:
+        VitError: it is of another version.
+    """
+    recipe = recipes.load(str(folder / RECIPE), training=False)
+    name, then = recipe.data.dataset, (read_json(folder / ENVIRONMENT) or {}).get(DATASET_PATH)
+    if not name or not isinstance(then, str) or then == _path_of(name):
+        return recipe, True
+    if not Path(then).exists():  # moved, perhaps together with the folder of the run
+        return recipe, Path(name).exists()
+    data = recipe.data.model_copy(update={"dataset": then})
+    return recipe.model_copy(update={"data": data}), True
+
+
+def _path_of(name: str | None) -> str | None:
+    """Return the absolute path of a local data set; None for a name."""
+    return os.path.abspath(name) if name and Path(name).exists() else None
 
 
 def earlier_summary(path: Path, recipe: Recipe) -> dict[str, Any] | None:
