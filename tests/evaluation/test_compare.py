@@ -1,5 +1,7 @@
 """`vit compare` on files made by hand: counts, interval, p-value, classes, and refusals."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -105,3 +107,21 @@ def test_two_scores_of_other_resamplings_have_the_interval_of_their_pairs(pair):
     from vitcli.evaluation.statistics import paired_interval
 
     assert tuple(run("compare", *pair, "--json").json["interval"]) == paired_interval(1, 3, 12)
+
+
+def test_the_folder_of_an_evaluation_or_a_run_stands_for_the_file_in_it(pair, tmp_path):
+    for name, file in zip("ab", pair, strict=True):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "predictions.parquet").write_bytes(Path(file).read_bytes())
+    (tmp_path / "empty").mkdir()
+
+    by_folder = run("compare", tmp_path / "a", f"{tmp_path / 'b'}/", "--json").json
+    refused = run("compare", tmp_path / "a", tmp_path / "empty")
+
+    assert by_folder["counts"] == run("compare", *pair, "--json").json["counts"]
+    assert refused.code == 3 and f"{tmp_path / 'empty'} has no predictions" in refused.err
+    assert "evaluate with --out" in refused.err
+
+
+def test_no_difference_at_all_is_said_so(pair):
+    assert "p = 1, both are right on the same images" in run("compare", pair[0], pair[0]).out

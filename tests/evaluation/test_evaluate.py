@@ -95,6 +95,7 @@ def test_the_folder_has_the_object_the_tables_and_the_images(evaluated, tmp_path
         "resolution.png",
         "mistakes.png",
         "mistakes.json",
+        "predictions.parquet",
     }  # fmt: skip; no reliability diagram of 10 images
     for picture in out.glob("*.png"):
         assert min(Image.open(picture).size) > 200

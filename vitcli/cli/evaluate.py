@@ -20,7 +20,7 @@ NUMBERS = (
     "elapsed_s",
 )  # fmt: skip
 OF_REAL = ("real_top1", "num_real_examples")
-PREDICTIONS = "File written by vit evaluate --save-predictions, or a run folder."
+PREDICTIONS = "Folder of a run or of vit evaluate --out, or a file of --save-predictions."
 
 
 @command(app, panel=USE, example="vit predict --ckpt runs/photos holiday/ 'more/*.jpg'")
@@ -194,7 +194,7 @@ def evaluate(
     return _show_asserted(score_all(requests, extras, settings), asserted, printing)
 
 
-@command(app, panel=USE, example="vit compare b16.parquet l16.parquet")
+@command(app, panel=USE, example="vit compare runs/b16 runs/l16")
 def compare(
     *,
     a: Annotated[str, typer.Argument(metavar="A", help=PREDICTIONS)],

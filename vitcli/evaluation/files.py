@@ -17,7 +17,7 @@ from vitcli.evaluation.statistics import Reliability
 from vitcli.output import atomic, plots
 from vitcli.output.atomic import write_json, write_text
 from vitcli.output.result_folder import ResultFolder
-from vitcli.output.run_folder import MISTAKES
+from vitcli.output.run_folder import MISTAKES, PREDICTIONS
 from vitcli.output.text import csv_text
 
 RESULT = "evaluation.json"
@@ -25,7 +25,7 @@ FOLDER = ResultFolder(
     noun="evaluation",
     result=RESULT,
     names=(RESULT, "per_class.csv", "confusion.csv", "confusion.png", "reliability.png", "mistakes.png",
-           MISTAKES, "resolution.png"),
+           MISTAKES, PREDICTIONS, "resolution.png"),
 )  # fmt: skip
 
 
@@ -74,20 +74,25 @@ def write_all(
     """Write the outputs asked for; of several evaluations the tables and figures go to OUT/1, OUT/2 ..."""
     if save_predictions:
         (result,) = results
-        rows_N = result.source_rows[result.predictions.rows_N]
-        keys = ("ckpt", "model", "dataset", "eval_split", "resolution", "preprocessing", "top1", "class_map")
-        about = {key: result.summary.get(key) for key in keys} | {"class_names": list(result.class_names)}
-        predictions.write_predictions(save_predictions, result.predictions, rows_N, result.places, about)
+        _write_predictions(save_predictions, result)
         summary["saved_predictions"] = save_predictions
     if out is None:
         return
     FOLDER.begin(out, [result.summary["asked"] for result in results])
     for folder, result in zip(FOLDER.folders(out, len(results)), results, strict=True):
         result.summary["out"] = str(folder)
+        _write_predictions(str(folder / PREDICTIONS), result)
         _write_tables(folder, result)
         _write_figures(folder, result)
     summary["out"] = str(out)
     write_json(out / RESULT, summary)
+
+
+def _write_predictions(path: str, result: EvalResult) -> None:
+    rows_N = result.source_rows[result.predictions.rows_N]
+    keys = ("ckpt", "model", "dataset", "eval_split", "resolution", "preprocessing", "top1", "class_map")
+    about = {key: result.summary.get(key) for key in keys} | {"class_names": list(result.class_names)}
+    predictions.write_predictions(path, result.predictions, rows_N, result.places, about)
 
 
 def _write_tables(folder: Path, result: EvalResult) -> None:

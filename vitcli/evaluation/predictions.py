@@ -144,14 +144,17 @@ def write_predictions(
 
 
 def read_predictions(path: str) -> SavedPredictions:
-    """Read a file of `write_predictions`; of a run folder the one that the run has written.
+    """Read a file of `write_predictions`; of the folder of a run or of an evaluation the one in it.
 
     Raises:
         DataError: the file is missing, damaged, or not written by vit.
     """
+    fix = "write one with vit evaluate --ckpt CKPT --dataset DATA --save-predictions FILE.parquet"
     if Path(path).is_dir():
-        path = str(Path(path) / PREDICTIONS)
-    fix = "write one with vit evaluate --ckpt WEIGHTS --dataset DATA --save-predictions FILE.parquet"
+        folder, path = path, str(Path(path) / PREDICTIONS)
+        if not Path(path).is_file():
+            fix = f"{fix}, or evaluate with --out FOLDER"
+            raise DataError(f"{folder} has no predictions", where="vit compare", fix=fix)
     if not Path(path).is_file():
         raise DataError(f"there is no file {path}", where="vit compare", fix=fix)
     try:

@@ -1,5 +1,6 @@
 """Results of `vit evaluate`, `vit compare` and `vit predict` as text for the terminal."""
 
+from pathlib import Path
 from typing import Any
 
 from vitcli.output.document import simple_table
@@ -44,8 +45,8 @@ def comparison_as_text(result: dict[str, Any]) -> str:
     counts = result["counts"]
     text = pairs(
         [
-            ("A", f"{a['top1']:.2%}  {a['file']}: {a['ckpt']}"),
-            ("B", f"{b['top1']:.2%}  {b['file']}: {b['ckpt']}"),
+            ("A", Verbatim(_compared(a))),
+            ("B", Verbatim(_compared(b))),
             ("B - A", difference),
             ("McNemar", f"p = {result['mcnemar_p']:.3g}, {_verdict(result)}"),
             ("both right", str(counts["both"])),
@@ -58,7 +59,15 @@ def comparison_as_text(result: dict[str, Any]) -> str:
     return text + _changes(result["per_class"])
 
 
+def _compared(file: dict[str, Any]) -> str:
+    """Return the accuracy and the file of predictions, and the checkpoint unless the file is in its folder."""
+    is_inside = Path(file["ckpt"] or "") in Path(file["file"]).parents
+    return f"{file['top1']:.2%}  {file['file']}" + ("" if is_inside else f": {file['ckpt']}")
+
+
 def _verdict(result: dict[str, Any]) -> str:
+    if not result["counts"]["only_a"] + result["counts"]["only_b"]:
+        return "both are right on the same images"
     if result["mcnemar_p"] >= 0.05:
         return "no significant difference"
     return f"{'B' if result['difference'] > 0 else 'A'} is significantly better"
