@@ -76,6 +76,14 @@ def test_notes_break_at_spaces_and_leave_paths_whole(capsys, monkeypatch):
     assert " ".join(" ".join(lines).split()) == f"the run is stopped and saved in the folder {path} for now"
 
 
+def test_what_was_noted_once_is_not_repeated(capsys):
+    progress = Progress(quiet=False)
+    for text in ("pixels: 96x96", "other", "pixels: 96x96"):
+        progress.note_once(text)
+
+    assert capsys.readouterr().err.splitlines() == ["pixels: 96x96", "other"]
+
+
 def test_a_terminal_gets_a_bar_and_notes_above_it(capsys, monkeypatch):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     progress = Progress(quiet=False)

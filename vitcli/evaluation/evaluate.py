@@ -126,9 +126,13 @@ def evaluate(requests: Sequence[RecipeRequest], options: EvaluateOptions, run: R
     keys = [options.result_key(task.request, task.split) for task in tasks]
     with ExitStack() as lock:
         settings.runtime.on_main(lambda: claim(lock, keys, run, options.save_predictions))
-        results = [
-            score(task, _read_once(task.recipe, cache, quiet=True), options, settings) for task in tasks
-        ]
+        results = []
+        for number, task in enumerate(tasks, start=1):
+            if len(tasks) > 1:
+                what = f"{task.recipe.model.ckpt} on {task.recipe.data.dataset}"
+                settings.progress.note(f"{number} of {len(tasks)}: {what}")
+            weights = _read_once(task.recipe, cache, quiet=True)
+            results.append(score(task, weights, options, settings))
         summary = results[0].summary
         if len(results) > 1:
             summary = {"command": "evaluate", "evaluations": [result.summary for result in results]}
@@ -236,10 +240,10 @@ def score(task: EvalTask, weights: Weights, options: EvaluateOptions, settings: 
     """Run a pass at each resolution; report the one nearest to the weights' own."""
     sizes = f"; {len(options.sides)} sizes of --res" if options.sides else ""
     variants, reported, origin = _preprocessings(task, weights, options.sides)
-    name = f"{weights.architecture.name} ({weights.numerics}) on {task.split.name}"
-    settings.progress.note(f"{name}: {reported.summary()}, {origin}{sizes}")
+    name = f"{weights.architecture.name} (activation: {weights.numerics}) on {task.split.name}"
+    settings.progress.note_once(f"{name}: {reported.summary()}, {origin}{sizes}")
     for line in task.split.lines:
-        settings.progress.note(line)
+        settings.progress.note_once(line)
 
     # One pass per resolution.
     curve = []

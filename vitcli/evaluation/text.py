@@ -60,7 +60,7 @@ def comparison_as_text(result: dict[str, Any]) -> str:
 
 
 def _compared(file: dict[str, Any]) -> str:
-    """Return the accuracy and the file of predictions, and the checkpoint unless the file is in its folder."""
+    """Return the accuracy and the file of predictions; the checkpoint unless the file is in its folder."""
     is_inside = Path(file["ckpt"] or "") in Path(file["file"]).parents
     return f"{file['top1']:.2%}  {file['file']}" + ("" if is_inside else f": {file['ckpt']}")
 

@@ -22,6 +22,7 @@ class Progress:
         self._bar = self._task = None
         self.title, self._total, self._last_plain = "", 0, time.monotonic()
         self.is_busy = False
+        self._noted: set[str] = set()
         self._started_at = time.monotonic()
 
     def note(self, text: str) -> None:
@@ -37,6 +38,12 @@ class Progress:
                 print(text, file=sys.stderr, flush=True)
         except OSError:  # standard error is closed; no reason to stop a run
             self.is_silent = True
+
+    def note_once(self, text: str) -> None:
+        """Print one line unless it was printed before: what several parts of a command have in common."""
+        if text not in self._noted:
+            self._noted.add(text)
+            self.note(text)
 
     def begin(self, title: str, total: int, done: int = 0) -> None:
         """Start a bar of `total` units, `done` of which an earlier call has completed."""
