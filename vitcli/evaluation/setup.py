@@ -22,6 +22,7 @@ from vitcli.recipe.schema import WEIGHTS, Data
 from vitcli.recipe.toml import flat, nested
 from vitcli.recipe.validation import Problem, contradictions, report
 from vitcli.weights.describe import STORED, WeightsInfo
+from vitcli.weights.files import attribute_errors_to
 from vitcli.weights.io import Weights, read_description, read_weights
 
 FRESH = "random"  # --ckpt random: untrained weights in the place of a checkpoint
@@ -65,7 +66,9 @@ def preprocessing_for(weights: Weights, recipe: Recipe, request: RecipeRequest) 
     """
     data = recipe.data
     if keys_of_weights(data):
-        data = with_stated(data, _stated(weights) or _unstated("evaluate", weights.architecture.image_size))
+        data = with_stated(
+            data, _stated(weights, weights.source) or _unstated("evaluate", weights.architecture.image_size)
+        )
     of_recipe = preprocessing_of(data)
     if request.name is not None:
         return of_recipe, f"as recipe {request.name} says{_difference(of_recipe, weights)}"
@@ -74,7 +77,7 @@ def preprocessing_for(weights: Weights, recipe: Recipe, request: RecipeRequest) 
         if "data.image_size" not in given:
             of_recipe = replace(of_recipe, image_size=weights.architecture.image_size)
         return of_recipe, "from recipe evaluate/default: the weights do not store theirs"
-    stored = Preprocessing.from_dict(weights.preprocessing)
+    stored = _stated(weights, weights.source)
     changes = {field: getattr(of_recipe, field) for key, field in FIELDS.items() if key in given}
     if changes.get("resize") == "square" != stored.resize:  # the crop fraction belongs to the resize rule
         changes.setdefault("crop_fraction", of_recipe.crop_fraction)
@@ -103,7 +106,7 @@ def settle_pixels(recipe: Recipe, command: str, *, quiet: bool = False) -> Recip
         if ckpt in (None, FRESH):
             return _unstated(command, default_image_size(name))
         info = read_description(ckpt, model_name=name, quiet=quiet)
-        return _stated(info) or _unstated(command, info.architecture.image_size)
+        return _stated(info, ckpt) or _unstated(command, info.architecture.image_size)
 
     models = dict.fromkeys((trial.model.ckpt, trial.model.name) for _, trial in recipes.trials(recipe))
     sections = [with_stated(recipe.data, stated(*model)) for model in models]
@@ -132,8 +135,9 @@ def notes_on_pixels(weights: Weights, recipe: Recipe) -> list[str]:
     )
 
 
-def _stated(weights: Weights | WeightsInfo) -> Preprocessing | None:
-    return Preprocessing.from_dict(weights.preprocessing) if weights.preprocessing else None
+def _stated(weights: Weights | WeightsInfo, ckpt: str) -> Preprocessing | None:
+    with attribute_errors_to(ckpt):
+        return Preprocessing.from_dict(weights.preprocessing) if weights.preprocessing else None
 
 
 def _unstated(command: str, image_size: tuple[int, int]) -> Preprocessing:
@@ -146,7 +150,7 @@ def _unstated(command: str, image_size: tuple[int, int]) -> Preprocessing:
 def _difference(used: Preprocessing, weights: Weights) -> str:
     """Return the statistics that the weights state where other ones are used; "" otherwise."""
     with suppress(WeightsError):  # stored by another version, and not used
-        stated = _stated(weights)
+        stated = _stated(weights, weights.source)
         if stated and (stated.mean, stated.std) != (used.mean, used.std):
             return f"; the weights state {stated.statistics}"
     return ""
