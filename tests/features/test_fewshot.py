@@ -297,6 +297,32 @@ def test_a_data_set_without_a_test_split_is_scored_on_a_tenth_of_each_class(phot
     assert cut.json["num_test_examples"] == 6
 
 
+def test_test_images_that_the_weights_were_trained_on_are_counted(photos, tmp_path):
+    shutil.copytree(photos / "train", tmp_path / "photos")
+    (tmp_path / "photos" / "blue").mkdir()
+    shutil.copy(photos / "test" / "red" / "00.png", tmp_path / "photos" / "blue")
+    words = "finetune --ckpt random --model ViT-demo/8 --res 16 --steps 1 --batch-size 4 --lr 0.01 -q"
+    run(*words.split(), "--dataset", tmp_path / "photos", "--out", tmp_path / "run")
+    fewshot = (
+        "fewshot",
+        "--ckpt",
+        tmp_path / "run",
+        "--dataset",
+        tmp_path / "photos",
+        "--shots",
+        "1",
+        "--json",
+    )
+
+    same = run(*fewshot, "-q").json
+    for file in (tmp_path / "photos" / "red").iterdir():
+        file.rename(file.with_name(f"{99 - int(file.stem):02}.png"))
+    changed = run(*fewshot, "-q").json
+
+    assert same["notes"] == ["no test image of: blue"]
+    assert "was trained on 1 of the 2 test images" in changed["notes"][1]
+
+
 def test_an_undecodable_picture_stops_it_or_is_left_out(photos, tmp_path):
     shutil.copytree(photos, tmp_path / "data")
     (tmp_path / "data/test/red/broken.png").write_bytes(b"no picture")

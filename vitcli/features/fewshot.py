@@ -12,9 +12,9 @@ import numpy as np
 
 from vitcli import recipe as recipes
 from vitcli.data import dataset
-from vitcli.data.split import Split
+from vitcli.data.split import Split, classes_without
 from vitcli.errors import DataError, Stopped, VitError
-from vitcli.evaluation.setup import RunSettings, read_checkpoint
+from vitcli.evaluation.setup import RunSettings, read_checkpoint, seen_by
 from vitcli.features import classifiers, least_squares
 from vitcli.features import draws as features_draws
 from vitcli.features.draws import Draws, DrawScore
@@ -28,6 +28,7 @@ from vitcli.output.run_folder import refuse_other_recipe
 from vitcli.output.summaries import FewshotSummary, ShotScores
 from vitcli.recipe import Recipe
 from vitcli.recipe.request import RecipeRequest
+from vitcli.weights.io import Weights
 
 DRAWS, TABLE = "draws.json", "table.txt"
 
@@ -54,7 +55,7 @@ def fewshot(
     recipe = recipe.model_copy(update={"fewshot": recipe.fewshot.model_copy(update=used)})
     extractor = open_extractor(weights, recipe, request, run)
     runtime = extractor.settings.runtime
-    notes = _notes(train, labels_N, draws, recipe)
+    notes = _notes_on_test(test, train, weights, recipe) + _notes(train, labels_N, draws, recipe)
     for line in dict.fromkeys([*train.lines, *test.lines, *(f"note: {note}" for note in notes)]):
         extractor.settings.progress.note(line)
 
@@ -127,6 +128,15 @@ def _labels_and_draws(train: Split, recipe: Recipe, draws_file: str | None) -> t
     shots, seeds = sorted(set(fewshot.shots)), range(fewshot.seeds)
     draws = features_draws.draw_support_sets(labels_N, num_classes=num_classes, shots=shots, seeds=seeds)
     return labels_N, draws
+
+
+def _notes_on_test(test: Split, train: Split, weights: Weights, recipe: Recipe) -> list[str]:
+    """Note classes without a test image, and test images that the weights were trained on."""
+    missing = classes_without(test, train)
+    notes = [f"no test image of: {text.first_few(missing)}"] if missing else []
+    if count := seen_by(weights, recipe.data.dataset).num_trained_on(test):
+        notes.append(f"{recipe.model.ckpt} was trained on {count:,} of the {len(test):,} test images")
+    return notes
 
 
 def _notes(train: Split, labels_N: np.ndarray, draws: Draws, recipe: Recipe) -> list[str]:
