@@ -22,9 +22,10 @@ from vitcli.inspection import analysis
 from vitcli.inspection import files as inspection_files
 from vitcli.inspection.attention import record_attention
 from vitcli.inspection.collect import Inspection
-from vitcli.inspection.inspect import open_images
+from vitcli.inspection.inspect import InspectRequest, at_size_of, open_images
 from vitcli.inspection.text import as_text, caption
 from vitcli.models.build import TransformerOptions, architecture, build
+from vitcli.recipe.request import RecipeRequest
 from vitcli.weights.io import read_weights, write_weights
 from vitcli.weights.load import load
 
@@ -248,28 +249,24 @@ def test_two_checkpoints_have_a_folder_each_and_one_page(vit_weights, tmp_path):
 
 
 def test_two_checkpoints_are_compared_at_one_size_unless_told_or_impossible(vit_weights, tmp_path):
-    large, other = (
-        stored(tmp_path / name, name=network, size=size, **SMALL)
-        for name, network, size in (("large", "ViT-Ti/16", (64, 96)), ("other", "ViT-demo/8", (40, 24)))
-    )
+    def opened(weights: Path) -> InspectRequest:
+        read = read_weights(str(weights))
+        return InspectRequest(None, read, Preprocessing.from_dict(read.preprocessing), "stored", {})
 
-    def sizes(first, second, *more):
-        words = (
-            "--ckpt",
-            first,
-            "--compare",
-            second,
-            "--out",
-            tmp_path / "out",
-            "--overwrite",
-            "--json",
-            "-q",
+    small, large, other = (
+        opened(stored(tmp_path / name, name=network, size=size, **SMALL))
+        for name, network, size in (
+            ("small", "ViT-Ti/16", (32, 48)),
+            ("large", "ViT-Ti/16", (64, 96)),
+            ("other", "ViT-demo/8", (40, 24)),
         )
-        return [one["resolution"] for one in run("inspect", *words, *more).json["inspections"]]
+    )
+    asked = RecipeRequest(shorthands={"data.image_size": "32x48"})
 
-    assert sizes(large, vit_weights) == [[64, 96], [64, 96]]
-    assert sizes(large, vit_weights, "--compare-res", "32x48") == [[64, 96], [32, 48]]
-    assert sizes(other, vit_weights) == [[40, 24], [32, 48]]  # 40 pixels are not a number of patches of 16
+    assert at_size_of(large, small, RecipeRequest()).preprocessing.image_size == (64, 96)
+    assert "that of the first" in at_size_of(large, small, RecipeRequest()).preprocessing_from
+    assert at_size_of(large, small, asked) is small
+    assert at_size_of(other, small, RecipeRequest()) is small  # 40 pixels are no number of patches of 16
 
 
 @pytest.mark.slow

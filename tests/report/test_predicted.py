@@ -56,6 +56,7 @@ def test_the_page_has_confusion_and_images_of_mistakes_the_most_confident_first(
     assert_fetches_nothing(text)
 
 
+@pytest.mark.slow
 def test_of_many_results_there_is_no_table_but_the_figures_name_the_weakest(kept, tmp_path):
     for name in "bcde":
         shutil.copytree(kept, kept.parent / name)

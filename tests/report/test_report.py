@@ -450,6 +450,8 @@ def test_a_run_is_never_written_over(runs):
         (["run", "--out", "file.txt/report.html"], 5, ["file.txt is a file", "--out"]),
         (["run", "--port", "80"], 2, ["--port belongs to --serve"]),
         (["run", "--serve", "--out", "a.html"], 2, ["--serve shows a page"]),
+        (["run", "--list", "--out", "a.html"], 2, ["--list is one table"]),
+        (["run", "--list", "--serve"], 2, ["leave --list out"]),
         (["run", "--serve", "--port", "70000"], 2, ["--port"]),
     ],
 )

@@ -49,6 +49,8 @@ def report(
     from vitcli.report.scan import default_places
 
     form = reports.format_of(out, format_)
+    if list_ and form == "html":
+        raise typer.BadParameter("--list is one table: text, markdown, csv or json")
     if out:
         check_out(out, overwrite=overwrite or reports.is_report(out))
     places = default_places(runs or [])

@@ -68,7 +68,7 @@ def inspect(
     checkpoints: list[InspectRequest] = []
     for recipe, request in zip(loaded, requests, strict=True):
         opened = _open(recipe, request, **of_request)
-        checkpoints.append(_at_size_of(checkpoints[0], opened, request) if checkpoints else opened)
+        checkpoints.append(at_size_of(checkpoints[0], opened, request) if checkpoints else opened)
     images = open_images(first, checkpoints[0].weights, image_patterns, split)
     if out is None:
         source = first.data.dataset or ("pictures" if image_patterns else "weights")
@@ -111,7 +111,7 @@ def _open(
     return InspectRequest(recipe, weights, preprocessing, origin, asked)
 
 
-def _at_size_of(first: InspectRequest, second: InspectRequest, request: RecipeRequest) -> InspectRequest:
+def at_size_of(first: InspectRequest, second: InspectRequest, request: RecipeRequest) -> InspectRequest:
     """Return the second checkpoint at the image size of the first.
 
     It keeps its own where one is given to it, and where its patches do not fill that of the first.
