@@ -111,8 +111,9 @@ def load_model(
         logits_1K = model(transform("photo.jpg")[None])
 
     Args:
-        path_or_name: a run folder, a .safetensors, .npz or .pth file, timm/NAME.TAG, hf-hub:OWNER/NAME,
-            demo; or the bare name of a network ("ViT-B/16", "R50+ViT-L/32", a timm model) for fresh weights.
+        path_or_name: a run folder, a .safetensors, .npz or .pth file, timm/NAME.TAG, ViT-B/16@in21k,
+            OWNER/NAME, an address, demo; or the bare name of a network ("ViT-B/16", "R50+ViT-L/32", a timm
+            model) for fresh weights.
         image_size: in pixels, one side or (height, width); position embeddings are resampled as in the paper.
             Default: the size the weights were trained for, 224 for fresh ones.
         num_classes: None keeps the head; a number replaces it by zeros; 0 returns features.

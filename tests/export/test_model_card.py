@@ -136,6 +136,10 @@ def test_the_hub_reads_the_card_whatever_the_data_set_is_called(name):
     [
         ("timm/vit_base_patch16_224.augreg_in21k", "timm/vit_base_patch16_224.augreg_in21k"),
         ("hf-hub:google/vit-base-patch16-224@main", "google/vit-base-patch16-224"),
+        ("hf://google/vit-base-patch16-224", "google/vit-base-patch16-224"),
+        ("vit_base_patch16_224.augreg_in21k", "timm/vit_base_patch16_224.augreg_in21k"),
+        ("ViT-B/16@in21k", None),
+        ("photos/run-that-is-gone", None),
         ("/home/ann/vit_b16.npz", None),
         ("demo", None),
         (None, None),

@@ -115,7 +115,10 @@ def _panel_index(parameter: Parameter) -> int:
 
 
 DATA_HELP = "Folder of class folders, alias such as oxford_pets, Hub id OWNER/NAME, or demo."
-WEIGHTS_HELP = "Run folder, .safetensors, .npz or .pth file, timm/NAME.TAG, hf-hub:OWNER/NAME, or demo"
+WEIGHTS_HELP = (
+    "Run folder, .safetensors, .npz or .pth file, timm's NAME.TAG, ViT-B/16@in21k, Hub id OWNER/NAME, "
+    "https:// or gs:// address, or demo; see vit models --weights"
+)
 SIZE_HELP = "Image size in pixels: 384, or 384x512 (height x width)"
 
 # Closed choices. Those of a recipe key are repeated here, since the schema takes time to load.

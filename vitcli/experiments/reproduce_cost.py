@@ -5,7 +5,6 @@ Not merged with `reproduce`, which loads no torch so that mistakes are reported 
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +21,8 @@ from vitcli.recipe import Recipe, dataset_aliases, settled, to_toml
 from vitcli.recipe.schema import WEIGHTS
 from vitcli.training.schedule import duration_steps, exaflops
 from vitcli.training.setup import RunOptions
+from vitcli.weights.download import is_here
+from vitcli.weights.names import resolve
 
 
 def plan(
@@ -110,9 +111,4 @@ def _missing(recipe: Recipe) -> str | None:
 
 
 def _missing_weights(ckpt: str) -> str | None:
-    if ckpt == "demo" or Path(ckpt).exists():
-        return None
-    from huggingface_hub import try_to_load_from_cache
-
-    cached = try_to_load_from_cache(ckpt.removeprefix("hf-hub:").partition("@")[0], "model.safetensors")
-    return None if isinstance(cached, str) else f"the weights {ckpt} are not on this machine"
+    return None if is_here(resolve(ckpt)) else f"the weights {ckpt} are not on this machine"

@@ -16,6 +16,7 @@ from vitcli.export.usage import HERE, how_to_load
 from vitcli.models.architecture import Architecture
 from vitcli.output.redaction import is_local, public_name, public_toml, public_values
 from vitcli.output.text import first_few, interval_text, percent, plain, size_text, top5_is_informative
+from vitcli.weights.download import hub_id
 from vitcli.weights.formats import unsupported_feature
 
 TAGS = ["image-classification", "vision-transformer", "vitcli"]
@@ -142,12 +143,11 @@ def _front_matter(*, loads_in_timm: bool, is_classifier: bool, ckpt: str | None,
         ckpt: that training started from or that was copied; a Hub repository becomes the base model.
         more: keywords of ModelCardData.
     """
-    is_on_the_hub = ckpt is not None and ckpt.startswith(("hf-hub:", "timm/"))
     data = ModelCardData(
         library_name="timm" if loads_in_timm else "vitcli",
         pipeline_tag="image-classification" if is_classifier else "image-feature-extraction",
         tags=TAGS + (["timm", "transformers"] if loads_in_timm else []),
-        base_model=ckpt.removeprefix("hf-hub:").partition("@")[0] if is_on_the_hub else None,
+        base_model=hub_id(ckpt) if ckpt else None,
         **more,
     )
     return f"---\n{data.to_yaml()}\n---"

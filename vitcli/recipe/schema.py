@@ -75,7 +75,9 @@ class Model(Section):
     """The network; with a checkpoint, what the checkpoint's own metadata leaves open."""
 
     name: str | None = key("the paper's name (ViT-B/16; paper, Table 1) or any timm model name", None)
-    ckpt: str | None = key("initial weights: run folder, file, timm/NAME.TAG, hf-hub:OWNER/NAME, demo", None)
+    ckpt: str | None = key(
+        "initial weights: run folder, file, name, Hub id, address, or demo (docs/weights.md)", None
+    )
     head: Literal["zero", "keep"] = key(
         "of a fine-tuned checkpoint: a new one of zeros (paper, 3.2), or its own for equal classes", "zero"
     )

@@ -18,9 +18,9 @@ from vitcli.models.listing import matches
 from vitcli.models.variants import VARIANTS, find_variant, num_params, variant_of_timm
 from vitcli.output.document import simple_table
 from vitcli.weights.authors import FILES, IN21K, STORAGE
-from vitcli.weights.download import WEIGHTS_NAMES, cached_path
+from vitcli.weights.download import is_here
 from vitcli.weights.locate import DEMO_FOLDER
-from vitcli.weights.names import DEMO
+from vitcli.weights.names import DEMO, Reference
 
 MOST_BUILT = 40  # networks without a formula; to count the parameters of one takes up to half a second
 COLUMNS = {"--ckpt": "id", "trained on": "text", "px": "number", "MB": "number", "here": "id"}
@@ -155,17 +155,14 @@ def _counted(network: str, timm_name: str, size: tuple[int, int]) -> tuple[int, 
 
 def _here(known: KnownWeights) -> str:
     """Return "included", "local" for a path of that name, "cached", or "" for weights to be downloaded."""
-    from huggingface_hub import try_to_load_from_cache
-
     if known.name == DEMO:
         return "included" if DEMO_FOLDER.is_dir() else ""
     if os.path.exists(known.name):
         return "local"
+    reference = Reference("hub", known.source)
     if "://" in known.source:
-        address = re.sub(r"^gs://", f"{STORAGE}/", known.source)
-        return "cached" if cached_path(address).is_file() else ""
-    cached = (try_to_load_from_cache(known.source, name) for name in WEIGHTS_NAMES)
-    return "cached" if any(isinstance(path, str) for path in cached) else ""
+        reference = Reference("address", re.sub(r"^gs://", f"{STORAGE}/", known.source))
+    return "cached" if is_here(reference) else ""
 
 
 def as_table(result: dict[str, Any]) -> str:

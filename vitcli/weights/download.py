@@ -26,13 +26,15 @@ from vitcli import __version__
 from vitcli.errors import MachineError, VitError, WeightsError, reason_of
 from vitcli.output.progress import Progress
 from vitcli.output.redaction import public_name
-from vitcli.weights.names import INDEX
+from vitcli.weights.names import HUB_PREFIXES, INDEX, Reference, resolve
 
 TIMEOUT_S = 10.0  # without any byte from the server
 WAITS_S = (1.0, 4.0)  # before each further try of a download that has begun
 CHUNK = 2**20
 SHOWN_FROM = 2**20  # bytes of the smallest file with a progress bar
 LARGEST_INDEX = 50 * 2**20  # bytes
+WEIGHTS_NAMES = ("model.safetensors", "pytorch_model.bin")
+FILE_NAMES = tuple(f"{name}{end}" for name in WEIGHTS_NAMES for end in ("", INDEX))
 TRANSIENT = (408, 429, 500, 502, 503, 504)  # HTTP status
 OFFLINE_FIX = "unset HF_HUB_OFFLINE to download, or name a local file"
 NETWORK_FIX = "check the connection, or name a local file; what was downloaded before is found without one"
@@ -188,6 +190,34 @@ def _digest(path: Path, kind: str) -> bytes:
         return hashlib.file_digest(file, kind).digest()
 
 
+def is_here(reference: Reference) -> bool:
+    """Return whether weights are on this machine, without asking any server."""
+    from huggingface_hub import try_to_load_from_cache
+
+    match reference.kind:
+        case "address":
+            return cached_path(reference.place).is_file()
+        case "hub":
+            names = [reference.file] if reference.file else FILE_NAMES
+            revision = reference.revision or None
+            cached = (try_to_load_from_cache(reference.place, name, revision=revision) for name in names)
+            return any(isinstance(path, str) for path in cached)
+    return True
+
+
+def hub_id(ckpt: str) -> str | None:
+    """Return OWNER/NAME of weights that were read from the Hub; None for any others.
+
+    OWNER/NAME alone may also be a path that is gone: it is on the Hub only if it is in the Hub's cache.
+    """
+    try:
+        reference = resolve(ckpt)
+    except WeightsError:
+        return None
+    is_sure = ckpt.startswith((*HUB_PREFIXES, "timm/")) or "/" not in ckpt or "://" in ckpt
+    return reference.place if reference.kind == "hub" and (is_sure or is_here(reference)) else None
+
+
 def fetch_repository(repository: str, revision: str, file: str, progress: Progress) -> Path:
     """Return the weights file of a repository on the Hub, in the Hub's cache, with its configs beside it.
 
@@ -204,7 +234,7 @@ def fetch_repository(repository: str, revision: str, file: str, progress: Progre
         folder = file.rpartition("/")[0]
         for config in ("config.json", "preprocessor_config.json"):
             fetch.optional(f"{folder}/{config}" if folder else config)
-        names = [file] if file else [f"{name}{end}" for name in WEIGHTS_NAMES for end in ("", INDEX)]
+        names = [file] if file else FILE_NAMES
         path = next((path for name in names if (path := fetch.optional(name))), None)
         if path is None:
             raise _without_weights(repository, names, fetch.is_local)
@@ -213,9 +243,6 @@ def fetch_repository(repository: str, revision: str, file: str, progress: Progre
                 if fetch.optional(f"{folder}/{shard}" if folder else shard) is None:
                     raise _without_weights(repository, [shard], fetch.is_local)
     return path
-
-
-WEIGHTS_NAMES = ("model.safetensors", "pytorch_model.bin")
 
 
 def shard_names(index: Path) -> list[str]:
@@ -278,8 +305,7 @@ class _HubFiles:
     def _fall_back(self, why: str, error: Exception) -> None:
         """Take what the cache has, or end with the reason why nothing more can be had."""
         self.is_local = True
-        names = [f"{name}{end}" for name in WEIGHTS_NAMES for end in ("", INDEX)]
-        if not any(self._cached(name) for name in names):
+        if not any(self._cached(name) for name in FILE_NAMES):
             message = f"{self.repository} is not in the Hub's cache, and the Hub {why}: {reason_of(error)}"
             raise MachineError(message, where="", fix=NETWORK_FIX) from error
         self.progress.note(f"the Hub {why}: {self.repository} is read from its cache")

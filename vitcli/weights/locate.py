@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from vitcli.errors import VitError, WeightsError
 from vitcli.output.progress import Progress
-from vitcli.weights.download import WEIGHTS_NAMES, fetch_address, fetch_repository
+from vitcli.weights.download import FILE_NAMES, WEIGHTS_NAMES, fetch_address, fetch_repository
 from vitcli.weights.files import as_weights_error, file_error, no_repeated_keys
 from vitcli.weights.names import DEMO, FORMATS, FORMS, INDEX, Reference, resolve, suggest
 
@@ -106,8 +106,7 @@ def _timms_config(network: str) -> dict[str, Any]:
 
 
 def _in_folder(folder: Path, *, format: str) -> WeightsSource:
-    names = [f"{name}{end}" for name in WEIGHTS_NAMES for end in ("", INDEX)]
-    file = next((folder / name for name in names if (folder / name).is_file()), None)
+    file = next((folder / name for name in FILE_NAMES if (folder / name).is_file()), None)
     if file is None:
         fix = "let the run finish first; its checkpoints/ are only for resuming"
         raise file_error(f"the folder has no {' and no '.join(WEIGHTS_NAMES)}", fix=fix)
