@@ -63,7 +63,7 @@ def fewshot(
 @command(app, panel=USE, example="vit embed --ckpt runs/pets --dataset oxford_pets --out p.safetensors")
 def embed(
     *,
-    ckpt: options.Ckpt = None,
+    ckpt: options.RequiredCkpt = None,
     recipe: options.RecipeOptions,
     inference: options.InferenceOptions,
     split: options.Split = "auto",

@@ -84,7 +84,7 @@ def _write_head(command: Any, ctx: typer.Context, formatter: Any) -> None:
 
 def _usage(command: Any, ctx: typer.Context) -> str:
     if isinstance(command, TyperGroup):
-        return "COMMAND"
+        return "[COMMAND] [OPTIONS]" if command.invoke_without_command and ctx.parent else "COMMAND"
     arguments = [parameter for parameter in command.params if isinstance(parameter, TyperArgument)]
     return " ".join([*map(_usage_of_argument, arguments), "[OPTIONS]"])
 

@@ -25,6 +25,8 @@ from vitcli.output.text import (
 )
 from vitcli.training.sweep_results import accuracy_of, reason, remarks, values_text
 
+LEAST_EXAFLOPS = 1e-3  # below it compute is in GFLOPs
+
 
 def as_text(result: dict[str, Any], *, width: int | None = None) -> str:
     """Return the summary of a run, or the plan of a dry run, as lines of `width` columns."""
@@ -68,6 +70,13 @@ def _length_of(summary: dict[str, Any]) -> str:
     if num_examples := summary.get("num_train_examples"):
         return length_text(steps, batch_size, num_examples)
     return f"{count_of(steps, 'step')} of {count_of(batch_size, 'image')}"
+
+
+def compute_text(count: float | None) -> str:
+    """Return a compute count in the unit that its size asks for, as `vit report` does."""
+    if count and count < LEAST_EXAFLOPS:
+        return f"{round(1e9 * count):,} GFLOPs"
+    return f"{exaflops(count)} exaFLOPs"
 
 
 def _next_commands(summary: dict[str, Any]) -> list[tuple]:
@@ -161,14 +170,14 @@ def _plan(plan: dict[str, Any]) -> str:
         ("warm-up", f"{plan['warmup_steps']:,} of the {count_of(plan['total_steps'], 'step')}"),
         ("training", length_text(plan["total_steps"], plan["batch_size"], plan["num_examples"])),
         ("images seen", f"{plan['images_seen']:,}"),
-        ("compute", f"{exaflops(plan['exaflops'])} exaFLOPs, {plan['precision']}"),
-        ("batch", f"{plan['batch_size']} images: {passes} on {processes}"),
+        ("compute", f"{compute_text(plan['exaflops'])}, {plan['precision']}"),
+        ("batch", f"{count_of(plan['batch_size'], 'image')}: {passes} on {processes}"),
         ("memory", f"about {plan['estimated_peak_memory_gib']:.2g} GiB per process"),
     ]
     if "num_arms" in plan:
         arms = f"{count_of(plan['num_arms'], 'arm')} and " if plan["num_arms"] else ""
         runs = f"{arms}{count_of(plan['num_runs'], 'run')}{' with the chosen values' if arms else ''}"
-        compute = "" if plan["all_exaflops"] is None else f", {exaflops(plan['all_exaflops'])} exaFLOPs"
+        compute = "" if plan["all_exaflops"] is None else f", {compute_text(plan['all_exaflops'])}"
         rows.append(("all runs", f"{runs}: {plan['all_steps']:,} steps{compute}"))
     if "measured_images_per_s" in plan:
         measured = f"{plan['measured_images_per_s']:.1f} images/s, {duration(3600 * plan['measured_hours'])}"
