@@ -368,6 +368,33 @@ def test_the_authors_files_have_the_recipe_s_pixels_at_their_own_size(shared):
         assert (data.eval_crop_fraction, data.interpolation, data.mean) == (0.9, "bicubic", (0.5,) * 3)
 
 
+def test_a_description_is_that_of_the_whole_file(shared):
+    files = shared.glob("golden/checkpoints/tiny*.npz")
+    for ckpt in ["demo", *(str(file) for file in files if ".out." not in file.name)]:
+        info, weights = read_description(ckpt), read_weights(ckpt)
+
+        assert {name: getattr(weights, name) for name in info._fields} == info._asdict(), ckpt
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("has_biases", [True, False])
+def test_a_folder_of_transformers_is_fine_tuned_on_the_pixels_of_its_processor(tmp_path, has_biases):
+    transformers = pytest.importorskip("transformers")
+    sizes = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64)
+    config = transformers.ViTConfig(image_size=32, patch_size=8, qkv_bias=has_biases, **sizes)
+    transformers.ViTForImageClassification(config).save_pretrained(tmp_path)
+    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    processor = transformers.ViTImageProcessor(
+        size={"height": 32, "width": 32}, image_mean=mean, image_std=std, resample=3
+    )
+    processor.save_pretrained(tmp_path)
+
+    data = settled("finetune/default", model__ckpt=tmp_path)
+
+    assert (data.mean, data.std, data.image_size) == (mean, std, 32)
+    assert (data.eval_resize, data.eval_crop_fraction, data.interpolation) == ("square", None, "bicubic")
+
+
 @pytest.mark.slow
 def test_each_checkpoint_of_a_sweep_decides_about_its_own_pixels(pictures, tmp_path):
     dino = save_as_timm(tmp_path / "dino", *FAMILIES["dinov2"])
