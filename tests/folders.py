@@ -26,10 +26,10 @@ def image(path: Path, grey: int = 90) -> None:
     Image.fromarray((grey + noise).clip(0, 255).astype(np.uint8)).save(path, "PNG")
 
 
-def classes(root: Path, names: tuple[str, ...] = CLASSES, count: int = 4) -> None:
+def classes(root: Path, names: tuple[str, ...] = CLASSES, count: int = 4, *, grey: int = 40) -> None:
     for number, name in enumerate(names):
         for index in range(count):
-            image(root / name / f"{index}.png", 40 + 60 * number + index)
+            image(root / name / f"{index}.png", grey + 60 * number + index)
 
 
 def flat(root: Path, count: int = 8) -> None:

@@ -138,8 +138,8 @@ def _with_images(folder: Path) -> list[str]:
 
 def _check_no_more_classes(folder: Path, classes: list[str] | None) -> None:
     """Refuse a split with a class that train/ does not have."""
-    own = subfolders(folder)
-    additional = sorted(set(own) - set(classes or own))
+    names = subfolders(folder)
+    additional = sorted(set(names) - set(classes or names))
     if not additional:
         return
     similar = {loosely(name): name for name in classes}

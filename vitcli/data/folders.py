@@ -23,15 +23,9 @@ SILENT_STARTS = ("readme", "license", "licence", "citation")  # about the data s
 NAMED_EACH = 3  # so many files are all named; of more the endings are counted
 LISTED = 100  # files in a summary
 
-UNREADABLE, LOOSE, UNNAMED, BESIDE, SYSTEM, LINKED = (
-    "unreadable",
-    "loose",
-    "unnamed",
-    "beside",
-    "system",
-    "linked",
-)
-# By reason: what one file is, and what several are.
+UNREADABLE, LOOSE, UNNAMED = "unreadable", "loose", "unnamed"
+BESIDE, SYSTEM, LINKED = "beside", "system", "linked"
+# What a file is, and what several are, by the reason for leaving it out.
 REASONS = {
     UNREADABLE: ("file that is not an image vit can read", "files that are not images vit can read"),
     LOOSE: ("image outside the class folders", "images outside the class folders"),
@@ -65,10 +59,10 @@ class LeftOut:
     def lines(self) -> list[str]:
         """Return one line for each reason: how many files, and which."""
         lines = []
-        for reason, (one, several) in REASONS.items():
+        for reason, (singular, several) in REASONS.items():
             paths = [path for other, path in self.files if other == reason]
             if paths:
-                lines.append(f"left out: {plural(len(paths), one, several)}: {named(paths, reason)}")
+                lines.append(f"left out: {plural(len(paths), singular, several)}: {named(paths, reason)}")
         return lines
 
     def summary(self) -> dict[str, Any]:

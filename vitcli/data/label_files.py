@@ -35,17 +35,8 @@ from vitcli.output.text import first_few, plural
 NAMES = ("metadata.csv", "metadata.jsonl", "labels.csv", "labels.tsv", "labels.jsonl")
 SUFFIXES = (".csv", ".tsv", ".jsonl")
 FILE_COLUMNS = (
-    "file_name",
-    "filename",
-    "file",
-    "image",
-    "image_path",
-    "path",
-    "filepath",
-    "img",
-    "image_id",
-    "id",
-)
+    "file_name", "filename", "file", "image", "image_path", "path", "filepath", "img", "image_id", "id",
+)  # fmt: skip
 LABEL_COLUMNS = ("label", "labels", "class", "class_name", "category", "target", "species", "breed")
 SPLIT_COLUMNS = ("split", "subset", "partition")
 COLUMNS_HELP = "a line with the columns file,label, then a line for each image: cat/1.jpg,cat"
@@ -349,8 +340,8 @@ def _class_names(by_split: dict[str, list], files: list[LabelFile]) -> list[str]
     """Return the labels of train, numbers in their order; other splits may have no more."""
     labels = {split: {label for _, label, _, _ in rows} for split, rows in by_split.items()}
     names = labels.get("train") or set().union(*labels.values())
-    for split, own in labels.items():
-        if additional := sorted(own - names):
+    for split, names_here in labels.items():
+        if additional := sorted(names_here - names):
             raise DataError(
                 f"split {split} has labels that train does not have: {first_few(additional)}",
                 where=str(files[0].path),
