@@ -114,7 +114,9 @@ def _panel_index(parameter: Parameter) -> int:
     return PANELS.index(panel) if panel else -1
 
 
-DATA_HELP = "Folder of class folders, alias such as oxford_pets, Hub id OWNER/NAME, or demo."
+DATA_HELP = (
+    "Folder of class folders or with labels.csv, alias such as oxford_pets, Hub id OWNER/NAME, or demo."
+)
 WEIGHTS_HELP = (
     "Run folder, .safetensors, .npz or .pth file, timm's NAME.TAG, ViT-B/16@in21k, Hub id OWNER/NAME, "
     "https:// or gs:// address, or demo; see vit models --weights"
