@@ -1,11 +1,20 @@
 """Files written whole or not at all; readers that tolerate what a crash or another program left."""
 
+import errno
 from pathlib import Path
 
 import pytest
 
 from vitcli.errors import MachineError, VitError
-from vitcli.output.atomic import check_out, make_folder, read_json, read_jsonl, replace_file, write_text
+from vitcli.output.atomic import (
+    check_can_write_in,
+    check_out,
+    make_folder,
+    read_json,
+    read_jsonl,
+    replace_file,
+    write_text,
+)
 
 
 @pytest.mark.parametrize("text", ['{"top1": 0.', "[1, 2]", "\0", "[" * 100_000])
@@ -57,6 +66,24 @@ def test_a_file_that_cannot_be_written_is_refused_and_nothing_is_made(tmp_path):
         check_out(Path("/proc/x/report.html"), overwrite=True)
     check_out(tmp_path / "deep" / "er" / "report.html", overwrite=False)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder.html"]
+
+
+@pytest.mark.parametrize(
+    "check",
+    [lambda path: check_out(path, overwrite=True), lambda path: check_can_write_in(path, option="--out")],
+)
+def test_a_path_that_cannot_be_looked_up_is_refused_with_its_option(check, tmp_path, monkeypatch):
+    with pytest.raises(MachineError, match="nothing can be written") as refusal:
+        check(tmp_path / ("x" * 300 + ".html"))
+    assert "--out: xxx" in refusal.value.where and "File name too long" in refusal.value.where
+
+    def unsearchable(*_, **__):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "stat", unsearchable)  # of root every folder can be searched
+    with pytest.raises(MachineError, match="nothing can be written") as refusal:
+        check(tmp_path / "report.html")
+    assert refusal.value.where == "--out: report.html: Permission denied"
 
 
 def test_a_folder_is_made_with_nothing_in_it(tmp_path):

@@ -13,11 +13,12 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from timm.models import beit, vision_transformer
 
+from tests.conftest import run
 from vitcli.data.transforms import Preprocessing
 from vitcli.errors import MachineError, NotFiniteError, VitError, WeightsError
 from vitcli.models.architecture import Architecture
 from vitcli.models.build import TransformerOptions, architecture, build
-from vitcli.weights.io import Weights, read_weights, write_weights
+from vitcli.weights.io import Weights, read_weights, write_weights, write_weights_file
 from vitcli.weights.load import load, load_into, load_with_head
 
 PREPROCESSING = {
@@ -302,6 +303,12 @@ def test_whole_numbers_are_no_weights(tmp_path):
 
     with pytest.raises(WeightsError, match=r"1 of no floating-point numbers: head.weight \(torch.int8\)"):
         read_weights(str(tmp_path / "w.safetensors"))
+    summary = run("inspect", "--ckpt", tmp_path / "w.safetensors", "--summary", "--json").json
+    assert summary["not_floating_point"] == ["head.weight (torch.int8)"]
+    assert summary["of_no_floating-point_numbers"] == summary["not_floating_point"]
+    assert (
+        "no floats  1: head.weight" in run("inspect", "--ckpt", tmp_path / "w.safetensors", "--summary").out
+    )
 
 
 def test_a_network_whose_grid_is_not_known_is_not_taken_to_another_size(tmp_path):
@@ -428,3 +435,20 @@ def test_one_tensor_in_two_wrappers_is_refused(tmp_path):
     with pytest.raises(WeightsError, match="twice"):
         read_weights(str(tmp_path / "two.pth"), model_name="ViT-demo/8")
     assert read_weights(str(tmp_path / "wrapped.pth"), model_name="ViT-demo/8").architecture.num_classes == 5
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "pth", "npz"])
+def test_memory_that_runs_out_is_not_the_fault_of_the_file(suffix, tmp_path, monkeypatch):
+    path = tmp_path / f"w.{suffix}"
+    write_weights_file(tmp_path / "w.safetensors", network(demo()).state_dict(), demo(), preprocessing=None,
+                       class_names=None, metadata={})  # fmt: skip
+    torch.save(network(demo()).state_dict(), tmp_path / "w.pth")
+    np.savez(tmp_path / "w.npz", a=np.zeros(3))
+
+    def none_left(*_, **__):
+        raise MemoryError("Unable to allocate 9 TiB")
+
+    for place in ("vitcli.weights.files.safe_open", "torch.load", "numpy.load"):
+        monkeypatch.setattr(place, none_left)
+    ended = run("inspect", "--ckpt", path, "--summary", "--json")
+    assert ended.code == 5 and ended.json["error"]["message"] == "out of memory", ended.out

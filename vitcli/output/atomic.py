@@ -110,6 +110,7 @@ def check_out(
         VitError: another suffix, or the file already exists and is not to be overwritten.
         MachineError: the folder of the file cannot be written.
     """
+    _check_path(path, option=option)
     endings = " or ".join(suffixes)
     if suffixes and path.suffix not in suffixes:
         raise VitError(f"{path} does not end in {endings}", where=option, fix=f"name a file in {endings}")
@@ -126,6 +127,7 @@ def check_can_write_in(folder: Path, *, option: str) -> None:
 
     A file without a name is made and dropped: permissions alone do not show that /proc takes no files.
     """
+    _check_path(folder, option=option)
     folder = folder.absolute()
     nearest = next(parent for parent in (folder, *folder.parents) if os.path.exists(parent))
     if not os.path.isdir(nearest):
@@ -134,6 +136,16 @@ def check_can_write_in(folder: Path, *, option: str) -> None:
         tempfile.TemporaryFile(dir=nearest).close()
     except OSError as error:
         raise _not_writable(folder, f"{option}: {nearest}: {error.strerror}") from error
+
+
+def _check_path(path: Path, *, option: str) -> None:
+    """Refuse a path that cannot even be looked up: below an unsearchable folder, or with too long a name."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as error:
+        raise _not_writable(path.parent, f"{option}: {path.name[:80]}: {error.strerror}") from error
 
 
 def make_folder(folder: Path, *, option: str) -> None:

@@ -20,7 +20,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from vitcli.errors import MachineError, VitError, WeightsError, reason_of
+from vitcli.errors import MachineError, VitError, WeightsError, is_out_of_memory, reason_of
 from vitcli.output.text import first_few
 from vitcli.weights.download import shard_names
 from vitcli.weights.huggingface import from_huggingface, is_huggingface
@@ -159,6 +159,8 @@ def as_weights_error(what: str) -> Iterator[None]:
     except PermissionError as error:
         raise MachineError(f"no permission to read {what}", where="", fix="change its permissions") from error
     except Exception as error:
+        if is_out_of_memory(error):  # of this machine, not of the file
+            raise
         raise file_error(f"{what} cannot be read: {reason_of(error)}") from error
 
 
@@ -206,6 +208,8 @@ def _read_pth(path: Path, values: bool) -> StoredTensors:
                 is_mapped = not values and zipfile.is_zipfile(path)
                 loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=is_mapped)
         except Exception as error:
+            if is_out_of_memory(error):
+                raise
             fix = "ask its author for a .safetensors file, or save the bare state dict with torch.save"
             message = "the file is broken, or holds more than tensors and so could run code; nothing was run"
             raise file_error(message, fix=fix) from error
