@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 
 from vitcli.errors import DataError, nearest
 
+ROWS_AT_A_TIME = 1_000
 PATHS = "<paths>"  # as the name of a column: the paths of the images
 
 
@@ -115,14 +116,20 @@ def column_values(table: datasets.Dataset, column: str) -> list:
     Raises:
         KeyError: there is no such column, or the images have no paths.
     """
-    values = table.data.column(column)
-    if pa.types.is_struct(values.type):
-        values = pc.struct_field(values, "path") if values.type.get_field_index("path") >= 0 else None
-    if values is None or pa.types.is_binary(values.type) or pa.types.is_large_binary(values.type):
+    stored = table.data.column(column).type
+    has_paths = pa.types.is_struct(stored) and stored.get_field_index("path") >= 0
+    is_of_bytes = pa.types.is_struct(stored) or pa.types.is_binary(stored) or pa.types.is_large_binary(stored)
+    if is_of_bytes and not has_paths:
         raise KeyError(column)
-    if table._indices is not None:  # the rows were selected by the caller
-        values = values.take(table._indices.column(0).combine_chunks())
-    return values.to_pylist()
+    # In parts: where the caller has selected rows, the images of a part are copied with their paths.
+    parts = (part[column] for part in arrow_of(table, column).iter(ROWS_AT_A_TIME))
+    paths_or_values = (pc.struct_field(part, "path") if has_paths else part for part in parts)
+    return [value for part in paths_or_values for value in part.to_pylist()]
+
+
+def arrow_of(table: datasets.Dataset, column: str) -> datasets.Dataset:
+    """Return one column, whose rows are Arrow tables of the stored values."""
+    return table.with_format(None).select_columns([column]).with_format("arrow")
 
 
 def image_bytes(image, root: Path | None, name: str, row: int) -> bytes:

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from vitcli.data import sampler
 from vitcli.data.columns import (
     PATHS,
+    arrow_of,
     classes_of,
     column_values,
     find_image_column,
@@ -226,9 +227,7 @@ def from_table(
         return image_bytes(values[image_column], root, name, row), number_of[label] if number_of else label
 
     def read_labels() -> np.ndarray:
-        values = table.data.column(label_column)
-        if table._indices is not None:  # rows were selected by the caller
-            values = pa.chunked_array([pa.array(table[label_column])])
+        values = arrow_of(table, label_column)[:][label_column]
         if pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
             return _padded(values)
         if number_of:

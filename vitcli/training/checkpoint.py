@@ -96,8 +96,8 @@ def find_non_finite(tensors: Tensors) -> list[str]:
     A norm is finite only if all values are; values so large that their norm overflows count as non-finite.
     """
     floats = {name: fsdp.local(value) for name, value in flat(tensors).items() if value.is_floating_point()}
-    norms = torch._foreach_norm(list(floats.values())) if floats else []
-    return [name for name, norm in zip(floats, norms, strict=True) if not torch.isfinite(norm)]
+    norms = {name: torch.linalg.vector_norm(value) for name, value in floats.items()}
+    return [name for name, norm in norms.items() if not torch.isfinite(norm)]
 
 
 def check_finite(non_finite: list[str], step: int) -> None:

@@ -92,7 +92,7 @@ def clip_by_global_norm(parameters: Iterable[nn.Parameter], max_norm: float) -> 
     the norm. A `max_norm` of 0 turns clipping off.
     """
     grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
+    norm = nn.utils.get_total_norm(grads)
     if isinstance(norm, DTensor):  # each process has slices of the gradients
         norm, grads = norm.full_tensor(), [grad.to_local() for grad in grads]
     if max_norm:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from vitcli import recipe as recipes
 from vitcli.data import dataset, loader, sampler
@@ -44,6 +43,7 @@ MAX_MICRO_BATCH_ON_GPU = 64
 # learnt from scratch, there are 500 a class.
 MANY_IMAGES, MANY_PER_CLASS = 10_000, 200
 MAX_CHECKED_IMAGES = 200_000  # decoded before the first step, in about ten seconds
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 AUTO = "auto"  # --per-device-batch auto
 
 
@@ -254,7 +254,7 @@ def check_network(model: nn.Module, options: RunOptions, runtime: Runtime) -> No
     if not (options.shard or options.exact) or runtime.world_size == 1:
         return
     option = "--shard" if options.shard else "--exact"
-    if any(isinstance(module, _BatchNorm) for module in model.modules()):
+    if any(isinstance(module, BATCH_NORMS) for module in model.modules()):
         raise VitError(
             "this network has batch norms, whose running statistics differ between processes",
             where=option,
