@@ -80,6 +80,14 @@ DAMAGE = {
     "a class without a name": lambda folder: (
         made.predicted(folder, [(0, 0, 0.5), (1, 1, 0.5)], NAMES) and _cut_names(folder)
     ),
+    "no prediction of an image": lambda folder: pq.write_table(
+        _with_column(pq.read_table(folder / "predictions.parquet"), "top_classes", [[]] * len(ROWS)),
+        folder / "predictions.parquet",
+    ),
+    "no label of an image": lambda folder: pq.write_table(
+        _with_column(pq.read_table(folder / "predictions.parquet"), "label", [0] * 5 + [None]),
+        folder / "predictions.parquet",
+    ),
     "mistakes cut off": lambda folder: (folder / "mistakes.json").write_text('{"mistakes": ['),
     "mistakes are a list": lambda folder: (folder / "mistakes.json").write_text("[]"),
     "a script for an image": lambda folder: rewritten(
@@ -92,6 +100,10 @@ DAMAGE = {
         folder, "mistakes.json", lambda one: one.update(probability=95.0)
     ),
 }
+
+
+def _with_column(table, name, values):
+    return table.set_column(table.column_names.index(name), name, [values])
 
 
 def _cut_names(folder):
@@ -113,8 +125,7 @@ def test_damaged_predictions_are_left_out_with_a_note_and_the_run_is_shown(kept,
 def test_images_with_several_labels_have_mistakes_and_no_confusion(kept, tmp_path):
     table = pq.read_table(kept / "predictions.parquet")
     labels = [[label] for label in table["label"].to_pylist()]
-    at = table.column_names.index("label")
-    pq.write_table(table.set_column(at, "label", [labels]), kept / "predictions.parquet")
+    pq.write_table(_with_column(table, "label", labels), kept / "predictions.parquet")
     out = tmp_path / "report.html"
 
     assert run("report", kept, "--out", out).code == 0

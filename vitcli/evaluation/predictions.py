@@ -105,7 +105,7 @@ class SavedPredictions:
         places: file or row of the data set of each image.
         labels_N: class of each image, or a tuple of classes.
         ranks_N: 0 where the prediction is right.
-        predicted_N: the likeliest class.
+        predicted_N: the likeliest class; -1 where the file has none.
     """
 
     path: str
@@ -173,7 +173,7 @@ def read_predictions(path: str) -> SavedPredictions:
         places=table["place"].to_pylist(),
         labels_N=[tuple(label) if isinstance(label, list) else label for label in labels],
         ranks_N=table["rank"].to_numpy(),
-        predicted_N=[classes[0] for classes in table["top_classes"].to_pylist()],
+        predicted_N=[classes[0] if classes else -1 for classes in table["top_classes"].to_pylist()],
     )
 
 

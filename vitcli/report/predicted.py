@@ -72,8 +72,9 @@ def all_predicted(collection: RunCollection, names: Names) -> list[Predicted]:
             collection.left_out.append((record.path, error.message))
             continue
         if confusion or mistakes:
-            model = record.model if isinstance(record, Run) else record.summary.model
-            name = f"{model}, {names.folder(record.path)}, on {names.data(record.dataset)}"
+            name = f"{record.summary.model}, {names.folder(record.path)}, on {names.data(record.dataset)}"
+            repeats = len(record.summary.runs) if isinstance(record, Run) else 1
+            name += f", first of {repeats} runs" if repeats > 1 else ""
             predicted.append(Predicted(record.path, name, classes, confusion, mistakes))
     return predicted
 
@@ -100,7 +101,8 @@ def _of_run(run: Run) -> tuple[tuple[str, ...], tuple[Pair, ...]]:
     if not isinstance(names, list) or any(isinstance(label, tuple) for label in saved.labels_N):
         return (), ()
     counts = Counter(zip(saved.labels_N, saved.predicted_N, strict=True))
-    if any(not 0 <= number < len(names) for pair in counts for number in pair):
+    numbers = {number for pair in counts for number in pair}
+    if not all(isinstance(number, int) and 0 <= number < len(names) for number in numbers):
         fix = "run the command that made the folder again, or leave the folder out"
         what = f"{PREDICTIONS} is damaged: a class number without a name"
         raise DataError(what, where=str(run.path / PREDICTIONS), fix=fix)

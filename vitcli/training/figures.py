@@ -164,5 +164,7 @@ def selection_curve(choices: list[dict[str, Any]], *, chosen: dict[str, Any]) ->
         axes.minorticks_off()
         axes.set_xlabel({"optimizer.lr": "base learning rate"}.get(key, key))
         axes.set(ylabel="top-1 on the dev part (%)", ylim=percent_limits(bounds))
-        axes.legend()
+        axes.legend(
+            loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0
+        )  # above: the bars fill the axes
     return figure
