@@ -92,7 +92,7 @@ def test_new_images_are_not_scored_and_lost_ones_are_counted(folder):
     again = open_eval(data_section(folder), "auto", seen=seen)
 
     assert len(again) == 5
-    assert "5 of its 6 held-out images are there; 1 is new and not scored" in again.notes[0]
+    assert "5 of the 6 held-out images are there; 1 is new and not scored" in again.notes[0]
     assert "--split train scores every image" in again.notes[0]
 
 
@@ -173,7 +173,9 @@ def test_weights_of_earlier_versions_keep_a_cut_but_no_digests(folder, same_data
     "stored", [{"trained_on": "no base64"}, {"trained_on": 7}, "text", {"held_out": "AA=="}]
 )
 def test_damaged_digests_are_none(stored):
-    assert SeenImages.of({seen_images.KEY: stored}) == SeenImages()
+    cut = {"split": "train", "fraction": "all", "fingerprint": ""}
+    assert SeenImages.of({seen_images.KEY: stored, "dev_cut": cut}) == SeenImages()
+    assert SeenImages.of({"dev_cut": "train"}) == SeenImages()
 
 
 def test_the_processes_of_a_run_read_a_part_each(folder):

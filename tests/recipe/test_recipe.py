@@ -7,6 +7,7 @@ from pydantic import ValidationError
 
 from vitcli import recipe
 from vitcli.errors import VitError
+from vitcli.recipe.request import RecipeRequest
 
 CIFAR = "finetune/cifar10"
 
@@ -312,3 +313,20 @@ def test_a_key_of_training_means_nothing_where_nothing_is_trained():
     assert error.value.message == "optimizer.lr is a training option; this command does not train"
     assert (error.value.where, error.value.fix) == ("option --set optimizer.lr=1", "leave it out")
     assert recipe.load("finetune/default", ["optimizer.lr=1"], training=False).optimizer.lr == 1
+
+
+def test_a_path_has_one_spelling_and_names_stay_names(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("photos", "cifar10", "demo", "my photos"):
+        (tmp_path / name).mkdir()
+    spelled = {
+        "photos/": "photos", "./photos": "photos", "photos//": "photos", "./my photos/": "my photos",
+        f"{tmp_path}/photos/": f"{tmp_path}/photos", "../gone/": "../gone/", "gone/": "gone/",
+        "cifar10": "cifar10", "./cifar10/": "./cifar10", "cifar10/": "./cifar10", "demo/": "./demo",
+        "owner/name": "owner/name", "https://photos/": "https://photos/", "photos/*.tar": "photos/*.tar",
+    }  # fmt: skip
+
+    for typed, name in spelled.items():
+        loaded = RecipeRequest(None, (), {"data.dataset": typed, "model.ckpt": typed}).load()
+        assert (loaded.data.dataset, loaded.model.ckpt) == (name, name)
+        assert RecipeRequest(None, (f"data.dataset={typed}",)).given["data.dataset"] == name

@@ -50,7 +50,7 @@ class SeenImages:
         trained_on, held_out = (_unpacked(stored.get(name)) for name in ("trained_on", "held_out"))
         if trained_on is not None:
             trained_on = trained_on[trained_on != UNREADABLE]
-        return cls(trained_on, held_out, metadata.get("dev_cut"), same_data)
+        return cls(trained_on, held_out, _readable_cut(metadata.get("dev_cut")), same_data)
 
     def num_trained_on(self, split: Split) -> int | None:
         """Count the images of a split that were trained on; None if that cannot be known."""
@@ -135,8 +135,8 @@ def held_out_part(whole: Split, seen: SeenImages, *, option: str, is_scored: boo
             fix=f"name other images, or {option} to score all {len(whole):,}, trained on or not",
         )
     num_new = len(whole) - num_trained - len(held_rows)
-    there = "all" if len(held_rows) == len(held_out) else f"{len(held_rows):,} of"
-    note = f"the images have changed since the run: {there} its {len(held_out):,} held-out images are there"
+    there = "all" if len(held_rows) == len(held_out) else f"{len(held_rows):,} of the"
+    note = f"the images have changed since the run: {there} {len(held_out):,} held-out images are there"
     if num_new:
         verb = "is" if num_new == 1 else "are"
         note += f"; {num_new:,} {verb} new and not scored ({option} scores every image)"
@@ -241,6 +241,15 @@ def _rows_of(wanted: np.ndarray, digests_N: np.ndarray) -> np.ndarray:
         rows_by_digest.setdefault(int(digests_N[row]), []).append(row)
     rows = [rows_by_digest[digest].pop() for digest in wanted.tolist() if rows_by_digest.get(digest)]
     return np.array(rows, dtype=np.int64)
+
+
+def _readable_cut(cut: Any) -> dict[str, Any] | None:
+    """Return a stored cut; None if it is none: weights files may come from anywhere."""
+    if not isinstance(cut, dict):
+        return None
+    texts, fraction = (cut.get("split"), cut.get("fingerprint")), cut.get("fraction")
+    is_fraction = isinstance(fraction, float) and 0 < fraction < 1
+    return cut if is_fraction and all(isinstance(text, str) for text in texts) else None
 
 
 def _packed(digests_N: np.ndarray) -> str:
