@@ -208,6 +208,8 @@ def test_paths_become_names_and_names_stay():
     )
     assert public_name("/") == "local" and public_name("~/ann.npz") == "ann.npz"
     assert public_name("https://ann:secret@host/x.tar") == "https://host/x.tar"
+    assert public_name("https://host/x.npz?X-Goog-Signature=secret&y=1") == "https://host/x.npz"
+    assert public_name("gs://bucket/x-00?.tar") == "gs://bucket/x-00?.tar"
     assert public_values({"a": ["/b/c", 1, None], "d": {"e": "/f"}}) == {"a": ["c", 1, None], "d": {"e": "f"}}
     line = f'ckpt = {json.dumps("/a/été")}  # "quoted" remark\n'
     assert public_toml(line) == 'ckpt = "été"  # "quoted" remark\n'

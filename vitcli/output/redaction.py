@@ -8,6 +8,7 @@ from typing import Any
 PATHS = (".", "/", "~", "file:/")  # prefixes of local paths; all else is a name or a public address
 TOML_STRING = re.compile(r'"(?:[^"\\\n]|\\.)*"')  # as `recipe.toml` writes strings: in JSON
 PASSWORD = re.compile(r"(?<=://)[^/@\s]+@")  # user and password in an address
+QUERY = re.compile(r"(?<=\w)\?\S*$")  # of a web address, where signatures and tokens are
 
 
 def is_local(name: str) -> bool:
@@ -16,10 +17,11 @@ def is_local(name: str) -> bool:
 
 
 def public_name(name: str) -> str:
-    """Return the last part of a path, an address without its password, or any other name unchanged."""
+    """Return the last part of a path, an address without password and query, or any other name unchanged."""
     if is_local(name):
         return PurePath(name).name or "local"
-    return PASSWORD.sub("", name)
+    name = PASSWORD.sub("", name)
+    return QUERY.sub("", name) if name.startswith("http") else name
 
 
 def public_toml(text: str) -> str:

@@ -424,7 +424,7 @@ def _without_weights(repository: str, names: list[str], is_local: bool) -> Weigh
 
 
 def _refused(address: str, status: int) -> VitError:
-    shown, host = public_name(address).partition("?")[0], urlsplit(address).hostname
+    shown, host = public_name(address), urlsplit(address).hostname
     if status in TRANSIENT:
         return MachineError(f"{host} answers with status {status}", where=shown, fix="try again later")
     if status in (401, 403):
@@ -438,7 +438,7 @@ def _unreachable(address: str, error: BaseException) -> MachineError:
     reason = error.reason if isinstance(error, URLError) else error
     host = urlsplit(address).hostname
     message = f"{host} cannot be reached: {reason_of(reason) if isinstance(reason, Exception) else reason}"
-    return MachineError(message, where=public_name(address).partition("?")[0], fix=NETWORK_FIX)
+    return MachineError(message, where=public_name(address), fix=NETWORK_FIX)
 
 
 def _check_room(path: Path, num_bytes: int) -> None:

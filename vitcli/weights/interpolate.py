@@ -120,10 +120,10 @@ def _check_has_positions(weights: Weights, patch_size: int | None) -> None:
     arch = weights.architecture
     is_timms = pos_embed.is_timms(arch.posemb, arch.posemb_at)
     if not arch.patch_grid and "pos_embed" in weights.state:
-        fix = "use it at its own size"
+        fix = "use it as it is: with --res every command resamples it as timm does"
         raise WeightsError(f"the patch grid of {arch.timm_name} is unknown", where=weights.source, fix=fix)
     if not arch.patch_grid or (is_timms and "pos_embed" not in weights.state):
-        fix = "use it unchanged: it accepts images of any size"
+        fix = "use it as it is: with --res every command takes it to another size"
         raise WeightsError(f"{arch.name} has no position embeddings", where=weights.source, fix=fix)
     if patch_size and (KERNEL not in weights.state or weights.state[KERNEL].shape[1] != 3):
         raise WeightsError(
