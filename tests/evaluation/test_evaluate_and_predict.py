@@ -245,9 +245,12 @@ def test_many_images_get_a_line_each_and_topk_never_exceeds_the_classes(trained,
     all_classes = run("predict", "--ckpt", trained, photos / "test", "--topk", 9)
     few = run("predict", "--ckpt", trained, photos / "test/red/00.png", "-q")
 
-    header, *rows = many.out.splitlines()
-    assert header.split() == ["image", "class", "probability", "runner-up"] and len(rows) == 10
-    assert all(row.count("%") == 2 and "red" in row and "green" in row for row in rows)
+    green, red = many.out.split("\n\n")
+    for name, listing in (("green", green), ("red", red)):
+        folder, header, *rows = listing.splitlines()
+        assert folder == f"{photos / 'test' / name}/" and len(rows) == 5 and rows[0].startswith("00.png ")
+        assert header.split() == ["image", "class", "probability", "runner-up"]
+        assert all(row.count("%") == 2 and "red" in row and "green" in row for row in rows)
     assert len(all_classes.out.splitlines()) == 21 and "--topk 9 lists all 2 classes" in all_classes.err
     assert len(few.out.splitlines()) == 3
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vitcli.evaluation.text import as_text
+from vitcli.evaluation.text import as_text, predictions_as_text
 
 FIVE = ("blue-bell", "crocus_2019", "Lily of the valley!", "Pensée [wild]", "tulip")
 
@@ -82,4 +82,26 @@ def test_no_line_is_wider_than_the_terminal(columns, monkeypatch):
 
     text = as_text(result(per_class, mistakes=8, preprocessing=long, eval_split="my photos, " * 12))
 
+    assert max(map(len, text.splitlines())) <= columns
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_many_predictions_are_a_line_an_image_below_their_folder(columns, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    names = [
+        f"my photos/{folder}/été (10{n}).webp"
+        for folder in ("Lily of the valley!", "tulip")
+        for n in range(4)
+    ]
+    top = [
+        {"class": name, "probability": share}
+        for name, share in (("Lily of the valley!", 0.6), ("a" * 50, 0.4))
+    ]
+    predictions = [{"file": name, "top": top} for name in names]
+
+    text = predictions_as_text({"predictions": predictions, "unreadable": []})
+
+    first, second = text.split("\n\n")
+    assert first.splitlines()[0] == "my photos/Lily of the valley!/" and len(first.splitlines()) == 6
+    assert second.splitlines()[0] == "my photos/tulip/" and "été (103).webp" in second.splitlines()[-1]
     assert max(map(len, text.splitlines())) <= columns

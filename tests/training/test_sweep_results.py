@@ -1,10 +1,12 @@
 """What several runs come to, by hand."""
 
+import shlex
+
 import pytest
 
 from vitcli.training import sweep_results
 from vitcli.training.sweep_results import Trial
-from vitcli.training.text import choices_table
+from vitcli.training.text import as_text, choices_table
 
 
 def arm(lr: float, top1: float | None, loss: float = 1.0, num_images: int = 5) -> Trial:
@@ -114,3 +116,51 @@ def test_the_table_names_the_best_so_far_then_the_chosen_with_the_reason():
     assert so_far[2].split() == ["lr", "0.003", "60.00%", "20", "to", "100", "1.2500", "best", "so", "far"]
     assert final[2].endswith("1.2500  chosen, by loss: equal accuracy") and "chosen" not in final[1]
     assert final[3].split() == ["lr", "0.01", "-", "-", "diverged"]
+
+
+def summary(**changes) -> dict:
+    """The summary of a run as an earlier version wrote it, without intervals."""
+    return {
+        "top1": 0.8, "top1_std": None, "top5": 1.0, "loss": 0.5, "num_classes": 5, "num_eval_examples": 5,
+        "runs": [{"seed": 0, "top1": 0.8, "top5": 1.0, "loss": 0.5}], "eval_split": "photos, dev part",
+        "num_skipped_images": 0, "skipped_images": [], "model": "ViT-Ti/16", "resolution": 96, "ckpt": "demo",
+        "steps": 10, "batch_size": 16, "num_train_examples": 47, "lr": 0.01, "images_per_s": 30.0,
+        "elapsed_s": 5.0, "precision": "fp32", "num_processes": 1, "run_dir": "runs/my photos", **changes,
+    }  # fmt: skip
+
+
+def lines_of(text: str) -> dict[str, str]:
+    return {line[:12].strip(): line[12:] for line in text.splitlines() if line[:1].strip()}
+
+
+def test_a_run_says_what_its_accuracy_is_worth_and_what_to_type_next(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    text = as_text(summary(), width=200)
+
+    lines = lines_of(text)
+    assert lines["top-1"] == "80.00%  (95 %: 40 to 100; 5 images)" and lines["top-5"] == "-  (5 classes)"
+    assert lines["speed"] == "30.0 images/s, 5.0 s, fp32, 1 process"
+    commands = [shlex.split(line[12:]) for line in text.partition("next")[2].splitlines()]
+    commands[0] = shlex.split(lines["next"])
+    assert [words[:2] for words in commands] == [
+        ["vit", name] for name in ("evaluate", "predict", "report", "export")
+    ]
+    assert commands[0][2:] == ["--ckpt", "runs/my photos", "--out", "runs/my photos/evaluation"]
+    assert commands[3][2:] == ["runs/my photos", "my photos.onnx"]
+
+
+def test_several_runs_have_the_interval_of_one_of_them():
+    runs = [{"seed": seed, "top1": top1, "top5": 1.0, "loss": 0.5} for seed, top1 in ((0, 0.6), (1, 1.0))]
+    text = as_text(summary(runs=runs, top1_std=0.2828), width=200)
+
+    spread = "80.00% ± 28.28%, mean and std of 2 runs"
+    assert lines_of(text)["top-1"] == f"{spread}  (95 % of one run: 40 to 100; 5 images)"
+
+
+def test_masked_patches_have_no_interval_and_are_for_finetuning():
+    scores = {"patch_accuracy": 0.3, "most_frequent_color": 0.2, "loss": 1.0}
+    of_patches = {key: value for key, value in summary(**scores).items() if key not in ("top1", "top5")}
+
+    lines = lines_of(as_text(of_patches | {"runs": [{"seed": 0, **scores}]}, width=200))
+
+    assert "top-1" not in lines and lines["next"] == "vit finetune --ckpt 'runs/my photos' --dataset DATA"

@@ -1,5 +1,7 @@
 """Results of `vit evaluate`, `vit compare` and `vit predict` as text for the terminal."""
 
+import os
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -248,13 +250,19 @@ def predictions_as_text(result: dict[str, Any], *, is_brief: bool | None = None)
 
 
 def _brief_predictions(predictions: list[dict[str, Any]]) -> str:
-    columns = {"image": "text", "class": "text", "probability": "number", "runner-up": "text", "": "number"}
-    rows = []
-    for prediction in predictions:
-        first, *others = prediction["top"]
-        second = (others[0]["class"], percent(others[0]["probability"])) if others else ("", "")
-        rows.append((prediction["file"], first["class"], percent(first["probability"]), *second))
-    return simple_table(columns, rows).as_text()
+    """Return a line an image, however narrow the terminal, below the name of its folder as in a listing."""
+    columns = {"image": "clipped", "class": "clipped", "probability": "number", "runner-up": "clipped"}
+    tables = []
+    for folder, group in groupby(predictions, key=lambda prediction: os.path.dirname(prediction["file"])):
+        rows = []
+        for prediction in group:
+            first, *others = prediction["top"]
+            second = (others[0]["class"], percent(others[0]["probability"])) if others else ("", "")
+            name = os.path.basename(prediction["file"])
+            rows.append((name, first["class"], percent(first["probability"]), *second))
+        table = simple_table({**columns, "": "number"}, rows).as_text()
+        tables.append((f"{plain(folder)}/\n" if folder else "") + table)
+    return "\n".join(tables)
 
 
 def _all_predictions(predictions: list[dict[str, Any]]) -> str:

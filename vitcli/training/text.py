@@ -52,7 +52,7 @@ def _summary(summary: dict[str, Any], *, width: int | None = None) -> str:
     if choices := summary.get("choices"):
         table = choices_table(choices, summary["chosen"], width=width)
         notes = "".join(f"{line}\n" for line in remarks(choices, summary["chosen"]))
-        text += f"\nchosen on images held out for it:\n{table}\n{notes}\n"
+        text += f"\narms, scored on images held out to choose by:\n{table}\n{notes}\n"
     return text + pairs(commands(*_next_commands(summary)), width=width)
 
 
