@@ -77,6 +77,11 @@ def parquet(root: Path) -> None:
     )
 
 
+def predictions(path: Path) -> None:
+    columns = {"row": [0, 1], "place": ["a", "b"], "top_classes": [[1, 2], [2, 1]]}
+    datasets.Dataset.from_dict(columns).to_parquet(path)
+
+
 @dataclass(frozen=True)
 class Kind:
     """A kind of folder.
@@ -160,6 +165,11 @@ KINDS: dict[str, Kind] = {
         lambda r: (classes(r), os.symlink("/nowhere/1.png", r / "ant/z.png")), {"train": 13}
     ),
     "parquet beside images": Kind(parquet, {"train": 6}, "left out: 1 file beside the tables: one.png"),
+    "predictions among images": Kind(
+        lambda r: (classes(r), predictions(r / "a.parquet")),
+        TWELVE,
+        "left out: 1 file that is not an image vit can read: a.parquet",
+    ),
     "labels.csv": Kind(lambda r: (flat(r), table(r / "labels.csv", "file,label", named())), {"train": 8}),
     "labels.csv without header": Kind(
         lambda r: (flat(r), table(r / "labels.csv", None, named(7))),

@@ -22,10 +22,10 @@ def find_image_column(features: datasets.Features, named: str | None, name: str)
     """
     candidates = [column for column, feature in features.items() if isinstance(feature, datasets.Image)]
     # Files not written by `datasets` have a binary type, or a struct of bytes and path.
-    candidates = candidates or [column for column, kind in features.items() if _may_hold_images(kind)]
+    candidates = candidates or [column for column, kind in features.items() if may_be_image(kind)]
     column = _pick_column(features, named, candidates, what="image", key="data.image_column", name=name)
     feature = features[column]
-    if not isinstance(feature, datasets.Image) and not _may_hold_images(feature):
+    if not may_be_image(feature):
         raise DataError(
             f"column {column!r} of {name} holds {_type_name(feature)}, which cannot be an image",
             where="recipe key data.image_column",
@@ -34,9 +34,10 @@ def find_image_column(features: datasets.Features, named: str | None, name: str)
     return column
 
 
-def _may_hold_images(feature) -> bool:
-    if isinstance(feature, datasets.Value):
-        return feature.dtype in ("binary", "large_binary")
+def may_be_image(feature) -> bool:
+    """Return whether a type may be an image: one of `datasets`, binary, or a struct of bytes and path."""
+    if isinstance(feature, datasets.Image | datasets.Value):
+        return isinstance(feature, datasets.Image) or feature.dtype in ("binary", "large_binary")
     return isinstance(feature, dict) and {"bytes", "path"} >= set(feature) and "bytes" in feature
 
 

@@ -13,9 +13,12 @@ from hashlib import blake2b
 from pathlib import Path
 
 import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from vitcli.data import label_files
 from vitcli.data.class_folders import open_class_folders
+from vitcli.data.columns import may_be_image
 from vitcli.data.decoding import IMAGE_SUFFIXES
 from vitcli.data.folders import BESIDE, NOTHING, LeftOut, left_out_of, list_files, relative, suffix_of
 from vitcli.data.tables import Tables, open_without_labels, split_of
@@ -55,15 +58,27 @@ def open_local(path: Path, choices: Choices = Choices()) -> Tables:
     files = list_files(path, path)
     for suffix in BUILDERS:
         tables = [Path(file) for file in files.others if suffix_of(file) == suffix]
+        if files.images:
+            tables = list(filter(_may_hold_images, tables))
         if tables:
-            beside = files.images + [
-                file for file in files.others if suffix_of(file) in {*BUILDERS} - {suffix}
-            ]
-            return _table_files(path, tables, left_out_of(BESIDE, relative(beside, path)))
+            other_tables = [file for file in files.others if suffix_of(file) in {*BUILDERS} - {suffix}]
+            beside = relative(files.images + other_tables, path)
+            return _table_files(path, tables, left_out_of(BESIDE, beside))
     opened = _open_folder(path, typed, choices)
     if opened is None:
         raise no_data_set(path, typed)
     return opened
+
+
+def _may_hold_images(table: Path) -> bool:
+    """Return whether a table has a column that may hold images; a file of predictions has none."""
+    if table.suffix.lower() != ".parquet":
+        return True
+    try:
+        features = datasets.Features.from_arrow_schema(pq.read_schema(table))
+    except (OSError, ValueError, pa.ArrowException):  # a damaged one is named when it is opened
+        return True
+    return any(map(may_be_image, features.values()))
 
 
 def _open_file(path: Path, typed: str, choices: Choices) -> Tables:
