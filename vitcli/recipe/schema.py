@@ -120,7 +120,7 @@ class Data(Section):
     num_classes: Count | None = key("number of classes, for shards that do not store it", None)
     one_class: bool = key("take a folder that holds one folder of folders as a data set of one class", False)
     image_size: or_weights(ImageSize) = key(
-        "pixels of the model's input: a side, [height, width] (paper, B.1), or that of the weights"
+        "pixels of the model's input: a side, [height, width] (paper, B.1), or weights: their own"
     )
     train_crop: Literal["inception", "random", "none"] = key(
         "inception: random area and aspect; random: image_size out of resize x resize; none: whole image"
@@ -131,17 +131,22 @@ class Data(Section):
     flip: bool = key("flip training images horizontally with probability 0.5")
     randaugment: RandAugment | None = key("[layers, magnitude] (arXiv 1909.13719), after crop, flip", None)
     eval_resize: Literal["square", "short_side", "none", "weights"] = key(
-        "whole image to a square, or short side to floor(image_size / eval_crop_fraction); then crop"
+        "whole image to a square, or short side to floor(image_size / eval_crop_fraction); then crop; "
+        "weights: as they state"
     )
     eval_crop_fraction: or_weights(UnitIntervalOpen0) | None = key(
-        "fraction of the side that the centre crop keeps; needed for short_side, allowed for square", None
+        "fraction of the side that the centre crop keeps; needed for short_side, allowed for square; "
+        "weights: as they state",
+        None,
     )
-    interpolation: Literal["bilinear", "bicubic", "weights"] = key("interpolation of every resize")
+    interpolation: Literal["bilinear", "bicubic", "weights"] = key(
+        "interpolation of every resize; weights: as they state"
+    )
     antialias: bool = key("low-pass filter when an image gets smaller; the authors' code has none")
     mean: or_weights(PerChannel) = key(
-        "per channel, subtracted from pixels in [0, 1]; 0.5 for [-1, 1] (paper's code)"
+        "per channel, subtracted from pixels in [0, 1]; 0.5 for [-1, 1] (paper's code); weights: theirs"
     )
-    std: or_weights(PerChannel) = key("per channel, divides after the mean")
+    std: or_weights(PerChannel) = key("per channel, divides after the mean; weights: theirs")
     streaming: bool = key("read shards in place, shuffled within windows, instead of as tables", False)
     shuffle_window: Count = key("streaming: number of rows shuffled together", 8192)
     on_bad_image: Literal["error", "skip"] = key("unreadable images: stop, or skip and count", "error")
