@@ -51,6 +51,36 @@ def test_a_mean_is_folded_before_its_deviation_where_nothing_else_gives_room():
     ]
 
 
+@pytest.mark.parametrize(
+    ("text", "width", "lines"),
+    [
+        ("vit_ti16_augreg_in1k.safetensors", 20, ["vit_ti16_augreg_", "in1k.safetensors"]),
+        ("test, 3,669 images at lr 0.003", 12, ["test, 3,669", "images at lr", "0.003"]),
+        ("fewshot-my-photos-20261122-060011", 18, ["fewshot-my-photos-", "20261122-060011"]),
+        ("owner/name:tag", 8, ["owner/", "name:tag"]),
+        ("x" * 50, 40, ["x" * 40, "x" * 10]),  # no place to break it
+        ("猫" * 25, 40, ["猫" * 20, "猫" * 5]),  # each takes two columns
+    ],
+)
+def test_names_are_broken_after_punctuation_and_numbers_never(text, width, lines):
+    table = simple_table({"a": "text"}, [(text,)])
+
+    assert table.as_text(width=width).splitlines()[1:] == lines
+
+
+def test_a_titled_table_that_fits_no_terminal_is_a_card_for_each_row():
+    row = Row(
+        Header("run-1", "finetune"), (Cell("90.00 ± 0.10", is_best=True), Cell(""), Cell("vit --out 'a b'"))
+    )
+    columns = (Header("top-1"), Header("95 %"), Header("resume with", kind="command"))
+    table = Table("t", "Runs", "", Header("run", kind="text"), columns, (row, row))
+
+    card = "run-1, finetune\n  top-1: 90.00 ±\n    0.10*\n"
+    commands = "run-1, resume with:\n  vit --out 'a b'\n" * 2
+    assert table.as_text(width=18) == card * 2 + commands
+    assert max(map(len, table.as_text(width=80).splitlines())) <= 80
+
+
 def test_a_clipped_text_ends_in_dots_where_the_terminal_is_narrow():
     table = simple_table({"name": "id", "from": "clipped"}, [("dtd", "a-very-long-id-of-the-hub")])
 

@@ -274,7 +274,7 @@ def _folded(text: str, width: int, *, is_text: bool) -> list[str]:
 
 def _pieces(text: str, *, is_text: bool) -> list[str]:
     """Split a text where a line may end: after spaces, and in names after punctuation inside a word."""
-    places = r"(?<=\s)(?=\S)|(?<=[-_/.:,])(?=\w)" if is_text else r"(?<=\s)(?=\S)"
+    places = r"(?<=\s)(?=\S)|(?<=[-_/])(?=\w)|(?<=[.:])(?=[^\W\d])" if is_text else r"(?<=\s)(?=\S)"
     return re.split(places, text)
 
 

@@ -15,7 +15,7 @@ from vitcli.report.scan import read
 from vitcli.report.tables import Names
 
 MOST_TOGETHER = 4  # results whose accuracies by class share a table; of more there is none
-MOST_CLASSES = 30  # rows of that table, the weakest
+MOST_CLASSES = 20  # rows of that table, the weakest
 WEAKEST, ENOUGH = 3, 2  # classes named in a caption, and the images that each has at the least
 Pair = tuple[str, str, int]  # label, prediction and number of images
 
