@@ -112,6 +112,7 @@ def test_every_name_of_the_hub_gives_the_weights_of_its_repository(server, capsy
     server.repositories[repository] = timm_files(state)
     weights = read_weights(ckpt.format(server=server.address))
 
+    assert weights.fetched_from == repository
     assert weights.format == "hub repository" and weights.architecture.image_size == (32, 32)
     assert all(torch.equal(weights.state[name], state[name]) for name in state)
     assert note in (said := capsys.readouterr().err) and bool(said) == bool(note)
@@ -161,6 +162,7 @@ def test_an_official_file_of_the_bucket_is_read_as_such(server):
 
     weights = read_weights("gs://vit_models/demo.npz")
     assert weights.format == "official npz" and weights.architecture == arch
+    assert weights.fetched_from == f"{server.address}/vit_models/demo.npz"
     assert torch.equal(weights.state["blocks.0.attn.qkv.weight"], state["blocks.0.attn.qkv.weight"])
 
 

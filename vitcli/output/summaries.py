@@ -101,10 +101,11 @@ class TrainingSummary(ResultSummary):
         "run_dir", "train_split", "num_train_examples", "num_classes", "preprocessing", "dev_top1_by_lr",
         "top5", "most_frequent_color", "num_skipped_images", "skipped_images", "weights",
         "num_left_out_files", "left_out_files",
-        "classes_not_held_out", "num_held_out_copies", "epochs",
+        "classes_not_held_out", "num_held_out_copies", "epochs", "ckpt_fetched_from",
     })  # fmt: skip
     SOMETIMES = RunScores.SOMETIMES | {
         "choices", "chosen", "epochs", "intervals", "num_left_out_files", "left_out_files",
+        "ckpt_fetched_from",
     }  # fmt: skip
 
     command: Literal["finetune", "pretrain"]

@@ -49,7 +49,8 @@ def finetune(recipe: Recipe, options: RunOptions) -> dict[str, Any]:
         kind = "" if weights.format == settings.ckpt else f" ({weights.format})"
         notes = [f"weights {settings.ckpt}{kind}; activation: {weights.numerics}", *report.lines()]
         notes += notes_on_pixels(weights, recipe)
-        return InitialModel(model, arch, settings.ckpt, notes, SeenImages.of(weights.metadata))
+        seen = SeenImages.of(weights.metadata)
+        return InitialModel(model, arch, settings.ckpt, notes, seen, weights.fetched_from)
 
     return run("finetune", recipe, options, make_model)
 

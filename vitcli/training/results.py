@@ -52,6 +52,7 @@ def summarise(
             "run_dir": str(path),
             "model": job.start.arch.name,
             "ckpt": job.start.origin,
+            "ckpt_fetched_from": job.start.fetched_from or None,
             "dataset": recipe.data.dataset,
             "train_split": job.train_split.name,
             "num_train_examples": job.plan.num_examples,

@@ -88,6 +88,7 @@ class InitialModel:
     Attributes:
         origin: the checkpoint as the user named it; None for fresh weights.
         notes: lines for the terminal about what was loaded.
+        fetched_from: the repository of the Hub or the address behind `origin`; "" for local files.
         seen: the images of the run that made the checkpoint, as far as it knows.
     """
 
@@ -96,6 +97,7 @@ class InitialModel:
     origin: str | None
     notes: list[str]
     seen: SeenImages | None = None
+    fetched_from: str = ""
 
 
 MakeModel = Callable[[Recipe, Split], InitialModel]  # from a recipe and its training split

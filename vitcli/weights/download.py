@@ -117,6 +117,8 @@ class _Download:
         if done:
             headers |= {"Range": f"bytes={done}-", "If-Range": known["etag"]}
         with urlopen(Request(self.address, headers=headers), timeout=TIMEOUT_S) as answer:
+            if self.address.startswith("https:") and not answer.url.startswith("https:"):
+                raise _insecure(self.address)
             stated = {name.lower(): value for name, value in answer.headers.items()}
             is_rest = answer.status == 206
             if not is_rest:
@@ -421,6 +423,11 @@ def _without_weights(repository: str, names: list[str], is_local: bool) -> Weigh
     message = f"{repository} has no {' and no '.join(name for name in names if not name.endswith(INDEX))}"
     fix = f"name its file: hf://{repository}/FILE.safetensors"
     return WeightsError(message, where="", fix=fix)
+
+
+def _insecure(address: str) -> WeightsError:
+    message = f"{urlsplit(address).hostname} redirects to an address without encryption"
+    return WeightsError(message, where=public_name(address), fix="name the address that it redirects to")
 
 
 def _refused(address: str, status: int) -> VitError:

@@ -16,6 +16,7 @@ from vitcli.models.architecture import Architecture
 from vitcli.models.build import adapted
 from vitcli.output.atomic import replace_file, write_text
 from vitcli.output.progress import Progress
+from vitcli.output.redaction import public_name
 from vitcli.weights import imagenet
 from vitcli.weights.describe import STORED, WeightsInfo, describe
 from vitcli.weights.diagnose import check_finite, diagnose
@@ -38,6 +39,8 @@ class Weights:
         numerics: which GELU the weights get, and why.
         metadata: everything else that was stored.
         preprocessing_from: where the preprocessing comes from, in words.
+        imagenet: timm's name of the ImageNet whose classes the head has, if it stores no names; else "".
+        fetched_from: the repository of the Hub or the address behind `source`; "" for local files.
     """
 
     state: dict[str, Tensor]
@@ -50,6 +53,7 @@ class Weights:
     metadata: dict
     preprocessing_from: str = STORED
     imagenet: str = ""
+    fetched_from: str = ""
 
     @property
     def readable_class_names(self) -> tuple[str, ...]:
@@ -77,7 +81,8 @@ def read_weights(
         WeightsError: the first problem that `diagnose` finds.
     """
     diagnosis = diagnose(ckpt, model_name=model_name, progress=Progress(quiet=quiet), stop_at_problem=True)
-    weights = Weights(state=diagnosis.state, source=ckpt, **diagnosis.info._asdict())
+    place = public_name(diagnosis.source.name)
+    weights = Weights(state=diagnosis.state, source=ckpt, fetched_from=place, **diagnosis.info._asdict())
     if gelu is None:
         return weights
     arch = weights.architecture
