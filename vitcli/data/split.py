@@ -316,6 +316,12 @@ def cut_dev(
     """
     is_stratified = stratified and not (train.is_large or train.has_several_labels)
     rest, dev = (_cut_by_class if is_stratified else _cut_at_random)(train, dev_fraction)
+    if is_stratified and not len(dev):
+        raise DataError(
+            f"no class of {train.name} has two images, so none can be held out",
+            where="recipe keys data.dev_fraction and data.dev_stratified",
+            fix="add images, or draw from all of them at once with --set data.dev_stratified=false",
+        )
     if not (len(rest) and len(dev)):
         raise DataError(
             f"a dev part of {dev_fraction:.0%} of {train.name}, {len(train)} rows, leaves one side empty",
