@@ -301,6 +301,9 @@ KINDS: dict[str, Kind] = {
     "an image": refused(
         flat, "is one image, and not a data set", "vit predict --ckpt CKPT ROOT/1.png", data="1.png"
     ),
+    "a spreadsheet": refused(
+        lambda r: text(r / "labels.xlsx"), "is not a data set", "save it as labels.csv", data="labels.xlsx"
+    ),
     "a CSV of files that are gone": refused(
         lambda r: (flat(r, 2), table(r / "labels.csv", "file,label", named(4))),
         "2 of 4 files that labels.csv names are missing: 2.png, 3.png",

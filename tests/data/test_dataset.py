@@ -312,6 +312,24 @@ def test_other_classes_are_refused_with_both_lists(theirs, only_data, only_ckpt)
     assert caught.value.where == f"only in the data: {only_data}; only in the checkpoint: {only_ckpt}"
 
 
+@pytest.mark.parametrize(
+    ("train_split", "eval_split", "counts"),
+    [("training", "val", (4, 2)), ("val", "auto", (2, 1)), ("Dev[:50%]", "testing", (1, 1))],
+)
+def test_recipes_take_the_names_of_the_folders_for_splits(tmp_path, train_split, eval_split, counts):
+    folder(tmp_path, Training__a=2, Training__b=2, valid__a=1, valid__b=1, test__a=1)
+    data = data_section(tmp_path, train_split=train_split, eval_split=eval_split)
+
+    assert tuple(map(len, open_train_and_eval(data, seed=0))) == counts
+
+
+def test_a_split_is_never_trained_on_by_one_name_and_scored_by_another(tmp_path):
+    folder(tmp_path, train__a=2, valid__a=2)
+
+    with pytest.raises(DataError, match="training needs a held-out split"):
+        open_train_and_eval(data_section(tmp_path, train_split="val"), seed=0)
+
+
 def test_data_with_some_of_the_classes_are_matched_by_name_and_the_absent_ones_are_named():
     split, changed = match_class_names(numbered(9), ("d", "c", "a", "e", "b"), num_classes=5, ckpt="w")
 

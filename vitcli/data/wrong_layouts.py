@@ -29,6 +29,7 @@ UNPACK = {
     ".rar": "unrar x {file} {folder}/",
 }
 TARS = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar")
+SHEETS = (".xlsx", ".xls", ".ods", ".json", ".txt")
 STREAM = "--set data.streaming=true"
 
 
@@ -39,6 +40,8 @@ def not_a_data_set(path: Path, typed: str) -> DataError:
     if is_image_name(path.name):
         fix = f"name a folder of class folders; of one image: vit predict --ckpt CKPT {shlex.quote(typed)}"
         return _error(f"{typed} is one image, and not a data set", typed, fix)
+    if path.suffix.lower() in SHEETS:
+        return _error(f"{typed} is not a data set", typed, f"save it as labels.csv: {COLUMNS_HELP}")
     return _error(f"{typed} is not a data set", typed, LAYOUTS)
 
 
