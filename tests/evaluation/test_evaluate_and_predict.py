@@ -253,6 +253,8 @@ def test_many_images_get_a_line_each_and_topk_never_exceeds_the_classes(trained,
         assert all(row.count("%") == 2 and "red" in row and "green" in row for row in rows)
     assert len(all_classes.out.splitlines()) == 21 and "--topk 9 lists all 2 classes" in all_classes.err
     assert len(few.out.splitlines()) == 3
+    address = run("predict", "--ckpt", trained, "https://example.org/a.jpg", "-q")
+    assert address.code == 3 and "download it first" in address.err
 
 
 def test_classes_in_another_order_are_mapped_by_name(trained, photos, tmp_path):

@@ -333,3 +333,9 @@ def test_two_processes_choose_and_score_the_same(photos, summary, tmp_path):
     assert [one["loss"] for one in told["runs"]] == pytest.approx(
         [one["loss"] for one in summary["runs"]], rel=1e-4
     )
+
+
+def test_an_arm_keeps_no_weights_and_names_the_sweep_that_does(selected, photos):
+    refused = run("evaluate", "--ckpt", selected / "arms/lr-0.0001", "--dataset", photos, "-q")
+
+    assert refused.code == 4 and f"keeps no weights: name the sweep, {selected.name}" in refused.err

@@ -59,7 +59,12 @@ def _matches(name: str, where: str) -> tuple[list[str], LeftOut]:
     images = [file for file in files if is_image_name(os.path.basename(file))]
     if not images:
         holds = f", but {named(files)}" if files else ""
-        raise DataError(f"no image found in {name!r}{holds}", where=where, fix="a file, a folder or a glob")
+        fix = (
+            "download it first: images are read from this machine"
+            if "://" in name
+            else "a file, a folder or a glob"
+        )
+        raise DataError(f"no image found in {name!r}{holds}", where=where, fix=fix)
     return images, left_out_of(UNREADABLE, [file for file in files if file not in set(images)])
 
 

@@ -32,12 +32,13 @@ DIVERGED = "diverged.json"  # instead of the summary of a trial whose loss was n
 WEIGHTS = "model.safetensors"
 PREDICTIONS, MISTAKES = "predictions.parquet", "mistakes.json"  # of the final evaluation
 LOCK = ".vit.lock"
+ARMS, REPEATS = "arms", "runs"  # of a sweep, below its folder: its trials, its runs with several seeds
 CHECKOUT = Path(__file__).parents[2]  # the repository, if the package runs from one
 FILES = (METRICS, TIMING, SUMMARY, RECIPE, PLAN, ENVIRONMENT, TRACKING, "README.md", "config.json",
          WEIGHTS, PREDICTIONS, MISTAKES, "draws.json", "table.txt", "reproduce.json",
          "reproduce-real.json")  # fmt: skip
 # Of runs/ only the repetitions: the default folder of all runs has that name, too.
-FOLDERS = ("checkpoints", "figures", "arms", "runs/seed-*", "tensorboard", "wandb", "mlflow")
+FOLDERS = ("checkpoints", "figures", ARMS, f"{REPEATS}/seed-*", "tensorboard", "wandb", "mlflow")
 LIBRARIES = ("torch", "torchvision", "timm", "accelerate", "datasets", "safetensors", "pillow", "simplejpeg",
              "numpy")  # fmt: skip
 

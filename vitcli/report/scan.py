@@ -12,10 +12,10 @@ from pydantic import ValidationError
 from vitcli.errors import DataError, VitError
 from vitcli.output import run_folder
 from vitcli.output.atomic import read_json, unreadable
+from vitcli.output.run_folder import ARMS, REPEATS
 from vitcli.output.summaries import FileModel
 
 EVALUATION = "evaluation.json"
-ARMS, REPEATS = "arms", "runs"  # trials of a sweep and its runs with several seeds, inside its folder
 INNER = {ARMS, REPEATS, "checkpoints", "figures"}
 DEFAULT = "runs"  # where runs are that were given no --out
 MAX_DEPTH = 5  # folders below the one that is named

@@ -28,7 +28,7 @@ from vitcli.evaluation.setup import settle_pixels
 from vitcli.output import run_folder
 from vitcli.output.atomic import read_json, write_json
 from vitcli.output.progress import Progress
-from vitcli.output.run_folder import RunFolder, earlier_summary, refuse_other_recipe
+from vitcli.output.run_folder import ARMS, REPEATS, RunFolder, earlier_summary, refuse_other_recipe
 from vitcli.recipe import Recipe
 from vitcli.training import parallel_runs, sweep_results
 from vitcli.training.results import write_sweep_results
@@ -38,7 +38,6 @@ from vitcli.training.setup import InitialModel, MakeModel, RunOptions, set_up
 from vitcli.training.sweep_results import Trial
 from vitcli.training.text import choices_table, run_line
 
-ARMS, RUNS = "arms", "runs"  # folders below OUT
 IMAGE_CACHE_FRACTION = 0.25  # of the free memory, divided among the processes of this machine
 
 Job = tuple[Path, Recipe]  # run folder and recipe of one run
@@ -201,7 +200,7 @@ class Sweep:
     def _train_finals(self, chosen: dict[str, Any]) -> list[dict[str, Any]]:
         """Train with the chosen values once per seed and return the summaries."""
         recipes_by_seed = [self._final_recipe(chosen, number) for number in range(self.recipe.train.runs)]
-        jobs = [(self.path / RUNS / f"seed-{recipe.train.seed}", recipe) for recipe in recipes_by_seed]
+        jobs = [(self.path / REPEATS / f"seed-{recipe.train.seed}", recipe) for recipe in recipes_by_seed]
         self._train_in_parallel([job for job in jobs if not earlier_summary(*job)])
 
         def log(job: Job, summary: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from vitcli.errors import VitError, WeightsError
 from vitcli.output.progress import Progress
+from vitcli.output.run_folder import ARMS, SUMMARY
 from vitcli.weights.download import FILE_NAMES, WEIGHTS_NAMES, fetch_address, fetch_repository
 from vitcli.weights.files import as_weights_error, file_error, no_repeated_keys
 from vitcli.weights.names import DEMO, FORMATS, FORMS, INDEX, Reference, resolve, suggest
@@ -109,6 +110,8 @@ def _in_folder(folder: Path, *, format: str) -> WeightsSource:
     file = next((folder / name for name in FILE_NAMES if (folder / name).is_file()), None)
     if file is None:
         fix = "let the run finish first; its checkpoints/ are only for resuming"
+        if folder.resolve().parent.name == ARMS and (folder / SUMMARY).is_file():
+            fix = f"an arm of a sweep keeps no weights: name the sweep, {folder.resolve().parents[1].name}"
         raise file_error(f"the folder has no {' and no '.join(WEIGHTS_NAMES)}", fix=fix)
     config, preprocessor = _configs(folder)
     if not config and re.fullmatch(CHECKPOINT, "/".join(folder.resolve().parts[-2:])):
