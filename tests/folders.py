@@ -164,7 +164,9 @@ KINDS: dict[str, Kind] = {
     "a broken link": Kind(
         lambda r: (classes(r), os.symlink("/nowhere/1.png", r / "ant/z.png")), {"train": 13}
     ),
-    "parquet beside images": Kind(parquet, {"train": 6}, "left out: 1 file beside the tables: one.png"),
+    "parquet beside images": Kind(
+        parquet, {"train": 6}, "left out: 1 file beside the tables or shards: one.png"
+    ),
     "predictions among images": Kind(
         lambda r: (classes(r), predictions(r / "a.parquet")),
         TWELVE,

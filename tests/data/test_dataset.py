@@ -8,7 +8,7 @@ from PIL import Image
 
 from tests.conftest import data_section, run
 from vitcli import recipe
-from vitcli.data.classes import match_class_names
+from vitcli.data.classes import match_class_names, spelled_as
 from vitcli.data.dataset import DataSet, open_eval, open_train_and_eval
 from vitcli.data.split import Split, classes_without, cut_dev, random_subset
 from vitcli.errors import DataError
@@ -339,6 +339,15 @@ def test_data_with_some_of_the_classes_are_matched_by_name_and_the_absent_ones_a
         "note: 2 of w's 5 classes are absent from the data, and may still be predicted: d, e"
     ]
     assert not match_class_names(numbered(9), ("c", "a", "b"), num_classes=3, ckpt="w")[0].lines
+
+
+def test_accents_may_be_encoded_otherwise_than_in_the_checkpoint():
+    composed, decomposed = ("caf\u00e9", "b", "c"), ("cafe\u0301", "b", "c")
+
+    assert spelled_as(numbered(9, decomposed), composed).class_names == composed
+    assert spelled_as(numbered(9, composed), decomposed).class_names == decomposed
+    assert spelled_as(numbered(9, composed[:2] + decomposed[:1]), composed).class_names[2] == decomposed[0]
+    assert spelled_as(numbered(9), None).class_names == ("a", "b", "c")
 
 
 def test_a_class_without_images_may_be_unknown_to_the_checkpoint():

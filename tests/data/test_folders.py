@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import run
-from tests.folders import CLASSES, KINDS, Kind, classes, flat, image, table, text
+from tests.folders import CLASSES, KINDS, Kind, classes, flat, image, shard, table, text
 from vitcli.data.dataset import DataSet
 from vitcli.data.image_files import find_images
 from vitcli.errors import DataError
@@ -98,6 +98,13 @@ def test_a_glob_names_what_it_leaves_out(tmp_path):
     )
     with pytest.raises(DataError, match=r"no image found in '.*\*.txt', but .*list.txt"):
         find_images([f"{tmp_path}/*.txt"], where="IMAGES")
+
+
+def test_images_beside_streamed_shards_are_left_out_and_counted(tmp_path):
+    shard(tmp_path / "train.tar")
+    image(tmp_path / "1.png")
+
+    assert DataSet(str(tmp_path), streaming=True).open("train").left_out.files == (("beside", "1.png"),)
 
 
 def test_a_data_set_of_one_class_of_folders_is_read_when_it_is_said(tmp_path):

@@ -1,6 +1,7 @@
 """Classes of two splits, or of a split and a checkpoint: matched by name, and refused where they differ."""
 
 from dataclasses import replace
+from unicodedata import normalize
 
 import numpy as np
 
@@ -50,6 +51,20 @@ def match_class_names(
         note = f"{count} are absent from the data, and may still be predicted: {first_few(absent)}"
         split = replace(split, notes=(*split.notes, note))
     return split, True
+
+
+def spelled_as(split: Split, class_names: tuple[str, ...] | None) -> Split:
+    """Return a split with a checkpoint's spelling of names that differ only in how accents are encoded.
+
+    A Mac's archive unpacked elsewhere has them in another form than the folder that was trained on.
+    """
+    if class_names is None or split.class_names is None:
+        return split
+    spelling = {normalize("NFC", name): name for name in class_names} | {name: name for name in class_names}
+    names = tuple(
+        spelling.get(name) or spelling.get(normalize("NFC", name), name) for name in split.class_names
+    )
+    return split if len(set(names)) < len(names) else replace(split, class_names=names)
 
 
 def absent_classes(split: Split, class_names: tuple[str, ...] | None) -> list[str]:

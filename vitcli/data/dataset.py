@@ -15,6 +15,7 @@ from vitcli import recipe
 from vitcli.data import demo, layouts, seen_images, vtab_splits
 from vitcli.data.aliases import check_name, hub_source, local_copy
 from vitcli.data.classes import check_same_classes
+from vitcli.data.folders import BESIDE, NOTHING, LeftOut, image_files, left_out_of, relative
 from vitcli.data.seen_images import SeenImages, base_of
 from vitcli.data.shards.paths import find_shards
 from vitcli.data.shards.rows import open_shards
@@ -70,6 +71,7 @@ class DataSet:
         if is_remote(name) or (streaming and not is_missing):
             self.tables, is_local = None, True
             self.urls = find_shards(source)
+            self.beside_shards = _images_beside(source)
             self.split_names = tuple(self.urls)
         else:
             choices = layouts.Choices(image_column, label_column, one_class, needs_labels)
@@ -134,13 +136,14 @@ class DataSet:
 
     def _open_table(self, split: str) -> Split:
         if self.tables is None:
-            return open_shards(
+            shards = open_shards(
                 self.urls[split],
                 name=f"{self.name}, split {split}",
                 image_column=self.image_column,
                 label_column=self.label_column,
                 num_classes=self.num_classes,
             )
+            return replace(shards, left_out=self.beside_shards)
         table, label_column = self.tables.open[split](), self.label_column
         if not self.tables.has_labels:
             table, label_column = without_labels(table, self.image_column, split), None
@@ -292,6 +295,14 @@ def _source_of_shards(name: str, alias: dict | None) -> str:
     if alias and (copy := local_copy(name)):
         return str(copy)
     return hub_source(alias) if alias and "hub" in alias else name
+
+
+def _images_beside(source: str) -> LeftOut:
+    """Return the images in a local folder of shards, which are not read."""
+    folder = Path(source).expanduser()
+    if not folder.is_dir():
+        return NOTHING
+    return left_out_of(BESIDE, relative(image_files(folder), folder))
 
 
 def _locate(name: str, alias: dict | None, choices: layouts.Choices) -> tuple[Tables, bool]:

@@ -30,7 +30,7 @@ REASONS = {
     UNREADABLE: ("file that is not an image vit can read", "files that are not images vit can read"),
     LOOSE: ("image outside the class folders", "images outside the class folders"),
     UNNAMED: ("image that no row of the labels names", "images that no row of the labels names"),
-    BESIDE: ("file beside the tables", "files beside the tables"),
+    BESIDE: ("file beside the tables or shards", "files beside the tables or shards"),
     SYSTEM: ("image in a folder of the system", "images in folders of the system"),
     LINKED: ("link to a folder, which is not followed", "links to folders, which are not followed"),
 }

@@ -214,6 +214,7 @@ def _open_task(
         )
 
     # Without: all classes, in the checkpoint's order, for the ReaL labels too.
+    opened = data_classes.spelled_as(opened, weights.class_names)
     split, is_mapped = data_classes.match_class_names(
         opened, weights.class_names, num_classes=arch.num_classes, ckpt=recipe.model.ckpt
     )
