@@ -10,7 +10,6 @@ truncated at the first block with a wrong checksum, and the rows from there on a
 N rows, D features, K logits, M labels per row (1, or the most of any row), O = D + K outputs.
 """
 
-import fcntl
 import json
 import os
 import struct
@@ -23,6 +22,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from vitcli.errors import MachineError
+from vitcli.output.owned_folder import lock_open_file
 
 MAGIC = b"vitfeat1"
 HEAD = struct.Struct("<8s16sQ")  # magic, checksum, bytes of JSON that follow
@@ -188,7 +188,7 @@ def open_store(path: Path, about: dict[str, Any], num_rows: int) -> FeatureStore
     path.parent.mkdir(parents=True, exist_ok=True)
     file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "r+b")
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock_open_file(file)
         return FeatureStore(file, about, num_rows, where=str(path))
     except BaseException:
         file.close()

@@ -1,5 +1,6 @@
 """Files written whole or not at all, and readers that tolerate what a crash left."""
 
+import hashlib
 import json
 import os
 import secrets
@@ -164,6 +165,12 @@ def make_folder(folder: Path, *, option: str) -> None:
 def _not_writable(folder: Path, where: str) -> MachineError:
     fix = "choose another folder, or correct its permissions"
     return MachineError(f"nothing can be written in {folder}", where=where, fix=fix)
+
+
+def digest_of_file(path: Path, kind: str = "sha256") -> bytes:
+    """Return a digest of a file, read in parts."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, kind).digest()
 
 
 def sync(path: str | Path) -> None:

@@ -9,7 +9,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import TextIO
+from typing import IO, TextIO
 
 from vitcli.errors import MachineError, VitError
 from vitcli.output import atomic
@@ -90,7 +90,7 @@ class OwnedFolder:
         """Open a file with an advisory lock on it; the file names its owner."""
         try:
             lock = open(file, "a+")  # noqa: SIM115, open as long as the lock is held
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_open_file(lock)
         except BlockingIOError:
             lock.seek(0)
             owner = lock.read().strip() or "another process"
@@ -110,6 +110,15 @@ class OwnedFolder:
         lock.write(f"pid {os.getpid()} on {socket.gethostname()}\n")
         lock.flush()
         return lock
+
+
+def lock_open_file(file: IO) -> None:
+    """Lock a file against other processes until it is closed, or this process ends, however it ends.
+
+    Raises:
+        BlockingIOError: another process has locked it.
+    """
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def refuse_other(path: Path, content: str, differing: Sequence[str], *, advice: str = "") -> None:

@@ -196,6 +196,12 @@ def short_paths(paths: Sequence[str]) -> list[str]:
     return [os.path.relpath(path, shared) if shared else path for path in paths]
 
 
+def natural(text: str, *, ignore_case: bool = False) -> list[tuple[int, int, str]]:
+    """Return a sort key in which L/9 comes before L/16."""
+    pieces = re.split(r"(\d+)", text.casefold() if ignore_case else text)
+    return [(1, int(piece), "") if piece.isdecimal() else (0, 0, piece) for piece in pieces]
+
+
 def csv_text(rows: Iterable[Sequence[Any]]) -> str:
     """Write rows, the header among them, as CSV with Unix line ends."""
     text = io.StringIO()

@@ -5,7 +5,6 @@ differ, and the column's name says in what. Results that differ only in the seed
 has the mean and standard deviation (paper, Table 2: of three).
 """
 
-import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from vitcli.models.variants import VARIANTS
 from vitcli.output.document import Header
-from vitcli.output.text import count_of, short_names, size_text, value_text
+from vitcli.output.text import count_of, natural, short_names, size_text, value_text
 
 SIZE, SEED = "data.image_size", "train.seed"
 UNSET = "unset"
@@ -137,7 +136,12 @@ def arrange(entries: Sequence[Entry], *, by_ckpt: bool = False) -> list[NetworkC
             name, first = (ckpt_names[ckpt], [model]) if by_ckpt and ckpt else (model, origin)
             columns.append(NetworkColumn(name, ", ".join(first + words), cells))
     return sorted(
-        columns, key=lambda column: (_size_of(column.name), natural(column.name), natural(column.detail))
+        columns,
+        key=lambda column: (
+            _size_of(column.name),
+            natural(column.name, ignore_case=True),
+            natural(column.detail, ignore_case=True),
+        ),
     )
 
 
@@ -155,12 +159,6 @@ def pooled(cell: Sequence[Entry]) -> tuple[float | None, float | None, int]:
 def word(key: str, value: str) -> str:
     """Return a recipe key and its value as a person writes them: "lr 0.03", "384 px", "momentum 0.9"."""
     return WORDS.get(key, f"{key.rpartition('.')[2]} {{}}").replace("{}", value)
-
-
-def natural(text: str) -> list[tuple[int, int, str]]:
-    """Return a sort key in which L/9 comes before L/16."""
-    pieces = re.split(r"(\d+)", text.casefold())
-    return [(1, int(piece), "") if piece.isdecimal() else (0, 0, piece) for piece in pieces]
 
 
 def _size_of(model: str) -> int:

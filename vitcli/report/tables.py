@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vitcli.output.document import Cell, Header, Row, Table, fraction_cell, mark_best, number_cell
-from vitcli.output.text import interval_text, short_names, size_text
-from vitcli.report.grouping import ImageSet, NetworkColumn, RowKey, natural, pooled
+from vitcli.output.text import interval_text, natural, short_names, size_text
+from vitcli.report.grouping import ImageSet, NetworkColumn, RowKey, pooled
 from vitcli.report.runs import RunCollection
 
 LEAST_EXAFLOPS = 1e-3  # below it compute is in GFLOPs
@@ -62,7 +62,9 @@ def crossed(key: str, title: str, caption: str, columns: Sequence[NetworkColumn]
 def row_keys(columns: Sequence[NetworkColumn]) -> list[RowKey]:
     """Return the rows of all columns by name, VTAB last as in the paper."""
     rows = {row for column in columns for row in column.cells}
-    return sorted(rows, key=lambda row: (row[0] == "VTAB", [natural(str(part)) for part in row]))
+    return sorted(
+        rows, key=lambda row: (row[0] == "VTAB", [natural(str(part), ignore_case=True) for part in row])
+    )
 
 
 def cells_of(columns: Sequence[NetworkColumn], rows: Sequence[RowKey]) -> list[tuple[Cell, ...]]:

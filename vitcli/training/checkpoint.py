@@ -7,7 +7,6 @@ only then are older ones deleted. So whatever interrupts a save, the newest save
 it is used, every byte is compared with the manifest.
 """
 
-import hashlib
 import json
 import os
 import shutil
@@ -23,7 +22,7 @@ from torch import Tensor, nn
 
 from vitcli.distributed import fsdp
 from vitcli.errors import MachineError, NotFiniteError, WeightsError
-from vitcli.output.atomic import TEMPORARY, sync
+from vitcli.output.atomic import TEMPORARY, digest_of_file, sync
 
 Tensors = dict[str, dict[str, Tensor]]  # "model", "optimizer" and, if weights are averaged, "average"
 
@@ -252,7 +251,7 @@ def find_damage(folder: Path) -> str | None:
         path = folder / name
         if not path.is_file() or path.stat().st_size != num_bytes:
             return f"{name} is missing or has another size"
-        if _sha256(path) != sha256:
+        if digest_of_file(path).hex() != sha256:
             return f"{name} has changed"
     return None
 
@@ -262,7 +261,7 @@ def write_manifest(folder: Path) -> None:
     files = {}
     for path in sorted(folder.iterdir()):
         sync(path)
-        files[path.name] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+        files[path.name] = {"bytes": path.stat().st_size, "sha256": digest_of_file(path).hex()}
     step = int(folder.name.removeprefix(TEMPORARY).split("-")[0])
     (folder / MANIFEST).write_text(json.dumps({"checkpoint": _name(step), "files": files}, indent=1))
     sync(folder / MANIFEST)
@@ -291,11 +290,6 @@ def _delete(folder: Path) -> None:
     dead = folder.with_name(f"{TEMPORARY}dead-{folder.name}-{os.getpid()}")
     folder.rename(dead)
     shutil.rmtree(dead, ignore_errors=True)
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _cannot_write(folder: Path, error: Exception) -> MachineError:

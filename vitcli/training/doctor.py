@@ -1,6 +1,5 @@
 """`vit doctor`: report the environment, and prove that killed runs resume bit for bit on this machine."""
 
-import hashlib
 import os
 import random
 import shutil
@@ -20,6 +19,7 @@ from vitcli import recipe as recipes
 from vitcli.distributed.runtime import resolve_precision
 from vitcli.errors import CheckFailed, VitError
 from vitcli.output import run_folder
+from vitcli.output.atomic import digest_of_file
 from vitcli.output.progress import Progress
 from vitcli.output.text import pairs
 
@@ -96,7 +96,10 @@ def prove_resume(
     killed_at = _with_kills(words, folder / "killed", steps=steps, kills=kills, progress=progress)
 
     # Compare their results.
-    hashes = {name: [_sha256(folder / run / name) for run in ("unbroken", "killed")] for name in RESULTS}
+    hashes = {
+        name: [digest_of_file(folder / run / name).hex() for run in ("unbroken", "killed")]
+        for name in RESULTS
+    }
     differing = [name for name, (unbroken, killed) in hashes.items() if unbroken != killed]
     if differing:
         raise CheckFailed(
@@ -192,7 +195,3 @@ def _logged(out: Path) -> int:
         return (out / run_folder.METRICS).read_bytes().count(b'"lr": ')
     except OSError:
         return 0
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -24,6 +24,7 @@ from filelock import FileLock
 
 from vitcli import __version__
 from vitcli.errors import MachineError, VitError, WeightsError, reason_of
+from vitcli.output.atomic import digest_of_file
 from vitcli.output.progress import Progress
 from vitcli.output.redaction import public_name
 from vitcli.weights.names import HUB_PREFIXES, INDEX, Reference, resolve
@@ -160,7 +161,7 @@ class _Download:
         """Compare size and checksum with what the server states; a damaged file is removed."""
         size, stated = self.partial.stat().st_size, _checksums(headers)
         is_whole = size == int(headers.get("content-length", size))
-        if is_whole and all(_digest(self.partial, kind) == value for kind, value in stated.items()):
+        if is_whole and all(digest_of_file(self.partial, kind) == value for kind, value in stated.items()):
             return
         self.partial.unlink()
         self.about.unlink(missing_ok=True)
@@ -185,11 +186,6 @@ def _checksums(headers: dict[str, str]) -> dict[str, bytes]:
     if re.fullmatch(r"[0-9a-f]{64}", etag):
         found["sha256"] = bytes.fromhex(etag)
     return found
-
-
-def _digest(path: Path, kind: str) -> bytes:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, kind).digest()
 
 
 def is_here(reference: Reference) -> bool:
@@ -343,7 +339,7 @@ class _HubFiles:
         blob = path.resolve()
         # The client compares sizes; large files are called by their SHA-256
         is_new = before is None or before.resolve() != blob
-        if is_new and re.fullmatch(r"[0-9a-f]{64}", blob.name) and _digest(blob, "sha256").hex() != blob.name:
+        if is_new and re.fullmatch(r"[0-9a-f]{64}", blob.name) and digest_of_file(blob).hex() != blob.name:
             path.unlink()
             blob.unlink(missing_ok=True)
             message = f"{name} arrived damaged: its checksum is not the one that the Hub states"

@@ -10,6 +10,7 @@ from fsspec.implementations.local import LocalFileSystem
 from vitcli.data.shards.remote import attempt, file_name, file_system, shown
 from vitcli.data.tables import SPLIT_WORDS, split_of
 from vitcli.errors import DataError
+from vitcli.output.text import natural
 
 KINDS = (".parquet", ".tar")
 COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
@@ -40,7 +41,7 @@ def find_shards(source: str) -> dict[str, list[str]]:
     else:
         raise DataError(f"there is no data at {source!r}", where="--dataset", fix=PLACES)
     by_split: dict[str, list[str]] = {}
-    for url, inside in sorted(set(_of_one_kind(paths, source)), key=lambda path: _natural(path[1])):
+    for url, inside in sorted(set(_of_one_kind(paths, source)), key=lambda path: natural(path[1])):
         by_split.setdefault(split_of(Path(inside)), []).append(url)
     return by_split
 
@@ -140,7 +141,3 @@ def _expanded(pattern: str) -> list[str]:
         words = [f"{number:0{len(numbers[1])}}" for number in range(first, last + 1)]
     before, after = pattern[: braces.start()], pattern[braces.end() :]
     return [url for word in words for url in _expanded(before + word + after)]
-
-
-def _natural(path: str) -> list[str | int]:
-    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", path)]
