@@ -260,7 +260,9 @@ ANSWERED_AT_ONCE = {
     "finetune --dataset ./none": 3, "finetune --dataset oxford_pet": 3,
     "evaluate --ckpt demo --dataset none": 3,
     "pretrain --dataset /none --recipe pretrain/demo": 3, "finetune --recipe none.toml": 2,
-    "evaluate --ckpt demo --dataset demo --recipe none": 2, "evaluate --dataset demo": 2, "compare a b": 2,
+    "evaluate --ckpt demo --dataset demo --recipe none": 2, "evaluate --dataset demo": 2,
+    "predict .": 2, "finetune --dataset .": 2, 
+    "embed --dataset demo --out x.safetensors": 2, "compare a b": 2,
     "finetune --precision fp8": 2, "finetune --device tpu": 2, "finetune --lr fast": 2,
 }  # fmt: skip
 

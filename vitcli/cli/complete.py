@@ -62,14 +62,14 @@ def prepare(variable: str) -> None:
     completion_init()  # registers the shells
     if os.environ[variable] != "complete_bash":
         return
-    words = os.environ["COMP_WORDS"].split("\n" if "\n" in os.environ["COMP_WORDS"] else " ")
-    place = int(os.environ["COMP_CWORD"])
+    given = os.environ.setdefault("COMP_WORDS", "vit")
+    words, place = given.split("\n" if "\n" in given else " "), int(os.environ.setdefault("COMP_CWORD", "1"))
     before, word = words[:place], words[place] if place < len(words) else ""
     if before[-2:-1] == ["--set"] and word == "=":
         key, before, word = before[-1], before[:-1], ""
     elif before[-3:-2] == ["--set"] and before[-1] == "=":
         key, before = before[-2], before[:-2]
-    elif before[-1] == "=":
+    elif before[-1:] == ["="]:
         key, before = "", before[:-1]
     else:
         return

@@ -69,7 +69,9 @@ def predict(
     if ckpt is None and images and hints.looks_like_weights(images[0]):
         fix = f"vit predict --ckpt {shlex.quote(images[0])} {shlex.join(images[1:]) or 'IMAGES'}"
         raise VitError(f"{images[0]} is a checkpoint, not an image", where="IMAGES", fix=fix)
-    request = RecipeOptions(None, res, model, None, set_, skip_bad).request(ckpt, inference)
+    request = RecipeOptions(None, res, model, None, set_, skip_bad).request(
+        ckpt, inference, command="predict"
+    )
     inputs.check_images(images, "IMAGES")
     launch(None, inference.device)
     from vitcli.evaluation import predict as predictions

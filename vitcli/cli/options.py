@@ -259,15 +259,16 @@ class RecipeOptions:
             more: further recipe keys.
             command: the name of one that has no default checkpoint.
         """
+        from vitcli import recipe as recipes
         from vitcli.recipe.request import RecipeRequest
 
         keys = self.shorthands(ckpt, inference.precision) | {"eval.batch_size": inference.batch_size}
         request = RecipeRequest(self.recipe, self.set_ or (), keys | (more or {}))
         # Mistakes are reported before torch is loaded.
-        if self.recipe:
-            request.load()
-        elif ckpt is None and command:
-            request.load(command=command)
+        if self.recipe or (ckpt is None and command):
+            loaded = request.load()
+            if command:
+                recipes.check_names_ckpt(loaded, command)
         return request
 
 

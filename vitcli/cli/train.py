@@ -126,6 +126,8 @@ def _train(
             if recipe.recipe
             else recipes.load_for_dataset(name, recipe.dataset, overrides, recipe_keys)
         )
+        if name == "finetune":
+            recipes.check_names_ckpt(resolved, name)
         inputs.check_recipe(resolved)
 
     # With --arms-parallel each process has a run of its own, so nothing is launched here.

@@ -73,15 +73,16 @@ def parse(text: str, *, keys: Sequence[str]) -> Assertion:
         bound = float(number.removesuffix("%"))
     except ValueError:
         bound = math.nan
-    if not math.isfinite(bound) or number.endswith("%"):
+    if not math.isfinite(bound):
         raise VitError(
             f"{number!r} is not a finite number",
             where=where,
-            fix=f"write accuracies as fractions: {bound / 100 if math.isfinite(bound) else 0.92:g}",
+            fix="write accuracies as fractions: 0.92 for 92 %",
         )
     # A bound in percent would hold never, or always.
-    if FRACTION.fullmatch(key) and not 0 <= bound <= 1:
-        meant = f"{key}{relation}{bound / 100:g}" if 1 < bound <= 100 else f"{key}{relation}0.9"
+    is_percent = number.endswith("%")
+    if is_percent or (FRACTION.fullmatch(key) and not 0 <= bound <= 1):
+        meant = f"{key}{relation}{bound / 100:g}" if is_percent or 1 < bound <= 100 else f"{key}{relation}0.9"
         raise VitError(
             f"{key} is a fraction: {meant}?", where=where, fix="write a bound from 0 to 1: 0.92 for 92 %"
         )

@@ -8,11 +8,12 @@ from typing import Any
 from vitcli.data import loader
 from vitcli.data.image_files import find_images
 from vitcli.data.split import Split
-from vitcli.errors import DataError, VitError
+from vitcli.errors import DataError
 from vitcli.evaluation import inference
 from vitcli.evaluation.setup import RunSettings, eval_settings, preprocessing_for, read_checkpoint
 from vitcli.output.atomic import check_out, write_text
 from vitcli.output.text import count_of, csv_text, first_few
+from vitcli.recipe import check_names_ckpt
 from vitcli.recipe.request import RecipeRequest
 from vitcli.weights import imagenet
 from vitcli.weights.load import load_for_inference
@@ -36,10 +37,7 @@ def predict(
         DataError: no image is found, or none can be read.
     """
     recipe = request.load()
-    if recipe.model.ckpt is None:
-        raise VitError(
-            "no checkpoint is named", where="--ckpt", fix="--ckpt RUN, a weights file, timm/NAME or demo"
-        )
+    check_names_ckpt(recipe, "predict")
     # Bad paths are reported before anything is downloaded or loaded.
     if run.out:
         check_out(run.out, overwrite=run.overwrite, suffixes=SUFFIXES)

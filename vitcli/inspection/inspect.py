@@ -23,7 +23,7 @@ from vitcli.inspection.collect import inspect_checkpoint
 from vitcli.inspection.files import FOLDER, write_all
 from vitcli.models.build import check_image_size
 from vitcli.output import run_folder
-from vitcli.recipe import Recipe
+from vitcli.recipe import Recipe, check_names_ckpt
 from vitcli.recipe.request import RecipeRequest
 from vitcli.weights.io import Weights
 
@@ -139,9 +139,7 @@ def _check(recipe: Recipe, name: str, image_patterns: Sequence[str], split: str)
     if recipe.inspect is None:
         fix = "take inspect/default, or extend it"
         raise VitError("the recipe has no section [inspect]", where=f"recipe {name}", fix=fix)
-    if recipe.model.ckpt is None:
-        fix = "--ckpt RUN, a weights file, timm/NAME or demo; vit inspect without options shows the demo"
-        raise VitError("no checkpoint is named", where="--ckpt", fix=fix)
+    check_names_ckpt(recipe, "inspect")
     if image_patterns and recipe.data.dataset is not None:
         raise VitError(
             "both images and a data set are given",

@@ -19,7 +19,8 @@ from vitcli.recipe.toml import differences, flat, to_toml, typed_value
 from vitcli.recipe.validation import Problem, is_overridden, report, unknown
 
 __all__ = [
-    "SHORTHANDS", "Recipe", "available", "catalog", "dataset_aliases", "differences", "find", "find_file",
+    "SHORTHANDS", "Recipe", "available", "catalog", "check_names_ckpt", "dataset_aliases", "differences",
+    "find", "find_file",
     "find_for_dataset", "flat", "label", "load", "load_for_dataset", "merge", "origins", "parse_options",
     "read_toml", "settled", "to_toml", "trials",
 ]  # fmt: skip
@@ -88,16 +89,31 @@ def load(
     recipe, problems = check_with_choices(draft.values, draft.sources, file=file, training=training)
     if problems := draft.mistakes + problems:
         raise report(problems, f"recipe {name_or_path}")
-    if command and (recipe.model.ckpt is None or recipe.data.dataset is None):
-        missing, option = "checkpoint", "--ckpt (recipe key model.ckpt)"
-        if recipe.model.ckpt is not None:
-            missing, option = "data set", "--dataset (recipe key data.dataset)"
-        raise VitError(
-            f"no {missing} is named",
-            where=option,
-            fix=f"vit {command} --ckpt RUN --dataset DATA, such as --ckpt demo --dataset demo:pretrain",
-        )
+    if command:
+        check_names_ckpt(recipe, command)
+        if recipe.data.dataset is None:
+            where = "--dataset (recipe key data.dataset)"
+            raise VitError("no data set is named", where=where, fix=_example_of(command))
     return recipe.with_notes(*draft.notes)
+
+
+def check_names_ckpt(recipe: Recipe, command: str) -> None:
+    """Refuse a recipe without a checkpoint, for a command that needs one."""
+    if recipe.model.ckpt is None:
+        where = "--ckpt (recipe key model.ckpt)"
+        raise VitError("no checkpoint is named", where=where, fix=_example_of(command))
+
+
+def _example_of(command: str) -> str:
+    """Return what to type for a command that lacks its checkpoint or its data set."""
+    match command:
+        case "finetune":
+            return "--ckpt FILE, a run folder, timm/NAME or demo; or --ckpt random with --model NAME"
+        case "predict":
+            return "--ckpt RUN, a weights file, timm/NAME or demo"
+        case "inspect":
+            return "--ckpt RUN, a weights file, timm/NAME or demo; vit inspect without options shows the demo"
+    return f"vit {command} --ckpt RUN --dataset DATA, such as --ckpt demo --dataset demo:pretrain"
 
 
 def merge(

@@ -19,6 +19,7 @@ ONLY_FRESH = ("classifier", "posemb", "posemb_at", "init", "layers", "hidden", "
 
 def finetune(recipe: Recipe, options: RunOptions) -> dict[str, Any]:
     """Replace the head by zeros, resample the position embedding to the new grid, and train by the recipe."""
+    recipes.check_names_ckpt(recipe, "finetune")
     for _, trial in recipes.trials(recipe):
         _check(trial.model, trial.objective)
 
@@ -57,12 +58,6 @@ def finetune(recipe: Recipe, options: RunOptions) -> dict[str, Any]:
 
 def _check(model: Model, objective: Objective) -> None:
     """Refuse settings that do not apply to fine-tuning."""
-    if model.ckpt is None:
-        raise VitError(
-            "no checkpoint is named to fine-tune",
-            where="--ckpt (recipe key model.ckpt)",
-            fix="--ckpt FILE, a run folder, timm/NAME or demo; or --ckpt random with --model NAME",
-        )
     if model.ckpt == FRESH and model.name is None:
         raise VitError(
             "fresh weights need the name of a network",
