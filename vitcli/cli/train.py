@@ -3,7 +3,7 @@
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -46,6 +46,23 @@ class TrainingOptions:
 KeepHead = Annotated[bool, option("--keep-head", MODEL,
     "Train on with the head of the checkpoint, for data with the same classes; the default is a new one. "
     "[model.head]")]
+
+    def recipe_keys(self) -> dict[str, Any]:
+        """Return the values by recipe key; VitError for two durations."""
+        if self.steps is not None and self.epochs is not None:
+            raise VitError(
+                "--steps and --epochs both say how long to train",
+                where=f"--steps {self.steps}, --epochs {self.epochs:g}",
+                fix="give one of them",
+            )
+        return {
+            "schedule.steps": self.steps,
+            "schedule.epochs": self.epochs,
+            "train.batch_size": self.batch_size,
+            "optimizer.lr": self.lr,
+            "train.seed": self.seed,
+            "train.runs": self.runs,
+        }
 # fmt: on
 
 
@@ -102,21 +119,8 @@ def _train(
 
     # Mistakes are reported before torch is loaded.
     overrides = recipe.set_ or ()
-    if training.steps is not None and training.epochs is not None:
-        raise VitError(
-            "--steps and --epochs both say how long to train",
-            where=f"--steps {training.steps}, --epochs {training.epochs:g}",
-            fix="give one of them",
-        )
-    recipe_keys = recipe.shorthands(ckpt, training.precision) | {
-        "schedule.steps": training.steps,
-        "schedule.epochs": training.epochs,
-        "train.batch_size": training.batch_size,
-        "optimizer.lr": training.lr,
-        "train.seed": training.seed,
-        "train.runs": training.runs,
-        "model.head": "keep" if keep_head else None,
-    }
+    recipe_keys = recipe.shorthands(ckpt, training.precision) | training.recipe_keys()
+    recipe_keys["model.head"] = "keep" if keep_head else None
     groups = vtab.tasks_of(recipe.dataset) if name == "finetune" else {}
     if groups:
         task_recipes = vtab.resolve(list(groups), recipe.recipe, overrides, recipe_keys)
