@@ -42,11 +42,6 @@ class TrainingOptions:
         "Print the training plan, with --json the resolved recipe too; write nothing.")] = False
     measure: Annotated[bool, option("--measure", ADVANCED, "With --dry-run: time ten real steps.")] = False
 
-
-KeepHead = Annotated[bool, option("--keep-head", MODEL,
-    "Train on with the head of the checkpoint, for data with the same classes; the default is a new one. "
-    "[model.head]")]
-
     def recipe_keys(self) -> dict[str, Any]:
         """Return the values by recipe key; VitError for two durations."""
         if self.steps is not None and self.epochs is not None:
@@ -63,6 +58,11 @@ KeepHead = Annotated[bool, option("--keep-head", MODEL,
             "train.seed": self.seed,
             "train.runs": self.runs,
         }
+
+
+KeepHead = Annotated[bool, option("--keep-head", MODEL,
+    "Train on with the head of the checkpoint, for data with the same classes; the default is a new one. "
+    "[model.head]")]
 # fmt: on
 
 
