@@ -141,3 +141,12 @@ def test_networks_of_a_family_share_its_colour_and_differ_in_marker():
 )
 def test_counts_are_short(count, told):
     assert short_count(count) == told
+
+
+def test_the_compute_of_a_laptop_is_in_gflops():
+    points = [point(f"network {k}", 0.5, exaflops=k * 9e-8) for k in (1, 2)]
+
+    (axes,) = draw_compute(points, [0]).axes
+
+    assert "compute (GFLOPs" in axes.get_xlabel()
+    assert sorted({round(x) for line in axes.lines for x in line.get_xdata()}) == [90, 180]

@@ -3,7 +3,7 @@
 from typing import Any
 
 from vitcli.output.document import fraction_cell, simple_table
-from vitcli.output.text import count_of, exaflops, pairs
+from vitcli.output.text import compute_text, count_of, pairs
 
 
 def as_text(result: dict[str, Any]) -> str:
@@ -74,7 +74,7 @@ def _plan(plan: dict[str, Any]) -> str:
 def _compute(total: float | None) -> str:
     if total is None:
         return "unknown: the recipe takes the image size of the weights, which are not on this machine"
-    return f"{exaflops(total)} exaFLOPs, without scoring"
+    return f"{compute_text(total)}, without scoring"
 
 
 def _percent(number: dict[str, float | None]) -> str:

@@ -18,6 +18,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, NullLoc
 from vitcli.experiments import study_grid
 from vitcli.output import plots
 from vitcli.output.plots import COLORS, STYLE, percent_limits
+from vitcli.output.text import compute_unit
 
 COLOURS, MARKERS = COLORS[:6], "os^DvPX<>hp"  # 6 and 11 have no common factor: 66 networks differ
 BLACK, GREY = "#222222", "#777777"
@@ -133,11 +134,12 @@ def compute_figure(
     families = dict.fromkeys(family for point in points for family in point["families"])
     families = dict(zip(families, cycle(COLOURS), strict=False)) if len(families) > 1 else {}
     looks = _looks(points, labels, families)
+    unit, scale = compute_unit(max(point["exaflops"] for point in points))
     with matplotlib.rc_context(STYLE):
         figure, all_axes = _empty(note, len(panels))
         # Lines first, then the front with a ring around each of its points, then the points.
         for axes, (title, panel) in zip(all_axes, panels.items(), strict=True):
-            places = {p["name"]: (p["exaflops"], 100 * panel.accuracy[p["name"]]) for p in points}
+            places = {p["name"]: (scale * p["exaflops"], 100 * panel.accuracy[p["name"]]) for p in points}
             _draw_lines(axes, points, places, joined_by, families)
             front = list(zip(*(places[name] for name in panel.front), strict=True))
             axes.plot(*front, zorder=1, **PARETO)
@@ -147,7 +149,7 @@ def compute_figure(
                 bar = None if std is None else [100 * std]
                 axes.errorbar([x], [y], yerr=bar, capsize=3, zorder=3, **looks[labels[point["name"]]])
             axes.set_title(title, fontsize=10)
-            axes.set(xscale="log", xlabel=f"{cost} (exaFLOPs, log scale)")
+            axes.set(xscale="log", xlabel=f"{cost} ({unit}, log scale)")
             axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
             axes.xaxis.set_minor_formatter(NullFormatter())
             axes.margins(0.1)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vitcli.output.document import Table, fraction_cell, simple_table
-from vitcli.output.text import csv_text, escape_markdown, exaflops, pairs
+from vitcli.output.text import compute_text, csv_text, escape_markdown, exaflops, pairs
 
 CSV_COLUMNS = ("name", "model", "num_examples", "epochs", "steps", "params", "images_seen", "exaflops",
                "mean", "std", "n")  # fmt: skip
@@ -16,7 +16,7 @@ def as_text(result: Mapping[str, Any]) -> str:
         return f"{_points(result).as_text()}\n{pairs(_foot(result))}"
     foot = [
         ("runs", str(len(result["cells"]))),
-        ("compute", f"{exaflops(result['exaflops'])} exaFLOPs in total, without the scoring"),
+        ("compute", f"{compute_text(result['exaflops'])} in total, without the scoring"),
         ("scored by", result["score"]["name"]),
     ]
     return f"{_plan(result).as_text()}\n{pairs(foot)}"

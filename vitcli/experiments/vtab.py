@@ -161,7 +161,7 @@ def _render_plans(plans: Mapping[str, dict[str, Any]]) -> str:
     processes = text.count_of(first["world_size"], "process", "processes")
     rows = [
         ("model", f"{first['model']}, {first['precision']} on {processes}"),
-        ("compute", f"{text.exaflops(sum(plan['exaflops'] for plan in plans.values()))} exaFLOPs in total"),
+        ("compute", f"{text.compute_text(sum(plan['exaflops'] for plan in plans.values()))} in total"),
         ("columns", "GMACs of one image's forward pass, estimated GiB per process"),
         ("more", "--json: the recipe and the plan of each task"),
     ]

@@ -15,7 +15,15 @@ from vitcli.export.markdown import code, fenced, paragraph, table
 from vitcli.export.usage import HERE, how_to_load
 from vitcli.models.architecture import Architecture
 from vitcli.output.redaction import is_local, public_name, public_toml, public_values
-from vitcli.output.text import first_few, interval_text, percent, plain, size_text, top5_is_informative
+from vitcli.output.text import (
+    compute_text,
+    first_few,
+    interval_text,
+    percent,
+    plain,
+    size_text,
+    top5_is_informative,
+)
 from vitcli.weights.download import hub_id
 from vitcli.weights.formats import unsupported_feature
 
@@ -329,7 +337,7 @@ def _compute(summary: dict[str, Any]) -> str:
     rows = [
         ("training", f"{steps:,} steps of {batch_size:,} images, {settings}"),
         ("time", f"{summary['elapsed_s']:.0f} s on {processes}{speed}"),
-        *([("compute", f"{exaflops:.3g} exaFLOPs")] if exaflops else []),
+        *([("compute", compute_text(exaflops))] if exaflops else []),
         *([("peak memory", f"{memory:.2g} GiB per process")] if memory else []),
     ]
     return table(("", ""), rows)

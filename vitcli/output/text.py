@@ -14,6 +14,7 @@ from pathlib import PurePath
 from typing import Any
 
 NAME_WIDTH = 12  # columns of the names before the values of `pairs`
+LEAST_EXAFLOPS = 1e-3  # below it compute is in GFLOPs
 NO_LIMIT = 10_000  # columns of a pipe, which has no width: its lines are as long as they need to be
 
 
@@ -125,6 +126,17 @@ def percent(fraction: float | None) -> str:
 def exaflops(count: float | None) -> str:
     """Return a compute count with three digits, or all digits before the point from 100 on."""
     return "-" if count is None else f"{count:,.0f}" if count >= 100 else f"{count:.3g}"
+
+
+def compute_unit(largest: float) -> tuple[str, float]:
+    """Return the unit for compute counts up to `largest` exaFLOPs, and how many of it make an exaFLOP."""
+    return ("GFLOPs", 1e9) if 0 < largest < LEAST_EXAFLOPS else ("exaFLOPs", 1.0)
+
+
+def compute_text(count: float | None) -> str:
+    """Return a compute count in exaFLOPs in the unit that its size asks for: a laptop's are GFLOPs."""
+    unit, scale = compute_unit(count or 0.0)
+    return f"{round(scale * count):,} {unit}" if scale > 1 else f"{exaflops(count)} {unit}"
 
 
 def first_few(names: Sequence[str], most: int = 5, *, total: int | None = None) -> str:

@@ -4,11 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vitcli.output.document import Cell, Header, Row, Table, fraction_cell, mark_best, number_cell
-from vitcli.output.text import interval_text, natural, short_names, size_text
+from vitcli.output.text import compute_unit, interval_text, natural, short_names, size_text
 from vitcli.report.grouping import ImageSet, NetworkColumn, RowKey, pooled
 from vitcli.report.runs import RunCollection
-
-LEAST_EXAFLOPS = 1e-3  # below it compute is in GFLOPs
 
 
 class Names:
@@ -85,7 +83,7 @@ def of_repeats(columns: Sequence[NetworkColumn], noun: str) -> str:
 def compute_column(exaflops: Sequence[float | None], detail: str = "") -> tuple[Header, list[Cell]]:
     """Return header and cells of a column of compute, in the unit that suits its largest value."""
     largest = max((value for value in exaflops if value), default=0.0)
-    unit, scale = ("GFLOPs", 1e9) if 0 < largest < LEAST_EXAFLOPS else ("exaFLOPs", 1.0)
+    unit, scale = compute_unit(largest)
     form = "{:,.4g}" if largest * scale < 1e4 else "{:,.0f}"
     cells = [number_cell(None if value is None else value * scale, form) for value in exaflops]
     return Header(unit, detail), cells

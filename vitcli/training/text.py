@@ -10,9 +10,9 @@ from vitcli.output.text import (
     Verbatim,
     accuracy_text,
     commands,
+    compute_text,
     count_of,
     duration,
-    exaflops,
     held_out,
     interval_text,
     no_top5,
@@ -24,8 +24,6 @@ from vitcli.output.text import (
     top5_is_informative,
 )
 from vitcli.training.sweep_results import accuracy_of, reason, remarks, values_text
-
-LEAST_EXAFLOPS = 1e-3  # below it compute is in GFLOPs
 
 
 def as_text(result: dict[str, Any], *, width: int | None = None) -> str:
@@ -70,13 +68,6 @@ def _length_of(summary: dict[str, Any]) -> str:
     if num_examples := summary.get("num_train_examples"):
         return length_text(steps, batch_size, num_examples)
     return f"{count_of(steps, 'step')} of {count_of(batch_size, 'image')}"
-
-
-def compute_text(count: float | None) -> str:
-    """Return a compute count in the unit that its size asks for, as `vit report` does."""
-    if count and count < LEAST_EXAFLOPS:
-        return f"{round(1e9 * count):,} GFLOPs"
-    return f"{exaflops(count)} exaFLOPs"
 
 
 def _next_commands(summary: dict[str, Any]) -> list[tuple]:

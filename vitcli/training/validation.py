@@ -21,6 +21,7 @@ from vitcli.features import least_squares
 from vitcli.models.masked_patch import MaskedPatchModel
 from vitcli.output import plots
 from vitcli.output.summaries import Probe
+from vitcli.output.text import compute_text
 from vitcli.training import figures
 from vitcli.training.objective import TrainingTask
 from vitcli.training.setup import TrainingJob
@@ -65,7 +66,7 @@ class PeriodicEvaluation:
             yield {"eval": asdict(metrics)}, self.task.line(metrics)
         if settings.probe and settings.probe_every and step % settings.probe_every == 0:
             probe = self.few_shot_probe(step)
-            compute = "" if probe["exaflops"] is None else f" at {probe['exaflops']:.3g} exaFLOPs"
+            compute = "" if probe["exaflops"] is None else f" at {compute_text(probe['exaflops'])}"
             yield {"probe": probe}, f"{probe['shots']}-shot {probe['dataset']} {probe['top1']:.2%}{compute}"
 
     def evaluate(self) -> tuple[Metrics | PatchMetrics, list[str]]:
