@@ -1,6 +1,7 @@
 """Images of a run recognised by content: what may be scored after its folder has changed."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -94,6 +95,19 @@ def test_new_images_are_not_scored_and_lost_ones_are_counted(folder):
     assert len(again) == 5
     assert "5 of the 6 held-out images are there; 1 is new and not scored" in again.notes[0]
     assert "--split train scores every image" in again.notes[0]
+
+
+def test_the_part_that_a_run_chose_by_is_opened_by_its_name_beside_a_test_split(photos):
+    section = data_section(photos, dev_fraction=0.25, dev_stratified=True, eval_split="dev_fraction")
+    train, held_out = open_train_and_eval(section, seed=0)
+    metadata = {"dev_cut": held_out.dev_cut, seen_images.KEY: seen_images.record(train, held_out)}
+    seen = SeenImages.of(metadata)
+
+    assert contents(open_eval(section, "dev_fraction", seen=seen)) == contents(held_out)
+    assert len(open_eval(section, "auto", seen=seen)) == 10  # the test split
+    with pytest.raises(DataError, match="18 of the 24 images"):
+        flat = data_section(photos / "train", dev_fraction=0.0)
+        open_eval(flat, "auto", seen=replace(seen, cut=None, held_out=None))
 
 
 def test_unchanged_data_are_scored_without_a_note(folder):
