@@ -142,7 +142,7 @@ def test_a_split_may_be_called_as_its_folder_is(tmp_path, folder, word):
         (b"file,label\nhttps://x.y/0.png,a\n", "outside the data set"),
         (b"file,label\n/etc/passwd,a\n", "outside the data set"),
         (b"file,label,split\n0.png,a,\n", "a row has no split"),
-        (b"file,label,split\n0.png,a,../x\n", "is no name of a split"),
+        (b"file,label,split\n0.png,a,../x\n", "is not the name of a split"),
         (
             b"file,label,split\n0.png,a,train\n1.png,b,test\n",
             "split test has labels that train does not have: b",

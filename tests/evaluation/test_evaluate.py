@@ -206,7 +206,9 @@ def test_a_grid_is_the_evaluations_at_its_resolutions(evaluated):
 def test_a_malformed_grid_is_refused(evaluated, res):
     outcome = evaluated("--res", res)
 
-    assert outcome.code == 2 and "is no range of sizes" in outcome.err and len(outcome.err.splitlines()) == 3
+    assert (
+        outcome.code == 2 and "is not a range of sizes" in outcome.err and len(outcome.err.splitlines()) == 3
+    )
 
 
 def test_a_grid_that_patches_do_not_divide_is_refused_before_any_pass(evaluated):

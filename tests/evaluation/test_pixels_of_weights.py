@@ -335,7 +335,7 @@ def test_fine_tuning_says_whose_statistics_a_bare_file_gets(pictures, tiny_file)
     of_deit, of_timm = plan(*words, "--model", "deit_tiny_patch16_224")
     shown = run("inspect", tiny_file, "--summary", "--model", "deit_tiny_patch16_224").out
 
-    assert "note: mean 0.5, std 0.5: the weights state none (--model NAME of timm" in notes
+    assert "note: mean 0.5, std 0.5: the weights do not store theirs (--model NAME of timm" in notes
     assert unnamed["mean"] == of_paper["mean"] == [0.5] * 3 and "mean 0.5" not in quiet
     line = "mean 0.485 0.456 0.406, std 0.229 0.224 0.225, as timm has it for deit_tiny_patch16_224"
     assert of_deit["mean"] == [0.485, 0.456, 0.406] and line in of_timm and line in " ".join(shown.split())

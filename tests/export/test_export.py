@@ -300,9 +300,9 @@ def test_an_unsupported_feature_is_refused_by_name(to_export, tmp_path, arch, ou
     ("out", "options", "message"),
     [
         ("out.pth", {}, r"out\.pth has no suffix"),
-        ("out.npz", {"to": "onnx"}, r"out\.npz is no name for onnx"),
-        ("out", {"to": "safetensors"}, "out is no name for safetensors"),
-        ("out.onnx", {"to": "timm"}, r"out\.onnx is no name for timm"),
+        ("out.npz", {"to": "onnx"}, r"out\.npz is not a name for onnx"),
+        ("out", {"to": "safetensors"}, "out is not a name for safetensors"),
+        ("out.onnx", {"to": "timm"}, r"out\.onnx is not a name for timm"),
         ("out", {"to": "torch"}, "no format 'torch'"),
         ("out", {"names": "linen"}, "names in timm are timm's"),
         ("out", {"image_size": (30, 32)}, "does not divide into patches of 8"),

@@ -226,8 +226,8 @@ def test_fewer_images_than_shots_are_all_taken_and_that_is_said(photos):
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        (("--shots", "0"), 2, "--shots: '0' is no number"),
-        (("--shots", "5,x"), 2, "--shots: '5,x' is no number"),
+        (("--shots", "0"), 2, "--shots: '0' is not a number"),
+        (("--shots", "5,x"), 2, "--shots: '5,x' is not a number"),
         (("--seeds", "0"), 2, "fewshot.seeds"),
         (("--classifier", "ncm", "--l2", "5"), 2, "the classifier is ncm"),
         (("--l2", "-1"), 2, "fewshot.l2"),

@@ -197,10 +197,10 @@ def test_a_list_of_shards_is_read_from_a_folder_by_its_own_name_and_from_the_hub
 @pytest.mark.parametrize(
     ("weight_map", "message"),
     [
-        ({"a": "../model-0.safetensors"}, "no list of shards: it names files that are not beside it"),
+        ({"a": "../model-0.safetensors"}, "not a list of shards: it names files that are not beside it"),
         ({"a": "/etc/passwd"}, "names files that are not beside it"),
         ({}, "names files that are not beside it"),
-        ([1], "is no list of shards"),
+        ([1], "is not a list of shards"),
         ({"a": "model-9.safetensors"}, "model-9.safetensors, which is missing"),
         ({"a": "model-0.safetensors", "b": "model-0.safetensors"}, "lack b"),
         ({"b": "model-0.safetensors"}, "holds a, which"),
@@ -333,7 +333,7 @@ def test_without_a_network_the_cache_is_read_and_that_is_said(server, monkeypatc
         ("ann/vit-small@v2", "ann/vit-small has no such branch, tag or commit", "main branch"),
         ("ann/no-weights", "has no model.safetensors and no pytorch_model.bin", "hf://ann/no-weights/FILE"),
         ("hf://ann/vit-small/README.md", "README.md has no known file ending", ".npz"),
-        ("hf://nobody", "'nobody' is no name of a repository", "google/vit-base-patch16-224"),
+        ("hf://nobody", "'nobody' is not the name of a repository", "google/vit-base-patch16-224"),
         ("gs://vit_models/nope.npz", "127.0.0.1 has no such file", "check the address"),
         ("https://example.org/index.html", "index.html has no known file ending", ".safetensors"),
         ("s3://bucket/x.npz", "addresses of the kind s3:// are not read", "download the file first"),

@@ -222,7 +222,7 @@ def resolution_range(res: str | None) -> tuple[int, ...]:
     parts = re.fullmatch(r"([1-9]\d{0,4}):([1-9]\d{0,4}):([1-9]\d{0,4})", res)
     sides = tuple(range(int(parts[1]), int(parts[2]) + 1, int(parts[3]))) if parts else ()
     if not 1 <= len(sides) <= 100:
-        message = f"{res!r} is no range of sizes: 160:384:32 (first, last, step; at most 100)"
+        message = f"{res!r} is not a range of sizes: 160:384:32 (first, last, step; at most 100)"
         raise typer.BadParameter(message, param_hint="--res")
     return sides
 

@@ -96,6 +96,6 @@ def counts(shots: str | None) -> list[int] | None:
     if shots is None:
         return None
     if not re.fullmatch(r"[1-9]\d{0,6}(,[1-9]\d{0,6})*", shots):
-        message = f"{shots!r} is no number of images per class, such as 5, or 1,5,10,25"
+        message = f"{shots!r} is not a number of images per class, such as 5, or 1,5,10,25"
         raise typer.BadParameter(message, param_hint="--shots")
     return [int(number) for number in shots.split(",")]

@@ -333,7 +333,7 @@ def height_and_width(res: str | None) -> tuple[int, int] | None:
         return None
     sides = re.fullmatch(r"([1-9]\d{0,4})(?:[xX]([1-9]\d{0,4}))?", res)
     if sides is None:
-        message = f"{res!r} is no size in pixels: 384, or 384x512 (height x width)"
+        message = f"{res!r} is not a size in pixels: 384, or 384x512 (height x width)"
         raise typer.BadParameter(message, param_hint="--res")
     return int(sides[1]), int(sides[2] or sides[1])
 

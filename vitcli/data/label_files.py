@@ -276,7 +276,7 @@ def _split_of_row(file: LabelFile, row: LabelRow, place: str) -> str:
     word = row.values[file.split_column]
     if not re.fullmatch(r"[\w.-]+", word):
         raise DataError(
-            f"{word!r} is no name of a split" if word else "a row has no split",
+            f"{word!r} is not the name of a split" if word else "a row has no split",
             where=f"{place}, column {file.split_column}",
             fix="write train, validation or test",
         )

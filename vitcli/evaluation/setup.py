@@ -129,7 +129,9 @@ def notes_on_pixels(weights: Weights, recipe: Recipe) -> list[str]:
         # The paper's weights, by their format or by the name that the user gave them, have the recipe's
         is_of_the_paper = weights.format == "official npz" or recipe.model.name is not None
         fix = "--model NAME of timm, or NAME.TAG, if they are others than the paper's"
-        return [] if is_of_the_paper else [f"note: {used.statistics}: the weights state none ({fix})"]
+        return (
+            [] if is_of_the_paper else [f"note: {used.statistics}: the weights do not store theirs ({fix})"]
+        )
     return (
         [] if weights.preprocessing_from == STORED else [f"{used.statistics}, {weights.preprocessing_from}"]
     )

@@ -259,7 +259,7 @@ def shard_names(index: Path) -> list[str]:
         ):
             raise ValueError("it names files that are not beside it")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        message = f"{index.name} is no list of shards: {reason_of(error)}"
+        message = f"{index.name} is not a list of shards: {reason_of(error)}"
         raise WeightsError(message, where="", fix="fetch or write the file again") from error
     return names
 

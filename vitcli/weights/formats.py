@@ -39,7 +39,7 @@ def format_of(to: str | None, out: Path, *, names: str) -> str:
     if by_suffix != format and (by_suffix or format != "timm"):
         rename = f"end OUT in {SUFFIXES[format]}" if SUFFIXES[format] else "name a folder"
         fix = f"{rename}, or leave --to out"
-        raise VitError(f"{out.name} is no name for {format}", where="OUT and --to", fix=fix)
+        raise VitError(f"{out.name} is not a name for {format}", where="OUT and --to", fix=fix)
     if names != SPELLINGS[0] and format != "npz":
         fix = "leave it out, or export to npz"
         raise VitError(f"the names in {format} are timm's", where="--names", fix=fix)

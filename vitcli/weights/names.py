@@ -113,7 +113,7 @@ def _on_the_hub(text: str) -> Reference:
     repository = f"{owner}/{name}"
     if not REPOSITORY.fullmatch(repository):
         raise WeightsError(
-            f"{text!r} is no name of a repository on the Hub",
+            f"{text!r} is not the name of a repository on the Hub",
             where="",
             fix="OWNER/NAME, such as google/vit-base-patch16-224",
         )

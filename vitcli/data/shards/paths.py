@@ -136,7 +136,9 @@ def _expanded(pattern: str) -> list[str]:
         first, last = int(numbers[1]), int(numbers[2])
         if not 0 <= last - first < MAX_SHARDS:
             raise DataError(
-                f"{braces[0]} is no range of shards", where=f"--dataset {shown(pattern)}", fix="{0000..0146}"
+                f"{braces[0]} is not a range of shards",
+                where=f"--dataset {shown(pattern)}",
+                fix="{0000..0146}",
             )
         words = [f"{number:0{len(numbers[1])}}" for number in range(first, last + 1)]
     before, after = pattern[: braces.start()], pattern[braces.end() :]
