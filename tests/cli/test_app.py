@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 
 from tests.conftest import REPOSITORY, Outcome, run
 from vitcli import recipe
+from vitcli.cli import app, hints
 from vitcli.cli.complete import choices_in
 from vitcli.cli.features import Classifier
 from vitcli.cli.options import DATA, PANELS, RUN, Compute, FeatureLayer, Tracker, option
@@ -322,6 +323,11 @@ def test_an_error_with_json_is_one_object_on_standard_output():
     assert outcome.code == 2
     assert set(outcome.json["error"]) == {"message", "where", "fix", "code", "command"}
     assert (outcome.json["error"]["code"], outcome.json["error"]["command"]) == (2, "finetune")
+    assert run("predict", "none.jpg", "--ckpt", "demo", "--json").json["error"]["command"] == "predict"
+    assert run("recipes", "show", "none", "--json").json["error"]["command"] == "recipes show"
+    commands = typer.main.get_command(app.app).commands
+    groups = [name for name, command in commands.items() if hasattr(command, "commands")]
+    assert sorted(groups) == sorted(hints.GROUPS)
 
 
 def test_debug_shows_the_traceback_as_well():

@@ -225,7 +225,9 @@ def test_a_failed_assertion_ends_with_exit_code_8_after_the_result(evaluated):
     assert "top-1" in text.out and "DOES NOT HOLD" in text.out
     assert len(text.err.splitlines()) == 3 and "so top1>1" in text.err and "does not hold" in text.err
     assert [one["holds"] for one in told.json["assertions"]] == [False, True]
-    assert told.json["error"].keys() == {"message", "where", "fix"} and told.json["top1"] <= 1
+    assert told.json["error"].keys() == {"message", "where", "fix", "code", "command"}
+    assert (told.json["error"]["code"], told.json["error"]["command"]) == (8, "evaluate")
+    assert told.json["top1"] <= 1
 
 
 def test_what_holds_ends_with_exit_code_0(evaluated):

@@ -9,7 +9,6 @@ import tempfile
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from itertools import takewhile
 from pathlib import Path
 from typing import NoReturn
 
@@ -101,8 +100,8 @@ def _print_stopped(note: str, exit_code: int, arguments: list[str]) -> int:
 def _print(text: str, as_dict: dict[str, str], exit_code: int, arguments: list[str]) -> None:
     """Print an error for people, or with --json as one object on standard output."""
     if "--json" in arguments:
-        command = " ".join(takewhile(lambda word: not word.startswith("-"), arguments[:2]))
-        print(json.dumps({"error": {**as_dict, "code": exit_code, "command": command}}, indent=2))
+        more = {"code": exit_code, "command": hints.command_of(arguments)}
+        print(json.dumps({"error": as_dict | more}, indent=2))
     else:
         # File and class names may hold control characters, and standard error may be closed.
         with suppress(OSError):

@@ -3,6 +3,7 @@
 import re
 import shlex
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 
 from vitcli.errors import VitError, nearest
@@ -54,8 +55,15 @@ OPTIONS = {
     "--silent": "--quiet", "--report-to": "--track", "--logger": "--track", "--top-k": "--topk",
     "--repeat": "--runs", "--mixed-precision": "--precision", "--labels": "--classes",
 }  # fmt: skip
+GROUPS = ("recipes", "datasets", "study", "doctor")  # commands with commands of their own
 RESUMING = ("--resume", "--resume-from-checkpoint", "--auto-resume")
 WEIGHTS_SUFFIXES = (".safetensors", ".npz", ".pth", ".pt", ".bin", ".onnx")
+
+
+def command_of(arguments: Sequence[str]) -> str:
+    """Return the name of the command of a command line, such as "evaluate" or "recipes check"."""
+    words = list(takewhile(lambda word: not word.startswith("-"), arguments[:2]))
+    return " ".join(words if words[:1] and words[0] in GROUPS else words[:1])
 
 
 def unknown_command(name: str, group: str, commands: Sequence[str]) -> VitError:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from vitcli.cli import complete, inputs
+from vitcli.cli import complete, hints, inputs
 from vitcli.cli.help import (
     ADVANCED,
     DATA,
@@ -206,7 +206,8 @@ class Printing:
     ) -> int:
         """Print a result and end with the check that failed in it, if any; the first process does both."""
         if error and self.as_json:  # one object on standard output, so it holds the error too
-            result = result | {"error": error.as_dict()}
+            more = {"code": error.exit_code, "command": hints.command_of(given_arguments)}
+            result = result | {"error": error.as_dict() | more}
         self.show(result, render)
         if error is None or global_rank() != 0:
             return 0
