@@ -79,7 +79,7 @@ def test_commands_run_on_a_device_without_float64(photos, tmp_path):
                 "--save-predictions",
                 tmp_path / "p.parquet",
             ),
-            ("fewshot", *of_run, *data, "--shots", 1),
+            ("fewshot", *of_run, *data, "--shots", 1, "--out", tmp_path / "fewshot"),
             ("embed", *of_run, *data, "--out", tmp_path / "features.safetensors"),
             ("predict", *of_run, photos / "test"),
             ("inspect", *of_run, "--images", photos / "test", "--out", tmp_path / "figures"),
