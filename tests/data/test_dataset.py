@@ -420,6 +420,7 @@ def test_without_a_network_a_hub_id_ends_in_a_data_error(name, monkeypatch):
         DataSet(name)
 
 
+@pytest.mark.slow
 def test_without_a_network_the_command_exits_with_code_3_and_no_traceback(tmp_path):
     named = ("--dataset", "nobody/nothing", "--ckpt", "random", "--model", "Ti/16", "--out", tmp_path / "run")
     result = run("finetune", *named)

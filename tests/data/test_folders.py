@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from tests.conftest import run
 from tests.folders import CLASSES, KINDS, Kind, classes, flat, image, shard, table, text
 from vitcli.data.dataset import DataSet
+from vitcli.data.folders import UNREADABLE, left_out_of, union
 from vitcli.data.image_files import find_images
 from vitcli.errors import DataError
 
@@ -98,6 +100,31 @@ def test_a_glob_names_what_it_leaves_out(tmp_path):
     )
     with pytest.raises(DataError, match=r"no image found in '.*\*.txt', but .*list.txt"):
         find_images([f"{tmp_path}/*.txt"], where="IMAGES")
+
+
+def test_a_folder_that_cannot_be_read_is_refused_and_not_left_out(tmp_path, monkeypatch):
+    classes(tmp_path / "photos")
+    scandir = os.scandir
+
+    def locked(folder):
+        if str(folder).endswith("photos/bee"):
+            raise PermissionError(13, "Permission denied", str(folder))
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", locked)
+
+    for read in (DataSet, lambda name: find_images([name], where="IMAGES")):
+        with pytest.raises(DataError, match="a folder cannot be read: Permission denied") as refused:
+            read(str(tmp_path / "photos"))
+        assert refused.value.where == str(tmp_path / "photos/bee")
+
+
+def test_left_out_files_of_a_thousand_class_folders_are_joined_in_one_pass():
+    parts = [left_out_of(UNREADABLE, [f"{k}/{number}.json" for number in range(100)]) for k in range(1_000)]
+    began_at = time.perf_counter()
+
+    assert len(union(parts).files) == 100_000
+    assert time.perf_counter() - began_at < 2  # a pass for each folder takes a minute
 
 
 def test_images_beside_streamed_shards_are_left_out_and_counted(tmp_path):

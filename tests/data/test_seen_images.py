@@ -37,7 +37,7 @@ def trained_on(folder: Path, *, by_class: bool = True) -> tuple[Split, SeenImage
     """The held-out part of a run on the folder, and what its weights keep."""
     section = data_section(folder, dev_fraction=0.2, dev_stratified=by_class)
     train, held_out = open_train_and_eval(section, seed=0)
-    metadata = {"dev_cut": held_out.dev_cut, seen_images.KEY: seen_images.record(train, held_out)}
+    metadata = {"dev_cut": held_out.dev_cut, seen_images.KEY: seen_images.record(train, held_out)[0]}
     return held_out, SeenImages.of(metadata)
 
 
@@ -100,7 +100,7 @@ def test_new_images_are_not_scored_and_lost_ones_are_counted(folder):
 def test_the_part_that_a_run_chose_by_is_opened_by_its_name_beside_a_test_split(photos):
     section = data_section(photos, dev_fraction=0.25, dev_stratified=True, eval_split="dev_fraction")
     train, held_out = open_train_and_eval(section, seed=0)
-    metadata = {"dev_cut": held_out.dev_cut, seen_images.KEY: seen_images.record(train, held_out)}
+    metadata = {"dev_cut": held_out.dev_cut, seen_images.KEY: seen_images.record(train, held_out)[0]}
     seen = SeenImages.of(metadata)
 
     assert contents(open_eval(section, "dev_fraction", seen=seen)) == contents(held_out)
@@ -213,12 +213,53 @@ def test_held_out_copies_of_training_images_are_counted(folder):
     train, held_out = open_train_and_eval(data_section(folder, dev_fraction=0.2), seed=0)
     training = contents(train)
 
-    count = seen_images.copies(seen_images.record(train, held_out))
-
+    stored, count = seen_images.record(train, held_out)
     assert count == sum(content in training for content in contents(held_out)) > 0
+    seen = SeenImages.of({"dev_cut": held_out.dev_cut, seen_images.KEY: stored})
+    assert [f"{count} of these 12 held-out images are exact copies of training images"] == [
+        *open_eval(data_section(folder), "auto", seen=seen).notes
+    ]
+    add_an_image(folder)
+    assert f"{count} of these 12" in open_eval(data_section(folder), "auto", seen=seen).notes[1]
 
 
 def test_drawn_images_and_shards_are_not_read():
     train, test = open_train_and_eval(data_section("demo"), seed=0)
 
-    assert seen_images.record(train, test) is None
+    assert seen_images.record(train, test) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("train", "held_out", "common"),
+    [("train", "train", 30), ("train[:60%]", "train[50%:]", 3), ("train[:50%]", "train[50%:]", 0)],
+)
+def test_slices_that_share_images_are_noted_before_and_counted_after_a_run(folder, train, held_out, common):
+    section = data_section(folder, train_split=train, eval_split=held_out)
+    splits = open_train_and_eval(section, seed=0)
+
+    assert len([note for note in splits[1].notes if "are trained on and scored" in note]) == bool(common)
+    assert seen_images.record(*splits)[1] == common
+
+
+def test_the_cut_of_a_slice_takes_nothing_from_other_images(folder, tmp_path):
+    section = data_section(folder, train_split="train[:20]", dev_fraction=0.2)
+    train, held_out = open_train_and_eval(section, seed=0)
+    seen = SeenImages.of(
+        {"dev_cut": held_out.dev_cut, seen_images.KEY: seen_images.record(train, held_out)[0]}
+    )
+    for number in range(5):
+        image(tmp_path / "holiday" / "ab"[number % 2] / f"{number}.png", 200 + number)
+
+    before = contents(held_out)
+    assert contents(open_eval(section, "auto", seen=seen)) == before
+    assert len(open_eval(data_section(tmp_path / "holiday"), "auto", seen=seen)) == 5
+    rename_images(folder)  # so that some are in the other part of the split
+    assert contents(open_eval(section, "auto", seen=seen)) == before
+
+
+def test_images_too_many_to_be_read_are_scored_with_a_note(folder, monkeypatch):
+    _, seen = trained_on(folder)
+    monkeypatch.setattr(seen_images, "MOST_IMAGES", 10)
+
+    split = open_eval(data_section(folder), "auto", seen=replace(seen, cut=None))
+    assert split.notes == ("whether images of these were trained on is not known",)

@@ -92,7 +92,7 @@ class DataSet:
             DataError: no such split or column, no rows, or a label that is not a class.
         """
         split = self.split_called(split)
-        base = split.partition("[")[0]
+        base = base_of(split)
         if base not in self.split_names:
             raise self._no_split(split)
         whole = self.open_whole(base)
@@ -174,9 +174,18 @@ class DataSet:
             where_is=lambda row: f"{self.name}, split {split}, row {row}",
         )
 
+    def have_common_rows(self, split: str, other: str) -> bool:
+        """Return whether two names, perhaps of slices, stand for some of the same rows."""
+        base = base_of(split)
+        if base != base_of(other):
+            return False
+        num_rows = len(self.open_whole(base))
+        (first, last), (other_first, other_last) = (self._slice(name, num_rows) for name in (split, other))
+        return max(first, other_first) < min(last, other_last)
+
     def _slice(self, split: str, num_rows: int) -> tuple[int, int]:
         try:
-            counts = {split.partition("[")[0]: num_rows}
+            counts = {base_of(split): num_rows}
             (piece,) = datasets.ReadInstruction.from_spec(split).to_absolute(counts)
         except (ValueError, AssertionError) as error:
             raise self._no_split(split) from error
@@ -185,7 +194,7 @@ class DataSet:
     def _no_split(self, split: str) -> DataError:
         names = self.split_names
         return DataError(
-            f"{self.name} has no split {split!r}{nearest(split.partition('[')[0], names)}",
+            f"{self.name} has no split {split!r}{nearest(base_of(split), names)}",
             where="recipe key data.train_split or data.eval_split, or --split",
             fix=f"one of {', '.join(names)}, or a slice of it such as {names[0]}[:90%]",
         )
@@ -230,7 +239,7 @@ def open_train_and_eval(
     if eval_split == DEV_PART_OF_ALL:
         eval_split = train_split
     elif eval_split in (DEV_PART, "auto"):
-        eval_split = source.default_eval_split(besides=train_split.partition("[")[0])
+        eval_split = source.default_eval_split(besides=base_of(train_split))
     if eval_split is None and not dev_fraction:
         names = f"split{'s' * (len(source.split_names) > 1)} {', '.join(source.split_names)}"
         raise DataError(
@@ -245,6 +254,9 @@ def open_train_and_eval(
         train, held_out = cut(train)
     else:
         held_out = source.open(eval_split)
+        if not is_choice and source.have_common_rows(train_split, eval_split):
+            note = f"images of {eval_split!r} are trained on and scored: it has rows of {train_split!r}"
+            held_out = replace(held_out, notes=(*held_out.notes, note))
     if data.num_examples is not None:
         train = random_subset(train, data.num_examples, seed=seed)
     if is_choice:
@@ -257,9 +269,8 @@ def open_eval(data: Data, split: str, *, seen: SeenImages = NOTHING_SEEN, needs_
     """Open the split to score: as named, or with "auto" the test split, else validation, else the only one.
 
     Args:
-        seen: the images that the weights were trained on. With "auto" none of these is scored as if it were
-            new: of a split that they are in only the held-out part is opened. The notes of a split that was
-            named say how many of them it has.
+        seen: the images that the weights were trained on. With "auto" only the held-out part is opened of a
+            split that they were taken from. The notes of any other split say how many of them it has.
         needs_labels: False where nothing is scored: plain folders of images will do, and seen images too.
 
     Raises:
@@ -272,15 +283,11 @@ def open_eval(data: Data, split: str, *, seen: SeenImages = NOTHING_SEEN, needs_
         base = base_of(source.split_called(split))
         return seen_images.noted(source.open(split), seen, base=base, option=None)
     by_name = None if is_dev else source.default_eval_split()
-    if cut_from in source.split_names and by_name in (None, cut_from):
-        whole = source.open(seen.cut["split"])
-        option = f"--split {cut_from}"
-        return seen_images.held_out_part(whole, seen, option=option, is_scored=needs_labels)
-    if by_name:
+    is_cut_here = cut_from in source.split_names and by_name in (None, cut_from)
+    if by_name and not is_cut_here:
         return seen_images.noted(source.open(by_name), seen, base=by_name, option=f"--split {by_name}")
-    only = source.only_split("--split")
-    option = f"--split {only}"
-    return seen_images.held_out_part(source.open(only), seen, option=option, is_scored=needs_labels)
+    base = cut_from if is_cut_here else source.only_split("--split")
+    return seen_images.held_out_part(source.open, seen, base=base, is_scored=needs_labels)
 
 
 def is_remote(name: str) -> bool:

@@ -6,13 +6,15 @@ Nothing but the clutter of operating systems (SILENT_NAMES, hidden files) and a 
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import reduce
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from vitcli.data.decoding import HEIC_ADVICE, IMAGE_SUFFIXES
+from vitcli.errors import DataError
 from vitcli.output.text import first_few, plain, plural
 
 SYSTEM_FOLDERS = frozenset(
@@ -54,7 +56,7 @@ class LeftOut:
     files: tuple[tuple[str, str], ...] = ()
 
     def __or__(self, other: "LeftOut") -> "LeftOut":
-        return LeftOut(tuple(dict.fromkeys(self.files + other.files)))
+        return union([self, other])
 
     def lines(self) -> list[str]:
         """Return one line for each reason: how many files, and which."""
@@ -109,9 +111,12 @@ def list_files(folder: Path, root: Path, *, recursive: bool = True) -> Files:
 
     Args:
         root: the folder of the data set, which left out files are named from.
+
+    Raises:
+        DataError: a folder cannot be read; its images would be missing without a word.
     """
     images, others, system, linked = [], [], [], []
-    for parent, folders, names in os.walk(folder):
+    for parent, folders, names in os.walk(folder, onerror=_refuse):
         for name in names:
             if not is_silent(name):
                 (images if is_image_name(name) else others).append(os.path.join(parent, name))
@@ -120,10 +125,11 @@ def list_files(folder: Path, root: Path, *, recursive: bool = True) -> Files:
                 system += _images_in(os.path.join(parent, name))
         folders[:] = [name for name in folders if is_entered(name)] if recursive else []
         linked += [path for name in folders if os.path.islink(path := os.path.join(parent, name))]
-    not_entered = left_out_of(SYSTEM, relative(sorted(system), root))
-    return Files(
-        sorted(images), sorted(others), not_entered | left_out_of(LINKED, relative(sorted(linked), root))
+    not_entered = union(
+        left_out_of(reason, relative(sorted(paths), root))
+        for reason, paths in ((SYSTEM, system), (LINKED, linked))
     )
+    return Files(sorted(images), sorted(others), not_entered)
 
 
 def image_files(folder: Path) -> list[str]:
@@ -134,7 +140,7 @@ def image_files(folder: Path) -> list[str]:
 def has_images(folder: Path | str) -> bool:
     """Return whether there is an image below a folder; stops at the first."""
     inner = []
-    with os.scandir(folder) as entries:
+    with _entries(folder) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
                 inner += [entry.path] if is_entered(entry.name) else []
@@ -147,7 +153,31 @@ def subfolders(folder: Path) -> list[str]:
     """Return the names of the folders in a folder, sorted; none of a file."""
     if not folder.is_dir():
         return []
-    return sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and is_entered(entry.name))
+    with _entries(folder) as entries:
+        return sorted(entry.name for entry in entries if entry.is_dir() and is_entered(entry.name))
+
+
+@contextmanager
+def _entries(folder: Path | str) -> Iterator[Iterator[os.DirEntry]]:
+    """Open a folder to read its entries."""
+    try:
+        with os.scandir(folder) as entries:
+            yield entries
+    except OSError as error:
+        raise _unreadable(error) from error
+
+
+def _refuse(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):  # a class may have no folder in a split
+        raise _unreadable(error) from error
+
+
+def _unreadable(error: OSError) -> DataError:
+    return DataError(
+        f"a folder cannot be read: {error.strerror}",
+        where=str(error.filename),
+        fix="allow reading it (chmod u+rx), or move it out of the data set",
+    )
 
 
 def relative(paths: Iterable[str], root: Path) -> list[str]:
@@ -174,7 +204,8 @@ def is_entered(name: str) -> bool:
 
 
 def union(parts: Iterable[LeftOut]) -> LeftOut:
-    return reduce(LeftOut.__or__, parts, NOTHING)
+    """Return the files of all parts, each once; in one pass, since every class folder is a part."""
+    return LeftOut(tuple(dict.fromkeys(chain.from_iterable(part.files for part in parts))))
 
 
 def _images_in(folder: str) -> list[str]:

@@ -17,6 +17,7 @@ from vitcli.data.folders import (
     list_files,
     named,
     suffix_of,
+    union,
 )
 from vitcli.data.split import Split
 from vitcli.data.wrong_layouts import no_data_set, unpacking
@@ -32,13 +33,9 @@ def find_images(names: Sequence[str], *, where: str) -> Split:
     Raises:
         DataError: a name matches no image.
     """
-    files: dict[str, None] = {}
-    left_out = NOTHING
-    for name in names:
-        matches, others = _matches(name, where)
-        files.update(dict.fromkeys(matches))
-        left_out |= others
-    return as_split(list(files), left_out)
+    matches = [_matches(name, where) for name in names]
+    files = dict.fromkeys(file for images, _ in matches for file in images)
+    return as_split(list(files), union(left_out for _, left_out in matches))
 
 
 def _matches(name: str, where: str) -> tuple[list[str], LeftOut]:
@@ -56,16 +53,18 @@ def _matches(name: str, where: str) -> tuple[list[str], LeftOut]:
             raise DataError(what, where=where, fix=unpacking(name) or "convert it to JPEG or PNG")
         return [name], NOTHING
     files = sorted(file for file in glob.glob(name, recursive=True) if Path(file).is_file())
-    images = [file for file in files if is_image_name(os.path.basename(file))]
+    images, others = [], []
+    for file in files:
+        (images if is_image_name(os.path.basename(file)) else others).append(file)
     if not images:
-        holds = f", but {named(files)}" if files else ""
+        holds = f", but {named(others)}" if others else ""
         fix = (
             "download it first: images are read from this machine"
             if "://" in name
             else "a file, a folder or a glob"
         )
         raise DataError(f"no image found in {name!r}{holds}", where=where, fix=fix)
-    return images, left_out_of(UNREADABLE, [file for file in files if file not in set(images)])
+    return images, left_out_of(UNREADABLE, others)
 
 
 def as_split(files: list[str], left_out: LeftOut = NOTHING) -> Split:

@@ -48,15 +48,13 @@ class SeenImages:
         stored = metadata.get(KEY)
         stored = stored if isinstance(stored, dict) else {}
         trained_on, held_out = (_unpacked(stored.get(name)) for name in ("trained_on", "held_out"))
-        if trained_on is not None:
-            trained_on = trained_on[trained_on != UNREADABLE]
         return cls(trained_on, held_out, _readable_cut(metadata.get("dev_cut")), same_data)
 
     def num_trained_on(self, split: Split) -> int | None:
         """Count the images of a split that were trained on; None if that cannot be known."""
         if self.trained_on is None or not _can_be_read(split):
             return None
-        return int(np.isin(digests_of(split), self.trained_on).sum())
+        return _num_copies(digests_of(split), self.trained_on)
 
 
 def record(
@@ -66,19 +64,30 @@ def record(
     rank: int = 0,
     world_size: int = 1,
     concatenated: Callable[[list], list] = lambda items: items,
-) -> dict[str, str] | None:
-    """Return what the metadata of weights keep of the images of a run; None where there is nothing to keep.
+) -> tuple[dict[str, str] | None, int | None]:
+    """Return what the metadata of weights keep of the images of a run, and the number of held-out copies.
+
+    The first is None where there is nothing to keep. The second counts the held-out images, of a dev part or
+    of any other split, whose file is also a training image; None if that cannot be known.
 
     Args:
+        rank, world_size: each process reads its part of the images.
         concatenated: joins the lists of all processes in the order of their ranks.
     """
-    stored = {}
-    for name, split in (("trained_on", train), ("held_out", held_out if held_out.dev_cut else None)):
-        if split is not None and _can_be_read(split):
+    digests: dict[str, np.ndarray] = {}
+    for name, split in (("trained_on", train), ("held_out", held_out)):
+        if _can_be_read(split):
             first, last = (len(split) * r // world_size for r in (rank, rank + 1))
-            digests = concatenated(digests_of(split, range(first, last)).tolist())
-            stored[name] = _packed(np.array(digests, dtype=np.uint64))
-    return stored or None
+            part = digests_of(split, range(first, last)).tolist()
+            digests[name] = np.array(concatenated(part), dtype=np.uint64)
+    num_copies = _num_copies(digests["held_out"], digests["trained_on"]) if len(digests) == 2 else None
+    if not held_out.dev_cut:  # it has a name of its own
+        digests.pop("held_out", None)
+    return {name: _packed(digests_N) for name, digests_N in digests.items()} or None, num_copies
+
+
+def _num_copies(held_out: np.ndarray, trained_on: np.ndarray) -> int:
+    return int((np.isin(held_out, trained_on) & (held_out != UNREADABLE)).sum())
 
 
 def counts(stored: Any) -> dict[str, int]:
@@ -87,29 +96,25 @@ def counts(stored: Any) -> dict[str, int]:
     return {name: len(digests_N) for name, digests_N in digests.items() if digests_N is not None}
 
 
-def copies(stored: dict[str, str] | None) -> int:
-    """Count the held-out images of a record that are exact copies of training images."""
-    trained_on, held_out = (_unpacked((stored or {}).get(name)) for name in ("trained_on", "held_out"))
-    if trained_on is None or held_out is None:
-        return 0
-    return int(np.isin(held_out, trained_on[trained_on != UNREADABLE]).sum())
-
-
-def held_out_part(whole: Split, seen: SeenImages, *, option: str, is_scored: bool = True) -> Split:
+def held_out_part(
+    open_split: Callable[[str], Split], seen: SeenImages, *, base: str, is_scored: bool = True
+) -> Split:
     """Return the rows of a split that may be scored: the images that a run held out, none it was trained on.
 
     Of data that the run has never seen these are all rows.
 
     Args:
-        whole: a split that nothing but its name says is new: the only one, or the one that was trained on.
-        option: how a person names it in full, as `--split train`.
+        open_split: opens a split, or a slice of one, by its name.
+        base: of a split that nothing but its name says is new: the only one, or the one that was trained on.
         is_scored: False to open it all, with a note, where none of its images was held out.
 
     Raises:
         DataError: it is to be scored, and images of it were trained on, or may have been, but no held-out one
             is found.
     """
-    if part := _cut_again(whole, seen):
+    whole, option = open_split(base), f"--split {base}"
+    if part := _cut_again(open_split, seen, base=base):
+        part = _noting_copies(part, seen, seen.held_out)
         note = f"these are the held-out images of the run; {option} takes all {len(whole):,}"
         return part if is_scored else replace(part, notes=(*part.notes, note))
     if seen.trained_on is None or not _can_be_read(whole):
@@ -119,7 +124,7 @@ def held_out_part(whole: Split, seen: SeenImages, *, option: str, is_scored: boo
     digests_N = digests_of(whole)
     held_out = np.zeros(0, np.uint64) if seen.held_out is None else seen.held_out
     held_rows = _rows_of(held_out, digests_N)
-    was_trained_N = np.isin(digests_N, seen.trained_on)
+    was_trained_N = np.isin(digests_N, seen.trained_on) & (digests_N != UNREADABLE)
     was_trained_N[held_rows] = False
     num_trained = int(was_trained_N.sum())
     if not num_trained:
@@ -141,7 +146,17 @@ def held_out_part(whole: Split, seen: SeenImages, *, option: str, is_scored: boo
         verb = "is" if num_new == 1 else "are"
         note += f"; {num_new:,} {verb} new and not scored ({option} scores every image)"
     notes = (*whole.notes, note)
-    return replace(whole.rows(held_rows), name=f"{whole.name}, dev part", dev_cut=seen.cut, notes=notes)
+    part = replace(whole.rows(held_rows), name=f"{whole.name}, dev part", dev_cut=seen.cut, notes=notes)
+    return _noting_copies(part, seen, digests_N[held_rows])
+
+
+def _noting_copies(part: Split, seen: SeenImages, digests_N: np.ndarray | None) -> Split:
+    """Return held-out images with a note if some are exact copies of training images."""
+    if seen.trained_on is None or digests_N is None:
+        return part
+    count = _num_copies(digests_N, seen.trained_on)
+    note = f"{count:,} of these {len(part):,} held-out images are exact copies of training images"
+    return replace(part, notes=(*part.notes, note)) if count else part
 
 
 def noted(split: Split, seen: SeenImages, *, base: str, option: str | None) -> Split:
@@ -203,15 +218,18 @@ def _can_be_read(split: Split) -> bool:
         return True
 
 
-def _cut_again(whole: Split, seen: SeenImages) -> Split | None:
+def _cut_again(open_split: Callable[[str], Split], seen: SeenImages, *, base: str) -> Split | None:
     """Return the dev part by the rule of the cut if it is the one that was held out, else None."""
     cut = seen.cut
-    if cut is None or cut.get("num_rows", len(whole)) != len(whole):
-        return None
-    if seen.held_out is None and whole.fingerprint != cut["fingerprint"]:
+    if cut is None or base_of(cut["split"]) != base:
         return None
     is_stratified = cut.get("stratified", False)  # cuts of earlier versions were not
     try:
+        whole = open_split(cut["split"])  # perhaps a slice that other data do not have
+        if cut.get("num_rows", len(whole)) != len(whole):
+            return None
+        if seen.held_out is None and whole.fingerprint != cut["fingerprint"]:
+            return None
         dev = cut_dev(whole, dev_fraction=cut["fraction"], split=cut["split"], stratified=is_stratified)[1]
     except DataError:  # too few rows are left
         return None
@@ -223,9 +241,9 @@ def _cut_again(whole: Split, seen: SeenImages) -> Split | None:
 
 def _unknown_part(whole: Split, seen: SeenImages, *, option: str | None) -> Split:
     """Return all rows of other data than those of the run; refuse the run's own, changed since."""
-    if seen.cut is None:
+    if seen.cut is None and seen.trained_on is None:
         return whole
-    if seen.same_data and option:
+    if seen.cut and seen.same_data and option:
         raise DataError(
             f"{whole.name} has changed since the run, and its held-out images are not to be found again",
             where="--dataset",
@@ -234,12 +252,12 @@ def _unknown_part(whole: Split, seen: SeenImages, *, option: str | None) -> Spli
     return replace(whole, notes=(*whole.notes, "whether images of these were trained on is not known"))
 
 
-def _rows_of(wanted: np.ndarray, digests_N: np.ndarray) -> np.ndarray:
-    """Return a row for each digest that has one, in the order of `wanted`; no row twice."""
+def _rows_of(held_out: np.ndarray, digests_N: np.ndarray) -> np.ndarray:
+    """Return a row for each held-out digest that has one, in their order; no row twice."""
     rows_by_digest: dict[int, list[int]] = {}
-    for row in np.flatnonzero(np.isin(digests_N, wanted[wanted != UNREADABLE]))[::-1].tolist():
+    for row in np.flatnonzero(np.isin(digests_N, held_out[held_out != UNREADABLE]))[::-1].tolist():
         rows_by_digest.setdefault(int(digests_N[row]), []).append(row)
-    rows = [rows_by_digest[digest].pop() for digest in wanted.tolist() if rows_by_digest.get(digest)]
+    rows = [rows_by_digest[digest].pop() for digest in held_out.tolist() if rows_by_digest.get(digest)]
     return np.array(rows, dtype=np.int64)
 
 

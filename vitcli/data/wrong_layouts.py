@@ -93,7 +93,10 @@ def _without_classes(path: Path, typed: str, files: Files) -> DataError:
 
 
 def _has_images_itself(folder: Path) -> bool:
-    return bool(list_files(folder, folder, recursive=False).images)
+    try:
+        return bool(list_files(folder, folder, recursive=False).images)
+    except DataError:  # a neighbour of another user, in /tmp say
+        return False
 
 
 def _by_table(typed: str) -> str:

@@ -20,9 +20,8 @@ from vitcli.recipe.validation import Problem, is_overridden, report, unknown
 
 __all__ = [
     "SHORTHANDS", "Recipe", "available", "catalog", "check_names_ckpt", "dataset_aliases", "differences",
-    "find", "find_file",
-    "find_for_dataset", "flat", "label", "load", "load_for_dataset", "merge", "origins", "parse_options",
-    "read_toml", "settled", "to_toml", "trials",
+    "find", "find_file", "find_for_dataset", "flat", "label", "load", "load_for_dataset", "merge", "origins",
+    "parse_options", "read_toml", "settled", "to_toml", "trials",
 ]  # fmt: skip
 
 # Options that set a recipe key, for messages.
@@ -39,7 +38,7 @@ SHORTHANDS = {
 }  # fmt: skip
 NO_SHORTHANDS: Mapping[str, Any] = MappingProxyType({})
 DEFAULT = "schema default"
-STEPS = "schedule.steps"
+STEPS, WARMUP = "schedule.steps", "schedule.warmup"
 
 
 @dataclass(frozen=True)
@@ -132,20 +131,18 @@ def merge(
 
 
 def _shrink_warmup(draft: Draft, of_file: Mapping[str, Any]) -> None:
-    """Keep the share of a warm-up that a recipe gives in steps, where --steps is less than these."""
+    """Keep the fraction of a warm-up that a recipe gives in steps, where --steps is less than these."""
     values, sources = draft.values, draft.sources
-    steps, warmup, steps_of_file = (
-        table.get(key) for table, key in ((values, STEPS), (values, "schedule.warmup"), (of_file, STEPS))
-    )
-    is_typed = {key: sources.get(key, "").startswith("option ") for key in (STEPS, "schedule.warmup")}
-    if not is_typed[STEPS] or is_typed["schedule.warmup"]:
+    steps, warmup, steps_of_file = values.get(STEPS), values.get(WARMUP), of_file.get(STEPS)
+    if not all(isinstance(count, int) for count in (steps, warmup, steps_of_file)) or warmup <= steps:
         return
-    if all(isinstance(count, int) for count in (steps, warmup, steps_of_file)) and warmup > steps:
-        share = f"{100 * warmup / steps_of_file:.4g}%"
-        origin = f"{warmup} of {steps_of_file} in {sources['schedule.warmup']}"
-        draft.notes.append(f"warm-up: {share} of the {steps} steps, as {origin}")
-        values["schedule.warmup"] = share
-        sources["schedule.warmup"] += f", as a share of the steps by {sources[STEPS]}"
+    if sources[WARMUP].startswith("option ") or not sources[STEPS].startswith("option "):
+        return
+    fraction = f"{100 * warmup / steps_of_file:.4g}%"
+    origin = f"{warmup} of {steps_of_file} in {sources[WARMUP]}"
+    draft.notes.append(f"warm-up: {fraction} of the {steps} steps, as {origin}")
+    values[WARMUP] = fraction
+    sources[WARMUP] += f", as a fraction of the steps by {sources[STEPS]}"
 
 
 def _unused_training_keys(draft: Draft) -> list[Problem]:
@@ -175,7 +172,7 @@ def find_for_dataset(command: str, dataset: str | None) -> str:
     data and without a data set that of the demo.
     """
     names = [name for name, _ in available() if name.startswith(f"{command}/")]
-    matching = [name for name in names if name in candidates(command, dataset)]
+    matching = [name for name in candidates(command, dataset) if name in names]
     alias = dataset_aliases().get(dataset or "", {})
     if len(matching) == 1:
         return matching[0]

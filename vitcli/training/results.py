@@ -39,7 +39,7 @@ def summarise(
     *,
     skipped: set[str],
     probe: dict[str, Any] | None,
-    seen: dict[str, str] | None,
+    num_held_out_copies: int | None,
 ) -> dict[str, Any]:
     """Return the object of summary.json and --json."""
     recipe, images = job.recipe, job.plan.images_seen
@@ -71,7 +71,7 @@ def summarise(
             "eval_split": job.eval_split.name,
             "eval_fingerprint": job.eval_split.fingerprint,
             "classes_not_held_out": classes_without(job.eval_split, job.train_split),
-            "num_held_out_copies": seen_images.copies(seen),
+            "num_held_out_copies": num_held_out_copies,
             "fewshot": probe,
             "preprocessing": preprocessing_of(recipe.data).summary(),
             "num_skipped_images": len(skipped),

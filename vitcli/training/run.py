@@ -68,9 +68,15 @@ class TrainingRun:
             metrics, skipped, predictions = evaluation.predict()
             probe = evaluation.few_shot_probe(self.job.plan.total_steps) if self.recipe.eval.probe else None
             skipped = self.runtime.union(state.skipped | set(skipped))
-            seen = self._seen_images()
+            seen, num_copies = self._seen_images()
             summary = summarise(
-                self.job, self.path, metrics, state.elapsed_s, skipped=skipped, probe=probe, seen=seen
+                self.job,
+                self.path,
+                metrics,
+                state.elapsed_s,
+                skipped=skipped,
+                probe=probe,
+                num_held_out_copies=num_copies,
             )
             weights = state.final_weights()
             if self.folder:
@@ -134,8 +140,8 @@ class TrainingRun:
             self.tracking = Tracking(options.track, self.folder, self.recipe, note=note, quiet=options.quiet)
             self.folder.also_log = self.tracking.log
 
-    def _seen_images(self) -> dict[str, str] | None:
-        """Return the digests by which the images of this run are known again; each process reads its part."""
+    def _seen_images(self) -> tuple[dict[str, str] | None, int | None]:
+        """Return the digests of this run's images, and the number of held-out copies of training images."""
         return seen_images.record(
             self.job.train_split,
             self.job.eval_split,
