@@ -24,6 +24,9 @@ class Server:
         bucket: files by path, such as "vit_models/imagenet21k/ViT-B_16.npz".
         cut: the number of bytes after which the next answers end, one each.
         status: answered to everything instead; 0 for what is right.
+        statuses: the same for the next answers, one each.
+        shift: parts begin this many bytes before the asked one.
+        page: files are sent as web pages.
         damaged: files arrive with another byte at the end.
         requests: method, path and range, without the Hub's redirects.
     """
@@ -33,6 +36,9 @@ class Server:
     bucket: dict[str, bytes] = field(default_factory=dict)
     cut: list[int] = field(default_factory=list)
     status: int = 0
+    statuses: list[int] = field(default_factory=list)
+    shift: int = 0
+    page: bool = False
     damaged: bool = False
     requests: list[tuple[str, str, str | None]] = field(default_factory=list)
 
@@ -71,9 +77,10 @@ class _Answer(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = unquote(urlsplit(self.path).path).strip("/")
         self.stand_in.requests.append((self.command, path, self.headers.get("Range")))
+        status = self.stand_in.statuses.pop(0) if self.stand_in.statuses else self.stand_in.status
         match path.split("/"):
-            case _ if self.stand_in.status:
-                self._send(self.stand_in.status, b"")
+            case _ if status:
+                self._send(status, b"")
             case [owner, name, "resolve", revision, *file]:
                 self._hub_file(f"{owner}/{name}", revision, "/".join(file))
             case _ if path in self.stand_in.bucket:
@@ -100,8 +107,10 @@ class _Answer(BaseHTTPRequestHandler):
         if self.headers.get("If-Range", headers["ETag"]) != headers["ETag"]:
             asked = None
         if asked:
-            first = int(asked.removeprefix("bytes=").partition("-")[0])
+            first = int(asked.removeprefix("bytes=").partition("-")[0]) - self.stand_in.shift
             headers["Content-Range"] = f"bytes {first}-{len(data) - 1}/{len(data)}"
+        if self.stand_in.page:
+            headers["Content-Type"] = "text/html; charset=utf-8"
         if self.stand_in.damaged:
             data = data[:-1] + bytes([data[-1] ^ 1])
         if asked and first >= len(data):

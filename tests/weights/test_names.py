@@ -1,5 +1,6 @@
 """Every name of weights that people type: from a stand-in of the Hub and of a bucket, a cache, or refused."""
 
+import base64
 import hashlib
 import io
 import json
@@ -14,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import save, save_file
 
-from tests.weights.servers import serve
+from tests.weights.servers import COMMIT, serve
 from vitcli.errors import MachineError, VitError, WeightsError
 from vitcli.models.architecture import Architecture
 from vitcli.models.build import architecture, build
@@ -132,6 +133,7 @@ def test_a_repository_of_transformers_is_read_by_its_bare_name(server):
         ("gs://vit_models/x/small.npz", "vit_models/x/small.npz"),
         ("{server}/vit_models/x/small.npz", "vit_models/x/small.npz"),
         ("{bucket}/some%20where/small.npz?token=hunter2", "some where/small.npz"),
+        ("{bucket}/Größe/small.npz", "Größe/small.npz"),
         ("ViT-B/16@in21k", "vit_models/imagenet21k/ViT-B_16.npz"),
         ("b16@imagenet21k+imagenet2012", "vit_models/imagenet21k+imagenet2012/ViT-B_16.npz"),
         ("R50+ViT-B/16@in21k", "vit_models/imagenet21k/R50+ViT-B_16.npz"),
@@ -242,6 +244,42 @@ def test_a_file_that_changed_meanwhile_is_downloaded_from_its_beginning(server):
     assert fetch_address(address, Progress(quiet=True)).read_bytes() == data
 
 
+def test_a_part_that_is_not_the_missing_one_is_never_appended(server):
+    server.bucket["b/x.npz"] = os.urandom(9_000)
+    server.cut, server.shift = [5_000], 1_000
+
+    file = fetch_address(f"{server.address}/b/x.npz", Progress(quiet=True))
+    assert file.read_bytes() == server.bucket["b/x.npz"]
+    assert server.gets("x.npz") == [None, "bytes=5000-", None]
+
+
+@pytest.mark.parametrize(
+    ("statuses", "error", "message"),
+    [
+        ([400], WeightsError, r"does not send it \(status 400\)"),
+        ([403], WeightsError, "refuses access to it"),
+        ([404], WeightsError, r"has no such file \(status 404\)"),
+        ([416] * 3, WeightsError, r"does not send it \(status 416\)"),
+        ([429, 500, 503], MachineError, "answers with status 503"),
+    ],
+)
+def test_a_server_that_refuses_is_quoted_and_leaves_nothing_behind(server, statuses, error, message):
+    server.bucket["b/x.npz"], address = b"weights", f"{server.address}/b/x.npz"
+    server.statuses = statuses
+
+    with pytest.raises(error, match=message):
+        fetch_address(address, Progress(quiet=True))
+    assert not server.statuses and fetch_address(address, Progress(quiet=True)).read_bytes() == b"weights"
+
+
+def test_a_web_page_is_not_kept_as_weights(server):
+    server.bucket["b/x.npz"], server.page = b"<html>", True
+
+    with pytest.raises(WeightsError, match="answers with a web page, not with a file"):
+        fetch_address(f"{server.address}/b/x.npz", Progress(quiet=True))
+    assert not download.is_here(resolve("gs://b/x.npz"))
+
+
 @pytest.mark.parametrize("place", ["bucket", "hub"])
 def test_a_file_with_another_checksum_is_refused_and_not_kept(server, place):
     _, state = network()
@@ -305,16 +343,29 @@ def test_without_a_network_it_is_said_at_once(server, monkeypatch, ckpt):
     )
 
 
-def test_without_a_network_the_cache_is_read_and_that_is_said(server, monkeypatch, capsys):
-    _, state = network()
-    server.repositories["ann/vit-small"] = timm_files(state)
-    read_weights("ann/vit-small")
+@pytest.mark.parametrize("ckpt", ["ann/vit-small", "hf://ann/vit-small/part/x.safetensors"])
+def test_without_a_network_the_cache_is_read_and_that_is_noted(server, monkeypatch, capsys, ckpt):
+    files = timm_files(network()[1])
+    in_folder = {"part/config.json": files["config.json"], "part/x.safetensors": files["model.safetensors"]}
+    server.repositories["ann/vit-small"] = files | in_folder
+    names_online = read_weights(ckpt).state.keys()
+    assert server.requests[-1][1].split("/")[3] == COMMIT  # of the first file, should the branch move on
     server.status = 503
-    assert read_weights("ann/vit-small").state.keys() == state.keys()
-    assert "the Hub answers with status 503: ann/vit-small is read from its cache" in capsys.readouterr().err
+    assert read_weights(ckpt).state.keys() == names_online
+    note = "ann/vit-small is read from the Hub's cache: the Hub answers with status 503"
+    assert note in capsys.readouterr().err
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     server.requests.clear()
-    assert read_weights("ann/vit-small").state.keys() == state.keys() and not server.requests
+    assert read_weights(ckpt).state.keys() == names_online and not server.requests
+
+
+def test_a_hub_that_fails_in_the_middle_is_never_taken_to_lack_the_file(server, monkeypatch):
+    monkeypatch.setattr(time, "sleep", lambda wait_s: None)  # of the Hub's client
+    server.repositories["ann/vit-small"] = timm_files(network()[1])
+    server.statuses = [0] + [503] * 12  # for config.json, after the first question
+
+    with pytest.raises(MachineError, match=r"could not download ann/vit-small from the Hub: .*503"):
+        read_weights("ann/vit-small")
 
 
 @pytest.mark.parametrize(
@@ -336,7 +387,11 @@ def test_without_a_network_the_cache_is_read_and_that_is_said(server, monkeypatc
         ("hf://nobody", "'nobody' is not the name of a repository", "google/vit-base-patch16-224"),
         ("gs://vit_models/nope.npz", "127.0.0.1 has no such file", "check the address"),
         ("https://example.org/index.html", "index.html has no known file ending", ".safetensors"),
-        ("s3://bucket/x.npz", "addresses of the kind s3:// are not read", "download the file first"),
+        ("s3://bucket/x.npz", "addresses of the kind s3:// are not read", "name a downloaded file"),
+        ("https://[x/y.npz", "'https://\\[x/y.npz' is not an address", "https://HOST/FOLDER/FILE"),
+        ("https:///y.npz", "is not an address", "https://HOST/FOLDER/FILE"),
+        ("https://example.org/%00.npz", "is not an address", "https://HOST/FOLDER/FILE"),
+        ("https://ann:pw@example.org/x.npz", "with a user name are not read", "download the file first"),
         ("my photo", "no file, folder or known weights called 'my photo'", "--ckpt takes"),
         ("vit_tiny_patch16_18x2_224", "did you mean|no weights of it", "--ckpt takes"),
     ],
@@ -355,15 +410,18 @@ def test_a_name_that_is_none_says_what_would_be(server, ckpt, message, fix):
 def test_the_checksums_of_servers_are_understood():
     data = b"weights"
     md5, sha = hashlib.md5(data).digest(), hashlib.sha256(data).digest()
-    # As `openssl dgst -md5 -binary | base64` prints them
-    assert download._checksums({"x-goog-hash": "crc32c=AAAA, md5=n2dnWiMXVz9ojKxNVzqKFg=="}).keys() == {"md5"}
-    assert download._checksums({"etag": f'"{sha.hex()}"'}) == {"sha256": sha}
-    assert download._checksums({"etag": f'"{md5.hex()}"'}) == {}  # of MD5's length, but it may be anything
-    import base64
-
-    text = base64.b64encode(sha).decode()
-    assert download._checksums({"repr-digest": f"sha-256=:{text}:"}) == {"sha256": sha}
-    assert download._checksums({"content-md5": base64.b64encode(md5).decode()}) == {"md5": md5}
+    md5_text, sha_text = (base64.b64encode(digest).decode() for digest in (md5, sha))
+    for headers, checksums in (
+        ({"x-goog-hash": f"crc32c=AAAA, md5={md5_text}"}, {"md5": md5}),
+        ({"x-goog-hash": "crc32c=AAAA"}, {}),
+        ({"content-md5": md5_text}, {"md5": md5}),
+        ({"repr-digest": f"sha-256=:{sha_text}:"}, {"sha256": sha}),
+        ({"digest": f"SHA-256={sha_text}"}, {"sha256": sha}),
+        # Of other lengths, no base64, or whatever a server likes
+        ({"digest": f"sha-256={sha.hex()}", "content-md5": "abcde"}, {}),
+        ({"etag": f'"{sha.hex()}"'}, {}),
+    ):
+        assert download._checksums(headers) == checksums
 
 
 def test_a_network_is_told_from_weights():

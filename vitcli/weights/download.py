@@ -5,19 +5,20 @@ is resumed, and what arrives is compared with the size and the checksum that its
 """
 
 import base64
+import errno
 import hashlib
 import json
 import os
 import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError, URLError
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 from urllib.request import Request, urlopen
 
 from filelock import FileLock
@@ -36,8 +37,12 @@ SHOWN_FROM = 2**20  # bytes of the smallest file with a progress bar
 LARGEST_INDEX = 50 * 2**20  # bytes
 WEIGHTS_NAMES = ("model.safetensors", "pytorch_model.bin")
 FILE_NAMES = tuple(f"{name}{end}" for name in WEIGHTS_NAMES for end in ("", INDEX))
-TRANSIENT = (408, 429, 500, 502, 503, 504)  # HTTP status
+# HTTP status
+TRANSIENT = (408, 429, 500, 502, 503, 504)
+NO_SUCH_PART = 416
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS)
 OFFLINE_FIX = "unset HF_HUB_OFFLINE to download, or name a local file"
+CACHE_FIX = "make room, or set XDG_CACHE_HOME to a folder that can be written"
 NETWORK_FIX = "check the connection, or name a local file; what was downloaded before is found without one"
 
 
@@ -94,9 +99,9 @@ class _Download:
                 headers = self._receive()
                 break
             except HTTPError as error:
-                if error.code == 416:  # what is there is not a part of what the server has
-                    self.partial.unlink(missing_ok=True)
-                elif error.code not in TRANSIENT or wait_s is None:
+                if error.code == NO_SUCH_PART:
+                    self._discard()
+                if wait_s is None or error.code not in (NO_SUCH_PART, *TRANSIENT):
                     raise _refused(self.address, error.code) from error
             except (OSError, HTTPException) as error:  # no connection, or it ended in the middle
                 has_begun = self.partial.is_file() and self.partial.stat().st_size > 0
@@ -117,24 +122,35 @@ class _Download:
         headers = {"User-Agent": f"vitcli/{__version__}", "Accept-Encoding": "identity"}
         if done:
             headers |= {"Range": f"bytes={done}-", "If-Range": known["etag"]}
-        with urlopen(Request(self.address, headers=headers), timeout=TIMEOUT_S) as answer:
-            if self.address.startswith("https:") and not answer.url.startswith("https:"):
-                raise _insecure(self.address)
+        with urlopen(Request(_encoded(self.address), headers=headers), timeout=TIMEOUT_S) as answer:
             stated = {name.lower(): value for name, value in answer.headers.items()}
-            is_rest = answer.status == 206
-            if not is_rest:
-                done = 0
-                about = {
-                    "address": public_name(self.address),
-                    "etag": stated.get("etag", ""),
-                    "headers": stated,
-                }
-                self.about.write_text(json.dumps(about))
+            self._check_answer(answer.url, stated)
+            if answer.status != 206:  # the whole file
+                self._discard()
+                known, done = {"etag": stated.get("etag", ""), "headers": stated}, 0
+                self.about.write_text(json.dumps({"address": public_name(self.address), **known}))
+            elif not done or not _continues(stated, known["etag"], done):
+                raise HTTPError(
+                    self.address, NO_SUCH_PART, "not the part that is missing", answer.headers, None
+                )
             total = done + int(stated["content-length"]) if "content-length" in stated else None
             _check_room(self.path, (total or 0) - done)
             self._copy(answer, done, total)
-        stated = known["headers"] if is_rest else stated
-        return stated | ({"content-length": str(total)} if total is not None else {})
+        return known["headers"] | ({"content-length": str(total)} if total is not None else {})
+
+    def _check_answer(self, url: str, stated: dict[str, str]) -> None:
+        """Refuse an answer that lost its encryption on the way, or that is not a file."""
+        where, host = public_name(self.address), urlsplit(self.address).hostname
+        if self.address.startswith("https:") and not url.startswith("https:"):
+            message = f"{host} redirects to an address without encryption"
+            raise WeightsError(message, where=where, fix="name the address that it redirects to")
+        if stated.get("content-type", "").startswith("text/html"):  # of a log-in, or around the file
+            message = f"{host} answers with a web page, not with a file"
+            raise WeightsError(message, where=where, fix="name the address of the page's download link")
+
+    def _discard(self) -> None:
+        self.partial.unlink(missing_ok=True)
+        self.about.unlink(missing_ok=True)
 
     def _resumable(self) -> tuple[dict[str, Any], int]:
         """Return what is known of the part that is there, and its bytes; 0 where its version is not known."""
@@ -148,7 +164,7 @@ class _Download:
     def _copy(self, answer: Any, done: int, total: int | None) -> None:
         if total and total >= SHOWN_FROM:
             self.progress.begin(f"download {self.path.name}, MB", _megabytes(total), _megabytes(done))
-        with self.partial.open("ab" if done else "wb") as file:
+        with self.partial.open("ab") as file:
             while chunk := answer.read(CHUNK):
                 file.write(chunk)
                 done += len(chunk)
@@ -163,29 +179,37 @@ class _Download:
         is_whole = size == int(headers.get("content-length", size))
         if is_whole and all(digest_of_file(self.partial, kind) == value for kind, value in stated.items()):
             return
-        self.partial.unlink()
-        self.about.unlink(missing_ok=True)
+        self._discard()
         what = "checksum" if is_whole else "size"
         message = f"{self.path.name} arrived damaged: its {what} is not the one that the server states"
         raise WeightsError(message, where="", fix="start the same command again")
 
 
+def _continues(stated: dict[str, str], etag: str, done: int) -> bool:
+    """Return whether a part begins where the received one ends, and is of the same version."""
+    return stated.get("content-range", "").startswith(f"bytes {done}-") and stated.get("etag", etag) == etag
+
+
+def _encoded(address: str) -> str:
+    """Return an address whose spaces and letters beyond ASCII are as servers take them."""
+    parts, safe = urlsplit(address), "%/:=&?~+!$,;'@()*"
+    return parts._replace(path=quote(parts.path, safe), query=quote(parts.query, safe), fragment="").geturl()
+
+
 def _checksums(headers: dict[str, str]) -> dict[str, bytes]:
-    """Return the checksums that a server states: Google's, the Hub's, or those of HTTP."""
-    found = {}
+    """Return the checksums that a server states: MD5 of Google's buckets, or those of HTTP."""
     texts = {
-        "md5": [r"md5=([\w+/=]+)", headers.get("x-goog-hash", "")],
-        "sha256": [r"sha-256=:?([\w+/=]+)", f"{headers.get('repr-digest', '')} {headers.get('digest', '')}"],
+        "md5": f"{headers.get('x-goog-hash', '')},md5={headers.get('content-md5', '')}",
+        "sha-256": f"{headers.get('repr-digest', '')},{headers.get('digest', '')}",
     }
-    for kind, (pattern, text) in texts.items():
-        if match := re.search(pattern, text, re.IGNORECASE):
-            found[kind] = base64.b64decode(match[1].rstrip(":"))
-    if md5 := headers.get("content-md5"):
-        found["md5"] = base64.b64decode(md5)
-    etag = headers.get("x-linked-etag", headers.get("etag", "")).strip('"')
-    if re.fullmatch(r"[0-9a-f]{64}", etag):
-        found["sha256"] = bytes.fromhex(etag)
-    return found
+    checksums = {}
+    for name, text in texts.items():
+        kind, match = name.replace("-", ""), re.search(rf"{name}=:?([\w+/]+=*)", text, re.IGNORECASE)
+        with suppress(ValueError):  # no base64
+            checksum = base64.b64decode(match[1]) if match else b""
+            if len(checksum) == hashlib.new(kind).digest_size:
+                checksums[kind] = checksum
+    return checksums
 
 
 def is_here(reference: Reference) -> bool:
@@ -228,18 +252,20 @@ def fetch_repository(repository: str, revision: str, file: str, progress: Progre
         MachineError: no connection, or no room on the disk.
     """
     with _hub_errors(repository):
-        fetch = _HubFiles(repository, revision or None, progress)
+        hub = _HubFiles(repository, revision or None, progress)
         folder = file.rpartition("/")[0]
         for config in ("config.json", "preprocessor_config.json"):
-            fetch.optional(f"{folder}/{config}" if folder else config)
+            hub.fetch(f"{folder}/{config}" if folder else config)
         names = [file] if file else FILE_NAMES
-        path = next((path for name in names if (path := fetch.optional(name))), None)
+        path = next((path for name in names if (path := hub.fetch(name))), None)
         if path is None:
-            raise _without_weights(repository, names, fetch.is_local)
+            raise hub.without(names)
         if path.name.endswith(INDEX):
             for shard in shard_names(path):
-                if fetch.optional(f"{folder}/{shard}" if folder else shard) is None:
-                    raise _without_weights(repository, [shard], fetch.is_local)
+                if hub.fetch(f"{folder}/{shard}" if folder else shard) is None:
+                    raise hub.without([shard])
+    if hub.outage:
+        progress.note(f"{repository} is read from the Hub's cache: the Hub {hub.outage}")
     return path
 
 
@@ -268,45 +294,31 @@ class _HubFiles:
     """Files of one repository at one commit.
 
     Attributes:
-        is_local: only the cache is read, because the user wants that or the Hub cannot be reached.
+        outage: in words, why the Hub cannot be asked; else "".
+        is_local: only the cache is read, because the user wants that or because of an outage.
     """
 
     def __init__(self, repository: str, revision: str | None, progress: Progress):
         self.repository, self.revision, self.progress = repository, revision, progress
         self.endpoint = os.environ.get("HF_ENDPOINT") or None
-        self.is_local = is_offline()
-        if not self.is_local:
-            self._probe()
+        self.outage = "" if is_offline() else self._probe()
+        self.is_local = is_offline() or bool(self.outage)
 
-    def _probe(self) -> None:
+    def _probe(self) -> str:
         """Ask the Hub once, without the retries of its client, which take 23 s where there is no network."""
         from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
-        from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, OfflineModeIsEnabled
+        from huggingface_hub.errors import EntryNotFoundError
 
         url = hf_hub_url(self.repository, "config.json", revision=self.revision, endpoint=self.endpoint)
         try:
             get_hf_file_metadata(url, timeout=constants.HF_HUB_ETAG_TIMEOUT, endpoint=self.endpoint)
         except EntryNotFoundError:
-            return
-        except HfHubHTTPError as error:
-            status = getattr(error.response, "status_code", None)
-            if status not in TRANSIENT:
-                raise
-            self._fall_back(f"answers with status {status}", error)
-        except OfflineModeIsEnabled:
-            self.is_local = True
+            return ""
         except Exception as error:  # of the client's HTTP library, whichever its version has
-            if isinstance(error, ValueError) and not isinstance(error, OSError):  # an invalid name
-                raise
-            self._fall_back("cannot be reached", error)
-
-    def _fall_back(self, why: str, error: Exception) -> None:
-        """Take what the cache has, or end with the reason why nothing more can be had."""
-        self.is_local = True
-        if not any(self._cached(name) for name in FILE_NAMES):
-            message = f"{self.repository} is not in the Hub's cache, and the Hub {why}: {reason_of(error)}"
-            raise MachineError(message, where="", fix=NETWORK_FIX) from error
-        self.progress.note(f"the Hub {why}: {self.repository} is read from its cache")
+            if outage := _outage(error):
+                return outage
+            raise
+        return ""
 
     def _cached(self, name: str) -> Path | None:
         from huggingface_hub import try_to_load_from_cache
@@ -314,10 +326,10 @@ class _HubFiles:
         path = try_to_load_from_cache(self.repository, name, revision=self.revision)
         return Path(path) if isinstance(path, str) else None
 
-    def optional(self, name: str) -> Path | None:
+    def fetch(self, name: str) -> Path | None:
         """Return the file in the cache, downloaded if need be; None if the repository lacks it."""
         from huggingface_hub import hf_hub_download
-        from huggingface_hub.errors import EntryNotFoundError
+        from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
         before = self._cached(name)
         if self.is_local:
@@ -332,6 +344,8 @@ class _HubFiles:
                     tqdm_class=_bar_of(self.progress, Path(name).name),
                 )
             )
+        except LocalEntryNotFoundError:  # the Hub did not say whether it has the file
+            raise
         except EntryNotFoundError:
             return None
         finally:
@@ -344,10 +358,30 @@ class _HubFiles:
             blob.unlink(missing_ok=True)
             message = f"{name} arrived damaged: its checksum is not the one that the Hub states"
             raise WeightsError(message, where="", fix="start the same command again")
-        # All files come from the commit of the first
-        if path.parent.parent.name == "snapshots":
-            self.revision = path.parent.name
+        # All files come from the commit of the first: snapshots/COMMIT/NAME
+        self.revision = path.parents[name.count("/")].name
         return path
+
+    def without(self, names: Sequence[str]) -> VitError:
+        """Return the error of a repository that has none of these files."""
+        if self.outage:
+            message = f"{self.repository} is not whole in the Hub's cache, and the Hub {self.outage}"
+            return MachineError(message, where="", fix=NETWORK_FIX)
+        if self.is_local:
+            message = f"{self.repository} is not whole in the Hub's cache, and HF_HUB_OFFLINE is set"
+            return WeightsError(message, where="", fix=OFFLINE_FIX)
+        shown = " and no ".join(name for name in names if not name.endswith(INDEX))
+        fix = f"name its file: hf://{self.repository}/FILE.safetensors"
+        return WeightsError(f"{self.repository} has no {shown or names[0]}", where="", fix=fix)
+
+
+def _outage(error: Exception) -> str:
+    """Return in words how the Hub fails, whichever HTTP library its client has; "" for any other error."""
+    response = getattr(error, "response", None)
+    if response is not None:
+        return f"answers with status {response.status_code}" if response.status_code in TRANSIENT else ""
+    is_invalid_name = isinstance(error, ValueError) and not isinstance(error, OSError)
+    return "" if is_invalid_name else f"cannot be reached: {reason_of(error)}"
 
 
 def _bar_of(progress: Progress, name: str) -> type:
@@ -405,25 +439,10 @@ def _hub_errors(repository: str) -> Iterator[None]:
             raise MachineError(
                 f"{repository} cannot be saved: {reason_of(error)}", where="", fix="make room, or set HF_HOME"
             ) from error
-        message = f"could not download {repository} from the Hub: {reason_of(error)}"
+        message = f"could not download {repository} from the Hub: {reason_of(error.__cause__ or error)}"
+        if _outage(error):
+            raise MachineError(message, where="", fix=NETWORK_FIX) from error
         raise WeightsError(message, where="", fix="check the name and the connection") from error
-
-
-def _without_weights(repository: str, names: list[str], is_local: bool) -> WeightsError:
-    if is_local and is_offline():
-        message = f"{repository} is not in the Hub's cache, and HF_HUB_OFFLINE is set: nothing is downloaded"
-        return WeightsError(message, where="", fix=OFFLINE_FIX)
-    if is_local:
-        message = f"{repository} is not whole in the Hub's cache, and the Hub cannot be reached"
-        return WeightsError(message, where="", fix=NETWORK_FIX)
-    message = f"{repository} has no {' and no '.join(name for name in names if not name.endswith(INDEX))}"
-    fix = f"name its file: hf://{repository}/FILE.safetensors"
-    return WeightsError(message, where="", fix=fix)
-
-
-def _insecure(address: str) -> WeightsError:
-    message = f"{urlsplit(address).hostname} redirects to an address without encryption"
-    return WeightsError(message, where=public_name(address), fix="name the address that it redirects to")
 
 
 def _refused(address: str, status: int) -> VitError:
@@ -434,7 +453,8 @@ def _refused(address: str, status: int) -> VitError:
         return WeightsError(
             f"{host} refuses access to it", where=shown, fix="check the address, or ask its owner"
         )
-    return WeightsError(f"{host} has no such file (status {status})", where=shown, fix="check the address")
+    what = "has no such file" if status in (404, 410) else "does not send it"
+    return WeightsError(f"{host} {what} (status {status})", where=shown, fix="check the address")
 
 
 def _unreachable(address: str, error: BaseException) -> MachineError:
@@ -448,7 +468,7 @@ def _check_room(path: Path, num_bytes: int) -> None:
     free = shutil.disk_usage(path.parent).free
     if num_bytes > free:
         message = f"{path.name} needs {_megabytes(num_bytes):,} MB, the disk has {_megabytes(free):,} MB left"
-        raise MachineError(message, where=str(path.parent), fix="make room, or set XDG_CACHE_HOME")
+        raise MachineError(message, where=str(path.parent), fix=CACHE_FIX)
 
 
 @contextmanager
@@ -457,12 +477,12 @@ def _disk_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         message = f"{path.name} cannot be saved: {reason_of(error)}"
-        raise MachineError(message, where=str(path.parent), fix="make room, or set XDG_CACHE_HOME") from error
+        raise MachineError(message, where=str(path.parent), fix=CACHE_FIX) from error
 
 
 def _is_of_disk(error: BaseException) -> bool:
-    """Return whether the disk failed and not the network: no room, a quota, no permission, read-only."""
-    return isinstance(error, OSError) and error.errno in (28, 122, 13, 30)
+    """Return whether the disk failed and not the network."""
+    return isinstance(error, OSError) and error.errno in DISK_ERRORS
 
 
 def _megabytes(num_bytes: float) -> int:

@@ -8,7 +8,7 @@ import re
 from difflib import get_close_matches
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from vitcli.errors import WeightsError, nearest
 from vitcli.models.variants import VARIANTS, Variant, find_variant, variant_of_timm
@@ -123,10 +123,10 @@ def _on_the_hub(text: str) -> Reference:
 
 def _at_address(address: str) -> Reference:
     """Return the reference of a URL; one of the Hub's pages is its repository."""
-    parts = urlsplit(address)
+    parts = _split(address)
     if parts.scheme not in ("https", "http", "gs"):
-        fix = "take https:// or gs://, or download the file first and name its path"
-        raise WeightsError(f"addresses of the kind {parts.scheme}:// are not read", where="", fix=fix)
+        message = f"addresses of the kind {parts.scheme}:// are not read"
+        raise WeightsError(message, where="", fix="take https:// or gs://, or name a downloaded file")
     hub = urlsplit(os.environ.get("HF_ENDPOINT", "")).netloc
     if parts.netloc in HUB_HOSTS or (hub and parts.netloc == hub):
         return _on_the_hub(_of_page(unquote(parts.path).strip("/").split("/")))
@@ -134,6 +134,21 @@ def _at_address(address: str) -> Reference:
     if parts.scheme == "gs":
         address = f"{STORAGE}/{parts.netloc}{parts.path}"
     return Reference("address", address)
+
+
+def _split(address: str) -> SplitResult:
+    """Return the parts of a URL; WeightsError for one that names no host or no file, or a password."""
+    try:
+        parts = urlsplit(address)
+        is_valid = parts.hostname and parts.port != 0 and unquote(parts.path).isprintable()
+    except ValueError:  # of the host or the port
+        is_valid = False
+    if not is_valid:
+        raise WeightsError(f"{address!r} is not an address", where="", fix="https://HOST/FOLDER/FILE")
+    if parts.username:
+        fix = "download the file first and name its path"
+        raise WeightsError("addresses with a user name are not read", where="", fix=fix)
+    return parts
 
 
 def _of_page(parts: list[str]) -> str:
