@@ -20,6 +20,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 SHARED = Path(os.environ.get("VIT_TEST_DATA", REPOSITORY.parent / "shared")).absolute()
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.pop("COLUMNS", None)  # a pipe has no width; pytest-xdist sets that of its own terminal
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch: several test processes share the cores
 
 

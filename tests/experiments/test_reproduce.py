@@ -98,7 +98,9 @@ def test_a_published_value_ten_points_off_ends_with_exit_8(tmp_path, off, code):
         lines = outcome.err.strip().splitlines()
         assert lines[0].startswith(f"error: {CIFAR} is not reproduced: 80.00% against {80 + off:.2f}%")
         assert lines[1].startswith("  where: ") and lines[2].startswith("  fix:   ")
-        assert set(as_json.json["error"]) == {"message", "where", "fix"} and as_json.err == ""
+        assert (
+            set(as_json.json["error"]) == {"message", "where", "fix", "code", "command"} and as_json.err == ""
+        )
     else:
         assert outcome.err == "" and "error" not in as_json.json
 

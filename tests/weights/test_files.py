@@ -209,7 +209,7 @@ def test_offline_the_hubs_cache_is_read_and_what_it_lacks_is_an_error(tmp_path, 
     for absent in ("hf-hub:owner/name", "owner/name", "timm/vit_base_patch16_224.orig_in21k"):
         error = refusal(absent)
         assert "HF_HUB_OFFLINE is set" in error.message and "unset HF_HUB_OFFLINE" in error.fix
-    assert "no name of a repository" in refusal("hf-hub:no name").message
+    assert "not the name of a repository" in refusal("hf-hub:no name").message
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):

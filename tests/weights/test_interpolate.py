@@ -156,7 +156,7 @@ def test_an_official_file_in_gives_an_official_file_out(tmp_path):
         (["out.txt", "--res", "64"], 2, ".safetensors or .npz"),
         (["out.safetensors", "--res", "60"], 2, "56 or 64"),
         (["out.safetensors", "--res", "64", "--method", "cubic"], 2, "paper, timm"),
-        (["out.safetensors", "--res", "0"], 2, "no size in pixels"),
+        (["out.safetensors", "--res", "0"], 2, "not a size in pixels"),
         (["out.npz", "--res", "64x56"], 2, "square --res"),
         (["there.safetensors", "--res", "64"], 2, "exists"),
     ],

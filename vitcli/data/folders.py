@@ -15,7 +15,7 @@ from typing import Any
 
 from vitcli.data.decoding import HEIC_ADVICE, IMAGE_SUFFIXES
 from vitcli.errors import DataError
-from vitcli.output.text import first_few, plain, plural
+from vitcli.output.text import count_of, first_few, plain
 
 SYSTEM_FOLDERS = frozenset(
     ("__macosx", "@eadir", "lost+found", "$recycle.bin", "#recycle", "#snapshot", "system volume information")
@@ -64,7 +64,7 @@ class LeftOut:
         for reason, (singular, several) in REASONS.items():
             paths = [path for other, path in self.files if other == reason]
             if paths:
-                lines.append(f"left out: {plural(len(paths), singular, several)}: {named(paths, reason)}")
+                lines.append(f"left out: {count_of(len(paths), singular, several)}: {named(paths, reason)}")
         return lines
 
     def summary(self) -> dict[str, Any]:

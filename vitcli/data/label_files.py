@@ -30,7 +30,7 @@ from vitcli.data.folders import (
 )
 from vitcli.data.tables import SPLIT_WORDS, Tables, split_of, table_of
 from vitcli.errors import DataError, nearest, reason_of
-from vitcli.output.text import first_few, plural
+from vitcli.output.text import count_of, first_few
 
 NAMES = ("metadata.csv", "metadata.jsonl", "labels.csv", "labels.tsv", "labels.jsonl")
 SUFFIXES = (".csv", ".tsv", ".jsonl")
@@ -329,7 +329,7 @@ class _Places:
 def _missing(names: list[str], files: list[LabelFile], root: Path) -> DataError:
     count, total = len(names), sum(len(file.rows) for file in files)
     return DataError(
-        f"{count} of {plural(total, 'file', 'files')} that {files[0].path.name} names "
+        f"{count} of {count_of(total, 'file')} that {files[0].path.name} names "
         f"{'is' if count == 1 else 'are'} missing: {first_few(names, 3)}",
         where=f"{files[0].path}; paths start from {files[0].folder}",
         fix="correct the paths, restore the files, or remove the rows",

@@ -20,7 +20,7 @@ from vitcli.data.folders import (
 from vitcli.data.label_files import COLUMNS_HELP
 from vitcli.data.label_files import SUFFIXES as TABLES
 from vitcli.errors import DataError
-from vitcli.output.text import first_few, plural
+from vitcli.output.text import count_of, first_few
 
 UNPACK = {
     ".zip": "unzip {file} -d {folder}",
@@ -54,15 +54,15 @@ def no_data_set(path: Path, typed: str) -> DataError:
     archives = [Path(file) for file in files.others if unpacking(file)]
     tables = [file for file in files.others if suffix_of(file) in TABLES]
     if shards and _holds_samples(shards[0]):
-        count = plural(len(shards), ".tar file", ".tar files")
+        count = count_of(len(shards), ".tar file")
         return _error(f"{typed} holds {count}: shards, which are streamed", typed, STREAM)
     if archives:
         archive = Path(typed) / archives[0].relative_to(path)
-        count = plural(len(archives), "archive", "archives")
+        count = count_of(len(archives), "archive")
         fix = unpacking(str(archive))
         return _error(f"{typed} holds {count} and no images: {archive.name}", typed, fix)
     if files.others:
-        count = plural(len(files.others), "file", "files")
+        count = count_of(len(files.others), "file")
         problem = f"{typed} holds no image vit can read, but {count}: {named(relative(files.others, path))}"
         fix = "put the images that it names beside it; " if tables else ""
         if any(suffix_of(file) in ADVICE for file in files.others):
@@ -75,7 +75,7 @@ def no_data_set(path: Path, typed: str) -> DataError:
 
 def _without_classes(path: Path, typed: str, files: Files) -> DataError:
     """Return the error for images that are in no class folders."""
-    problem = f"{typed} holds {plural(len(files.images), 'image', 'images')} but no class folders"
+    problem = f"{typed} holds {count_of(len(files.images), 'image')} but no class folders"
     if splits := [name for name in subfolders(path) if has_images(path / name)]:
         folders = first_few([f"{name}/" for name in splits])
         problem = f"{typed} holds images in {folders} but no class folders there"

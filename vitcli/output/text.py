@@ -146,11 +146,6 @@ def first_few(names: Sequence[str], most: int = 5, *, total: int | None = None) 
     return ", ".join(shown) + (f" and {more:,} more" if more else "")
 
 
-def plural(count: int, singular: str, several: str) -> str:
-    """Return "1 image" or "1,200 images"."""
-    return f"{count:,} {singular if count == 1 else several}"
-
-
 def value_text(value: Any) -> str:
     """Return a value of a recipe as a person writes it."""
     return f"{value:g}" if isinstance(value, float) else str(value)
