@@ -31,7 +31,7 @@ class AuthorsFile(NamedTuple):
         pretraining: IN21K, FINE_TUNED, FINE_TUNED_224 or IN1K.
         address: gs://BUCKET/PATH.
         image_size: one side in pixels.
-        in_timm: the tag under which timm has the same weights; "" where it does not have them.
+        in_timm: timm/NAME.TAG of the same weights; "" where timm does not have them.
     """
 
     variant: str

@@ -20,7 +20,7 @@ from vitcli.output.document import simple_table
 from vitcli.weights.authors import FILES, IN21K, STORAGE
 from vitcli.weights.download import is_here
 from vitcli.weights.locate import DEMO_FOLDER
-from vitcli.weights.names import DEMO, Reference
+from vitcli.weights.names import DEMO, Reference, tags_by_network
 
 MOST_BUILT = 40  # networks without a formula; to count the parameters of one takes up to half a second
 COLUMNS = {"--ckpt": "id", "trained on": "text", "px": "number", "MB": "number", "here": "id"}
@@ -63,17 +63,18 @@ def list_weights(pattern: str | None) -> dict[str, Any]:
         VitError: no name matches.
     """
     variant = find_variant(pattern or "")
-    if pattern is None:
-        chosen = [known for known in _known() if known.network in VARIANTS]
-    elif variant:
-        chosen = [known for known in _known() if known.network == variant.name]
-    else:
-        chosen = [
-            known for known in _known() if matches(known.name, pattern) or matches(known.network, pattern)
-        ]
+
+    def is_chosen(known: KnownWeights) -> bool:
+        if pattern is None:
+            return known.network in VARIANTS
+        if variant:
+            return known.network == variant.name
+        return matches(known.name, pattern) or matches(known.network, pattern)
+
+    chosen = [known for known in _known() if is_chosen(known)]
     if not chosen:
         fix = "vit models --weights lists those of the paper's networks; a file needs no name here"
-        hint = nearest(pattern, [*VARIANTS, *{name.partition(".")[0] for name in timm.list_pretrained()}])
+        hint = nearest(pattern, [*VARIANTS, *tags_by_network()])
         raise VitError(f"no known weights match {pattern!r}{hint}", where="PATTERN", fix=fix)
     # Networks of the paper have formulas; the others are counted, if they are not too many
     others = {known.timm_name for known in chosen if known.network not in VARIANTS}
@@ -110,16 +111,13 @@ def _pretraining(tag: str) -> str:
 
 
 def _row(known: KnownWeights, *, is_counted: bool) -> dict[str, Any]:
-    params = None
-    if known.network in VARIANTS or is_counted:
-        params = _params(known)
     return {
         "name": known.name,
         "network": known.network,
         "pretraining": known.pretraining,
         "resolution": list(known.image_size),
         "num_classes": known.num_classes,
-        "params": params,
+        "params": _params(known) if known.network in VARIANTS or is_counted else None,
         "source": known.source,
         "here": _here(known),
     }

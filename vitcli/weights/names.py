@@ -5,6 +5,7 @@ A local file or folder of that name always wins. timm is loaded only for names t
 
 import os
 import re
+from collections import defaultdict
 from difflib import get_close_matches
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +17,7 @@ from vitcli.weights.authors import FILES, STORAGE, authors_files, find_authors_f
 
 FORMATS = {".safetensors": "safetensors", ".npz": "official npz", ".pth": "pth", ".pt": "pth", ".bin": "pth"}
 INDEX = ".index.json"  # the end of the name of a list of shards
+ENDINGS = (*FORMATS, INDEX, ".onnx")  # of names that are paths
 DEMO = "demo"
 HUB_PREFIXES = ("hf-hub:", "hf_hub:", "hf://", "hf:")
 HUB_HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
@@ -71,7 +73,7 @@ def resolve(ckpt: str) -> Reference:
     if re.match(r"(R\d*\+)?(ViT|BiT)-", name):
         raise _nothing(ckpt, nearest(ckpt, FILES) or nearest(name, VARIANTS))
     # Paths that do not exist, and names of timm and of the Hub
-    is_path = ckpt.startswith((".", "/", "~", "runs/")) or ckpt.endswith((*FORMATS, INDEX, ".onnx"))
+    is_path = ckpt.startswith((".", "/", "~", "runs/")) or ckpt.endswith(ENDINGS)
     if is_path or not re.fullmatch(r"[\w./@-]+", ckpt):
         raise _nothing(ckpt)
     if "/" not in name or ckpt.startswith("timm/"):
@@ -88,21 +90,20 @@ def check(ckpt: str) -> None:
         WeightsError: it names nothing.
     """
     name, _, pretraining = ckpt.partition("@")
-    variant = find_variant(name)
-    may_be_timms = re.fullmatch(r"(timm/)?[\w.@-]+", ckpt) and not ckpt.endswith((*FORMATS, INDEX, ".onnx"))
-    is_tag = variant and pretraining and not find_authors_file(variant.name, pretraining)
-    if os.path.exists(ckpt) or not (is_tag or (may_be_timms and not variant)):
+    if find_variant(name):
+        may_be_timms = pretraining and not find_authors_file(name, pretraining)
+    else:
+        may_be_timms = re.fullmatch(r"(timm/)?[\w.@-]+", ckpt) and not ckpt.endswith(ENDINGS)
+    if not may_be_timms:
         resolve(ckpt)
 
 
 def names_weights(ckpt: str) -> bool:
     """Return whether this is a form of --ckpt and not the bare name of a network."""
-    import timm
-
-    is_network = find_variant(ckpt) or ("/" not in ckpt and timm.is_model(ckpt) and "." not in ckpt)
     if os.path.exists(ckpt) or ckpt == DEMO:
         return True
-    return not is_network and (any(mark in ckpt for mark in "/@:") or "." in ckpt)
+    # Of the names with one of these marks, only the paper's ViT-B/16 is a network
+    return any(mark in ckpt for mark in "/@:.") and not find_variant(ckpt)
 
 
 def _on_the_hub(text: str) -> Reference:
@@ -197,13 +198,21 @@ def _of_the_paper(variant: Variant, pretraining: str) -> Reference:
 
 def tags_of(variant: Variant) -> dict[str, str]:
     """Return timm's tags for weights of the paper's network, each with the timm name at its resolution."""
+    tags = {}
+    for network, known in tags_by_network().items() if variant.is_timms else ():
+        for tag in known if variant_of_timm(network) == variant else ():
+            tags.setdefault(tag if tag not in tags else f"{tag}_{network.rpartition('_')[2]}", network)
+    return tags
+
+
+def tags_by_network() -> dict[str, list[str]]:
+    """Return the tags of timm's weights by timm's name of the network."""
     import timm
 
-    tags = {}
-    for name in timm.list_pretrained() if variant.is_timms else ():
+    tags = defaultdict(list)
+    for name in timm.list_pretrained():
         network, _, tag = name.partition(".")
-        if variant_of_timm(network) == variant:
-            tags.setdefault(tag if tag not in tags else f"{tag}_{network.rpartition('_')[2]}", network)
+        tags[network].append(tag)
     return tags
 
 
@@ -211,8 +220,8 @@ def _in_timm(ckpt: str) -> Reference:
     """Return the weights of timm/NAME.TAG, NAME.TAG, or NAME with timm's default tag."""
     import timm
 
-    name, _, revision = ckpt.removeprefix("timm/").partition("@")
-    name = _current_name(name)
+    given, _, revision = ckpt.removeprefix("timm/").partition("@")
+    name = timm.models.get_deprecated_models().get(given, given)  # its name now, if timm renamed it
     network, _, tag = name.partition(".")
     is_known = timm.models.is_model_pretrained(name)
     if tag and not is_known and ckpt.startswith("timm/"):
@@ -221,7 +230,7 @@ def _in_timm(ckpt: str) -> Reference:
         raise _unknown_in_timm(ckpt, network, tag)
     known = timm.models.get_pretrained_cfg(name)
     note = ""
-    if name != ckpt.removeprefix("timm/").partition("@")[0]:
+    if name != given:
         note = f"{ckpt}: {known.hf_hub_id or known.url}, as timm calls it now"
     elif not tag:
         others = f"timm's default; vit models --weights {network} lists the others"
@@ -230,19 +239,10 @@ def _in_timm(ckpt: str) -> Reference:
         papers = authors_files(variant.name) if variant else []
         note += f"; the paper's own: {papers[0].name}" if papers else ""
     tag = known.tag or tag
+    timms = {"tag": tag, "network": f"{network}.{tag}", "note": note}
     if not known.hf_hub_id:
-        return Reference("address", known.url, tag=tag, network=f"{network}.{tag}", note=note)
-    file = known.hf_hub_filename or ""
-    return Reference(
-        "hub", known.hf_hub_id, revision=revision, file=file, tag=tag, network=f"{network}.{tag}", note=note
-    )
-
-
-def _current_name(name: str) -> str:
-    """Return the name of weights that timm renamed, such as vit_base_patch16_224_in21k; others unchanged."""
-    import timm
-
-    return timm.models.get_deprecated_models().get(name, name)
+        return Reference("address", known.url, **timms)
+    return Reference("hub", known.hf_hub_id, revision, known.hf_hub_filename or "", **timms)
 
 
 def suggest(name: str) -> str:
@@ -250,22 +250,20 @@ def suggest(name: str) -> str:
     import timm
 
     network, _, tag = name.removeprefix("timm/").partition(".")
-    known = {entry.partition(".")[0]: [] for entry in timm.list_pretrained()}
-    if network not in known:
-        network = next(iter(get_close_matches(network, known, n=1, cutoff=0.75)), "")
+    tags = tags_by_network()
+    if network not in tags:
+        network = next(iter(get_close_matches(network, tags, n=1, cutoff=0.75)), "")
     if not network:
         return ""
-    tags = [entry.partition(".")[2] for entry in timm.list_pretrained() if entry.partition(".")[0] == network]
-    close = get_close_matches(tag, tags, n=1) if tag else []
     default = timm.models.get_pretrained_cfg(network).tag
-    return f", did you mean 'timm/{network}.{next(iter(close), default)}'?"
+    closest = get_close_matches(tag, tags[network], n=1) or [default]
+    return f", did you mean 'timm/{network}.{closest[0]}'?"
 
 
 def _unknown_in_timm(ckpt: str, network: str, tag: str) -> WeightsError:
     import timm
 
-    tags = [name.partition(".")[2] for name in timm.list_pretrained() if name.partition(".")[0] == network]
-    if tags:
+    if tags := tags_by_network().get(network):
         fix = f"of {network} there are: {', '.join(tags)}"
         return WeightsError(f"timm has no weights {network}.{tag}{suggest(ckpt)}", where="", fix=fix)
     if timm.is_model(network):
