@@ -1,10 +1,12 @@
-"""Stand-ins, in one server: the Hub's routes for reading a model, and a bucket of files.
+"""A model, and stand-ins in one server: the Hub's routes for reading it, and a bucket of files.
 
 Ranges are answered, answers may be cut or delayed, and what was asked is on record.
 """
 
 import base64
 import hashlib
+import io
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +14,17 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
 
+import numpy as np
+import torch
+from safetensors.torch import save
+
+from vitcli.models.architecture import Architecture
+from vitcli.models.build import build
+from vitcli.models.variants import vit_args
+from vitcli.weights.jax import to_official
+
 COMMIT = "5" * 40
+SIZE = vit_args(layers=1, hidden=48, mlp=96, heads=3, patch_size=16)
 
 
 @dataclass
@@ -130,3 +142,23 @@ class _Answer(BaseHTTPRequestHandler):
             body = body[: self.stand_in.cut.pop(0)]
             self.close_connection = True
         self.wfile.write(body)
+
+
+def network(*, num_classes: int = 3, seed: int = 0) -> tuple[Architecture, dict[str, torch.Tensor]]:
+    torch.manual_seed(seed)
+    arch = Architecture("small", "vit_tiny_patch16_224", (32, 32), num_classes, "tanh", False, SIZE)
+    return arch, {name: torch.randn(t.shape) for name, t in build(arch, dropout=0.0).state_dict().items()}
+
+
+def timm_files(state: dict[str, torch.Tensor]) -> dict[str, bytes]:
+    """A repository as timm pushes it."""
+    cfg = {"input_size": [3, 32, 32], "num_classes": 3}
+    config = {"architecture": "vit_tiny_patch16_224", "num_classes": 3, "pretrained_cfg": cfg}
+    config["model_args"] = {**SIZE, "img_size": 32}
+    return {"config.json": json.dumps(config).encode(), "model.safetensors": save(state)}
+
+
+def npz_of(state: dict[str, torch.Tensor]) -> bytes:
+    file = io.BytesIO()
+    np.savez(file, **to_official(state, heads=3, spelling="published"))
+    return file.getvalue()

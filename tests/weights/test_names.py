@@ -1,67 +1,27 @@
-"""Every name of weights that people type: from a stand-in of the Hub and of a bucket, a cache, or refused."""
+"""Every name of weights that people type gives its weights, or is refused with those that would be."""
 
-import base64
-import hashlib
-import io
 import json
 import os
-import threading
-import time
 from pathlib import Path
 
-import huggingface_hub
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import save, save_file
 
-from tests.weights.servers import COMMIT, serve
-from vitcli.errors import MachineError, VitError, WeightsError
-from vitcli.models.architecture import Architecture
+from tests.weights.servers import network, npz_of, timm_files
+from vitcli.errors import VitError, WeightsError
 from vitcli.models.build import architecture, build
-from vitcli.models.variants import vit_args
 from vitcli.output.progress import Progress
-from vitcli.weights import authors, download, names
-from vitcli.weights.download import cached_path, fetch_address
+from vitcli.weights import authors, names
+from vitcli.weights.download import fetch_address
 from vitcli.weights.io import read_weights
-from vitcli.weights.jax import to_official
 from vitcli.weights.names import names_weights, resolve
 
-SIZE = vit_args(layers=1, hidden=48, mlp=96, heads=3, patch_size=16)
 HF_CONFIG = {
     "model_type": "vit", "hidden_size": 48, "num_attention_heads": 3, "num_hidden_layers": 1,
     "intermediate_size": 96, "patch_size": 16, "image_size": 32,
     "id2label": {"0": "ant", "1": "bee", "2": "cat"},
 }  # fmt: skip
-
-
-@pytest.fixture
-def server(tmp_path, monkeypatch):
-    """A stand-in for Hub and buckets, with empty caches."""
-    with serve() as stand_in:
-        monkeypatch.setenv("HF_ENDPOINT", stand_in.address)
-        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-        monkeypatch.setattr(names, "STORAGE", stand_in.address)
-        monkeypatch.setattr(download, "WAITS_S", (0.01, 0.01))
-        monkeypatch.chdir(tmp_path)
-        yield stand_in
-
-
-def network(*, num_classes: int = 3, seed: int = 0) -> tuple[Architecture, dict[str, torch.Tensor]]:
-    torch.manual_seed(seed)
-    arch = Architecture("small", "vit_tiny_patch16_224", (32, 32), num_classes, "tanh", False, SIZE)
-    return arch, {name: torch.randn(t.shape) for name, t in build(arch, dropout=0.0).state_dict().items()}
-
-
-def timm_files(state: dict[str, torch.Tensor]) -> dict[str, bytes]:
-    """A repository as timm pushes it."""
-    cfg = {"input_size": [3, 32, 32], "num_classes": 3}
-    config = {"architecture": "vit_tiny_patch16_224", "num_classes": 3, "pretrained_cfg": cfg}
-    config["model_args"] = {**SIZE, "img_size": 32}
-    return {"config.json": json.dumps(config).encode(), "model.safetensors": save(state)}
 
 
 def huggingface_files() -> dict[str, bytes]:
@@ -81,12 +41,6 @@ def huggingface_files() -> dict[str, bytes]:
     tensors["vit.embeddings.cls_token"] = torch.randn(1, 1, 48)
     tensors["vit.embeddings.position_embeddings"] = torch.randn(1, 5, 48)
     return {"config.json": json.dumps(HF_CONFIG).encode(), "model.safetensors": save(tensors)}
-
-
-def npz_of(state: dict[str, torch.Tensor]) -> bytes:
-    file = io.BytesIO()
-    np.savez(file, **to_official(state, heads=3, spelling="published"))
-    return file.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -116,8 +70,8 @@ def test_every_name_of_the_hub_gives_the_weights_of_its_repository(server, capsy
     assert weights.fetched_from == repository
     assert weights.format == "hub repository" and weights.architecture.image_size == (32, 32)
     assert all(torch.equal(weights.state[name], state[name]) for name in state)
-    assert note in (said := capsys.readouterr().err) and bool(said) == bool(note)
-    assert note == "" or repository in said
+    assert note in (printed := capsys.readouterr().err) and bool(printed) == bool(note)
+    assert note == "" or repository in printed
 
 
 def test_a_repository_of_transformers_is_read_by_its_bare_name(server):
@@ -216,158 +170,6 @@ def test_a_damaged_list_of_shards_is_refused(tmp_path, weight_map, message):
         read_weights(str(tmp_path))
 
 
-def test_a_download_that_stops_is_resumed_where_it_stopped(server):
-    data = os.urandom(300_000)
-    server.bucket["b/x.npz"] = data
-    server.cut = [100_000, 50_000]
-
-    assert fetch_address(f"{server.address}/b/x.npz", Progress(quiet=True)).read_bytes() == data
-    assert server.gets("x.npz") == [None, "bytes=100000-", "bytes=150000-"]
-    # Also by another command, after the first has given up
-    server.bucket["b/y.npz"], server.cut = data, [70_000, 0, 0]
-    with pytest.raises(MachineError, match="cannot be reached: the connection ended after 70,000 of 300,000"):
-        fetch_address(f"{server.address}/b/y.npz", Progress(quiet=True))
-    assert not cached_path(f"{server.address}/b/y.npz").exists()
-    assert fetch_address(f"{server.address}/b/y.npz", Progress(quiet=True)).read_bytes() == data
-    assert server.gets("y.npz")[-1] == "bytes=70000-"
-
-
-def test_a_file_that_changed_meanwhile_is_downloaded_from_its_beginning(server):
-    address, data = f"{server.address}/b/x.npz", os.urandom(9_000)
-    path = cached_path(address)
-    path.parent.mkdir(parents=True)
-    path.with_name("x.npz.partial").write_bytes(b"of before")
-    about = {"etag": '"another"', "headers": {"content-length": "9"}}
-    path.with_name("x.npz.partial.json").write_text(json.dumps(about))
-    server.bucket["b/x.npz"] = data
-
-    assert fetch_address(address, Progress(quiet=True)).read_bytes() == data
-
-
-def test_a_part_that_is_not_the_missing_one_is_never_appended(server):
-    server.bucket["b/x.npz"] = os.urandom(9_000)
-    server.cut, server.shift = [5_000], 1_000
-
-    file = fetch_address(f"{server.address}/b/x.npz", Progress(quiet=True))
-    assert file.read_bytes() == server.bucket["b/x.npz"]
-    assert server.gets("x.npz") == [None, "bytes=5000-", None]
-
-
-@pytest.mark.parametrize(
-    ("statuses", "error", "message"),
-    [
-        ([400], WeightsError, r"does not send it \(status 400\)"),
-        ([403], WeightsError, "refuses access to it"),
-        ([404], WeightsError, r"has no such file \(status 404\)"),
-        ([416] * 3, WeightsError, r"does not send it \(status 416\)"),
-        ([429, 500, 503], MachineError, "answers with status 503"),
-    ],
-)
-def test_a_server_that_refuses_is_quoted_and_leaves_nothing_behind(server, statuses, error, message):
-    server.bucket["b/x.npz"], address = b"weights", f"{server.address}/b/x.npz"
-    server.statuses = statuses
-
-    with pytest.raises(error, match=message):
-        fetch_address(address, Progress(quiet=True))
-    assert not server.statuses and fetch_address(address, Progress(quiet=True)).read_bytes() == b"weights"
-
-
-def test_a_web_page_is_not_kept_as_weights(server):
-    server.bucket["b/x.npz"], server.page = b"<html>", True
-
-    with pytest.raises(WeightsError, match="answers with a web page, not with a file"):
-        fetch_address(f"{server.address}/b/x.npz", Progress(quiet=True))
-    assert not download.is_here(resolve("gs://b/x.npz"))
-
-
-@pytest.mark.parametrize("place", ["bucket", "hub"])
-def test_a_file_with_another_checksum_is_refused_and_not_kept(server, place):
-    _, state = network()
-    server.repositories["ann/vit-small"] = timm_files(state)
-    server.bucket["b/x.npz"] = npz_of(state)
-    server.damaged, ckpt = True, "ann/vit-small" if place == "hub" else "gs://b/x.npz"
-
-    with pytest.raises(WeightsError, match="arrived damaged: its checksum is not the one that the"):
-        read_weights(ckpt)
-    server.damaged = False
-    if place == "hub":
-        assert read_weights(ckpt).state.keys() == state.keys()
-    else:
-        assert resolve(ckpt) and fetch_address(resolve(ckpt).place, Progress(quiet=True)).is_file()
-
-
-def test_processes_that_need_the_same_file_download_it_once(server):
-    server.bucket["b/x.npz"] = os.urandom(2_000_000)
-    address, paths = f"{server.address}/b/x.npz", []
-    threads = [
-        threading.Thread(target=lambda: paths.append(fetch_address(address, Progress(quiet=True))))
-        for _ in range(4)
-    ]
-    [thread.start() for thread in threads]
-    [thread.join() for thread in threads]
-
-    assert len(paths) == 4 and len(set(paths)) == 1 and server.gets("x.npz") == [None]
-
-
-def test_a_download_shows_its_progress_unless_it_is_quiet(server, capsys, monkeypatch):
-    monkeypatch.setattr("vitcli.output.progress.PLAIN_EVERY_S", 0.0)
-    _, state = network()
-    server.bucket["b/x.npz"] = server.bucket["b/y.npz"] = os.urandom(3_000_000)
-    large = timm_files(state | {"head.weight": torch.randn(3, 400_000)})
-    server.repositories |= {"ann/a": large, "ann/b": large}
-
-    fetch_address(f"{server.address}/b/x.npz", Progress(quiet=False))
-    with pytest.raises(WeightsError):
-        read_weights("ann/a")
-    said = capsys.readouterr().err
-    assert "download x.npz, MB 3/3" in said and "download model.safetensors, MB 6/6" in said
-    fetch_address(f"{server.address}/b/y.npz", Progress(quiet=True))
-    with pytest.raises(WeightsError):
-        read_weights("ann/b", quiet=True)
-    assert capsys.readouterr().err == ""
-
-
-@pytest.mark.parametrize(
-    "ckpt", ["ann/vit-small", "timm/vit_tiny_patch16_224.augreg_in21k", "ViT-B/16@in21k"]
-)
-def test_without_a_network_it_is_said_at_once(server, monkeypatch, ckpt):
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nobody answers there
-    monkeypatch.setattr(names, "STORAGE", "http://127.0.0.1:9")
-    began_at = time.monotonic()
-
-    with pytest.raises(MachineError, match="cannot be reached") as refusal:
-        read_weights(ckpt)
-    assert time.monotonic() - began_at < 2 and "check the connection" in refusal.value.fix
-    assert ("timm has the same weights: timm/vit_base_patch16_224.orig_in21k" in refusal.value.fix) == (
-        "@" in ckpt
-    )
-
-
-@pytest.mark.parametrize("ckpt", ["ann/vit-small", "hf://ann/vit-small/part/x.safetensors"])
-def test_without_a_network_the_cache_is_read_and_that_is_noted(server, monkeypatch, capsys, ckpt):
-    files = timm_files(network()[1])
-    in_folder = {"part/config.json": files["config.json"], "part/x.safetensors": files["model.safetensors"]}
-    server.repositories["ann/vit-small"] = files | in_folder
-    names_online = read_weights(ckpt).state.keys()
-    assert server.requests[-1][1].split("/")[3] == COMMIT  # of the first file, should the branch move on
-    server.status = 503
-    assert read_weights(ckpt).state.keys() == names_online
-    note = "ann/vit-small is read from the Hub's cache: the Hub answers with status 503"
-    assert note in capsys.readouterr().err
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    server.requests.clear()
-    assert read_weights(ckpt).state.keys() == names_online and not server.requests
-
-
-def test_a_hub_that_fails_in_the_middle_is_never_taken_to_lack_the_file(server, monkeypatch):
-    monkeypatch.setattr(time, "sleep", lambda wait_s: None)  # of the Hub's client
-    server.repositories["ann/vit-small"] = timm_files(network()[1])
-    server.statuses = [0] + [503] * 12  # for config.json, after the first question
-
-    with pytest.raises(MachineError, match=r"could not download ann/vit-small from the Hub: .*503"):
-        read_weights("ann/vit-small")
-
-
 @pytest.mark.parametrize(
     ("ckpt", "message", "fix"),
     [
@@ -407,24 +209,7 @@ def test_a_name_that_is_none_says_what_would_be(server, ckpt, message, fix):
     assert fix in refusal.value.fix and refusal.value.where
 
 
-def test_the_checksums_of_servers_are_understood():
-    data = b"weights"
-    md5, sha = hashlib.md5(data).digest(), hashlib.sha256(data).digest()
-    md5_text, sha_text = (base64.b64encode(digest).decode() for digest in (md5, sha))
-    for headers, checksums in (
-        ({"x-goog-hash": f"crc32c=AAAA, md5={md5_text}"}, {"md5": md5}),
-        ({"x-goog-hash": "crc32c=AAAA"}, {}),
-        ({"content-md5": md5_text}, {"md5": md5}),
-        ({"repr-digest": f"sha-256=:{sha_text}:"}, {"sha256": sha}),
-        ({"digest": f"SHA-256={sha_text}"}, {"sha256": sha}),
-        # Of other lengths, no base64, or whatever a server likes
-        ({"digest": f"sha-256={sha.hex()}", "content-md5": "abcde"}, {}),
-        ({"etag": f'"{sha.hex()}"'}, {}),
-    ):
-        assert download._checksums(headers) == checksums
-
-
-def test_a_network_is_told_from_weights():
+def test_names_of_networks_are_not_names_of_weights():
     for network_name in ("ViT-B/16", "vit_b16", "vit_base_patch16_224", "resnet18"):
         assert not names_weights(network_name)
     for ckpt in (
@@ -439,7 +224,7 @@ def test_a_network_is_told_from_weights():
         assert names_weights(ckpt)
 
 
-def test_the_authors_files_are_of_known_networks_and_timm_has_those_it_is_said_to_have():
+def test_the_authors_files_are_of_known_networks_and_timm_has_its_copies_of_them():
     import timm
 
     for file in authors.FILES.values():

@@ -66,9 +66,8 @@ def preprocessing_for(weights: Weights, recipe: Recipe, request: RecipeRequest) 
     """
     data = recipe.data
     if keys_of_weights(data):
-        data = with_stated(
-            data, _stated(weights, weights.source) or _unstated("evaluate", weights.architecture.image_size)
-        )
+        stated = _stated(weights, weights.source)
+        data = with_stated(data, stated or _unstated("evaluate", weights.architecture.image_size))
     of_recipe = preprocessing_of(data)
     if request.name is not None:
         return of_recipe, f"as recipe {request.name} says{_difference(of_recipe, weights)}"
@@ -127,14 +126,13 @@ def notes_on_pixels(weights: Weights, recipe: Recipe) -> list[str]:
         return [f"note: {used.statistics}, as the recipe says{difference} ({fix})"]
     if weights.preprocessing is None:
         # The paper's weights, by their format or by the name that the user gave them, have the recipe's
-        is_of_the_paper = weights.format == "official npz" or recipe.model.name is not None
+        if weights.format == "official npz" or recipe.model.name is not None:
+            return []
         fix = "--model NAME of timm, or NAME.TAG, if they are others than the paper's"
-        return (
-            [] if is_of_the_paper else [f"note: {used.statistics}: the weights do not store theirs ({fix})"]
-        )
-    return (
-        [] if weights.preprocessing_from == STORED else [f"{used.statistics}, {weights.preprocessing_from}"]
-    )
+        return [f"note: {used.statistics}: the weights do not store theirs ({fix})"]
+    if weights.preprocessing_from == STORED:
+        return []
+    return [f"{used.statistics}, {weights.preprocessing_from}"]
 
 
 def _stated(weights: Weights | WeightsInfo, ckpt: str) -> Preprocessing | None:
