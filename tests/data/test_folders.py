@@ -219,11 +219,11 @@ def test_a_bare_name_that_fits_two_files_is_refused(tmp_path):
 
 def test_further_columns_and_named_ones_are_kept(tmp_path):
     flat(tmp_path, 3)
-    table(tmp_path / "labels.csv", "photo,kind,index", ["2.png,b,7", "0.png,a,5", "1.png,b,6"])
+    table(tmp_path / "labels.csv", "photo,kind,index,id", ["2.png,b,7,07", "0.png,a,5,7", "1.png,b,6,1"])
     split = DataSet(str(tmp_path), image_column="photo", label_column="kind").open("train")
 
     assert split.class_names == ("a", "b") and split.read_labels().tolist() == [1, 0, 1]
-    assert split.column("index") == [7, 5, 6]
+    assert split.column("index") == [7, 5, 6] and split.column("id") == ["07", "7", "1"]
     assert split.read_row(0) == ((tmp_path / "2.png").read_bytes(), 1)
 
 

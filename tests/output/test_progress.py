@@ -76,6 +76,12 @@ def test_notes_break_at_spaces_and_leave_paths_whole(capsys, monkeypatch):
     assert " ".join(" ".join(lines).split()) == f"the run is stopped and saved in the folder {path} for now"
 
 
+def test_control_characters_in_a_note_do_not_reach_the_terminal(capsys):
+    Progress(quiet=False).note("no held-out image of: \x1b[2Jcat\nsecond line")
+
+    assert capsys.readouterr().err == "no held-out image of: \ufffd[2Jcat\nsecond line\n"
+
+
 def test_what_was_noted_once_is_not_repeated(capsys):
     progress = Progress(quiet=False)
     for text in ("pixels: 96x96", "other", "pixels: 96x96"):

@@ -40,7 +40,7 @@ FILE_COLUMNS = (
 LABEL_COLUMNS = ("label", "labels", "class", "class_name", "category", "target", "species", "breed")
 SPLIT_COLUMNS = ("split", "subset", "partition")
 COLUMNS_HELP = "a line with the columns file,label, then a line for each image: cat/1.jpg,cat"
-WHOLE_NUMBER = re.compile(r"-?\d{1,18}")
+WHOLE_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}")  # "007" is a name: as a number it would be another
 
 
 class NoColumn(DataError):
@@ -71,6 +71,17 @@ class LabelFile:
     label_column: str
     split_column: str | None
     split: str
+
+
+@dataclass(frozen=True)
+class LabelledImage:
+    """An image that a row names; `place` says where, for errors."""
+
+    path: str
+    label: str
+    row: LabelRow
+    file: LabelFile
+    place: str
 
 
 def find_label_files(path: Path) -> list[Path]:
@@ -109,52 +120,59 @@ def open_label_files(
         DataError: a file is no such table, names a file that is missing, outside the folder or twice, or has
             a label in another split that train lacks.
     """
+    # Read the rows, and find the image that each names.
     listed = list_files(root, root)
     read = [read_label_file(path, root, file_column=file_column, label_column=label_column) for path in files]
-    places = _Places(root, listed)
-    # The image, label and other columns of every row, by split.
-    by_split: dict[str, list[tuple[str, str, LabelRow, LabelFile]]] = {}
-    missing: list[str] = []
-    seen: dict[str, str] = {}
-    for file in read:
-        for row in file.rows:
-            place = f"{file.path.name}, line {row.line}"
-            name, label = row.values[file.file_column], row.values[file.label_column]
-            image = places.find(file.folder, name, where=place)
-            if image is None:
-                missing.append(name)
-                continue
-            if image in seen:
-                raise DataError(
-                    f"two rows name the same image, {os.path.relpath(image, root)}",
-                    where=f"{seen[image]}, and {place}",
-                    fix="leave one row for each image: it has one label, and belongs to one split",
-                )
-            seen[image] = place
-            if not label:
-                raise DataError(
-                    f"the row of {name} has no label", where=place, fix="write one, or remove the row"
-                )
-            if image not in places.unreadable:
-                by_split.setdefault(_split_of_row(file, row, place), []).append((image, label, row, file))
-    if missing:
-        raise _missing(missing, read, root)
+    images = _labelled_images(read, _Places(root, listed))
+    # Sort them by split; files that are no images are left out like those that no row names.
+    unreadable, by_split = {*listed.others}, {}
+    for image in images:
+        if image.path not in unreadable:
+            by_split.setdefault(_split_of_row(image), []).append(image)
     if not by_split:
         raise DataError(
             f"no row of {read[0].path.name} names an image that vit can read",
             where=str(read[0].path),
             fix=f"write {COLUMNS_HELP}",
         )
-    names = _class_names(by_split, read)
-    left_out = listed.left_out(root, but=map(str, files)) | left_out_of(
-        UNNAMED, relative([image for image in listed.images if image not in seen], root)
-    )
+    names = _class_names(by_split, read[0].path)
+    named = {image.path for image in images}
+    unnamed = relative([path for path in listed.images if path not in named], root)
+    left_out = listed.left_out(root, but=map(str, files)) | left_out_of(UNNAMED, unnamed)
     return Tables(
-        {split: partial(_table, rows, names) for split, rows in by_split.items()},
+        {split: partial(_table, images_here, names) for split, images_here in by_split.items()},
         root,
         left_out=lambda split: left_out,
         notes=(*_folder_note(read, root), *alike_notes(names)),
     )
+
+
+def _labelled_images(files: list[LabelFile], places: "_Places") -> list[LabelledImage]:
+    """Return the image of each row; refuse rows without a file or a label, and a second row of an image."""
+    images: dict[str, LabelledImage] = {}
+    missing: list[str] = []
+    for file in files:
+        for row in file.rows:
+            place = f"{file.path.name}, line {row.line}"
+            name, label = row.values[file.file_column], row.values[file.label_column]
+            path = places.find(file.folder, name, where=place)
+            if path is None:
+                missing.append(name)
+                continue
+            if path in images:
+                raise DataError(
+                    f"two rows name the same image, {os.path.relpath(path, places.root)}",
+                    where=f"{images[path].place}, and {place}",
+                    fix="leave one row for each image: it has one label, and belongs to one split",
+                )
+            if not label:
+                raise DataError(
+                    f"the row of {name} has no label", where=place, fix="write one, or remove the row"
+                )
+            images[path] = LabelledImage(path, label, row, file, place)
+    if missing:
+        raise _missing(missing, files)
+    return list(images.values())
 
 
 def read_label_file(
@@ -170,14 +188,8 @@ def read_label_file(
         raise DataError(f"{path.name} has no rows", where=str(path), fix=f"write {COLUMNS_HELP}")
     columns = list(rows[0].values)
     names = _column(path, columns, file_column, FILE_COLUMNS, what="file names", key="data.image_column")
-    labels = _column(
-        path,
-        [c for c in columns if c != names],
-        label_column,
-        LABEL_COLUMNS,
-        what="labels",
-        key="data.label_column",
-    )
+    others = [column for column in columns if column != names]
+    labels = _column(path, others, label_column, LABEL_COLUMNS, what="labels", key="data.label_column")
     split = next((column for column in columns if column.strip().lower() in SPLIT_COLUMNS), None)
     return LabelFile(path, path.parent, rows, names, labels, split, split_of(path.relative_to(root)))
 
@@ -270,14 +282,14 @@ def _column(
     return fitting[0]
 
 
-def _split_of_row(file: LabelFile, row: LabelRow, place: str) -> str:
-    if file.split_column is None:
-        return file.split
-    word = row.values[file.split_column]
+def _split_of_row(image: LabelledImage) -> str:
+    if image.file.split_column is None:
+        return image.file.split
+    word = image.row.values[image.file.split_column]
     if not re.fullmatch(r"[\w.-]+", word):
         raise DataError(
             f"{word!r} is not the name of a split" if word else "a row has no split",
-            where=f"{place}, column {file.split_column}",
+            where=f"{image.place}, column {image.file.split_column}",
             fix="write train, validation or test",
         )
     return SPLIT_WORDS.get(word.lower(), word)
@@ -287,14 +299,14 @@ class _Places:
     """The files of a folder, found by the names that rows have for them."""
 
     def __init__(self, root: Path, listed: Files):
-        self.root, self.listed = str(root), listed
-        self.known, self.unreadable = {*listed.images, *listed.others}, {*listed.others}
+        self.root, self.images = str(root), listed.images
+        self.known = {*listed.images, *listed.others}
 
     @cached_property
     def by_name(self) -> dict[str, list[str]]:
         """Files by their names, with and without the ending: many tables hold nothing else."""
         files: dict[str, list[str]] = {}
-        for path in self.listed.images:
+        for path in self.images:
             name = os.path.basename(path)
             for key in {name, os.path.splitext(name)[0]}:
                 files.setdefault(key, []).append(path)
@@ -326,7 +338,7 @@ class _Places:
         return fitting[0] if fitting else None
 
 
-def _missing(names: list[str], files: list[LabelFile], root: Path) -> DataError:
+def _missing(names: list[str], files: list[LabelFile]) -> DataError:
     count, total = len(names), sum(len(file.rows) for file in files)
     return DataError(
         f"{count} of {count_of(total, 'file')} that {files[0].path.name} names "
@@ -336,15 +348,15 @@ def _missing(names: list[str], files: list[LabelFile], root: Path) -> DataError:
     )
 
 
-def _class_names(by_split: dict[str, list], files: list[LabelFile]) -> list[str]:
+def _class_names(by_split: dict[str, list[LabelledImage]], file: Path) -> list[str]:
     """Return the labels of train, numbers in their order; other splits may have no more."""
-    labels = {split: {label for _, label, _, _ in rows} for split, rows in by_split.items()}
+    labels = {split: {image.label for image in images} for split, images in by_split.items()}
     names = labels.get("train") or set().union(*labels.values())
     for split, names_here in labels.items():
         if additional := sorted(names_here - names):
             raise DataError(
                 f"split {split} has labels that train does not have: {first_few(additional)}",
-                where=str(files[0].path),
+                where=str(file),
                 fix="correct the labels, or add images of these classes to train",
             )
     if all(map(WHOLE_NUMBER.fullmatch, names)):
@@ -352,19 +364,20 @@ def _class_names(by_split: dict[str, list], files: list[LabelFile]) -> list[str]
     return sorted(names)
 
 
-def _table(rows: list[tuple[str, str, LabelRow, LabelFile]], names: list[str]) -> datasets.Dataset:
-    file = rows[0][3]
+def _table(images: list[LabelledImage], names: list[str]) -> datasets.Dataset:
+    """Return the images, the numbers of their labels, and the columns that the file has besides."""
+    file = images[0].file
     number_of = {name: number for number, name in enumerate(names)}
-    columns: dict[str, list] = {file.label_column: [number_of[label] for _, label, _, _ in rows]}
+    columns: dict[str, list] = {file.label_column: [number_of[image.label] for image in images]}
     types: dict[str, object] = {file.label_column: datasets.ClassLabel(names=names)}
-    for column in rows[0][2].values:
+    for column in images[0].row.values:
         if column in (file.file_column, file.label_column):
             continue
-        values: list = [row.values.get(column, "") for _, _, row, _ in rows]
+        values: list = [image.row.values.get(column, "") for image in images]
         is_number = all(map(WHOLE_NUMBER.fullmatch, values))
         columns[column] = [int(value) for value in values] if is_number else values
         types[column] = datasets.Value("int64" if is_number else "string")
-    return table_of([image for image, *_ in rows], columns, types, image_column=file.file_column)
+    return table_of([image.path for image in images], columns, types, image_column=file.file_column)
 
 
 def _folder_note(files: list[LabelFile], root: Path) -> tuple[str, ...]:

@@ -83,13 +83,8 @@ def _paths(images: Split, dataset: str, rows_N: np.ndarray) -> list[str | None] 
     if not paths or not any(paths):
         return None
     copy = local_copy(dataset)
-    root = os.path.abspath(copy if copy and copy.is_dir() else copy.parent) if copy else None
-
-    def inside(path: str | None) -> str | None:
-        is_inside = path and root and Path(path).is_relative_to(root)
-        return str(Path(path).relative_to(root)) if is_inside else path
-
-    return [inside(paths[row]) for row in rows_N.tolist()]
+    start = os.path.join(os.path.abspath(copy if copy.is_dir() else copy.parent), "") if copy else ""
+    return [paths[row] and paths[row].removeprefix(start) for row in rows_N.tolist()]
 
 
 def _check_same(out: Path, metadata: dict[str, str]) -> None:

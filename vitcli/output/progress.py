@@ -9,6 +9,8 @@ import textwrap
 import time
 from collections.abc import Sequence
 
+from vitcli.output.text import plain
+
 PLAIN_EVERY_S = 10.0
 BAR_COLUMNS = 18
 
@@ -29,6 +31,7 @@ class Progress:
         """Print one line; never part of the result."""
         if self.is_silent:
             return
+        text = "\n".join(map(plain, text.split("\n")))  # it may name files and classes
         if self.is_terminal:  # which would break words
             text = wrapped_lines(text, shutil.get_terminal_size().columns)
         try:
