@@ -24,6 +24,7 @@ from vitcli.errors import VitError, WeightsError
 from vitcli.evaluation.setup import settle_pixels
 from vitcli.recipe import load as load_recipe
 from vitcli.recipe.schema import Data
+from vitcli.recipe.validation import contradictions
 from vitcli.weights.io import read_description, read_weights
 
 SMALL = dict(depth=1, embed_dim=32, num_heads=2)
@@ -437,6 +438,13 @@ def test_pixels_that_contradict_the_recipe_are_refused_before_anything_is_made(p
 
     assert outcome.code == 2 and "data.resize is 40, smaller than data.image_size, 48" in outcome.err
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("sequence", [list, tuple])
+def test_contradictions_are_found_in_values_of_a_file_and_in_settled_ones(sequence):
+    values = {"data.image_size": sequence([48, 32]), "data.resize": 40, "data.std": sequence([1, 0, 1])}
+
+    assert [key for key, _, _ in contradictions(values)] == ["data.std", "data.resize"]
 
 
 @pytest.mark.slow

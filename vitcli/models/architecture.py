@@ -1,7 +1,7 @@
 """The exact description of a network, stored beside its weights so that it can be built again; no torch."""
 
 import re
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 
 from vitcli.errors import VitError
 from vitcli.models.variants import VARIANTS, find_variant, network_of_timm
@@ -95,6 +95,10 @@ class Architecture:
             return None
         height, width = self.image_size
         return height // self.patch_size, width // self.patch_size
+
+    def with_head(self, num_classes: int) -> "Architecture":
+        """Return the network with one dense layer as head, as in fine-tuning (paper, 3.2); 0 for no head."""
+        return replace(self, num_classes=num_classes, pre_logits=False, representation_size=0)
 
     def as_dict(self) -> dict:
         stored = {**asdict(self), "image_size": list(self.image_size)}

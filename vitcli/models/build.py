@@ -130,9 +130,7 @@ def adapted(
     """
     if gelu not in (None, arch.gelu, "timm") and not (arch.is_of_the_paper and "depth" in arch.model_args):
         _check_transformer(variant_of_timm(arch.timm_name), arch.name)
-    size = tuple(image_size)
-    one_layer = {"num_classes": num_classes, "pre_logits": False, "representation_size": 0}
-    other = replace(arch, image_size=size, gelu=gelu or arch.gelu, **one_layer)
+    other = replace(arch.with_head(num_classes), image_size=tuple(image_size), gelu=gelu or arch.gelu)
     check_image_size(other)
     return other
 

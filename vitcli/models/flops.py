@@ -4,7 +4,6 @@ A ViT of Table 1 has formulas, which are in `variants`; any other network is bui
 memory for its weights, and counted.
 """
 
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -95,7 +94,6 @@ def _count(model: nn.Module) -> int:
 
 
 def _without_head(arch: Architecture) -> nn.Module:
-    headless = replace(arch, num_classes=0, pre_logits=False, representation_size=0)
     # torch's counter of FLOPs hooks the gradient of a parameter that a module takes as input (the latent of
     # attention pooling, the class token of CaiT), which without gradients does not exist.
-    return build(headless, dropout=0.0).eval().requires_grad_(False)
+    return build(arch.with_head(0), dropout=0.0).eval().requires_grad_(False)

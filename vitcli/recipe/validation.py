@@ -261,10 +261,10 @@ def contradictions(values: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
             case [int() | float() as low, int() | float() as high] if low > high:
                 yield key, f"{key} is [{low}, {high}]", "write [least, largest]"
     match values.get("data.std"):
-        case list() as stds if any(isinstance(std, int | float) and std <= 0 for std in stds):
+        case list() | tuple() as stds if any(isinstance(std, int | float) and std <= 0 for std in stds):
             yield "data.std", f"data.std is {stds}", "pixels are divided by it: above 0"
     size, resize = values.get("data.image_size"), values.get("data.resize")
-    sides = size if isinstance(size, list) else [size]
+    sides = size if isinstance(size, list | tuple) else [size]
     side = max(sides, default=0) if all(isinstance(side, int) for side in sides) else None
     if isinstance(side, int) and isinstance(resize, int) and resize < side:
         what = f"data.resize is {resize}, smaller than data.image_size, {size}"

@@ -6,7 +6,7 @@ that cannot be parsed at all is an error for both.
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -151,8 +151,7 @@ def _drop_missing_head(diagnosis: Diagnosis, info: WeightsInfo) -> None:
         return
     with suppress(VitError), as_weights_error("the head"):
         diagnosis.missing_head = tuple(name for name in expected_tensors(arch) if name.startswith(prefixes))
-    headless = replace(arch, num_classes=0, pre_logits=False, representation_size=0)
-    diagnosis.info = info._replace(architecture=headless, class_names=None)
+    diagnosis.info = info._replace(architecture=arch.with_head(0), class_names=None)
 
 
 def _floats(stored: StoredTensors) -> dict[str, Tensor]:

@@ -86,10 +86,11 @@ def read_weights(
     if gelu is None:
         return weights
     arch = weights.architecture
-    changed = adapted(arch, image_size=arch.image_size, num_classes=arch.num_classes, gelu=gelu)
-    head = {"pre_logits": arch.pre_logits, "representation_size": arch.representation_size}
-    changed = replace(changed, **head)
-    return replace(weights, architecture=changed, numerics=f"{gelu} GELU, as the recipe says")
+    # It refuses a GELU that the network cannot have; the head stays as it is
+    adapted(arch, image_size=arch.image_size, num_classes=arch.num_classes, gelu=gelu)
+    return replace(
+        weights, architecture=replace(arch, gelu=gelu), numerics=f"{gelu} GELU, as the recipe says"
+    )
 
 
 def read_description(ckpt: str, *, model_name: str | None = None, quiet: bool = False) -> WeightsInfo:
