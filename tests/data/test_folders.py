@@ -51,11 +51,11 @@ def test_what_has_no_classes_is_a_split_of_images_where_labels_are_not_needed(na
     (split,) = (data.open(split) for split in data.split_names)
 
     assert len(split) == KINDS[name].images and not split.has_labels
-    found = find_images([path], where="IMAGES")
-    assert len(found) == KINDS[name].images and found.left_out == split.left_out
+    images = find_images([path], where="IMAGES")
+    assert len(images) == KINDS[name].images and images.left_out == split.left_out
 
 
-def test_left_out_files_are_told_alike_wherever_a_folder_is_named(tmp_path):
+def test_left_out_files_are_named_alike_wherever_a_folder_is_named(tmp_path):
     classes(tmp_path / "photos")
     text(tmp_path / "photos/ant/1.HEIC")
     text(tmp_path / "photos/notes.txt")
@@ -282,7 +282,6 @@ def test_every_command_treats_a_kind_of_folder_alike(tmp_path, monkeypatch):
         refusals = [outcome.err.strip().splitlines()[-3:] for outcome in outcomes if outcome.code]
         wrong += [(name, lines) for lines in refusals if not lines[0].startswith("error: ")]
         if kind.says and (kind.splits or kind.says.startswith("left out")):
-            told = [outcome.err for outcome in outcomes[:-1] if not outcome.code]
-            silent = [err for err in told if kind.says not in err]
-            wrong += [(name, "is not told", err) for err in silent]
+            notes = [outcome.err for outcome in outcomes[:-1] if not outcome.code]
+            wrong += [(name, "is not noted", err) for err in notes if kind.says not in err]
     assert wrong == []

@@ -11,6 +11,7 @@ from PIL import Image
 from tests.conftest import data_section
 from vitcli.data import seen_images
 from vitcli.data.dataset import open_eval, open_train_and_eval
+from vitcli.data.image_files import as_split
 from vitcli.data.seen_images import SeenImages
 from vitcli.data.split import Split
 from vitcli.errors import DataError
@@ -149,7 +150,7 @@ def test_a_test_split_with_copies_of_training_images_says_how_many(folder, tmp_p
         image(tmp_path / "sorted" / "test" / name / "new.png", 200 + ord(name))
     trained = next(
         file for file in (tmp_path / "sorted" / "train" / "b").iterdir()
-        if np.isin(seen_images.digests_of(of_file(file)), seen.trained_on).all()
+        if np.isin(seen_images.digests_of(as_split([str(file)])), seen.trained_on).all()
     )  # fmt: skip
     copy = tmp_path / "sorted" / "test" / "b" / "copy.png"
     copy.write_bytes(trained.read_bytes())
@@ -158,10 +159,19 @@ def test_a_test_split_with_copies_of_training_images_says_how_many(folder, tmp_p
     assert (len(test), test.notes) == (4, ("1 of these 4 images were trained on",))
 
 
-def of_file(file: Path) -> Split:
-    from vitcli.data.image_files import as_split
+def test_a_test_split_that_was_all_trained_on_is_opened_where_nothing_is_scored(folder):
+    held_out, seen = trained_on(folder)
+    for row in range(len(held_out)):
+        Path(held_out.where_is(row).partition("file ")[2]).unlink()
+    (folder / "test").mkdir()
+    for name in "abc":
+        (folder / name).rename(folder / "test" / name)
+    section = data_section(folder)
 
-    return as_split([str(file)])
+    with pytest.raises(DataError, match="all 24 images .* were trained on"):
+        open_eval(section, "auto", seen=seen)
+    split = open_eval(section, "auto", seen=seen, needs_labels=False)
+    assert (len(split), split.notes) == (24, ("24 of these 24 images were trained on",))
 
 
 @pytest.mark.parametrize("same_data", [True, False])

@@ -21,6 +21,7 @@ def test_the_shipped_weights_say_how_they_were_made():
     assert len(stored()["class_names"]) == 24
 
 
+@pytest.mark.slow
 def test_the_demo_runs_without_a_word_of_advice(tmp_path):
     outcome = run("finetune", "--steps", "3", "--out", tmp_path / "run", "--json", "-q")
 

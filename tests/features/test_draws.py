@@ -41,6 +41,7 @@ def problem_of(arrays, stores) -> features_draws.FewshotProblem:
     )
 
 
+@pytest.mark.slow
 @needs_golden
 def test_the_evaluator_s_rows_and_every_accuracy(golden):
     arrays, stores = golden

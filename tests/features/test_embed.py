@@ -276,15 +276,20 @@ def test_the_same_command_again_shows_the_file_and_another_is_refused(photos, wh
     assert whole.read_bytes() == before
 
 
-@pytest.mark.parametrize("threads", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_neither_the_batch_size_nor_the_threads_decide_a_bit(photos, whole, tmp_path, threads):
+@pytest.mark.parametrize(
+    ("threads", "size"),
+    [
+        (2, 7),
+        *(pytest.param(threads, size, marks=pytest.mark.slow) for threads, size in [(1, 1), (1, 5), (2, 1)]),
+    ],
+)
+def test_neither_the_batch_size_nor_the_threads_decide_a_bit(photos, whole, tmp_path, threads, size):
     torch.set_num_threads(threads)
+    out = tmp_path / "out.safetensors"
     try:
-        for size in (1, 5, 7):
-            out = tmp_path / f"{size}.safetensors"
-            words = (*WORDS[:-1], size, "--dataset", photos, "--split", "train", "--out", out)
-            assert run(*words).code == 0
-            assert out.read_bytes() == whole.read_bytes()
+        words = (*WORDS[:-1], size, "--dataset", photos, "--split", "train", "--out", out)
+        assert run(*words).code == 0
+        assert out.read_bytes() == whole.read_bytes()
     finally:
         torch.set_num_threads(1)
 

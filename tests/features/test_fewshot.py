@@ -303,21 +303,12 @@ def test_test_images_that_the_weights_were_trained_on_are_counted(photos, tmp_pa
     shutil.copy(photos / "test" / "red" / "00.png", tmp_path / "photos" / "blue")
     words = "finetune --ckpt random --model ViT-demo/8 --res 16 --steps 1 --batch-size 4 --lr 0.01 -q"
     run(*words.split(), "--dataset", tmp_path / "photos", "--out", tmp_path / "run")
-    fewshot = (
-        "fewshot",
-        "--ckpt",
-        tmp_path / "run",
-        "--dataset",
-        tmp_path / "photos",
-        "--shots",
-        "1",
-        "--json",
-    )
+    request = ("--ckpt", tmp_path / "run", "--dataset", tmp_path / "photos", "--shots", "1")
 
-    same = run(*fewshot, "-q").json
+    same = run("fewshot", *request, "--json", "-q").json
     for file in (tmp_path / "photos" / "red").iterdir():
         file.rename(file.with_name(f"{99 - int(file.stem):02}.png"))
-    changed = run(*fewshot, "-q").json
+    changed = run("fewshot", *request, "--json", "-q").json
 
     assert same["notes"] == ["no test image of: blue"]
     assert "was trained on 1 of the 2 test images" in changed["notes"][1]

@@ -285,7 +285,8 @@ def open_eval(data: Data, split: str, *, seen: SeenImages = NOTHING_SEEN, needs_
     by_name = None if is_dev else source.default_eval_split()
     is_cut_here = cut_from in source.split_names and by_name in (None, cut_from)
     if by_name and not is_cut_here:
-        return seen_images.noted(source.open(by_name), seen, base=by_name, option=f"--split {by_name}")
+        option = f"--split {by_name}" if needs_labels else None
+        return seen_images.noted(source.open(by_name), seen, base=by_name, option=option)
     base = cut_from if is_cut_here else source.only_split("--split")
     return seen_images.held_out_part(source.open, seen, base=base, is_scored=needs_labels)
 

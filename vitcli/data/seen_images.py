@@ -164,10 +164,10 @@ def noted(split: Split, seen: SeenImages, *, base: str, option: str | None) -> S
 
     Args:
         base: the name, without a slice.
-        option: how a person names it; None if a person has done so.
+        option: how a person names it; None if a person has done so, or it is not to be scored.
 
     Raises:
-        DataError: nobody has named it, and all its images were trained on.
+        DataError: nobody has named it to be scored, and all its images were trained on.
     """
     count = seen.num_trained_on(split)
     if not count:
