@@ -168,7 +168,7 @@ def test_a_test_split_that_was_all_trained_on_is_opened_where_nothing_is_scored(
         (folder / name).rename(folder / "test" / name)
     section = data_section(folder)
 
-    with pytest.raises(DataError, match="all 24 images .* were trained on"):
+    with pytest.raises(DataError, match=r"all 24 images .* were trained on"):
         open_eval(section, "auto", seen=seen)
     split = open_eval(section, "auto", seen=seen, needs_labels=False)
     assert (len(split), split.notes) == (24, ("24 of these 24 images were trained on",))
