@@ -16,7 +16,7 @@ from vitcli.errors import MachineError, WeightsError
 from vitcli.output.progress import Progress
 from vitcli.weights import download, names
 from vitcli.weights.download import cached_path, fetch_address
-from vitcli.weights.io import read_weights
+from vitcli.weights.io import read_description, read_weights
 from vitcli.weights.names import resolve
 
 
@@ -82,6 +82,15 @@ def test_a_web_page_is_not_kept_as_weights(server):
     with pytest.raises(WeightsError, match="answers with a web page, not with a file"):
         fetch_address(f"{server.address}/b/x.npz", Progress(quiet=True))
     assert not download.is_here(resolve("gs://b/x.npz"))
+
+
+def test_an_error_in_a_downloaded_file_names_its_place_in_the_cache(server):
+    server.bucket["b/x.npz"] = b"no archive"
+
+    for read in (read_weights, read_description):
+        with pytest.raises(WeightsError, match="the npz file cannot be read") as refusal:
+            read("gs://b/x.npz")
+        assert refusal.value.where == f"gs://b/x.npz: {cached_path(f'{server.address}/b/x.npz')}"
 
 
 @pytest.mark.parametrize("place", ["bucket", "hub"])

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
+import timm
 import torch
 from safetensors.torch import save, save_file
 
@@ -13,9 +14,9 @@ from vitcli.errors import VitError, WeightsError
 from vitcli.models.build import architecture, build
 from vitcli.output.progress import Progress
 from vitcli.weights import authors, names
-from vitcli.weights.download import fetch_address
+from vitcli.weights.download import cached_path, fetch_address
 from vitcli.weights.io import read_weights
-from vitcli.weights.names import names_weights, resolve
+from vitcli.weights.names import FORMATS, names_weights, resolve
 
 HF_CONFIG = {
     "model_type": "vit", "hidden_size": 48, "num_attention_heads": 3, "num_hidden_layers": 1,
@@ -122,6 +123,25 @@ def test_an_official_file_of_the_bucket_is_read_as_such(server):
     assert torch.equal(weights.state["blocks.0.attn.qkv.weight"], state["blocks.0.attn.qkv.weight"])
 
 
+def test_a_checkpoint_of_a_training_script_is_read(tmp_path):
+    arch = architecture("ViT-demo/8", image_size=(32, 32), num_classes=4)
+    state = build(arch, dropout=0.0).state_dict()
+    stored = {"encoder": {f"module.{name}": tensor for name, tensor in state.items()}, "epoch": 3}
+    torch.save(stored, tmp_path / "last.pth.tar")  # as of I-JEPA
+
+    weights = read_weights(str(tmp_path / "last.pth.tar"))
+    assert weights.format == "pth" and all(torch.equal(weights.state[name], state[name]) for name in state)
+
+
+def test_timms_weights_at_addresses_of_their_own_have_endings_that_are_read():
+    configs = map(timm.models.get_pretrained_cfg, timm.list_pretrained())
+    addresses = [config.url for config in configs if not config.hf_hub_id]
+
+    assert len(addresses) > 4
+    for address in addresses:
+        assert resolve(address).kind == "address" and cached_path(address).suffix in FORMATS
+
+
 def test_a_local_file_or_folder_of_the_name_wins(server, tmp_path):
     for name in ("vit_tiny_patch16_224", "ann/vit-small", "ViT-B", "timm/vit_tiny_patch16_224.augreg_in21k"):
         (tmp_path / name).mkdir(parents=True)
@@ -191,6 +211,7 @@ def test_a_damaged_list_of_shards_is_refused(tmp_path, weight_map, message):
         ("https://example.org/index.html", "index.html has no known file ending", ".safetensors"),
         ("s3://bucket/x.npz", "addresses of the kind s3:// are not read", "name a downloaded file"),
         ("https://[x/y.npz", "'https://\\[x/y.npz' is not an address", "https://HOST/FOLDER/FILE"),
+        ("https://example.org/model.safetensors.index.json", "a list of several", "to one folder"),
         ("https:///y.npz", "is not an address", "https://HOST/FOLDER/FILE"),
         ("https://example.org/%00.npz", "is not an address", "https://HOST/FOLDER/FILE"),
         ("https://ann:pw@example.org/x.npz", "with a user name are not read", "download the file first"),
@@ -225,8 +246,6 @@ def test_names_of_networks_are_not_names_of_weights():
 
 
 def test_the_authors_files_are_of_known_networks_and_timm_has_its_copies_of_them():
-    import timm
-
     for file in authors.FILES.values():
         assert resolve(file.name).note and resolve(file.name).place.endswith(".npz")
         assert not file.in_timm or file.in_timm.removeprefix("timm/") in timm.list_pretrained()

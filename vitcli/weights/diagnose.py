@@ -26,9 +26,8 @@ from vitcli.weights.files import (
     attribute_errors_to,
     file_error,
     in_timms_naming,
-    read_stored,
 )
-from vitcli.weights.locate import WeightsSource, locate
+from vitcli.weights.locate import WeightsSource, locate, read_source
 from vitcli.weights.timm import head_names, split_tag
 
 INTEGER_BUFFERS = ("num_batches_tracked", "index")  # of timm's networks
@@ -86,7 +85,7 @@ def diagnose(
         known_name(split_tag(model_name)[0])
     with attribute_errors_to(ckpt):
         source = locate(ckpt, progress)
-        diagnosis, content = Diagnosis(source, read_stored(source.file), stop_at_problem), None
+        diagnosis, content = Diagnosis(source, read_source(source), stop_at_problem), None
         # Translate the tensor names
         with diagnosis.step("the tensors"):
             content = in_timms_naming(diagnosis.stored)

@@ -28,7 +28,8 @@ from vitcli.weights.jax import from_official, is_official
 from vitcli.weights.names import FORMATS, INDEX
 
 MAX_EXPANSION = 100  # trained weights hardly compress; an archive that grows more than this is a bomb
-NESTED = ("state_dict_ema", "model_ema", "state_dict", "model")  # averaged weights first, as in timm
+# Averaged weights first, as in timm; I-JEPA's are its "encoder"
+NESTED = ("state_dict_ema", "model_ema", "state_dict", "model", "encoder")
 WRAPPERS = ("module.", "_orig_mod.")  # of DistributedDataParallel and torch.compile
 
 

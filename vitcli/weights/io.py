@@ -20,8 +20,8 @@ from vitcli.output.redaction import public_name
 from vitcli.weights import imagenet
 from vitcli.weights.describe import STORED, WeightsInfo, describe
 from vitcli.weights.diagnose import check_finite, diagnose
-from vitcli.weights.files import attribute_errors_to, in_timms_naming, read_stored, write_safetensors
-from vitcli.weights.locate import locate
+from vitcli.weights.files import attribute_errors_to, in_timms_naming, write_safetensors
+from vitcli.weights.locate import locate, read_source
 from vitcli.weights.timm import timm_config
 
 
@@ -104,7 +104,7 @@ def read_description(ckpt: str, *, model_name: str | None = None, quiet: bool = 
     """
     with attribute_errors_to(ckpt):
         source = locate(ckpt, Progress(quiet=quiet), with_note=False)
-        content = in_timms_naming(read_stored(source.file, values=False))
+        content = in_timms_naming(read_source(source, values=False))
         return describe(source, content, model_name)
 
 

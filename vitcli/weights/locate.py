@@ -11,7 +11,14 @@ from vitcli.errors import VitError, WeightsError
 from vitcli.output.progress import Progress
 from vitcli.output.run_folder import ARMS, SUMMARY
 from vitcli.weights.download import FILE_NAMES, WEIGHTS_NAMES, fetch_address, fetch_repository
-from vitcli.weights.files import as_weights_error, file_error, no_repeated_keys
+from vitcli.weights.files import (
+    StoredTensors,
+    as_weights_error,
+    attribute_errors_to,
+    file_error,
+    no_repeated_keys,
+    read_stored,
+)
 from vitcli.weights.names import DEMO, FORMATS, FORMS, INDEX, Reference, resolve, suggest
 
 CHECKPOINT = r"checkpoints/step_\d{7}"  # a folder from which a run can resume
@@ -68,6 +75,14 @@ def locate(ckpt: str, progress: Progress, *, with_note: bool = True) -> WeightsS
     has_config = path.name.removesuffix(INDEX) in WEIGHTS_NAMES
     format = FORMATS.get(path.suffix, "list of shards")
     return WeightsSource(path, *(_configs(path.parent) if has_config else ({}, {})), format, "")
+
+
+def read_source(source: WeightsSource, *, values: bool = True) -> StoredTensors:
+    """Read a file as `read_stored` does; errors in a downloaded one name its place, to delete it there."""
+    if not source.name:
+        return read_stored(source.file, values=values)
+    with attribute_errors_to(str(source.file)):
+        return read_stored(source.file, values=values)
 
 
 def _no_weights(path: Path) -> WeightsError:

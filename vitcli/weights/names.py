@@ -15,7 +15,14 @@ from vitcli.errors import WeightsError, nearest
 from vitcli.models.variants import VARIANTS, Variant, find_variant, variant_of_timm
 from vitcli.weights.authors import FILES, STORAGE, authors_files, find_authors_file
 
-FORMATS = {".safetensors": "safetensors", ".npz": "official npz", ".pth": "pth", ".pt": "pth", ".bin": "pth"}
+FORMATS = {
+    ".safetensors": "safetensors",
+    ".npz": "official npz",
+    ".pth": "pth",
+    ".pt": "pth",
+    ".bin": "pth",
+    ".tar": "pth",  # .pth.tar, as training scripts call checkpoints
+}
 INDEX = ".index.json"  # the end of the name of a list of shards
 ENDINGS = (*FORMATS, INDEX, ".onnx")  # of names that are paths
 DEMO = "demo"
@@ -131,6 +138,9 @@ def _at_address(address: str) -> Reference:
     hub = urlsplit(os.environ.get("HF_ENDPOINT", "")).netloc
     if parts.netloc in HUB_HOSTS or (hub and parts.netloc == hub):
         return _on_the_hub(_of_page(unquote(parts.path).strip("/").split("/")))
+    if parts.path.endswith(INDEX):
+        fix = "download it and its shards to one folder, and name that"
+        raise WeightsError("an address names one file, and this is a list of several", where="", fix=fix)
     _checked_file(Path(parts.path).name or "/")
     if parts.scheme == "gs":
         address = f"{STORAGE}/{parts.netloc}{parts.path}"
