@@ -23,7 +23,7 @@ from PIL import Image
 from vitcli.data.dataset import DataSet
 from vitcli.data.decoding import decode
 from vitcli.data.sampler import ROWS_PER_TASK, row_ranges
-from vitcli.data.split import Split
+from vitcli.data.split import Split, base_of
 from vitcli.distributed import launch
 from vitcli.errors import DataError
 from vitcli.output.atomic import check_out, replace_file
@@ -120,7 +120,7 @@ def _open_both(name: SplitName, against: SplitName) -> tuple[Split, Split]:
             raise nothing_to_compare(f"{name.dataset} has no train split")
         searched = searched or other_data.only_split("--against-split")
     # The split to check: of the same data another one than the one searched.
-    searched_base = searched.partition("[")[0]
+    searched_base = base_of(searched)
     checked = data.split_called(name.split)
     if checked == "auto":
         checked = data.default_eval_split(besides=searched_base if is_same_data else None)
@@ -129,7 +129,7 @@ def _open_both(name: SplitName, against: SplitName) -> tuple[Split, Split]:
         checked = checked or data.only_split("--split")
     # A split is compared with itself only if both options name it; two slices of it may be meant otherwise.
     has_default = "auto" in (name.split, against.split)
-    is_same_split = is_same_data and checked.partition("[")[0] == searched_base
+    is_same_split = is_same_data and base_of(checked) == searched_base
     if has_default and is_same_split and (searched_base in (checked, searched) or checked == searched):
         raise nothing_to_compare(f"split {checked} of {name.dataset} would be compared with itself")
     return data.open(checked), other_data.open(searched)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from vitcli.data.sampler import ROWS_PER_TASK, row_ranges
-from vitcli.data.split import Split, cut_dev
+from vitcli.data.split import Split, base_of, cut_dev
 from vitcli.errors import DataError
 
 KEY = "seen_images"  # in the metadata of weights: digests in base64, of images "trained_on" and "held_out"
@@ -181,11 +181,6 @@ def noted(split: Split, seen: SeenImages, *, base: str, option: str | None) -> S
             fix=f"name other images, or {option} to score them nevertheless",
         )
     return replace(split, notes=(*split.notes, f"{count:,} of these {len(split):,} images were trained on"))
-
-
-def base_of(split: str) -> str:
-    """Return the name of a split without its slice: train of train[:90%]."""
-    return split.partition("[")[0]
 
 
 def digests_of(split: Split, rows: Iterable[int] | None = None) -> np.ndarray:

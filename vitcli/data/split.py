@@ -195,6 +195,11 @@ class Split:
         )
 
 
+def base_of(split: str) -> str:
+    """Return the name of a split without its slice: train of train[:90%]."""
+    return split.partition("[")[0]
+
+
 def from_table(
     table: datasets.Dataset,
     *,

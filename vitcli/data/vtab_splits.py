@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from vitcli.data import vtab
 from vitcli.data.columns import find_label_column
 from vitcli.data.decoding import decode
-from vitcli.data.split import Split
+from vitcli.data.split import Split, base_of
 from vitcli.data.tables import Tables
 from vitcli.errors import DataError
 
@@ -97,7 +97,7 @@ def _rows(opened: Mapping[str, Opener], split: str, first: int, last: int, name:
 def _raw_splits(opened: dict[str, Opener], declared: Mapping[str, Any]) -> dict[str, Opener]:
     """Return the task's splits of a raw copy that has exactly those of TensorFlow Datasets."""
     specs = declared.get("raw_splits", {})
-    if {spec.partition("[")[0] for spec in specs.values()} != set(opened):
+    if {base_of(spec) for spec in specs.values()} != set(opened):
         return opened
     if not set(declared["label_rules"]) & set(opened["train"]().column_names):
         return opened
@@ -105,7 +105,7 @@ def _raw_splits(opened: dict[str, Opener], declared: Mapping[str, Any]) -> dict[
 
 
 def _part(opened: Mapping[str, Opener], spec: str) -> datasets.Dataset:
-    base = spec.partition("[")[0]
+    base = base_of(spec)
     table = opened[base]()
     (piece,) = datasets.ReadInstruction.from_spec(spec).to_absolute({base: len(table)})
     return table.select(range(piece.from_ or 0, len(table) if piece.to is None else piece.to))

@@ -113,7 +113,9 @@ class _Shards:
         self.files, self.kind, self.columns, self.num_classes = files, kind, columns, num_classes
         self.name, self.cache = name, BlockCache(cache_bytes)
         self.counts = [shard.counts for shard in contents]
-        self.blocks = [(shard, group) for shard, own in enumerate(self.counts) for group in range(len(own))]
+        self.blocks = [
+            (shard, group) for shard, counts in enumerate(self.counts) for group in range(len(counts))
+        ]
         # The row of the split at which each block, or shard, begins; at the end the number of rows.
         self.block_starts = [0, *accumulate(chain(*self.counts))]
         self.shard_starts = [0, *accumulate(map(sum, self.counts))]
