@@ -475,7 +475,7 @@ def _check_room(path: Path, num_bytes: int) -> None:
 def _disk_errors(path: Path) -> Iterator[None]:
     try:
         yield
-    except OSError as error:
+    except (OSError, NotImplementedError) as error:  # the second, of a file system without locks
         message = f"{path.name} cannot be saved: {reason_of(error)}"
         raise MachineError(message, where=str(path.parent), fix=CACHE_FIX) from error
 
