@@ -78,9 +78,13 @@ class PeriodicEvaluation:
         return metrics, skipped
 
     def predict(self) -> tuple[Metrics | PatchMetrics, list[str], Predictions | None]:
-        """As `evaluate`, and return the prediction of each row; None of patches, and of too many rows."""
+        """As `evaluate`, and return the prediction of each row.
+
+        None of patches, of too many rows, and of shards with several labels a row, which cannot be listed.
+        """
         split = self.job.eval_split
-        if self.job.recipe.objective.loss == "masked_patch" or len(split) > MOST_PREDICTIONS:
+        has_none = self.job.recipe.objective.loss == "masked_patch" or len(split) > MOST_PREDICTIONS
+        if has_none or (split.has_several_labels and split.is_large):
             return *self.evaluate(), None
         with self._evaluated_model() as model:
             predictions, skipped = inference.predict_split(
