@@ -12,7 +12,7 @@ def resampled(values_N: np.ndarray, count: int = 4_000) -> np.ndarray:
     return np.array([values_N[rng.integers(len(values_N), size=len(values_N))].mean() for _ in range(count)])
 
 
-@pytest.mark.parametrize(("right", "count"), [(33, 40), (150, 300), (299, 300), (5, 1000)])
+@pytest.mark.parametrize(("right", "count"), [(45, 60), (150, 300), (299, 300), (5, 1000)])
 def test_an_interval_is_that_of_resampling_rows(right, count):
     by_rows = np.quantile(resampled(np.arange(count) < right), TAILS)
 
@@ -52,8 +52,17 @@ def test_where_all_or_none_are_right_the_interval_is_the_exact_one(count):
     assert high == 1.0 and low < 1.0
 
 
-def test_five_of_five_leave_room_for_half():
-    assert accuracy_interval(5, 5) == pytest.approx((0.4782, 1.0), abs=1e-4)  # 0.025 ** (1 / 5)
+@pytest.mark.parametrize(
+    ("right", "count", "low", "high"),
+    [  # scipy.stats.binomtest(right, count).proportion_ci(method="exact")
+        (1, 5, 0.0051, 0.7164),  # resampling says 0 to 60 %, and no image right is not one right
+        (4, 5, 0.2836, 0.9949),
+        (5, 5, 0.4782, 1.0),  # 0.025 ** (1 / 5)
+        (30, 49, 0.4624, 0.7480),
+    ],
+)
+def test_few_images_have_the_exact_interval(right, count, low, high):
+    assert accuracy_interval(right, count) == pytest.approx((low, high), abs=1e-4)
 
 
 @pytest.mark.parametrize(

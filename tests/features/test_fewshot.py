@@ -295,6 +295,7 @@ def test_a_data_set_without_a_test_split_is_scored_on_a_tenth_of_each_class(phot
 
     assert (outcome["num_test_examples"], outcome["eval_split"].rpartition(", ")[2]) == (2, "dev part")
     assert cut.json["num_test_examples"] == 6
+    assert cut.json["notes"][0] == "scored on 6 images held out from train (data.dev_fraction)"
 
 
 def test_test_images_that_the_weights_were_trained_on_are_counted(photos, tmp_path):
@@ -374,6 +375,8 @@ def test_the_table_shows_percent_and_what_was_done(photos):
     table = run("fewshot", "--ckpt", "demo", "--dataset", photos, "--shots", "1,5", "-q").out
 
     assert "%" in table and "least-squares, l2 1024" in table and "10 images" in table
+    assert table.splitlines()[0].split() == ["shots", "top-1", "95", "%", "std", "runs"] and " to " in table
+    assert "held out from train" not in table
 
 
 def test_pixels_of_raw_weights_are_the_evaluator_s(photos, tmp_path):

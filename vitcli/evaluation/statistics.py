@@ -1,4 +1,4 @@
-"""Statistics of predictions: calibration, bootstrap intervals, McNemar's test. NumPy only, no torch.
+"""Statistics of predictions: calibration, intervals of accuracies, McNemar's test. NumPy only, no torch.
 
 Calibration is Guo et al., "On Calibration of Modern Neural Networks" (arXiv 1706.04599), section 2.
 Letters: N examples, M bins, R bootstrap resamples.
@@ -11,6 +11,7 @@ import numpy as np
 
 NUM_BINS = 15  # as in Guo et al. and most published ECE values
 NUM_RESAMPLES = 10_000
+ENOUGH_TO_RESAMPLE = 50  # images from which an interval is the bootstrap's
 SEED = 0
 TAILS = (0.025, 0.975)  # of a 95 % interval
 
@@ -55,17 +56,30 @@ def reliability(
 
 
 def accuracy_interval(num_right: int, num_examples: int, *, seed: int = SEED) -> tuple[float, float]:
-    """Return the 95 % percentile bootstrap interval of the accuracy `num_right` / `num_examples`.
+    """Return the 95 % interval of the accuracy `num_right` / `num_examples`.
 
-    Where all or none are right, resampling gives the sample again, an interval without width. There it is the
-    exact (Clopper-Pearson) one, whose bound p solves p^N = 0.025: 5 right of 5 mean 48 to 100 %.
+    It is the percentile bootstrap's for many images. Few of them resample to accuracies that cannot be, such as
+    0 % although one is right; there, and where all or none are right, it is the exact (Clopper-Pearson) one.
     """
-    if num_right in (0, num_examples):
-        doubt = 1 - TAILS[0] ** (1 / num_examples)
-        return (0.0, doubt) if num_right == 0 else (1 - doubt, 1.0)
+    if num_examples < ENOUGH_TO_RESAMPLE or num_right in (0, num_examples):
+        highest_error = _highest_rate(num_examples - num_right, num_examples)
+        return 1 - highest_error, _highest_rate(num_right, num_examples)
     draws_R = np.random.default_rng(seed).binomial(num_examples, num_right / num_examples, NUM_RESAMPLES)
     low, high = np.quantile(draws_R / num_examples, TAILS)
     return float(low), float(high)
+
+
+def _highest_rate(num_hits: int, num_examples: int) -> float:
+    """Return the rate p at which as few hits have a probability of 2.5 %, found by halving; 1 if all are hits."""
+    low, high = num_hits / num_examples, 1.0
+    for _ in range(60 if num_hits < num_examples else 0):
+        p = (low + high) / 2
+        terms = (
+            math.comb(num_examples, hits) * p**hits * (1 - p) ** (num_examples - hits)
+            for hits in range(num_hits + 1)
+        )
+        low, high = (p, high) if sum(terms) > TAILS[0] else (low, p)
+    return high
 
 
 def interval_of(accuracy: float, num_examples: int) -> list[float]:

@@ -10,7 +10,7 @@ from huggingface_hub import EvalResult, ModelCardData
 
 from vitcli import recipe as recipes
 from vitcli.data.dataset import is_remote
-from vitcli.evaluation.statistics import NUM_RESAMPLES, interval_of
+from vitcli.evaluation.statistics import ENOUGH_TO_RESAMPLE, NUM_RESAMPLES, interval_of
 from vitcli.export.markdown import code, fenced, paragraph, table
 from vitcli.export.usage import HERE, how_to_load
 from vitcli.models.architecture import Architecture
@@ -223,7 +223,8 @@ def _results(summary: dict[str, Any]) -> str:
     meaning = (
         f"On {scored} The intervals are percentile bootstraps ({NUM_RESAMPLES:,} resamples of the images): "
         "they show how far an accuracy depends on which images were sampled, and do not cover the variation "
-        "between seeds. Where all or none are right they are the exact (Clopper-Pearson) ones."
+        f"between seeds. Of fewer than {ENOUGH_TO_RESAMPLE} images, and where all or none are right, they are the "
+        "exact (Clopper-Pearson) ones."
     )
     scores = _table_of_runs(summary) if _has_several_runs(summary) else _table_of_scores(summary)
     parts = [scores, paragraph(meaning)]

@@ -15,6 +15,7 @@ from vitcli.data import dataset
 from vitcli.data.split import Split, classes_without
 from vitcli.errors import DataError, Stopped, VitError
 from vitcli.evaluation.setup import RunSettings, read_checkpoint, seen_by
+from vitcli.evaluation.statistics import interval_of
 from vitcli.features import classifiers, least_squares
 from vitcli.features import draws as features_draws
 from vitcli.features.draws import Draws, DrawScore
@@ -131,9 +132,11 @@ def _labels_and_draws(train: Split, recipe: Recipe, draws_file: str | None) -> t
 
 
 def _notes_on_test(test: Split, train: Split, weights: Weights, recipe: Recipe) -> list[str]:
-    """Note classes without a test image, and test images that the weights were trained on."""
+    """Note test images cut from train, classes without one, and ones that the weights were trained on."""
     missing = classes_without(test, train)
-    notes = [f"no test image of: {text.first_few(missing)}"] if missing else []
+    cut = f"scored on {text.count_of(len(test), 'image')} held out from train (data.dev_fraction)"
+    notes = [cut] if test.dev_cut else []
+    notes += [f"no test image of: {text.first_few(missing)}"] if missing else []
     if count := seen_by(weights, recipe.data.dataset).num_trained_on(test):
         notes.append(f"{recipe.model.ckpt} was trained on {count:,} of the {len(test):,} test images")
     return notes
@@ -221,11 +224,14 @@ def _result(
     recipe, skipped = extractor.recipe, [*support.skipped, *tests.skipped]
     preprocessing, is_closed_form = extractor.preprocessing, recipe.fewshot.classifier == "least-squares"
     # Accuracies by number of shots, then the facts they depend on.
-    shots = {}
+    shots, num_tests = {}, len(test) - len(tests.skipped)
     for count, draw_scores in scores.items():
         runs, chosen = [score.top1 for score in draw_scores], [score.chosen for score in draw_scores]
         mean, std = features_draws.mean_and_std(runs)
-        shots[str(count)] = ShotScores.written({"mean": mean, "std": std, "runs": runs, "chosen": chosen})
+        interval = interval_of(mean, num_tests)
+        shots[str(count)] = ShotScores.written(
+            {"mean": mean, "std": std, "interval": interval, "runs": runs, "chosen": chosen}
+        )
     return {
         "command": "fewshot",
         "ckpt": recipe.model.ckpt,
@@ -245,7 +251,7 @@ def _result(
         "l2": recipe.fewshot.l2 if is_closed_form else None,
         "seeds": [score.seed for score in next(iter(scores.values()))],
         "shots": shots,
-        "num_test_examples": len(test) - len(tests.skipped),
+        "num_test_examples": num_tests,
         "cached_rows": support.num_cached + tests.num_cached,
         "computed_rows": support.num_computed + tests.num_computed,
         "num_skipped_images": len(skipped),
@@ -308,8 +314,10 @@ def as_text(result: dict[str, Any]) -> str:
     rows = []
     for shots, score in result["shots"].items():
         std = "" if score["std"] is None else text.percent(score["std"])
-        rows.append((shots, text.percent(score["mean"]), std, "  ".join(map(text.percent, score["runs"]))))
-    columns = {"shots": "number", "top-1": "number", "std": "number", "runs": "text"}
+        interval = score.get("interval") or interval_of(score["mean"], result["num_test_examples"])
+        runs = "  ".join(map(text.percent, score["runs"]))
+        rows.append((shots, text.percent(score["mean"]), text.interval_text(interval), std, runs))
+    columns = dict.fromkeys(("shots", "top-1", "95 %", "std"), "number") | {"runs": "text"}
     table = simple_table(columns, rows).as_text()
     classifier = result["classifier"]
     if result["l2"] is not None:

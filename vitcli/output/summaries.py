@@ -128,7 +128,7 @@ class TrainingSummary(ResultSummary):
 class ShotScores(FileModel):
     """Accuracies of the draws with one number of images per class."""
 
-    UNREAD = frozenset({"chosen"})
+    UNREAD = frozenset({"chosen", "interval"})
 
     mean: Fraction
     std: Fraction | None = None
