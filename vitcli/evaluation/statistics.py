@@ -58,8 +58,9 @@ def reliability(
 def accuracy_interval(num_right: int, num_examples: int, *, seed: int = SEED) -> tuple[float, float]:
     """Return the 95 % interval of the accuracy `num_right` / `num_examples`.
 
-    It is the percentile bootstrap's for many images. Few of them resample to accuracies that cannot be, such as
-    0 % although one is right; there, and where all or none are right, it is the exact (Clopper-Pearson) one.
+    It is the percentile bootstrap's for many images. Few of them resample to accuracies that cannot be, such
+    as 0 % although one is right; there, and where all or none are right, it is the exact (Clopper-Pearson)
+    one.
     """
     if num_examples < ENOUGH_TO_RESAMPLE or num_right in (0, num_examples):
         highest_error = _highest_rate(num_examples - num_right, num_examples)
@@ -70,7 +71,7 @@ def accuracy_interval(num_right: int, num_examples: int, *, seed: int = SEED) ->
 
 
 def _highest_rate(num_hits: int, num_examples: int) -> float:
-    """Return the rate p at which as few hits have a probability of 2.5 %, found by halving; 1 if all are hits."""
+    """Return the rate p at which so few hits have a probability of 2.5 %, found by halving; 1 if all hit."""
     low, high = num_hits / num_examples, 1.0
     for _ in range(60 if num_hits < num_examples else 0):
         p = (low + high) / 2

@@ -223,8 +223,8 @@ def _results(summary: dict[str, Any]) -> str:
     meaning = (
         f"On {scored} The intervals are percentile bootstraps ({NUM_RESAMPLES:,} resamples of the images): "
         "they show how far an accuracy depends on which images were sampled, and do not cover the variation "
-        f"between seeds. Of fewer than {ENOUGH_TO_RESAMPLE} images, and where all or none are right, they are the "
-        "exact (Clopper-Pearson) ones."
+        f"between seeds. With fewer than {ENOUGH_TO_RESAMPLE} images, or where all or none are right, they "
+        "are the exact (Clopper-Pearson) ones."
     )
     scores = _table_of_runs(summary) if _has_several_runs(summary) else _table_of_scores(summary)
     parts = [scores, paragraph(meaning)]
