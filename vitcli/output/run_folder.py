@@ -243,9 +243,10 @@ def refuse_other_recipe(path: Path, recipe: Recipe) -> None:
     """Refuse a folder that holds a run of another recipe, naming the keys that differ."""
     earlier = recipes.load(str(path / RECIPE), training=False)
     differing = recipes.differences(_with_absolute_paths(earlier), _with_absolute_paths(recipe))
-    advice = f"; to train its result on, --ckpt {path} --keep-head --out ANOTHER"
-    is_finished = (path / WEIGHTS).is_file()
-    refuse_other(path, "a run of another recipe", differing, advice=advice if is_finished else "")
+    advice = f"; to resume it as it was begun, --recipe {path / RECIPE}"
+    if (path / WEIGHTS).is_file():
+        advice = f"; to train its result on, --ckpt {path} --keep-head --out ANOTHER"
+    refuse_other(path, "a run of another recipe", differing, advice=advice)
 
 
 def refuse_run(folder: Path, name: str) -> None:
