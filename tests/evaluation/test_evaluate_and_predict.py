@@ -114,6 +114,34 @@ def test_without_a_data_set_the_held_out_images_of_the_run_are_scored(photos, tm
     assert moved.code == 3 and "no longer where it was: photos" in moved.json["error"]["message"]
 
 
+def test_runs_that_held_out_other_images_are_not_compared_without_a_word(photos, tmp_path):
+    data = shutil.copytree(photos / "train", tmp_path / "photos")
+    words = "finetune --ckpt random --model ViT-demo/8 --res 16 --steps 1 --batch-size 4 --lr 0.01 --json -q"
+    for name, fraction in (("a", 0.1), ("b", 0.3)):
+        run(
+            *words.split(),
+            "--dataset",
+            data,
+            "--out",
+            tmp_path / name,
+            "--set",
+            f"data.dev_fraction={fraction}",
+        )
+    both = ("evaluate", "--ckpt", tmp_path / "a", "--ckpt", tmp_path / "b", "--dataset", data, "-q")
+
+    table = run(*both, "--out", tmp_path / "own").out
+    of_all = run(*both, "--split", "train", "--json", "--out", tmp_path / "all").json
+    refused = run("compare", tmp_path / "own/1", tmp_path / "own/2")
+
+    assert "of different images, those that each run held out; --split train scores all images" in table
+    assert refused.code == 3 and len(refused.err.splitlines()) == 3
+    assert "--split train scores all of the data set with both" in refused.err
+    assert of_all["notes"] == [] and all(
+        "were trained on" in each["notes"][0] for each in of_all["evaluations"]
+    )
+    assert run("compare", tmp_path / "all/1", tmp_path / "all/2").code == 0
+
+
 def test_after_the_folder_has_changed_the_same_images_are_scored(tmp_path):
     for number in range(20):
         place = tmp_path / "photos" / ("one", "two")[number % 2] / f"{number:02}.png"

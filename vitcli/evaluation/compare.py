@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from vitcli.data.split import base_of
 from vitcli.errors import DataError
 from vitcli.evaluation import statistics
 from vitcli.evaluation.predictions import SavedPredictions, read_predictions
@@ -26,7 +27,9 @@ def compare(a_path: str, b_path: str) -> dict[str, Any]:
     difference = _difference(a, b)
     if difference:
         where = f"{a.path} and {b.path}"
-        raise DataError(f"the two files have different {difference}", where=where, fix=fix)
+        raise DataError(
+            f"the two files have different {difference}", where=where, fix=_common_images(a, b) or fix
+        )
     # Counts of examples by which network has them right.
     is_right_a, is_right_b = a.ranks_N == 0, b.ranks_N == 0
     count = len(a.rows_N)
@@ -44,6 +47,18 @@ def compare(a_path: str, b_path: str) -> dict[str, Any]:
         "counts": {"both": both, "only_a": only_a, "only_b": only_b, "neither": neither},
         "per_class": _changes(a, is_right_a, is_right_b),
     }
+
+
+def _common_images(a: SavedPredictions, b: SavedPredictions) -> str:
+    """Return how to score the same images with both, where a file is of those that its run held out."""
+    cuts = [cut for cut in (a.about.get("dev_cut"), b.about.get("dev_cut")) if isinstance(cut, dict)]
+    if not cuts:
+        return ""
+    split = base_of(str(cuts[0].get("split")))
+    return (
+        f"each run held out images of its own: vit evaluate --ckpt A --ckpt B --split {split} scores all of "
+        "the data set with both; a --dataset of images that neither was trained on is fairer"
+    )
 
 
 def _difference(a: SavedPredictions, b: SavedPredictions) -> str | None:

@@ -1,6 +1,7 @@
 """`vit evaluate`: checkpoints scored on splits, one pass per resolution (paper, sections 4.1 and D.9)."""
 
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 
 from vitcli.data import classes as data_classes
-from vitcli.data.split import Split
+from vitcli.data.split import Split, base_of
 from vitcli.data.transforms import Preprocessing
 from vitcli.errors import VitError
 from vitcli.evaluation import class_map, inference, metrics, mistakes, real_labels, statistics
@@ -135,11 +136,30 @@ def evaluate(requests: Sequence[RecipeRequest], options: EvaluateOptions, run: R
             results.append(score(task, weights, options, settings))
         summary = results[0].summary
         if len(results) > 1:
-            summary = {"command": "evaluate", "evaluations": [result.summary for result in results]}
+            evaluations = [result.summary for result in results]
+            notes = _notes_on_other_images(tasks)
+            summary = {"command": "evaluate", "evaluations": evaluations, "notes": notes}
         if run.out or options.save_predictions:
             settings.runtime.on_main(lambda: write_all(results, summary, run.out, options.save_predictions))
     settings.runtime.shutdown()
     return summary
+
+
+def _notes_on_other_images(tasks: Sequence[EvalTask]) -> list[str]:
+    """Note each data set of which checkpoints are scored on different images, as each held out its own."""
+    by_dataset = defaultdict(list)
+    for task in tasks:
+        by_dataset[task.recipe.data.dataset].append(task)
+    notes = []
+    for name, group in by_dataset.items():
+        cuts = [task.split.dev_cut for task in group if task.split.dev_cut]
+        if cuts and len({task.fingerprint for task in group}) > 1:
+            fix = f"--split {base_of(cuts[0]['split'])} scores all images with each"
+            notes.append(
+                f"the rows of {name} are of different images, those that each run held out; {fix}, "
+                "a --dataset of new ones is fairer"
+            )
+    return notes
 
 
 def _check(options: EvaluateOptions, run: RunSettings, *, num_evaluations: int) -> None:

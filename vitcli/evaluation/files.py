@@ -91,7 +91,8 @@ def write_all(
 def _write_predictions(path: str, result: EvalResult) -> None:
     rows_N = result.source_rows[result.predictions.rows_N]
     keys = ("ckpt", "model", "dataset", "eval_split", "resolution", "preprocessing", "top1", "class_map")
-    about = {key: result.summary.get(key) for key in keys} | {"class_names": list(result.class_names)}
+    about = {key: result.summary.get(key) for key in keys}
+    about |= {"class_names": list(result.class_names), "dev_cut": result.split.dev_cut}
     predictions.write_predictions(path, result.predictions, rows_N, result.places, about)
 
 

@@ -143,9 +143,10 @@ def _write_predictions(
     names = unique_names(job.train_split.class_names or numbered)
     keys = ("model", "dataset", "eval_split", "resolution", "preprocessing", "top1")
     about = {"ckpt": str(path), **{key: summary[key] for key in keys}, "class_map": None}
+    about |= {"class_names": list(names), "dev_cut": split.dev_cut}
     places = mistakes.places_of(split, predictions.rows_N)
     file = str(path / run_folder.PREDICTIONS)
-    write_predictions(file, predictions, predictions.rows_N, places, about | {"class_names": list(names)})
+    write_predictions(file, predictions, predictions.rows_N, places, about)
     described = mistakes.describe(predictions, names, places, np.arange(len(split)))
     mistakes.write_mistakes(path, described, mistakes.images_of(predictions, split, preprocessing))
 
