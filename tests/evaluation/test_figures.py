@@ -39,6 +39,21 @@ def test_accuracies_by_resolution_have_intervals_on_an_axis_of_a_sensible_span()
     assert bars[3][0][1] == pytest.approx(96.2, abs=0.2)  # of 585 right of 600
     assert_labels_fit(figure)
 
+    # Of five classes or fewer top-5 says nothing: there is no line of it.
+    (axes,) = figures.resolution_curve([64, 96], [0.5, 0.6], None, trained_side=96, num_examples=600).axes
+    names = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert names == ["training resolution", "top-1"]
+
+
+def test_class_names_stand_in_a_confusion_matrix_as_they_do_in_tables():
+    names = ("Löwenzahn_é", "a_$x_1$", "n01440764_tench")
+
+    figure = figures.confusion_matrix(np.array([0, 1]), np.array([0, 2]), np.array([3, 1]), names)
+
+    for labels in (figure.axes[0].get_xticklabels(), figure.axes[0].get_yticklabels()):
+        assert [label.get_text() for label in labels] == ["Löwenzahn_é", "a_$x_1$", "tench"]
+        assert not any(label.get_parse_math() for label in labels)
+
 
 def test_a_mistake_has_the_end_of_its_file_name_and_strange_letters_do_no_harm():
     mistakes = [

@@ -99,6 +99,8 @@ def test_columns_come_in_the_order_of_the_papers_models():
         (["owner/pets"], ["pets"]),
         (["vtab/dtd", "/x/dtd"], ["vtab/dtd", "x/dtd"]),
         (["/x/scored/1", "/x/scored/2"], ["scored/1", "scored/2"]),
+        (["/x/runs/cats/evaluation", "/x/runs/cats"], ["cats/evaluation", "cats"]),
+        (["/x/cats/evaluation/1", "evaluation"], ["cats/evaluation/1", "evaluation"]),
         (["pets", "/x/pets"], ["pets", "x/pets"]),
         (["/"], ["/"]),
         ([""], ["."]),

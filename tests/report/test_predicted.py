@@ -130,3 +130,16 @@ def test_images_with_several_labels_have_mistakes_and_no_confusion(kept, tmp_pat
 
     assert run("report", kept, "--out", out).code == 0
     assert "Confusion" not in out.read_text() and out.read_text().count("<img") == 3
+
+
+def test_a_matrix_that_a_run_and_its_evaluation_share_is_drawn_once(tmp_path):
+    evaluation = made.evaluation()
+    for name in ("a", "b"):
+        made.evaluated(made.write_json(tmp_path / name / "x.json", {}).parent, evaluation)
+
+    out = tmp_path / "report.html"
+    assert run("report", tmp_path, "--out", out).code == 0
+
+    page = out.read_text()
+    assert "that of ViT-B/16, b, on oxford_pets is the same" in page
+    assert "Confusion matrix of ViT-B/16, a," in page and "Confusion matrix of ViT-B/16, b," not in page

@@ -277,6 +277,36 @@ def test_a_list_has_a_line_for_each_run_the_newest_first(tmp_path):
     assert rows[2][2:] == ["finished", "90.00", "89.0 to 91.0", "3,669", "oxford_pets", "2 h 00 min"]
     assert len(run("report", tmp_path, "--list").out.splitlines()) == 5  # title, header and three lines
 
+    # A few-shot run has its accuracy of the most images per class.
+    made.few_shot(tmp_path / "shots", {5: 0.6, 10: 0.7, 1: 0.4})
+    rows = texts(run("report", tmp_path, "--list", "--json").json, "list")
+    assert [row[3] for row in rows if row[0] == "shots"] == ["70.00"]
+
+
+def test_a_terminal_has_the_runs_first_and_says_once_what_all_of_them_share(tmp_path):
+    for name, lr in (("a", 0.01), ("b", 0.03)):
+        made.finetuned(tmp_path / name, lr=lr, ckpt="weights/vit_ti16_augreg_in1k.safetensors")
+    made.evaluated(tmp_path / "a" / "evaluation", made.evaluation())
+    made.few_shot(tmp_path / "shots", {5: 0.6})
+    report = reports.read([str(tmp_path)])
+
+    lines = reports.rendered(report, "text", base=tmp_path).splitlines()
+
+    assert lines[0].startswith("Training runs: finetune, ViT-B/16, oxford_pets")
+    assert [line.split()[0] for line in lines[2:4]] == ["a", "b"]
+    assert " vit_ti16_augreg_in1k " in lines[2]
+    assert any(line.startswith("a/evaluation, evaluate") for line in lines)
+
+
+def test_costs_of_what_trains_nothing_have_no_column_of_compute(tmp_path):
+    made.few_shot(tmp_path / "shots", {5: 0.6})
+
+    (table,) = [one for one in reports.read([str(tmp_path)]).tables if one.key == "costs"]
+
+    names = [column.name for column in table.columns]
+    assert names == ["images/s", "time", "memory", "processes", "precision"]
+    assert all(len(row.cells) == len(names) for row in table.rows)
+
 
 @pytest.mark.parametrize("width", [60, 80, 99])
 def test_no_word_is_broken_on_a_narrow_terminal(tmp_path, width):

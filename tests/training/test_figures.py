@@ -14,7 +14,9 @@ RECORDS = [
 
 
 def test_the_learning_rate_is_the_plan_at_every_step_and_its_label_is_whole():
-    drawn = figures.training_curves(RECORDS, num_steps=10, lr_at=lambda update: 0.0001 * update + 1e-7)
+    drawn = figures.training_curves(
+        RECORDS, num_steps=10, num_classes=10, lr_at=lambda update: 0.0001 * update + 1e-7
+    )
 
     (axes,) = drawn["learning_rate"].axes
     assert list(axes.lines[0].get_xdata()) == list(range(1, 11))
@@ -25,14 +27,16 @@ def test_the_learning_rate_is_the_plan_at_every_step_and_its_label_is_whole():
 
 
 def test_a_long_plan_is_drawn_from_its_first_to_its_last_step_with_few_points():
-    (axes,) = figures.training_curves(RECORDS, num_steps=123_457, lr_at=float)["learning_rate"].axes
+    (axes,) = figures.training_curves(RECORDS, num_steps=123_457, num_classes=10, lr_at=float)[
+        "learning_rate"
+    ].axes
 
     steps = axes.lines[0].get_xdata()
     assert (steps[0], steps[-1]) == (1, 123_457) and len(steps) < 1_100
 
 
 def test_one_evaluation_is_a_point_with_its_interval_on_an_axis_of_all_steps():
-    (axes,) = figures.training_curves(RECORDS, num_steps=10, lr_at=float)["accuracy"].axes
+    (axes,) = figures.training_curves(RECORDS, num_steps=10, num_classes=10, lr_at=float)["accuracy"].axes
 
     assert {line.get_linestyle() for line in axes.lines if len(line.get_xdata()) == 1} <= {"None"}
     low, high = axes.get_ylim()
@@ -42,12 +46,20 @@ def test_one_evaluation_is_a_point_with_its_interval_on_an_axis_of_all_steps():
     assert [round(bars[0][end][1], 1) for end in (0, 1)] == pytest.approx([96.2, 98.7], abs=0.21)
 
 
+def test_of_five_classes_or_fewer_there_is_no_top_5():
+    def names(num_classes):
+        drawn = figures.training_curves(RECORDS, num_steps=10, num_classes=num_classes, lr_at=float)
+        return [text.get_text() for text in drawn["accuracy"].axes[0].get_legend().get_texts()]
+
+    assert names(5) == ["top-1"] and names(6) == ["top-1", "top-5"]
+
+
 def test_two_values_are_points_and_three_a_curve():
     three = [{**RECORDS[0], "step": step} for step in (1, 2, 3)]
 
     def style(records):
         return (
-            figures.training_curves(records, num_steps=3, lr_at=float)["loss"]
+            figures.training_curves(records, num_steps=3, num_classes=10, lr_at=float)["loss"]
             .axes[0]
             .lines[0]
             .get_linestyle()

@@ -92,8 +92,8 @@ def confusion_matrix(
         axes = figure.add_subplot()
         # A square-root scale: mistakes of a few per cent each stay visible beside the diagonal.
         image = axes.imshow(percent_SS, cmap="Blues", norm=PowerNorm(0.5, vmin=0, vmax=100))
-        axes.set_xticks(range(len(shown)), names, rotation=90, fontsize=7)
-        axes.set_yticks(range(len(shown)), names, fontsize=7)
+        axes.set_xticks(range(len(shown)), names, rotation=90, fontsize=7, parse_math=False)
+        axes.set_yticks(range(len(shown)), names, fontsize=7, parse_math=False)
         axes.set(xlabel="predicted", ylabel="label")
         if len(shown) < len(class_names):
             axes.set_title(f"{len(shown)} most confused of {len(class_names)} classes", fontsize=10)
@@ -126,7 +126,7 @@ def mistakes_grid(images: Sequence[np.ndarray], mistakes: Sequence[Mapping[str, 
             axes.imshow(image_HWC, interpolation="nearest" if max(image_HWC.shape) < 100 else "antialiased")
             predicted, label = _short(mistake["predicted"], 15), _short(mistake["label"], 24)
             title = f"predicted: {predicted}, {mistake['probability']:.0%}\nlabel: {label}"
-            axes.set_title(title, fontsize=7, loc="left", pad=3)
+            axes.set_title(title, fontsize=7, loc="left", pad=3, parse_math=False)
             # The name of the file, below the image: its end distinguishes it, so the start is cut.
             place = _printable(Path(mistake["place"]).name)
             place = place if len(place) <= 30 else f"…{place[-29:]}"
@@ -138,7 +138,7 @@ def mistakes_grid(images: Sequence[np.ndarray], mistakes: Sequence[Mapping[str, 
 def resolution_curve(
     sides: Sequence[int],
     top1: Sequence[float],
-    top5: Sequence[float],
+    top5: Sequence[float] | None,
     *,
     trained_side: int,
     num_examples: int,
@@ -146,6 +146,7 @@ def resolution_curve(
     """Plot accuracy against image size in pixels, with 95 % intervals.
 
     Args:
+        top5: None where it says nothing, of five classes or fewer.
         trained_side: the size the weights were made for.
         num_examples: images behind each accuracy.
     """
@@ -153,7 +154,8 @@ def resolution_curve(
         figure = Figure(layout="constrained")
         axes = figure.add_subplot()
         bounds = []
-        for values, colour, label in ((top5, ORANGE, "top-5"), (top1, BLUE, "top-1")):
+        curves = [(top5, ORANGE, "top-5")] if top5 else []
+        for values, colour, label in (*curves, (top1, BLUE, "top-1")):
             intervals = [interval_of(value, num_examples) for value in values]
             # From an accuracy down and up to the ends of its interval, none of which is negative.
             bars = 100 * np.abs(np.array(intervals) - np.array(values)[:, None]).T
@@ -193,9 +195,8 @@ def _write_values(axes, percent_SS: np.ndarray) -> None:
 
 
 def _short(name: str, length: int) -> str:
-    """Shorten a class name for a figure: no WordNet id, spaces for underscores, cut at `length`."""
-    name = re.sub(r"^n\d{8}_(?=.)", "", name).replace("_", " ")
-    name = _printable(name).replace("$", r"\$")
+    """Shorten a class name for a figure: no WordNet id, cut at `length`; all else is as in tables."""
+    name = _printable(re.sub(r"^n\d{8}_(?=.)", "", name))
     return name if len(name) <= length else name[: length - 1] + "…"
 
 

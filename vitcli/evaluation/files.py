@@ -18,7 +18,7 @@ from vitcli.output import atomic, plots
 from vitcli.output.atomic import write_json, write_text
 from vitcli.output.result_folder import ResultFolder
 from vitcli.output.run_folder import MISTAKES, PREDICTIONS
-from vitcli.output.text import csv_text
+from vitcli.output.text import csv_text, top5_is_informative
 
 RESULT = "evaluation.json"
 FOLDER = ResultFolder(
@@ -128,7 +128,8 @@ def _write_figures(folder: Path, result: EvalResult) -> None:
     curve = result.summary.get("resolutions")
     if curve:
         sides, top1, top5 = ([row[key] for row in curve] for key in ("resolution", "top1", "top5"))
+        shown = top5 if top5_is_informative(result.summary["num_classes"]) else None
         figure = figures.resolution_curve(
-            sides, top1, top5, trained_side=result.trained_side, num_examples=len(result.predictions)
+            sides, top1, shown, trained_side=result.trained_side, num_examples=len(result.predictions)
         )
         plots.save(folder / "resolution.png", figure)

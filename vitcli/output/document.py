@@ -331,6 +331,7 @@ class PageFigure:
         section: key of the table whose heading it stands under, or a heading of its own.
         body: an <svg> element, or other HTML, without addresses of anything outside it.
         legend: colour and name of each line.
+        has_dots: its lines are points, not curves.
         has_paper: it needs a white background.
         is_wide: it needs the whole width of the page.
     """
@@ -339,5 +340,6 @@ class PageFigure:
     caption: str
     body: str
     legend: tuple[tuple[str, str], ...] = ()
+    has_dots: bool = False
     has_paper: bool = False
     is_wide: bool = False

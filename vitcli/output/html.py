@@ -88,8 +88,9 @@ def _sections(
 
 
 def _figure(figure: PageFigure, number: int) -> str:
+    shape = "key dot" if figure.has_dots else "key"
     keys = (
-        f'<li><span class="key" style="background:{colour}"></span>{text(name)}</li>'
+        f'<li><span class="{shape}" style="background:{colour}"></span>{text(name)}</li>'
         for colour, name in figure.legend
     )
     legend = f'<ul class="legend">{"".join(keys)}</ul>' if figure.legend else ""

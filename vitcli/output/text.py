@@ -179,8 +179,8 @@ def escape_markdown(text: str) -> str:
 def short_names(names: Iterable[str]) -> dict[str, str]:
     """Shorten each path or Hub id to its last part, with as many before it as make it unique.
 
-    A bare number keeps the part before it, and a task of VTAB its prefix: its data are not those of the
-    data set of the same name.
+    A bare number and "evaluation", the folder that commands propose, keep the part before it, and a task of
+    VTAB its prefix: its data are not those of the data set of the same name.
     """
     parts_of = {name: PurePath(name).parts or (name,) for name in names}
     short = {}
@@ -188,7 +188,8 @@ def short_names(names: Iterable[str]) -> dict[str, str]:
         others = [other for other_name, other in parts_of.items() if other_name != name]
         unique_from = (k for k in range(1, len(parts)) if all(parts[-k:] != other[-k:] for other in others))
         least = next(unique_from, len(parts))
-        least = max(least, 2) if parts[-1].isdecimal() else least
+        while least < len(parts) and (parts[-least].isdecimal() or parts[-least] == "evaluation"):
+            least += 1
         is_vtab_task = len(parts) == 2 and parts[0] == "vtab"
         short[name] = name if is_vtab_task else str(PurePath(*parts[-least:]))
     return short

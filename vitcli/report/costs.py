@@ -10,7 +10,7 @@ from vitcli.output.document import Cell, Header, Row, Table, fraction_cell, mark
 from vitcli.output.summaries import ResultSummary
 from vitcli.output.text import count_of, duration, interval_text, size_text, value_text
 from vitcli.report.grouping import grouped, word
-from vitcli.report.runs import Point, Run, RunCollection, TrialScore, is_number
+from vitcli.report.runs import FewshotRecord, Point, Run, RunCollection, TrialScore, is_number
 from vitcli.report.scan import EVALUATION
 from vitcli.report.tables import Names, compute_column, interval_of
 
@@ -71,12 +71,13 @@ def costs(collection: RunCollection, names: Names) -> Table:
     records = (*collection.runs, *collection.vtab_runs, *collection.fewshots, *collection.evaluations)
     finished = [(record.path, record.summary) for record in records if record.summary]
     compute, compute_cells = compute_column([used.exaflops for _, used in finished])
+    has_compute = any(used.exaflops for _, used in finished)  # few-shot runs and evaluations train nothing
     rows = []
     for (path, used), computed in zip(finished, compute_cells, strict=True):
         cells = (
             number_cell(used.images_per_s, "{:,.1f}"),
             Cell(duration(used.elapsed_s), used.elapsed_s),
-            computed,
+            *([computed] if has_compute else []),
             number_cell(used.peak_memory_gib, "{:.2f}"),
             number_cell(used.num_processes, "{}"),
             Cell(used.precision or ""),
@@ -87,8 +88,9 @@ def costs(collection: RunCollection, names: Names) -> Table:
         "as the paper counts it (for each image 6 times the multiply-adds of a forward pass), and the peak "
         "memory of a process."
     )
-    numbers = (*map(Header, ("images/s", "time")), compute, Header("memory", "GiB"), Header("processes"))
-    headers = (*numbers, Header("precision", kind="text"))
+    numbers = (*map(Header, ("images/s", "time")), *([compute] if has_compute else []))
+    settings = (Header("memory", "GiB"), Header("processes"), Header("precision", kind="text"))
+    headers = (*numbers, *settings)
     return Table("costs", "Costs", caption, RUN, headers, tuple(rows), is_at_end=True)
 
 
@@ -132,6 +134,19 @@ def runs(collection: RunCollection, names: Names, *, is_at_end: bool) -> Table:
     return Table("runs", "Training runs", caption, RUN, headers, tuple(rows), is_at_end=is_at_end)
 
 
+def without_shared(table: Table) -> tuple[str, Table]:
+    """Return what the small print of all runs of a table has in common, ": finetune, demo", and the rest."""
+    details = [row.head.detail.split(", ") for row in table.rows]
+    shared = [part for part in details[0] if part and all(part in parts for parts in details)]
+    if table.corner != RUN or not shared:
+        return "", table
+    rows = [
+        replace(row, head=replace(row.head, detail=", ".join(part for part in parts if part not in shared)))
+        for row, parts in zip(table.rows, details, strict=True)
+    ]
+    return f": {', '.join(shared)}", replace(table, rows=tuple(rows))
+
+
 def _best_of_their_images(runs: Sequence[Run], names: Names) -> set[Path]:
     """Return the folders of the runs that no other one, scored on the same images, surpasses."""
     same = grouped(runs, lambda run: (run.command, names.data(run.dataset), run.split, run.images))
@@ -157,12 +172,16 @@ def listing(collection: RunCollection, names: Names, *, now: float) -> Table:
             top1, count, known = _last(record.accuracies), record.num_evaluated, None
         else:
             state, count = "finished", record.images.count
-            top1 = getattr(record.summary, "top1", None)  # few-shot runs have several
+            top1 = getattr(record.summary, "top1", None)
             known = getattr(record.summary, "intervals", {}).get("top1")
+        note = ""
+        if isinstance(record, FewshotRecord) and record.summary.shots:  # the most images per class
+            shots, of_shots = max(record.summary.shots.items(), key=lambda entry: int(entry[0]))
+            top1, note = of_shots.mean, f"{shots}-shot"
         interval, age = interval_of(top1, count, known), ages[record.path]
         cells = (
             Cell(state),
-            fraction_cell(top1),
+            fraction_cell(top1, note=note),
             Cell(interval_text(interval) if interval else ""),
             number_cell(count, "{:,}"),
             Cell(names.data(record.dataset)),

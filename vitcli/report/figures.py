@@ -67,8 +67,9 @@ def figures_of(
         yield from _calibration(record, names)
     # Below the table of accuracies by class, if there is one.
     section = "classes" if by_class(predicted, names) else "Confusion"
-    for result in predicted:
-        yield from _confusion(result, section)
+    # A run and its own evaluation have the same matrix: it is drawn once.
+    for results in grouped(predicted, lambda result: tuple(sorted(result.confusion))).values():
+        yield from _confusion(results, section)
     for result in predicted:
         yield from _mistakes(result)
 
@@ -171,7 +172,10 @@ def _charts(section: str, caption: str, lines: Sequence[Line], **axes) -> Iterab
         text = f"{caption} Part {number} of {len(parts)}." if len(parts) > 1 else caption
         ends = "; ".join(f"{line.name} ends at {line.strands[0][-1][1]:.4g}" for line, _ in drawn)
         svg = _chart(drawn, f"{text} {ends}.", **axes)
-        yield PageFigure(section, text, svg, tuple((colour, line.name) for line, colour in drawn))
+        legend = tuple((colour, line.name) for line, colour in drawn)
+        # Lines of so few points are drawn as points, and so is their key.
+        has_curve = any(len(strand) >= FEW_POINTS for line, _ in drawn for strand in line.strands)
+        yield PageFigure(section, text, svg, legend, has_dots=not has_curve)
 
 
 @lru_cache(maxsize=256)  # a served page draws the same figures again and again
@@ -252,12 +256,15 @@ def _reliability(bins: str, label: str) -> str:
     return _svg(figures.reliability_diagram(Reliability(*arrays), title=""), label, bins)
 
 
-def _confusion(result: Predicted, section: str) -> Iterable[PageFigure]:
+def _confusion(results: Sequence[Predicted], section: str) -> Iterable[PageFigure]:
+    """Yield the confusion matrix of results that have the same one."""
+    result, *others = results
     if not result.confusion or len(result.classes) > MAX_CLASSES:
         return
+    same = f"; that of {', and that of '.join(other.name for other in others)} is the same" if others else ""
     weakest = f" Weakest: {result.weakest}." if result.weakest else ""
     caption = (
-        f"Confusion matrix of {result.name}: labels in rows, predictions in columns. "
+        f"Confusion matrix of {result.name}: labels in rows, predictions in columns{same}. "
         "Darker cells have more of the row's examples; correct predictions are on the diagonal."
         f"{weakest}"
     )

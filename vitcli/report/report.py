@@ -25,6 +25,7 @@ REFRESH_S, REFRESH_IDLE_S = 5, 60  # while a run is in progress, and otherwise
 START_BYTES = 4096  # a report is recognised by its first bytes
 # They distinguish a report from other HTML and Markdown files.
 GENERATOR, MARK = '<meta name="generator" content="vit report">', "<!-- made by vit report -->"
+ORDER = {"progress": 0, "runs": 1}  # tables that a terminal shows first
 BEST = "* the best of its row or column, or what was chosen; accuracies in %"
 
 
@@ -158,10 +159,11 @@ def rendered(report: Report, form: str, *, base: Path) -> str:
 def _as_text(report: Report) -> str:
     """Return the tables under their titles, for a terminal."""
     parts = []
-    for table in report.tables:
+    for table in sorted(report.tables, key=lambda table: ORDER.get(table.key, len(ORDER))):
+        shared, table = costs.without_shared(table)
         counts = {cell.count for row in table.rows for cell in row.cells if cell.std is not None}
         of_several = f", mean ± standard deviation of {counts.pop()}" if len(counts) == 1 else ""
-        parts.append(f"{table.title}{of_several}\n{table.as_text()}")
+        parts.append(f"{plain(table.title + shared)}{of_several}\n{table.as_text()}")
     has_best = any(cell.is_best for table in report.tables for row in table.rows for cell in row.cells)
     notes = [*([BEST] if has_best else []), *report.notes]
     return "\n".join([*parts, "".join(f"{plain(note)}\n" for note in notes)])

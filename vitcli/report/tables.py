@@ -1,5 +1,6 @@
 """Tables of data sets by networks, and the short names of data sets and run folders in a report."""
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,7 +19,8 @@ class Names:
         folders = (*records, *collection.vtabs, *collection.vtab_runs)
         self._data = short_names(result.dataset for result in (*collection.runs, *summaries))
         evaluated = (record.summary.ckpt for record in collection.evaluations)
-        self.ckpts = short_names([*(run.ckpt for run in collection.runs if run.ckpt), *evaluated])
+        ckpts = short_names([*(run.ckpt for run in collection.runs if run.ckpt), *evaluated])
+        self.ckpts = _without_ending(ckpts)
         self._folders = short_names(str(record.path) for record in folders)
 
     def data(self, dataset: str) -> str:
@@ -26,6 +28,13 @@ class Names:
 
     def folder(self, path: Path) -> str:
         return self._folders[str(path)]
+
+
+def _without_ending(names: dict[str, str]) -> dict[str, str]:
+    """Return short names of weights without .safetensors, where no other name reads the same."""
+    cut = {name: short.removesuffix(".safetensors") for name, short in names.items()}
+    counts = Counter(cut.values())
+    return {name: cut[name] if counts[cut[name]] == 1 else short for name, short in names.items()}
 
 
 def row_headers(rows: Sequence[RowKey]) -> list[Header]:

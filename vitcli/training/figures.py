@@ -11,6 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from vitcli.evaluation.statistics import accuracy_interval
 from vitcli.output.plots import BLUE, ORANGE, STYLE, percent_limits
+from vitcli.output.text import top5_is_informative
 
 ACCURACIES = {
     "top1": "top-1",
@@ -24,13 +25,14 @@ MOST_POINTS = 1_000  # of the curve of the learning rate
 
 
 def training_curves(
-    records: list[dict[str, Any]], *, num_steps: int, lr_at: Callable[[int], float]
+    records: list[dict[str, Any]], *, num_steps: int, num_classes: int, lr_at: Callable[[int], float]
 ) -> dict[str, Figure]:
     """Plot loss, learning rate and, if the run was evaluated, accuracy.
 
     Args:
         records: of metrics.jsonl; not every step has one.
         num_steps: of the run.
+        num_classes: top-5 is drawn where it says anything.
         lr_at: the learning rate of an update counted from 0. It is plotted as planned, at every step.
     """
     steps = [record for record in records if "loss" in record]
@@ -50,6 +52,8 @@ def training_curves(
             _plot(axes, [update + 1 for update in updates], list(map(lr_at, updates)), BLUE)
             figures |= {"loss": loss, "learning_rate": rate}
         kinds = [key for key in ACCURACIES if evals and evals[0]["eval"].get(key) is not None]
+        if not top5_is_informative(num_classes):
+            kinds = [key for key in kinds if key != "top5"]
         if kinds:
             figures["accuracy"] = _accuracies(
                 [(record["step"], record["eval"]) for record in evals], kinds, num_steps

@@ -127,7 +127,8 @@ def write_results(
     if predictions:
         _write_predictions(job, folder.path, predictions, summary)
     records = read_jsonl(folder.path / run_folder.METRICS)
-    curves = figures.training_curves(records, num_steps=job.plan.total_steps, lr_at=job.lr_at)
+    lengths = dict(num_steps=job.plan.total_steps, num_classes=job.start.arch.num_classes)
+    curves = figures.training_curves(records, **lengths, lr_at=job.lr_at)
     for name, figure in curves.items():
         plots.save(folder.path / "figures" / f"{name}.png", figure)
     folder.write_text("README.md", model_card(summary, recipes.to_toml(job.recipe), job.start.arch))
