@@ -1,6 +1,8 @@
 """Exceptions for everything that is no bug of ours, and the exit code of each."""
 
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 
 
 class VitError(Exception):
@@ -111,3 +113,14 @@ def nearest(name: str, known) -> str:
 
     close = get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f", did you mean {close[0]!r}?" if close else ""
+
+
+def nearest_path(name: str) -> str:
+    """Return `, did you mean 'runs/photos'?` for a mistyped path, by the names beside it, or nothing."""
+    from difflib import get_close_matches
+
+    path, beside = Path(name).expanduser(), []
+    with suppress(OSError, ValueError):  # no such folder, or one that may not be listed
+        beside = [entry.name for entry in path.parent.iterdir()]
+    close = get_close_matches(path.name, beside, n=1, cutoff=0.6)
+    return f", did you mean {str(path.with_name(close[0]))!r}?" if close else ""

@@ -216,6 +216,35 @@ def test_a_first_try_is_answered_with_what_to_type(words, tmp_path, monkeypatch)
     check_error(run(*words.split()), 5 if "--num" in words else 2, FIRST_TRIES[words])
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("evaluate --ckpt runs", "runs is not a run folder: it has no model.safetensors and no"),
+        (
+            "evaluate --ckpt runs",
+            "it holds photos\n  where: --ckpt\n  fix:   name one of its runs: --ckpt runs/",
+        ),
+        ("evaluate --ckpt photos.onnx", "photos.onnx is an exported graph"),
+        ("evaluate --ckpt demo", "no data set is named"),
+        ("evaluate --ckpt runs/photo", "did you mean 'runs/photos'?"),
+        ("evaluate --ckpt dmeo --dataset demo", "did you mean 'demo'?"),
+        ("evaluate --ckpt demo --dataset My\xa0Photo", "did you mean 'My Photos'?"),
+        ("evaluate --ckpt demo --dataset My Photos", "quote the name, as it has spaces: 'My Photos'"),
+        ("predict --ckpt runs/photos nowhere/", "nowhere/ does not exist\n"),
+    ],
+)
+def test_a_mistyped_path_is_answered_with_those_beside_it(words, says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs/photos").mkdir(parents=True)
+    (tmp_path / "My Photos").mkdir()
+    for name in ("runs/photos/model.safetensors", "photos.onnx"):
+        (tmp_path / name).touch()
+
+    outcome = run(*(word.replace("\xa0", " ") for word in words.split(" ")))
+
+    assert says in outcome.err and len(outcome.err.splitlines()) == 3 and outcome.code
+
+
 def test_help_and_version_go_by_the_names_of_other_tools():
     assert run("help", "finetune").out == run("finetune", "--help").out
     assert run("version").out == run("-V").out == run("--version").out

@@ -54,7 +54,7 @@ def with_header(path: Path, header: bytes, body: bytes = b"") -> Path:
 def test_the_error_of_a_missing_file_lists_the_forms_and_the_nearest_name(folder):
     error = refusal(folder / "model.safetensor")
 
-    assert "'model.safetensors'" in error.message
+    assert error.message.endswith(f"did you mean '{folder / 'model.safetensors'}'?")
     assert all(form in error.fix for form in (".npz", "timm/NAME.TAG", "hf-hub:OWNER/NAME", "demo"))
 
 

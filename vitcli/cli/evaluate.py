@@ -164,7 +164,12 @@ def evaluate(
             weights, inference, more, command="evaluate"
         )
 
+    for weights in ckpt or ():
+        inputs.check_ckpt(weights)
     requests = [request(data, weights) for weights, data in pairs]
+    if not dataset:  # before torch is loaded
+        for each in requests:
+            each.load(command="evaluate")
     groups = next(filter(None, map(vtab.tasks_of, dataset or ())), {})
     more = (sides, real, real_index, classes, all_compete, out, overwrite, save_predictions, asserted)
     if groups and (len(pairs) > 1 or any(more)):

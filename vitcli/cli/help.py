@@ -34,10 +34,10 @@ class VitCommand(TyperCommand):
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
         """Parse the options; a word that belongs to none is refused with the option that takes it."""
-        ctx.allow_extra_args = True
+        ctx.allow_extra_args, given = True, list(args)
         words = super().parse_args(ctx, args)
         if words and not ctx.resilient_parsing:
-            raise hints.unexpected_word(words[0], ctx.command_path, option_names(self))
+            raise hints.unexpected_word(words[0], given, ctx.command_path, option_names(self))
         return words
 
 

@@ -95,8 +95,12 @@ def unknown_option(name: str, command: str, options: Sequence[str]) -> VitError:
     return VitError(f"there is no option {name}{did_you_mean}", where=f"the command line, {command}", fix=fix)
 
 
-def unexpected_word(word: str, command: str, options: Sequence[str]) -> VitError:
-    """Return the error for a word that is no value of an option: mostly a path without its option."""
+def unexpected_word(word: str, given: Sequence[str], command: str, options: Sequence[str]) -> VitError:
+    """Return the error for a word that is no value of an option: mostly a path without its option.
+
+    Args:
+        given: all words behind the command.
+    """
     option = None
     if "--ckpt" in options and looks_like_weights(word):
         option = "--ckpt"
@@ -104,11 +108,18 @@ def unexpected_word(word: str, command: str, options: Sequence[str]) -> VitError
         "--dataset" in options and _is_alias(word)
     ):
         option = "--dataset"
-    return VitError(
-        f"{word!r} belongs to no option",
-        where=f"the command line, {command}",
-        fix=f"write {option} {shlex.quote(word)}" if option else f"{command} --help lists the options",
-    )
+    fix = f"write {option} {shlex.quote(word)}" if option else f"{command} --help lists the options"
+    if path := _split_path(word, given):
+        fix = f"quote the name, as it has spaces: {shlex.quote(path)}"
+    return VitError(f"{word!r} belongs to no option", where=f"the command line, {command}", fix=fix)
+
+
+def _split_path(word: str, given: Sequence[str]) -> str:
+    """Return the file or folder whose name with spaces a word is a part of, or nothing."""
+    at = given.index(word) if word in given else 0
+    parts = [(first, last) for first in range(at) for last in range(at + 1, min(len(given), at + 6) + 1)]
+    paths = (" ".join(given[first:last]) for first, last in parts)
+    return next((path for path in paths if Path(path).exists()), "")
 
 
 def looks_like_weights(word: str) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitcli.errors import DataError, VitError, WeightsError, nearest
+from vitcli.errors import DataError, VitError, WeightsError, nearest_path
 
 if TYPE_CHECKING:
     from vitcli.recipe import Recipe
@@ -78,19 +78,11 @@ def check_images(names: Sequence[str], option: str) -> None:
     """Refuse files and folders of images that do not exist; globs are expanded later."""
     for name in names:
         if not name or not (GLOB & set(name) or "://" in name or Path(name).exists()):
-            hint = _nearest_beside(name)
-            fix = "a file, a folder or a glob"
-            raise DataError(f"no image found in {name!r}{hint}", where=option, fix=fix)
+            what = f"{name} does not exist{nearest_path(name)}" if name else "the name of an image is empty"
+            raise DataError(what, where=option, fix="a file, a folder or a glob")
 
 
 def check_file(name: str, option: str) -> None:
     """Refuse a file or folder that does not exist."""
     if not Path(name).exists():
-        raise VitError(f"there is no {name}{_nearest_beside(name)}", where=option, fix="check the path")
-
-
-def _nearest_beside(name: str) -> str:
-    """Return `, did you mean X?` for a mistyped file among those of its folder."""
-    path = Path(name)
-    siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-    return nearest(path.name, siblings)
+        raise VitError(f"there is no {name}{nearest_path(name)}", where=option, fix="check the path")

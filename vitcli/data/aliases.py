@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from vitcli.errors import DataError, nearest
+from vitcli.errors import DataError, nearest, nearest_path
 from vitcli.recipe import dataset_aliases
 
 DEMO_SETS = ("demo", "demo:pretrain")
@@ -46,8 +46,9 @@ def check_name(name: str) -> None:
         )
     starts = (".", "/", "~", "vtab/")  # of paths, and of aliases; the Hub is not asked for these
     if name.startswith(starts) or name.endswith(("/", ".tar")) or name.count("/") != 1:
+        hint = nearest_path(name) or nearest(name, [*DEMO_SETS, *dataset_aliases()])
         raise DataError(
-            f"there is no data set {name!r}{nearest(name, [*DEMO_SETS, *dataset_aliases()])}",
+            f"there is no data set {name!r}{hint}",
             where="--dataset (recipe key data.dataset)",
             fix=f"{LAYOUTS}; an alias such as oxford_pets; a Hub id owner/name; or demo",
         )

@@ -28,15 +28,13 @@ from vitcli.errors import MachineError, VitError, WeightsError, reason_of
 from vitcli.output.atomic import digest_of_file
 from vitcli.output.progress import Progress
 from vitcli.output.redaction import public_name
-from vitcli.weights.names import HUB_PREFIXES, INDEX, Reference, resolve
+from vitcli.weights.names import FILE_NAMES, HUB_PREFIXES, INDEX, Reference, resolve
 
 TIMEOUT_S = 10.0  # without any byte from the server
 WAITS_S = (1.0, 4.0)  # before each further try of a download that has begun
 CHUNK = 2**20
 SHOWN_FROM = 2**20  # bytes of the smallest file with a progress bar
 LARGEST_INDEX = 50 * 2**20  # bytes
-WEIGHTS_NAMES = ("model.safetensors", "pytorch_model.bin")
-FILE_NAMES = tuple(f"{name}{end}" for name in WEIGHTS_NAMES for end in ("", INDEX))
 # HTTP status
 TRANSIENT = (408, 429, 500, 502, 503, 504)
 NO_SUCH_PART = 416

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 from vitcli.errors import VitError, WeightsError
 from vitcli.output.progress import Progress
-from vitcli.output.run_folder import ARMS, SUMMARY
-from vitcli.weights.download import FILE_NAMES, WEIGHTS_NAMES, fetch_address, fetch_repository
+from vitcli.weights.download import fetch_address, fetch_repository
 from vitcli.weights.files import (
     StoredTensors,
     as_weights_error,
@@ -19,7 +18,17 @@ from vitcli.weights.files import (
     no_repeated_keys,
     read_stored,
 )
-from vitcli.weights.names import DEMO, FORMATS, FORMS, INDEX, Reference, resolve, suggest
+from vitcli.weights.names import (
+    DEMO,
+    FILE_NAMES,
+    FORMATS,
+    INDEX,
+    WEIGHTS_NAMES,
+    Reference,
+    check_local,
+    resolve,
+    suggest,
+)  # fmt: skip
 
 CHECKPOINT = r"checkpoints/step_\d{7}"  # a folder from which a run can resume
 DEMO_FOLDER = Path(__file__).parent.parent / "demo_weights"
@@ -67,10 +76,9 @@ def locate(ckpt: str, progress: Progress, *, with_note: bool = True) -> WeightsS
             config = _timms_config(reference.network)
             return WeightsSource(file, config, {}, FORMATS[file.suffix], reference.tag, reference.place)
     path = Path(ckpt)
+    check_local(path)
     if path.is_dir():
         return _in_folder(path, format="timm folder")
-    if path.suffix not in FORMATS and not path.name.endswith(INDEX):
-        raise _no_weights(path)
     # A config.json beside a file of any other name may belong to another file
     has_config = path.name.removesuffix(INDEX) in WEIGHTS_NAMES
     format = FORMATS.get(path.suffix, "list of shards")
@@ -83,13 +91,6 @@ def read_source(source: WeightsSource, *, values: bool = True) -> StoredTensors:
         return read_stored(source.file, values=values)
     with attribute_errors_to(str(source.file)):
         return read_stored(source.file, values=values)
-
-
-def _no_weights(path: Path) -> WeightsError:
-    if path.suffix == ".onnx":
-        fix = "run it with onnxruntime, or name the run folder that it was exported from"
-        return file_error(f"{path.name} is an exported graph, which holds no weights to load", fix=fix)
-    return file_error(f"{path.name} has no known file ending", fix=f"--ckpt takes {FORMS}")
 
 
 def _from_the_hub(reference: Reference, progress: Progress) -> Path:
@@ -122,12 +123,8 @@ def _timms_config(network: str) -> dict[str, Any]:
 
 
 def _in_folder(folder: Path, *, format: str) -> WeightsSource:
-    file = next((folder / name for name in FILE_NAMES if (folder / name).is_file()), None)
-    if file is None:
-        fix = "let the run finish first; its checkpoints/ are only for resuming"
-        if folder.resolve().parent.name == ARMS and (folder / SUMMARY).is_file():
-            fix = f"an arm of a sweep keeps no weights: name the sweep, {folder.resolve().parents[1].name}"
-        raise file_error(f"the folder has no {' and no '.join(WEIGHTS_NAMES)}", fix=fix)
+    check_local(folder)
+    file = next(folder / name for name in FILE_NAMES if (folder / name).is_file())
     config, preprocessor = _configs(folder)
     if not config and re.fullmatch(CHECKPOINT, "/".join(folder.resolve().parts[-2:])):
         averaged = folder / "average.safetensors"  # which the run evaluates and, at its end, publishes

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from vitcli.errors import WeightsError, nearest
+from vitcli.errors import WeightsError, nearest, nearest_path
 from vitcli.models.variants import VARIANTS, Variant, find_variant, variant_of_timm
+from vitcli.output.run_folder import ARMS, RECIPE, SUMMARY
+from vitcli.output.text import first_few
 from vitcli.weights.authors import FILES, STORAGE, authors_files, find_authors_file
 
 FORMATS = {
@@ -24,6 +26,8 @@ FORMATS = {
     ".tar": "pth",  # .pth.tar, as training scripts call checkpoints
 }
 INDEX = ".index.json"  # the end of the name of a list of shards
+WEIGHTS_NAMES = ("model.safetensors", "pytorch_model.bin")  # in a folder or repository
+FILE_NAMES = tuple(f"{name}{end}" for name in WEIGHTS_NAMES for end in ("", INDEX))
 ENDINGS = (*FORMATS, INDEX, ".onnx")  # of names that are paths
 DEMO = "demo"
 HUB_PREFIXES = ("hf-hub:", "hf_hub:", "hf://", "hf:")
@@ -96,6 +100,8 @@ def check(ckpt: str) -> None:
     Raises:
         WeightsError: it names nothing.
     """
+    if os.path.exists(ckpt) and ckpt != DEMO:
+        return check_local(Path(ckpt))
     name, _, pretraining = ckpt.partition("@")
     if find_variant(name):
         may_be_timms = pretraining and not find_authors_file(name, pretraining)
@@ -103,6 +109,40 @@ def check(ckpt: str) -> None:
         may_be_timms = re.fullmatch(r"(timm/)?[\w.@-]+", ckpt) and not ckpt.endswith(ENDINGS)
     if not may_be_timms:
         resolve(ckpt)
+
+
+def check_local(path: Path) -> None:
+    """Refuse a file of another kind, and a folder without weights, by their names.
+
+    Raises:
+        WeightsError: it holds no weights; without a place.
+    """
+    if path.is_dir():
+        if not any((path / name).is_file() for name in FILE_NAMES):
+            raise _no_weights_in(path)
+    elif path.suffix == ".onnx":
+        fix = "run it with onnxruntime, or name the run folder that it was exported from"
+        what = f"{path.name} is an exported graph, which holds no weights to load"
+        raise WeightsError(what, where="", fix=fix)
+    elif path.suffix not in FORMATS and not path.name.endswith(INDEX):
+        raise WeightsError(f"{path.name} has no known file ending", where="", fix=f"--ckpt takes {FORMS}")
+
+
+def _no_weights_in(folder: Path) -> WeightsError:
+    """Return the error of a folder without weights: an unfinished run, an arm of a sweep, or no run."""
+    names = f"no {' and no '.join(WEIGHTS_NAMES)}"
+    if (folder / RECIPE).is_file():
+        fix = "let the run finish first; its checkpoints/ are only for resuming"
+        if folder.resolve().parent.name == ARMS and (folder / SUMMARY).is_file():
+            fix = f"an arm of a sweep keeps no weights: name the sweep, {folder.resolve().parents[1].name}"
+        return WeightsError(f"the folder has {names}", where="", fix=fix)
+    entries = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
+    runs = [entry for entry in entries if any((entry / name).is_file() for name in FILE_NAMES)]
+    if runs:
+        holds, fix = first_few([run.name for run in runs]), f"name one of its runs: --ckpt {runs[0]}"
+    else:
+        holds, fix = first_few([entry.name for entry in entries]) or "nothing", f"--ckpt takes {FORMS}"
+    return WeightsError(f"{folder} is not a run folder: it has {names}; it holds {holds}", where="", fix=fix)
 
 
 def names_weights(ckpt: str) -> bool:
@@ -284,8 +324,6 @@ def _unknown_in_timm(ckpt: str, network: str, tag: str) -> WeightsError:
 
 def _nothing(ckpt: str, hint: str = "") -> WeightsError:
     """Return the error of a name that is none, with the nearest file, or the nearest known weights."""
-    path = Path(ckpt)
-    siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-    hint = nearest(path.name, siblings) or hint
+    hint = nearest_path(ckpt) or hint or nearest(ckpt, [DEMO])
     message = f"no file, folder or known weights called {ckpt!r}{hint}"
     return WeightsError(message, where="", fix=f"--ckpt takes {FORMS}")
