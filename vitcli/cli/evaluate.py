@@ -5,7 +5,7 @@ import shlex
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +13,9 @@ from vitcli.cli import complete, hints, inputs, options
 from vitcli.cli.options import DATA, MODEL, RUN, USE, Printing, RecipeOptions, command, launch, option
 from vitcli.errors import VitError
 from vitcli.output import text
+
+if TYPE_CHECKING:
+    from vitcli.recipe.request import RecipeRequest
 
 app = typer.Typer()
 NUMBERS = (
@@ -164,12 +167,7 @@ def evaluate(
             weights, inference, more, command="evaluate"
         )
 
-    for weights in ckpt or ():
-        inputs.check_ckpt(weights)
-    requests = [request(data, weights) for weights, data in pairs]
-    if not dataset:  # before torch is loaded
-        for each in requests:
-            each.load(command="evaluate")
+    requests = [_checked(request(data, weights), weights, data) for weights, data in pairs]
     groups = next(filter(None, map(vtab.tasks_of, dataset or ())), {})
     more = (sides, real, real_index, classes, all_compete, out, overwrite, save_predictions, asserted)
     if groups and (len(pairs) > 1 or any(more)):
@@ -230,6 +228,15 @@ def resolution_range(res: str | None) -> tuple[int, ...]:
         message = f"{res!r} is not a range of sizes: 160:384:32 (first, last, step; at most 100)"
         raise typer.BadParameter(message, param_hint="--res")
     return sides
+
+
+def _checked(request: "RecipeRequest", weights: str | None, data: str | None) -> "RecipeRequest":
+    """Return the request; refuse weights or data that are not there, before torch is loaded."""
+    if weights is not None:
+        inputs.check_ckpt(weights)
+    if data is None:
+        request.load(command="evaluate")
+    return request
 
 
 def _show_asserted(result: dict[str, Any], asserted: tuple, printing: Printing) -> int:
