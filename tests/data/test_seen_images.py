@@ -13,7 +13,7 @@ from vitcli.data import seen_images
 from vitcli.data.dataset import open_eval, open_train_and_eval
 from vitcli.data.image_files import as_split
 from vitcli.data.seen_images import SeenImages
-from vitcli.data.split import Split
+from vitcli.data.split import Split, cut_dev
 from vitcli.errors import DataError
 
 
@@ -223,7 +223,8 @@ def test_held_out_copies_of_training_images_are_counted(folder):
     train, held_out = open_train_and_eval(data_section(folder, dev_fraction=0.2), seed=0)
     training = contents(train)
 
-    stored, count = seen_images.record(train, held_out)
+    stored, numbers = seen_images.record(train, held_out)
+    count = numbers["num_held_out_copies"]
     assert count == sum(content in training for content in contents(held_out)) > 0
     seen = SeenImages.of({"dev_cut": held_out.dev_cut, seen_images.KEY: stored})
     assert [f"{count} of these 12 held-out images are exact copies of training images"] == [
@@ -236,7 +237,7 @@ def test_held_out_copies_of_training_images_are_counted(folder):
 def test_drawn_images_and_shards_are_not_read():
     train, test = open_train_and_eval(data_section("demo"), seed=0)
 
-    assert seen_images.record(train, test) == (None, None)
+    assert seen_images.record(train, test)[0] is None
 
 
 @pytest.mark.parametrize(
@@ -248,7 +249,7 @@ def test_slices_that_share_images_are_noted_before_and_counted_after_a_run(folde
     splits = open_train_and_eval(section, seed=0)
 
     assert len([note for note in splits[1].notes if "are trained on and scored" in note]) == bool(common)
-    assert seen_images.record(*splits)[1] == common
+    assert seen_images.record(*splits)[1]["num_held_out_copies"] == common
 
 
 def test_the_cut_of_a_slice_takes_nothing_from_other_images(folder, tmp_path):
@@ -273,3 +274,91 @@ def test_images_too_many_to_be_read_are_scored_with_a_note(folder, monkeypatch):
 
     split = open_eval(data_section(folder), "auto", seen=replace(seen, cut=None))
     assert split.notes == ("whether images of these were trained on is not known",)
+
+
+def run_on(folder: Path, before: SeenImages | None = None, **keys) -> tuple[Split, Split, SeenImages, dict]:
+    """The splits of a run that starts from the weights of another, what its own weights keep, its numbers."""
+    section = data_section(folder, **{"dev_fraction": 0.2, "dev_stratified": True} | keys)
+    known = before and before.ever_trained_on
+    train, held_out = open_train_and_eval(section, seed=0, trained_before=lambda: known)
+    stored, numbers = seen_images.record(train, held_out, before=before)
+    seen = SeenImages.of({"dev_cut": held_out.dev_cut, seen_images.KEY: stored})
+    return train, held_out, seen, numbers
+
+
+def test_what_is_held_out_by_class_survives_added_and_renamed_files(folder):
+    _, before, _, _ = run_on(folder)
+    held_out, fingerprint = contents(before), before.fingerprint
+    rename_images(folder)
+    _, renamed, _, _ = run_on(folder)
+    assert (contents(renamed), renamed.fingerprint) == (held_out, fingerprint)
+
+    moved = []
+    for number in range(100, 110):
+        image(folder / "a" / f"0{number}.png", number)
+        _, grown, _, _ = run_on(folder)
+        moved.append(len({*held_out} - {*contents(grown)}))
+        (folder / "a" / f"0{number}.png").unlink()
+    assert max(moved) <= 1 and moved.count(0) >= 5
+
+
+@pytest.mark.parametrize("add", [False, True])
+def test_a_run_from_the_weights_of_another_holds_out_what_that_one_did_not_train_on(folder, add):
+    _, _, first, numbers = run_on(folder)
+    assert numbers == {"num_held_out_copies": 0, "num_held_out_seen": 0}
+    if add:
+        for number in range(4):
+            image(folder / "abc"[number % 3] / f"0-{number}.png", 100 + number)
+
+    train, held_out, second, numbers = run_on(folder, first)
+
+    trained_first = {*map(int, first.trained_on)}
+    assert not trained_first & {*map(int, seen_images.digests_of(held_out))}
+    assert numbers == {"num_held_out_copies": 0, "num_held_out_seen": 0}
+    # Whatever either run trained on counts.
+    every = open_eval(data_section(folder), "train", seen=second)
+    new = len(every) - len(trained_first | {*map(int, seen_images.digests_of(train))})
+    assert every.notes == (f"{len(every) - new} of these {len(every)} images were trained on",)
+    again = open_eval(data_section(folder), "auto", seen=second)
+    assert sorted(contents(again)) == sorted(contents(held_out)) and again.notes == ()
+
+
+def test_held_out_images_that_an_earlier_run_trained_on_are_counted_and_noted(folder):
+    _, first_held, first, _ = run_on(folder)
+    for row in range(len(first_held)):  # nothing is left that it has not trained on, but one new image
+        Path(first_held.where_is(row).partition("file ")[2]).unlink()
+    image(folder / "a" / "0.png", 100)
+
+    _, held_out, second, numbers = run_on(folder, first)
+
+    assert numbers == {"num_held_out_copies": 0, "num_held_out_seen": len(held_out) - 1}
+    section = data_section(folder)
+    expected = (
+        f"{len(held_out) - 1} of these {len(held_out)} held-out images were trained on by an earlier run"
+    )
+    again = open_eval(section, "auto", seen=second)
+    assert contents(again) == contents(held_out) and expected in again.notes[0] and len(again.notes) == 1
+    assert open_eval(section, "train", seen=second).notes == ("24 of these 25 images were trained on",)
+    # A third run knows what both have seen; the part to choose by comes from the rest, too.
+    _, chosen_by, third, numbers = run_on(folder, second, eval_split="dev_fraction")
+    assert numbers["num_held_out_seen"] == len(chosen_by) and len(third.ever_trained_on) == 24
+
+
+def test_an_unreadable_image_is_held_out_last(folder, monkeypatch):
+    digests = seen_images.digests_of
+    monkeypatch.setattr(seen_images, "digests_of", lambda split: digests(split) * (np.arange(len(split)) > 5))
+    split = open_train_and_eval(data_section(folder, dev_fraction=0.2), seed=0)[0]
+
+    assert {*seen_images.held_out_order(split, lambda: None)[-6:].tolist()} == {*range(6)}
+
+
+def test_the_part_of_a_run_before_parts_went_by_content_is_found_without_a_note(folder):
+    section = data_section(folder, dev_fraction=0.2, dev_stratified=True)
+    whole = open_eval(section, "train")
+    train, held_out = cut_dev(whole, dev_fraction=0.2, split="train", stratified=True)
+    cut = {key: value for key, value in held_out.dev_cut.items() if key != "by_content"}
+    stored, _ = seen_images.record(train, held_out)
+
+    again = open_eval(section, "auto", seen=SeenImages.of({"dev_cut": cut, seen_images.KEY: stored}))
+
+    assert (contents(again), again.notes) == (contents(held_out), ())

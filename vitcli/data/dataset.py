@@ -221,7 +221,11 @@ def from_section(data: Data, kind: Callable[..., DataSet] = DataSet) -> DataSet:
 
 
 def open_train_and_eval(
-    data: Data, *, seed: int, kind: Callable[..., DataSet] = DataSet
+    data: Data,
+    *,
+    seed: int,
+    kind: Callable[..., DataSet] = DataSet,
+    trained_before: Callable[[], np.ndarray | None] = lambda: None,
 ) -> tuple[Split, Split]:
     """Open the splits to train on and to report on, as a recipe's [data] section says.
 
@@ -233,6 +237,8 @@ def open_train_and_eval(
     Args:
         seed: draws the random subset of `num_examples`.
         kind: see `from_section`.
+        trained_before: see `seen_images.held_out_order`; what is held out of each class is not of these if
+            there are enough others.
 
     Raises:
         DataError: a split is missing or ambiguous, has no rows, or the classes of the two differ.
@@ -255,7 +261,12 @@ def open_train_and_eval(
             where="recipe keys data.train_split and data.eval_split",
             fix="name both (slices such as train[:90%] work), or --set data.dev_fraction=0.1",
         )
-    cut = partial(cut_dev, dev_fraction=dev_fraction, split=train_split, stratified=data.dev_stratified)
+
+    def cut(whole: Split) -> tuple[Split, Split]:
+        order_N = seen_images.held_out_order(whole, trained_before) if data.dev_stratified else None
+        rule = {"dev_fraction": dev_fraction, "split": train_split, "stratified": data.dev_stratified}
+        return cut_dev(whole, **rule, order_N=order_N)
+
     # Their rows: what is held out to report on is cut before the subset is drawn, the dev part after it.
     train = source.open(train_split)
     if eval_split is None:

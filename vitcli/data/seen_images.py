@@ -19,7 +19,9 @@ from vitcli.data.sampler import ROWS_PER_TASK, row_ranges
 from vitcli.data.split import Split, base_of, cut_dev
 from vitcli.errors import DataError
 
-KEY = "seen_images"  # in the metadata of weights: digests in base64, of images "trained_on" and "held_out"
+# In the metadata of weights: digests in base64, of images "trained_on" and "held_out", and of those
+# "trained_before", by the run whose weights it started from and by the runs before that one.
+KEY = "seen_images"
 MOST_IMAGES = 100_000  # of a split; the files of more are not read only to recognise them
 DIGEST_BYTES = 6  # two of 100,000 images agree by chance in 1 of 50,000 data sets
 UNREADABLE = 0  # instead of a digest
@@ -35,42 +37,79 @@ class SeenImages:
         held_out: those of the dev part, in its order; None if no part was cut, or they are unknown.
         cut: `Split.dev_cut` of the dev part; None if no part was cut.
         same_data: whether the data set that is opened is, by its name, that of the run.
+        trained_before: digests of the images that only earlier runs trained on, see KEY; None if there are no such
+            runs, or they are unknown.
     """
 
     trained_on: np.ndarray | None = None
     held_out: np.ndarray | None = None
     cut: dict[str, Any] | None = None
     same_data: bool = False
+    trained_before: np.ndarray | None = None
 
     @classmethod
     def of(cls, metadata: dict[str, Any], *, same_data: bool = False) -> "SeenImages":
         """Read the metadata of weights; those of earlier versions have no digests, or not even a cut."""
         stored = metadata.get(KEY)
         stored = stored if isinstance(stored, dict) else {}
-        trained_on, held_out = (_unpacked(stored.get(name)) for name in ("trained_on", "held_out"))
-        return cls(trained_on, held_out, _readable_cut(metadata.get("dev_cut")), same_data)
+        names = ("trained_on", "held_out", "trained_before")
+        trained_on, held_out, trained_before = (_unpacked(stored.get(name)) for name in names)
+        cut = _readable_cut(metadata.get("dev_cut"))
+        return cls(trained_on, held_out, cut, same_data, trained_before)
+
+    @property
+    def ever_trained_on(self) -> np.ndarray | None:
+        """The digests of the images that this run or an earlier one trained on; None if they are unknown."""
+        return union([self.trained_on, self.trained_before])
 
     def num_trained_on(self, split: Split) -> int | None:
         """Count the images of a split that were trained on; None if that cannot be known."""
-        if self.trained_on is None or not _can_be_read(split):
+        ever_trained_on = self.ever_trained_on
+        if ever_trained_on is None or not _can_be_read(split):
             return None
-        return _num_copies(digests_of(split), self.trained_on)
+        return _num_copies(digests_of(split), ever_trained_on)
+
+
+def union(parts: Iterable[np.ndarray | None]) -> np.ndarray | None:
+    """Return all digests of several parts, each once; None if no part is known."""
+    known = [digests_N for digests_N in parts if digests_N is not None]
+    return np.unique(np.concatenate(known)) if known else None
+
+
+def held_out_order(split: Split, trained_before: Callable[[], np.ndarray | None]) -> np.ndarray | None:
+    """Return the rows in the order in which those of a class are held out; None if they cannot be read.
+
+    It is an order by content, as good as random. So what is held out does not depend on names or the order of
+    files, and one more image changes a place or two of it at most.
+
+    Args:
+        trained_before: digests of images that the weights to start from were trained on, or None. They come
+            last, since an accuracy on them says nothing of new images; behind them those without a file.
+    """
+    if split.has_several_labels or not _can_be_read(split):
+        return None
+    digests_N, before = digests_of(split), trained_before()
+    was_trained_N = np.zeros(len(split), dtype=bool) if before is None else np.isin(digests_N, before)
+    return np.lexsort((digests_N, np.where(digests_N == UNREADABLE, 2, was_trained_N)))
 
 
 def record(
     train: Split,
     held_out: Split,
     *,
+    before: SeenImages | None = None,
     rank: int = 0,
     world_size: int = 1,
     concatenated: Callable[[list], list] = lambda items: items,
-) -> tuple[dict[str, str] | None, int | None]:
-    """Return what the metadata of weights keep of the images of a run, and the number of held-out copies.
+) -> tuple[dict[str, str] | None, dict[str, int | None]]:
+    """Return what the metadata of weights keep of the images of a run, and what its summary says of them.
 
     The first is None where there is nothing to keep. The second counts the held-out images, of a dev part or
-    of any other split, whose file is also a training image; None if that cannot be known.
+    of any other split, whose file is also a training image, and those that the weights it started from were
+    trained on; None if that cannot be known.
 
     Args:
+        before: of the weights that the run started from; None for fresh ones.
         rank, world_size: each process reads its part of the images.
         concatenated: joins the lists of all processes in the order of their ranks.
     """
@@ -80,10 +119,20 @@ def record(
             first, last = (len(split) * r // world_size for r in (rank, rank + 1))
             part = digests_of(split, range(first, last)).tolist()
             digests[name] = np.array(concatenated(part), dtype=np.uint64)
-    num_copies = _num_copies(digests["held_out"], digests["trained_on"]) if len(digests) == 2 else None
+    trained_on, ever_before = digests.get("trained_on"), before and before.ever_trained_on
+    known = {"num_held_out_copies": trained_on, "num_held_out_seen": ever_before}
+    numbers = {name: _num_known(digests.get("held_out"), digests_N) for name, digests_N in known.items()}
+    if before is None:
+        numbers["num_held_out_seen"] = 0
     if not held_out.dev_cut:  # it has a name of its own
         digests.pop("held_out", None)
-    return {name: _packed(digests_N) for name, digests_N in digests.items()} or None, num_copies
+    if ever_before is not None:
+        digests["trained_before"] = ever_before[~np.isin(ever_before, digests.get("trained_on", UNREADABLE))]
+    return {name: _packed(digests_N) for name, digests_N in digests.items()} or None, numbers
+
+
+def _num_known(held_out: np.ndarray | None, trained_on: np.ndarray | None) -> int | None:
+    return None if held_out is None or trained_on is None else _num_copies(held_out, trained_on)
 
 
 def _num_copies(held_out: np.ndarray, trained_on: np.ndarray) -> int:
@@ -114,7 +163,7 @@ def held_out_part(
     """
     whole, option = open_split(base), f"--split {base}"
     if part := _cut_again(open_split, seen, base=base):
-        part = _noting_copies(part, seen, seen.held_out)
+        part = _noting_seen(part, seen, seen.held_out)
         note = f"these are the held-out images of the run; {option} takes all {len(whole):,}"
         return part if is_scored else replace(part, notes=(*part.notes, note))
     if seen.trained_on is None or not _can_be_read(whole):
@@ -124,7 +173,7 @@ def held_out_part(
     digests_N = digests_of(whole)
     held_out = np.zeros(0, np.uint64) if seen.held_out is None else seen.held_out
     held_rows = _rows_of(held_out, digests_N)
-    was_trained_N = np.isin(digests_N, seen.trained_on) & (digests_N != UNREADABLE)
+    was_trained_N = np.isin(digests_N, seen.ever_trained_on) & (digests_N != UNREADABLE)
     was_trained_N[held_rows] = False
     num_trained = int(was_trained_N.sum())
     if not num_trained:
@@ -145,18 +194,23 @@ def held_out_part(
     if num_new:
         verb = "is" if num_new == 1 else "are"
         note += f"; {num_new:,} {verb} new and not scored ({option} scores every image)"
-    notes = (*whole.notes, note)
+    has_changed = num_new or len(held_rows) < len(held_out)
+    notes = (*whole.notes, note) if has_changed else whole.notes
     part = replace(whole.rows(held_rows), name=f"{whole.name}, dev part", dev_cut=seen.cut, notes=notes)
-    return _noting_copies(part, seen, digests_N[held_rows])
+    return _noting_seen(part, seen, digests_N[held_rows])
 
 
-def _noting_copies(part: Split, seen: SeenImages, digests_N: np.ndarray | None) -> Split:
-    """Return held-out images with a note if some are exact copies of training images."""
-    if seen.trained_on is None or digests_N is None:
-        return part
-    count = _num_copies(digests_N, seen.trained_on)
-    note = f"{count:,} of these {len(part):,} held-out images are exact copies of training images"
-    return replace(part, notes=(*part.notes, note)) if count else part
+def _noting_seen(part: Split, seen: SeenImages, digests_N: np.ndarray | None) -> Split:
+    """Return held-out images with notes if some were trained on: as exact copies, or by an earlier run."""
+    notes = []
+    reasons = (
+        (seen.trained_on, "are exact copies of training images"),
+        (seen.trained_before, "were trained on by an earlier run, whose weights this one started from"),
+    )
+    for trained_on, reason in reasons:
+        if count := _num_known(digests_N, trained_on):
+            notes.append(f"{count:,} of these {len(part):,} held-out images {reason}")
+    return replace(part, notes=(*part.notes, *notes))
 
 
 def noted(split: Split, seen: SeenImages, *, base: str, option: str | None) -> Split:
@@ -225,7 +279,9 @@ def _cut_again(open_split: Callable[[str], Split], seen: SeenImages, *, base: st
             return None
         if seen.held_out is None and whole.fingerprint != cut["fingerprint"]:
             return None
-        dev = cut_dev(whole, dev_fraction=cut["fraction"], split=cut["split"], stratified=is_stratified)[1]
+        order_N = held_out_order(whole, lambda: None) if cut.get("by_content") else None
+        rule = {"dev_fraction": cut["fraction"], "split": cut["split"], "stratified": is_stratified}
+        dev = cut_dev(whole, **rule, order_N=order_N)[1]
     except DataError:  # too few rows are left
         return None
     if seen.held_out is None:

@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import blake2b
 from pathlib import Path
 
@@ -309,7 +309,12 @@ def check_label(split: Split, label: Label, row: int) -> None:
 
 
 def cut_dev(
-    train: Split, *, dev_fraction: float, split: str, stratified: bool = False
+    train: Split,
+    *,
+    dev_fraction: float,
+    split: str,
+    stratified: bool = False,
+    order_N: np.ndarray | None = None,
 ) -> tuple[Split, Split]:
     """Return the rows to train on, and a `dev_fraction` of all to choose or report by (paper, section B.1.1).
 
@@ -318,9 +323,12 @@ def cut_dev(
 
     Args:
         stratified: draw from each class, where every row has one label and all labels can be read at once.
+        order_N: all rows; of each class the first are held out, see `seen_images.held_out_order`. None for a
+            shuffle of the row numbers.
     """
     is_stratified = stratified and not (train.is_large or train.has_several_labels)
-    rest, dev = (_cut_by_class if is_stratified else _cut_at_random)(train, dev_fraction)
+    cut = partial(_cut_by_class, order_N=order_N) if is_stratified else _cut_at_random
+    rest, dev = cut(train, dev_fraction)
     if is_stratified and not len(dev):
         raise DataError(
             f"no class of {train.name} has two images, so none can be held out",
@@ -340,6 +348,7 @@ def cut_dev(
     dev_name = f"{base}, second dev part" if earlier else f"{base}, dev part"
     about = {"split": split, "fraction": dev_fraction, "stratified": is_stratified}
     about |= {"num_rows": len(train), "fingerprint": train.fingerprint}
+    about |= {"by_content": is_stratified and order_N is not None}
     return replace(rest, name=rest_name), replace(dev, name=dev_name, dev_cut=about)
 
 
@@ -354,19 +363,27 @@ def _cut_at_random(train: Split, dev_fraction: float) -> tuple[Split, Split]:
     return rest, dev
 
 
-def _cut_by_class(train: Split, dev_fraction: float) -> tuple[Split, Split]:
-    """Return all but the dev part, and the dev part: random rows of each class, in the order of the rows."""
+def _cut_by_class(train: Split, dev_fraction: float, *, order_N: np.ndarray | None) -> tuple[Split, Split]:
+    """Return all but the dev part, and the dev part: the first rows of each class in `order_N`.
+
+    Without an order they are random, and the part keeps that of the rows; see `cut_dev`.
+    """
     labels_N = train.read_labels()
     dev_counts_K = stratified_counts(np.bincount(labels_N, minlength=train.num_classes), dev_fraction)
-    key = sampler.derive_seed(0, "dev split", len(train))
-    shuffled_N = sampler.permute(np.arange(len(train)), num_examples=len(train), key=key)
-    # Of each class the first rows of one shuffle: sorted by class, a row's place in its class is known.
+    if order_N is None:
+        key = sampler.derive_seed(0, "dev split", len(train))
+        shuffled_N = sampler.permute(np.arange(len(train)), num_examples=len(train), key=key)
+    else:
+        shuffled_N = order_N
+    # Sorted by class, a row's place in its class is known.
     by_class_N = shuffled_N[np.argsort(labels_N[shuffled_N], kind="stable")]
     sorted_N = labels_N[by_class_N]
     place_N = np.arange(len(train)) - np.searchsorted(sorted_N, sorted_N)
+    dev_rows = by_class_N[place_N < dev_counts_K[sorted_N]]
     is_dev_N = np.zeros(len(train), dtype=bool)
-    is_dev_N[by_class_N] = place_N < dev_counts_K[sorted_N]
-    return train.rows(np.flatnonzero(~is_dev_N)), train.rows(np.flatnonzero(is_dev_N))
+    is_dev_N[dev_rows] = True
+    dev_rows = np.flatnonzero(is_dev_N) if order_N is None else dev_rows  # as the fingerprint of the part
+    return train.rows(np.flatnonzero(~is_dev_N)), train.rows(dev_rows)
 
 
 def stratified_counts(counts_K: np.ndarray, fraction: float) -> np.ndarray:

@@ -1,13 +1,16 @@
 """Set-up shared by the commands that run a checkpoint without training it."""
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
+import numpy as np
+
 from vitcli import recipe as recipes
 from vitcli.data import dataset, loader
-from vitcli.data.seen_images import SeenImages
+from vitcli.data.seen_images import SeenImages, union
 from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing, keys_of_weights, preprocessing_of, with_stated
 from vitcli.distributed.runtime import start as start_runtime
@@ -25,6 +28,7 @@ from vitcli.weights.describe import STORED, WeightsInfo
 from vitcli.weights.files import attribute_errors_to
 from vitcli.weights.io import Weights, read_description, read_weights
 
+Start = tuple[str, str | None]  # a checkpoint and the name of its network, as a recipe has them
 FRESH = "random"  # --ckpt random: untrained weights in the place of a checkpoint
 # Recipes whose [data] section holds for weights that state no preprocessing, and for fresh ones of a command.
 UNSTATED = {"evaluate": "evaluate/default", "finetune": "evaluate/default", "pretrain": "pretrain/table3"}
@@ -116,6 +120,25 @@ def settle_pixels(recipe: Recipe, command: str, *, quiet: bool = False) -> Recip
     if problems:
         raise report(problems, f"the recipe with the pixels of {recipe.model.ckpt or recipe.model.name}")
     return settled
+
+
+def starts_of(recipe: Recipe) -> tuple[Start, ...]:
+    """Return the checkpoints that the runs of a recipe start from, each with the name of its network."""
+    models = dict.fromkeys((trial.model.ckpt, trial.model.name) for _, trial in recipes.trials(recipe))
+    return tuple((ckpt, name) for ckpt, name in models if ckpt not in (None, FRESH))
+
+
+def trained_on_by(starts: Sequence[Start], *, quiet: bool) -> np.ndarray | None:
+    """Return digests of all images that these checkpoints were trained on, without their tensors.
+
+    None if they do not say; one that cannot be read is reported when it is loaded.
+    """
+    parts = []
+    for ckpt, name in starts:
+        with suppress(VitError):
+            info = read_description(ckpt, model_name=name, quiet=quiet)
+            parts.append(SeenImages.of(info.metadata).ever_trained_on)
+    return union(parts)
 
 
 def notes_on_pixels(weights: Weights, recipe: Recipe) -> list[str]:

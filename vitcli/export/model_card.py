@@ -18,6 +18,7 @@ from vitcli.output.redaction import is_local, public_name, public_toml, public_v
 from vitcli.output.text import (
     compute_text,
     first_few,
+    held_out,
     interval_text,
     percent,
     plain,
@@ -205,8 +206,8 @@ def _claim(summary: dict[str, Any]) -> str:
     claim = f"{summary['model']} at {size_text(summary['resolution'])} px, {origin}."
     if is_classifier_run(summary):
         several = f" (mean of {len(summary['runs'])} runs)" if _has_several_runs(summary) else ""
-        held_out = f"{summary['num_eval_examples']:,} held-out images"
-        return f"{claim} It reaches **{summary['top1']:.2%} top-1**{several} on {held_out}."
+        scored = f"{summary['num_eval_examples']:,} held-out images"
+        return f"{claim} It reaches **{summary['top1']:.2%} top-1**{several} on {scored}."
     if summary["patch_accuracy"] is None:
         return f"{claim} It was trained to restore the pixels of corrupted patches."
     accuracy, majority = f"{summary['patch_accuracy']:.2%}", f"{summary['most_frequent_color']:.2%}"
@@ -282,7 +283,8 @@ def _data(summary: dict[str, Any]) -> str:
         ("files left out", _left_out(summary)),
     ]
     note = "\n\nThere was no other split to evaluate on: these images were held out from the training images."
-    return table(("", ""), rows) + (note if _is_dev(summary) else "")
+    text = table(("", ""), rows) + (note if _is_dev(summary) else "")
+    return "\n\n".join([text, *(paragraph(f"**Note**: {note}.") for _, note in held_out(summary))])
 
 
 def _left_out(summary: dict[str, Any]) -> str:

@@ -95,17 +95,18 @@ class TrainingSummary(ResultSummary):
         choices, chosen: values by recipe key; of each trial its scores on the dev split, too.
         intervals: 95 % intervals of the accuracies over the images; of several runs, that of one with their
             mean.
+        num_held_out_seen: held-out images that the checkpoint it started from was trained on.
     """
 
     UNREAD = frozenset({
         "run_dir", "train_split", "num_train_examples", "num_classes", "preprocessing", "dev_top1_by_lr",
         "top5", "most_frequent_color", "num_skipped_images", "skipped_images", "weights",
         "num_left_out_files", "left_out_files",
-        "classes_not_held_out", "num_held_out_copies", "epochs", "ckpt_fetched_from",
+        "classes_not_held_out", "num_held_out_copies", "num_choice_seen", "epochs", "ckpt_fetched_from",
     })  # fmt: skip
     SOMETIMES = RunScores.SOMETIMES | {
         "choices", "chosen", "epochs", "intervals", "num_left_out_files", "left_out_files",
-        "ckpt_fetched_from",
+        "ckpt_fetched_from", "num_held_out_seen", "num_choice_seen",
     }  # fmt: skip
 
     command: Literal["finetune", "pretrain"]
@@ -123,6 +124,7 @@ class TrainingSummary(ResultSummary):
     fewshot: Probe | None = None
     choices: list[dict[str, Any]] = []
     chosen: dict[str, Any] | None = None
+    num_held_out_seen: Count | None = None
 
 
 class ShotScores(FileModel):
@@ -141,7 +143,7 @@ class FewshotSummary(ResultSummary):
     UNREAD = frozenset({
         "run_dir", "numerics", "train_split", "num_classes", "preprocessing", "preprocessing_from", "layer",
         "feature_dim", "l2", "seeds", "cached_rows", "computed_rows",
-        "num_skipped_images", "skipped_images", "notes", "draws_from", "classifier", "num_left_out_files",
+        "num_skipped_images", "skipped_images", "draws_from", "classifier", "num_left_out_files",
         "left_out_files",
     })  # fmt: skip
     SOMETIMES = frozenset({"images_per_s", "exaflops", "peak_memory_gib"})
@@ -149,6 +151,7 @@ class FewshotSummary(ResultSummary):
     command: Literal["fewshot"]
     ckpt: str | None = None
     num_test_examples: Count | None = None
+    notes: list[str] = []
     shots: dict[Annotated[str, Field(pattern=r"^[1-9]\d{0,8}$")], ShotScores]
 
 
@@ -205,7 +208,6 @@ class Evaluation(ResultSummary):
         "skipped_images", "nll", "real_labels_by", "competing_classes",
         "num_outside_map", "mistakes", "assertions", "asked", "saved_predictions", "out", "absent_classes",
         "num_left_out_files", "left_out_files",
-        "notes",
     })  # fmt: skip
     SOMETIMES = frozenset({
         "exaflops", "peak_memory_gib", "real_top1", "num_real_examples", "real_labels_by", "class_map",
@@ -228,6 +230,7 @@ class Evaluation(ResultSummary):
     per_class: dict[str, Any] | None = None
     reliability: Bins | None = None
     resolutions: list[ResolutionScore] = []
+    notes: list[str] = []
 
 
 class Mistake(FileModel):

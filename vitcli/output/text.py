@@ -98,7 +98,18 @@ def held_out(result: dict[str, Any]) -> list[tuple[str, str]]:
     if copies:
         each = "image is an exact copy" if copies == 1 else "images are exact copies"
         rows.append(("note", f"{copies} held-out {each} of training images"))
-    return rows
+    return rows + [("note", note) for note in seen_notes(result)]
+
+
+def seen_notes(result: dict[str, Any]) -> list[str]:
+    """Return the sentences about images that a checkpoint was trained on and a run chose or reports by."""
+    notes, count = [], result.get("num_eval_examples")
+    if seen := result.get("num_held_out_seen"):
+        of = f"{seen:,} of {count_of(count, 'held-out image')} had been" if count else f"{seen:,} had been"
+        notes.append(f"{of} trained on by the checkpoint that the run started from: its accuracy is too high")
+    if seen := result.get("num_choice_seen"):
+        notes.append(f"{count_of(seen, 'image')} to choose by had been trained on by the checkpoint already")
+    return notes
 
 
 def speed(result: dict[str, Any]) -> str:

@@ -93,6 +93,7 @@ def _run_entry(run: Run, names: Names) -> Entry:
         interval=summary.intervals.get("top1"),
         resolution=run.resolution,
         exaflops=summary.exaflops,
+        num_seen=summary.num_held_out_seen or 0,
     )
 
 

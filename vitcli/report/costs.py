@@ -149,6 +149,7 @@ def without_shared(table: Table) -> tuple[str, Table]:
 
 def _best_of_their_images(runs: Sequence[Run], names: Names) -> set[Path]:
     """Return the folders of the runs that no other one, scored on the same images, surpasses."""
+    runs = [run for run in runs if not run.summary.num_held_out_seen]  # their accuracy is too high
     same = grouped(runs, lambda run: (run.command, names.data(run.dataset), run.split, run.images))
     return {
         run.path

@@ -67,6 +67,7 @@ class Entry:
         seeds, values: of the runs it is the mean of; no values while it is in progress.
         mean, std: of its summary; std with ddof 1, None for one run.
         status: shown in place of a missing number, such as "step 20 of 500".
+        num_seen: images scored that had been trained on; the result is then no candidate for the best.
     """
 
     row: RowKey
@@ -82,6 +83,7 @@ class Entry:
     resolution: int | list[int] | None = None
     exaflops: float | None = None
     status: str = ""
+    num_seen: int = 0
 
     @property
     def images(self) -> ImageSet:

@@ -13,7 +13,7 @@ from vitcli.errors import VitError, nearest
 from vitcli.output import html
 from vitcli.output.atomic import write_text
 from vitcli.output.document import CSV_HEADER, Table
-from vitcli.output.text import csv_text, escape_markdown, pairs, plain, short_names
+from vitcli.output.text import csv_text, escape_markdown, pairs, plain, seen_notes, short_names
 from vitcli.report import accuracy, costs
 from vitcli.report.predicted import Predicted, all_predicted, are_few, by_class
 from vitcli.report.runs import RunCollection, collect_runs
@@ -64,7 +64,8 @@ class Report:
 
     @property
     def notes(self) -> list[str]:
-        return [f"left out: {path}: {why}" for path, why in self.collection.left_out]
+        left_out = [f"left out: {path}: {why}" for path, why in self.collection.left_out]
+        return [*left_out, *(f"{path}: {note}" for path, note in _notes_of_results(self.collection))]
 
 
 def read(places: Sequence[str]) -> Report:
@@ -93,6 +94,17 @@ def read(places: Sequence[str]) -> Report:
     )
     shown = tuple(table for table in tables if table and table.rows)
     return Report(tuple(places), collection, names, shown)
+
+
+def _notes_of_results(collection: RunCollection) -> list[tuple[Path, str]]:
+    """Return the notes that belong to numbers of the report, each with the folder of the result."""
+    notes = []
+    for run in (*collection.runs, *collection.vtab_runs):
+        summary = run.summary and run.summary.model_dump(include={"num_eval_examples", "num_held_out_seen"})
+        notes += [(run.path, note) for note in seen_notes(summary or {})]
+    for record in (*collection.fewshots, *collection.evaluations):
+        notes += [(record.path, note) for note in record.summary.notes]
+    return notes
 
 
 def listed(places: Sequence[str]) -> Report:

@@ -77,7 +77,15 @@ def row_keys(columns: Sequence[NetworkColumn]) -> list[RowKey]:
 def cells_of(columns: Sequence[NetworkColumn], rows: Sequence[RowKey]) -> list[tuple[Cell, ...]]:
     """Return the cells of each row, the best marked; with the number of runs where it differs."""
     has_count = len(_counts(columns)) > 1
-    return [mark_best([_cell(column, row, has_count=has_count) for column in columns]) for row in rows]
+    return [_best_marked(columns, row, has_count=has_count) for row in rows]
+
+
+def _best_marked(columns: Sequence[NetworkColumn], row: RowKey, *, has_count: bool) -> tuple[Cell, ...]:
+    """Return the cells of a row, the best of those marked that no scored image was trained on before."""
+    cells = [_cell(column, row, has_count=has_count) for column in columns]
+    is_fair = [not any(entry.num_seen for entry in column.cells.get(row, ())) for column in columns]
+    marked = mark_best([cell if fair else Cell() for cell, fair in zip(cells, is_fair, strict=True)])
+    return tuple(best if fair else cell for best, cell, fair in zip(marked, cells, is_fair, strict=True))
 
 
 def of_repeats(columns: Sequence[NetworkColumn], noun: str) -> str:
@@ -132,4 +140,5 @@ def _cell(column: NetworkColumn, row: RowKey, *, has_count: bool) -> Cell:
     notes = [interval_text(interval)] if interval else []
     notes += [f"{size_text(resolution)} px"] if len(sizes) > 1 and resolution is not None else []
     notes += [f"{count} runs"] if has_count and count > 1 else []
+    notes += [f"{most:,} trained on before"] if (most := max(entry.num_seen for entry in entries)) else []
     return fraction_cell(mean, std, count=count, note=", ".join(notes))

@@ -1,5 +1,6 @@
 """Runs in parallel, one per device, each of them the ordinary command in its own process."""
 
+import json
 import os
 import signal
 import subprocess
@@ -12,11 +13,13 @@ import torch
 
 from vitcli.distributed import launch
 from vitcli.errors import NotFiniteError, ProcessError, Stopped
+from vitcli.evaluation.setup import Start
 from vitcli.recipe import Recipe, to_toml
 from vitcli.training.setup import RunOptions
 
 POLL_S = 0.2
 SHOWN_LINES = 3
+STARTS = "VIT_SWEEP_STARTS"  # for the processes of a sweep: the checkpoints that its runs start from
 
 
 def run_parallel(
@@ -79,6 +82,7 @@ def _start(
     words += ["--track", options.track] if options.track else []
     words += [f"--{name}" for name in ("exact", "compile") if getattr(options, name)]
     env = {**os.environ, launch.LAUNCHED: str(os.getpid())}  # it saves and ends if this process is killed
+    env[STARTS] = json.dumps(options.starts)
     if torch.cuda.is_available():
         env["CUDA_VISIBLE_DEVICES"] = _device(slot)
     else:
@@ -87,6 +91,12 @@ def _start(
         return subprocess.Popen(
             list(map(str, words)), stdout=out, stderr=err, env=env, start_new_session=True
         )
+
+
+def starts_of_sweep() -> tuple[Start, ...]:
+    """Return the checkpoints of the sweep that started this process; () if none did."""
+    starts = os.environ.get(STARTS)
+    return tuple((ckpt, name) for ckpt, name in json.loads(starts)) if starts else ()
 
 
 def _device(slot: int) -> str:

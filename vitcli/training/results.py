@@ -39,9 +39,13 @@ def summarise(
     *,
     skipped: set[str],
     probe: dict[str, Any] | None,
-    num_held_out_copies: int | None,
+    num_held_out: dict[str, int | None],
 ) -> dict[str, Any]:
-    """Return the object of summary.json and --json."""
+    """Return the object of summary.json and --json.
+
+    Args:
+        num_held_out: how many held-out images were trained on, see `seen_images.record`.
+    """
     recipe, images = job.recipe, job.plan.images_seen
     run_scores = {name: value for name, value in asdict(metrics).items() if name != "num_examples"}
     accuracies = {name: run_scores[name] for name in ("top1", "top5") if name in run_scores}
@@ -71,7 +75,7 @@ def summarise(
             "eval_split": job.eval_split.name,
             "eval_fingerprint": job.eval_split.fingerprint,
             "classes_not_held_out": classes_without(job.eval_split, job.train_split),
-            "num_held_out_copies": num_held_out_copies,
+            **num_held_out,
             "fewshot": probe,
             "preprocessing": preprocessing_of(recipe.data).summary(),
             "num_skipped_images": len(skipped),

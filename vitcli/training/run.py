@@ -7,6 +7,7 @@ from typing import Any
 
 from vitcli.data import loader, seen_images
 from vitcli.data.sampler import TrainSampler
+from vitcli.data.seen_images import SeenImages
 from vitcli.data.transforms import train_transform_of
 from vitcli.distributed.runtime import Runtime, peak_memory_gib
 from vitcli.errors import MachineError, NotFiniteError, Stopped
@@ -68,7 +69,7 @@ class TrainingRun:
             metrics, skipped, predictions = evaluation.predict()
             probe = evaluation.few_shot_probe(self.job.plan.total_steps) if self.recipe.eval.probe else None
             skipped = self.runtime.union(state.skipped | set(skipped))
-            seen, num_copies = self._seen_images()
+            seen, num_held_out = self._seen_images()
             summary = summarise(
                 self.job,
                 self.path,
@@ -76,7 +77,7 @@ class TrainingRun:
                 state.elapsed_s,
                 skipped=skipped,
                 probe=probe,
-                num_held_out_copies=num_copies,
+                num_held_out=num_held_out,
             )
             weights = state.final_weights()
             if self.folder:
@@ -140,11 +141,14 @@ class TrainingRun:
             self.tracking = Tracking(options.track, self.folder, self.recipe, note=note, quiet=options.quiet)
             self.folder.also_log = self.tracking.log
 
-    def _seen_images(self) -> tuple[dict[str, str] | None, int | None]:
-        """Return the digests of this run's images, and the number of held-out copies of training images."""
+    def _seen_images(self) -> tuple[dict[str, str] | None, dict[str, int | None]]:
+        """Return the digests of this run's images, and how many held-out ones were trained on."""
+        start = self.job.start
+        unknown = SeenImages() if start.origin else None
         return seen_images.record(
             self.job.train_split,
             self.job.eval_split,
+            before=start.seen or unknown,
             rank=self.runtime.rank,
             world_size=self.runtime.world_size,
             concatenated=self.runtime.concatenated,

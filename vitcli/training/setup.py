@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from vitcli.data.split import Split, classes_without
 from vitcli.distributed.runtime import Runtime, fix_threads, peak_memory_gib
 from vitcli.distributed.runtime import start as start_runtime
 from vitcli.errors import DataError, VitError
+from vitcli.evaluation.setup import Start, starts_of, trained_on_by
 from vitcli.models import flops
 from vitcli.models.architecture import Architecture
 from vitcli.models.build import TransformerOptions, architecture, build
@@ -63,6 +65,7 @@ class RunOptions:
         measure: with `dry_run`, measure the speed of a few steps.
         arguments: the command line, for the record.
         title: line about the data of one run of several, instead of the usual ones.
+        starts: checkpoints that the runs of the sweep start from, if this is one of them.
     """
 
     out: Path | None = None
@@ -79,6 +82,7 @@ class RunOptions:
     quiet: bool
     arguments: list[str]
     title: str | None = None
+    starts: tuple[Start, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -157,7 +161,7 @@ def set_up(
 
     # Open the data before the processes join: a long download would time out in a collective.
     plan_only = options.dry_run and not options.measure
-    train_split, eval_split = _open_data(recipe, open_data, plan_only=plan_only)
+    train_split, eval_split = _open_data(recipe, options, open_data, plan_only=plan_only)
     probe = None if plan_only else _open_probe(recipe)
     _check_labels(train_split, recipe)
 
@@ -371,7 +375,7 @@ def describe(job: TrainingJob) -> dict[str, Any]:
 
 
 def _open_data(
-    recipe: Recipe, open_data: Callable[..., dataset.DataSet], *, plan_only: bool
+    recipe: Recipe, options: RunOptions, open_data: Callable[..., dataset.DataSet], *, plan_only: bool
 ) -> tuple[Split, Split]:
     settings = recipe.data
     if settings.dataset is None:
@@ -381,7 +385,16 @@ def _open_data(
             fix="--dataset FOLDER, or demo",
         )
     declared = declared_splits(settings.dataset, num_examples=settings.num_examples) if plan_only else None
-    return declared or dataset.open_train_and_eval(settings, seed=recipe.train.seed, kind=open_data)
+    return declared or open_train_and_eval(recipe, options, open_data)
+
+
+def open_train_and_eval(
+    recipe: Recipe, options: RunOptions, kind: Callable[..., dataset.DataSet]
+) -> tuple[Split, Split]:
+    """Open the splits of one run; all runs of a sweep hold out the same images."""
+    starts = options.starts or starts_of(recipe)
+    before = partial(trained_on_by, starts, quiet=options.quiet)
+    return dataset.open_train_and_eval(recipe.data, seed=recipe.train.seed, kind=kind, trained_before=before)
 
 
 def declared_splits(dataset: str, *, num_examples: int | None) -> tuple[Split, Split] | None:

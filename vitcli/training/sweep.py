@@ -16,7 +16,6 @@ from typing import Any
 from torch import Tensor
 
 from vitcli import recipe as recipes
-from vitcli.data import dataset
 from vitcli.data.dataset import DEV_PART, DEV_PART_OF_ALL, DataSet
 from vitcli.data.image_cache import MemoryBudget, cached
 from vitcli.data.split import Split
@@ -24,7 +23,7 @@ from vitcli.distributed import launch
 from vitcli.distributed.runtime import shared_process_group
 from vitcli.distributed.runtime import start as start_runtime
 from vitcli.errors import NotFiniteError, VitError
-from vitcli.evaluation.setup import settle_pixels
+from vitcli.evaluation.setup import settle_pixels, starts_of
 from vitcli.output import run_folder
 from vitcli.output.atomic import read_json, write_json
 from vitcli.output.progress import Progress
@@ -34,7 +33,7 @@ from vitcli.training import parallel_runs, sweep_results
 from vitcli.training.results import write_sweep_results
 from vitcli.training.run import run as run_job
 from vitcli.training.sequence import run_all
-from vitcli.training.setup import InitialModel, MakeModel, RunOptions, set_up
+from vitcli.training.setup import InitialModel, MakeModel, RunOptions, open_train_and_eval, set_up
 from vitcli.training.sweep_results import Trial
 from vitcli.training.text import choices_table, run_line
 
@@ -59,6 +58,7 @@ def run(command: str, recipe: Recipe, options: RunOptions, make_model: MakeModel
         if earlier:
             return earlier
     if not is_sweep:
+        options = replace(options, starts=parallel_runs.starts_of_sweep())
         return run_job(set_up(command, recipe, options, make_model))
     with shared_process_group():
         sweep = Sweep(command, recipe, options, make_model)
@@ -69,7 +69,8 @@ class Sweep:
     """All runs of one recipe, one after the other, with the images and the network they share."""
 
     def __init__(self, command: str, recipe: Recipe, options: RunOptions, make_model: MakeModel):
-        self.command, self.recipe, self.options = command, recipe, options
+        self.command, self.recipe = command, recipe
+        self.options = options = replace(options, starts=starts_of(recipe))
         self.runtime = start_runtime(recipe.precision.compute)
         self.progress = Progress(quiet=options.quiet, is_main=self.runtime.is_main)
         for note in self.runtime.notes:
@@ -189,12 +190,12 @@ class Sweep:
         number = recipes_of_arms.index(recipe)
         choice, _ = list(recipes.trials(self.recipe))[number]
         title = f"arm {number + 1} of {len(recipes_of_arms)}, {sweep_results.values_text(choice)}"
-        train, dev = dataset.open_train_and_eval(recipe.data, seed=recipe.train.seed, kind=self._open_data)
+        train, dev = open_train_and_eval(recipe, self.options, self._open_data)
         line = f"{title}: trained on {len(train):,}, scored on {len(dev):,} (to choose)"
         if recipe.data.eval_split == DEV_PART_OF_ALL:  # the split to report on is the user's own choice
             return line
         final = self._final_recipe(choice, 0)
-        _, held_out = dataset.open_train_and_eval(final.data, seed=final.train.seed, kind=self._open_data)
+        _, held_out = open_train_and_eval(final, self.options, self._open_data)
         return f"{line}, {len(held_out):,} more held out"
 
     def _train_finals(self, chosen: dict[str, Any]) -> list[dict[str, Any]]:

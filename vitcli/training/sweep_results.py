@@ -146,7 +146,8 @@ def summary_of_all(
 ) -> dict[str, Any]:
     """Return the object of summary.json: means and deviations (ddof 1) over the final runs, and every run."""
     runs = [dict(final["runs"][0]) for final in finals]
-    summaries = [*(trial.summary for trial in trials if trial.summary), *finals]
+    arms = [trial.summary for trial in trials if trial.summary]
+    summaries = [*arms, *finals]
     by_lr = {
         f"{trial.choice[LR]:g}": trial.scores().get("dev_top1")
         for trial in trials
@@ -164,6 +165,7 @@ def summary_of_all(
         "dev_top1_by_lr": by_lr or None,
         "choices": [trial.entry() for trial in trials],
         "chosen": dict(chosen),
+        "num_choice_seen": max((arm.get("num_held_out_seen") or 0 for arm in arms), default=0),
         **means,
         **({"intervals": intervals} if intervals else {}),
         "top1_std": stdev([run["top1"] for run in runs]) if len(runs) > 1 and "top1" in runs[0] else None,
