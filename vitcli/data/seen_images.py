@@ -37,8 +37,8 @@ class SeenImages:
         held_out: those of the dev part, in its order; None if no part was cut, or they are unknown.
         cut: `Split.dev_cut` of the dev part; None if no part was cut.
         same_data: whether the data set that is opened is, by its name, that of the run.
-        trained_before: digests of the images that only earlier runs trained on, see KEY; None if there are no such
-            runs, or they are unknown.
+        trained_before: digests of the images that only earlier runs trained on, see KEY; None if there are
+            no such runs, or they are unknown.
     """
 
     trained_on: np.ndarray | None = None

@@ -95,14 +95,15 @@ class TrainingSummary(ResultSummary):
         choices, chosen: values by recipe key; of each trial its scores on the dev split, too.
         intervals: 95 % intervals of the accuracies over the images; of several runs, that of one with their
             mean.
-        num_held_out_seen: held-out images that the checkpoint it started from was trained on.
+        num_held_out_seen, num_choice_seen: images to report and to choose by that the checkpoint it started
+            from was trained on.
     """
 
     UNREAD = frozenset({
         "run_dir", "train_split", "num_train_examples", "num_classes", "preprocessing", "dev_top1_by_lr",
         "top5", "most_frequent_color", "num_skipped_images", "skipped_images", "weights",
         "num_left_out_files", "left_out_files",
-        "classes_not_held_out", "num_held_out_copies", "num_choice_seen", "epochs", "ckpt_fetched_from",
+        "classes_not_held_out", "num_held_out_copies", "epochs", "ckpt_fetched_from",
     })  # fmt: skip
     SOMETIMES = RunScores.SOMETIMES | {
         "choices", "chosen", "epochs", "intervals", "num_left_out_files", "left_out_files",
@@ -125,6 +126,7 @@ class TrainingSummary(ResultSummary):
     choices: list[dict[str, Any]] = []
     chosen: dict[str, Any] | None = None
     num_held_out_seen: Count | None = None
+    num_choice_seen: Count | None = None
 
 
 class ShotScores(FileModel):

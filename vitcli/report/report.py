@@ -100,8 +100,8 @@ def _notes_of_results(collection: RunCollection) -> list[tuple[Path, str]]:
     """Return the notes that belong to numbers of the report, each with the folder of the result."""
     notes = []
     for run in (*collection.runs, *collection.vtab_runs):
-        summary = run.summary and run.summary.model_dump(include={"num_eval_examples", "num_held_out_seen"})
-        notes += [(run.path, note) for note in seen_notes(summary or {})]
+        summary = run.summary.model_dump() if run.summary else {}
+        notes += [(run.path, note) for note in seen_notes(summary)]
     for record in (*collection.fewshots, *collection.evaluations):
         notes += [(record.path, note) for note in record.summary.notes]
     return notes
