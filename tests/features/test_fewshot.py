@@ -311,8 +311,19 @@ def test_test_images_that_the_weights_were_trained_on_are_counted(photos, tmp_pa
         file.rename(file.with_name(f"{99 - int(file.stem):02}.png"))
     changed = run("fewshot", *request, "--json", "-q").json
 
-    assert same["notes"] == ["no test image of: blue"]
-    assert "was trained on 1 of the 2 test images" in changed["notes"][1]
+    cut = "scored on 2 images held out from train (data.dev_fraction)"
+    assert same["notes"] == changed["notes"] == [cut, "no test image of: blue"]
+
+    for split in ("train", "test"):
+        shutil.copytree(tmp_path / "photos", tmp_path / "split" / split)
+    leaking = run(
+        *["fewshot", "--shots", "1", "--json", "-q", "--ckpt"],
+        tmp_path / "run",
+        "--dataset",
+        tmp_path / "split",
+    )
+    count = leaking.json["num_test_examples"]
+    assert f"was trained on {count - 2} of the {count} test images" in leaking.json["notes"][0]
 
 
 def test_an_undecodable_picture_stops_it_or_is_left_out(photos, tmp_path):

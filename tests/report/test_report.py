@@ -221,6 +221,24 @@ def test_runs_scored_on_different_images_share_neither_a_row_nor_a_star(tmp_path
         assert top1 and " to " in interval and count
 
 
+def test_a_run_whose_checkpoint_had_seen_the_held_out_images_has_a_note_and_no_star(tmp_path):
+    for name, top1, seen in (("a", 0.8, 0), ("b", 0.9, None), ("c", 0.99, 5)):
+        made.finetuned(
+            tmp_path / name, top1, ckpt=f"timm/{name}", num_held_out_seen=seen, num_choice_seen=seen
+        )
+    made.finetuned(tmp_path / "d", 0.7, dataset="pets")
+
+    result = run("report", tmp_path, "--json").json
+    text = run("report", tmp_path).out
+
+    stars = [row["name"] for row in table(result, "runs")["rows"] if row["cells"][0]["is_best"]]
+    assert stars == ["b"]
+    cells = [cell for row in table(result, "accuracy")["rows"] for cell in row["cells"] if cell]
+    assert [cell["text"] for cell in cells if cell["is_best"]] == ["90.00"]
+    assert [cell["text"] for cell in cells if "5 trained on before" in cell["note"]] == ["99.00"]
+    assert "5 of 3,669 held-out images had been trained on" in text and "5 images to choose by" in text
+
+
 def test_of_one_data_set_the_runs_are_one_table_and_not_three(tmp_path):
     for name, lr in (("a", 0.01), ("b", 0.03)):
         made.finetuned(tmp_path / name, lr=lr, exaflops=9.018e-8)

@@ -5,6 +5,7 @@ import signal
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from vitcli import recipe as recipes
 from vitcli.data import dataset
 from vitcli.data.split import Split, classes_without
 from vitcli.errors import DataError, Stopped, VitError
-from vitcli.evaluation.setup import RunSettings, read_checkpoint, seen_by
+from vitcli.evaluation.setup import RunSettings, read_checkpoint, seen_by, starts_of, trained_on_by
 from vitcli.evaluation.statistics import interval_of
 from vitcli.features import classifiers, least_squares
 from vitcli.features import draws as features_draws
@@ -100,7 +101,8 @@ def _check_choices(recipe: Recipe, given: Collection[str], draws_file: str | Non
 
 
 def _open_splits(recipe: Recipe) -> tuple[Split, Split]:
-    train, test = dataset.open_train_and_eval(recipe.data, seed=0)
+    before = partial(trained_on_by, starts_of(recipe), quiet=True)
+    train, test = dataset.open_train_and_eval(recipe.data, seed=0, trained_before=before)
     for split in (train, test):
         if split.has_several_labels:
             fix = "name a column of one label with data.label_column"
