@@ -156,7 +156,7 @@ def test_a_test_split_with_copies_of_training_images_says_how_many(folder, tmp_p
     copy.write_bytes(trained.read_bytes())
 
     test = open_eval(data_section(tmp_path / "sorted"), "test", seen=seen)
-    assert (len(test), test.notes) == (4, ("1 of these 4 images were trained on",))
+    assert (len(test), test.notes) == (4, ("1 of these 4 images was trained on",))
 
 
 def test_a_test_split_that_was_all_trained_on_is_opened_where_nothing_is_scored(folder):

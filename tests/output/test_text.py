@@ -1,6 +1,9 @@
 """Lines of results: what is wrapped and what can be copied, and numbers with what they are worth."""
 
+import io
+import json
 import shlex
+import sys
 
 import pytest
 
@@ -11,6 +14,7 @@ from vitcli.output.text import (
     count_of,
     duration,
     interval_text,
+    json_text,
     pairs,
     short_paths,
 )
@@ -79,3 +83,20 @@ def test_paths_lose_the_folder_that_all_share_and_names_of_rows_nothing():
     assert short_paths(["my photos/a/1.jpg", "my photos/b/1.jpg"]) == ["a/1.jpg", "b/1.jpg"]
     assert short_paths(["/x/a/1.jpg"]) == ["1.jpg"]
     assert short_paths(["demo, split test, row 3", "a/b"]) == ["demo, split test, row 3", "a/b"]
+
+
+@pytest.mark.parametrize(
+    ("name", "encoding", "is_shown"),
+    [
+        ("Löwenzahn", "utf-8", True),
+        ("Löwenzahn", "ascii", False),
+        ("L\udcf6wenzahn", "utf-8", False),  # a file name that is no text
+        ("\x9b31m", "utf-8", False),  # a command to the terminal
+    ],
+)
+def test_json_shows_names_as_they_are_where_that_is_safe(name, encoding, is_shown, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding=encoding))
+
+    shown = json_text({"class": name})
+
+    assert (name in shown) == is_shown and json.loads(shown) == {"class": name}

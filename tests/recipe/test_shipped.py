@@ -430,7 +430,22 @@ def test_a_check_reports_good_and_bad_recipes_alike(write):
 
     assert found["ok"] is False
     assert [entry["error"] is None for entry in found["recipes"]] == [True, False]
-    assert "section [data] is missing" in listing.check_as_text(found)
+    assert (
+        "section [data] is missing" in str(listing.mistakes(found)) and listing.mistakes(found).exit_code == 2
+    )
+    both = listing.mistakes(listing.check([bad, bad]))
+    assert both.message.startswith("2 of 2 recipes have mistakes\n") and both.message.count("[data]") == 2
+
+
+def test_the_mistakes_of_a_recipe_are_an_error_on_standard_error_and_the_list_is_not_cut(write, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    bad = write('extends = "finetune/default"\n[optimizer]\nlrr = 1\nlr = "0,01"\n')
+    outcome = run("recipes", "check", bad, CIFAR)
+
+    assert outcome.code == 2 and outcome.out.splitlines() == [f"{bad}: invalid", f"{CIFAR}: ok"]
+    assert outcome.err.startswith("error: 2 mistakes") and "write 0.01, with a point" in outcome.err
+    assert outcome.err.count("where:") == 1
+    assert "…" not in run("recipes", "list").out
 
 
 def test_a_shown_recipe_is_a_recipe_with_its_origins_as_comments(write):

@@ -1,6 +1,5 @@
 """The end of a command: its exit code, and three lines about what went wrong, printed once."""
 
-import json
 import os
 import re
 import signal
@@ -26,6 +25,7 @@ from vitcli.errors import (
     is_out_of_memory,
     nearest,
 )  # fmt: skip
+from vitcli.output.text import json_text
 
 UsageError = typer.BadParameter.__bases__[0]  # of typer's own copy of click
 
@@ -101,7 +101,7 @@ def _print(text: str, as_dict: dict[str, str], exit_code: int, arguments: list[s
     """Print an error for people, or with --json as one object on standard output."""
     if "--json" in arguments:
         more = {"code": exit_code, "command": hints.command_of(arguments)}
-        print(json.dumps({"error": as_dict | more}, indent=2))
+        print(json_text({"error": as_dict | more}))
     else:
         # File and class names may hold control characters, and standard error may be closed.
         with suppress(OSError):

@@ -3,7 +3,6 @@
 A shorthand for a recipe key names the key in brackets. Options of one command are in that command's file.
 """
 
-import json
 import re
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
@@ -198,7 +197,7 @@ class Printing:
     def show(self, result: dict[str, Any], render: Callable[[Any], str]) -> int:
         """Print a result, on the first process alone, as JSON or by `render`; return exit code 0."""
         if global_rank() == 0:
-            text.write(json.dumps(result, indent=2) if self.as_json else render(result))
+            text.write(text.json_text(result) if self.as_json else render(result))
         return 0
 
     def show_and_fail(

@@ -61,7 +61,7 @@ def recipes_check(*, names: SomeRecipes = None, printing: Printing) -> int:
     from vitcli.recipe import listing
 
     result = listing.check(names or ())
-    return printing.show(result, listing.check_as_text) or (0 if result["ok"] else 2)
+    return printing.show_and_fail(result, listing.mistakes(result), listing.check_as_text)
 
 
 @command(app, "schema", example="vit recipes schema > recipe.schema.json")
@@ -93,7 +93,7 @@ def recipes_copy(
 
 
 def list_as_text(result: dict[str, Any]) -> str:
-    """Render the result of `vit recipes list`: under each need the names, and what of their meaning fits."""
+    """Render the result of `vit recipes list`: under each need the names and their meaning."""
     from vitcli.output.document import simple_table
 
     rows, need = [], None
@@ -101,4 +101,4 @@ def list_as_text(result: dict[str, Any]) -> str:
         rows += [(f"{entry['need']}:", "")] if entry["need"] != need else []
         rows.append((f"  {entry['name']}", entry["about"]))
         need = entry["need"]
-    return simple_table({"recipe": "text", "what it is": "clipped"}, rows).as_text()
+    return simple_table({"recipe": "text", "what it is": "text"}, rows).as_text()

@@ -179,7 +179,7 @@ def held_out_part(
     if not num_trained:
         return whole
     if not len(held_rows) and not is_scored:
-        note = f"{num_trained:,} of these {len(whole):,} images were trained on"
+        note = f"{_were(num_trained, whole)} trained on"
         return replace(whole, notes=(*whole.notes, note))
     if not len(held_rows):
         raise DataError(
@@ -234,7 +234,7 @@ def noted(split: Split, seen: SeenImages, *, base: str, option: str | None) -> S
             where="--dataset",
             fix=f"name other images, or {option} to score them nevertheless",
         )
-    return replace(split, notes=(*split.notes, f"{count:,} of these {len(split):,} images were trained on"))
+    return replace(split, notes=(*split.notes, f"{_were(count, split)} trained on"))
 
 
 def digests_of(split: Split, rows: Iterable[int] | None = None) -> np.ndarray:
@@ -319,6 +319,10 @@ def _readable_cut(cut: Any) -> dict[str, Any] | None:
     texts, fraction = (cut.get("split"), cut.get("fingerprint")), cut.get("fraction")
     is_fraction = isinstance(fraction, float) and 0 < fraction < 1
     return cut if is_fraction and all(isinstance(text, str) for text in texts) else None
+
+
+def _were(count: int, split: Split) -> str:
+    return f"{count:,} of these {len(split):,} images {'was' if count == 1 else 'were'}"
 
 
 def _packed(digests_N: np.ndarray) -> str:

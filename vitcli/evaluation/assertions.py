@@ -107,8 +107,10 @@ def failed(
         return None
     first, name, result = broken[0]
     more = f"; {len(broken) - 1} more do not hold" if len(broken) > 1 else ""
+    of_images = first.key.startswith("num_")
+    other = "score other images" if of_images else "use better weights"
     return CheckFailed(
         f"{first.key} is {json.dumps(result[first.key])}, so {first} does not hold{more}",
         where=f"--assert {str(first)!r}, {name}",
-        fix="the evaluation is complete, see above; use better weights, or assert a value that they reach",
+        fix=f"the evaluation is complete, see above; {other}, or assert a value that they reach",
     )

@@ -3,6 +3,7 @@
 import csv
 import html
 import io
+import json
 import os
 import re
 import shlex
@@ -24,6 +25,16 @@ def write(text: str) -> None:
         print(text.rstrip("\n"), flush=True)
     except BrokenPipeError:  # the reader is gone: keep Python from failing again when it flushes at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def json_text(value: Any) -> str:
+    """Return JSON for standard output: Löwenzahn as it is, where that can be printed, else escaped."""
+    shown = json.dumps(value, indent=2, ensure_ascii=False)
+    try:
+        shown.encode(sys.stdout.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):  # another encoding, or a file name that is no text
+        return json.dumps(value, indent=2)
+    return shown if shown.replace("\n", "").isprintable() else json.dumps(value, indent=2)
 
 
 def terminal_width() -> int:

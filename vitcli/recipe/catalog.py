@@ -49,7 +49,7 @@ def find(name: str) -> Path:
             return Path(name)
         raise VitError(
             f"there is no recipe file {name}",
-            where="option --recipe, or key extends",
+            where="the name of a recipe (argument, option --recipe or key extends)",
             fix="give the path of a .toml file; the shipped ones go without .toml (vit recipes list)",
         )
     names = [known for known, _ in available()]
@@ -57,7 +57,7 @@ def find(name: str) -> Path:
         return _home() / f"{name}.toml"
     raise VitError(
         f"there is no recipe {name!r}{nearest(name, names)}",
-        where="option --recipe, or key extends",
+        where="the name of a recipe (argument, option --recipe or key extends)",
         fix="vit recipes list shows the shipped ones; the path of a file must end in .toml",
     )
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from fnmatch import fnmatch
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 from vitcli import recipe
@@ -140,14 +141,23 @@ def copy(name: str, destination: Path, *, overwrite: bool = False) -> dict[str, 
     return {"name": name, "path": str(target)}
 
 
+def mistakes(result: dict[str, Any]) -> VitError | None:
+    """Return the mistakes of all recipes that were checked as one error; None if there are none."""
+    errors = [(entry["name"], entry["error"]) for entry in result["recipes"] if entry["error"]]
+    if len(errors) < 2:
+        return VitError(**errors[0][1]) if errors else None
+    lines = [f"  {name}\n{indent(str(VitError(**error)), '    ')}" for name, error in errors]
+    message = "\n".join([f"{len(errors)} of {len(result['recipes'])} recipes have mistakes", *lines])
+    return VitError(message, where=", ".join(name for name, _ in errors), fix="correct them as said above")
+
+
 def check_as_text(result: dict[str, Any]) -> str:
-    """Render the result of `vit recipes check`: a line for a valid recipe, the error of an invalid one."""
-    lines = []
-    for entry in result["recipes"]:
-        verdict = "a base, checked through others" if entry["kind"] == "base" else "ok"
-        if entry["error"]:
-            verdict = f"invalid\n{VitError(**entry['error'])}"
-        lines.append(f"{entry['name']}: {verdict}")
+    """Render the result of `vit recipes check`: a line for each recipe; `mistakes` has what is wrong."""
+    verdicts = {"base": "a base, checked through others"}
+    lines = (
+        f"{entry['name']}: {'invalid' if entry['error'] else verdicts.get(entry['kind'], 'ok')}"
+        for entry in result["recipes"]
+    )
     return "\n".join(lines)
 
 

@@ -92,8 +92,9 @@ def report(problems: Sequence[Problem], file: str, *, see: str = SEE_SCHEMA) -> 
     """
     if len(problems) == 1:
         return VitError(problems[0].what, where=problems[0].where, fix=problems[0].fix)
-    lines = [f"    {p.what}\n      where: {p.where}\n      fix:   {p.fix}" for p in problems]
     places = dict.fromkeys(problem.where for problem in problems)
+    where = "      where: {}\n" if len(places) > 1 else ""  # one place is named once, below
+    lines = [f"    {p.what}\n{where.format(p.where)}      fix:   {p.fix}" for p in problems]
     return VitError(
         "\n".join([f"{len(problems)} mistakes in {file}", *lines]),
         where=", ".join(places) if len(places) < 3 else f"{len(places)} files and options, named above",
@@ -193,6 +194,8 @@ def _as_kind(kind: str, given: Any) -> str:
     if isinstance(given, str):
         if kind == "bool" and given.lower() in ("true", "false"):
             return f"write {given.lower()}, without quotes"
+        if kind == "float" and re.fullmatch(r"\d+,\d+", given):
+            return f"write {given.replace(',', '.')}, with a point"
         try:
             number = int(given) if kind == "int" else float(given)
         except ValueError:

@@ -113,7 +113,7 @@ def train(
             loss, stop_signal, is_due = _agree(runtime, part_losses, stop.signal, saver)
             # An overflowing fp16 gradient is normal: the scaler skips the update and halves its scale.
             may_overflow = runtime.precision == "fp16" and runtime.scaler.get_scale() > MIN_LOSS_SCALE
-            _check_finite(loss, 0.0 if may_overflow else grad_norm, step=step, lr=lr)
+            _check_finite(loss, 0.0 if may_overflow else grad_norm, step=step, lr=lr, clip=settings.clip)
             runtime.scaler.step(optimizer)
             runtime.scaler.update()
             optimizer.zero_grad()
@@ -233,11 +233,11 @@ def _agree(
     return math.fsum(losses) / len(losses), stop_signal, bool(due)
 
 
-def _check_finite(loss: float, grad_norm: float, *, step: int, lr: float) -> None:
+def _check_finite(loss: float, grad_norm: float, *, step: int, lr: float, clip: float) -> None:
     if math.isfinite(loss) and math.isfinite(grad_norm):
         return
     raise NotFiniteError(
         f"the {'gradient' if math.isfinite(loss) else 'loss'} is not a finite number",
         where=f"step {step + 1}, learning rate {lr:.3g}, loss {loss:.4g}, gradient norm {grad_norm:.4g}",
-        fix="lower --lr, or set optimizer.clip, in a new --out",
+        fix=f"lower --lr{'' if clip else ', or set optimizer.clip,'} in a new --out",
     )
