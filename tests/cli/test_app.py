@@ -98,9 +98,16 @@ def test_help_loads_nothing_that_takes_its_time():
         ("embed --set optimizer.name =", "", "sgd adam"),
         ("embed --set data.nothing =", "", ""),
         ("evaluate --classes", "imagenet_v", "imagenet_v2"),
+        ("evaluate --assert", "to", "top1 top5"),
+        ("evaluate --ckpt", "demo", "demo"),
+        ("evaluate --ckpt", "de_no", ""),  # the shell completes files
+        ("finetune --ckpt", "dem", ""),  # a file or folder begins so
+        ("finetune --ckpt", "", ""),
     ],
 )
-def test_the_shell_completes_names(option, begun, completed, monkeypatch):
+def test_the_shell_completes_names(option, begun, completed, monkeypatch, tmp_path):
+    (tmp_path / "dem_run").mkdir()
+    monkeypatch.chdir(tmp_path)
     words = ["vit", *option.split()]
     env = {"_VIT_COMPLETE": "complete_bash", "COMP_WORDS": "\n".join([*words, begun])}
     with monkeypatch.context() as patched:

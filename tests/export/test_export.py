@@ -1,6 +1,7 @@
 """`vit export`: timm, onnxruntime and timm's reader of .npz files give the logits of our checkpoint."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -442,6 +443,8 @@ def test_without_images_the_demos_are_compared(to_export):
 
     assert (result["num_images"], result["images"]) == (32, "demo")
     assert "32 images of the demo" in as_text(result)
+    assert re.search(r"^written +npz: \S+out\.npz \([\d.]+ kB\)$", as_text(result), re.MULTILINE)
+    assert "\nfiles " not in as_text(result)  # of a single file it would say the same
 
 
 def test_the_result_notes_that_a_head_of_zeros_proves_little(tmp_path):

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 
 from tests.conftest import REPOSITORY, run, vit
 from vitcli.api import load_model
+from vitcli.features.embed import as_text
 from vitcli.models import features
 
 WORDS = ("embed", "--ckpt", "demo", "--json", "-q", "--batch-size", "4")
@@ -302,3 +303,18 @@ def test_a_file_whose_pixels_were_described_in_other_words_is_the_same_file(phot
     result = run(*WORDS, "--dataset", photos, "--split", "train", "--out", out).json
 
     assert (result["computed_rows"], result["preprocessing"]) == (0, "as an older version put it")
+
+
+def test_a_plain_folder_is_named_without_a_split_and_lines_fit_into_80_columns(monkeypatch):
+    result = {
+        "out": "holiday.safetensors", "bytes": 20_480, "num_examples": 12, "split": "holiday, split images",
+        "feature_dim": 96, "layer": "pre_logits", "num_logits": 0, "has_labels": False, "has_paths": True,
+        "model": "ViT-demo/8", "numerics": "tanh GELU", "preprocessing": "64x64", "taken_up_rows": 0,
+        "num_skipped_images": 0, "skipped_images": [],
+    }  # fmt: skip
+    monkeypatch.setenv("COLUMNS", "80")
+
+    lines = as_text(result).splitlines()
+
+    assert "file        holiday.safetensors, 20.0 KiB" in lines and "images      12 images, holiday" in lines
+    assert max(map(len, lines)) <= 80

@@ -1,5 +1,6 @@
 """Completion in the shell: the script of each shell, and the names that options and arguments take."""
 
+import glob
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -104,9 +105,22 @@ def models(incomplete: str) -> list[str]:
     return [incomplete + name[len(incomplete) :] for name in matching]
 
 
+def ckpts(incomplete: str) -> list[str]:
+    """Complete "demo"; a shell completes files and run folders itself where it is offered nothing."""
+    is_meant = incomplete and "demo".startswith(incomplete)
+    return ["demo"] if is_meant and not glob.glob(f"{glob.escape(incomplete)}*") else []
+
+
 def devices(incomplete: str) -> list[str]:
     """Complete the name of a device."""
     return [name for name in ("cpu", "cuda", "mps") if name.startswith(incomplete)]
+
+
+def numbers(incomplete: str) -> list[str]:
+    """Complete the key of --assert 'KEY>=NUMBER'."""
+    from vitcli.evaluation.assertions import NUMBERS, OF_REAL
+
+    return [name for name in (*NUMBERS, *OF_REAL) if name.startswith(incomplete)]
 
 
 def rows(incomplete: str) -> list[str]:

@@ -18,11 +18,6 @@ if TYPE_CHECKING:
     from vitcli.recipe.request import RecipeRequest
 
 app = typer.Typer()
-NUMBERS = (
-    "top1", "top5", "loss", "nll", "brier", "ece", "num_eval_examples", "num_skipped_images", "images_per_s",
-    "elapsed_s",
-)  # fmt: skip
-OF_REAL = ("real_top1", "num_real_examples")
 PREDICTIONS = "Folder of a run or of vit evaluate --out, or a file of --save-predictions."
 
 
@@ -125,7 +120,8 @@ def evaluate(
         "PX")] = None,
     skip_bad: options.SkipBad = False,
     ckpt: Annotated[list[str] | None, option("--ckpt", MODEL,
-        f"Required. {options.WEIGHTS_HELP}. Repeatable. [model.ckpt]", "CKPT")] = None,
+        f"Required. {options.WEIGHTS_HELP}. Repeatable. [model.ckpt]", "CKPT",
+        autocompletion=complete.ckpts)] = None,
     model: options.Model = None,
     num_processes: options.NumProcesses = None,
     recipe: options.RecipeName = None,
@@ -138,7 +134,7 @@ def evaluate(
         "none).", "FILE")] = None,
     assert_: Annotated[list[str] | None, option("--assert", RUN,
         "Condition on a number of the JSON, such as 'top1>=0.92'; exit code 8 if it does not hold "
-        "(default: none). Repeatable.", "CHECK")] = None,
+        "(default: none). Repeatable.", "CHECK", autocompletion=complete.numbers)] = None,
     printing: Printing,
 ) -> int:  # fmt: skip
     """Score checkpoints on data sets: accuracy, calibration.
@@ -150,7 +146,7 @@ def evaluate(
     from vitcli.experiments import vtab
 
     # Mistakes are reported before any work.
-    keys = NUMBERS + (OF_REAL if real else ())
+    keys = assertions.NUMBERS + (assertions.OF_REAL if real else ())
     asserted = tuple(assertions.parse(text, keys=keys) for text in assert_ or ())
     sides = resolution_range(res)
     pairs = list(product(ckpt or [None], dataset or [None]))

@@ -138,9 +138,9 @@ Res = Annotated[str | None, option("--res", DATA,
 SkipBad = Annotated[bool, option("--skip-bad", DATA,
     "Leave out images that cannot be read, and count them (default: stop at the first). [data.on_bad_image]")]
 Ckpt = Annotated[str | None, option("--ckpt", MODEL,
-    f"{WEIGHTS_HELP} (default: by the recipe). [model.ckpt]", "CKPT")]
+    f"{WEIGHTS_HELP} (default: by the recipe). [model.ckpt]", "CKPT", autocompletion=complete.ckpts)]
 RequiredCkpt = Annotated[str | None, option("--ckpt", MODEL,
-    f"Required. {WEIGHTS_HELP}. [model.ckpt]", "CKPT")]
+    f"Required. {WEIGHTS_HELP}. [model.ckpt]", "CKPT", autocompletion=complete.ckpts)]
 Model = Annotated[str | None, option("--model", MODEL,
     "Architecture: the paper's name (ViT-B/16, L/16) or any timm model (default: by checkpoint and "
     "recipe). [model.name]", "NAME", autocompletion=complete.models)]

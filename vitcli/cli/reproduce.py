@@ -31,7 +31,7 @@ def reproduce(
         "FILE")] = None,
     ckpt: Annotated[str | None, option("--ckpt", MODEL,
         "Weights to use in place of the row's, such as your own where none are public (default: the row's).",
-        "CKPT")] = None,
+        "CKPT", autocompletion=complete.ckpts)] = None,
     precision: options.Precision = None,
     list_: Annotated[bool, option("--list", RUN,
         "List the rows, the published values, and whether the weights are public.")] = False,

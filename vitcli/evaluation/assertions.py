@@ -18,6 +18,12 @@ RELATIONS: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
 }
 
+# Numbers that an evaluation has, and one against ReaL labels.
+NUMBERS = (
+    "top1", "top5", "loss", "nll", "brier", "ece", "num_eval_examples", "num_skipped_images", "images_per_s",
+    "elapsed_s",
+)  # fmt: skip
+OF_REAL = ("real_top1", "num_real_examples")
 FRACTION = re.compile(r"(real_)?top[15]|ece")  # numbers from 0 to 1
 
 

@@ -148,7 +148,7 @@ def as_text(result: dict[str, Any]) -> str:
     agreement, out, num_classes = result["top1_agreement"], result["out"], result["num_classes"]
     drawn = " of the demo" if result["images"] == "demo" else ""
     usage = {
-        "timm": f'timm.create_model("local-dir:{out}", pretrained=True)',
+        "timm": Verbatim(f'timm.create_model("local-dir:{out}", pretrained=True)'),
         "onnx": '"images" (B, 3, H, W), made as "preprocessing" in its metadata says, to "logits"',
     }
     rows = [
@@ -158,12 +158,19 @@ def as_text(result: dict[str, Any]) -> str:
         ("compared on", f"{count_of(result['num_images'], 'image')}{drawn}"),
         ("difference", f"{result['max_abs_difference']:.2g}, relative {result['max_rel_difference']:.2g}"),
         *([] if agreement is None else [("same top-1", f"{agreement:.2%}")]),
-        ("written", Verbatim(f"{result['format']}: {out}")),
-        ("files", files_text(result["files"])),
-        ("use", Verbatim(usage.get(result["format"], f"--ckpt {shlex.quote(out)}"))),
+        *_written(result),
+        ("use", usage.get(result["format"], Verbatim(f"--ckpt {shlex.quote(out)}"))),
     ]
     snippet = result.get("snippet")
     return pairs(rows) + (f"\nin Python (pip install onnxruntime pillow):\n\n{snippet}" if snippet else "")
+
+
+def _written(result: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the rows about the file, or about the folder and its files."""
+    where, files = f"{result['format']}: {result['out']}", files_text(result["files"])
+    if list(result["files"]) == [Path(result["out"]).name]:
+        return [("written", Verbatim(f"{where} {files.removeprefix(Path(result['out']).name + ' ')}"))]
+    return [("written", Verbatim(where)), ("files", files)]
 
 
 def _snippet(out: str, exported: Weights, preprocessing: Preprocessing) -> str:

@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from vitcli.data.aliases import local_copy
 from vitcli.data.columns import PATHS
 from vitcli.data.split import Split
+from vitcli.data.tables import UNLABELLED
 from vitcli.errors import MachineError, VitError
 from vitcli.evaluation.inference import nothing_decoded
 from vitcli.evaluation.setup import RunSettings, open_eval_split, read_checkpoint
@@ -169,10 +170,11 @@ def _result(out: Path, *, num_processes: int, computed: ExtractedFeatures | None
 def as_text(result: dict[str, Any]) -> str:
     """Return the result as text for a terminal."""
     logits = f", {result['num_logits']} logits" if result["num_logits"] else ""
+    split = result["split"].removesuffix(f", split {UNLABELLED}")  # a plain folder has no splits
     others = ["label"] * result["has_labels"] + ["row"] + ["path"] * result["has_paths"]
     rows = [
-        ("file", f"{result['out']}, {result['bytes'] / 2**20:.1f} MiB"),
-        ("images", f"{text.count_of(result['num_examples'], 'image')}, {result['split']}"),
+        ("file", f"{result['out']}, {text.bytes_text(result['bytes'])}"),
+        ("images", f"{text.count_of(result['num_examples'], 'image')}, {split}"),
         ("each", f"{result['feature_dim']} features ({result['layer']}){logits}, {', '.join(others)}"),
         ("model", text.model_text(result)),
         ("pixels", result["preprocessing"]),
@@ -181,5 +183,9 @@ def as_text(result: dict[str, Any]) -> str:
         origin = "an interrupted call" if result["computed_rows"] else "the earlier file"
         rows.append(("reused", f"{text.count_of(reused, 'row')} from {origin}"))
     rows += [*text.skipped(result), *(("note", note) for note in result.get("notes", ()))]
-    reading = f'from safetensors.numpy import load_file; load_file({result["out"]!r})["features"]'
-    return text.pairs([*rows, ("next", text.Verbatim(f"{reading}  # Python; docs/fewshot.md: neighbours"))])
+    reading = "from safetensors.numpy import load_file", f'load_file({result["out"]!r})["features"]'
+    rows += [
+        ("next", "in Python (docs/fewshot.md finds neighbours)"),
+        *(("", text.Verbatim(line)) for line in reading),
+    ]
+    return text.pairs(rows)

@@ -141,6 +141,11 @@ def duration(seconds: float | None) -> str:
     return f"{minutes} min" if minutes < 90 else f"{minutes // 60:,} h {minutes % 60:02} min"
 
 
+def bytes_text(number: int) -> str:
+    """Return a size, in KiB below 1 MiB."""
+    return f"{number / 2**20:,.1f} MiB" if number >= 2**20 else f"{number / 2**10:,.1f} KiB"
+
+
 def percent(fraction: float | None) -> str:
     return "-" if fraction is None else f"{fraction:.2%}"
 

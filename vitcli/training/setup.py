@@ -196,7 +196,7 @@ def set_up(
         _note_seen(progress, start.seen, eval_split)
     plan = plan_run(recipe, options, runtime, start, train_split)
     for line in _notes_on_length(plan, recipe):
-        progress.note(line)
+        progress.note_once(line)
     return TrainingJob(
         command, recipe, options, runtime, progress, train_split, eval_split, probe, start, plan
     )
@@ -224,7 +224,8 @@ def check_images(
             raise DataError(count + errors[0].message, where=errors[0].where, fix=errors[0].fix)
         if errors:
             count = count_of(len(errors), "image")
-            progress.note(f"left out: {count} of {split.name} that cannot be read")
+            names = first_few([error.where for error in errors], 1)
+            progress.note_once(f"left out: {count} that cannot be read: {names}")  # not for each trial
 
 
 def _has_checkpoint(options: RunOptions) -> bool:
@@ -481,8 +482,9 @@ def _notes_on_length(plan: Plan, recipe: Recipe) -> list[str]:
         length += f" ({asked:g} epochs in whole steps)"
     notes = [length]
     if plan.batch_size > plan.num_examples:
-        count = count_of(plan.num_examples, "image")
-        notes.append(f"note: a step of {plan.batch_size:,} images sees some of the {count} more than once")
+        notes.append(
+            f"note: a step of {plan.batch_size:,} images sees some images more than once: there are fewer"
+        )
     return notes
 
 

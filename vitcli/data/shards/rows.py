@@ -31,6 +31,7 @@ from vitcli.data.shards.remote import (
 from vitcli.data.split import Split
 from vitcli.data.tables import split_of
 from vitcli.errors import DataError
+from vitcli.output.text import bytes_text
 
 
 def open_shards(
@@ -264,7 +265,7 @@ def _num_classes(
 def _check_fits(file: ShardFile, num_bytes: int, cache_bytes: int) -> None:
     if num_bytes > cache_bytes:
         what = "row groups" if kind_of(file.url) == ".parquet" else "shards"
-        sizes = [f"{size / 2**20:,.1f} MiB" for size in (num_bytes, cache_bytes)]
+        sizes = [bytes_text(size) for size in (num_bytes, cache_bytes)]
         raise DataError(
             f"a block of {sizes[0]} does not fit into a cache of {sizes[1]}",
             where=file.shown,
