@@ -101,3 +101,10 @@ def test_the_error_names_the_value_the_bound_and_which_result():
 
 def test_no_error_where_all_holds():
     assert assertions.failed([assertions.parse("top1>0", keys=KEYS)], [("A", RESULT)]) is None
+
+
+def test_too_few_images_are_not_the_fault_of_the_weights():
+    few = assertions.parse("num_eval_examples>=50", keys=KEYS)
+
+    fix = assertions.failed([few], [("A", RESULT | {"num_eval_examples": 5})]).fix
+    assert "score other images" in fix and "weights" not in fix

@@ -437,6 +437,13 @@ def test_one_tensor_in_two_wrappers_is_refused(tmp_path):
     assert read_weights(str(tmp_path / "wrapped.pth"), model_name="ViT-demo/8").architecture.num_classes == 5
 
 
+def test_weights_of_another_network_than_the_one_named_have_their_own_name(tmp_path):
+    torch.save(timm.create_model("vit_tiny_patch16_224").state_dict(), tmp_path / "tiny.pth")
+
+    with pytest.raises(WeightsError, match="these are weights of ViT-Ti/16, not of ViT-B16"):
+        read_weights(str(tmp_path / "tiny.pth"), model_name="ViT-B16")
+
+
 @pytest.mark.parametrize("suffix", ["safetensors", "pth", "npz"])
 def test_memory_that_runs_out_is_not_the_fault_of_the_file(suffix, tmp_path, monkeypatch):
     path = tmp_path / f"w.{suffix}"

@@ -17,6 +17,7 @@ from vitcli.models.architecture import Architecture
 from vitcli.output.redaction import is_local, public_name, public_toml, public_values
 from vitcli.output.text import (
     compute_text,
+    count_of,
     first_few,
     held_out,
     interval_text,
@@ -338,7 +339,7 @@ def _compute(summary: dict[str, Any]) -> str:
     processes = f"{num_processes} process{'es' * (num_processes > 1)}"
     speed = f", {rate:.1f} images/s" if rate else ""
     rows = [
-        ("training", f"{steps:,} steps of {batch_size:,} images, {settings}"),
+        ("training", f"{count_of(steps, 'step')} of {count_of(batch_size, 'image')}, {settings}"),
         ("time", f"{summary['elapsed_s']:.0f} s on {processes}{speed}"),
         *([("compute", compute_text(exaflops))] if exaflops else []),
         *([("peak memory", f"{memory:.2g} GiB per process")] if memory else []),

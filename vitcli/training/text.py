@@ -169,7 +169,7 @@ def _plan(plan: dict[str, Any]) -> str:
         arms = f"{count_of(plan['num_arms'], 'arm')} and " if plan["num_arms"] else ""
         runs = f"{arms}{count_of(plan['num_runs'], 'run')}{' with the chosen values' if arms else ''}"
         compute = "" if plan["all_exaflops"] is None else f", {compute_text(plan['all_exaflops'])}"
-        rows.append(("all runs", f"{runs}: {plan['all_steps']:,} steps{compute}"))
+        rows.append(("all runs", f"{runs}: {count_of(plan['all_steps'], 'step')}{compute}"))
     if "measured_images_per_s" in plan:
         measured = f"{plan['measured_images_per_s']:.1f} images/s, {duration(3600 * plan['measured_hours'])}"
         rows.append(("measured", f"{measured}, {plan['measured_peak_memory_gib']:.1f} GiB"))

@@ -61,7 +61,10 @@ def describe(source: WeightsSource, content: WeightsContent, model_name: str | N
         info = _from_our_metadata(vit) if vit else _from_foreign(source, content, model_name, tag)
     _check_trusted(info.architecture)
     if model_name is not None and _family(model_name) != _family(info.architecture.name):
-        message = f"these are weights of {info.architecture.name}, not of {model_name}"
+        name = info.architecture.name
+        with suppress(WeightsError):  # the heads of that network hide the name of this one
+            name = name if vit else _from_foreign(source, content, None, "").architecture.name
+        message = f"these are weights of {name}, not of {model_name}"
         raise WeightsError(message, where="--model", fix="leave --model out")
     is_ours = vit and source.format == "timm folder"
     imagenet = "" if info.class_names else subset_of(info.architecture.num_classes, _names(source, info, tag))
