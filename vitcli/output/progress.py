@@ -18,13 +18,13 @@ BAR_COLUMNS = 18
 class Progress:
     """Notes and one progress bar at a time; silent with `quiet` and on all processes but the first."""
 
-    def __init__(self, *, quiet: bool, is_main: bool = True):
+    def __init__(self, *, quiet: bool, is_main: bool = True, noted: set[str] | None = None):
         self.is_silent = quiet or not is_main
         self.is_terminal = sys.stderr.isatty()
         self._bar = self._task = None
         self.title, self._total, self._last_plain = "", 0, time.monotonic()
         self.is_busy = False
-        self._noted: set[str] = set()
+        self._noted = set() if noted is None else noted  # one set for the runs of a sweep
         self._started_at = time.monotonic()
 
     def note(self, text: str) -> None:

@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,7 @@ class RunOptions:
         arms_parallel: runs of a sweep to train at the same time, one per device; 0 for one after the other.
         measure: with `dry_run`, measure the speed of a few steps.
         arguments: the command line, for the record.
+        noted: lines that runs of one command print once.
         title: line about the data of one run of several, instead of the usual ones.
         starts: checkpoints that the runs of the sweep start from, if this is one of them.
     """
@@ -82,6 +83,7 @@ class RunOptions:
     quiet: bool
     arguments: list[str]
     title: str | None = None
+    noted: set[str] = field(default_factory=set)
     starts: tuple[Start, ...] = ()
 
 
@@ -167,7 +169,7 @@ def set_up(
 
     # Join the other processes.
     runtime = start_runtime(recipe.precision.compute)
-    progress = Progress(quiet=options.quiet, is_main=runtime.is_main)
+    progress = Progress(quiet=options.quiet, is_main=runtime.is_main, noted=options.noted)
     for note in runtime.notes:
         progress.note(note)
     if options.exact:
