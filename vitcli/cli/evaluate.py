@@ -163,13 +163,15 @@ def evaluate(
             weights, inference, more, command="evaluate"
         )
 
-    requests = [_checked(request(data, weights), weights, data) for weights, data in pairs]
     groups = next(filter(None, map(vtab.tasks_of, dataset or ())), {})
     more = (sides, real, real_index, classes, all_compete, out, overwrite, save_predictions, asserted)
     if groups and (len(pairs) > 1 or any(more)):
         raise typer.BadParameter(
             "the tasks of vtab go with one --ckpt, no other --dataset and no option but those of the scores"
         )
+
+    is_vtab = bool(groups and ckpt)  # then --ckpt is the folder of the tasks
+    requests = [] if is_vtab else [_checked(request(data, weights), data) for weights, data in pairs]
 
     launch(num_processes, inference.device)
     from vitcli.evaluation.evaluate import EvaluateOptions
@@ -186,7 +188,7 @@ def evaluate(
         asserted=asserted,
     )
     settings = inference.settings(printing, out, overwrite)
-    if groups and ckpt:
+    if is_vtab:
 
         def score(task: str, weights: str) -> dict[str, Any]:
             return score_all([request(task, weights)], extras, settings)
@@ -226,10 +228,8 @@ def resolution_range(res: str | None) -> tuple[int, ...]:
     return sides
 
 
-def _checked(request: "RecipeRequest", weights: str | None, data: str | None) -> "RecipeRequest":
-    """Return the request; refuse weights or data that are not there, before torch is loaded."""
-    if weights is not None:
-        inputs.check_ckpt(weights)
+def _checked(request: "RecipeRequest", data: str | None) -> "RecipeRequest":
+    """Return the request; refuse one without a data set before torch is loaded."""
     if data is None:
         request.load(command="evaluate")
     return request

@@ -213,7 +213,7 @@ class Train(Section):
     batch_size: Count = key("images per optimizer step, over all processes (paper, tables 3 and 4)")
     seed: NonNegativeInt = key("random seed of data order, augmentation, dropout and fresh weights")
     runs: Count = key("repetitions with seed, seed + 1, ...; gives mean and std (paper, Table 2: 3)")
-    log_every: Count = key("most steps between lines of metrics.jsonl; a short run has 20 lines")
+    log_every: Count = key("steps between lines of metrics.jsonl")
     save_every: NonNegativeInt = key("steps between checkpoints; 0: only when interrupted and at the end")
     save_minutes: Positive | None = key("minutes between checkpoints, besides save_every", None)
     keep_checkpoints: Count = key("number of newest checkpoints that stay on disk")

@@ -25,7 +25,6 @@ from vitcli.training.validation import PeriodicEvaluation
 from vitcli.weights.io import write_config
 
 MEASURED_STEPS = 10
-LEAST_LOGGED = 20  # lines of metrics.jsonl of a run that has as many steps
 
 
 def run(job: TrainingJob) -> dict[str, Any]:
@@ -190,8 +189,7 @@ class TrainingRun:
             mean=recipe.data.mean,
             std=recipe.data.std,
             seed=recipe.train.seed,
-            # A short run has a curve, too.
-            log_every=min(recipe.train.log_every, max(1, plan.total_steps // LEAST_LOGGED)),
+            log_every=recipe.train.log_every,
             save_every=recipe.train.save_every,
         )
         train(
