@@ -319,6 +319,7 @@ def test_no_thread_is_left_when_all_batches_were_taken(batches):
     assert loader_threads() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["close", "forget", "bad image"])
 def test_no_thread_is_left_when_the_batches_end_early(end):
     batches = training(noise(bad=(13,) if end == "bad image" else ()), total_steps=10_000, num_threads=4)

@@ -156,6 +156,7 @@ def test_two_processes_run_the_tasks_in_a_row(finished, tmp_path):
     assert json.loads(outcome.stdout)["num_finished"] == 2
 
 
+@pytest.mark.slow
 def test_a_plan_of_all_tasks_needs_no_data(monkeypatch):
     monkeypatch.delenv("VIT_DATA")
     monkeypatch.setenv("COLUMNS", "80")

@@ -329,6 +329,7 @@ def test_bit_has_one_spelling(to_export):
         to_export(bit(), "out.npz", names="linen")
 
 
+@pytest.mark.slow
 def test_a_folder_with_a_dot_in_its_name_is_a_timm_folder_with_the_option(to_export, tmp_path):
     result, _ = to_export(vit(), "vit.v2", to="timm")
 

@@ -43,6 +43,7 @@ def looked_at(monkeypatch) -> list[int]:
     return sizes
 
 
+@pytest.mark.slow
 def test_without_options_it_is_the_demo(looked_at):
     result = run("fewshot", "--shots", "5", "--json", "-q").json
 

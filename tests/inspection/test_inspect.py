@@ -223,6 +223,7 @@ def test_another_question_does_not_replace_the_answer_unless_told_to(vit_weights
     assert len(replaced.json["filters"]["variance_shares"]) == 3
 
 
+@pytest.mark.slow
 def test_two_checkpoints_have_a_folder_each_and_one_page(vit_weights, tmp_path):
     out = tmp_path / "out"
 
@@ -394,6 +395,7 @@ def test_the_caption_tells_which_tokens_are_left_out(prefix_tokens, has_class_to
     assert expected in caption("attention_distance", {"attention_distance": said, "num_images": 4})
 
 
+@pytest.mark.slow
 def test_a_key_chooses_the_other_reading_of_the_paper(vit_weights, photos, tmp_path, inspected):
     _, usual = inspected
     other = run(
@@ -480,6 +482,7 @@ def test_what_cannot_be_asked_for_is_refused_in_three_lines(what, vit_weights, p
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_picture_that_is_none_is_refused_or_left_out(vit_weights, photos, tmp_path):
     folder = tmp_path / "pictures"
     folder.mkdir()
@@ -529,6 +532,7 @@ def test_files_of_other_people_are_not_replaced_unless_told_to(vit_weights, tmp_
     assert run(*words, "--overwrite").code == 0
 
 
+@pytest.mark.slow
 def test_a_command_that_is_refused_late_leaves_no_folder(vit_weights, tmp_path):
     (tmp_path / "a.png").write_bytes(b"no picture")
 
@@ -560,6 +564,7 @@ def test_the_folder_of_a_run_is_not_drawn_into(vit_weights, tmp_path):
     assert f"such as --out {tmp_path / 'inspection'}" in outcome.err
 
 
+@pytest.mark.slow
 def test_the_demo_needs_no_options(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 

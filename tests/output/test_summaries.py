@@ -77,6 +77,7 @@ def test_a_sweep_with_two_runs(written, photos):
     assert len(summary["runs"]) == len(summary["choices"]) == 2
 
 
+@pytest.mark.slow
 def test_a_pre_training_run_on_masked_patches(written, photos):
     model = ("--model", "ViT-demo/8", "--res", 16, "--set", "eval.batch_size=8")
     summary = written("pretrain", "--recipe", "pretrain/demo", *model, "--dataset", photos, *SHORT, *PATCHES)
@@ -98,6 +99,7 @@ def test_an_evaluation(written, more):
     assert_is(summaries.Evaluation, written(*words, *more, file="evaluation.json"))
 
 
+@pytest.mark.slow
 def test_two_evaluations(written):
     words = (
         "evaluate",

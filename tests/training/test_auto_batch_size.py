@@ -91,6 +91,7 @@ def test_a_cpu_compares_with_the_memory_that_is_free(monkeypatch):
     assert found == 8
 
 
+@pytest.mark.slow
 def test_auto_is_kept_when_a_run_resumes(photos, tmp_path):
     words = (*SMALL, "--dataset", photos, "--batch-size", 12, "--per-device-batch", "auto")
     plan = run(*words, "--dry-run", "--steps", 3).json

@@ -88,6 +88,7 @@ def stopped_after(finished, copy, *, step: int):
     return (*words, "--out", copy)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("step", "line"),
     [
@@ -106,6 +107,7 @@ def test_a_run_that_goes_on_says_where_and_how_long_it_will_take(step, line, fin
         assert (tmp_path / "copy" / name).read_bytes() == (out / name).read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("save_every", "saved"), [(100, [1, 3]), (0, [3])])
 def test_the_first_checkpoint_comes_after_a_minute_and_changes_no_result(
     save_every, saved, photos, tmp_path, monkeypatch

@@ -154,6 +154,7 @@ def test_parts_of_a_stream_hold_each_row_once(parquet):
     assert len({part.fingerprint for part in (whole, rest, dev, few, other)}) == 5
 
 
+@pytest.mark.slow
 def test_tar_shards_are_streamed_without_being_asked(tars, tmp_path):
     outcome = run(
         *STREAMED, "--dataset", str(tars / "{train,test}-*.tar"), "--out", tmp_path / "run", "--steps", 3
