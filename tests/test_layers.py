@@ -1,6 +1,7 @@
 """The layout: packages import only packages below them, heavy libraries come late, files stay one subject."""
 
 import ast
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -15,6 +16,7 @@ DOORS = {"__init__", "__main__", "backbones"}  # of the package itself; they imp
 LIGHT = ["recipe", "report", "cli", "models.variants", "data.vtab", "evaluation.statistics",
          "experiments.vtab", "experiments.reproduce", "experiments.study"]  # fmt: skip
 HEAVY = {"torch", "torchvision", "timm", "datasets", "accelerate"}
+MOST_MODULES = 22  # with code, in one folder
 MOST_LINES, MOST_FUNCTION_LINES, MOST_PARAMETERS = 600, 60, 8
 NO_RECIPE = {"distributed", "models", "data", "weights", "report"}  # they take sections or plain keywords
 
@@ -143,6 +145,12 @@ def test_every_package_has_a_signpost_of_its_files():
         assert len(text.splitlines()) <= 25
         missing = [path.name for path in package.glob("[!_]*.py") if f"`{path.name}`" not in text]
         assert not missing, f"{package.name}/README.md names no {', '.join(missing)}"
+
+
+def test_no_folder_is_crowded():
+    modules = Counter(path.parent for path in FILES if path.name != "__init__.py")
+
+    assert max(modules.values()) <= MOST_MODULES, modules.most_common(3)
 
 
 def test_packages_are_not_code():

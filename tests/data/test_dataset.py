@@ -131,7 +131,7 @@ def test_one_split_and_nothing_held_out_is_refused_with_advice(tmp_path, split):
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("name", ["vtab/dsprites_loc", "vtab/sun398"])
 def test_what_is_no_task_of_vtab_is_refused_offline(monkeypatch, name, streaming):
-    monkeypatch.setattr("vitcli.data.layouts.open_hub", None)
+    monkeypatch.setattr("vitcli.data.sources.layouts.open_hub", None)
     monkeypatch.setattr("vitcli.data.dataset.find_shards", None)
 
     with pytest.raises(DataError, match=r"there is no data set .*, did you mean 'vtab/"):

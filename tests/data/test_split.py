@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from vitcli.data.layouts import open_local
 from vitcli.data.sampler import permute
+from vitcli.data.sources.layouts import open_local
 from vitcli.data.split import Split, check_labels, from_table
 from vitcli.errors import DataError
 

@@ -12,13 +12,15 @@ import datasets
 import numpy as np
 
 from vitcli import recipe
-from vitcli.data import demo, layouts, seen_images, vtab_splits
+from vitcli.data import demo, seen_images, vtab_splits
 from vitcli.data.aliases import check_name, hub_source, local_copy
 from vitcli.data.classes import check_same_classes
-from vitcli.data.folders import BESIDE, NOTHING, LeftOut, image_files, left_out_of, relative
 from vitcli.data.seen_images import SeenImages
 from vitcli.data.shards.paths import find_shards
 from vitcli.data.shards.rows import open_shards
+from vitcli.data.sources import layouts
+from vitcli.data.sources.folders import BESIDE, NOTHING, LeftOut, image_files, left_out_of, relative
+from vitcli.data.sources.tables import SPLIT_WORDS, Tables
 from vitcli.data.split import (
     Split,
     base_of,
@@ -28,7 +30,6 @@ from vitcli.data.split import (
     random_subset,
     without_labels,
 )
-from vitcli.data.tables import SPLIT_WORDS, Tables
 from vitcli.errors import DataError, nearest
 from vitcli.recipe.schema import Data
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vitcli.data.folders import (
+from vitcli.data.sources.folders import (
     ADVICE,
     NOTHING,
     UNREADABLE,
@@ -19,8 +19,8 @@ from vitcli.data.folders import (
     suffix_of,
     union,
 )
+from vitcli.data.sources.wrong_layouts import no_data_set, unpacking
 from vitcli.data.split import Split
-from vitcli.data.wrong_layouts import no_data_set, unpacking
 from vitcli.errors import DataError
 
 

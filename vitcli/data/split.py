@@ -23,7 +23,7 @@ from vitcli.data.columns import (
     find_label_column,
     image_bytes,
 )
-from vitcli.data.folders import NOTHING, LeftOut
+from vitcli.data.sources.folders import NOTHING, LeftOut
 from vitcli.errors import DataError
 
 MANY_ROWS = 10_000_000

@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 from vitcli.data import vtab
 from vitcli.data.columns import find_label_column
 from vitcli.data.decoding import decode
+from vitcli.data.sources.tables import Tables
 from vitcli.data.split import Split, base_of
-from vitcli.data.tables import Tables
 from vitcli.errors import DataError
 
 Opener = Callable[[], datasets.Dataset]

@@ -12,8 +12,8 @@ from safetensors import SafetensorError, safe_open
 
 from vitcli.data.aliases import local_copy
 from vitcli.data.columns import PATHS
+from vitcli.data.sources.tables import UNLABELLED
 from vitcli.data.split import Split
-from vitcli.data.tables import UNLABELLED
 from vitcli.errors import MachineError, VitError
 from vitcli.evaluation.inference import nothing_decoded
 from vitcli.evaluation.setup import RunSettings, open_eval_split, read_checkpoint

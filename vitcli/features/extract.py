@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitcli.data import layouts
 from vitcli.data.aliases import local_copy
 from vitcli.data.loader import Batch
+from vitcli.data.sources import layouts
 from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing, as_data_keys
 from vitcli.errors import DataError, Stopped

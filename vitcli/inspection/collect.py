@@ -12,7 +12,7 @@ import torch
 from timm.layers import ScaledStdConv2d, ScaledStdConv2dSame, StdConv2d, StdConv2dSame
 from torch import Tensor, nn
 
-from vitcli.data.folders import NOTHING
+from vitcli.data.sources.folders import NOTHING
 from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing
 from vitcli.evaluation.inference import EvalSettings

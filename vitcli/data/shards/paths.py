@@ -8,7 +8,7 @@ from urllib.parse import quote
 from fsspec.implementations.local import LocalFileSystem
 
 from vitcli.data.shards.remote import attempt, file_name, file_system, shown
-from vitcli.data.tables import SPLIT_WORDS, split_of
+from vitcli.data.sources.tables import SPLIT_WORDS, split_of
 from vitcli.errors import DataError
 from vitcli.output.text import natural
 

@@ -28,8 +28,8 @@ from vitcli.data.shards.remote import (
     locate,
     shown,
 )
+from vitcli.data.sources.tables import split_of
 from vitcli.data.split import Split
-from vitcli.data.tables import split_of
 from vitcli.errors import DataError
 from vitcli.output.text import bytes_text
 

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import datasets
 
-from vitcli.data.class_folders import alike_notes
 from vitcli.data.decoding import IMAGE_SUFFIXES
-from vitcli.data.folders import (
+from vitcli.data.sources.class_folders import alike_notes
+from vitcli.data.sources.folders import (
     UNNAMED,
     Files,
     has_images,
@@ -28,7 +28,7 @@ from vitcli.data.folders import (
     subfolders,
     suffix_of,
 )
-from vitcli.data.tables import SPLIT_WORDS, Tables, split_of, table_of
+from vitcli.data.sources.tables import SPLIT_WORDS, Tables, split_of, table_of
 from vitcli.errors import DataError, nearest, reason_of
 from vitcli.output.text import count_of, first_few
 

@@ -16,13 +16,13 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from vitcli.data import label_files
-from vitcli.data.class_folders import open_class_folders
 from vitcli.data.columns import may_be_image
 from vitcli.data.decoding import IMAGE_SUFFIXES
-from vitcli.data.folders import BESIDE, NOTHING, LeftOut, left_out_of, list_files, relative, suffix_of
-from vitcli.data.tables import Tables, open_without_labels, split_of
-from vitcli.data.wrong_layouts import no_data_set, not_a_data_set
+from vitcli.data.sources import label_files
+from vitcli.data.sources.class_folders import open_class_folders
+from vitcli.data.sources.folders import BESIDE, NOTHING, LeftOut, left_out_of, list_files, relative, suffix_of
+from vitcli.data.sources.tables import Tables, open_without_labels, split_of
+from vitcli.data.sources.wrong_layouts import no_data_set, not_a_data_set
 from vitcli.errors import DataError, reason_of
 
 BUILDERS = {".parquet": "parquet", ".arrow": "arrow"}

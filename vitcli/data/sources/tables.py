@@ -8,7 +8,7 @@ from pathlib import Path
 
 import datasets
 
-from vitcli.data.folders import NOTHING, LeftOut, list_files
+from vitcli.data.sources.folders import NOTHING, LeftOut, list_files
 from vitcli.errors import DataError
 from vitcli.output.text import plain
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitcli.data.folders import image_files
-from vitcli.data.layouts import open_local
+from vitcli.data.sources.folders import image_files
+from vitcli.data.sources.layouts import open_local
 from vitcli.data.split import Split, from_table
 from vitcli.errors import DataError
 

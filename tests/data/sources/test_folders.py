@@ -11,8 +11,8 @@ import pytest
 from tests.conftest import run
 from tests.folders import CLASSES, KINDS, Kind, classes, flat, image, shard, table, text
 from vitcli.data.dataset import DataSet
-from vitcli.data.folders import UNREADABLE, left_out_of, union
 from vitcli.data.image_files import find_images
+from vitcli.data.sources.folders import UNREADABLE, left_out_of, union
 from vitcli.errors import DataError
 
 

@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from vitcli.data.aliases import LAYOUTS
-from vitcli.data.folders import (
+from vitcli.data.sources.folders import (
     ADVICE,
     Files,
     has_images,
@@ -17,8 +17,8 @@ from vitcli.data.folders import (
     subfolders,
     suffix_of,
 )
-from vitcli.data.label_files import COLUMNS_HELP
-from vitcli.data.label_files import SUFFIXES as TABLES
+from vitcli.data.sources.label_files import COLUMNS_HELP
+from vitcli.data.sources.label_files import SUFFIXES as TABLES
 from vitcli.errors import DataError
 from vitcli.output.text import count_of, first_few
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import datasets
 
-from vitcli.data.folders import (
+from vitcli.data.sources.folders import (
     LOOSE,
     Files,
     LeftOut,
@@ -20,7 +20,7 @@ from vitcli.data.folders import (
     subfolders,
     union,
 )
-from vitcli.data.tables import SPLIT_WORDS, Tables, check_names, table_of
+from vitcli.data.sources.tables import SPLIT_WORDS, Tables, check_names, table_of
 from vitcli.errors import DataError
 
 
