@@ -6,13 +6,12 @@ may be broken on purpose.
 
 import hashlib
 import json
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
+
+from tests.http_server import Answer, serving
 
 ENTRIES_A_PAGE = 2
 
@@ -49,30 +48,11 @@ class Hub:
         }
 
 
-@contextmanager
-def stand_in() -> Iterator[Hub]:
-    hub = Hub()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), lambda *asked: _Answer(hub, *asked))
-    server.daemon_threads = True
-    hub.address = f"http://127.0.0.1:{server.server_address[1]}"
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield hub
-    finally:
-        server.shutdown()
-        server.server_close()
+def stand_in() -> AbstractContextManager[Hub]:
+    return serving(Hub(), _Answer)
 
 
-class _Answer(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def __init__(self, hub: Hub, *asked):
-        self.hub = hub
-        super().__init__(*asked)
-
-    def log_message(self, *words) -> None:
-        pass
-
+class _Answer(Answer):
     def do_GET(self) -> None:
         address = urlsplit(self.path)
         match address.path.strip("/").split("/"):
@@ -94,7 +74,7 @@ class _Answer(BaseHTTPRequestHandler):
             case ["cdn", "datasets", owner, name, "resolve", revision, *path]:
                 self._file(f"{owner}/{name}", unquote(revision), unquote("/".join(path)))
             case _:
-                self.hub.requests.append(("unknown", "", self.path, None))
+                self.stand_in.requests.append(("unknown", "", self.path, None))
                 self._send(404, b"")
 
     def _info(self, name: str, revision: str) -> None:
@@ -137,12 +117,12 @@ class _Answer(BaseHTTPRequestHandler):
         first = int(query.get("cursor", 0))
         last = first + ENTRIES_A_PAGE
         recursive = query.get("recursive", "false")
-        place = f"{self.hub.address}{urlsplit(self.path).path}?recursive={recursive}&cursor={last}"
+        place = f"{self.stand_in.address}{urlsplit(self.path).path}?recursive={recursive}&cursor={last}"
         more = {"Link": f'<{place}>; rel="next"'} if last < len(found) else {}
         self._send_json(found[first:last], **more)
 
     def _file(self, name: str, revision: str, path: str) -> None:
-        data = self.hub.files[f"{name}@{revision}"][path]
+        data = self.stand_in.files[f"{name}@{revision}"][path]
         asked = self.headers.get("Range")
         first, last = (asked or "bytes=0-").removeprefix("bytes=").split("-")
         first, last = int(first), min(int(last or len(data)) + 1, len(data))
@@ -157,10 +137,10 @@ class _Answer(BaseHTTPRequestHandler):
         self, name: str, revision: str, *, route: str, path: str, first: int = 0
     ) -> dict[str, bytes] | None:
         """The files of a data set; None where the answer has been given, because there is something wrong."""
-        self.hub.requests.append((route, name, path, self.headers.get("Range")))
-        time.sleep(self.hub.seconds_a_request)
-        broken, how = self.hub.faults.get(name, (None, 0))
-        if broken == route and first < self.hub.spared:
+        self.stand_in.requests.append((route, name, path, self.headers.get("Range")))
+        time.sleep(self.stand_in.seconds_a_request)
+        broken, how = self.stand_in.faults.get(name, (None, 0))
+        if broken == route and first < self.stand_in.spared:
             if how == "cut":
                 self._send(206 if route == "file" else 200, b"half of it", promised=1_000)
             elif how in (401, 403):
@@ -171,13 +151,13 @@ class _Answer(BaseHTTPRequestHandler):
                 self._send(how, b"")
             self.close_connection = True
             return None
-        if f"{name}@{revision}" not in self.hub.files:
-            known = any(place.startswith(f"{name}@") for place in self.hub.files)
+        if f"{name}@{revision}" not in self.stand_in.files:
+            known = any(place.startswith(f"{name}@") for place in self.stand_in.files)
             # Without a token the real one says 401 of what is not there, so as not to say what is private.
             code = {"X-Error-Code": "RevisionNotFound" if known else "RepoNotFound"}
             self._send(404 if known else 401, b"", **code)
             return None
-        return self.hub.files[f"{name}@{revision}"]
+        return self.stand_in.files[f"{name}@{revision}"]
 
     def _send_json(self, told: object, **headers: str) -> None:
         self._send(200, json.dumps(told).encode(), **{"Content-Type": "application/json"} | headers)

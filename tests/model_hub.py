@@ -8,14 +8,13 @@ import base64
 import hashlib
 import json
 import re
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import yaml
+
+from tests.http_server import Answer, serving
 
 TOKEN = "hf_OfAnnWhoMayWrite"
 ROUTES = {
@@ -75,26 +74,12 @@ class ModelHub:
         }  # fmt: skip
 
 
-@contextmanager
-def stand_in() -> Iterator[ModelHub]:
-    hub = ModelHub()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), lambda *asked: _Answer(hub, *asked))
-    hub.address = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    try:
-        yield hub
-    finally:
-        server.shutdown()
-        server.server_close()
+def stand_in() -> AbstractContextManager[ModelHub]:
+    return serving(ModelHub(), _Answer)
 
 
-class _Answer(BaseHTTPRequestHandler):
-    protocol_version, wbufsize = "HTTP/1.1", -1  # an answer in one packet
-
-    def __init__(self, hub: ModelHub, *asked):
-        self.hub = hub
-        super().__init__(*asked)
+class _Answer(Answer):
+    wbufsize = -1  # an answer in one packet
 
     def _handle(self) -> None:
         self.body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -105,10 +90,10 @@ class _Answer(BaseHTTPRequestHandler):
         else:  # the library asks for more than it needs
             return self._send(404, {"error": f"no route for {self.command} {url.path}"})
         token = (self.headers.get("Authorization") or "").removeprefix("Bearer ") or None
-        self.hub.requests.append(route)
-        self.hub.tokens.setdefault(route, set()).add(token)
-        if route in self.hub.faults:
-            return self._send(self.hub.faults[route], {"error": f"{route} fails on purpose"})
+        self.stand_in.requests.append(route)
+        self.stand_in.tokens.setdefault(route, set()).add(token)
+        if route in self.stand_in.faults:
+            return self._send(self.stand_in.faults[route], {"error": f"{route} fails on purpose"})
         if route not in ("put", "verify") and token != TOKEN:
             return self._send(401, {"error": "Invalid username or password."})
         words = {key: unquote(value) for key, value in found.groupdict().items() if value is not None}
@@ -121,9 +106,9 @@ class _Answer(BaseHTTPRequestHandler):
         name = f"{asked['organization']}/{asked['name']}"
         if name.startswith("others/"):
             return self._send(403, {"error": "You don't have the rights to create a model under others"})
-        status = 409 if name in self.hub.repositories else 200
-        self.hub.repositories.setdefault(name, Repository(private=asked.get("visibility") == "private"))
-        return self._send(status, {"url": f"{self.hub.address}/{name}"})
+        status = 409 if name in self.stand_in.repositories else 200
+        self.stand_in.repositories.setdefault(name, Repository(private=asked.get("visibility") == "private"))
+        return self._send(status, {"url": f"{self.stand_in.address}/{name}"})
 
     def _validate(self) -> None:
         _, *front_matter = json.loads(self.body)["content"].split("---\n")
@@ -134,27 +119,27 @@ class _Answer(BaseHTTPRequestHandler):
         return self._send(200, {"errors": [], "warnings": []})
 
     def _info(self, name: str, at: str = "main") -> None:
-        there = self.hub.repositories.get(name)
+        there = self.stand_in.repositories.get(name)
         if there is None or there.files(at) is None:
             return self._send(404, {"error": "not found"}, {"X-Error-Code": "RepoNotFound"})
         return self._send(200, {"id": name, "private": there.private, "sha": there.branches.get(at, at)})
 
     def _branch(self, name: str, at: str) -> None:
-        branches = self.hub.repositories[name].branches
+        branches = self.stand_in.repositories[name].branches
         if at in branches:
             return self._send(409, {"error": "Reference already exists"})
         branches[at] = branches["main"]
         return self._send(200, {})
 
     def _preupload(self, name: str, at: str) -> None:
-        files = self.hub.repositories[name].files(at)
+        files = self.stand_in.repositories[name].files(at)
         if files is None:
             return self._send(404, {"error": "Invalid rev id"}, {"X-Error-Code": "RevisionNotFound"})
         told = [
             {
                 "path": file["path"],
                 "uploadMode": "lfs" if file["size"] >= LARGE else "regular",
-                "shouldIgnore": file["path"] in self.hub.ignored,
+                "shouldIgnore": file["path"] in self.stand_in.ignored,
                 "oid": _oid(files[file["path"]])[0] if file["path"] in files else None,
             }
             for file in json.loads(self.body)["files"]
@@ -163,9 +148,9 @@ class _Answer(BaseHTTPRequestHandler):
 
     def _batch(self, name: str) -> None:
         def told(oid: str, size: int) -> dict:
-            put = {"href": f"{self.hub.address}/storage/{oid}?signature=hunter2"}
-            actions = {"upload": put, "verify": {"href": f"{self.hub.address}/verify"}}
-            return {"oid": oid, "size": size} | ({} if oid in self.hub.stored else {"actions": actions})
+            put = {"href": f"{self.stand_in.address}/storage/{oid}?signature=hunter2"}
+            actions = {"upload": put, "verify": {"href": f"{self.stand_in.address}/verify"}}
+            return {"oid": oid, "size": size} | ({} if oid in self.stand_in.stored else {"actions": actions})
 
         objects = [told(**asked) for asked in json.loads(self.body)["objects"]]
         return self._send(200, {"transfer": "basic", "objects": objects})
@@ -173,16 +158,16 @@ class _Answer(BaseHTTPRequestHandler):
     def _put(self, oid: str) -> None:
         if hashlib.sha256(self.body).hexdigest() != oid:
             return self._send(400, {"error": "these are other bytes"})
-        self.hub.stored[oid] = self.body
+        self.stand_in.stored[oid] = self.body
         return self._send(200, {})
 
     def _verify(self) -> None:
         asked = json.loads(self.body)
-        is_there = len(self.hub.stored.get(asked["oid"], b"")) == asked["size"]
+        is_there = len(self.stand_in.stored.get(asked["oid"], b"")) == asked["size"]
         return self._send(200 if is_there else 404, {})
 
     def _commit(self, name: str, at: str) -> None:
-        there = self.hub.repositories[name]
+        there = self.stand_in.repositories[name]
         head, *items = (json.loads(line) for line in self.body.splitlines())
         files = dict(there.files(at))
         for item in items:
@@ -190,16 +175,16 @@ class _Answer(BaseHTTPRequestHandler):
             if item["key"] == "file":
                 files[value["path"]] = base64.b64decode(value["content"])
             else:
-                files[value["path"]] = self.hub.stored[value["oid"]]
-        files |= {name: files[name] + b"." for name in self.hub.altered}
+                files[value["path"]] = self.stand_in.stored[value["oid"]]
+        files |= {name: files[name] + b"." for name in self.stand_in.altered}
         oid = f"{len(there.commits):040x}"
         there.commits[oid], there.branches[at] = files, oid
         there.messages.append(head["value"]["summary"])
-        url = f"{self.hub.address}/{name}/commit/{oid}"
+        url = f"{self.stand_in.address}/{name}/commit/{oid}"
         return self._send(200, {"success": True, "commitOid": oid, "commitUrl": url})
 
     def _paths(self, name: str, at: str) -> None:
-        files, asked = self.hub.repositories[name].files(at), parse_qs(self.body.decode())["paths"]
+        files, asked = self.stand_in.repositories[name].files(at), parse_qs(self.body.decode())["paths"]
         told = []
         for path in (path for path in asked if path in files):
             sha256, blob = hashlib.sha256(files[path]).hexdigest(), _oid(files[path])[1]
@@ -209,7 +194,7 @@ class _Answer(BaseHTTPRequestHandler):
         return self._send(200, told)
 
     def _file(self, name: str, at: str, path: str) -> None:
-        there = self.hub.repositories[name]
+        there = self.stand_in.repositories[name]
         contents = (there.files(at) or {}).get(path)
         if contents is None:
             return self._send(404, {"error": "no such file"}, {"X-Error-Code": "EntryNotFound"})
@@ -226,9 +211,6 @@ class _Answer(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
-
-    def log_message(self, *_) -> None:
-        pass
 
 
 def _oid(contents: bytes) -> tuple[str, str]:

@@ -7,17 +7,15 @@ import base64
 import hashlib
 import io
 import json
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
 
 import numpy as np
 import torch
 from safetensors.torch import save
 
+from tests.http_server import Answer, serving
 from vitcli.models.architecture import Architecture
 from vitcli.models.build import build
 from vitcli.models.variants import vit_args
@@ -59,30 +57,11 @@ class Server:
         return [asked for method, path, asked in self.requests if method == "GET" and path.endswith(name)]
 
 
-@contextmanager
-def serve() -> Iterator[Server]:
-    stand_in = Server()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), lambda *asked: _Answer(stand_in, *asked))
-    server.daemon_threads = True
-    stand_in.address = f"http://127.0.0.1:{server.server_address[1]}"
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    try:
-        yield stand_in
-    finally:
-        server.shutdown()
-        server.server_close()
+def serve() -> AbstractContextManager[Server]:
+    return serving(Server(), _Answer)
 
 
-class _Answer(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def __init__(self, stand_in: Server, *asked):
-        self.stand_in = stand_in
-        super().__init__(*asked)
-
-    def log_message(self, *words) -> None:
-        pass
-
+class _Answer(Answer):
     def do_HEAD(self) -> None:
         self.do_GET()
 
