@@ -1,5 +1,6 @@
 """`vit finetune`: fine-tune a checkpoint on another data set (paper, section 3.2)."""
 
+from functools import partial
 from typing import Any
 
 from vitcli import recipe as recipes
@@ -23,37 +24,39 @@ def finetune(recipe: Recipe, options: RunOptions) -> dict[str, Any]:
     for _, trial in recipes.trials(recipe):
         _check(trial.model, trial.objective)
 
-    def make_model(recipe: Recipe, split: Split) -> InitialModel:
-        settings, image_size = recipe.model, recipe.data.image_hw
-        if settings.ckpt == FRESH:
-            model, arch = fresh_model(
-                settings, image_size=image_size, num_classes=split.num_classes, pre_logits=False
-            )
-            return InitialModel(model, arch, None, ["fresh weights"])
+    return run("finetune", recipe, options, partial(initial_model, quiet=options.quiet))
 
-        # Load the checkpoint at the resolution of the recipe, with a head of zeros or its own.
-        gelu = None if settings.gelu == "auto" else settings.gelu
-        weights = read_weights(settings.ckpt, model_name=settings.name, gelu=gelu, quiet=options.quiet)
-        options_of_load = {
-            "image_size": image_size,
-            "num_classes": split.num_classes,
-            "dropout": settings.dropout,
-            "drop_path": settings.drop_path,
-            "posemb_method": settings.posemb_resample,
-        }
-        if settings.head == "keep":
-            model, arch, report = load_with_head(
-                weights, split.class_names, data_name=split.name, **options_of_load
-            )
-        else:
-            model, arch, report = load(weights, **options_of_load)
-        kind = "" if weights.format == settings.ckpt else f" ({weights.format})"
-        notes = [f"weights {settings.ckpt}{kind}; activation: {weights.numerics}", *report.lines()]
-        notes += notes_on_pixels(weights, recipe)
-        seen = SeenImages.of(weights.metadata)
-        return InitialModel(model, arch, settings.ckpt, notes, seen, weights.fetched_from)
 
-    return run("finetune", recipe, options, make_model)
+def initial_model(recipe: Recipe, split: Split, *, quiet: bool) -> InitialModel:
+    """Read the checkpoint that a recipe names, with the head that it asks for; or build fresh weights."""
+    settings, image_size = recipe.model, recipe.data.image_hw
+    if settings.ckpt == FRESH:
+        model, arch = fresh_model(
+            settings, image_size=image_size, num_classes=split.num_classes, pre_logits=False
+        )
+        return InitialModel(model, arch, None, ["fresh weights"])
+
+    # Load the checkpoint at the resolution of the recipe, with a head of zeros or its own.
+    gelu = None if settings.gelu == "auto" else settings.gelu
+    weights = read_weights(settings.ckpt, model_name=settings.name, gelu=gelu, quiet=quiet)
+    options_of_load = {
+        "image_size": image_size,
+        "num_classes": split.num_classes,
+        "dropout": settings.dropout,
+        "drop_path": settings.drop_path,
+        "posemb_method": settings.posemb_resample,
+    }
+    if settings.head == "keep":
+        model, arch, report = load_with_head(
+            weights, split.class_names, data_name=split.name, **options_of_load
+        )
+    else:
+        model, arch, report = load(weights, **options_of_load)
+    kind = "" if weights.format == settings.ckpt else f" ({weights.format})"
+    notes = [f"weights {settings.ckpt}{kind}; activation: {weights.numerics}", *report.lines()]
+    notes += notes_on_pixels(weights, recipe)
+    seen = SeenImages.of(weights.metadata)
+    return InitialModel(model, arch, settings.ckpt, notes, seen, weights.fetched_from)
 
 
 def _check(model: Model, objective: Objective) -> None:

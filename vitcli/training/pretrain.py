@@ -32,22 +32,24 @@ def pretrain(recipe: Recipe, options: RunOptions) -> dict[str, Any]:
             fix="leave it out; it belongs to vit finetune",
         )
 
-    def make_model(recipe: Recipe, split: Split) -> InitialModel:
-        settings, predicts_patches = recipe.model, recipe.objective.loss == "masked_patch"
-        model, arch = fresh_model(
-            settings,
-            image_size=recipe.data.image_hw,
-            num_classes=0 if predicts_patches else split.num_classes,
-            pre_logits=settings.pre_logits and not predicts_patches,
-        )
-        if predicts_patches:
-            model = _with_patch_head(model, recipe.objective, recipe.data)
-            return InitialModel(model, arch, None, [])
-        for layer in last_layers(model) if recipe.objective.head_bias else ():
-            nn.init.constant_(layer.bias, recipe.objective.head_bias)
-        return InitialModel(model, arch, None, [])
+    return run("pretrain", recipe, options, initial_model)
 
-    return run("pretrain", recipe, options, make_model)
+
+def initial_model(recipe: Recipe, split: Split) -> InitialModel:
+    """Build fresh weights with the head that the recipe's objective needs."""
+    settings, predicts_patches = recipe.model, recipe.objective.loss == "masked_patch"
+    model, arch = fresh_model(
+        settings,
+        image_size=recipe.data.image_hw,
+        num_classes=0 if predicts_patches else split.num_classes,
+        pre_logits=settings.pre_logits and not predicts_patches,
+    )
+    if predicts_patches:
+        model = _with_patch_head(model, recipe.objective, recipe.data)
+        return InitialModel(model, arch, None, [])
+    for layer in last_layers(model) if recipe.objective.head_bias else ():
+        nn.init.constant_(layer.bias, recipe.objective.head_bias)
+    return InitialModel(model, arch, None, [])
 
 
 def _with_patch_head(model: nn.Module, objective: Objective, data: Data) -> MaskedPatchModel:

@@ -1,11 +1,13 @@
 """One training run, from its job to a finished run folder: resume, train, evaluate, write the results."""
 
 import secrets
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from vitcli.data import loader, seen_images
+from vitcli.data.loader import Batch
 from vitcli.data.sampler import TrainSampler
 from vitcli.data.seen_images import SeenImages
 from vitcli.data.transforms import train_transform_of
@@ -158,50 +160,55 @@ class TrainingRun:
         return PeriodicEvaluation(self.job, state, self.task, run_dir=self.path, num_threads=self.num_threads)
 
     def _train(self, state: TrainingState, evaluation: PeriodicEvaluation, saver: Saver | None) -> None:
-        """Pass recipe and plan to the loader and the loop."""
-        recipe, plan, split = self.recipe, self.job.plan, self.job.train_split
-
-        # This process's micro-batches of all remaining steps.
-        sampler = TrainSampler(
-            num_examples=len(split),
-            block_starts=split.block_starts,
-            window=recipe.data.shuffle_window,
-            batch_size=plan.batch_size,
-            seed=recipe.train.seed,
-            rank=self.runtime.rank,
-            world_size=self.runtime.world_size,
-        )
-        batches = loader.train_batches(
-            split,
-            train_transform_of(recipe.data),
-            sampler,
-            steps=range(state.step, plan.total_steps),
-            per_device_batch=plan.per_device_batch,
-            on_bad_image=recipe.data.on_bad_image,
-            num_threads=self.num_threads,
-        )
-
-        # The learning rate and everything else that the loop reads from the recipe.
-        settings = LoopSettings(
-            plan=plan,
-            lr_at=self.job.lr_at,
-            clip=recipe.optimizer.clip,
-            mean=recipe.data.mean,
-            std=recipe.data.std,
-            seed=recipe.train.seed,
-            log_every=recipe.train.log_every,
-            save_every=recipe.train.save_every,
-        )
+        """Pass the parts of the job to the loop."""
         train(
             state,
-            settings,
+            loop_settings(self.job),
             self.task.objective,
-            batches,
+            batches_of(self.job, state.step, num_threads=self.num_threads),
             evaluation=evaluation,
             saver=saver,
             folder=self.folder,
             progress=self.job.progress,
         )
+
+
+def batches_of(job: TrainingJob, first_step: int, *, num_threads: int) -> Iterator[Batch]:
+    """Load this process's micro-batches of all steps from `first_step` on."""
+    recipe, plan, split = job.recipe, job.plan, job.train_split
+    sampler = TrainSampler(
+        num_examples=len(split),
+        block_starts=split.block_starts,
+        window=recipe.data.shuffle_window,
+        batch_size=plan.batch_size,
+        seed=recipe.train.seed,
+        rank=job.runtime.rank,
+        world_size=job.runtime.world_size,
+    )
+    return loader.train_batches(
+        split,
+        train_transform_of(recipe.data),
+        sampler,
+        steps=range(first_step, plan.total_steps),
+        per_device_batch=plan.per_device_batch,
+        on_bad_image=recipe.data.on_bad_image,
+        num_threads=num_threads,
+    )
+
+
+def loop_settings(job: TrainingJob) -> LoopSettings:
+    """Return the learning rates and everything else that the loop reads from the recipe."""
+    recipe = job.recipe
+    return LoopSettings(
+        plan=job.plan,
+        lr_at=job.lr_at,
+        clip=recipe.optimizer.clip,
+        mean=recipe.data.mean,
+        std=recipe.data.std,
+        seed=recipe.train.seed,
+        log_every=recipe.train.log_every,
+        save_every=recipe.train.save_every,
+    )
 
 
 def check_shared(runtime: Runtime, run_dir: Path) -> None:
