@@ -1,15 +1,22 @@
 """Image and label columns of a table: found by their types, and their values read."""
 
 import os
+import struct
+import time
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import datasets
 import pyarrow as pa
 import pyarrow.compute as pc
+import xxhash
 
 from vitcli.errors import DataError, nearest
 
 ROWS_AT_A_TIME = 1_000
+STAMP = struct.Struct("<QQQ")  # size, and the times of the last change of content and of state
+CLOCK_TICK_NS = 50_000_000  # more than the clock of any file system is late by
 PATHS = "<paths>"  # as the name of a column: the paths of the images
 
 
@@ -131,6 +138,50 @@ def column_values(table: datasets.Dataset, column: str) -> list:
 def arrow_of(table: datasets.Dataset, column: str) -> datasets.Dataset:
     """Return one column, whose rows are Arrow tables of the stored values."""
     return table.with_format(None).select_columns([column]).with_format("arrow")
+
+
+def stamps_of(table: datasets.Dataset, column: str, root: Path | None) -> Callable[[int], int | None] | None:
+    """Return a function of the row to a number that changes with its image; None if nothing does.
+
+    It is None for a row whose file changed so recently that another change might have the same time.
+    """
+    stored = table.data.column(column)
+    num_bytes = len(stored) - stored.null_count
+    if pa.types.is_struct(stored.type):
+        num_bytes -= pc.struct_field(stored, "bytes").null_count if num_bytes else 0
+    if num_bytes == len(stored):
+        return _stamp_of_tables([file["filename"] for file in table.cache_files])
+    if num_bytes or root is None or not pa.types.is_struct(stored.type):
+        return None
+
+    @cache
+    def files() -> list[str]:
+        return [os.path.join(root, path or "") for path in column_values(table, column)]
+
+    def stamp_of(row: int) -> int | None:
+        try:
+            state = os.stat(files()[row])
+        except OSError:  # reading the file then says so
+            return None
+        if time.time_ns() - state.st_ctime_ns < CLOCK_TICK_NS:
+            return None
+        values = STAMP.pack(state.st_size, state.st_mtime_ns, state.st_ctime_ns)
+        return xxhash.xxh3_64_intdigest(files()[row].encode() + values)
+
+    return stamp_of
+
+
+def _stamp_of_tables(files: list[str]) -> Callable[[int], int | None] | None:
+    """Return the stamp of every row of tables with the images in them: of their files, as they are now."""
+    digest = xxhash.xxh3_64(repr(sorted(files)).encode())
+    try:
+        for file in sorted(files):
+            state = os.stat(file)
+            digest.update(STAMP.pack(state.st_size, state.st_mtime_ns, state.st_ctime_ns))
+    except OSError:
+        return None
+    stamp = digest.intdigest()
+    return (lambda row: stamp) if files else None
 
 
 def image_bytes(image, root: Path | None, name: str, row: int) -> bytes:

@@ -19,6 +19,7 @@ try:
 except ImportError:  # no wheel for this platform or Python: slower, the same pixels
     simplejpeg = None
 
+RULES = 1  # to be raised when `decode` gives other pixels for any file: part of the key of cached ones
 # Never EPS (it starts Ghostscript), FITS or PDF-like formats.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 JPEG_SUFFIXES = {".jpg", ".jpeg", ".jpe", ".jfif"}
@@ -83,6 +84,25 @@ def check(data: bytes, *, where: Callable[[int], str], row: int) -> None:
     """
     if not (data.endswith(JPEG_END) and _is_jpeg(data)):
         decode(data, where=where, row=row)
+
+
+def decoded_bytes(data: bytes) -> int:
+    """Return the bytes that an image takes once it is decoded, by its header.
+
+    Raises:
+        ValueError: it has no readable header, or is too large.
+    """
+    try:
+        image = _open(data)
+    except Exception as error:  # of seven families, as of `decode`
+        raise ValueError(reason_of(error)) from error
+    return image.width * image.height * 3
+
+
+def jpeg_version() -> str:
+    """Return the names and versions of the JPEG decoders."""
+    pillows = features.version("libjpeg_turbo") or features.version("jpg")
+    return f"Pillow's {pillows}" + (f", simplejpeg {simplejpeg.__version__}" if simplejpeg else "")
 
 
 def _is_jpeg(data: bytes) -> bool:

@@ -1,64 +1,260 @@
-"""An in-memory cache of encoded and decoded images, shared by the runs of one command.
+"""Decoded images that are kept: whole ones for training, prepared ones for evaluation, in memory or on disk.
 
-It changes neither pixels nor fingerprints: a cached image is still the bytes of its file, which remember what
-they were decoded to.
+It changes no pixel: what is kept is what decoding gave, under a key of the data, the decoders and, of
+prepared images, the preprocessing. An image is decoded again as soon as its file has changed.
 """
 
+import json
+import platform
 import threading
-from dataclasses import replace
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from importlib.metadata import version
+from typing import Any
 
 import numpy as np
+import PIL
+import torch
 
+from vitcli.data import decoded_store, decoding, transforms
+from vitcli.data.decoded_store import DecodedStore
 from vitcli.data.split import Label, Split
+from vitcli.data.transforms import Preprocessing
+from vitcli.distributed import launch
+from vitcli.errors import DataError
+from vitcli.output import user_cache
+from vitcli.output.text import bytes_text
+
+MEMORY_FRACTION = 0.25  # of the free memory; beyond it even a file would be read from the disk each time
+SAMPLED_ROWS = 32  # whose headers tell the size of all
+MARGIN = 1.2  # on that estimate
+SLOW_S = 2.0  # seconds that writing may be behind decoding before it pauses
+UNCHANGED = 1  # the stamp of images in memory whose source has none
+NOT_TABLES = "streamed or too many"
 
 
-class MemoryBudget:
-    """The bytes that cached images may take, and those that they do take.
+class CachedRows:
+    """The images of a split in a store.
 
-    Attributes:
-        num_decoded: images whose pixels are cached.
+    Args:
+        rows_N: rows of the whole split, by which the store counts; None where they are the same.
+        stamp_of: see `Split.stamp_of`.
     """
 
-    def __init__(self, max_bytes: float):
-        self.max_bytes, self.used, self.num_decoded = max_bytes, 0, 0
-        self._lock = threading.Lock()
+    def __init__(self, store: DecodedStore, rows_N: np.ndarray | None, stamp_of: Callable[[int], int | None]):
+        self.store, self.rows_N, self.stamp_of = store, rows_N, stamp_of
+        self._mutex = threading.Lock()
+        self._behind_s = 0.0  # how much longer writing has taken than decoding
 
-    def reserve(self, num_bytes: int) -> bool:
-        """Reserve room for so many bytes; return False if there is none."""
-        with self._lock:
-            if self.used + num_bytes > self.max_bytes:
-                return False
-            self.used += num_bytes
-            return True
+    def read(
+        self, split: Split, row: int, make: Callable[[], tuple[np.ndarray, Label]]
+    ) -> tuple[np.ndarray, Label]:
+        """Return the image and the label of a row; `make` makes both where the image is not kept."""
+        source = row if self.rows_N is None else int(self.rows_N[row])
+        stamp = self.stamp_of(source)  # before its file is read: a change meanwhile is then noticed
+        if stamp is None:
+            return make()
+        image_HWC = self.store.get(source, stamp)
+        if image_HWC is not None:
+            return image_HWC, split.label_of(row)
+        began_at = time.perf_counter()
+        image_HWC, label = make()
+        made_at = time.perf_counter()
+        # On a disk that takes longer to write an image than to decode it again, only some are kept.
+        if self._behind_s < SLOW_S:
+            self.store.add(source, stamp, image_HWC)
+        with self._mutex:
+            self._behind_s = max(0.0, self._behind_s + time.perf_counter() - 2 * made_at + began_at)
+        return image_HWC, label
 
 
-class CachedImage(bytes):
-    """An encoded image with its decoded pixels, if there was room for them."""
+@dataclass(frozen=True)
+class SplitCache:
+    """What is kept of a split's images.
 
-    memory: MemoryBudget
-    pixels_HWC: np.ndarray | None = None
+    Attributes:
+        decoded: whole images; None if they are not kept.
+        prepared: by `Preprocessing.geometry`, images after it.
+    """
 
-    def store(self, pixels_HWC: np.ndarray) -> None:
-        if self.pixels_HWC is None and self.memory.reserve(pixels_HWC.nbytes):
-            self.memory.num_decoded += 1
-            self.pixels_HWC = pixels_HWC
+    decoded: CachedRows | None = None
+    prepared: dict[tuple, CachedRows] = field(default_factory=dict)
 
 
-def cached(split: Split, memory: MemoryBudget) -> Split:
-    """Return the same split with each row read once; streamed shards are returned unchanged."""
-    if split.block_starts is not None:
-        return split
-    rows: dict[int, tuple[bytes | np.ndarray, Label]] = {}
+@dataclass(frozen=True)
+class Kept:
+    """Where the images of a split are kept, and why not.
 
-    def read_row(row: int) -> tuple[bytes | np.ndarray, Label]:
-        if row in rows:
-            return rows[row]
-        image, label = split.read_row(row)
-        if memory.reserve(len(image) if isinstance(image, bytes) else image.nbytes):
-            if isinstance(image, bytes):
-                image = CachedImage(image)
-                image.memory = memory
-            rows[row] = (image, label)
-        return image, label
+    Attributes:
+        place: "memory", "disk" or "off".
+        num_bytes: of all of them, an estimate.
+        reason: for people, if they are not kept.
+    """
 
-    return replace(split, read_row=read_row)
+    place: str
+    num_bytes: int = 0
+    reason: str = ""
+
+    def __str__(self) -> str:
+        size = bytes_text(self.num_bytes)
+        return f"not kept ({self.reason})" if self.place == "off" else f"kept {PLACES[self.place]} ({size})"
+
+
+PLACES = {"memory": "in memory", "disk": "on disk"}
+
+
+class ImageCache:
+    """The images that one command keeps, and the room they have.
+
+    Args:
+        mode: the recipe's data.cache.
+        processes_here: processes of this command on this machine.
+        has_siblings: whether processes that may not share memory read the same images.
+        num_runs: how often the command repeats what it does with a split.
+    """
+
+    def __init__(self, mode: str, *, processes_here: int = 1, has_siblings: bool = False, num_runs: int = 1):
+        self.mode, self.has_siblings, self.num_runs = mode, has_siblings or processes_here > 1, num_runs
+        self.free_bytes = 0.0 if mode == "off" else launch.free_bytes() * MEMORY_FRACTION
+        self.memory_left = self.free_bytes / processes_here
+        self.kept: dict[str, Kept] = {}  # by the name of a split
+        self._stores: dict[str, tuple[DecodedStore, Kept]] = {}
+        if mode != "off":
+            user_cache.asked_limit()  # refuses a limit that is none
+
+    def attach(self, split: Split, *, visits: float, preprocessing: Preprocessing | None = None) -> Split:
+        """Return the same split, whose images are kept once they are decoded, as far as that is worth it.
+
+        Args:
+            visits: how often each image is read in a run.
+            preprocessing: keep images after it, for passes without augmentation.
+        """
+        if self.mode == "off" or not len(split):
+            return split
+        if split.is_large:
+            self.kept[split.name] = Kept("off", reason=NOT_TABLES)
+            return split
+        whole, rows_of = split.whole or (split, None)
+        about = _about(whole, preprocessing)
+        name = decoded_store.name_of(about)
+        if name not in self._stores:
+            store, kept = self._open(split, whole, about, visits=visits * self.num_runs)
+            if store is None:
+                self.kept[split.name] = kept
+                return split
+            self._stores[name] = store, kept
+        store, self.kept[split.name] = self._stores[name]
+        rows_N = rows_of(np.arange(len(split))) if rows_of else None
+        rows = CachedRows(store, rows_N, whole.stamp_of or (lambda row: UNCHANGED))
+        before = split.cache or SplitCache()
+        if preprocessing is None:
+            return replace(split, cache=replace(before, decoded=rows))
+        return replace(
+            split, cache=replace(before, prepared={**before.prepared, preprocessing.geometry: rows})
+        )
+
+    def line(self) -> str | None:
+        """Return one line on all splits, None if there is nothing to say."""
+        if not self.kept or all(kept.reason == ONCE for kept in self.kept.values()):
+            return None
+        return "decoded images (data.cache): " + "; ".join(
+            f"{name} {kept}" for name, kept in self.kept.items()
+        )
+
+    def record(self) -> dict[str, Any]:
+        """Return what is kept, for timing.jsonl."""
+        return {name: asdict(kept) for name, kept in self.kept.items()}
+
+    def num_added(self) -> int:
+        """Return how many images this process has decoded and kept."""
+        return sum(store.num_added for store, _ in self._stores.values())
+
+    def problems(self) -> list[str]:
+        """Return a line for each store that the disk ended."""
+        errors = [store.problem for store, _ in self._stores.values() if store.problem]
+        end = "the images that are not kept are decoded each time"
+        return [f"decoded images are no longer kept, {error.strerror or error}; {end}" for error in errors]
+
+    def close(self) -> None:
+        """Unlock the stores; splits that were attached stay valid."""
+        for store, _ in self._stores.values():
+            store.close()
+
+    def _open(
+        self, split: Split, whole: Split, about: dict[str, Any], *, visits: float
+    ) -> tuple[DecodedStore | None, Kept]:
+        """Open the store for a split in the first of the places that `_places` names."""
+        need = _bytes_of(split, about)
+        if need is None:
+            return None, Kept("off", reason="no image of the first ones can be read")
+        places, reason = self._places(whole, about, need, visits)
+        for place in places:
+            try:
+                if place == "disk":
+                    room = user_cache.room_for("decoded")
+                    store = decoded_store.open_store(about, len(whole), limit_bytes=room)
+                else:
+                    store = decoded_store.in_memory(len(whole), limit_bytes=self.memory_left)
+                    self.memory_left = max(0.0, self.memory_left - need)
+                return store, Kept(place, need)
+            except OSError as error:
+                reason = error.strerror or str(error)
+        return None, Kept("off", need, reason)
+
+    def _places(self, whole: Split, about: dict[str, Any], need: int, visits: float) -> tuple[list[str], str]:
+        """Return the places to try in this order, and the reason if there is none."""
+        has_stamps = whole.stamp_of is not None
+        if self.mode == "ram":
+            return ["memory"], ""
+        if self.mode == "disk":
+            return (["disk"], "") if has_stamps else ([], "its source does not say when it changes")
+        if has_stamps and decoded_store.is_stored(about):
+            return ["disk"], ""
+        if visits < 2:
+            return [], ONCE
+        if need > self.free_bytes:
+            return [], f"{bytes_text(need)} are more than {MEMORY_FRACTION:.0%} of the free memory"
+        fits_memory = need <= self.memory_left
+        fits_disk = has_stamps and need <= user_cache.room_for("decoded")
+        if self.has_siblings:  # who share a file, and not their memory
+            places = ["disk"] * fits_disk + ["memory"] * fits_memory
+        else:
+            places = ["memory"] * fits_memory
+        return places, "no room"
+
+
+ONCE = "read once"
+
+
+def _about(whole: Split, preprocessing: Preprocessing | None) -> dict[str, Any]:
+    """Return the key of a store: all that its pixels depend on."""
+    decoders = {"rules": decoding.RULES, "pillow": PIL.__version__, "jpeg": decoding.jpeg_version()}
+    about = {"rows": len(whole), "fingerprint": whole.fingerprint, "decoders": decoders}
+    if preprocessing is None:
+        return {"name": f"{whole.name}, whole images", **about}
+    height, width = preprocessing.image_size
+    # Resizing may round differently in another version, or with other instructions of the processor.
+    about["geometry"] = {
+        "rules": transforms.RULES,
+        "values": json.loads(json.dumps(preprocessing.geometry)),
+        "torch": torch.__version__,
+        "torchvision": version("torchvision"),
+        "processor": [platform.machine(), torch.backends.cpu.get_cpu_capability()],
+    }
+    return {"name": f"{whole.name}, prepared to {height}x{width}", **about}
+
+
+def _bytes_of(split: Split, about: dict[str, Any]) -> int | None:
+    """Estimate the bytes of all images of a split from the headers of some; None if none can be read."""
+    if "geometry" in about:
+        height, width = about["geometry"]["values"][0]
+        return len(split) * height * width * 3
+    sizes = []
+    for row in np.linspace(0, len(split) - 1, min(SAMPLED_ROWS, len(split))).astype(int):
+        try:
+            image, _ = split.read_row(int(row))
+            sizes.append(decoding.decoded_bytes(image) if isinstance(image, bytes) else image.nbytes)
+        except (DataError, ValueError):
+            continue
+    return int(MARGIN * len(split) * float(np.mean(sizes))) if sizes else None

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from random import Random
 from typing import Any
@@ -20,7 +21,6 @@ import torch
 from torch import Tensor
 
 from vitcli.data.decoding import check, decode
-from vitcli.data.image_cache import CachedImage
 from vitcli.data.sampler import ROWS_PER_TASK, TrainSampler, derive_seed, row_ranges
 from vitcli.data.split import Split, check_label
 from vitcli.data.transforms import Preprocessing, TrainTransform
@@ -126,14 +126,21 @@ def eval_batches(
     undecodable image is left out, never replaced.
     """
 
+    prepared = split.cache and split.cache.prepared.get(preprocessing.geometry)
+
+    def prepare(row: int) -> tuple[np.ndarray, int | tuple[int, ...]]:
+        image_HWC, label = read_example(split, row)
+        return preprocessing(image_HWC), label
+
     def load(row: int) -> Example:
         try:
-            image_HWC, label = read_example(split, row)
+            make = partial(prepare, row)
+            image_HWC, label = prepared.read(split, row, make) if prepared else make()
         except DataError:
             if on_bad_image == "error":
                 raise
             return Example(np.empty((0, 0, 3), np.uint8), -1, row, skipped=(split.where_is(row),))
-        return Example(preprocessing(image_HWC), label, row)
+        return Example(image_HWC, label, row)
 
     parts = row_ranges(len(split), batch_size, rank=rank, world_size=world_size)
     yield from _in_threads(parts, load, image_size=preprocessing.image_size, num_threads=num_threads)
@@ -141,17 +148,18 @@ def eval_batches(
 
 def read_example(split: Split, row: int) -> tuple[np.ndarray, int | tuple[int, ...]]:
     """Return the (H, W, 3) uint8 image and the label or labels of a row; errors name the row or file."""
+    if split.cache and split.cache.decoded:
+        return split.cache.decoded.read(split, row, partial(_decode_row, split, row))
+    return _decode_row(split, row)
+
+
+def _decode_row(split: Split, row: int) -> tuple[np.ndarray, int | tuple[int, ...]]:
     image, label = split.read_row(row)
     if split.is_large:
         check_label(split, label, row)
-    if not isinstance(image, bytes):
-        return image, label
-    if isinstance(image, CachedImage) and image.pixels_HWC is not None:
-        return image.pixels_HWC, label
-    pixels_HWC = decode(image, where=split.where_is, row=row)
-    if isinstance(image, CachedImage):
-        image.store(pixels_HWC)
-    return pixels_HWC, label
+    if isinstance(image, bytes):
+        image = decode(image, where=split.where_is, row=row)
+    return image, label
 
 
 def check_images(split: Split, *, rank: int, world_size: int, num_threads: int) -> list[DataError]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 import datasets
 import numpy as np
@@ -22,6 +23,7 @@ from vitcli.data.columns import (
     find_image_column,
     find_label_column,
     image_bytes,
+    stamps_of,
 )
 from vitcli.data.sources.folders import NOTHING, LeftOut
 from vitcli.errors import DataError
@@ -55,6 +57,10 @@ class Split:
         has_labels: False for images without labels, which all have the label 0.
         left_out: files of the data set's folder that are not read.
         notes: what else a reader of a number on these rows must know.
+        stamp_of: function of a row to a number that is another one as soon as its image has changed, or None
+            for an image that has just been written; None if the source tells nothing of the kind.
+        whole: of a part, the split that it was cut from first, and the function of its rows to rows there.
+        cache: images that are kept once they are decoded, see `image_cache`.
     """
 
     name: str
@@ -72,6 +78,9 @@ class Split:
     has_labels: bool = True
     left_out: LeftOut = NOTHING
     notes: tuple[str, ...] = ()
+    stamp_of: Callable[[int], int | None] | None = None
+    whole: "tuple[Split, Callable[[np.ndarray], np.ndarray]] | None" = None
+    cache: Any = None
 
     @property
     def is_large(self) -> bool:
@@ -100,6 +109,17 @@ class Split:
                 image = error.message.encode()
             digest.update(image if isinstance(image, bytes) else image.tobytes())
         return digest.hexdigest()
+
+    def label_of(self, row: int) -> Label:
+        """Return the label or labels of a row, without its image; not for large splits."""
+        return self._labels[row]
+
+    @cached_property
+    def _labels(self) -> list[Label]:
+        labels = self.read_labels().tolist()
+        if self.has_several_labels:
+            return [tuple(label for label in several if label >= 0) for several in labels]
+        return labels
 
     @property
     def lines(self) -> list[str]:
@@ -157,6 +177,8 @@ class Split:
     def _at(self, source_rows: Callable[[np.ndarray], np.ndarray], num_examples: int) -> "Split":
         """Return a split whose row r is row `source_rows(r)` of this one."""
 
+        whole, rows_of_whole = self.whole or (self, lambda rows: rows)
+
         def source_row(row: int) -> int:
             return int(source_rows(np.array([row]))[0])
 
@@ -171,6 +193,8 @@ class Split:
             where_is=lambda row: self.where_is(source_row(row)),
             read_column=self.read_column
             and (lambda name: [*map(self.read_column(name).__getitem__, all_rows())]),
+            whole=(whole, lambda rows: rows_of_whole(source_rows(rows))),
+            cache=None,
         )
 
     def relabelled(self, number_of: np.ndarray, class_names: tuple[str, ...]) -> "Split":
@@ -192,6 +216,7 @@ class Split:
             num_classes=len(class_names),
             read_row=read_row,
             read_labels=read_labels,
+            whole=self.whole or (self, lambda rows: rows),
         )
 
 
@@ -253,6 +278,7 @@ def from_table(
         read_labels=read_labels,
         where_is=where_is,
         has_several_labels=isinstance(table.features[label_column], datasets.List | datasets.LargeList),
+        stamp_of=stamps_of(table, image_column, root),
         read_column=lambda column: column_values(whole, image_column if column == PATHS else column),
     )
 

@@ -22,6 +22,7 @@ from vitcli.recipe.schema import WEIGHTS, Data
 CHOICES = {"resize": ("square", "short_side", "none"), "interpolation": ("bilinear", "bicubic")}
 # Keys of [data] that may say "weights".
 MAY_SAY_WEIGHTS = ("image_size", "eval_resize", "eval_crop_fraction", "interpolation", "mean", "std")
+RULES = 1  # to be raised when a `Preprocessing` gives other pixels: part of the key of cached ones
 CROP_TRIES = 100  # of the Inception crop before it takes the whole image, as in the official code
 
 
@@ -106,6 +107,11 @@ class Preprocessing:
     def resolution(self) -> int | list[int]:
         """The image size as recipes write it: one number for a square, else height and width."""
         return self.image_size[0] if len(set(self.image_size)) == 1 else list(self.image_size)
+
+    @property
+    def geometry(self) -> tuple:
+        """All that the pixels depend on; mean and std are applied on the device."""
+        return self.image_size, self.resize, self.crop_fraction, self.interpolation, self.antialias
 
     @property
     def short_side(self) -> int:

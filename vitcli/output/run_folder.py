@@ -257,11 +257,12 @@ def refuse_run(folder: Path, name: str) -> None:
 
 
 def _with_absolute_paths(recipe: Recipe) -> Recipe:
-    """Return the recipe with absolute paths, so that two spellings of a path are equal."""
+    """Return the recipe with absolute paths and without data.cache, on which no result depends."""
 
     def absolute(name: str | None) -> str | None:
         return str(Path(name).resolve()) if name and Path(name).exists() else name
 
-    data_section = recipe.data.model_copy(update={"dataset": absolute(recipe.data.dataset)})
+    data_keys = {"dataset": absolute(recipe.data.dataset), "cache": "auto"}
+    data_section = recipe.data.model_copy(update=data_keys)
     model_section = recipe.model.model_copy(update={"ckpt": absolute(recipe.model.ckpt)})
     return recipe.model_copy(update={"data": data_section, "model": model_section})

@@ -142,7 +142,9 @@ def duration(seconds: float | None) -> str:
 
 
 def bytes_text(number: int) -> str:
-    """Return a size, in KiB below 1 MiB."""
+    """Return a size in KiB, MiB or GiB."""
+    if number >= 2**30:
+        return f"{number / 2**30:,.1f} GiB"
     return f"{number / 2**20:,.1f} MiB" if number >= 2**20 else f"{number / 2**10:,.1f} KiB"
 
 

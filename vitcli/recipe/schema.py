@@ -149,6 +149,10 @@ class Data(Section):
     std: or_weights(PerChannel) = key("per channel, divides after the mean; weights: theirs")
     streaming: bool = key("read shards in place, shuffled within windows, instead of as tables", False)
     shuffle_window: Count = key("streaming: number of rows shuffled together", 8192)
+    cache: Literal["auto", "ram", "disk", "off"] = key(
+        "decoded images: kept in memory or in the user's cache folder; auto: where it pays (docs/cache.md)",
+        "auto",
+    )
     on_bad_image: Literal["error", "skip"] = key("unreadable images: stop, or skip and count", "error")
 
     @model_validator(mode="before")

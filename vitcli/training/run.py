@@ -98,6 +98,8 @@ class TrainingRun:
             raise
         finally:
             self.job.progress.end()
+            for problem in self.job.images.problems():
+                self.job.progress.note_once(f"note: {problem}")
             if self.tracking:
                 self.tracking.close()
             if self.folder:
@@ -134,6 +136,8 @@ class TrainingRun:
         self.folder.write_json("plan.json", asdict(self.job.plan) | {"model": self.job.start.arch.name})
         # Weights of a checkpoint can be used before the run ends.
         write_config(path, self.job.start.arch, **weights_description(self.job))
+        if self.job.images.kept:
+            self.folder.log_timing({"decoded_images": self.job.images.record()})
         self.job.progress.note(f"run folder {path}")
         return path
 

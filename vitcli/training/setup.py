@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,10 @@ from torch import nn
 from vitcli import recipe as recipes
 from vitcli.data import dataset, loader, sampler
 from vitcli.data.aliases import local_copy
+from vitcli.data.image_cache import ImageCache
 from vitcli.data.seen_images import SeenImages
 from vitcli.data.split import Split, classes_without
+from vitcli.data.transforms import preprocessing_of
 from vitcli.distributed.runtime import Runtime, fix_threads, peak_memory_gib
 from vitcli.distributed.runtime import start as start_runtime
 from vitcli.errors import DataError, VitError
@@ -67,6 +69,7 @@ class RunOptions:
         noted: lines that runs of one command print once.
         title: line about the data of one run of several, instead of the usual ones.
         starts: checkpoints that the runs of the sweep start from, if this is one of them.
+        has_siblings: whether other runs of a sweep train at the same time.
     """
 
     out: Path | None = None
@@ -85,6 +88,7 @@ class RunOptions:
     title: str | None = None
     noted: set[str] = field(default_factory=set)
     starts: tuple[Start, ...] = ()
+    has_siblings: bool = False
 
 
 @dataclass(frozen=True)
@@ -116,6 +120,7 @@ class TrainingJob:
     Attributes:
         recipe: of one run, without choices.
         probe: training and test split of the few-shot probe, if the recipe has one.
+        images: the decoded images that are kept.
     """
 
     command: str
@@ -128,6 +133,7 @@ class TrainingJob:
     probe: tuple[Split, Split] | None
     start: InitialModel
     plan: Plan
+    images: ImageCache
 
     def lr_at(self, step: int) -> float:
         """Return the learning rate of update number `step`, counted from 0."""
@@ -148,11 +154,13 @@ def set_up(
     make_model: MakeModel,
     *,
     open_data: Callable[..., dataset.DataSet] = dataset.DataSet,
+    images: ImageCache | None = None,
 ) -> TrainingJob:
     """Open the data, build the network and plan the run; nothing is written.
 
     Args:
         open_data: called like `DataSet`, such as a cache of them.
+        images: the decoded images that are kept for several runs; None for those of this one.
     """
     assert not recipe.choices and recipe.train.runs == 1, "a sweep is several jobs"
     check_shard(recipe, options)
@@ -199,9 +207,26 @@ def set_up(
     plan = plan_run(recipe, options, runtime, start, train_split)
     for line in _notes_on_length(plan, recipe):
         progress.note_once(line)
-    return TrainingJob(
-        command, recipe, options, runtime, progress, train_split, eval_split, probe, start, plan
+    images = images or ImageCache(
+        recipe.data.cache, processes_here=runtime.processes_here, has_siblings=options.has_siblings
     )
+    job = TrainingJob(
+        command, recipe, options, runtime, progress, train_split, eval_split, probe, start, plan, images
+    )
+    return job if plan_only else _with_kept_images(job)
+
+
+def _with_kept_images(job: TrainingJob) -> TrainingJob:
+    """Return the job with images that are kept once decoded: for training whole, for evaluation prepared."""
+    images, plan, every = job.images, job.plan, job.recipe.eval.every
+    passes = 1 + (plan.total_steps // every if every else 0)
+    train_split = images.attach(job.train_split, visits=plan.epochs)
+    eval_split = images.attach(job.eval_split, visits=passes, preprocessing=preprocessing_of(job.recipe.data))
+    if images.num_runs > 1 and eval_split.dev_cut:  # its images are trained on in the final runs
+        eval_split = images.attach(eval_split, visits=passes)
+    if line := images.line():
+        job.progress.note_once(line)
+    return replace(job, train_split=train_split, eval_split=eval_split)
 
 
 def check_images(

@@ -7,6 +7,7 @@ images and the network.
 """
 
 import gc
+import os
 import shutil
 from dataclasses import replace
 from functools import cache, partial
@@ -17,9 +18,8 @@ from torch import Tensor
 
 from vitcli import recipe as recipes
 from vitcli.data.dataset import DEV_PART, DEV_PART_OF_ALL, DataSet
-from vitcli.data.image_cache import MemoryBudget, cached
+from vitcli.data.image_cache import ImageCache
 from vitcli.data.split import Split
-from vitcli.distributed import launch
 from vitcli.distributed.runtime import shared_process_group
 from vitcli.distributed.runtime import start as start_runtime
 from vitcli.errors import NotFiniteError, VitError
@@ -36,8 +36,6 @@ from vitcli.training.sequence import run_all
 from vitcli.training.setup import InitialModel, MakeModel, RunOptions, open_train_and_eval, set_up
 from vitcli.training.sweep_results import Trial
 from vitcli.training.text import choices_table, run_line
-
-IMAGE_CACHE_FRACTION = 0.25  # of the free memory, divided among the processes of this machine
 
 Job = tuple[Path, Recipe]  # run folder and recipe of one run
 
@@ -58,7 +56,11 @@ def run(command: str, recipe: Recipe, options: RunOptions, make_model: MakeModel
         if earlier:
             return earlier
     if not is_sweep:
-        options = replace(options, starts=parallel_runs.starts_of_sweep())
+        options = replace(
+            options,
+            starts=parallel_runs.starts_of_sweep(),
+            has_siblings=parallel_runs.STARTS in os.environ,
+        )
         return run_job(set_up(command, recipe, options, make_model))
     with shared_process_group():
         sweep = Sweep(command, recipe, options, make_model)
@@ -75,11 +77,17 @@ class Sweep:
         self.progress = Progress(quiet=options.quiet, is_main=self.runtime.is_main)
         for note in self.runtime.notes:
             self.progress.note(note)
-        free_bytes = launch.free_bytes() / self.runtime.processes_here
-        self.image_memory = MemoryBudget(free_bytes * IMAGE_CACHE_FRACTION)
-        self._open_data = cache(partial(CachedDataSet, memory=self.image_memory))
+        self.images = ImageCache(
+            recipe.data.cache,
+            processes_here=self.runtime.processes_here,
+            has_siblings=options.arms_parallel > 1,
+            num_runs=len(self._arm_recipes()) + recipe.train.runs,
+        )
+        self._open_data = cache(CachedDataSet)
         network = make_model if options.shard else SharedNetwork(make_model)  # slices cannot be reset
-        self._set_up = partial(set_up, command, make_model=network, open_data=self._open_data)
+        self._set_up = partial(
+            set_up, command, make_model=network, open_data=self._open_data, images=self.images
+        )
         self.path: Path | None = None
         self.folder: RunFolder | None = None  # open on the first process only
 
@@ -110,7 +118,7 @@ class Sweep:
             summary = sweep_results.summary_of_all(trials, chosen, finals, path=self.path)
             if self.folder:
                 write_sweep_results(self.folder, recipes.to_toml(self.recipe), summary, finals[0])
-                if count := self.image_memory.num_decoded:
+                if count := self.images.num_added():
                     self.progress.note(f"{count} images were decoded once for all runs")
         finally:
             if self.folder:
@@ -247,16 +255,15 @@ def _drop_weights(path: Path) -> None:
 
 
 class CachedDataSet(DataSet):
-    """A data set whose splits are opened once, and whose images are decoded once as far as memory allows."""
+    """A data set whose splits are opened once."""
 
-    def __init__(self, name: str, *, memory: MemoryBudget, **options: Any):
+    def __init__(self, name: str, **options: Any):
         super().__init__(name, **options)
-        self._memory = memory
         self._whole: dict[str, Split] = {}
 
     def open_whole(self, split: str) -> Split:
         if split not in self._whole:
-            self._whole[split] = cached(super().open_whole(split), self._memory)
+            self._whole[split] = super().open_whole(split)
         return self._whole[split]
 
 

@@ -1,0 +1,303 @@
+"""The user's cache folder: what is in it, for how long, and how much of it at most.
+
+Every kind has a folder of entries, each a file or a folder of its own. An entry that a process uses is locked
+(shared or alone), and what is locked is never deleted. All but downloads are bounded together: the entries
+used longest ago make room. Only names that vit gives are ever deleted, and no link is followed.
+"""
+
+import fcntl
+import math
+import os
+import re
+import secrets
+import shutil
+import stat
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from vitcli.errors import VitError
+from vitcli.output.atomic import TEMPORARY, read_json
+
+LIMIT = "VIT_CACHE_LIMIT"  # environment variable: bytes of all kinds that are bounded
+DEFAULT_LIMIT = 50 * 10**9
+FREE_FRACTION = 0.25  # of the free disk space, with what the cache takes of it now
+UNITS = {"": 1, "b": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
+         "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}  # fmt: skip
+SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", re.IGNORECASE)
+SIZE_EXAMPLES = "a size such as 20GB, 500MB or 0"
+LOCK, ABOUT = "lock", "about.json"  # in the folder of an entry
+DEBRIS_AGE_S = 3600.0  # after which what a killed process left half deleted or half written is deleted
+
+
+@dataclass(frozen=True)
+class EntryKind:
+    """A kind of entry.
+
+    Attributes:
+        folder: below the cache folder.
+        what: it holds, in a few words.
+        pattern: of the names of its entries; nothing else is touched.
+        is_bounded: whether old entries make room for new ones.
+    """
+
+    folder: str
+    what: str
+    pattern: re.Pattern
+    is_bounded: bool = True
+
+
+KINDS = {
+    "decoded": EntryKind("decoded", "decoded images", re.compile(r"[0-9a-f]{32}")),
+    "features": EntryKind("features", "features of frozen networks", re.compile(r"[0-9a-f]{32}\.features")),
+    "shards": EntryKind(
+        "shards", "blocks and indexes of remote shards", re.compile(r"[0-9a-f]{32}\.(npz|lock|block)")
+    ),
+    "weights": EntryKind("weights", "downloaded weights", re.compile(r"[0-9a-f]{16}"), is_bounded=False),
+}
+
+
+@dataclass(frozen=True)
+class CacheEntry:
+    """One file or folder of the cache.
+
+    Attributes:
+        num_bytes: on disk, which is less than the length of a file with holes.
+        last_used: seconds since the epoch.
+        about: what it holds, in words; "" if it does not say.
+    """
+
+    kind: str
+    path: Path
+    num_bytes: int
+    last_used: float
+    about: str = ""
+
+
+def cache_folder(kind: str) -> Path:
+    """Return the folder of a kind: $XDG_CACHE_HOME/vit/KIND, by default ~/.cache/vit/KIND."""
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.path.expanduser(base), "vit", KINDS[kind].folder)
+
+
+def make_cache_folder(kind: str) -> Path:
+    """Make the folder of a kind, for this user alone.
+
+    Raises:
+        OSError: it cannot be made, it is a link, or it belongs to another user.
+    """
+    folder = cache_folder(kind)
+    folder.mkdir(parents=True, exist_ok=True)
+    if folder.is_symlink():
+        raise OSError(0, f"{folder} is a link; to move the cache, set XDG_CACHE_HOME")
+    if folder.stat().st_uid != os.geteuid():
+        raise OSError(0, f"{folder} belongs to another user")
+    return folder
+
+
+def parse_size(text: str, *, where: str) -> int:
+    """Return the bytes that a size such as 20GB, 1.5 GiB or 0 stands for.
+
+    Raises:
+        VitError: it is no size.
+    """
+    match = SIZE.fullmatch(text.strip())
+    if match is None:
+        raise VitError(f"{text[:40]!r} is not a size", where=where, fix=f"write {SIZE_EXAMPLES}")
+    return int(float(match[1]) * UNITS[match[2].lower()])
+
+
+def asked_limit() -> int:
+    """Return the bytes that VIT_CACHE_LIMIT allows.
+
+    Raises:
+        VitError: it is not a size.
+    """
+    text = os.environ.get(LIMIT)
+    return parse_size(text, where=f"environment variable {LIMIT}") if text else DEFAULT_LIMIT
+
+
+def room_for(kind: str, *, but: Path | None = None) -> int:
+    """Return the bytes that entries of a bounded kind may take, if all others that nobody uses made room.
+
+    Args:
+        but: an entry whose own bytes do not count.
+    """
+    entries = [entry for entry in _bounded_entries() if entry.path != but]
+    used = sum(entry.num_bytes for entry in entries if is_in_use(entry.path))
+    return max(0, _limit(cache_folder(kind), sum(entry.num_bytes for entry in entries)) - used)
+
+
+def make_room(num_bytes: int, *, kind: str) -> bool:
+    """Delete what was used longest ago until so many bytes more fit; return False if they cannot."""
+    entries = sorted(_bounded_entries(), key=lambda entry: entry.last_used)
+    used = sum(entry.num_bytes for entry in entries)
+    limit = _limit(cache_folder(kind), used)
+    for entry in entries:
+        if used + num_bytes <= limit:
+            return True
+        if delete(entry.path):
+            used -= entry.num_bytes
+    return used + num_bytes <= limit
+
+
+def _limit(folder: Path, used: int) -> int:
+    nearest = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    return int(min(asked_limit(), FREE_FRACTION * (shutil.disk_usage(nearest).free + used)))
+
+
+def _bounded_entries() -> list[CacheEntry]:
+    return [entry for kind in KINDS if KINDS[kind].is_bounded for entry in entries_of(kind)]
+
+
+def entries_of(kind: str) -> list[CacheEntry]:
+    """List the entries of a kind; a missing, linked or unreadable folder has none."""
+    folder = cache_folder(kind)
+    if folder.is_symlink():
+        return []
+    entries = []
+    with suppress(OSError), os.scandir(folder) as names:
+        for name in names:
+            with suppress(OSError):  # deleted meanwhile
+                if _is_entry(name, kind):
+                    entries.append(_entry(kind, Path(name.path)))
+    return entries
+
+
+def _is_entry(name: os.DirEntry, kind: str) -> bool:
+    if name.is_symlink():
+        return False
+    if name.name.startswith(TEMPORARY):
+        return time.time() - name.stat(follow_symlinks=False).st_mtime > DEBRIS_AGE_S
+    return KINDS[kind].pattern.fullmatch(name.name) is not None
+
+
+def _entry(kind: str, path: Path) -> CacheEntry:
+    state = path.lstat()
+    if not stat.S_ISDIR(state.st_mode):
+        return CacheEntry(kind, path, _on_disk(state), state.st_mtime)
+    files = [Path(folder, name) for folder, _, names in os.walk(path) for name in names]
+    sizes, last_used = 0, 0.0
+    for file in files:
+        with suppress(OSError):
+            inner = file.lstat()
+            sizes, last_used = sizes + _on_disk(inner), max(last_used, inner.st_mtime)
+    about = (read_json(path / ABOUT) or {}).get("name")
+    downloads = [file.name for file in files if file.suffix not in (".lock", ".json")]
+    names = ", ".join(sorted(downloads)[:2]) if kind == "weights" else ""
+    return CacheEntry(kind, path, sizes, last_used or state.st_mtime, str(about or names))
+
+
+def _on_disk(state: os.stat_result) -> int:
+    return state.st_blocks * 512 if stat.S_ISREG(state.st_mode) else 0
+
+
+def mark_used(path: Path) -> None:
+    """Remember that an entry is used now; a cache that cannot be written only forgets it."""
+    with suppress(OSError):
+        os.utime(path / ABOUT if path.is_dir() else path)
+
+
+@contextmanager
+def locked(path: Path, *, shared: bool) -> Iterator[BinaryIO | None]:
+    """Hold the lock of an entry while the block runs; yields None if another process forbids it."""
+    file = lock_entry(path, shared=shared)
+    try:
+        yield file
+    finally:
+        if file:
+            file.close()
+
+
+def lock_entry(path: Path, *, shared: bool) -> BinaryIO | None:
+    """Return the open, locked lock of an entry, of a file the file itself; None if it cannot be locked now.
+
+    Closing it, or the end of the process, however it ends, unlocks it.
+    """
+    name = path / LOCK if path.is_dir() else path
+    try:
+        file = os.fdopen(os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb")
+    except OSError:
+        return None
+    try:
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(file.fileno()), os.lstat(name)):  # not deleted in between
+            return file
+    except OSError:  # locked by another process, deleted, or a file system without locks
+        pass
+    file.close()
+    return None
+
+
+def is_in_use(path: Path) -> bool:
+    """Return whether a process holds the lock of an entry."""
+    name = path / LOCK if path.is_dir() else path
+    if not os.path.lexists(name):
+        return False
+    with locked(path, shared=False) as lock:
+        return lock is None
+
+
+def delete(path: Path) -> bool:
+    """Delete an entry that no process uses; return False if one does, or it cannot be deleted.
+
+    A folder is renamed first: another process sees all of it or nothing. No link is followed.
+    """
+    if path.is_symlink():
+        return False
+    has_lock = not path.is_dir() or (path / LOCK).exists()
+    with locked(path, shared=False) as lock:
+        if has_lock and lock is None:
+            return False
+        try:
+            if not path.is_dir():
+                path.unlink()
+                return True
+            grave = path.with_name(f"{TEMPORARY}{secrets.token_hex(8)}")
+            path.rename(grave)
+            shutil.rmtree(grave, ignore_errors=True)
+            return True
+        except OSError:
+            return False
+
+
+def choose(
+    entries: Sequence[CacheEntry], *, older_than_s: float | None = None, keep_bytes: int | None = None
+) -> list[CacheEntry]:
+    """Return the entries to delete, used longest ago first.
+
+    Args:
+        older_than_s: only those that were not used for so long.
+        keep_bytes: only as many as are needed to keep so many bytes.
+    """
+    now, used = time.time(), sum(entry.num_bytes for entry in entries)
+    chosen = []
+    for entry in sorted(entries, key=lambda entry: entry.last_used):
+        if keep_bytes is not None and used <= keep_bytes:
+            break
+        if older_than_s is not None and now - entry.last_used <= older_than_s:
+            break
+        chosen.append(entry)
+        used -= entry.num_bytes
+    return chosen
+
+
+def all_entries(kinds: Iterable[str] = KINDS) -> list[CacheEntry]:
+    """List the entries of several kinds."""
+    return [entry for kind in kinds for entry in entries_of(kind)]
+
+
+def parse_age(text: str, *, where: str) -> float:
+    """Return the seconds that an age such as 30d, 12h or 2w stands for.
+
+    Raises:
+        VitError: it is no age.
+    """
+    units = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhdw])", text.strip(), re.IGNORECASE)
+    if match is None or not math.isfinite(float(match[1])):
+        raise VitError(f"{text[:40]!r} is not an age", where=where, fix="write one such as 30d, 12h or 2w")
+    return float(match[1]) * units[match[2].lower()]
