@@ -20,6 +20,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from tests.conftest import REPOSITORY
+from vitcli.data import transforms
 from vitcli.distributed import accelerate_settings, runtime
 from vitcli.inspection.attention import record_attention
 from vitcli.models import masked_patch, pos_embed
@@ -148,6 +149,19 @@ def test_torch_adds_and_scales_lists_of_tensors_as_one_by_one():
     assert all(map(torch.equal, left, sums))
     torch._foreach_mul_(left, factor)
     assert all(torch.equal(a, b * factor) for a, b in zip(left, sums, strict=True))
+
+
+@pytest.mark.parametrize(("interpolation", "antialias"), transforms.RESIZE)
+def test_torch_resizes_bytes_into_their_place_as_interpolate_does(interpolation, antialias):
+    images_BHWC = torch.randint(0, 256, (3, 40, 30, 3), dtype=torch.uint8)
+    image_1CHW = images_BHWC[1:2, 3:38, 5:].permute(0, 3, 1, 2)
+    batch_BHWC = torch.zeros(3, 24, 20, 3, dtype=torch.uint8)
+    place_1CHW = batch_BHWC[1:2].permute(0, 3, 1, 2)
+
+    transforms.RESIZE[interpolation, antialias](image_1CHW, (24, 20), False, None, None, out=place_1CHW)
+    options = dict(size=(24, 20), mode=interpolation, antialias=antialias)
+    assert torch.equal(place_1CHW, nn.functional.interpolate(image_1CHW, **options))
+    assert batch_BHWC[1].any() and not batch_BHWC[::2].any()
 
 
 @pytest.mark.slow

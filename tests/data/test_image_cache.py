@@ -30,11 +30,11 @@ def decoded(monkeypatch) -> list[int]:
     """The rows that were decoded, in order."""
     rows: list[int] = []
 
-    def decode(data: bytes, *, where, row: int) -> np.ndarray:
+    def open_image(data: bytes, *, where, row: int) -> np.ndarray:
         rows.append(row)
         return decoding.decode(data, where=where, row=row)
 
-    monkeypatch.setattr(loader, "decode", decode)
+    monkeypatch.setattr(loader, "open_image", open_image)
     return rows
 
 

@@ -1,4 +1,4 @@
-"""Loading of batches: rows are read, decoded, transformed and collated in threads, a few batches ahead.
+"""Loading of batches: rows are read, decoded and transformed in threads, each into its place in the batch.
 
 Threads rather than worker processes, because decoding and resizing release the GIL, nothing is pickled and
 starting costs nothing (measured in docs/loader.md). The pixels of an example depend on (seed, position in the
@@ -20,14 +20,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitcli.data.decoding import check, decode
+from vitcli.data.decoding import Jpeg, check, open_image
 from vitcli.data.sampler import ROWS_PER_TASK, TrainSampler, derive_seed, row_ranges
-from vitcli.data.split import Split, check_label
+from vitcli.data.split import Label, Split, check_label
 from vitcli.data.transforms import Preprocessing, TrainTransform
 from vitcli.distributed import launch
 from vitcli.errors import DataError
 
 TRIES_PER_EXAMPLE = 100  # rows tried in place of one that cannot be decoded before the run stops
+BYTES_AHEAD = 2**28  # of pixels in batches that are prepared; one batch is always ahead
 
 
 @dataclass(frozen=True)
@@ -47,12 +48,15 @@ class Batch:
     skipped: tuple[str, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Example:
-    """One row of a split, decoded and transformed."""
+    """What is known of one row of a split, whose pixels are in their place in the batch.
 
-    image_HWC: np.ndarray
-    label: int | tuple[int, ...]
+    Attributes:
+        label: None where the image could not be decoded and is left out.
+    """
+
+    label: Label | None
     row: int
     skipped: tuple[str, ...] = ()
 
@@ -86,21 +90,20 @@ def train_batches(
             for first in range(0, len(examples), per_device_batch):
                 yield examples[first : first + per_device_batch]
 
-    def load(example: tuple[int, int]) -> Example:
+    def load(example: tuple[int, int], place_HWC: np.ndarray) -> Example:
         row, position = example
         skipped: tuple[str, ...] = ()
         # An undecodable image is replaced by that of the next row, which is augmented in its place.
         for _ in range(TRIES_PER_EXAMPLE):
             try:
-                image_HWC, label = read_example(split, row)
+                image, label = open_example(split, row)
+                transform(image, Random(derive_seed(sampler.seed, "augment", position)), place_HWC)
+                return Example(label, row, skipped)
             except DataError:
                 if on_bad_image == "error":
                     raise
                 skipped += (split.where_is(row),)
                 row = (row + 1) % len(split)
-                continue
-            rng = Random(derive_seed(sampler.seed, "augment", position))
-            return Example(transform(image_HWC, rng), label, row, skipped)
         raise DataError(
             f"{TRIES_PER_EXAMPLE} images in a row cannot be decoded",
             where=f"{skipped[0]} and the rows after it",
@@ -128,37 +131,55 @@ def eval_batches(
 
     prepared = split.cache and split.cache.prepared.get(preprocessing.geometry)
 
-    def prepare(row: int) -> tuple[np.ndarray, int | tuple[int, ...]]:
-        image_HWC, label = read_example(split, row)
-        return preprocessing(image_HWC), label
+    def prepare(row: int) -> tuple[np.ndarray, Label]:
+        image, label = open_example(split, row)
+        return preprocessing(image), label
 
-    def load(row: int) -> Example:
+    def load(row: int, place_HWC: np.ndarray) -> Example:
         try:
-            make = partial(prepare, row)
-            image_HWC, label = prepared.read(split, row, make) if prepared else make()
+            if prepared:
+                place_HWC[:], label = prepared.read(split, row, partial(prepare, row))
+            else:
+                image, label = open_example(split, row)
+                preprocessing(image, place_HWC)
+            return Example(label, row)
         except DataError:
             if on_bad_image == "error":
                 raise
-            return Example(np.empty((0, 0, 3), np.uint8), -1, row, skipped=(split.where_is(row),))
-        return Example(image_HWC, label, row)
+            return Example(None, row, skipped=(split.where_is(row),))
 
     parts = row_ranges(len(split), batch_size, rank=rank, world_size=world_size)
     yield from _in_threads(parts, load, image_size=preprocessing.image_size, num_threads=num_threads)
 
 
-def read_example(split: Split, row: int) -> tuple[np.ndarray, int | tuple[int, ...]]:
+def read_example(split: Split, row: int) -> tuple[np.ndarray, Label]:
     """Return the (H, W, 3) uint8 image and the label or labels of a row; errors name the row or file."""
+    image, label = open_example(split, row)
+    return image.decode() if isinstance(image, Jpeg) else image, label
+
+
+def open_example(split: Split, row: int) -> tuple[np.ndarray | Jpeg, Label]:
+    """Return the image of a row, decoded or a JPEG still to be decoded, and its label or labels.
+
+    Every image of a run comes from here: pixels that are kept are taken as they are, and those to be kept are
+    decoded whole. A JPEG that is returned may be decoded in part.
+    """
     if split.cache and split.cache.decoded:
         return split.cache.decoded.read(split, row, partial(_decode_row, split, row))
-    return _decode_row(split, row)
+    return _open_row(split, row)
 
 
-def _decode_row(split: Split, row: int) -> tuple[np.ndarray, int | tuple[int, ...]]:
+def _decode_row(split: Split, row: int) -> tuple[np.ndarray, Label]:
+    image, label = _open_row(split, row)
+    return image.decode() if isinstance(image, Jpeg) else image, label
+
+
+def _open_row(split: Split, row: int) -> tuple[np.ndarray | Jpeg, Label]:
     image, label = split.read_row(row)
     if split.is_large:
         check_label(split, label, row)
     if isinstance(image, bytes):
-        image = decode(image, where=split.where_is, row=row)
+        image = open_image(image, where=split.where_is, row=row)
     return image, label
 
 
@@ -188,52 +209,70 @@ def check_images(split: Split, *, rank: int, world_size: int, num_threads: int) 
 
 def _in_threads(
     parts: Iterable[Sequence],
-    load: Callable[[Any], Example],
+    load: Callable[[Any, np.ndarray], Example],
     *,
     image_size: tuple[int, int],
     num_threads: int,
 ) -> Iterator[Batch]:
     """Yield a batch for each part, in order, while threads prepare the next ones."""
     pool = ThreadPoolExecutor(num_threads, thread_name_prefix="vit-loader")
-    waiting: deque[list[Future]] = deque()
+    waiting: deque[_BatchInProgress] = deque()
     examples_ahead = 0
+
+    def load_chunk(examples: Sequence, places: np.ndarray) -> list[Example]:
+        return [*map(load, examples, places)]
+
     try:
         for part in parts:
             # Each part is loaded by all threads, in chunks of neighbouring examples.
-            chunk = max(1, -(-len(part) // num_threads))
-            chunks = [part[first : first + chunk] for first in range(0, len(part), chunk)]
-            waiting.append([pool.submit(lambda rows: [*map(load, rows)], chunk) for chunk in chunks])
+            images_BHWC = _empty_images(len(part), image_size)
+            places, size = images_BHWC.numpy(), max(1, -(-len(part) // num_threads))
+            firsts = range(0, len(part), size)
+            chunks = [pool.submit(load_chunk, part[i : i + size], places[i : i + size]) for i in firsts]
+            waiting.append(_BatchInProgress(images_BHWC, chunks))
             examples_ahead += len(part)
-            # At least two batches are kept ahead, and enough examples to keep every thread busy.
-            while len(waiting) > 2 and examples_ahead > 4 * num_threads:
-                batch = _collate(waiting.popleft(), image_size)
-                examples_ahead -= len(batch.rows_B)
-                yield batch
+            # At least two batches are kept ahead, and enough examples to keep every thread busy; but of
+            # batches that take much memory only the next one.
+            while len(waiting) > 1 and (
+                (len(waiting) > 2 and examples_ahead > 4 * num_threads)
+                or sum(batch.images_BHWC.nbytes for batch in waiting) > BYTES_AHEAD
+            ):
+                examples_ahead -= len(waiting[0].images_BHWC)
+                yield waiting.popleft().result()
         while waiting:
-            yield _collate(waiting.popleft(), image_size)
+            yield waiting.popleft().result()
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _labels_of(labels: list[int | tuple[int, ...]]) -> Tensor:
+def _empty_images(count: int, image_size: tuple[int, int]) -> Tensor:
+    return torch.empty((count, *image_size, 3), dtype=torch.uint8, pin_memory=torch.cuda.is_available())
+
+
+@dataclass(frozen=True, slots=True)
+class _BatchInProgress:
+    """The memory of a batch, and the threads' work on it: each writes its own chunk of the images."""
+
+    images_BHWC: Tensor
+    chunks: list[Future]
+
+    def result(self) -> Batch:
+        """Wait for all images; raise the first error."""
+        examples = [example for chunk in self.chunks for example in chunk.result()]
+        images_BHWC, is_whole = self.images_BHWC, [example.label is not None for example in examples]
+        if not all(is_whole):
+            images_BHWC = images_BHWC[torch.tensor(is_whole)]
+        whole = [example for example in examples if example.label is not None]
+        return Batch(
+            images_BCHW=images_BHWC.permute(0, 3, 1, 2),
+            labels_B=_labels_of([example.label for example in whole]),
+            rows_B=torch.tensor([example.row for example in whole], dtype=torch.int64),
+            skipped=tuple(place for example in examples for place in example.skipped),
+        )
+
+
+def _labels_of(labels: list[Label]) -> Tensor:
     if not any(isinstance(label, tuple) for label in labels):
         return torch.tensor(labels, dtype=torch.int64)
     most = max(len(label) for label in labels)
     return torch.tensor([(*label, *[-1] * (most - len(label))) for label in labels], dtype=torch.int64)
-
-
-def _collate(futures: list[Future], image_size: tuple[int, int]) -> Batch:
-    examples = [example for future in futures for example in future.result()]
-    whole = [example for example in examples if example.image_HWC.size]
-    images_BHWC = torch.empty(
-        (len(whole), *image_size, 3), dtype=torch.uint8, pin_memory=torch.cuda.is_available()
-    )
-    rows = images_BHWC.numpy()
-    for i, example in enumerate(whole):
-        rows[i] = example.image_HWC
-    return Batch(
-        images_BCHW=images_BHWC.permute(0, 3, 1, 2),
-        labels_B=_labels_of([example.label for example in whole]),
-        rows_B=torch.tensor([example.row for example in whole], dtype=torch.int64),
-        skipped=tuple(place for example in examples for place in example.skipped),
-    )

@@ -1,10 +1,13 @@
 """Transforms of decoded images: evaluation preprocessing and training augmentation, uint8 in and out.
 
-Images are (H, W, 3) uint8 arrays, before and after; every random number comes from one generator. Values are
-mapped to [-1, 1] only on the device (`to_model_range`): a batch is transferred at a quarter of its size.
+Images are (H, W, 3) uint8 arrays, before and after, and may be written to their place in a batch; every
+random number comes from one generator. Values are mapped to [-1, 1] only on the device (`to_model_range`): a
+batch is transferred at a quarter of its size.
 """
 
 import math
+import platform
+import warnings
 from dataclasses import asdict, dataclass, replace
 from random import Random
 from typing import Any
@@ -12,9 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torchvision.transforms.v2 import InterpolationMode
-from torchvision.transforms.v2.functional import resize_image
 
+from vitcli.data.decoding import Jpeg
 from vitcli.data.randaugment import randaugment
 from vitcli.errors import WeightsError
 from vitcli.recipe.schema import WEIGHTS, Data
@@ -24,6 +26,21 @@ CHOICES = {"resize": ("square", "short_side", "none"), "interpolation": ("biline
 MAY_SAY_WEIGHTS = ("image_size", "eval_resize", "eval_crop_fraction", "interpolation", "mean", "std")
 RULES = 1  # to be raised when a `Preprocessing` gives other pixels: part of the key of cached ones
 CROP_TRIES = 100  # of the Inception crop before it takes the whole image, as in the official code
+# torch's resize by interpolation and antialias, called without the layers of Python around it, which take
+# longer than a small image; it has fast kernels for uint8 on these processors.
+RESIZE = {
+    ("bilinear", False): torch._C._nn.upsample_bilinear2d,
+    ("bilinear", True): torch._C._nn._upsample_bilinear2d_aa,
+    ("bicubic", False): torch._C._nn.upsample_bicubic2d,
+    ("bicubic", True): torch._C._nn._upsample_bicubic2d_aa,
+}
+IS_FAST_ON_BYTES = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512") or platform.machine() in (
+    "aarch64",
+    "arm64",
+)
+
+# Cached pixels are only read.
+warnings.filterwarnings("ignore", message="The given NumPy array is not writable", category=UserWarning)
 
 
 @dataclass(frozen=True)
@@ -129,12 +146,14 @@ class Preprocessing:
         height, width = (math.floor(side / self.crop_fraction + 1e-6) for side in self.image_size)
         return height, width
 
-    def __call__(self, image_HWC: np.ndarray) -> np.ndarray:
-        """Resize and crop one decoded image to (image_size, 3) uint8."""
-        size = self.whole_size if self.resize == "square" else self._size_in_shape(*image_HWC.shape[:2])
-        image_HWC = _resize(image_HWC, size, self.interpolation, self.antialias)
+    def __call__(self, image: np.ndarray | Jpeg, out_HWC: np.ndarray | None = None) -> np.ndarray:
+        """Resize and crop one image to (image_size, 3) uint8, written to `out_HWC` if there is one."""
+        size = self.whole_size if self.resize == "square" else self._size_in_shape(*image.shape[:2])
+        if size == self.image_size:
+            return _resize(_whole(image), size, self.interpolation, self.antialias, out_HWC)
+        image_HWC = _resize(_whole(image), size, self.interpolation, self.antialias)
         top, left = (round((side - crop) / 2) for side, crop in zip(size, self.image_size, strict=True))
-        return image_HWC[top : top + self.image_size[0], left : left + self.image_size[1]]
+        return _placed(_cut(image_HWC, top, left, *self.image_size), out_HWC)
 
     def _size_in_shape(self, *sides: int) -> tuple[int, int]:
         """Return height and width before the centre crop of an image that keeps its shape."""
@@ -190,25 +209,38 @@ class TrainTransform:
     antialias: bool
     randaugment: tuple[int, float] | None
 
-    def __call__(self, image_HWC: np.ndarray, rng: Random) -> np.ndarray:
-        """Augment one decoded image to (image_size, 3) uint8; equal states of `rng` give equal pixels."""
+    def __call__(
+        self, image: np.ndarray | Jpeg, rng: Random, out_HWC: np.ndarray | None = None
+    ) -> np.ndarray:
+        """Augment one image to (image_size, 3) uint8, written to `out_HWC` if there is one.
+
+        Equal states of `rng` give equal pixels.
+        """
+        # The crop is drawn before the pixels are decoded, and cut before they are resized.
         size = self.image_size
         if self.crop == "inception":
-            height, width = image_HWC.shape[:2]
-            window = inception_crop(height, width, area=self.crop_area, aspect=self.crop_aspect, rng=rng)
-            image_HWC = _cut(image_HWC, *window)  # crop first: the resize then touches only what is kept
-        elif self.crop == "random":
-            size = (self.resize, self.resize)
-        image_HWC = _resize(image_HWC, size, self.interpolation, self.antialias)
+            window = inception_crop(*image.shape[:2], area=self.crop_area, aspect=self.crop_aspect, rng=rng)
+            image_HWC = _cut(_down_to(image, window[0] + window[2]), *window)
+        else:
+            image_HWC = _whole(image)
+            size = (self.resize, self.resize) if self.crop == "random" else size
+        window = None
         if self.crop == "random":
-            top, left = (rng.randint(0, self.resize - side) for side in self.image_size)
-            image_HWC = _cut(image_HWC, top, left, *self.image_size)
-        if self.flip and rng.random() < 0.5:
-            image_HWC = image_HWC[:, ::-1]
-        if self.randaugment is None:
+            window = (*(rng.randint(0, self.resize - side) for side in self.image_size), *self.image_size)
+        is_flipped = self.flip and rng.random() < 0.5
+        # What is resized last is written to its place at once.
+        is_done = window is None and not is_flipped and self.randaugment is None
+        image_HWC = _resize(image_HWC, size, self.interpolation, self.antialias, out_HWC if is_done else None)
+        if is_done:
             return image_HWC
-        num_layers, magnitude = self.randaugment
-        return randaugment(image_HWC, num_layers=num_layers, magnitude=magnitude, rng=rng)
+        if window is not None:
+            image_HWC = _cut(image_HWC, *window)
+        if is_flipped:
+            image_HWC = _flipped(image_HWC)
+        if self.randaugment is not None:
+            num_layers, magnitude = self.randaugment
+            image_HWC = randaugment(image_HWC, num_layers=num_layers, magnitude=magnitude, rng=rng)
+        return _placed(image_HWC, out_HWC)
 
 
 def inception_crop(
@@ -249,18 +281,59 @@ def to_model_range(images_BCHW: Tensor, *, mean: tuple[float, ...], std: tuple[f
     return (images_BCHW.float() - mean_C11) / std_C11
 
 
+def _whole(image: np.ndarray | Jpeg) -> np.ndarray:
+    return image.decode() if isinstance(image, Jpeg) else image
+
+
+def _down_to(image: np.ndarray | Jpeg, bottom: int) -> np.ndarray:
+    return image.decode_rows(bottom) if isinstance(image, Jpeg) else image
+
+
 def _cut(image_HWC: np.ndarray, top: int, left: int, height: int, width: int) -> np.ndarray:
     return image_HWC[top : top + height, left : left + width]
 
 
-def _resize(image_HWC: np.ndarray, size: tuple[int, int], interpolation: str, antialias: bool) -> np.ndarray:
-    if image_HWC.shape[:2] == size:
+def _placed(image_HWC: np.ndarray, out_HWC: np.ndarray | None) -> np.ndarray:
+    """Copy an image to its place, if it has one."""
+    if out_HWC is None:
         return image_HWC
-    # Channels stay last in memory, the layout of torch's fast uint8 resize.
-    image_CHW = torch.from_numpy(image_HWC).permute(2, 0, 1)
-    mode = InterpolationMode(interpolation)
-    resized_CHW = resize_image(image_CHW, list(size), interpolation=mode, antialias=antialias)
-    return resized_CHW.permute(1, 2, 0).numpy()
+    np.copyto(out_HWC, image_HWC)
+    return out_HWC
+
+
+def _flipped(image_HWC: np.ndarray) -> np.ndarray:
+    """Mirror left and right; torch moves whole pixels, numpy three single bytes in ten times as long."""
+    return torch.flip(_as_1CHW(image_HWC), (3,))[0].permute(1, 2, 0).numpy()
+
+
+def _as_1CHW(image_HWC: np.ndarray) -> Tensor:
+    """Return the same memory as a tensor; channels stay last in it, the layout of torch's fast resize."""
+    return torch.from_numpy(image_HWC).permute(2, 0, 1)[None]
+
+
+def _resize(
+    image_HWC: np.ndarray,
+    size: tuple[int, int],
+    interpolation: str,
+    antialias: bool,
+    out_HWC: np.ndarray | None = None,
+) -> np.ndarray:
+    """Resize to `size`, the same pixels as torchvision's `resize_image`, into `out_HWC` if there is one."""
+    if image_HWC.shape[:2] == size:
+        return _placed(image_HWC, out_HWC)
+    if interpolation == "bilinear" and not IS_FAST_ON_BYTES:
+        return _placed(_resize_in_float(image_HWC, size, antialias), out_HWC)
+    if out_HWC is None:
+        out_HWC = np.empty((*size, 3), dtype=np.uint8)
+    resize = RESIZE[interpolation, antialias]
+    resize(_as_1CHW(image_HWC), size, False, None, None, out=_as_1CHW(out_HWC))
+    return out_HWC
+
+
+def _resize_in_float(image_HWC: np.ndarray, size: tuple[int, int], antialias: bool) -> np.ndarray:
+    image_1CHW = _as_1CHW(image_HWC).float()
+    resized_1CHW = RESIZE["bilinear", antialias](image_1CHW, size, False, None, None)
+    return resized_1CHW.round_().to(torch.uint8)[0].permute(1, 2, 0).numpy()
 
 
 def _per_channel(values: tuple[float, ...]) -> str:
