@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import REPOSITORY
 
 ORDER = ["errors", "recipe", "distributed", "output", "models", "data", "weights", "evaluation", "export",
-         "features", "training", "inspection", "report", "experiments", "api", "cli"]  # fmt: skip
+         "features", "training", "inspection", "report", "experiments", "bench", "api", "cli"]  # fmt: skip
 APART = {"training", "inspection", "report"}  # none of them imports another
 DOORS = {"__init__", "__main__", "backbones"}  # of the package itself; they import what they show
 LIGHT = ["recipe", "report", "cli", "models.variants", "data.vtab", "evaluation.statistics",

@@ -33,7 +33,8 @@ COMMANDS = ["finetune", "pretrain", "fewshot", "embed", "evaluate", "compare", "
             "recipes list", "recipes show", "recipes check", "recipes schema", "recipes copy", "models",
             "interpolate-posemb", "inspect", "export", "doctor", "doctor resume", "reproduce", "report",
             "datasets", "datasets list", "datasets show", "datasets check",
-            "study", "study data-size", "study compute"]  # fmt: skip
+            "study", "study data-size", "study compute",
+            "bench", "bench data", "bench train", "bench infer"]  # fmt: skip
 FRESH = (
     "finetune",
     "--ckpt",

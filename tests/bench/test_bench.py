@@ -1,0 +1,221 @@
+"""`vit bench`: what its numbers mean, that both sides do the same work, and that nothing is left behind."""
+
+import time
+from itertools import count, islice
+
+import pytest
+import torch
+
+from tests.conftest import run
+from vitcli.bench import figures, infer, limits, measure, text, timm_peer
+from vitcli.data.loader import Batch
+from vitcli.models.build import architecture
+
+CPU = torch.device("cpu")
+TINY = ["--repeats", 2, "--steps", 2, "--batch-size", 8]
+SPEED = {"images", "images_per_s", "images_per_s_range", "cpu_s_per_image", "data_wait_fraction"}
+MEMORY = {"host_peak_memory_gib", "device_peak_memory_gib"}
+ABOUT = {"command", "dataset", "machine", "repeats"}
+
+
+def ti16():
+    return architecture("ViT-Ti/16", image_size=(224, 224), num_classes=1000)
+
+
+def batches(size: int, *, sleep_s: float = 0.0):
+    for _ in count():
+        time.sleep(sleep_s)
+        yield Batch(torch.empty(size, 0), torch.zeros(size), torch.arange(size), ())
+
+
+def check_speed(rates: dict, *, images: int) -> None:
+    assert rates.keys() >= SPEED
+    low, high = rates["images_per_s_range"]
+    assert 0 < low <= rates["images_per_s"] <= high
+    assert rates["images"] == images
+    assert 0 <= rates["data_wait_fraction"] < 1 and rates["cpu_s_per_image"] > 0
+
+
+def test_the_operations_of_a_step_are_those_counted_by_hand():
+    # T = 197, D = 192, M = 768: patches 3 x 16^2 x 196 D, and 12 layers of T (4 D^2 + 2 D M) + 2 T^2 D
+    forward_macs = 28_901_376 + 12 * (87_146_496 + 14_902_656)
+
+    assert limits.inference_flops(ti16()) == 2 * forward_macs
+    assert limits.training_flops(ti16()) == 6 * forward_macs == 7_520_947_200
+
+
+def test_the_limit_is_measured_at_the_matrix_products_of_the_network():
+    rows = 4 * 197
+    widths = {(192, 576): 12, (192, 192): 12, (192, 768): 12, (768, 192): 12}
+
+    assert limits.linear_shapes(ti16(), 4, "cpu") == {(rows, *pair): times for pair, times in widths.items()}
+    bit = architecture("resnetv2_50x1_bit", image_size=(32, 32), num_classes=10)
+    assert limits.linear_shapes(bit, 4, "cpu") == {limits.SQUARE["cpu"]: 1}
+
+
+def test_the_rate_of_matrix_products_is_their_operations_by_their_time(monkeypatch):
+    clock = count()
+    monkeypatch.setattr(limits.time, "perf_counter", lambda: next(clock) / 4)
+    monkeypatch.setattr(limits, "MEASURED_S", 2)
+
+    assert limits.matmul_flops_per_s({(3, 5, 7): 12}, CPU, "fp32") == 2 * 3 * 5 * 7 / 0.25
+
+
+def test_a_lap_counts_its_images_and_the_time_without_any():
+    waits = measure.Waits(batches(3, sleep_s=0.02))
+    lap = measure.Stream(
+        waits, CPU, images_of=lambda b: len(b.rows_B), settle=2, per_lap=4, waits=waits
+    ).lap()
+
+    assert lap.images == 12
+    assert 0.08 <= lap.waited_s <= lap.wall_s
+
+
+def test_a_loop_is_timed_by_its_batches_and_stands_still_while_the_others_have_their_turn():
+    turns = []
+    timed = measure.TimedBatches(
+        islice(batches(5), 13), CPU, settle=2, per_lap=4, between=lambda: turns.append(time.sleep(0.05))
+    )
+
+    assert len(list(timed)) == 13
+    assert [lap.images for lap in timed.laps] == [20, 20]
+    assert len(turns) == 2 and all(lap.wall_s < 0.05 for lap in timed.laps)
+
+
+def test_ratios_are_of_neighbouring_laps():
+    def laps(*per_s: float) -> list[measure.Lap]:
+        return [measure.Lap(100, 100 / rate, 2 * 100 / rate, 10 / rate) for rate in per_s]
+
+    assert measure.ratio(laps(20, 40, 90), laps(10, 20, 30)) == {"ratio": 2.0, "ratio_range": [2.0, 3.0]}
+    rates = measure.rates(laps(20, 40, 90))
+    assert (rates["images_per_s"], rates["images_per_s_range"], rates["images"]) == (40, [20, 90], 300)
+    assert rates["cpu_s_per_image"] == 0.05 and rates["data_wait_fraction"] == pytest.approx(0.1)
+
+
+def test_train_measures_the_real_loop_against_the_bare_step_and_timm():
+    words = ["--model", "ViT-demo/8", "--res", 16, "--precision", "fp32", "--compare", "timm"]
+    result = run("bench", "train", *TINY, *words, "--json").json
+
+    assert result.keys() >= ABOUT | SPEED | MEMORY
+    check_speed(result, images=2 * 2 * 8)
+    check_speed(result["compare"], images=result["images"])
+    arch = architecture("ViT-demo/8", image_size=(16, 16), num_classes=1000)
+    fraction = limits.training_flops(arch) * result["images_per_s"] / result["limit_flops_per_s"]
+    assert result["fraction_of_limit"] == pytest.approx(fraction)
+    assert (result["precision"], result["batch_size"], result["dataset"]) == ("fp32", 8, "synthetic")
+    assert result["overhead_fraction"] < 1 and result["device_peak_memory_gib"] is None
+    assert "timm's speed" in text.as_text(result) and "outside forward, backward, optimizer" in text.as_text(
+        result
+    )
+
+
+def test_train_takes_real_recipes_and_waits_for_real_images(photos):
+    words = [
+        "--recipe",
+        "pretrain/b16-masked-patch",
+        "--model",
+        "ViT-demo/8",
+        "--res",
+        16,
+        "--dataset",
+        photos,
+    ]
+    result = run("bench", "train", *TINY, *words, "--repeats", 1, "--json").json
+
+    check_speed(result, images=2 * 8)
+    assert result["data_wait_fraction"] > 0 and result["optimizer"] == "adam"
+
+
+@pytest.mark.parametrize("eval_", [False, True])
+def test_data_measures_both_epochs_decoding_and_timm(photos, eval_):
+    words = ["--dataset", photos, "--res", 16, "--workers", 1, "--compare", "timm", "--json"]
+    words += ["--eval"] if eval_ else []
+    result = run("bench", "data", *TINY, *words).json
+
+    images = 2 * 2 * 8 if not eval_ else result["images"]  # the last batch of a pass over the split is short
+    check_speed(result, images=images)
+    if not eval_:
+        for side in (result["second_epoch"], result["decode"], result["compare"]):
+            check_speed(side, images=images)
+    assert result["compare"].keys() >= {"ratio", "ratio_range", "cpu_ratio", "cpu_ratio_range", "differences"}
+    assert result["pixels"] == ("evaluate" if eval_ else "train")
+    assert "images per CPU-second" in text.as_text(result)
+
+
+def test_infer_draws_figure_12_and_takes_a_full_memory_for_an_answer(tmp_path, monkeypatch):
+    def outputs_of(model, batches, *args):
+        if model.patch_embed.img_size == (32, 32):
+            raise torch.OutOfMemoryError("out of memory")
+        return outputs(model, batches, *args)
+
+    outputs = infer.inference.outputs_of
+    monkeypatch.setattr(infer.inference, "outputs_of", outputs_of)
+    words = ["bench", "infer", "--models", "ViT-demo/8", "--res", "16,32", *TINY, "--compare", "timm"]
+    shown = run(*words, "--out", tmp_path / "fig12", "--json")
+    result = shown.json
+
+    assert [row["resolution"] for row in result["rows"]] == [16, 32]
+    measured, failed = result["rows"]
+    check_speed(measured, images=2 * 2 * 8)
+    check_speed(measured["compare"], images=measured["images"])
+    assert failed["out_of_memory"] and "out of memory" in text.as_text(result)
+    names = sorted(path.name for path in (tmp_path / "fig12").iterdir() if not path.name.startswith("."))
+    assert names == ["benchmark.json", "inference.png", "inference.svg"]
+    # The same request is measured again; another needs --overwrite.
+    other = run(*words[:3], "ViT-demo/8", "--res", "16", *TINY, "--out", tmp_path / "fig12")
+    assert other.code == 2 and "--overwrite" in other.err
+
+
+def test_the_figure_has_a_line_per_network_and_no_point_that_ran_out_of_memory():
+    rows = [
+        {"model": model, "resolution": side, "images_per_s": per_s, "largest_batch": 10}
+        for model, side, per_s in [("a", 64, 100.0), ("a", 128, 25.0), ("b", 64, 50.0), ("b", 128, None)]
+    ]
+    speed, largest = figures.by_resolution(rows, device="H200").axes
+
+    assert [list(line.get_xdata()) for line in speed.lines] == [[64, 128], [64]]
+    assert [list(line.get_ydata()) for line in speed.lines] == [[100.0, 25.0], [50.0]]
+    assert [list(line.get_ydata()) for line in largest.lines] == [[10, 10], [10, 10]]
+    assert figures.by_resolution(rows[::2], device="H200") is None  # one resolution is no curve
+
+
+@pytest.mark.parametrize(("fitting", "largest"), [(0, 0), (1, 1), (5, 5), (100, 96), (130, 128)])
+def test_the_largest_batch_is_found_to_an_eighth_of_a_power_of_two(fitting, largest, monkeypatch):
+    tried = []
+    monkeypatch.setattr(infer, "_fits", lambda case, runtime, size: tried.append(size) or size <= fitting)
+
+    assert infer._largest_by_trying(None, None) == largest
+    assert len(tried) < 30
+
+
+def test_timm_has_no_network_with_our_own_parts():
+    arch = architecture("ViT-demo/8", image_size=(16, 16), num_classes=2)
+    ours = timm_peer.network(arch)
+
+    assert sum(parameter.numel() for parameter in ours.parameters()) > 0
+    shown = run("bench", "train", *TINY, "--recipe", "pretrain/b16-imagenet21k", "--model", "ViT-demo/8",
+                "--dataset", "synthetic", "--res", 16, "--compare", "timm")  # fmt: skip
+    assert shown.code == 2 and "timm has no ViT-demo/8 with these parts" in shown.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("infer --res 224x", "'224x' is not a side"),
+        ("infer --res 0", "'0' is not a side"),
+        ("infer --models Ti/16,S/16 --ckpt demo", "a checkpoint is of one network"),
+        ("infer --models ViT-X/99", "there is no model 'ViT-X/99'"),
+        ("infer --overwrite", "no folder is named"),
+        ("infer --res 100", "does not divide into patches"),
+        ("train --compare jax", "'jax'"),
+        ("train --steps 0", "must be greater than or equal to 1"),
+        ("train --dataset nowhere/here/at/all", "nowhere/here/at/all"),
+        ("train --per-device-batch many", "'many' is neither a number"),
+        ("data --dataset ", "empty"),
+        ("data --split nothing", "has no split 'nothing'"),
+    ],
+)
+def test_mistakes_are_refused_in_three_lines(words, message):
+    shown = run("bench", *words.split(" "))
+
+    assert shown.code in (2, 3) and message in shown.err and "Traceback" not in shown.err

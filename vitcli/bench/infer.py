@@ -1,0 +1,345 @@
+"""`vit bench infer`: the forward pass by network and resolution, and the largest batch (paper, Figure 12)."""
+
+import gc
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from itertools import chain, count
+from typing import Any
+
+import torch
+from torch import nn
+
+from vitcli.bench import figures, limits, synthetic
+from vitcli.bench.measure import (
+    Lap,
+    Stream,
+    Waits,
+    interleaved,
+    peak_memory,
+    rates,
+    ratio,
+    reset_peak_memory,
+    steps_of_a_lap,
+    synchronize,
+)
+from vitcli.bench.setup import BenchOptions, check_one_process, machine, note_duration
+from vitcli.data import dataset, loader
+from vitcli.data.loader import Batch
+from vitcli.data.split import Split
+from vitcli.data.transforms import preprocessing_of
+from vitcli.distributed import launch
+from vitcli.distributed.runtime import Runtime
+from vitcli.distributed.runtime import start as start_runtime
+from vitcli.errors import is_out_of_memory
+from vitcli.evaluation import inference
+from vitcli.evaluation.setup import FRESH, settle_pixels
+from vitcli.models.architecture import Architecture
+from vitcli.models.build import architecture, build, check_image_size, last_layers
+from vitcli.output import plots
+from vitcli.output.atomic import write_json
+from vitcli.output.progress import Progress
+from vitcli.output.result_folder import ResultFolder
+from vitcli.output.text import size_text
+from vitcli.recipe import Recipe
+from vitcli.weights.io import read_weights
+from vitcli.weights.load import load_for_inference
+
+SETTLE = 2  # batches before each lap, not timed
+NUM_CLASSES = 1_000  # of networks without weights
+MOST_BATCH = 2**16  # tried on a GPU
+SLOPE_SIZES = (4, 16)  # batches whose memory gives that of an image, on a CPU
+FOLDER = ResultFolder("benchmark", "benchmark.json", ("benchmark.json", "inference.png", "inference.svg"))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network at a resolution, and the recipe with which it is measured."""
+
+    recipe: Recipe
+    arch: Architecture
+    model: nn.Module
+
+
+def measure_infer(
+    recipes: Sequence[Recipe], options: BenchOptions, *, sides: Sequence[int], largest_batch: bool
+) -> dict[str, Any]:
+    """Return a row of numbers for each network and resolution; write them and a figure if asked to.
+
+    Args:
+        recipes: one per network.
+        sides: resolutions in pixels, () for each network's own.
+        largest_batch: also find the largest batch that fits into memory.
+    """
+    runtime = start_runtime(recipes[0].precision.compute)
+    check_one_process(runtime)
+    progress = Progress(quiet=options.quiet)
+    asked = {
+        "models": [recipe.model.name or recipe.model.ckpt for recipe in recipes],
+        "sides": list(sides),
+        "dataset": recipes[0].data.dataset,
+        "batch_size": recipes[0].eval.batch_size,
+        "precision": runtime.precision,
+        "compare": options.compare,
+    }
+    with ExitStack() as lock:
+        if options.out:
+            FOLDER.claim(lock, options.out, [asked], overwrite=options.overwrite)
+        rows = []
+        for recipe in recipes:
+            for side in sides or (None,):
+                row = _row(recipe, side, runtime, progress, options, largest_batch=largest_batch)
+                progress.note(_line(row))
+                rows.append(row)
+                _free()
+        result = {
+            "command": "bench infer",
+            "dataset": recipes[0].data.dataset,
+            "precision": runtime.precision,
+            "repeats": options.repeats,
+            "rows": rows,
+            "machine": machine(runtime),
+            "asked": asked,
+        }
+        if options.out:
+            _write(result, options)
+    return result
+
+
+def _write(result: dict[str, Any], options: BenchOptions) -> None:
+    FOLDER.begin(options.out, [result["asked"]])
+    result["out"] = str(options.out)
+    figure = figures.by_resolution(result["rows"], device=result["machine"]["device_name"])
+    for ending in plots.ENDINGS if figure else ():
+        plots.save(options.out / f"inference.{ending}", figure)
+    write_json(options.out / "benchmark.json", result)
+
+
+def _row(
+    recipe: Recipe,
+    side: int | None,
+    runtime: Runtime,
+    progress: Progress,
+    options: BenchOptions,
+    *,
+    largest_batch: bool,
+) -> dict[str, Any]:
+    """Measure one network at one resolution; running out of memory is a result, too."""
+    case = _case(recipe, side, runtime, progress)
+    height, width = case.arch.image_size
+    row = {
+        "model": case.arch.name,
+        "ckpt": None if recipe.model.ckpt in (None, FRESH) else recipe.model.ckpt,
+        "resolution": height if height == width else [height, width],
+        "batch_size": recipe.eval.batch_size,
+        "flops_per_image": limits.inference_flops(case.arch),
+        "out_of_memory": False,
+    }
+    try:
+        row |= _measure(case, runtime, progress, options)
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        row |= {"out_of_memory": True, "images_per_s": None, "fraction_of_limit": None, "compare": None}
+    _free()
+    if largest_batch:
+        row["largest_batch"] = _largest_batch(case, runtime)
+    return row
+
+
+def _case(recipe: Recipe, side: int | None, runtime: Runtime, progress: Progress) -> Case:
+    """Build the network with its weights, or with fresh ones, at the resolution."""
+    recipe = settle_pixels(recipe, "evaluate", quiet=progress.is_silent)
+    size = (side, side) if side else recipe.data.image_hw
+    settings = recipe.model
+    if settings.ckpt in (None, FRESH):
+        arch = architecture(settings.name, image_size=size, num_classes=NUM_CLASSES)
+        model = build(arch, dropout=0.0, init="timm").to(runtime.device).eval()
+        for layer in last_layers(model):  # a GPU multiplies zeros faster
+            nn.init.normal_(layer.weight, std=0.02)
+    else:
+        weights = read_weights(settings.ckpt, model_name=settings.name, quiet=progress.is_silent)
+        arch = replace(weights.architecture, image_size=size)
+        check_image_size(arch)
+        model, arch = load_for_inference(
+            weights, size, settings.posemb_resample, runtime.device, progress, needs_head=False
+        )
+    data = recipe.data.model_copy(update={"image_size": size})
+    return Case(recipe.model_copy(update={"data": data}), arch, model)
+
+
+def _measure(case: Case, runtime: Runtime, progress: Progress, options: BenchOptions) -> dict[str, Any]:
+    """Return the rates of the forward pass as `vit evaluate` runs it, against the limit and timm's loop."""
+    batch_size, device = case.recipe.eval.batch_size, runtime.device
+    shapes = limits.linear_shapes(case.arch, batch_size, device.type)
+    limit = limits.matmul_flops_per_s(shapes, device, runtime.precision)
+    batches = Waits(_batches(case, options))
+    outputs = inference.outputs_of(
+        case.model, batches, preprocessing_of(case.recipe.data), device, runtime.precision
+    )
+
+    # How long a lap is to be: the second batch is as slow as any later one.
+    next(outputs)
+    began_at = time.perf_counter()
+    next(outputs)
+    step_s = time.perf_counter() - began_at
+    steps = options.steps or steps_of_a_lap(step_s)
+    num_sides = 2 if options.compare else 1
+    what = f"{case.arch.name} at {case.arch.image_size[0]} px, {steps} batches of {batch_size}"
+    note_duration(progress, what, (steps + SETTLE) * step_s, options, num_sides)
+
+    reset_peak_memory()
+    peaks: list[dict[str, float | None]] = []
+    laps_of = {"settle": SETTLE, "per_lap": steps}
+    stream = Stream(outputs, device, images_of=lambda output: len(output[1]), waits=batches, **laps_of)
+    theirs: list[Stream] = []
+
+    def ours() -> Lap:
+        lap = stream.lap()
+        peaks.append(peak_memory())
+        return lap
+
+    def timm_lap() -> Lap:
+        if not theirs:  # built after our first lap, whose memory is our own
+            theirs.append(Stream(_timm_work(case, runtime, options), device, images_of=int, **laps_of))
+        return theirs[0].lap()
+
+    laps = interleaved({"ours": ours} | ({"timm": timm_lap} if options.compare else {}), options.repeats)
+    limit = max(limit, limits.matmul_flops_per_s(shapes, device, runtime.precision))
+    found = rates(laps["ours"])
+    return {
+        "steps": steps,
+        **found,
+        "limit_flops_per_s": limit,
+        "fraction_of_limit": limits.inference_flops(case.arch) * found["images_per_s"] / limit,
+        **peaks[0],
+        "compare": _comparison(laps) if options.compare else None,
+    }
+
+
+def _batches(case: Case, options: BenchOptions) -> Iterator[Batch]:
+    """Yield the batches of the data set pass after pass, or one of noise; without end."""
+    recipe = case.recipe
+    if recipe.data.dataset == synthetic.NAME:
+        return synthetic.batches(recipe.eval.batch_size, recipe.data.image_hw, case.arch.num_classes)
+    split = _split(recipe)
+    return chain.from_iterable(
+        loader.eval_batches(
+            split,
+            preprocessing_of(recipe.data),
+            batch_size=recipe.eval.batch_size,
+            rank=0,
+            world_size=1,
+            on_bad_image=recipe.data.on_bad_image,
+            num_threads=options.workers or loader.default_threads(1),
+        )
+        for _ in count()
+    )
+
+
+def _split(recipe: Recipe) -> Split:
+    return dataset.open_eval(recipe.data, recipe.data.eval_split, needs_labels=False)
+
+
+def _timm_work(case: Case, runtime: Runtime, options: BenchOptions) -> Iterator[int]:
+    """Return timm's validation loop on the same architecture, images, device and precision."""
+    from vitcli.bench import timm_peer
+
+    recipe, device = case.recipe, runtime.device
+    model = timm_peer.network(case.arch).to(device)
+    batch_size = recipe.eval.batch_size
+    if recipe.data.dataset == synthetic.NAME:
+        batches = timm_peer.noise(batch_size, recipe.data.image_hw, case.arch.num_classes, device)
+    else:
+        num_workers = options.workers or loader.default_threads(1)
+        batches = chain.from_iterable(
+            iter(theirs)
+            for theirs in [
+                timm_peer.data_loader(
+                    _split(recipe), recipe.data, batch_size=batch_size, num_workers=num_workers,
+                    is_training=False, device=device,
+                )
+            ]
+        )  # fmt: skip
+    return timm_peer.validation(model, batches, device, runtime.precision)
+
+
+def _comparison(laps: dict[str, list[Lap]]) -> dict[str, Any]:
+    from vitcli.bench import timm_peer
+
+    return {
+        "peer": timm_peer.version(),
+        **rates(laps["timm"]),
+        **ratio(laps["ours"], laps["timm"]),
+        "differences": timm_peer.DIFFERENCES["infer"],
+    }
+
+
+def _largest_batch(case: Case, runtime: Runtime) -> int:
+    """Return the largest batch whose forward pass fits into memory; 0 if not even one image does.
+
+    On a GPU by trying, to an eighth of a power of two. A CPU would push other programs out of memory first:
+    there the memory of an image follows from two small batches, and the free memory says how many fit.
+    """
+    if runtime.device.type == "cpu":
+        small, large = (_forward_bytes(case, runtime, size) for size in SLOPE_SIZES)
+        per_image = (large - small) / (SLOPE_SIZES[1] - SLOPE_SIZES[0])
+        pixels = 3 * case.arch.image_size[0] * case.arch.image_size[1] * 5  # as uint8 and as float32
+        return int(launch.free_bytes() / max(per_image, pixels))
+    return _largest_by_trying(case, runtime)
+
+
+def _largest_by_trying(case: Case, runtime: Runtime) -> int:
+    fits = 0
+    for power in range(MOST_BATCH.bit_length()):
+        if not _fits(case, runtime, 2**power):
+            break
+        fits = 2**power
+    step = max(1, fits // 8)
+    for size in range(fits + step, 2 * fits, step) if fits < MOST_BATCH else ():
+        if not _fits(case, runtime, size):
+            break
+        fits = size
+    return fits
+
+
+def _fits(case: Case, runtime: Runtime, size: int) -> bool:
+    try:
+        _forward(case, runtime, size)
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return False
+    finally:
+        _free()
+    return True
+
+
+def _forward(case: Case, runtime: Runtime, size: int) -> None:
+    batches = synthetic.batches(size, case.arch.image_size, case.arch.num_classes)
+    next(
+        inference.outputs_of(
+            case.model, batches, preprocessing_of(case.recipe.data), runtime.device, runtime.precision
+        )
+    )
+    synchronize(runtime.device)
+
+
+def _forward_bytes(case: Case, runtime: Runtime, size: int) -> float:
+    """Return the largest memory of this process in a forward pass, in bytes."""
+    _free()
+    reset_peak_memory()
+    _forward(case, runtime, size)
+    return peak_memory()["host_peak_memory_gib"] * 2**30
+
+
+def _free() -> None:
+    gc.collect()
+    if torch.accelerator.is_available():
+        torch.accelerator.empty_cache()
+
+
+def _line(row: dict[str, Any]) -> str:
+    rate = "out of memory" if row["out_of_memory"] else f"{row['images_per_s']:,.0f} images/s"
+    return f"{row['model']} at {size_text(row['resolution'])} px: {rate}"

@@ -1,0 +1,216 @@
+"""Laps of equal work, timed: wall, CPU time and waiting; and what several of them say.
+
+Two sides are compared by alternating their laps, so that a machine that slows down slows both.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from vitcli.data.loader import Batch
+from vitcli.distributed.runtime import peak_memory_gib
+
+LAP_S = 2.0  # length of a lap where the number of steps is left to us
+MOST_STEPS = 500
+
+
+@dataclass(frozen=True)
+class Lap:
+    """One round of work.
+
+    Attributes:
+        images: how many went through.
+        cpu_s: user and system time of all threads of this process.
+        waited_s: part of `wall_s` in which the network had no images.
+    """
+
+    images: int
+    wall_s: float
+    cpu_s: float
+    waited_s: float = 0.0
+
+
+class Clock:
+    """Wall and CPU time since the last start; on a GPU, until its work is done."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self.start()
+
+    def start(self) -> None:
+        """Start again from zero."""
+        synchronize(self.device)
+        self._wall, self._cpu = time.perf_counter(), time.process_time()
+
+    def lap(self, images: int, waited_s: float = 0.0) -> Lap:
+        """Return the lap since the last start."""
+        synchronize(self.device)
+        return Lap(images, time.perf_counter() - self._wall, time.process_time() - self._cpu, waited_s)
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for the work that the device was given; a CPU has none left."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
+def steps_of_a_lap(step_s: float) -> int:
+    """Return how many steps of this duration make a lap; two at least."""
+    return min(MOST_STEPS, max(2, round(LAP_S / max(step_s, 1e-6))))
+
+
+def interleaved(sides: dict[str, Callable[[], Lap]], repeats: int) -> dict[str, list[Lap]]:
+    """Return the laps of each side, one of each in turn, `repeats` times."""
+    laps: dict[str, list[Lap]] = {name: [] for name in sides}
+    for _ in range(repeats):
+        for name, run in sides.items():
+            laps[name].append(run())
+    return laps
+
+
+class Stream:
+    """Items of an endless iterator, such as the batches of a loader, in laps.
+
+    Args:
+        items: pulled one after the other.
+        images_of: number of images of an item.
+        settle: items before each lap, which are not timed: what was prepared while another side had its turn.
+        waits: counts the waiting for data, where the items are made of them.
+    """
+
+    def __init__(
+        self,
+        items: Iterator[Any],
+        device: torch.device,
+        *,
+        images_of: Callable[[Any], int],
+        settle: int,
+        per_lap: int,
+        waits: "Waits | None" = None,
+    ):
+        self._items, self._images_of, self._settle, self._per_lap = items, images_of, settle, per_lap
+        self._waits = waits or Waits(iter(()))
+        self._clock = Clock(device)
+
+    def lap(self) -> Lap:
+        """Pull the items of one lap."""
+        for _ in range(self._settle):
+            next(self._items)
+        before_s = self._waits.waited_s
+        self._clock.start()
+        images = sum(self._images_of(next(self._items)) for _ in range(self._per_lap))
+        return self._clock.lap(images, self._waits.waited_s - before_s)
+
+
+class Waits:
+    """An iterator that counts the seconds until its items came."""
+
+    def __init__(self, items: Iterator[Any]):
+        self._items, self.waited_s = items, 0.0
+
+    def __iter__(self) -> "Waits":
+        return self
+
+    def __next__(self) -> Any:
+        began_at = time.perf_counter()
+        try:
+            return next(self._items)
+        finally:
+            self.waited_s += time.perf_counter() - began_at
+
+
+class TimedBatches:
+    """Batches on their way to a loop, timed in laps by when the loop asks for the next one.
+
+    Each lap is of `per_lap` batches, after `settle` that are not timed. After it `between` is called: another
+    side of the comparison then has its turn, while this loop stands still.
+    """
+
+    def __init__(
+        self,
+        batches: Iterator[Batch],
+        device: torch.device,
+        *,
+        settle: int,
+        per_lap: int,
+        between: Callable[[], None],
+    ):
+        self.laps: list[Lap] = []
+        self._batches, self._clock, self._between = Waits(batches), Clock(device), between
+        self._settle, self._per_lap = settle, per_lap
+
+    def __iter__(self) -> Iterator[Batch]:
+        images, before_s = 0, 0.0
+        for number in count():
+            place = number % (self._settle + self._per_lap)
+            if place == 0 and number:
+                self.laps.append(self._clock.lap(images, self._batches.waited_s - before_s))
+                self._between()
+            if place == self._settle:
+                images, before_s = 0, self._batches.waited_s
+                self._clock.start()
+            batch = next(self._batches, None)
+            if batch is None:
+                return
+            images += len(batch.rows_B)
+            yield batch
+
+
+def rates(laps: list[Lap]) -> dict[str, Any]:
+    """Return the medians over the laps, and the range of the throughput."""
+    per_s = [lap.images / lap.wall_s for lap in laps]
+    return {
+        "images": sum(lap.images for lap in laps),
+        "images_per_s": median(per_s),
+        "images_per_s_range": [min(per_s), max(per_s)],
+        "cpu_s_per_image": median(lap.cpu_s / lap.images for lap in laps),
+        "data_wait_fraction": median(lap.waited_s / lap.wall_s for lap in laps),
+    }
+
+
+def ratio(ours: list[Lap], theirs: list[Lap], key: str = "wall_s") -> dict[str, Any]:
+    """Return how many times as many images per second, or CPU-second, ours does: median and range of pairs.
+
+    Args:
+        key: "wall_s" or "cpu_s".
+    """
+    pairs = zip(ours, theirs, strict=True)
+    ratios = [(a.images / getattr(a, key)) / (b.images / max(getattr(b, key), 1e-9)) for a, b in pairs]
+    return {"ratio": median(ratios), "ratio_range": [min(ratios), max(ratios)]}
+
+
+def reset_peak_memory() -> None:
+    """Forget the largest memory so far, where the system allows it (Linux), so that a lap's own is seen."""
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_memory() -> dict[str, float | None]:
+    """Return the largest memory since the last reset, in GiB: of this process, and of its GPU."""
+    has_gpu = torch.cuda.is_available()
+    return {
+        "host_peak_memory_gib": _host_peak_gib(),
+        "device_peak_memory_gib": peak_memory_gib() if has_gpu else None,
+    }
+
+
+def _host_peak_gib() -> float:
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        kib = next(line.split()[1] for line in lines if line.startswith("VmHWM"))
+        return int(kib) / 2**20
+    except (OSError, StopIteration):  # macOS: since the process began
+        import resource
+        import sys
+
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak / (2**30 if sys.platform == "darwin" else 2**20)

@@ -1,0 +1,162 @@
+"""The results of `vit bench` for a terminal. Loads no torch."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from vitcli.output.document import simple_table
+from vitcli.output.text import count_of, pairs, size_text
+
+GIGA, TERA = 1e9, 1e12
+
+
+def as_text(result: Mapping[str, Any]) -> str:
+    """Return the result of any of the three benchmarks."""
+    render = {"bench data": _data, "bench train": _train, "bench infer": _infer}[result["command"]]
+    return render(result)
+
+
+def _data(result: Mapping[str, Any]) -> str:
+    second, compare = result["second_epoch"], result["compare"]
+    rows = [
+        ("first epoch", _speed(result, result)),
+        ("later ones", f"{second['images_per_s']:,.0f} images/s, decoded images in memory" if second else ""),
+        ("CPU time", f"{1e3 * result['cpu_s_per_image']:.2f} ms an image" + _later_cpu(second)),
+        ("decoding", f"{result['decode']['images_per_s']:,.0f} images/s alone, with {_threads(result)}"),
+        ("memory", _memory(result)),
+        *_compared_data(compare),
+        ("images", f"{result['split']}, {result['num_examples']:,}"),
+        (
+            "pixels",
+            f"{_pixels(result)} at {size_text(result['resolution'])} px, batches of {result['batch_size']}",
+        ),
+        *_machine(result),
+    ]
+    return pairs((name, value) for name, value in rows if value)
+
+
+def _later_cpu(second: Mapping[str, Any] | None) -> str:
+    return f"; {1e3 * second['cpu_s_per_image']:.2f} ms later" if second else ""
+
+
+def _compared_data(compare: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    if not compare:
+        return []
+    cpu = f"{_times(compare['cpu_ratio'], compare['cpu_ratio_range'])} as many images per CPU-second"
+    later = ""
+    if compare["second_epoch_ratio"]:
+        by_clock, by_cpu = compare["second_epoch_ratio"], compare["second_epoch_cpu_ratio"]
+        later = f"; in later epochs {by_clock:.1f}x by the clock, {by_cpu:.1f}x by CPU time"
+    return [*_compared(compare), ("", cpu + later), ("not equal", compare["differences"])]
+
+
+def _train(result: Mapping[str, Any]) -> str:
+    part = result["per_device_batch"]
+    parts = "" if part == result["batch_size"] else f" in parts of {part}"
+    step = f"{1e3 * result['step_s']:,.1f} ms for {result['batch_size']} images{parts}"
+    rows = [
+        ("speed", _speed(result, result)),
+        ("step", f"{step}; {result['overhead_fraction']:.1%} outside forward, backward, optimizer"),
+        ("limit", _limit(result)),
+        ("data wait", f"{result['data_wait_fraction']:.1%} of the time"),
+        ("CPU time", f"{1e3 * result['cpu_s_per_image']:.2f} ms an image"),
+        ("memory", _memory(result)),
+        *_compared(result["compare"]),
+        *([("not equal", result["compare"]["differences"])] if result["compare"] else []),
+        ("network", f"{result['model']} at {size_text(result['resolution'])} px, {result['optimizer']}"),
+        ("images", result["dataset"]),
+        *_machine(result),
+    ]
+    return pairs(rows)
+
+
+def _infer(result: Mapping[str, Any]) -> str:
+    rows = result["rows"]
+    columns = {"network": "text", "px": "number", "batch": "number", "images/s": "number", "range": "number"}
+    columns |= {"of limit": "number", "GiB": "number"}
+    has_largest = any("largest_batch" in row for row in rows)
+    has_peer = any(row["compare"] for row in rows)
+    columns |= {"largest batch": "number"} if has_largest else {}
+    columns |= {"x timm": "number"} if has_peer else {}
+    lines = []
+    for row in rows:
+        line = [row["model"], size_text(row["resolution"]), str(row["batch_size"])]
+        if row["out_of_memory"]:
+            line += ["out of memory", "", "", ""]
+        else:
+            low, high = row["images_per_s_range"]
+            line += [_per_s(row["images_per_s"]), f"{_per_s(low)}-{_per_s(high)}"]
+            line += [f"{row['fraction_of_limit']:.0%}", f"{_gib(row):.2f}"]
+        line += [f"{row['largest_batch']:,}"] if has_largest else []
+        line += [f"{row['compare']['ratio']:.2f}" if row["compare"] else ""] if has_peer else []
+        lines.append(line)
+    limits = [row["limit_flops_per_s"] for row in rows if not row["out_of_memory"]]
+    foot = (
+        [("limit", f"matrix products alone: {_flops_range(limits)} in {result['precision']}")]
+        if limits
+        else []
+    )
+    foot += [("not equal", row["compare"]["differences"]) for row in rows[:1] if row["compare"]]
+    foot += [("images", result["dataset"]), *_machine(result)]
+    foot += [("figure", f"{result['out']}/inference.png")] if result.get("out") else []
+    return f"{simple_table(columns, lines).as_text()}\n{pairs(foot)}"
+
+
+def _speed(result: Mapping[str, Any], about: Mapping[str, Any]) -> str:
+    low, high = result["images_per_s_range"]
+    laps = f"{count_of(about['repeats'], 'lap')} of {count_of(about['steps'], 'step')}"
+    return f"{_per_s(result['images_per_s'])} images/s ({_per_s(low)} to {_per_s(high)} in {laps})"
+
+
+def _limit(result: Mapping[str, Any]) -> str:
+    rate = _flops_text(result["limit_flops_per_s"])
+    return f"{result['fraction_of_limit']:.1%} of {rate}, matrix products alone in {result['precision']}"
+
+
+def _flops_range(rates: list[float]) -> str:
+    low, high = _flops_text(min(rates)), _flops_text(max(rates))
+    return low if low == high else f"{low} to {high}"
+
+
+def _flops_text(rate: float) -> str:
+    return f"{rate / TERA:,.1f} TFLOP/s" if rate >= TERA else f"{rate / GIGA:,.0f} GFLOP/s"
+
+
+def _gib(row: Mapping[str, Any]) -> float:
+    """Return the memory that limits the batch: the GPU's if there is one."""
+    on_device = row["device_peak_memory_gib"]
+    return row["host_peak_memory_gib"] if on_device is None else on_device
+
+
+def _memory(result: Mapping[str, Any]) -> str:
+    on_device = result["device_peak_memory_gib"]
+    host = f"{result['host_peak_memory_gib']:.2f} GiB at the peak"
+    return host if on_device is None else f"{on_device:.2f} GiB on the GPU, {host} beside it"
+
+
+def _compared(compare: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    if not compare:
+        return []
+    theirs = f"{_per_s(compare['images_per_s'])} images/s by {compare['peer']}"
+    return [("against", f"{_times(compare['ratio'], compare['ratio_range'])} timm's speed: {theirs}")]
+
+
+def _times(ratio: float, span: list[float]) -> str:
+    return f"{ratio:.2f}x ({span[0]:.2f} to {span[1]:.2f})"
+
+
+def _per_s(rate: float) -> str:
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}"
+
+
+def _threads(result: Mapping[str, Any]) -> str:
+    return count_of(result["workers"], "thread")
+
+
+def _pixels(result: Mapping[str, Any]) -> str:
+    return "augmented for training" if result["pixels"] == "train" else "as in evaluation"
+
+
+def _machine(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    about = result["machine"]
+    cores = count_of(about["cpu_count"], "core")
+    return [("machine", f"{about['device_name']}, {cores}; torch {about['torch']}, vit {about['vit']}")]
