@@ -110,20 +110,12 @@ def test_train_measures_the_real_loop_against_the_bare_step_and_timm():
 
 
 def test_train_takes_real_recipes_and_waits_for_real_images(photos):
-    words = [
-        "--recipe",
-        "pretrain/b16-masked-patch",
-        "--model",
-        "ViT-demo/8",
-        "--res",
-        16,
-        "--dataset",
-        photos,
-    ]
+    words = ["--recipe", "pretrain/b16-masked-patch", "--model", "ViT-demo/8", "--res", 16, "--cached"]
+    words += ["--dataset", photos]
     result = run("bench", "train", *TINY, *words, "--repeats", 1, "--json").json
 
     check_speed(result, images=2 * 8)
-    assert result["data_wait_fraction"] > 0 and result["optimizer"] == "adam"
+    assert result["data_wait_fraction"] > 0 and result["optimizer"] == "adam" and result["cached"]
 
 
 @pytest.mark.parametrize("eval_", [False, True])

@@ -153,7 +153,7 @@ def test_panels_come_in_the_same_order_in_every_help(command):
     places = [shown.find(f"\n{panel}\n") for panel in ("Arguments", *PANELS)]
     present = [place for place in places if place >= 0]
     assert present == sorted(present)
-    assert "Show the traceback of an error." in shown or command in ("recipes", "datasets", "study")
+    assert "Show the traceback of an error." in shown or command in ("recipes", "datasets", "study", "bench")
 
 
 @pytest.mark.parametrize("width", [80, 120])

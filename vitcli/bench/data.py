@@ -8,22 +8,20 @@ from typing import Any
 import torch
 
 from vitcli.bench import limits
-from vitcli.bench.measure import LAP_S, Lap, Stream, interleaved, peak_memory, rates, ratio, reset_peak_memory
+from vitcli.bench.measure import LAP_S, Lap, Stream, interleaved, rates, ratio, reset_peak_memory, watched
 from vitcli.bench.setup import BenchOptions, check_one_process, machine, note_duration
 from vitcli.data import dataset, loader
-from vitcli.data.image_cache import MemoryBudget, cached
+from vitcli.data.image_cache import ImageCache
 from vitcli.data.loader import Batch
 from vitcli.data.sampler import TrainSampler
 from vitcli.data.split import Split
-from vitcli.data.transforms import preprocessing_of, train_transform_of
-from vitcli.distributed import launch
+from vitcli.data.transforms import Preprocessing, preprocessing_of, train_transform_of
 from vitcli.distributed.runtime import start as start_runtime
 from vitcli.evaluation.setup import settle_pixels
 from vitcli.output.progress import Progress
 from vitcli.recipe import Recipe, trials
 
 SETTLE = 6  # batches before a lap, more than either side prepares ahead
-CACHE_FRACTION = 0.25  # of the free memory, as in a sweep
 CALIBRATED_ON = 64  # images that are decoded to choose the length of a lap
 MOST_CACHED = 1_000  # images of the second epoch, so that the first does not take minutes
 
@@ -53,16 +51,11 @@ def measure_data(recipe: Recipe, options: BenchOptions, *, split: str, is_traini
     peaks: list[dict[str, float | None]] = []
     cpu = torch.device("cpu")
 
-    def ours() -> Lap:
-        lap = cold.lap()
-        peaks.append(peak_memory())
-        return lap
-
     # Each side reads endlessly; its laps are counted from the same number of batches.
     per_lap = {"settle": SETTLE, "per_lap": steps, "images_of": lambda batch: len(batch.rows_B)}
-    cold = Stream(batches_of(rows), cpu, **per_lap)
-    sides["cold"] = ours
-    second = _second_epoch(rows, batches_of, batch_size)
+    sides["cold"] = watched(Stream(batches_of(rows), cpu, **per_lap).lap, peaks)
+    prepared = None if is_training else preprocessing_of(recipe.data)
+    second = _second_epoch(rows, batches_of, batch_size, prepared)
     if second is not None:
         sides["second_epoch"] = Stream(second, cpu, **per_lap).lap
     sides["decode"] = partial(limits.decode_lap, rows, images, num_threads)
@@ -130,12 +123,17 @@ def _batches(
     return chain.from_iterable(passes)
 
 
-def _second_epoch(rows: Split, batches_of: Callable[[Split], Iterator[Batch]], batch_size: int):
-    """Return endless batches of rows that have been decoded once; None where they are not cached."""
-    if rows.block_starts is not None:
+def _second_epoch(
+    rows: Split,
+    batches_of: Callable[[Split], Iterator[Batch]],
+    batch_size: int,
+    preprocessing: Preprocessing | None,
+) -> Iterator[Batch] | None:
+    """Return endless batches of rows that have been read once and are kept; None where they are not."""
+    if rows.is_large:
         return None
     few = rows if len(rows) <= MOST_CACHED else rows.part(0, MOST_CACHED, name=rows.name)
-    batches = batches_of(cached(few, MemoryBudget(launch.free_bytes() * CACHE_FRACTION)))
+    batches = batches_of(ImageCache("ram").attach(few, visits=2, preprocessing=preprocessing))
     for _ in range(-(-len(few) // batch_size) + 1):
         next(batches)
     return batches

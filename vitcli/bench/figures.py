@@ -6,7 +6,7 @@ from typing import Any
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
 from vitcli.output.plots import COLORS, STYLE
 
@@ -45,6 +45,8 @@ def _panel(axes: Axes, rows: Sequence[dict[str, Any]], key: str, label: str) -> 
     axes.xaxis.set_major_locator(FixedLocator(sides))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda side, _: f"{side:g}"))
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
     axes.set_xlabel("image size (px)")
     axes.set_ylabel(label)

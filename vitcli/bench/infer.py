@@ -23,6 +23,7 @@ from vitcli.bench.measure import (
     reset_peak_memory,
     steps_of_a_lap,
     synchronize,
+    watched,
 )
 from vitcli.bench.setup import BenchOptions, check_one_process, machine, note_duration
 from vitcli.data import dataset, loader
@@ -195,17 +196,13 @@ def _measure(case: Case, runtime: Runtime, progress: Progress, options: BenchOpt
     stream = Stream(outputs, device, images_of=lambda output: len(output[1]), waits=batches, **laps_of)
     theirs: list[Stream] = []
 
-    def ours() -> Lap:
-        lap = stream.lap()
-        peaks.append(peak_memory())
-        return lap
-
     def timm_lap() -> Lap:
         if not theirs:  # built after our first lap, whose memory is our own
             theirs.append(Stream(_timm_work(case, runtime, options), device, images_of=int, **laps_of))
         return theirs[0].lap()
 
-    laps = interleaved({"ours": ours} | ({"timm": timm_lap} if options.compare else {}), options.repeats)
+    sides = {"ours": watched(stream.lap, peaks)}
+    laps = interleaved(sides | ({"timm": timm_lap} if options.compare else {}), options.repeats)
     limit = max(limit, limits.matmul_flops_per_s(shapes, device, runtime.precision))
     found = rates(laps["ours"])
     return {

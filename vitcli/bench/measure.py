@@ -203,6 +203,17 @@ def peak_memory() -> dict[str, float | None]:
     }
 
 
+def watched(lap: Callable[[], Lap], peaks: list[dict[str, float | None]]) -> Callable[[], Lap]:
+    """Return the same lap, after which the largest memory so far is added to `peaks`."""
+
+    def with_memory() -> Lap:
+        done = lap()
+        peaks.append(peak_memory())
+        return done
+
+    return with_memory
+
+
 def _host_peak_gib() -> float:
     try:
         lines = Path("/proc/self/status").read_text().splitlines()

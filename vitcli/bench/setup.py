@@ -28,6 +28,7 @@ class BenchOptions:
         compare: "timm", which then does the same work in turn; None for no comparison.
         workers: loader threads, and worker processes of the other side; None for one per core.
         per_device_batch: images per forward pass of a training step, as in training.
+        cached: train on images that were decoded before, as from the second epoch on.
         out: folder to write; None writes nothing.
     """
 
@@ -37,6 +38,7 @@ class BenchOptions:
     workers: int | None = None
     per_device_batch: int | str | None = None
     compile: bool = False
+    cached: bool = False
     out: Path | None = None
     overwrite: bool = False
     quiet: bool = False

@@ -100,7 +100,8 @@ def _job(recipe: Recipe, options: BenchOptions) -> TrainingJob:
     """Return the job of a recipe's first run; its head is not zero, since a GPU multiplies zeros faster."""
     command = "pretrain" if recipe.model.ckpt is None else "finetune"
     (_, recipe), *_ = trials(settle_pixels(recipe, command, quiet=options.quiet))
-    recipe = settled(recipe, {"train.runs": 1})
+    cache = "ram" if options.cached else "off"
+    recipe = settled(recipe, {"train.runs": 1, "data.cache": cache})
     run_options = RunOptions(
         per_device_batch=options.per_device_batch,
         workers=options.workers,
@@ -126,7 +127,10 @@ def _job(recipe: Recipe, options: BenchOptions) -> TrainingJob:
 
     is_synthetic = recipe.data.dataset == synthetic.NAME
     open_data = synthetic.SyntheticDataSet if is_synthetic else dataset.DataSet
-    return set_up(command, recipe, run_options, make_model, open_data=open_data)
+    job = set_up(command, recipe, run_options, make_model, open_data=open_data)
+    if options.cached:  # every image is read once
+        limits.decode_lap(job.train_split, len(job.train_split), options.workers or loader.default_threads(1))
+    return job
 
 
 def _synthetic_batches(job: TrainingJob) -> Iterator[Batch]:
@@ -234,6 +238,7 @@ def _about(job: TrainingJob) -> dict[str, Any]:
         "model": job.start.arch.name,
         "ckpt": job.start.origin,
         "dataset": recipe.data.dataset,
+        "cached": recipe.data.cache == "ram",
         "resolution": recipe.data.image_size,
         "batch_size": job.plan.batch_size,
         "per_device_batch": job.plan.per_device_batch,

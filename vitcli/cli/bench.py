@@ -103,6 +103,9 @@ def train(
         "Compile the model with torch.compile (default: off).")] = False,
     per_device_batch: Annotated[str | None, option("--per-device-batch", ADVANCED,
         "Images per forward pass, or auto (default: as in training).", "N|auto")] = None,
+    cached: Annotated[bool, option("--cached", DATA,
+        "Decode all images before the first lap, as from the second epoch on (default: decode each time).")]
+        = False,
     laps: LapOptions,
     recipe: options.RecipeName = None,
     set_: options.Set = None,
@@ -119,15 +122,14 @@ def train(
     launch(None, device)
     from vitcli.bench.train import measure_train
 
-    parts = count_or_auto(per_device_batch)
-    result = measure_train(loaded, laps.bench_options(printing, per_device_batch=parts, compile=compile_))
-    return _show(result, printing)
+    how = {"per_device_batch": count_or_auto(per_device_batch), "compile": compile_, "cached": cached}
+    return _show(measure_train(loaded, laps.bench_options(printing, **how)), printing)
 
 
 @command(
     app,
     example="""\
-vit bench infer --models Ti/16,S/16,B/16 --res 64,128,224,384,512 --largest-batch --out speed
+vit bench infer --models Ti/16,B/16 --res 64,128,224,384,512 --out speed
 vit bench infer --ckpt runs/photos --dataset photos/ --compare timm""",
 )
 def infer(
