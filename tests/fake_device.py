@@ -1,12 +1,16 @@
-"""A device without float64, as Apple's GPUs are, imitated on the CPU.
+"""Devices that are not here: GPUs as torch reports them, and one without float64, as Apple's are.
+
+`report_gpus` makes torch describe GPUs; nothing can be computed on them.
 
 Inside `without_float64`, tensors that were moved to the device, and whatever is computed from them, count as
 on it until they are copied back to the CPU. As on the real one, an operation fails that would make a float64
 tensor there, that mixes tensors of both places, or that hands one to NumPy.
 """
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from unittest import mock
 
 import torch
@@ -22,6 +26,44 @@ SETTERS = {"__set__", "_set_data"}
 MIXED = {"__getitem__", "__setitem__", "copy_", "_has_compatible_shallow_copy_type"} | SETTERS
 DEVICES = {"device", "_parse_to"}  # functions of devices, not of tensors
 LEAVING = {"numpy", "__array__"}
+
+
+@contextmanager
+def report_gpus(*names: str, unique_id: str = "7f", major: int = 9) -> Iterator[None]:
+    """Have torch report CUDA GPUs of these names; settings that a run makes for them are undone at the end.
+
+    Args:
+        major: of the compute capability: 7 has no bf16, 8 has it.
+    """
+    current = [0]
+    cuda = {
+        "is_available": lambda: True,
+        "device_count": lambda: len(names),
+        "set_device": lambda device: current.__setitem__(0, torch.device(device).index),
+        "current_device": lambda: current[0],
+        "get_device_name": lambda device=None: names[current[0]],
+        "get_device_properties": lambda device=None: SimpleNamespace(
+            name=names[current[0]],
+            major=major,
+            minor=0,
+            uuid=f"{unique_id}{current[0]}",
+            total_memory=141 * 2**30,
+        ),
+    }
+    accelerator = {
+        "is_available": lambda: True,
+        "device_count": lambda: len(names),
+        "current_accelerator": lambda check_available=False: torch.device("cuda"),
+    }
+    before = (torch.backends.cudnn.deterministic, torch.utils.deterministic.fill_uninitialized_memory)
+    with (
+        mock.patch.multiple(torch.cuda, **cuda),
+        mock.patch.multiple(torch.accelerator, **accelerator),
+        mock.patch.dict(os.environ),
+    ):
+        yield
+    torch.backends.cudnn.deterministic, torch.utils.deterministic.fill_uninitialized_memory = before
+    torch.use_deterministic_algorithms(False)
 
 
 @contextmanager

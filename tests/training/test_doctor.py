@@ -3,6 +3,7 @@
 import pytest
 
 from tests.conftest import run
+from tests.fake_device import report_gpus
 from vitcli.training import doctor
 
 
@@ -11,7 +12,53 @@ def test_the_environment_of_runs_is_reported():
     text = run("doctor").out
 
     assert told["torch"] in text and told["precision"] in ("fp32", "bf16")
-    assert told["cpu_count"] >= 1 and "GPUs" in text
+    assert told["cpu_count"] >= 1 and "none, runs use the CPU" in text
+    assert (told["gpus"], told["gpu_memory_gib"], told["cuda_problem"], told["device"]) == (
+        [],
+        [],
+        None,
+        "cpu",
+    )
+    assert (
+        f"auto        device cpu, precision {told['precision']}" in text
+        and 0 < told["free_memory_gib"] < told["memory_gib"]
+    )
+
+
+def test_what_slows_a_machine_down_is_said(monkeypatch, tmp_path):
+    fast = {"cpu_count": 16, "gpus": [], "torch_threads": 16, "precision": "bf16", "simplejpeg": "1.9"}
+    monkeypatch.setattr(doctor, "CPU_QUOTA", tmp_path / "cpu.max")
+    monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/c++")
+    assert doctor._slow(fast) == []
+
+    def only(**machine: object) -> str:
+        (line,) = doctor._slow(fast | machine)
+        return line
+
+    assert only(torch_threads=1) == "torch computes on 1 of 16 cores: OMP_NUM_THREADS=16"
+    assert only(precision="fp32").startswith("the device has no bf16")
+    assert only(simplejpeg="not installed").startswith("simplejpeg is not installed")
+    (tmp_path / "cpu.max").write_text("250000 100000\n")
+    assert only() == "this container has 2.5 of 16 cores: OMP_NUM_THREADS=2 --workers 2"
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    assert only() == "there is no C++ compiler, which --compile needs"
+
+    monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/c++")
+    monkeypatch.setattr(doctor, "_can_pin", lambda: True)
+    assert only(gpus=["a", "b", "c"]) == "16 cores for 3 GPUs: vit bench data measures them"
+    monkeypatch.setattr(doctor, "_can_pin", lambda: False)
+    assert only(gpus=["a"]).startswith("memory cannot be pinned")
+
+
+def test_gpus_are_reported_with_their_memory_and_libraries():
+    with report_gpus("NVIDIA H200", "NVIDIA H200"):
+        told, text = run("doctor", "--json").json, run("doctor").out
+
+    assert told["gpus"] == ["NVIDIA H200", "NVIDIA H200"] and told["gpu_memory_gib"] == [141, 141]
+    assert (told["device"], told["precision"]) == ("cuda:0", "bf16")
+    assert f"NVIDIA H200 (141 GiB), NVIDIA H200 (141 GiB), CUDA {told['cuda']}, cuDNN" in text
+    assert "auto        device cuda:0, precision bf16" in text
 
 
 SMALL = (

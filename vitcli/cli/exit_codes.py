@@ -39,6 +39,7 @@ def exit_code_of(command: Callable[[], int | None], arguments: list[str]) -> int
         interrupted.append(number)
         raise KeyboardInterrupt
 
+    launch.print_error = lambda error: _print_error(error, arguments)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, interrupt)
     try:
@@ -130,9 +131,9 @@ def _usage_error(error: Exception, arguments: list[str]) -> VitError:
 
 def _environment_error(error: Exception) -> VitError | None:
     """Translate what libraries raise when memory, disk or another process fails; None for anything else."""
-    process_error = launch.as_process_error(error)
-    if process_error:
-        return process_error
+    of_processes = launch.as_process_error(error) or launch.as_device_error(error)
+    if of_processes:
+        return of_processes
     text = str(error)
     if is_out_of_memory(error):
         return MachineError(

@@ -5,12 +5,17 @@ Loads no torch by itself.
 
 import os
 import re
-from collections.abc import Sequence
+import subprocess
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
 
 from vitcli.errors import MachineError, VitError
 
 SELECTED = "VIT_SELECTED_DEVICE"  # --device as given, for the processes that we launch
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+DEVICE_FILES = Path("/dev")
 FORMS = "cpu, cuda, cuda:1 (or cuda:0,2), mps"
 
 
@@ -47,7 +52,7 @@ def check_here(available: Sequence[str], processes_here: int) -> None:
 
     Args:
         available: accelerators as torch sees them now, such as ["cuda:0", "cuda:1"], or ["mps"].
-        processes_here: processes of the run on this machine.
+        processes_here: processes of the run that see these accelerators.
     """
     asked = os.environ.get(SELECTED, "")
     kind = asked.lower().partition(":")[0]
@@ -63,6 +68,65 @@ def check_here(available: Sequence[str], processes_here: int) -> None:
         _check_each_process_has_one(processes_here, len(available), f"--num-processes {processes_here}")
 
 
+def check_no_gpu_is_left_out(problem: Callable[[], str]) -> None:
+    """Refuse to compute on the CPU of a machine whose NVIDIA GPUs torch cannot use, unless asked to.
+
+    Args:
+        problem: returns why torch cannot use them.
+    """
+    gpus = [] if is_hidden() else nvidia_gpus()
+    if gpus:
+        raise MachineError(
+            f"this machine has {_count_of_gpus(len(gpus))} that torch cannot use",
+            where=f"{gpus[0]}: {problem()}",
+            fix="install a driver and a torch that fit together; --device cpu computes on the CPU",
+        )
+
+
+def is_hidden() -> bool:
+    """Return whether the GPUs of this machine are not to be used, by --device or by the environment."""
+    visible = os.environ.get(VISIBLE)
+    return is_cpu() or (visible is not None and visible.split(",")[0] in ("", "-1", "NoDevFiles"))
+
+
+@cache
+def nvidia_gpus() -> list[str]:
+    """Return the NVIDIA GPUs that this process may open, whether or not torch can use them."""
+    files = sorted(DEVICE_FILES.glob("nvidia[0-9]*"))
+    if files:
+        return [str(file) for file in files if _may_open(file)]
+    try:  # Windows' Linux has no such files
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=10).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return [line for line in listed.splitlines() if line.startswith("GPU ")]
+
+
+def _may_open(file: Path) -> bool:
+    """Return whether the scheduler has left a device to this process: SLURM's control groups deny others."""
+    with suppress(OSError):
+        os.close(os.open(file, os.O_RDWR))
+        return True
+    return False
+
+
+def refuse_one_gpu_twice(gpus: Sequence[tuple[str, str, str]]) -> None:
+    """Refuse two processes on one GPU, which NCCL cannot connect.
+
+    Args:
+        gpus: (machine, unique id, name) of each process's GPU, by rank.
+    """
+    ranks: dict[str, int] = {}
+    for rank, (machine, unique_id, name) in enumerate(gpus):
+        if unique_id in ranks:
+            raise MachineError(
+                f"processes {ranks[unique_id]} and {rank} of the run have the same GPU",
+                where=f"{name}, {unique_id}, on {machine}",
+                fix="start one process per GPU, and let each see its own (SLURM: --gpus-per-task=1) or all",
+            )
+        ranks[unique_id] = rank
+
+
 def _check_each_process_has_one(num_processes: int | None, num_devices: int, where: str) -> None:
     if (num_processes or 1) > num_devices:
         gpus = "one GPU is" if num_devices == 1 else f"{num_devices} GPUs are"
@@ -71,6 +135,10 @@ def _check_each_process_has_one(num_processes: int | None, num_devices: int, whe
             where=where,
             fix=f"--num-processes {num_devices}, more GPUs such as --device cuda:0,1, or --device cpu",
         )
+
+
+def _count_of_gpus(count: int) -> str:
+    return "an NVIDIA GPU" if count == 1 else f"{count} NVIDIA GPUs"
 
 
 def _visible(number: int) -> str:

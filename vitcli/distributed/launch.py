@@ -15,9 +15,14 @@ import sys
 import time
 from pathlib import Path
 
-from vitcli.errors import ProcessError, VitError
+from vitcli.errors import MachineError, ProcessError, VitError, reason_of
 
-LOST_PEER = "Connection (closed|reset) by peer|Broken pipe|Timed out waiting|NCCL"  # in errors of collectives
+# In errors of collectives whose peer is gone: gloo's, and those of NCCL that are no other fault of it.
+LOST_PEER = (
+    "Connection (closed|reset) by (remote )?peer|Broken pipe|Timed out waiting"
+    "|ncclRemoteError|remote process exit|NCCL communicator was aborted|collective operation timeout"
+    "|wait timeout"
+)
 LAUNCHED = "VIT_LAUNCHED"  # pid of our launcher, for the processes it started: it prints their errors
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 SAVING_TIME_S = 600  # for processes that are asked to stop: to finish the step and save
@@ -171,16 +176,49 @@ def report_to_launcher(error: VitError) -> bool:
     return True
 
 
+def print_error(error: VitError) -> None:
+    """Print an error of this process outside its main thread; the command line sets its own way to do it."""
+    if not report_to_launcher(error):
+        print(error, file=sys.stderr, flush=True)
+
+
 def as_process_error(error: Exception) -> ProcessError | None:
     """Return the error of a collective whose peer is gone as a ProcessError; None for any other error."""
-    text = str(error)
-    if not isinstance(error, RuntimeError) or not re.search(LOST_PEER, text):
+    if not isinstance(error, RuntimeError) or not re.search(LOST_PEER, str(error)):
         return None
+    return lost_peer(reason_of(error))
+
+
+def lost_peer(reason: str) -> ProcessError:
+    """Return the error of this process after another one is gone; `reason` is gloo's, NCCL's or ours."""
+    without_source = re.sub(r"^\[\S+\] ", "", reason)
     return ProcessError(
         "another process of the run has ended or stalled",
-        where=f"process {global_rank()}: {text.strip().splitlines()[0][:120]}",
+        where=f"process {global_rank()}: {without_source[:120]}",
         fix="see the message of that process; the same command resumes from the last checkpoint",
     )
+
+
+def as_device_error(error: Exception) -> VitError | None:
+    """Return what torch says of the GPUs as an error for the user; None for any other error."""
+    text = str(error)
+    if not isinstance(error, RuntimeError):
+        return None
+    kernel, sign, _ = text.partition(" does not have a deterministic implementation")
+    if sign:
+        return VitError(
+            f"the GPU has no deterministic kernel for {kernel.split()[-1]}, which this run needs",
+            where="--exact",
+            fix="drop --exact, or add --device cpu",
+        )
+    if "NCCL error" in text or type(error).__name__ == "DistBackendError":
+        reason = text.strip().splitlines()[-1].strip()  # below "Last error:"
+        return MachineError(
+            "NCCL cannot connect the GPUs of this run",
+            where=f"process {global_rank()}: {reason[:160]}",
+            fix="NCCL_DEBUG=INFO in the environment shows why; one GPU needs no NCCL",
+        )
+    return None
 
 
 def free_bytes() -> float:

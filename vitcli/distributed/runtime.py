@@ -4,10 +4,12 @@ It does not matter who started the processes: `launch`, torchrun, `accelerate la
 """
 
 import os
+import socket
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,12 +19,14 @@ import torch.distributed as dist
 from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
 from torch import nn
 
-from vitcli.distributed import accelerate_settings
+from vitcli.distributed import accelerate_settings, launch, numerics
 from vitcli.distributed import device as devices
-from vitcli.errors import MachineError, VitError
+from vitcli.errors import MachineError, VitError, reason_of
 
 LOW_PRECISION = {"bf16": torch.bfloat16, "fp16": torch.float16}
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)  # a process that stalls longer ends the run
+# Of collectives on GPUs, at which torch aborts the process: `peers` ends it in a better way before.
+ABORT_TIMEOUT = COLLECTIVE_TIMEOUT + timedelta(minutes=1)
 _shared_blocks: list[bool] = []  # not empty inside `shared_process_group`
 
 
@@ -37,6 +41,7 @@ class Runtime:
         scaler: loss scaler for fp16; does nothing otherwise.
         control: process group for small CPU tensors and objects; None in a run of one process.
         notes: settings of `accelerate launch` that are not used, for the terminal.
+        hardware: what else than its kind may change the last bits on a GPU, by name; empty on a CPU.
     """
 
     accelerator: Accelerator
@@ -44,6 +49,7 @@ class Runtime:
     scaler: torch.amp.GradScaler
     control: Any
     notes: tuple[str, ...] = ()
+    hardware: dict[str, Any] = field(default_factory=dict)
 
     @property
     def device(self) -> torch.device:
@@ -141,40 +147,100 @@ class Runtime:
         return values
 
 
-def start(precision: str) -> Runtime:
+def start(precision: str, *, exact: bool = False) -> Runtime:
     """Join the processes of the run and choose device and precision.
 
     Args:
         precision: "auto", "fp32", "bf16" or "fp16".
+        exact: the same bits each time, on any number of processes.
 
     Raises:
-        MachineError: the device is not here, or does not support this precision.
+        MachineError: the device is not here or has another process, or does not support this precision.
         VitError: `accelerate launch` is set up for what vit does not use.
     """
+    # Settle what this process may use, before CUDA starts.
     if accelerate_settings.wants_cpu():
         devices.select("cpu")
-    devices.check_here(accelerators(), int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
-    precision = resolve_precision(precision)
-    notes = accelerate_settings.take_out(precision)
+    available = accelerators()
+    if not available:
+        devices.check_no_gpu_is_left_out(cuda_problem)
+    # Processes of other launchers may see a GPU each; `refuse_one_gpu_twice` checks them.
+    processes_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if launch.LAUNCHED in os.environ else 1
+    devices.check_here(available, processes_here)
+    notes = accelerate_settings.take_out(resolve_precision(precision))
+    # Accelerate would give DDP the GPU number LOCAL_RANK, which a process that sees one GPU does not have.
+    os.environ["ACCELERATE_BYPASS_DEVICE_MAP"] = "true"
+
+    # Join the others.
     accelerator = Accelerator(
         mixed_precision="no",
         cpu=devices.is_cpu() or not torch.accelerator.is_available(),
         step_scheduler_with_optimizer=False,
         kwargs_handlers=[
-            InitProcessGroupKwargs(timeout=COLLECTIVE_TIMEOUT),
+            InitProcessGroupKwargs(timeout=ABORT_TIMEOUT if available else COLLECTIVE_TIMEOUT),
             DistributedDataParallelKwargs(gradient_as_bucket_view=True),
         ],
     )
-    several = accelerator.num_processes > 1
+    device, several = accelerator.device, accelerator.num_processes > 1
     control = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT) if several else None
-    scaler = torch.amp.GradScaler(accelerator.device.type, enabled=precision == "fp16")
-    return Runtime(accelerator, precision, scaler, control, tuple(notes))
+
+    # Agree on what they compute with.
+    numerics.use_full_fp32()
+    numerics.fix_order_of_sums(device, exact=exact)
+    everywhere = _of_all((resolve_precision(precision), *_gpu(device)), control, accelerator.num_processes)
+    if device.type == "cuda":
+        devices.refuse_one_gpu_twice([gpu for _, *gpu in everywhere])
+    resolved = {each for each, *_ in everywhere}
+    precision = resolved.pop() if len(resolved) == 1 else "fp32"  # GPUs with and without bf16
+    hardware = _hardware([gpu for _, *gpu in everywhere]) if device.type == "cuda" else {}
+    scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
+    return Runtime(accelerator, precision, scaler, control, tuple(notes), hardware)
+
+
+def _of_all(value: Any, control: Any, world_size: int) -> list[Any]:
+    """Return the values of all processes, in the order of the ranks."""
+    values: list[Any] = [value] * world_size
+    if control is not None:
+        dist.all_gather_object(values, value, group=control)
+    return values
+
+
+def _gpu(device: torch.device) -> tuple[str, str, str]:
+    """Return machine, unique id and name of a GPU; nothing for other devices."""
+    if device.type != "cuda":
+        return "", "", ""
+    properties = torch.cuda.get_device_properties(device)
+    return socket.gethostname(), f"GPU-{properties.uuid}", properties.name
+
+
+def _hardware(gpus: list[tuple[str, str, str]]) -> dict[str, Any]:
+    """Return what a run on these GPUs depends on to the last bit; the collectives, on GPUs per machine."""
+    machines = [machine for machine, _, _ in gpus]
+    return {
+        "gpu": ", ".join(sorted({name for _, _, name in gpus})),
+        "gpus_per_machine": [machines.count(machine) for machine in dict.fromkeys(machines)],
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+    }
+
+
+def cuda_problem() -> str:
+    """Return why torch cannot use the NVIDIA GPUs of this machine."""
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is built without CUDA"
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:
+        return reason_of(error)
+    return "CUDA finds no GPU"
 
 
 def accelerators() -> list[str]:
     """Return the accelerators that this process sees: ["cuda:0", "cuda:1"], ["mps"], or none."""
-    if not torch.accelerator.is_available():
-        return []
+    with warnings.catch_warnings():  # of a driver that is too old: `cuda_problem` says it in our words
+        warnings.simplefilter("ignore")
+        if not torch.accelerator.is_available():
+            return []
     kind = torch.accelerator.current_accelerator().type
     count = torch.accelerator.device_count()
     return [kind] if kind == "mps" else [f"{kind}:{number}" for number in range(count)]
@@ -195,35 +261,30 @@ def shared_process_group() -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def fix_threads(device: torch.device) -> None:
-    """Compute with one thread on a CPU: the last bits of a sum depend on the number of threads.
-
-    Processes divide the cores, so only a single thread is possible on any number of processes; launch more
-    processes to use more cores.
-    """
-    if device.type == "cpu":
-        torch.set_num_threads(1)
-
-
 def autocast(device: torch.device, precision: str) -> torch.autocast:
     """Return the context in which matrix products are computed in `precision`; the weights stay in fp32."""
     return torch.autocast(device.type, dtype=LOW_PRECISION.get(precision), enabled=precision in LOW_PRECISION)
 
 
 def resolve_precision(precision: str) -> str:
-    """Resolve "auto" to bf16 where the device computes it natively, and to fp32 elsewhere."""
+    """Resolve "auto" to bf16 where the device computes it natively, and to fp32 elsewhere.
+
+    Raises:
+        MachineError: the device does not compute in the precision that is asked for.
+    """
+    where = "--precision (recipe key precision.compute)"
     has_gpu = torch.cuda.is_available()
     if precision == "fp16" and not has_gpu:
-        raise MachineError(
-            "fp16 needs a GPU, and this machine has none",
-            where="--precision (recipe key precision.compute)",
-            fix="auto, bf16 or fp32",
-        )
+        problem = "fp16 needs a GPU, and this machine has none"
+        raise MachineError(problem, where=where, fix="auto, bf16 or fp32")
+    # Older GPUs emulate bf16, more slowly than they compute fp32.
+    has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False) if has_gpu else cpu_has_bf16()
+    if precision == "bf16" and has_gpu and not has_bf16:
+        problem = f"{torch.cuda.get_device_name()} does not compute in bf16"
+        raise MachineError(problem, where=where, fix="auto, fp32 or fp16; GPUs from Ampere on have bf16")
     if precision != "auto":
         return precision
-    if has_gpu:
-        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
-    return "bf16" if cpu_has_bf16() and not torch.accelerator.is_available() else "fp32"
+    return "bf16" if has_bf16 and (has_gpu or not torch.accelerator.is_available()) else "fp32"
 
 
 def cpu_has_bf16() -> bool:

@@ -176,6 +176,8 @@ def environment(arguments: Sequence[str]) -> dict[str, Any]:
         "cpu_count": launch.cpu_count(),
         "torch_threads": torch.get_num_threads(),
         "gpus": gpus,
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
         "git_revision": _git_revision(),
     }
 

@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from vitcli.distributed import fsdp
+from vitcli.distributed import fsdp, peers
 from vitcli.errors import MachineError, NotFiniteError, WeightsError
 from vitcli.output.atomic import TEMPORARY, digest_of_file, sync
 
@@ -124,6 +124,7 @@ def by_kind(tensors_by_key: dict[str, Tensor]) -> Tensors:
     return tensors
 
 
+@peers.finishing()
 def save(
     run_dir: Path, checkpoint: Checkpoint, *, keep: int, milestone_every: int, group: Any = None
 ) -> None:

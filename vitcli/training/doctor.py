@@ -14,42 +14,115 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import torch
 
 from vitcli import recipe as recipes
-from vitcli.distributed.runtime import resolve_precision
+from vitcli.distributed import device as devices
+from vitcli.distributed import launch
+from vitcli.distributed.runtime import accelerators, cuda_problem, resolve_precision
 from vitcli.errors import CheckFailed, VitError
 from vitcli.output import run_folder
 from vitcli.output.atomic import digest_of_file
 from vitcli.output.progress import Progress
-from vitcli.output.text import pairs
+from vitcli.output.text import count_of, pairs
 
+CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+COMPILERS = ("g++", "c++", "clang++", "clang", "gcc", "cc")
+CORES_PER_GPU = 8  # one decodes some 500 photographs a second, of which a GPU trains thousands
 RESULTS = ("model.safetensors", run_folder.METRICS)  # must have the same bytes after a resume
 
 
 def check_environment() -> dict[str, Any]:
-    """Return versions, devices and free disk space of this machine."""
+    """Return versions, devices and free disk space of this machine, and what a run would choose here."""
     environment = run_folder.environment([])
     environment.pop("command_line")
-    return {
+    available = accelerators()
+    problem = cuda_problem() if not available and not devices.is_hidden() and devices.nvidia_gpus() else None
+    result = {
         "command": "doctor",
         **environment,
+        "gpu_memory_gib": [_gpu_gib(number) for number in range(len(environment["gpus"]))],
+        "cuda_problem": problem,
+        "memory_gib": psutil.virtual_memory().total / 2**30,
+        "free_memory_gib": launch.free_bytes() / 2**30,
+        "device": next(iter(available), None if problem else "cpu"),
         "precision": resolve_precision("auto"),
         "free_disk_gib": shutil.disk_usage(".").free / 2**30,
         "vit_data": os.environ.get("VIT_DATA"),
     }
+    return result | {"slow": _slow(result)}
+
+
+def _gpu_gib(number: int) -> float:
+    return torch.cuda.get_device_properties(number).total_memory / 2**30
+
+
+def _slow(machine: dict[str, Any]) -> list[str]:
+    """Return what makes runs slower here than they have to be, and what to do about it."""
+    lines = []
+    cores, num_gpus, threads = machine["cpu_count"], len(machine["gpus"]), machine["torch_threads"]
+    quota = _cores_of_container()
+    if quota is not None and quota < cores:
+        fewer = max(1, int(quota))
+        lines.append(
+            f"this container has {quota:.1f} of {cores} cores: OMP_NUM_THREADS={fewer} --workers {fewer}"
+        )
+    if threads < cores and not num_gpus:
+        lines.append(f"torch computes on {threads} of {cores} cores: OMP_NUM_THREADS={cores}")
+    if cores < CORES_PER_GPU * num_gpus:
+        lines.append(
+            f"{count_of(cores, 'core')} for {count_of(num_gpus, 'GPU')}: vit bench data measures them"
+        )
+    if machine["precision"] == "fp32":
+        lines.append("the device has no bf16, so that auto means fp32")
+    if machine["simplejpeg"] == "not installed":
+        lines.append("simplejpeg is not installed: Pillow decodes JPEG files more slowly")
+    if not any(map(shutil.which, filter(None, (os.environ.get("CXX"), *COMPILERS)))):
+        lines.append("there is no C++ compiler, which --compile needs")
+    if num_gpus and not _can_pin():
+        lines.append("memory cannot be pinned: copies to the GPU hold up its work")
+    return lines
+
+
+def _cores_of_container() -> float | None:
+    """Return the cores whose time a container may use, by Linux's control groups; None for no limit."""
+    try:
+        quota, period = CPU_QUOTA.read_text().split()
+    except (OSError, ValueError):
+        return None
+    return None if quota == "max" else int(quota) / int(period)
+
+
+def _can_pin() -> bool:
+    try:
+        return torch.empty(2**20, dtype=torch.uint8).pin_memory().is_pinned()
+    except RuntimeError:
+        return False
 
 
 def environment_as_text(result: dict[str, Any]) -> str:
     """Return the result of `check_environment` as lines for a terminal."""
-    gpus = ", ".join(result["gpus"]) or "none, runs use the CPU"
+    gpus = [
+        f"{name} ({memory_gib:.0f} GiB)"
+        for name, memory_gib in zip(result["gpus"], result["gpu_memory_gib"], strict=True)
+    ]
+    if gpus:
+        gpus.append(f"CUDA {result['cuda']}, cuDNN {result['cudnn']}")
+    elif result["cuda_problem"]:
+        gpus = [f"not usable: {result['cuda_problem']}; runs refuse to start without --device cpu"]
     libraries = ", ".join(f"{name} {result[name]}" for name in run_folder.LIBRARIES)
+    threads = count_of(result["torch_threads"], "thread")
+    memory = f"{result['memory_gib']:.1f} GiB, {result['free_memory_gib']:.1f} GiB of it free"
+    automatic = f"device {result['device']}, precision {result['precision']}"
     return pairs(
         [
             ("vit", f"{result['vit']} on Python {result['python']}, {result['platform']}"),
             ("libraries", libraries),
-            ("GPUs", gpus),
-            ("CPU", f"{result['cpu_count']} cores, {result['torch_threads']} threads per process"),
-            ("precision", f"auto means {result['precision']} here"),
+            ("GPUs", ", ".join(gpus) or "none, runs use the CPU"),
+            ("CPU", f"{count_of(result['cpu_count'], 'core')}, {threads} per process"),
+            ("memory", memory),
+            ("auto", automatic if result["device"] else "no device: --device cpu is needed"),
+            ("slow", "; ".join(result["slow"]) or "nothing stands in the way of speed"),
             ("disk", f"{result['free_disk_gib']:.1f} GiB free in this folder"),
             ("VIT_DATA", result["vit_data"] or "not set, aliases are downloaded from the Hub"),
             ("next", "vit doctor resume, to prove that a killed run resumes bit for bit"),
@@ -105,7 +178,7 @@ def prove_resume(
         raise CheckFailed(
             f"the killed run ended with different bits: {', '.join(differing)}",
             where=str(folder),
-            fix="report it with both run folders; do not rely on resumed runs on this machine",
+            fix=_fix_of_differing_bits(options),
         )
     shutil.rmtree(folder)
     return {
@@ -116,6 +189,12 @@ def prove_resume(
         "same_bits": True,
         "sha256": {name: sha256 for name, (sha256, _) in hashes.items()},
     }
+
+
+def _fix_of_differing_bits(options: Sequence[str]) -> str:
+    if torch.cuda.is_available() and not devices.is_cpu() and "--exact" not in options:
+        return "on GPUs, kernels may sum in another order each time: add --exact, here and to runs"
+    return "report it with both run folders; do not rely on resumed runs on this machine"
 
 
 def proof_as_text(result: dict[str, Any]) -> str:

@@ -13,6 +13,7 @@ from vitcli import recipe as recipes
 from vitcli.data import seen_images
 from vitcli.data.split import classes_without
 from vitcli.data.transforms import preprocessing_of
+from vitcli.distributed import peers
 from vitcli.distributed.runtime import peak_memory_gib
 from vitcli.evaluation import mistakes
 from vitcli.evaluation.metrics import Metrics, PatchMetrics
@@ -107,6 +108,7 @@ def weights_description(job: TrainingJob) -> dict[str, Any]:
     }
 
 
+@peers.finishing()
 def write_results(
     job: TrainingJob,
     folder: RunFolder,

@@ -11,6 +11,7 @@ from vitcli.data.loader import Batch
 from vitcli.data.sampler import TrainSampler
 from vitcli.data.seen_images import SeenImages
 from vitcli.data.transforms import train_transform_of
+from vitcli.distributed import peers
 from vitcli.distributed.runtime import Runtime, peak_memory_gib
 from vitcli.errors import MachineError, NotFiniteError, Stopped
 from vitcli.output import run_folder
@@ -31,10 +32,11 @@ MEASURED_STEPS = 10
 
 def run(job: TrainingJob) -> dict[str, Any]:
     """Train and score the held-out split; return the summary, or the plan with --dry-run."""
-    if not job.options.dry_run:
-        result = TrainingRun(job).run()
-    else:
-        result = describe(job) | (TrainingRun(job).measure() if job.options.measure else {})
+    with peers.watched(job.runtime):
+        if not job.options.dry_run:
+            result = TrainingRun(job).run()
+        else:
+            result = describe(job) | (TrainingRun(job).measure() if job.options.measure else {})
     job.runtime.shutdown()
     return result
 

@@ -19,7 +19,8 @@ from vitcli.data.image_cache import ImageCache
 from vitcli.data.seen_images import SeenImages
 from vitcli.data.split import Split, classes_without
 from vitcli.data.transforms import preprocessing_of
-from vitcli.distributed.runtime import Runtime, fix_threads, peak_memory_gib
+from vitcli.distributed import numerics
+from vitcli.distributed.runtime import Runtime, peak_memory_gib
 from vitcli.distributed.runtime import start as start_runtime
 from vitcli.errors import DataError, VitError
 from vitcli.evaluation.setup import Start, starts_of, trained_on_by
@@ -176,12 +177,10 @@ def set_up(
     _check_labels(train_split, recipe)
 
     # Join the other processes.
-    runtime = start_runtime(recipe.precision.compute)
+    runtime = start_runtime(recipe.precision.compute, exact=options.exact)
     progress = Progress(quiet=options.quiet, is_main=runtime.is_main, noted=options.noted)
     for note in runtime.notes:
         progress.note(note)
-    if options.exact:
-        fix_threads(runtime.device)
 
     # Unreadable images are found before anything is loaded or written, unless the run resumes.
     if not options.dry_run and not runtime.on_main(lambda: _has_checkpoint(options)):
@@ -278,7 +277,9 @@ def check_shard(recipe: Recipe, options: RunOptions) -> None:
 
 
 def check_network(model: nn.Module, options: RunOptions, runtime: Runtime) -> None:
-    """Refuse networks that --shard or --exact cannot train on several processes."""
+    """Refuse networks that --shard cannot train, or --exact on a GPU or on several processes."""
+    if options.exact:
+        numerics.check_deterministic(model, runtime.device)
     if options.shard and runtime.world_size == 1:
         raise VitError(
             "--shard needs at least two processes",

@@ -165,8 +165,10 @@ def _compare_fingerprints(before: dict[str, Any], job: TrainingJob) -> None:
                 where=f"{job.recipe.data.dataset}, {key.replace('_', ' ')}",
                 fix="restore the data set, or start a new run in another folder",
             )
-    # With --exact the number of processes changes no bit.
-    relevant = [key for key in now if not (job.options.exact and key == "num_processes")]
+    # With --exact the number of processes changes no bit. Older checkpoints do not name the hardware.
+    ignored = {"num_processes", "gpus_per_machine"} if job.options.exact else set()
+    ignored |= job.runtime.hardware.keys() - before.keys()
+    relevant = [key for key in now if key not in ignored]
     changed = [f"{key} {before.get(key)} -> {now[key]}" for key in relevant if before.get(key) != now[key]]
     if changed:
         job.progress.note(f"no longer bit-exact with the start of the run: {', '.join(changed)}")
@@ -184,6 +186,7 @@ def fingerprint(job: TrainingJob) -> dict[str, Any]:
         "compile": job.options.compile,
         "precision": job.runtime.precision,
         "device": job.runtime.device.type,
+        **job.runtime.hardware,
         "threads": torch.get_num_threads(),
         **library_versions(),
         "vit": __version__,

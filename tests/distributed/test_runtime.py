@@ -1,0 +1,318 @@
+"""Joining the processes of a run: devices, precision, collectives; on GPUs that torch is made to report."""
+
+import json
+import os
+import re
+import subprocess
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from accelerate.state import AcceleratorState, GradientState
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from tests.conftest import REPOSITORY, run
+from tests.fake_device import report_gpus
+from vitcli.distributed import device as devices
+from vitcli.distributed import launch, numerics, runtime
+from vitcli.errors import MachineError, VitError
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    """Accelerate keeps its state for all Accelerators of a process."""
+
+    def reset() -> None:
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()
+
+    reset()
+    yield
+    reset()
+
+
+@pytest.fixture
+def rank_3_of_4(monkeypatch):
+    """This process as the last one of a machine, in a process group whose collectives do nothing."""
+    for name, value in {"RANK": "3", "LOCAL_RANK": "3", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}.items():
+        monkeypatch.setenv(name, value)
+    dist.init_process_group("fake", store=FakeStore(), rank=3, world_size=4)
+    monkeypatch.setattr(dist, "new_group", lambda **_: "control")  # gloo would wait for the others
+    yield
+    dist.destroy_process_group()
+
+
+def of_all(*others):
+    """Return a stand-in for the exchange of values: those of the other processes come first."""
+    return lambda value, control, world_size: [*(other or value for other in others), value]
+
+
+def test_fp32_is_fp32_and_a_gpu_repeats_its_convolutions_whatever_was_set_before():
+    torch.backends.cudnn.conv.fp32_precision = "tf32"
+    assert torch.backends.cudnn.conv.fp32_precision == "tf32"  # torch's own default
+
+    with report_gpus("NVIDIA H200"):
+        runtime.start("fp32")
+        assert torch.backends.cudnn.conv.fp32_precision == torch.backends.cuda.matmul.fp32_precision == "ieee"
+        assert torch.backends.cudnn.deterministic and not torch.are_deterministic_algorithms_enabled()
+        assert numerics.CUBLAS_WORKSPACE not in os.environ
+    assert not torch.backends.cudnn.deterministic
+
+
+@pytest.mark.parametrize(("workspace", "used"), [(None, ":4096:8"), (":16:8", ":16:8"), (":0:0", ":4096:8")])
+def test_exact_asks_every_kernel_of_a_gpu_for_the_same_order(workspace, used, monkeypatch):
+    with report_gpus("NVIDIA H200"):
+        if workspace:
+            monkeypatch.setenv(numerics.CUBLAS_WORKSPACE, workspace)
+        runtime.start("fp32", exact=True)
+
+        # With `warn_only` the backward pass of flash attention would not be deterministic.
+        assert torch.are_deterministic_algorithms_enabled()
+        assert not torch.is_deterministic_algorithms_warn_only_enabled()
+        assert os.environ[numerics.CUBLAS_WORKSPACE] == used
+    numerics.fix_order_of_sums(torch.device("cpu"), exact=True)
+    assert torch.get_num_threads() == 1 and not torch.are_deterministic_algorithms_enabled()
+
+
+def test_only_one_api_says_what_fp32_means():
+    sources = {path: path.read_text() for path in (REPOSITORY / "vitcli").rglob("*.py")}
+    older = r"\.allow_tf32|set_float32_matmul_precision"
+    assert not [path for path, text in sources.items() if re.search(older, text)]
+    assert [path.name for path, text in sources.items() if "fp32_precision =" in text] == ["numerics.py"]
+    # Devices without float64 copy to the CPU first.
+    assert not [path for path, text in sources.items() if re.search(r"\.double\(\)[^\n]*\.cpu\(\)", text)]
+
+
+def test_networks_whose_gradients_a_gpu_adds_at_random_are_refused_with_exact():
+    pooled = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Sequential(torch.nn.MaxPool2d(3)))
+    numerics.check_deterministic(pooled, torch.device("cpu"))
+    numerics.check_deterministic(torch.nn.Sequential(torch.nn.AvgPool2d(3)), torch.device("cuda"))
+    with pytest.raises(VitError, match="max pooling") as refused:
+        numerics.check_deterministic(pooled, torch.device("cuda"))
+    assert (refused.value.where, refused.value.exit_code) == ("--exact", 2)
+
+
+def test_a_process_that_sees_one_gpu_uses_it_whatever_its_local_rank_is(rank_3_of_4, monkeypatch):
+    """As with --gpus-per-task=1 of SLURM: four GPUs, of which each process sees its own as cuda:0."""
+    wrapped = []
+
+    def wrap(model, *, device_ids, output_device, **_):
+        wrapped.append((device_ids, output_device))
+        return model
+
+    monkeypatch.setattr(torch.nn.parallel, "DistributedDataParallel", wrap)
+    monkeypatch.setattr(torch.nn.Module, "to", lambda self, *_, **__: self)
+    others = [("bf16", "node1", f"GPU-{number}", "NVIDIA H200") for number in range(3)]
+    monkeypatch.setattr(runtime, "_of_all", of_all(*others))
+    with report_gpus("NVIDIA H200"):
+        joined = runtime.start("auto")
+        joined.accelerator.prepare(torch.nn.Linear(1, 1))
+
+    assert joined.device == torch.device("cuda:0") and joined.precision == "bf16"
+    assert wrapped == [(None, None)]  # of Accelerate it would be 3, which does not exist here
+    assert joined.hardware["gpu"] == "NVIDIA H200" and joined.hardware["cudnn"] is not None
+    assert joined.hardware["gpus_per_machine"] == [3, 1]
+
+
+def test_two_processes_on_one_gpu_are_refused_before_nccl_starts(rank_3_of_4, monkeypatch):
+    monkeypatch.setattr(runtime, "_of_all", of_all(("bf16", "node1", "GPU-1", "NVIDIA H200"), None))
+    with (
+        report_gpus("NVIDIA H200"),
+        pytest.raises(MachineError, match=r"processes 1 and 2 .* same GPU") as seen,
+    ):
+        runtime.start("auto")
+
+    assert len(str(seen.value).splitlines()) == 3 and seen.value.exit_code == 5
+    assert "NVIDIA H200, GPU-7f0, on " in seen.value.where and "--gpus-per-task=1" in seen.value.fix
+
+
+def test_too_many_processes_of_our_own_launcher_are_refused_by_their_number(monkeypatch):
+    monkeypatch.setenv(launch.LAUNCHED, "1")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    with report_gpus("NVIDIA H200"), pytest.raises(MachineError, match="2 processes need a GPU each"):
+        runtime.start("auto")
+
+
+def test_a_gpu_without_bf16_refuses_it_and_auto_takes_another(rank_3_of_4, monkeypatch):
+    with report_gpus("Tesla T4", major=7):
+        assert [runtime.resolve_precision(name) for name in ("auto", "fp32", "fp16")] == [
+            "fp32",
+            "fp32",
+            "fp16",
+        ]
+        with pytest.raises(MachineError, match="Tesla T4 does not compute in bf16") as refused:
+            runtime.start("bf16")
+        assert len(str(refused.value).splitlines()) == 3 and "fp16" in refused.value.fix
+
+    # One that has it, beside one on another machine that has not.
+    monkeypatch.setattr(runtime, "_of_all", of_all(("fp32", "node1", "GPU-1", "Tesla T4")))
+    with report_gpus("NVIDIA H200"):
+        joined = runtime.start("auto")
+    assert joined.precision == "fp32" and joined.hardware["gpu"] == "NVIDIA H200, Tesla T4"
+
+
+@pytest.fixture
+def gpu_without_cuda(monkeypatch):
+    """A GPU that is there for the operating system and not for torch, whose driver is too old."""
+    monkeypatch.setattr(devices, "nvidia_gpus", lambda: ["/dev/nvidia0", "/dev/nvidia1"])
+    monkeypatch.setattr(torch.version, "cuda", "13.2")
+    monkeypatch.delenv(devices.VISIBLE, raising=False)
+    monkeypatch.setenv(devices.SELECTED, "")
+
+    def too_old():
+        raise RuntimeError(
+            "The NVIDIA driver on your system is too old (found version 12020).\nPlease update"
+        )
+
+    monkeypatch.setattr(torch.cuda, "init", too_old)
+
+
+def test_a_gpu_that_torch_cannot_use_is_no_reason_to_compute_on_the_cpu_in_silence(
+    gpu_without_cuda, monkeypatch
+):
+    words = ("evaluate", "--ckpt", "demo", "--dataset", "demo:pretrain", "-q", "--json")
+    refused = run(*words)
+    error = refused.json["error"]
+    assert refused.code == 5 and error["message"] == "this machine has 2 NVIDIA GPUs that torch cannot use"
+    assert error["where"].startswith("/dev/nvidia0: The NVIDIA driver on your system is too old")
+    assert "--device cpu" in error["fix"]
+
+    told = run("doctor")
+    assert told.code == 0 and "driver on your system is too old" in " ".join(told.out.split())
+
+    # Asked for, in each way.
+    with monkeypatch.context() as patch:
+        patch.setenv(devices.VISIBLE, "")
+        runtime.start("fp32")
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    assert runtime.start("fp32").device.type == "cpu"
+
+
+def test_the_gpus_of_a_machine_are_those_that_a_process_may_open(tmp_path, monkeypatch):
+    devices.nvidia_gpus.cache_clear()
+    for name in ("nvidia0", "nvidia1", "nvidiactl"):
+        (tmp_path / name).write_text("")
+    opened = os.open
+    denied = tmp_path / "nvidia0"  # by SLURM's control groups, whatever the mode of the file is
+
+    def may_open(path, flags, *more, **keywords):
+        if path == denied:
+            raise PermissionError(1, "Operation not permitted")
+        return opened(path, flags, *more, **keywords)
+
+    monkeypatch.setattr(devices, "DEVICE_FILES", tmp_path)
+    monkeypatch.setattr(os, "open", may_open)
+    assert devices.nvidia_gpus() == [str(tmp_path / "nvidia1")]
+
+    # Without device files, as in Windows' Linux, by NVIDIA's own program.
+    devices.nvidia_gpus.cache_clear()
+    monkeypatch.setattr(devices, "DEVICE_FILES", tmp_path / "none")
+    listed = SimpleNamespace(stdout="GPU 0: NVIDIA RTX 4090 (UUID: GPU-1)\n")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: listed)
+    assert devices.nvidia_gpus() == ["GPU 0: NVIDIA RTX 4090 (UUID: GPU-1)"]
+    devices.nvidia_gpus.cache_clear()
+
+
+COLLECTIVES = ("all_gather", "all_reduce", "broadcast", "all_to_all_single", "all_gather_object", "barrier")
+
+
+def test_a_tensor_on_the_cpu_never_goes_to_the_group_of_the_gpus(rank_3_of_4, monkeypatch):
+    control, calls = object(), []
+
+    def spy(name):
+        def collective(*arguments, group=None, **_):
+            if name == "all_gather_object":
+                arguments[0][:] = [[], [], [], []]
+            tensors = [each for each in arguments if isinstance(each, torch.Tensor)]
+            calls.append((name, tensors[-1].device.type if tensors else "cpu", group))
+
+        return collective
+
+    for name in (*COLLECTIVES, "broadcast_object_list"):
+        monkeypatch.setattr(dist, name, spy(name))
+    state = SimpleNamespace(process_index=3, num_processes=4, device=torch.device("cuda"))
+    joined = runtime.Runtime(state, "fp32", None, control)
+    for device in ("cpu", "meta"):  # which stands for a GPU
+        there = torch.ones(4, 2, device=device)
+        joined.gather(there)
+        joined.broadcast([there])
+        joined.exchange(there)
+    joined.sum_over_processes(torch.ones(2))
+    monkeypatch.setattr(
+        joined.__class__, "gather", lambda self, tensor: calls.append(("any", "cpu", control)) or tensor
+    )
+    joined.any(True)
+    joined.concatenated([])
+    joined.on_main(dict)
+
+    assert {group for _, device, group in calls if device == "cpu"} == {control}
+    assert [name for name, device, group in calls if group is None] == [
+        "all_gather",
+        "broadcast",
+        "all_to_all_single",
+    ]
+    assert {name for name, *_ in calls} >= {"all_reduce", "all_gather_object", "broadcast_object_list"}
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        (
+            "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting",
+            "lost",
+        ),
+        ("NCCL communicator was aborted on rank 1.", "lost"),
+        ("Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7)", "lost"),
+        ("store->get('0') got error: wait timeout after 600000ms", "lost"),
+        ("[/a/pair.cc:545] Read error [::1]:80: Connection reset by peer", "lost"),
+        (
+            "NCCL error in: x.cpp:9, invalid usage\nLast error:\nDuplicate GPU detected : rank 0 and 1",
+            "machine",
+        ),
+        ("NCCL error in: x.cpp:9, unhandled cuda error\nncclUnhandledCudaError: Call failed", "machine"),
+        ("adaptive_max_pool2d_backward_cuda does not have a deterministic implementation, but you", "exact"),
+        ("mat1 and mat2 shapes cannot be multiplied", None),
+    ],
+)
+def test_what_nccl_says_is_told_apart(text, kind, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    error = launch.as_process_error(RuntimeError(text)) or launch.as_device_error(RuntimeError(text))
+
+    assert {"lost": 7, "machine": 5, "exact": 2}.get(kind) == (error and error.exit_code)
+    if kind == "lost":
+        assert error.where.startswith("process 1: ") and ".cc" not in error.where
+    if kind == "machine":
+        assert error.where == f"process 1: {text.splitlines()[-1]}"
+    if kind == "exact":
+        assert "adaptive_max_pool2d_backward_cuda" in error.message
+    assert launch.as_process_error(ValueError(text)) is launch.as_device_error(ValueError(text)) is None
+
+
+def test_the_hardware_of_a_run_is_recorded_and_a_change_is_noted_once(monkeypatch):
+    from vitcli.training import state
+
+    here = {"gpu": "NVIDIA H200", "gpus_per_machine": [2], "cuda": "13.2", "cudnn": 91200}
+    shared = {"train_data": "a", "eval_data": "b", "num_processes": 2}
+
+    def notes(before: dict, *, exact: bool = False, hardware: dict = here) -> list[str]:
+        lines = []
+        job = SimpleNamespace(
+            runtime=SimpleNamespace(hardware=hardware),
+            options=SimpleNamespace(exact=exact),
+            progress=SimpleNamespace(note=lines.append),
+        )
+        monkeypatch.setattr(state, "fingerprint", lambda job: shared | hardware)
+        state._compare_fingerprints(json.loads(json.dumps(shared | before)), job)
+        return lines
+
+    assert notes(here) == []
+    assert notes({}) == []  # a checkpoint from before the hardware was recorded
+    assert notes({}, hardware={}) == []  # on a CPU
+    (line,) = notes(here | {"gpu": "NVIDIA A100", "cuda": "12.6"})
+    assert line == (
+        "no longer bit-exact with the start of the run: gpu NVIDIA A100 -> NVIDIA H200, cuda 12.6 -> 13.2"
+    )
+    # With --exact as many processes as one likes sit in as many machines.
+    spread = {"gpus_per_machine": [1, 1], "num_processes": 4}
+    assert len(notes(here | spread)) == 1 and notes(here | spread, exact=True) == []
