@@ -167,7 +167,7 @@ def test_the_average_is_the_weighted_sum_of_all_weights_since_the_first_update(f
     average = WeightAverage(model, factor=factor)
     for number, value in enumerate(weights, start=1):
         model.weight.data = torch.from_numpy(value)[None]
-        average.update(model, num_updates=number)
+        average.update(num_updates=number)
 
     shares = factor ** np.arange(49, -1, -1.0)
     expected = (shares[:, None] * weights).sum(axis=0) / shares.sum()
@@ -178,7 +178,7 @@ def test_after_the_first_update_the_average_is_the_weights_themselves():
     model = one_weight([100.0])
     average = WeightAverage(model, factor=0.9999)
     model.weight.data.fill_(0.3)
-    average.update(model, num_updates=1)
+    average.update(num_updates=1)
 
     assert average.tensors["weight"].tolist() == [[0.3]]
 
@@ -186,13 +186,14 @@ def test_after_the_first_update_the_average_is_the_weights_themselves():
 def test_a_restored_average_continues_as_the_original_would():
     model = one_weight([1.0])
     unbroken = WeightAverage(model, factor=0.9)
-    unbroken.update(model, num_updates=1)
-    resumed = WeightAverage(one_weight([7.0]), factor=0.9)
+    unbroken.update(num_updates=1)
+    resumed = WeightAverage(model, factor=0.9)
+    resumed.tensors["weight"].fill_(7.0)
     resumed.restore(unbroken.tensors)
 
     model.weight.data.fill_(4.0)
     for average in (unbroken, resumed):
-        average.update(model, num_updates=2)
+        average.update(num_updates=2)
     assert resumed.tensors["weight"].item() == unbroken.tensors["weight"].item() != 4.0
 
 
@@ -201,7 +202,7 @@ def test_a_counter_among_the_weights_is_copied_and_not_averaged():
     average = WeightAverage(model, factor=0.9)
     for number in (1, 2, 3):
         model(torch.randn(8, 2))
-        average.update(model, num_updates=number)
+        average.update(num_updates=number)
 
     assert average.tensors["num_batches_tracked"].item() == 3
 

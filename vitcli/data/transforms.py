@@ -18,6 +18,7 @@ from torch import Tensor
 
 from vitcli.data.decoding import Jpeg
 from vitcli.data.randaugment import randaugment
+from vitcli.distributed.transfer import constant
 from vitcli.errors import WeightsError
 from vitcli.recipe.schema import WEIGHTS, Data
 
@@ -276,9 +277,10 @@ def inception_crop(
 
 def to_model_range(images_BCHW: Tensor, *, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
     """Normalise a uint8 batch to float32, (value / 255 - mean) / std; 0.5 and 0.5 give [-1, 1]."""
-    mean_C11 = torch.tensor(mean, device=images_BCHW.device).view(-1, 1, 1) * 255
-    std_C11 = torch.tensor(std, device=images_BCHW.device).view(-1, 1, 1) * 255
-    return (images_BCHW.float() - mean_C11) / std_C11
+    mean_C, std_C = (constant(tuple(values), images_BCHW.device, scale=255) for values in (mean, std))
+    # In place: the same bits as with a new tensor for each operation, at a third of the memory.
+    values_BCHW = images_BCHW.to(torch.float32, copy=True)
+    return values_BCHW.sub_(mean_C.view(-1, 1, 1)).div_(std_C.view(-1, 1, 1))
 
 
 def _whole(image: np.ndarray | Jpeg) -> np.ndarray:

@@ -29,6 +29,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.nn import init
 
+from vitcli.distributed.transfer import constant, to_device
 from vitcli.errors import VitError
 from vitcli.models.init import lecun_normal_
 
@@ -203,9 +204,7 @@ class MaskedPatchModel(nn.Module):
         Args:
             images_BCHW: float32, 8-bit pixels in the model's range.
         """
-        if corruption is None:
-            corruption = self.draw(len(images_BCHW))
-        corruption = Corruption(*(tensor.to(images_BCHW.device) for tensor in corruption))
+        corruption = self.on_device(corruption, images_BCHW)
         where_BM1 = corruption.places_BM[..., None]
         patches_BND = self.encode(images_BCHW, corruption)[:, self.vit.num_prefix_tokens :]
         outputs = self.prediction(patches_BND.take_along_dim(where_BM1, dim=1))
@@ -232,6 +231,12 @@ class MaskedPatchModel(nn.Module):
         return vit.norm(tokens_BTD)
 
     @torch.compiler.disable  # torch.compile would draw other numbers
+    def on_device(self, corruption: Corruption | None, images_BCHW: Tensor) -> Corruption:
+        """Return a corruption, drawn unless given, on the device of the images."""
+        corruption = corruption or self.draw(len(images_BCHW))
+        return Corruption(*(to_device(tensor.contiguous(), images_BCHW.device) for tensor in corruption))
+
+    @torch.compiler.disable
     def draw(self, num_images: int) -> Corruption:
         """Draw a corruption from torch's global CPU generator, so that every device draws the same."""
         return draw(num_images, math.prod(self.grid), self.counts)
@@ -362,8 +367,8 @@ def _patches(values_BCHW: Tensor, grid: tuple[int, int]) -> Tensor:
 
 def _levels(images_BCHW: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
     """Return the 8-bit pixels, int32, of images in the model's range."""
-    mean_C11, std_C11 = (images_BCHW.new_tensor(values).view(-1, 1, 1) for values in (mean, std))
-    return _to_levels(images_BCHW * std_C11 + mean_C11)
+    mean_C, std_C = (constant(tuple(values), images_BCHW.device) for values in (mean, std))
+    return _to_levels(images_BCHW * std_C.view(-1, 1, 1) + mean_C.view(-1, 1, 1))
 
 
 def _to_levels(values: Tensor) -> Tensor:

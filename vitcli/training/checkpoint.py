@@ -21,8 +21,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from vitcli.distributed import fsdp, peers
+from vitcli.distributed.transfer import Download
 from vitcli.errors import MachineError, NotFiniteError, WeightsError
 from vitcli.output.atomic import TEMPORARY, digest_of_file, sync
+from vitcli.training.optim import is_fused
 
 Tensors = dict[str, dict[str, Tensor]]  # "model", "optimizer" and, if weights are averaged, "average"
 
@@ -50,10 +52,10 @@ def copy_tensors(
     tensors = {"model": model.state_dict(), "optimizer": optimizer_tensors(model, optimizer)}
     if average is not None:
         tensors["average"] = average
-    return {
-        kind: {name: value.detach().to("cpu", copy=True).contiguous() for name, value in values.items()}
-        for kind, values in tensors.items()
-    }
+    # All copies are queued before the first is waited for.
+    values = [value.detach().contiguous() for value in flat(tensors).values()]
+    copies = iter(Download(values).read())
+    return {kind: {name: next(copies) for name in values} for kind, values in tensors.items()}
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -72,8 +74,12 @@ def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensor
     for key, value in tensors.items():
         name, _, slot = key.rpartition("/")
         parameter = parameters[name]
-        # Adam's step counter stays on the CPU, everything else lives with its parameter.
-        optimizer.state[parameter][slot] = value if slot == "step" else fsdp.sliced_like(value, parameter)
+        # Everything lives with its parameter, but for Adam's step counter, which only a fused kernel reads.
+        if slot == "step":
+            value = value.to(parameter.device) if is_fused(optimizer) else value
+        else:
+            value = fsdp.sliced_like(value, parameter)
+        optimizer.state[parameter][slot] = value
 
 
 def place_in(model: nn.Module) -> fsdp.Place:

@@ -14,13 +14,14 @@ from torch import Tensor
 from vitcli.data import sampler
 from vitcli.data.loader import Batch
 from vitcli.data.transforms import to_model_range
-from vitcli.distributed.runtime import Runtime, autocast, peak_memory_gib
+from vitcli.distributed.runtime import autocast, peak_memory_gib
+from vitcli.distributed.transfer import Download, Uploads, runs_ahead, seed_generators
 from vitcli.errors import NotFiniteError, Stopped
 from vitcli.output.progress import Progress
 from vitcli.output.run_folder import RunFolder
 from vitcli.output.text import count_of, duration
 from vitcli.training.objective import Objective
-from vitcli.training.optim import clip_by_global_norm
+from vitcli.training.optim import clip_by_global_norm, update_weights
 from vitcli.training.schedule import Plan
 from vitcli.training.state import Saver, TrainingState
 from vitcli.training.validation import PeriodicEvaluation
@@ -78,9 +79,10 @@ def train(
     """
     runtime, model, optimizer = state.runtime, state.wrapped, state.optimizer
     plan, parts = settings.plan, settings.plan.accumulation_steps
-    meter = Meter(plan, progress, state)
+    parameters, upload = list(model.parameters()), Uploads(runtime.device)
     model.train()
     with StopRequest() as stop:
+        journal = Journal(state, settings, Meter(plan, progress, state), stop, saver, folder)
         for step in range(state.step, plan.total_steps):
             # Set the learning rate of this update.
             lr = settings.lr_at(step)
@@ -90,14 +92,14 @@ def train(
             # Forward and backward, one micro-batch at a time.
             part_losses = []
             for part in range(parts):
-                with meter.waiting_for_data(), runtime.local_errors():
+                with journal.meter.waiting_for_data(), runtime.local_errors():
                     batch = next(batches)
                 state.skipped.update(batch.skipped)
-                images_BCHW = batch.images_BCHW.to(runtime.device, non_blocking=True)
-                labels = batch.labels_B.to(runtime.device, non_blocking=True)
+                images_BCHW, labels = upload(batch.images_BCHW, batch.labels_B)
                 # Dropout and mixup depend on the place in the global step, not on the process.
                 global_part = runtime.rank * parts + part
-                torch.manual_seed(sampler.derive_seed(settings.seed, "model", step, global_part))
+                part_seed = sampler.derive_seed(settings.seed, "model", step, global_part)
+                seed_generators(part_seed, runtime.device)
                 with state.gradients.part(is_last=part == parts - 1):
                     with autocast(runtime.device, runtime.precision):
                         images_BCHW = to_model_range(images_BCHW, mean=settings.mean, std=settings.std)
@@ -107,42 +109,154 @@ def train(
                 part_losses.append(loss.detach())
             state.gradients.finish()
 
-            # Clip, agree with the other processes, and update the weights.
+            # Clip, and update the weights if every number is finite.
+            loss_scale = runtime.scaler.scale(torch.ones_like(part_losses[0]))
             runtime.scaler.unscale_(optimizer)
-            grad_norm = float(clip_by_global_norm(model.parameters(), settings.clip))
-            loss, stop_signal, is_due = _agree(runtime, part_losses, stop.signal, saver)
-            # An overflowing fp16 gradient is normal: the scaler skips the update and halves its scale.
-            may_overflow = runtime.precision == "fp16" and runtime.scaler.get_scale() > MIN_LOSS_SCALE
-            _check_finite(loss, 0.0 if may_overflow else grad_norm, step=step, lr=lr, clip=settings.clip)
-            runtime.scaler.step(optimizer)
+            grad_norm = clip_by_global_norm(parameters, settings.clip)
+            numbers = StepNumbers(step, lr, part_losses, grad_norm, loss_scale)
+            journal.add(numbers)
+            update_weights(optimizer, numbers.is_finite)
             runtime.scaler.update()
             optimizer.zero_grad()
             state.step = step + 1
             if state.average:
-                state.average.update(state.model, num_updates=state.step)
+                state.average.update(num_updates=state.step)
 
-            # Log.
+            # Log, at once if the weights of this step are to be used.
             is_end = state.step == plan.total_steps
-            rates = meter.step_done(loss=loss, lr=lr)
-            if folder and (is_end or state.step == 1 or state.step % settings.log_every == 0):
-                grad_norm = grad_norm if math.isfinite(grad_norm) else None  # JSON has no infinity
-                folder.log({"step": state.step, "loss": loss, "lr": lr, "grad_norm": grad_norm})
-                folder.log_timing({"step": state.step, **rates, "memory_gib": peak_memory_gib()})
+            is_evaluated = evaluation is not None and not is_end and evaluation.is_due(state.step)
+            is_saved = settings.save_every > 0 and state.step % settings.save_every == 0
+            journal.finish_step(at_once=is_end or is_evaluated or is_saved)
 
             # Evaluate; a signal that arrives meanwhile counts as well.
-            for record, line in evaluation.due_after(state.step) if evaluation and not is_end else ():
+            for record, line in evaluation.due_after(state.step) if is_evaluated else ():
                 if folder:
                     folder.log({"step": state.step, **record})
                 progress.note(f"step {state.step}: {line}")
-                _, stop_signal, _ = _agree(runtime, part_losses, stop.signal, None)
+                journal.agree([])
 
             # Save, and stop if a signal asked for it.
-            is_due |= settings.save_every > 0 and state.step % settings.save_every == 0
-            if saver and (is_end or stop_signal or is_due):
+            stop_signal = journal.stop_signal
+            if saver and (is_end or stop_signal or is_saved or journal.is_save_due):
                 saver.save(wait=is_end or stop_signal > 0)
-            meter.next_step()
+            journal.next_step()
             if stop_signal:
                 raise Stopped(stop_signal, f"stopped after step {state.step}")
+
+
+class StepNumbers:
+    """Losses and gradient norm of a step, on their way from the device.
+
+    Attributes:
+        is_finite: a truth value on the device; of this process, so the norm tells of the others' gradients.
+    """
+
+    def __init__(
+        self, step: int, lr: float, part_losses: list[Tensor], grad_norm: Tensor, loss_scale: Tensor
+    ):
+        self.step, self.lr = step, lr
+        values = torch.stack([*part_losses, grad_norm])
+        self.is_finite = values.isfinite().all()
+        self._download = Download([values, loss_scale])
+
+    def read(self) -> tuple[list[float], float, float]:
+        """Return the losses, the gradient norm and the scale of the losses; wait for them if need be."""
+        values, loss_scale = self._download.read()
+        *losses, grad_norm = values.tolist()
+        return losses, grad_norm, float(loss_scale)
+
+
+class Journal:
+    """The numbers of the steps: read, agreed on with the other processes, checked and logged.
+
+    On a device that the host runs ahead of, the numbers of a step are read while the device computes the next
+    one, before that changes the weights. So the device never waits for the host. Before the weights of a step
+    are saved or evaluated, its numbers have been checked.
+
+    Attributes:
+        stop_signal: the signal that asks all processes to stop after the current step; 0 for none.
+        is_save_due: whether the clock of any process asks for a save.
+    """
+
+    def __init__(
+        self,
+        state: TrainingState,
+        settings: LoopSettings,
+        meter: "Meter",
+        stop: "StopRequest",
+        saver: Saver | None,
+        folder: RunFolder | None,
+    ):
+        self.state, self.settings, self.meter, self.folder = state, settings, meter, folder
+        self.stop, self.saver = stop, saver
+        self.runs_ahead = runs_ahead(state.runtime.device)
+        self.stop_signal, self.is_save_due = 0, False
+        self._waiting: StepNumbers | None = None  # of the last step, until they are logged
+        self._loss = self._grad_norm = math.nan
+
+    def add(self, numbers: StepNumbers) -> None:
+        """Take the numbers of the current step, before its update.
+
+        Raises:
+            NotFiniteError: one of them is not finite or, on a device that runs ahead, one of the step before.
+        """
+        if self.runs_ahead and self._waiting:
+            self._check()
+            self._log()
+        self._waiting = numbers
+        if not self.runs_ahead:
+            self._check()
+
+    def finish_step(self, *, at_once: bool) -> None:
+        """Log the current step, after its update; with `at_once` also on a device that runs ahead."""
+        if self.runs_ahead:
+            if not (at_once or self.stop_signal or self.is_save_due):
+                return
+            self._check()
+        self._log()
+
+    def next_step(self) -> None:
+        """Do not count what happened since the last step was logged as part of the next one."""
+        if self._waiting is None:
+            self.meter.next_step()
+
+    def agree(self, losses: list[float]) -> list[float]:
+        """Return the losses of all processes, and let them decide together to stop or to save."""
+        runtime, is_due = self.state.runtime, self.saver is not None and self.saver.is_due()
+        requests = [self.stop.signal == signal.SIGINT, self.stop.signal == signal.SIGTERM, is_due]
+        if runtime.world_size > 1:
+            all_PN = runtime.gather(torch.tensor([*losses, *requests], dtype=torch.float64))
+            losses, requests = all_PN[:, :-3].flatten().tolist(), all_PN[:, -3:].any(dim=0).tolist()
+        interrupted, terminated, self.is_save_due = requests
+        self.stop_signal = signal.SIGINT if interrupted else signal.SIGTERM if terminated else 0
+        return losses
+
+    def _check(self) -> None:
+        """Read the numbers that wait to be logged, and raise NotFiniteError if one is not finite."""
+        numbers = self._waiting
+        losses, self._grad_norm, loss_scale = numbers.read()
+        losses = self.agree(losses)
+        # `fsum` is exact before it rounds, so the mean does not depend on which process computed which part.
+        self._loss = math.fsum(losses) / len(losses)
+        # An overflowing fp16 gradient is normal: the update is skipped and the scale of the losses halved.
+        may_overflow = self.state.runtime.precision == "fp16" and loss_scale > MIN_LOSS_SCALE
+        _check_finite(
+            self._loss,
+            0.0 if may_overflow else self._grad_norm,
+            step=numbers.step,
+            lr=numbers.lr,
+            clip=self.settings.clip,
+        )
+
+    def _log(self) -> None:
+        """Log the numbers that have been checked."""
+        numbers, self._waiting = self._waiting, None
+        step, total_steps = numbers.step + 1, self.settings.plan.total_steps
+        rates = self.meter.step_done(step, loss=self._loss, lr=numbers.lr)
+        if self.folder and (step in (1, total_steps) or step % self.settings.log_every == 0):
+            grad_norm = self._grad_norm if math.isfinite(self._grad_norm) else None  # JSON has no infinity
+            self.folder.log({"step": step, "loss": self._loss, "lr": numbers.lr, "grad_norm": grad_norm})
+            self.folder.log_timing({"step": step, **rates, "memory_gib": peak_memory_gib()})
 
 
 class StopRequest:
@@ -192,18 +306,17 @@ class Meter:
         yield
         self._waited_s += time.perf_counter() - began_at
 
-    def step_done(self, *, loss: float, lr: float) -> dict[str, float]:
+    def step_done(self, step: int, *, loss: float, lr: float) -> dict[str, float]:
         """Update the progress line; return duration, throughput and data wait of the step."""
-        step_s = time.perf_counter() - self._step_began_at
+        now = time.perf_counter()
+        step_s, self._step_began_at = now - self._step_began_at, now
         self.state.elapsed_s += step_s
         self._measured_s += step_s
         self._num_steps += 1
         waited_s, self._waited_before_s = self._waited_s - self._waited_before_s, self._waited_s
         images_per_s = self._num_steps * self.plan.batch_size / self._measured_s
         wait = f"data wait {self._waited_s / self._measured_s:.0%}"
-        self.progress.update(
-            self.state.step, f"loss {loss:.4f}", f"{images_per_s:.0f} img/s", f"lr {lr:.2e}", wait
-        )
+        self.progress.update(step, f"loss {loss:.4f}", f"{images_per_s:.0f} img/s", f"lr {lr:.2e}", wait)
         self._estimate_once()
         return {"step_s": step_s, "images_per_s": self.plan.batch_size / step_s, "data_wait_s": waited_s}
 
@@ -216,21 +329,6 @@ class Meter:
         left_s = num_left * self._measured_s / self._num_steps
         if left_s >= WORTH_A_NOTE_S:
             self.progress.note(f"about {duration(left_s)} for {count_of(num_left, 'more step')}")
-
-
-def _agree(
-    runtime: Runtime, part_losses: list[Tensor], stop_signal: int, saver: Saver | None
-) -> tuple[float, int, bool]:
-    """Return the mean loss of the step, and the processes' joint decision to stop or to save after it.
-
-    `fsum` is exact before it rounds, so the mean does not depend on which process computed which part.
-    """
-    is_due = saver is not None and saver.is_due()
-    requests = torch.tensor([stop_signal == signal.SIGINT, stop_signal == signal.SIGTERM, is_due]).double()
-    all_PN = runtime.gather(torch.cat([torch.stack(part_losses).cpu().double(), requests]))
-    losses, (interrupted, terminated, due) = all_PN[:, :-3].flatten().tolist(), all_PN[:, -3:].any(dim=0)
-    stop_signal = signal.SIGINT if interrupted else signal.SIGTERM if terminated else 0
-    return math.fsum(losses) / len(losses), stop_signal, bool(due)
 
 
 def _check_finite(loss: float, grad_norm: float, *, step: int, lr: float, clip: float) -> None:

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from vitcli.distributed import fsdp
+from vitcli.distributed.transfer import runs_ahead
 from vitcli.recipe.schema import Optimizer as OptimizerSettings
 
 # Parameters that are added to the tokens, not multiplied with them: no weight decay, like biases.
@@ -22,13 +24,53 @@ EMBEDDINGS = {"pos_embed", "positions", "relative_embed", "mask_token", "cls_tok
 
 
 def build_optimizer(model: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
-    """Build SGD with momentum (no Nesterov) or Adam with decoupled decay; the loop sets the learning rate."""
+    """Build SGD with momentum (no Nesterov) or Adam with decoupled decay; the loop sets the learning rate.
+
+    One fused kernel updates all weights where that pays: six times as fast for Adam on a CPU, and on a queued
+    device the only way to skip an update without waiting for the device. SGD on a CPU would gain little.
+    """
     groups = parameter_groups(model, weight_decay=settings.weight_decay, decay_on=settings.decay_on)
+    device = next(model.parameters()).device
     match settings.name:
         case "sgd":
-            return torch.optim.SGD(groups, lr=0.0, momentum=settings.momentum)
+            fused = runs_ahead(device)
+            return torch.optim.SGD(groups, lr=0.0, momentum=settings.momentum, fused=fused)
         case "adam":
-            return torch.optim.AdamW(groups, lr=0.0, betas=settings.betas, eps=settings.eps)
+            fused = runs_ahead(device) or device.type == "cpu"
+            return torch.optim.AdamW(groups, lr=0.0, betas=settings.betas, eps=settings.eps, fused=fused)
+
+
+def is_fused(optimizer: torch.optim.Optimizer) -> bool:
+    """Return True if one kernel updates all weights; its last bits differ from those of the plain loop."""
+    return bool(optimizer.param_groups[0]["fused"])
+
+
+def unfuse(optimizer: torch.optim.Optimizer) -> None:
+    """Update the weights by the plain loop, to continue a run that was begun with it."""
+    for group in optimizer.param_groups:
+        group["fused"] = False
+
+
+def update_weights(optimizer: torch.optim.Optimizer, is_finite: Tensor) -> None:
+    """Make the optimizer's step if `is_finite`, a truth value on the device; else change nothing.
+
+    A fused optimizer decides on the device, and the host need not wait for it.
+    """
+    if is_fused(optimizer):
+        _start_momentum(optimizer)
+        optimizer.found_inf = (~is_finite).float()
+        optimizer.step()
+    elif is_finite:
+        optimizer.step()
+
+
+def _start_momentum(optimizer: torch.optim.Optimizer) -> None:
+    """Begin momenta with zeros: a first update of fused SGD that is skipped leaves them uninitialised."""
+    for group in optimizer.param_groups if isinstance(optimizer, torch.optim.SGD) else ():
+        for parameter in group["params"] if group["momentum"] else ():
+            state = optimizer.state[parameter]
+            if parameter.grad is not None and state.get("momentum_buffer") is None:
+                state["momentum_buffer"] = torch.zeros_like(parameter)
 
 
 def parameter_groups(model: nn.Module, *, weight_decay: float, decay_on: str) -> list[dict]:
@@ -58,16 +100,19 @@ class WeightAverage:
     def __init__(self, model: nn.Module, *, factor: float):
         self.factor = factor
         self.tensors = {name: value.detach().clone() for name, value in model.state_dict().items()}
+        # The parameters and buffers themselves, listed once: a state dict takes as long as many kernels.
+        current = model.state_dict(keep_vars=True)
+        self._weights = {name: value for name, value in current.items() if value.is_floating_point()}
+        self._counters = {name: value for name, value in current.items() if name not in self._weights}
 
     @torch.no_grad()
-    def update(self, model: nn.Module, *, num_updates: int) -> None:
-        """Add the weights after update number `num_updates`, counted from 1."""
+    def update(self, *, num_updates: int) -> None:
+        """Add the model's weights after update number `num_updates`, counted from 1."""
         weight = (1 - self.factor) / (1 - self.factor**num_updates)
-        for name, value in model.state_dict().items():
-            if value.is_floating_point():
-                self.tensors[name].lerp_(value.detach(), weight)
-            else:  # a counter, such as batch norm has
-                self.tensors[name].copy_(value)
+        averages = [fsdp.local(self.tensors[name]) for name in self._weights]
+        torch._foreach_lerp_(averages, [fsdp.local(value) for value in self._weights.values()], weight)
+        for name, value in self._counters.items():  # such as batch norm has
+            self.tensors[name].copy_(value)
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
         """Load the tensors of a checkpoint."""

@@ -14,13 +14,14 @@ from torch import Tensor, nn
 from vitcli import __version__
 from vitcli.distributed import fsdp
 from vitcli.distributed.runtime import Runtime
+from vitcli.distributed.transfer import select_device
 from vitcli.errors import VitError
 from vitcli.output.run_folder import RunFolder, library_versions
 from vitcli.output.text import duration
 from vitcli.training import checkpoint
 from vitcli.training.checkpoint import Checkpoint
 from vitcli.training.gradients import DdpSum, PairwiseSum, ShardedSum
-from vitcli.training.optim import WeightAverage, build_optimizer
+from vitcli.training.optim import WeightAverage, build_optimizer, is_fused, unfuse
 from vitcli.training.setup import TrainingJob
 
 
@@ -69,6 +70,7 @@ class TrainingState:
             "elapsed_s": self.elapsed_s,
             "skipped": sorted(self.runtime.union(self.skipped)),
             "scaler": self.runtime.scaler.state_dict(),
+            "fused": is_fused(self.optimizer),
         }
         if self.group is None and not self.runtime.is_main:
             return None
@@ -105,7 +107,7 @@ def build_state(job: TrainingJob) -> TrainingState:
     elif group is not None:
         gradients = ShardedSum(model, runtime, parts=parts)
     else:
-        wrapped, optimizer = runtime.accelerator.prepare(model, optimizer)
+        wrapped = runtime.accelerator.prepare(model)
         gradients = DdpSum(wrapped, runtime, parts=parts)
     average = WeightAverage(model, factor=settings.average) if settings.average else None
     return TrainingState(runtime, model, wrapped, optimizer, gradients, average, group)
@@ -136,6 +138,8 @@ def resume(state: TrainingState, job: TrainingJob, path: Path, folder: RunFolder
     _compare_fingerprints(saved.state["fingerprint"], job)
     current = state.model.state_dict()
     state.model.load_state_dict(fsdp.all_sliced_like(saved.tensors["model"], current))
+    if not saved.state.get("fused"):  # begun without: by an older version or on another device
+        unfuse(state.optimizer)
     checkpoint.restore_optimizer(state.model, state.optimizer, saved.tensors["optimizer"])
     if state.average:
         state.average.restore(fsdp.all_sliced_like(saved.tensors["average"], current))
@@ -211,7 +215,9 @@ class Saver:
         self.every_s = minutes * 60 if minutes else math.inf
         is_first = state.step == 0 and (minutes or self.settings.save_every)
         self._due_s = min(FIRST_SAVE_S, self.every_s) if is_first else self.every_s
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="vit-save")
+        self._pool = ThreadPoolExecutor(
+            1, "vit-save", initializer=select_device, initargs=(state.runtime.device,)
+        )
         self._writing: Future | None = None
         self._began_at = time.monotonic()
 

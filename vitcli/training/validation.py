@@ -1,7 +1,7 @@
 """Evaluation during training: the held-out split, a few-shot probe, and figures of predicted patches."""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from statistics import mean
@@ -57,6 +57,12 @@ class PeriodicEvaluation:
             num_threads=num_threads,
             progress=job.progress,
         )
+
+    def is_due(self, step: int) -> bool:
+        """Return True if `due_after` this step runs anything."""
+        settings = self.job.recipe.eval
+        is_probed = settings.probe and settings.probe_every and step % settings.probe_every == 0
+        return bool(is_probed or (settings.every and step % settings.every == 0))
 
     def due_after(self, step: int) -> Iterator[tuple[dict[str, Any], str]]:
         """Run what is due after this step; yield a record for metrics.jsonl and a line for the terminal."""
@@ -136,11 +142,19 @@ class PeriodicEvaluation:
             }
         )
 
-    def _evaluated_model(self) -> AbstractContextManager[nn.Module]:
-        """Return the model, with the averaged weights swapped in if enabled."""
-        state = self.state
+    @contextmanager
+    def _evaluated_model(self) -> Iterator[nn.Module]:
+        """Give the model to evaluate: with the averaged weights if enabled, and never compiled.
+
+        `vit evaluate` compiles nothing, and compiled kernels differ in the last bits.
+        """
+        state, is_compiled = self.state, self.job.options.compile
         state.broadcast_buffers()
-        return state.average.swapped_in(state.model) if state.average else nullcontext(state.model)
+        with ExitStack() as stack:
+            if is_compiled:
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
+            averaged = state.average.swapped_in(state.model) if state.average else nullcontext(state.model)
+            yield stack.enter_context(averaged)
 
     def _draw_patches(self, model: MaskedPatchModel) -> None:
         views = masked_patch.patch_views(

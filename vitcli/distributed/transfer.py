@@ -1,0 +1,85 @@
+"""Copies between main memory and a device for which the host does not wait.
+
+A CUDA device works through a queue that the host fills ahead of it. Reading a number of it with `.item()` or
+`.cpu()` waits until the queue is empty, and so may a copy from pageable memory to it.
+"""
+
+from collections.abc import Collection
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+QUEUED = {"cuda"}  # types of devices that the host runs ahead of; others compute, or are waited for, at once
+
+
+def runs_ahead(device: torch.device) -> bool:
+    """Return True if the host only queues work for the device, so that reading a result means waiting."""
+    return device.type in QUEUED
+
+
+def select_device(device: torch.device) -> None:
+    """Make a thread use this device: a new thread uses the first one, whatever its process was given."""
+    if device.index is not None and device.type != "cpu":
+        torch.get_device_module(device).set_device(device)
+
+
+def seed_generators(seed: int, device: torch.device) -> None:
+    """Seed the CPU's generator and the device's, as `torch.manual_seed`, which visits every back-end."""
+    torch.default_generator.manual_seed(seed)
+    if device.type != "cpu":
+        torch.get_device_module(device).manual_seed(seed)
+
+
+@lru_cache(maxsize=64)
+def constant(values: tuple[float, ...], device: torch.device, *, scale: float = 1.0) -> Tensor:
+    """Return float32 values times `scale` on the device, copied there once; never write to the result."""
+    return (torch.tensor(values, dtype=torch.float32) * scale).to(device)
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Queue a copy of a tensor in main memory to the device; the host does not wait for it."""
+    if runs_ahead(device) and torch.accelerator.is_available() and not tensor.is_pinned():
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
+
+
+class Uploads:
+    """Copies of batches to the device on a stream of their own, beside the computation on earlier batches."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self._module = torch.get_device_module(device) if runs_ahead(device) else None
+        self._stream = self._module.Stream() if self._module else None
+
+    def __call__(self, *tensors: Tensor) -> list[Tensor]:
+        """Return the tensors on the device; what is computed from them there waits for the copies."""
+        if self._module is None:
+            return [to_device(tensor, self.device) for tensor in tensors]
+        with self._module.stream(self._stream):
+            copies = [to_device(tensor, self.device) for tensor in tensors]
+        computing = self._module.current_stream()
+        computing.wait_stream(self._stream)
+        for copy in copies:  # their memory is free for other batches only after the computation
+            copy.record_stream(computing)
+        return copies
+
+
+class Download:
+    """Copies on their way to main memory; `read` waits for them, not for work that is queued later."""
+
+    def __init__(self, tensors: Collection[Tensor]):
+        # Into page-locked memory, which torch's allocator keeps for later copies.
+        self._copies = [
+            tensor.to("cpu", copy=True, non_blocking=runs_ahead(tensor.device)) for tensor in tensors
+        ]
+        self._events = []
+        for device in {tensor.device for tensor in tensors if runs_ahead(tensor.device)}:
+            self._events.append(torch.get_device_module(device).Event(blocking=True))
+            self._events[-1].record()
+
+    def read(self) -> list[Tensor]:
+        """Return the tensors in main memory."""
+        for event in self._events:
+            event.synchronize()
+        return self._copies
