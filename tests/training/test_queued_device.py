@@ -1,0 +1,261 @@
+"""A training step never makes the host wait for a device that works through a queue, such as CUDA's.
+
+Counted without one: on torch's "meta" device, which computes nothing, every way back to main memory goes past
+`QueuedDevice`. It answers with ones and notes what a real device would have been waited for.
+"""
+
+import json
+import signal
+import sys
+from contextlib import closing, nullcontext
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.conftest import run
+from tests.training.test_finetune import SMALL, TRICKY, fingerprint, small_run, when_logged
+from vitcli.data.loader import Batch
+from vitcli.distributed import runtime as runtimes
+from vitcli.distributed import transfer
+from vitcli.models import masked_patch
+from vitcli.models.build import TransformerOptions, architecture, build
+from vitcli.output.progress import Progress
+from vitcli.output.run_folder import METRICS, RunFolder
+from vitcli.recipe.schema import Optimizer
+from vitcli.training import checkpoint, loop, objective, optim
+from vitcli.training.gradients import DdpSum, PairwiseSum
+from vitcli.training.optim import WeightAverage, build_optimizer
+from vitcli.training.schedule import Plan
+from vitcli.training.state import TrainingState
+
+META = torch.device("meta")
+aten = torch.ops.aten
+
+
+class QueuedDevice(TorchDispatchMode):
+    """Note in `events` each copy that waits, and each event that is recorded or waited for."""
+
+    def __init__(self):
+        super().__init__()
+        self.events: list[str] = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if function == aten._fused_sgd_.default:  # torch has none for meta, as it has for Adam
+            return None
+        if function == aten._local_scalar_dense.default and args[0].is_meta:
+            self.events.append("item")
+            return 1
+        if function in (aten._to_copy.default, aten.copy_.default):
+            source = args[-1] if function == aten.copy_.default else args[0]
+            target = args[0].device if function == aten.copy_.default else kwargs.get("device", source.device)
+            is_queued = kwargs.get("non_blocking", False)
+            if {source.device.type, torch.device(target).type} == {"cpu", "meta"} and not is_queued:
+                self.events.append(f"{function} from {source.device} to {target}")
+            if source.is_meta and torch.device(target).type == "cpu":
+                return torch.ones(source.shape, dtype=kwargs.get("dtype") or source.dtype)
+        return function(*args, **kwargs)
+
+    def module(self) -> SimpleNamespace:
+        """Return what `torch.cuda` is to CUDA."""
+
+        class Event:
+            def __init__(event, *, blocking):
+                event.number = sum(name.startswith("record") for name in self.events) + 1
+
+            def record(event):
+                self.events.append(f"record {event.number}")
+
+            def synchronize(event):
+                self.events.append(f"wait {event.number}")
+
+        stream = SimpleNamespace(wait_stream=lambda other: None)
+        return SimpleNamespace(
+            Event=Event,
+            Stream=lambda: stream,
+            stream=lambda stream: nullcontext(),
+            current_stream=lambda: stream,
+            manual_seed=lambda seed: None,
+        )
+
+
+@pytest.fixture
+def device(monkeypatch):
+    queued = QueuedDevice()
+    monkeypatch.setattr(torch, "meta", queued.module(), raising=False)
+    torch.get_device_module.cache_clear()
+    monkeypatch.setattr(transfer, "QUEUED", {"meta"})
+    optimizer = sys.modules["torch.optim.optimizer"]
+    monkeypatch.setattr(optimizer, "_get_fused_kernels_supported_devices", lambda: ["meta"])
+    monkeypatch.setattr(loop, "autocast", lambda device, precision: nullcontext())  # there is none for meta
+    monkeypatch.setattr(Tensor, "record_stream", lambda tensor, stream: None)
+    return queued
+
+
+def network(kind: str) -> torch.nn.Module:
+    options = TransformerOptions(layers=1, hidden=32, mlp=32, heads=2)
+    arch = architecture("ViT-demo/8", image_size=(16, 16), num_classes=3, options=options)
+    model = build(arch, dropout=0.1, drop_path=0.0, init="paper")
+    if kind == "patches":
+        fractions = dict(corrupted=0.5, masked=0.5, replaced=0.5)
+        model = masked_patch.MaskedPatchModel(
+            model, target="mean_color", **fractions, mean=(0.5,) * 3, std=(0.5,) * 3
+        )
+    return model
+
+
+def batches(count: int):
+    for number in range(count):
+        generator = torch.Generator().manual_seed(number)
+        pixels = torch.randint(0, 256, (4, 3, 16, 16), dtype=torch.uint8, generator=generator)
+        yield Batch(pixels, torch.tensor([0, 1, 2, 0]), torch.arange(4), ())
+
+
+def trained(queued: QueuedDevice, folder, kind: str, name: str, gradients) -> TrainingState:
+    """Train a tiny network for six steps of two micro-batches, logging every second one."""
+    model = network(kind).to(META)
+    plan = Plan(6, 0, 8, 4, 2, 1, 40, 40, None)
+    settings = loop.LoopSettings(
+        plan=plan, lr_at=lambda step: 0.01, clip=1.0, mean=(0.5,) * 3, std=(0.5,) * 3, seed=0, log_every=2,
+        save_every=0,
+    )  # fmt: skip
+    betas = (0.9, 0.99) if name == "adam" else None
+    optimizer = build_optimizer(
+        model,
+        Optimizer.model_construct(
+            name=name, momentum=0.9, betas=betas, eps=1e-8, weight_decay=0.1, decay_on="matrices"
+        ),
+    )
+    with mock.patch.object(Accelerator, "device", META):
+        runtime = runtimes.start("fp32")
+        state = TrainingState(
+            runtime, model, model, optimizer, gradients(model, runtime, parts=2),
+            WeightAverage(model, factor=0.9),
+        )  # fmt: skip
+        loss = objective.supervised(
+            objective.loss_fn("softmax", label_smoothing=0.0), mixup=0.2 if kind == "classes" else 0.0
+        )
+        if kind == "patches":
+            loss = lambda model, images_BCHW, labels: masked_patch.loss(model(images_BCHW))  # noqa: E731
+        with closing(RunFolder(folder)) as run_folder, queued:
+            loop.train(
+                state, settings, loss, batches(12), evaluation=None, saver=None, folder=run_folder,
+                progress=Progress(quiet=True),
+            )  # fmt: skip
+    return state
+
+
+@pytest.mark.parametrize(
+    ("kind", "optimizer", "gradients"),
+    [("classes", "adam", DdpSum), ("classes", "sgd", PairwiseSum), ("patches", "sgd", DdpSum)],
+)
+def test_no_step_waits_and_its_numbers_are_read_while_the_next_one_is_computed(
+    device, kind, optimizer, gradients, tmp_path
+):
+    # Mean and std are copied once, before the first step.
+    transfer.constant((0.5,) * 3, META), transfer.constant((0.5,) * 3, META, scale=255)
+
+    state = trained(device, tmp_path / "run", kind, optimizer, gradients)
+
+    expected = ["record 1"]
+    for step in range(2, 7):
+        expected += [f"record {step}", f"wait {step - 1}"]
+    assert device.events == [*expected, "wait 6"]
+    assert state.optimizer.param_groups[0]["fused"]
+    records = [json.loads(line) for line in (tmp_path / "run" / METRICS).read_text().splitlines()]
+    assert [record["step"] for record in records] == [1, 2, 4, 6]
+
+
+@pytest.fixture
+def reads_late(monkeypatch):
+    """Read the numbers of a step during the next one on a CPU, too."""
+    monkeypatch.setattr(loop, "runs_ahead", lambda device: True)
+
+
+@pytest.fixture(scope="module")
+def at_once(photos, tmp_path_factory):
+    out = tmp_path_factory.mktemp("at_once") / "run"
+    small_run(photos, out, *TRICKY)
+    return out
+
+
+def test_numbers_read_late_change_no_bit_of_a_run_also_of_one_that_is_stopped(
+    photos, at_once, tmp_path, reads_late
+):
+    small_run(photos, tmp_path / "late", *TRICKY)
+    when_logged(tmp_path / "stopped", 5, lambda: signal.raise_signal(signal.SIGTERM))
+    stopped = run(*SMALL, "--dataset", photos, "--out", tmp_path / "stopped", "--steps", 8, *TRICKY)
+
+    assert fingerprint(tmp_path / "late") == fingerprint(at_once)
+    assert stopped.code == 143 and checkpoint.newest_step(tmp_path / "stopped") in (6, 7)
+    small_run(photos, tmp_path / "stopped", *TRICKY)
+    assert fingerprint(tmp_path / "stopped") == fingerprint(at_once)
+
+
+def test_a_loss_that_is_not_finite_is_the_same_error_when_it_is_read_late(photos, tmp_path, monkeypatch):
+    words = (*SMALL, "--dataset", photos, "--steps", 20, "--batch-size", 8, "--lr", "1e38",
+             "--set", "optimizer.clip=0", "--set", "train.save_every=3")  # fmt: skip
+    errors, weights = [], []
+    for name, is_late in (("at_once", False), ("late", True)):
+        monkeypatch.setattr(loop, "runs_ahead", lambda device, is_late=is_late: is_late)
+        ended = run(*words, "--out", tmp_path / name)
+        assert ended.code == 6
+        errors.append(ended.out.replace(name, "NAME"))
+        weights.append({path.name for path in (tmp_path / name / "checkpoints").glob("step_*")})
+
+    assert errors[0] == errors[1] and weights[0] == weights[1]
+
+
+@pytest.mark.parametrize("name", ["adam", "sgd"])
+def test_a_step_that_is_not_finite_leaves_weights_and_optimizer_as_they_were(name):
+    fused, plain = (linear(name, fused) for fused in (True, False))
+    for model, optimizer in (fused, plain):
+        for value in (float("inf"), 1.0, float("nan"), 2.0):  # also the first
+            before = [value.clone() for value in tensors_of(model, optimizer)]
+            model.weight.grad = torch.full_like(model.weight, value)
+            optim.update_weights(optimizer, model.weight.grad.isfinite().all())
+            after = tensors_of(model, optimizer)
+
+            assert all(tensor.isfinite().all() for tensor in after)
+            if not torch.tensor(value).isfinite() and before[1:]:
+                assert all(map(torch.equal, before, after))
+
+    torch.testing.assert_close(fused[0].weight, plain[0].weight, rtol=1e-6, atol=0)
+
+
+def test_a_run_that_was_begun_without_a_fused_optimizer_goes_on_without(photos, tmp_path, monkeypatch):
+    words = (*TRICKY, "--set", "optimizer.name=adam", "--set", "optimizer.betas=[0.9,0.99]",
+             "--set", "optimizer.eps=1e-8")  # fmt: skip
+    build_fused = optim.build_optimizer
+
+    def build_plain(model, settings):
+        optimizer = build_fused(model, settings)
+        optim.unfuse(optimizer)
+        return optimizer
+
+    for name, builds in (("plain", (build_plain, build_plain)), ("mixed", (build_plain, build_fused))):
+        monkeypatch.setattr("vitcli.training.state.build_optimizer", builds[0])
+        when_logged(tmp_path / name, 5, lambda: signal.raise_signal(signal.SIGTERM))
+        assert run(*SMALL, "--dataset", photos, "--out", tmp_path / name, "--steps", 8, *words).code == 143
+        monkeypatch.setattr("vitcli.training.state.build_optimizer", builds[1])
+        small_run(photos, tmp_path / name, *words)
+
+    assert fingerprint(tmp_path / "mixed") == fingerprint(tmp_path / "plain")
+
+
+def linear(name: str, fused: bool) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    model = torch.nn.Linear(5, 3, bias=False)
+    torch.nn.init.ones_(model.weight)
+    if name == "adam":
+        return model, torch.optim.AdamW(model.parameters(), lr=0.1, fused=fused)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=fused)
+
+
+def tensors_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    state = optimizer.state.get(model.weight, {})
+    return [model.weight.detach(), *(value for value in state.values() if isinstance(value, Tensor))]
