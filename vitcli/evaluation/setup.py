@@ -12,7 +12,7 @@ from vitcli import recipe as recipes
 from vitcli.data import dataset, loader
 from vitcli.data.seen_images import SeenImages, union
 from vitcli.data.split import Split
-from vitcli.data.transforms import Preprocessing, keys_of_weights, preprocessing_of, with_stated
+from vitcli.data.transforms import Preprocessing, as_data_keys, keys_of_weights, preprocessing_of, with_stated
 from vitcli.distributed.runtime import start as start_runtime
 from vitcli.errors import VitError, WeightsError
 from vitcli.evaluation.inference import EvalSettings
@@ -32,16 +32,6 @@ Start = tuple[str, str | None]  # a checkpoint and the name of its network, as a
 FRESH = "random"  # --ckpt random: untrained weights in the place of a checkpoint
 # Recipes whose [data] section holds for weights that state no preprocessing, and for fresh ones of a command.
 UNSTATED = {"evaluate": "evaluate/default", "finetune": "evaluate/default", "pretrain": "pretrain/table3"}
-# Recipe key to the field of Preprocessing it decides.
-FIELDS = {
-    "data.image_size": "image_size",
-    "data.eval_resize": "resize",
-    "data.eval_crop_fraction": "crop_fraction",
-    "data.interpolation": "interpolation",
-    "data.antialias": "antialias",
-    "data.mean": "mean",
-    "data.std": "std",
-}
 
 
 @dataclass(frozen=True)
@@ -81,7 +71,8 @@ def preprocessing_for(weights: Weights, recipe: Recipe, request: RecipeRequest) 
             of_recipe = replace(of_recipe, image_size=weights.architecture.image_size)
         return of_recipe, "from recipe evaluate/default: the weights do not store theirs"
     stored = _stated(weights, weights.source)
-    changes = {field: getattr(of_recipe, field) for key, field in FIELDS.items() if key in given}
+    fields = {f"data.{key}": key.removeprefix("eval_") for key in as_data_keys(of_recipe)}
+    changes = {field: getattr(of_recipe, field) for key, field in fields.items() if key in given}
     if changes.get("resize") == "square" != stored.resize:  # the crop fraction belongs to the resize rule
         changes.setdefault("crop_fraction", of_recipe.crop_fraction)
     used = replace(stored, **changes)
