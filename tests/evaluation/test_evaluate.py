@@ -181,7 +181,7 @@ def test_several_checkpoints_and_data_sets_are_one_table_and_one_object(trained,
 
     told, text = run(*words, "--json", "--out", tmp_path / "out").json, run(*words).out
 
-    assert told.keys() == {"command", "evaluations", "out"}
+    assert told.keys() == {"command", "evaluations", "notes", "out"} and not told["notes"]
     pairs = [(one["ckpt"], one["dataset"]) for one in told["evaluations"]]
     assert pairs == [(str(ckpt), str(data)) for ckpt in (trained, trained / "model.safetensors")
                      for data in (pictures, pictures / "test")]  # fmt: skip
