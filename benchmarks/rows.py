@@ -23,7 +23,8 @@ from PIL import Image
 
 from vitcli.data import loader
 from vitcli.data.sampler import TrainSampler
-from vitcli.data.split import check_labels, from_table
+from vitcli.data.split import check_labels
+from vitcli.data.table_split import from_table
 from vitcli.data.transforms import TrainTransform
 
 BATCH = 64

@@ -9,11 +9,12 @@ import pytest
 
 from tests.conftest import REPOSITORY
 
-ORDER = ["errors", "recipe", "distributed", "output", "models", "data", "weights", "evaluation", "export",
-         "features", "training", "inspection", "report", "experiments", "bench", "api", "cli"]  # fmt: skip
+ORDER = ["errors", "libraries", "recipe", "distributed", "output", "models", "data", "weights", "evaluation",
+         "export", "features", "training", "inspection", "report", "experiments", "bench", "api",
+         "cli"]  # fmt: skip
 APART = {"training", "inspection", "report"}  # none of them imports another
 DOORS = {"__init__", "__main__", "backbones"}  # of the package itself; they import what they show
-LIGHT = ["recipe", "report", "cli", "models.variants", "data.vtab", "evaluation.statistics",
+LIGHT = ["libraries", "recipe", "report", "cli", "models.variants", "data.vtab", "evaluation.statistics",
          "experiments.vtab", "experiments.reproduce", "experiments.study"]  # fmt: skip
 HEAVY = {"torch", "torchvision", "timm", "datasets", "accelerate"}
 MOST_MODULES = 22  # with code, in one folder

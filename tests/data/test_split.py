@@ -12,7 +12,8 @@ from PIL import Image
 
 from vitcli.data.sampler import permute
 from vitcli.data.sources.layouts import open_local
-from vitcli.data.split import Split, check_labels, from_table
+from vitcli.data.split import Split, check_labels
+from vitcli.data.table_split import from_table
 from vitcli.errors import DataError
 
 

@@ -249,3 +249,14 @@ def test_the_authors_files_are_of_known_networks_and_timm_has_its_copies_of_them
     for file in authors.FILES.values():
         assert resolve(file.name).note and resolve(file.name).place.endswith(".npz")
         assert not file.in_timm or file.in_timm.removeprefix("timm/") in timm.list_pretrained()
+
+
+def test_only_names_like_timms_wait_for_timm():
+    assert not any(map(names._resembles_timms, ("nothere", "my_model.v2", "runs", "weights")))
+    slips = ("vit_base_patch16_2244", "vit_tiny_patch16_224_in21k", "resnet50.a1_in1k")
+    assert all(map(names._resembles_timms, slips))
+
+    known = timm.list_models()
+    assert all(map(names._resembles_timms, known[:: len(known) // 8]))
+    with pytest.raises(WeightsError, match="no file, folder or known weights called 'nothere'"):
+        names.check("nothere")

@@ -3,6 +3,7 @@
 A shorthand for a recipe key names the key in brackets. Options of one command are in that command's file.
 """
 
+import gc
 import re
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
@@ -13,6 +14,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from vitcli import libraries
 from vitcli.cli import complete, hints, inputs
 from vitcli.cli.help import (
     ADVANCED,
@@ -349,9 +351,16 @@ def count_or_auto(value: str | None) -> int | str | None:
 
 
 def launch(num_processes: int | None, device: str | None) -> None:
-    """Settle the device, launch the processes that are asked for, if any, and end with their exit code."""
+    """Settle the device, and load torch; or launch the processes asked for, and end with their exit code."""
     accelerate_settings.check(device)
     devices.select(device, num_processes)
     launcher.adopt_slurm()
     if num_processes is not None and launcher.must_launch(num_processes):
         raise typer.Exit(launcher.launch(num_processes, given_arguments))
+    load_libraries()
+
+
+def load_libraries() -> None:
+    """Load torch, torchvision and timm for the rest of this process."""
+    libraries.load()
+    gc.freeze()  # they stay, so a search for garbage need not pass over their half a million objects

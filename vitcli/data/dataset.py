@@ -26,10 +26,9 @@ from vitcli.data.split import (
     base_of,
     check_labels,
     cut_dev,
-    from_table,
     random_subset,
-    without_labels,
 )
+from vitcli.data.table_split import from_table, without_labels
 from vitcli.errors import DataError, nearest
 from vitcli.recipe.schema import Data
 

@@ -3,6 +3,7 @@
 Each process keeps a slice of every weight, gradient and optimizer tensor; a block is gathered only while it
 computes. `fully_shard` is called here and not by Accelerate, which has no FSDP on CPUs, where this is tested.
 Slices are written and read by torch.distributed.checkpoint as safetensors; its own format is a pickle.
+What shards or reads slices loads those parts of torch, a second's work that no other command waits for.
 """
 
 import types
@@ -13,13 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
-from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from vitcli.distributed.runtime import COLLECTIVE_TIMEOUT, Runtime
 
@@ -32,6 +27,9 @@ def shard(model: nn.Module, runtime: Runtime) -> Any:
     Returns:
         The process group for saving slices in the background, apart from the collectives of training.
     """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+
     mesh = init_device_mesh(runtime.device.type, (runtime.world_size,))
     # Resharded after every forward pass, so that `parameters()` always returns those of the optimizer.
     for module in (*_blocks(model), model):
@@ -43,7 +41,7 @@ def shard(model: nn.Module, runtime: Runtime) -> Any:
 
 def is_sharded(model: nn.Module) -> bool:
     """Return True if all processes must compute every forward pass together."""
-    return isinstance(model, FSDPModule)
+    return hasattr(model, "use")  # as `shard` leaves it
 
 
 def gathered_for(model: nn.Module, function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
@@ -53,6 +51,8 @@ def gathered_for(model: nn.Module, function: Callable[[Tensor], Tensor]) -> Call
 
 def whole(tensors: dict[str, Tensor], *, keep: bool) -> dict[str, Tensor]:
     """Gather every tensor on the CPU of processes with `keep`; all processes call it."""
+    from torch.distributed.tensor import DTensor
+
     gathered = {}
     for name, value in tensors.items():  # one at a time, to bound the memory on the device
         value = value.full_tensor() if isinstance(value, DTensor) else value
@@ -68,6 +68,8 @@ def all_sliced_like(values: dict[str, Tensor], likes: dict[str, Tensor]) -> dict
 
 def sliced_like(value: Tensor, like: Tensor) -> Tensor:
     """Return this process's slice of `value`, placed as `like` is; all of it if `like` is whole."""
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
     if isinstance(like, DTensor) and not isinstance(value, DTensor):
         value = value.to(like.device)
         return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)
@@ -76,6 +78,8 @@ def sliced_like(value: Tensor, like: Tensor) -> Tensor:
 
 def local(tensor: Tensor) -> Tensor:
     """Return this process's slice of a tensor."""
+    from torch.distributed.tensor import DTensor
+
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -85,6 +89,10 @@ def write_slices(folder: Path, tensors: dict[str, Tensor], group: Any) -> None:
     Raises:
         OSError and others: the error of any process, on every process.
     """
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint import HuggingFaceStorageWriter
+    from torch.distributed.checkpoint.api import CheckpointException
+
     writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
     try:
         dcp.save(tensors, storage_writer=writer, process_group=group)
@@ -105,6 +113,9 @@ def read_slices(folder: Path, place: Place, group: Any) -> dict[str, Tensor]:
         place: allocates each tensor, whole or as a slice.
         group: None unless the model is sharded.
     """
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint import HuggingFaceStorageReader
+
     reader = HuggingFaceStorageReader(str(folder))
     stored = reader.read_metadata().state_dict_metadata
     tensors = {name: place(name, entry.size, entry.properties.dtype) for name, entry in stored.items()}

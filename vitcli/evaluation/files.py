@@ -10,11 +10,11 @@ import numpy as np
 
 from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing
-from vitcli.evaluation import figures, mistakes, predictions
+from vitcli.evaluation import mistakes, predictions
 from vitcli.evaluation.predictions import Predictions
 from vitcli.evaluation.setup import RunSettings
 from vitcli.evaluation.statistics import Reliability
-from vitcli.output import atomic, plots
+from vitcli.output import atomic
 from vitcli.output.atomic import write_json, write_text
 from vitcli.output.result_folder import ResultFolder
 from vitcli.output.run_folder import MISTAKES, PREDICTIONS
@@ -114,6 +114,9 @@ def _write_tables(folder: Path, result: EvalResult) -> None:
 
 
 def _write_figures(folder: Path, result: EvalResult) -> None:
+    from vitcli.evaluation import figures
+    from vitcli.output import plots
+
     title = f"ECE {result.summary['ece']:.2%} of {len(result.predictions)} examples"
     diagram = figures.reliability_diagram(result.reliability, title=title)
     if diagram:

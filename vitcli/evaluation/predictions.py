@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from vitcli.errors import DataError
 from vitcli.output import atomic
@@ -125,6 +123,9 @@ def write_predictions(
     Args:
         rows_N: row of the data set of each prediction.
     """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     labels, label_type = predictions.labels, pa.int64()
     if predictions.has_several_labels:
         labels = [[label for label in row if label >= 0] for row in labels.tolist()]
@@ -149,6 +150,9 @@ def read_predictions(path: str) -> SavedPredictions:
     Raises:
         DataError: the file is missing, damaged, or not written by vit.
     """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     fix = "write one with vit evaluate --ckpt CKPT --dataset DATA --save-predictions FILE.parquet"
     if Path(path).is_dir():
         folder, path = path, str(Path(path) / PREDICTIONS)

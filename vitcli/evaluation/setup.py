@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from vitcli import recipe as recipes
-from vitcli.data import dataset, loader
+from vitcli.data import loader
 from vitcli.data.seen_images import SeenImages, union
 from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing, as_data_keys, keys_of_weights, preprocessing_of, with_stated
@@ -193,6 +193,8 @@ def open_eval_split(recipe: Recipe, split: str, weights: Weights, *, needs_label
     Args:
         needs_labels: False to take plain folders of images too.
     """
+    from vitcli.data import dataset  # loads `datasets`, which `vit predict` has no use for
+
     name = recipe.data.eval_split if split == "auto" else split
     seen = seen_by(weights, recipe.data.dataset)
     return dataset.open_eval(recipe.data, name, seen=seen, needs_labels=needs_labels)

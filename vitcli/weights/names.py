@@ -7,10 +7,12 @@ import os
 import re
 from collections import defaultdict
 from difflib import get_close_matches
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import SplitResult, unquote, urlsplit
 
+from vitcli import libraries
 from vitcli.errors import WeightsError, nearest, nearest_path
 from vitcli.models.variants import VARIANTS, Variant, find_variant, variant_of_timm
 from vitcli.output.run_folder import ARMS, RECIPE, SUMMARY
@@ -32,6 +34,7 @@ ENDINGS = (*FORMATS, INDEX, ".onnx")  # of names that are paths
 DEMO = "demo"
 HUB_PREFIXES = ("hf-hub:", "hf_hub:", "hf://", "hf:")
 HUB_HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
+SIMILAR = 0.75  # names from here on are taken for slips of the pen
 REPOSITORY = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
 FORMS = (
     "a run folder, a .safetensors, .npz or .pth file, timm/NAME.TAG, hf-hub:OWNER/NAME, ViT-B/16@in21k, "
@@ -107,8 +110,23 @@ def check(ckpt: str) -> None:
         may_be_timms = pretraining and not find_authors_file(name, pretraining)
     else:
         may_be_timms = re.fullmatch(r"(timm/)?[\w.@-]+", ckpt) and not ckpt.endswith(ENDINGS)
+        if may_be_timms and not ckpt.startswith("timm/") and not _resembles_timms(name):
+            raise _nothing(ckpt)
     if not may_be_timms:
         resolve(ckpt)
+
+
+def _resembles_timms(name: str) -> bool:
+    """Return whether timm has a network of this name or of a similar one, by its source files."""
+    (folder,) = find_spec("timm").submodule_search_locations
+    sources = "".join(file.read_text(encoding="utf-8") for file in Path(folder, "models").glob("*.py"))
+    network = name.partition(".")[0]
+    # A former name stands in quotes, as the key of the present one.
+    if network in re.findall(r"[\"'](\w+)[\"']:", sources):
+        return True
+    return bool(
+        get_close_matches(network, re.findall(r"@register_model\ndef (\w+)", sources), n=1, cutoff=SIMILAR)
+    )
 
 
 def check_local(path: Path) -> None:
@@ -257,6 +275,7 @@ def tags_of(variant: Variant) -> dict[str, str]:
 
 def tags_by_network() -> dict[str, list[str]]:
     """Return the tags of timm's weights by timm's name of the network."""
+    libraries.load()
     import timm
 
     tags = defaultdict(list)
@@ -268,6 +287,7 @@ def tags_by_network() -> dict[str, list[str]]:
 
 def _in_timm(ckpt: str) -> Reference:
     """Return the weights of timm/NAME.TAG, NAME.TAG, or NAME with timm's default tag."""
+    libraries.load()
     import timm
 
     given, _, revision = ckpt.removeprefix("timm/").partition("@")
@@ -297,12 +317,13 @@ def _in_timm(ckpt: str) -> Reference:
 
 def suggest(name: str) -> str:
     """Return `, did you mean timm/NAME.TAG?` for a mistyped name of timm's weights, or nothing."""
+    libraries.load()
     import timm
 
     network, _, tag = name.removeprefix("timm/").partition(".")
     tags = tags_by_network()
     if network not in tags:
-        network = next(iter(get_close_matches(network, tags, n=1, cutoff=0.75)), "")
+        network = next(iter(get_close_matches(network, tags, n=1, cutoff=SIMILAR)), "")
     if not network:
         return ""
     default = timm.models.get_pretrained_cfg(network).tag
@@ -311,6 +332,7 @@ def suggest(name: str) -> str:
 
 
 def _unknown_in_timm(ckpt: str, network: str, tag: str) -> WeightsError:
+    libraries.load()
     import timm
 
     if tags := tags_by_network().get(network):

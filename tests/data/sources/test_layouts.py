@@ -12,7 +12,8 @@ from PIL import Image
 
 from vitcli.data.sources.folders import image_files
 from vitcli.data.sources.layouts import open_local
-from vitcli.data.split import Split, from_table
+from vitcli.data.split import Split
+from vitcli.data.table_split import from_table
 from vitcli.errors import DataError
 
 NAMES = ["ant", "bee", "cat"]

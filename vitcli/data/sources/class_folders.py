@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-
-import datasets
+from typing import TYPE_CHECKING
 
 from vitcli.data.sources.folders import (
     LOOSE,
@@ -22,6 +21,9 @@ from vitcli.data.sources.folders import (
 )
 from vitcli.data.sources.tables import SPLIT_WORDS, Tables, check_names, table_of
 from vitcli.errors import DataError
+
+if TYPE_CHECKING:
+    import datasets  # which takes time to load, and the names in this file are needed without it
 
 
 def open_class_folders(path: Path, *, typed: str, one_class: bool) -> Tables | None:
@@ -84,7 +86,9 @@ class _SplitFolder:
         parts = [files.left_out(self.root) for files in [*outside, *self.files]]
         return union([left_out_of(LOOSE, relative(loose, self.root)), *parts])
 
-    def table(self) -> datasets.Dataset:
+    def table(self) -> "datasets.Dataset":
+        import datasets
+
         paths = [path for files in self.files for path in files.images]
         labels = [label for label, files in enumerate(self.files) for _ in files.images]
         label = datasets.ClassLabel(names=list(self.classes))

@@ -13,8 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-
-import datasets
+from typing import TYPE_CHECKING
 
 from vitcli.data.decoding import IMAGE_SUFFIXES
 from vitcli.data.sources.class_folders import alike_notes
@@ -31,6 +30,9 @@ from vitcli.data.sources.folders import (
 from vitcli.data.sources.tables import SPLIT_WORDS, Tables, split_of, table_of
 from vitcli.errors import DataError, nearest, reason_of
 from vitcli.output.text import count_of, first_few
+
+if TYPE_CHECKING:
+    import datasets  # which takes time to load, and the names in this file are needed without it
 
 NAMES = ("metadata.csv", "metadata.jsonl", "labels.csv", "labels.tsv", "labels.jsonl")
 SUFFIXES = (".csv", ".tsv", ".jsonl")
@@ -364,8 +366,10 @@ def _class_names(by_split: dict[str, list[LabelledImage]], file: Path) -> list[s
     return sorted(names)
 
 
-def _table(images: list[LabelledImage], names: list[str]) -> datasets.Dataset:
+def _table(images: list[LabelledImage], names: list[str]) -> "datasets.Dataset":
     """Return the images, the numbers of their labels, and the columns that the file has besides."""
+    import datasets
+
     file = images[0].file
     number_of = {name: number for number, name in enumerate(names)}
     columns: dict[str, list] = {file.label_column: [number_of[image.label] for image in images]}

@@ -5,12 +5,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-
-import datasets
+from typing import TYPE_CHECKING
 
 from vitcli.data.sources.folders import NOTHING, LeftOut, list_files
 from vitcli.errors import DataError
 from vitcli.output.text import plain
+
+if TYPE_CHECKING:
+    import datasets  # which takes time to load, and the names in this file are needed without it
 
 SPLIT_WORDS = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -32,7 +34,7 @@ class Tables:
         has_labels: False for plain folders of images.
     """
 
-    open: Mapping[str, Callable[[], datasets.Dataset]]
+    open: Mapping[str, Callable[[], "datasets.Dataset"]]
     root: Path | None
     left_out: Callable[[str], LeftOut] = lambda split: NOTHING
     notes: tuple[str, ...] = ()
@@ -45,8 +47,10 @@ def table_of(
     types: dict[str, object] | None = None,
     *,
     image_column: str = "image",
-) -> datasets.Dataset:
+) -> "datasets.Dataset":
     """Return a table of image files, which are not read yet, and other columns of these types."""
+    import datasets
+
     check_names(paths)
     features = datasets.Features({image_column: datasets.Image(decode=False), **(types or {})})
     images = [{"bytes": None, "path": path} for path in paths]

@@ -1,0 +1,98 @@
+"""The first import of torch, torchvision and timm, at about half its usual time.
+
+torchvision 0.29 and timm 1.0 load torch's compiler (`torch._dynamo`: sympy, triton, inductor) only to mark a
+few functions, and that takes twice as long as the rest of both. `load` defers the marks to the first call of
+what they mark, as torch does in its own modules: what compiles loads the compiler. Loads no torch by itself.
+"""
+
+import gc
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+COMPILER = "torch._dynamo"
+PARTS = (COMPILER, f"{COMPILER}.utils")
+
+
+def load() -> None:
+    """Import torch, torchvision and timm, if this process has not done so.
+
+    Whatever is imported afterwards finds them in place; nothing that they compute or compile changes.
+    """
+    if "timm" in sys.modules:
+        return
+    with _without_collection():
+        import torch  # noqa: F401
+
+        with _deferred_compiler():
+            import timm  # noqa: F401
+            import torchvision.transforms.v2  # noqa: F401
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Keep Python from looking for garbage, a sixth of the time of an import: modules make none."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@contextmanager
+def _deferred_compiler() -> Iterator[None]:
+    """Put stand-ins in the place of torch's compiler, unless it is loaded."""
+    if COMPILER not in sys.modules:
+        sys.modules.update({name: _DeferredModule(name) for name in PARTS})
+    try:
+        yield
+    finally:
+        _remove_stand_ins()
+
+
+def _remove_stand_ins() -> None:
+    for name in PARTS:
+        if isinstance(sys.modules.get(name), _DeferredModule):
+            del sys.modules[name]
+
+
+class _DeferredModule(ModuleType):
+    """Stand in for a module of the compiler while others are imported.
+
+    It has what torchvision and timm take. The first use of anything else loads the real module, and is then
+    a use of that.
+    """
+
+    def __init__(self, name: str):
+        super().__init__(name)
+        self.__spec__ = ModuleSpec(name, None)
+
+    def __getattr__(self, name: str) -> Any:
+        match self.__name__, name:
+            case (_, "disable"):  # of torch.compiler.disable, in tv_tensors and NaFlexViT
+                return _disable
+            case (_, "is_compile_supported"):  # in torchvision's RoIAlign
+                return _is_compile_supported
+            case (_, "utils"):
+                return sys.modules[PARTS[1]]
+        if name.startswith("__") and (name, self.__name__) != ("__path__", COMPILER):  # of `inspect`
+            raise AttributeError(name)
+        _remove_stand_ins()
+        return getattr(importlib.import_module(self.__name__), name)
+
+
+def _disable(function: Callable | None = None, recursive: bool = True, **_: Any) -> Callable:
+    """Keep a function from being compiled, by the decorator that torch has for its own functions."""
+    import torch
+
+    return torch._disable_dynamo(function, recursive)
+
+
+def _is_compile_supported(device_type: str) -> bool:
+    return importlib.import_module(PARTS[1]).is_compile_supported(device_type)
