@@ -271,6 +271,17 @@ def test_matplotlib_and_datasets_are_used_by_their_public_names_alone():
         assert not re.search(r"(matplotlib|datasets|pyarrow|PIL|rich|pydantic)\._\w|\._indices\b", text), path
 
 
+def test_torch_has_the_gradient_of_a_softmax():
+    logits, toward = torch.randn(2, 3, 5, dtype=torch.float64).unbind()
+    logits.requires_grad_()
+    weights = logits.softmax(dim=-1)
+    weights.backward(toward)
+
+    torch.ops.aten._softmax_backward_data.out(toward, weights.detach(), -1, toward.dtype, grad_input=toward)
+
+    torch.testing.assert_close(toward, logits.grad)
+
+
 def test_every_private_name_in_the_code_is_in_the_table():
     own = {name for path in (REPOSITORY / "vitcli").rglob("*.py") for name in own_names(path)}
     public = {"_replace", "_asdict", "_exit"}  # of named tuples and os: documented

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from vitcli.errors import VitError, nearest
 from vitcli.models import pos_embed
 from vitcli.models.architecture import GAP, Architecture
+from vitcli.models.attention import choose_attention
 from vitcli.models.init import init_as_the_authors
 from vitcli.models.resnet import use_official_arithmetic
 from vitcli.models.variants import SIZES, VARIANTS, Variant, find_variant, resized, variant_of_timm
@@ -282,4 +283,5 @@ def _network(arch: Architecture, *, dropout: float, drop_path: float, skip_init:
         for module in model.modules():
             if isinstance(module, nn.LayerNorm):
                 module.eps = arch.norm_eps
+    choose_attention(model)
     return model
