@@ -18,7 +18,7 @@ MASK = torch.ones(NUM_TOKENS, NUM_TOKENS)
 @pytest.fixture(autouse=True)
 def native_bf16(monkeypatch):
     """Choose as on a CPU that multiplies bf16, whatever this one does."""
-    monkeypatch.setattr(attention, "_multiplies_bf16", lambda: True)
+    monkeypatch.setattr(attention, "HAS_BF16", True)
 
 
 @pytest.fixture
@@ -118,8 +118,23 @@ def test_bf16_on_a_cpu_is_written_out_and_fp32_keeps_every_bit_of_timms(written_
     assert len(written_out) == 2 * len(model.blocks)
 
 
+def test_a_compiled_network_has_the_plain_operations_in_one_graph(monkeypatch):
+    model, graphs = small(), []
+    expected = forward(model, torch.bfloat16)
+
+    def backend(graph, _):
+        graphs.append([str(node.target) for node in graph.graph.nodes])
+        return graph
+
+    model.compile(backend=backend, fullgraph=True)
+
+    assert (forward(model, torch.bfloat16) - expected).norm() < 0.02 * expected.norm()
+    (calls,) = graphs
+    assert calls.count("softmax") == len(model.blocks) and "scaled_dot_product" not in str(calls)
+
+
 def test_a_cpu_that_emulates_bf16_keeps_the_fused_kernel(written_out, monkeypatch):
-    monkeypatch.setattr(attention, "_multiplies_bf16", lambda: False)
+    monkeypatch.setattr(attention, "HAS_BF16", False)
 
     forward(small(), torch.bfloat16)
 

@@ -24,6 +24,7 @@ from torch.overrides import TorchFunctionMode
 
 from vitcli.distributed.runtime import cpu_has_bf16
 
+HAS_BF16 = cpu_has_bf16()
 CACHED_BYTES = 2**20  # attention weights that a thread computes at a time
 MOST_KEPT = 272  # keys up to which training keeps the weights, in a quarter of its memory at most
 
@@ -52,13 +53,10 @@ def _choosing(attention_class: type[nn.Module]) -> type[nn.Module]:
 
 def is_written_out(x: Tensor) -> bool:
     """Return True if attention over these tokens, here and now, is written out."""
-    if x.device.type != "cpu" or torch.compiler.is_compiling() or not _multiplies_bf16():
+    if x.device.type != "cpu" or not HAS_BF16:
         return False
     dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
     return dtype == torch.bfloat16
-
-
-_multiplies_bf16 = cache(cpu_has_bf16)
 
 
 class _WrittenOut(TorchFunctionMode):
@@ -82,12 +80,14 @@ def _attend_as_called(
 ) -> Tensor | None:
     """Return the outputs of `scaled_dot_product_attention` called so, or None to leave them to it."""
     has_one_head_each = all(x.ndim == 4 and x.shape[:2] == query.shape[:2] for x in (key, value))
-    if is_causal or any(options.values()) or not has_one_head_each:
+    is_bias = attn_mask is None or attn_mask.is_floating_point()
+    if is_causal or any(options.values()) or not has_one_head_each or not is_bias:
         return None
+    if torch.compiler.is_compiling():  # the compiler fuses the plain operations
+        return attend_with_bias(query, key, value, attn_mask, dropout_p, scale)
     if attn_mask is None and not dropout_p:
         return attend(query, key, value, scale)
-    is_bias = attn_mask is None or attn_mask.is_floating_point()
-    if is_bias and torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value)):
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value)):
         return attend_with_bias(query, key, value, attn_mask, dropout_p, scale)
     return None
 
