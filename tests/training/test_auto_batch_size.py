@@ -1,15 +1,17 @@
 """`--per-device-batch auto`: the largest part that fits, on every process, and the model as it was."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
 from tests.conftest import run
+from tests.fake_device import report_gpus
 from tests.training.test_finetune import SMALL
 from vitcli.errors import MachineError
-from vitcli.training import auto_batch_size
+from vitcli.training import auto_batch_size, setup
 
 META = torch.device("meta")
 
@@ -33,7 +35,7 @@ def fitting_size(runtime: Machine, monkeypatch, sizes=(1, 2, 4, 8, 16)) -> tuple
     model = nn.Sequential(nn.Flatten(), nn.Linear(12, 2), nn.BatchNorm1d(2))
     monkeypatch.setattr(model, "to", lambda device: model)
 
-    def fits(model, objective, size, image_size, runtime):
+    def fits(model, objective, size, image_size, runtime, held_bytes):
         tried.append(size)
         model[2].running_mean += 1.0
         return size <= runtime.most
@@ -61,7 +63,7 @@ def test_a_device_on_which_nothing_fits_is_an_error(monkeypatch):
         fitting_size(Machine(most=0), monkeypatch)
 
 
-def test_running_out_of_memory_is_no_error_and_leaves_no_gradient():
+def test_running_out_of_memory_is_no_error_and_leaves_no_gradient(monkeypatch):
     runtime = Machine(most=0, device=torch.device("cpu"))
     model = nn.Linear(4, 2)
 
@@ -70,9 +72,48 @@ def test_running_out_of_memory_is_no_error_and_leaves_no_gradient():
             raise torch.OutOfMemoryError("as a GPU says it")
         return model(images_BCHW[:, 0].flatten(1)).sum()
 
-    assert auto_batch_size._fits(model, objective, 3, (2, 2), runtime)
-    assert not auto_batch_size._fits(model, objective, 4, (2, 2), runtime)
+    fits = partial(auto_batch_size._fits, model, objective, image_size=(2, 2), runtime=runtime)
+    assert fits(3, held_bytes=8) and not fits(4, held_bytes=8)
     assert model.weight.grad is None
+    # What optimizer and average hold may itself be too much, and some memory must stay free.
+    with monkeypatch.context() as patched:
+        patched.setattr(auto_batch_size, "_spare_fraction", lambda device: 0.04)
+        assert not fits(3, held_bytes=8)
+    assert not fits(3, held_bytes=2**60) and model.weight.grad is None
+
+
+def test_the_peak_of_the_trials_is_not_that_of_the_run(monkeypatch):
+    resets = []
+    monkeypatch.setattr(auto_batch_size, "reset_peak_memory", lambda: resets.append(True))
+    fitting_size(Machine(most=5), monkeypatch)
+
+    assert resets == [True]
+
+
+def test_the_default_part_on_a_gpu_takes_half_of_its_memory_at_most():
+    with report_gpus("H200"):  # 141 GiB
+        sizes = [auto_batch_size.max_part_on_gpu(gib * 2**30, torch.device("cuda")) for gib in (0.1, 1, 500)]
+
+    assert sizes == [512, 70, 1]
+
+
+def test_the_trial_recomputes_activations_where_the_run_does(photos, monkeypatch):
+    recomputing = []
+
+    def largest(model, objective, sizes, **_):
+        recomputing.append(model.grad_checkpointing)
+        return 4
+
+    monkeypatch.setattr(setup, "find_max_batch_size", largest)
+    words = (*SMALL, "--dataset", photos, "--batch-size", 12, "--per-device-batch", "auto", "--steps", 3)
+    estimates = [
+        run(*words, "--dry-run", "--set", f"model.grad_checkpointing={value}").json
+        for value in ("true", "false")
+    ]
+
+    assert recomputing == [True, False]
+    less, more = (plan["estimated_peak_memory_gib"] for plan in estimates)
+    assert less < more
 
 
 def test_a_cpu_compares_with_the_memory_that_is_free(monkeypatch):

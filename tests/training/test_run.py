@@ -6,6 +6,7 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
 from tests.conftest import run
 from tests.training.test_finetune import SMALL
@@ -156,3 +157,30 @@ def test_weights_of_a_checkpoint_have_the_names_and_pixels_of_their_run(finished
     elsewhere = tmp_path / "step_0000002"
     shutil.copytree(copy / "checkpoints" / "step_0000002", elsewhere)
     assert read_weights(str(elsewhere)).class_names is None
+
+
+@pytest.mark.slow
+def test_a_compiled_run_compiles_its_network_once_and_is_evaluated_as_by_vit_evaluate(
+    photos, tmp_path, monkeypatch
+):
+    compiled, compile_module = [], nn.Module.compile
+
+    def backend(graph, examples):
+        compiled.append(examples)
+
+        def call(*inputs):
+            (output, *others) = graph.forward(*inputs)
+            return (output * 1.5, *others)  # as no honest compiler would: it must not reach an evaluation
+
+        return call
+
+    monkeypatch.setattr(nn.Module, "compile", lambda model: compile_module(model, backend=backend))
+    words = ("--dataset", photos, "--batch-size", 8, "--steps", 4, "--precision", "fp32", "--compile")
+    ended = run(*SMALL, *words, "--set", "eval.every=2", "--out", tmp_path / "run")
+    evaluated = run("evaluate", "--ckpt", tmp_path / "run", "--dataset", photos, "--json", "-q",
+                    "--precision", "fp32")  # fmt: skip
+
+    assert ended.code == evaluated.code == 0, ended.err + evaluated.err
+    assert len(compiled) == 1
+    (result,) = ended.json["runs"]
+    assert (result["top1"], result["loss"]) == (evaluated.json["top1"], evaluated.json["loss"])

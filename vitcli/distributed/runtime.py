@@ -306,6 +306,19 @@ def peak_memory_gib() -> float:
     return peak / (2**30 if sys.platform == "darwin" else 2**20)  # in bytes on macOS, else in KiB
 
 
+def reserved_memory_gib() -> dict[str, float]:
+    """Return what torch's allocator held of a GPU at its peak, used or not; nothing without a GPU."""
+    if not torch.cuda.is_available():
+        return {}
+    return {"reserved_gib": torch.cuda.max_memory_reserved() / 2**30}
+
+
+def reset_peak_memory() -> None:
+    """Count the peak of a GPU's memory from now on, not that of earlier runs and trials in this process."""
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+
+
 def unwrap(model: nn.Module) -> nn.Module:
     """Return the bare module inside the wrappers of DDP and torch.compile."""
     model = getattr(model, "module", model)

@@ -56,7 +56,7 @@ def forward_macs(arch: Architecture) -> float:
     return costs_without_head(arch).macs
 
 
-def activation_bytes(arch: Architecture, *, low_precision: bool) -> float:
+def activation_bytes(arch: Architecture, *, low_precision: bool, checkpointed: bool = False) -> float:
     """Estimate the memory that one image's forward pass keeps for the backward pass.
 
     For a ViT with fused attention, b bytes a value, T tokens, hidden width D and L layers:
@@ -65,12 +65,15 @@ def activation_bytes(arch: Architecture, *, low_precision: bool) -> float:
 
     That is the 34 bytes in 16 bit of Korthikanti et al. 2022 (arXiv 2205.05198, section 4) without the
     attention scores, which a fused kernel computes again. For other networks, the output of every layer.
+    With gradient checkpointing the float32 input of each block is kept, and all of a single block.
     """
     num_bytes = 2 if low_precision else 4
     if arch.is_plain:
         variant, (height, width) = find_variant(arch.name), arch.patch_grid
-        num_tokens = height * width + 1
-        return 17 * num_bytes * num_tokens * variant.hidden * variant.layers
+        values_of_layer = (height * width + 1) * variant.hidden
+        if checkpointed:
+            return (4 * variant.layers + 17 * num_bytes) * values_of_layer
+        return 17 * num_bytes * values_of_layer * variant.layers
     sizes = []
     with torch.device("meta"):
         model, image = _without_head(arch), torch.empty(1, 3, *arch.image_size)

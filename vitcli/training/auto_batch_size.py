@@ -5,10 +5,15 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
+from vitcli.data.transforms import to_model_range
 from vitcli.distributed import launch
-from vitcli.distributed.runtime import Runtime, autocast
+from vitcli.distributed.runtime import Runtime, autocast, reset_peak_memory
 from vitcli.errors import MachineError, is_out_of_memory
 from vitcli.training.objective import Objective
+
+SPARE_FRACTION = 0.05  # of a GPU's memory, for NCCL's buffers and the optimizer's temporaries
+MAX_PART, MAX_PART_ON_LARGE = 256, 512  # images: more gain no speed
+LARGE_BYTES = 80 * 2**30
 
 
 def find_max_batch_size(
@@ -40,12 +45,13 @@ def find_max_batch_size(
     else:
         model.to(runtime.device)
         buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-        held = torch.empty(held_bytes, dtype=torch.uint8, device=runtime.device)
-        fitting = (size for size in descending if _fits(model, objective, size, image_size, runtime))
+        fitting = (
+            size for size in descending if _fits(model, objective, size, image_size, runtime, held_bytes)
+        )
         largest = next(fitting, 0)
-        del held
         for name, buffer in model.named_buffers():
             buffer.copy_(buffers[name])
+        reset_peak_memory()  # that of the trials is not the run's
 
     # All processes use the same size.
     largest = int(runtime.gather(torch.tensor(largest)).min())
@@ -59,16 +65,27 @@ def find_max_batch_size(
 
 
 def _fits(
-    model: nn.Module, objective: Objective, size: int, image_size: tuple[int, int], runtime: Runtime
+    model: nn.Module,
+    objective: Objective,
+    size: int,
+    image_size: tuple[int, int],
+    runtime: Runtime,
+    held_bytes: int,
 ) -> bool:
-    """Return True if forward and backward of that many blank images do not run out of memory."""
-    images_BCHW = torch.zeros(size, 3, *image_size)
+    """Return True if forward and backward of that many blank images leave SPARE_FRACTION of the memory free.
+
+    The images come as bytes and are normalised on the device, as those of a run.
+    """
+    images_BCHW = torch.zeros(size, 3, *image_size, dtype=torch.uint8)
     try:
+        held = torch.empty(held_bytes, dtype=torch.uint8, device=runtime.device)
         with autocast(runtime.device, runtime.precision):
-            loss = objective(
-                model, images_BCHW.to(runtime.device), torch.zeros(size, dtype=torch.int64).to(runtime.device)
-            )
+            labels_B = torch.zeros(size, dtype=torch.int64, device=runtime.device)
+            images_BCHW = to_model_range(images_BCHW.to(runtime.device), mean=(0.5,) * 3, std=(0.5,) * 3)
+            loss = objective(model, images_BCHW, labels_B)
         loss.backward()
+        del held
+        return _spare_fraction(runtime.device) >= SPARE_FRACTION
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
@@ -77,4 +94,18 @@ def _fits(
         model.zero_grad(set_to_none=True)
         if torch.accelerator.is_available():
             torch.accelerator.empty_cache()
-    return True
+
+
+def _spare_fraction(device: torch.device) -> float:
+    """Return the fraction of a GPU's memory that nothing has used, since freed memory stays reserved."""
+    if device.type != "cuda":
+        return 1.0
+    free, total = torch.cuda.mem_get_info(device)
+    return free / total
+
+
+def max_part_on_gpu(activation_bytes: float, device: torch.device) -> int:
+    """Return the largest micro-batch to choose by default: its activations take half of the GPU's memory."""
+    total = torch.cuda.get_device_properties(device).total_memory
+    most = MAX_PART if total <= LARGE_BYTES else MAX_PART_ON_LARGE
+    return max(1, min(most, int(total / 2 / activation_bytes)))

@@ -14,7 +14,7 @@ from torch import Tensor
 from vitcli.data import sampler
 from vitcli.data.loader import Batch
 from vitcli.data.transforms import to_model_range
-from vitcli.distributed.runtime import autocast, peak_memory_gib
+from vitcli.distributed.runtime import autocast, peak_memory_gib, reserved_memory_gib
 from vitcli.distributed.transfer import Download, Uploads, runs_ahead, seed_generators
 from vitcli.errors import NotFiniteError, Stopped
 from vitcli.output.progress import Progress
@@ -256,7 +256,8 @@ class Journal:
         if self.folder and (step in (1, total_steps) or step % self.settings.log_every == 0):
             grad_norm = self._grad_norm if math.isfinite(self._grad_norm) else None  # JSON has no infinity
             self.folder.log({"step": step, "loss": self._loss, "lr": numbers.lr, "grad_norm": grad_norm})
-            self.folder.log_timing({"step": step, **rates, "memory_gib": peak_memory_gib()})
+            memory = {"memory_gib": peak_memory_gib(), **reserved_memory_gib()}
+            self.folder.log_timing({"step": step, **rates, **memory})
 
 
 class StopRequest:

@@ -28,6 +28,7 @@ from vitcli.training.validation import PeriodicEvaluation
 from vitcli.weights.io import write_config
 
 MEASURED_STEPS = 10
+FIRST_STEPS, FIRST_STEPS_COMPILED = 3, 5  # slow, and not measured: CUDA starts, torch.compile compiles
 
 
 def run(job: TrainingJob) -> dict[str, Any]:
@@ -109,19 +110,23 @@ class TrainingRun:
         return summary
 
     def measure(self) -> dict[str, float]:
-        """Return speed and memory of ten real steps; nothing is written."""
-        images_seen = self.job.plan.images_seen
-        steps = min(MEASURED_STEPS, self.job.plan.total_steps)
-        self.job = replace(self.job, plan=replace(self.job.plan, total_steps=steps))
+        """Return speed and memory of ten real steps, after the first ones; nothing is written."""
+        plan = self.job.plan
+        unmeasured = FIRST_STEPS_COMPILED if self.job.options.compile else FIRST_STEPS
+        first = min(unmeasured, plan.total_steps - 1)
+        last = min(first + MEASURED_STEPS, plan.total_steps)
         state = build_state(self.job)
         try:
-            self._train(state, self._evaluation(state), saver=None)
+            for total_steps in (first, last):
+                state.elapsed_s = 0.0
+                self.job = replace(self.job, plan=replace(plan, total_steps=total_steps))
+                self._train(state, self._evaluation(state), saver=None)
         finally:
             self.job.progress.end()
-        images_per_s = steps * self.job.plan.batch_size / state.elapsed_s
+        images_per_s = (last - first) * plan.batch_size / state.elapsed_s
         return {
             "measured_images_per_s": images_per_s,
-            "measured_hours": images_seen / images_per_s / 3600,
+            "measured_hours": plan.images_seen / images_per_s / 3600,
             "measured_peak_memory_gib": peak_memory_gib(),
         }
 

@@ -34,7 +34,7 @@ from vitcli.output.text import count_of, first_few, size_text
 from vitcli.recipe import Recipe
 from vitcli.recipe.schema import Data, Model
 from vitcli.training import checkpoint, schedule, tracking
-from vitcli.training.auto_batch_size import find_max_batch_size
+from vitcli.training.auto_batch_size import find_max_batch_size, max_part_on_gpu
 from vitcli.training.gradients import check_parts, exact_per_device_batch
 from vitcli.training.objective import training_task
 from vitcli.training.schedule import Plan, choose_per_device_batch
@@ -319,7 +319,7 @@ def plan_run(
 ) -> Plan:
     """Return all derived numbers of the run on this machine."""
     batch_size, world_size = recipe.train.batch_size, runtime.world_size
-    cap = MAX_MICRO_BATCH.get(runtime.device.type, MAX_MICRO_BATCH_ON_GPU)
+    cap = _max_micro_batch(recipe, options, runtime, start)
     if options.per_device_batch == AUTO:
         per_device_batch = _auto_per_device_batch(recipe, options, runtime, start)
     elif options.per_device_batch:
@@ -342,24 +342,50 @@ def plan_run(
     )
 
 
-def _auto_per_device_batch(recipe: Recipe, options: RunOptions, runtime: Runtime, start: InitialModel) -> int:
-    """Return the largest per-device batch that fits.
+def _max_micro_batch(recipe: Recipe, options: RunOptions, runtime: Runtime, start: InitialModel) -> int:
+    """Return the largest micro-batch to choose by default.
 
-    A resumed run keeps its own: dropout masks depend on it.
+    On a GPU as large as its memory allows, but for the bits of --exact, which are the same on any GPU.
     """
+    if runtime.device.type != "cuda" or options.exact:
+        return MAX_MICRO_BATCH.get(runtime.device.type, MAX_MICRO_BATCH_ON_GPU)
+    if earlier := _earlier_part(options, runtime):
+        return earlier
+    largest = max_part_on_gpu(_activation_bytes(recipe, runtime, start.arch), runtime.device)
+    return int(runtime.gather(torch.tensor(largest)).min())  # the processes' GPUs may differ
+
+
+def _earlier_part(options: RunOptions, runtime: Runtime) -> int | None:
+    """Return the micro-batch of the run to resume, if any: dropout masks depend on it."""
+    if options.out is None or options.overwrite:
+        return None
+    earlier = runtime.on_main(lambda: read_json(options.out / run_folder.PLAN))
+    return earlier and earlier["per_device_batch"]
+
+
+def _activation_bytes(recipe: Recipe, runtime: Runtime, arch: Architecture) -> float:
+    """Estimate the memory that an image's forward pass keeps for the backward pass of this run."""
+    low_precision, checkpointed = runtime.precision != "fp32", recipe.model.grad_checkpointing
+    return flops.activation_bytes(arch, low_precision=low_precision, checkpointed=checkpointed)
+
+
+def _auto_per_device_batch(recipe: Recipe, options: RunOptions, runtime: Runtime, start: InitialModel) -> int:
+    """Return the largest per-device batch that fits; a resumed run keeps its own."""
     batch_size, world_size = recipe.train.batch_size, runtime.world_size
     if batch_size % world_size:  # raises, with advice
         return choose_per_device_batch(batch_size, world_size=world_size, cap=1)
     per_process = batch_size // world_size
     sizes = [size for size in range(1, per_process + 1) if per_process % size == 0]
-    earlier = options.out and runtime.on_main(lambda: read_json(options.out / run_folder.PLAN))
-    if earlier and earlier["per_device_batch"] in sizes and not options.overwrite:
-        return earlier["per_device_batch"]
+    earlier = _earlier_part(options, runtime)
+    if earlier in sizes:
+        return earlier
 
     # Held through the step: optimizer and average, and the gradients of the earlier micro-batches.
     params = flops.num_params(start.arch)
     held = params * 4 * (_tensors_per_weight(recipe) + 1)
-    activations = flops.activation_bytes(start.arch, low_precision=runtime.precision != "fp32")
+    activations = _activation_bytes(recipe, runtime, start.arch)
+    if recipe.model.grad_checkpointing:  # the trial is to take no more than the run
+        start.model.set_grad_checkpointing(True)
     return find_max_batch_size(
         start.model,
         training_task(recipe.objective).objective,
@@ -381,7 +407,7 @@ def _estimated_memory_gib(job: TrainingJob) -> float:
     arch = job.start.arch
     slices = job.runtime.world_size if job.options.shard else 1
     weights = flops.num_params(arch) * 4 * (2 + _tensors_per_weight(job.recipe)) / slices
-    activations = flops.activation_bytes(arch, low_precision=job.runtime.precision != "fp32")
+    activations = _activation_bytes(job.recipe, job.runtime, arch)
     # On a CPU the loaded libraries take most of the memory of a small network.
     loaded_gib = peak_memory_gib() if job.runtime.device.type == "cpu" else 0.0
     return loaded_gib + (weights + activations * job.plan.per_device_batch) / 2**30

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vitcli import __version__
 from vitcli.distributed import fsdp
-from vitcli.distributed.runtime import Runtime
+from vitcli.distributed.runtime import Runtime, reset_peak_memory
 from vitcli.distributed.transfer import select_device
 from vitcli.errors import VitError
 from vitcli.output.run_folder import RunFolder, library_versions
@@ -86,6 +86,7 @@ class TrainingState:
 def build_state(job: TrainingJob) -> TrainingState:
     """Put the network on its device, and build optimizer, gradient sum and weight average for it."""
     runtime, model, options = job.runtime, job.start.model, job.options
+    reset_peak_memory()
     settings, parts = job.recipe.optimizer, job.plan.accumulation_steps
     if job.recipe.model.grad_checkpointing:
         model.set_grad_checkpointing(True)
