@@ -103,8 +103,11 @@ def check(ckpt: str) -> None:
     Raises:
         WeightsError: it names nothing.
     """
-    if os.path.exists(ckpt) and ckpt != DEMO:
-        return check_local(Path(ckpt))
+    if ckpt == DEMO:
+        return
+    if os.path.exists(ckpt):
+        check_local(Path(ckpt))
+        return
     name, _, pretraining = ckpt.partition("@")
     if find_variant(name):
         may_be_timms = pretraining and not find_authors_file(name, pretraining)
