@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -135,6 +136,7 @@ def evaluate(
     assert_: Annotated[list[str] | None, option("--assert", RUN,
         "Condition on a number of the JSON, such as 'top1>=0.92'; exit code 8 if it does not hold "
         "(default: none). Repeatable.", "CHECK", autocompletion=complete.numbers)] = None,
+    profile: options.Profile = False,
     printing: Printing,
 ) -> int:  # fmt: skip
     """Score checkpoints on data sets: accuracy, calibration.
@@ -187,7 +189,7 @@ def evaluate(
         save_predictions=save_predictions,
         asserted=asserted,
     )
-    settings = inference.settings(printing, out, overwrite)
+    settings = replace(inference.settings(printing, out, overwrite), profile=profile)
     if is_vtab:
 
         def score(task: str, weights: str) -> dict[str, Any]:

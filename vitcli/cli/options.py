@@ -180,6 +180,8 @@ Set = Annotated[list[str] | None, option("--set", RUN,
 Track = Annotated[Tracker | None, option("--track", ADVANCED,
     "Also log to tensorboard, wandb, trackio or mlflow (extra: track; default: to the run folder alone).",
     "NAME")]
+Profile = Annotated[bool, option("--profile", ADVANCED,
+    "Trace three steps into the output folder, and say where their time goes and what to try.")]
 Overwrite = Annotated[bool, option("--overwrite", RUN, "Replace earlier output of this command.")]
 Json = Annotated[bool, option("--json", RUN, "Print one JSON object to standard output.")]
 Quiet = Annotated[bool, option("--quiet", RUN, "Hide progress and notes; the result is still printed.",

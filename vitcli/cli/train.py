@@ -41,6 +41,7 @@ class TrainingOptions:
     dry_run: Annotated[bool, option("--dry-run", RUN,
         "Print the training plan, with --json the resolved recipe too; write nothing.")] = False
     measure: Annotated[bool, option("--measure", ADVANCED, "With --dry-run: time ten real steps.")] = False
+    profile: options.Profile = False
 
     def recipe_keys(self) -> dict[str, Any]:
         """Return the values by recipe key; VitError for two durations."""
@@ -143,6 +144,7 @@ def _train(
         overwrite=training.overwrite,
         dry_run=training.dry_run,
         measure=training.measure,
+        profile=training.profile,
         quiet=printing.quiet,
     )
     if name == "finetune":

@@ -141,6 +141,9 @@ def evaluate(requests: Sequence[RecipeRequest], options: EvaluateOptions, run: R
             summary = {"command": "evaluate", "evaluations": evaluations, "notes": notes}
         if run.out or options.save_predictions:
             settings.runtime.on_main(lambda: write_all(results, summary, run.out, options.save_predictions))
+        if settings.profiler:
+            lines = settings.profiler.lines(precision=settings.precision, folder=run.out)
+            settings.progress.note("\n".join(lines))
     settings.runtime.shutdown()
     return summary
 

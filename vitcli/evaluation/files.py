@@ -14,7 +14,7 @@ from vitcli.evaluation import mistakes, predictions
 from vitcli.evaluation.predictions import Predictions
 from vitcli.evaluation.setup import RunSettings
 from vitcli.evaluation.statistics import Reliability
-from vitcli.output import atomic
+from vitcli.output import atomic, profile
 from vitcli.output.atomic import write_json, write_text
 from vitcli.output.result_folder import ResultFolder
 from vitcli.output.run_folder import MISTAKES, PREDICTIONS
@@ -25,7 +25,7 @@ FOLDER = ResultFolder(
     noun="evaluation",
     result=RESULT,
     names=(RESULT, "per_class.csv", "confusion.csv", "confusion.png", "reliability.png", "mistakes.png",
-           MISTAKES, PREDICTIONS, "resolution.png"),
+           MISTAKES, PREDICTIONS, "resolution.png", *profile.FILES),
 )  # fmt: skip
 
 

@@ -28,6 +28,8 @@ from vitcli.errors import DataError, WeightsError
 from vitcli.evaluation import metrics
 from vitcli.evaluation.predictions import Predictions
 from vitcli.models import features as model_features
+from vitcli.output import profile
+from vitcli.output.profile import StepProfiler
 from vitcli.output.progress import Progress
 
 # On a CPU a matrix product of 1 to 3 rows sums in another order (measured with MKL 2024.2), and several
@@ -46,6 +48,7 @@ class EvalSettings:
         on_bad_image: "error" or "skip", for images that cannot be decoded.
         num_threads: loader threads of this process.
         precision: "fp32", "bf16" or "fp16"; training evaluates in fp32 whatever it trains in.
+        profiler: traces a few batches of the first pass, if there is one.
     """
 
     runtime: Runtime
@@ -54,6 +57,7 @@ class EvalSettings:
     num_threads: int
     progress: Progress
     precision: str = "fp32"
+    profiler: StepProfiler | None = None
 
     @property
     def device(self) -> torch.device:
@@ -63,7 +67,7 @@ class EvalSettings:
         self, split: Split, preprocessing: Preprocessing, *, all_rows: bool = False
     ) -> Iterator[Batch]:
         """Return this process's batches of a split, or with `all_rows` every batch."""
-        return eval_batches(
+        batches = eval_batches(
             split,
             preprocessing,
             batch_size=self.batch_size,
@@ -72,6 +76,7 @@ class EvalSettings:
             on_bad_image=self.on_bad_image,
             num_threads=self.num_threads,
         )
+        return self.profiler.watch(batches) if self.profiler else batches
 
 
 def evaluate(
@@ -278,7 +283,7 @@ def forward_batches(
             rows_B, images_BCHW = _padded(batch, multiple)
             images_BCHW = images_BCHW.to(device, non_blocking=True)
             images_BCHW = to_model_range(images_BCHW, mean=preprocessing.mean, std=preprocessing.std)
-            with torch.no_grad(), autocast(device, precision):
+            with torch.no_grad(), autocast(device, precision), profile.phase(profile.FORWARD):
                 outputs = network(rows_B, images_BCHW)
             yield batch, outputs
     finally:

@@ -18,6 +18,7 @@ from vitcli.errors import VitError, WeightsError
 from vitcli.evaluation.inference import EvalSettings
 from vitcli.models.build import default_image_size
 from vitcli.output import run_folder
+from vitcli.output.profile import StepProfiler
 from vitcli.output.progress import Progress
 from vitcli.recipe import Recipe
 from vitcli.recipe.request import RecipeRequest
@@ -43,12 +44,14 @@ class RunSettings:
         quiet: no progress, no notes.
         out: file or folder to write.
         overwrite: replace another result in `out`.
+        profile: trace a few batches, into `out` if there is one.
     """
 
     workers: int | None = None
     quiet: bool = False
     out: Path | None = None
     overwrite: bool = False
+    profile: bool = False
 
 
 def preprocessing_for(weights: Weights, recipe: Recipe, request: RecipeRequest) -> tuple[Preprocessing, str]:
@@ -184,6 +187,7 @@ def eval_settings(recipe: Recipe, run: RunSettings) -> EvalSettings:
         num_threads=run.workers or loader.default_threads(runtime.processes_here),
         progress=progress,
         precision=runtime.precision,
+        profiler=StepProfiler() if run.profile and runtime.is_main else None,
     )
 
 

@@ -19,6 +19,7 @@ from typing import Any
 from vitcli import recipe as recipes
 from vitcli.distributed import launch
 from vitcli.errors import VitError
+from vitcli.output import profile
 from vitcli.output.atomic import TEMPORARY, read_json, write_json, write_text
 from vitcli.output.owned_folder import OwnedFolder, refuse_other
 from vitcli.output.redaction import without_secrets
@@ -36,7 +37,7 @@ ARMS, REPEATS = "arms", "runs"  # of a sweep, below its folder: its trials, its 
 CHECKOUT = Path(__file__).parents[2]  # the repository, if the package runs from one
 FILES = (METRICS, TIMING, SUMMARY, RECIPE, PLAN, ENVIRONMENT, TRACKING, "README.md", "config.json",
          WEIGHTS, PREDICTIONS, MISTAKES, "draws.json", "table.txt", "reproduce.json",
-         "reproduce-real.json")  # fmt: skip
+         "reproduce-real.json", *profile.FILES)  # fmt: skip
 # Of runs/ only the repetitions: the default folder of all runs has that name, too.
 FOLDERS = ("checkpoints", "figures", ARMS, f"{REPEATS}/seed-*", "tensorboard", "wandb", "mlflow")
 LIBRARIES = ("torch", "torchvision", "timm", "accelerate", "datasets", "safetensors", "pillow", "simplejpeg",

@@ -16,6 +16,7 @@ from vitcli.distributed.runtime import Runtime, peak_memory_gib
 from vitcli.errors import MachineError, NotFiniteError, Stopped
 from vitcli.output import run_folder
 from vitcli.output.atomic import TEMPORARY
+from vitcli.output.profile import StepProfiler, marked
 from vitcli.output.run_folder import RunFolder
 from vitcli.training import checkpoint
 from vitcli.training.loop import LoopSettings, train
@@ -171,17 +172,27 @@ class TrainingRun:
         return PeriodicEvaluation(self.job, state, self.task, run_dir=self.path, num_threads=self.num_threads)
 
     def _train(self, state: TrainingState, evaluation: PeriodicEvaluation, saver: Saver | None) -> None:
-        """Pass the parts of the job to the loop."""
+        """Pass the parts of the job to the loop; with --profile the first process traces three steps."""
+        plan, objective = self.job.plan, self.task.objective
+        batches = batches_of(self.job, state.step, num_threads=self.num_threads)
+        profiler = None
+        if self.job.options.profile and self.folder:
+            left = plan.total_steps - state.step
+            profiler = StepProfiler(parts=plan.accumulation_steps, total_steps=left)
+            batches, objective = profiler.watch(batches), marked(objective)
         train(
             state,
             loop_settings(self.job),
-            self.task.objective,
-            batches_of(self.job, state.step, num_threads=self.num_threads),
+            objective,
+            batches,
             evaluation=evaluation,
             saver=saver,
             folder=self.folder,
             progress=self.job.progress,
         )
+        if profiler:
+            lines = profiler.lines(precision=self.runtime.precision, folder=self.path)
+            self.job.progress.note("\n".join(lines))
 
 
 def batches_of(job: TrainingJob, first_step: int, *, num_threads: int) -> Iterator[Batch]:

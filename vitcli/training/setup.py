@@ -66,6 +66,7 @@ class RunOptions:
         track: a tracker, see `tracking.TRACKERS`.
         arms_parallel: runs of a sweep to train at the same time, one per device; 0 for one after the other.
         measure: with `dry_run`, measure the speed of a few steps.
+        profile: trace a few steps into the run folder.
         arguments: the command line, for the record.
         noted: lines that runs of one command print once.
         title: line about the data of one run of several, instead of the usual ones.
@@ -84,6 +85,7 @@ class RunOptions:
     overwrite: bool = False
     dry_run: bool = False
     measure: bool = False
+    profile: bool = False
     quiet: bool
     arguments: list[str]
     title: str | None = None
@@ -165,6 +167,9 @@ def set_up(
     """
     assert not recipe.choices and recipe.train.runs == 1, "a sweep is several jobs"
     check_shard(recipe, options)
+    if options.profile and options.dry_run:
+        fix = "drop one of the two; vit bench train measures a step and writes nothing"
+        raise VitError("a dry run has no steps to trace", where="--profile with --dry-run", fix=fix)
     if options.measure and not options.dry_run:
         raise VitError("--measure belongs to --dry-run", where="--measure", fix="--dry-run --measure")
     if options.track:
