@@ -8,7 +8,8 @@ What shards or reads slices loads those parts of torch, a second's work that no 
 
 import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from vitcli.distributed.runtime import COLLECTIVE_TIMEOUT, Runtime
+from vitcli.distributed.runtime import COLLECTIVE_TIMEOUT, LOW_PRECISION, Runtime
 
 Place = Callable[[str, torch.Size, torch.dtype], Tensor]  # (name, whole size, dtype) to an empty tensor
 
@@ -31,12 +32,69 @@ def shard(model: nn.Module, runtime: Runtime) -> Any:
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
     mesh = init_device_mesh(runtime.device.type, (runtime.world_size,))
+    policy = _policy(model, runtime.precision)
     # Resharded after every forward pass, so that `parameters()` always returns those of the optimizer.
     for module in (*_blocks(model), model):
-        fully_shard(module, mesh=mesh, reshard_after_forward=True)
+        fully_shard(module, mesh=mesh, reshard_after_forward=True, mp_policy=policy)
     model.use = types.MethodType(lambda self, function, *args: function(*args), model)
     register_fsdp_forward_method(model, "use")
     return dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
+
+
+def _policy(model: nn.Module, precision: str) -> Any:
+    """Gather matrices in the run's low precision, as autocast would cast them after: the bits are the same.
+
+    Autocast alone has them gathered in fp32, at twice the traffic, and keeps a whole copy of each until the
+    backward pass. A torch without `param_dtype_override_fn` would also round norms and position embeddings,
+    so there it stays alone.
+    """
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    is_known = "param_dtype_override_fn" in MixedPrecisionPolicy.__dataclass_fields__
+    if precision not in LOW_PRECISION or not is_known:
+        return MixedPrecisionPolicy()
+    # Of these types alone: a subclass may compute with its weights before they are cast, as BiT's does.
+    layers = (module for module in model.modules() if type(module) in (nn.Linear, nn.Conv2d))
+    matrices = {id(layer.weight) for layer in layers}
+    return MixedPrecisionPolicy(
+        param_dtype=LOW_PRECISION[precision],
+        reduce_dtype=torch.float32,
+        cast_forward_inputs=False,
+        param_dtype_override_fn=lambda parameter: None if id(parameter) in matrices else parameter.dtype,
+    )
+
+
+@contextmanager
+def in_full_precision(model: nn.Module) -> Iterator[None]:
+    """Gather the weights of a sharded model as they are inside the block, for passes without autocast."""
+    if not is_sharded(model):
+        yield
+        return
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    states = [module._get_fsdp_state() for module in model.modules() if hasattr(module, "_get_fsdp_state")]
+    # A torch without several groups has no policy by parameter either.
+    groups = [group for state in states for group in getattr(state, "_fsdp_param_groups", ())]
+    policies = {
+        parameter: parameter.mp_policy
+        for group in groups
+        for parameter in group.fsdp_params
+        if parameter.mp_policy.param_dtype is not None
+    }
+    _set_policies(dict.fromkeys(policies, MixedPrecisionPolicy()))
+    try:
+        yield
+    finally:
+        _set_policies(policies)
+
+
+def _set_policies(policies: dict[Any, Any]) -> None:
+    """Give FSDP's parameters other policies, and free the memory in which they have been gathered before."""
+    for parameter, policy in policies.items():
+        parameter.mp_policy = policy
+        parameter.init_dtype_attrs(policy)
+        parameter.all_gather_outputs = []
+        vars(parameter).pop("_unsharded_param", None)
 
 
 def is_sharded(model: nn.Module) -> bool:

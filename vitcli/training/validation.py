@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from vitcli.data.transforms import preprocessing_of
+from vitcli.distributed import fsdp
 from vitcli.evaluation import inference, masked_patch
 from vitcli.evaluation.inference import EvalSettings
 from vitcli.evaluation.metrics import Metrics, PatchMetrics, metrics_of
@@ -144,7 +145,7 @@ class PeriodicEvaluation:
 
     @contextmanager
     def _evaluated_model(self) -> Iterator[nn.Module]:
-        """Give the model to evaluate: with the averaged weights if enabled, and never compiled.
+        """Give the model to evaluate: in full precision, never compiled, with averaged weights if enabled.
 
         `vit evaluate` compiles nothing, and compiled kernels differ in the last bits.
         """
@@ -153,6 +154,7 @@ class PeriodicEvaluation:
         with ExitStack() as stack:
             if is_compiled:
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
+            stack.enter_context(fsdp.in_full_precision(state.model))
             averaged = state.average.swapped_in(state.model) if state.average else nullcontext(state.model)
             yield stack.enter_context(averaged)
 
