@@ -38,14 +38,14 @@ def decoded() -> list[bytes]:
 
 @pytest.fixture(scope="module")
 def selected(photos, tmp_path_factory, decoded) -> Path:
-    path, decode = tmp_path_factory.mktemp("selected") / "all", loader.decode
+    path, open_image = tmp_path_factory.mktemp("selected") / "all", loader.open_image
 
     def counted(data: bytes, **more):
         decoded.append(bytes(data))
-        return decode(data, **more)
+        return open_image(data, **more)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loader, "decode", counted)
+        patch.setattr(loader, "open_image", counted)
         outcome = run(*BASE, "--dataset", photos, *ASKED, "--out", path, "--workers", 1)
     assert outcome.code == 0, outcome.err + outcome.out
     return path

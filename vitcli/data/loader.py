@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from random import Random
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +21,7 @@ from torch import Tensor
 
 from vitcli.data.decoding import Jpeg, check, open_image
 from vitcli.data.sampler import ROWS_PER_TASK, TrainSampler, derive_seed, row_ranges
-from vitcli.data.split import Label, Split, check_label
+from vitcli.data.split import Label, ReadRow, Split, check_label
 from vitcli.data.transforms import Preprocessing, TrainTransform
 from vitcli.distributed import launch
 from vitcli.errors import DataError
@@ -90,27 +89,31 @@ def train_batches(
             for first in range(0, len(examples), per_device_batch):
                 yield examples[first : first + per_device_batch]
 
-    def load(example: tuple[int, int], place_HWC: np.ndarray) -> Example:
+    def load(example: tuple[int, int], place_HWC: np.ndarray, read_row: ReadRow) -> Example:
         row, position = example
         skipped: tuple[str, ...] = ()
         # An undecodable image is replaced by that of the next row, which is augmented in its place.
         for _ in range(TRIES_PER_EXAMPLE):
             try:
-                image, label = open_example(split, row)
+                image, label = open_example(split, row, read_row)
                 transform(image, Random(derive_seed(sampler.seed, "augment", position)), place_HWC)
                 return Example(label, row, skipped)
             except DataError:
                 if on_bad_image == "error":
                     raise
                 skipped += (split.where_is(row),)
-                row = (row + 1) % len(split)
+                row, read_row = (row + 1) % len(split), split.read_row
         raise DataError(
             f"{TRIES_PER_EXAMPLE} images in a row cannot be decoded",
             where=f"{skipped[0]} and the rows after it",
             fix="repair or remove these files",
         )
 
-    yield from _in_threads(parts(), load, image_size=transform.image_size, num_threads=num_threads)
+    def load_chunk(examples: Sequence[tuple[int, int]], places: np.ndarray) -> list[Example]:
+        read_row = split.reader_of([row for row, _ in examples])
+        return [load(example, place, read_row) for example, place in zip(examples, places, strict=True)]
+
+    yield from _in_threads(parts(), load_chunk, image_size=transform.image_size, num_threads=num_threads)
 
 
 def eval_batches(
@@ -131,16 +134,16 @@ def eval_batches(
 
     prepared = split.cache and split.cache.prepared.get(preprocessing.geometry)
 
-    def prepare(row: int) -> tuple[np.ndarray, Label]:
-        image, label = open_example(split, row)
+    def prepare(row: int, read_row: ReadRow) -> tuple[np.ndarray, Label]:
+        image, label = open_example(split, row, read_row)
         return preprocessing(image), label
 
-    def load(row: int, place_HWC: np.ndarray) -> Example:
+    def load(row: int, place_HWC: np.ndarray, read_row: ReadRow) -> Example:
         try:
             if prepared:
-                place_HWC[:], label = prepared.read(split, row, partial(prepare, row))
+                place_HWC[:], label = prepared.read(split, row, partial(prepare, row, read_row))
             else:
-                image, label = open_example(split, row)
+                image, label = open_example(split, row, read_row)
                 preprocessing(image, place_HWC)
             return Example(label, row)
         except DataError:
@@ -148,39 +151,44 @@ def eval_batches(
                 raise
             return Example(None, row, skipped=(split.where_is(row),))
 
+    def load_chunk(rows: Sequence[int], places: np.ndarray) -> list[Example]:
+        read_row = split.reader_of(rows)
+        return [load(row, place, read_row) for row, place in zip(rows, places, strict=True)]
+
     parts = row_ranges(len(split), batch_size, rank=rank, world_size=world_size)
-    yield from _in_threads(parts, load, image_size=preprocessing.image_size, num_threads=num_threads)
+    yield from _in_threads(parts, load_chunk, image_size=preprocessing.image_size, num_threads=num_threads)
 
 
 def read_example(split: Split, row: int) -> tuple[np.ndarray, Label]:
     """Return the (H, W, 3) uint8 image and the label or labels of a row; errors name the row or file."""
-    image, label = open_example(split, row)
+    image, label = open_example(split, row, split.read_row)
     return image.decode() if isinstance(image, Jpeg) else image, label
 
 
-def open_example(split: Split, row: int) -> tuple[np.ndarray | Jpeg, Label]:
+def open_example(split: Split, row: int, read_row: ReadRow) -> tuple[np.ndarray | Jpeg, Label]:
     """Return the image of a row, decoded or a JPEG still to be decoded, and its label or labels.
 
     Every image of a run comes from here: pixels that are kept are taken as they are, and those to be kept are
     decoded whole. A JPEG that is returned may be decoded in part.
+
+    Args:
+        read_row: `split.read_row`, or what `split.reader_of` returns for this row and others.
     """
-    if split.cache and split.cache.decoded:
-        return split.cache.decoded.read(split, row, partial(_decode_row, split, row))
-    return _open_row(split, row)
 
+    def open_row() -> tuple[np.ndarray | Jpeg, Label]:
+        image, label = read_row(row)
+        if split.is_large:
+            check_label(split, label, row)
+        if isinstance(image, bytes):
+            image = open_image(image, where=split.where_is, row=row)
+        return image, label
 
-def _decode_row(split: Split, row: int) -> tuple[np.ndarray, Label]:
-    image, label = _open_row(split, row)
-    return image.decode() if isinstance(image, Jpeg) else image, label
+    def decode_row() -> tuple[np.ndarray, Label]:
+        image, label = open_row()
+        return image.decode() if isinstance(image, Jpeg) else image, label
 
-
-def _open_row(split: Split, row: int) -> tuple[np.ndarray | Jpeg, Label]:
-    image, label = split.read_row(row)
-    if split.is_large:
-        check_label(split, label, row)
-    if isinstance(image, bytes):
-        image = open_image(image, where=split.where_is, row=row)
-    return image, label
+    kept = split.cache and split.cache.decoded
+    return kept.read(split, row, decode_row) if kept else open_row()
 
 
 def check_images(split: Split, *, rank: int, world_size: int, num_threads: int) -> list[DataError]:
@@ -209,7 +217,7 @@ def check_images(split: Split, *, rank: int, world_size: int, num_threads: int) 
 
 def _in_threads(
     parts: Iterable[Sequence],
-    load: Callable[[Any, np.ndarray], Example],
+    load_chunk: Callable[[Sequence, np.ndarray], list[Example]],
     *,
     image_size: tuple[int, int],
     num_threads: int,
@@ -218,9 +226,6 @@ def _in_threads(
     pool = ThreadPoolExecutor(num_threads, thread_name_prefix="vit-loader")
     waiting: deque[_BatchInProgress] = deque()
     examples_ahead = 0
-
-    def load_chunk(examples: Sequence, places: np.ndarray) -> list[Example]:
-        return [*map(load, examples, places)]
 
     try:
         for part in parts:

@@ -1,7 +1,10 @@
 """A table of `datasets` as a split: its image and label columns, and the rows read from it."""
 
 import os
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import datasets
 import numpy as np
@@ -18,7 +21,7 @@ from vitcli.data.columns import (
     image_bytes,
     stamps_of,
 )
-from vitcli.data.split import Split
+from vitcli.data.split import Label, ReadRow, RowReader, Split
 
 
 def from_table(
@@ -45,12 +48,22 @@ def from_table(
     class_names, num_classes, number_of = classes_of(table, label_column)
     root = Path(os.path.realpath(root)) if root else None
 
-    def read_row(row: int) -> tuple[bytes, int]:
-        values = table[row]
-        label = values[label_column]
+    def example_of(row: int, image: Any, label: Any) -> tuple[bytes, Label]:
+        data = image_bytes(image, root, name, row)
         if isinstance(label, list):
-            return image_bytes(values[image_column], root, name, row), tuple(label)
-        return image_bytes(values[image_column], root, name, row), number_of[label] if number_of else label
+            return data, tuple(label)
+        return data, number_of[label] if number_of else label
+
+    stored = table.with_format("arrow")
+
+    def read_rows(rows: Sequence[int]) -> ReadRow:
+        @cache
+        def values() -> dict[int, tuple]:
+            columns = stored[list(rows)]
+            each = (columns[column].to_pylist() for column in (image_column, label_column))
+            return dict(zip(rows, zip(*each, strict=True), strict=True))
+
+        return lambda row: example_of(row, *values()[row])
 
     def read_labels() -> np.ndarray:
         values = arrow_of(table, label_column)[:][label_column]
@@ -70,7 +83,7 @@ def from_table(
         num_examples=len(table),
         class_names=class_names,
         num_classes=num_classes,
-        read_row=read_row,
+        read_row=RowReader(read_rows),
         read_labels=read_labels,
         where_is=where_is,
         has_several_labels=isinstance(table.features[label_column], datasets.List | datasets.LargeList),
