@@ -261,3 +261,4 @@ def test_only_names_like_timms_wait_for_timm():
     with pytest.raises(WeightsError, match="no file, folder or known weights called 'nothere'"):
         names.check("nothere")
     names.check("demo")
+    names.check("random")

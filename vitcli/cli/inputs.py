@@ -68,7 +68,7 @@ def data_of_run(ckpt: str) -> dict[str, Any]:
 
 def check_recipe(recipe: "Recipe") -> None:
     """Refuse a recipe whose checkpoint or data set is not there."""
-    if recipe.model.ckpt and recipe.model.ckpt != "random":
+    if recipe.model.ckpt:
         check_ckpt(recipe.model.ckpt, "recipe key model.ckpt")
     if recipe.data.dataset:
         check_dataset(recipe.data.dataset)

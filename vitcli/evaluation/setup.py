@@ -28,9 +28,9 @@ from vitcli.recipe.validation import Problem, contradictions, report
 from vitcli.weights.describe import STORED, WeightsInfo
 from vitcli.weights.files import attribute_errors_to
 from vitcli.weights.io import Weights, read_description, read_weights
+from vitcli.weights.names import FRESH
 
 Start = tuple[str, str | None]  # a checkpoint and the name of its network, as a recipe has them
-FRESH = "random"  # --ckpt random: untrained weights in the place of a checkpoint
 # Recipes whose [data] section holds for weights that state no preprocessing, and for fresh ones of a command.
 UNSTATED = {"evaluate": "evaluate/default", "finetune": "evaluate/default", "pretrain": "pretrain/table3"}
 

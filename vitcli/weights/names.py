@@ -32,6 +32,7 @@ WEIGHTS_NAMES = ("model.safetensors", "pytorch_model.bin")  # in a folder or rep
 FILE_NAMES = tuple(f"{name}{end}" for name in WEIGHTS_NAMES for end in ("", INDEX))
 ENDINGS = (*FORMATS, INDEX, ".onnx")  # of names that are paths
 DEMO = "demo"
+FRESH = "random"  # untrained weights in the place of a checkpoint, where a command takes such
 HUB_PREFIXES = ("hf-hub:", "hf_hub:", "hf://", "hf:")
 HUB_HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
 SIMILAR = 0.75  # names from here on are taken for slips of the pen
@@ -103,7 +104,7 @@ def check(ckpt: str) -> None:
     Raises:
         WeightsError: it names nothing.
     """
-    if ckpt == DEMO:
+    if ckpt in (DEMO, FRESH):
         return
     if os.path.exists(ckpt):
         check_local(Path(ckpt))
