@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import datasets
 import numpy as np
 import pytest
 from PIL import Image
@@ -131,7 +132,7 @@ def test_one_split_and_nothing_held_out_is_refused_with_advice(tmp_path, split):
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("name", ["vtab/dsprites_loc", "vtab/sun398"])
 def test_what_is_no_task_of_vtab_is_refused_offline(monkeypatch, name, streaming):
-    monkeypatch.setattr("vitcli.data.sources.layouts.open_hub", None)
+    monkeypatch.setattr("vitcli.data.dataset.open_hub", None)
     monkeypatch.setattr("vitcli.data.dataset.find_shards", None)
 
     with pytest.raises(DataError, match=r"there is no data set .*, did you mean 'vtab/"):
@@ -418,6 +419,32 @@ def test_without_a_network_a_hub_id_ends_in_a_data_error(name, monkeypatch):
 
     with pytest.raises(DataError, match="could not download data set"):
         DataSet(name)
+
+
+def test_a_hub_that_cannot_be_reached_is_asked_once_and_the_cache_is_read(monkeypatch, tmp_path):
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "Types").mkdir()
+    monkeypatch.chdir(tmp_path)
+    asked = []
+
+    def unreachable(url, **_):
+        asked.append(url)
+        raise OSError("no route to it")
+
+    def split_names(*_, **__):
+        asked.append("offline" if datasets.config.HF_HUB_OFFLINE else "online")
+        raise FileNotFoundError("not cached")
+
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", unreachable)
+    monkeypatch.setattr(datasets, "get_dataset_split_names", split_names)
+    with pytest.raises(
+        DataError, match=r"could not download data set photos/Typo .*: no route to it"
+    ) as caught:
+        DataSet("photos/Typo")
+
+    assert len(asked) == 2 and "/photos/Typo/" in asked[0] and asked[1] == "offline"
+    assert "did you mean 'photos/Types'" in caught.value.where and not datasets.config.HF_HUB_OFFLINE
 
 
 @pytest.mark.slow

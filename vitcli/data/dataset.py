@@ -20,6 +20,7 @@ from vitcli.data.shards.paths import find_shards
 from vitcli.data.shards.rows import open_shards
 from vitcli.data.sources import layouts
 from vitcli.data.sources.folders import BESIDE, NOTHING, LeftOut, image_files, left_out_of, relative
+from vitcli.data.sources.hub import open_hub
 from vitcli.data.sources.tables import SPLIT_WORDS, Tables
 from vitcli.data.split import (
     Split,
@@ -339,7 +340,7 @@ def _locate(name: str, alias: dict | None, choices: layouts.Choices) -> tuple[Ta
     check_name(name)
     hub_id, _, revision = _source_of_shards(name, alias).partition("@")
     hub_id, _, config = hub_id.partition(":")
-    return layouts.open_hub(hub_id, config=config or None, revision=revision or None), False
+    return open_hub(hub_id, config=config or None, revision=revision or None), False
 
 
 def _first_of(preferred: tuple[str, ...], names: tuple[str, ...]) -> str | None:

@@ -1,4 +1,4 @@
-"""Layouts of tables of images: folders and files on this machine, and the Hugging Face Hub.
+"""Layouts of tables of images: folders and files on this machine.
 
 Every layout becomes one `datasets.Dataset` per split, with its image column still encoded. No code from a
 data set is ever run.
@@ -118,30 +118,6 @@ def _open_without_label_file(path: Path, typed: str, choices: Choices) -> Tables
 def _open_labels(files: list[Path], root: Path, choices: Choices) -> Tables:
     return label_files.open_label_files(
         files, root, file_column=choices.image_column, label_column=choices.label_column
-    )
-
-
-def open_hub(hub_id: str, *, config: str | None, revision: str | None) -> Tables:
-    """Return the tables of a Hub data set, downloaded when opened and then cached by `datasets`."""
-    try:
-        names = datasets.get_dataset_split_names(hub_id, config, revision=revision)
-    except Exception as error:  # of the Hub's client, requests, httpx, or plain OS errors
-        raise _unreachable(hub_id, error) from error
-
-    def download(name: str) -> datasets.Dataset:
-        try:
-            return datasets.load_dataset(hub_id, config, revision=revision, split=name)
-        except Exception as error:
-            raise _unreachable(hub_id, error) from error
-
-    return Tables({name: partial(download, name) for name in names}, None)
-
-
-def _unreachable(hub_id: str, error: Exception) -> DataError:
-    return DataError(
-        f"could not download data set {hub_id} from the Hub: {reason_of(error)[:160]}",
-        where="--dataset",
-        fix="check the name and the network, or name a local copy (of an alias: $VIT_DATA/<alias>)",
     )
 
 
