@@ -15,12 +15,12 @@ NAMES = ["cat", "dog", "owl"]
 
 
 def saved(
-    folder, name: str, labels: list[int], guesses: list[int], *, names=NAMES, rows=None, places=None
+    folder, name: str, labels: list[int], guesses: list[int], *, names=NAMES, rows=None, places=None, **more
 ) -> str:
     path = str(folder / f"{name}.parquet")
     found = of_logits(torch.eye(3)[guesses], torch.tensor(labels))
     rows = np.arange(len(labels)) if rows is None else rows
-    about = {"ckpt": name, "class_names": names, "eval_split": "test"}
+    about = {"ckpt": name, "class_names": names, "eval_split": "test", **more}
     write_predictions(path, found, rows, places or [""] * len(labels), about)
     return path
 
@@ -85,6 +85,16 @@ def test_files_about_other_rows_labels_or_classes_are_refused(pair, tmp_path):
         outcome = run("compare", pair[0], other)
         assert outcome.code == 3 and match in outcome.err, match
         assert len(outcome.err.splitlines()) == 3
+
+
+def test_different_data_sets_are_named_whatever_their_cuts(pair, tmp_path):
+    labels, cut = [0, 1, 2], {"dataset": "data/cats", "dev_cut": {"split": "train"}}
+    cats = saved(tmp_path, "cats", labels, labels, **cut)
+    dogs = saved(tmp_path, "dogs", [*labels, 0], [*labels, 0], **cut | {"dataset": "data/dogs"})
+    moved = saved(tmp_path, "moved", [*labels, 0], [*labels, 0], **cut | {"dataset": "elsewhere/cats"})
+
+    assert "of different data sets, data/cats and data/dogs" in run("compare", cats, dogs).err
+    assert "--split train scores all" in run("compare", cats, moved).err
 
 
 def test_slices_of_one_split_are_other_images_though_their_rows_and_labels_agree(pair, tmp_path):

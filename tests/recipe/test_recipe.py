@@ -63,6 +63,7 @@ def write(tmp_path):
         ("schedule.warmup=half", 'schedule.warmup is "half"', 'such as "10%"'),
         ("schedule.warmup=5.5", "schedule.warmup is 5.5, which is not a whole number", ""),
         ("data.image_size=[384]", "data.image_size, item 2 is missing", ""),
+        ("data.image_size=96,128", 'data.image_size is "96,128"', "[height, width]"),  # two sizes, or one
         ("data.image_size=0x384", "data.image_size, item 1 is 0, out of its range", "greater than 0"),
         ("data.mean=[0.5, 0.5]", "data.mean, item 3 is missing", ""),
         ("data.std=[0.5, 0.0, 0.5]", "data.std is [0.5, 0.0, 0.5]", "above 0"),

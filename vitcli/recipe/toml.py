@@ -106,7 +106,9 @@ def typed_value(key: str, text: str) -> Any:
     """Parse a value from the command line for a key: TOML, 384x512 for an image size, or bare words."""
     if key == "data.image_size" and (sides := re.fullmatch(r"(\d+)[xX](\d+)", text)):
         return [int(side) for side in sides.groups()]
-    for candidate in (text, f"[{text}]") if "," in text else (text,):
+    # A list may be typed without its brackets, but 96,128 would look like two sizes of an image.
+    may_be_list = "," in text and key != "data.image_size"
+    for candidate in (text, f"[{text}]") if may_be_list else (text,):
         try:
             table = tomllib.loads(f"value = {candidate}")
         except tomllib.TOMLDecodeError:
