@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from vitcli import recipe as recipes
 from vitcli.errors import MachineError, VitError
 from vitcli.output import run_folder
 from vitcli.output.atomic import read_jsonl
@@ -134,3 +135,27 @@ def test_a_summary_is_written_whole_or_not_at_all(tmp_path):
 
     assert run_folder.finished_summary(tmp_path / "run") == {"top1": 0.5}
     assert not list((tmp_path / "run").glob(".tmp*"))
+
+
+def test_an_unfinished_run_of_the_same_recipe_is_found_by_the_default_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    changes = {"model.ckpt": "random", "model.name": "Ti/16", "data.dataset": "demo"}
+    recipe, other = (
+        recipes.load("finetune/default", (), changes | {"optimizer.lr": lr}) for lr in (0.1, 0.2)
+    )
+
+    def unfinished():
+        return run_folder.unfinished_run("finetune", "ViT-Ti/16", recipe)
+
+    folder = run_folder.new_folder("finetune", "demo", "ViT-Ti/16")
+    for written in (recipe, other):
+        assert unfinished() is None  # nothing, or a run without a checkpoint
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "recipe.toml").write_text(recipes.to_toml(written))
+    (folder / "checkpoints" / "step_4").mkdir(parents=True)
+    assert unfinished() is None  # of another learning rate
+
+    (folder / "recipe.toml").write_text(recipes.to_toml(recipe))
+    assert unfinished() == folder
+    (folder / "summary.json").write_text('{"top1": 1.0}')
+    assert unfinished() is None

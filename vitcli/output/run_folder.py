@@ -10,7 +10,7 @@ import re
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from importlib.metadata import PackageNotFoundError, version
 from itertools import count
 from pathlib import Path
@@ -127,10 +127,26 @@ def open_run(
 
 def new_folder(command: str, dataset: str, model: str) -> Path:
     """Return the default run folder, below runs/, named after what is run and when; numbered if it exists."""
-    words = (command, Path(dataset).name, model, time.strftime("%Y%m%d-%H%M%S"))
-    name = "-".join(slug(word, merge=False).strip("-.") for word in words)
+    name = f"{_name_of(command, dataset, model)}-{time.strftime('%Y%m%d-%H%M%S')}"
     folders = (Path("runs", name if number == 1 else f"{name}-{number}") for number in count(1))
     return next(folder for folder in folders if not folder.exists())
+
+
+def _name_of(command: str, dataset: str, model: str) -> str:
+    return "-".join(slug(word, merge=False).strip("-.") for word in (command, Path(dataset).name, model))
+
+
+def unfinished_run(command: str, model: str, recipe: Recipe) -> Path | None:
+    """Return the newest folder of a default name with an unfinished run of this recipe, if any."""
+    pattern = f"{_name_of(command, str(recipe.data.dataset), model)}-*"
+    for folder in sorted(Path("runs").glob(pattern), reverse=True):
+        if not any((folder / "checkpoints").glob("step_*")) or finished_summary(folder):
+            continue
+        with suppress(VitError):  # a recipe of another version
+            earlier = recipes.load(str(folder / RECIPE), training=False)
+            if not recipes.differences(_with_absolute_paths(earlier), _with_absolute_paths(recipe)):
+                return folder
+    return None
 
 
 def slug(text: str, *, keep: str = ".", merge: bool = True) -> str:

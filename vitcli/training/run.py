@@ -133,10 +133,13 @@ class TrainingRun:
 
     def _open_folder(self) -> Path:
         """Lock the run folder, refuse another run's, and write what is known before the first step."""
-        options = self.job.options
-        path = options.out or run_folder.new_folder(
-            self.job.command, self.recipe.data.dataset, self.job.start.arch.name
-        )
+        options, command, model = self.job.options, self.job.command, self.job.start.arch.name
+        unfinished = None if options.out else run_folder.unfinished_run(command, model, self.recipe)
+        if unfinished:
+            self.job.progress.note(
+                f"note: {unfinished} holds an unfinished run of this recipe; --out {unfinished} resumes it"
+            )
+        path = options.out or run_folder.new_folder(command, self.recipe.data.dataset, model)
         self.folder = run_folder.open_run(
             path, self.recipe, options.arguments, overwrite=options.overwrite, keep_metrics=True
         )

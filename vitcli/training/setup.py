@@ -47,6 +47,7 @@ MAX_MICRO_BATCH_ON_GPU = 64
 # With fewer images, in all and of a class, fresh weights learn them by heart. Of CIFAR-100, which can be
 # learnt from scratch, there are 500 a class.
 MANY_IMAGES, MANY_PER_CLASS = 10_000, 200
+MANY_EPOCHS = 300  # more than the paper's fine-tuning has
 MAX_CHECKED_IMAGES = 200_000  # decoded before the first step, in about ten seconds
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 AUTO = "auto"  # --per-device-batch auto
@@ -254,7 +255,7 @@ def check_images(
             count = f"{len(errors)} of {count_of(len(split), 'image')} of {split.name} cannot be read: "
             raise DataError(count + errors[0].message, where=errors[0].where, fix=errors[0].fix)
         if errors:
-            count = count_of(len(errors), "image")
+            count = f"{len(errors):,} of the {count_of(len(split), 'image')}"
             names = first_few([error.where for error in errors], 1)
             progress.note_once(f"left out: {count} that cannot be read: {names}")  # not for each trial
 
@@ -540,6 +541,10 @@ def _notes_on_length(plan: Plan, recipe: Recipe) -> list[str]:
     if asked and f"{asked:.3g}" != f"{plan.epochs:.3g}":
         length += f" ({asked:g} epochs in whole steps)"
     notes = [length]
+    if plan.epochs > MANY_EPOCHS:
+        notes.append(
+            f"note: each image is seen {plan.epochs:,.0f} times; --epochs or --steps shortens the run"
+        )
     if plan.batch_size > plan.num_examples:
         notes.append(
             f"note: a step of {plan.batch_size:,} images sees some images more than once: there are fewer"

@@ -157,7 +157,7 @@ def _plan(plan: dict[str, Any]) -> str:
     processes = count_of(plan["world_size"], "process", "processes")
     rows = [
         ("model", f"{plan['model']}, {plan['params']:,} parameters, {plan['forward_gmacs']} GMACs per image"),
-        ("data", f"{plan['num_examples']:,} training images"),
+        ("data", f"{plan['num_examples']:,} training images, not read yet"),
         ("warm-up", f"{plan['warmup_steps']:,} of the {count_of(plan['total_steps'], 'step')}"),
         ("training", length_text(plan["total_steps"], plan["batch_size"], plan["num_examples"])),
         ("images seen", f"{plan['images_seen']:,}"),
