@@ -35,7 +35,7 @@ from vitcli.distributed.runtime import Runtime
 from vitcli.distributed.runtime import start as start_runtime
 from vitcli.errors import is_out_of_memory
 from vitcli.evaluation import inference
-from vitcli.evaluation.setup import FRESH, settle_pixels
+from vitcli.evaluation.setup import settle_pixels
 from vitcli.models.architecture import Architecture
 from vitcli.models.build import architecture, build, check_image_size, last_layers
 from vitcli.output import plots
@@ -46,6 +46,7 @@ from vitcli.output.text import size_text
 from vitcli.recipe import Recipe
 from vitcli.weights.io import read_weights
 from vitcli.weights.load import load_for_inference
+from vitcli.weights.names import FRESH
 
 SETTLE = 2  # batches before each lap, not timed
 NUM_CLASSES = 1_000  # of networks without weights

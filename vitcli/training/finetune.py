@@ -7,13 +7,14 @@ from vitcli import recipe as recipes
 from vitcli.data.seen_images import SeenImages
 from vitcli.data.split import Split
 from vitcli.errors import VitError
-from vitcli.evaluation.setup import FRESH, notes_on_pixels
+from vitcli.evaluation.setup import notes_on_pixels
 from vitcli.recipe import Recipe
 from vitcli.recipe.schema import Model, Objective
 from vitcli.training.setup import InitialModel, RunOptions, fresh_model
 from vitcli.training.sweep import run
 from vitcli.weights.io import read_weights
 from vitcli.weights.load import load, load_with_head
+from vitcli.weights.names import FRESH
 
 ONLY_FRESH = ("classifier", "posemb", "posemb_at", "init", "layers", "hidden", "mlp", "heads", "patch_size")
 
