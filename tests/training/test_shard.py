@@ -212,8 +212,10 @@ def test_networks_that_cannot_be_sharded_are_refused(option, network, told):
     options = SimpleNamespace(**{"shard": False, "exact": False, option: True})
 
     with pytest.raises(VitError, match=told):
-        check_network(nn.Sequential(network), options, SimpleNamespace(world_size=2))
-    check_network(nn.Linear(2, 2), options, SimpleNamespace(world_size=2))
+        check_network(
+            nn.Sequential(network), options, SimpleNamespace(world_size=2, device=torch.device("cpu"))
+        )
+    check_network(nn.Linear(2, 2), options, SimpleNamespace(world_size=2, device=torch.device("cpu")))
 
 
 def test_one_process_cannot_shard(photos):
