@@ -33,7 +33,7 @@ COMMANDS = ["finetune", "pretrain", "fewshot", "embed", "evaluate", "compare", "
             "recipes list", "recipes show", "recipes check", "recipes schema", "recipes copy", "models",
             "interpolate-posemb", "inspect", "export", "doctor", "doctor resume", "reproduce", "report",
             "datasets", "datasets list", "datasets show", "datasets check",
-            "study", "study data-size", "study compute",
+            "cache", "cache list", "cache clear", "study", "study data-size", "study compute",
             "bench", "bench data", "bench train", "bench infer"]  # fmt: skip
 FRESH = (
     "finetune",
@@ -153,7 +153,8 @@ def test_panels_come_in_the_same_order_in_every_help(command):
     places = [shown.find(f"\n{panel}\n") for panel in ("Arguments", *PANELS)]
     present = [place for place in places if place >= 0]
     assert present == sorted(present)
-    assert "Show the traceback of an error." in shown or command in ("recipes", "datasets", "study", "bench")
+    groups = ("recipes", "datasets", "cache", "study", "bench")
+    assert "Show the traceback of an error." in shown or command in groups
 
 
 @pytest.mark.parametrize("width", [80, 120])

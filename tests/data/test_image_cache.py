@@ -170,7 +170,7 @@ def test_images_are_kept_where_it_pays(split, mode, visits, has_siblings, place)
 
 
 def test_more_than_a_quarter_of_the_free_memory_is_not_kept_by_itself(split, monkeypatch):
-    monkeypatch.setattr("vitcli.distributed.launch.free_bytes", lambda: 2e5)
+    monkeypatch.setattr("vitcli.distributed.launch.free_bytes", lambda: 3e5)
     images = ImageCache("auto")
 
     assert images.attach(split, visits=5).cache is None

@@ -8,7 +8,6 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from vitcli.features import feature_store
 from vitcli.features.feature_store import (
     StoredFeatures,
     digest_of,
@@ -16,6 +15,7 @@ from vitcli.features.feature_store import (
     open_store,
     write_safetensors,
 )
+from vitcli.output import user_cache
 
 ABOUT = {"weights": "w", "data": "d"}
 NUM_ROWS, NUM_FEATURES, NUM_LOGITS = 20, 3, 2
@@ -122,7 +122,7 @@ def test_the_cache_finds_the_same_again_and_nothing_else(tmp_path, monkeypatch):
         open_cached({"weights": "v"}, NUM_ROWS),
     )
     assert (rows_there(again), rows_there(other)) == ([3], [])
-    assert feature_store.cache_folder() == tmp_path / "vit" / "features"
+    assert user_cache.cache_folder("features") == tmp_path / "vit" / "features"
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, monkeypatch):

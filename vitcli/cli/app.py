@@ -11,6 +11,7 @@ import typer
 
 from vitcli.cli import complete
 from vitcli.cli.bench import app as bench_app
+from vitcli.cli.cache import app as cache_app
 from vitcli.cli.checkpoints import app as weights_app
 from vitcli.cli.datasets import app as datasets_app
 from vitcli.cli.doctor import app as doctor_app
@@ -42,6 +43,7 @@ app.add_typer(study_app, name="study", rich_help_panel=UNDERSTAND)
 app.add_typer(bench_app, name="bench", rich_help_panel=UNDERSTAND)
 app.add_typer(recipes_app, name="recipes", rich_help_panel=MANAGE)
 app.add_typer(datasets_app, name="datasets", rich_help_panel=MANAGE)
+app.add_typer(cache_app, name="cache", rich_help_panel=MANAGE)
 app.add_typer(doctor_app, name="doctor", rich_help_panel=MANAGE)
 
 

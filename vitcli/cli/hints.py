@@ -55,7 +55,7 @@ OPTIONS = {
     "--silent": "--quiet", "--report-to": "--track", "--logger": "--track", "--top-k": "--topk",
     "--repeat": "--runs", "--mixed-precision": "--precision", "--labels": "--classes",
 }  # fmt: skip
-GROUPS = ("recipes", "datasets", "study", "bench", "doctor")  # commands with commands of their own
+GROUPS = ("recipes", "datasets", "cache", "study", "bench", "doctor")  # commands with commands of their own
 RESUMING = ("--resume", "--resume-from-checkpoint", "--auto-resume")
 WEIGHTS_SUFFIXES = (".safetensors", ".npz", ".pth", ".pt", ".bin", ".onnx")
 

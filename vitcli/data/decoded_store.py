@@ -1,6 +1,6 @@
-"""Decoded images by row, in files mapped into memory that any number of processes read and extend.
+"""Decoded images by row: in memory, or in mapped files that any number of processes read and extend.
 
-A store of N rows is a folder of the user's cache, or lives in the memory of this process:
+A store of N rows on disk is a folder of the user's cache:
 
     index          N records: the place, shape and checksum of the pixels of a row, and a check of the record
     pixels-ID      the images that one process has added, up to SEGMENT bytes; no other process writes it
@@ -17,7 +17,6 @@ import mmap
 import os
 import secrets
 import struct
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -40,11 +39,49 @@ RETRY_S = 0.02
 SEED = 0x766974  # so that the checksum of zeros is not zero
 
 
-class DecodedStore:
-    """Decoded (H, W, 3) uint8 images by row; threads and processes may read and add at the same time.
+class MemoryStore:
+    """Decoded (H, W, 3) uint8 images by row in the memory of this process, for any number of threads.
+
+    Attributes:
+        num_added: images that are stored.
+        problem: None; see `FileStore`.
+    """
+
+    problem: OSError | None = None
+
+    def __init__(self, limit_bytes: float):
+        self.limit_bytes, self.added_bytes = limit_bytes, 0
+        self._images: dict[int, tuple[int, np.ndarray]] = {}
+        self._mutex = threading.Lock()
+
+    @property
+    def num_added(self) -> int:
+        return len(self._images)
+
+    def get(self, row: int, stamp: int) -> np.ndarray | None:
+        """Return the image of a row, to be read only; None if it is not there with this stamp."""
+        stored, pixels_HWC = self._images.get(row, (None, None))
+        return pixels_HWC if stored == stamp else None
+
+    def add(self, row: int, stamp: int, pixels_HWC: np.ndarray) -> bool:
+        """Store the image of a row; return whether there was room."""
+        with self._mutex:
+            if self.added_bytes + pixels_HWC.nbytes > self.limit_bytes:
+                return False
+            self.added_bytes += pixels_HWC.nbytes
+        # A part of a larger array would keep all of it in memory.
+        self._images[row] = stamp, pixels_HWC if pixels_HWC.base is None else pixels_HWC.copy()
+        return True
+
+    def close(self) -> None:
+        """Do nothing; see `FileStore`."""
+
+
+class FileStore:
+    """Decoded (H, W, 3) uint8 images by row on disk; threads and processes may read and add at the same time.
 
     Args:
-        index, index_file: the records, mapped, and the file to write them to; None for memory.
+        index, index_file: the records, mapped, and the file to write them to.
         make_segment: creates the file of a new segment, for so many bytes; None where nothing may be added.
         open_segment: opens one that this or another process has created.
         limit_bytes: of what this process adds.
@@ -58,7 +95,7 @@ class DecodedStore:
     def __init__(
         self,
         index: mmap.mmap,
-        index_file: BinaryIO | None,
+        index_file: BinaryIO,
         *,
         make_segment: Callable[[int, int], BinaryIO] | None,
         open_segment: Callable[[int], BinaryIO],
@@ -73,10 +110,6 @@ class DecodedStore:
         self._checked: dict[int, bytes] = {}  # rows whose pixels agree with this record
         self._maps: dict[int, mmap.mmap] = {}
         self._segment, self._file, self._end = 0, None, SEGMENT
-
-    @property
-    def num_rows(self) -> int:
-        return len(self._index) // RECORD_BYTES
 
     def get(self, row: int, stamp: int) -> np.ndarray | None:
         """Return the image of a row, to be read only; None if it is not there with this stamp."""
@@ -144,11 +177,7 @@ class DecodedStore:
 
     def _write_record(self, row: int, place: bytes) -> None:
         record = place + _check(place)
-        first = row * RECORD_BYTES
-        if self._index_file is None:
-            self._index[first : first + RECORD_BYTES] = record
-        else:
-            _write(self._index_file, memoryview(record), first)
+        _write(self._index_file, memoryview(record), row * RECORD_BYTES)
         self._checked[row] = record
 
     def _map(self, segment: int) -> mmap.mmap | None:
@@ -167,30 +196,6 @@ class DecodedStore:
             return self._maps[segment]
 
 
-def in_memory(num_rows: int, *, limit_bytes: float) -> DecodedStore:
-    """Return an empty store in the memory of this process.
-
-    Raises:
-        OSError: there is no such memory.
-    """
-    files: dict[int, BinaryIO] = {}
-
-    def make_segment(segment: int, num_bytes: int) -> BinaryIO:
-        if hasattr(os, "memfd_create"):
-            files[segment] = os.fdopen(os.memfd_create("vit-decoded"), "r+b", buffering=0)
-        else:  # elsewhere a file without a name, which lives in the cache of the disk
-            files[segment] = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115, open as long as the store
-        return files[segment]
-
-    def open_segment(segment: int) -> BinaryIO:
-        return os.fdopen(os.dup(files[segment].fileno()), "rb", buffering=0)
-
-    index = mmap.mmap(-1, max(1, num_rows) * RECORD_BYTES)
-    return DecodedStore(
-        index, None, make_segment=make_segment, open_segment=open_segment, limit_bytes=limit_bytes
-    )
-
-
 def is_stored(about: dict[str, Any]) -> bool:
     """Return whether the cache folder has a store with this key."""
     return (user_cache.cache_folder("decoded") / name_of(about)).is_dir()
@@ -198,7 +203,7 @@ def is_stored(about: dict[str, Any]) -> bool:
 
 def open_store(
     about: dict[str, Any], num_rows: int, *, limit_bytes: float, may_add: bool = True
-) -> DecodedStore:
+) -> FileStore:
     """Open the store with this key in the user's cache, or begin one.
 
     Args:
@@ -222,11 +227,11 @@ def open_store(
     user_cache.mark_used(folder)
 
     def make_segment(segment: int, num_bytes: int) -> BinaryIO:
-        if not user_cache.make_room(num_bytes, kind="decoded"):
+        if not user_cache.make_room(num_bytes):
             raise OSError(0, f"it takes all that {user_cache.LIMIT} and the free space allow")
         return _open(folder / f"pixels-{segment:016x}", os.O_RDWR | os.O_CREAT | os.O_EXCL)
 
-    return DecodedStore(
+    return FileStore(
         index,
         file,
         make_segment=make_segment if may_add else None,

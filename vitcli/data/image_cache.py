@@ -18,7 +18,7 @@ import PIL
 import torch
 
 from vitcli.data import decoded_store, decoding, transforms
-from vitcli.data.decoded_store import DecodedStore
+from vitcli.data.decoded_store import FileStore, MemoryStore
 from vitcli.data.split import Label, Split
 from vitcli.data.transforms import Preprocessing
 from vitcli.distributed import launch
@@ -28,10 +28,11 @@ from vitcli.output.text import bytes_text
 
 MEMORY_FRACTION = 0.25  # of the free memory; beyond it even a file would be read from the disk each time
 SAMPLED_ROWS = 32  # whose headers tell the size of all
-MARGIN = 1.2  # on that estimate
+MARGIN = 1.3  # on that estimate, for what may be stored
 SLOW_S = 2.0  # seconds that writing may be behind decoding before it pauses
 UNCHANGED = 1  # the stamp of images in memory whose source has none
 NOT_TABLES = "streamed or too many"
+Store = FileStore | MemoryStore
 
 
 class CachedRows:
@@ -42,7 +43,7 @@ class CachedRows:
         stamp_of: see `Split.stamp_of`.
     """
 
-    def __init__(self, store: DecodedStore, rows_N: np.ndarray | None, stamp_of: Callable[[int], int | None]):
+    def __init__(self, store: Store, rows_N: np.ndarray | None, stamp_of: Callable[[int], int | None]):
         self.store, self.rows_N, self.stamp_of = store, rows_N, stamp_of
         self._mutex = threading.Lock()
         self._behind_s = 0.0  # how much longer writing has taken than decoding
@@ -119,7 +120,7 @@ class ImageCache:
         self.free_bytes = 0.0 if mode == "off" else launch.free_bytes() * MEMORY_FRACTION
         self.memory_left = self.free_bytes / processes_here
         self.kept: dict[str, Kept] = {}  # by the name of a split
-        self._stores: dict[str, tuple[DecodedStore, Kept]] = {}
+        self._stores: dict[str, tuple[Store, Kept]] = {}
         if mode != "off":
             user_cache.asked_limit()  # refuses a limit that is none
 
@@ -133,7 +134,7 @@ class ImageCache:
         if self.mode == "off" or not len(split):
             return split
         if split.is_large:
-            self.kept[split.name] = Kept("off", reason=NOT_TABLES)
+            self.kept.setdefault(split.name, Kept("off", reason=NOT_TABLES))
             return split
         whole, rows_of = split.whole or (split, None)
         about = _about(whole, preprocessing)
@@ -141,7 +142,7 @@ class ImageCache:
         if name not in self._stores:
             store, kept = self._open(split, whole, about, visits=visits * self.num_runs)
             if store is None:
-                self.kept[split.name] = kept
+                self.kept.setdefault(split.name, kept)
                 return split
             self._stores[name] = store, kept
         store, self.kept[split.name] = self._stores[name]
@@ -183,19 +184,21 @@ class ImageCache:
 
     def _open(
         self, split: Split, whole: Split, about: dict[str, Any], *, visits: float
-    ) -> tuple[DecodedStore | None, Kept]:
+    ) -> tuple[Store | None, Kept]:
         """Open the store for a split in the first of the places that `_places` names."""
-        need = _bytes_of(split, about)
-        if need is None:
+        bytes_each = _bytes_of_one(split, about)
+        if bytes_each is None:
             return None, Kept("off", reason="no image of the first ones can be read")
+        need, of_whole = int(bytes_each * len(split)), bytes_each * len(whole) * MARGIN
         places, reason = self._places(whole, about, need, visits)
         for place in places:
             try:
                 if place == "disk":
-                    room = user_cache.room_for("decoded")
+                    room = min(user_cache.room_for_more(), of_whole)
                     store = decoded_store.open_store(about, len(whole), limit_bytes=room)
                 else:
-                    store = decoded_store.in_memory(len(whole), limit_bytes=self.memory_left)
+                    room = min(self.memory_left, of_whole)
+                    store = MemoryStore(room)
                     self.memory_left = max(0.0, self.memory_left - need)
                 return store, Kept(place, need)
             except OSError as error:
@@ -216,7 +219,7 @@ class ImageCache:
         if need > self.free_bytes:
             return [], f"{bytes_text(need)} are more than {MEMORY_FRACTION:.0%} of the free memory"
         fits_memory = need <= self.memory_left
-        fits_disk = has_stamps and need <= user_cache.room_for("decoded")
+        fits_disk = has_stamps and need <= user_cache.room_for_more()
         if self.has_siblings:  # who share a file, and not their memory
             places = ["disk"] * fits_disk + ["memory"] * fits_memory
         else:
@@ -245,11 +248,11 @@ def _about(whole: Split, preprocessing: Preprocessing | None) -> dict[str, Any]:
     return {"name": f"{whole.name}, prepared to {height}x{width}", **about}
 
 
-def _bytes_of(split: Split, about: dict[str, Any]) -> int | None:
-    """Estimate the bytes of all images of a split from the headers of some; None if none can be read."""
+def _bytes_of_one(split: Split, about: dict[str, Any]) -> float | None:
+    """Return the mean bytes of an image, estimated from the headers of some; None if none can be read."""
     if "geometry" in about:
         height, width = about["geometry"]["values"][0]
-        return len(split) * height * width * 3
+        return height * width * 3
     sizes = []
     for row in np.linspace(0, len(split) - 1, min(SAMPLED_ROWS, len(split))).astype(int):
         try:
@@ -257,4 +260,4 @@ def _bytes_of(split: Split, about: dict[str, Any]) -> int | None:
             sizes.append(decoding.decoded_bytes(image) if isinstance(image, bytes) else image.nbytes)
         except (DataError, ValueError):
             continue
-    return int(MARGIN * len(split) * float(np.mean(sizes))) if sizes else None
+    return float(np.mean(sizes)) if sizes else None

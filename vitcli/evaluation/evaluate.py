@@ -1,7 +1,7 @@
 """`vit evaluate`: checkpoints scored on splits, one pass per resolution (paper, sections 4.1 and D.9)."""
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from vitcli.data import classes as data_classes
+from vitcli.data.image_cache import ImageCache
 from vitcli.data.split import Split, base_of
 from vitcli.data.transforms import Preprocessing
 from vitcli.errors import VitError
@@ -122,6 +123,9 @@ def evaluate(requests: Sequence[RecipeRequest], options: EvaluateOptions, run: R
         for request, recipe in zip(requests, each_recipe, strict=True)
     ]
     settings = eval_settings(each_recipe[0], run)
+    (_, num_runs), *_ = Counter(task.fingerprint for task in tasks).most_common(1)
+    mode, processes_here = each_recipe[0].data.cache, settings.runtime.processes_here
+    images = ImageCache(mode, processes_here=processes_here, num_runs=num_runs)
 
     # The output folder is locked before the first pass; results are written after the last.
     keys = [options.result_key(task.request, task.split) for task in tasks]
@@ -133,7 +137,7 @@ def evaluate(requests: Sequence[RecipeRequest], options: EvaluateOptions, run: R
                 what = f"{task.recipe.model.ckpt} on {task.recipe.data.dataset}"
                 settings.progress.note(f"{number} of {len(tasks)}: {what}")
             weights = _read_once(task.recipe, cache, quiet=True)
-            results.append(score(task, weights, options, settings))
+            results.append(score(task, weights, options, settings, images))
         summary = results[0].summary
         if len(results) > 1:
             evaluations = [result.summary for result in results]
@@ -260,14 +264,17 @@ def _open_task(
     )
 
 
-def score(task: EvalTask, weights: Weights, options: EvaluateOptions, settings: EvalSettings) -> EvalResult:
-    """Run a pass at each resolution; report the one nearest to the weights' own."""
+def score(
+    task: EvalTask, weights: Weights, options: EvaluateOptions, settings: EvalSettings, images: ImageCache
+) -> EvalResult:
+    """Run a pass at each resolution, with kept images; report the one nearest to the weights' own."""
     sizes = f"; {len(options.sides)} sizes of --res" if options.sides else ""
     variants, reported, origin = _preprocessings(task, weights, options.sides)
     name = f"{weights.architecture.name} (activation: {weights.numerics}) on {task.split.name}"
     settings.progress.note_once(f"{name}: {reported.summary()}, {origin}{sizes}")
     for line in task.split.lines:
         settings.progress.note_once(line)
+    task = _with_kept_images(task, images, variants, settings.progress)
 
     # One pass per resolution.
     curve = []
@@ -319,6 +326,20 @@ def score(task: EvalTask, weights: Weights, options: EvaluateOptions, settings: 
         reliability=reliability,
         trained_side=weights.architecture.image_size[0],
     )
+
+
+def _with_kept_images(
+    task: EvalTask, images: ImageCache, variants: Sequence[Preprocessing], progress: Progress
+) -> EvalTask:
+    """Return the task with images that are kept for the passes of other checkpoints and resolutions."""
+    split = task.split
+    if len(variants) > 1:
+        split = images.attach(split, visits=len(variants))
+    for variant in variants:
+        split = images.attach(split, visits=1, preprocessing=variant)
+    if line := images.line():
+        progress.note_once(line)
+    return replace(task, split=split)
 
 
 def _data_facts(task: EvalTask) -> dict[str, Any]:

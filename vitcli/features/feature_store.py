@@ -22,6 +22,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from vitcli.errors import MachineError
+from vitcli.output import user_cache
 from vitcli.output.owned_folder import lock_open_file
 
 MAGIC = b"vitfeat1"
@@ -37,6 +38,7 @@ class FeatureStore:
         notes: messages about damage of the file.
         width: (D, K, M) of its rows; None before the first row.
         is_kept: whether another command can use it.
+        is_bounded: whether it is in the cache, whose oldest entries make room for it.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class FeatureStore:
     ):
         self.file, self.about, self.where, self.is_kept = file, about, where, is_kept
         self.notes: list[str] = []
+        self.is_bounded = False
         self.width: tuple[int, int, int] | None = None
         self._record: np.dtype | None = None
         self._offsets_N = np.full(num_rows, -1, dtype=np.int64)
@@ -98,8 +101,10 @@ class FeatureStore:
         return np.frombuffer(b"".join(parts), dtype=self._record)
 
     def sync(self) -> None:
-        """Force appended rows to disk."""
+        """Force appended rows to disk; in the cache, what was used longest ago makes room for them."""
         os.fsync(self.file.fileno())
+        if self.is_bounded:
+            user_cache.make_room(0)
 
     def close(self) -> None:
         """Close and unlock the file."""
@@ -204,13 +209,19 @@ def open_cached(about: dict[str, Any], num_rows: int) -> FeatureStore:
     Raises:
         MachineError: neither the cache nor the folder for temporary files can be written.
     """
-    path = cache_folder() / f"{name_of(about)}.features"
+    path = user_cache.cache_folder("features") / f"{name_of(about)}.features"
     try:
-        return open_store(path, about, num_rows)
+        if not user_cache.asked_limit():
+            raise OSError(0, f"{user_cache.LIMIT} is 0")
+        store = open_store(path, about, num_rows)
+        store.is_bounded = True
+        user_cache.mark_used(path)
+        user_cache.make_room(0)
+        return store
     except BlockingIOError:
         note = f"another process is using {path}; features are computed without the cache"
     except OSError as error:
-        note = f"features are not cached, {cache_folder()} cannot be written: {error.strerror}"
+        note = f"features are not cached, {path.parent} cannot be written: {error.strerror}"
     try:
         file = tempfile.TemporaryFile()  # noqa: SIM115, open as long as the store
         store = FeatureStore(file, about, num_rows, where="a temporary file", is_kept=False)
@@ -225,11 +236,6 @@ def open_cached(about: dict[str, Any], num_rows: int) -> FeatureStore:
 def name_of(about: dict[str, Any]) -> str:
     """Return the file name of a key, a digest."""
     return blake2b(json.dumps(about, sort_keys=True).encode(), digest_size=16).hexdigest()
-
-
-def cache_folder() -> Path:
-    """Return $XDG_CACHE_HOME/vit/features (default: ~/.cache/vit/features)."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "vit", "features")
 
 
 def digest_of(tensors: dict[str, Any]) -> str:

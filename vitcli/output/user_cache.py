@@ -13,7 +13,7 @@ import secrets
 import shutil
 import stat
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,6 +76,11 @@ class CacheEntry:
     last_used: float
     about: str = ""
 
+    @property
+    def is_bounded(self) -> bool:
+        """Whether it counts towards the bound, and may be deleted for it; small indexes of shards do not."""
+        return KINDS[self.kind].is_bounded and self.path.suffix not in (".npz", ".lock")
+
 
 def cache_folder(kind: str) -> Path:
     """Return the folder of a kind: $XDG_CACHE_HOME/vit/KIND, by default ~/.cache/vit/KIND."""
@@ -120,37 +125,41 @@ def asked_limit() -> int:
     return parse_size(text, where=f"environment variable {LIMIT}") if text else DEFAULT_LIMIT
 
 
-def room_for(kind: str, *, but: Path | None = None) -> int:
-    """Return the bytes that entries of a bounded kind may take, if all others that nobody uses made room.
+def room_for_more() -> int:
+    """Return the bytes that a new entry may take if all entries that nobody uses made room."""
+    entries = _bounded_entries()
+    in_use = sum(entry.num_bytes for entry in entries if is_in_use(entry.path))
+    return max(0, limit_bytes(sum(entry.num_bytes for entry in entries)) - in_use)
+
+
+def make_room(num_bytes: int, *, spare: Callable[[CacheEntry], bool] = lambda entry: False) -> bool:
+    """Delete what was used longest ago until so many bytes more fit; return False if they cannot.
 
     Args:
-        but: an entry whose own bytes do not count.
+        spare: entries that stay, besides those in use.
     """
-    entries = [entry for entry in _bounded_entries() if entry.path != but]
-    used = sum(entry.num_bytes for entry in entries if is_in_use(entry.path))
-    return max(0, _limit(cache_folder(kind), sum(entry.num_bytes for entry in entries)) - used)
-
-
-def make_room(num_bytes: int, *, kind: str) -> bool:
-    """Delete what was used longest ago until so many bytes more fit; return False if they cannot."""
     entries = sorted(_bounded_entries(), key=lambda entry: entry.last_used)
     used = sum(entry.num_bytes for entry in entries)
-    limit = _limit(cache_folder(kind), used)
+    limit = limit_bytes(used)
+    if num_bytes > limit:  # in vain
+        return False
     for entry in entries:
         if used + num_bytes <= limit:
             return True
-        if delete(entry.path):
+        if not spare(entry) and delete(entry.path):
             used -= entry.num_bytes
     return used + num_bytes <= limit
 
 
-def _limit(folder: Path, used: int) -> int:
-    nearest = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+def limit_bytes(used: int) -> int:
+    """Return the bytes that all bounded kinds may take, now that they take `used`."""
+    folder = cache_folder("decoded").absolute()
+    nearest = next(parent for parent in folder.parents if parent.exists())
     return int(min(asked_limit(), FREE_FRACTION * (shutil.disk_usage(nearest).free + used)))
 
 
 def _bounded_entries() -> list[CacheEntry]:
-    return [entry for kind in KINDS if KINDS[kind].is_bounded for entry in entries_of(kind)]
+    return [entry for entry in all_entries() if entry.is_bounded]
 
 
 def entries_of(kind: str) -> list[CacheEntry]:
@@ -186,7 +195,7 @@ def _entry(kind: str, path: Path) -> CacheEntry:
             inner = file.lstat()
             sizes, last_used = sizes + _on_disk(inner), max(last_used, inner.st_mtime)
     about = (read_json(path / ABOUT) or {}).get("name")
-    downloads = [file.name for file in files if file.suffix not in (".lock", ".json")]
+    downloads = [file.name for file in files if file.name != LOCK and file.suffix not in (".lock", ".json")]
     names = ", ".join(sorted(downloads)[:2]) if kind == "weights" else ""
     return CacheEntry(kind, path, sizes, last_used or state.st_mtime, str(about or names))
 
@@ -198,7 +207,18 @@ def _on_disk(state: os.stat_result) -> int:
 def mark_used(path: Path) -> None:
     """Remember that an entry is used now; a cache that cannot be written only forgets it."""
     with suppress(OSError):
-        os.utime(path / ABOUT if path.is_dir() else path)
+        os.utime(path / LOCK if path.is_dir() else path)
+
+
+_held: dict[Path, BinaryIO] = {}
+
+
+def hold(folder: Path) -> None:
+    """Keep an entry from being deleted as long as this process runs, where the cache can be written."""
+    with suppress(OSError):
+        (folder / LOCK).touch()
+        if folder not in _held and (lock := lock_entry(folder, shared=True)):
+            _held[folder] = lock
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from filelock import FileLock
 
 from vitcli import __version__
 from vitcli.errors import MachineError, VitError, WeightsError, reason_of
+from vitcli.output import user_cache
 from vitcli.output.atomic import digest_of_file
 from vitcli.output.progress import Progress
 from vitcli.output.redaction import public_name
@@ -51,15 +52,10 @@ def is_offline() -> bool:
     return constants.HF_HUB_OFFLINE
 
 
-def cache_folder() -> Path:
-    """Return $XDG_CACHE_HOME/vit/weights (default: ~/.cache/vit/weights)."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "vit", "weights")
-
-
 def cached_path(address: str) -> Path:
     """Return where the file of an address is, or will be, in our cache."""
     name = Path(unquote(urlsplit(address).path)).name
-    return cache_folder() / hashlib.sha256(address.encode()).hexdigest()[:16] / name
+    return user_cache.cache_folder("weights") / hashlib.sha256(address.encode()).hexdigest()[:16] / name
 
 
 def fetch_address(address: str, progress: Progress) -> Path:
@@ -71,12 +67,14 @@ def fetch_address(address: str, progress: Progress) -> Path:
     """
     path = cached_path(address)
     if path.is_file():
+        user_cache.hold(path.parent)
         return path
     if is_offline():
         message = f"{public_name(address)} is not in the cache, and HF_HUB_OFFLINE is set"
         raise WeightsError(message, where="", fix=OFFLINE_FIX)
     with _disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
+        user_cache.hold(path.parent)
         with FileLock(f"{path}.lock"):
             if not path.is_file():  # another process may have downloaded it meanwhile
                 _Download(address, path, progress).run()

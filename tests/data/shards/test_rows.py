@@ -27,6 +27,7 @@ from vitcli.data.shards.remote import BlockCache, RangeReader, locate
 from vitcli.data.shards.rows import open_shards
 from vitcli.data.split import Split
 from vitcli.errors import DataError, MachineError
+from vitcli.output import user_cache
 
 NAMES = ["ant", "bee", "cat"]
 
@@ -483,7 +484,41 @@ def test_four_threads_in_order_read_each_block_once(monkeypatch):
         found = list(pool.map(split.read_row, range(80)))
 
     assert found == expected(range(80))
-    assert len(Far.reads) == len(set(Far.reads)) == 4 * (4 + 1)  # row groups, and the footer
+    assert len(Far.reads) == len(set(Far.reads)) == 4 * 4  # row groups; the footer was kept when they opened
+
+
+@pytest.mark.parametrize("write", [
+    lambda number: parquet(f"far://pets/{number}.parquet", range(9), rows_a_group=3),
+    lambda number: tar(f"far://pets/{number}.tar", samples(range(9))),
+])  # fmt: skip
+def test_what_an_earlier_epoch_or_command_read_is_not_downloaded_again(write, monkeypatch):
+    urls = [write(number) for number in range(2)]
+    found = [*map(opened(*urls).read_row, range(18))]
+    Far.reads.clear()
+
+    assert [*map(opened(*urls).read_row, range(18))] == found and Far.reads == []
+    # A damaged block is read again, and so is a shard that has changed.
+    for block in user_cache.cache_folder("shards").glob("*.block"):
+        block.write_bytes(block.read_bytes()[:-30] + bytes(30))
+    assert [*map(opened(*urls).read_row, range(18))] == found and len(Far.reads) >= 2
+    Far.reads.clear()
+    write(1)
+    assert [*map(opened(*urls).read_row, range(18))] == found
+    assert {path.rpartition("/")[2][0] for path, *_ in Far.reads} == {"1"}
+
+
+def test_blocks_beyond_the_limit_are_downloaded_each_time_and_those_that_came_first_stay(monkeypatch):
+    urls = [tar(f"far://pets/{number}.tar", samples(range(9))) for number in range(4)]
+    size = Far.store["/pets/0.tar"].size
+    monkeypatch.setenv("VIT_CACHE_LIMIT", str(int(2.9 * size)))
+    for _ in range(2):
+        found = [*map(opened(*urls, cache_bytes=2 * size).read_row, range(36))]
+
+    kept = sum(entry.num_bytes for entry in user_cache.all_entries(["shards"]) if entry.is_bounded)
+    assert size < kept <= 2.9 * size
+    Far.reads.clear()
+    assert [*map(opened(*urls).read_row, range(36))] == found
+    assert 0 < len({path for path, *_ in Far.reads}) < 4
 
 
 def test_four_threads_in_order_read_each_remote_tar_once(monkeypatch):

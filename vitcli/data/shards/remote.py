@@ -18,6 +18,7 @@ from typing import BinaryIO, TypeVar
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
+from vitcli.data.shards.kept_blocks import kept_block
 from vitcli.errors import DataError, MachineError, VitError, reason_of
 
 WAITS_S = (0.5, 2.0, 8.0)  # before each retry of a remote read
@@ -74,6 +75,13 @@ class ShardFile:
 
         return attempt(request, url=self.url, is_local=self.is_local) if last > first else b""
 
+    def read_kept(self, first: int, last: int) -> bytes:
+        """As `read`; the bytes of a remote shard stay in the user's cache as long as it does not change."""
+        if self.is_local or not self.stamp:
+            return self.read(first, last)
+        key = (self.url, self.path, self.size, self.stamp, first, last)
+        return kept_block(self.url.rpartition("/")[0], key, lambda: self.read(first, last))
+
     def open(self) -> BinaryIO:
         """Open a seekable stream: cheap if only headers are read, few requests if the shard is remote."""
         if self.is_local:
@@ -82,10 +90,11 @@ class ShardFile:
 
 
 class RangeReader(io.RawIOBase):
-    """A file object whose every read is one range request."""
+    """A file object whose every read is one range request, or with `is_kept` a block of the user's cache."""
 
-    def __init__(self, file: ShardFile):
+    def __init__(self, file: ShardFile, *, is_kept: bool = False):
         self.file, self.position = file, 0
+        self._read_range = file.read_kept if is_kept else file.read
 
     def readable(self) -> bool:
         return True
@@ -103,7 +112,7 @@ class RangeReader(io.RawIOBase):
 
     def read(self, size: int = -1) -> bytes:
         last = self.file.size if size < 0 else min(self.position + size, self.file.size)
-        data = self.file.read(self.position, last)
+        data = self._read_range(self.position, last)
         self.position += len(data)
         return data
 

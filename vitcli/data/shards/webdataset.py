@@ -6,7 +6,6 @@ and never a path; links, devices and folders are ignored; nothing is ever unpack
 """
 
 import json
-import os
 import posixpath
 import re
 import tarfile
@@ -25,6 +24,7 @@ from vitcli.data.decoding import IMAGE_SUFFIXES
 from vitcli.data.shards.paths import compressed
 from vitcli.data.shards.remote import Columns, Contents, RowOf, ShardFile, file_name, unreadable
 from vitcli.errors import DataError, MachineError, VitError
+from vitcli.output import user_cache
 from vitcli.output.atomic import replace_file
 
 LABEL_FIELDS = ("label", "cls", "class")
@@ -90,7 +90,7 @@ def read_block(file: ShardFile, *, columns: Columns, count: int) -> tuple[RowOf,
             where=file.shown,
             fix=f"restore the shard, or remove the count file beside it ({', '.join(COUNT_FILES)})",
         )
-    whole = None if file.is_local else file.read(0, file.size)
+    whole = None if file.is_local else file.read_kept(0, file.size)
 
     def row_of(sample: int) -> tuple[bytes, int | tuple[int, ...]]:
         first = int(index.offsets_N[sample])
@@ -141,8 +141,7 @@ def read_index(file: ShardFile, *, image_column: str | None, label_column: str |
         return _make_index(file, image_column, label_column)
     identity = (INDEX_VERSION, file.url, file.path, file.size, file.stamp, image_column, label_column)
     name = blake2b(repr(identity).encode(), digest_size=16).hexdigest()
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    cached = Path(base, "vit", "shards", f"{name}.npz").expanduser()
+    cached = user_cache.cache_folder("shards") / f"{name}.npz"
     if (index := _cached_index(cached)) is not None:
         return index
     with _one_at_a_time(cached):

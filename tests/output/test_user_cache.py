@@ -1,0 +1,194 @@
+"""The user's cache folder: its bound, and what is deleted from it."""
+
+import json
+import os
+import time
+
+import pytest
+
+from tests.cli.test_app import check_error
+from tests.conftest import run
+from vitcli.errors import VitError
+from vitcli.features.feature_store import open_cached
+from vitcli.output import cache_listing, user_cache
+from vitcli.output.cache_listing import ClearOptions
+
+DAY = 86400
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "vit"
+
+
+def put(kind: str, number: int, *, size: int = 8192, days: float = 0.0):
+    """Make an entry of a kind, last used some days ago."""
+    name = {
+        "decoded": "{:032x}",
+        "features": "{:032x}.features",
+        "shards": "{:032x}.block",
+        "weights": "{:016x}",
+    }
+    path = user_cache.cache_folder(kind) / name[kind].format(number)
+    inside = {"decoded": "pixels-0", "weights": "vit.npz"}
+    file = path / inside[kind] if kind in inside else path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(os.urandom(size))
+    if kind in inside:
+        (path / "lock").touch()
+    if kind == "decoded":
+        (path / "about.json").write_text(json.dumps({"name": f"photos {number}"}))
+    for each in (path, *path.glob("*")):
+        os.utime(each, (time.time() - days * DAY,) * 2)
+    return path
+
+
+def cleared(*kinds, **options) -> set[str]:
+    return {entry["path"] for entry in cache_listing.clear_cache(ClearOptions(kinds, **options))["deleted"]}
+
+
+def paths(*entries) -> set[str]:
+    return {str(path) for path in entries}
+
+
+def test_the_list_has_every_entry_with_its_size_and_time(folder):
+    put("decoded", 1, size=100_000, days=3)
+    put("weights", 2)
+    result = cache_listing.list_cache()
+
+    decoded, features, shards, weights = result["kinds"]
+    assert (decoded["entries"], features["entries"], shards["entries"], weights["entries"]) == (1, 0, 0, 1)
+    assert 100_000 <= decoded["bytes"] <= 120_000
+    assert result["bounded_bytes"] == decoded["bytes"] and result["folder"] == str(folder)
+    assert [entry["about"] for entry in result["entries"]] == ["vit.npz", "photos 1"]
+    text = cache_listing.list_as_text(result)
+    assert "photos 1" in text and "downloaded weights" in text and max(map(len, text.split("\n"))) < 170
+
+
+def test_a_file_with_holes_counts_what_it_takes():
+    path = put("decoded", 1)
+    os.truncate(path / "pixels-0", 2**30)
+
+    assert user_cache.all_entries(["decoded"])[0].num_bytes < 50_000
+
+
+def test_what_was_used_longest_ago_makes_room(monkeypatch):
+    old, middle, young = put("decoded", 1, days=9), put("features", 2, days=5), put("shards", 3, days=1)
+    weights = put("weights", 4, days=99)
+    monkeypatch.setenv("VIT_CACHE_LIMIT", "40 kB")
+
+    assert user_cache.make_room(12_000)
+    assert [old.exists(), middle.exists(), young.exists(), weights.exists()] == [False, True, True, True]
+    assert not user_cache.make_room(41_000)  # in vain, so nothing is deleted
+    assert middle.exists() and young.exists()
+    assert user_cache.make_room(40_000)
+    assert not (middle.exists() or young.exists())
+
+
+def test_the_cache_never_takes_more_than_a_quarter_of_the_free_space(monkeypatch):
+    usage = type("Usage", (), {"free": 10_000})
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
+    put("decoded", 1, size=90_000, days=1)
+
+    used = user_cache.all_entries()[0].num_bytes
+    assert user_cache.limit_bytes(used) == int(0.25 * (10_000 + used))
+    assert user_cache.make_room(100)
+    assert user_cache.all_entries() == []
+
+
+def test_features_stay_within_the_limit_and_one_that_is_open_stays(monkeypatch):
+    old = put("features", 1, size=30_000, days=2)
+    monkeypatch.setenv("VIT_CACHE_LIMIT", "20kB")
+    store = open_cached({"weights": "w"}, 5)
+
+    assert not old.exists() and store.is_kept
+    assert cleared("features") == set()
+    store.close()
+    assert len(cleared("features")) == 1
+    monkeypatch.setenv("VIT_CACHE_LIMIT", "0")
+    store = open_cached({"weights": "w"}, 5)
+    assert not store.is_kept and "VIT_CACHE_LIMIT is 0" in store.notes[0]
+
+
+def test_clear_deletes_the_kinds_and_ages_and_sizes_that_are_named():
+    old, young = put("decoded", 1, days=40), put("decoded", 2, days=10)
+    features, weights = put("features", 3, days=50), put("weights", 4, days=60)
+
+    assert cleared("decoded", dry_run=True) == paths(old, young) and old.exists()
+    assert cleared("decoded", older_than="30d") == paths(old)
+    assert cleared(keep="20kB") == paths(weights, features)
+    assert cleared("weights") == set()
+    assert cleared("all") == paths(young)
+
+
+def test_nothing_in_use_or_foreign_is_deleted_and_no_link_is_followed(folder, tmp_path):
+    in_use, entry = put("decoded", 1), put("decoded", 2)
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "photo.jpg").write_text("mine")
+    (entry / "link").symlink_to(outside)
+    (folder / "decoded" / f"{3:032x}").symlink_to(outside)
+    (folder / "decoded" / "notes.txt").write_text("mine")
+    (folder / "features").symlink_to(outside)
+    (outside / f"{4:032x}.features").write_text("mine")
+    lock = user_cache.lock_entry(in_use, shared=True)
+
+    result = cache_listing.clear_cache(ClearOptions(("all",)))
+    assert {entry["path"] for entry in result["deleted"]} == paths(entry)
+    assert {entry["path"] for entry in result["in_use"]} == paths(in_use)
+    assert "in use" in cache_listing.clear_as_text(result)
+    assert sorted(path.name for path in outside.iterdir()) == [f"{4:032x}.features", "photo.jpg"]
+    assert sorted(path.name for path in (folder / "decoded").iterdir()) == [
+        in_use.name, f"{3:032x}", "notes.txt"
+    ]  # fmt: skip
+    lock.close()
+    assert cleared("all") == paths(in_use)
+
+
+def test_what_a_killed_process_left_half_deleted_goes_after_an_hour(folder):
+    grave = folder / "decoded" / ".tmp-0123"
+    grave.mkdir(parents=True)
+    (grave / "pixels-0").write_bytes(b"x" * 5000)
+
+    assert user_cache.all_entries() == []
+    os.utime(grave, (time.time() - 2 * 3600,) * 2)
+    assert cleared("decoded") == paths(grave)
+
+
+@pytest.mark.parametrize(("text", "size"), [
+    ("0", 0), ("20GB", 20 * 10**9), ("1.5 GiB", 3 * 2**29), ("500mb", 5 * 10**8), ("7", 7), ("2k", 2000),
+    ("3 TiB", 3 * 2**40),
+])  # fmt: skip
+def test_sizes_are_read_as_people_write_them(text, size):
+    assert user_cache.parse_size(text, where="--keep") == size
+
+
+@pytest.mark.parametrize("text", ["", "big", "-1", "1e9", "5 XB", "GB", "1,5GB"])
+def test_what_is_no_size_is_refused(text):
+    with pytest.raises(VitError, match="is not a size"):
+        user_cache.parse_size(text, where="--keep")
+
+
+@pytest.mark.parametrize(("words", "what"), [
+    (["clear"], "nothing is named"),
+    (["clear", "decodd"], "did you mean 'decoded'?"),
+    (["clear", "all", "--older-than", "yesterday"], "is not an age"),
+    (["clear", "all", "--keep", "much"], "is not a size"),
+    (["clear", "../.."], "there is no kind"),
+])  # fmt: skip
+def test_mistakes_in_the_command_are_named(words, what):
+    entry = put("decoded", 1)
+
+    check_error(run("cache", *words), 2, what)
+    assert entry.exists()
+
+
+def test_the_commands_print_text_and_json(folder):
+    put("decoded", 1)
+
+    assert "photos 1" in run("cache", "list").out
+    assert json.loads(run("cache", "list", "--json").out)["entries"][0]["about"] == "photos 1"
+    assert "would delete 1 entry" in run("cache", "clear", "decoded", "--dry-run").out
+    assert json.loads(run("cache", "clear", "decoded", "--json").out)["freed_bytes"] > 8000
+    assert run("cache", "clear", "decoded").out.startswith("deleted 0 entries")

@@ -1,0 +1,51 @@
+"""`vit cache list` and `vit cache clear`."""
+
+from typing import Annotated
+
+import typer
+
+from vitcli.cli.help import VitGroup
+from vitcli.cli.options import RUN, Printing, command, option
+
+app = typer.Typer(
+    cls=VitGroup,
+    help="Show and trim what vit keeps for later commands.",
+    epilog="Examples:\nvit cache list\nvit cache clear decoded features --older-than 30d",
+    no_args_is_help=True,
+)
+
+
+@command(app, "list", example="vit cache list")
+def cache_list(printing: Printing) -> int:
+    """List decoded images, features, remote shards and downloaded weights: how much, of what, last used.
+
+    What the Hub's own client keeps is elsewhere: hf cache ls.
+    """
+    from vitcli.output import cache_listing
+
+    return printing.show(cache_listing.list_cache(), cache_listing.list_as_text)
+
+
+@command(app, "clear", example="vit cache clear decoded\nvit cache clear all --older-than 30d --dry-run")
+def cache_clear(
+    *,
+    kinds: Annotated[list[str] | None, typer.Argument(metavar="KIND",
+        help="decoded, features, shards, weights, or all (default: all, with --older-than or --keep).",
+        autocompletion=lambda: ["decoded", "features", "shards", "weights", "all"])] = None,
+    older_than: Annotated[str | None, option("--older-than", RUN,
+        "Delete only what was not used for so long: 30d, 12h, 2w (default: any age).", "AGE")] = None,
+    keep: Annotated[str | None, option("--keep", RUN,
+        "Delete what was used longest ago until so much is left: 10GB (default: nothing is left).",
+        "SIZE")] = None,
+    dry_run: Annotated[bool, option("--dry-run", RUN,
+        "Say what would be deleted, and delete nothing.")] = False,
+    printing: Printing,
+) -> int:  # fmt: skip
+    """Delete what vit keeps for later commands.
+
+    What a running command uses stays. Nothing outside vit's folder is touched, and no link is followed.
+    """
+    from vitcli.output import cache_listing
+
+    options = cache_listing.ClearOptions(tuple(kinds or ()), older_than, keep, dry_run)
+    return printing.show(cache_listing.clear_cache(options), cache_listing.clear_as_text)
