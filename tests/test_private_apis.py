@@ -271,6 +271,19 @@ def test_matplotlib_and_datasets_are_used_by_their_public_names_alone():
         assert not re.search(r"(matplotlib|datasets|pyarrow|PIL|rich|pydantic)\._\w|\._indices\b", text), path
 
 
+@pytest.mark.skipif(not runtime.cpu_has_bf16(), reason="packs in native bf16")
+def test_torch_has_onednns_packed_products():
+    rows, weight, bias = (torch.randn(*shape).bfloat16() for shape in ((5, 24), (8, 24), (8,)))
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight)
+
+    plain = torch.ops.mkldnn._linear_pointwise(rows, packed, bias, "none", [], "")
+    gelu = torch.ops.mkldnn._linear_pointwise(rows, packed, bias, "gelu", [], "tanh")
+
+    expected = nn.functional.linear(rows, weight, bias)
+    assert torch.equal(plain, expected)
+    torch.testing.assert_close(gelu, nn.functional.gelu(expected, approximate="tanh"), atol=0.02, rtol=0.01)
+
+
 def test_torch_has_the_gradient_of_a_softmax():
     logits, toward = torch.randn(2, 3, 5, dtype=torch.float64).unbind()
     logits.requires_grad_()

@@ -28,6 +28,7 @@ from vitcli.errors import DataError, WeightsError
 from vitcli.evaluation import metrics
 from vitcli.evaluation.predictions import Predictions
 from vitcli.models import features as model_features
+from vitcli.models.packed import low_precision_weights
 from vitcli.output import profile
 from vitcli.output.profile import StepProfiler
 from vitcli.output.progress import Progress
@@ -239,7 +240,7 @@ def outputs_of(
         network: a function of images that uses the bare model, to run instead of its forward pass.
     """
     bare = unwrap(model)  # DDP would wait for processes that have fewer batches
-    network = network or bare
+    network = network or partial(model_features.logits, bare)
     outputs = forward_batches(
         bare, lambda _, images_BCHW: network(images_BCHW), batches, preprocessing, device, precision
     )
@@ -279,13 +280,14 @@ def forward_batches(
     was_training = model.training
     model.eval()
     try:
-        for batch in batches:
-            rows_B, images_BCHW = _padded(batch, multiple)
-            images_BCHW = images_BCHW.to(device, non_blocking=True)
-            images_BCHW = to_model_range(images_BCHW, mean=preprocessing.mean, std=preprocessing.std)
-            with torch.no_grad(), autocast(device, precision), profile.phase(profile.FORWARD):
-                outputs = network(rows_B, images_BCHW)
-            yield batch, outputs
+        with low_precision_weights(model, device, precision):
+            for batch in batches:
+                rows_B, images_BCHW = _padded(batch, multiple)
+                images_BCHW = images_BCHW.to(device, non_blocking=True)
+                images_BCHW = to_model_range(images_BCHW, mean=preprocessing.mean, std=preprocessing.std)
+                with torch.no_grad(), autocast(device, precision), profile.phase(profile.FORWARD):
+                    outputs = network(rows_B, images_BCHW)
+                yield batch, outputs
     finally:
         model.train(was_training)
 

@@ -30,7 +30,7 @@ from vitcli.recipe.request import RecipeRequest
 from vitcli.weights.io import Weights
 from vitcli.weights.load import load_for_inference
 
-REVISION = 2  # raise it when features change that have the same key
+REVISION = 3  # raise it when features change that have the same key
 
 
 @dataclass(frozen=True, eq=False)

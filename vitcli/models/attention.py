@@ -46,6 +46,11 @@ class ChoosesAttention(nn.Module):
             return super().forward(x, *args, **options)
 
 
+def class_of(module: nn.Module) -> type[nn.Module]:
+    """Return the class that an attention has in timm or in `pos_embed`."""
+    return type(module).__mro__[2] if isinstance(module, ChoosesAttention) else type(module)
+
+
 @cache
 def _choosing(attention_class: type[nn.Module]) -> type[nn.Module]:
     return type(attention_class.__name__, (ChoosesAttention, attention_class), {})

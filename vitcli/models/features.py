@@ -1,12 +1,25 @@
-"""Features of images at a chosen layer of a network, with or without its logits.
+"""Logits of images, and features at a chosen layer of a network.
 
-B batch, T tokens, D features, K classes.
+B batch, T tokens, D features, K classes, A heads, E width of a head.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
+import torch.nn.functional as F
+from timm.layers import Attention
+from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
 from vitcli.errors import VitError
+from vitcli.models import attention
+
+
+def logits(model: nn.Module, images_BCHW: Tensor) -> Tensor:
+    """Return the logits (B, K) of one forward pass; in low precision see `class_token_alone`."""
+    with class_token_alone(model):
+        return model(images_BCHW)
 
 
 def outputs(model: nn.Module, images_BCHW: Tensor, *, layer: str, with_logits: bool) -> Tensor:
@@ -17,9 +30,54 @@ def outputs(model: nn.Module, images_BCHW: Tensor, *, layer: str, with_logits: b
             there is one; "token" for the class token or "gap" for the mean of the patch tokens, both after
             the last norm.
     """
+    if layer == "gap":  # all tokens
+        return _outputs(model, images_BCHW, layer, with_logits)
+    with class_token_alone(model):
+        return _outputs(model, images_BCHW, layer, with_logits)
+
+
+def _outputs(model: nn.Module, images_BCHW: Tensor, layer: str, with_logits: bool) -> Tensor:
     encoded = model.forward_features(images_BCHW)
     features_BD = _features_at(model, encoded, layer)
     return torch.cat([features_BD, model.forward_head(encoded)], dim=1) if with_logits else features_BD
+
+
+@contextmanager
+def class_token_alone(model: nn.Module) -> Iterator[None]:
+    """Compute no other token than the first in the last block of a ViT whose head reads no other.
+
+    Within autocast and without gradients only: with fewer rows a product in fp32 sums in another order.
+    """
+    # A class made of timm's may read more, such as a distilled network's second token.
+    last = model.blocks[-1] if type(model) is VisionTransformer and has_normed_token(model) else None
+    is_on = (
+        type(last) is Block
+        and attention.class_of(last.attn) is Attention
+        and getattr(last.attn, "gate", None) is None
+        and not (torch.is_grad_enabled() or model.training)
+        and torch.is_autocast_enabled(next(model.parameters()).device.type)
+    )
+    if not is_on:
+        yield
+        return
+    last.forward = lambda tokens_BTD: _first_token(last, tokens_BTD)
+    try:
+        yield
+    finally:
+        del last.forward
+
+
+def _first_token(block: Block, tokens_BTD: Tensor) -> Tensor:
+    """Return the first token (B, 1, D) of a block's output, in evaluation mode."""
+    layer = block.attn
+    qkv_BT3AE = layer.qkv(block.norm1(tokens_BTD)).unflatten(-1, (3, layer.num_heads, -1))
+    q_BATE, k_BATE, v_BATE = qkv_BT3AE.permute(2, 0, 3, 1, 4).unbind(0)
+    q_BA1E, k_BATE = layer.q_norm(q_BATE[:, :, :1]), layer.k_norm(k_BATE)
+    is_written_out = attention.is_written_out(tokens_BTD)
+    attend = attention.attend if is_written_out else F.scaled_dot_product_attention
+    read_B1D = layer.norm(attend(q_BA1E, k_BATE, v_BATE).transpose(1, 2).flatten(2))
+    token_B1D = tokens_BTD[:, :1] + block.ls1(layer.proj(read_B1D))
+    return token_B1D + block.ls2(block.mlp(block.norm2(token_B1D)))
 
 
 def check_layer(model: nn.Module, layer: str) -> None:
