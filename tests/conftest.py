@@ -123,11 +123,14 @@ def run(*arguments: object) -> Outcome:
     from vitcli.cli import app
 
     out, err = io.StringIO(), io.StringIO()
+    environment = dict(os.environ)  # --device changes it for the rest of a process
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as ended:
             app.main([str(argument) for argument in arguments])
     finally:
+        os.environ.clear()
+        os.environ.update(environment)
         for number, handler in handlers.items():
             signal.signal(number, handler)
     return Outcome(ended.value.code or 0, out.getvalue(), err.getvalue())

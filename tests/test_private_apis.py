@@ -149,6 +149,19 @@ def test_torch_adds_and_scales_lists_of_tensors_as_one_by_one():
     assert all(map(torch.equal, left, sums))
     torch._foreach_mul_(left, factor)
     assert all(torch.equal(a, b * factor) for a, b in zip(left, sums, strict=True))
+    means = [torch.lerp(a, b, 0.25) for a, b in zip(left, right, strict=True)]
+    torch._foreach_lerp_(left, right, 0.25)
+    assert all(map(torch.equal, left, means))
+
+
+def test_torch_has_the_precision_of_shards_in_their_groups():
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+    from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
+
+    assert hasattr(FSDPModule, "_get_fsdp_state")
+    assert "_fsdp_param_groups" in inspect.getsource(FSDPState)
+    assert "mp_policy" in inspect.signature(FSDPParamGroup).parameters
 
 
 @pytest.mark.parametrize(("interpolation", "antialias"), transforms.RESIZE)
@@ -297,7 +310,7 @@ def test_torch_has_the_gradient_of_a_softmax():
 
 def test_every_private_name_in_the_code_is_in_the_table():
     own = {name for path in (REPOSITORY / "vitcli").rglob("*.py") for name in own_names(path)}
-    public = {"_replace", "_asdict", "_exit"}  # of named tuples and os: documented
+    public = {"_replace", "_asdict", "_exit", "_current_frames"}  # of named tuples, os and sys: documented
     used = set()
     for path in (REPOSITORY / "vitcli").rglob("*.py"):
         code = re.sub(r'"""[\s\S]*?"""|#.*|"[^"\n]*"', "", path.read_text())

@@ -110,9 +110,7 @@ def test_a_setting_that_cannot_be_honoured_is_refused_before_anything_is_built(n
 
     assert caught.value.where == f"{name}={value}" and not AcceleratorState._shared_state
     assert ("torchrun" in caught.value.fix) or ("--device" in caught.value.fix)
-    ended = run(
-        "evaluate", "--ckpt", "nowhere", "--dataset", "demo"
-    )  # at once: before the checkpoint is missed
+    ended = run("evaluate", "--ckpt", "demo", "--dataset", "demo")  # at once: before the checkpoint is missed
     assert ended.code == 2 and f"{name}={value}" in ended.err and len(ended.err.splitlines()) == 3
 
 

@@ -21,7 +21,9 @@ from vitcli.errors import MachineError, VitError
 
 @pytest.fixture(autouse=True)
 def fresh():
-    """Accelerate keeps its state for all Accelerators of a process."""
+    """Accelerate keeps its state for all Accelerators of a process, and torch its precision."""
+    kernels = (torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn)
+    precisions = [each.fp32_precision for each in kernels]
 
     def reset() -> None:
         AcceleratorState._reset_state(reset_partial_state=True)
@@ -30,6 +32,8 @@ def fresh():
     reset()
     yield
     reset()
+    for each, precision in zip(kernels, precisions, strict=True):
+        each.fp32_precision = precision
 
 
 @pytest.fixture

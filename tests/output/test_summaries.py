@@ -92,7 +92,7 @@ def test_a_few_shot_run(written, photos):
     assert_is(summaries.FewshotSummary, written(*words))
 
 
-@pytest.mark.parametrize("more", [(), ("--res", "48,64", "--assert", "top1>=0")])
+@pytest.mark.parametrize("more", [(), ("--res", "48x64", "--assert", "top1>=0")])
 def test_an_evaluation(written, more):
     words = ("evaluate", "--ckpt", "demo", "--dataset", "demo:pretrain", "--split", "test[:48]", "--quiet")
 

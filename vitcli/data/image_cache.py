@@ -14,7 +14,6 @@ from importlib.metadata import version
 from typing import Any
 
 import numpy as np
-import PIL
 import torch
 
 from vitcli.data import decoded_store, decoding, transforms
@@ -232,7 +231,7 @@ ONCE = "read once"
 
 def _about(whole: Split, preprocessing: Preprocessing | None) -> dict[str, Any]:
     """Return the key of a store: all that its pixels depend on."""
-    decoders = {"rules": decoding.RULES, "pillow": PIL.__version__, "jpeg": decoding.jpeg_version()}
+    decoders = {"rules": decoding.RULES, "pillow": version("pillow"), "jpeg": decoding.jpeg_version()}
     about = {"rows": len(whole), "fingerprint": whole.fingerprint, "decoders": decoders}
     if preprocessing is None:
         return {"name": f"{whole.name}, whole images", **about}
