@@ -192,7 +192,7 @@ def test_numbers_read_late_change_no_bit_of_a_run_also_of_one_that_is_stopped(
     stopped = run(*SMALL, "--dataset", photos, "--out", tmp_path / "stopped", "--steps", 8, *TRICKY)
 
     assert fingerprint(tmp_path / "late") == fingerprint(at_once)
-    assert stopped.code == 143 and checkpoint.newest_step(tmp_path / "stopped") in (6, 7)
+    assert stopped.code == 143 and checkpoint.newest_step(tmp_path / "stopped") in range(4, 8)
     small_run(photos, tmp_path / "stopped", *TRICKY)
     assert fingerprint(tmp_path / "stopped") == fingerprint(at_once)
 
