@@ -20,6 +20,7 @@ from vitcli.errors import VitError, nearest
 from vitcli.models import pos_embed
 from vitcli.models.architecture import GAP, Architecture
 from vitcli.models.attention import choose_attention
+from vitcli.models.gelu import choose_gelu
 from vitcli.models.init import init_as_the_authors
 from vitcli.models.resnet import use_official_arithmetic
 from vitcli.models.variants import SIZES, VARIANTS, Variant, find_variant, resized, variant_of_timm
@@ -284,4 +285,5 @@ def _network(arch: Architecture, *, dropout: float, drop_path: float, skip_init:
             if isinstance(module, nn.LayerNorm):
                 module.eps = arch.norm_eps
     choose_attention(model)
+    choose_gelu(model)
     return model

@@ -55,7 +55,7 @@ def _gelu_form(activation: nn.Module) -> str | None:
     """Return oneDNN's name of a GELU's form, or None for another activation."""
     if isinstance(activation, nn.GELU):
         return activation.approximate
-    return {GELU: "none", GELUTanh: "tanh"}.get(type(activation))
+    return "tanh" if isinstance(activation, GELUTanh) else "none" if isinstance(activation, GELU) else None
 
 
 def _cast(layer: nn.Linear, dtype: torch.dtype) -> partial[Tensor]:
