@@ -2,7 +2,7 @@
 
     python benchmarks/kernels.py [network] [parts] [attention] [--model ViT-Ti/16] [--batch-size 32]
 
-    network     forward pass and training step (forward, loss, backward), as autocast runs them and as vit does.
+    network     forward pass and training step (forward, loss, backward), as autocast and as vit run them.
                 FLOPs: 2 x multiply-adds forward, 3 x that for a step. The rate is that of the network's dense
                 layers, measured in the same run
     parts       milliseconds of one layer: dense layers, attention, GELU, norm
@@ -96,9 +96,7 @@ def show_network(options: argparse.Namespace) -> None:
         flops_of = limits.inference_flops if name.startswith("forward") else limits.training_flops
         flops = flops_of(arch) * options.batch_size
         shares = [flops / (ms / 1e3) / rate for ms in of_rounds]
-        print(
-            f"{name:18} {min(of_rounds):8.1f} ms   {max(shares):4.0%} of that rate (rounds from {min(shares):.0%})"
-        )
+        print(f"{name:18} {min(of_rounds):8.1f} ms   {max(shares):4.0%} of it (from {min(shares):.0%})")
 
 
 def forward_backward(function: Callable[..., Tensor], *tensors: Tensor) -> Work:
@@ -134,9 +132,7 @@ def show_parts(options: argparse.Namespace) -> None:
         "layer norm": (block.norm1, block.norm1, (tokens,)),
     }
     dense = [block.attn.qkv, block.attn.proj, block.mlp.fc1, block.mlp.fc2]
-    print(
-        f"one layer of {options.model}, ms: {'torch':>15} {'ours':>8}   with backward {'torch':>8} {'ours':>8}"
-    )
+    print(f"ms of one layer: {'torch':>27} {'ours':>8}   with backward {'torch':>8} {'ours':>8}")
     with torch.autocast("cpu", dtype=torch.bfloat16):
         for name, (theirs, ours, tensors) in rows.items():
             works = {
