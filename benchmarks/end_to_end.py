@@ -109,7 +109,7 @@ def accuracy_in(text: str) -> float | None:
     """Return the accuracy that either side prints, as a fraction; timm's are in percent."""
     for pattern, scale in ((r'"top1": (0\.\d+|1\.0),', 1.0), (r"(?:\"top1\"|Best metric): ([\d.]+)", 100.0)):
         if values := re.findall(pattern, text):
-            return float(values[-1]) / scale
+            return float(values[0]) / scale
     return None
 
 

@@ -96,6 +96,7 @@ def main(arguments: list[str] | None = None) -> None:
     # library's default is a hundred times longer and makes training on a busy CPU four times slower
     # (docs/loader.md).
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # of --profile: torch's tracer reports on itself
     for number in (signal.SIGTERM, signal.SIGUSR1):  # until a training loop saves a checkpoint first
         signal.signal(number, lambda *_: sys.exit(143))
     launch.end_with_the_launcher()

@@ -1,0 +1,123 @@
+"""The scripts for machines that are not here: they run through without a GPU, and their tables are right."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+
+import pytest
+
+from tests.conftest import REPOSITORY
+
+HOME = REPOSITORY / "benchmarks"
+STUB = """
+import json, sys
+words = sys.argv[1:]
+if "ViT-S/16" in words:
+    sys.exit("error: out of luck")
+per_s = 1000 if "synthetic" in str(words) or "--dataset" not in words else 900 if "--cached" in words else 600
+about = {"device_name": "H200", "cpu_count": 16, "torch": "2.15"}
+row = {"images_per_s": per_s, "images_per_s_range": [per_s - 10, per_s + 10], "fraction_of_limit": 0.5,
+       "limit_flops_per_s": 7.9e14, "device_peak_memory_gib": 20.0, "host_peak_memory_gib": 2.0,
+       "data_wait_fraction": 0.02, "out_of_memory": "384" in words}
+print(json.dumps({"rows": [row], "machine": about} if "infer" in words else {**row, "machine": about}))
+"""
+
+
+def script(name: str, *words: str, **env: str) -> subprocess.CompletedProcess:
+    everything = {**os.environ, "PYTHON": sys.executable, **env}
+    return subprocess.run([HOME / name, *words], capture_output=True, text=True, timeout=60, env=everything)
+
+
+def loaded(name: str):
+    spec = spec_from_file_location(name, HOME / f"{name}.py")
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("path", sorted(HOME.glob("*.sh")), ids=lambda path: path.name)
+def test_scripts_are_bash_without_mistakes(path):
+    assert subprocess.run(["bash", "-n", path], capture_output=True, text=True).stderr == ""
+    assert os.access(path, os.X_OK)
+
+
+def test_the_gpu_script_prints_its_commands_where_there_is_no_gpu():
+    shown = script("gpu.sh", "--dry-run", "--photos", "photos/")
+
+    assert shown.returncode == 0
+    lines = shown.stdout.splitlines()
+    assert [line.partition(":")[0] for line in lines] == [
+        "train-S16", "train-B16", "train-L16", "jpeg-cold", "jpeg-cached", "infer-L16-224", "infer-L16-384",
+    ]  # fmt: skip
+    assert "--dataset photos/ --cached" in lines[4]
+    assert script("gpu.sh", "--fast").returncode == 2
+
+
+def test_the_gpu_table_has_a_fraction_for_each_row_and_goes_on_after_a_failure(tmp_path):
+    (tmp_path / "stub.py").write_text(STUB)
+    env = {"VIT": f"{sys.executable} {tmp_path / 'stub.py'}", "DEVICE": "cpu"}
+    shown = script("gpu.sh", "--photos", "photos/", **env)
+
+    rows = dict(
+        line.strip("| ").split(" | ", 1) for line in shown.stdout.splitlines() if line.startswith("|")
+    )
+    assert "train-S16 failed: error: out of luck" in shown.stderr and rows["train-S16"].startswith("failed")
+    assert "| 50.0% | 790 TFLOP/s measured | 20.0 | 2.0% | 50 %, 60 %" in rows["train-B16"]
+    assert "600 (590 to 610) | 60.0% | the synthetic rate" in rows["jpeg-cold"]
+    assert "| 90.0% |" in rows["jpeg-cached"] and rows["infer-L16-384"].startswith("out of memory")
+    assert shown.stdout.endswith("H200, 16 cores, torch 2.15\n")
+
+
+def test_the_smoke_script_lists_thirty_checks_and_skips_those_that_need_a_gpu():
+    listed = script("gpu_smoke.sh", "--dry-run").stdout
+
+    assert [line.split(" | ")[0] for line in listed.splitlines() if " | listed | " in line] == [
+        f"| {number}" for number in range(1, 31)
+    ]
+    text = (HOME / "gpu_smoke.sh").read_text()
+    assert all(f"\ncheck_{number}() {{" in text for number in range(1, 31))
+    skipped = script("gpu_smoke.sh", ONLY="1 2 14", PYTHON="false")
+    assert skipped.returncode == 0 and skipped.stdout.count("| skipped | 0 s | no GPU |") == 3
+
+
+def test_a_failed_check_ends_nothing_and_is_named():
+    shown = script("gpu_smoke.sh", ONLY="3 12", CUDA_VISIBLE_DEVICES="", PYTHON="false")
+
+    assert shown.returncode == 1 and shown.stdout.count("| failed |") == 2 and "code 1" in shown.stdout
+
+
+def test_the_table_of_whole_processes_is_of_pairs_in_turn():
+    end_to_end = loaded("end_to_end")
+    walls = {"vit": [10.0, 20.0, 10.0], "timm": [15.0, 40.0, 12.0]}
+    records = [
+        {"work": "evaluate", "precision": "bf16", "side": side, "wall_s": wall, "cpu_s": 2 * wall,
+         "peak_gib": 1.0, "top1": 0.82}
+        for number in range(3) for side, wall in ((side, walls[side][number]) for side in walls)
+    ]  # fmt: skip
+
+    row = end_to_end.table(records).splitlines()[-1]
+    assert "| evaluate, bf16 | 10.0 s | 15.0 s | 1.50 (1.20 to 2.00, 3 pairs) | 20.0 / 30.0 |" in row
+    assert end_to_end.accuracy_in('{"top1": 0.8175, "per_class": {"a": {"top1": 1.0}}}') == 0.8175
+    assert end_to_end.accuracy_in('--result\n{"top1": 82.2, "top1_err": 17.8}') == pytest.approx(0.822)
+    assert end_to_end.accuracy_in("Acc@1: 90.0\n*** Best metric: 95.88 (epoch 0)") == pytest.approx(0.9588)
+    assert end_to_end.accuracy_in("nothing") is None
+
+
+def test_runs_are_compared_step_by_step_and_summaries_to_the_last_digit(tmp_path):
+    checks = loaded("gpu_checks")
+    for name, losses in {"a": [2.0, 1.0], "b": [2.0, 1.015], "c": [2.0, 1.05]}.items():
+        (tmp_path / name).mkdir()
+        lines = [json.dumps({"step": step, "loss": loss}) for step, loss in enumerate(losses)]
+        (tmp_path / name / "metrics.jsonl").write_text("\n".join([*lines, json.dumps({"eval": {}})]))
+    assert checks.losses(tmp_path / "a", tmp_path / "b", "0.02")
+    assert not checks.losses(tmp_path / "a", tmp_path / "c", "0.02")
+
+    (tmp_path / "run.json").write_text(json.dumps({"runs": [{"top1": 0.5, "loss": 1.25}]}))
+    (tmp_path / "same.json").write_text(json.dumps({"top1": 0.5, "loss": 1.25}))
+    (tmp_path / "other.json").write_text(json.dumps({"top1": 0.5, "loss": 1.2500001}))
+    assert checks.same(tmp_path / "run.json", tmp_path / "same.json")
+    assert not checks.same(tmp_path / "run.json", tmp_path / "other.json")
+    (tmp_path / "profile.txt").write_text("GPU busy         92.1%\n")
+    assert checks.busy(tmp_path / "profile.txt", "0.9") and not checks.busy(tmp_path / "profile.txt", "0.95")
