@@ -180,7 +180,7 @@ def test_a_compiled_run_compiles_its_network_once_and_is_evaluated_as_by_vit_eva
     evaluated = run("evaluate", "--ckpt", tmp_path / "run", "--dataset", photos, "--json", "-q",
                     "--precision", "fp32")  # fmt: skip
 
-    assert ended.code == evaluated.code == 0, ended.err + evaluated.err
+    assert ended.code == evaluated.code == 0, ended.out + ended.err
     assert len(compiled) == 1
     (result,) = ended.json["runs"]
     assert (result["top1"], result["loss"]) == (evaluated.json["top1"], evaluated.json["loss"])
