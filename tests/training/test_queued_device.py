@@ -8,6 +8,7 @@ import json
 import signal
 import sys
 from contextlib import closing, nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 from unittest import mock
 
@@ -34,6 +35,10 @@ from vitcli.training.schedule import Plan
 from vitcli.training.state import TrainingState
 
 META = torch.device("meta")
+SETTINGS = loop.LoopSettings(
+    plan=Plan(6, 0, 8, 4, 2, 1, 40, 40, None), lr_at=lambda step: 0.1, clip=1.0, mean=(0.5,) * 3,
+    std=(0.5,) * 3, seed=0, log_every=2, save_every=0,
+)  # fmt: skip
 aten = torch.ops.aten
 
 
@@ -119,11 +124,6 @@ def batches(count: int):
 def trained(queued: QueuedDevice, folder, kind: str, name: str, gradients) -> TrainingState:
     """Train a tiny network for six steps of two micro-batches, logging every second one."""
     model = network(kind).to(META)
-    plan = Plan(6, 0, 8, 4, 2, 1, 40, 40, None)
-    settings = loop.LoopSettings(
-        plan=plan, lr_at=lambda step: 0.01, clip=1.0, mean=(0.5,) * 3, std=(0.5,) * 3, seed=0, log_every=2,
-        save_every=0,
-    )  # fmt: skip
     betas = (0.9, 0.99) if name == "adam" else None
     optimizer = build_optimizer(
         model,
@@ -144,7 +144,7 @@ def trained(queued: QueuedDevice, folder, kind: str, name: str, gradients) -> Tr
             loss = lambda model, images_BCHW, labels: masked_patch.loss(model(images_BCHW))  # noqa: E731
         with closing(RunFolder(folder)) as run_folder, queued:
             loop.train(
-                state, settings, loss, batches(12), evaluation=None, saver=None, folder=run_folder,
+                state, SETTINGS, loss, batches(12), evaluation=None, saver=None, folder=run_folder,
                 progress=Progress(quiet=True),
             )  # fmt: skip
     return state
@@ -246,6 +246,43 @@ def test_a_run_that_was_begun_without_a_fused_optimizer_goes_on_without(photos, 
         small_run(photos, tmp_path / name, *words)
 
     assert fingerprint(tmp_path / "mixed") == fingerprint(tmp_path / "plain")
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_gradient_that_overflows_in_fp16_is_skipped_as_by_torchs_scaler(is_late, tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "runs_ahead", lambda device: is_late)
+    monkeypatch.setattr(loop, "autocast", lambda device, precision: nullcontext())
+    (mine, optimizer), (theirs, their_optimizer) = linear("sgd", False), linear("sgd", False)
+    scaler, their_scaler = (torch.amp.GradScaler("cpu", init_scale=2.0**16) for _ in range(2))
+    factors = [1.0, 1e35, 2.0, 3.0]  # 1e35 times 2^16 is infinite, and half of that is not
+
+    def loss_of(model: torch.nn.Module, factor: float) -> Tensor:
+        return (model(torch.ones(1, 5)) * factor).mean()
+
+    remaining = iter(factors)
+    runtime = replace(runtimes.start("fp32"), precision="fp16", scaler=scaler)
+    state = TrainingState(runtime, mine, mine, optimizer, DdpSum(mine, runtime, parts=1))
+    with closing(RunFolder(tmp_path / "run")) as run_folder:
+        loop.train(
+            state,
+            replace(SETTINGS, plan=Plan(4, 0, 4, 4, 1, 1, 40, 40, None), clip=0.0, log_every=1),
+            lambda model, images_BCHW, labels: loss_of(model, next(remaining)),
+            batches(4),
+            evaluation=None,
+            saver=None,
+            folder=run_folder,
+            progress=Progress(quiet=True),
+        )
+    for factor in factors:
+        their_scaler.scale(loss_of(theirs, factor)).backward()
+        their_scaler.step(their_optimizer)
+        their_scaler.update()
+        their_optimizer.zero_grad()
+
+    assert torch.equal(mine.weight, theirs.weight)
+    assert scaler.get_scale() == their_scaler.get_scale() == 2.0**15
+    records = [json.loads(line) for line in (tmp_path / "run" / METRICS).read_text().splitlines()]
+    assert [record["grad_norm"] is None for record in records] == [False, True, False, False]
 
 
 def linear(name: str, fused: bool) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
