@@ -13,6 +13,7 @@ one after the other, so that their weights stay in the processor's cache.
 B batch, A heads, G = B * A, T queries, S keys, E width of a head, V width of a value.
 """
 
+from contextlib import nullcontext
 from functools import cache
 from typing import Any
 
@@ -39,11 +40,10 @@ def choose_attention(model: nn.Module) -> None:
 class ChoosesAttention(nn.Module):
     """Mixed into a class of timm: its `scaled_dot_product_attention` is computed in the faster way."""
 
-    def forward(self, x: Tensor, *args: Any, **options: Any) -> Tensor:
-        if not is_written_out(x):
-            return super().forward(x, *args, **options)
-        with _WrittenOut():
-            return super().forward(x, *args, **options)
+    def forward(self, *args: Any, **options: Any) -> Tensor:
+        tokens = args[0] if args else next(iter(options.values()))  # timm's classes name it differently
+        with _WrittenOut() if is_written_out(tokens) else nullcontext():
+            return super().forward(*args, **options)
 
 
 def class_of(module: nn.Module) -> type[nn.Module]:
