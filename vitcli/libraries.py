@@ -18,19 +18,20 @@ COMPILER = "torch._dynamo"
 PARTS = (COMPILER, f"{COMPILER}.utils")
 
 
-def load() -> None:
-    """Import torch, torchvision and timm, if this process has not done so.
+def load() -> bool:
+    """Import torch, torchvision and timm; return False if this process had done so.
 
     Whatever is imported afterwards finds them in place; nothing that they compute or compile changes.
     """
     if "timm" in sys.modules:
-        return
+        return False
     with _without_collection():
         import torch  # noqa: F401
 
         with _deferred_compiler():
             import timm  # noqa: F401
             import torchvision.transforms.v2  # noqa: F401
+    return True
 
 
 @contextmanager

@@ -446,3 +446,26 @@ def test_the_cost_of_a_network_that_pools_with_a_learned_query_is_counted(name, 
             width = model(torch.empty(1, 3, side, side)).shape[1]
     assert cost == (sum(p.numel() for p in model.parameters()), counter.get_total_flops() / 2, width)
     assert cost.macs and activation_bytes(arch, low_precision=False)
+
+
+@pytest.mark.parametrize("posemb", ["1d", "2d", "relative", "sincos2d"])
+def test_a_network_for_weights_draws_no_number_and_is_the_same_once_it_has_them(posemb):
+    options = TransformerOptions(layers=2, hidden=32, mlp=64, heads=2, posemb=posemb)
+    arch = architecture("ViT-Ti/16", image_size=(32, 48), num_classes=3, options=options)
+    drawn = build(arch, dropout=0.1, drop_path=0.1)
+    generator = torch.get_rng_state()
+    model = build(arch, dropout=0.1, drop_path=0.1, init="none")
+    if posemb == "1d":
+        assert torch.equal(torch.get_rng_state(), generator)
+    model.load_state_dict(drawn.state_dict())
+
+    assert str(model) == str(drawn)
+    assert all(p.requires_grad and p.is_contiguous() and p.device.type == "cpu" for p in model.parameters())
+    images_BCHW = torch.randn(2, 3, 32, 48)
+    assert torch.equal(model.eval()(images_BCHW), drawn.eval()(images_BCHW))
+
+
+def test_the_head_of_a_network_for_weights_is_zero():
+    arch = architecture("ViT-Ti/16", image_size=(32, 32), num_classes=3)
+
+    assert not build(arch, dropout=0.0, init="none").head.weight.any()

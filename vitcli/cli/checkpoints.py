@@ -15,6 +15,7 @@ from vitcli.cli.options import (
     Printing,
     command,
     height_and_width,
+    load_libraries,
     option,
 )
 
@@ -51,11 +52,13 @@ def models(
     if weights:
         if res is not None:
             raise typer.BadParameter("weights have their own size", param_hint="--res with --weights")
+        load_libraries()
         from vitcli.weights import catalog
 
         known = catalog.list_weights(pattern)
         return printing.show(known, catalog.as_markdown if format == "markdown" else catalog.as_table)
     image_size = height_and_width(res) or (224, 224)
+    load_libraries()
     from vitcli.models import listing
 
     networks = listing.list_models(pattern, image_size=image_size)
@@ -84,6 +87,7 @@ def interpolate_posemb(
     """
     image_size = height_and_width(res)
     inputs.check_ckpt(ckpt, "CKPT")
+    load_libraries()
     from vitcli.weights.interpolate import as_text, interpolate_posemb
 
     result = interpolate_posemb(
@@ -143,6 +147,7 @@ def export(
     if (private or revision is not None) and push_to_hub is None:
         raise typer.BadParameter("it belongs to --push-to-hub", param_hint="--private, --revision")
     inputs.check_ckpt(ckpt, "CKPT")
+    load_libraries()
     from vitcli.export import export as exports
     from vitcli.export import push as pushes
 

@@ -66,6 +66,7 @@ def inspect(
 
     # A summary needs no forward pass.
     if summary or (checkpoint is not None and not ignored):
+        options.load_libraries()
         from vitcli.weights import summary as weights_summary
 
         result = weights_summary.summarise(ckpt, model_name=recipe.model, quiet=printing.quiet)

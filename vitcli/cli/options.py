@@ -364,5 +364,5 @@ def launch(num_processes: int | None, device: str | None) -> None:
 
 def load_libraries() -> None:
     """Load torch, torchvision and timm for the rest of this process."""
-    libraries.load()
-    gc.freeze()  # they stay, so a search for garbage need not pass over their half a million objects
+    if libraries.load():
+        gc.freeze()  # they stay: a search for garbage need not pass over their quarter of a million objects
