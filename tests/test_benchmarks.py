@@ -60,9 +60,7 @@ def test_the_gpu_table_has_a_fraction_for_each_row_and_goes_on_after_a_failure(t
     env = {"VIT": f"{sys.executable} {tmp_path / 'stub.py'}", "DEVICE": "cpu"}
     shown = script("gpu.sh", "--photos", "photos/", **env)
 
-    rows = dict(
-        line.strip("| ").split(" | ", 1) for line in shown.stdout.splitlines() if line.startswith("|")
-    )
+    rows = dict(line.strip("| ").split(" | ", 1) for line in shown.stdout.splitlines() if line[:2] == "| ")
     assert "train-S16 failed: error: out of luck" in shown.stderr and rows["train-S16"].startswith("failed")
     assert "| 50.0% | 790 TFLOP/s measured | 20.0 | 2.0% | 50 %, 60 %" in rows["train-B16"]
     assert "600 (590 to 610) | 60.0% | the synthetic rate" in rows["jpeg-cold"]

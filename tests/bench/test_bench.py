@@ -1,6 +1,7 @@
 """`vit bench`: what its numbers mean, that both sides do the same work, and that nothing is left behind."""
 
 import time
+from dataclasses import replace
 from itertools import count, islice
 
 import pytest
@@ -9,7 +10,9 @@ import torch
 from tests.conftest import run
 from vitcli.bench import figures, infer, limits, measure, text, timm_peer
 from vitcli.data.loader import Batch
+from vitcli.errors import VitError
 from vitcli.models.build import architecture
+from vitcli.models.flops import num_params
 
 CPU = torch.device("cpu")
 TINY = ["--repeats", 2, "--steps", 2, "--batch-size", 8]
@@ -109,6 +112,7 @@ def test_train_measures_the_real_loop_against_the_bare_step_and_timm():
     )
 
 
+@pytest.mark.slow
 def test_train_takes_real_recipes_and_waits_for_real_images(photos):
     words = ["--recipe", "pretrain/b16-masked-patch", "--model", "ViT-demo/8", "--res", 16, "--cached"]
     words += ["--dataset", photos]
@@ -118,7 +122,7 @@ def test_train_takes_real_recipes_and_waits_for_real_images(photos):
     assert result["data_wait_fraction"] > 0 and result["optimizer"] == "adam" and result["cached"]
 
 
-@pytest.mark.parametrize("eval_", [False, True])
+@pytest.mark.parametrize("eval_", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_data_measures_both_epochs_decoding_and_timm(photos, eval_):
     words = ["--dataset", photos, "--res", 16, "--workers", 1, "--compare", "timm", "--json"]
     words += ["--eval"] if eval_ else []
@@ -182,12 +186,12 @@ def test_the_largest_batch_is_found_to_an_eighth_of_a_power_of_two(fitting, larg
 
 def test_timm_has_no_network_with_our_own_parts():
     arch = architecture("ViT-demo/8", image_size=(16, 16), num_classes=2)
-    ours = timm_peer.network(arch)
+    count = sum(parameter.numel() for parameter in timm_peer.network(arch).parameters())
 
-    assert sum(parameter.numel() for parameter in ours.parameters()) > 0
-    shown = run("bench", "train", *TINY, "--recipe", "pretrain/b16-imagenet21k", "--model", "ViT-demo/8",
-                "--dataset", "synthetic", "--res", 16, "--compare", "timm")  # fmt: skip
-    assert shown.code == 2 and "timm has no ViT-demo/8 with these parts" in shown.err
+    assert count == num_params(arch)
+    for part in ({"pre_logits": True}, {"posemb": "2d"}):
+        with pytest.raises(VitError, match="timm has no ViT-demo/8 with these parts"):
+            timm_peer.network(replace(arch, **part))
 
 
 @pytest.mark.parametrize(
