@@ -21,7 +21,7 @@ from torch import nn
 
 from tests.conftest import REPOSITORY
 from vitcli.data import transforms
-from vitcli.distributed import accelerate_settings, runtime
+from vitcli.distributed import accelerate_settings, fsdp, runtime
 from vitcli.inspection.attention import record_attention
 from vitcli.models import masked_patch, pos_embed
 from vitcli.models.pos_embed import RelativeAttention
@@ -218,6 +218,30 @@ def test_torch_names_what_failed_in_a_sharded_save(tmp_path):
     assert cause.errno == 28
 
 
+def test_a_sharded_weight_is_gathered_in_bf16_or_as_it_is():
+    from torch import distributed
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
+        kinds, policy = [], fsdp._policy(model, "bf16")
+        model[0].register_forward_pre_hook(lambda layer, _: kinds.append(layer.weight.dtype))
+        model[1].register_forward_pre_hook(lambda layer, _: kinds.append(layer.weight.dtype))
+        fully_shard(model, mesh=init_device_mesh("cpu", (1,)), mp_policy=policy)
+        model.use = None  # as `fsdp.shard` leaves it
+        for _ in range(2):
+            with torch.autocast("cpu", torch.bfloat16):
+                model(torch.ones(2, 4)).sum().backward()
+            with torch.no_grad(), fsdp.in_full_precision(model):
+                model(torch.ones(2, 4))
+        assert kinds == 2 * [torch.bfloat16, *3 * [torch.float32]]
+        assert {parameter.grad.dtype for parameter in model.parameters()} == {torch.float32}
+    finally:
+        distributed.destroy_process_group()
+
+
 def test_accelerate_still_reads_the_settings_that_we_refuse_or_take_out():
     from accelerate import accelerator, state
     from accelerate.utils import dataclasses, launch
@@ -229,6 +253,7 @@ def test_accelerate_still_reads_the_settings_that_we_refuse_or_take_out():
     assembled = {"ACCELERATE_DYNAMO_BACKEND", "ACCELERATE_LOG_LEVEL"}
     assert [name for name in sorted(known - assembled) if name not in source] == []
     assert 'prefix + "BACKEND"' in source
+    assert "ACCELERATE_BYPASS_DEVICE_MAP" in source  # which `runtime.start` sets
     new = set(re.findall(r"\bACCELERATE_USE_[A-Z_]+", source)) - known
     assert not new, "Accelerate has a new switch: refuse it, or say that it is harmless"
     for name in (

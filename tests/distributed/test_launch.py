@@ -50,8 +50,12 @@ def test_the_first_error_that_is_not_a_lost_connection_wins():
 def test_a_killed_process_is_named_even_if_its_peers_complain():
     failures = {0: failure(7, told(7, "a peer is gone")), 1: failure(-9)}
 
-    with pytest.raises(ProcessError, match="process 1 of the run was killed by SIGKILL"):
+    with pytest.raises(ProcessError, match="process 1 of the run was killed by SIGKILL") as killed:
         launch._first_failure(failures)
+    assert "out of memory" in killed.value.fix
+    with pytest.raises(ProcessError, match="process 0 of the run was killed by SIGABRT") as aborted:
+        launch._first_failure({0: failure(-6)})
+    assert "collective of GPUs" in aborted.value.fix
 
 
 def test_processes_that_stopped_after_saving_give_their_exit_code():

@@ -6,7 +6,7 @@ import typer
 
 from vitcli.cli import options
 from vitcli.cli.help import VitGroup
-from vitcli.cli.options import RUN, TRAINING, Printing, command, launch, option
+from vitcli.cli.options import ADVANCED, RUN, TRAINING, Printing, command, launch, option
 
 app = typer.Typer(
     cls=VitGroup,
@@ -43,6 +43,8 @@ def resume(
     precision: options.Precision = None,
     device: options.Device = None,
     num_processes: options.NumProcesses = None,
+    exact: Annotated[bool, option("--exact", ADVANCED,
+        "Prove it for runs with --exact, as a GPU may need it.")] = False,
     kills: Annotated[int, option("--kills", RUN, "SIGKILLs at random steps (default: 3).", "N", min=1)] = 3,
     printing: Printing,
 ) -> int:  # fmt: skip
@@ -60,8 +62,9 @@ def resume(
         "optimizer.lr": lr,
     }
     name, overrides = recipe.recipe or "finetune/demo", recipe.set_ or ()
-    processes = ["--num-processes", str(num_processes)] if num_processes else []
+    words = ["--num-processes", str(num_processes)] if num_processes else []
+    words += ["--exact"] if exact else []
     result = doctor.prove_resume(
-        name, overrides, recipe_keys, kills=kills, options=processes, quiet=printing.quiet
+        name, overrides, recipe_keys, kills=kills, options=words, quiet=printing.quiet
     )
     return printing.show(result, doctor.proof_as_text)

@@ -151,11 +151,14 @@ def _first_failure(failures: dict) -> int:
     # A killed process reports nothing.
     if killed:
         rank, failure = killed[0]
+        number = signal.Signals(-failure.exitcode)
+        advice = "; if it ran out of memory, lower --per-device-batch"
+        if number == signal.SIGABRT:
+            advice = "; torch aborts a process whose collective of GPUs does not end, see its messages above"
         raise ProcessError(
-            f"process {rank} of the run was killed by {signal.Signals(-failure.exitcode).name}",
+            f"process {rank} of the run was killed by {number.name}",
             where=f"pid {failure.pid} on this machine",
-            fix="run the same command again to resume from the last checkpoint; if it ran out of memory, "
-            "lower --per-device-batch",
+            fix=f"run the same command again to resume from the last checkpoint{advice}",
         )
     stopped = [failure.exitcode for failure in failures.values() if failure.exitcode in (130, 143)]
     return stopped[0] if stopped else next(iter(failures.values())).exitcode

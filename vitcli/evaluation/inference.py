@@ -34,7 +34,8 @@ from vitcli.output.profile import StepProfiler
 from vitcli.output.progress import Progress
 
 # On a CPU a matrix product of 1 to 3 rows sums in another order (measured with MKL 2024.2), and several
-# threads split 5 or 6 rows so that one gets that few. With multiples of 4 no result depends on batch_size.
+# threads split 5 or 6 rows so that one gets that few. With multiples of 4 no result on a CPU depends on the
+# batch size; a GPU chooses kernels by it, so its logits may differ in their last bits.
 MULTIPLE = 4
 NUM_LIKELIEST = 5  # classes kept of each prediction
 
