@@ -154,16 +154,6 @@ def test_torch_adds_and_scales_lists_of_tensors_as_one_by_one():
     assert all(map(torch.equal, left, means))
 
 
-def test_torch_has_the_precision_of_shards_in_their_groups():
-    from torch.distributed.fsdp import FSDPModule
-    from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
-    from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
-
-    assert hasattr(FSDPModule, "_get_fsdp_state")
-    assert "_fsdp_param_groups" in inspect.getsource(FSDPState)
-    assert "mp_policy" in inspect.signature(FSDPParamGroup).parameters
-
-
 @pytest.mark.parametrize(("interpolation", "antialias"), transforms.RESIZE)
 def test_torch_resizes_bytes_into_their_place_as_interpolate_does(interpolation, antialias):
     images_BHWC = torch.randint(0, 256, (3, 40, 30, 3), dtype=torch.uint8)

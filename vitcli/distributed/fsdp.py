@@ -72,24 +72,22 @@ def in_full_precision(model: nn.Module) -> Iterator[None]:
         return
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
-    states = [module._get_fsdp_state() for module in model.modules() if hasattr(module, "_get_fsdp_state")]
+    modules = [module for module in model.modules() if hasattr(module, "_get_fsdp_state")]
     # A torch without several groups has no policy by parameter either.
-    groups = [group for state in states for group in getattr(state, "_fsdp_param_groups", ())]
-    policies = {
-        parameter: parameter.mp_policy
-        for group in groups
-        for parameter in group.fsdp_params
-        if parameter.mp_policy.param_dtype is not None
-    }
-    _set_policies(dict.fromkeys(policies, MixedPrecisionPolicy()))
+    groups = [g for module in modules for g in getattr(module._get_fsdp_state(), "_fsdp_param_groups", ())]
+    parameters = [parameter for group in groups for parameter in group.fsdp_params]
+    policies = {p: p.mp_policy for p in parameters if p.mp_policy.param_dtype is not None}
+    _set_policies(modules, dict.fromkeys(policies, MixedPrecisionPolicy()))
     try:
         yield
     finally:
-        _set_policies(policies)
+        _set_policies(modules, policies)
 
 
-def _set_policies(policies: dict[Any, Any]) -> None:
+def _set_policies(modules: list[Any], policies: dict[Any, Any]) -> None:
     """Give FSDP's parameters other policies, and free the memory in which they have been gathered before."""
+    for module in modules:
+        module.reshard()
     for parameter, policy in policies.items():
         parameter.mp_policy = policy
         parameter.init_dtype_attrs(policy)
