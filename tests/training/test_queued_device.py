@@ -23,6 +23,7 @@ from tests.training.test_finetune import SMALL, TRICKY, fingerprint, small_run, 
 from vitcli.data.loader import Batch
 from vitcli.distributed import runtime as runtimes
 from vitcli.distributed import transfer
+from vitcli.evaluation import inference
 from vitcli.models import masked_patch
 from vitcli.models.build import TransformerOptions, architecture, build
 from vitcli.output.progress import Progress
@@ -173,8 +174,9 @@ def test_no_step_waits_and_its_numbers_are_read_while_the_next_one_is_computed(
 
 @pytest.fixture
 def reads_late(monkeypatch):
-    """Read the numbers of a step during the next one on a CPU, too."""
-    monkeypatch.setattr(loop, "runs_ahead", lambda device: True)
+    """Read the numbers of a step, and the logits of a batch, during the next one on a CPU, too."""
+    for module in (loop, inference):
+        monkeypatch.setattr(module, "runs_ahead", lambda device: True)
 
 
 @pytest.fixture(scope="module")

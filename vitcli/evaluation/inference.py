@@ -10,6 +10,7 @@ Letters: N rows, B batch, K classes, D hidden width, T likeliest classes kept.
 """
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,6 +25,7 @@ from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing, to_model_range
 from vitcli.distributed import fsdp
 from vitcli.distributed.runtime import Runtime, autocast, unwrap
+from vitcli.distributed.transfer import Download, Uploads, runs_ahead
 from vitcli.errors import DataError, WeightsError
 from vitcli.evaluation import metrics
 from vitcli.evaluation.predictions import Predictions
@@ -245,10 +247,26 @@ def outputs_of(
     outputs = forward_batches(
         bare, lambda _, images_BCHW: network(images_BCHW), batches, preprocessing, device, precision
     )
-    for batch, outputs_BO in outputs:
-        outputs_BO = outputs_BO[: len(batch.rows_B)].float().cpu()
+    for batch, outputs_BO in _downloaded(outputs, device):
         check_finite(outputs_BO, batch, so="no accuracy can be computed", precision=precision)
         yield batch, outputs_BO
+
+
+def _downloaded(
+    outputs: Iterator[tuple[Batch, Tensor]], device: torch.device
+) -> Iterator[tuple[Batch, Tensor]]:
+    """Yield the outputs of a batch's own rows in main memory.
+
+    A device that the host runs ahead of computes the next batch meanwhile.
+    """
+    waiting: deque[tuple[Batch, Download]] = deque()
+    for batch, outputs_BO in outputs:
+        waiting.append((batch, Download([outputs_BO[: len(batch.rows_B)].float()])))
+        if len(waiting) > runs_ahead(device):
+            batch, download = waiting.popleft()
+            yield batch, *download.read()
+    for batch, download in waiting:
+        yield batch, *download.read()
 
 
 def check_finite(outputs: Tensor, batch: Batch, *, so: str, precision: str) -> None:
@@ -278,13 +296,13 @@ def forward_batches(
     The model is left in the mode it was in. Batches are padded with blank images to a `multiple`, at least
     one; the outputs of the padding come last and are for the caller to cut off.
     """
-    was_training = model.training
+    was_training, upload = model.training, Uploads(device)
     model.eval()
     try:
         with low_precision_weights(model, device, precision):
             for batch in batches:
                 rows_B, images_BCHW = _padded(batch, multiple)
-                images_BCHW = images_BCHW.to(device, non_blocking=True)
+                (images_BCHW,) = upload(images_BCHW)
                 images_BCHW = to_model_range(images_BCHW, mean=preprocessing.mean, std=preprocessing.std)
                 with torch.no_grad(), autocast(device, precision), profile.phase(profile.FORWARD):
                     outputs = network(rows_B, images_BCHW)
