@@ -209,3 +209,13 @@ def test_cores_are_counted_with_and_without_affinity(monkeypatch):
 def test_a_lost_connection_is_an_error_of_the_run_and_others_are_not():
     assert launch.as_process_error(RuntimeError("... Connection closed by peer [127.0.0.1]:1"))
     assert launch.as_process_error(RuntimeError("shapes do not match")) is None
+
+
+def test_the_memory_of_a_container_counts_by_its_bound(tmp_path):
+    assert launch._free_in_container(str(tmp_path)) == float("inf")
+    files = {"memory.max": "1000", "memory.current": "700", "memory.stat": "anon 500\ninactive_file 150\n"}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert launch._free_in_container(str(tmp_path)) == 1000 - 700 + 150
+    (tmp_path / "memory.max").write_text("max")
+    assert launch._free_in_container(str(tmp_path)) == float("inf")

@@ -158,9 +158,9 @@ class ImageCache:
         """Return one line on all splits, None if there is nothing to say."""
         if not self.kept or all(kept.reason == ONCE for kept in self.kept.values()):
             return None
-        return "decoded images (data.cache): " + "; ".join(
-            f"{name} {kept}" for name, kept in self.kept.items()
-        )
+        # Of "photos, split train" the split will do.
+        lines = [f"{name.partition(', split ')[2] or name} {kept}" for name, kept in self.kept.items()]
+        return f"decoded images (data.cache): {'; '.join(lines)}"
 
     def record(self) -> dict[str, Any]:
         """Return what is kept, for timing.jsonl."""

@@ -8,6 +8,7 @@ torch by itself.
 import ctypes
 import json
 import logging
+import math
 import os
 import re
 import signal
@@ -225,7 +226,24 @@ def as_device_error(error: Exception) -> VitError | None:
 
 
 def free_bytes() -> float:
-    """Return the memory that can be used without pushing other programs out."""
+    """Return the memory that is free without pushing other programs out, in this container if it is one."""
     import psutil
 
-    return psutil.virtual_memory().available
+    return min(psutil.virtual_memory().available, _free_in_container())
+
+
+def _free_in_container(root: str = "/sys/fs/cgroup") -> float:
+    """Return what the control group of this process has left, with what the kernel could drop."""
+    for limit, used, droppable in (
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        try:
+            bound, taken = (int(Path(root, name).read_text()) for name in (limit, used))
+            counts = dict(
+                line.split() for line in Path(root, limit).with_name("memory.stat").read_text().splitlines()
+            )
+        except (OSError, ValueError):  # no such file, or "max"
+            continue
+        return max(0.0, bound - taken + int(counts.get(droppable, 0)))
+    return math.inf

@@ -36,6 +36,7 @@ from vitcli.output.progress import Progress
 from vitcli.output.summaries import Evaluation, ResolutionScore
 from vitcli.recipe import Recipe, catalog
 from vitcli.recipe.request import RecipeRequest
+from vitcli.recipe.schema import WITHOUT_EFFECT
 from vitcli.weights.io import Weights
 from vitcli.weights.load import load_for_inference
 
@@ -73,7 +74,8 @@ class EvaluateOptions:
             "--all-compete": self.all_compete,
         }
         choices = {option: value for option, value in choices.items() if value}
-        return {"--split": split.name} | request.given | choices
+        given = {key: value for key, value in request.given.items() if key not in WITHOUT_EFFECT}
+        return {"--split": split.name} | given | choices
 
 
 @dataclass(frozen=True)

@@ -123,7 +123,7 @@ def list_as_text(result: dict[str, Any]) -> str:
         for kind in result["kinds"]
     ]
     columns = {"kind": "id", "entries": "number", "size": "number", "last used": "id", "what": "text"}
-    parts = [simple_table(columns, rows).as_text()]
+    parts = [simple_table(columns, rows).as_text().rstrip()]
     named = [entry for entry in result["entries"] if entry["about"]]
     if named:
         rows = [
@@ -136,14 +136,16 @@ def list_as_text(result: dict[str, Any]) -> str:
             for entry in named[:SHOWN]
         ]
         parts.append(
-            simple_table({"kind": "id", "size": "number", "last used": "id", "of": "text"}, rows).as_text()
+            simple_table({"kind": "id", "size": "number", "last used": "id", "of": "text"}, rows)
+            .as_text()
+            .rstrip()
         )
         if len(named) > SHOWN:
             parts.append(f"... and {len(named) - SHOWN} more, with --json")
     limit = text.bytes_text(result["limit_bytes"])
     parts.append(
-        f"in {result['folder']}: {text.bytes_text(result['bounded_bytes'])} of at most {limit} "
-        f"({user_cache.LIMIT}, and {user_cache.FREE_FRACTION:.0%} of the free space); weights do not count"
+        f"in {result['folder']}\n{text.bytes_text(result['bounded_bytes'])} of at most {limit}, by "
+        f"{user_cache.LIMIT} and {user_cache.FREE_FRACTION:.0%} of the free space (without weights)"
     )
     return "\n\n".join(parts)
 

@@ -9,6 +9,9 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, TypeAdapter, model_validator
 
 ONE_OF, OTHER = "<or> ", "<other>"  # the branches of `either`; they appear in pydantic's paths, in no file
+WITHOUT_EFFECT = frozenset(
+    {"data.cache"}
+)  # keys on which no result depends: how fast a run is, not what it is
 WEIGHTS = "weights"  # in the place of a value of [data]: what the checkpoint states about its images
 
 

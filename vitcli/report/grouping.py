@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 from vitcli.models.variants import VARIANTS
 from vitcli.output.document import Header
 from vitcli.output.text import count_of, natural, short_names, size_text, value_text
+from vitcli.recipe.schema import WITHOUT_EFFECT
 
 SIZE, SEED = "data.image_size", "train.seed"
 UNSET = "unset"
@@ -171,7 +172,9 @@ def _size_of(model: str) -> int:
 
 def _distinguishing_keys(entries: Sequence[Entry]) -> list[str]:
     """Return the fewest recipe keys, in order, that leave no cell with results of different recipes."""
-    known = sorted({key for entry in entries for key in entry.recipe} - set(WORDS) - OF_TABLE)
+    known = sorted(
+        {key for entry in entries for key in entry.recipe} - set(WORDS) - OF_TABLE - WITHOUT_EFFECT
+    )
     order = [*WORDS, *known, SEED, FOLDER]
     keys: list[str] = []
     while clashes := _clashes(entries, keys):
@@ -193,7 +196,10 @@ def _clashes(entries: Sequence[Entry], keys: Sequence[str]) -> list[list[Entry]]
 def _are_repeats(cell: Sequence[Entry]) -> bool:
     seeds = [seed for entry in cell for seed in entry.seeds]
     is_seeded = all(entry.seeds for entry in cell)
-    recipes = {tuple((key, _value(entry, key)) for key in sorted({*entry.recipe} - {SEED})) for entry in cell}
+    ignored = {SEED, *WITHOUT_EFFECT}
+    recipes = {
+        tuple((key, _value(entry, key)) for key in sorted({*entry.recipe} - ignored)) for entry in cell
+    }
     return is_seeded and len(set(seeds)) == len(seeds) and len(recipes) == 1
 
 
