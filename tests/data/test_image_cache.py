@@ -180,6 +180,7 @@ def test_more_than_a_quarter_of_the_free_memory_is_not_kept_by_itself(split, mon
     for row in range(len(split)):
         loader.read_example(kept, row)
     assert 0 < partly.num_added() < len(split)  # as far as there is room
+    assert "kept in memory (73.2 KiB of 135.0 KiB)" in partly.line()
 
 
 def test_streamed_shards_and_images_without_a_stamp_stay_off_the_disk(split):

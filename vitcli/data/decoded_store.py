@@ -201,9 +201,7 @@ def is_stored(about: dict[str, Any]) -> bool:
     return (user_cache.cache_folder("decoded") / name_of(about)).is_dir()
 
 
-def open_store(
-    about: dict[str, Any], num_rows: int, *, limit_bytes: float, may_add: bool = True
-) -> FileStore:
+def open_store(about: dict[str, Any], num_rows: int, *, limit_bytes: float) -> FileStore:
     """Open the store with this key in the user's cache, or begin one.
 
     Args:
@@ -216,7 +214,7 @@ def open_store(
     folder = user_cache.make_cache_folder("decoded") / name_of(about)
     lock = _lock(folder, about)
     try:
-        file = _open(folder / "index", os.O_RDWR | os.O_CREAT if may_add else os.O_RDONLY)
+        file = _open(folder / "index", os.O_RDWR | os.O_CREAT)
         length = max(1, num_rows) * RECORD_BYTES
         if os.fstat(file.fileno()).st_size < length:
             os.ftruncate(file.fileno(), length)
@@ -234,7 +232,7 @@ def open_store(
     return FileStore(
         index,
         file,
-        make_segment=make_segment if may_add else None,
+        make_segment=make_segment,
         open_segment=lambda segment: _open(folder / f"pixels-{segment:016x}", os.O_RDONLY),
         limit_bytes=limit_bytes,
         lock=lock,

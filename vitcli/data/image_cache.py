@@ -89,16 +89,21 @@ class Kept:
     Attributes:
         place: "memory", "disk" or "off".
         num_bytes: of all of them, an estimate.
+        room_bytes: how much of them may be kept.
         reason: for people, if they are not kept.
     """
 
     place: str
     num_bytes: int = 0
+    room_bytes: int = 0
     reason: str = ""
 
     def __str__(self) -> str:
+        if self.place == "off":
+            return f"not kept ({self.reason})"
         size = bytes_text(self.num_bytes)
-        return f"not kept ({self.reason})" if self.place == "off" else f"kept {PLACES[self.place]} ({size})"
+        part = f"{bytes_text(self.room_bytes)} of {size}" if self.room_bytes < self.num_bytes else size
+        return f"kept {PLACES[self.place]} ({part})"
 
 
 PLACES = {"memory": "in memory", "disk": "on disk"}
@@ -193,16 +198,16 @@ class ImageCache:
         for place in places:
             try:
                 if place == "disk":
-                    room = min(user_cache.room_for_more(), of_whole)
+                    room = int(min(user_cache.room_for_more(), of_whole))
                     store = decoded_store.open_store(about, len(whole), limit_bytes=room)
                 else:
-                    room = min(self.memory_left, of_whole)
+                    room = int(min(self.memory_left, of_whole))
                     store = MemoryStore(room)
                     self.memory_left = max(0.0, self.memory_left - need)
-                return store, Kept(place, need)
+                return store, Kept(place, need, room)
             except OSError as error:
                 reason = error.strerror or str(error)
-        return None, Kept("off", need, reason)
+        return None, Kept("off", need, reason=reason)
 
     def _places(self, whole: Split, about: dict[str, Any], need: int, visits: float) -> tuple[list[str], str]:
         """Return the places to try in this order, and the reason if there is none."""
