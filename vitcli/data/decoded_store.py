@@ -44,10 +44,12 @@ class MemoryStore:
 
     Attributes:
         num_added: images that are stored.
+        is_full: whether an image had no room.
         problem: None; see `FileStore`.
     """
 
     problem: OSError | None = None
+    is_full = False
 
     def __init__(self, limit_bytes: float):
         self.limit_bytes, self.added_bytes = limit_bytes, 0
@@ -67,6 +69,7 @@ class MemoryStore:
         """Store the image of a row; return whether there was room."""
         with self._mutex:
             if self.added_bytes + pixels_HWC.nbytes > self.limit_bytes:
+                self.is_full = True
                 return False
             self.added_bytes += pixels_HWC.nbytes
         # A part of a larger array would keep all of it in memory.
@@ -89,8 +92,11 @@ class FileStore:
 
     Attributes:
         added_bytes, num_added: what this process has added.
+        is_full: whether nothing more is added: an image had no room, or the disk failed.
         problem: why no more is added, if it was an error of the disk.
     """
+
+    is_full = False
 
     def __init__(
         self,
@@ -142,13 +148,14 @@ class FileStore:
             with self._mutex:
                 place = self._reserve(pixels_HWC.nbytes)
             if place is None:
+                self.is_full = True
                 return False
             segment, file, offset = place
             _write(file, memoryview(pixels_HWC).cast("B"), offset)
             checksum = xxhash.xxh3_64_intdigest(pixels_HWC, SEED)
             self._write_record(row, PLACE.pack(stamp, segment, offset, height, width, 0, checksum))
         except OSError as error:
-            self.problem, self._make_segment = error, None
+            self.problem, self.is_full, self._make_segment = error, True, None
             return False
         with self._mutex:
             self.num_added += 1

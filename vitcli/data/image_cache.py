@@ -48,21 +48,28 @@ class CachedRows:
         self._behind_s = 0.0  # how much longer writing has taken than decoding
 
     def read(
-        self, split: Split, row: int, make: Callable[[], tuple[np.ndarray, Label]]
-    ) -> tuple[np.ndarray, Label]:
-        """Return the image and the label of a row; `make` makes both where the image is not kept."""
+        self,
+        split: Split,
+        row: int,
+        make: Callable[[], tuple[np.ndarray, Label]],
+        make_otherwise: Callable[[], tuple[Any, Label]] | None = None,
+    ) -> tuple[Any, Label]:
+        """Return the image and the label of a row; `make` makes both where the image is not kept yet.
+
+        Args:
+            make_otherwise: used in place of `make` where the image will not be kept.
+        """
         source = row if self.rows_N is None else int(self.rows_N[row])
         stamp = self.stamp_of(source)  # before its file is read: a change meanwhile is then noticed
-        if stamp is None:
-            return make()
-        image_HWC = self.store.get(source, stamp)
+        image_HWC = None if stamp is None else self.store.get(source, stamp)
         if image_HWC is not None:
             return image_HWC, split.label_of(row)
-        began_at = time.perf_counter()
-        image_HWC, label = make()
-        made_at = time.perf_counter()
         # On a disk that takes longer to write an image than to decode it again, only some are kept.
-        if self._behind_s < SLOW_S:
+        will_be_kept = stamp is not None and not self.store.is_full and self._behind_s < SLOW_S
+        began_at = time.perf_counter()
+        image_HWC, label = make() if will_be_kept or make_otherwise is None else make_otherwise()
+        made_at = time.perf_counter()
+        if will_be_kept:
             self.store.add(source, stamp, image_HWC)
         with self._mutex:
             self._behind_s = max(0.0, self._behind_s + time.perf_counter() - 2 * made_at + began_at)

@@ -188,7 +188,7 @@ def open_example(split: Split, row: int, read_row: ReadRow) -> tuple[np.ndarray 
         return image.decode() if isinstance(image, Jpeg) else image, label
 
     kept = split.cache and split.cache.decoded
-    return kept.read(split, row, decode_row) if kept else open_row()
+    return kept.read(split, row, decode_row, open_row) if kept else open_row()
 
 
 def check_images(split: Split, *, rank: int, world_size: int, num_threads: int) -> list[DataError]:
