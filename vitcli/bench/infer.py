@@ -162,6 +162,7 @@ def _case(recipe: Recipe, side: int | None, runtime: Runtime, progress: Progress
             nn.init.normal_(layer.weight, std=0.02)
     else:
         weights = read_weights(settings.ckpt, model_name=settings.name, quiet=progress.is_silent)
+        size = size if side else weights.architecture.image_size
         arch = replace(weights.architecture, image_size=size)
         check_image_size(arch)
         model, arch = load_for_inference(
@@ -205,12 +206,12 @@ def _measure(case: Case, runtime: Runtime, progress: Progress, options: BenchOpt
     sides = {"ours": watched(stream.lap, peaks)}
     laps = interleaved(sides | ({"timm": timm_lap} if options.compare else {}), options.repeats)
     limit = max(limit, limits.matmul_flops_per_s(shapes, device, runtime.precision))
-    found = rates(laps["ours"])
+    speed = rates(laps["ours"])
     return {
         "steps": steps,
-        **found,
+        **speed,
         "limit_flops_per_s": limit,
-        "fraction_of_limit": limits.inference_flops(case.arch) * found["images_per_s"] / limit,
+        "fraction_of_limit": limits.inference_flops(case.arch) * speed["images_per_s"] / limit,
         **peaks[0],
         "compare": _comparison(laps) if options.compare else None,
     }

@@ -46,7 +46,7 @@ def _compared_data(compare: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     if compare["second_epoch_ratio"]:
         by_clock, by_cpu = compare["second_epoch_ratio"], compare["second_epoch_cpu_ratio"]
         later = f"; in later epochs {by_clock:.1f}x by the clock, {by_cpu:.1f}x by CPU time"
-    return [*_compared(compare), ("", cpu + later), ("not equal", compare["differences"])]
+    return [*_compared(compare), ("", cpu + later), ("differs", compare["differences"])]
 
 
 def _train(result: Mapping[str, Any]) -> str:
@@ -61,7 +61,7 @@ def _train(result: Mapping[str, Any]) -> str:
         ("CPU time", f"{1e3 * result['cpu_s_per_image']:.2f} ms an image"),
         ("memory", _memory(result)),
         *_compared(result["compare"]),
-        *([("not equal", result["compare"]["differences"])] if result["compare"] else []),
+        *([("differs", result["compare"]["differences"])] if result["compare"] else []),
         ("network", f"{result['model']} at {size_text(result['resolution'])} px, {result['optimizer']}"),
         ("images", result["dataset"]),
         *_machine(result),
@@ -95,7 +95,7 @@ def _infer(result: Mapping[str, Any]) -> str:
         if limits
         else []
     )
-    foot += [("not equal", row["compare"]["differences"]) for row in rows[:1] if row["compare"]]
+    foot += [("differs", row["compare"]["differences"]) for row in rows[:1] if row["compare"]]
     foot += [("images", result["dataset"]), *_machine(result)]
     foot += [("figure", f"{result['out']}/inference.png")] if result.get("out") else []
     return f"{simple_table(columns, lines).as_text()}\n{pairs(foot)}"

@@ -172,12 +172,12 @@ def digest(events: Sequence[dict[str, Any]], *, num_steps: int) -> Digest:
     for kernel in kernels:
         at = launched_at.get(kernel.get("args", {}).get("correlation"), kernel["ts"])
         of_phases[_phase_at(intervals, at)] += kernel["dur"] / length
-    own = _kernel_times(kernels) if kernels else _self_times(inside)
+    times = _kernel_times(kernels) if kernels else _self_times(inside)
     return Digest(
         num_steps=num_steps,
         step_s=length / num_steps / 1e6,
         phases=_fractions(intervals, length),
-        operators={name: time / length for name, time in own.most_common(NUM_OPERATORS)},
+        operators={name: us / length for name, us in times.most_common(NUM_OPERATORS)},
         device_busy=_covered(map(_interval, kernels), window) / length if kernels else None,
         device_phases=dict(of_phases),
     )
@@ -196,8 +196,8 @@ def _phases_of(events: Sequence[dict[str, Any]], thread: Any, window: Interval) 
 
     def of(prefix: str) -> list[Interval]:
         # A GPU repeats annotations on its own time line.
-        found = [e for e in events if e["name"].startswith(prefix) and e["tid"] == thread]
-        return sorted(_interval(event) for event in found if event.get("cat") == "user_annotation")
+        named = [e for e in events if e["name"].startswith(prefix) and e["tid"] == thread]
+        return sorted(_interval(event) for event in named if event.get("cat") == "user_annotation")
 
     data, forward, optimizer = of(DATA), of(FORWARD), of(OPTIMIZER)
     backward = sorted(_interval(event) for event in events if event["name"].startswith(AUTOGRAD))
@@ -262,21 +262,21 @@ def _self_times(events: Iterable[dict[str, Any]]) -> Counter[str]:
     return times
 
 
-def as_lines(found: Digest, *, precision: str) -> list[str]:
+def as_lines(result: Digest, *, precision: str) -> list[str]:
     """Return a digest as lines of text: the step, its phases, its operators, and what to try."""
-    step_ms = 1e3 * found.step_s
-    lines = [f"profile         {count_of(found.num_steps, 'step')} of {step_ms:,.1f} ms"]
+    step_ms = 1e3 * result.step_s
+    lines = [f"profile         {count_of(result.num_steps, 'step')} of {step_ms:,.1f} ms"]
     for name in PHASES:
-        fraction = found.phases[name]
+        fraction = result.phases[name]
         line = f"{name:<16}{fraction:>6.1%}  {fraction * step_ms:>9,.1f} ms"
-        if found.device_busy is not None:
-            line += f"   its kernels {found.device_phases.get(name, 0.0):.1%}"
+        if result.device_busy is not None:
+            line += f"   its kernels {result.device_phases.get(name, 0.0):.1%}"
         lines.append(line)
-    if found.device_busy is not None:
-        lines.append(f"GPU busy        {found.device_busy:>6.1%}")
-    each = ", ".join(f"{_short(name)} {fraction:.0%}" for name, fraction in found.operators.items())
+    if result.device_busy is not None:
+        lines.append(f"GPU busy        {result.device_busy:>6.1%}")
+    each = ", ".join(f"{_short(name)} {fraction:.0%}" for name, fraction in result.operators.items())
     lines.append(f"top operators   {each or '-'}")
-    return [*lines, f"to try          {'; '.join(advice(found, precision=precision))}"]
+    return [*lines, f"to try          {'; '.join(advice(result, precision=precision))}"]
 
 
 def _short(name: str) -> str:
@@ -284,7 +284,7 @@ def _short(name: str) -> str:
     return name if len(name) <= 40 else f"{name[:37]}..."
 
 
-def advice(found: Digest, *, precision: str) -> list[str]:
+def advice(result: Digest, *, precision: str) -> list[str]:
     """Return what to try, as sentences chosen by the fractions of a step."""
     sentences = {
         "data wait": "the network waits for images: keep them decoded (data.cache), use more --workers; vit "
@@ -294,19 +294,18 @@ def advice(found: Digest, *, precision: str) -> list[str]:
         "everything else": "much is done between the passes: a larger --per-device-batch, and larger "
         "train.log_every, train.save_every and eval.every make it rarer",
     }
-    advised = [sentences[name] for name, limit in MUCH.items() if found.phases[name] > limit]
+    advised = [sentences[name] for name, limit in MUCH.items() if result.phases[name] > limit]
     products = sum(
         fraction
-        for name, fraction in found.operators.items()
+        for name, fraction in result.operators.items()
         if any(word in name.lower() for word in MATRIX_PRODUCTS)
     )
     if precision == "fp32" and products > COMPUTES:
         advised.append(
             f"{products:.0%} are matrix products in fp32: --precision bf16, if the hardware computes it"
         )
-    if found.device_busy is not None and found.device_busy < BUSY and not advised:
-        advised.append(
-            f"the GPU is idle {1 - found.device_busy:.0%} of the time: a larger --per-device-batch, --compile"
-        )
-    computing = found.phases["forward"] + found.phases["backward"]
+    if result.device_busy is not None and result.device_busy < BUSY and not advised:
+        idle = f"{1 - result.device_busy:.0%}"
+        advised.append(f"the GPU is idle {idle} of the time: a larger --per-device-batch, --compile")
+    computing = result.phases["forward"] + result.phases["backward"]
     return advised or [f"nothing stands out: {computing:.0%} are forward and backward passes"]
