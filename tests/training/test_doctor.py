@@ -35,6 +35,7 @@ def test_what_slows_a_machine_down_is_said(monkeypatch, tmp_path):
         (line,) = doctor._slow(fast | machine)
         return line
 
+    assert only(cpu_count=2, torch_threads=2).startswith("2 cores and no GPU: take small models")
     assert only(torch_threads=1) == "torch computes on 1 of 16 cores: OMP_NUM_THREADS=16"
     assert only(precision="fp32").startswith("the device has no bf16")
     assert only(simplejpeg="not installed").startswith("simplejpeg is not installed")

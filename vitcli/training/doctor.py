@@ -67,6 +67,10 @@ def _slow(machine: dict[str, Any]) -> list[str]:
         lines.append(
             f"this container has {quota:.1f} of {cores} cores: OMP_NUM_THREADS={fewer} --workers {fewer}"
         )
+    if not num_gpus and cores < CORES_PER_GPU:
+        lines.append(
+            f"{count_of(cores, 'core')} and no GPU: take small models, such as ViT-Ti/16, or vit fewshot"
+        )
     if threads < cores and not num_gpus:
         lines.append(f"torch computes on {threads} of {cores} cores: OMP_NUM_THREADS={cores}")
     if cores < CORES_PER_GPU * num_gpus:
