@@ -179,3 +179,19 @@ def test_a_store_in_use_is_not_deleted_and_a_deleted_one_is_begun_again():
     assert user_cache.delete(folder) and not folder.exists()
     assert np.array_equal(image, image_of(1))  # what was read stays
     assert rows_there(open_noise()) == []
+
+
+def test_what_others_use_is_no_room_and_what_nobody_uses_makes_room(monkeypatch):
+    with_space = open_noise()
+    for row in range(4):
+        with_space.add(row, 5, image_of(row))
+    old, (pixels,) = files_of_store()
+    monkeypatch.setenv("VIT_CACHE_LIMIT", str(pixels.lstat().st_blocks * 512 + 60_000))
+    about = {**ABOUT, "fingerprint": "g"}
+    other = decoded_store.open_store(about, NUM_ROWS, limit_bytes=1e9)
+    added = [other.add(row, 5, image_of(row)) for row in range(NUM_ROWS)]
+
+    assert old.exists() and 0 < sum(added) < 20 and other.problem is None
+    with_space.close()
+    more = decoded_store.open_store(about, NUM_ROWS, limit_bytes=1e9)
+    assert more.add(NUM_ROWS - 1, 5, image_of(NUM_ROWS - 1)) and not old.exists()

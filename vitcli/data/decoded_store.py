@@ -85,7 +85,8 @@ class FileStore:
 
     Args:
         index, index_file: the records, mapped, and the file to write them to.
-        make_segment: creates the file of a new segment, for so many bytes; None where nothing may be added.
+        make_segment: creates the file of a new segment, for so many bytes, and returns how many there is room
+            for; None where nothing may be added.
         open_segment: opens one that this or another process has created.
         limit_bytes: of what this process adds.
         lock: held as long as the store is open.
@@ -103,7 +104,7 @@ class FileStore:
         index: mmap.mmap,
         index_file: BinaryIO,
         *,
-        make_segment: Callable[[int, int], BinaryIO] | None,
+        make_segment: Callable[[int, int], tuple[BinaryIO, int]] | None,
         open_segment: Callable[[int], BinaryIO],
         limit_bytes: float,
         lock: BinaryIO | None = None,
@@ -173,10 +174,14 @@ class FileStore:
         if self.added_bytes + length > self.limit_bytes or length > SEGMENT:
             return None
         if self._end + length > SEGMENT:
-            segment = secrets.randbits(64)
-            file = self._make_segment(segment, int(min(SEGMENT, self.limit_bytes - self.added_bytes)))
+            segment, needed = secrets.randbits(64), int(min(SEGMENT, self.limit_bytes - self.added_bytes))
+            file, room = self._make_segment(segment, needed)
+            if room < needed:
+                self.limit_bytes = self.added_bytes + room
             os.ftruncate(file.fileno(), SEGMENT)  # a hole, so that it can be mapped at once
             self._segment, self._file, self._end = segment, file, 0
+            if length > room:
+                return None
         offset = self._end
         self._end += length
         self.added_bytes += length
@@ -231,10 +236,11 @@ def open_store(about: dict[str, Any], num_rows: int, *, limit_bytes: float) -> F
         raise error if isinstance(error, OSError) else OSError(0, str(error)) from error
     user_cache.mark_used(folder)
 
-    def make_segment(segment: int, num_bytes: int) -> BinaryIO:
-        if not user_cache.make_room(num_bytes):
-            raise OSError(0, f"it takes all that {user_cache.LIMIT} and the free space allow")
-        return _open(folder / f"pixels-{segment:016x}", os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    def make_segment(segment: int, num_bytes: int) -> tuple[BinaryIO, int]:
+        room = min(num_bytes, user_cache.room_for_more())
+        if not (room and user_cache.make_room(room)):
+            raise OSError(0, f"they take all that {user_cache.LIMIT} and the free space allow")
+        return _open(folder / f"pixels-{segment:016x}", os.O_RDWR | os.O_CREAT | os.O_EXCL), room
 
     return FileStore(
         index,
