@@ -21,9 +21,7 @@ from vitcli.errors import MachineError, VitError
 
 @pytest.fixture(autouse=True)
 def fresh():
-    """Accelerate keeps its state for all Accelerators of a process, and torch its precision."""
-    kernels = (torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn)
-    precisions = [each.fp32_precision for each in kernels]
+    """Accelerate keeps its state for all Accelerators of a process."""
 
     def reset() -> None:
         AcceleratorState._reset_state(reset_partial_state=True)
@@ -32,8 +30,6 @@ def fresh():
     reset()
     yield
     reset()
-    for each, precision in zip(kernels, precisions, strict=True):
-        each.fp32_precision = precision
 
 
 @pytest.fixture
@@ -59,6 +55,7 @@ def test_fp32_is_fp32_and_a_gpu_repeats_its_convolutions_whatever_was_set_before
     with report_gpus("NVIDIA H200"):
         runtime.start("fp32")
         assert torch.backends.cudnn.conv.fp32_precision == torch.backends.cuda.matmul.fp32_precision == "ieee"
+        assert not torch.backends.cudnn.allow_tf32 and not torch.backends.cuda.matmul.allow_tf32
         assert torch.backends.cudnn.deterministic and not torch.are_deterministic_algorithms_enabled()
         assert numerics.CUBLAS_WORKSPACE not in os.environ
     assert not torch.backends.cudnn.deterministic
@@ -79,11 +76,10 @@ def test_exact_asks_every_kernel_of_a_gpu_for_the_same_order(workspace, used, mo
     assert torch.get_num_threads() == 1 and not torch.are_deterministic_algorithms_enabled()
 
 
-def test_only_one_api_says_what_fp32_means():
+def test_only_one_module_says_what_fp32_means():
     sources = {path: path.read_text() for path in (REPOSITORY / "vitcli").rglob("*.py")}
-    older = r"\.allow_tf32|set_float32_matmul_precision"
-    assert not [path for path, text in sources.items() if re.search(older, text)]
-    assert [path.name for path, text in sources.items() if "fp32_precision =" in text] == ["numerics.py"]
+    settings = r"fp32_precision =|\.allow_tf32|set_float32_matmul_precision"
+    assert [path.name for path, text in sources.items() if re.search(settings, text)] == ["numerics.py"]
     # Devices without float64 copy to the CPU first.
     assert not [path for path, text in sources.items() if re.search(r"\.double\(\)[^\n]*\.cpu\(\)", text)]
 

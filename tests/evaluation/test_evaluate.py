@@ -57,9 +57,8 @@ def test_the_numbers_follow_from_the_saved_predictions(evaluated, tmp_path):
     confidences = np.array([row["top_probabilities"][0] for row in rows])
     assert len(rows) == result["num_eval_examples"] == 10
     assert right.mean() == result["top1"] and result["top5"] == 1.0
-    assert np.mean([row["loss"] for row in rows]) == pytest.approx(result["loss"], rel=1e-14) and (
-        result["nll"] == result["loss"]
-    )
+    mean_loss = np.mean([row["loss"] for row in rows])
+    assert [result["loss"], result["nll"]] == pytest.approx([mean_loss] * 2, rel=1e-14)
     briers = [
         2 * (1 - sure) ** 2 if hit else 2 * sure**2 for sure, hit in zip(confidences, right, strict=True)
     ]

@@ -137,7 +137,8 @@ def test_only_the_network_computes_in_less_precision(network):
     rolled = rolled / rolled.sum(-1, keepdim=True)  # bfloat16's rows do not quite sum to 1
 
     assert all(numbers.dtype in (torch.float32, torch.float64) for numbers in vars(seen.stats).values())
-    torch.testing.assert_close(seen.stats.rollout_MN, rolled[:, 0, 1:], rtol=2e-3, atol=0)
+    # The pass and torch.autocast round the same products in another order.
+    torch.testing.assert_close(seen.stats.rollout_MN, rolled[:, 0, 1:], rtol=5e-3, atol=0)
 
 
 def test_large_weights_go_through_in_smaller_batches(network, monkeypatch):

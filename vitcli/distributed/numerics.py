@@ -15,9 +15,10 @@ def use_full_fp32() -> None:
     """Compute fp32 products on a GPU in fp32.
 
     cuDNN's default is TF32, whose 10 bits of mantissa break the 2e-5 of docs/exactness.md in every patch
-    embedding. `fp32_precision` is the only API used for it: torch refuses to read the older `allow_tf32`
-    where the two disagree.
+    embedding. The older `allow_tf32` is set first: torch.export reads it, and torch refuses that where the
+    two disagree.
     """
+    torch.backends.cudnn.allow_tf32 = False
     for kernels in (torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn):
         kernels.fp32_precision = "ieee"
 
