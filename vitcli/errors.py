@@ -1,5 +1,6 @@
 """Exceptions for everything that is no bug of ours, and the exit code of each."""
 
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -109,18 +110,22 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def nearest(name: str, known) -> str:
     """Return `, did you mean X?` for a mistyped name, or nothing."""
-    from difflib import get_close_matches
-
-    close = get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f", did you mean {close[0]!r}?" if close else ""
+    close = _closest(name, list(known))
+    return f", did you mean {close!r}?" if close else ""
 
 
 def nearest_path(name: str) -> str:
     """Return `, did you mean 'runs/photos'?` for a mistyped path, by the names beside it, or nothing."""
-    from difflib import get_close_matches
-
     path, beside = Path(name).expanduser(), []
     with suppress(OSError, ValueError):  # no such folder, or one that may not be listed
         beside = [entry.name for entry in path.parent.iterdir()]
-    close = get_close_matches(path.name, beside, n=1, cutoff=0.6)
-    return f", did you mean {str(path.with_name(close[0]))!r}?" if close else ""
+    close = _closest(path.name, beside)
+    return f", did you mean {str(path.with_name(close))!r}?" if close else ""
+
+
+def _closest(name: str, known: Sequence[str]) -> str | None:
+    """Return the most similar name; None if a typo or two would not explain the difference."""
+    from difflib import get_close_matches
+
+    least = 0.6 if len(name) <= 5 else 0.75  # one swap in "zsh" leaves two thirds of it
+    return next(iter(get_close_matches(name, known, n=1, cutoff=least)), None)

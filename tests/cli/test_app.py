@@ -25,7 +25,7 @@ from vitcli.cli.complete import choices_in
 from vitcli.cli.features import Classifier
 from vitcli.cli.options import DATA, PANELS, RUN, Compute, FeatureLayer, Tracker, option
 from vitcli.cli.options import command as option_groups
-from vitcli.errors import VitError
+from vitcli.errors import VitError, nearest, nearest_path
 from vitcli.recipe.schema import KEYS
 from vitcli.training import tracking
 
@@ -254,6 +254,24 @@ def test_a_mistyped_path_is_answered_with_those_beside_it(words, says, tmp_path,
     assert says in outcome.err and len(outcome.err.splitlines()) == 3 and outcome.code
 
 
+@pytest.mark.parametrize(
+    ("mistyped", "known", "meant"),
+    [
+        ("nothere", "other_test", None),
+        ("oxfordpets", "oxford_pets", "oxford_pets"),
+        ("tset", "test", "test"),
+        ("zhs", "zsh", "zsh"),
+        ("photso", "photos", "photos"),
+        ("flowers", "demo_flowers_dev", None),
+    ],
+)
+def test_a_name_is_proposed_where_a_typo_or_two_explain_it(mistyped, known, meant, tmp_path):
+    (tmp_path / known).mkdir()
+
+    assert nearest(mistyped, ["x", known]) == (f", did you mean {meant!r}?" if meant else "")
+    assert bool(nearest_path(str(tmp_path / mistyped))) == bool(meant)
+
+
 def test_help_and_version_go_by_the_names_of_other_tools():
     assert run("help", "finetune").out == run("finetune", "--help").out
     assert run("version").out == run("-V").out == run("--version").out
@@ -330,7 +348,7 @@ def test_the_version_is_the_packages():
     assert run("--version").out == f"vit {__version__}\n"
 
 
-@pytest.mark.parametrize("words", [[], ["recipes"]])
+@pytest.mark.parametrize("words", [[], ["recipes"], ["reproduce"]])
 def test_no_command_at_all_prints_the_help_and_no_error(words):
     outcome = run(*words)
 

@@ -68,10 +68,21 @@ def test_the_most_confident_mistakes_are_listed_with_their_files_and_how_many_th
     table = text.partition("most confident mistakes")[2].splitlines()
     assert table[0] == ", 5 of 8" and table[1].split() == ["image", "class", "predicted", "probability"]
     assert [row.split() for row in table[2:4]] == [
-        ["été", "0.webp", "tulip", "rose", "90.00%"],
-        ["été", "1.webp", "tulip", "rose", "80.00%"],
+        ["tulip/été", "0.webp", "tulip", "rose", "90.00%"],
+        ["tulip/été", "1.webp", "tulip", "rose", "80.00%"],
     ]
     assert len(table) == 7
+
+
+def test_mistakes_in_one_folder_keep_its_name_and_no_file_name_is_broken(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    mistaken = result({"tulip": (8, 10)}, mistakes=2)
+    for number, mistake in enumerate(mistaken["mistakes"]):
+        mistake |= {"place": f"/photos/val/Jonquille à fleurs/IMG é 0{number}.jpeg", "label": "Jonquille"}
+
+    lines = as_text(mistaken).partition("most confident mistakes")[2].splitlines()
+
+    assert sum("Jonquille à fleurs/IMG é 0" in line and ".jpeg" in line for line in lines) == 2
 
 
 @pytest.mark.parametrize("columns", [80, 120])

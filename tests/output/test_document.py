@@ -68,14 +68,36 @@ def test_names_are_broken_after_punctuation_and_numbers_never(text, width, lines
     assert table.as_text(width=width).splitlines()[1:] == lines
 
 
+NAMED = ["finetune-demo-ViT-demo-8-20261122-150836", "fewshot-demo-ViT-demo-8-20261122-170000"]
+BELOW = [
+    "run",
+    "  state                   top-1  data",
+    NAMED[0],
+    "  stopped, step 4 of 12   90.00  demo",
+    NAMED[1],
+    "  finished               100.00  demo",
+]
+
+
+def test_names_that_would_be_broken_stand_above_their_cells():
+    cells = (("stopped, step 4 of 12", "90.00", "demo"), ("finished", "100.00", "demo"))
+    rows = tuple(Row(Header(name), tuple(map(Cell, row))) for name, row in zip(NAMED, cells, strict=True))
+    columns = (Header("state", kind="text"), Header("top-1"), Header("data", kind="text"))
+    table = Table("list", "Runs", "", Header("run", kind="text"), columns, rows)
+    kinds = {"run": "id", "state": "text", "top-1": "number", "data": "text"}
+    of_files = simple_table(kinds, [(name, *row) for name, row in zip(NAMED, cells, strict=True)])
+
+    assert table.as_text(width=60).splitlines() == of_files.as_text(width=60).splitlines() == BELOW
+    assert len(table.as_text(width=80).splitlines()) == 3  # a line each where they fit
+
+
 def test_a_titled_table_that_fits_no_terminal_is_a_card_for_each_row():
-    row = Row(
-        Header("run-1", "finetune"), (Cell("90.00 ± 0.10", is_best=True), Cell(""), Cell("vit --out 'a b'"))
-    )
-    columns = (Header("top-1"), Header("95 %"), Header("resume with", kind="command"))
+    cells = (Cell("90.00 ± 0.10", is_best=True), Cell(""), Cell("1,281,167"), Cell("vit --out 'a b'"))
+    row = Row(Header("run-1", "finetune"), cells)
+    columns = (Header("top-1"), Header("95 %"), Header("images"), Header("resume with", kind="command"))
     table = Table("t", "Runs", "", Header("run", kind="text"), columns, (row, row))
 
-    card = "run-1, finetune\n  top-1: 90.00 ±\n    0.10*\n"
+    card = "run-1, finetune\n  top-1: 90.00 ±\n    0.10*\n  images:\n    1,281,167\n"
     commands = "run-1, resume with:\n  vit --out 'a b'\n" * 2
     assert table.as_text(width=18) == card * 2 + commands
     assert max(map(len, table.as_text(width=80).splitlines())) <= 80

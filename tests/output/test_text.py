@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from vitcli.output.atomic import read_json, write_json
 from vitcli.output.text import (
     Verbatim,
     accuracy_text,
@@ -14,6 +15,7 @@ from vitcli.output.text import (
     count_of,
     duration,
     interval_text,
+    json_of,
     json_text,
     pairs,
     short_paths,
@@ -79,9 +81,10 @@ def test_a_duration_has_the_unit_a_person_would_take(seconds, text):
     assert duration(seconds) == text
 
 
-def test_paths_lose_the_folder_that_all_share_and_names_of_rows_nothing():
+def test_paths_lose_what_all_share_but_the_folder_of_a_file_and_names_of_rows_nothing():
     assert short_paths(["my photos/a/1.jpg", "my photos/b/1.jpg"]) == ["a/1.jpg", "b/1.jpg"]
-    assert short_paths(["/x/a/1.jpg"]) == ["1.jpg"]
+    assert short_paths(["/x/a/1.jpg", "/x/a/2.jpg"]) == ["a/1.jpg", "a/2.jpg"]
+    assert short_paths(["a/1.jpg"]) == ["a/1.jpg"] and short_paths(["/1.jpg"]) == ["1.jpg"]
     assert short_paths(["demo, split test, row 3", "a/b"]) == ["demo, split test, row 3", "a/b"]
 
 
@@ -100,3 +103,23 @@ def test_json_shows_names_as_they_are_where_that_is_safe(name, encoding, is_show
     shown = json_text({"class": name})
 
     assert (name in shown) == is_shown and json.loads(shown) == {"class": name}
+
+
+def test_an_interval_has_no_more_digits_than_the_one_beside_it():
+    assert interval_text((0.9939, 1.0)) == "99.39 to 100.00"
+    assert interval_text((0.9939, 1.0), (0.967, 0.988)) == "99.4 to 100.0"
+    assert interval_text((0.967, 0.988), (0.9939, 1.0)) == "96.7 to 98.8"
+
+
+def test_written_json_has_letters_as_they_are_and_escapes_what_is_none(tmp_path):
+    odd = {"a": "Jonquille à fleurs 猫 😀", "b": "\udcf6 \u2028 \x9b \xa0 \U000e0001", "c": [1.5, None]}
+    write_json(tmp_path / "x.json", odd)
+
+    text = (tmp_path / "x.json").read_bytes().decode("utf-8")
+    assert "Jonquille à fleurs 猫 😀" in text and text.replace("\n", "").isprintable()
+    assert "\\udcf6 \\u2028 \\u009b \\u00a0 \\udb40\\udc01" in text
+    assert read_json(tmp_path / "x.json") == odd
+    (tmp_path / "x.json").write_text(json.dumps(odd))  # as earlier versions wrote it
+    assert read_json(tmp_path / "x.json") == odd
+    ascii_alone = {"loss": 0.1 + 0.2, "x": '\x7f\n"\\'}
+    assert json_of(ascii_alone) == json.dumps(ascii_alone)

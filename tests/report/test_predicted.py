@@ -9,6 +9,7 @@ import pytest
 from tests import report_runs as made
 from tests.conftest import run
 from tests.pages import Page, assert_fetches_nothing
+from vitcli.report.predicted import Predicted, mistakes_caption
 
 NAMES = ("tulip", "rose", "<img src=x onerror=alert(1)>")
 # Two of three tulips, no rose of two, the only image of the third.
@@ -58,8 +59,9 @@ def test_the_page_has_confusion_and_images_of_mistakes_the_most_confident_first(
 
 @pytest.mark.slow
 def test_of_many_results_there_is_no_table_but_the_figures_name_the_weakest(kept, tmp_path):
-    for name in "bcde":
+    for count, name in enumerate("bcde", start=1):  # equal matrices would be drawn once
         shutil.copytree(kept, kept.parent / name)
+        made.predicted(kept.parent / name, ROWS + [(2, 2, 0.5)] * count, NAMES)
     out = tmp_path / "report.html"
 
     assert run("report", kept.parent, "--out", out).code == 0
@@ -132,10 +134,11 @@ def test_images_with_several_labels_have_mistakes_and_no_confusion(kept, tmp_pat
     assert "Confusion" not in out.read_text() and out.read_text().count("<img") == 3
 
 
-def test_a_matrix_that_a_run_and_its_evaluation_share_is_drawn_once(tmp_path):
-    evaluation = made.evaluation()
+def test_what_a_run_and_its_evaluation_share_is_drawn_once(tmp_path):
+    evaluation, mistake = made.evaluation(), [(0, 1, 0.9)]
     for name in ("a", "b"):
         made.evaluated(made.write_json(tmp_path / name / "x.json", {}).parent, evaluation)
+        made.predicted(tmp_path / name, mistake, ("breed 0", "breed 1"))
 
     out = tmp_path / "report.html"
     assert run("report", tmp_path, "--out", out).code == 0
@@ -143,3 +146,18 @@ def test_a_matrix_that_a_run_and_its_evaluation_share_is_drawn_once(tmp_path):
     page = out.read_text()
     assert "that of ViT-B/16, b, on oxford_pets is the same" in page
     assert "Confusion matrix of ViT-B/16, a," in page and "Confusion matrix of ViT-B/16, b," not in page
+    assert page.count("<img") == 1 and page.count("b, on oxford_pets is the same") == 3  # and a label
+
+
+def test_the_caption_of_mistakes_counts_them():
+    def caption(wrong: int, shown: int) -> str:
+        pairs = (("tulip", "rose", wrong),) if wrong else ()  # no confusion of several labels
+        result = Predicted(None, "a", ("tulip", "rose"), pairs, ())
+        return mistakes_caption(result, shown, ()).partition(":")[0]
+
+    assert [caption(*counts) for counts in ((1, 1), (3, 3), (57, 10), (0, 1))] == [
+        "The most confident mistake of a",
+        "The 3 most confident mistakes of a",
+        "The 10 most confident of 57 mistakes of a",
+        "The most confident mistake of a",
+    ]

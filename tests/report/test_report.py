@@ -178,6 +178,26 @@ def test_whether_a_run_lives_is_told_by_its_lock_file_on_this_machine(tmp_path, 
     assert texts(run("report", folder, "--json").json, "progress")[0][3] == told
 
 
+@pytest.mark.parametrize(
+    ("logged", "saved", "says"),
+    [
+        (1, 4, "step 4 of 12"),
+        (7, 4, "step 7 of 12, checkpoint at step 4"),
+        (4, 4, "step 4 of 12"),
+        (7, None, "step 7 of 12"),
+    ],
+)
+def test_an_unfinished_run_has_the_step_that_it_resumes_at(tmp_path, logged, saved, says):
+    folder = made.finetuned(tmp_path / "going", is_finished=False, steps=12, step=logged)
+    (folder / ".vit.lock").write_text(f"pid 4194304 on {socket.gethostname()}")
+    for step in [2, saved] if saved else []:
+        (folder / "checkpoints" / f"step_{step:07d}").mkdir(parents=True)
+    (folder / "checkpoints" / ".tmp-9").mkdir(parents=True)  # being written, or what a crash has left
+
+    assert texts(run("report", folder, "--json").json, "progress")[0][2] == says
+    assert f"stopped, {says}" in run("report", folder, "--list").out
+
+
 def test_few_shot_rows_are_data_and_shots(tmp_path):
     made.few_shot(tmp_path / "b", {5: 0.66, 10: 0.70})
     made.few_shot(tmp_path / "l", {5: 0.71}, model="ViT-L/16")

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from vitcli.errors import MachineError, NotFiniteError, WeightsError
+from vitcli.output.run_folder import newest_checkpoint_step
 from vitcli.training import checkpoint
 
 
@@ -216,4 +217,4 @@ def test_weights_that_are_no_longer_finite_are_not_saved(tmp_path, net, value):
 
     with pytest.raises(NotFiniteError, match=r"model is no longer finite"):
         save(tmp_path, 2, net)
-    assert checkpoint.newest_step(tmp_path) == 1
+    assert newest_checkpoint_step(tmp_path) == 1

@@ -79,7 +79,7 @@ def predict(
     result = predictions.predict(images, request, inference.settings(printing, out, overwrite), topk=topk)
     error = predictions.failure(result)
     if jsonl:
-        text.write(predictions.as_jsonl(result))
+        text.write(predictions.as_jsonl(result, partial(text.json_text, indent=None)))
         if error:
             raise error
         return 0

@@ -55,7 +55,12 @@ def option(
 
 
 def command(
-    app: typer.Typer, name: str | None = None, *, panel: str | None = None, example: str = ""
+    app: typer.Typer,
+    name: str | None = None,
+    *,
+    panel: str | None = None,
+    example: str = "",
+    no_args_is_help: bool = False,
 ) -> Callable:
     """Register a function as a command of `app`.
 
@@ -65,6 +70,7 @@ def command(
     Args:
         panel: of the command in the help of `app`.
         example: command lines for the top of its help, one a line.
+        no_args_is_help: print its help where nothing is given.
     """
     heading = "Examples" if "\n" in example else "Example"
     epilog = f"{heading}:\n{example}" if example else None
@@ -93,7 +99,7 @@ def command(
             parameters=sorted(parameters, key=_panel_index)
         )
         more = {"help": _paragraphs(function.__doc__), "epilog": epilog, "rich_help_panel": panel}
-        app.command(name, cls=VitCommand, **more)(ungrouped)
+        app.command(name, cls=VitCommand, no_args_is_help=no_args_is_help, **more)(ungrouped)
         return function
 
     return register

@@ -18,6 +18,7 @@ app = typer.Typer()
     example="""\
 vit reproduce --list 'table5/b16*'
 vit reproduce table5/b16-in21k/cifar10 --out runs/b16-cifar10""",
+    no_args_is_help=True,
 )
 def reproduce(
     *,

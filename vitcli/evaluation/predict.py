@@ -1,7 +1,6 @@
 """`vit predict`: class probabilities of image files, with the same preprocessing as evaluation."""
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +11,7 @@ from vitcli.errors import DataError
 from vitcli.evaluation import inference
 from vitcli.evaluation.setup import RunSettings, eval_settings, preprocessing_for, read_checkpoint
 from vitcli.output.atomic import check_out, write_text
-from vitcli.output.text import count_of, csv_text, first_few
+from vitcli.output.text import count_of, csv_text, first_few, json_of
 from vitcli.recipe import check_names_ckpt
 from vitcli.recipe.request import RecipeRequest
 from vitcli.weights import imagenet
@@ -113,10 +112,10 @@ def error_of(unreadable: Sequence[dict[str, str]], num_images: int) -> DataError
     return DataError(f"{what}: {reason}", where=where, fix=fix)
 
 
-def as_jsonl(result: dict[str, Any]) -> str:
+def as_jsonl(result: dict[str, Any], as_json: Callable[[Any], str] = json_of) -> str:
     """Return a JSON object a line: the prediction for each image, then the images that cannot be read."""
     failed = ({"file": entry["file"], "top": [], "error": entry["message"]} for entry in result["unreadable"])
-    return "".join(f"{json.dumps(line)}\n" for line in (*result["predictions"], *failed))
+    return "".join(f"{as_json(line)}\n" for line in (*result["predictions"], *failed))
 
 
 def _csv_rows(result: dict[str, Any], topk: int) -> Iterator[list]:

@@ -144,7 +144,7 @@ def _mistakes(result: dict[str, Any]) -> str:
         (place, mistake["label"], mistake["predicted"], percent(mistake["probability"]))
         for place, mistake in zip(short, mistakes, strict=True)
     ]
-    columns = {"image": "text", "class": "text", "predicted": "text", "probability": "number"}
+    columns = {"image": "id", "class": "text", "predicted": "text", "probability": "number"}
     num_wrong = round((1 - result["top1"]) * result["num_eval_examples"])
     more = f", {len(mistakes)} of {num_wrong:,}" if num_wrong > len(mistakes) else ""
     return f"\nmost confident mistakes{more}\n{simple_table(columns, rows).as_text()}"
@@ -232,7 +232,8 @@ def _numbered(evaluations: list[dict[str, Any]], names: list[tuple[str, str]] | 
 
 
 def _with_interval(result: dict[str, Any], key: str, count: int) -> str:
-    return accuracy_text(result[key], result["intervals"][key], count)
+    intervals = result["intervals"]
+    return accuracy_text(result[key], intervals[key], count, beside=intervals["top1"])
 
 
 def predictions_as_text(result: dict[str, Any], *, is_brief: bool | None = None) -> str:

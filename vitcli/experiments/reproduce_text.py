@@ -3,7 +3,7 @@
 from typing import Any
 
 from vitcli.output.document import fraction_cell, simple_table
-from vitcli.output.text import compute_text, count_of, pairs
+from vitcli.output.text import WHOLE_RECIPE, compute_text, count_of, pairs
 
 
 def as_text(result: dict[str, Any]) -> str:
@@ -68,7 +68,7 @@ def _plan(plan: dict[str, Any]) -> str:
         on_gpus = "" if plan["gpu_hours"] is None else f", {plan['gpu_hours']:,.3g} GPU-hours"
         speed = f"the speed of ten steps, {plan['measured_images_per_s']:,.1f} images/s"
         rows.append(("hours", f"{plan['hours']:,.3g}{on_gpus}, at {speed}, without scoring"))
-    return f"{plan['recipe'].rstrip()}\n\n{pairs(rows)}"
+    return pairs([*rows, WHOLE_RECIPE])
 
 
 def _compute(total: float | None) -> str:

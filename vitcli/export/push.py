@@ -4,7 +4,6 @@ Of a run, the weights, config.json, card, recipe, summary and metrics are upload
 timings and logs are not.
 """
 
-import json
 import tempfile
 import time
 from dataclasses import replace
@@ -21,7 +20,7 @@ from vitcli.export.usage import how_to_load, on_the_hub, replace_section
 from vitcli.output import run_folder
 from vitcli.output.progress import Progress
 from vitcli.output.redaction import public_name, public_toml, public_values
-from vitcli.output.text import pairs
+from vitcli.output.text import json_of, pairs
 from vitcli.weights import formats
 from vitcli.weights.io import Weights, read_weights
 
@@ -155,5 +154,5 @@ def _files(folder: Path, summary: dict[str, Any] | None) -> dict[str, Path | byt
         return files
     toml = (folder / run_folder.RECIPE).read_text(encoding="utf-8")
     files[run_folder.RECIPE] = public_toml(toml).encode()
-    files[run_folder.SUMMARY] = (json.dumps(public_values(summary), indent=2) + "\n").encode()
+    files[run_folder.SUMMARY] = (json_of(public_values(summary), indent=2) + "\n").encode()
     return files

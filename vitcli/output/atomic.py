@@ -14,6 +14,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from vitcli.errors import MachineError, VitError
+from vitcli.output.text import json_of
 
 TEMPORARY = ".tmp-"  # prefix of every file and folder that is not complete yet
 MAX_RECORDS = 2_000_000  # of one .jsonl file; the rest is left out
@@ -49,8 +50,8 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Replace a file by an object as indented JSON."""
-    write_text(path, json.dumps(value, indent=2) + "\n")
+    """Replace a file by an object as indented JSON in UTF-8."""
+    write_text(path, json_of(value, indent=2) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

@@ -118,9 +118,10 @@ class Table:
         """Lay the table out for a terminal of `width` columns (default: the terminal's, no limit in a pipe).
 
         Where there is no room, texts and the headers of numbers are folded first, then cells such as
-        "90.00 ± 0.10" at their spaces; words are broken only after a punctuation mark. A table with a title
-        that does not fit even so is a card for each row; any other is wider than the terminal: no number is
-        ever cut off. Commands to copy stand below the table, each on a line of its own.
+        "90.00 ± 0.10" at their spaces; words are broken only after a punctuation mark. Names of rows that
+        would be broken stand on lines of their own, above the cells. A table with a title that does not fit
+        even so is a card for each row; any other is wider than the terminal: no number is ever cut off.
+        Commands to copy stand below the table, each on a line of its own.
         """
         room = width or terminal_width()
         headers = (self.corner, *self.columns)
@@ -128,10 +129,22 @@ class Table:
         lines = [[row.head.line, *(cell.line for cell in row.cells)] for row in self.rows]
         columns = [[headers[at].line, *(line[at] for line in lines)] for at in shown]
         kinds = [headers[at].kind for at in shown]
+        # Names in one piece: in the first column, on lines of their own, or on those of cards.
         widths = _column_widths(kinds, columns, room)
-        total = sum(widths) + GAP * (len(widths) - 1)
-        text = self._as_cards(room) if self.title and total > room else _grid(kinds, columns, widths)
+        if not self._breaks_names(kinds[0], columns[0], widths, room):
+            text = _grid(kinds, columns, widths)
+        else:
+            widths = _column_widths(kinds[1:], columns[1:], room - GAP)
+            is_card = self.title and _total(widths) > room - GAP
+            text = self._as_cards(room) if is_card else _grid_below_names(kinds, columns, widths, room)
         return text + self._commands()
+
+    def _breaks_names(self, kind: Kind, names: Sequence[str], widths: Sequence[int], room: int) -> bool:
+        """Return whether a name of the first column, such as that of a run, would not stay in one piece."""
+        if len(widths) == 1 or not (self.title or kind == "id"):
+            return False
+        words = (word for name in names for word in name.split())
+        return _total(widths) > room or any(_width(word) > widths[0] for word in words)
 
     def _as_cards(self, room: int) -> str:
         """Return each row as its name and, indented, a line for each cell that is not empty."""
@@ -226,27 +239,55 @@ def _column_widths(kinds: Sequence[Kind], columns: Sequence[Sequence[str]], room
     return _narrowed(_narrowed(natural, folded, room), least, room)
 
 
+def _total(widths: Sequence[int]) -> int:
+    """Return the width of a table whose columns have these widths."""
+    return sum(widths) + GAP * (len(widths) - 1)
+
+
 def _grid(kinds: Sequence[Kind], columns: Sequence[Sequence[str]], widths: Sequence[int]) -> str:
     """Return the rows of a table as lines of a terminal, cells folded to the widths of their columns."""
+    return "".join(
+        f"{line}\n"
+        for number, row in enumerate(zip(*columns, strict=True))
+        for line in _lines_of_row(kinds, row, widths, is_header=number == 0)
+    )
+
+
+def _grid_below_names(
+    kinds: Sequence[Kind], columns: Sequence[Sequence[str]], widths: Sequence[int], room: int
+) -> str:
+    """Return the rows as `_grid` does, each indented below the name that its first column has.
+
+    Args:
+        widths: of the other columns.
+    """
     lines = []
-    for row in zip(*columns, strict=True):
-        cells = [
-            [_clipped(text, width)] if kind == "clipped" else _folded(text, width, is_text=kind == "text")
-            for kind, text, width in zip(kinds, row, widths, strict=True)
-        ]
-        height = max(map(len, cells))
-        if not lines:  # headers end where the numbers begin
-            cells = [["" for _ in range(height - len(cell))] + cell for cell in cells]
-        for at in range(height):
-            parts = (cell[at] if at < len(cell) else "" for cell in cells)
-            aligned = (
-                " " * (width - _width(part)) + part
-                if kind == "number"
-                else part + " " * (width - _width(part))
-                for kind, part, width in zip(kinds, parts, widths, strict=True)
-            )
-            lines.append((" " * GAP).join(aligned).rstrip())
+    for number, (name, *row) in enumerate(zip(*columns, strict=True)):
+        lines += _folded(name, room, is_text=True)
+        below = _lines_of_row(kinds[1:], row, widths, is_header=number == 0)
+        lines += [(" " * GAP + line).rstrip() for line in below]
     return "".join(f"{line}\n" for line in lines)
+
+
+def _lines_of_row(
+    kinds: Sequence[Kind], row: Sequence[str], widths: Sequence[int], *, is_header: bool
+) -> list[str]:
+    cells = [
+        [_clipped(text, width)] if kind == "clipped" else _folded(text, width, is_text=kind == "text")
+        for kind, text, width in zip(kinds, row, widths, strict=True)
+    ]
+    height = max(map(len, cells))
+    if is_header:  # headers end where the numbers begin
+        cells = [["" for _ in range(height - len(cell))] + cell for cell in cells]
+    lines = []
+    for at in range(height):
+        parts = (cell[at] if at < len(cell) else "" for cell in cells)
+        aligned = (
+            " " * (width - _width(part)) + part if kind == "number" else part + " " * (width - _width(part))
+            for kind, part, width in zip(kinds, parts, widths, strict=True)
+        )
+        lines.append((" " * GAP).join(aligned).rstrip())
+    return lines
 
 
 def _clipped(text: str, width: int) -> str:

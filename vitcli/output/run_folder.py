@@ -3,14 +3,13 @@
 metrics.jsonl holds nothing that depends on time: a resumed run writes the same bytes as an unbroken one.
 """
 
-import json
 import os
 import platform
 import re
 import subprocess
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from itertools import count
 from pathlib import Path
@@ -23,6 +22,7 @@ from vitcli.output import profile
 from vitcli.output.atomic import TEMPORARY, read_json, write_json, write_text
 from vitcli.output.owned_folder import OwnedFolder, refuse_other
 from vitcli.output.redaction import without_secrets
+from vitcli.output.text import json_of
 from vitcli.recipe import Recipe
 
 METRICS, TIMING, SUMMARY, RECIPE = "metrics.jsonl", "timing.jsonl", "summary.json", "recipe.toml"
@@ -33,13 +33,14 @@ DIVERGED = "diverged.json"  # instead of the summary of a trial whose loss was n
 WEIGHTS = "model.safetensors"
 PREDICTIONS, MISTAKES = "predictions.parquet", "mistakes.json"  # of the final evaluation
 LOCK = ".vit.lock"
+CHECKPOINTS = "checkpoints"
 ARMS, REPEATS = "arms", "runs"  # of a sweep, below its folder: its trials, its runs with several seeds
 CHECKOUT = Path(__file__).parents[2]  # the repository, if the package runs from one
 FILES = (METRICS, TIMING, SUMMARY, RECIPE, PLAN, ENVIRONMENT, TRACKING, "README.md", "config.json",
          WEIGHTS, PREDICTIONS, MISTAKES, "draws.json", "table.txt", "reproduce.json",
          "reproduce-real.json", *profile.FILES)  # fmt: skip
 # Of runs/ only the repetitions: the default folder of all runs has that name, too.
-FOLDERS = ("checkpoints", "figures", ARMS, f"{REPEATS}/seed-*", "tensorboard", "wandb", "mlflow")
+FOLDERS = (CHECKPOINTS, "figures", ARMS, f"{REPEATS}/seed-*", "tensorboard", "wandb", "mlflow")
 LIBRARIES = ("torch", "torchvision", "timm", "accelerate", "datasets", "safetensors", "pillow", "simplejpeg",
              "numpy")  # fmt: skip
 
@@ -62,6 +63,7 @@ class RunFolder:
         self._held = ExitStack()
         folder = OwnedFolder(path, "run", lock=LOCK, files=FILES, folders=FOLDERS, marker=LOCK)
         folder.refuse_foreign()
+        self._owned, self._is_new = folder, overwrite or not (path / LOCK).exists()
         folder.claim(self._held)
         # Remove what an interrupted write has left, then what an earlier run has.
         for pattern in (f"{TEMPORARY}*", f"figures/{TEMPORARY}*"):
@@ -76,6 +78,18 @@ class RunFolder:
     def close(self) -> None:
         """Release the folder for other processes."""
         self._held.close()
+
+    @contextmanager
+    def discarded_on_error(self) -> Iterator[None]:
+        """Leave nothing in a folder in which only this run began, if it fails before it has a result."""
+        try:
+            yield
+        except BaseException:
+            if self._is_new:
+                self._owned.clear()
+                (self.path / LOCK).unlink(missing_ok=True)
+            self.close()  # removes the folder, too, if it was made for this run
+            raise
 
     def log(self, record: dict[str, Any]) -> None:
         """Append a record to metrics.jsonl; values that depend on time or speed go to `log_timing`."""
@@ -165,6 +179,20 @@ def finished_summary(path: Path) -> dict[str, Any] | None:
     return read_json(path / SUMMARY)
 
 
+def checkpoint_folders(path: Path) -> list[Path]:
+    """Return the folders of a run's saved checkpoints, the newest first."""
+    return sorted((path / CHECKPOINTS).glob("step_" + "[0-9]" * 7), reverse=True)
+
+
+def step_of_checkpoint(folder: Path) -> int:
+    return int(folder.name.removeprefix("step_"))
+
+
+def newest_checkpoint_step(path: Path) -> int | None:
+    """Return the step of the newest checkpoint of a run without reading it."""
+    return next(map(step_of_checkpoint, checkpoint_folders(path)), None)
+
+
 def library_versions() -> dict[str, str]:
     """Return the versions of the libraries that pixels and numbers may depend on."""
     return {name: _version(name) for name in LIBRARIES}
@@ -200,7 +228,7 @@ def environment(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def _append(file, record: dict[str, Any]) -> None:
-    file.write(json.dumps(record).encode() + b"\n")
+    file.write(json_of(record).encode() + b"\n")
     file.flush()
 
 

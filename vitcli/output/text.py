@@ -15,7 +15,10 @@ from pathlib import PurePath
 from typing import Any
 
 NAME_WIDTH = 12  # columns of the names before the values of `pairs`
+NOT_PLAIN = re.compile(r"[^\x00-\x7e]+")  # DEL, too, as json.dumps does
 LEAST_EXAFLOPS = 1e-3  # below it compute is in GFLOPs
+# The last row of a plan.
+WHOLE_RECIPE = ("recipe", "all of it is in --dry-run --json; vit recipes show NAME explains each value")
 NO_LIMIT = 10_000  # columns of a pipe, which has no width: its lines are as long as they need to be
 
 
@@ -27,14 +30,28 @@ def write(text: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def json_text(value: Any) -> str:
+def json_text(value: Any, *, indent: int | None = 2) -> str:
     """Return JSON for standard output: Löwenzahn as it is, where that can be printed, else escaped."""
-    shown = json.dumps(value, indent=2, ensure_ascii=False)
+    shown = json_of(value, indent=indent)
     try:
         shown.encode(sys.stdout.encoding or "ascii")
-    except (UnicodeEncodeError, LookupError):  # another encoding, or a file name that is no text
-        return json.dumps(value, indent=2)
-    return shown if shown.replace("\n", "").isprintable() else json.dumps(value, indent=2)
+    except (UnicodeEncodeError, LookupError):
+        return json.dumps(value, indent=indent)
+    return shown
+
+
+def json_of(value: Any, *, indent: int | None = None) -> str:
+    """Return JSON with letters of every script as they are; the bytes of ASCII alone are `json.dumps`'s.
+
+    Other characters are escaped: what a terminal would obey, and the surrogates of a file name that is no
+    text, which UTF-8 cannot express.
+    """
+    shown = json.dumps(value, indent=indent, ensure_ascii=False)
+    return NOT_PLAIN.sub(lambda letters: "".join(map(_escaped, letters[0])), shown)
+
+
+def _escaped(character: str) -> str:
+    return character if character.isprintable() else json.dumps(character)[1:-1]
 
 
 def terminal_width() -> int:
@@ -78,16 +95,23 @@ def count_of(number: int, noun: str, plural: str | None = None) -> str:
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
 
 
-def accuracy_text(accuracy: float, interval: Sequence[float], count: int) -> str:
+def accuracy_text(
+    accuracy: float, interval: Sequence[float], count: int, *, beside: Sequence[float] | None = None
+) -> str:
     """Return an accuracy with its 95 % interval and the number of images: how much it is worth."""
-    return f"{percent(accuracy)}  (95 %: {interval_text(interval)}; {count_of(count, 'image')})"
+    return f"{percent(accuracy)}  (95 %: {interval_text(interval, beside)}; {count_of(count, 'image')})"
 
 
-def interval_text(interval: Sequence[float]) -> str:
-    """Return an interval of fractions in percent, with no more digits than its width is worth."""
-    low, high = (100 * bound for bound in interval)
-    digits = 0 if high - low >= 10 else 1 if high - low >= 1 else 2
-    return f"{low:.{digits}f} to {high:.{digits}f}"
+def interval_text(interval: Sequence[float], beside: Sequence[float] | None = None) -> str:
+    """Return an interval of fractions in percent, with no more digits than its width is worth.
+
+    Args:
+        beside: an interval with which it is read, such as that of top-1 above that of top-5: it has no more
+            digits than that one.
+    """
+    width = 100 * max(high - low for low, high in (interval, beside or interval))
+    digits = 0 if width >= 10 else 1 if width >= 1 else 2
+    return " to ".join(f"{100 * bound:.{digits}f}" for bound in interval)
 
 
 def skipped(result: dict[str, Any]) -> list[tuple[str, str]]:
@@ -225,11 +249,15 @@ def short_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def short_paths(paths: Sequence[str]) -> list[str]:
-    """Shorten paths by the folder that all of them are in; names that are no paths stay as they are."""
+    """Shorten paths by the folder that all of them are in, but for its name where it holds the files.
+
+    Files of different classes may have the same name. Names that are no paths stay as they are.
+    """
     folders = {os.path.dirname(path) for path in paths}
     if "" in folders or len({os.path.isabs(folder) for folder in folders}) != 1:
         return list(paths)
     shared = os.path.commonpath(folders)
+    shared = os.path.dirname(shared) if shared in folders else shared
     return [os.path.relpath(path, shared) if shared else path for path in paths]
 
 

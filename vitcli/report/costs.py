@@ -35,9 +35,9 @@ def progress(collection: RunCollection, names: Names) -> Table:
         )
         rows.append(Row(_header(run.path, run, names), cells))
     caption = (
-        "Runs without a summary yet: the last logged step, the time for the remaining steps, the last "
-        "training loss and held-out top-1 in % with its 95 % interval. A stopped run resumes with its own "
-        "command line."
+        "Runs without a summary yet: the last step logged or saved, the time for the remaining steps, the "
+        "last training loss and held-out top-1 in % with its 95 % interval. A stopped run resumes with its "
+        "own command line, at its newest checkpoint."
     )
     numbers = map(Header, ("left", "training loss", "held-out top-1"))
     command = Header("resume with", kind="command")

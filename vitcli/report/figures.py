@@ -23,7 +23,7 @@ from vitcli.output.svg import to_svg
 from vitcli.output.text import plain
 from vitcli.report.accuracy import has_calibration
 from vitcli.report.grouping import grouped
-from vitcli.report.predicted import Predicted, by_class, mistakes_caption
+from vitcli.report.predicted import Predicted, by_class, mistakes_caption, same_of
 from vitcli.report.runs import EvaluationRecord, Point, Run, RunCollection, TrialScore, is_number
 from vitcli.report.tables import Names, interval_of
 
@@ -67,11 +67,11 @@ def figures_of(
         yield from _calibration(record, names)
     # Below the table of accuracies by class, if there is one.
     section = "classes" if by_class(predicted, names) else "Confusion"
-    # A run and its own evaluation have the same matrix: it is drawn once.
+    # A run and its own evaluation have the same matrix and mistakes: they are drawn once.
     for results in grouped(predicted, lambda result: tuple(sorted(result.confusion))).values():
         yield from _confusion(results, section)
-    for result in predicted:
-        yield from _mistakes(result)
+    for images, results in grouped(predicted, _images_of_mistakes).items():
+        yield from _mistakes(images, results)
 
 
 def _learning_curves(runs: Sequence[Run], names: Names) -> Iterable[PageFigure]:
@@ -261,10 +261,9 @@ def _confusion(results: Sequence[Predicted], section: str) -> Iterable[PageFigur
     result, *others = results
     if not result.confusion or len(result.classes) > MAX_CLASSES:
         return
-    same = f"; that of {', and that of '.join(other.name for other in others)} is the same" if others else ""
     weakest = f" Weakest: {result.weakest}." if result.weakest else ""
     caption = (
-        f"Confusion matrix of {result.name}: labels in rows, predictions in columns{same}. "
+        f"Confusion matrix of {result.name}: labels in rows, predictions in columns{same_of(others)}. "
         "Darker cells have more of the row's examples; correct predictions are on the diagonal."
         f"{weakest}"
     )
@@ -272,12 +271,9 @@ def _confusion(results: Sequence[Predicted], section: str) -> Iterable[PageFigur
     yield PageFigure(section, caption, svg, has_paper=True, is_wide=len(result.classes) > FEW_CLASSES)
 
 
-def _mistakes(result: Predicted) -> Iterable[PageFigure]:
-    """Yield the most confident mistakes with their images, which the run or the evaluation has stored."""
-    mistakes = result.mistakes[:MISTAKES_SHOWN]
-    if not mistakes:
-        return
-    images = [
+def _images_of_mistakes(result: Predicted) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
+    """Return the most confident mistakes as `html.thumbnails` takes them: image, alternative and lines."""
+    return tuple(
         (
             mistake.thumbnail,
             f"{mistake.label}, predicted {mistake.predicted}",
@@ -287,10 +283,18 @@ def _mistakes(result: Predicted) -> Iterable[PageFigure]:
                 _file(mistake.place),
             ),
         )
-        for mistake in mistakes
-    ]
-    caption = mistakes_caption(result, len(mistakes))
-    yield PageFigure("Mistakes", caption, html_page.thumbnails(images), is_wide=True)
+        for mistake in result.mistakes[:MISTAKES_SHOWN]
+    )
+
+
+def _mistakes(
+    images: Sequence[tuple[str, str, tuple[str, ...]]], results: Sequence[Predicted]
+) -> Iterable[PageFigure]:
+    """Yield the mistakes of results that have the same ones, with the images that a result has stored."""
+    if images:
+        result, *others = results
+        caption = mistakes_caption(result, len(images), others)
+        yield PageFigure("Mistakes", caption, html_page.thumbnails(images), is_wide=True)
 
 
 def _file(place: str) -> str:

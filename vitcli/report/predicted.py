@@ -146,11 +146,19 @@ def _class_cell(right: int, count: int) -> Cell:
     return fraction_cell(right / count, note=f"of {count_of(count, 'image')}")
 
 
-def mistakes_caption(result: Predicted, shown: int) -> str:
-    """Return the caption of the images of a result's mistakes."""
+def same_of(others: Sequence[Predicted]) -> str:
+    """Return the end of a caption that says whose figure is the same; empty for none."""
+    of_others = ", and ".join(f"that of {other.name}" for other in others)
+    return f"; {of_others} is the same" if others else ""
+
+
+def mistakes_caption(result: Predicted, shown: int, others: Sequence[Predicted]) -> str:
+    """Return the caption of the images of a result's mistakes, which are those of the others, too."""
     total = sum(count for label, prediction, count in result.confusion if label != prediction)
-    of_all = f" of {total:,}" if total > shown else ""
+    number = f"{shown} " if shown > 1 else ""
+    kind = f"most confident of {total:,}" if total > shown else "most confident"
+    noun = "mistake" if max(shown, total) == 1 else "mistakes"
     return (
-        f"The {shown}{of_all} most confident mistakes of {result.name}: what was predicted with which "
-        "probability, the label, and the file."
+        f"The {number}{kind} {noun} of {result.name}: what was predicted with which probability, the label, "
+        f"and the file{same_of(others)}."
     )

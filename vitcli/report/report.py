@@ -1,6 +1,5 @@
 """`vit report`: tables and figures on run folders, as text, as a file, or as a page that reloads itself."""
 
-import json
 import os
 import time
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from vitcli.errors import VitError, nearest
 from vitcli.output import html
 from vitcli.output.atomic import write_text
 from vitcli.output.document import CSV_HEADER, Table
-from vitcli.output.text import csv_text, escape_markdown, pairs, plain, seen_notes, short_names
+from vitcli.output.text import csv_text, escape_markdown, json_of, pairs, plain, seen_notes, short_names
 from vitcli.report import accuracy, costs
 from vitcli.report.predicted import Predicted, all_predicted, are_few, by_class
 from vitcli.report.runs import RunCollection, collect_runs
@@ -161,7 +160,7 @@ def rendered(report: Report, form: str, *, base: Path) -> str:
         case "csv":
             return csv_text([CSV_HEADER, *(record for table in report.tables for record in table.as_csv())])
         case "json":
-            return json.dumps(as_json(report), indent=2) + "\n"
+            return json_of(as_json(report), indent=2) + "\n"
         case "html":
             return page(report, base=base)
         case _:

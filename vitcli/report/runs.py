@@ -28,7 +28,8 @@ class RunProgress:
     """Progress of a run that has no summary yet.
 
     Attributes:
-        step, total_steps: of the run, or of the part in progress; None before it has a plan.
+        step, total_steps: of the run, or of the part in progress, logged or saved; None before it has a plan.
+        saved_step: of the newest checkpoint, from which it resumes; None without one.
         part: the trial or repeated run in progress, such as "lr-0.003, part 3 of 5".
         seconds_left: time for the remaining steps at the speed of the last ones.
         is_live: its process is alive; None if that is unknown, as on another machine.
@@ -37,6 +38,7 @@ class RunProgress:
 
     step: int
     total_steps: int | None
+    saved_step: int | None = None
     part: str = ""
     seconds_left: float | None = None
     is_live: bool | None = None
@@ -48,7 +50,9 @@ class RunProgress:
             return "not started"
         if not self.step:
             return f"no step of {self.total_steps:,} yet"
-        return f"step {self.step:,} of {self.total_steps:,}"
+        is_behind = not self.is_live and self.saved_step not in (None, self.step)
+        resumes = f", checkpoint at step {self.saved_step:,}" if is_behind else ""
+        return f"step {self.step:,} of {self.total_steps:,}{resumes}"
 
 
 @dataclass(frozen=True)
@@ -283,11 +287,12 @@ def _steps_done(path: Path, *, is_live: bool | None, part: str = "") -> RunProgr
     total = (read_json(path / run_folder.PLAN) or {}).get("total_steps")
     total = total if isinstance(total, int) and total > 0 else None
     steps = (record.get("step") for record in read_jsonl(path / run_folder.METRICS))
-    step = int(max(filter(is_number, steps), default=0))
+    saved = run_folder.newest_checkpoint_step(path)
+    step = max(int(max(filter(is_number, steps), default=0)), saved or 0)  # few steps may be logged
     step_times = [record.get("step_s") for record in read_jsonl(path / run_folder.TIMING)]
     is_timed = total is not None and step_times and is_number(step_times[-1])
     seconds_left = max(0, total - step) * step_times[-1] if is_timed else None
-    return RunProgress(step, total, part, seconds_left, is_live)
+    return RunProgress(step, total, saved, part, seconds_left, is_live)
 
 
 def _command(path: Path) -> str:

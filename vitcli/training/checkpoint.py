@@ -24,6 +24,7 @@ from vitcli.distributed import fsdp, peers
 from vitcli.distributed.transfer import Download
 from vitcli.errors import MachineError, NotFiniteError, WeightsError
 from vitcli.output.atomic import TEMPORARY, digest_of_file, sync
+from vitcli.output.run_folder import CHECKPOINTS, checkpoint_folders, step_of_checkpoint
 from vitcli.training.optim import is_fused
 
 Tensors = dict[str, dict[str, Tensor]]  # "model", "optimizer" and, if weights are averaged, "average"
@@ -170,8 +171,8 @@ def save(
         sync(folder)
 
         # Delete older checkpoints.
-        for old in _folders(run_dir)[keep:]:
-            if not milestone_every or _step(old) % milestone_every:
+        for old in checkpoint_folders(run_dir)[keep:]:
+            if not milestone_every or step_of_checkpoint(old) % milestone_every:
                 _delete(old)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -187,12 +188,13 @@ def find_newest(run_dir: Path) -> tuple[int | None, list[str]]:
         WeightsError: there are checkpoints, but none is intact; they are not touched.
     """
     damaged: dict[Path, str] = {}
-    for folder in _folders(run_dir):
+    for folder in checkpoint_folders(run_dir):
         damage = find_damage(folder)
         if damage is None:
             for bad in damaged:
                 bad.rename(bad.with_name(f"damaged_{bad.name}"))
-            return _step(folder), [f"checkpoint {bad.name} is damaged ({damaged[bad]})" for bad in damaged]
+            notes = [f"checkpoint {bad.name} is damaged ({damaged[bad]})" for bad in damaged]
+            return step_of_checkpoint(folder), notes
         damaged[folder] = damage
     if damaged:
         damages = "; ".join(f"{bad.name}: {damage}" for bad, damage in damaged.items())
@@ -202,11 +204,6 @@ def find_newest(run_dir: Path) -> tuple[int | None, list[str]]:
             fix="restore one from a backup, or start again with --overwrite",
         )
     return None, []
-
-
-def newest_step(run_dir: Path) -> int | None:
-    """Return the step of the newest checkpoint without reading it."""
-    return next((_step(folder) for folder in _folders(run_dir)), None)
 
 
 def read(run_dir: Path, step: int, *, place: fsdp.Place = fsdp.whole_place, group: Any = None) -> Checkpoint:
@@ -276,20 +273,11 @@ def write_manifest(folder: Path) -> None:
 
 
 def _home(run_dir: Path) -> Path:
-    return run_dir / "checkpoints"
+    return run_dir / CHECKPOINTS
 
 
 def _name(step: int) -> str:
     return f"step_{step:07d}"
-
-
-def _step(folder: Path) -> int:
-    return int(folder.name.removeprefix("step_"))
-
-
-def _folders(run_dir: Path) -> list[Path]:
-    """Return the checkpoint folders, newest first."""
-    return sorted(_home(run_dir).glob("step_" + "[0-9]" * 7), reverse=True)
 
 
 def _delete(folder: Path) -> None:

@@ -90,7 +90,7 @@ class TrainingRun:
                 published = self.task.published(weights)
                 write_results(self.job, self.folder, metrics, predictions, summary, published, seen)
         except NotFiniteError as error:
-            step = checkpoint.newest_step(self.path)
+            step = run_folder.newest_checkpoint_step(self.path)
             good = "none" if step is None else f"step {step}"
             error.where += f"; last good checkpoint: {good} in {self.path}"
             raise

@@ -33,7 +33,7 @@ from vitcli.output.progress import Progress
 from vitcli.output.text import count_of, first_few, size_text
 from vitcli.recipe import Recipe
 from vitcli.recipe.schema import Data, Model
-from vitcli.training import checkpoint, schedule, tracking
+from vitcli.training import schedule, tracking
 from vitcli.training.auto_batch_size import find_max_batch_size, max_part_on_gpu
 from vitcli.training.gradients import check_parts, exact_per_device_batch
 from vitcli.training.objective import training_task
@@ -262,7 +262,7 @@ def check_images(
 
 def _has_checkpoint(options: RunOptions) -> bool:
     is_kept = options.out is not None and not options.overwrite
-    return is_kept and checkpoint.newest_step(options.out) is not None
+    return is_kept and run_folder.newest_checkpoint_step(options.out) is not None
 
 
 def check_shard(recipe: Recipe, options: RunOptions) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from vitcli.evaluation.statistics import interval_of
 from vitcli.output.document import simple_table
 from vitcli.output.text import (
+    WHOLE_RECIPE,
     Verbatim,
     accuracy_text,
     commands,
@@ -102,13 +103,18 @@ def _scores(summary: dict[str, Any]) -> list[tuple[str, str]]:
 def _accuracy(summary: dict[str, Any], key: str) -> str:
     """Return an accuracy with its interval; of several runs the mean, with the interval of one such run."""
     accuracy, count, std = summary[key], summary["num_eval_examples"], summary["top1_std"]
-    interval = (summary.get("intervals") or {}).get(key) or interval_of(
-        accuracy, count
-    )  # or an older version's
+    interval, of_top1 = _interval(summary, key), _interval(summary, "top1")
     if std is None or key != "top1":
-        return accuracy_text(accuracy, interval, count)
+        return accuracy_text(accuracy, interval, count, beside=of_top1)
     mean = f"{accuracy:.2%} ± {std:.2%}, mean and std of {len(summary['runs'])} runs"
     return f"{mean}  (95 % of one run: {interval_text(interval)}; {count_of(count, 'image')})"
+
+
+def _interval(summary: dict[str, Any], key: str) -> Sequence[float]:
+    """Return the 95 % interval of an accuracy, which earlier versions did not store."""
+    return (summary.get("intervals") or {}).get(key) or interval_of(
+        summary[key], summary["num_eval_examples"]
+    )
 
 
 def _top5(summary: dict[str, Any]) -> str:
@@ -175,5 +181,4 @@ def _plan(plan: dict[str, Any]) -> str:
         rows.append(("measured", f"{measured}, {plan['measured_peak_memory_gib']:.1f} GiB"))
     if "all_measured_hours" in plan:
         rows.append(("", f"{duration(3600 * plan['all_measured_hours'])} for all runs"))
-    rows.append(("recipe", "all of it is in --dry-run --json; vit recipes show NAME explains each value"))
-    return pairs(rows)
+    return pairs([*rows, WHOLE_RECIPE])

@@ -14,7 +14,7 @@ from vitcli.data import seen_images
 from vitcli.errors import NotFiniteError, WeightsError
 from vitcli.models.architecture import Architecture
 from vitcli.models.build import adapted
-from vitcli.output.atomic import replace_file, write_text
+from vitcli.output.atomic import replace_file, write_json
 from vitcli.output.progress import Progress
 from vitcli.output.redaction import public_name
 from vitcli.weights import imagenet
@@ -142,8 +142,7 @@ def write_config(
     # People read config.json, and two lines of digests for each image are nothing to read.
     readable = {key: value for key, value in metadata.items() if key != seen_images.KEY}
     vit = _our_metadata(arch, preprocessing, class_names, readable)
-    config = json.dumps(timm_config(arch, preprocessing, class_names) | {"vit": vit}, indent=2)
-    write_text(folder / "config.json", config + "\n")
+    write_json(folder / "config.json", timm_config(arch, preprocessing, class_names) | {"vit": vit})
 
 
 def write_weights_file(
