@@ -184,7 +184,7 @@ def test_tall_ones_are_no_taller_than_a_page_of_paper(grid):
 def test_a_picture_beside_few_tiles_is_whole():
     figure = drawn.attention_by_head(pixels(1, 32, 32)[0], RNG.random((2, 4, 2, 2)))
 
-    box = figure.axes[1].get_position()
+    box = figure.axes[2].get_position()
     height, width = box.height * figure.get_figheight(), box.width * figure.get_figwidth()
     assert height == pytest.approx(width)
     assert height == pytest.approx(drawn.IMAGE)
@@ -245,6 +245,25 @@ def test_each_layer_is_a_row_and_each_head_a_column():
 
     for layer, head in np.ndindex(3, 4):
         assert hottest(figure, layer, head, 3, 4) == (4 * layer + head) % 6
+
+
+def test_of_few_heads_the_layers_are_columns_and_little_is_empty_beside_the_image():
+    figure = drawn.attention_by_head(np.zeros((32, 48, 3), np.uint8), hot(12, 3))
+
+    for layer, head in np.ndindex(12, 3):
+        assert hottest(figure, head, layer, 3, 12) == (3 * layer + head) % 6
+    assert (figure.axes[0].get_xlabel(), figure.axes[0].get_ylabel()) == ("layer", "head")
+    assert figure.get_figheight() < 1.5 * drawn.IMAGE
+
+
+def test_maps_of_attention_have_the_key_of_their_colours():
+    by_head = drawn.attention_by_head(pixels(1)[0], hot(3, 4))
+    by_layer = drawn.attention_by_layer(pixels(1), hot(1, 3), width=drawn.WIDE)
+
+    for figure in (by_head, by_layer):
+        bar = figure.axes[1]
+        assert bar.get_ylabel() == "attention"
+        assert [text.get_text() for text in bar.get_yticklabels()] == ["0", "max"]
 
 
 def test_each_picture_is_a_row_and_each_layer_a_column():

@@ -3,7 +3,7 @@
 M shown images, H x W patches or pixels, N = H*W patches, K components, L layers, A heads.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,20 @@ TILE, LARGEST_TILE = 0.53, 1.1  # inches, of an image in a row
 LEAST_LABELLED = 0.6  # inches, of an image with a label above it
 MAP_COLOURS = "viridis"  # perceptually uniform, also in grey and for colour-blind readers
 IMAGE = 1.3  # inches, of the long side of an image beside tiles
+BAR_WIDTH = 0.72  # inches, of the colour bar with its labels
 GAP = 0.08  # of a tile
+
+
+@dataclass(frozen=True)
+class ColourBar:
+    """The key of the colours of tiles: what they show, and the text at some of the values."""
+
+    name: str
+    ticks: Mapping[float, str]
+
+
+SIMILARITY = ColourBar("cosine similarity", {-1: "-1", 0: "0", 1: "1"})
+ATTENTION = ColourBar("attention", {0: "0", 1: "max"})  # each map has its own maximum
 
 
 def filters(components_KCPQ: np.ndarray) -> Figure:
@@ -40,7 +53,7 @@ def position_similarity(similarity_HWHW: np.ndarray) -> Figure:
     rows, columns = (list(range(0, side, step_of_tiles(side))) for side in similarity_HWHW.shape[:2])
     tiles = [[_coloured(similarity_HWHW[row, column], -1, 1) for column in columns] for row in rows]
     labels = Labels(_from_one(columns), _from_one(rows), "input patch column", "input patch row")
-    return _tiles(tiles, labels, width=WIDTH, bar=("cosine similarity", -1, 1))
+    return _tiles(tiles, labels, width=WIDTH, bar=SIMILARITY)
 
 
 def step_of_tiles(side: int) -> int:
@@ -123,12 +136,19 @@ def beside(
 
 
 def attention_by_head(image_HWC: np.ndarray, maps_LAHW: np.ndarray) -> Figure:
-    """Draw an image and the output's attention in it by layer and head, each map at full range."""
-    num_layers, num_heads = maps_LAHW.shape[:2]
-    tiles = [[_at_full_range(map_HW) for map_HW in maps_AHW] for maps_AHW in maps_LAHW]
-    labels = Labels(_from_one(range(num_heads)), _from_one(range(num_layers)), "head", "layer")
-    width = min(WIDE, 1.8 + max(0.45 * num_heads, 1.35))
-    return _tiles(tiles, labels, width=width, image=image_HWC)
+    """Draw an image and the output's attention in it by layer and head, each map at full range.
+
+    Layers are rows; of a network of few heads they are columns, so that the tiles are not much taller than
+    the image beside them.
+    """
+    names = ["layer", "head"]
+    if maps_LAHW.shape[0] >= 2 * maps_LAHW.shape[1]:
+        maps_LAHW, names = maps_LAHW.swapaxes(0, 1), names[::-1]
+    num_rows, num_columns = maps_LAHW.shape[:2]
+    tiles = [[_at_full_range(map_HW) for map_HW in row] for row in maps_LAHW]
+    labels = Labels(_from_one(range(num_columns)), _from_one(range(num_rows)), names[1], names[0])
+    width = min(WIDE, 1.8 + BAR_WIDTH + max(0.45 * num_columns, 1.35))
+    return _tiles(tiles, labels, width=width, image=image_HWC, bar=ATTENTION)
 
 
 def attention_by_layer(images_MHWC: np.ndarray, maps_MLHW: np.ndarray, *, width: float) -> Figure:
@@ -140,7 +160,8 @@ def attention_by_layer(images_MHWC: np.ndarray, maps_MLHW: np.ndarray, *, width:
         for image, maps in zip(images_MHWC, maps_MLHW, strict=True)
     ]
     labels = Labels(["input", *_from_one(shown)], x="layer")
-    return _tiles(tiles, labels, width=min(width, LARGEST_TILE * len(labels.columns)))
+    width = min(width, BAR_WIDTH + LARGEST_TILE * len(labels.columns))
+    return _tiles(tiles, labels, width=width, bar=ATTENTION)
 
 
 def feature_maps(images_MHWC: np.ndarray, colours_MHWC: np.ndarray, *, width: float) -> Figure:
@@ -212,7 +233,7 @@ def _tiles(
     labels: Labels,
     *,
     width: float,
-    bar: tuple[str, float, float] | None = None,
+    bar: ColourBar | None = None,
     image: np.ndarray | None = None,
     captions: Sequence[Sequence[str]] = (),
 ) -> Figure:
@@ -221,7 +242,7 @@ def _tiles(
     Args:
         width: of the figure in inches; its height follows. Of tall ones the height is bounded, and the width
             follows.
-        bar: label, minimum and maximum of the colour bar.
+        bar: drawn to the right of the tiles.
         image: drawn to the left of the tiles.
         captions: by row, of two tiles each; there is room for a line below each row of tiles then.
     """
@@ -229,7 +250,7 @@ def _tiles(
     # Margins for labels, colour bar and image, in inches; the tiles get the rest.
     left = (0.14 if labels.y else 0) + (0.26 if labels.rows else 0.04)
     left += 0.0 if image is None else IMAGE + 0.2
-    right, bottom = (0.62, 0.09) if bar else (0.04, 0.04)
+    right, bottom = (BAR_WIDTH, 0.09) if bar else (0.04, 0.04)
     top = (0.2 if labels.columns else 0.04) + (0.16 if labels.x else 0)
     shape = canvas.shape[1] / canvas.shape[0]
     inner_width = min(width - left - right, TALLEST * shape)
@@ -251,12 +272,14 @@ def _tiles(
                 at = (2 * number * pitch[1], row * pitch[0] + size[0])
                 axes.text(*at, text, fontsize=TINY, va="top", parse_math=False)
         if bar:
-            name, low, high = bar
+            ticks = list(bar.ticks)
             bar_axes = figure.add_axes(place(width - right + 0.1, 0.11, inner_height))
-            scale = matplotlib.cm.ScalarMappable(matplotlib.colors.Normalize(low, high), MAP_COLOURS)
-            figure.colorbar(scale, cax=bar_axes, ticks=[low, (low + high) / 2, high])
+            scale = matplotlib.cm.ScalarMappable(
+                matplotlib.colors.Normalize(ticks[0], ticks[-1]), MAP_COLOURS
+            )
+            figure.colorbar(scale, cax=bar_axes).set_ticks(ticks, labels=list(bar.ticks.values()))
             bar_axes.tick_params(labelsize=SMALL, length=2)
-            bar_axes.set_ylabel(name, fontsize=SMALL, labelpad=1)
+            bar_axes.set_ylabel(bar.name, fontsize=SMALL, labelpad=1)
         if image is not None:
             image_width = image_height * image.shape[1] / image.shape[0]
             image_axes = figure.add_axes(place(0.04, image_width, image_height))
