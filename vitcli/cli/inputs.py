@@ -23,8 +23,6 @@ def check_ckpt(ckpt: str, option: str = "--ckpt") -> None:
     """Refuse a checkpoint that names nothing; timm's and the Hub's are resolved when they are read."""
     from vitcli.weights.names import check
 
-    if ckpt == "random":  # fresh weights; a command that needs trained ones says so
-        return
     try:
         check(ckpt)
     except WeightsError as error:
