@@ -154,6 +154,17 @@ def test_torch_adds_and_scales_lists_of_tensors_as_one_by_one():
     assert all(map(torch.equal, left, means))
 
 
+@pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.SGD])
+def test_a_fused_optimizer_skips_its_update_where_found_inf_is_1(optimizer):
+    weights = nn.Parameter(torch.ones(3))
+    fused = optimizer([weights], lr=0.5, fused=True)
+    for is_skipped in (1.0, 0.0):
+        weights.grad, before = torch.ones(3), weights.detach().clone()
+        fused.found_inf = torch.tensor(is_skipped)
+        fused.step()
+        assert torch.equal(weights, before) == bool(is_skipped)
+
+
 @pytest.mark.parametrize(("interpolation", "antialias"), transforms.RESIZE)
 def test_torch_resizes_bytes_into_their_place_as_interpolate_does(interpolation, antialias):
     images_BHWC = torch.randint(0, 256, (3, 40, 30, 3), dtype=torch.uint8)

@@ -5,8 +5,12 @@ Counted without one: on torch's "meta" device, which computes nothing, every way
 """
 
 import json
+import os
 import signal
+import socket
+import subprocess
 import sys
+import time
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
@@ -18,7 +22,7 @@ from accelerate import Accelerator
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.conftest import run
+from tests.conftest import run, vit
 from tests.training.test_finetune import SMALL, TRICKY, fingerprint, small_run, when_logged
 from vitcli.data.loader import Batch
 from vitcli.distributed import runtime as runtimes
@@ -298,3 +302,41 @@ def linear(name: str, fused: bool) -> tuple[torch.nn.Module, torch.optim.Optimiz
 def tensors_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[Tensor]:
     state = optimizer.state.get(model.weight, {})
     return [model.weight.detach(), *(value for value in state.values() if isinstance(value, Tensor))]
+
+
+@pytest.mark.slow
+def test_processes_that_read_late_stop_after_the_same_step_and_end_with_the_same_bits(photos, tmp_path):
+    words = ("--dataset", photos, "--batch-size", 8, "--per-device-batch", 4, "--steps", 60, "--precision",
+             "fp32", "--set", "train.log_every=1", "--set", "optimizer.average=0.9")  # fmt: skip
+    small = vit(*SMALL, *words, "--out", tmp_path / "at_once", "--num-processes", 2)
+    assert small.returncode == 0, small.stderr
+
+    def stop_one_of_them(processes):
+        metrics = tmp_path / "late" / METRICS
+        while not metrics.exists() or metrics.read_bytes().count(b'"loss"') < 4:
+            time.sleep(0.01)
+        processes[1].terminate()
+
+    assert two_processes(*words, "--out", tmp_path / "late", on_start=stop_one_of_them) == [143, 143]
+    assert checkpoint.newest_step(tmp_path / "late") < 60
+    assert two_processes(*words, "--out", tmp_path / "late") == [0, 0]
+    assert fingerprint(tmp_path / "late") == fingerprint(tmp_path / "at_once")
+
+
+def two_processes(*words: object, on_start=lambda processes: None) -> list[int]:
+    """Train on two processes that read numbers late; return their exit codes."""
+    code = (
+        "import sys; from vitcli.training import loop; loop.runs_ahead = lambda device: True; "
+        "from vitcli.cli import app; app.main(sys.argv[1:])"
+    )
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    processes = []
+    for rank in ("0", "1"):
+        group = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
+                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}  # fmt: skip
+        command = [sys.executable, "-c", code, *map(str, (*SMALL, *words))]
+        processes.append(subprocess.Popen(command, env=os.environ | group, stdout=subprocess.DEVNULL))
+    on_start(processes)
+    return [process.wait(120) for process in processes]
