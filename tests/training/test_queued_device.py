@@ -33,7 +33,7 @@ from vitcli.models.build import TransformerOptions, architecture, build
 from vitcli.output.progress import Progress
 from vitcli.output.run_folder import METRICS, RunFolder, newest_checkpoint_step
 from vitcli.recipe.schema import Optimizer
-from vitcli.training import loop, objective, optim
+from vitcli.training import checkpoint, loop, objective, optim
 from vitcli.training.gradients import DdpSum, PairwiseSum
 from vitcli.training.optim import WeightAverage, build_optimizer
 from vitcli.training.schedule import Plan
