@@ -39,6 +39,14 @@ def weights_and_metrics(run_dir: Path) -> dict[str, str]:
     return {name: sha for name, sha in fingerprint(run_dir).items() if "shard-" not in name}
 
 
+def of_use(tensors: dict) -> dict:
+    """Return the tensors without the biases of keys: their gradients are rounding, which Adam scales up."""
+    return {
+        name: torch.stack([value.chunk(3)[0], value.chunk(3)[2]]) if name.endswith("attn.qkv.bias") else value
+        for name, value in tensors.items()
+    }
+
+
 def children_of(pid: int) -> list[int]:
     stats = [path.read_text().rpartition(")") for path in Path("/proc").glob("[0-9]*/stat") if path.exists()]
     return sorted(int(head.split()[0]) for head, _, rest in stats if int(rest.split()[1]) == pid)
@@ -56,7 +64,7 @@ def test_two_sharded_processes_learn_what_one_process_learns(photos, tmp_path):
     assert (found["top1"], found["num_eval_examples"]) == (expected["top1"], expected["num_eval_examples"])
     mine, theirs = load_file(alone / "model.safetensors"), load_file(sharded / "model.safetensors")
     assert mine.keys() == theirs.keys()
-    torch.testing.assert_close(theirs, mine, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(of_use(theirs), of_use(mine), rtol=1e-3, atol=1e-4)
 
     slices = sorted((sharded / "checkpoints/step_0000008").glob("*.safetensors"))
     assert len(slices) == 2 and not list(sharded.rglob("*.metadata"))
@@ -66,7 +74,8 @@ def test_two_sharded_processes_learn_what_one_process_learns(photos, tmp_path):
     together, whole = checkpoint.read(sharded, 8), checkpoint.read(alone, 8)
     assert together.tensors["optimizer"].keys() == whole.tensors["optimizer"].keys()
     for kind in ("model", "optimizer", "average"):
-        torch.testing.assert_close(together.tensors[kind], whole.tensors[kind], rtol=1e-3, atol=1e-4)
+        pair = [of_use(state.tensors[kind]) for state in (together, whole)]
+        torch.testing.assert_close(*pair, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.slow
