@@ -29,7 +29,7 @@ from vitcli.recipe.schema import Data
 
 NUM_INDICES = 100_000  # rows of an epoch of theirs, longer than any benchmark, so that no lap has a new one
 DIFFERENCES = {
-    "train_data": "timm draws the area of a crop uniformly, we its height; neither jitters colours",
+    "train_data": "of an Inception crop timm draws the area, we the height; neither jitters colours",
     "eval_data": "none but the libraries: Pillow and worker processes there, libjpeg-turbo and threads here",
     "train": "timm keeps a step in one part and reads its loss every step (train.py)",
     "infer": "timm's loop computes loss and accuracies of each batch (validate.py)",
