@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from vitcli.data.decoding import decode, to_rgb
+from vitcli.data.decoding import Jpeg, open_image, to_rgb
 from vitcli.data.transforms import Preprocessing, preprocessing_of, to_model_range
 from vitcli.errors import DataError, VitError, reason_of
 from vitcli.evaluation.setup import preprocessing_for
@@ -67,12 +67,12 @@ class Transform:
         Raises:
             DataError: it cannot be read, or is not an image.
         """
-        pixels_HWC = np.ascontiguousarray(self.preprocessing(_decoded(image)))
+        pixels_HWC = np.ascontiguousarray(self.preprocessing(_opened(image)))
         images_1CHW = torch.from_numpy(pixels_HWC).permute(2, 0, 1)[None]
         return to_model_range(images_1CHW, mean=self.preprocessing.mean, std=self.preprocessing.std)[0]
 
 
-def _decoded(image: str | Path | bytes | np.ndarray | Image.Image) -> np.ndarray:
+def _opened(image: str | Path | bytes | np.ndarray | Image.Image) -> np.ndarray | Jpeg:
     if isinstance(image, Image.Image):
         try:
             return to_rgb(image)
@@ -89,7 +89,7 @@ def _decoded(image: str | Path | bytes | np.ndarray | Image.Image) -> np.ndarray
         data = image if isinstance(image, bytes) else Path(image).read_bytes()
     except OSError as error:
         raise DataError(f"it cannot be read: {error.strerror}", where=where, fix="check the path") from error
-    return decode(data, where=lambda _: where, row=0)
+    return open_image(data, where=lambda _: where, row=0)
 
 
 class LoadedModel(NamedTuple):

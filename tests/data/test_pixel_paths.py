@@ -4,11 +4,12 @@ import io
 from collections.abc import Callable
 from dataclasses import replace
 from random import Random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageFilter
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2.functional import resize_image
 
@@ -19,6 +20,7 @@ from vitcli.data.randaugment import randaugment
 from vitcli.data.sampler import TrainSampler, derive_seed
 from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing, TrainTransform
+from vitcli.errors import WeightsError
 from vitcli.recipe.listing import list_recipes
 
 SEED = 5
@@ -221,3 +223,64 @@ def test_processors_without_a_kernel_for_bytes_resize_in_float_as_torchvision_do
 
     result = replace(preprocessing, antialias=antialias)(image)
     assert np.array_equal(result, plainly_resized(image, (24, 24), "bilinear", antialias))
+
+
+def fast(transform):
+    return replace(transform, decode="fast")
+
+
+LARGE = file_of(picture(400, 600).filter(ImageFilter.GaussianBlur(4)), quality=95, subsampling="4:4:4")
+CROPS = next(t for t in TRAINING if t.crop == "inception" and t.randaugment is None)
+CROPS = replace(CROPS, interpolation="bilinear", antialias=True)
+
+
+def test_fast_decoding_changes_no_image_that_is_smaller_than_twice_what_is_needed():
+    image = decoding.open_image(file_of(picture(45, 47)), where=str, row=0)
+    for transform in TRAINING:
+        assert np.array_equal(fast(transform)(image, Random(1)), transform(image, Random(1)))
+    short_side = replace(EVALUATION[0], resize="short_side", crop_fraction=1.0)
+    assert np.array_equal(fast(short_side)(image), short_side(image))
+
+
+def test_fast_decoding_shows_the_same_part_of_a_large_image():
+    image = decoding.open_image(LARGE, where=str, row=0)
+    sizes = [image.decode(width).shape[:2] for width in (0, 600, 301, 300, 151, 150, 70, 1)]
+    assert sizes == [(400, 600)] * 3 + [(200, 300), (150, 225), (100, 150), (50, 75), (50, 75)]
+    differs = 0
+    for seed in range(40):
+        exact, other = (t(image, Random(seed)).astype(int) for t in (CROPS, fast(CROPS)))
+        # Edges are rounded to shrunk pixels; another crop differs by 37.
+        assert np.abs(exact - other).mean() < 15, seed
+        differs += not np.array_equal(exact, other)
+    assert differs > 30
+    for preprocessing in EVALUATION:
+        if preprocessing.resize != "none" and preprocessing.antialias:
+            exact, other = (p(image).astype(int) for p in (preprocessing, fast(preprocessing)))
+            assert 0 < np.abs(exact - other).mean() < 4
+
+
+def test_fast_decoding_passes_over_images_that_are_kept():
+    kept = SimpleNamespace(read=lambda split, row, *make: (np.zeros((400, 600, 3), np.uint8), row))
+    split = files([LARGE] * 3)
+    cached = replace(split, cache=SimpleNamespace(decoded=kept, prepared={}))
+    preprocessing = fast(replace(EVALUATION[0], resize="short_side", crop_fraction=1.0))
+
+    for transform, is_kept in ((CROPS, True), (fast(CROPS), False)):
+        (batch,) = trained_on(cached, transform, batch_size=3, steps=range(1))
+        assert (not batch.images_BCHW.any()) == is_kept
+    options = dict(batch_size=3, rank=0, world_size=1, on_bad_image="error", num_threads=1)
+    one, other = (next(eval_batches(rows, preprocessing, **options)) for rows in (split, cached))
+    assert torch.equal(one.images_BCHW, other.images_BCHW)
+
+
+def test_how_images_are_decoded_is_stored_with_the_weights_unless_it_is_exact():
+    exact = EVALUATION[0]
+    assert "decode" not in exact.as_dict() and Preprocessing.from_dict(exact.as_dict()) == exact
+    assert Preprocessing.from_dict(fast(exact).as_dict()) == fast(exact)
+    assert [
+        text.count("shrunk as they are decoded") for text in (exact.summary(), fast(exact).summary())
+    ] == [0, 1]
+    assert fast(exact).geometry != exact.geometry
+    assert transforms.as_data_keys(fast(exact))["decode"] == "fast"
+    with pytest.raises(WeightsError, match="decode slow"):
+        Preprocessing.from_dict(exact.as_dict() | {"decode": "slow"})

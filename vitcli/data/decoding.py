@@ -40,6 +40,7 @@ REACH = {0xFFC0: 8, 0xFFC1: 8, 0xFFC2: 72}
 # Tables, comments, JFIF and Adobe headers: segments that say nothing on how a plain JPEG is to be shown.
 PLAIN_SEGMENTS = frozenset((0xFFC4, 0xFFDB, 0xFFDD, 0xFFE0, 0xFFEC, 0xFFED, 0xFFEE, 0xFFFE))
 COLOUR_PROFILE, COLOUR_PROFILE_NAME = 0xFFE2, b"ICC_PROFILE\0"
+LEAST_SHRINKING = 2  # the decoder takes longer for less
 WORTH_A_CUT = 0.95  # of the height; above it the copy of the file costs as much as it saves
 TRANSPOSED = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -80,14 +81,19 @@ class Jpeg:
     where: Callable[[int], str]
     row: int
 
-    def decode(self) -> np.ndarray:
-        """Return (H, W, 3) uint8 RGB; DataError as `decode`."""
+    def decode(self, least_width: int = 0) -> np.ndarray:
+        """Return (H, W, 3) uint8 RGB; DataError as `decode`.
+
+        Args:
+            least_width: let the decoder shrink the image, to half its sides or less and at least this width;
+                it transforms fewer frequencies, and so gives other pixels than a resize. 0 for none of that.
+        """
         try:
-            return simplejpeg.decode_jpeg(self.data, "RGB")
+            return simplejpeg.decode_jpeg(self.data, "RGB", min_width=least_width, min_factor=LEAST_SHRINKING)
         except Exception:  # it refuses stray bytes, which viewers and Pillow ignore
             return _decode_checked(self.data, where=self.where, row=self.row)
 
-    def decode_rows(self, num_rows: int) -> np.ndarray:
+    def decode_rows(self, num_rows: int, least_width: int = 0) -> np.ndarray:
         """Return the first `num_rows` rows at least, the same pixels as `decode`; DataError likewise.
 
         A JPEG is stored from the top, so what lies below a crop need not be decoded: in a copy of the header
@@ -97,13 +103,14 @@ class Jpeg:
         """
         height = num_rows + self.reach
         if height >= WORTH_A_CUT * self.shape[0] or not self.data.endswith(JPEG_END):
-            return self.decode()
+            return self.decode(least_width)
         data, at = self.data, self.height_at
         shorter = data[:at] + height.to_bytes(2, "big") + data[at + 2 :]
+        options = {"min_width": least_width, "min_factor": LEAST_SHRINKING, "strict": False}
         try:
-            return simplejpeg.decode_jpeg(shorter, "RGB", strict=False)
+            return simplejpeg.decode_jpeg(shorter, "RGB", **options)
         except Exception:
-            return self.decode()
+            return self.decode(least_width)
 
 
 def open_image(data: bytes, *, where: Callable[[int], str], row: int) -> Jpeg | np.ndarray:

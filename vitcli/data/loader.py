@@ -95,7 +95,7 @@ def train_batches(
         # An undecodable image is replaced by that of the next row, which is augmented in its place.
         for _ in range(TRIES_PER_EXAMPLE):
             try:
-                image, label = open_example(split, row, read_row)
+                image, label = open_example(split, row, read_row, decode=transform.decode)
                 transform(image, Random(derive_seed(sampler.seed, "augment", position)), place_HWC)
                 return Example(label, row, skipped)
             except DataError:
@@ -135,7 +135,7 @@ def eval_batches(
     prepared = split.cache and split.cache.prepared.get(preprocessing.geometry)
 
     def prepare(row: int, read_row: ReadRow) -> tuple[np.ndarray, Label]:
-        image, label = open_example(split, row, read_row)
+        image, label = open_example(split, row, read_row, decode=preprocessing.decode)
         return preprocessing(image), label
 
     def load(row: int, place_HWC: np.ndarray, read_row: ReadRow) -> Example:
@@ -143,7 +143,7 @@ def eval_batches(
             if prepared:
                 place_HWC[:], label = prepared.read(split, row, partial(prepare, row, read_row))
             else:
-                image, label = open_example(split, row, read_row)
+                image, label = open_example(split, row, read_row, decode=preprocessing.decode)
                 preprocessing(image, place_HWC)
             return Example(label, row)
         except DataError:
@@ -165,7 +165,9 @@ def read_example(split: Split, row: int) -> tuple[np.ndarray, Label]:
     return image.decode() if isinstance(image, Jpeg) else image, label
 
 
-def open_example(split: Split, row: int, read_row: ReadRow) -> tuple[np.ndarray | Jpeg, Label]:
+def open_example(
+    split: Split, row: int, read_row: ReadRow, *, decode: str = "exact"
+) -> tuple[np.ndarray | Jpeg, Label]:
     """Return the image of a row, decoded or a JPEG still to be decoded, and its label or labels.
 
     Every image of a run comes from here: pixels that are kept are taken as they are, and those to be kept are
@@ -173,6 +175,7 @@ def open_example(split: Split, row: int, read_row: ReadRow) -> tuple[np.ndarray 
 
     Args:
         read_row: `split.read_row`, or what `split.reader_of` returns for this row and others.
+        decode: "exact"; "fast" passes over decoded images that are kept, which have other pixels.
     """
 
     def open_row() -> tuple[np.ndarray | Jpeg, Label]:
@@ -187,7 +190,7 @@ def open_example(split: Split, row: int, read_row: ReadRow) -> tuple[np.ndarray 
         image, label = open_row()
         return image.decode() if isinstance(image, Jpeg) else image, label
 
-    kept = split.cache and split.cache.decoded
+    kept = split.cache and split.cache.decoded if decode == "exact" else None
     return kept.read(split, row, decode_row, open_row) if kept else open_row()
 
 

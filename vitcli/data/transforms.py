@@ -22,7 +22,11 @@ from vitcli.distributed.transfer import constant
 from vitcli.errors import WeightsError
 from vitcli.recipe.schema import WEIGHTS, Data
 
-CHOICES = {"resize": ("square", "short_side", "none"), "interpolation": ("bilinear", "bicubic")}
+CHOICES = {
+    "resize": ("square", "short_side", "none"),
+    "interpolation": ("bilinear", "bicubic"),
+    "decode": ("exact", "fast"),
+}
 # Keys of [data] that may say "weights".
 MAY_SAY_WEIGHTS = ("image_size", "eval_resize", "eval_crop_fraction", "interpolation", "mean", "std")
 RULES = 1  # to be raised when a `Preprocessing` gives other pixels: part of the key of cached ones
@@ -59,6 +63,7 @@ class Preprocessing:
         antialias: whether downscaling averages over all source pixels; the paper's code does not.
         mean, std: per channel, of values in [0, 1]: (value - mean) / std.
         decoder: libraries that decoded the files.
+        decode: "exact", or "fast" where the decoder shrinks large JPEGs.
     """
 
     image_size: tuple[int, int]
@@ -69,11 +74,14 @@ class Preprocessing:
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
     decoder: str = "libjpeg-turbo, Pillow"
+    decode: str = "exact"
 
     def as_dict(self) -> dict:
-        return {
-            key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()
-        }
+        """Return values of JSON's types; what is decoded exactly is stored as before there was a choice."""
+        values = asdict(self)
+        if self.decode == "exact":
+            del values["decode"]
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
 
     def as_rules(self) -> dict:
         """Return `as_dict` with what other programs would have to derive: the size before the crop."""
@@ -87,9 +95,11 @@ class Preprocessing:
         """Return the inverse of `as_dict`; WeightsError for anything that it did not write."""
         kinds = {"image_size": list, "resize": str, "crop_fraction": float, "interpolation": str}
         kinds |= {"antialias": bool, "mean": list, "std": list, "decoder": str}
+        kinds |= {"decode": str} if "decode" in stored else {}
         wrong = [key for key, kind in kinds.items() if type(stored.get(key)) is not kind]
         wrong += sorted(stored.keys() - kinds.keys())
-        wrong += [key for key, allowed in CHOICES.items() if key not in wrong and stored[key] not in allowed]
+        chosen = [key for key in CHOICES if key in kinds and key not in wrong]
+        wrong += [key for key in chosen if stored[key] not in CHOICES[key]]
         wrong += [] if wrong else _impossible(stored)
         if wrong:
             values = ", ".join(f"{key} {str(stored.get(key, 'missing'))[:60]}" for key in wrong)
@@ -114,7 +124,8 @@ class Preprocessing:
             "none": "centre crop",
         }[self.resize]
         interpolation = f"{self.interpolation}{' with antialias' if self.antialias else ''}"
-        return f"{height}x{width}, {how}, {interpolation}, {self.statistics}"
+        shrunk = ", large JPEGs shrunk as they are decoded" if self.decode == "fast" else ""
+        return f"{height}x{width}, {how}, {interpolation}{shrunk}, {self.statistics}"
 
     @property
     def statistics(self) -> str:
@@ -129,7 +140,8 @@ class Preprocessing:
     @property
     def geometry(self) -> tuple:
         """All that the pixels depend on; mean and std are applied on the device."""
-        return self.image_size, self.resize, self.crop_fraction, self.interpolation, self.antialias
+        values = self.image_size, self.resize, self.crop_fraction, self.interpolation, self.antialias
+        return values if self.decode == "exact" else (*values, self.decode)
 
     @property
     def short_side(self) -> int:
@@ -150,9 +162,10 @@ class Preprocessing:
     def __call__(self, image: np.ndarray | Jpeg, out_HWC: np.ndarray | None = None) -> np.ndarray:
         """Resize and crop one image to (image_size, 3) uint8, written to `out_HWC` if there is one."""
         size = self.whole_size if self.resize == "square" else self._size_in_shape(*image.shape[:2])
+        whole_HWC = _whole(image, size, self.decode)
         if size == self.image_size:
-            return _resize(_whole(image), size, self.interpolation, self.antialias, out_HWC)
-        image_HWC = _resize(_whole(image), size, self.interpolation, self.antialias)
+            return _resize(whole_HWC, size, self.interpolation, self.antialias, out_HWC)
+        image_HWC = _resize(whole_HWC, size, self.interpolation, self.antialias)
         top, left = (round((side - crop) / 2) for side, crop in zip(size, self.image_size, strict=True))
         return _placed(_cut(image_HWC, top, left, *self.image_size), out_HWC)
 
@@ -198,6 +211,7 @@ class TrainTransform:
         flip: whether half of the images, at random, are mirrored.
         interpolation, antialias: as in `Preprocessing`.
         randaugment: layers and magnitude of `randaugment.randaugment`, which is applied last, or None.
+        decode: as in `Preprocessing`.
     """
 
     image_size: tuple[int, int]
@@ -209,6 +223,7 @@ class TrainTransform:
     interpolation: str
     antialias: bool
     randaugment: tuple[int, float] | None
+    decode: str = "exact"
 
     def __call__(
         self, image: np.ndarray | Jpeg, rng: Random, out_HWC: np.ndarray | None = None
@@ -221,10 +236,10 @@ class TrainTransform:
         size = self.image_size
         if self.crop == "inception":
             window = inception_crop(*image.shape[:2], area=self.crop_area, aspect=self.crop_aspect, rng=rng)
-            image_HWC = _cut(_down_to(image, window[0] + window[2]), *window)
+            image_HWC = _cut_and_decode(image, window, size, self.decode)
         else:
-            image_HWC = _whole(image)
             size = (self.resize, self.resize) if self.crop == "random" else size
+            image_HWC = _whole(image, size, self.decode)
         window = None
         if self.crop == "random":
             window = (*(_draw(rng, 0, self.resize - side) for side in self.image_size), *self.image_size)
@@ -292,12 +307,31 @@ def to_model_range(images_BCHW: Tensor, *, mean: tuple[float, ...], std: tuple[f
     return values_BCHW.sub_(mean_C.view(-1, 1, 1)).div_(std_C.view(-1, 1, 1))
 
 
-def _whole(image: np.ndarray | Jpeg) -> np.ndarray:
-    return image.decode() if isinstance(image, Jpeg) else image
+def _whole(image: np.ndarray | Jpeg, size: tuple[int, int], decode: str) -> np.ndarray:
+    """Return the decoded image, which is to be resized to `size`."""
+    if not isinstance(image, Jpeg):
+        return image
+    return image.decode(_least_width(image, image.shape[:2], size) if decode == "fast" else 0)
 
 
-def _down_to(image: np.ndarray | Jpeg, bottom: int) -> np.ndarray:
-    return image.decode_rows(bottom) if isinstance(image, Jpeg) else image
+def _cut_and_decode(
+    image: np.ndarray | Jpeg, window: tuple[int, int, int, int], size: tuple[int, int], decode: str
+) -> np.ndarray:
+    """Return a part of the image (top, left, height and width), which is to be resized to `size`."""
+    if not isinstance(image, Jpeg):
+        return _cut(image, *window)
+    bottom, least_width = window[0] + window[2], 0
+    if decode == "fast":
+        least_width = _least_width(image, window[2:], size)
+    rows_HWC = image.decode_rows(bottom, least_width)
+    shrunk = rows_HWC.shape[1] / image.shape[1]
+    top, left, height, width = (round(shrunk * pixels) for pixels in window)
+    return _cut(rows_HWC, top, left, max(1, height), max(1, width))
+
+
+def _least_width(image: Jpeg, sides: tuple[int, ...], size: tuple[int, int]) -> int:
+    """Return how wide the image must be so that what had `sides` in it is not smaller than `size`."""
+    return math.ceil(image.shape[1] * max(new / old for new, old in zip(size, sides, strict=True)))
 
 
 def _cut(image_HWC: np.ndarray, top: int, left: int, height: int, width: int) -> np.ndarray:
@@ -365,6 +399,7 @@ def as_data_keys(preprocessing: Preprocessing) -> dict[str, Any]:
         "antialias": preprocessing.antialias,
         "mean": preprocessing.mean,
         "std": preprocessing.std,
+        "decode": preprocessing.decode,
     }
 
 
@@ -401,6 +436,7 @@ def preprocessing_of(data: Data) -> Preprocessing:
         antialias=data.antialias,
         mean=tuple(data.mean),
         std=tuple(data.std),
+        decode=data.decode,
     )
 
 
@@ -416,4 +452,5 @@ def train_transform_of(data: Data) -> TrainTransform:
         interpolation=data.interpolation,
         antialias=data.antialias,
         randaugment=data.randaugment,
+        decode=data.decode,
     )

@@ -152,6 +152,10 @@ class Data(Section):
     std: or_weights(PerChannel) = key("per channel, divides after the mean; weights: theirs")
     streaming: bool = key("read shards in place, shuffled within windows, instead of as tables", False)
     shuffle_window: Count = key("streaming: number of rows shuffled together", 8192)
+    decode: Literal["exact", "fast"] = key(
+        "fast: shrink JPEGs twice as large as needed while decoding, to other pixels (docs/loader.md)",
+        "exact",
+    )
     cache: Literal["auto", "ram", "disk", "off"] = key(
         "decoded images: kept in memory or in the user's cache folder; auto: where it pays (docs/cache.md)",
         "auto",

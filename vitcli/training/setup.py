@@ -225,7 +225,9 @@ def _with_kept_images(job: TrainingJob) -> TrainingJob:
     """Return the job with images that are kept once decoded: for training whole, for evaluation prepared."""
     images, plan, every = job.images, job.plan, job.recipe.eval.every
     passes = 1 + (plan.total_steps // every if every else 0)
-    train_split = images.attach(job.train_split, visits=plan.epochs)
+    # Each crop of a JPEG that is shrunk as it is decoded has pixels of its own.
+    is_exact = job.recipe.data.decode == "exact"
+    train_split = images.attach(job.train_split, visits=plan.epochs) if is_exact else job.train_split
     eval_split = images.attach(job.eval_split, visits=passes, preprocessing=preprocessing_of(job.recipe.data))
     if images.num_runs > 1 and eval_split.dev_cut:  # its images are trained on in the final runs
         eval_split = images.attach(eval_split, visits=passes)
