@@ -156,8 +156,8 @@ def test_figures_show_the_arrays_and_listen_to_the_keys(inspected):
     assert brighter.mean() > 1.2 * lit.mean()
     layers = [text.get_text() for text in usual["attention_by_layer"].axes[0].get_xticklabels()]
     assert layers == ["input", "1", "2"]  # not its three heads
-    picture = usual["attention_by_head"].axes[1].images[0].get_array()
-    assert np.array_equal(picture, arrays["images"][0])
+    shown = [image.get_array() for axes in usual["attention_by_head"].axes for image in axes.images]
+    assert any(np.array_equal(image, arrays["images"][0]) for image in shown)
 
 
 def test_the_page_shows_every_figure_with_a_caption_and_fetches_nothing(inspected):

@@ -109,7 +109,7 @@ def interval_text(interval: Sequence[float], beside: Sequence[float] | None = No
         beside: an interval with which it is read, such as that of top-1 above that of top-5: it has no more
             digits than that one.
     """
-    width = 100 * max(high - low for low, high in (interval, beside or interval))
+    width = max(100 * high - 100 * low for low, high in (interval, beside or interval))
     digits = 0 if width >= 10 else 1 if width >= 1 else 2
     return " to ".join(f"{100 * bound:.{digits}f}" for bound in interval)
 
