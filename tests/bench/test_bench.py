@@ -138,6 +138,7 @@ def test_data_measures_both_epochs_decoding_and_timm(photos, eval_):
     assert "images per CPU-second" in text.as_text(result)
 
 
+@pytest.mark.slow
 def test_infer_draws_figure_12_and_takes_a_full_memory_for_an_answer(tmp_path, monkeypatch):
     def outputs_of(model, batches, *args):
         if model.patch_embed.img_size == (32, 32):

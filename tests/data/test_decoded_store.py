@@ -129,6 +129,7 @@ def start_writer(first_row: int) -> int:
         store.close()
 
 
+@pytest.mark.slow
 def test_killed_writers_leave_whole_images_or_none():
     """Two processes at a time add the same rows; each is killed at a random moment."""
     rng = np.random.default_rng(1)

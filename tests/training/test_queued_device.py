@@ -234,6 +234,7 @@ def test_a_step_that_is_not_finite_leaves_weights_and_optimizer_as_they_were(nam
     torch.testing.assert_close(fused[0].weight, plain[0].weight, rtol=1e-6, atol=0)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_begun_without_a_fused_optimizer_goes_on_without(photos, tmp_path, monkeypatch):
     words = (*TRICKY, "--set", "optimizer.name=adam", "--set", "optimizer.betas=[0.9,0.99]",
              "--set", "optimizer.eps=1e-8")  # fmt: skip
