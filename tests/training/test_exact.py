@@ -42,15 +42,15 @@ def test_a_split_that_is_no_tree_is_refused_with_those_that_are(photos, tmp_path
 
 @pytest.mark.slow
 def test_a_run_may_resume_with_another_number_of_processes(photos, tmp_path):
-    assert exact_run(photos, tmp_path / "unbroken", processes=1, steps=24).returncode == 0
+    assert exact_run(photos, tmp_path / "unbroken", processes=1, steps=40).returncode == 0
     broken = tmp_path / "broken"
     for processes, at in ((2, 3), (4, 8), (1, 13)):
 
         def stop_soon(process, at=at):
             when_logged(broken, at, lambda: (time.sleep(0.05), os.kill(process.pid, signal.SIGTERM)))
 
-        assert exact_run(photos, broken, processes=processes, steps=24, on_start=stop_soon).returncode == 143
-    ended = exact_run(photos, broken, processes=4, steps=24)
+        assert exact_run(photos, broken, processes=processes, steps=40, on_start=stop_soon).returncode == 143
+    ended = exact_run(photos, broken, processes=4, steps=40)
 
     assert ended.returncode == 0 and "no longer bit-exact" not in ended.stderr
     assert fingerprint(broken) == fingerprint(tmp_path / "unbroken")

@@ -82,7 +82,7 @@ def test_two_sharded_processes_learn_what_one_process_learns(photos, tmp_path):
 def test_a_stopped_sharded_run_ends_as_an_uninterrupted_one(photos, tmp_path):
     unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
     dropout = ("--shard", "--set", "model.dropout=0.1")
-    assert sharded_run(photos, unbroken, *dropout, processes=2, steps=24).returncode == 0
+    assert sharded_run(photos, unbroken, *dropout, processes=2, steps=40).returncode == 0
 
     for at in (4, 11, 17):
 
@@ -90,14 +90,14 @@ def test_a_stopped_sharded_run_ends_as_an_uninterrupted_one(photos, tmp_path):
             when_logged(broken, at, lambda: (time.sleep(0.05), os.kill(process.pid, signal.SIGTERM)))
 
         assert (
-            sharded_run(photos, broken, *dropout, processes=2, steps=24, on_start=kill_soon).returncode == 143
+            sharded_run(photos, broken, *dropout, processes=2, steps=40, on_start=kill_soon).returncode == 143
         )
-    ended = sharded_run(photos, broken, *dropout, processes=2, steps=24)
+    ended = sharded_run(photos, broken, *dropout, processes=2, steps=40)
 
     assert ended.returncode == 0, ended.stderr + ended.stdout
     assert weights_and_metrics(broken) == weights_and_metrics(unbroken)
     # Where torch puts a tensor that all processes have alike differs from run to run.
-    ends = [checkpoint.read(path, 24) for path in (broken, unbroken)]
+    ends = [checkpoint.read(path, 40) for path in (broken, unbroken)]
     for kind in ("model", "optimizer", "average"):
         torch.testing.assert_close(*(end.tensors[kind] for end in ends), rtol=0, atol=0)
 
@@ -106,7 +106,7 @@ def test_a_stopped_sharded_run_ends_as_an_uninterrupted_one(photos, tmp_path):
 def test_processes_killed_at_random_instants_change_no_bit(photos, tmp_path):
     unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
     how = ("--shard", "--set", "model.dropout=0.1")
-    assert sharded_run(photos, unbroken, *how, processes=2, steps=60).returncode == 0
+    assert sharded_run(photos, unbroken, *how, processes=2, steps=100).returncode == 0
     draws = random.Random(0)
 
     for number in range(8):
@@ -119,9 +119,9 @@ def test_processes_killed_at_random_instants_change_no_bit(photos, tmp_path):
 
             when_logged(broken, at, kill)
 
-        ended = sharded_run(photos, broken, *how, processes=2, steps=60, on_start=kill_one)
+        ended = sharded_run(photos, broken, *how, processes=2, steps=100, on_start=kill_one)
         assert ended.returncode == 7, (number, ended.stderr + ended.stdout)
-    ended = sharded_run(photos, broken, *how, processes=2, steps=60)
+    ended = sharded_run(photos, broken, *how, processes=2, steps=100)
 
     assert ended.returncode == 0, ended.stderr + ended.stdout
     assert weights_and_metrics(broken) == weights_and_metrics(unbroken)
@@ -131,7 +131,7 @@ def test_processes_killed_at_random_instants_change_no_bit(photos, tmp_path):
 @pytest.mark.slow
 def test_the_processes_of_a_killed_launcher_end(photos, tmp_path):
     unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
-    assert sharded_run(photos, unbroken, "--shard", processes=2, steps=60).returncode == 0
+    assert sharded_run(photos, unbroken, "--shard", processes=2, steps=40).returncode == 0
     left: list[int] = []
 
     def kill_launcher(process):
@@ -141,13 +141,13 @@ def test_the_processes_of_a_killed_launcher_end(photos, tmp_path):
 
         when_logged(broken, 5, kill)
 
-    words = ("--dataset", photos, "--out", broken, "--steps", 60, "--num-processes", 2, "--shard")
+    words = ("--dataset", photos, "--out", broken, "--steps", 40, "--num-processes", 2, "--shard")
     assert vit(*SMALL, *WORDS, *words, on_start=kill_launcher).returncode == -signal.SIGKILL
     ends_at = time.monotonic() + 10
     while any(Path(f"/proc/{pid}").exists() for pid in left):
         assert time.monotonic() < ends_at
         time.sleep(0.1)
-    ended = sharded_run(photos, broken, "--shard", processes=2, steps=60)
+    ended = sharded_run(photos, broken, "--shard", processes=2, steps=40)
 
     assert len(left) == 2 and ended.returncode == 0, ended.stderr + ended.stdout
     assert weights_and_metrics(broken) == weights_and_metrics(unbroken)
@@ -156,16 +156,16 @@ def test_the_processes_of_a_killed_launcher_end(photos, tmp_path):
 @pytest.mark.slow
 def test_sharded_and_whole_checkpoints_resume_each_other(photos, tmp_path):
     alone, changing = tmp_path / "alone", tmp_path / "changing"
-    small_run(photos, alone, *WORDS, steps=24)
+    small_run(photos, alone, *WORDS, steps=40)
 
     for processes, at, more in ((2, 3, ["--shard"]), (1, 8, []), (4, 13, ["--shard"]), (2, 18, [])):
 
         def stop_soon(process, at=at):
             when_logged(changing, at, lambda: (time.sleep(0.05), os.kill(process.pid, signal.SIGTERM)))
 
-        ended = sharded_run(photos, changing, *more, processes=processes, steps=24, on_start=stop_soon)
+        ended = sharded_run(photos, changing, *more, processes=processes, steps=40, on_start=stop_soon)
         assert ended.returncode == 143, ended.stderr + ended.stdout
-    ended = sharded_run(photos, changing, "--shard", processes=4, steps=24)
+    ended = sharded_run(photos, changing, "--shard", processes=4, steps=40)
 
     assert ended.returncode == 0, ended.stderr + ended.stdout
     assert losses(changing) == pytest.approx(losses(alone), rel=1e-4)
