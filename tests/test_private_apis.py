@@ -237,7 +237,9 @@ def test_a_sharded_weight_is_gathered_in_bf16_or_as_it_is():
                 model(torch.ones(2, 4)).sum().backward()
             with torch.no_grad(), fsdp.in_full_precision(model):
                 model(torch.ones(2, 4))
-        assert kinds == 2 * [torch.bfloat16, *3 * [torch.float32]]
+        # torch 2.11 has no policies by parameter: autocast alone casts the matrices there.
+        matrices = torch.bfloat16 if policy.param_dtype else torch.float32
+        assert kinds == 2 * [matrices, *3 * [torch.float32]]
         assert {parameter.grad.dtype for parameter in model.parameters()} == {torch.float32}
     finally:
         distributed.destroy_process_group()
@@ -255,7 +257,8 @@ def test_accelerate_still_reads_the_settings_that_we_refuse_or_take_out():
     assert [name for name in sorted(known - assembled) if name not in source] == []
     assert 'prefix + "BACKEND"' in source
     assert "ACCELERATE_BYPASS_DEVICE_MAP" in source  # which `runtime.start` sets
-    new = set(re.findall(r"\bACCELERATE_USE_[A-Z_]+", source)) - known
+    # Older versions prepare models for Intel's extension, which vit does not use.
+    new = set(re.findall(r"\bACCELERATE_USE_[A-Z_]+", source)) - known - {"ACCELERATE_USE_IPEX"}
     assert not new, "Accelerate has a new switch: refuse it, or say that it is harmless"
     for name in (
         "prepare",
