@@ -9,15 +9,8 @@
 # PYTHON name other commands, STEPS and REPEATS shorter laps. About ten minutes.
 set -u
 cd "$(dirname "$0")/.." || exit 1
-photos="" dry_run=""
-while [ $# -gt 0 ]; do
-  case $1 in
-    --photos) photos=${2:?--photos needs a data set}; shift 2 ;;
-    --dry-run) dry_run=yes; shift ;;
-    *) echo "unknown option $1; see the head of $0" >&2; exit 2 ;;
-  esac
-done
-PYTHON=${PYTHON:-python}
+photos=""
+. benchmarks/gpu_options.sh
 VIT=${VIT:-$PYTHON -m vitcli}
 laps="--repeats ${REPEATS:-3} --json --quiet"
 [ -n "${STEPS:-}" ] && laps="$laps --steps $STEPS"

@@ -8,15 +8,8 @@
 # them all. ONLY="4 5 20" runs some. Code 1 if any failed. PYTHON names another interpreter.
 set -u
 cd "$(dirname "$0")/.." || exit 1
-photos="demo:pretrain" dry_run=""
-while [ $# -gt 0 ]; do
-  case $1 in
-    --photos) photos=${2:?--photos needs a data set}; shift 2 ;;
-    --dry-run) dry_run=yes; shift ;;
-    *) echo "unknown option $1; see the head of $0" >&2; exit 2 ;;
-  esac
-done
-PYTHON=${PYTHON:-python}
+photos="demo:pretrain"
+. benchmarks/gpu_options.sh
 LIMIT_S=${LIMIT_S:-120} # of a command
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 out=$(mktemp -d) && trap 'rm -rf "$out"' EXIT

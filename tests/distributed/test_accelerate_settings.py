@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from accelerate.state import AcceleratorState, GradientState
+from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType, DynamoBackend
 
 from tests.conftest import run
@@ -48,18 +48,7 @@ SILENT = {
     "FSDP_VERSION": "2",
 }
 
-
-@pytest.fixture(autouse=True)
-def fresh():
-    """Accelerate keeps its state for all Accelerators of a process."""
-
-    def reset() -> None:
-        AcceleratorState._reset_state(reset_partial_state=True)
-        GradientState._reset_state()
-
-    reset()
-    yield
-    reset()
+pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
 
 def started(monkeypatch, **settings: str) -> runtime.Runtime:

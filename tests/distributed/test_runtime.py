@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
-from accelerate.state import AcceleratorState, GradientState
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests.conftest import REPOSITORY, run
@@ -18,18 +17,7 @@ from vitcli.distributed import device as devices
 from vitcli.distributed import launch, numerics, runtime
 from vitcli.errors import MachineError, VitError
 
-
-@pytest.fixture(autouse=True)
-def fresh():
-    """Accelerate keeps its state for all Accelerators of a process."""
-
-    def reset() -> None:
-        AcceleratorState._reset_state(reset_partial_state=True)
-        GradientState._reset_state()
-
-    reset()
-    yield
-    reset()
+pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
 
 @pytest.fixture
