@@ -1,3 +1,4 @@
+#!/usr/bin/env bash
 # Read by gpu.sh and gpu_smoke.sh: --photos DATA, --dry-run, and the interpreter PYTHON.
 dry_run=""
 while [ $# -gt 0 ]; do
