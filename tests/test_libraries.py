@@ -1,5 +1,6 @@
 """What a command loads, and that the compiler whose loading is deferred is the real one when it is used."""
 
+import platform
 import subprocess
 import sys
 
@@ -46,6 +47,45 @@ assert torch.compile(torch.sin, backend="eager")(images).equal(torch.sin(images)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
 
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_fine_tuning_loads_no_compiler(tmp_path):
+    code = f"""
+import sys
+from vitcli.cli import main
+adam = ("optimizer.name=adam", "optimizer.betas=[0.9, 0.999]", "optimizer.eps=1e-8")
+for optimizer in ((), adam):
+    run = ["--steps", "1", "--batch-size", "4", *(word for key in optimizer for word in ("--set", key))]
+    try:
+        main(["finetune", *run, "--out", f"{tmp_path}/{{len(optimizer)}}", "--quiet"])
+    except SystemExit as ended:
+        assert not ended.code
+    assert not {LATER!r} & set(sys.modules), {LATER!r} & set(sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library has its own ways")
+def test_memory_that_was_freed_is_used_again():
+    """A page is a fault the first time that it is written, be it one of 4 KiB or of 2 MiB."""
+    code = """
+import resource, numpy
+from vitcli.libraries import keep_freed_memory
+keep_freed_memory()
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    numpy.empty(24 * 2**20, numpy.uint8).fill(1)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+first, second = faults(), faults()
+print(first, second)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+
+    first, second = map(int, done.stdout.split())
+    assert second < first / 4, done.stderr
 
 
 @pytest.mark.slow

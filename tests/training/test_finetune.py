@@ -104,6 +104,27 @@ def test_a_run_keeps_the_predictions_behind_its_numbers(photos, unbroken, tmp_pa
     assert run("compare", unbroken, unbroken, "--json").json["counts"]["only_a"] == 0
 
 
+def test_a_run_is_scored_in_the_precision_that_its_recipe_names(photos, tmp_path):
+    """In bf16 as `vit evaluate --precision bf16` scores it, and told so; the training is the same."""
+    words = ("--batch-size", 8, "--set", "eval.every=1")
+    summaries = {
+        precision: small_run(
+            photos, tmp_path / precision, *words, "--set", f"precision.evaluation={precision}", steps=2
+        )
+        for precision in ("fp32", "bf16")
+    }
+
+    for precision, summary in summaries.items():
+        asked = ("--ckpt", tmp_path / precision, "--dataset", photos, "--precision", precision, "--json")
+        evaluated = run("evaluate", *asked).json
+        assert [evaluated[key] for key in ("top1", "loss")] == [summary[key] for key in ("top1", "loss")]
+    assert summaries["bf16"]["loss"] != summaries["fp32"]["loss"]
+    assert (summaries["bf16"]["eval_precision"], "eval_precision" in summaries["fp32"]) == ("bf16", False)
+    fp32, bf16 = (load_file(tmp_path / precision / "model.safetensors") for precision in summaries)
+    assert all(torch.equal(fp32[name], bf16[name]) for name in fp32)
+    assert "test, in bf16\n" in as_text(summaries["bf16"])
+
+
 def test_the_zero_head_makes_the_first_loss_the_logarithm_of_the_classes(unbroken):
     assert losses(unbroken)[0] == pytest.approx(math.log(2), rel=1e-6)
 

@@ -95,7 +95,7 @@ def main(arguments: list[str] | None = None) -> None:
     # How long an OpenMP thread spins while it waits for another; must be set before torch is loaded. The
     # library's default is a hundred times longer and makes training on a busy CPU four times slower
     # (docs/loader.md).
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    os.environ.setdefault("GOMP_SPINCOUNT", "5000")
     # Looking for plugins, of which none is used, reads the metadata of every installed package: 0.05 s.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # of --profile: torch's tracer reports on itself

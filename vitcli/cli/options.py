@@ -371,4 +371,5 @@ def launch(num_processes: int | None, device: str | None) -> None:
 def load_libraries() -> None:
     """Load torch, torchvision and timm for the rest of this process."""
     if libraries.load():
+        libraries.keep_freed_memory()
         gc.freeze()  # they stay: a search for garbage need not pass over their quarter of a million objects

@@ -105,13 +105,16 @@ def gathered_for(model: nn.Module, function: Callable[[Tensor], Tensor]) -> Call
     return (lambda images_BCHW: model.use(function, images_BCHW)) if is_sharded(model) else function
 
 
+def is_slice(tensor: Tensor) -> bool:
+    """Return True for a DTensor, without loading that class: only what has sharded something has any."""
+    return hasattr(tensor, "full_tensor")
+
+
 def whole(tensors: dict[str, Tensor], *, keep: bool) -> dict[str, Tensor]:
     """Gather every tensor on the CPU of processes with `keep`; all processes call it."""
-    from torch.distributed.tensor import DTensor
-
     gathered = {}
     for name, value in tensors.items():  # one at a time, to bound the memory on the device
-        value = value.full_tensor() if isinstance(value, DTensor) else value
+        value = value.full_tensor() if is_slice(value) else value
         if keep:
             gathered[name] = value.cpu()
     return gathered
@@ -124,9 +127,9 @@ def all_sliced_like(values: dict[str, Tensor], likes: dict[str, Tensor]) -> dict
 
 def sliced_like(value: Tensor, like: Tensor) -> Tensor:
     """Return this process's slice of `value`, placed as `like` is; all of it if `like` is whole."""
-    from torch.distributed.tensor import DTensor, distribute_tensor
+    if is_slice(like) and not is_slice(value):
+        from torch.distributed.tensor import distribute_tensor
 
-    if isinstance(like, DTensor) and not isinstance(value, DTensor):
         value = value.to(like.device)
         return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)
     return value.to(like.device)
@@ -134,9 +137,7 @@ def sliced_like(value: Tensor, like: Tensor) -> Tensor:
 
 def local(tensor: Tensor) -> Tensor:
     """Return this process's slice of a tensor."""
-    from torch.distributed.tensor import DTensor
-
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return tensor.to_local() if is_slice(tensor) else tensor
 
 
 def write_slices(folder: Path, tensors: dict[str, Tensor], group: Any) -> None:

@@ -51,7 +51,7 @@ class EvalSettings:
         batch_size: images per forward pass.
         on_bad_image: "error" or "skip", for images that cannot be decoded.
         num_threads: loader threads of this process.
-        precision: "fp32", "bf16" or "fp16"; training evaluates in fp32 whatever it trains in.
+        precision: "fp32", "bf16" or "fp16", of the forward pass.
         profiler: traces a few batches of the first pass, if there is one.
     """
 
@@ -277,7 +277,7 @@ def check_finite(outputs: Tensor, batch: Batch, *, so: str, precision: str) -> N
             where=f"row {int(batch.rows_B[0])} and after of the split",
             fix="use other weights; stored weights are checked when they are loaded, so these overflow"
             if precision == "fp32"
-            else "use --precision fp32, or other weights",
+            else "use fp32 (--precision; in a run precision.evaluation), or other weights",
         )
 
 

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from vitcli.models import variants
 from vitcli.models.architecture import Architecture
@@ -36,6 +35,8 @@ def costs_without_head(arch: Architecture) -> ModelCost:
         variant = find_variant(arch.name)
         macs = variants.forward_macs(variant, arch.image_size)
         return ModelCost(variants.num_params(variant, arch.image_size, 0), macs, variant.hidden)
+    from torch.utils.flop_counter import FlopCounterMode  # loads triton
+
     with torch.device("meta"):
         model, image = _without_head(arch), torch.empty(1, 3, *arch.image_size)
         with FlopCounterMode(display=False) as counter, torch.no_grad():

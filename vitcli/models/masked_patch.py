@@ -31,6 +31,7 @@ from torch.nn import init
 
 from vitcli.distributed.transfer import constant, to_device
 from vitcli.errors import VitError
+from vitcli.libraries import not_compiled
 from vitcli.models.init import lecun_normal_
 
 TARGETS = ("mean_color", "downsized", "pixels")
@@ -230,13 +231,13 @@ class MaskedPatchModel(nn.Module):
             tokens_BTD = vit.blocks(tokens_BTD)
         return vit.norm(tokens_BTD)
 
-    @torch.compiler.disable  # torch.compile would draw other numbers
+    @not_compiled  # torch.compile would draw other numbers
     def on_device(self, corruption: Corruption | None, images_BCHW: Tensor) -> Corruption:
         """Return a corruption, drawn unless given, on the device of the images."""
         corruption = corruption or self.draw(len(images_BCHW))
         return Corruption(*(to_device(tensor.contiguous(), images_BCHW.device) for tensor in corruption))
 
-    @torch.compiler.disable
+    @not_compiled
     def draw(self, num_images: int) -> Corruption:
         """Draw a corruption from torch's global CPU generator, so that every device draws the same."""
         return draw(num_images, math.prod(self.grid), self.counts)

@@ -97,6 +97,7 @@ class TrainingSummary(ResultSummary):
             mean.
         num_held_out_seen, num_choice_seen: images to report and to choose by that the checkpoint it started
             from was trained on.
+        eval_precision: of the scores, where it is not fp32.
     """
 
     UNREAD = frozenset({
@@ -107,7 +108,7 @@ class TrainingSummary(ResultSummary):
     })  # fmt: skip
     SOMETIMES = RunScores.SOMETIMES | {
         "choices", "chosen", "epochs", "intervals", "num_left_out_files", "left_out_files",
-        "ckpt_fetched_from", "num_held_out_seen", "num_choice_seen",
+        "ckpt_fetched_from", "num_held_out_seen", "num_choice_seen", "eval_precision",
     }  # fmt: skip
 
     command: Literal["finetune", "pretrain"]
@@ -127,6 +128,7 @@ class TrainingSummary(ResultSummary):
     chosen: dict[str, Any] | None = None
     num_held_out_seen: Count | None = None
     num_choice_seen: Count | None = None
+    eval_precision: str | None = None
 
 
 class ShotScores(FileModel):

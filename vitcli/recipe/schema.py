@@ -276,6 +276,9 @@ class Precision(Section):
     """Number formats."""
 
     compute: Compute = key("of the forward pass; auto: bf16 where the device supports it", "auto")
+    evaluation: Literal["fp32", "bf16", "fp16"] = key(
+        "of the evaluations and probes of a run; `vit evaluate` and the others take --precision", "fp32"
+    )
 
 
 class Recipe(Section):

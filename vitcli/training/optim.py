@@ -8,12 +8,13 @@ which is torch's AdamW with the same number. SGD has no decay in the paper (Tabl
 is added to the gradient, as in BiT.
 """
 
+import inspect
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from vitcli.distributed import fsdp
 from vitcli.distributed.transfer import runs_ahead
@@ -34,10 +35,20 @@ def build_optimizer(model: nn.Module, settings: OptimizerSettings) -> torch.opti
     match settings.name:
         case "sgd":
             fused = runs_ahead(device)
-            return torch.optim.SGD(groups, lr=0.0, momentum=settings.momentum, fused=fused)
+            return _without_compiler(torch.optim.SGD)(groups, lr=0.0, momentum=settings.momentum, fused=fused)
         case "adam":
             fused = runs_ahead(device) or device.type == "cpu"
-            return torch.optim.AdamW(groups, lr=0.0, betas=settings.betas, eps=settings.eps, fused=fused)
+            betas, eps = settings.betas, settings.eps
+            return _without_compiler(torch.optim.AdamW)(groups, lr=0.0, betas=betas, eps=eps, fused=fused)
+
+
+@cache
+def _without_compiler(optimizer_class: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
+    """Return the class without the marks on its methods that load torch's compiler: a second and 80 MB."""
+    names = ("step", "zero_grad", "add_param_group", "state_dict", "load_state_dict")
+    methods = {name: inspect.unwrap(getattr(optimizer_class, name)) for name in names}
+    methods["step"] = torch.no_grad()(methods["step"])
+    return type(optimizer_class.__name__, (optimizer_class,), methods)
 
 
 def is_fused(optimizer: torch.optim.Optimizer) -> bool:
@@ -138,7 +149,7 @@ def clip_by_global_norm(parameters: Iterable[nn.Parameter], max_norm: float) -> 
     """
     grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
     norm = nn.utils.get_total_norm(grads)
-    if isinstance(norm, DTensor):  # each process has slices of the gradients
+    if fsdp.is_slice(norm):  # each process has slices of the gradients
         norm, grads = norm.full_tensor(), [grad.to_local() for grad in grads]
     if max_norm:
         torch._foreach_mul_(grads, torch.clamp(max_norm / norm, max=1.0))

@@ -47,7 +47,7 @@ def summarise(
     Args:
         num_held_out: how many held-out images were trained on, see `seen_images.record`.
     """
-    recipe, images = job.recipe, job.plan.images_seen
+    recipe, images, eval_precision = job.recipe, job.plan.images_seen, job.recipe.precision.evaluation
     run_scores = {name: value for name, value in asdict(metrics).items() if name != "num_examples"}
     accuracies = {name: run_scores[name] for name in ("top1", "top5") if name in run_scores}
     intervals = {name: interval_of(value, metrics.num_examples) for name, value in accuracies.items()}
@@ -87,6 +87,7 @@ def summarise(
             "exaflops": job.plan.exaflops,
             "peak_memory_gib": peak_memory_gib(),
             "precision": job.runtime.precision,
+            **({"eval_precision": eval_precision} if eval_precision != "fp32" else {}),
             "num_processes": job.runtime.world_size,
             "weights": str(path / "model.safetensors"),
         }

@@ -108,7 +108,8 @@ def build_state(job: TrainingJob) -> TrainingState:
     elif group is not None:
         gradients = ShardedSum(model, runtime, parts=parts)
     else:
-        wrapped = runtime.accelerator.prepare(model)
+        # It is in its place; to put it there, Accelerate would load DTensor, half a second.
+        wrapped = runtime.accelerator.prepare(model, device_placement=[False])
         gradients = DdpSum(wrapped, runtime, parts=parts)
     average = WeightAverage(model, factor=settings.average) if settings.average else None
     return TrainingState(runtime, model, wrapped, optimizer, gradients, average, group)

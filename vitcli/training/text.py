@@ -34,9 +34,11 @@ def as_text(result: dict[str, Any], *, width: int | None = None) -> str:
 
 def _summary(summary: dict[str, Any], *, width: int | None = None) -> str:
     runs = summary["runs"]
+    scored_on = [count_of(summary["num_eval_examples"], "image"), summary["eval_split"]]
+    scored_on += [f"in {summary['eval_precision']}"] if "eval_precision" in summary else []
     rows = [
         *_scores(summary),
-        ("scored on", f"{count_of(summary['num_eval_examples'], 'image')}, {summary['eval_split']}"),
+        ("scored on", ", ".join(scored_on)),
         *held_out(summary),
         *skipped(summary),
         ("model", f"{summary['model']} at {size_text(summary['resolution'])} px"),

@@ -57,6 +57,7 @@ class PeriodicEvaluation:
             on_bad_image=job.recipe.data.on_bad_image,
             num_threads=num_threads,
             progress=job.progress,
+            precision=job.recipe.precision.evaluation,
         )
 
     def is_due(self, step: int) -> bool:
@@ -145,7 +146,7 @@ class PeriodicEvaluation:
 
     @contextmanager
     def _evaluated_model(self) -> Iterator[nn.Module]:
-        """Give the model to evaluate: in full precision, never compiled, with averaged weights if enabled.
+        """Give the model to evaluate: its weights in fp32, never compiled, with averaged weights if enabled.
 
         `vit evaluate` compiles nothing, and compiled kernels differ in the last bits.
         """

@@ -284,7 +284,7 @@ def from_official(arrays: dict[str, np.ndarray], *, device: str = "cpu") -> Offi
     # Take every array of the network's table, checking shapes against each other
     layout, state, sizes = layout_of(left, OFFICIAL), {}, {}
     for name, rows in groupby(table(layout), key=attrgetter("timm")):
-        state[name] = torch.cat([_take(left, entry, sizes, device) for entry in rows])
+        state[name] = _concatenated([_take(left, entry, sizes, device) for entry in rows])
     if left:
         first = min(stored.name for stored in left.values())
         raise _bad_file(f"{len(left)} arrays are unknown, such as {first}")
@@ -318,6 +318,12 @@ def to_official(state: dict[str, Tensor], *, heads: int | None, spelling: str) -
     if spelling == "published":
         return _in_published_spelling(arrays, entries)
     return _in_big_visions_spelling(arrays) if spelling == "big_vision" else arrays
+
+
+def _concatenated(parts: list[Tensor]) -> Tensor:
+    if parts[0].is_meta:  # torch.cat would load torch's compiler there: a second
+        return torch.empty((sum(map(len, parts)), *parts[0].shape[1:]), device="meta")
+    return torch.cat(parts)
 
 
 def _take(left: dict[str, OfficialArray], entry: Array, sizes: Sizes, device: str) -> Tensor:
