@@ -56,7 +56,7 @@ def commands(options: argparse.Namespace, precision: str, folders: dict[str, Pat
             "vit": [
                 *vit, "finetune", "--ckpt", options.ckpt, "--dataset", str(flowers), "--res", "224",
                 "--steps", str(STEPS), "--batch-size", str(BATCH), "--precision", precision,
-                "--out", str(out / "vit"), "--overwrite", "--workers", str(WORKERS), "--json", "--quiet",
+                "--set", f"precision.evaluation={precision}", "--out", str(out / "vit"), "--overwrite", "--workers", str(WORKERS), "--json", "--quiet",
             ],
             "timm": [
                 sys.executable, str(options.timm / "train.py"), "--data-dir", str(flowers), "--model", model,

@@ -20,13 +20,12 @@ from vitcli.evaluation.metrics import Metrics, PatchMetrics
 from vitcli.evaluation.predictions import Predictions, unique_names, write_predictions
 from vitcli.evaluation.statistics import interval_of
 from vitcli.export.model_card import model_card
-from vitcli.output import plots, run_folder
+from vitcli.output import run_folder
 from vitcli.output.atomic import read_jsonl, replace_file
 from vitcli.output.redaction import public_name
 from vitcli.output.run_folder import RunFolder
 from vitcli.output.summaries import RunScores, TrainingSummary
 from vitcli.output.text import NO_LIMIT
-from vitcli.training import figures
 from vitcli.training.setup import TrainingJob
 from vitcli.training.text import as_text
 from vitcli.weights.io import read_weights, write_weights
@@ -124,6 +123,9 @@ def write_results(
     Args:
         seen: the images of the run, see `seen_images.record`.
     """
+    from vitcli.output import plots  # both load matplotlib: 50 MB that training need not have
+    from vitcli.training import figures
+
     folder.log({"step": job.plan.total_steps, "eval": asdict(metrics)})
     if summary["fewshot"]:
         folder.log({"step": job.plan.total_steps, "probe": summary["fewshot"]})
@@ -176,6 +178,9 @@ def write_sweep_results(
     for path in sorted((source / "figures").glob("*.png")):
         shutil.copy(path, figures_dir / path.name)
     if summary["choices"]:
+        from vitcli.output import plots
+        from vitcli.training import figures
+
         figure = figures.selection_curve(summary["choices"], chosen=summary["chosen"])
         if figure:
             plots.save(figures_dir / "selection.png", figure)

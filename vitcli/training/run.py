@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from vitcli import libraries
 from vitcli.data import loader, seen_images
 from vitcli.data.loader import Batch
 from vitcli.data.sampler import TrainSampler
@@ -193,6 +194,7 @@ class TrainingRun:
             folder=self.folder,
             progress=self.job.progress,
         )
+        libraries.release_freed_memory()  # the activations', before evaluation and figures take theirs
         if profiler:
             lines = profiler.lines(precision=self.runtime.precision, folder=self.path)
             self.job.progress.note("\n".join(lines))

@@ -20,10 +20,8 @@ from vitcli.evaluation.predictions import Predictions
 from vitcli.features import draws as features_draws
 from vitcli.features import least_squares
 from vitcli.models.masked_patch import MaskedPatchModel
-from vitcli.output import plots
 from vitcli.output.summaries import Probe
 from vitcli.output.text import compute_text
-from vitcli.training import figures
 from vitcli.training.objective import TrainingTask
 from vitcli.training.setup import TrainingJob
 from vitcli.training.state import TrainingState
@@ -165,5 +163,8 @@ class PeriodicEvaluation:
         )
         if not views or not self.job.runtime.is_main:  # no image could be decoded
             return
+        from vitcli.output import plots  # both load matplotlib
+        from vitcli.training import figures
+
         name = f"patches_step_{self.state.step:07d}.png"
         plots.save(self.run_dir / "figures" / name, figures.masked_patch_grid(views))
