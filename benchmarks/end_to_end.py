@@ -56,7 +56,8 @@ def commands(options: argparse.Namespace, precision: str, folders: dict[str, Pat
             "vit": [
                 *vit, "finetune", "--ckpt", options.ckpt, "--dataset", str(flowers), "--res", "224",
                 "--steps", str(STEPS), "--batch-size", str(BATCH), "--precision", precision,
-                "--set", f"precision.evaluation={precision}", "--out", str(out / "vit"), "--overwrite", "--workers", str(WORKERS), "--json", "--quiet",
+                "--set", f"precision.evaluation={precision}", "--workers", str(WORKERS),
+                "--out", str(out / "vit"), "--overwrite", "--json", "--quiet",
             ],
             "timm": [
                 sys.executable, str(options.timm / "train.py"), "--data-dir", str(flowers), "--model", model,
