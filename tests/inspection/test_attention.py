@@ -170,6 +170,8 @@ def test_grid_stride_and_prefix_tokens_are_those_of_the_network(name, size, more
 )
 def test_a_network_without_attention_over_patches_is_told_why(name, size, reason):
     model, arch = small(name, size)
+    if name.startswith("cait") and not hasattr(model, "num_prefix_tokens"):
+        pytest.skip("this timm does not say that CaiT's class token is no part of these blocks")
 
     assert reason in probe_attention_layout(model, arch)
 

@@ -122,9 +122,11 @@ def _usage_error(error: Exception, arguments: list[str]) -> VitError:
         known = re.findall(r"'([^']*)'", choices[2])
         what = f"{parameter.opts[0]} is {choices[1]!r}{nearest(choices[1].lower(), known)}"
         return VitError(what, where=place["where"], fix=f"one of {', '.join(known)}")
-    if parameter and (kind := re.search(r"Input should be (.*)", what)):
-        kinds = {"a valid integer": "a whole number", "a valid number": "a number"}
-        required = kinds.get(kind[1].partition(",")[0], kind[1])
+    # In the words of typer 0.29, or of 0.26.
+    if parameter and (kind := re.search(r"Input should be (.*)|is not (a valid (?:integer|float))$", what)):
+        kinds = {"integer": "a whole number", "number": "a number", "float": "a number"}
+        kind = (kind[1] or kind[2]).removeprefix("a valid ")
+        required = kinds.get(kind.partition(",")[0], kind)
         return VitError(f"{parameter.opts[0]} must be {required}", **place)
     return VitError(what, **place)
 
