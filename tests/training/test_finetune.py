@@ -125,6 +125,14 @@ def test_a_run_is_scored_in_the_precision_that_its_recipe_names(photos, tmp_path
     assert "test, in bf16\n" in as_text(summaries["bf16"])
 
 
+def test_a_precision_that_the_device_has_not_is_refused_for_scores_too(photos, tmp_path):
+    words = ("--dataset", photos, "--out", tmp_path / "run", "--steps", 1, "--device", "cpu")
+    refused = run(*SMALL, *words, "--set", "precision.evaluation=fp16")
+
+    assert refused.code == 5 and refused.json["error"]["where"] == "recipe key precision.evaluation"
+    assert not (tmp_path / "run").exists()
+
+
 def test_the_zero_head_makes_the_first_loss_the_logarithm_of_the_classes(unbroken):
     assert losses(unbroken)[0] == pytest.approx(math.log(2), rel=1e-6)
 

@@ -266,13 +266,12 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
     return torch.autocast(device.type, dtype=LOW_PRECISION.get(precision), enabled=precision in LOW_PRECISION)
 
 
-def resolve_precision(precision: str) -> str:
+def resolve_precision(precision: str, *, where: str = "--precision (recipe key precision.compute)") -> str:
     """Resolve "auto" to bf16 where the device computes it natively, and to fp32 elsewhere.
 
     Raises:
         MachineError: the device does not compute in the precision that is asked for.
     """
-    where = "--precision (recipe key precision.compute)"
     has_gpu = torch.cuda.is_available()
     if precision == "fp16" and not has_gpu:
         problem = "fp16 needs a GPU, and this machine has none"

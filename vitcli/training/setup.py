@@ -20,7 +20,7 @@ from vitcli.data.seen_images import SeenImages
 from vitcli.data.split import Split, classes_without
 from vitcli.data.transforms import preprocessing_of
 from vitcli.distributed import numerics
-from vitcli.distributed.runtime import Runtime, peak_memory_gib
+from vitcli.distributed.runtime import Runtime, peak_memory_gib, resolve_precision
 from vitcli.distributed.runtime import start as start_runtime
 from vitcli.errors import DataError, VitError
 from vitcli.evaluation.setup import Start, starts_of, trained_on_by
@@ -184,6 +184,7 @@ def set_up(
 
     # Join the other processes.
     runtime = start_runtime(recipe.precision.compute, exact=options.exact)
+    resolve_precision(recipe.precision.evaluation, where="recipe key precision.evaluation")
     progress = Progress(quiet=options.quiet, is_main=runtime.is_main, noted=options.noted)
     for note in runtime.notes:
         progress.note(note)
