@@ -35,15 +35,18 @@ def load() -> bool:
     return True
 
 
-def keep_freed_memory() -> None:
+def keep_freed_memory(most_bytes: int = 2**31 - 1) -> None:
     """Let this process keep freed memory for its next allocation, where the C library can (glibc).
 
     By default it gives tensors of some MiB back to the system and gets them anew, zeroed page by page: 36,000
     page faults and a tenth of the time of a training step of ViT-Ti/16 on a CPU (docs/benchmarks.md).
+
+    Args:
+        most_bytes: that stay free at the end of the heap; what is free between others always stays.
     """
     mmap_threshold, trim_threshold = -3, -1  # numbers of <malloc.h>
     if mallopt := _of_c_library("mallopt"):
-        mallopt(trim_threshold, 2**31 - 1)
+        mallopt(trim_threshold, most_bytes)
         _ = mallopt(mmap_threshold, 2**30) or mallopt(mmap_threshold, 2**25)  # the most of an older glibc
 
 

@@ -608,7 +608,8 @@ def test_a_browser_shows_every_picture_and_asks_for_nothing(inspected, tmp_path,
     assert asked == [f"file://{page}"]
     assert [tag.lower() for tag, _, _ in shapes["boxes"]].count("svg") == len(FIGURES)
     assert all(box_width > 150 and height > 60 for _, box_width, height in shapes["boxes"])
-    assert len(shapes["images"]) == 8 and min(shapes["images"]) > 5  # six of tiles, one picture, a colour bar
+    # Tiles of six figures, the picture beside the heads, and three colour bars.
+    assert len(shapes["images"]) == 10 and min(shapes["images"]) > 5
     assert shapes["reach"] <= shapes["width"] == width
     assert shapes["cut"] == 0
     pixels = np.asarray(Image.open(tmp_path / "page.png").convert("L"), dtype=float)

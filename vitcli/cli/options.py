@@ -42,6 +42,7 @@ __all__ = [
     "DATA", "DEVICES", "MANAGE", "MODEL", "PANELS", "RUN", "TRAIN", "TRAINING", "UNDERSTAND", "USE",
 ]  # fmt: skip
 
+INFERENCE_BYTES = 2**26  # freed memory that is kept for the next batch; training keeps more
 given_arguments: list[str] = []  # the command line as given, for the launcher and environment.json
 
 
@@ -371,5 +372,5 @@ def launch(num_processes: int | None, device: str | None) -> None:
 def load_libraries() -> None:
     """Load torch, torchvision and timm for the rest of this process."""
     if libraries.load():
-        libraries.keep_freed_memory()
+        libraries.keep_freed_memory(INFERENCE_BYTES)
         gc.freeze()  # they stay: a search for garbage need not pass over their quarter of a million objects

@@ -184,6 +184,7 @@ class TrainingRun:
             left = plan.total_steps - state.step
             profiler = StepProfiler(parts=plan.accumulation_steps, total_steps=left)
             batches, objective = profiler.watch(batches), marked(objective)
+        libraries.keep_freed_memory()  # the activations' of a step, for the next one
         train(
             state,
             loop_settings(self.job),
@@ -194,7 +195,7 @@ class TrainingRun:
             folder=self.folder,
             progress=self.job.progress,
         )
-        libraries.release_freed_memory()  # the activations', before evaluation and figures take theirs
+        libraries.release_freed_memory()  # before evaluation and figures take theirs
         if profiler:
             lines = profiler.lines(precision=self.runtime.precision, folder=self.path)
             self.job.progress.note("\n".join(lines))
