@@ -205,7 +205,7 @@ def test_timm_has_no_network_with_our_own_parts():
         ("infer --overwrite", "no folder is named"),
         ("infer --res 100", "does not divide into patches"),
         ("train --compare jax", "'jax'"),
-        ("train --steps 0", "--steps"),
+        ("train --steps 0", "must be greater than or equal to 1"),
         ("train --dataset nowhere/here/at/all", "nowhere/here/at/all"),
         ("train --per-device-batch many", "'many' is neither a number"),
         ("data --dataset ", "empty"),

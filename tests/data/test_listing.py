@@ -183,7 +183,7 @@ def test_plain_surfaces_match_their_exact_copies_alone(tmp_path):
     [
         (("check", "gone/"), 3, "there is no data set 'gone/'"),
         (("check", "SETS/a", "--split", "tset"), 3, "has no split 'tset'"),
-        (("check", "SETS/a", "--distance", "99"), 2, "--distance"),
+        (("check", "SETS/a", "--distance", "99"), 2, "less than or equal to 32"),
         (("show", "cifar11"), 3, "there is no alias 'cifar11', did you mean 'cifar10'?"),
     ],
 )

@@ -122,7 +122,14 @@ def _usage_error(error: Exception, arguments: list[str]) -> VitError:
         known = re.findall(r"'([^']*)'", choices[2])
         what = f"{parameter.opts[0]} is {choices[1]!r}{nearest(choices[1].lower(), known)}"
         return VitError(what, where=place["where"], fix=f"one of {', '.join(known)}")
-    # In the words of typer 0.29, or of 0.26.
+    # In the words of typer 0.29, or of 0.26: "0 is not in the range x>=1", "99 is not in the range 0<=x<=32".
+    if parameter and (
+        outside := re.search(r"(\S+) is not in the range (?:x>=|x<=)?([^<x]*)(?:<=x<=(.*))?$", what)
+    ):
+        low, high = outside[2], outside[3] or outside[2]
+        is_below = float(outside[1]) < float(low)
+        bound = f"greater than or equal to {low}" if is_below else f"less than or equal to {high}"
+        return VitError(f"{parameter.opts[0]} must be {bound}", **place)
     if parameter and (kind := re.search(r"Input should be (.*)|is not (a valid (?:integer|float))$", what)):
         kinds = {"integer": "a whole number", "number": "a number", "float": "a number"}
         kind = (kind[1] or kind[2]).removeprefix("a valid ")
