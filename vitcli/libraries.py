@@ -47,7 +47,8 @@ def keep_freed_memory(most_bytes: int = 2**31 - 1) -> None:
     mmap_threshold, trim_threshold = -3, -1  # numbers of <malloc.h>
     if mallopt := _of_c_library("mallopt"):
         mallopt(trim_threshold, most_bytes)
-        _ = mallopt(mmap_threshold, 2**30) or mallopt(mmap_threshold, 2**25)  # the most of an older glibc
+        if not mallopt(mmap_threshold, 2**30):
+            mallopt(mmap_threshold, 2**25)  # the most of an older glibc
 
 
 def release_freed_memory() -> None:
