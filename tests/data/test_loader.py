@@ -349,6 +349,17 @@ def test_only_a_few_batches_are_read_ahead():
     batches.close()
 
 
+def test_no_thread_of_the_loader_takes_threads_of_the_network():
+    """Idle ones too would make those of the network sleep after each operation (docs/loader.md)."""
+    seen, split, num_here = set(), noise(64), torch.get_num_threads()
+    watching = replace(split, read_row=lambda row: seen.add(torch.get_num_threads()) or split.read_row(row))
+
+    list(evaluation(watching, batch_size=4, num_threads=3))
+
+    assert seen == {1}
+    assert torch.get_num_threads() == num_here
+
+
 def test_the_threads_of_a_process_are_its_part_of_the_cores(monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(12)))
 

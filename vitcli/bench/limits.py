@@ -2,7 +2,6 @@
 
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import nn
@@ -12,6 +11,7 @@ from vitcli.bench.measure import Lap, synchronize
 from vitcli.data.loader import read_example
 from vitcli.data.split import Split
 from vitcli.distributed.runtime import LOW_PRECISION
+from vitcli.distributed.threads import single_core_pool
 from vitcli.models import flops
 from vitcli.models.architecture import Architecture
 from vitcli.models.build import build
@@ -91,9 +91,9 @@ def decode_lap(split: Split, num_images: int, num_threads: int) -> Lap:
             read_example(split, row % len(split))
         return len(rows)
 
-    began_at, cpu_before = time.perf_counter(), time.process_time()
-    with ThreadPoolExecutor(num_threads) as pool:
+    with single_core_pool(num_threads, "vit-decoder") as pool:
+        began_at, cpu_before = time.perf_counter(), time.process_time()
         size = -(-num_images // num_threads)
         chunks = [range(first, min(first + size, num_images)) for first in range(0, num_images, size)]
         images = sum(pool.map(decode_rows, chunks))
-    return Lap(images, time.perf_counter() - began_at, time.process_time() - cpu_before)
+        return Lap(images, time.perf_counter() - began_at, time.process_time() - cpu_before)

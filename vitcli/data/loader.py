@@ -24,6 +24,7 @@ from vitcli.data.sampler import ROWS_PER_TASK, TrainSampler, derive_seed, row_ra
 from vitcli.data.split import Label, ReadRow, Split, check_label
 from vitcli.data.transforms import Preprocessing, TrainTransform
 from vitcli.distributed import launch
+from vitcli.distributed.threads import single_core_pool
 from vitcli.errors import DataError
 
 TRIES_PER_EXAMPLE = 100  # rows tried in place of one that cannot be decoded before the run stops
@@ -226,7 +227,7 @@ def _in_threads(
     num_threads: int,
 ) -> Iterator[Batch]:
     """Yield a batch for each part, in order, while threads prepare the next ones."""
-    pool = ThreadPoolExecutor(num_threads, thread_name_prefix="vit-loader")
+    pool = single_core_pool(num_threads, "vit-loader")
     waiting: deque[_BatchInProgress] = deque()
     examples_ahead = 0
 

@@ -1,7 +1,7 @@
 """The tanh form of GELU where it trains in bf16 on a CPU, by a logistic function: torch has a slow tanh.
 
-    gelu(x)  = x s          s = sigmoid(2 u),    u = sqrt(2 / pi) (x + 0.044715 x^3)
-    gelu'(x) = s + x s (1 - s) (2 u)'
+    gelu(x)  = x s          s = sigmoid(z),    z = c (x + 0.044715 x^3),    c = 2 sqrt(2 / pi)
+    gelu'(x) = s + s (1 - s) x z' = s - 2 c s (1 - s) (x - 1.5 z / c)
 
 Both are computed in the forward pass, and the derivative is kept in place of x. Each step rounds to bf16.
 """
@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from vitcli.models import attention
 
 CUBIC = 0.044715
-SLOPE = 2 * math.sqrt(2 / math.pi)  # of 2 u at 0
+SLOPE = 2 * math.sqrt(2 / math.pi)  # c, that of z at 0
 
 
 def choose_gelu(model: nn.Module) -> None:
@@ -46,11 +46,12 @@ class _Gelu(torch.autograd.Function):
     def forward(ctx, x: Tensor) -> Tensor:
         # The constants are arguments of `addcmul`, which has them in fp32; as tensors they would be rounded.
         zero, one = x.new_zeros(1), x.new_ones(1)
-        logistic = torch.addcmul(one, x, x, value=CUBIC)
-        torch.addcmul(zero, logistic, x, value=SLOPE, out=logistic).sigmoid_()
-        slope = torch.addcmul(one, x, x, value=3 * CUBIC)
-        torch.addcmul(zero, slope, x, value=SLOPE, out=slope)
-        derivative = torch.ops.aten.sigmoid_backward(slope, logistic).add_(logistic)
+        z = torch.addcmul(one, x, x, value=CUBIC)
+        torch.addcmul(zero, z, x, value=SLOPE, out=z)
+        part = torch.add(x, z, alpha=-1.5 / SLOPE)
+        logistic = z.sigmoid_()
+        part = torch.ops.aten.sigmoid_backward(part, logistic)
+        derivative = torch.add(logistic, part, alpha=-2 * SLOPE, out=part)
         ctx.save_for_backward(derivative)
         return torch.mul(x, logistic, out=logistic)
 

@@ -2,7 +2,7 @@
 
 import math
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from vitcli import __version__
 from vitcli.distributed import fsdp
 from vitcli.distributed.runtime import Runtime, reset_peak_memory
+from vitcli.distributed.threads import single_core_pool
 from vitcli.distributed.transfer import select_device
 from vitcli.errors import VitError
 from vitcli.output.run_folder import RunFolder, library_versions
@@ -217,9 +218,8 @@ class Saver:
         self.every_s = minutes * 60 if minutes else math.inf
         is_first = state.step == 0 and (minutes or self.settings.save_every)
         self._due_s = min(FIRST_SAVE_S, self.every_s) if is_first else self.every_s
-        self._pool = ThreadPoolExecutor(
-            1, "vit-save", initializer=select_device, initargs=(state.runtime.device,)
-        )
+        self._pool = single_core_pool(1, "vit-save")
+        self._pool.submit(select_device, state.runtime.device).result()
         self._writing: Future | None = None
         self._began_at = time.monotonic()
 
