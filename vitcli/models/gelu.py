@@ -50,7 +50,7 @@ class _Gelu(torch.autograd.Function):
         torch.addcmul(zero, z, x, value=SLOPE, out=z)
         part = torch.add(x, z, alpha=-1.5 / SLOPE)
         logistic = z.sigmoid_()
-        part = torch.ops.aten.sigmoid_backward(part, logistic)
+        torch.ops.aten.sigmoid_backward(part, logistic, grad_input=part)
         derivative = torch.add(logistic, part, alpha=-2 * SLOPE, out=part)
         ctx.save_for_backward(derivative)
         return torch.mul(x, logistic, out=logistic)
