@@ -23,6 +23,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.pop("COLUMNS", None)  # a pipe has no width; pytest-xdist sets that of its own terminal
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch: several test processes share the cores
 
+from vitcli import libraries  # noqa: E402 (after what torch reads)
+
+libraries.load()  # as commands do, without the compiler: seconds of each test process
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _private_cache(tmp_path_factory):
