@@ -187,6 +187,21 @@ def test_what_timm_has_no_name_for_is_built_all_the_same(name):
     assert timm.is_model(arch.timm_name)
 
 
+@pytest.mark.parametrize("device, is_kept", [("meta", False), ("cpu", True)])
+def test_group_norms_get_images_channels_first_but_on_a_cpu(device, is_kept):
+    """A GPU's group norm reads no other order; the loader's batches are channels last in memory."""
+    with torch.device(device):
+        network = build(arch_of("R+Ti/16", image_size=(64, 64)), dropout=0.0)
+        images_BCHW = torch.zeros(2, 64, 64, 3).permute(0, 3, 1, 2)
+    seen = []
+    stem = next(module for module in network.modules() if isinstance(module, nn.Conv2d))
+    stem.register_forward_hook(lambda _, inputs, output: seen.append(inputs[0].is_contiguous()))
+
+    network.forward_features(images_BCHW)
+
+    assert seen == [not is_kept]
+
+
 def test_the_authors_padding_gives_a_hybrid_one_feature_for_each_stride():
     model = unfilled(arch_of("R26+S/32", image_size=(96, 160)))
 

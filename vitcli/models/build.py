@@ -307,4 +307,13 @@ def _network(arch: Architecture, *, dropout: float, drop_path: float, skip_init:
                 module.eps = arch.norm_eps
     choose_attention(model)
     choose_gelu(model)
+    if any(isinstance(module, nn.GroupNorm) for module in model.modules()):
+        first = next(module for module in model.modules() if isinstance(module, nn.Conv2d))
+        first.register_forward_pre_hook(_channels_first)
     return model
+
+
+def _channels_first(_: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
+    """Convolutions keep the order of their input, and a GPU's group norm copies every other into this one."""
+    (images_BCHW,) = inputs
+    return (images_BCHW if images_BCHW.device.type == "cpu" else images_BCHW.contiguous(),)
