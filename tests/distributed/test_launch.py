@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 from types import SimpleNamespace
 
 import pytest
@@ -219,3 +220,20 @@ def test_the_memory_of_a_container_counts_by_its_bound(tmp_path):
     assert launch._free_in_container(str(tmp_path)) == 1000 - 700 + 150
     (tmp_path / "memory.max").write_text("max")
     assert launch._free_in_container(str(tmp_path)) == float("inf")
+
+
+def test_processes_that_vit_starts_run_no_file_of_the_working_folder(environ, tmp_path, monkeypatch):
+    (tmp_path / "typer.py").write_text("raise SystemExit('a file of the working folder was run')")
+    environ.pop("PYTHONPATH", None)
+    options = {"cwd": tmp_path, "env": environ, "capture_output": True, "text": True}
+
+    shown = subprocess.run([*launch.program(), "--version"], **options)
+
+    assert (shown.returncode, shown.stdout.split()[0]) == (0, "vit"), shown.stderr
+    given = []
+    monkeypatch.setattr("logging.disable", lambda level: None)
+    monkeypatch.setattr(
+        "torch.distributed.launcher.api.elastic_launch", lambda *started: lambda *words: given.extend(words)
+    )
+    launch.launch(2, ["finetune"])
+    assert given == [*launch.program()[1:], "finetune"]

@@ -1,6 +1,7 @@
 """Checkpoints: whole or not there, every byte checked, nothing lost when a save fails."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -26,11 +27,11 @@ def step(model, optimizer) -> None:
     optimizer.step()
 
 
-def save(run_dir, number, net, keep=2, milestone_every=0, **state) -> None:
+def save(run_dir, number, net, keep=2, milestone_every=0, **state) -> list[Path]:
     model, optimizer = net
     tensors = checkpoint.copy_tensors(model, optimizer, None)
     saved = checkpoint.Checkpoint(number, tensors, state)
-    checkpoint.save(run_dir, saved, keep=keep, milestone_every=milestone_every)
+    return checkpoint.save(run_dir, saved, keep=keep, milestone_every=milestone_every)
 
 
 def put_back(run_dir) -> None:
@@ -218,3 +219,46 @@ def test_weights_that_are_no_longer_finite_are_not_saved(tmp_path, net, value):
     with pytest.raises(NotFiniteError, match=r"model is no longer finite"):
         save(tmp_path, 2, net)
     assert newest_checkpoint_step(tmp_path) == 1
+
+
+@pytest.mark.parametrize("fails", ["rename", "delete"])
+def test_an_old_checkpoint_that_cannot_be_deleted_is_named_and_fails_no_save(
+    tmp_path, net, fails, monkeypatch
+):
+    save(tmp_path, 1, net)
+
+    def refuse(path, *args, **options):
+        if "step_0000001" in path.name:
+            raise PermissionError(13, "Permission denied")
+        return real(path, *args, **options)
+
+    if fails == "rename":
+        real = Path.rename
+        monkeypatch.setattr(Path, "rename", refuse)
+    else:
+        monkeypatch.setattr(checkpoint.shutil, "rmtree", lambda *args, **options: None)
+    (left,) = save(tmp_path, 2, net, keep=1)
+    monkeypatch.undo()
+
+    assert "step_0000001" in left.name and left.exists()
+    assert checkpoint.find_newest(tmp_path) == (2, [])
+    save(tmp_path, 3, net, keep=1)
+    checkpoint.clean(tmp_path)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step_0000003"]
+
+
+def test_one_step_may_be_damaged_again_and_again(tmp_path, net):
+    save(tmp_path, 1, net)
+    for time in range(3):
+        save(tmp_path, 2, net)
+        (tmp_path / "checkpoints" / "step_0000002" / "state.json").write_text("{}")
+
+        assert checkpoint.find_newest(tmp_path)[0] == 1, time
+
+    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert names == [
+        "damaged_step_0000002",
+        "damaged_step_0000002-2",
+        "damaged_step_0000002-3",
+        "step_0000001",
+    ]

@@ -30,6 +30,15 @@ SAVING_TIME_S = 600  # for processes that are asked to stop: to finish the step 
 FORWARDED = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"  # torch's default, and SLURM's warning of the time limit
 
 
+def program() -> list[str]:
+    """Return the words that start `vit` in another process.
+
+    Python does not look for modules in the working folder (-P), as it does for `-m vitcli`: a typer.py beside
+    downloaded data would be run.
+    """
+    return [sys.executable, "-P", str(Path(__file__).parents[1] / "__main__.py")]
+
+
 def cpu_count() -> int:
     """Return the number of cores that this program may use; on macOS, which has no affinity, all of them."""
     if hasattr(os, "sched_getaffinity"):
@@ -128,7 +137,8 @@ def launch(num_processes: int, arguments: list[str]) -> int:
         signals_to_handle=FORWARDED,
     )
     try:
-        elastic_launch(config, sys.executable)("-m", "vitcli", *arguments)
+        interpreter, *words = program()
+        elastic_launch(config, interpreter)(*words, *arguments)
     except SignalException as stopped:
         return 143 if stopped.sigval == signal.SIGUSR1 else 128 + stopped.sigval
     except ChildFailedError as failed:

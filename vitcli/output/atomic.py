@@ -151,13 +151,17 @@ def _check_path(path: Path, *, option: str) -> None:
 
 
 def make_folder(folder: Path, *, option: str) -> None:
-    """Make a folder and its parents, and check that files can be made in it.
+    """Make a folder and its parents, force their names to disk, and check that files can be made in it.
 
     Raises:
         MachineError: it cannot be done.
     """
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        for path in made:
+            with suppress(PermissionError):  # files can be made in a folder that cannot be read
+                sync(path.parent)
     except OSError as error:
         raise _not_writable(folder, f"{option}: {error.strerror}") from error
     check_can_write_in(folder, option=option)

@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 from dataclasses import dataclass
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -134,13 +135,16 @@ def by_kind(tensors_by_key: dict[str, Tensor]) -> Tensors:
 @peers.finishing()
 def save(
     run_dir: Path, checkpoint: Checkpoint, *, keep: int, milestone_every: int, group: Any = None
-) -> None:
+) -> list[Path]:
     """Write a checkpoint, then delete all but the newest `keep` and the milestones.
 
     Args:
         milestone_every: multiples of this many steps are never deleted; 0 for none.
         group: of a sharded model, whose processes all call this with their slices, already checked to be
             finite; the first process writes everything else.
+
+    Returns:
+        Those that could not be deleted.
 
     Raises:
         MachineError: the disk is full or not writable; earlier checkpoints are kept.
@@ -155,9 +159,10 @@ def save(
         if group is not None:
             fsdp.write_slices(temporary, flat(checkpoint.tensors), group)
             if dist.get_rank(group):
-                return
+                return []
         else:
             folder.mkdir(exist_ok=True)
+            sync(run_dir)  # the name of the folder that has just been made
             temporary.mkdir()
             for name, values in checkpoint.tensors.items():
                 save_file(values, temporary / f"{name}.safetensors")
@@ -165,18 +170,26 @@ def save(
         # Publish the folder by a rename, once every byte is on disk.
         (temporary / "state.json").write_text(json.dumps({"step": step, **checkpoint.state}))
         write_manifest(temporary)
-        if (folder / _name(step)).exists():
-            _delete(folder / _name(step))
-        temporary.rename(folder / _name(step))
+        saved, retired = folder / _name(step), []
+        if saved.exists():
+            retired = [saved.rename(_retired(saved))]
+        temporary.rename(saved)
         sync(folder)
-
-        # Delete older checkpoints.
-        for old in checkpoint_folders(run_dir)[keep:]:
-            if not milestone_every or step_of_checkpoint(old) % milestone_every:
-                _delete(old)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
         raise _cannot_write(folder, error) from error
+
+    # Delete older checkpoints. The new one is safe: those that cannot be deleted are no error of the save.
+    left = []
+    for old in checkpoint_folders(run_dir)[keep:]:
+        if not milestone_every or step_of_checkpoint(old) % milestone_every:
+            try:  # first the name: an interrupted deletion never looks like a checkpoint
+                retired.append(old.rename(_retired(old)))
+            except OSError:
+                left.append(old)
+    for old in retired:
+        shutil.rmtree(old, ignore_errors=True)
+    return left + [old for old in retired if old.exists()]
 
 
 def find_newest(run_dir: Path) -> tuple[int | None, list[str]]:
@@ -192,7 +205,7 @@ def find_newest(run_dir: Path) -> tuple[int | None, list[str]]:
         damage = find_damage(folder)
         if damage is None:
             for bad in damaged:
-                bad.rename(bad.with_name(f"damaged_{bad.name}"))
+                bad.rename(_free_name(bad.with_name(f"damaged_{bad.name}")))
             notes = [f"checkpoint {bad.name} is damaged ({damaged[bad]})" for bad in damaged]
             return step_of_checkpoint(folder), notes
         damaged[folder] = damage
@@ -280,11 +293,15 @@ def _name(step: int) -> str:
     return f"step_{step:07d}"
 
 
-def _delete(folder: Path) -> None:
-    """Rename, then delete: an interrupted deletion never looks like a checkpoint."""
-    dead = folder.with_name(f"{TEMPORARY}dead-{folder.name}-{os.getpid()}")
-    folder.rename(dead)
-    shutil.rmtree(dead, ignore_errors=True)
+def _retired(folder: Path) -> Path:
+    """Return the name under which a checkpoint is deleted; `clean` deletes it after an interruption."""
+    return _free_name(folder.with_name(f"{TEMPORARY}dead-{folder.name}-{os.getpid()}"))
+
+
+def _free_name(path: Path) -> Path:
+    """Return the path, with a number after it if something has that name."""
+    names = chain([path.name], (f"{path.name}-{number}" for number in count(2)))
+    return next(path.with_name(name) for name in names if not os.path.lexists(path.with_name(name)))
 
 
 def _cannot_write(folder: Path, error: Exception) -> MachineError:

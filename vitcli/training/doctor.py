@@ -5,7 +5,6 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -259,7 +258,7 @@ def _to_the_end(words: list[str], out: Path) -> None:
 
 
 def _command(words: list[str], out: Path) -> list[str]:
-    return [sys.executable, "-m", "vitcli", *words, "--out", str(out)]
+    return [*launch.program(), *words, "--out", str(out)]
 
 
 def _check(returncode: int, errors: str) -> None:

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -76,7 +75,7 @@ def _start(
     """Start a run on device number `slot`, with its output in files of the temporary folder."""
     file = temporary / f"{path.name}.toml"
     file.write_text(to_toml(recipe))
-    words = [sys.executable, "-m", "vitcli", command, "--recipe", file, "--out", path]
+    words = [*launch.program(), command, "--recipe", file, "--out", path]
     words += ["--per-device-batch", options.per_device_batch] if options.per_device_batch else []
     words += ["--workers", options.workers] if options.workers else []
     words += ["--track", options.track] if options.track else []

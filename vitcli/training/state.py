@@ -221,6 +221,7 @@ class Saver:
         self._pool = single_core_pool(1, "vit-save")
         self._pool.submit(select_device, state.runtime.device).result()
         self._writing: Future | None = None
+        self._left: set[Path] = set()  # old checkpoints that cannot be deleted, named once
         self._began_at = time.monotonic()
 
     def __enter__(self) -> "Saver":
@@ -271,3 +272,7 @@ class Saver:
                 raise error
 
         self.state.runtime.on_main(raise_error)
+        for left in writing.result() if writing is not None else ():
+            if left not in self._left:
+                self._left.add(left)
+                self.job.progress.note(f"{left} is no longer needed and cannot be deleted")
