@@ -1,6 +1,7 @@
 """Files written whole or not at all; readers that tolerate what a crash or another program left."""
 
 import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -128,3 +129,18 @@ def test_a_write_that_fails_leaves_the_earlier_file_and_nothing_else(tmp_path):
     assert list(tmp_path.iterdir()) == [path] and path.read_text() == "earlier"
     with pytest.raises(MachineError, match="was not written"):
         write_text(path / "below", "a file is no folder")
+
+
+def test_pipes_devices_and_values_without_end_are_read_as_nothing(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "endless").symlink_to("/dev/zero")
+    (tmp_path / "deep").write_text("[" * 100_000)
+    (tmp_path / "long").write_text('{"step": ' + "9" * 5_000 + "}")
+    (tmp_path / "elsewhere.json").write_text("{}")
+    (tmp_path / "link").symlink_to("elsewhere.json")
+
+    assert [read_json(tmp_path / name) for name in ("pipe", "endless", "deep", "long")] == [None] * 4
+    assert read_json(tmp_path / "link") == {}
+    for name in ("pipe", "endless"):
+        with pytest.raises(MachineError, match="it is a pipe or a device"):
+            read_jsonl(tmp_path / name)

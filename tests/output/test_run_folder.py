@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import suppress
 
 import pytest
 
@@ -159,3 +160,30 @@ def test_an_unfinished_run_of_the_same_recipe_is_found_by_the_default_name(tmp_p
     assert unfinished() == folder
     (folder / "summary.json").write_text('{"top1": 1.0}')
     assert unfinished() is None
+
+
+@pytest.mark.parametrize("name", [".vit.lock", "metrics.jsonl", "timing.jsonl", "checkpoints", "figures"])
+@pytest.mark.parametrize("kind", ["link", "dangling", "pipe"])
+def test_nothing_is_written_through_a_link_or_into_a_pipe(tmp_path, name, kind):
+    folder, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    RunFolder(folder).close()
+    with suppress(FileNotFoundError):
+        (folder / name).unlink()
+    if name in ("checkpoints", "figures"):
+        elsewhere.mkdir()
+        (elsewhere / "kept").write_text("kept")
+    elif kind == "link":
+        elsewhere.write_text("kept")
+    if kind == "pipe":
+        os.mkfifo(folder / name)
+    else:
+        (folder / name).symlink_to(elsewhere)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+    for overwrite in (False, True):
+        with pytest.raises(VitError) as refused:
+            RunFolder(folder, overwrite=overwrite)
+        assert str(refused.value).count("\n") == 2
+
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert os.path.lexists(folder / name)

@@ -1,7 +1,7 @@
 """Power losses under plain POSIX rules: what no fsync has forced to disk may be gone.
 
-A disk is imagined beside the real folder: an fsync of a file stores its bytes, one of a folder the names in it.
-Before each fsync of the writer, and after each save that it has acknowledged, the power goes: what is left is
+A disk is imagined beside the real folder: an fsync of a file stores its bytes, one of a folder the names in
+it. Before each fsync of the writer, and after each save that it has acknowledged, the power goes: there is
 the imagined disk alone, or all names with the bytes of synced files (the others are empty).
 """
 

@@ -184,6 +184,6 @@ def read_predictions(path: str) -> SavedPredictions:
 def _about(metadata: dict[bytes, bytes]) -> dict[str, Any] | None:
     try:
         about = json.loads(metadata[KEY])
-    except (KeyError, ValueError):
+    except (KeyError, ValueError, RecursionError):
         return None
     return about if isinstance(about, dict) else None

@@ -1,15 +1,18 @@
 """Files written whole or not at all, and readers that tolerate what a crash left."""
 
+import errno
 import hashlib
+import io
 import json
 import os
 import secrets
+import stat
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from safetensors import SafetensorError
 
@@ -17,6 +20,7 @@ from vitcli.errors import MachineError, VitError
 from vitcli.output.text import json_of
 
 TEMPORARY = ".tmp-"  # prefix of every file and folder that is not complete yet
+MOST_JSON_BYTES = 2**28  # of a file that is one object
 MAX_RECORDS = 2_000_000  # of one .jsonl file; the rest is left out
 
 
@@ -54,11 +58,47 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
     write_text(path, json_of(value, indent=2) + "\n")
 
 
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file for reading, also by a link; a pipe or a device is refused, and not waited for.
+
+    Raises:
+        OSError: it cannot be read, or is no regular file.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    mode = os.fstat(handle).st_mode
+    if stat.S_ISREG(mode):
+        return os.fdopen(handle, "rb")
+    os.close(handle)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    raise OSError(errno.EINVAL, "it is a pipe or a device", str(path))
+
+
+def load_json(path: Path, **options: Any) -> Any:
+    """Return the value of a file of JSON, from whomever it is.
+
+    Args:
+        options: of `json.loads`.
+
+    Raises:
+        OSError: as `open_regular`.
+        ValueError: it is not JSON, nested too deeply, or larger than MOST_JSON_BYTES.
+    """
+    with open_regular(path) as file:
+        content = file.read(MOST_JSON_BYTES + 1)
+    if len(content) > MOST_JSON_BYTES:
+        raise ValueError("it is too large")
+    try:
+        return json.loads(content, **options)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
 def read_json(path: Path) -> dict[str, Any] | None:
     """Return the JSON object of a file; None if the file is missing, unreadable, damaged or no object."""
     try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        value = load_json(path)
+    except (OSError, ValueError):
         return None
     return value if isinstance(value, dict) else None
 
@@ -73,8 +113,8 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """
     records: list[dict[str, Any]] = []
     try:
-        with open(path, encoding="utf-8", errors="replace") as lines:
-            for line in islice(lines, MAX_RECORDS):
+        with open_regular(path) as file:
+            for line in islice(io.TextIOWrapper(file, encoding="utf-8", errors="replace"), MAX_RECORDS):
                 try:
                     record = json.loads(line)
                 except (ValueError, RecursionError):
@@ -156,8 +196,8 @@ def make_folder(folder: Path, *, option: str) -> None:
     Raises:
         MachineError: it cannot be done.
     """
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
+        made = [path for path in (folder, *folder.parents) if not path.exists()]
         folder.mkdir(parents=True, exist_ok=True)
         for path in made:
             with suppress(PermissionError):  # files can be made in a folder that cannot be read

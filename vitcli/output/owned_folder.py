@@ -4,6 +4,7 @@ import fcntl
 import os
 import shutil
 import socket
+import stat
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -47,7 +48,8 @@ class OwnedFolder:
         """
         names = {entry.name for entry in self.path.iterdir()} if self.path.is_dir() else set()
         files = sorted(name for name in names - {self.lock} if not fnmatch(name, LOCKS))
-        if self.marker not in names and files:
+        is_marked = self.marker in names and not (self.path / self.marker).is_symlink()
+        if files and not is_marked:
             raise VitError(
                 f"the folder holds other files ({', '.join(files[:3])})",
                 where=f"--out {self.path}",
@@ -61,6 +63,7 @@ class OwnedFolder:
             MachineError: the folder cannot be written, or another process holds it.
         """
         self.make(held)
+        self._refuse_links()
         file = self.path / self.lock
         while True:
             lock = held.enter_context(self._locked(file))
@@ -69,6 +72,20 @@ class OwnedFolder:
                 break
         if self.lock != self.marker:
             held.callback(file.unlink, missing_ok=True)
+
+    def _refuse_links(self) -> None:
+        """Refuse links, pipes and devices under the names that the command writes: it would follow them."""
+        folders = [folder for pattern in self.folders for folder in self.path.glob(pattern)]
+        for path in (self.path / self.lock, *(self.path / name for name in self.files), *folders):
+            mode = path.lstat().st_mode if os.path.lexists(path) else None
+            if mode is None or (stat.S_ISDIR(mode) if path in folders else stat.S_ISREG(mode)):
+                continue
+            kind = "a link" if stat.S_ISLNK(mode) else "no folder" if path in folders else "no file"
+            raise MachineError(
+                f"{path.relative_to(self.path)} is {kind}, which {self.noun}s do not write to",
+                where=f"--out {self.path}",
+                fix="remove it, or choose another folder with --out",
+            )
 
     def make(self, held: ExitStack) -> None:
         """Make the folder; if it is still empty when `held` is closed, it is removed again."""
@@ -89,7 +106,8 @@ class OwnedFolder:
     def _locked(self, file: Path) -> TextIO:
         """Open a file with an advisory lock on it; the file names its owner."""
         try:
-            lock = open(file, "a+")  # noqa: SIM115, open as long as the lock is held
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            lock = os.fdopen(os.open(file, flags, 0o666), "r+")
             lock_open_file(lock)
         except BlockingIOError:
             lock.seek(0)

@@ -134,7 +134,10 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8-sig")
         return tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # also a number of 5,000 digits
         raise VitError(
             f"not TOML: {error}",
             where=f"{path}{_broken_line(text, error)}",

@@ -111,7 +111,7 @@ def typed_value(key: str, text: str) -> Any:
     for candidate in (text, f"[{text}]") if may_be_list else (text,):
         try:
             table = tomllib.loads(f"value = {candidate}")
-        except tomllib.TOMLDecodeError:
+        except (ValueError, RecursionError):  # also a number of 5,000 digits
             continue
         if set(table) == {"value"} and (isinstance(table["value"], str) or not is_text(key)):
             return table["value"]

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from vitcli.distributed import fsdp, peers
 from vitcli.distributed.transfer import Download
 from vitcli.errors import MachineError, NotFiniteError, WeightsError
-from vitcli.output.atomic import TEMPORARY, digest_of_file, sync
+from vitcli.output.atomic import TEMPORARY, digest_of_file, load_json, sync
 from vitcli.output.run_folder import CHECKPOINTS, checkpoint_folders, step_of_checkpoint
 from vitcli.training.optim import is_fused
 
@@ -230,7 +230,7 @@ def read(run_dir: Path, step: int, *, place: fsdp.Place = fsdp.whole_place, grou
     """
     folder = _home(run_dir) / _name(step)
     try:
-        state = json.loads((folder / "state.json").read_text())
+        state = load_json(folder / "state.json")
         if (folder / WHOLE).exists():
             files = (path for path in folder.iterdir() if path.suffix == ".safetensors")
             tensors = {path.stem: load_file(path) for path in files}
@@ -254,7 +254,7 @@ def clean(run_dir: Path) -> None:
 def find_damage(folder: Path) -> str | None:
     """Return what differs from the manifest, or None if every byte is as it was written."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_text())
+        manifest = load_json(folder / MANIFEST)
         files = {name: (file["bytes"], file["sha256"]) for name, file in manifest["files"].items()}
         checkpoint_name = manifest["checkpoint"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

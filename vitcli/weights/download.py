@@ -26,7 +26,7 @@ from filelock import FileLock
 from vitcli import __version__
 from vitcli.errors import MachineError, VitError, WeightsError, reason_of
 from vitcli.output import user_cache
-from vitcli.output.atomic import digest_of_file
+from vitcli.output.atomic import digest_of_file, load_json
 from vitcli.output.progress import Progress
 from vitcli.output.redaction import public_name
 from vitcli.weights.names import FILE_NAMES, HUB_PREFIXES, INDEX, Reference, resolve
@@ -151,7 +151,7 @@ class _Download:
     def _resumable(self) -> tuple[dict[str, Any], int]:
         """Return what is known of the part that is there, and its bytes; 0 where its version is not known."""
         with suppress(OSError, ValueError):
-            known = json.loads(self.about.read_text())
+            known = load_json(self.about)
             # A weak entity tag does not promise the same bytes
             if known["etag"] and not known["etag"].startswith("W/"):
                 return known, self.partial.stat().st_size
@@ -274,7 +274,7 @@ def shard_names(index: Path) -> list[str]:
     try:
         if index.stat().st_size > LARGEST_INDEX:
             raise ValueError("it is too large")
-        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        weight_map = load_json(index)["weight_map"]
         names = sorted(set(weight_map.values()))
         if not names or not all(
             Path(name).name == name and name.endswith((".safetensors", ".bin")) for name in names

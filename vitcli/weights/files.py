@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from vitcli.errors import MachineError, VitError, WeightsError, is_out_of_memory, reason_of
+from vitcli.output.atomic import load_json
 from vitcli.output.text import first_few
 from vitcli.weights.download import shard_names
 from vitcli.weights.huggingface import from_huggingface, is_huggingface
@@ -101,7 +102,7 @@ def stored_files(path: Path) -> list[Path]:
 def _read_shards(index: Path, values: bool) -> StoredTensors:
     """Read the tensors of all shards; each must be in the shard that the list names, and in no other."""
     shards, state = stored_files(index), {}
-    listed = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+    listed = load_json(index)["weight_map"]
     for shard in shards:
         if not shard.is_file():
             fix = "fetch all of its shards"

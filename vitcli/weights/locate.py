@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vitcli.errors import VitError, WeightsError
+from vitcli.output.atomic import load_json
 from vitcli.output.progress import Progress
 from vitcli.weights.download import fetch_address, fetch_repository
 from vitcli.weights.files import (
@@ -156,5 +157,5 @@ def _json(path: Path) -> dict:
     if not path.is_file():
         return {}
     with as_weights_error(path.name):
-        stored = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=no_repeated_keys)
+        stored = load_json(path, object_pairs_hook=no_repeated_keys)
     return stored if isinstance(stored, dict) else {}

@@ -5,7 +5,6 @@ data set is ever run.
 """
 
 import glob
-import json
 import os
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,6 +23,7 @@ from vitcli.data.sources.folders import BESIDE, NOTHING, LeftOut, left_out_of, l
 from vitcli.data.sources.tables import Tables, open_without_labels, split_of
 from vitcli.data.sources.wrong_layouts import no_data_set, not_a_data_set
 from vitcli.errors import DataError, reason_of
+from vitcli.output.atomic import load_json
 
 BUILDERS = {".parquet": "parquet", ".arrow": "arrow"}
 
@@ -125,11 +125,11 @@ def _saved_to_disk(path: Path) -> Tables:
     folders = {"train": path}
     try:
         if (path / "dataset_dict.json").exists():
-            names = json.loads((path / "dataset_dict.json").read_text())["splits"]
+            names = load_json(path / "dataset_dict.json")["splits"]
             folders = {name: path / name for name in names}
         for folder in folders.values():
             _check_inside(folder, path)
-            state = json.loads((folder / "state.json").read_text())
+            state = load_json(folder / "state.json")
             for entry in state["_data_files"]:  # the library follows ../ in these names
                 _check_inside(folder / entry["filename"], path)
     except (OSError, ValueError, KeyError, TypeError) as error:  # a file is missing or has other content
