@@ -13,7 +13,7 @@ from vitcli import recipe as recipes
 from vitcli.errors import MachineError, VitError
 from vitcli.output import run_folder
 from vitcli.output.atomic import read_jsonl
-from vitcli.output.run_folder import RunFolder
+from vitcli.output.run_folder import RunFolder, open_run
 
 
 def test_a_second_writer_is_refused_with_the_owner_of_the_lock(tmp_path):
@@ -187,3 +187,38 @@ def test_nothing_is_written_through_a_link_or_into_a_pipe(tmp_path, name, kind):
 
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
     assert os.path.lexists(folder / name)
+
+
+def test_a_run_is_resumed_from_another_folder_and_with_other_keys_of_no_result(tmp_path, monkeypatch):
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "net.safetensors").touch()
+    (tmp_path / "elsewhere").mkdir()
+
+    def asked(photos: str, ckpt: str, **keys: object) -> recipes.Recipe:
+        overrides = {"data.dataset": photos, "model.ckpt": ckpt, "schedule.steps": 10, **keys}
+        return recipes.load("finetune/default", (), overrides)
+
+    def resume(recipe: recipes.Recipe) -> None:
+        open_run(tmp_path / "run", recipe, [], overwrite=False).close()
+
+    monkeypatch.chdir(tmp_path)
+    resume(asked("photos", "net.safetensors"))
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    resume(asked("../photos", str(tmp_path / "net.safetensors")))
+    train = {
+        "log_every": 7,
+        "save_every": 3,
+        "save_minutes": 9.0,
+        "keep_checkpoints": 4,
+        "milestone_every": 50,
+    }
+    other = {f"train.{name}": value for name, value in train.items()}
+    other |= {"eval.batch_size": 3, "data.cache": "off"}
+    resume(asked("../photos", "../net.safetensors", **other))
+
+    assert recipes.load(str(tmp_path / "run" / "recipe.toml")).train.log_every == 7
+    for key, value in {"train.batch_size": 3, "optimizer.lr": 0.5, "eval.every": 2, "train.seed": 9}.items():
+        with pytest.raises(VitError, match=key):
+            resume(asked("../photos", "../net.safetensors", **{key: value}))
+    with pytest.raises(VitError, match=r"data\.dataset"):
+        resume(asked("photos", "../net.safetensors"))

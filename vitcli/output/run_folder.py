@@ -28,7 +28,10 @@ from vitcli.recipe import Recipe
 METRICS, TIMING, SUMMARY, RECIPE = "metrics.jsonl", "timing.jsonl", "summary.json", "recipe.toml"
 PLAN, ENVIRONMENT = "plan.json", "environment.json"
 TRACKING = "tracking.json"  # how far a tracker has been sent the metrics
-DATASET_PATH = "dataset_path"  # in environment.json, of a local data set
+DATASET_PATH, CKPT_PATH = "dataset_path", "ckpt_path"  # in environment.json, of what is local
+# Keys that a run may be resumed with other values of: no weight and no result depends on them.
+OF_NO_RESULT = {"data.cache": "auto", "train.log_every": 1, "train.save_every": 0, "train.save_minutes": None,
+                "train.keep_checkpoints": 1, "train.milestone_every": 0, "eval.batch_size": 1}  # fmt: skip
 DIVERGED = "diverged.json"  # instead of the summary of a trial whose loss was not finite
 WEIGHTS = "model.safetensors"
 PREDICTIONS, MISTAKES = "predictions.parquet", "mistakes.json"  # of the final evaluation
@@ -135,7 +138,8 @@ def open_run(
     if not keep_metrics:
         folder.rewind_metrics(0)
     folder.write_text(RECIPE, recipes.to_toml(recipe))
-    folder.write_json(ENVIRONMENT, environment(arguments) | {DATASET_PATH: _path_of(recipe.data.dataset)})
+    paths = {DATASET_PATH: _path_of(recipe.data.dataset), CKPT_PATH: _path_of(recipe.model.ckpt)}
+    folder.write_json(ENVIRONMENT, environment(arguments) | paths)
     return folder
 
 
@@ -158,7 +162,7 @@ def unfinished_run(command: str, model: str, recipe: Recipe) -> Path | None:
             continue
         with suppress(VitError):  # a recipe of another version
             earlier = recipes.load(str(folder / RECIPE), training=False)
-            if not recipes.differences(_with_absolute_paths(earlier), _with_absolute_paths(recipe)):
+            if not recipes.differences(_of_results(earlier), _of_results(recipe)):
                 return folder
     return None
 
@@ -253,19 +257,27 @@ def folder_of(ckpt: str) -> Path | None:
 
 
 def recipe_of(folder: Path) -> tuple[Recipe, bool]:
-    """Return the recipe of a run, with the path at which its data set is now, and whether it is there.
+    """Return the recipe of a run with the present paths of its files, and whether its data set is there.
 
     Raises:
         VitError: it is of another version.
     """
     recipe = recipes.load(str(folder / RECIPE), training=False)
-    name, then = recipe.data.dataset, (read_json(folder / ENVIRONMENT) or {}).get(DATASET_PATH)
+    environment = read_json(folder / ENVIRONMENT) or {}
+    ckpt, _ = _where_it_is(recipe.model.ckpt, environment.get(CKPT_PATH))
+    dataset, is_there = _where_it_is(recipe.data.dataset, environment.get(DATASET_PATH))
+    data, model = recipe.data, recipe.model
+    data, model = data.model_copy(update={"dataset": dataset}), model.model_copy(update={"ckpt": ckpt})
+    return recipe.model_copy(update={"data": data, "model": model}), is_there
+
+
+def _where_it_is(name: str | None, then: object) -> tuple[str | None, bool]:
+    """Return the path that a name of a recipe meant `then`, or the name, and whether something is there."""
     if not name or not isinstance(then, str) or then == _path_of(name):
-        return recipe, True
+        return name, True
     if not Path(then).exists():  # moved, perhaps together with the folder of the run
-        return recipe, Path(name).exists()
-    data = recipe.data.model_copy(update={"dataset": then})
-    return recipe.model_copy(update={"data": data}), True
+        return name, Path(name).exists()
+    return then, True
 
 
 def _path_of(name: str | None) -> str | None:
@@ -288,8 +300,8 @@ def earlier_summary(path: Path, recipe: Recipe) -> dict[str, Any] | None:
 
 def refuse_other_recipe(path: Path, recipe: Recipe) -> None:
     """Refuse a folder that holds a run of another recipe, naming the keys that differ."""
-    earlier = recipes.load(str(path / RECIPE), training=False)
-    differing = recipes.differences(_with_absolute_paths(earlier), _with_absolute_paths(recipe))
+    earlier, _ = recipe_of(path)
+    differing = recipes.differences(_of_results(earlier), _of_results(recipe))
     advice = f"; to resume it as it was begun, --recipe {path / RECIPE}"
     if (path / WEIGHTS).is_file():
         advice = f"; to train its result on, --ckpt {path} --keep-head --out ANOTHER"
@@ -303,13 +315,15 @@ def refuse_run(folder: Path, name: str) -> None:
         raise VitError("the folder is that of a run", where=f"--out {folder}", fix=fix)
 
 
-def _with_absolute_paths(recipe: Recipe) -> Recipe:
-    """Return the recipe with absolute paths and without data.cache, on which no result depends."""
+def _of_results(recipe: Recipe) -> Recipe:
+    """Return the recipe with absolute paths, and one value for every key on which no result depends."""
 
     def absolute(name: str | None) -> str | None:
         return str(Path(name).resolve()) if name and Path(name).exists() else name
 
-    data_keys = {"dataset": absolute(recipe.data.dataset), "cache": "auto"}
-    data_section = recipe.data.model_copy(update=data_keys)
-    model_section = recipe.model.model_copy(update={"ckpt": absolute(recipe.model.ckpt)})
-    return recipe.model_copy(update={"data": data_section, "model": model_section})
+    values = {"data.dataset": absolute(recipe.data.dataset), "model.ckpt": absolute(recipe.model.ckpt)}
+    sections = recipes.nested(values | OF_NO_RESULT)
+    there = {name: section for name in sections if (section := getattr(recipe, name))}
+    return recipe.model_copy(
+        update={name: section.model_copy(update=sections[name]) for name, section in there.items()}
+    )

@@ -15,13 +15,13 @@ from vitcli.recipe import catalog
 from vitcli.recipe.catalog import available, dataset_aliases, find, find_file, label, read_toml
 from vitcli.recipe.schema import KEYS, OPTIONAL_SECTIONS, SECTIONS, TRAINING_SECTIONS, Recipe, accepts_none
 from vitcli.recipe.sweep import check_with_choices, settled, trials
-from vitcli.recipe.toml import differences, flat, to_toml, typed_value
+from vitcli.recipe.toml import differences, flat, nested, to_toml, typed_value
 from vitcli.recipe.validation import Problem, is_overridden, report, unknown
 
 __all__ = [
     "SHORTHANDS", "Recipe", "available", "catalog", "check_names_ckpt", "dataset_aliases", "differences",
-    "find", "find_file", "find_for_dataset", "flat", "label", "load", "load_for_dataset", "merge", "origins",
-    "parse_options", "read_toml", "settled", "to_toml", "trials",
+    "find", "find_file", "find_for_dataset", "flat", "label", "load", "load_for_dataset", "merge", "nested",
+    "origins", "parse_options", "read_toml", "settled", "to_toml", "trials",
 ]  # fmt: skip
 
 # Options that set a recipe key, for messages.
