@@ -17,6 +17,8 @@ import torch
 from safetensors.torch import load_file
 
 from tests.conftest import run, vit
+from vitcli.evaluation import inference
+from vitcli.output.run_folder import newest_checkpoint_step
 from vitcli.training.text import as_text, compute_text
 
 SMALL = (
@@ -211,6 +213,54 @@ def test_a_run_stopped_by_sigterm_resumes_bit_for_bit(photos, unbroken, tmp_path
     assert not (out / "summary.json").exists()
     small_run(photos, out, *TRICKY, "--workers", 3)
     assert fingerprint(out) == fingerprint(unbroken)
+
+
+def test_a_run_stopped_within_an_evaluation_resumes_into_it_bit_for_bit(photos, tmp_path, monkeypatch):
+    words = (*TRICKY, "--set", "eval.batch_size=2")  # evaluated at step 4, saved at 3
+    small_run(photos, tmp_path / "unbroken", *words)
+    out, scored, losses_of = tmp_path / "run", [], inference.metrics.example_losses
+
+    def stop_at_the_second_batch(*args):
+        scored.append(len(args[1]))
+        if len(scored) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return losses_of(*args)
+
+    monkeypatch.setattr(inference.metrics, "example_losses", stop_at_the_second_batch)
+    for _ in range(2):  # the second stop is in the evaluation that the resumed run begins with
+        scored.clear()
+        stopped = run(*SMALL, "--dataset", photos, "--out", out, "--steps", 8, *words)
+        assert (stopped.code, scored) == (143, [2, 2])
+        assert newest_checkpoint_step(out) == 4
+    monkeypatch.undo()
+
+    small_run(photos, out, *words)
+    assert fingerprint(out) == fingerprint(tmp_path / "unbroken")
+
+
+@pytest.mark.slow
+def test_two_processes_stop_together_within_an_evaluation(tmp_path):
+    words = [*SMALL[:1], "--dataset", "demo", "--steps", 4, "--batch-size", 16, "--per-device-batch", 8,
+             "--set", "eval.every=2", "--set", "eval.batch_size=1", "--set", "train.log_every=1", "--quiet",
+             "--precision", "fp32", "--num-processes", 2, "--out"]  # fmt: skip
+    out, asked_at = tmp_path / "run", []
+
+    def stop_soon(process) -> None:  # 600 batches of one image take some seconds
+        def stop() -> None:
+            time.sleep(0.3)
+            asked_at.append(time.monotonic())
+            process.terminate()
+
+        when_logged(out, 2, stop)
+
+    stopped = vit(*words, out, on_start=stop_soon)
+    took_s = time.monotonic() - asked_at[0]
+
+    assert (stopped.returncode, newest_checkpoint_step(out)) == (143, 2)
+    assert took_s < 20 and "eval" not in (out / "metrics.jsonl").read_text()
+    for path in (out, tmp_path / "unbroken"):
+        assert vit(*words, path).returncode == 0
+    assert fingerprint(out) == fingerprint(tmp_path / "unbroken")
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ order. So the counts and every bit of the loss are the same on any number of pro
 Letters: N rows, B batch, K classes, D hidden width, T likeliest classes kept.
 """
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -42,6 +43,10 @@ MULTIPLE = 4
 NUM_LIKELIEST = 5  # classes kept of each prediction
 
 
+class Interrupted(Exception):
+    """A pass over a split was given up, as `EvalSettings.is_stopping` asks."""
+
+
 @dataclass(frozen=True)
 class EvalSettings:
     """Settings of a pass over a split, shared by all passes of a command.
@@ -53,6 +58,7 @@ class EvalSettings:
         num_threads: loader threads of this process.
         precision: "fp32", "bf16" or "fp16", of the forward pass.
         profiler: traces a few batches of the first pass, if there is one.
+        is_stopping: whether this process has been asked to stop; None for passes that are never interrupted.
     """
 
     runtime: Runtime
@@ -62,6 +68,7 @@ class EvalSettings:
     progress: Progress
     precision: str = "fp32"
     profiler: StepProfiler | None = None
+    is_stopping: Callable[[], bool] | None = None
 
     @property
     def device(self) -> torch.device:
@@ -70,17 +77,32 @@ class EvalSettings:
     def batches(
         self, split: Split, preprocessing: Preprocessing, *, all_rows: bool = False
     ) -> Iterator[Batch]:
-        """Return this process's batches of a split, or with `all_rows` every batch."""
+        """Return this process's batches of a split, or with `all_rows` every batch.
+
+        Raises:
+            Interrupted: before a batch, on all processes, once any of them is stopping.
+        """
+        world_size = 1 if all_rows else self.runtime.world_size
         batches = eval_batches(
             split,
             preprocessing,
             batch_size=self.batch_size,
             rank=0 if all_rows else self.runtime.rank,
-            world_size=1 if all_rows else self.runtime.world_size,
+            world_size=world_size,
             on_bad_image=self.on_bad_image,
             num_threads=self.num_threads,
         )
+        if self.is_stopping:
+            num_of_each = math.ceil(len(split) / self.batch_size) // world_size
+            batches = self._until_stopped(batches, num_of_each)
         return self.profiler.watch(batches) if self.profiler else batches
+
+    def _until_stopped(self, batches: Iterator[Batch], num_of_each: int) -> Iterator[Batch]:
+        """Yield batches; before those that every process has, ask all whether to go on."""
+        for number, batch in enumerate(batches):
+            if number < num_of_each and self.runtime.any(self.is_stopping()):
+                raise Interrupted
+            yield batch
 
 
 def evaluate(

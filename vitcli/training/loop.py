@@ -5,7 +5,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +17,7 @@ from vitcli.data.transforms import to_model_range
 from vitcli.distributed.runtime import autocast, peak_memory_gib, reserved_memory_gib
 from vitcli.distributed.transfer import Download, Uploads, runs_ahead, seed_generators
 from vitcli.errors import NotFiniteError, Stopped
+from vitcli.evaluation.inference import Interrupted
 from vitcli.output.progress import Progress
 from vitcli.output.run_folder import RunFolder
 from vitcli.output.text import count_of, duration
@@ -83,6 +84,10 @@ def train(
     model.train()
     with StopRequest() as stop:
         journal = Journal(state, settings, Meter(plan, progress, state), stop, saver, folder)
+        if evaluation and state.is_evaluation_due:  # in which the run was stopped
+            journal.evaluate(evaluation, progress)
+            if journal.stop_signal:
+                raise Stopped(journal.stop_signal, f"stopped in the evaluation after step {state.step}")
         for step in range(state.step, plan.total_steps):
             # Set the learning rate of this update.
             lr = settings.lr_at(step)
@@ -128,12 +133,9 @@ def train(
             is_saved = settings.save_every > 0 and state.step % settings.save_every == 0
             journal.finish_step(at_once=is_end or is_evaluated or is_saved)
 
-            # Evaluate; a signal that arrives meanwhile counts as well.
-            for record, line in evaluation.due_after(state.step) if is_evaluated else ():
-                if folder:
-                    folder.log({"step": state.step, **record})
-                progress.note(f"step {state.step}: {line}")
-                journal.agree([])
+            # Evaluate; a signal that arrives meanwhile ends it.
+            if is_evaluated:
+                journal.evaluate(evaluation, progress)
 
             # Save, and stop if a signal asked for it.
             stop_signal = journal.stop_signal
@@ -219,6 +221,17 @@ class Journal:
         """Do not count what happened since the last step was logged as part of the next one."""
         if self._waiting is None:
             self.meter.next_step()
+
+    def evaluate(self, evaluation: PeriodicEvaluation, progress: Progress) -> None:
+        """Run what is due after the current step; what a signal interrupts is due again after a resume."""
+        step, self.state.is_evaluation_due = self.state.step, True
+        with suppress(Interrupted), evaluation.while_not(lambda: self.stop.signal > 0):
+            for record, line in list(evaluation.due_after(step)):  # all or none is logged
+                if self.folder:
+                    self.folder.log({"step": step, **record})
+                progress.note(f"step {step}: {line}")
+            self.state.is_evaluation_due = False
+        self.agree([])
 
     def agree(self, losses: list[float]) -> list[float]:
         """Return the losses of all processes, and let them decide together to stop or to save."""

@@ -39,6 +39,7 @@ class TrainingState:
         step: optimizer steps done.
         elapsed_s: time spent in steps, including those before a resume.
         skipped: names of the undecodable images that this process left out.
+        is_evaluation_due: whether the evaluation after the current step has been interrupted.
     """
 
     runtime: Runtime
@@ -51,6 +52,7 @@ class TrainingState:
     step: int = 0
     elapsed_s: float = 0.0
     skipped: set[str] = field(default_factory=set)
+    is_evaluation_due: bool = False
 
     def broadcast_buffers(self) -> None:
         """Copy the first process's running statistics to all processes, since those are what is saved."""
@@ -72,6 +74,7 @@ class TrainingState:
             "skipped": sorted(self.runtime.union(self.skipped)),
             "scaler": self.runtime.scaler.state_dict(),
             "fused": is_fused(self.optimizer),
+            "evaluation_due": self.is_evaluation_due,
         }
         if self.group is None and not self.runtime.is_main:
             return None
@@ -149,6 +152,7 @@ def resume(state: TrainingState, job: TrainingJob, path: Path, folder: RunFolder
     state.runtime.scaler.load_state_dict(saved.state["scaler"])
     state.step, state.elapsed_s = saved.step, saved.state["elapsed_s"]
     state.skipped = set(saved.state["skipped"])
+    state.is_evaluation_due = saved.state.get("evaluation_due", False)  # older checkpoints are of its end
     job.progress.note(_resuming(state, job))
     if folder:
         folder.rewind_metrics(saved.state["metrics_bytes"])

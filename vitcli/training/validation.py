@@ -1,8 +1,8 @@
 """Evaluation during training: the held-out split, a few-shot probe, and figures of predicted patches."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -57,6 +57,15 @@ class PeriodicEvaluation:
             progress=job.progress,
             precision=job.recipe.precision.evaluation,
         )
+
+    @contextmanager
+    def while_not(self, is_stopping: Callable[[], bool]) -> Iterator[None]:
+        """Let what runs inside raise Interrupted as soon as `is_stopping` on any process."""
+        before, self.settings = self.settings, replace(self.settings, is_stopping=is_stopping)
+        try:
+            yield
+        finally:
+            self.settings = before
 
     def is_due(self, step: int) -> bool:
         """Return True if `due_after` this step runs anything."""
