@@ -368,7 +368,7 @@ def test_nothing_but_a_data_error_leaves_the_decoder_whatever_the_bytes(kind):
     assert refused > 10  # the changes do reach what counts
 
 
-def test_every_damaged_jpeg_gets_the_verdict_and_the_pixels_of_pillow():
+def test_of_every_damaged_jpeg_the_pixels_are_those_of_pillow_or_it_is_refused():
     rng, data = random.Random(0), encoded(picture(), "JPEG")
     verdicts = []
     for _ in range(200):
@@ -381,12 +381,36 @@ def test_every_damaged_jpeg_gets_the_verdict_and_the_pixels_of_pillow():
             result = decode(damaged)
         except DataError:
             result = None
-        if expected is None or result is None:
-            assert expected is result is None
-        else:
+        if result is not None:
             assert np.array_equal(result, expected)
+        assert is_accepted(decoding.check, damaged) == (result is not None)
         verdicts.append(result is not None)
     assert 20 < sum(verdicts) < 180
+
+
+def is_accepted(function, data: bytes) -> bool:
+    try:
+        function(data, where=str, row=0)
+    except DataError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(decoding.simplejpeg is None, reason="Pillow does not tell of missing data")
+@pytest.mark.parametrize("kind", ["plain", "grey", "progressive", "turned", "cmyk"])
+def test_a_jpeg_that_lacks_data_is_refused_by_check_and_decoder_whatever_follows(kind):
+    """Pillow fills what is missing with grey."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    options = {"progressive": {"progressive": True}, "turned": {"exif": exif}}.get(kind, {})
+    modes = {"grey": "L", "cmyk": "CMYK"}
+    data = encoded(picture(160, 120).convert(modes.get(kind, "RGB")), "JPEG", quality=90, **options)
+    begin = data.index(b"\xff\xda") + 40
+
+    for function in (decoding.check, decoding.decode):
+        assert is_accepted(function, data)
+        for at in range(begin, len(data) - 200, max(1, (len(data) - begin) // 25)):
+            assert not is_accepted(function, data[:at] + decoding.JPEG_END), at
 
 
 def test_a_name_ending_does_not_make_a_image(tmp_path):

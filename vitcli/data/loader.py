@@ -97,6 +97,8 @@ def train_batches(
         for _ in range(TRIES_PER_EXAMPLE):
             try:
                 image, label = open_example(split, row, read_row, decode=transform.decode)
+                if on_bad_image == "skip" and isinstance(image, Jpeg) and transform.decode == "exact":
+                    image = image.decode()  # whole, so that what is left out does not depend on the crop
                 transform(image, Random(derive_seed(sampler.seed, "augment", position)), place_HWC)
                 return Example(label, row, skipped)
             except DataError:
