@@ -169,6 +169,8 @@ def write_finished(out: Path, recipe: recipes.Recipe, accuracies: list[float], n
         "num_eval_examples": num_examples,
         "lr": 0.03,
         "elapsed_s": 1.0,
+        **dict(command="finetune", model="ViT-B/16", dataset="cifar10", resolution=384),
+        **dict(steps=10_000, batch_size=512),
     }
     (out / "summary.json").write_text(json.dumps(summary))
     return out

@@ -10,7 +10,7 @@ from contextlib import suppress
 import pytest
 
 from vitcli import recipe as recipes
-from vitcli.errors import MachineError, VitError
+from vitcli.errors import DataError, MachineError, VitError
 from vitcli.output import run_folder
 from vitcli.output.atomic import read_jsonl
 from vitcli.output.run_folder import RunFolder, open_run
@@ -222,3 +222,14 @@ def test_a_run_is_resumed_from_another_folder_and_with_other_keys_of_no_result(t
             resume(asked("../photos", "../net.safetensors", **{key: value}))
     with pytest.raises(VitError, match=r"data\.dataset"):
         resume(asked("photos", "../net.safetensors"))
+
+
+@pytest.mark.parametrize("text", ["{}", '{"top1": {"a": 1}}', '{"command": 5}'])
+def test_the_damaged_summary_of_a_finished_run_is_told_and_not_shown(tmp_path, text):
+    recipe = recipes.load("finetune/default", (), {"data.dataset": "photos", "model.ckpt": "random"})
+    open_run(tmp_path, recipe, [], overwrite=False).close()
+    (tmp_path / "model.safetensors").touch()
+    (tmp_path / "summary.json").write_text(text)
+
+    with pytest.raises(DataError, match=r"summary\.json is damaged or another program's"):
+        run_folder.earlier_summary(tmp_path, recipe)

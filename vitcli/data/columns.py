@@ -196,6 +196,8 @@ def image_bytes(image, root: Path | None, name: str, row: int) -> bytes:
         raise DataError(
             "a row without an image", where=here, fix="remove it, or leave it out with --skip-bad"
         )
+    if "\0" in path:
+        raise DataError(f"image path {path!r} holds a NUL", where=here, fix="remove the row, or --skip-bad")
     if root and os.path.islink(os.path.join(root, path)) and not os.path.exists(os.path.join(root, path)):
         raise DataError(f"{path!r} is a link to a missing file", where=here, fix="restore the file")
     real = os.path.realpath(os.path.join(root, path)) if root else None

@@ -23,7 +23,7 @@ from vitcli.features import draws as features_draws
 from vitcli.features.draws import Draws, DrawScore
 from vitcli.features.extract import ExtractedFeatures, FeatureExtractor, extract, open_extractor
 from vitcli.features.feature_store import StoredFeatures, open_cached
-from vitcli.output import run_folder, text
+from vitcli.output import run_folder, summaries, text
 from vitcli.output.atomic import read_json
 from vitcli.output.document import simple_table
 from vitcli.output.owned_folder import refuse_other
@@ -275,6 +275,7 @@ def _finished_result(out: Path, recipe: Recipe, draws: Draws) -> dict[str, Any] 
         return None
     if read_json(out / DRAWS) != features_draws.as_json(draws):
         refuse_other(out, "a run of other draws", [DRAWS])
+    summaries.read(out / run_folder.SUMMARY, summaries.FewshotSummary)  # it is shown
     return summary | {"run_dir": str(out)}
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from vitcli import recipe as recipes
 from vitcli.distributed import launch
 from vitcli.errors import VitError
-from vitcli.output import profile
+from vitcli.output import profile, summaries
 from vitcli.output.atomic import TEMPORARY, read_json, write_json, write_text
 from vitcli.output.owned_folder import OwnedFolder, refuse_other
 from vitcli.output.redaction import without_secrets
@@ -290,11 +290,13 @@ def earlier_summary(path: Path, recipe: Recipe) -> dict[str, Any] | None:
 
     Raises:
         VitError: the run that has finished there is of another recipe.
+        DataError: its summary is damaged.
     """
     summary = finished_summary(path)
     if summary is None or not all((path / name).exists() for name in (RECIPE, WEIGHTS)):
         return None
     refuse_other_recipe(path, recipe)
+    summaries.read(path / SUMMARY, summaries.TrainingSummary)  # it is shown
     return summary | {"run_dir": str(path), "weights": str(path / WEIGHTS)}  # it may have been moved
 
 

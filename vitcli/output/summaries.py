@@ -4,9 +4,13 @@ A model has a field for every key that a report reads, and the names of the othe
 the wrong type, but neither an unknown key nor a missing one that folders of earlier versions do not have.
 """
 
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
+
+from vitcli.errors import DataError
+from vitcli.output.atomic import MOST_JSON_BYTES, open_regular, unreadable
 
 Fraction = Annotated[FiniteFloat, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=0)]
@@ -260,3 +264,25 @@ class Evaluations(FileModel):
 
     command: Literal["evaluate"]
     evaluations: list[Evaluation]
+
+
+def read(path: Path, model: type[FileModel]) -> Any:
+    """Read a JSON file as an instance of the model.
+
+    Raises:
+        DataError: it is damaged, or another program's.
+        MachineError: it cannot be read.
+    """
+    try:
+        with open_regular(path) as file:
+            return model.model_validate_json(file.read(MOST_JSON_BYTES))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        at = ".".join(map(str, first["loc"]))
+        raise DataError(
+            f"{path.name} is damaged or another program's: {at + ': ' if at else ''}{first['msg']}",
+            where=str(path),
+            fix="run the command that made the folder again, or leave the folder out",
+        ) from error
+    except OSError as error:
+        raise unreadable(path, error) from error

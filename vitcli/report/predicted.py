@@ -8,10 +8,9 @@ from pathlib import Path
 from vitcli.errors import DataError
 from vitcli.output.document import Cell, Header, Row, Table, fraction_cell
 from vitcli.output.run_folder import MISTAKES, PREDICTIONS
-from vitcli.output.summaries import Mistake, Mistakes
+from vitcli.output.summaries import Mistake, Mistakes, read
 from vitcli.output.text import count_of
 from vitcli.report.runs import EvaluationRecord, Run, RunCollection
-from vitcli.report.scan import read
 from vitcli.report.tables import Names
 
 MOST_TOGETHER = 4  # results whose accuracies by class share a table; of more there is none

@@ -14,10 +14,17 @@ from typing import Any
 from vitcli.errors import DataError, VitError
 from vitcli.output import run_folder
 from vitcli.output.atomic import read_json, read_jsonl
-from vitcli.output.summaries import Evaluation, Evaluations, FewshotSummary, TrainingSummary, VtabSummary
+from vitcli.output.summaries import (
+    Evaluation,
+    Evaluations,
+    FewshotSummary,
+    TrainingSummary,
+    VtabSummary,
+    read,
+)
 from vitcli.recipe.sweep import is_listed
 from vitcli.report.grouping import UNKNOWN_IMAGES, ImageSet
-from vitcli.report.scan import ARMS, EVALUATION, REPEATS, RunLocation, command_of, find, read, read_recipe
+from vitcli.report.scan import ARMS, EVALUATION, REPEATS, RunLocation, command_of, find, read_recipe
 
 Point = tuple[float, float]
 CONFUSION = "confusion.csv"

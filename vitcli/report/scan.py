@@ -7,13 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import ValidationError
-
 from vitcli.errors import DataError, VitError
 from vitcli.output import run_folder
 from vitcli.output.atomic import read_json, unreadable
 from vitcli.output.run_folder import ARMS, REPEATS
-from vitcli.output.summaries import FileModel
 
 EVALUATION = "evaluation.json"
 INNER = {ARMS, REPEATS, "checkpoints", "figures"}
@@ -69,27 +66,6 @@ def default_places(places: Sequence[str]) -> list[str]:
         fix = "vit report RUN, an output folder of a command, or a folder of such"
         raise VitError(f"no runs are named, and there is no folder {DEFAULT}/ here", where="RUN", fix=fix)
     return list(places) or [DEFAULT]
-
-
-def read(path: Path, model: type[FileModel]) -> Any:
-    """Read a JSON file as an instance of the model.
-
-    Raises:
-        DataError: it is damaged, or another program's.
-        MachineError: it cannot be read.
-    """
-    try:
-        return model.model_validate_json(path.read_bytes())
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        at = ".".join(map(str, first["loc"]))
-        raise DataError(
-            f"{path.name} is damaged or another program's: {at + ': ' if at else ''}{first['msg']}",
-            where=str(path),
-            fix="run the command that made the folder again, or leave the folder out",
-        ) from error
-    except OSError as error:
-        raise unreadable(path, error) from error
 
 
 def read_recipe(folder: Path) -> dict[str, Any]:
