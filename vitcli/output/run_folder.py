@@ -17,7 +17,7 @@ from typing import Any
 
 from vitcli import recipe as recipes
 from vitcli.distributed import launch
-from vitcli.errors import VitError
+from vitcli.errors import DataError, VitError
 from vitcli.output import profile, summaries
 from vitcli.output.atomic import TEMPORARY, read_json, write_json, write_text
 from vitcli.output.owned_folder import OwnedFolder, refuse_other
@@ -110,7 +110,14 @@ class RunFolder:
         return os.fstat(self._metrics.fileno()).st_size
 
     def rewind_metrics(self, num_bytes: int) -> None:
-        """Cut metrics.jsonl to the length it had at the checkpoint that is resumed."""
+        """Cut metrics.jsonl to the length it had at the checkpoint that is resumed.
+
+        Raises:
+            DataError: it is shorter.
+        """
+        if (self.path / METRICS).stat().st_size < num_bytes:
+            fix = "restore it, or start again with --overwrite"
+            raise DataError(f"{METRICS} is shorter than its checkpoint says", where=str(self.path), fix=fix)
         os.truncate(self.path / METRICS, num_bytes)
 
     def write_json(self, name: str, value: dict[str, Any]) -> None:

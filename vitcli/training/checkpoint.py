@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from vitcli.distributed import fsdp, peers
 from vitcli.distributed.transfer import Download
-from vitcli.errors import MachineError, NotFiniteError, WeightsError
+from vitcli.errors import MachineError, NotFiniteError, WeightsError, reason_of
 from vitcli.output.atomic import TEMPORARY, digest_of_file, load_json, sync
 from vitcli.output.run_folder import CHECKPOINTS, checkpoint_folders, step_of_checkpoint
 from vitcli.training.optim import is_fused
@@ -227,6 +227,7 @@ def read(run_dir: Path, step: int, *, place: fsdp.Place = fsdp.whole_place, grou
 
     Raises:
         MachineError: this process cannot read it: the run's processes share no file system.
+        WeightsError: its files are of another kind. `saved_contents` checks what is in them.
     """
     folder = _home(run_dir) / _name(step)
     try:
@@ -236,7 +237,14 @@ def read(run_dir: Path, step: int, *, place: fsdp.Place = fsdp.whole_place, grou
             tensors = {path.stem: load_file(path) for path in files}
         else:
             tensors = by_kind(fsdp.read_slices(folder, place, group))
-        return Checkpoint(state.pop("step"), tensors, state)
+        state = state if isinstance(state, dict) else {}
+        return Checkpoint(state.pop("step", None), tensors, state)
+    except (SafetensorError, ValueError) as error:
+        raise WeightsError(
+            f"the checkpoint of step {step} is not one of vit: {reason_of(error)}",
+            where=str(folder),
+            fix="move it out of checkpoints/, or start again with --overwrite",
+        ) from error
     except OSError as error:
         raise MachineError(
             f"the checkpoint of step {step} cannot be read here: {error.strerror or error}",

@@ -23,6 +23,7 @@ from vitcli.training import checkpoint
 from vitcli.training.checkpoint import Checkpoint
 from vitcli.training.gradients import DdpSum, PairwiseSum, ShardedSum
 from vitcli.training.optim import WeightAverage, build_optimizer, is_fused, unfuse
+from vitcli.training.saved_contents import check_contents
 from vitcli.training.setup import TrainingJob
 
 
@@ -123,7 +124,7 @@ def resume(state: TrainingState, job: TrainingJob, path: Path, folder: RunFolder
     """Load the newest intact checkpoint of the run folder, if any, and truncate the metrics to it.
 
     Raises:
-        WeightsError: there are checkpoints, and none is intact.
+        WeightsError: there are checkpoints, and none is intact, or the newest is not one of this run.
         VitError: the run began with other data.
     """
     # Find it on the first process, which names the damaged ones.
@@ -141,8 +142,17 @@ def resume(state: TrainingState, job: TrainingJob, path: Path, folder: RunFolder
     place = checkpoint.place_in(state.model)
     with state.runtime.local_errors():
         saved = checkpoint.read(path, step, place=place, group=state.group)
+        current = state.model.state_dict()
+        check_contents(
+            saved,
+            current,
+            state.optimizer,
+            step=step,
+            total_steps=job.plan.total_steps,
+            is_averaged=state.average is not None,
+            may_have_skipped=state.runtime.precision == "fp16",
+        )
     _compare_fingerprints(saved.state["fingerprint"], job)
-    current = state.model.state_dict()
     state.model.load_state_dict(fsdp.all_sliced_like(saved.tensors["model"], current))
     if not saved.state.get("fused"):  # begun without: by an older version or on another device
         unfuse(state.optimizer)
