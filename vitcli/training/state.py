@@ -23,7 +23,6 @@ from vitcli.training import checkpoint
 from vitcli.training.checkpoint import Checkpoint
 from vitcli.training.gradients import DdpSum, PairwiseSum, ShardedSum
 from vitcli.training.optim import WeightAverage, build_optimizer, is_fused, unfuse
-from vitcli.training.saved_contents import check_contents
 from vitcli.training.setup import TrainingJob
 
 
@@ -143,7 +142,7 @@ def resume(state: TrainingState, job: TrainingJob, path: Path, folder: RunFolder
     with state.runtime.local_errors():
         saved = checkpoint.read(path, step, place=place, group=state.group)
         current = state.model.state_dict()
-        check_contents(
+        checkpoint.check_contents(
             saved,
             current,
             state.optimizer,
