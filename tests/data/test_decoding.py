@@ -419,3 +419,15 @@ def test_a_name_ending_does_not_make_a_image(tmp_path):
 
     with pytest.raises(DataError, match=r"cat\.jpg"):
         decoding.decode(file.read_bytes(), where=lambda row: str(file), row=0)
+
+
+def test_a_jpeg_of_scans_without_end_is_refused_at_once():
+    """A third of a megabyte of empty scans would be decoded for twenty seconds."""
+    data = encoded(Image.new("L", (9_000, 9_000)), "JPEG", progressive=True)
+    begin = data.rindex(b"\xff\xda")
+    scan = data[begin : data.rindex(decoding.JPEG_END)]
+    many = data[:begin] + scan * 40 + decoding.JPEG_END
+
+    for function in (decoding.check, decoding.decode):
+        with pytest.raises(DataError, match="scans, of which each is decoded for all pixels"):
+            function(many, where=str, row=0)

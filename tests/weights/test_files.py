@@ -139,6 +139,15 @@ def test_every_misfit_is_counted_and_named(tmp_path, state):
         ({"model_args": {"checkpoint_path": "/etc/passwd"}}, "checkpoint_path"),
         ({"model_args": {"pretrained": True}}, "pretrained"),
         ({"model_args": {"embed_dim": "os.system"}}, "timm cannot build"),
+        ({"model_args": {"depths": [10**8, 2]}}, "no network has the stored model_args of depths"),
+        ({"model_args": {"layers": [600, 600]}}, "no network has the stored model_args of layers"),
+        ({"model_args": {"embed_dim": 10**9}}, "no network has the stored model_args of embed_dim"),
+        (
+            {"model_args": {"drop": {"deep": {"depth": 10**6}}}},
+            "no network has the stored model_args of drop",
+        ),
+        ({"model_args": {"patch_size": [1] * 65}}, "no network has the stored model_args of patch_size"),
+        ({"image_size": [10**6, 10**6]}, "no network has the stored image size"),
         ({"image_size": [32]}, "damaged"),
         ({"num_classes": 6}, "do not fit"),
     ],
@@ -225,3 +234,20 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
 
     replace_file(tmp_path / "x", lambda path: path.write_text("new"))
     assert [path.read_text() for path in tmp_path.iterdir()] == ["new"]
+
+
+def test_a_tensor_of_more_numbers_than_are_stored_is_refused(tmp_path):
+    """1.8 KB that would take 4 TB once they are converted."""
+    endless = torch.zeros(1).expand(10**6, 10**6)
+    torch.save({"head.weight": endless}, tmp_path / "x.pth")
+
+    assert "claims more numbers than are stored" in refusal(tmp_path / "x.pth").message
+
+
+def test_a_header_of_a_million_tensors_is_refused(tmp_path):
+    header = json.dumps(
+        {f"t{n}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for n in range(10**5 + 1)}
+    )
+    path = with_header(tmp_path / "x.safetensors", header.encode(), b"")
+
+    assert "more than any network has" in refusal(path).message

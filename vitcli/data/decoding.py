@@ -33,7 +33,8 @@ HEIC_BRANDS = (b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1")  #
 MAX_PIXELS = Image.MAX_IMAGE_PIXELS  # about 89 million; Pillow only warns up to twice that
 JPEG_BEGIN, JPEG_END = b"\xff\xd8\xff", b"\xff\xd9"
 SEGMENT, FRAME = struct.Struct(">HH"), struct.Struct(">BHHB")  # marker and length; bits, sides, components
-SCAN = 0xFFDA
+SCAN, SCAN_BEGIN = 0xFFDA, b"\xff\xda"
+MOST_SCANNED_PIXELS = 2**31  # over all scans of a JPEG
 # Frames, and how many rows further down they are looked at: the next sample of a colour, which stands for up
 # to four rows; in a progressive image that lacks its last scans also the next two blocks.
 REACH = {0xFFC0: 8, 0xFFC1: 8, 0xFFC2: 72}
@@ -144,6 +145,8 @@ def _plain_frame(data: bytes) -> tuple[tuple[int, int, int], int, int] | None:
                 bits, height, width, components = FRAME.unpack_from(data, at + 4)
                 if bits != 8 or components not in (1, 3) or not 0 < height * width <= MAX_PIXELS:
                     return None
+                if REACH[marker] == 72 and _takes_too_long(data, height * width):
+                    return None
                 frame = (height, width, 3), at + 5, REACH[marker]
             elif marker not in PLAIN_SEGMENTS and not (
                 marker == COLOUR_PROFILE and data.startswith(COLOUR_PROFILE_NAME, at + 4)
@@ -217,9 +220,17 @@ def jpeg_version() -> str:
 
 def _open(data: bytes) -> Image.Image:
     image = Image.open(io.BytesIO(data), formats=FORMATS)
-    if image.width * image.height > MAX_PIXELS:
+    num_pixels = image.width * image.height
+    if num_pixels > MAX_PIXELS:
         raise ValueError(f"{image.width}x{image.height} pixels are more than {MAX_PIXELS:,}")
+    if image.format in ("JPEG", "MPO") and _takes_too_long(data, num_pixels):
+        raise ValueError(f"it has {data.count(SCAN_BEGIN)} scans, of which each is decoded for all pixels")
     return image
+
+
+def _takes_too_long(data: bytes, num_pixels: int) -> bool:
+    """Return True for a progressive JPEG whose scans, of usually ten, would take more than some seconds."""
+    return data.count(SCAN_BEGIN) * num_pixels > MOST_SCANNED_PIXELS
 
 
 def _decode(data: bytes) -> np.ndarray:

@@ -28,6 +28,7 @@ CHOICES = {
     "decode": ("exact", "fast"),
 }
 # Keys of [data] that may say "weights".
+LEAST_CROP = 0.05  # of a side; with less the whole image would be resized to a size without end
 MAY_SAY_WEIGHTS = ("image_size", "eval_resize", "eval_crop_fraction", "interpolation", "mean", "std")
 RULES = 1  # to be raised when a `Preprocessing` gives other pixels: part of the key of cached ones
 CROP_TRIES = 100  # of the Inception crop before it takes the whole image, as in the official code
@@ -189,7 +190,7 @@ def _impossible(stored: dict) -> list[str]:
     fitting = {
         "image_size": len(numbers["image_size"]) == len(stored["image_size"]) == 2
         and all(type(side) is int and side > 0 for side in numbers["image_size"]),
-        "crop_fraction": math.isfinite(stored["crop_fraction"]) and stored["crop_fraction"] > 0,
+        "crop_fraction": math.isfinite(stored["crop_fraction"]) and stored["crop_fraction"] >= LEAST_CROP,
         "mean": len(numbers["mean"]) == len(stored["mean"]) == 3,
         "std": len(numbers["std"]) == len(stored["std"]) == 3 and min(numbers["std"]) > 0,
     }

@@ -50,6 +50,7 @@ PositiveOrZero = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 UnitInterval = Annotated[float, Field(ge=0, le=1)]
 UnitIntervalOpen0 = Annotated[float, Field(gt=0, le=1)]
+CropFraction = Annotated[float, Field(ge=0.05, le=1)]  # with less the whole image would have no end
 PercentText = Annotated[str, Field(pattern=r"^(100|\d{1,2}(\.\d+)?)%$")]
 PerChannel = Annotated[tuple[float, float, float], Field(strict=False)]
 FractionRange = Annotated[tuple[UnitIntervalOpen0, UnitIntervalOpen0], Field(strict=False)]
@@ -137,7 +138,7 @@ class Data(Section):
         "whole image to a square, or short side to floor(image_size / eval_crop_fraction); then crop; "
         "weights: as they state"
     )
-    eval_crop_fraction: or_weights(UnitIntervalOpen0) | None = key(
+    eval_crop_fraction: or_weights(CropFraction) | None = key(
         "fraction of the side that the centre crop keeps; needed for short_side, allowed for square; "
         "weights: as they state",
         None,

@@ -8,7 +8,7 @@ import timm
 from torch import Tensor
 
 from vitcli.errors import WeightsError
-from vitcli.models.architecture import Architecture
+from vitcli.models.architecture import MOST_LAYERS, Architecture
 from vitcli.models.build import default_image_size
 from vitcli.models.variants import find_variant, variant_of_timm
 from vitcli.weights.files import WeightsContent, as_weights_error, file_error
@@ -29,6 +29,8 @@ FACTORY_OPTIONS = {  # of timm.create_model itself; an untrusted file could make
     "pretrained_filter_fn", "checkpoint_path", "cache_dir", "features_only", "scriptable", "exportable",
     "no_jit", "device", "dtype", "weight_init", "num_classes",
 }  # fmt: skip
+# Of a network that a file describes; far above any that there is.
+LARGEST_WIDTH, LARGEST_SIDE, MOST_CLASSES, MOST_VALUES = 2**16, 2**14, 2**22, 64
 GELU_TEXTS = {
     "tanh": "tanh GELU",
     "erf": "exact (erf) GELU",
@@ -175,6 +177,27 @@ def _check_trusted(arch: Architecture) -> None:
         raise file_error(f"timm has no network {arch.timm_name!r}", fix="update timm")
     if options := FACTORY_OPTIONS & arch.model_args.keys():
         raise file_error(f"the stored model_args ask for {', '.join(sorted(options))}")
+    for key, value in arch.model_args.items():
+        if not _is_of_a_network(value, key):
+            raise file_error(f"no network has the stored model_args of {key}")
+    if max(arch.image_size) > LARGEST_SIDE or arch.num_classes > MOST_CLASSES:
+        raise file_error("no network has the stored image size or number of classes")
+
+
+def _is_of_a_network(value: object, key: str) -> bool:
+    """Return True for what an argument of timm's networks may be, from which none is built for hours."""
+    most = MOST_LAYERS if "depth" in key or "layers" in key else LARGEST_WIDTH
+    match value:
+        case list() | tuple():
+            numbers = [one for one in value if isinstance(one, int)]
+            are_few = len(value) <= MOST_VALUES and (most > MOST_LAYERS or sum(numbers) <= most)
+            return are_few and all(_is_of_a_network(one, key) for one in value)
+        case dict():
+            parts = value.items()
+            return len(parts) <= MOST_VALUES and all(_is_of_a_network(one, str(name)) for name, one in parts)
+        case int():
+            return 0 <= value <= most
+    return value is None or isinstance(value, str | float)
 
 
 def _family(name: str) -> str:

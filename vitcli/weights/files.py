@@ -31,6 +31,7 @@ from vitcli.weights.names import FORMATS, INDEX
 MAX_EXPANSION = 100  # trained weights hardly compress; an archive that grows more than this is a bomb
 # Averaged weights first, as in timm; I-JEPA's are its "encoder"
 NESTED = ("state_dict_ema", "model_ema", "state_dict", "model", "encoder")
+MOST_TENSORS = 100_000
 WRAPPERS = ("module.", "_orig_mod.")  # of DistributedDataParallel and torch.compile
 
 
@@ -172,7 +173,9 @@ def _read_safetensors(path: Path, values: bool) -> StoredTensors:
             length = int.from_bytes(file.read(8), "little")
             if length > min(path.stat().st_size, 100_000_000):
                 raise file_error("the header is longer than the file or than 100 MB")
-            json.loads(file.read(length), object_pairs_hook=no_repeated_keys)
+            header = json.loads(file.read(length), object_pairs_hook=no_repeated_keys)
+            if len(header) > MOST_TENSORS:
+                raise file_error(f"the header names {len(header):,} tensors, more than any network has")
         with safe_open(path, framework="pt") as opened:
             text = (opened.metadata() or {}).get("vit", "{}")
             stored = json.loads(text, object_pairs_hook=no_repeated_keys)
@@ -219,8 +222,16 @@ def _read_pth(path: Path, values: bool) -> StoredTensors:
     state = next(nested, loaded)
     if not isinstance(state, dict) or not state or not all(isinstance(t, Tensor) for t in state.values()):
         raise file_error("the file holds no state dict")
+    if broken := [str(name) for name, tensor in state.items() if not _is_whole(tensor)]:
+        raise file_error(f"{first_few(broken)} claims more numbers than are stored")
     state = _unwrap(state if values else {name: tensor.to("meta") for name, tensor in state.items()})
     return StoredTensors(state, _spelling(state), {})
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    """Return True if each number of a tensor is stored; strides of 0 make terabytes of one."""
+    is_plain = tensor.layout == torch.strided and not tensor.is_quantized
+    return is_plain and tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()
 
 
 def _spelling(state: dict[str, Tensor]) -> str:
