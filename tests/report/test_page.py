@@ -2,14 +2,18 @@
 
 import json
 import os
+import queue
 import re
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import threading
 import time
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -172,9 +176,41 @@ def test_a_page_of_the_web_or_another_path_gets_nothing(small):
     assert code == 503 and "does not exist" in text
 
 
-def test_a_taken_port_is_told(tmp_path):
-    import socket
+def test_clients_that_read_nothing_say_nothing_or_vanish_keep_no_other_waiting(monkeypatch, capfd):
+    from vitcli.report import server
 
+    monkeypatch.setattr(server._Handler, "timeout", 1)
+    addresses: queue.Queue = queue.Queue()
+    options = dict(port=0, ready=addresses.put)
+    threading.Thread(
+        target=server.serve, args=(lambda: "x" * 30_000_000,), kwargs=options, daemon=True
+    ).start()
+    address = addresses.get(timeout=10)
+    place = ("127.0.0.1", int(address.rstrip("/").rpartition(":")[2]))
+    before = threading.active_count()
+
+    clients = []
+    for request in (*[b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"] * 3, *[b"GET / HT"] * 30):
+        clients.append(socket.create_connection(place, timeout=20))
+        clients[-1].sendall(request)  # and nothing of the answer is read
+    assert threading.active_count() - before <= server.MOST_CLIENTS
+    vanishing = clients.pop(0)
+    vanishing.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset
+    vanishing.close()
+    for _ in range(100):  # those above are given up after a second
+        with suppress(OSError), urllib.request.urlopen(address, timeout=20) as answer:
+            assert len(answer.read()) == 30_000_000
+            break
+        time.sleep(0.1)
+    else:
+        pytest.fail("no answer in ten seconds")
+
+    for client in clients:
+        client.close()
+    assert capfd.readouterr().err == ""
+
+
+def test_a_taken_port_is_told(tmp_path):
     made.finetuned(tmp_path / "run")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

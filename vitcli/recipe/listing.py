@@ -154,10 +154,10 @@ def mistakes(result: dict[str, Any]) -> VitError | None:
 def check_as_text(result: dict[str, Any]) -> str:
     """Render the result of `vit recipes check`: a line for each recipe; `mistakes` has what is wrong."""
     verdicts = {"base": "a base, checked through others"}
-    lines = (
-        f"{entry['name']}: {'invalid' if entry['error'] else verdicts.get(entry['kind'], 'ok')}"
-        for entry in result["recipes"]
-    )
+    lines = []
+    for entry in result["recipes"]:
+        name = "".join(c if c.isprintable() else "\ufffd" for c in entry["name"])  # that of a file
+        lines.append(f"{name}: {'invalid' if entry['error'] else verdicts.get(entry['kind'], 'ok')}")
     return "\n".join(lines)
 
 

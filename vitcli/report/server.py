@@ -1,5 +1,6 @@
 """Serve one page on the local host, made again for every request."""
 
+import sys
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -9,6 +10,7 @@ from vitcli.output.html import POLICY
 
 HOST = "127.0.0.1"
 HOST_NAMES = {HOST, "localhost"}
+MOST_CLIENTS, PATIENCE_S = 16, 10  # at a time; for a client that sends or reads nothing
 HEADERS = {
     "Content-Security-Policy": POLICY, "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff",
 }  # fmt: skip
@@ -26,7 +28,7 @@ def serve(make_page: Callable[[], str], *, port: int, ready: Callable[[str], Non
         MachineError: the port is in use or not allowed.
     """
     try:
-        server = ThreadingHTTPServer((HOST, port), _Handler)  # Ctrl-C does not wait for a page in the making
+        server = _Server((HOST, port), _Handler)  # Ctrl-C does not wait for a page in the making
     except OSError as error:
         raise MachineError(
             f"port {port} cannot be used: {error.strerror or error}",
@@ -39,7 +41,34 @@ def serve(make_page: Callable[[], str], *, port: int, ready: Callable[[str], Non
         server.serve_forever(poll_interval=0.2)
 
 
+class _Server(ThreadingHTTPServer):
+    """A few clients at a time, none of which can keep the others waiting."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self._free = threading.Semaphore(MOST_CLIENTS)
+
+    def process_request(self, request, client_address) -> None:
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request, client_address) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request, client_address) -> None:
+        """Say nothing of clients that are gone or silent; any other error is a bug, and is shown."""
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)
+
+
 class _Handler(BaseHTTPRequestHandler):
+    timeout = PATIENCE_S
+
     def do_HEAD(self) -> None:
         """Answer as GET does, without the page."""
         self.do_GET()
@@ -53,9 +82,11 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             try:
                 with self.server.page_lock:
-                    self._answer(200, "text/html", self.server.make_page())
+                    page = self.server.make_page()
             except VitError as error:  # such as a deleted folder: the next request may succeed
                 self._answer(503, "text/plain", f"{error}\n")
+            else:
+                self._answer(200, "text/html", page)
 
     def log_message(self, *_) -> None:
         """Log nothing: standard error is for messages to the user."""
