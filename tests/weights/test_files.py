@@ -1,6 +1,7 @@
 """Where weights lie, and broken safetensors files and metadata: each a WeightsError that names the file."""
 
 import json
+import random
 import struct
 from pathlib import Path
 
@@ -251,3 +252,20 @@ def test_a_header_of_a_million_tensors_is_refused(tmp_path):
     path = with_header(tmp_path / "x.safetensors", header.encode(), b"")
 
     assert "more than any network has" in refusal(path).message
+
+
+def test_every_changed_bit_of_numbers_or_metadata_of_our_files_is_noticed(tmp_path, state):
+    file, rng = tmp_path / "model.safetensors", random.Random(0)
+    write_weights(tmp_path, state, ARCH, preprocessing=None, class_names=None, metadata={})
+    whole = file.read_bytes()
+    begin = 8 + int.from_bytes(whole[:8], "little")
+    assert read_weights(str(file)).state
+
+    for number in range(60):
+        at = rng.randrange(begin, len(whole)) if number % 3 else whole.index(b"gelu") + number % 4
+        changed = bytearray(whole)
+        changed[at] ^= 1 << rng.randrange(8)
+        file.write_bytes(changed)
+
+        with pytest.raises(WeightsError):
+            read_weights(str(file))

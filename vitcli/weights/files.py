@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import xxhash
 from numpy.lib import format as npy
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -32,6 +33,7 @@ MAX_EXPANSION = 100  # trained weights hardly compress; an archive that grows mo
 # Averaged weights first, as in timm; I-JEPA's are its "encoder"
 NESTED = ("state_dict_ema", "model_ema", "state_dict", "model", "encoder")
 MOST_TENSORS = 100_000
+CHECKSUM = "checksum"  # of numbers and the metadata vit, in files that vit has written
 WRAPPERS = ("module.", "_orig_mod.")  # of DistributedDataParallel and torch.compile
 
 
@@ -177,13 +179,26 @@ def _read_safetensors(path: Path, values: bool) -> StoredTensors:
             if len(header) > MOST_TENSORS:
                 raise file_error(f"the header names {len(header):,} tensors, more than any network has")
         with safe_open(path, framework="pt") as opened:
-            text = (opened.metadata() or {}).get("vit", "{}")
+            metadata = opened.metadata() or {}
+            text = metadata.get("vit", "{}")
             stored = json.loads(text, object_pairs_hook=no_repeated_keys)
             read = opened.get_tensor if values else lambda name: _empty(opened.get_slice(name))
             state = {name: read(name) for name in opened.keys()}  # noqa: SIM118  not a mapping
+        if values and metadata.get(CHECKSUM, "") not in ("", checksum_of(state, text)):
+            fix = f"take another copy; if you have changed it yourself, leave out the metadata {CHECKSUM!r}"
+            raise file_error("the file is no longer as it was written: its checksum is another", fix=fix)
     if not isinstance(stored, dict):
         raise file_error("the metadata named vit is not an object")
     return StoredTensors(state, _spelling(state), stored)
+
+
+def checksum_of(tensors: dict[str, Tensor], text: str) -> str:
+    """Return a checksum of all numbers, names, shapes and types, and of a text."""
+    digest = xxhash.xxh3_128(text.encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def _empty(stored: Any) -> Tensor:

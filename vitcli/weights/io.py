@@ -20,7 +20,13 @@ from vitcli.output.redaction import public_name
 from vitcli.weights import imagenet
 from vitcli.weights.describe import STORED, WeightsInfo, describe
 from vitcli.weights.diagnose import check_finite, diagnose
-from vitcli.weights.files import attribute_errors_to, in_timms_naming, write_safetensors
+from vitcli.weights.files import (
+    CHECKSUM,
+    attribute_errors_to,
+    checksum_of,
+    in_timms_naming,
+    write_safetensors,
+)
 from vitcli.weights.locate import locate, read_source
 from vitcli.weights.timm import timm_config
 
@@ -161,8 +167,8 @@ def write_weights_file(
     except WeightsError as error:
         fix = "go back to the last good checkpoint"
         raise NotFiniteError(error.message, where=str(file), fix=fix) from error
-    vit = _our_metadata(arch, preprocessing, class_names, metadata)
-    header = {"format": "pt", "vit": json.dumps(vit)}
+    text = json.dumps(_our_metadata(arch, preprocessing, class_names, metadata))
+    header = {"format": "pt", "vit": text, CHECKSUM: checksum_of(tensors, text)}
     replace_file(file, lambda path: write_safetensors(path, tensors, header))
 
 
