@@ -256,7 +256,7 @@ def test_a_header_of_a_million_tensors_is_refused(tmp_path):
 
 def test_every_changed_bit_of_numbers_or_metadata_of_our_files_is_noticed(tmp_path, state):
     file, rng = tmp_path / "model.safetensors", random.Random(0)
-    write_weights(tmp_path, state, ARCH, preprocessing=None, class_names=None, metadata={})
+    write_weights(tmp_path, state, ARCH, preprocessing=PREPROCESSING, class_names=None, metadata={})
     whole = file.read_bytes()
     begin = 8 + int.from_bytes(whole[:8], "little")
     assert read_weights(str(file)).state
