@@ -295,12 +295,17 @@ def test_in_evaluation_a_bad_row_is_left_out_and_never_replaced():
 def test_the_check_before_a_run_names_every_bad_image_once_on_any_number_of_processes(world_size):
     bad = (0, 63, 64, 200, 321, 399)  # 64 rows are one process's turn
     split = noise(count=400, bad=bad)
-    errors = [
-        error.where
-        for rank in range(world_size)
-        for error in check_images(split, rank=rank, world_size=world_size, num_threads=2)
-    ]
-    assert sorted(errors) == sorted(split.where_is(row) for row in bad)
+
+    def looked_at(split, world_size: int) -> tuple[list[str], int]:
+        parts = [check_images(split, rank=n, world_size=world_size, num_threads=2) for n in range(world_size)]
+        return [error.where for errors, _ in parts for error in errors], sum(total for _, total in parts)
+
+    where, total = looked_at(split, world_size)
+
+    assert sorted(where) == sorted(split.where_is(row) for row in bad)
+    assert total == looked_at(split, 1)[1]
+    swapped = replace(split, read_row=lambda row: split.read_row({5: 6, 6: 5}.get(row, row)))
+    assert total != looked_at(swapped, world_size)[1]
 
 
 def test_an_evaluation_of_nothing_but_bad_images_has_empty_batches_that_name_them():

@@ -11,9 +11,11 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 
 from tests.conftest import run, vit
@@ -236,6 +238,30 @@ def test_a_run_stopped_within_an_evaluation_resumes_into_it_bit_for_bit(photos, 
 
     small_run(photos, out, *words)
     assert fingerprint(out) == fingerprint(tmp_path / "unbroken")
+
+
+def test_a_run_is_not_resumed_with_one_other_image_and_is_with_a_copy_of_the_data(tmp_path, monkeypatch):
+    data, rng = tmp_path / "data", np.random.default_rng(0)
+    for number in range(103):
+        file = data / "train" / ("red" if number % 2 else "green") / f"{number:03}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 255, (9, 9, 3), dtype=np.uint8)).save(file)
+    shutil.copytree(data / "train", data / "test")
+    out = tmp_path / "run"
+    words = (*SMALL, "--dataset", data, "--out", out, "--steps", 4, "--set", "train.log_every=1")
+    when_logged(out, 2, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    assert run(*words, "--batch-size", 8).code == 143
+
+    for split, row in (("train", 7), ("test", 50)):  # neither is among the sampled ones
+        file = sorted((data / split / "red").iterdir())[row]
+        content = file.read_bytes()
+        Image.new("RGB", (9, 9)).save(file)
+        refused = run(*words, "--batch-size", 8)
+        assert refused.code == 2 and "the data set has changed" in refused.json["error"]["message"]
+        file.write_bytes(content)
+    data.rename(tmp_path / "before")
+    shutil.copytree(tmp_path / "before", data)
+    assert run(*words, "--batch-size", 8).code == 0
 
 
 @pytest.mark.slow

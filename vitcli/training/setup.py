@@ -1,7 +1,7 @@
 """Setup of a training run: recipe and command-line options become a job with data, network and plan."""
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -48,7 +48,6 @@ MAX_MICRO_BATCH_ON_GPU = 64
 # learnt from scratch, there are 500 a class.
 MANY_IMAGES, MANY_PER_CLASS = 10_000, 200
 MANY_EPOCHS = 300  # more than the paper's fine-tuning has
-MAX_CHECKED_IMAGES = 200_000  # decoded before the first step, at about 2,000 a second and core
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 AUTO = "auto"  # --per-device-batch auto
 
@@ -125,6 +124,7 @@ class TrainingJob:
         recipe: of one run, without choices.
         probe: training and test split of the few-shot probe, if the recipe has one.
         images: the decoded images that are kept.
+        contents: of training and held-out images, see `loader.contents_of`.
     """
 
     command: str
@@ -138,6 +138,7 @@ class TrainingJob:
     start: InitialModel
     plan: Plan
     images: ImageCache
+    contents: tuple[str | None, ...] = (None, None)
 
     def lr_at(self, step: int) -> float:
         """Return the learning rate of update number `step`, counted from 0."""
@@ -189,9 +190,7 @@ def set_up(
     for note in runtime.notes:
         progress.note(note)
 
-    # Unreadable images are found before anything is loaded or written, unless the run resumes.
-    if not options.dry_run and not runtime.on_main(lambda: _has_checkpoint(options)):
-        check_images((train_split, eval_split), recipe, options, runtime, progress)
+    contents = _look_at_images((train_split, eval_split), recipe, options, runtime, progress)
 
     # Build the network. The plan of a fresh one needs no values: ViT-H/14 has 632 million.
     torch.manual_seed(sampler.derive_seed(recipe.train.seed, "init"))
@@ -216,9 +215,8 @@ def set_up(
     images = images or ImageCache(
         recipe.data.cache, processes_here=runtime.processes_here, has_siblings=options.has_siblings
     )
-    job = TrainingJob(
-        command, recipe, options, runtime, progress, train_split, eval_split, probe, start, plan, images
-    )
+    parts = (train_split, eval_split, probe, start, plan, images, contents)
+    job = TrainingJob(command, recipe, options, runtime, progress, *parts)
     return job if plan_only else _with_kept_images(job)
 
 
@@ -237,30 +235,20 @@ def _with_kept_images(job: TrainingJob) -> TrainingJob:
     return replace(job, train_split=train_split, eval_split=eval_split)
 
 
-def check_images(
-    splits: Sequence[Split], recipe: Recipe, options: RunOptions, runtime: Runtime, progress: Progress
-) -> None:
-    """Decode all images before the first step, not hours into the run, unless there are too many.
-
-    Raises:
-        DataError: some cannot be decoded, and are not to be skipped.
-    """
-    num_threads = options.workers or loader.default_threads(runtime.processes_here)
-    for split in splits:
-        if len(split) > MAX_CHECKED_IMAGES or split.block_starts is not None:  # shards may be remote
-            continue
-        errors = runtime.concatenated(
-            loader.check_images(
-                split, rank=runtime.rank, world_size=runtime.world_size, num_threads=num_threads
-            )
-        )
-        if errors and recipe.data.on_bad_image == "error":
-            count = f"{len(errors)} of {count_of(len(split), 'image')} of {split.name} cannot be read: "
-            raise DataError(count + errors[0].message, where=errors[0].where, fix=errors[0].fix)
-        if errors:
-            count = f"{len(errors):,} of the {count_of(len(split), 'image')}"
-            names = first_few([error.where for error in errors], 1)
-            progress.note_once(f"left out: {count} that cannot be read: {names}")  # not for each trial
+def _look_at_images(
+    splits: tuple[Split, Split], recipe: Recipe, options: RunOptions, runtime: Runtime, progress: Progress
+) -> tuple[str | None, ...]:
+    """Find unreadable images before anything is loaded or written, and return `contents`."""
+    if options.dry_run:
+        return None, None
+    return loader.contents_of(
+        splits,
+        runtime=runtime,
+        num_threads=options.workers or loader.default_threads(runtime.processes_here),
+        on_bad_image=recipe.data.on_bad_image,
+        decode=not runtime.on_main(lambda: _has_checkpoint(options)),
+        note=progress.note_once,  # not for each trial
+    )
 
 
 def _has_checkpoint(options: RunOptions) -> bool:

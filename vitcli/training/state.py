@@ -178,8 +178,10 @@ def _resuming(state: TrainingState, job: TrainingJob) -> str:
 def _compare_fingerprints(before: dict[str, Any], job: TrainingJob) -> None:
     """Refuse other data; note other versions or hardware, which may change the last bits."""
     now = fingerprint(job)
-    for key in ("train_data", "eval_data"):
-        if before[key] != now[key]:
+    for key in ("train_data", "eval_data", "train_images", "eval_images"):
+        # Older checkpoints do not know of all images, and of too many they are not read.
+        is_known = key in before and None not in (before[key], now[key])
+        if is_known and before[key] != now[key]:
             raise VitError(
                 "the data set has changed since this run began",
                 where=f"{job.recipe.data.dataset}, {key.replace('_', ' ')}",
@@ -187,7 +189,7 @@ def _compare_fingerprints(before: dict[str, Any], job: TrainingJob) -> None:
             )
     # With --exact the number of processes changes no bit. Older checkpoints do not name the hardware.
     ignored = {"num_processes", "gpus_per_machine"} if job.options.exact else set()
-    ignored |= job.runtime.hardware.keys() - before.keys()
+    ignored |= (job.runtime.hardware.keys() | {"train_images", "eval_images"}) - before.keys()
     relevant = [key for key in now if key not in ignored]
     changed = [f"{key} {before.get(key)} -> {now[key]}" for key in relevant if before.get(key) != now[key]]
     if changed:
@@ -199,6 +201,8 @@ def fingerprint(job: TrainingJob) -> dict[str, Any]:
     return {
         "train_data": job.train_split.fingerprint,
         "eval_data": job.eval_split.fingerprint,
+        "train_images": job.contents[0],
+        "eval_images": job.contents[1],
         "per_device_batch": job.plan.per_device_batch,
         "num_processes": job.runtime.world_size,
         "sharded": job.options.shard and job.runtime.world_size > 1,
