@@ -5,12 +5,14 @@ sides) in about four fifths of the time. A plain JPEG can be opened without bein
 drawn before its pixels are made.
 """
 
+import ctypes
 import io
 import struct
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from PIL import Image, features
@@ -66,6 +68,11 @@ with suppress(ImportError):  # photographs of iPhones, where it is installed
 
     pillow_heif.register_heif_opener()
     FORMATS, IMAGE_SUFFIXES = (*FORMATS, "HEIF"), IMAGE_SUFFIXES | HEIC_SUFFIXES
+with suppress(OSError, AttributeError):  # libtiff prints what is broken; on Linux it is told not to
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    for place in {line.split()[-1] for line in maps if "libtiff" in line}:
+        ctypes.CDLL(place).TIFFSetErrorHandler(None)
+        ctypes.CDLL(place).TIFFSetWarningHandler(None)
 warnings.filterwarnings("ignore", module=r"PIL\.")  # about odd metadata; what cannot be decoded raises
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from itertools import product
+from math import prod
 from typing import Any
 
 from vitcli.recipe.schema import KEYS, Recipe, takes_list
@@ -23,6 +24,8 @@ def check_with_choices(
     lists = {key: list(value) for key, value in values.items() if is_listed(key, value)}
     if not lists:
         return check_one(values)
+    if too_many := _too_many(lists, sources, file=file):  # also to be looked at one by one
+        return None, [too_many]
     problems = list(_list_problems(lists, values, sources, file=file, training=training))
     lists = {key: items for key, items in lists.items() if items}
     first = {key: value for key, value in values.items() if not is_listed(key, value)}
@@ -70,10 +73,8 @@ def may_be_chosen(key: str) -> bool:
 def _list_problems(
     lists: dict[str, list[Any]], values: Mapping, sources: Mapping[str, str], *, file: str, training: bool
 ) -> Iterable[Problem]:
-    count = 1
     for key, items in lists.items():
         source = sources.get(key, file)
-        count *= len(items) or 1
         if not items:
             yield Problem(f"{key} is [], out of its range", source, "it must have at least 1 item")
         if any(items.count(item) > 1 for item in items):
@@ -83,9 +84,14 @@ def _list_problems(
         elif training and len(items) > 1 and not values.get("data.dev_fraction"):
             fix = "set data.dev_fraction above 0, or give one value"
             yield Problem(f"{key} lists values to choose from without a dev split", source, fix)
-    if count > MOST_TRIALS:
-        where = " and ".join(dict.fromkeys(sources.get(key, file) for key in lists))
-        yield Problem(f"{count} combinations to choose from", where, f"list fewer: at most {MOST_TRIALS}")
+
+
+def _too_many(lists: dict[str, list[Any]], sources: Mapping[str, str], *, file: str) -> Problem | None:
+    count = prod(len(items) or 1 for items in lists.values())
+    if count <= MOST_TRIALS:
+        return None
+    where = " and ".join(dict.fromkeys(sources.get(key, file) for key in lists))
+    return Problem(f"{count} combinations to choose from", where, f"list fewer: at most {MOST_TRIALS}")
 
 
 def _about_item(problem: Problem, key: str, number: int, items: list[Any]) -> Problem:
