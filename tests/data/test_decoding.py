@@ -434,3 +434,12 @@ def test_a_jpeg_of_scans_without_end_is_refused_at_once():
     for function in (decoding.check, decoding.decode):
         with pytest.raises(DataError, match="scans, of which each is decoded for all pixels"):
             function(many, where=str, row=0)
+
+
+@pytest.mark.parametrize("kind", seeds())
+def test_a_large_image_is_converted_in_strips_to_the_same_pixels(kind, monkeypatch):
+    """Whole, 88 megapixels of one bit would take 950 MB."""
+    whole = decode(seeds()[kind])
+    monkeypatch.setattr(decoding, "STRIP_PIXELS", 3 * whole.shape[1])
+
+    assert np.array_equal(decode(seeds()[kind]), whole)

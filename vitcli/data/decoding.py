@@ -32,6 +32,7 @@ IMAGE_SUFFIXES = JPEG_SUFFIXES | {".png", ".webp", ".bmp", ".gif", ".tif", ".tif
 HEIC_SUFFIXES = {".heic", ".heif"}
 HEIC_ADVICE = "HEIC: install pillow-heif, or convert"
 HEIC_BRANDS = (b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1")  # in bytes 8 to 12 of a file
+STRIP_PIXELS = 2**22  # that are converted at a time
 MAX_PIXELS = Image.MAX_IMAGE_PIXELS  # about 89 million; Pillow only warns up to twice that
 JPEG_BEGIN, JPEG_END = b"\xff\xd8\xff", b"\xff\xd9"
 SEGMENT, FRAME = struct.Struct(">HH"), struct.Struct(">BHHB")  # marker and length; bits, sides, components
@@ -260,7 +261,14 @@ def to_rgb(image: Image.Image) -> np.ndarray:
     image.load()
     if (orientation := _orientation(image)) != 1:  # after loading, for Pillow rotates a TIFF itself
         image = image.transpose(TRANSPOSED[orientation])
-    return np.array(_as_rgb(image))
+    width, height = image.size
+    pixels_HWC = np.empty((height, width, 3), np.uint8)
+    num_rows = max(1, STRIP_PIXELS // width)  # a large image would be in memory three times
+    for top in range(0, height, num_rows):
+        bottom = min(top + num_rows, height)
+        strip = image if num_rows >= height else image.crop((0, top, width, bottom))
+        pixels_HWC[top:bottom] = _as_rgb(strip)
+    return pixels_HWC
 
 
 def _orientation(image: Image.Image) -> int:
