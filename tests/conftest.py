@@ -128,6 +128,7 @@ def run(*arguments: object) -> Outcome:
 
     out, err = io.StringIO(), io.StringIO()
     environment = dict(os.environ)  # --device changes it for the rest of a process
+    unraisable = sys.unraisablehook
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as ended:
@@ -137,4 +138,5 @@ def run(*arguments: object) -> Outcome:
         os.environ.update(environment)
         for number, handler in handlers.items():
             signal.signal(number, handler)
+        sys.unraisablehook = unraisable
     return Outcome(ended.value.code or 0, out.getvalue(), err.getvalue())

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from vitcli.distributed import launch
+from vitcli.distributed import failures, launch
 from vitcli.errors import DataError, ProcessError, VitError
 
 STEP = {  # what srun says to task 5 of a step of 7 tasks on two nodes
@@ -29,8 +29,10 @@ def environ(monkeypatch) -> dict[str, str]:
     return kept
 
 
-def failure(exitcode: int, told: dict | None = None):
-    return SimpleNamespace(exitcode=exitcode, pid=7, error_file_data={"vit": told} if told else {})
+def failure(exitcode: int, told: dict | None = None, at: float = 1.0):
+    return SimpleNamespace(
+        exitcode=exitcode, pid=7, timestamp=at, error_file_data={"vit": told} if told else {}
+    )
 
 
 def told(code: int, message: str, at: float = 1.0) -> dict:
@@ -38,29 +40,57 @@ def told(code: int, message: str, at: float = 1.0) -> dict:
 
 
 def test_the_first_error_that_is_not_a_lost_connection_wins():
-    failures = {
+    given = {
         0: failure(7, told(7, "a peer is gone", at=1.0)),
         1: failure(3, told(3, "a bad image", at=2.0)),
     }
 
     with pytest.raises(DataError, match="a bad image") as raised:
-        launch._first_failure(failures)
+        failures.first_failure(given, 2)
     assert raised.value.where == "here"
 
 
 def test_a_killed_process_is_named_even_if_its_peers_complain():
-    failures = {0: failure(7, told(7, "a peer is gone")), 1: failure(-9)}
+    given = {0: failure(7, told(7, "a peer is gone")), 1: failure(-9)}
 
     with pytest.raises(ProcessError, match="process 1 of the run was killed by SIGKILL") as killed:
-        launch._first_failure(failures)
+        failures.first_failure(given, 2)
     assert "out of memory" in killed.value.fix
     with pytest.raises(ProcessError, match="process 0 of the run was killed by SIGABRT") as aborted:
-        launch._first_failure({0: failure(-6)})
+        failures.first_failure({0: failure(-6)}, 1)
     assert "collective of GPUs" in aborted.value.fix
 
 
+LOST = failure(7, told(7, "a peer is gone", at=10.0))
+
+
+@pytest.mark.parametrize(
+    ("silent", "message"),
+    [
+        (failure(-9, at=11.0), "process 1 of the run was killed by SIGKILL"),
+        (failure(-9, at=40.0), "process 1 of the run stalled"),  # by the launcher, after 30 s
+        (failure(7, told(7, "a peer is gone", at=30.0)), "process 1 of the run stalled"),
+        (failure(143, at=11.0), "process 1 of the run stalled"),  # asked to stop by the launcher
+        (failure(3), "process 1 of the run ended too early, with exit code 3"),
+        (None, "process 1 of the run ended too early, with exit code 0"),
+    ],
+)
+def test_the_process_that_the_others_waited_for_is_named(silent, message):
+    given = {0: LOST, 2: failure(7, told(7, "a peer is gone", at=10.5))} | ({1: silent} if silent else {})
+
+    with pytest.raises(ProcessError, match=message) as raised:
+        failures.first_failure(given, 3)
+    assert raised.value.where == "here" or "SIGKILL" in message
+
+
+def test_a_process_that_ends_by_itself_is_an_error_though_the_others_have_been_asked_to_stop():
+    with pytest.raises(ProcessError, match="process 1 of the run ended too early, with exit code 3"):
+        failures.first_failure({0: failure(143), 1: failure(3)}, 2)
+    assert failures.first_failure({0: failure(143)}, 2) == 143  # the other one was at its end
+
+
 def test_processes_that_stopped_after_saving_give_their_exit_code():
-    assert launch._first_failure({0: failure(143), 1: failure(143)}) == 143
+    assert failures.first_failure({0: failure(143), 1: failure(143)}, 2) == 143
 
 
 def test_the_launcher_raises_the_reported_error(tmp_path, monkeypatch):
@@ -71,14 +101,14 @@ def test_the_launcher_raises_the_reported_error(tmp_path, monkeypatch):
 
     left = json.loads((tmp_path / "error.json").read_text())
     with pytest.raises(DataError, match="bad"):
-        launch._first_failure({0: SimpleNamespace(exitcode=3, pid=1, error_file_data=left)})
+        failures.first_failure({0: SimpleNamespace(exitcode=3, pid=1, error_file_data=left)}, 1)
 
 
 def test_a_bug_in_a_process_is_reported_as_it_was_and_exits_1():
     bug = told(1, "a bug in vit: KeyError: 'x'") | {"where": "the traceback is in /run/vit-crash-7.txt"}
 
     with pytest.raises(VitError, match="a bug in vit: KeyError") as raised:
-        launch._first_failure({0: failure(7, told(7, "a peer is gone", at=0.5)), 1: failure(1, bug)})
+        failures.first_failure({0: failure(7, told(7, "a peer is gone", at=0.5)), 1: failure(1, bug)}, 2)
     assert raised.value.exit_code == 1
     assert raised.value.where == "the traceback is in /run/vit-crash-7.txt"
     assert VitError.exit_code == 2

@@ -41,7 +41,7 @@ def test_a_main_thread_that_moves_is_left_to_itself_and_a_stuck_one_is_ended(end
     thread.join()  # this thread waits, in C
     error, code = ended
     assert code == error.exit_code == 7 and len(str(error).splitlines()) == 3
-    assert error.where == "process 0: Connection closed by peer"
+    assert error.where == "process 0, the start: Connection closed by peer"
 
 
 def test_what_is_being_written_is_finished_first(ended):
@@ -57,8 +57,8 @@ PROCESS = """
 import sys, ctypes
 from vitcli.distributed import peers, runtime
 
-peers.BEAT_S, peers.TICK_S, peers.STUCK_S, peers.SILENCE_S = 0.2, 0.1, 1.0, 4.0
-joined = runtime.start("fp32")
+peers.BEAT_S, peers.TICK_S, peers.STUCK_S = 0.2, 0.1, 1.0
+joined = runtime.start("fp32", stall_minutes=4 / 60)
 with peers.watched(joined):
     print("watching", flush=True)
     ctypes.CDLL(None).sleep(int(sys.argv[1]))

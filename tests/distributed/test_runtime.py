@@ -4,6 +4,7 @@ import json
 import os
 import re
 import subprocess
+from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
@@ -220,7 +221,7 @@ def test_a_tensor_on_the_cpu_never_goes_to_the_group_of_the_gpus(rank_3_of_4, mo
     for name in (*COLLECTIVES, "broadcast_object_list"):
         monkeypatch.setattr(dist, name, spy(name))
     state = SimpleNamespace(process_index=3, num_processes=4, device=torch.device("cuda"))
-    joined = runtime.Runtime(state, "fp32", None, control)
+    joined = runtime.Runtime(state, "fp32", None, control, timedelta(minutes=1))
     for device in ("cpu", "meta"):  # which stands for a GPU
         there = torch.ones(4, 2, device=device)
         joined.gather(there)
@@ -269,7 +270,7 @@ def test_what_nccl_says_is_told_apart(text, kind, monkeypatch):
 
     assert {"lost": 7, "machine": 5, "exact": 2}.get(kind) == (error and error.exit_code)
     if kind == "lost":
-        assert error.where.startswith("process 1: ") and ".cc" not in error.where
+        assert error.where.startswith("process 1, the start: ") and ".cc" not in error.where
     if kind == "machine":
         assert error.where == f"process 1: {text.splitlines()[-1]}"
     if kind == "exact":

@@ -211,6 +211,7 @@ def test_a_run_is_resumed_from_another_folder_and_with_other_keys_of_no_result(t
         "save_minutes": 9.0,
         "keep_checkpoints": 4,
         "milestone_every": 50,
+        "stall_minutes": 0.5,
     }
     other = {f"train.{name}": value for name, value in train.items()}
     other |= {"eval.batch_size": 3, "data.cache": "off"}

@@ -5,11 +5,12 @@ import re
 import signal
 import sys
 import tempfile
+import threading
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import typer
 
@@ -27,6 +28,7 @@ from vitcli.errors import (
 )  # fmt: skip
 from vitcli.output.text import json_text
 
+STOPPED = 143  # after SIGTERM; SystemExit with another code is a library's, and a bug
 UsageError = typer.BadParameter.__bases__[0]  # of typer's own copy of click
 
 
@@ -58,10 +60,23 @@ def exit_code_of(command: Callable[[], int | None], arguments: list[str]) -> int
             typer.echo(error.format_message())
             return UsageError.exit_code
         return _print_error(_usage_error(error, arguments), arguments)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
+        if isinstance(error, SystemExit) and error.code == STOPPED:
+            raise
         translated = _environment_error(error) or _internal_error(error)
         translated.rank = launch.global_rank()  # raised in this process, whatever the others do
         return _print_error(translated, arguments)
+
+
+def signal_again(ignored: Any) -> None:
+    """Repeat a signal whose exception Python ignores, as one that comes while a `__del__` is running."""
+    if isinstance(ignored.exc_value, SystemExit | KeyboardInterrupt):
+        number = signal.SIGTERM if isinstance(ignored.exc_value, SystemExit) else signal.SIGINT
+        again = threading.Timer(0.1, os.kill, (os.getpid(), number))
+        again.daemon = True
+        again.start()
+    else:
+        sys.__unraisablehook__(ignored)
 
 
 def exit_with(exit_code: int) -> NoReturn:
@@ -165,9 +180,10 @@ def _internal_error(error: Exception) -> VitError:
         report.write_text("".join(traceback.format_exception(error)))
     except OSError as unwritten:
         report = f"nowhere: {unwritten}"
+    place = f"{launch.place()}; " if "RANK" in os.environ else ""
     internal = InternalError(
         f"a bug in vit: {type(error).__name__}: {str(error)[:160]}",
-        where=f"the traceback is in {report}",
+        where=f"{place}the traceback is in {report}",
         fix="please report it with that file; --debug shows the traceback here",
     )
     internal.__cause__ = error

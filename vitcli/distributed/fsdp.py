@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from vitcli.distributed.runtime import COLLECTIVE_TIMEOUT, LOW_PRECISION, Runtime
+from vitcli.distributed.runtime import LOW_PRECISION, Runtime
 
 Place = Callable[[str, torch.Size, torch.dtype], Tensor]  # (name, whole size, dtype) to an empty tensor
 
@@ -38,7 +38,7 @@ def shard(model: nn.Module, runtime: Runtime) -> Any:
         fully_shard(module, mesh=mesh, reshard_after_forward=True, mp_policy=policy)
     model.use = types.MethodType(lambda self, function, *args: function(*args), model)
     register_fsdp_forward_method(model, "use")
-    return dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
+    return dist.new_group(backend="gloo", timeout=runtime.stall_timeout)
 
 
 def _policy(model: nn.Module, precision: str) -> Any:

@@ -16,6 +16,7 @@ import sys
 import time
 from pathlib import Path
 
+from vitcli.distributed import failures
 from vitcli.errors import MachineError, ProcessError, VitError, reason_of
 
 # In errors of collectives whose peer is gone: gloo's, and those of NCCL that are no other fault of it.
@@ -75,6 +76,20 @@ def end_with_the_launcher() -> None:
         sys.exit(143)
 
 
+_place = "the start"
+
+
+def enter(place: str) -> None:
+    """Remember what this process does from now on, such as "step 5", for its errors."""
+    global _place
+    _place = place
+
+
+def place() -> str:
+    """Return which process this is, and what it does."""
+    return f"process {global_rank()}, {_place}"
+
+
 def global_rank() -> int:
     """Return the rank of this process, also before it joins and after it leaves the process group."""
     return int(os.environ.get("RANK", 0))
@@ -123,6 +138,7 @@ def launch(num_processes: int, arguments: list[str]) -> int:
     logging.disable(logging.CRITICAL)  # of torch's launcher; our own three lines report errors
     os.environ[LAUNCHED] = str(os.getpid())
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cpu_count() // num_processes)))
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # our lines tell of time limits
     # Issue pytorch#119856: the default is to kill after 30 s. Torch 2.11 does not know the variable.
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SAVING_TIME_S))
     config = LaunchConfig(
@@ -142,37 +158,8 @@ def launch(num_processes: int, arguments: list[str]) -> int:
     except SignalException as stopped:
         return 143 if stopped.sigval == signal.SIGUSR1 else 128 + stopped.sigval
     except ChildFailedError as failed:
-        return _first_failure(failed.failures)
+        return failures.first_failure(failed.failures, num_processes)
     return 0
-
-
-def _first_failure(failures: dict) -> int:
-    """Raise the error of the process that failed first; the others only lost their connection to it."""
-    # Errors that processes have reported, lost connections (exit code 7) last.
-    reports = [failure.error_file_data.get("vit") for failure in failures.values() if failure.error_file_data]
-    reports = sorted(filter(None, reports), key=lambda report: (report["exit_code"] == 7, report["at"]))
-    killed = [(rank, failure) for rank, failure in failures.items() if failure.exitcode < 0]
-    if reports and (reports[0]["exit_code"] != 7 or not killed):
-        first = reports[0]
-        kinds = {kind.exit_code: kind for kind in (*VitError.__subclasses__(), VitError)}
-        raise kinds.get(first["exit_code"], VitError)(
-            first["message"], where=first["where"], fix=first["fix"]
-        )
-
-    # A killed process reports nothing.
-    if killed:
-        rank, failure = killed[0]
-        number = signal.Signals(-failure.exitcode)
-        advice = "; if it ran out of memory, lower --per-device-batch"
-        if number == signal.SIGABRT:
-            advice = "; torch aborts a process whose collective of GPUs does not end, see its messages above"
-        raise ProcessError(
-            f"process {rank} of the run was killed by {number.name}",
-            where=f"pid {failure.pid} on this machine",
-            fix=f"run the same command again to resume from the last checkpoint{advice}",
-        )
-    stopped = [failure.exitcode for failure in failures.values() if failure.exitcode in (130, 143)]
-    return stopped[0] if stopped else next(iter(failures.values())).exitcode
 
 
 def report_to_launcher(error: VitError) -> bool:
@@ -208,7 +195,7 @@ def lost_peer(reason: str) -> ProcessError:
     without_source = re.sub(r"^\[\S+\] ", "", reason)
     return ProcessError(
         "another process of the run has ended or stalled",
-        where=f"process {global_rank()}: {without_source[:120]}",
+        where=f"{place()}: {without_source[:120]}",
         fix="see the message of that process; the same command resumes from the last checkpoint",
     )
 

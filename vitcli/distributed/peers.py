@@ -5,7 +5,7 @@ synchronisation of the GPU, in which Python runs no signal handler, until torch'
 So a thread of each process exchanges beats with those of the others, over a process group of its own.
 It ends this process with exit code 7 if both are true:
 
-- a peer is gone: its connection is closed, or it has not answered for SILENCE_S;
+- a peer is gone: its connection is closed, or it has not answered for `Runtime.stall_timeout`;
 - for STUCK_S the main thread has not executed a line of Python, nor is a file being written (`finishing`).
 
 So slow steps, long evaluations and saves end nothing. Time is counted in ticks of this thread: a process
@@ -24,11 +24,10 @@ import torch
 import torch.distributed as dist
 
 from vitcli.distributed import launch
-from vitcli.distributed.runtime import COLLECTIVE_TIMEOUT, Runtime
+from vitcli.distributed.runtime import Runtime
 from vitcli.errors import reason_of
 
 BEAT_S, TICK_S = 5.0, 0.5
-SILENCE_S = COLLECTIVE_TIMEOUT.total_seconds()
 STUCK_S = 20.0
 _unfinished: list[bool] = []  # not empty inside `finishing`
 
@@ -52,8 +51,9 @@ def watched(runtime: Runtime) -> Iterator[None]:
     has_left, main_thread = threading.Event(), threading.get_ident()
     # The thread counts the silence itself.
     group = dist.new_group(backend="gloo", timeout=timedelta(days=365))
+    longest_s = runtime.stall_timeout.total_seconds()
     thread = threading.Thread(
-        target=_watch, args=(group, has_left, main_thread), name="vit-peers", daemon=True
+        target=_watch, args=(group, longest_s, has_left, main_thread), name="vit-peers", daemon=True
     )
     thread.start()
     try:
@@ -63,8 +63,8 @@ def watched(runtime: Runtime) -> Iterator[None]:
     thread.join()
 
 
-def _watch(group: dist.ProcessGroup, has_left: threading.Event, main_thread: int) -> None:
-    """Exchange beats until every process has left its block, or one is gone before."""
+def _watch(group: dist.ProcessGroup, longest_s: float, has_left: threading.Event, main_thread: int) -> None:
+    """Exchange beats until every process has left its block, or one is gone or silent for `longest_s`."""
     num_left = 0
     try:
         while num_left < dist.get_world_size(group):
@@ -72,7 +72,7 @@ def _watch(group: dist.ProcessGroup, has_left: threading.Event, main_thread: int
             work = dist.all_reduce(left, group=group, async_op=True)
             silent_s = 0.0
             while not work.is_completed():
-                if silent_s > SILENCE_S:
+                if silent_s > longest_s:
                     return _end_once_stuck(f"no answer for {silent_s:.0f} s", main_thread)
                 time.sleep(TICK_S)
                 silent_s += TICK_S

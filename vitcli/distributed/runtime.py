@@ -4,8 +4,10 @@ It does not matter who started the processes: `launch`, torchrun, `accelerate la
 """
 
 import os
+import signal
 import socket
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -22,11 +24,11 @@ from torch import nn
 from vitcli.distributed import accelerate_settings, launch, numerics
 from vitcli.distributed import device as devices
 from vitcli.errors import MachineError, VitError, reason_of
+from vitcli.recipe.schema import STALL_MINUTES
 
 LOW_PRECISION = {"bf16": torch.bfloat16, "fp16": torch.float16}
-COLLECTIVE_TIMEOUT = timedelta(minutes=10)  # a process that stalls longer ends the run
 # Of collectives on GPUs, at which torch aborts the process: `peers` ends it in a better way before.
-ABORT_TIMEOUT = COLLECTIVE_TIMEOUT + timedelta(minutes=1)
+ABORTED_AFTER = timedelta(minutes=1)
 _shared_blocks: list[bool] = []  # not empty inside `shared_process_group`
 
 
@@ -40,6 +42,7 @@ class Runtime:
             since it would patch the model's forward pass, which evaluation uses too.
         scaler: loss scaler for fp16; does nothing otherwise.
         control: process group for small CPU tensors and objects; None in a run of one process.
+        stall_timeout: how long to wait for another process before the run ends.
         notes: settings of `accelerate launch` that are not used, for the terminal.
         hardware: what else than its kind may change the last bits on a GPU, by name; empty on a CPU.
     """
@@ -48,6 +51,7 @@ class Runtime:
     precision: str
     scaler: torch.amp.GradScaler
     control: Any
+    stall_timeout: timedelta
     notes: tuple[str, ...] = ()
     hardware: dict[str, Any] = field(default_factory=dict)
 
@@ -147,12 +151,13 @@ class Runtime:
         return values
 
 
-def start(precision: str, *, exact: bool = False) -> Runtime:
+def start(precision: str, *, exact: bool = False, stall_minutes: float = STALL_MINUTES) -> Runtime:
     """Join the processes of the run and choose device and precision.
 
     Args:
         precision: "auto", "fp32", "bf16" or "fp16".
         exact: the same bits each time, on any number of processes.
+        stall_minutes: how long to wait for another process before the run ends.
 
     Raises:
         MachineError: the device is not here or has another process, or does not support this precision.
@@ -172,17 +177,19 @@ def start(precision: str, *, exact: bool = False) -> Runtime:
     os.environ["ACCELERATE_BYPASS_DEVICE_MAP"] = "true"
 
     # Join the others.
-    accelerator = Accelerator(
-        mixed_precision="no",
-        cpu=devices.is_cpu() or not torch.accelerator.is_available(),
-        step_scheduler_with_optimizer=False,
-        kwargs_handlers=[
-            InitProcessGroupKwargs(timeout=ABORT_TIMEOUT if available else COLLECTIVE_TIMEOUT),
-            DistributedDataParallelKwargs(gradient_as_bucket_view=True),
-        ],
-    )
-    device, several = accelerator.device, accelerator.num_processes > 1
-    control = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT) if several else None
+    stall_timeout = timedelta(minutes=stall_minutes)
+    with _ended_by_sigterm():
+        accelerator = Accelerator(
+            mixed_precision="no",
+            cpu=devices.is_cpu() or not torch.accelerator.is_available(),
+            step_scheduler_with_optimizer=False,
+            kwargs_handlers=[
+                InitProcessGroupKwargs(timeout=stall_timeout + ABORTED_AFTER * bool(available)),
+                DistributedDataParallelKwargs(gradient_as_bucket_view=True),
+            ],
+        )
+        device, several = accelerator.device, accelerator.num_processes > 1
+        control = dist.new_group(backend="gloo", timeout=stall_timeout) if several else None
 
     # Agree on what they compute with.
     numerics.use_full_fp32()
@@ -194,7 +201,21 @@ def start(precision: str, *, exact: bool = False) -> Runtime:
     precision = resolved.pop() if len(resolved) == 1 else "fp32"  # GPUs with and without bf16
     hardware = _hardware([gpu for _, *gpu in everywhere]) if device.type == "cuda" else {}
     scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
-    return Runtime(accelerator, precision, scaler, control, tuple(notes), hardware)
+    return Runtime(accelerator, precision, scaler, control, stall_timeout, tuple(notes), hardware)
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM end this process at once while it waits for the others, in C, where Python handles none."""
+    is_alone = int(os.environ.get("WORLD_SIZE", 1)) == 1
+    if is_alone or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, handler)
 
 
 def _of_all(value: Any, control: Any, world_size: int) -> list[Any]:

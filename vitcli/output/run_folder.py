@@ -31,7 +31,8 @@ TRACKING = "tracking.json"  # how far a tracker has been sent the metrics
 DATASET_PATH, CKPT_PATH = "dataset_path", "ckpt_path"  # in environment.json, of what is local
 # Keys that a run may be resumed with other values of: no weight and no result depends on them.
 OF_NO_RESULT = {"data.cache": "auto", "train.log_every": 1, "train.save_every": 0, "train.save_minutes": None,
-                "train.keep_checkpoints": 1, "train.milestone_every": 0, "eval.batch_size": 1}  # fmt: skip
+                "train.keep_checkpoints": 1, "train.milestone_every": 0, "train.stall_minutes": 10.0,
+                "eval.batch_size": 1}  # fmt: skip
 DIVERGED = "diverged.json"  # instead of the summary of a trial whose loss was not finite
 WEIGHTS = "model.safetensors"
 PREDICTIONS, MISTAKES = "predictions.parquet", "mistakes.json"  # of the final evaluation

@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, TypeAdapter, model_validator
 
 ONE_OF, OTHER = "<or> ", "<other>"  # the branches of `either`; they appear in pydantic's paths, in no file
-WITHOUT_EFFECT = frozenset(
-    {"data.cache"}
-)  # keys on which no result depends: how fast a run is, not what it is
+# Keys on which no result depends: how fast a run is and when it gives up, not what it is.
+WITHOUT_EFFECT = frozenset({"data.cache", "train.stall_minutes"})
+STALL_MINUTES = 10.0  # also for commands whose recipe has no section train
 WEIGHTS = "weights"  # in the place of a value of [data]: what the checkpoint states about its images
 
 
@@ -51,6 +51,7 @@ Fraction = Annotated[float, Field(ge=0, lt=1)]
 UnitInterval = Annotated[float, Field(ge=0, le=1)]
 UnitIntervalOpen0 = Annotated[float, Field(gt=0, le=1)]
 CropFraction = Annotated[float, Field(ge=0.05, le=1)]  # with less the whole image would have no end
+StallMinutes = Annotated[float, Field(ge=0.25, le=1440)]  # at least three beats of `distributed.peers`
 PercentText = Annotated[str, Field(pattern=r"^(100|\d{1,2}(\.\d+)?)%$")]
 PerChannel = Annotated[tuple[float, float, float], Field(strict=False)]
 FractionRange = Annotated[tuple[UnitIntervalOpen0, UnitIntervalOpen0], Field(strict=False)]
@@ -228,6 +229,9 @@ class Train(Section):
     log_every: Count = key("steps between lines of metrics.jsonl")
     save_every: NonNegativeInt = key("steps between checkpoints; 0: only when interrupted and at the end")
     save_minutes: Positive | None = key("minutes between checkpoints, besides save_every", None)
+    stall_minutes: StallMinutes = key(
+        "end a run of several processes after waiting so long for one", STALL_MINUTES
+    )
     keep_checkpoints: Count = key("number of newest checkpoints that stay on disk")
     milestone_every: NonNegativeInt = key("keep the checkpoints of every multiple of this; 0: none", 0)
 

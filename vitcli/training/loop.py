@@ -14,6 +14,7 @@ from torch import Tensor
 from vitcli.data import sampler
 from vitcli.data.loader import Batch
 from vitcli.data.transforms import to_model_range
+from vitcli.distributed import launch
 from vitcli.distributed.runtime import autocast, peak_memory_gib, reserved_memory_gib
 from vitcli.distributed.transfer import Download, Uploads, runs_ahead, seed_generators
 from vitcli.errors import NotFiniteError, Stopped
@@ -90,6 +91,7 @@ def train(
                 raise Stopped(journal.stop_signal, f"stopped in the evaluation after step {state.step}")
         for step in range(state.step, plan.total_steps):
             # Set the learning rate of this update.
+            launch.enter(f"step {step + 1}")
             lr = settings.lr_at(step)
             for group in optimizer.param_groups:
                 group["lr"] = lr
@@ -225,6 +227,7 @@ class Journal:
     def evaluate(self, evaluation: PeriodicEvaluation, progress: Progress) -> None:
         """Run what is due after the current step; what a signal interrupts is due again after a resume."""
         step, self.state.is_evaluation_due = self.state.step, True
+        launch.enter(f"the evaluation after step {step}")
         with suppress(Interrupted), evaluation.while_not(lambda: self.stop.signal > 0):
             for record, line in list(evaluation.due_after(step)):  # all or none is logged
                 if self.folder:

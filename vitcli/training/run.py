@@ -12,7 +12,7 @@ from vitcli.data.loader import Batch
 from vitcli.data.sampler import TrainSampler
 from vitcli.data.seen_images import SeenImages
 from vitcli.data.transforms import train_transform_of
-from vitcli.distributed import peers
+from vitcli.distributed import launch, peers
 from vitcli.distributed.runtime import Runtime, peak_memory_gib
 from vitcli.errors import MachineError, NotFiniteError, Stopped
 from vitcli.output import run_folder
@@ -59,6 +59,7 @@ class TrainingRun:
 
     def run(self) -> dict[str, Any]:
         """Train, write the results into the run folder and return the summary."""
+        launch.enter("the start of the run")
         self.path = self.runtime.on_main(self._open_folder)
         check_shared(self.runtime, self.path)
         try:
@@ -73,6 +74,7 @@ class TrainingRun:
                 self._train(state, evaluation, saver)
 
             # Evaluate the final weights and write the results.
+            launch.enter("the final evaluation")
             metrics, skipped, predictions = evaluation.predict()
             probe = evaluation.few_shot_probe(self.job.plan.total_steps) if self.recipe.eval.probe else None
             skipped = self.runtime.union(state.skipped | set(skipped))

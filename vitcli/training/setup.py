@@ -184,7 +184,9 @@ def set_up(
     _check_labels(train_split, recipe)
 
     # Join the other processes.
-    runtime = start_runtime(recipe.precision.compute, exact=options.exact)
+    runtime = start_runtime(
+        recipe.precision.compute, exact=options.exact, stall_minutes=recipe.train.stall_minutes
+    )
     resolve_precision(recipe.precision.evaluation, where="recipe key precision.evaluation")
     progress = Progress(quiet=options.quiet, is_main=runtime.is_main, noted=options.noted)
     for note in runtime.notes:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vitcli import __version__
-from vitcli.distributed import fsdp
+from vitcli.distributed import fsdp, launch
 from vitcli.distributed.runtime import Runtime, reset_peak_memory
 from vitcli.distributed.threads import single_core_pool
 from vitcli.distributed.transfer import select_device
@@ -264,6 +264,7 @@ class Saver:
         Raises:
             MachineError, NotFiniteError: of the previous save or, with `wait`, of this one; on every process.
         """
+        launch.enter(f"saving step {self.state.step}")
         self._finish()
         snapshot = self.state.snapshot(fingerprint(self.job), self.folder)
         if snapshot is not None:

@@ -73,7 +73,9 @@ class Sweep:
     def __init__(self, command: str, recipe: Recipe, options: RunOptions, make_model: MakeModel):
         self.command, self.recipe = command, recipe
         self.options = options = replace(options, starts=starts_of(recipe))
-        self.runtime = start_runtime(recipe.precision.compute, exact=options.exact)
+        self.runtime = start_runtime(
+            recipe.precision.compute, exact=options.exact, stall_minutes=recipe.train.stall_minutes
+        )
         self.progress = Progress(quiet=options.quiet, is_main=self.runtime.is_main)
         for note in self.runtime.notes:
             self.progress.note(note)
