@@ -90,11 +90,12 @@ def vit(
     env: dict[str, str] | None = None,
     timeout: float = 120,
     on_start: Callable[[subprocess.Popen], None] = lambda process: None,
+    new_group: bool = False,
 ) -> subprocess.CompletedProcess:
     """Run the command line in a process of its own, as a user does."""
     words = [sys.executable, "-m", "vitcli", *map(str, arguments)]
     everything = {**os.environ, **(env or {})}
-    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=new_group)
     with subprocess.Popen(words, env=everything, **pipes) as process:
         on_start(process)
         out, err = process.communicate(timeout=timeout)

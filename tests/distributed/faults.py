@@ -18,8 +18,12 @@ PHASES = {  # a function that each process of a run calls in that phase
         "vitcli.training.checkpoint",
         "write_manifest",
     ),  # in the first process's thread that saves
+    "backward": ("accelerate.accelerator", "Accelerator.backward"),  # of the loss that it is given
     "snapshot": ("vitcli.training.state", "TrainingState.snapshot"),
 }
+
+
+FACTORS = {"nan": float("nan"), "inf": float("inf")}  # instead of a kind: of what the function computes
 
 
 def strike(kind: str, mark: str):
@@ -63,8 +67,13 @@ class Injector:
 
         def faulty(*args, **keywords):
             self.calls_left -= 1
-            if self.calls_left == 0:
-                strike(self.kind, self.mark)
+            if self.calls_left:
+                return function(*args, **keywords)
+            if self.kind in FACTORS:
+                *others, values = args if name == "backward" else (function(*args, **keywords),)
+                values = values * FACTORS[self.kind]
+                return function(*others, values) if name == "backward" else values
+            strike(self.kind, self.mark)
             return function(*args, **keywords)
 
         setattr(owner, name, faulty)

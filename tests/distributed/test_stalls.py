@@ -74,9 +74,9 @@ def test_a_run_of_which_a_process_dies_or_stalls_ends_in_time_and_resumes(
     error = json.loads(ended.stdout)["error"]
     print(f"rank {rank}, {kind}, {phase}: {took_s:.1f} s, exit code {ended.returncode}: {error}")
     assert took_s < (30 if kind in DEAD else STALL_S + 40)
-    # A RuntimeError that nobody expects is a bug.
-    assert ended.returncode == (1 if kind == "raise" else 7), said
-    assert f"process {rank}" in error["message"] and "Traceback" not in said, said
+    # An exception that nobody expects is a bug.
+    assert ended.returncode == (1 if kind in ("raise", "sys.exit") else 7), said
+    assert f"process {rank}" in error["message"] + error["where"] and "Traceback" not in said, said
     assert ended.stderr.count("\n") <= 5, ended.stderr
     deadline = time.monotonic() + 10
     while left := processes_with(f"VIT_FAULT={fault['VIT_FAULT']}"):

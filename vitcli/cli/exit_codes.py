@@ -180,7 +180,7 @@ def _internal_error(error: Exception) -> VitError:
         report.write_text("".join(traceback.format_exception(error)))
     except OSError as unwritten:
         report = f"nowhere: {unwritten}"
-    place = f"{launch.place()}; " if "RANK" in os.environ else ""
+    place = f"{launch.place(getattr(error, 'rank', None))}; " if "RANK" in os.environ else ""
     internal = InternalError(
         f"a bug in vit: {type(error).__name__}: {str(error)[:160]}",
         where=f"{place}the traceback is in {report}",

@@ -85,9 +85,9 @@ def enter(place: str) -> None:
     _place = place
 
 
-def place() -> str:
-    """Return which process this is, and what it does."""
-    return f"process {global_rank()}, {_place}"
+def place(rank: int | None = None) -> str:
+    """Return what this process does, and which it is; another `rank` does the same."""
+    return f"process {global_rank() if rank is None else rank}, {_place}"
 
 
 def global_rank() -> int:

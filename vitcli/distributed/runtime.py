@@ -103,6 +103,8 @@ class Runtime:
                 outcome[1] = error
         dist.broadcast_object_list(outcome, src=0, group=self.control)
         if outcome[1] is not None:
+            if not isinstance(outcome[1], VitError):
+                outcome[1].rank = 0  # for the report of a bug
             raise outcome[1]
         return outcome[0]
 
