@@ -14,7 +14,9 @@ from PIL import Image
 from tests.conftest import run, vit
 from vitcli.data.decoding import decode
 from vitcli.data.transforms import Preprocessing, to_model_range
+from vitcli.models.build import architecture, build
 from vitcli.training.text import as_text
+from vitcli.weights.io import write_weights
 
 
 @pytest.fixture(scope="module")
@@ -372,3 +374,16 @@ def test_both_formats_get_the_same_known_count_of_validation_images_right(shared
 
     assert results[0]["loss"] == results[1]["loss"]
     assert abs(round(results[0]["top1"] * 1000) - right) <= 2
+
+
+def test_equal_logits_are_the_lower_class_in_predict_as_in_evaluate(photos, tmp_path):
+    arch = architecture("ViT-demo/8", image_size=(16, 16), num_classes=17)  # whose head is zero
+    pixels = Preprocessing((16, 16), "square", 1.0, "bilinear", False, (0.5,) * 3, (0.5,) * 3)
+    described = {"preprocessing": pixels.as_dict(), "class_names": None, "metadata": {}}
+    write_weights(tmp_path, build(arch, dropout=0.0).state_dict(), arch, **described)
+
+    predicted = run("predict", photos / "test/red", "--ckpt", tmp_path, "--json", "-q").json
+
+    for row in predicted["predictions"]:
+        assert [entry["label"] for entry in row["top"]] == [0, 1, 2, 3, 4]
+        assert all(entry["probability"] == pytest.approx(1 / 17) for entry in row["top"])

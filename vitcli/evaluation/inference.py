@@ -194,8 +194,10 @@ def top_predictions(
     batches = settings.batches(split, preprocessing, all_rows=True)
     logits = outputs_of(model, batches, preprocessing, settings.device, settings.precision)
     for batch, logits_BK in report_progress(logits, settings, "predict", len(split), all_rows=True):
-        top = torch.softmax(logits_BK, dim=-1).topk(topk)
-        rows = zip(batch.rows_B.tolist(), top.indices.tolist(), top.values.tolist(), strict=True)
+        # Of equal logits the lower class comes first, as where they are scored; topk has no such order.
+        classes_BT = logits_BK.argsort(dim=1, descending=True, stable=True)[:, :topk]
+        top = torch.softmax(logits_BK, dim=-1).gather(1, classes_BT)
+        rows = zip(batch.rows_B.tolist(), classes_BT.tolist(), top.tolist(), strict=True)
         top_by_row |= {row: list(zip(labels, values, strict=True)) for row, labels, values in rows}
         skipped += batch.skipped
     return top_by_row, skipped
