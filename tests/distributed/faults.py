@@ -19,6 +19,7 @@ PHASES = {  # a function that each process of a run calls in that phase
         "write_manifest",
     ),  # in the first process's thread that saves
     "backward": ("accelerate.accelerator", "Accelerator.backward"),  # of the loss that it is given
+    "results": ("vitcli.training.run", "write_results"),  # in the first process
     "snapshot": ("vitcli.training.state", "TrainingState.snapshot"),
 }
 

@@ -26,8 +26,8 @@ def ended(monkeypatch) -> list:
 
 def watch() -> threading.Thread:
     """Watch this thread as after the loss of a process."""
-    arguments = ("[/gloo/pair.cc:5] Connection closed by peer", threading.get_ident())
-    thread = threading.Thread(target=peers._end_once_stuck, args=arguments)
+    reason = "[/gloo/pair.cc:5] Connection closed by peer"
+    thread = threading.Thread(target=peers.Watch(None, 1.0).end_once_stuck, args=[reason])
     thread.start()
     return thread
 

@@ -15,12 +15,13 @@ from tests.distributed import faults
 from tests.training.test_finetune import SMALL, fingerprint, small_run
 
 DEAD, STALLED = ("SIGKILL", "raise", "os._exit", "sys.exit"), ("SIGSTOP", "sleep")
-CALLS = {"start-up": 1, "loading": 18, "forward": 6, "evaluation": 2, "save": 2, "snapshot": 2}
+CALLS = {"start-up": 1, "loading": 18, "forward": 6, "evaluation": 2, "save": 2, "snapshot": 2, "results": 1}
 ALL = [
     (rank, kind, "snapshot" if phase == "save" and rank else phase)
     for rank, kind, phase in product((0, 1), (*DEAD, *STALLED), list(CALLS)[:5])
 ]
-COUNT = int(os.environ.get("VIT_STALLS", "10"))  # of the 60 cases
+ALL += [(0, kind, "results") for kind in (*DEAD, *STALLED)]
+COUNT = int(os.environ.get("VIT_STALLS", "10"))  # of the 66 cases
 STALL_S = 15
 WORDS = (
     *("--steps", 8, "--batch-size", 8, "--per-device-batch", 4, "--precision", "fp32", "--workers", 1),
