@@ -14,6 +14,7 @@ from vitcli.errors import MachineError, WeightsError
 from vitcli.models.build import architecture, build
 from vitcli.output.atomic import replace_file
 from vitcli.weights import locate
+from vitcli.weights.files import write_safetensors
 from vitcli.weights.io import read_weights, write_weights
 
 ARCH = architecture("ViT-demo/8", image_size=(32, 32), num_classes=5)
@@ -269,3 +270,20 @@ def test_every_changed_bit_of_numbers_or_metadata_of_our_files_is_noticed(tmp_pa
 
         with pytest.raises(WeightsError):
             read_weights(str(file))
+
+
+@pytest.mark.parametrize("metadata", [None, {"format": 'é "\n\u2028'}])
+def test_written_bytes_are_those_of_safetensors_in_the_file_that_is_given(tmp_path, metadata):
+    kinds = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32,
+             torch.int16, torch.int8, torch.uint8, torch.bool)  # fmt: skip
+    tensors = {f"{9 - n} é": torch.arange(6).view(2, 3).to(kind) for n, kind in enumerate(kinds)}
+    tensors |= {"a": torch.ones(3).bool(), "none": torch.zeros(0, 4), "number": torch.tensor(7.5)}
+    save_file(tensors, tmp_path / "theirs", metadata=metadata)
+    (tmp_path / "ours").touch()
+    before = (tmp_path / "ours").stat().st_ino
+
+    write_safetensors(tmp_path / "ours", tensors, metadata)
+
+    assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()
+    # A kill leaves no file of another name, which nobody would remove.
+    assert (tmp_path / "ours").stat().st_ino == before

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import secrets
+import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Sequence
@@ -14,12 +15,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from safetensors import SafetensorError
-
 from vitcli.errors import MachineError, VitError
-from vitcli.output.text import json_of
+from vitcli.output.text import bytes_text, json_of
 
 TEMPORARY = ".tmp-"  # prefix of every file and folder that is not complete yet
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 MOST_JSON_BYTES = 2**28  # of a file that is one object
 MAX_RECORDS = 2_000_000  # of one .jsonl file; the rest is left out
 
@@ -36,13 +36,16 @@ def replace_file(path: Path, write: Callable[[Path], None]) -> None:
         temporary.touch(exist_ok=False)
         mode = temporary.stat().st_mode
         write(temporary)
-        temporary.chmod(mode)  # safetensors puts a file there that only its owner can read
+        temporary.chmod(mode)  # a writer may put a file there that only its owner can read
         sync(temporary)
         os.replace(temporary, path)
         sync(path.parent)
-    except (OSError, SafetensorError) as error:
-        fix = "make room, or choose another folder"
-        raise MachineError(f"{path.name} was not written: {error}", where=str(path), fix=fix) from error
+    except OSError as error:
+        raise MachineError(
+            f"{path.name} was not written: {error.strerror or error}",
+            where=f"{path} ({room_at(path.parent)})" if error.errno in FULL else str(path),
+            fix="make room, or choose another folder",
+        ) from error
     finally:
         with suppress(OSError):  # the folder is a file, or has gone
             temporary.unlink(missing_ok=True)
@@ -205,6 +208,15 @@ def make_folder(folder: Path, *, option: str) -> None:
     except OSError as error:
         raise _not_writable(folder, f"{option}: {error.strerror}") from error
     check_can_write_in(folder, option=option)
+
+
+def room_at(folder: Path) -> str:
+    """Say how much room the disk of a folder has, for an error."""
+    try:
+        nearest = next(parent for parent in (folder, *folder.parents) if parent.exists())
+        return f"{bytes_text(shutil.disk_usage(nearest).free)} free"
+    except OSError:
+        return "gone"
 
 
 def _not_writable(folder: Path, where: str) -> MachineError:

@@ -19,16 +19,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from vitcli.distributed import fsdp, peers
 from vitcli.distributed.transfer import Download
 from vitcli.errors import MachineError, NotFiniteError, WeightsError, reason_of
-from vitcli.output.atomic import TEMPORARY, digest_of_file, load_json, sync
+from vitcli.output.atomic import TEMPORARY, digest_of_file, load_json, room_at, sync
 from vitcli.output.run_folder import CHECKPOINTS, checkpoint_folders, step_of_checkpoint
-from vitcli.output.text import first_few
+from vitcli.output.text import bytes_text, first_few
 from vitcli.training.optim import is_fused
+from vitcli.weights.files import write_safetensors
 
 Tensors = dict[str, dict[str, Tensor]]  # "model", "optimizer" and, if weights are averaged, "average"
 
@@ -177,7 +178,7 @@ def save(
             sync(run_dir)  # the name of the folder that has just been made
             temporary.mkdir()
             for name, values in checkpoint.tensors.items():
-                save_file(values, temporary / f"{name}.safetensors")
+                write_safetensors(temporary / f"{name}.safetensors", values)
 
         # Publish the folder by a rename, once every byte is on disk.
         (temporary / "state.json").write_text(json.dumps({"step": step, **checkpoint.state}))
@@ -189,7 +190,8 @@ def save(
         sync(folder)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        raise _cannot_write(folder, error) from error
+        num_bytes = sum(fsdp.local(value).nbytes for value in flat(checkpoint.tensors).values())
+        raise _cannot_write(folder, error, num_bytes) from error
 
     # Delete older checkpoints. The new one is safe: those that cannot be deleted are no error of the save.
     left = []
@@ -405,14 +407,10 @@ def _free_name(path: Path) -> Path:
     return next(path.with_name(name) for name in names if not os.path.lexists(path.with_name(name)))
 
 
-def _cannot_write(folder: Path, error: Exception) -> MachineError:
-    try:
-        free = f"{shutil.disk_usage(folder.parent).free / 2**20:.0f} MiB free"
-    except OSError:
-        free = "gone"
-    reason = getattr(error, "strerror", None) or str(error).strip().splitlines()[0]
+def _cannot_write(folder: Path, error: Exception, num_bytes: int) -> MachineError:
+    reason = getattr(error, "strerror", None) or reason_of(error)
     return MachineError(
         f"the checkpoint cannot be written: {reason[:120]}",
-        where=f"{folder} ({free})",
+        where=f"{folder} ({bytes_text(num_bytes)} needed, {room_at(folder)})",
         fix="free disk space or correct the permissions; the same command resumes from the last checkpoint",
     )

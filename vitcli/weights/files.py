@@ -18,7 +18,6 @@ import torch
 import xxhash
 from numpy.lib import format as npy
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from vitcli.errors import MachineError, VitError, WeightsError, is_out_of_memory, reason_of
@@ -33,6 +32,11 @@ MAX_EXPANSION = 100  # trained weights hardly compress; an archive that grows mo
 # Averaged weights first, as in timm; I-JEPA's are its "encoder"
 NESTED = ("state_dict_ema", "model_ema", "state_dict", "model", "encoder")
 MOST_TENSORS = 100_000
+# Names of types in safetensors, in ascending order of its layout.
+DTYPES = {torch.bool: "BOOL", torch.uint8: "U8", torch.int8: "I8", torch.int16: "I16", torch.float16: "F16",
+          torch.bfloat16: "BF16", torch.int32: "I32", torch.float32: "F32", torch.float64: "F64",
+          torch.int64: "I64"}  # fmt: skip
+STORED_AS = {dtype: (name, place) for place, (dtype, name) in enumerate(DTYPES.items())}
 CHECKSUM = "checksum"  # of numbers and the metadata vit, in files that vit has written
 WRAPPERS = ("module.", "_orig_mod.")  # of DistributedDataParallel and torch.compile
 
@@ -130,20 +134,28 @@ def in_timms_naming(stored: StoredTensors) -> WeightsContent:
     return WeightsContent(state, stored.spelling, heads, stored.vit, unused)
 
 
-def write_safetensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-    """Write tensors and metadata, always to the same bytes.
+def write_safetensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+    """Write tensors and metadata, always to the same bytes, in the order of safetensors.
 
-    safetensors 0.8 writes metadata in random order, so equal runs would have unequal files.
+    safetensors 0.8 writes metadata in random order, leaves a file of a random name where it is killed, and
+    does not hear of errors on closing, the only ones that some network file systems report.
+
+    Raises:
+        OSError: the disk is full, or fails.
     """
-    save_file(tensors, path, metadata=metadata)
-    with open(path, "r+b") as file:
-        length = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(length))
-        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-        ordered = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-        assert len(ordered) <= length, "reordering does not lengthen the header"
-        file.seek(8)
-        file.write(ordered.ljust(length))  # the format allows trailing spaces
+    ordered = sorted(tensors.items(), key=lambda item: (-STORED_AS[item[1].dtype][1], item[0]))
+    header: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))} if metadata else {}
+    end = 0
+    for name, tensor in ordered:
+        first, end = end, end + tensor.numel() * tensor.element_size()
+        dtype, _ = STORED_AS[tensor.dtype]
+        header[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": [first, end]}
+    encoded = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    encoded = encoded.ljust(-(-len(encoded) // 8) * 8)  # tensors start at multiples of 8
+    with path.open("wb") as file:
+        file.write(len(encoded).to_bytes(8, "little") + encoded)
+        for _, tensor in ordered:
+            file.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
 
 
 def write_npz(path: Path, arrays: dict[str, np.ndarray]) -> None:

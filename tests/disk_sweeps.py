@@ -1,0 +1,207 @@
+"""Sweeps over every operation on a faulty disk: `python -m tests.disk_sweeps WHAT FAULT SCRATCH [PHOTOS]`.
+
+To be started by `faulty_disk.script`. It prints one JSON object: how many operations there are, how many were
+struck, with what exit codes, and every problem, of which there must be none.
+"""
+
+import hashlib
+import importlib
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from tests import faulty_disk
+from tests.faulty_disk import FAULTS, command, in_a_fork
+from tests.training.test_finetune import SMALL, TRICKY, fingerprint
+from vitcli import libraries
+from vitcli import recipe as recipes
+from vitcli.errors import VitError
+from vitcli.output.run_folder import open_run
+from vitcli.training import checkpoint
+
+STEPS = (3, 6, 9)
+
+
+def write_saves(run_dir: Path, acknowledged: Path) -> int:
+    """Log nine steps and save three, as a run does; continue after the newest checkpoint."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    recipe = recipes.load("finetune/default", (), {"model.name": "ViT-demo/8"}, training=False)
+    try:
+        folder = open_run(run_dir, recipe, [], overwrite=False, keep_metrics=True)
+        checkpoint.clean(run_dir)
+        newest, _ = checkpoint.find_newest(run_dir)
+        saved = checkpoint.read(run_dir, newest) if newest else None
+        if saved:
+            model.load_state_dict(saved.tensors["model"])
+            checkpoint.restore_optimizer(model, optimizer, saved.tensors["optimizer"])
+        folder.rewind_metrics(saved.state["metrics_bytes"] if saved else 0)
+        for step in range((newest or 0) + 1, STEPS[-1] + 1):
+            optimizer.zero_grad()
+            model(torch.full((5, 3), float(step))).square().mean().backward()
+            optimizer.step()
+            folder.log({"step": step})
+            if step in STEPS:
+                tensors = checkpoint.copy_tensors(model, optimizer, None)
+                state = {"metrics_bytes": folder.metrics_bytes()}
+                saved = checkpoint.Checkpoint(step, tensors, state)
+                checkpoint.save(run_dir, saved, keep=2, milestone_every=0)
+                acknowledge(acknowledged, step)
+        folder.close()
+    except VitError as error:
+        print(error)
+        return error.exit_code
+    except OSError as error:  # as the command line translates it
+        print(f"error: {error.strerror}\n  where: {error.filename}\n  fix: .")
+        return 5
+    return 0
+
+
+def acknowledge(file: Path, step: int) -> None:
+    with file.open("a") as lines:
+        lines.write(f"{step}\n")
+
+
+def acknowledging(action: Callable[[], int], file: Path) -> Callable[[], int]:
+    """Return a training command whose saves are noted in a file as soon as they return."""
+    save = checkpoint.save
+
+    def saved(run_dir: Path, what: checkpoint.Checkpoint, **options: object) -> list[Path]:
+        left = save(run_dir, what, **options)
+        acknowledge(file, what.step)
+        return left
+
+    def run() -> int:
+        checkpoint.save = saved
+        return action()
+
+    return run
+
+
+def lost_steps(run_dir: Path, acknowledged: Path) -> list[str]:
+    """Say if a checkpoint that was acknowledged is not there, or any is damaged."""
+    if not acknowledged.exists():
+        return []
+    step = int(acknowledged.read_text().split()[-1])
+    try:
+        newest, notes = checkpoint.find_newest(run_dir)
+    except VitError as error:
+        return [str(error)]
+    return [*notes, *([f"step {step} was acknowledged, {newest} is left"] if (newest or 0) < step else [])]
+
+
+def files_of(folder: Path, names: tuple[str, ...] = ("*",)) -> dict[str, str]:
+    """Return the hash of each file below a folder that one of the globs names."""
+    paths = sorted(path for name in names for path in folder.rglob(name) if path.is_file())
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+
+
+class Sweep:
+    """One command, its folder, and what must be in it at the end.
+
+    Args:
+        make: returns the command for a folder and a file in which it acknowledges steps.
+        same: what a fault and a repeated command must not change.
+        is_resumable: whether acknowledged steps are checkpoints.
+        most: number of faults, spread over all operations; 0 for all.
+    """
+
+    def __init__(self, scratch: Path, make: Callable, same: Callable, *, is_resumable: bool, most: int):
+        self.scratch, self.is_resumable, self.most = scratch, is_resumable, most
+        self.out, self.acknowledged = scratch / "out", scratch / "acknowledged"
+        self.action, self.same = make(self.out, self.acknowledged), same
+
+    def run(self, fault: faulty_disk.Fault) -> dict[str, object]:
+        """Strike one operation after another; return counts and problems."""
+        began_at, codes, problems = time.monotonic(), Counter(), []
+        self._load_modules()
+        total = faulty_disk.num_operations(self.action, fault, self.out, self.scratch)
+        truth = self.same(self.out)
+        numbers: Iterator[int] = iter(faulty_disk.spread(total, self.most) if self.most else count(1))
+        self._reset()
+        for struck in faulty_disk.sweep(self.action, fault, self.out, self.scratch, numbers=numbers):
+            codes[struck.code] += 1
+            said = [*struck.problems(), *self._after(truth)]
+            problems += [f"{struck.operation.replace(str(self.scratch), '')}: {problem}" for problem in said]
+            self._reset()
+        seconds = round(time.monotonic() - began_at)
+        counts = {"operations": total, "struck": sum(codes.values()), "codes": dict(codes)}
+        return {**counts, "seconds": seconds, "problems": problems}
+
+    def _load_modules(self) -> None:
+        """Import what the command imports, so that each fork need not."""
+        names = self.scratch / "modules"
+
+        def listing() -> int:
+            code = self.action()
+            names.write_text("\n".join(sys.modules))
+            return code
+
+        in_a_fork(listing, self.scratch / "output")
+        for name in names.read_text().split():
+            with suppress(Exception):
+                importlib.import_module(name)
+        self._reset()
+
+    def _reset(self) -> None:
+        faulty_disk.remove(self.out)
+        faulty_disk.remove(self.acknowledged)
+
+    def _after(self, truth: dict[str, str]) -> Iterator[str]:
+        """Compare what is there, and what the same command makes of it, with the truth."""
+        if self.is_resumable:
+            yield from lost_steps(self.out, self.acknowledged)
+        output = self.scratch / "again"
+        if in_a_fork(self.action, output):
+            yield f"the same command ends with {output.read_text()[-600:]}"
+            return
+        there = self.same(self.out)
+        if different := [name for name in truth.keys() | there.keys() if truth.get(name) != there.get(name)]:
+            yield f"not the same: {sorted(different)}"
+        if left := [str(path.relative_to(self.out)) for path in self.out.rglob(".tmp*")]:
+            yield f"left over: {left}"
+
+
+def sweep_of(what: str, scratch: Path, photos: str) -> Sweep:
+    """Return the sweep of a writer by its name."""
+    most = faulty_disk.MOST_FAULTS
+    if what == "saves":
+        # Of others there may be more: a deletion that was cut off.
+        names = ("checkpoints/step_0000009/*", "metrics.jsonl", "recipe.toml")
+        return Sweep(
+            scratch,
+            lambda out, acknowledged: lambda: write_saves(out, acknowledged),
+            lambda out: files_of(out, names),
+            is_resumable=True,
+            most=0,
+        )
+    words = [word for word in SMALL if word not in ("--quiet", "--json")]
+    words += ["--dataset", photos, "--steps", 8, *TRICKY, "--out"]
+    if what == "run":
+        return Sweep(
+            scratch,
+            lambda out, acknowledged: acknowledging(command([*words, out]), acknowledged),
+            fingerprint,
+            is_resumable=True,
+            most=most,
+        )
+    raise SystemExit(f"no sweep of {what}")
+
+
+def main(what: str, fault: str, scratch: str, photos: str = "") -> None:
+    """Run one sweep and print what came of it."""
+    libraries.load()
+    print(json.dumps(sweep_of(what, Path(scratch), photos).run(FAULTS[fault])))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
