@@ -107,7 +107,7 @@ MUTANTS = [
     Mutant(
         "32 images stand for all",
         STATE,
-        '"train_data", "eval_data", "train_images", "eval_images"',
+        '"train_data", "eval_data", *IMAGES',
         '"train_data", "eval_data"',
         RUNS,
     ),

@@ -264,6 +264,27 @@ def test_a_run_is_not_resumed_with_one_other_image_and_is_with_a_copy_of_the_dat
     assert run(*words, "--batch-size", 8).code == 0
 
 
+def test_of_very_many_images_files_of_other_sizes_are_refused_and_written_ones_noted(
+    photos, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("vitcli.data.contents.MAX_CHECKED_IMAGES", 5)
+    data, out = tmp_path / "data", tmp_path / "run"
+    shutil.copytree(photos, data)
+    words = (*SMALL, "--dataset", data, "--out", out, "--steps", 4, "--set", "train.log_every=1")
+    when_logged(out, 2, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    assert run(*words).code == 143
+
+    file = data / "train" / "red" / "05.png"
+    content = file.read_bytes()
+    file.write_bytes(content + b"\0")
+    refused = run(*words)
+    assert refused.code == 2 and "the data set has changed" in refused.json["error"]["message"]
+    file.write_bytes(content)
+    resumed = run(*(word for word in words if word != "--quiet"))
+    assert resumed.code == 0 and "have been written again since this run began" in resumed.err
+    assert "no longer bit-exact" not in resumed.err
+
+
 @pytest.mark.slow
 def test_two_processes_stop_together_within_an_evaluation(tmp_path):
     words = [*SMALL[:1], "--dataset", "demo", "--steps", 4, "--batch-size", 16, "--per-device-batch", 8,

@@ -140,23 +140,39 @@ def arrow_of(table: datasets.Dataset, column: str) -> datasets.Dataset:
     return table.with_format(None).select_columns([column]).with_format("arrow")
 
 
-def stamps_of(table: datasets.Dataset, column: str, root: Path | None) -> Callable[[int], int | None] | None:
-    """Return a function of the row to a number that changes with its image; None if nothing does.
-
-    It is None for a row whose file changed so recently that another change might have the same time.
+def files_of(table: datasets.Dataset, column: str, root: Path | None) -> Callable[[], list[str]] | None:
+    """Return a function to the files of the images, one for each row, or to those of the table if it has
+    the images in it; None if neither is so for all of them.
     """
+    is_beside = _lie_beside(table, column)
+    if is_beside is None or (is_beside and root is None):
+        return None
+    if not is_beside:
+        return lambda: [file["filename"] for file in table.cache_files]
+    return cache(lambda: [os.path.join(root, path or "") for path in column_values(table, column)])
+
+
+def _lie_beside(table: datasets.Dataset, column: str) -> bool | None:
+    """Return whether all images are files beside the table, False if all are in it, None if it is mixed."""
     stored = table.data.column(column)
     num_bytes = len(stored) - stored.null_count
     if pa.types.is_struct(stored.type):
         num_bytes -= pc.struct_field(stored, "bytes").null_count if num_bytes else 0
     if num_bytes == len(stored):
-        return _stamp_of_tables([file["filename"] for file in table.cache_files])
-    if num_bytes or root is None or not pa.types.is_struct(stored.type):
-        return None
+        return False
+    return None if num_bytes or not pa.types.is_struct(stored.type) else True
 
-    @cache
-    def files() -> list[str]:
-        return [os.path.join(root, path or "") for path in column_values(table, column)]
+
+def stamps_of(table: datasets.Dataset, column: str, root: Path | None) -> Callable[[int], int | None] | None:
+    """Return a function of the row to a number that changes with its image; None if nothing does.
+
+    It is None for a row whose file changed so recently that another change might have the same time.
+    """
+    files = files_of(table, column, root)
+    if files is None:
+        return None
+    if not _lie_beside(table, column):
+        return _stamp_of_tables(files())
 
     def stamp_of(row: int) -> int | None:
         try:

@@ -24,13 +24,10 @@ from vitcli.data.sampler import ROWS_PER_TASK, TrainSampler, derive_seed, row_ra
 from vitcli.data.split import Label, ReadRow, Split, check_label
 from vitcli.data.transforms import Preprocessing, TrainTransform
 from vitcli.distributed import launch
-from vitcli.distributed.runtime import Runtime
 from vitcli.distributed.threads import single_core_pool
 from vitcli.errors import DataError
-from vitcli.output.text import count_of, first_few
 
 TRIES_PER_EXAMPLE = 100  # rows tried in place of one that cannot be decoded before the run stops
-MAX_CHECKED_IMAGES = 200_000  # decoded before the first step, at about 2,000 a second and core
 BYTES_AHEAD = 2**28  # of pixels in batches that are prepared; one batch is always ahead
 
 
@@ -234,45 +231,6 @@ def check_images(
     with ThreadPoolExecutor(num_threads, thread_name_prefix="vit-loader") as pool:
         results = list(pool.map(check_rows, parts))
     return [error for errors, _ in results for error in errors], sum(total for _, total in results)
-
-
-def contents_of(
-    splits: Sequence[Split],
-    *,
-    runtime: Runtime,
-    num_threads: int,
-    on_bad_image: str,
-    decode: bool,
-    note: Callable[[str], None],
-) -> tuple[str | None, ...]:
-    """Check all images before the first step, not hours into the run, unless there are too many.
-
-    Args:
-        decode: as of `check_images`.
-        note: is told how many are left out.
-
-    Returns:
-        For each split a text that changes with any of its images; None where they are not read.
-
-    Raises:
-        DataError: some cannot be decoded, and are not to be skipped.
-    """
-    contents: list[str | None] = []
-    for split in splits:
-        if len(split) > MAX_CHECKED_IMAGES or split.block_starts is not None:  # shards may be remote
-            contents.append(None)
-            continue
-        part = dict(rank=runtime.rank, world_size=runtime.world_size, num_threads=num_threads)
-        errors, total = check_images(split, **part, decode=decode)
-        errors, total = runtime.concatenated(errors), sum(runtime.concatenated([total])) % 2**128
-        contents.append(f"{total:032x}" if total else None)
-        if errors and on_bad_image == "error":
-            count = f"{len(errors)} of {count_of(len(split), 'image')} of {split.name} cannot be read: "
-            raise DataError(count + errors[0].message, where=errors[0].where, fix=errors[0].fix)
-        if errors and decode:
-            count = f"{len(errors):,} of the {count_of(len(split), 'image')}"
-            note(f"left out: {count} that cannot be read: {first_few([error.where for error in errors], 1)}")
-    return tuple(contents)
 
 
 def _in_threads(

@@ -37,6 +37,21 @@ class RowReader:
 
 
 @dataclass(frozen=True)
+class SourceFiles:
+    """The files that hold the images of a split.
+
+    Attributes:
+        local_paths: function to those on this machine, in the order of the data set; of remote ones to none.
+        structure: of shards, a text that changes with the sizes and places of their images; else "".
+        stamp: of remote files, a text that changes with them, if their server has one; else "".
+    """
+
+    local_paths: Callable[[], Sequence[str]]
+    structure: str = ""
+    stamp: str = ""
+
+
+@dataclass(frozen=True)
 class Split:
     """Rows of one split, read one at a time.
 
@@ -62,6 +77,7 @@ class Split:
         notes: what else a reader of a number on these rows must know.
         stamp_of: function of a row to a number that is another one as soon as its image has changed, or None
             for an image that has just been written; None if the source tells nothing of the kind.
+        source_files: the files that hold the images, of a part those of the whole; None if they are unknown.
         whole: of a part, the split that it was cut from first, and the function of its rows to rows there.
         cache: images that are kept once they are decoded, see `image_cache`.
     """
@@ -82,6 +98,7 @@ class Split:
     left_out: LeftOut = NOTHING
     notes: tuple[str, ...] = ()
     stamp_of: Callable[[int], int | None] | None = None
+    source_files: SourceFiles | None = None
     whole: "tuple[Split, Callable[[np.ndarray], np.ndarray]] | None" = None
     cache: Any = None
 

@@ -16,12 +16,13 @@ from vitcli.data.columns import (
     arrow_of,
     classes_of,
     column_values,
+    files_of,
     find_image_column,
     find_label_column,
     image_bytes,
     stamps_of,
 )
-from vitcli.data.split import Label, ReadRow, RowReader, Split
+from vitcli.data.split import Label, ReadRow, RowReader, SourceFiles, Split
 
 
 def from_table(
@@ -78,6 +79,7 @@ def from_table(
         path = image.get("path") if isinstance(image, dict) else None
         return f"{name}, row {row}" + (f", file {path}" if path else "")
 
+    paths = files_of(table, image_column, root)
     return Split(
         name=name,
         num_examples=len(table),
@@ -88,6 +90,7 @@ def from_table(
         where_is=where_is,
         has_several_labels=isinstance(table.features[label_column], datasets.List | datasets.LargeList),
         stamp_of=stamps_of(table, image_column, root),
+        source_files=SourceFiles(paths) if paths else None,
         read_column=lambda column: column_values(whole, image_column if column == PATHS else column),
     )
 

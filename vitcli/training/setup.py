@@ -15,6 +15,7 @@ from torch import nn
 from vitcli import recipe as recipes
 from vitcli.data import dataset, loader, sampler
 from vitcli.data.aliases import local_copy
+from vitcli.data.contents import SplitContents, contents_of
 from vitcli.data.image_cache import ImageCache
 from vitcli.data.seen_images import SeenImages
 from vitcli.data.split import Split, classes_without
@@ -124,7 +125,7 @@ class TrainingJob:
         recipe: of one run, without choices.
         probe: training and test split of the few-shot probe, if the recipe has one.
         images: the decoded images that are kept.
-        contents: of training and held-out images, see `loader.contents_of`.
+        contents: of training and held-out images, see `data.contents`.
     """
 
     command: str
@@ -138,7 +139,7 @@ class TrainingJob:
     start: InitialModel
     plan: Plan
     images: ImageCache
-    contents: tuple[str | None, ...] = (None, None)
+    contents: tuple[SplitContents, ...] = (SplitContents(), SplitContents())
 
     def lr_at(self, step: int) -> float:
         """Return the learning rate of update number `step`, counted from 0."""
@@ -239,11 +240,11 @@ def _with_kept_images(job: TrainingJob) -> TrainingJob:
 
 def _look_at_images(
     splits: tuple[Split, Split], recipe: Recipe, options: RunOptions, runtime: Runtime, progress: Progress
-) -> tuple[str | None, ...]:
+) -> tuple[SplitContents, ...]:
     """Find unreadable images before anything is loaded or written, and return `contents`."""
     if options.dry_run:
-        return None, None
-    return loader.contents_of(
+        return SplitContents(), SplitContents()
+    return contents_of(
         splits,
         runtime=runtime,
         num_threads=options.workers or loader.default_threads(runtime.processes_here),

@@ -175,25 +175,37 @@ def _resuming(state: TrainingState, job: TrainingJob) -> str:
     return f"resuming from step {state.step} of {total}{left}"
 
 
+# Keys of a fingerprint. A file that was written again may be the same, a changed image is not.
+IMAGES, FILES = ("train_images", "eval_images"), ("train_files", "eval_files")
+
+
 def _compare_fingerprints(before: dict[str, Any], job: TrainingJob) -> None:
     """Refuse other data; note other versions or hardware, which may change the last bits."""
     now = fingerprint(job)
-    for key in ("train_data", "eval_data", "train_images", "eval_images"):
-        # Older checkpoints do not know of all images, and of too many they are not read.
-        is_known = key in before and None not in (before[key], now[key])
-        if is_known and before[key] != now[key]:
+    for key in ("train_data", "eval_data", *IMAGES):
+        if _have_changed(before, now, key):
             raise VitError(
                 "the data set has changed since this run began",
                 where=f"{job.recipe.data.dataset}, {key.replace('_', ' ')}",
                 fix="restore the data set, or start a new run in another folder",
             )
+    if any(_have_changed(before, now, key) for key in FILES):
+        job.progress.note(
+            f"files of {job.recipe.data.dataset} have been written again since this run began; "
+            "their number, sizes and labels are the same"
+        )
     # With --exact the number of processes changes no bit. Older checkpoints do not name the hardware.
     ignored = {"num_processes", "gpus_per_machine"} if job.options.exact else set()
-    ignored |= (job.runtime.hardware.keys() | {"train_images", "eval_images"}) - before.keys()
+    ignored |= (job.runtime.hardware.keys() - before.keys()) | {*IMAGES, *FILES}
     relevant = [key for key in now if key not in ignored]
     changed = [f"{key} {before.get(key)} -> {now[key]}" for key in relevant if before.get(key) != now[key]]
     if changed:
         job.progress.note(f"no longer bit-exact with the start of the run: {', '.join(changed)}")
+
+
+def _have_changed(before: dict[str, Any], now: dict[str, Any], key: str) -> bool:
+    """Compare what is known of the data; older checkpoints, and some kinds of data sets, say less."""
+    return None not in (before.get(key), now[key]) and before[key] != now[key]
 
 
 def fingerprint(job: TrainingJob) -> dict[str, Any]:
@@ -201,8 +213,10 @@ def fingerprint(job: TrainingJob) -> dict[str, Any]:
     return {
         "train_data": job.train_split.fingerprint,
         "eval_data": job.eval_split.fingerprint,
-        "train_images": job.contents[0],
-        "eval_images": job.contents[1],
+        "train_images": job.contents[0].images,
+        "eval_images": job.contents[1].images,
+        "train_files": job.contents[0].files,
+        "eval_files": job.contents[1].files,
         "per_device_batch": job.plan.per_device_batch,
         "num_processes": job.runtime.world_size,
         "sharded": job.options.shard and job.runtime.world_size > 1,

@@ -1,11 +1,13 @@
 """Parquet shards: a block is a row group, of which only the image and label columns are read."""
 
+import io
 from collections.abc import Iterator
 
 import datasets
 import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+import xxhash
 
 from vitcli.data.columns import PATHS, find_image_column, find_label_column, image_bytes
 from vitcli.data.shards.remote import Columns, Contents, RangeReader, RowOf, ShardFile, reading
@@ -40,7 +42,14 @@ def inspect_file(file: ShardFile, *, image_column: str | None, label_column: str
     largest = max(
         sum(group.column(leaf).total_uncompressed_size for leaf in images + labels) for group in groups
     )
-    return Contents(counts, largest, columns, _label_range(groups, labels[0]))
+    return Contents(counts, largest, columns, _label_range(groups, labels[0]), _digest_of(footer))
+
+
+def _digest_of(footer: pq.FileMetaData) -> str:
+    """Hash a footer, which has sizes, offsets and statistics of all row groups."""
+    serialized = io.BytesIO()
+    footer.write_metadata_file(serialized)
+    return xxhash.xxh3_128_hexdigest(serialized.getvalue())
 
 
 def read_footer(file: ShardFile) -> tuple[pq.FileMetaData, int]:

@@ -194,12 +194,14 @@ class Contents:
         largest_block: bytes in memory of the largest block.
         columns: None for a shard without rows, or whose rows have not been inspected.
         labels: the smallest and the largest; None if unknown.
+        structure: changes with the sizes and places of the images; "" if unknown.
     """
 
     counts: tuple[int, ...]
     largest_block: int
     columns: Columns | None
     labels: tuple[int, int] | None
+    structure: str = ""
 
 
 def locate(url: str) -> ShardFile:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
+import xxhash
 
 from vitcli.data.shards import parquet, webdataset
 from vitcli.data.shards.paths import kind_of
@@ -29,7 +30,7 @@ from vitcli.data.shards.remote import (
     shown,
 )
 from vitcli.data.sources.tables import split_of
-from vitcli.data.split import Split
+from vitcli.data.split import SourceFiles, Split
 from vitcli.errors import DataError
 from vitcli.output.text import bytes_text
 
@@ -91,6 +92,7 @@ def open_shards(
         has_several_labels=columns.has_many,
         block_starts=np.array(shards.block_starts),
         identity=shards.fingerprint(),
+        source_files=shards.source_files(contents),
         read_column=None if shards.is_remote_tar else shards.read_column,
     )
 
@@ -128,6 +130,15 @@ class _Shards:
         for file, counts in zip(self.files, self.counts, strict=True):
             digest.update(repr((file_name(file.url), file.size, counts)).encode())
         return digest.hexdigest()
+
+    def source_files(self, contents: Sequence[Contents]) -> SourceFiles:
+        """Return what footers and indices, which have been read, and servers tell of the shards."""
+        structure = " ".join([self.kind, *(shard.structure for shard in contents)])
+        is_local = all(file.is_local for file in self.files)
+        paths = [file.path for file in self.files] if is_local else []
+        stamps = [] if is_local else [file.stamp for file in self.files]
+        stamp = xxhash.xxh3_128_hexdigest(repr(stamps).encode()) if stamps and all(stamps) else ""
+        return SourceFiles(lambda: paths, structure, stamp)
 
     def read_row(self, row: int) -> tuple[bytes, int | tuple[int, ...]]:
         number = _index_of(self.block_starts, row)

@@ -17,6 +17,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
+import xxhash
 from filelock import FileLock
 
 from vitcli.data.columns import PATHS
@@ -60,6 +61,11 @@ class Index:
         arrays = (self.offsets_N, self.sizes_N, self.labels_M, self.label_ends_N)
         return 1_000 + sum(array.nbytes for array in arrays)
 
+    def digest(self) -> str:
+        """Hash the places, sizes and labels of all samples."""
+        arrays = (self.offsets_N, self.sizes_N, self.labels_M, self.label_ends_N)
+        return xxhash.xxh3_128_hexdigest(b"".join(array.tobytes() for array in arrays))
+
     def label(self, sample: int) -> int | tuple[int, ...]:
         first = self.label_ends_N[sample - 1] if sample else 0
         labels = tuple(self.labels_M[first : self.label_ends_N[sample]].tolist())
@@ -78,7 +84,7 @@ def inspect_file(
         return Contents((0,), 0, None, None)
     columns = Columns(image_column or "", label_column or "", index.has_many, None)
     labels = (int(index.labels_M.min()), int(index.labels_M.max())) if len(index.labels_M) else None
-    return Contents((count,), _block_bytes(file, index.num_bytes), columns, labels)
+    return Contents((count,), _block_bytes(file, index.num_bytes), columns, labels, index.digest())
 
 
 def read_block(file: ShardFile, *, columns: Columns, count: int) -> tuple[RowOf, int]:
