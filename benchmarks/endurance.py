@@ -19,8 +19,30 @@ from pathlib import Path
 
 import psutil
 
-RUN = """--ckpt random --model ViT-demo/8 --res 32 --dataset demo --batch-size 4 --precision fp32 --workers 1
-    --set train.log_every=1 --set train.save_every=1000 --set eval.every=5000 --overwrite --quiet""".split()
+RUN = [
+    "--ckpt",
+    "random",
+    "--model",
+    "ViT-demo/8",
+    "--res",
+    "16",
+    "--dataset",
+    "demo",
+    "--batch-size",
+    "2",
+    "--precision",
+    "fp32",
+    "--workers",
+    "1",
+    "--set",
+    "train.log_every=1",
+    "--set",
+    "train.save_every=1000",
+    "--set",
+    "eval.every=5000",
+    "--overwrite",
+    "--quiet",
+]
 EVERY_S = 1.0
 TENTHS = 10
 
