@@ -5,6 +5,7 @@ import random
 import signal
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -21,9 +22,9 @@ WORDS = (*WORDS, "--set", "eval.batch_size=1")  # half of the time is spent in e
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 @pytest.mark.parametrize("processes", [1, 2])
 def test_signals_at_random_instants_lose_nothing(photos, tmp_path, name, processes):
-    """A third of them comes in the start; a third comes twice; those on several processes to each of them."""
+    """A third of them comes in the start, a third twice; half of them to the process, half to its group."""
     number, code = getattr(signal, name), 130 if name == "SIGINT" else 143
-    draws, out, steps, took_s = random.Random(name), tmp_path / "stopped", 6 * COUNT, []
+    draws, out, steps, took_s = random.Random(name), tmp_path / "stopped", 20 * COUNT, []
     words = (*SMALL[:-2], "--json", "--dataset", photos, "--out", out, "--steps", steps, *WORDS)
     small_run(photos, tmp_path / "unbroken", *WORDS, steps=steps)
 
@@ -35,7 +36,8 @@ def test_signals_at_random_instants_lose_nothing(photos, tmp_path, name, process
             time.sleep(delay_s)
             took_s.append(time.monotonic())
             for _ in range(1 + is_twice):
-                (os.killpg if to_group else os.kill)(process.pid, number)
+                with suppress(ProcessLookupError):  # it has ended
+                    (os.killpg if to_group else os.kill)(process.pid, number)
                 time.sleep(gap_s)
 
         def stop_soon(process, in_start=in_start, stop=stop):
@@ -47,7 +49,8 @@ def test_signals_at_random_instants_lose_nothing(photos, tmp_path, name, process
 
         ended = vit(*words, "--num-processes", processes, on_start=stop_soon, new_group=True)
         took_s[-1] = time.monotonic() - took_s[-1]
-        assert ended.returncode == code, (count, ended)
+        # Before and after Python handles signals they kill: of a shell, the same exit code.
+        assert ended.returncode in (code, -number), (count, ended)
         assert (ended.stdout + ended.stderr).count("\n") <= 5 + 4 * ("{" in ended.stdout), ended
         assert "Traceback" not in ended.stderr and "Exception" not in ended.stderr, (count, ended.stderr)
 

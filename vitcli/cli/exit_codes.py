@@ -90,6 +90,9 @@ def exit_with(exit_code: int) -> NoReturn:
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(exit_code)
+    for number in (signal.SIGINT, signal.SIGTERM):  # another signal changes neither the code nor the message
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda *_: os._exit(exit_code))
     sys.exit(exit_code)
 
 
