@@ -19,24 +19,27 @@ def handlers():
 
 @pytest.mark.parametrize(("number", "exception"), [("SIGTERM", SystemExit), ("SIGINT", KeyboardInterrupt)])
 def test_a_signal_where_python_ignores_exceptions_ends_the_command_all_the_same(
-    handlers, monkeypatch, number, exception
+    handlers, monkeypatch, capsys, number, exception
 ):
     class Deleted:
         def __del__(self):
             signal.raise_signal(getattr(signal, number))
 
-    def stop(*_):
-        raise exception
-
-    monkeypatch.setattr(sys, "unraisablehook", exit_codes.signal_again)
-    signal.signal(getattr(signal, number), stop)
+    monkeypatch.setattr(sys, "unraisablehook", exit_codes.report_ignored)
+    monkeypatch.setattr(exit_codes, "AGAIN_S", 0.1)
+    signal.signal(getattr(signal, number), exit_codes.raise_at_signal)
     Deleted()  # the exception is ignored
     with pytest.raises(exception):
         time.sleep(5)
+    with pytest.raises(exception):  # for as long as it is ignored
+        time.sleep(5)
+    with pytest.raises(SystemExit, match="5"):
+        exit_codes.exit_with(5)  # after which none comes
+    time.sleep(0.15)
+    assert not capsys.readouterr().err
 
 
 def test_a_library_that_ends_the_process_has_not_finished_the_command(handlers, capsys):
     assert exit_codes.exit_code_of(lambda: sys.exit(0), []) == 1
     assert "a bug in vit: SystemExit: 0" in capsys.readouterr().err
-    with pytest.raises(SystemExit, match="143"):
-        exit_codes.exit_code_of(lambda: sys.exit(143), [])
+    assert exit_codes.exit_code_of(lambda: sys.exit(143), []) == 143  # our own, at SIGTERM

@@ -53,6 +53,15 @@ def test_what_is_being_written_is_finished_first(ended):
     assert ended[1] == 7
 
 
+def test_a_main_thread_that_only_waits_for_the_others_is_ended_at_once(ended, monkeypatch):
+    monkeypatch.setattr(peers, "STUCK_S", 60.0)
+    watch = peers.Watch(None, 1.0)
+    watch.only_waits.set()
+
+    watch.end_once_stuck("no answer for 1 s")
+    assert ended[1] == 7
+
+
 PROCESS = """
 import sys, ctypes
 from vitcli.distributed import peers, runtime

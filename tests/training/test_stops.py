@@ -15,9 +15,11 @@ from vitcli.training import loop
 
 STEPS = int(os.environ.get("VIT_STOPS", "40"))
 MORE = ("--set", "objective.mixup=0.2", "--set", "data.randaugment=[2,9]", "--set", "model.drop_path=0.1")
+TRICKY = TRICKY[:-2]  # without train.save_every
+STREAMED = ("--set", "data.streaming=true", "--set", "data.shuffle_window=24")
 KINDS = {
     "finetune": (*SMALL, *TRICKY, *MORE),
-    "streamed": (*SMALL, *TRICKY, *MORE, "--set", "data.streaming=true", "--set", "data.shuffle_window=24"),
+    "streamed": (*SMALL, *TRICKY, *MORE, *STREAMED),
     "pretrain": (
         *("pretrain", "--recipe", "pretrain/demo", *SMALL[3:], *TRICKY),
         *("--set", "objective.loss=masked_patch", "--set", "objective.patch_target=mean_color"),

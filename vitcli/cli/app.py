@@ -100,8 +100,8 @@ def main(arguments: list[str] | None = None) -> None:
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # of --profile: torch's tracer reports on itself
     for number in (signal.SIGTERM, signal.SIGUSR1):  # until a training loop saves a checkpoint first
-        signal.signal(number, lambda *_: sys.exit(exit_codes.STOPPED))
-    sys.unraisablehook = exit_codes.signal_again
+        signal.signal(number, exit_codes.raise_at_signal)
+    sys.unraisablehook = exit_codes.report_ignored
     launch.end_with_the_launcher()
     variable = complete.variable(_script_name())
     complete.prepare(variable)

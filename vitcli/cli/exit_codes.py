@@ -28,7 +28,9 @@ from vitcli.errors import (
 )  # fmt: skip
 from vitcli.output.text import json_text
 
+AGAIN_S = 3.0  # while a command that a signal ends clears up
 STOPPED = 143  # after SIGTERM; SystemExit with another code is a library's, and a bug
+_coming: list[threading.Timer] = []  # of signals that come again
 UsageError = typer.BadParameter.__bases__[0]  # of typer's own copy of click
 
 
@@ -39,7 +41,7 @@ def exit_code_of(command: Callable[[], int | None], arguments: list[str]) -> int
 
     def interrupt(number: int, frame: object) -> NoReturn:
         interrupted.append(number)
-        raise KeyboardInterrupt
+        raise_at_signal(number, frame)
 
     launch.print_error = lambda error: _print_error(error, arguments)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
@@ -62,20 +64,26 @@ def exit_code_of(command: Callable[[], int | None], arguments: list[str]) -> int
         return _print_error(_usage_error(error, arguments), arguments)
     except (Exception, SystemExit) as error:
         if isinstance(error, SystemExit) and error.code == STOPPED:
-            raise
+            return STOPPED
         translated = _environment_error(error) or _internal_error(error)
         translated.rank = launch.global_rank()  # raised in this process, whatever the others do
         return _print_error(translated, arguments)
 
 
-def signal_again(ignored: Any) -> None:
-    """Repeat a signal whose exception Python ignores, as one that comes while a `__del__` is running."""
-    if isinstance(ignored.exc_value, SystemExit | KeyboardInterrupt):
-        number = signal.SIGTERM if isinstance(ignored.exc_value, SystemExit) else signal.SIGINT
-        again = threading.Timer(0.1, os.kill, (os.getpid(), number))
-        again.daemon = True
-        again.start()
-    else:
+def raise_at_signal(number: int, frame: object) -> NoReturn:
+    """End the command by an exception; where a library catches or ignores it, the signal comes again."""
+    again = threading.Timer(AGAIN_S, os.kill, (os.getpid(), number))
+    again.daemon = True
+    again.start()
+    _coming.append(again)
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    sys.exit(STOPPED)
+
+
+def report_ignored(ignored: Any) -> None:
+    """Print an exception that Python ignores, unless it is that of a signal, which comes again."""
+    if not isinstance(ignored.exc_value, SystemExit | KeyboardInterrupt):
         sys.__unraisablehook__(ignored)
 
 
@@ -85,6 +93,8 @@ def exit_with(exit_code: int) -> NoReturn:
     One of several processes skips the exit handlers of Python and C++: torch's communication threads have
     been seen to abort there ("terminate called without an active exception"), which would fail a good run.
     """
+    while _coming:
+        _coming.pop().cancel()
     if "RANK" in os.environ:
         with suppress(OSError):
             sys.stdout.flush()

@@ -7,7 +7,7 @@ from vitcli.errors import ProcessError, VitError
 
 # A process that ends so much later than another one lost its connection had stalled: a launcher ended it.
 LATE_S = 5.0
-ASKED_TO_STOP = (130, 143, -signal.SIGTERM)
+ASKED_TO_STOP = (130, 143, -signal.SIGTERM, -signal.SIGINT)
 
 
 def first_failure(failures: dict[int, Any], num_processes: int) -> int:

@@ -192,10 +192,10 @@ def as_process_error(error: Exception) -> ProcessError | None:
 
 def lost_peer(reason: str) -> ProcessError:
     """Return the error of this process after another one is gone; `reason` is gloo's, NCCL's or ours."""
-    without_source = re.sub(r"^\[\S+\] ", "", reason)
+    reason = re.sub(r"^\[\S+\] |\. This is typically caused by.*", "", reason)
     return ProcessError(
         "another process of the run has ended or stalled",
-        where=f"{place()}: {without_source[:120]}",
+        where=f"{place()}: {reason[:120]}",
         fix="see the message of that process; the same command resumes from the last checkpoint",
     )
 

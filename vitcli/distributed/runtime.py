@@ -180,7 +180,7 @@ def start(precision: str, *, exact: bool = False, stall_minutes: float = STALL_M
 
     # Join the others.
     stall_timeout = timedelta(minutes=stall_minutes)
-    with _ended_by_sigterm():
+    with _ended_by_signals():
         accelerator = Accelerator(
             mixed_precision="no",
             cpu=devices.is_cpu() or not torch.accelerator.is_available(),
@@ -207,17 +207,21 @@ def start(precision: str, *, exact: bool = False, stall_minutes: float = STALL_M
 
 
 @contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM end this process at once while it waits for the others, in C, where Python handles none."""
+def _ended_by_signals() -> Iterator[None]:
+    """Let a signal end this process while it waits for the others, in C, where Python handles none."""
     is_alone = int(os.environ.get("WORLD_SIZE", 1)) == 1
     if is_alone or threading.current_thread() is not threading.main_thread():
         yield
         return
-    handler = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    for number, handler in handlers.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, handler)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def _of_all(value: Any, control: Any, world_size: int) -> list[Any]:
