@@ -17,6 +17,7 @@ from vitcli.distributed import launch, peers
 def ended(monkeypatch) -> list:
     """The exit codes with which the process would have ended, after its message."""
     codes: list = []
+    launch.enter("the start")  # as in a process of its own
     monkeypatch.setattr(peers, "TICK_S", 0.02)
     monkeypatch.setattr(peers, "STUCK_S", 0.3)
     monkeypatch.setattr(launch, "print_error", codes.append)

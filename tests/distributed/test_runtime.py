@@ -266,6 +266,7 @@ def test_a_tensor_on_the_cpu_never_goes_to_the_group_of_the_gpus(rank_3_of_4, mo
 )
 def test_what_nccl_says_is_told_apart(text, kind, monkeypatch):
     monkeypatch.setenv("RANK", "1")
+    launch.enter("the start")
     error = launch.as_process_error(RuntimeError(text)) or launch.as_device_error(RuntimeError(text))
 
     assert {"lost": 7, "machine": 5, "exact": 2}.get(kind) == (error and error.exit_code)
