@@ -23,7 +23,8 @@ class Hub:
     Attributes:
         files: by data set "owner/name@revision" and path.
         faults: by data set, the route ("info", "tree" or "file") that fails, and how: an HTTP status, or
-            "cut" for an answer that ends in the middle.
+            "cut" for an answer that ends in the middle, and of a file "whole" and "shifted" for other ranges
+            than those that are asked for.
         spared: of a file, a range that begins here or later comes whole in spite of a fault.
         requests: route, data set, path, and the range that was asked for.
         seconds_a_request: how long each answer takes.
@@ -128,6 +129,11 @@ class _Answer(Answer):
         first, last = int(first), min(int(last or len(data)) + 1, len(data))
         if self._files(name, revision, route="file", path=path, first=first) is None:
             return
+        lie = self.stand_in.faults.get(name, (None, 0))[1] if first < self.stand_in.spared else None
+        if lie == "whole":
+            asked, first, last = None, 0, len(data)
+        if lie == "shifted":
+            first, last = first + 1, last + 1
         headers = {"ETag": f'"{_hash(data)}"', "Accept-Ranges": "bytes"}
         if asked:
             headers["Content-Range"] = f"bytes {first}-{last - 1}/{len(data)}"
@@ -140,7 +146,7 @@ class _Answer(Answer):
         self.stand_in.requests.append((route, name, path, self.headers.get("Range")))
         time.sleep(self.stand_in.seconds_a_request)
         broken, how = self.stand_in.faults.get(name, (None, 0))
-        if broken == route and first < self.stand_in.spared:
+        if broken == route and first < self.stand_in.spared and how not in ("whole", "shifted"):
             if how == "cut":
                 self._send(206 if route == "file" else 200, b"half of it", promised=1_000)
             elif how in (401, 403):

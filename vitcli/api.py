@@ -19,6 +19,7 @@ from vitcli.evaluation.setup import preprocessing_for
 from vitcli.models.architecture import Architecture
 from vitcli.models.build import architecture, build, known_name
 from vitcli.recipe.request import RecipeRequest
+from vitcli.regular_files import MOST_BYTES, read_regular
 from vitcli.weights.io import read_weights
 from vitcli.weights.load import load
 from vitcli.weights.names import names_weights
@@ -86,7 +87,7 @@ def _opened(image: str | Path | bytes | np.ndarray | Image.Image) -> np.ndarray 
         return np.require(image, requirements="W")
     where = "the given bytes" if isinstance(image, bytes) else str(image)
     try:
-        data = image if isinstance(image, bytes) else Path(image).read_bytes()
+        data = image if isinstance(image, bytes) else read_regular(image, MOST_BYTES)
     except OSError as error:
         raise DataError(f"it cannot be read: {error.strerror}", where=where, fix="check the path") from error
     return open_image(data, where=lambda _: where, row=0)

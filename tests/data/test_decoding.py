@@ -1,10 +1,12 @@
 """Every kind of image file: the pixels a viewer shows, or a `DataError`, and nothing else."""
 
 import io
+import os
 import random
 import struct
 import subprocess
 import sys
+import time
 import zlib
 from functools import cache
 from pathlib import Path
@@ -369,6 +371,25 @@ def test_nothing_but_a_data_error_leaves_the_decoder_whatever_the_bytes(kind, ca
     assert refused > 10  # the changes do reach what counts
     if sys.platform == "linux":
         assert capfd.readouterr().err == ""  # of the libraries in C
+
+
+@pytest.mark.slow
+def test_many_mutated_images_leave_the_decoder_as_images_or_data_errors_in_time():
+    """VIT_MUTATIONS of them; each ends within 2 s, and the check before the first step says the same."""
+    rng, kinds, count = (
+        random.Random(1),
+        list(seeds().values()),
+        int(os.environ.get("VIT_MUTATIONS", "20000")),
+    )
+    num_refused, slowest_s = 0, 0.0
+    for number in range(count):
+        data, began_at = mutated(kinds[number % len(kinds)], rng), time.perf_counter()
+        is_whole = is_accepted(lambda data, **place: decoding.decode(data, **place), data)
+        slowest_s = max(slowest_s, time.perf_counter() - began_at)
+        assert is_accepted(decoding.check, data) == is_whole, data
+        num_refused += not is_whole
+    print(f"{count:,} mutated images: {num_refused:,} refused, the slowest in {slowest_s:.2f} s")
+    assert slowest_s < 2 and count // 20 < num_refused < count
 
 
 def test_of_every_damaged_jpeg_the_pixels_are_those_of_pillow_or_it_is_refused():

@@ -197,6 +197,14 @@ def test_a_broken_file_is_reported_in_three_lines(tmp_path, content, match):
     assert len(str(told.value).splitlines()) == 3
 
 
+def test_a_small_file_that_unpacks_to_much_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("vitcli.evaluation.real_labels.MOST_TEXT_BYTES", 10_000)
+    (tmp_path / "real.json.gz").write_bytes(gzip.compress(b"[" + b" " * 10_000 + b"[1]]"))
+
+    with pytest.raises(DataError, match="unpacks to more than 10,000 bytes"):
+        read_real(str(tmp_path / "real.json.gz"))
+
+
 def test_a_file_that_is_not_there_is_reported(tmp_path):
     with pytest.raises(DataError, match="there is no file"):
         read_real(str(tmp_path / "real.json"))

@@ -1,6 +1,7 @@
 """Features on disk: what comes back is what was written, whatever happened to the file in between."""
 
 import json
+import os
 import tracemalloc
 
 import numpy as np
@@ -9,7 +10,10 @@ import torch
 from safetensors import safe_open
 
 from vitcli.features.feature_store import (
+    HEAD,
+    MAGIC,
     StoredFeatures,
+    _checksum,
     digest_of,
     open_cached,
     open_store,
@@ -134,6 +138,46 @@ def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, monkeypatch):
     add(store, 3, 1)
     assert rows_there(store) == [1, 3]
     assert len(store.notes) == 1 and "cannot be written" in store.notes[0]
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling", "pipe", "device"])
+def test_nothing_is_written_through_a_link_in_the_cache(tmp_path, monkeypatch, kind):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    open_cached(ABOUT, NUM_ROWS).close()
+    (path,), elsewhere = user_cache.cache_folder("features").glob("*.features"), tmp_path / "elsewhere"
+    path.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero" if kind == "device" else elsewhere)
+    if kind == "link":
+        elsewhere.write_bytes(b"precious")
+
+    store = open_cached(ABOUT, NUM_ROWS)
+    add(store, 3, 1)
+    assert rows_there(store) == [1, 3] and not store.is_kept and len(store.notes) == 1
+    kept = elsewhere.read_bytes() if elsewhere.exists() else None
+    assert kept == (b"precious" if kind == "link" else None)
+
+
+ODD_HEADS = ["[" * 9_000, "[]", "{}", '{"about": 1}', '{"width": [1, 2]}', '{"width": [-1, "", {}]}']
+
+
+@pytest.mark.parametrize("head", ODD_HEADS)
+def test_a_header_of_another_program_is_damage(tmp_path, head):
+    if head.startswith('{"width"'):
+        head = head[:-1] + f', "about": {json.dumps(ABOUT)}}}'
+    content = head.encode()
+    (tmp_path / "x").write_bytes(HEAD.pack(MAGIC, _checksum(content), len(content)) + content)
+
+    assert "is damaged or holds other features" in open_store(tmp_path / "x", ABOUT, NUM_ROWS).notes[0]
+
+
+def test_rows_beyond_the_split_are_damage(filled):
+    store = open_store(filled, ABOUT, 7)
+
+    assert [rows for rows in range(7) if store.has(np.array([rows]))[0]] == [4, 5, 6]
+    assert "is damaged from byte" in store.notes[0]
 
 
 def test_a_cache_in_use_is_left_alone(tmp_path, monkeypatch):

@@ -51,6 +51,18 @@ def test_a_separate_result_in_a_numbered_folder_is_not_deleted(tmp_path):
     assert sorted(path.name for path in (out / "1").iterdir()) == ["a.png", "drawing.json"]
 
 
+@pytest.mark.parametrize("name", ["1", "2/a.png"])
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_result_of_several_is_not_written_through_a_link(tmp_path, name, overwrite):
+    (tmp_path / "out" / "2").mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "out" / name).symlink_to(tmp_path / "elsewhere")
+
+    with pytest.raises(MachineError, match="is a link, which drawings do not write to"):
+        claim(tmp_path / "out", num_results=2, overwrite=overwrite)
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_several_results_are_not_written_over_a_separate_one(tmp_path, overwrite):
     filled(tmp_path / "out" / "2")

@@ -3,8 +3,11 @@
 import json
 import os
 import random
+import shutil
 import signal
+import sys
 import time
+from subprocess import DEVNULL, PIPE, Popen
 
 import pytest
 
@@ -13,9 +16,11 @@ from tests.data.shards.test_streaming import parquet  # noqa: F401, a fixture
 from tests.training.test_exact import EXACT
 from tests.training.test_finetune import SMALL, TRICKY, fingerprint, small_run, when_logged
 from tests.training.test_shard import children_of
+from vitcli.output.run_folder import newest_checkpoint_step
 
 NUMBERS = (1, 2, 4)  # of processes
 KILLS = int(os.environ.get("VIT_KILLS", "20"))
+ROUNDS = int(os.environ.get("VIT_STARTS", "30")) // 10  # of ten starts at once
 STEPS = 5 * KILLS  # a run gets 3 to 4 steps further between two kills, so that none ends before the last
 
 
@@ -85,3 +90,46 @@ def test_any_process_killed_and_a_restart_on_any_number_of_them_change_no_bit(re
     print(f"{kind}: {kills} kills on {numbers} processes, Same")
     assert fingerprint(killed) == fingerprint(tmp_path / "unbroken")
     assert not list(killed.rglob(".tmp*"))
+
+
+@pytest.mark.slow
+def test_of_ten_starts_at_once_one_proceeds_and_its_death_blocks_nobody(photos, tmp_path):
+    folder, words = tmp_path / "run", [word for word in SMALL if word != "--json"]
+    words += ["--dataset", photos, "--steps", 10**6, "--batch-size", 4, "--set", "train.save_every=1"]
+    words = [sys.executable, "-m", "vitcli", *map(str, words), "--set", "train.log_every=1"]
+    steps, num_refused = [], 0
+
+    for _ in range(ROUNDS):
+        began = [Popen([*words, "--out", folder], stdout=DEVNULL, stderr=PIPE, text=True) for _ in range(10)]
+        try:
+            owner = _last_alive(began, seconds=300)
+            when_logged(folder, (steps[-1] if steps else 0) + 2, owner.kill)
+            assert owner.wait(timeout=150) == -signal.SIGKILL
+        finally:
+            for process in began:
+                process.kill()
+        for process in began:
+            error = process.communicate()[1]
+            if process is not owner:
+                assert process.returncode == 5 and "Traceback" not in error, error
+                assert f"another run is writing this folder: pid {owner.pid} on" in error
+                num_refused += 1
+        steps.append(newest_checkpoint_step(folder))
+    assert num_refused == 9 * ROUNDS and steps == sorted(set(steps))
+
+    # A copy of the folder goes on as well.
+    shutil.copytree(folder, tmp_path / "copy")
+    with Popen([*words, "--out", tmp_path / "copy"], stdout=DEVNULL, stderr=DEVNULL) as process:
+        when_logged(tmp_path / "copy", steps[-1] + 1, process.terminate)
+        assert process.wait(timeout=120) == 143
+    print(f"{10 * ROUNDS} starts: {ROUNDS} proceeded, {num_refused} were refused by the owner's pid")
+
+
+def _last_alive(processes: list[Popen], *, seconds: float) -> Popen:
+    """Wait until one process is left, and return it."""
+    end = time.monotonic() + seconds
+    while len(alive := [process for process in processes if process.poll() is None]) > 1:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    (last,) = alive
+    return last

@@ -11,6 +11,7 @@ import huggingface_hub
 import pytest
 import torch
 
+from tests.http_server import Answer, Files, serving
 from tests.weights.servers import COMMIT, network, npz_of, timm_files
 from vitcli.errors import MachineError, WeightsError
 from vitcli.output.progress import Progress
@@ -74,6 +75,31 @@ def test_a_server_that_refuses_is_quoted_and_leaves_nothing_behind(server, statu
     with pytest.raises(error, match=message):
         fetch_address(address, Progress(quiet=True))
     assert not server.statuses and fetch_address(address, Progress(quiet=True)).read_bytes() == b"weights"
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "error", "message"),
+    [
+        (200, {"Content-Length": "abc"}, MachineError, "its length is 'abc'"),
+        (200, {"Content-Length": "9" * 30}, MachineError, "its length is '9999"),
+        (200, {"Content-Encoding": "gzip", "Content-Length": "1"}, WeightsError, "sends the file compressed"),
+        (302, {"Location": "http://[::1", "Content-Length": "0"}, MachineError, "Invalid IPv6 URL"),
+        (302, {"Location": f"http://{'a' * 99}/", "Content-Length": "0"}, MachineError, "idna"),
+        (302, {"Location": "http://\xe4.\xff../", "Content-Length": "0"}, MachineError, "can't encode"),
+        (302, {"Location": "file:///etc/passwd", "Content-Length": "0"}, WeightsError, "does not send it"),
+    ],
+)
+def test_headers_that_are_none_are_an_answer_of_the_server_and_no_bug(status, headers, error, message):
+    class Odd(Answer):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            for key, value in headers.items():
+                self.send_header(key, value)
+            self.end_headers()
+            self.close_connection = True
+
+    with serving(Files(), Odd) as odd, pytest.raises(error, match=message):
+        fetch_address(f"{odd.address}/x.npz", Progress(quiet=True))
 
 
 def test_a_web_page_is_not_kept_as_weights(server):

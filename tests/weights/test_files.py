@@ -1,6 +1,7 @@
 """Where weights lie, and broken safetensors files and metadata: each a WeightsError that names the file."""
 
 import json
+import os
 import random
 import struct
 from pathlib import Path
@@ -106,6 +107,15 @@ def test_a_header_longer_than_the_file_is_refused_before_it_is_read(tmp_path):
     (tmp_path / "x.safetensors").write_bytes(struct.pack("<Q", 2**63) + b"{}")
 
     assert "longer than the file" in refusal(tmp_path / "x.safetensors").message
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "npz", "pth", "bin", "pt"])
+@pytest.mark.parametrize("kind", ["pipe", "endless"])
+def test_weights_that_are_a_pipe_or_a_device_are_not_waited_for(tmp_path, suffix, kind):
+    path = tmp_path / f"x.{suffix}"
+    os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
+
+    assert "it is a pipe or a device" in refusal(path).message
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from vitcli.errors import DataError, nearest
+from vitcli.regular_files import MOST_BYTES, read_regular
 
 ROWS_AT_A_TIME = 1_000
 STAMP = struct.Struct("<QQQ")  # size, and the times of the last change of content and of state
@@ -225,7 +226,7 @@ def image_bytes(image, root: Path | None, name: str, row: int) -> bytes:
         )
     try:
         if os.path.isfile(real):
-            return Path(real).read_bytes()
+            return read_regular(real, MOST_BYTES)
     except OSError as error:
         raise DataError(
             f"{path} cannot be read: {error.strerror}", where=here, fix="check the file"

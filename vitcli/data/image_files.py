@@ -22,6 +22,7 @@ from vitcli.data.sources.folders import (
 from vitcli.data.sources.wrong_layouts import no_data_set, unpacking
 from vitcli.data.split import Split
 from vitcli.errors import DataError
+from vitcli.regular_files import MOST_BYTES, read_regular
 
 
 def find_images(names: Sequence[str], *, where: str) -> Split:
@@ -72,7 +73,7 @@ def as_split(files: list[str], left_out: LeftOut = NOTHING) -> Split:
 
     def read_row(row: int) -> tuple[bytes, int]:
         try:
-            return Path(files[row]).read_bytes(), 0
+            return read_regular(files[row], MOST_BYTES), 0
         except OSError as error:
             reason = "it is a link to a missing file" if os.path.islink(files[row]) else error.strerror
             raise DataError(

@@ -6,6 +6,7 @@ file names from ILSVRC2012_val_00000001.JPEG on (Beyer et al., arXiv 2006.07159)
 
 import gzip
 import importlib.util
+import io
 import json
 import re
 import zlib
@@ -16,6 +17,7 @@ from typing import Any
 from vitcli.data.columns import PATHS
 from vitcli.data.split import Split
 from vitcli.errors import DataError, MachineError, nearest
+from vitcli.regular_files import MOST_TEXT_BYTES, read_regular
 
 FILE_NAME = re.compile(r"ILSVRC2012_val_(\d{8})(?!\d)")
 INDEX = "index"  # column searched for by default
@@ -39,10 +41,13 @@ def read_real(path: str) -> list[list[int]]:
     """
     # The file, compressed or not.
     try:
-        content = (
-            _timms_copy() if path == TIMMS_COPY and not Path(path).exists() else Path(path)
-        ).read_bytes()
-        lists = json.loads(gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content)
+        is_timms = path == TIMMS_COPY and not Path(path).exists()
+        content = _timms_copy().read_bytes() if is_timms else read_regular(path)
+        if content[:2] == b"\x1f\x8b":
+            content = gzip.GzipFile(fileobj=io.BytesIO(content)).read(MOST_TEXT_BYTES + 1)
+        if len(content) > MOST_TEXT_BYTES:
+            raise ValueError(f"it unpacks to more than {MOST_TEXT_BYTES:,} bytes")
+        lists = json.loads(content)
     except FileNotFoundError as error:
         fix = "--real without a file takes timm's copy of the published labels"
         raise DataError(f"there is no file {path}", where="--real", fix=fix) from error

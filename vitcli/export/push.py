@@ -21,6 +21,7 @@ from vitcli.output import run_folder
 from vitcli.output.progress import Progress
 from vitcli.output.redaction import public_name, public_toml, public_values
 from vitcli.output.text import json_of, pairs
+from vitcli.regular_files import read_regular
 from vitcli.weights import formats
 from vitcli.weights.io import Weights, read_weights
 
@@ -137,7 +138,7 @@ def _card(
     is_of_these_weights = summary is not None or not (ckpt / run_folder.RECIPE).is_file()
     if is_of_these_weights and (file := ckpt / CARD).is_file():
         try:
-            return file.read_text(encoding="utf-8")
+            return read_regular(file).decode()
         except UnicodeDecodeError as error:
             fix = "save it as UTF-8, which the Hub requires"
             raise VitError(f"{CARD} is not UTF-8 text: {error.reason}", where=str(file), fix=fix) from error
@@ -152,7 +153,7 @@ def _files(folder: Path, summary: dict[str, Any] | None) -> dict[str, Path | byt
     files: dict[str, Path | bytes] = {name: folder / name for name in UNCHANGED if (folder / name).is_file()}
     if summary is None:
         return files
-    toml = (folder / run_folder.RECIPE).read_text(encoding="utf-8")
+    toml = read_regular(folder / run_folder.RECIPE).decode()
     files[run_folder.RECIPE] = public_toml(toml).encode()
     files[run_folder.SUMMARY] = (json_of(public_values(summary), indent=2) + "\n").encode()
     return files

@@ -9,7 +9,6 @@ N training rows, T test rows, D features, K classes.
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
@@ -17,6 +16,7 @@ import numpy as np
 
 from vitcli.errors import DataError
 from vitcli.features import classifiers, least_squares
+from vitcli.regular_files import read_regular
 
 SWEEP = tuple(2.0**power for power in range(-10, 20))  # l2 of the authors' older configurations
 MOST_BYTES = 64 * 2**20  # of a file of draws; 1000 classes x 25 shots x 3 seeds take 1 MB
@@ -55,9 +55,7 @@ def read_draws(file: str, labels_N: np.ndarray, class_names: list[str]) -> Draws
     """
     # The file is untrusted: JSON of a bounded size.
     try:
-        if Path(file).stat().st_size > MOST_BYTES:
-            raise ValueError("it is too large")
-        seeds = json.loads(Path(file).read_text(encoding="utf-8"))
+        seeds = json.loads(read_regular(file, MOST_BYTES))
     except OSError as error:
         problem = f"{file} cannot be read: {error.strerror}"
         raise DataError(problem, where="--draws", fix="check the path") from error

@@ -10,8 +10,10 @@ truncated at the first block with a wrong checksum, and the rows from there on a
 N rows, D features, K logits, M labels per row (1, or the most of any row), O = D + K outputs.
 """
 
+import errno
 import json
 import os
+import stat
 import struct
 import tempfile
 from collections.abc import Sequence
@@ -133,11 +135,14 @@ class FeatureStore:
         content = os.pread(self.file.fileno(), length, HEAD.size)
         if len(content) < length or _checksum(content) != checksum:
             return False
-        head = json.loads(content)
-        if head["about"] != json.loads(json.dumps(self.about)):
+        try:
+            head = json.loads(content)
+            if head["about"] != json.loads(json.dumps(self.about)):
+                return False
+            record = _record(head["width"])
+        except (ValueError, TypeError, KeyError, RecursionError, OverflowError):  # another program's
             return False
-        self.width = tuple(head["width"])
-        self._record, self._end = _record(self.width), HEAD.size + length
+        self.width, self._record, self._end = tuple(head["width"]), record, HEAD.size + length
         return True
 
     def _read_block(self, size: int) -> bool:
@@ -151,7 +156,10 @@ class FeatureStore:
         content = os.pread(self.file.fileno(), length, first)
         if _checksum(content) != checksum:
             return False
-        self._add_offsets(np.frombuffer(content, dtype=self._record)["row"], first)
+        rows_N = np.frombuffer(content, dtype=self._record)["row"]
+        if len(rows_N) and not 0 <= rows_N.min() <= rows_N.max() < self.num_rows:
+            return False
+        self._add_offsets(rows_N, first)
         self._end = first + length
         return True
 
@@ -191,8 +199,11 @@ def open_store(path: Path, about: dict[str, Any], num_rows: int) -> FeatureStore
         OSError: the file cannot be written; BlockingIOError: another process has locked it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "r+b")
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    file = os.fdopen(os.open(path, flags, 0o666), "r+b")
     try:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "it is a pipe or a device")
         lock_open_file(file)
         return FeatureStore(file, about, num_rows, where=str(path))
     except BaseException:

@@ -1,26 +1,24 @@
 """Files written whole or not at all, and readers that tolerate what a crash left."""
 
-import errno
 import hashlib
 import io
 import json
 import os
 import secrets
 import shutil
-import stat
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from vitcli.errors import MachineError, VitError
 from vitcli.output.text import bytes_text, json_of
+from vitcli.regular_files import open_regular, read_regular
 
 TEMPORARY = ".tmp-"  # prefix of every file and folder that is not complete yet
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-MOST_JSON_BYTES = 2**28  # of a file that is one object
 MAX_RECORDS = 2_000_000  # of one .jsonl file; the rest is left out
 
 
@@ -61,22 +59,6 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
     write_text(path, json_of(value, indent=2) + "\n")
 
 
-def open_regular(path: Path) -> BinaryIO:
-    """Open a file for reading, also by a link; a pipe or a device is refused, and not waited for.
-
-    Raises:
-        OSError: it cannot be read, or is no regular file.
-    """
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    mode = os.fstat(handle).st_mode
-    if stat.S_ISREG(mode):
-        return os.fdopen(handle, "rb")
-    os.close(handle)
-    if stat.S_ISDIR(mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    raise OSError(errno.EINVAL, "it is a pipe or a device", str(path))
-
-
 def load_json(path: Path, **options: Any) -> Any:
     """Return the value of a file of JSON, from whomever it is.
 
@@ -84,15 +66,11 @@ def load_json(path: Path, **options: Any) -> Any:
         options: of `json.loads`.
 
     Raises:
-        OSError: as `open_regular`.
-        ValueError: it is not JSON, nested too deeply, or larger than MOST_JSON_BYTES.
+        OSError: as `read_regular`.
+        ValueError: it is not JSON, or nested too deeply.
     """
-    with open_regular(path) as file:
-        content = file.read(MOST_JSON_BYTES + 1)
-    if len(content) > MOST_JSON_BYTES:
-        raise ValueError("it is too large")
     try:
-        return json.loads(content, **options)
+        return json.loads(read_regular(path), **options)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
 

@@ -63,7 +63,7 @@ class OwnedFolder:
             MachineError: the folder cannot be written, or another process holds it.
         """
         self.make(held)
-        self._refuse_links()
+        self.refuse_links()
         file = self.path / self.lock
         while True:
             lock = held.enter_context(self._locked(file))
@@ -73,16 +73,21 @@ class OwnedFolder:
         if self.lock != self.marker:
             held.callback(file.unlink, missing_ok=True)
 
-    def _refuse_links(self) -> None:
-        """Refuse links, pipes and devices under the names that the command writes: it would follow them."""
+    def refuse_links(self, *, is_inside: bool = False) -> None:
+        """Refuse links, pipes and devices under the names that the command writes: it would follow them.
+
+        Args:
+            is_inside: this folder is itself one that the command makes, in the folder that the user named.
+        """
         folders = [folder for pattern in self.folders for folder in self.path.glob(pattern)]
+        folders += [self.path] * is_inside
         for path in (self.path / self.lock, *(self.path / name for name in self.files), *folders):
             mode = path.lstat().st_mode if os.path.lexists(path) else None
             if mode is None or (stat.S_ISDIR(mode) if path in folders else stat.S_ISREG(mode)):
                 continue
             kind = "a link" if stat.S_ISLNK(mode) else "no folder" if path in folders else "no file"
             raise MachineError(
-                f"{path.relative_to(self.path)} is {kind}, which {self.noun}s do not write to",
+                f"{path.name} is {kind}, which {self.noun}s do not write to",
                 where=f"--out {self.path}",
                 fix="remove it, or choose another folder with --out",
             )

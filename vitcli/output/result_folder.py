@@ -64,6 +64,8 @@ class ResultFolder:
         self.at(out).claim(held)
         folders = self.folders(out, len(asked))
         for folder in folders:
+            if folder != out:
+                self.at(folder).refuse_links(is_inside=True)
             if folder != out and (folder / self.result).exists():
                 raise VitError(
                     f"{folder} holds {self.noun} results of its own",

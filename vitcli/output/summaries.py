@@ -10,7 +10,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 
 from vitcli.errors import DataError
-from vitcli.output.atomic import MOST_JSON_BYTES, open_regular, unreadable
+from vitcli.output.atomic import unreadable
+from vitcli.regular_files import read_regular
 
 Fraction = Annotated[FiniteFloat, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=0)]
@@ -274,8 +275,7 @@ def read(path: Path, model: type[FileModel]) -> Any:
         MachineError: it cannot be read.
     """
     try:
-        with open_regular(path) as file:
-            return model.model_validate_json(file.read(MOST_JSON_BYTES))
+        return model.model_validate_json(read_regular(path))
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         at = ".".join(map(str, first["loc"]))

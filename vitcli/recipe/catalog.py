@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vitcli.errors import MachineError, VitError, nearest
+from vitcli.regular_files import read_regular
 
 HOMES = (Path(__file__).parent / "shipped", Path(__file__).parents[2] / "recipes")  # of a wheel, a checkout
 # Files and folders among the recipes that are no recipes.
@@ -132,7 +133,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     """Parse a TOML file; VitError or MachineError if it cannot be read."""
     text = ""
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_regular(path).decode("utf-8-sig")
         return tomllib.loads(text)
     except (
         ValueError,

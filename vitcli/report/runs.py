@@ -1,6 +1,7 @@
 """Runs of every command as a report shows them, read from their folders, finished or in progress."""
 
 import csv
+import io
 import math
 import os
 import shlex
@@ -23,6 +24,7 @@ from vitcli.output.summaries import (
     read,
 )
 from vitcli.recipe.sweep import is_listed
+from vitcli.regular_files import read_regular
 from vitcli.report.grouping import UNKNOWN_IMAGES, ImageSet
 from vitcli.report.scan import ARMS, EVALUATION, REPEATS, RunLocation, command_of, find, read_recipe
 
@@ -314,7 +316,7 @@ def _command(path: Path) -> str:
 def _is_live(path: Path) -> bool | None:
     """Return whether the process named in the lock file is alive; the lock itself is left to runs."""
     try:
-        words = (path / run_folder.LOCK).read_text(errors="replace").split()
+        words = read_regular(path / run_folder.LOCK).decode(errors="replace").split()
     except OSError:
         return None
     if len(words) != 4 or words[3] != socket.gethostname() or not words[1].isdigit():
@@ -368,8 +370,8 @@ def _read_evaluations(path: Path) -> list[EvaluationRecord]:
 
 def _evaluation(path: Path, summary: Evaluation) -> EvaluationRecord:
     try:
-        with open(path / CONFUSION, encoding="utf-8", newline="") as file:
-            rows = list(csv.DictReader(file))
+        text = read_regular(path / CONFUSION).decode()
+        rows = list(csv.DictReader(io.StringIO(text, newline="")))
         pairs = tuple((row["class"], row["predicted"], int(row["num_examples"])) for row in rows)
     except FileNotFoundError:  # rows of several labels have no confusion
         pairs = ()

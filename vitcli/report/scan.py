@@ -11,6 +11,7 @@ from vitcli.errors import DataError, VitError
 from vitcli.output import run_folder
 from vitcli.output.atomic import read_json, unreadable
 from vitcli.output.run_folder import ARMS, REPEATS
+from vitcli.regular_files import read_regular
 
 EVALUATION = "evaluation.json"
 INNER = {ARMS, REPEATS, "checkpoints", "figures"}
@@ -72,7 +73,7 @@ def read_recipe(folder: Path) -> dict[str, Any]:
     """Read the recipe of a run by flat keys, {"optimizer.lr": 0.03}; empty if there is none."""
     path = folder / run_folder.RECIPE
     try:
-        sections = tomllib.loads(path.read_text(encoding="utf-8"))
+        sections = tomllib.loads(read_regular(path).decode())
     except FileNotFoundError:
         return {}
     except (ValueError, RecursionError) as error:

@@ -176,7 +176,7 @@ def write_sweep_results(
     figures_dir = folder.path / "figures"
     figures_dir.mkdir(exist_ok=True)
     for path in sorted((source / "figures").glob("*.png")):
-        shutil.copy(path, figures_dir / path.name)
+        replace_file(figures_dir / path.name, lambda copy, path=path: shutil.copyfile(path, copy))
     if summary["choices"]:
         from vitcli.output import plots
         from vitcli.training import figures

@@ -99,7 +99,8 @@ class _Download:
                     self._discard()
                 if wait_s is None or error.code not in (NO_SUCH_PART, *TRANSIENT):
                     raise _refused(self.address, error.code) from error
-            except (OSError, HTTPException) as error:  # no connection, or it ended in the middle
+            # No connection, it ended in the middle, or headers that are none: a length or an address
+            except (OSError, HTTPException, ValueError) as error:
                 has_begun = self.partial.is_file() and self.partial.stat().st_size > 0
                 if _is_of_disk(error):
                     raise
@@ -129,7 +130,10 @@ class _Download:
                 raise HTTPError(
                     self.address, NO_SUCH_PART, "not the part that is missing", answer.headers, None
                 )
-            total = done + int(stated["content-length"]) if "content-length" in stated else None
+            length = stated.get("content-length")
+            if length is not None and not re.fullmatch(r"\d{1,18}", length):
+                raise HTTPException(f"its length is {length[:40]!r}")
+            total = done + int(length) if length else None
             _check_room(self.path, (total or 0) - done)
             self._copy(answer, done, total)
         return known["headers"] | ({"content-length": str(total)} if total is not None else {})
@@ -140,6 +144,9 @@ class _Download:
         if self.address.startswith("https:") and not url.startswith("https:"):
             message = f"{host} redirects to an address without encryption"
             raise WeightsError(message, where=where, fix="name the address that it redirects to")
+        if stated.get("content-encoding", "identity") not in ("", "identity"):
+            message = f"{host} sends the file compressed, though it is asked not to"
+            raise WeightsError(message, where=where, fix="download and unpack it, then name the local file")
         if stated.get("content-type", "").startswith("text/html"):  # of a log-in, or around the file
             message = f"{host} answers with a web page, not with a file"
             raise WeightsError(message, where=where, fix="name the address of the page's download link")

@@ -23,6 +23,7 @@ from torch import Tensor
 from vitcli.errors import MachineError, VitError, WeightsError, is_out_of_memory, reason_of
 from vitcli.output.atomic import load_json
 from vitcli.output.text import first_few
+from vitcli.regular_files import open_regular
 from vitcli.weights.download import shard_names
 from vitcli.weights.huggingface import from_huggingface, is_huggingface
 from vitcli.weights.jax import from_official, is_official
@@ -97,6 +98,8 @@ def read_stored(path: Path, *, values: bool = True) -> StoredTensors:
     """
     if path.name.endswith(INDEX):
         return _read_shards(path, values)._replace(has_values=values)
+    with as_weights_error(path.name):
+        open_regular(path).close()  # no pipe, which would be waited for
     readers = {"safetensors": _read_safetensors, "official npz": _read_npz, "pth": _read_pth}
     return readers[FORMATS[path.suffix]](path, values)._replace(has_values=values)
 

@@ -6,6 +6,7 @@ import os
 import signal
 import tarfile
 import time
+from itertools import product
 
 import datasets
 import numpy as np
@@ -16,10 +17,11 @@ from tests.conftest import run, vit
 from tests.training.test_finetune import SMALL, fingerprint, losses, when_logged
 from vitcli.data import dataset, loader
 from vitcli.data.sampler import TrainSampler
-from vitcli.data.transforms import TrainTransform
+from vitcli.data.transforms import Preprocessing, TrainTransform
 from vitcli.errors import DataError
 
 PLAIN = TrainTransform((16, 16), "none", (1.0, 1.0), (1.0, 1.0), None, False, "bilinear", True, None)
+PLAIN_EVAL = Preprocessing((8, 8), "square", 1.0, "bilinear", True, (0.5,) * 3, (0.5,) * 3)
 STREAMED = (
     *SMALL,
     *(
@@ -112,6 +114,33 @@ def test_every_row_comes_once_in_an_epoch_on_any_number_of_processes_and_threads
     for epoch in range(3):
         assert sorted(seen[epoch * 103 : (epoch + 1) * 103]) == list(range(103))
     assert seen == rows_seen(split, steps=range(26), world_size=1, num_threads=2)
+
+
+@pytest.mark.slow
+def test_an_evaluation_counts_each_row_once_for_any_size_batch_and_number_of_processes(parquet):
+    """The truth is a loop over the rows; 1,280 evaluations, of a table and of shards."""
+    num_evaluations = 0
+    for streaming in (False, True):
+        whole = dataset.DataSet(str(parquet), streaming=streaming).open("train")
+        pixels = np.stack([PLAIN_EVAL(loader.read_example(whole, row)[0]) for row in range(40)])
+        labels = np.array([whole.read_row(row)[1] for row in range(40)])
+        weights = np.random.default_rng(0).normal(size=(pixels[0].size, 2))
+        is_right = (pixels.reshape(40, -1) @ weights).argmax(1) == labels
+        for size, batch_size, processes in product(range(1, 41), (1, 3, 4, 7), (1, 2, 3, 4)):
+            split, rows, num_right = whole.part(0, size, name="a part"), [], 0
+            for rank in range(processes):
+                options = dict(batch_size=batch_size, rank=rank, world_size=processes)
+                for batch in loader.eval_batches(
+                    split, PLAIN_EVAL, **options, on_bad_image="error", num_threads=2
+                ):
+                    rows += batch.rows_B.tolist()
+                    images = batch.images_BCHW.permute(0, 2, 3, 1).reshape(len(batch.rows_B), -1).numpy()
+                    num_right += int(((images @ weights).argmax(1) == batch.labels_B.numpy()).sum())
+            assert sorted(rows) == list(range(size)), (streaming, size, batch_size, processes)
+            assert num_right == is_right[:size].sum(), (streaming, size, batch_size, processes)
+            num_evaluations += 1
+    print(f"{num_evaluations:,} evaluations: each row once, and as many right")
+    assert num_evaluations == 1_280
 
 
 def test_to_go_on_is_to_ask_for_the_next_step(parquet):

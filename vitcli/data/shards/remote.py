@@ -18,17 +18,23 @@ from typing import BinaryIO, TypeVar
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
+from vitcli.data.shards import http_client
 from vitcli.data.shards.kept_blocks import kept_block
 from vitcli.errors import DataError, MachineError, VitError, reason_of
 
 WAITS_S = (0.5, 2.0, 8.0)  # before each retry of a remote read
 THREADS = 16  # shards inspected side by side
 REMOTE_BUFFER = 8 * 2**20  # bytes per request of a remote shard that is read from front to back
-REFUSALS = (401, 403)  # HTTP status; a retry would be refused too
+# HTTP status
+REFUSALS = (401, 403)  # a retry would be refused too
+MISSING = (404, 410)
 RETRY = "check the network, then start the same command again"
 LOG_IN = "log in with access to it; on the Hub, accept the data set's conditions, then hf auth login"
 # Keys under which file systems give something that changes with the file.
-STAMPS = ("ETag", "etag", "blob_id", "mtime", "LastModified", "last_modified", "updated", "created")
+STAMPS = (
+    *(http_client.ETAG, "etag", "blob_id", "mtime", "LastModified", http_client.MODIFIED),
+    *("last_modified", "updated", "created"),
+)
 
 T = TypeVar("T")
 Label = int | tuple[int, ...] | None
@@ -64,16 +70,21 @@ class ShardFile:
         """Read bytes first ... last - 1.
 
         Raises:
-            DataError: they do not exist, or all retries failed.
+            MachineError: all retries failed, or the shard is gone: no row is bad, and none is to be skipped.
         """
 
         def request() -> bytes:
-            data = self.fs.cat_file(self.path, first, last)
+            how = http_client.request_options(self.url, self.stamp)
+            data = self.fs.cat_file(self.path, first, last, **how)
             if len(data) != last - first:
                 raise OSError(f"got {len(data)} bytes instead of {last - first}")
             return data
 
-        return attempt(request, url=self.url, is_local=self.is_local) if last > first else b""
+        try:
+            return attempt(request, url=self.url, is_local=self.is_local) if last > first else b""
+        except DataError as error:
+            fix = "restore the shard as it was, then start the same command again"
+            raise MachineError(error.message, where=error.where, fix=fix) from error
 
     def read_kept(self, first: int, last: int) -> bytes:
         """As `read`; the bytes of a remote shard stay in the user's cache as long as it does not change."""
@@ -224,10 +235,8 @@ def locate(url: str) -> ShardFile:
 
 def file_system(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
     """Return the file system of a URL, and its path there."""
-    # The Hub's file system reads 5 MB more than requested by default.
-    options = {"block_size": 2**16} if url.startswith("hf://") else {}
     try:
-        return fsspec.core.url_to_fs(url, **options)
+        return fsspec.core.url_to_fs(url, **http_client.options(url))
     except (ImportError, ValueError) as error:
         raise DataError(
             f"{shown(url)} cannot be opened: {_reason(error)}",
@@ -246,9 +255,10 @@ def attempt(action: Callable[[], T], *, url: str, is_local: bool) -> T:
     for wait_s in (None,) if is_local else (*WAITS_S, None):
         try:
             return action()
-        except (FileNotFoundError, PermissionError) as error:
-            raise unreadable(url, error, fix="check the name and the permissions") from error
-        except Exception as error:  # clients have their own: aiohttp's, botocore's, httpx', plain OS errors
+        except Exception as raised:  # clients have their own: aiohttp's, botocore's, httpx', plain OS errors
+            error = _failure_of_server(raised, url) or raised
+            if isinstance(error, FileNotFoundError | PermissionError):
+                raise unreadable(url, error, fix="check the name and the permissions") from error
             if wait_s is None and is_local:
                 raise unreadable(url, error, fix="check the disk") from error
             is_refused = _status(error) in REFUSALS
@@ -256,6 +266,13 @@ def attempt(action: Callable[[], T], *, url: str, is_local: bool) -> T:
                 failure = unreadable(url, error, fix=LOG_IN if is_refused else RETRY)
                 raise MachineError(failure.message, where=failure.where, fix=failure.fix) from error
         time.sleep(wait_s)
+
+
+def _failure_of_server(error: Exception, url: str) -> BaseException | None:
+    """Return what fsspec calls a missing file of a web server that could not be asked, or failed."""
+    is_hidden = isinstance(error, FileNotFoundError) and url.startswith(("http://", "https://"))
+    cause = error.__cause__ if is_hidden else None
+    return cause if cause and _status(cause) not in MISSING else None
 
 
 def each(action: Callable[..., T], items: Iterable) -> list[T]:
@@ -278,7 +295,7 @@ def reading(url: str) -> Iterator[None]:
         raise unreadable(url, error) from error
 
 
-def unreadable(url: str, error: Exception, *, fix: str = "replace the damaged shard") -> DataError:
+def unreadable(url: str, error: BaseException, *, fix: str = "replace the damaged shard") -> DataError:
     return DataError(f"{file_name(url)} cannot be read: {_reason(error)}", where=shown(url), fix=fix)
 
 
@@ -291,14 +308,15 @@ def file_name(url: str) -> str:
     return shown(url).rpartition("/")[2]
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
     if isinstance(error, FileNotFoundError):  # its text differs between file systems
         return "it does not exist"
     if _status(error) in REFUSALS:  # the Hub's client explains these, if at all, some lines later
         return f"its server refuses it with status {_status(error)}"
-    return re.sub(r"(?<=://)[^/@\s]*@|(?<=\w)\?\S+", "", reason_of(error))[:160]
+    words = http_client.in_words(error) or reason_of(error)
+    return re.sub(r"(?<=://)[^/@\s]*@|(?<=\w)\?\S+", "", words)[:160]
 
 
-def _status(error: Exception) -> int | None:
+def _status(error: BaseException) -> int | None:
     """Return the HTTP status of an error of aiohttp, or of requests and httpx, which keep it elsewhere."""
     return getattr(error, "status", None) or getattr(getattr(error, "response", None), "status_code", None)

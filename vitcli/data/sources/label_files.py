@@ -30,6 +30,7 @@ from vitcli.data.sources.folders import (
 from vitcli.data.sources.tables import SPLIT_WORDS, Tables, split_of, table_of
 from vitcli.errors import DataError, nearest, reason_of
 from vitcli.output.text import count_of, first_few
+from vitcli.regular_files import MOST_BYTES, read_regular
 
 if TYPE_CHECKING:
     import datasets  # which takes time to load, and the names in this file are needed without it
@@ -199,7 +200,8 @@ def read_label_file(
 def _rows_of_csv(path: Path) -> Iterator[LabelRow]:
     """Yield the rows of a table of commas, semicolons or tabs, with or without a line of names."""
     try:
-        text = path.read_bytes().decode("utf-8-sig")  # spreadsheets write a mark of three bytes first
+        # Spreadsheets write a mark of three bytes first.
+        text = read_regular(path, MOST_BYTES).decode("utf-8-sig")
         first = next((line for line in text.split("\n") if line.strip()), "")
         delimiter = max(",;\t", key=first.count)
         reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
@@ -236,7 +238,7 @@ def _is_image_row(cells: list[str]) -> bool:
 
 def _rows_of_jsonl(path: Path) -> Iterator[LabelRow]:
     try:
-        lines = path.read_bytes().decode("utf-8-sig").split("\n")
+        lines = read_regular(path, MOST_BYTES).decode("utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise _unreadable(path, error) from error
     columns = None

@@ -1,0 +1,48 @@
+"""Files of anyone: pipes are not waited for, endless and huge ones not read."""
+
+import os
+
+import pytest
+
+from vitcli.regular_files import open_regular, read_regular
+
+
+@pytest.fixture(params=["pipe", "endless", "folder", "huge", "itself", "nothing"])
+def odd(request, tmp_path):
+    path = tmp_path / "file"
+    match request.param:
+        case "pipe":
+            os.mkfifo(path)
+        case "endless":
+            path.symlink_to("/dev/zero")
+        case "folder":
+            path.mkdir()
+        case "huge":
+            with path.open("wb") as file:
+                file.truncate(2**40)
+        case "itself":
+            path.symlink_to(path)
+        case "nothing":
+            path.symlink_to(tmp_path / "elsewhere")
+    return path
+
+
+def test_what_is_no_readable_file_is_an_error_of_the_disk(odd):
+    with pytest.raises(OSError) as raised:
+        read_regular(odd)
+    assert raised.value.strerror
+
+
+def test_a_file_is_read_whole_also_by_a_link_and_when_it_does_not_say_its_size(tmp_path):
+    (tmp_path / "file").write_bytes(b"words")
+    (tmp_path / "link").symlink_to("file")
+
+    assert [read_regular(tmp_path / name, 5) for name in ("file", "link")] == [b"words"] * 2
+    with pytest.raises(OSError, match="more than 4 bytes"):
+        read_regular(tmp_path / "file", 4)
+    if os.path.exists("/proc/version"):
+        assert b"Linux" in read_regular("/proc/version")
+        with pytest.raises(OSError, match="more than 3 bytes"):
+            read_regular("/proc/version", 3)
+    with open_regular(tmp_path / "file") as file:
+        assert file.read() == b"words"

@@ -1,0 +1,39 @@
+"""Files of anyone, read without waiting for a pipe, and without filling the memory."""
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+MOST_TEXT_BYTES = 2**28  # of a file of settings or results
+MOST_BYTES = 2**30  # of an image, or of a table of labels
+
+
+def open_regular(path: str | Path) -> BinaryIO:
+    """Open a file for reading, also by a link; a pipe or a device is refused, and not waited for.
+
+    Raises:
+        OSError: it cannot be read, or is no regular file.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    mode = os.fstat(handle).st_mode
+    if stat.S_ISREG(mode):
+        return os.fdopen(handle, "rb")
+    os.close(handle)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    raise OSError(errno.EINVAL, "it is a pipe or a device", str(path))
+
+
+def read_regular(path: str | Path, most: int = MOST_TEXT_BYTES) -> bytes:
+    """Return the bytes of a file.
+
+    Raises:
+        OSError: as `open_regular`, or it has more than `most` bytes.
+    """
+    with open_regular(path) as file:
+        content = b"" if os.fstat(file.fileno()).st_size > most else file.read(most + 1)
+        if len(content) > most or os.fstat(file.fileno()).st_size > most:
+            raise OSError(errno.EFBIG, f"it has more than {most:,} bytes", str(path))
+    return content
