@@ -19,7 +19,7 @@ def _hook(event: str, arguments: tuple) -> None:
 # Exit code, and the words after `vit`; {photos} and {out} are folders.
 COMMANDS = {
     "a data set of the Hub": (3, *SMALL, "--dataset", "them/pets", "--out", "{out}"),
-    "shards of the Hub": (3, *SMALL, "--dataset", "hf://datasets/them/pets/*.parquet", "--out", "{out}"),
+    "shards of the Hub": (5, *SMALL, "--dataset", "hf://datasets/them/pets/*.parquet", "--out", "{out}"),
     "weights of the Hub": (4, "inspect", "--ckpt", "hf://them/vit", "--summary"),
     "weights of timm": (4, "inspect", "--ckpt", "timm/vit_tiny_patch16_224.augreg_in21k", "--summary"),
     "weights of the paper": (4, "inspect", "--ckpt", "ViT-B/16@in21k", "--summary"),
@@ -31,10 +31,10 @@ SLOW = {
     "the models": (0, "models"),
     "the weights": (0, "models", "--weights"),
     "the recipes": (0, "recipes", "list"),
-    "the cache": (0, "cache"),
+    "the cache": (0, "cache", "list"),
     "the doctor": (None, "doctor", "--quiet"),
     "training": (0, *SMALL, "--dataset", "{photos}", "--out", "{out}", "--steps", "2", "--batch-size", "4"),
-    "evaluation": (0, "evaluate", "--ckpt", "demo", "--dataset", "demo", "--out", "{out}"),
+    "evaluation": (3, "evaluate", "--ckpt", "demo", "--dataset", "{photos}", "--out", "{out}"),
     "prediction": (0, "predict", "{photos}/test/red", "--ckpt", "demo"),
     "few shots": (0, "fewshot", "--ckpt", "demo", "--dataset", "{photos}", "--shots", "1", "--out", "{out}"),
     "features": (0, "embed", "--ckpt", "demo", "--dataset", "{photos}", "--out", "{out}.safetensors"),

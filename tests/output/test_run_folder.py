@@ -162,14 +162,18 @@ def test_an_unfinished_run_of_the_same_recipe_is_found_by_the_default_name(tmp_p
     assert unfinished() is None
 
 
-@pytest.mark.parametrize("name", [".vit.lock", "metrics.jsonl", "timing.jsonl", "checkpoints", "figures"])
+NAMES_OF_FOLDERS = ("checkpoints", "figures", "arms", "arms/lr=0.1", "runs", "runs/seed-0")
+
+
+@pytest.mark.parametrize("name", [".vit.lock", "metrics.jsonl", "timing.jsonl", *NAMES_OF_FOLDERS])
 @pytest.mark.parametrize("kind", ["link", "dangling", "pipe"])
 def test_nothing_is_written_through_a_link_or_into_a_pipe(tmp_path, name, kind):
     folder, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
     RunFolder(folder).close()
     with suppress(FileNotFoundError):
         (folder / name).unlink()
-    if name in ("checkpoints", "figures"):
+    (folder / name).parent.mkdir(exist_ok=True)
+    if name in NAMES_OF_FOLDERS:
         elsewhere.mkdir()
         (elsewhere / "kept").write_text("kept")
     elif kind == "link":

@@ -89,7 +89,7 @@ def test_a_server_that_refuses_is_quoted_and_leaves_nothing_behind(server, statu
         (302, {"Location": "file:///etc/passwd", "Content-Length": "0"}, WeightsError, "does not send it"),
     ],
 )
-def test_headers_that_are_none_are_an_answer_of_the_server_and_no_bug(status, headers, error, message):
+def test_headers_that_are_none_are_an_answer_and_no_bug(server, status, headers, error, message):
     class Odd(Answer):
         def do_GET(self) -> None:
             self.send_response(status)
@@ -100,6 +100,15 @@ def test_headers_that_are_none_are_an_answer_of_the_server_and_no_bug(status, he
 
     with serving(Files(), Odd) as odd, pytest.raises(error, match=message):
         fetch_address(f"{odd.address}/x.npz", Progress(quiet=True))
+
+
+def test_an_entity_tag_that_is_a_path_is_not_written_to(server, tmp_path):
+    """The Hub's client calls the files of its cache by their entity tags."""
+    server.repositories["ann/vit-small"] = timm_files(network()[1])
+    for server.tag in (f"{tmp_path}/evil", "../../../../evil"):
+        with pytest.raises(MachineError, match="is a path"):
+            read_weights("ann/vit-small")
+    assert not list(tmp_path.rglob("*evil*"))
 
 
 def test_a_web_page_is_not_kept_as_weights(server):

@@ -27,6 +27,7 @@ from vitcli.errors import (
     nearest,
 )  # fmt: skip
 from vitcli.output.text import json_text
+from vitcli.recipe.credentials import hide_credentials, without_credentials
 
 AGAIN_S = 3.0  # while a command that a signal ends clears up
 STOPPED = 143  # after SIGTERM; SystemExit with another code is a library's, and a bug
@@ -43,6 +44,8 @@ def exit_code_of(command: Callable[[], int | None], arguments: list[str]) -> int
         interrupted.append(number)
         raise_at_signal(number, frame)
 
+    for address in re.findall(r"\w+://\S+", " ".join(arguments)):
+        without_credentials(address)  # also of arguments that are refused and quoted
     launch.print_error = lambda error: _print_error(error, arguments)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, interrupt)
@@ -109,7 +112,7 @@ def exit_with(exit_code: int) -> NoReturn:
 def _print_error(error: VitError, arguments: list[str]) -> int:
     """Print the error once, whichever process of the run raised it."""
     if "--debug" in arguments:
-        traceback.print_exception(error)
+        print(hide_credentials("".join(traceback.format_exception(error))), file=sys.stderr)
     if launch.report_to_launcher(error):
         return error.exit_code
     # An error that all processes raise is printed by the first one of each machine.
@@ -130,10 +133,12 @@ def _print(text: str, as_dict: dict[str, str], exit_code: int, arguments: list[s
     """Print an error for people, or with --json as one object on standard output."""
     if "--json" in arguments:
         more = {"code": exit_code, "command": hints.command_of(arguments)}
+        as_dict = {key: hide_credentials(text) for key, text in as_dict.items()}
         print(json_text({"error": as_dict | more}))
     else:
         # File and class names may hold control characters, and standard error may be closed.
         with suppress(OSError):
+            text = hide_credentials(text)
             print("".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text), file=sys.stderr)
 
 
@@ -190,7 +195,7 @@ def _internal_error(error: Exception) -> VitError:
     folder = Path(getattr(error, "run_dir", tempfile.gettempdir()))
     report = folder / f"vit-crash-{os.getpid()}.txt"
     try:
-        report.write_text("".join(traceback.format_exception(error)))
+        report.write_text(hide_credentials("".join(traceback.format_exception(error))))
     except OSError as unwritten:
         report = f"nowhere: {unwritten}"
     place = f"{launch.place(getattr(error, 'rank', None))}; " if "RANK" in os.environ else ""

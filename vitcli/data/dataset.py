@@ -31,6 +31,7 @@ from vitcli.data.split import (
 )
 from vitcli.data.table_split import from_table, without_labels
 from vitcli.errors import DataError, nearest
+from vitcli.recipe.credentials import with_credentials, without_credentials
 from vitcli.recipe.schema import Data
 
 TRAIN_NAMES = ("train", "training")
@@ -66,7 +67,7 @@ class DataSet:
         needs_labels: bool = True,
     ):
         datasets.disable_progress_bars()
-        self.name = name
+        self.name = name = without_credentials(name)
         alias = recipe.dataset_aliases().get(name)
         self.declared = alias or {}
         self.num_classes = num_classes or self.declared.get("classes")
@@ -79,7 +80,7 @@ class DataSet:
         is_missing = source == name and name.startswith("vtab/") and not Path(name).exists()
         if is_remote(name) or (streaming and not is_missing):
             self.tables, is_local = None, True
-            self.urls = find_shards(source)
+            self.urls = find_shards(with_credentials(source))
             self.beside_shards = _images_beside(source)
             self.split_names = tuple(self.urls)
         else:

@@ -80,6 +80,7 @@ class OwnedFolder:
             is_inside: this folder is itself one that the command makes, in the folder that the user named.
         """
         folders = [folder for pattern in self.folders for folder in self.path.glob(pattern)]
+        folders += [self.path / pattern.partition("/")[0] for pattern in self.folders]
         folders += [self.path] * is_inside
         for path in (self.path / self.lock, *(self.path / name for name in self.files), *folders):
             mode = path.lstat().st_mode if os.path.lexists(path) else None

@@ -49,4 +49,5 @@ def without_secrets(argument: str) -> str:
     """Mask tokens and passwords in an argument of the command line."""
     argument = re.sub(r"hf_[A-Za-z0-9]{8,}", "hf_***", argument)
     argument = PASSWORD.sub("***@", argument)
+    argument = re.sub(r"(\w://[^\s?]*)\?\S+", r"\1?***", argument)
     return re.sub(r"(?i)((?:token|key|secret|password)=)[^&\s]+", r"\1***", argument)

@@ -44,7 +44,7 @@ FILES = (METRICS, TIMING, SUMMARY, RECIPE, PLAN, ENVIRONMENT, TRACKING, "README.
          WEIGHTS, PREDICTIONS, MISTAKES, "draws.json", "table.txt", "reproduce.json",
          "reproduce-real.json", *profile.FILES)  # fmt: skip
 # Of runs/ only the repetitions: the default folder of all runs has that name, too.
-FOLDERS = (CHECKPOINTS, "figures", ARMS, f"{REPEATS}/seed-*", "tensorboard", "wandb", "mlflow")
+FOLDERS = (CHECKPOINTS, "figures", ARMS, f"{ARMS}/*", f"{REPEATS}/seed-*", "tensorboard", "wandb", "mlflow")
 LIBRARIES = ("torch", "torchvision", "timm", "accelerate", "datasets", "safetensors", "pillow", "simplejpeg",
              "numpy")  # fmt: skip
 

@@ -6,7 +6,18 @@ Studies, the rows of the paper's tables and class maps build their own schemas f
 from functools import cache
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, TypeAdapter, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    Tag,
+    TypeAdapter,
+    field_validator,
+    model_validator,
+)
+
+from vitcli.recipe.credentials import without_credentials
 
 ONE_OF, OTHER = "<or> ", "<other>"  # the branches of `either`; they appear in pydantic's paths, in no file
 # Keys on which no result depends: how fast a run is and when it gives up, not what it is.
@@ -76,7 +87,16 @@ class Section(BaseModel, strict=True, frozen=True, extra="forbid", allow_inf_nan
     """A table of a TOML file: unknown keys are refused, no value is coerced, nothing can be reassigned."""
 
 
-class Model(Section):
+class WithAddress(Section):
+    """A section with an address in it, of which a password or signature is kept elsewhere."""
+
+    @field_validator("ckpt", "dataset", "probe", check_fields=False)
+    @classmethod
+    def _keep_credentials_apart(cls, name: str | None) -> str | None:
+        return name and without_credentials(name)
+
+
+class Model(WithAddress):
     """The network; with a checkpoint, what the checkpoint's own metadata leaves open."""
 
     name: str | None = key("the paper's name (ViT-B/16; paper, Table 1) or any timm model name", None)
@@ -111,7 +131,7 @@ class Model(Section):
     )
 
 
-class Data(Section):
+class Data(WithAddress):
     """The images and their preprocessing (paper, 4.1)."""
 
     dataset: str | None = key("demo, an alias, a Hub id or a local path (vit datasets)", None)
@@ -236,7 +256,7 @@ class Train(Section):
     milestone_every: NonNegativeInt = key("keep the checkpoints of every multiple of this; 0: none", 0)
 
 
-class Eval(Section):
+class Eval(WithAddress):
     """Evaluation, and few-shot probes during training (paper, figures 4 and 5)."""
 
     probe: str | None = key("data set of a closed-form few-shot probe during training (paper, 4.1)", None)

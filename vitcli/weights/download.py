@@ -25,6 +25,7 @@ from filelock import FileLock
 
 from vitcli import __version__
 from vitcli.errors import MachineError, VitError, WeightsError, reason_of
+from vitcli.http_answers import watch_hub
 from vitcli.output import user_cache
 from vitcli.output.atomic import digest_of_file, load_json
 from vitcli.output.progress import Progress
@@ -304,6 +305,7 @@ class _HubFiles:
     def __init__(self, repository: str, revision: str | None, progress: Progress):
         self.repository, self.revision, self.progress = repository, revision, progress
         self.endpoint = os.environ.get("HF_ENDPOINT") or None
+        watch_hub()
         self.outage = "" if is_offline() else self._probe()
         self.is_local = is_offline() or bool(self.outage)
 
@@ -337,6 +339,7 @@ class _HubFiles:
         before = self._cached(name)
         if self.is_local:
             return before
+        watch_hub()
         try:
             path = Path(
                 hf_hub_download(

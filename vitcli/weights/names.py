@@ -17,6 +17,7 @@ from vitcli.errors import WeightsError, nearest, nearest_path
 from vitcli.models.variants import VARIANTS, Variant, find_variant, variant_of_timm
 from vitcli.output.run_folder import ARMS, RECIPE, SUMMARY
 from vitcli.output.text import first_few
+from vitcli.recipe.credentials import with_credentials
 from vitcli.weights.authors import FILES, STORAGE, authors_files, find_authors_file
 
 FORMATS = {
@@ -72,6 +73,7 @@ def resolve(ckpt: str) -> Reference:
     Raises:
         WeightsError: it names nothing, or more than one thing.
     """
+    ckpt = with_credentials(ckpt)
     if ckpt == DEMO:
         return Reference(DEMO, ckpt)
     if os.path.exists(ckpt):

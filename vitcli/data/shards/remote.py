@@ -21,6 +21,7 @@ from fsspec.implementations.local import LocalFileSystem
 from vitcli.data.shards import http_client
 from vitcli.data.shards.kept_blocks import kept_block
 from vitcli.errors import DataError, MachineError, VitError, reason_of
+from vitcli.http_answers import ETAG, MODIFIED
 
 WAITS_S = (0.5, 2.0, 8.0)  # before each retry of a remote read
 THREADS = 16  # shards inspected side by side
@@ -32,7 +33,7 @@ RETRY = "check the network, then start the same command again"
 LOG_IN = "log in with access to it; on the Hub, accept the data set's conditions, then hf auth login"
 # Keys under which file systems give something that changes with the file.
 STAMPS = (
-    *(http_client.ETAG, "etag", "blob_id", "mtime", "LastModified", http_client.MODIFIED),
+    *(ETAG, "etag", "blob_id", "mtime", "LastModified", MODIFIED),
     *("last_modified", "updated", "created"),
 )
 
@@ -261,11 +262,18 @@ def attempt(action: Callable[[], T], *, url: str, is_local: bool) -> T:
                 raise unreadable(url, error, fix="check the name and the permissions") from error
             if wait_s is None and is_local:
                 raise unreadable(url, error, fix="check the disk") from error
-            is_refused = _status(error) in REFUSALS
-            if wait_s is None or is_refused:  # no DataError: the row is not bad and must not be skipped
-                failure = unreadable(url, error, fix=LOG_IN if is_refused else RETRY)
+            advice = _advice(error)
+            if wait_s is None or advice != RETRY:  # no DataError: the row is not bad and must not be skipped
+                failure = unreadable(url, error, fix=advice)
                 raise MachineError(failure.message, where=failure.where, fix=failure.fix) from error
         time.sleep(wait_s)
+
+
+def _advice(error: BaseException) -> str:
+    """Return what to do about a failed request; other than RETRY where it is not to be tried again."""
+    if type(error).__name__ == "OfflineModeIsEnabled":  # of the Hub's client
+        return "unset HF_HUB_OFFLINE to read shards of the Hub, or name files of this machine"
+    return LOG_IN if _status(error) in REFUSALS else RETRY
 
 
 def _failure_of_server(error: Exception, url: str) -> BaseException | None:

@@ -9,6 +9,7 @@ from datasets import config as datasets_config
 
 from vitcli.data.sources.tables import Tables
 from vitcli.errors import DataError, nearest_path, reason_of
+from vitcli.http_answers import watch_hub
 
 
 def open_hub(hub_id: str, *, config: str | None, revision: str | None) -> Tables:
@@ -17,6 +18,7 @@ def open_hub(hub_id: str, *, config: str | None, revision: str | None) -> Tables
     Raises:
         DataError: the Hub has no such data set, or cannot be reached and none is in the cache.
     """
+    watch_hub()
     outage = "" if datasets_config.HF_HUB_OFFLINE else _outage(hub_id, revision)
     with _hub_errors(hub_id, outage):
         names = datasets.get_dataset_split_names(hub_id, config, revision=revision)
