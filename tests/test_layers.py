@@ -9,9 +9,9 @@ import pytest
 
 from tests.conftest import REPOSITORY
 
-ORDER = ["errors", "regular_files", "http_answers", "libraries", "recipe", "distributed", "output", "models",
-         "data", "weights", "evaluation", "export", "features", "training", "inspection", "report",
-         "experiments", "bench", "api", "cli"]  # fmt: skip
+ORDER = ["errors", "regular_files", "http_answers", "credentials", "libraries", "recipe", "distributed",
+         "output", "models", "data", "weights", "evaluation", "export", "features", "training", "inspection",
+         "report", "experiments", "bench", "api", "cli"]  # fmt: skip
 APART = {"training", "inspection", "report"}  # none of them imports another
 DOORS = {"__init__", "__main__", "backbones"}  # of the package itself; they import what they show
 LIGHT = ["libraries", "recipe", "report", "cli", "models.variants", "data.vtab", "evaluation.statistics",

@@ -16,6 +16,7 @@ import typer
 
 from vitcli.cli import hints
 from vitcli.cli.help import option_names
+from vitcli.credentials import hide_credentials, without_credentials
 from vitcli.distributed import launch
 from vitcli.errors import (
     INTERRUPTED,
@@ -27,7 +28,6 @@ from vitcli.errors import (
     nearest,
 )  # fmt: skip
 from vitcli.output.text import json_text
-from vitcli.recipe.credentials import hide_credentials, without_credentials
 
 AGAIN_S = 3.0  # while a command that a signal ends clears up
 STOPPED = 143  # after SIGTERM; SystemExit with another code is a library's, and a bug

@@ -12,6 +12,7 @@ import datasets
 import numpy as np
 
 from vitcli import recipe
+from vitcli.credentials import with_credentials, without_credentials
 from vitcli.data import demo, seen_images, vtab_splits
 from vitcli.data.aliases import check_name, hub_source, local_copy
 from vitcli.data.classes import check_same_classes
@@ -31,7 +32,6 @@ from vitcli.data.split import (
 )
 from vitcli.data.table_split import from_table, without_labels
 from vitcli.errors import DataError, nearest
-from vitcli.recipe.credentials import with_credentials, without_credentials
 from vitcli.recipe.schema import Data
 
 TRAIN_NAMES = ("train", "training")

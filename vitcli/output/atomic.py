@@ -1,5 +1,6 @@
 """Files written whole or not at all, and readers that tolerate what a crash left."""
 
+import errno
 import hashlib
 import io
 import json

@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from vitcli.recipe.credentials import without_credentials
+from vitcli.credentials import without_credentials
 
 ONE_OF, OTHER = "<or> ", "<other>"  # the branches of `either`; they appear in pydantic's paths, in no file
 # Keys on which no result depends: how fast a run is and when it gives up, not what it is.

@@ -13,11 +13,11 @@ from typing import NamedTuple
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from vitcli import libraries
+from vitcli.credentials import with_credentials
 from vitcli.errors import WeightsError, nearest, nearest_path
 from vitcli.models.variants import VARIANTS, Variant, find_variant, variant_of_timm
 from vitcli.output.run_folder import ARMS, RECIPE, SUMMARY
 from vitcli.output.text import first_few
-from vitcli.recipe.credentials import with_credentials
 from vitcli.weights.authors import FILES, STORAGE, authors_files, find_authors_file
 
 FORMATS = {

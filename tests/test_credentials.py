@@ -7,8 +7,8 @@ import pytest
 
 from tests.conftest import run
 from vitcli import recipe
+from vitcli.credentials import hide_credentials, with_credentials, without_credentials
 from vitcli.output import run_folder
-from vitcli.recipe.credentials import hide_credentials, with_credentials, without_credentials
 from vitcli.recipe.toml import to_toml
 
 ADDRESS = "https://me:canary@host/{train,test}.parquet?X-Amz-Signature=canary&sig=canary"
