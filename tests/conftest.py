@@ -77,6 +77,20 @@ def photos(tmp_path_factory) -> Path:
     return root
 
 
+@pytest.fixture
+def in_ten_seconds():
+    """End a test that waits for ever."""
+
+    def give_up(*_) -> None:
+        raise AssertionError("it waits for ever")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(10)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
 def data_section(dataset: object, **keys: object):
     """The [data] section of a recipe that names a data set, and other keys as they are given."""
     from vitcli import recipe

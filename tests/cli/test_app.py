@@ -555,3 +555,16 @@ def test_ctrl_c_while_features_are_made_says_that_they_are_kept(photos, tmp_path
     outcome = run("fewshot", "--ckpt", "demo", "--dataset", photos, "--shots", "1", "-q")
 
     assert outcome.code == 130 and "computes only the rest" in outcome.err
+
+
+def test_a_bug_has_exit_code_1_and_a_file_and_no_escape_of_a_name_reaches_the_terminal(tmp_path, monkeypatch):
+    def fail(*_, **__) -> None:
+        raise ZeroDivisionError("in \x1b[31mred.png")
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(app, "app", fail)
+    outcome = run("models")
+    (report,) = tmp_path.iterdir()
+
+    check_error(outcome, 1, "a bug in vit: ZeroDivisionError", str(report))
+    assert "\x1b" not in outcome.err and "ZeroDivisionError" in report.read_text()

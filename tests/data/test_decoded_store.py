@@ -196,3 +196,30 @@ def test_what_others_use_is_no_room_and_what_nobody_uses_makes_room(monkeypatch)
     with_space.close()
     more = decoded_store.open_store(about, NUM_ROWS, limit_bytes=1e9)
     assert more.add(NUM_ROWS - 1, 5, image_of(NUM_ROWS - 1)) and not old.exists()
+
+
+def test_a_record_that_is_torn_or_of_another_shape_is_a_missing_image():
+    store = open_noise()
+    store.add(1, 5, image_of(1))
+    store.close()
+    folder, _ = files_of_store()
+    index = folder / "index"
+    content, first = bytearray(index.read_bytes()), decoded_store.RECORD_BYTES
+    stamp, segment, offset, height, width, *rest = decoded_store.PLACE.unpack_from(content, first)
+    decoded_store.PLACE.pack_into(content, first, stamp, segment, offset, width, height, *rest)
+    index.write_bytes(content)
+
+    assert open_noise().get(1, 5) is None, "the same bytes, turned on their side"
+
+
+@pytest.mark.parametrize("name", ["index", "lock"])
+def test_no_link_in_a_store_is_followed(name, tmp_path):
+    open_noise().close()
+    folder, _ = files_of_store()
+    (tmp_path / "mine").write_text("kept")
+    (folder / name).unlink()
+    (folder / name).symlink_to(tmp_path / "mine")
+
+    with pytest.raises(OSError):
+        open_noise()
+    assert (tmp_path / "mine").read_text() == "kept"

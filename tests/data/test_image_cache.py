@@ -229,3 +229,36 @@ def test_a_cache_that_cannot_be_used_costs_a_note_and_nothing_else(split, tmp_pa
         assert images.num_added() == 0
     if spoil == "link":
         assert not any((tmp_path / "elsewhere").iterdir())
+
+
+def test_data_sets_of_equal_length_that_are_drawn_have_images_of_their_own():
+    demo, images = dataset.DataSet("demo").open("test"), ImageCache("ram")
+    parts = (demo.part(first, first + 8, name=f"from {first}") for first in (0, 8))
+    drawn = [replace(part, whole=None) for part in parts]  # data sets of their own, without any stamp
+    for split in drawn:
+        kept = images.attach(images.attach(split, visits=3), visits=3, preprocessing=EVAL)
+        for _ in range(2):
+            assert_equal(eval_pass(kept), eval_pass(split))
+        for row in range(8):
+            assert np.array_equal(loader.read_example(kept, row)[0], loader.read_example(split, row)[0])
+
+
+def test_images_prepared_in_another_way_are_others(split):
+    ways = [
+        EVAL,
+        replace(EVAL, crop_fraction=0.5),
+        replace(EVAL, resize="square"),
+        replace(EVAL, antialias=False),
+    ]
+    expected = [first_image(split, way) for way in ways]
+    for mode in ("ram", "disk"):
+        images = ImageCache(mode)
+        for way, pixels in zip(ways, expected, strict=True):
+            kept = images.attach(split, visits=3, preprocessing=way)
+            assert np.array_equal(first_image(kept, way), pixels)
+    assert len({pixels.tobytes() for pixels in expected}) == len(ways)
+
+
+def first_image(split, preprocessing):
+    options = dict(batch_size=1, rank=0, world_size=1, on_bad_image="error", num_threads=1)
+    return next(loader.eval_batches(split, preprocessing, **options)).images_BCHW.numpy()

@@ -182,6 +182,12 @@ def test_another_seed_gives_other_rows_and_other_views():
     assert not torch.equal(one.images_BCHW, other.images_BCHW)
 
 
+def test_the_view_of_an_image_depends_on_the_seed():
+    views = [together(training(noise(count=1), seed=seed, total_steps=1)).images_BCHW for seed in (3, 4)]
+
+    assert not torch.equal(*views)
+
+
 @pytest.mark.parametrize("row", [0, 11, 22])
 def test_a_batch_holds_each_image_at_its_place_channels_first(row):
     batch = together(training(noise(), transform=replace(PLAIN, image_size=(14, 17)), total_steps=3))

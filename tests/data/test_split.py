@@ -178,6 +178,15 @@ def test_an_image_path_that_leads_out_of_the_data_set_is_refused(tmp_path, path)
     assert "row 0" in caught.value.where
 
 
+def test_an_image_path_with_a_nul_is_refused_in_words(tmp_path):
+    split = split_of(
+        parquet(tmp_path, image=pa.array([{"bytes": None, "path": "a\0.png"}]), label=["x"]), root=tmp_path
+    )
+
+    with pytest.raises(DataError, match="holds a NUL"):
+        split.read_row(0)
+
+
 @pytest.mark.parametrize("path", ["/etc/hostname", "http://127.0.0.1:9/x.png"])
 def test_a_path_in_an_image_column_that_datasets_wrote_is_checked_too(tmp_path, path):
     features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["x"])})
@@ -202,7 +211,7 @@ def test_an_image_path_inside_the_data_set_is_read(tmp_path, name):
     assert split.read_row(0) == (png(9), 0)
 
 
-def test_devices_pipes_and_folders_are_not_read(tmp_path):
+def test_devices_pipes_and_folders_are_not_read(tmp_path, in_ten_seconds):
     os.mkfifo(tmp_path / "pipe.png")
     (tmp_path / "folder.png").mkdir()
     structs = pa.array([{"bytes": None, "path": name} for name in ("pipe.png", "folder.png", "gone.png")])
@@ -296,6 +305,11 @@ def test_relabelled_rows_keep_their_images():
     assert [split.read_row(row) for row in range(3)] == [(b"\0\0", 2), (b"\0\1", 0), (b"\0\2", 1)]
     assert split.read_labels().tolist() == [2, 0, 1, 0]
     assert (split.class_names, split.num_classes) == (("b", "c", "a"), 3)
+    # What is no label, or fills up rows of several, is none in any numbering.
+    assert numbered([0, -1]).relabelled(np.array([2, 0, 1]), ("b", "c", "a")).read_labels().tolist() == [
+        2,
+        -1,
+    ]
 
 
 def test_the_fingerprint_is_the_same_for_the_same_data_and_another_for_any_other():

@@ -1,11 +1,15 @@
-"""Passes over a split with batches of undecodable images."""
+"""Passes over a split: every row counts once, in evaluation mode, and no number is made up."""
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from tests.data.test_loader import noise
 from tests.evaluation.test_masked_patch import PREPROCESSING
+from vitcli.data.loader import eval_batches
 from vitcli.distributed import runtime
+from vitcli.errors import DataError, WeightsError
 from vitcli.evaluation import inference
 from vitcli.models.build import TransformerOptions, architecture, build
 from vitcli.output.progress import Progress
@@ -29,3 +33,82 @@ def test_a_batch_of_nothing_but_bad_images_is_left_out(posemb):
 
     assert told[0][0].num_examples == 3 and len(told[0][1]) == 2
     assert told[0][0].loss == pytest.approx(told[1][0].loss, rel=1e-5)
+
+
+class Says(nn.Module):
+    """A network whose logits are a function of the batch, behind a dropout that would change them."""
+
+    def __init__(self, logits_of):
+        super().__init__()
+        self.logits_of, self.dropout = logits_of, nn.Dropout(0.5)
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, images_BCHW: torch.Tensor) -> torch.Tensor:
+        return self.dropout(self.logits_of(images_BCHW)) * self.scale
+
+
+def class_1(images_BCHW: torch.Tensor) -> torch.Tensor:
+    return torch.tensor([0.0, 9.0, 1.0]).expand(len(images_BCHW), 3)
+
+
+def settings(on_bad_image: str = "skip", batch_size: int = 4) -> inference.EvalSettings:
+    return inference.EvalSettings(runtime.start("fp32"), batch_size, on_bad_image, 2, Progress(quiet=True))
+
+
+def in_both_passes(model: nn.Module, split) -> tuple:
+    """The metrics of a run, and the predictions of an evaluation."""
+    scored, _ = inference.evaluate(model, split, PREPROCESSING, settings())
+    predictions, _ = inference.predict_split(
+        model, split, PREPROCESSING, settings(), num_classes=3, project=None
+    )
+    return scored, predictions
+
+
+@pytest.mark.parametrize("is_training", [False, True])
+def test_the_decoded_rows_count_once_each_and_without_dropout(is_training):
+    model = Says(class_1).train(is_training)
+    scored, predictions = in_both_passes(model, noise(count=11, bad=(1, 4, 9)))  # row % 3 is the label
+
+    assert (scored.num_examples, scored.top1) == (8, 2 / 8)  # of rows 1, 4, 7 and 10 are two left
+    assert predictions.rows_N.tolist() == [0, 2, 3, 5, 6, 7, 8, 10]
+    assert predictions.labels.tolist() == [row % 3 for row in predictions.rows_N]
+    assert predictions.is_right_N.tolist() == [row % 3 == 1 for row in predictions.rows_N]
+    # The loss by hand: of three classes with the logits 0, 9 and 1.
+    log_sum = np.log(np.exp([0.0, 9.0, 1.0]).sum())
+    assert scored.loss == pytest.approx(
+        log_sum - np.mean([[0.0, 9.0, 1.0][row % 3] for row in predictions.rows_N])
+    )
+    assert model.training == is_training
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_outputs_that_are_no_numbers_are_an_error_and_no_class(value):
+    def one_is_none(images_BCHW: torch.Tensor) -> torch.Tensor:
+        logits_BK = class_1(images_BCHW).clone()
+        logits_BK[-1] = value
+        return logits_BK
+
+    for a_pass in (inference.evaluate, predicted):
+        with pytest.raises(WeightsError, match="not finite"):
+            a_pass(Says(one_is_none), noise(count=8), PREPROCESSING, settings())
+
+
+def predicted(*arguments):
+    return inference.predict_split(*arguments, num_classes=3, project=None)
+
+
+@pytest.mark.parametrize("wrong", [lambda all_: [*all_, all_[0]], lambda all_: all_[:-1]])
+def test_a_row_that_is_seen_twice_or_never_is_noticed(wrong, monkeypatch):
+    def batches(*arguments, **options):
+        return iter(wrong(list(eval_batches(*arguments, **options))))
+
+    monkeypatch.setattr(inference, "eval_batches", batches)
+    for a_pass in (inference.evaluate, predicted):
+        with pytest.raises(AssertionError, match="not counted once"):
+            a_pass(Says(class_1), noise(count=8), PREPROCESSING, settings())
+
+
+def test_a_split_of_which_nothing_can_be_decoded_is_an_error_and_not_0_percent():
+    for a_pass in (inference.evaluate, predicted):
+        with pytest.raises(DataError, match="no image of noise can be decoded"):
+            a_pass(Says(class_1), noise(count=3, bad=(0, 1, 2)), PREPROCESSING, settings())

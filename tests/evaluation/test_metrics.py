@@ -14,6 +14,7 @@ def test_of_several_right_classes_the_highest_ranked_counts():
     labels_BM = torch.tensor([[0, 2, -1], [1, -1, -1], [3, 1, 2]])
 
     assert label_ranks(logits_BK, labels_BM).tolist() == [1, 0, 1]
+    assert label_ranks(-logits_BK[:1], torch.tensor([[1, -1, -1]])).tolist() == [3]  # padding is no class 0
     losses_B = example_losses(logits_BK, labels_BM)
     log_shares = torch.log_softmax(logits_BK[0].double(), dim=0)
     assert losses_B[0].item() == pytest.approx(-(log_shares[0] + log_shares[2]).item() / 2)

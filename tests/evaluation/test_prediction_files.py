@@ -53,16 +53,19 @@ def test_a_full_disk_is_reported_and_an_earlier_file_stays(tmp_path, monkeypatch
     assert path.read_bytes() == b"earlier" and list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("kind", ["missing", "text", "cut", "other"])
+@pytest.mark.parametrize("kind", ["missing", "text", "cut", "other", "unnamed"])
 def test_a_file_that_holds_no_predictions_is_refused(tmp_path, kind):
     path = tmp_path / "p.parquet"
     if kind == "text":
         path.write_text("no parquet")
-    elif kind == "cut":
+    elif kind in ("cut", "unnamed"):
         write_predictions(
             str(path), of_logits(LOGITS_NK, torch.tensor([0, 2, 2])), np.arange(3), ["", "", ""], ABOUT
         )
-        path.write_bytes(path.read_bytes()[:-40])
+        if kind == "cut":
+            path.write_bytes(path.read_bytes()[:-40])
+        else:  # another program has rewritten it
+            pq.write_table(pq.read_table(path).replace_schema_metadata({}), path)
     elif kind == "other":
         pq.write_table(pa.table({"row": [1]}), path)
 

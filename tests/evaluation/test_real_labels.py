@@ -113,6 +113,21 @@ def test_the_index_column_and_the_file_names_of_real_images_agree(shared):
     assert sum(map(bool, by_name[0])) == 959
 
 
+def test_an_image_without_a_label_does_not_count_and_any_of_several_is_right():
+    assert real_hits([1, 2, 3, 4], [[1], [], [5, 3], [0]]) == (2, 3)
+
+
+@pytest.mark.parametrize(("num_right", "is_refused"), [(5, False), (4, True)])
+def test_labels_that_agree_with_fewer_than_half_of_the_images_are_those_of_others(num_right, is_refused):
+    lists = [[0]] * num_right + [[1]] * (10 - num_right) + [[]]  # every image is of class 0
+
+    if not is_refused:
+        assert labels_of_split(split_of(11), lists, None, path="real.json", column=None).lists == lists
+        return
+    with pytest.raises(DataError, match="agree with the label of only 4 of 10 images"):
+        labels_of_split(split_of(11), lists, None, path="real.json", column=None)
+
+
 def test_as_many_lists_as_rows_where_nothing_else_tells():
     with pytest.raises(DataError, match="3 lists of ReaL labels for 2 rows") as told:
         labels_for_rows(split_of(2), [[1], [2], [3]], column=None)

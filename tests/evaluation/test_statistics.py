@@ -1,9 +1,11 @@
-"""Reliability and ECE against hand values, a loop, and torchmetrics where it is installed."""
+"""Reliability, ECE, intervals and McNemar's test, against hand values, loops and other libraries."""
+
+import math
 
 import numpy as np
 import pytest
 
-from vitcli.evaluation.statistics import reliability
+from vitcli.evaluation.statistics import accuracy_interval, mcnemar, paired_interval, reliability
 
 
 def ece_by_loop(confidences, is_right, num_bins) -> float:
@@ -78,3 +80,25 @@ def test_the_bins_are_those_of_scikit_learn():
 
     assert bins.accuracy_M[bins.counts_M > 0] == pytest.approx(accuracy)
     assert bins.confidence_M[bins.counts_M > 0] == pytest.approx(confidence)
+
+
+def test_intervals_are_of_95_percent():
+    # Exact: the rate at which ten misses in ten have a probability of 2.5 %.
+    assert accuracy_interval(0, 10) == pytest.approx((0, 1 - 0.025**0.1))
+    assert accuracy_interval(10, 10) == pytest.approx((0.025**0.1, 1))
+    # Of many images the normal distribution's 1.96 deviations.
+    deviation = math.sqrt(0.3 * 0.7 / 10_000)
+    expected = (0.3 - 1.96 * deviation, 0.3 + 1.96 * deviation)
+    assert accuracy_interval(3_000, 10_000) == pytest.approx(expected, abs=2e-4)
+    deviation = math.sqrt(0.08 - 0.02**2) / 100  # of differences of -1, 0 and 1
+    expected = (0.02 - 1.96 * deviation, 0.02 + 1.96 * deviation)
+    assert paired_interval(300, 500, 10_000) == pytest.approx(expected, abs=2e-4)
+
+
+@pytest.mark.parametrize(("only_a", "only_b"), [(0, 5), (3, 9), (7, 7), (40, 20), (0, 0)])
+def test_mcnemars_test_has_two_sides(only_a, only_b):
+    """As many tosses of a fair coin that differ as much or more, either way, counted one by one."""
+    n = only_a + only_b
+    tails = sum(math.comb(n, k) for k in range(n + 1) if abs(n - 2 * k) >= abs(only_a - only_b))
+
+    assert mcnemar(only_a, only_b) == pytest.approx(tails / 2**n)

@@ -76,6 +76,14 @@ def test_a_folder_with_files_and_no_marker_is_refused(tmp_path):
         study(tmp_path).refuse_foreign()
 
 
+def test_a_link_is_no_marker(tmp_path):
+    (tmp_path / "a.txt").touch()
+    (tmp_path / "study.toml").symlink_to("a.txt")
+
+    with pytest.raises(VitError, match="the folder holds other files"):
+        study(tmp_path).refuse_foreign()
+
+
 def test_only_what_the_command_makes_is_deleted(tmp_path):
     (tmp_path / "cells" / "a").mkdir(parents=True)
     for name in ("study.toml", "notes.txt"):

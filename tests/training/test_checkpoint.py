@@ -1,6 +1,7 @@
 """Checkpoints: whole or not there, every byte checked, nothing lost when a save fails."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -261,4 +262,39 @@ def test_one_step_may_be_damaged_again_and_again(tmp_path, net):
         "damaged_step_0000002-2",
         "damaged_step_0000002-3",
         "step_0000001",
+    ]
+
+
+def test_every_operation_of_a_save_is_in_its_order(tmp_path, net, monkeypatch):
+    """Each byte is on disk before the rename that publishes it, and that before anything older is touched."""
+    save(tmp_path, 1, net, keep=1)
+    done = []
+
+    def name_of(path: Path) -> str:
+        new = re.sub(r"\.tmp-dead.*", "RETIRED", str(Path(path).relative_to(tmp_path)))
+        return re.sub(r"\.tmp-2-\d+", "NEW", new).removeprefix("checkpoints/")
+
+    def note(what: str, function):
+        def noted(path, *more, **options):
+            done.append(" ".join([what, *map(name_of, [path, *(one for one in more if what == "rename")])]))
+            return function(path, *more, **options)
+
+        return noted
+
+    monkeypatch.setattr(checkpoint, "sync", note("sync", checkpoint.sync))
+    monkeypatch.setattr(Path, "rename", note("rename", Path.rename))
+    monkeypatch.setattr(checkpoint.shutil, "rmtree", note("delete", checkpoint.shutil.rmtree))
+    save(tmp_path, 2, net, keep=1)
+
+    assert done == [
+        "sync .",
+        "sync NEW/model.safetensors",
+        "sync NEW/optimizer.safetensors",
+        "sync NEW/state.json",
+        "sync NEW/manifest.json",
+        "sync NEW",
+        "rename NEW step_0000002",
+        "sync checkpoints",
+        "rename step_0000001 RETIRED",
+        "delete RETIRED",
     ]

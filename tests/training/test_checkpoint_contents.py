@@ -29,11 +29,14 @@ def stopped(photos, tmp_path_factory) -> Path:
 
 
 def sign_again(folder: Path) -> None:
-    """Write a manifest for changed files."""
+    """Write a manifest for changed files, and name the folder by the step in them."""
     (folder / "manifest.json").unlink()
-    saved = folder.rename(folder.with_name(f".tmp-{int(folder.name[5:])}-1"))
+    state = json.loads((folder / "state.json").read_text())
+    is_renamed = isinstance(state, dict) and state.pop("as named", False)
+    step = state["step"] if is_renamed else int(folder.name[5:])
+    saved = folder.rename(folder.with_name(f".tmp-{step}-1"))
     checkpoint.write_manifest(saved)
-    saved.rename(folder)
+    saved.rename(folder.with_name(f"step_{step:07}"))
 
 
 def of_state(change: Change) -> Callable[[Path], None]:
@@ -56,6 +59,7 @@ def of_tensors(kind: str, change: Change) -> Callable[[Path], None]:
 
 FORGERIES = {
     "a step beyond the end": of_state(lambda state: state.update(step=10**9)),
+    "a step beyond the end, as its name says": of_state(lambda s: s.update({"step": 9, "as named": True})),
     "another step": of_state(lambda state: state.update(step=4)),
     "a step in words": of_state(lambda state: state.update(step="5")),
     "no step": of_state(lambda state: state.pop("step")),

@@ -19,6 +19,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from tests.conftest import run, vit
+from vitcli.data.sampler import rows_at
 from vitcli.evaluation import inference
 from vitcli.output.run_folder import newest_checkpoint_step
 from vitcli.training.text import as_text, compute_text
@@ -252,7 +253,9 @@ def test_a_run_is_not_resumed_with_one_other_image_and_is_with_a_copy_of_the_dat
     when_logged(out, 2, lambda: os.kill(os.getpid(), signal.SIGTERM))
     assert run(*words, "--batch-size", 8).code == 143
 
-    for split, row in (("train", 7), ("test", 50)):  # neither is among the sampled ones
+    sampled = np.linspace(0, 102, 32).astype(int)  # by a fingerprint of labels and some images
+    for split, row in (("train", 8), ("test", 49)):  # of those of one class, which come second
+        assert 52 + row not in sampled
         file = sorted((data / split / "red").iterdir())[row]
         content = file.read_bytes()
         Image.new("RGB", (9, 9)).save(file)
@@ -283,6 +286,17 @@ def test_of_very_many_images_files_of_other_sizes_are_refused_and_written_ones_n
     resumed = run(*(word for word in words if word != "--quiet"))
     assert resumed.code == 0 and "have been written again since this run began" in resumed.err
     assert "no longer bit-exact" not in resumed.err
+
+
+def test_an_unreadable_image_before_a_stop_is_counted_by_the_run_that_goes_on(photos, tmp_path):
+    data, out = shutil.copytree(photos, tmp_path / "data"), tmp_path / "run"
+    (first,) = rows_at(range(1), num_examples=24, seed=0)  # not seen again in 24 images
+    sorted((data / "train").rglob("*.png"))[first].write_bytes(b"no image")
+    words = (*SMALL, "--dataset", data, "--out", out, "--steps", 3, "--batch-size", 8, "--skip-bad")
+    when_logged(out, 1, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    assert run(*words, "--set", "train.log_every=1", "--workers", 1).code == 143
+
+    assert run(*words, "--set", "train.log_every=1").json["num_skipped_images"] == 1
 
 
 @pytest.mark.slow

@@ -2,8 +2,11 @@
 
 import itertools
 import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -21,45 +24,46 @@ def leaves(count: int) -> list[list[torch.Tensor]]:
     return [[torch.randn(shape) * 10.0 ** (part % 5) for shape in SHAPES] for part in range(count)]
 
 
-class Processes:
-    """All processes of a run in one: `exchange` and `gather` by their definitions."""
+class Process(NamedTuple):
+    """One of the processes of a run, in a thread; `exchange` and `gather` by their definitions."""
 
-    def __init__(self, world_size: int):
-        self.world_size, self.sent = world_size, {}
+    rank: int
+    world_size: int
+    sent: list
+    barrier: threading.Barrier
 
-    def totals(self, parts: list[list[torch.Tensor]]) -> list[list[torch.Tensor]]:
-        share = len(parts) // self.world_size
-        mine = [self.flat(parts[rank * share : (rank + 1) * share]) for rank in range(self.world_size)]
-        length = -(-len(mine[0][1]) // self.world_size)
-        padded = [nn.functional.pad(flat, (0, length * self.world_size - len(flat))) for _, flat in mine]
-        rows = [flat.view(self.world_size, length) for flat in padded]
-        slices = []
-        for rank in range(self.world_size):
-            received = torch.stack([row[rank] for row in rows])
-            slices.append(self.sum_of(received, level=mine[0][0]))
-        return torch.cat(slices)[: len(mine[0][1])]
+    def _all(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        self.sent[self.rank] = tensor.clone()
+        self.barrier.wait(10)
+        received = list(self.sent)
+        self.barrier.wait(10)
+        return received
 
-    def flat(self, parts):
-        from vitcli.training.gradients import _push
+    def exchange(self, rows: torch.Tensor) -> torch.Tensor:
+        return torch.stack([sent[self.rank] for sent in self._all(rows)])
 
-        subtrees = []
-        for grads in parts:
-            _push(subtrees, 0, [g.clone() for g in grads])
-        ((level, grads),) = subtrees
-        return level, torch.cat([g.flatten() for g in grads])
+    def gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        return torch.stack(self._all(tensor))
 
-    def sum_of(self, received, *, level):
-        from vitcli.training.gradients import _fold, _push
 
-        subtrees = []
-        for one in received:
-            _push(subtrees, level, [one.clone()])
-        return _fold(subtrees)[0]
+def together(parts: list[list[torch.Tensor]], world_size: int) -> list[list[torch.Tensor]]:
+    """Return the sum that each of several processes gets."""
+    barrier, sent, count = threading.Barrier(world_size), [None] * world_size, len(parts) // world_size
+
+    def total(rank: int) -> list[torch.Tensor]:
+        return summed(parts[rank * count :][:count], Process(rank, world_size, sent, barrier))
+
+    with ThreadPoolExecutor(world_size) as pool:
+        return list(pool.map(total, range(world_size)))
 
 
 def alone(parts: list[list[torch.Tensor]]) -> list[torch.Tensor]:
+    return summed(parts, SimpleNamespace(world_size=1))
+
+
+def summed(parts: list[list[torch.Tensor]], runtime) -> list[torch.Tensor]:
     model = nn.ParameterList([nn.Parameter(torch.zeros(shape)) for shape in SHAPES])
-    total = PairwiseSum(model, SimpleNamespace(world_size=1), parts=len(parts))
+    total = PairwiseSum(model, runtime, parts=len(parts))
     for grads in parts:
         for parameter, grad in zip(model, grads, strict=True):
             parameter.grad = grad.clone()
@@ -73,10 +77,10 @@ def alone(parts: list[list[torch.Tensor]]) -> list[torch.Tensor]:
 )
 def test_several_processes_make_the_additions_of_one(num_parts, world_size):
     parts = leaves(num_parts)
-    together = Processes(world_size).totals(parts)
-    one = torch.cat([grad.flatten() for grad in alone(parts)])
+    one = alone(parts)
 
-    assert torch.equal(together, one)
+    for total in together(parts, world_size):
+        assert all(map(torch.equal, total, one))
 
 
 def test_the_order_of_additions_shows_in_the_bits_so_that_the_test_above_can_fail():

@@ -255,8 +255,10 @@ def test_a_run_that_was_begun_without_a_fused_optimizer_goes_on_without(photos, 
     assert fingerprint(tmp_path / "mixed") == fingerprint(tmp_path / "plain")
 
 
-@pytest.mark.parametrize("is_late", [False, True])
-def test_a_gradient_that_overflows_in_fp16_is_skipped_as_by_torchs_scaler(is_late, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("is_late", "clip"), [(False, 0.0), (True, 0.0), (False, 4.0)])
+def test_a_gradient_that_overflows_in_fp16_is_skipped_as_by_torchs_scaler(
+    is_late, clip, tmp_path, monkeypatch
+):
     monkeypatch.setattr(loop, "runs_ahead", lambda device: is_late)
     monkeypatch.setattr(loop, "autocast", lambda device, precision: nullcontext())
     (mine, optimizer), (theirs, their_optimizer) = linear("sgd", False), linear("sgd", False)
@@ -272,7 +274,7 @@ def test_a_gradient_that_overflows_in_fp16_is_skipped_as_by_torchs_scaler(is_lat
     with closing(RunFolder(tmp_path / "run")) as run_folder:
         loop.train(
             state,
-            replace(SETTINGS, plan=Plan(4, 0, 4, 4, 1, 1, 40, 40, None), clip=0.0, log_every=1),
+            replace(SETTINGS, plan=Plan(4, 0, 4, 4, 1, 1, 40, 40, None), clip=clip, log_every=1),
             lambda model, images_BCHW, labels: loss_of(model, next(remaining)),
             batches(4),
             evaluation=None,
@@ -282,6 +284,9 @@ def test_a_gradient_that_overflows_in_fp16_is_skipped_as_by_torchs_scaler(is_lat
         )
     for factor in factors:
         their_scaler.scale(loss_of(theirs, factor)).backward()
+        if clip:
+            their_scaler.unscale_(their_optimizer)
+            optim.clip_by_global_norm(theirs.parameters(), clip)
         their_scaler.step(their_optimizer)
         their_scaler.update()
         their_optimizer.zero_grad()

@@ -119,6 +119,28 @@ def test_a_web_page_is_not_kept_as_weights(server):
     assert not download.is_here(resolve("gs://b/x.npz"))
 
 
+def test_a_page_or_an_answer_without_encryption_is_refused_and_no_signature_is_shown(tmp_path):
+    address = "https://example.org/x.npz?token=abc"
+    waiting = download._Download(address, tmp_path / "x.npz", Progress(quiet=True))
+
+    for url, stated, message in (
+        ("http://example.org/x.npz", {}, "redirects to an address without encryption"),
+        (address, {"content-type": "text/html; charset=utf-8"}, "answers with a web page"),
+    ):
+        with pytest.raises(WeightsError, match=message) as refusal:
+            waiting._check_answer(url, stated)
+        assert refusal.value.where == "https://example.org/x.npz"
+    waiting._check_answer(address, {"content-type": "application/octet-stream"})
+
+
+@pytest.mark.parametrize(
+    ("place", "etag", "continues"),
+    [("bytes 7-9/10", '"a"', True), ("bytes 7-9/10", '"b"', False), ("bytes 6-9/10", '"a"', False)],
+)
+def test_a_part_continues_the_same_version_where_the_received_one_ends(place, etag, continues):
+    assert download._continues({"content-range": place, "etag": etag}, '"a"', 7) == continues
+
+
 def test_an_error_in_a_downloaded_file_names_its_place_in_the_cache(server):
     server.bucket["b/x.npz"] = b"no archive"
 

@@ -148,3 +148,21 @@ def test_the_older_flat_config_is_read_too():
 
     assert (arch.timm_name, arch.num_classes, arch.image_size) == ("resnet18", 3, (160, 160))
     assert class_names == ("a", "b", "c")
+
+
+def test_the_preprocessing_of_a_config_is_taken_value_by_value():
+    stored = {"input_size": [3, 96, 96], "crop_pct": 0.95, "crop_mode": "squash", "interpolation": "bilinear"}
+    stored |= {"mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6]}
+    _, given, _ = from_timm_config({"architecture": "resnet18", "pretrained_cfg": stored}, tag="")
+    _, usual, _ = from_timm_config({"architecture": "resnet18", "pretrained_cfg": {}}, tag="")
+
+    assert given == {
+        "image_size": [96, 96], "resize": "square", "crop_fraction": 0.95, "interpolation": "bilinear",
+        "antialias": True, "mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6], "decoder": "Pillow",
+    }  # fmt: skip
+    assert (usual["resize"], usual["crop_fraction"], usual["interpolation"]) == (
+        "short_side",
+        0.875,
+        "bicubic",
+    )
+    assert (usual["mean"], usual["std"]) == ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])

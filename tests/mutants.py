@@ -1,0 +1,405 @@
+"""Deliberate breaks of the code, each of which must turn a test red: `tests/test_mutants.py` makes them.
+
+A break is a text that occurs once in its file, and what takes its place. It belongs to the tests of which one
+must fail. Those are fast, and need no data or weights besides what they make themselves. Here are the breaks
+of what a run must keep; those of what a result rests on are in `mutants_of_results.py`.
+"""
+
+from dataclasses import dataclass
+
+from tests.mutants_of_results import OF_RESULTS
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A change of a file, of a text that occurs once, and the tests of which one must fail."""
+
+    what: str
+    file: str
+    before: str
+    after: str
+    tests: str
+
+
+# By file and tests: what each break does, the text before and after it.
+OF_RUNS = {
+    # What a crash may not take.
+    ("vitcli/output/atomic.py", "tests/output/test_atomic.py"): {
+        "a pipe is waited for": ("os.O_RDONLY | os.O_NONBLOCK", "os.O_RDONLY"),
+        "no fsync of a replaced file": ("        sync(temporary)\n", ""),
+        "no fsync of its folder": (
+            "os.replace(temporary, path)\n        sync(path.parent)\n",
+            "os.replace(temporary, path)\n",
+        ),
+        "a file is renamed before it is on disk": (
+            "        sync(temporary)\n        os.replace(temporary, path)\n",
+            "        os.replace(temporary, path)\n        sync(path)\n",
+        ),
+        "a failed write leaves its file": (
+            "            temporary.unlink(missing_ok=True)",
+            "            pass",
+        ),
+        "JSON of any size is read": ("file.read(MOST_JSON_BYTES + 1)", "file.read()"),
+    },
+    ("vitcli/output/atomic.py", "tests/training/test_power_loss.py"): {
+        "no fsync of new parents": ("                sync(path.parent)", "                pass"),
+    },
+    ("vitcli/output/run_folder.py", "tests/training/test_power_loss.py"): {
+        "no fsync of the metrics": ("os.fsync(self._metrics.fileno())", "pass"),
+    },
+    ("vitcli/training/checkpoint.py", "tests/training/test_checkpoint.py"): {
+        "no rename before a deletion": ("old.rename(_retired(old))", "old"),
+        "damaged ones are not put aside": ("bad.rename(_free_name(", "str(_free_name("),
+        "one damaged name for all times": (
+            "path.with_name(name) for name in names if not",
+            "path for name in names if True or not",
+        ),
+        "leftovers of saves are kept": (
+            "        shutil.rmtree(leftover, ignore_errors=True)",
+            "        pass",
+        ),
+        "hashes are not compared": ("digest_of_file(path).hex() != sha256", "False"),
+        "weights that are not finite are saved": (
+            "        check_finite(find_non_finite(checkpoint.tensors), step)",
+            "        pass",
+        ),
+        "milestones are deleted": (
+            "if not milestone_every or step_of_checkpoint(old) % milestone_every:",
+            "if True:",
+        ),
+        "a file that does not belong is accepted": ("    if unlisted:", "    if False:"),
+        "a checkpoint of another name is accepted": ("if checkpoint_name != folder.name:", "if False:"),
+        "a failed save leaves its files": (
+            "        shutil.rmtree(temporary, ignore_errors=True)\n        raise",
+            "        raise",
+        ),
+        "what cannot be deleted is not named": (
+            "return left + [old for old in retired if old.exists()]",
+            "return []",
+        ),
+        "momentum is restored as zero": (
+            "optimizer.state[parameter][slot] = value",
+            "optimizer.state[parameter][slot] = torch.zeros_like(value)",
+        ),
+        "a copy shares memory with the model": (
+            "copies = iter(Download(values).read())",
+            "copies = iter(values)",
+        ),
+        "an old one goes before the new one is there": (
+            "        temporary.rename(saved)\n",
+            "        for old in checkpoint_folders(run_dir)[keep - 1 :]:\n"
+            "            shutil.rmtree(old)\n"
+            "        temporary.rename(saved)\n",
+        ),
+    },
+    ("vitcli/training/checkpoint.py", "tests/training/test_checkpoint_contents.py"): {
+        "contents of a checkpoint are not looked at": ("    if problem:\n", "    if False:\n"),
+        "an empty optimizer goes on": ("if has_state and not found and", "if False and"),
+        "a step beyond the end is accepted": ("not 0 < step <= total_steps", "not 0 < step"),
+    },
+    ("vitcli/training/checkpoint.py", "tests/training/test_power_loss.py"): {
+        "no fsync of a checkpoint's files": ("        sync(path)\n", ""),
+        "no fsync of the manifest": ("    sync(folder / MANIFEST)\n", ""),
+        "no fsync of the temporary folder": ("MANIFEST)\n    sync(folder)\n", "MANIFEST)\n"),
+        "no fsync of checkpoints/": ("        sync(folder)\n    except", "    except"),
+        "no fsync of the run folder": ("sync(run_dir)  # the", "pass  # the"),
+        "one checkpoint too many is retired": ("(run_dir)[keep:]", "(run_dir)[keep - 1 :]"),
+    },
+    # What a run that stops and goes on may not change, and what it may not say.
+    (
+        "vitcli/evaluation/inference.py",
+        ""
+        "tests/training/test_finetune.py::test_a_run_stopped_within_an_evaluation_resumes_into_it_bit_for_bit",
+    ): {
+        "a signal waits for the end of an evaluation": ("if number < num_of_each and", "if False and"),
+    },
+    (
+        "vitcli/output/run_folder.py",
+        ""
+        "tests/training/test_finetune.py::test_a_folder_with_another_recipe_is_refused_with_the_keys_that_differ",
+    ): {
+        "a run of another recipe is resumed": (
+            'refuse_other(path, "a run of another recipe", differing, advice=advice)',
+            "pass",
+        ),
+    },
+    (
+        "vitcli/output/run_folder.py",
+        "tests/training/test_finetune.py::test_a_run_stopped_by_sigterm_resumes_bit_for_bit",
+    ): {
+        "metrics are not cut to their checkpoint": (
+            "        os.truncate(self.path / METRICS, num_bytes)",
+            "        pass",
+        ),
+    },
+    (
+        "vitcli/training/state.py",
+        ""
+        "tests/training/test_finetune.py::test_a_run_is_not_resumed_with_one_other_image_and_is_with_a_copy_of_the_data",
+    ): {
+        "changed data are resumed on": ("if is_known and before[key] != now[key]:", "if False:"),
+        "32 images stand for all": (
+            '"train_data", "eval_data", "train_images", "eval_images"',
+            '"train_data", "eval_data"',
+        ),
+    },
+    (
+        "vitcli/training/state.py",
+        "tests/training/test_finetune.py::test_a_run_stopped_by_sigterm_resumes_bit_for_bit",
+    ): {
+        "the average begins anew": (
+            'state.average.restore(fsdp.all_sliced_like(saved.tensors["average"], current))',
+            "pass",
+        ),
+        "the optimizer begins anew": (
+            'checkpoint.restore_optimizer(state.model, state.optimizer, saved.tensors["optimizer"])',
+            "pass",
+        ),
+    },
+    (
+        "vitcli/training/state.py",
+        ""
+        "tests/training/test_finetune.py::test_a_run_stopped_within_an_evaluation_resumes_into_it_bit_for_bit",
+    ): {
+        "an interrupted evaluation is forgotten": ('saved.state.get("evaluation_due", False)', "False"),
+    },
+    (
+        "vitcli/training/state.py",
+        ""
+        "tests/training/test_finetune.py::test_an_unreadable_image_before_a_stop_is_counted_by_the_run_that_goes_on",
+    ): {
+        "unreadable images before a stop are forgotten": ('set(saved.state["skipped"])', "set()"),
+    },
+    ("vitcli/training/state.py", "tests/training/test_saver.py"): {
+        "a failed save is swallowed": (
+            "            if error is not None:\n                raise error",
+            "            pass",
+        ),
+        "a failed save is told only with the next": ("return failed or time", "return time"),
+        "'saved' is said before it is on disk": ("        if wait:\n            self._finish()\n", ""),
+    },
+    # A step of training.
+    ("vitcli/training/gradients.py", "tests/training/test_gradients.py"): {
+        "a running sum in place of the tree": (
+            "while subtrees and subtrees[-1][0] == level:",
+            "while subtrees:",
+        ),
+        "a split that is no tree is taken": (
+            "return rest == 0 and (world_size == 1 or _is_power_of_two(parts))",
+            "return rest == 0",
+        ),
+        "slices of a sum are exchanged": (
+            "self.runtime.gather(total).flatten()",
+            "self.runtime.gather(total).flip(0).flatten()",
+        ),
+    },
+    ("vitcli/training/loop.py", "tests/training/test_loop.py"): {
+        "dropout is the same in every micro-batch": ('"model", step, global_part', '"model", step, 0'),
+        "dropout is the same in every step": ('"model", step, global_part', '"model", 0, global_part'),
+        "dropout ignores the seed": ("derive_seed(settings.seed, ", "derive_seed(0, "),
+        "a loss that is not finite goes on": (
+            "            self._loss,\n            0.0 if",
+            "            0.0,\n            0.0 if",
+        ),
+        "a gradient that is not finite goes on": ("0.0 if may_overflow else self._grad_norm", "0.0"),
+        "the rate of the next step": ("settings.lr_at(step)", "settings.lr_at(step + 1)"),
+        "clipping after the step": (
+            "            grad_norm = clip_by_global_norm(parameters, settings.clip)\n",
+            "            grad_norm = clip_by_global_norm(parameters, 0.0)\n",
+        ),
+        "the last micro-batch weighs less": (
+            "scale(loss / state.gradients.num_losses)",
+            "scale(loss / (state.gradients.num_losses + (part == parts - 1)))",
+        ),
+        "micro-batches are summed, not averaged": ("scale(loss / state.gradients.num_losses)", "scale(loss)"),
+        "gradients of the step before are added": ("            optimizer.zero_grad()\n", ""),
+        "the logged loss is that of one micro-batch": ("math.fsum(losses) / len(losses)", "losses[-1]"),
+        "the average counts one step too many": ("num_updates=state.step)", "num_updates=state.step + 1)"),
+        "SIGTERM leaves without saving": ("is_end or stop_signal or is_saved", "is_end or is_saved"),
+        "SIGTERM does not wait for its save": ("wait=is_end or stop_signal > 0", "wait=is_end"),
+        "a second Ctrl-C is ignored": ("            os._exit(130)\n", "            pass\n"),
+        "a second Ctrl-C ends as if all were well": ("os._exit(130)", "os._exit(0)"),
+        "a signal is forgotten": (
+            "            if stop_signal:\n                raise Stopped",
+            "            if False:\n                raise Stopped",
+        ),
+        "Ctrl-C ends as SIGTERM does": (
+            "signal.SIGINT if interrupted else signal.SIGTERM",
+            "signal.SIGTERM if interrupted else signal.SIGTERM",
+        ),
+    },
+    ("vitcli/training/loop.py", "tests/training/test_queued_device.py"): {
+        "a step that is not finite changes the weights": (
+            "update_weights(optimizer, numbers.is_finite)",
+            "update_weights(optimizer, torch.tensor(True))",
+        ),
+    },
+    (
+        "vitcli/training/loop.py",
+        ""
+        "tests/training/test_queued_device.py::test_a_gradient_that_overflows_in_fp16_is_skipped_as_by_torchs_scaler",
+    ): {
+        "an overflow of fp16 ends the run": (
+            'precision == "fp16" and loss_scale',
+            'precision == "" and loss_scale',
+        ),
+        "gradients are clipped before they are unscaled": (
+            "            runtime.scaler.unscale_(optimizer)\n"
+            "            grad_norm = clip_by_global_norm(parameters, settings.clip)\n",
+            "            grad_norm = clip_by_global_norm(parameters, settings.clip)\n"
+            "            runtime.scaler.unscale_(optimizer)\n",
+        ),
+    },
+    ("vitcli/training/objective.py", "tests/training/test_objective.py"): {
+        "MixUp's targets are exchanged": (
+            "weight * loss(logits_BK, labels) + (1 - weight)",
+            "(1 - weight) * loss(logits_BK, labels) + weight",
+        ),
+        "MixUp's target is the other neighbour": ("labels.roll(1, dims=0)", "labels.roll(-1, dims=0)"),
+        "MixUp's weight is below a half": ("max(drawn, 1 - drawn)", "min(drawn, 1 - drawn)"),
+        "sigmoid targets are not smoothed to e and 1 - e": (
+            "(1 - 2 * label_smoothing)",
+            "(1 - label_smoothing)",
+        ),
+        "the sigmoid loss is a mean over classes": ("losses_BK.sum(dim=-1).mean()", "losses_BK.mean()"),
+        "padding of labels is class 0": (
+            "labels_BM.where(labels_BM >= 0, num_classes)",
+            "labels_BM.clamp(min=0)",
+        ),
+    },
+    ("vitcli/training/optim.py", "tests/training/test_optim.py"): {
+        "biases are decayed": ("parameter.ndim >= 2 and", "parameter.ndim >= 1 and"),
+        "embeddings are decayed": ('and not EMBEDDINGS.intersection(name.split("."))', ""),
+        "a plain running average": ("(1 - self.factor) / (1 - self.factor**num_updates)", "1 - self.factor"),
+        "averaged weights stay in the model": (
+            "            model.load_state_dict(trained)",
+            "            pass",
+        ),
+        "small gradients are enlarged": ("torch.clamp(max_norm / norm, max=1.0)", "max_norm / norm"),
+        "Adam's betas are exchanged": ("betas=betas, eps=eps", "betas=betas[::-1], eps=eps"),
+        "Nesterov's momentum": (
+            "momentum=settings.momentum, fused",
+            "momentum=settings.momentum, nesterov=True, fused",
+        ),
+        "clipping one parameter after the other": (
+            "    norm = nn.utils.get_total_norm(grads)\n",
+            "    norm = nn.utils.get_total_norm(grads[:1])\n",
+        ),
+    },
+    ("vitcli/training/schedule.py", "tests/training/test_schedule.py"): {
+        "the decay begins a step early": ("(step - warmup_steps) / max", "(step + 1 - warmup_steps) / max"),
+        "the warm-up begins above zero": (
+            "lr * min(1.0, step / warmup_steps)",
+            "lr * min(1.0, (step + 1) / warmup_steps)",
+        ),
+        "the decay ends at zero": ("end_lr + (base_lr - end_lr) * factor", "base_lr * factor"),
+        "epochs are rounded down": (
+            "round(epochs * num_examples / batch_size)",
+            "int(epochs * num_examples / batch_size)",
+        ),
+        "a batch that does not divide is rounded": ("    if batch_size % images_per_pass:", "    if False:"),
+    },
+    # What may not get out, or in.
+    ("vitcli/data/columns.py", "tests/data/test_split.py"): {
+        "paths out of the data set are followed": ("not Path(real).is_relative_to(root)", "False"),
+        "a NUL in a path": ('if "\\0" in path:', "if False:"),
+        "a pipe is read as an image": (
+            "        if os.path.isfile(real):\n",
+            "        if os.path.exists(real):\n",
+        ),
+    },
+    ("vitcli/data/image_cache.py", "tests/data/test_image_cache.py"): {
+        "images of other data are taken": ('"fingerprint": whole.fingerprint, ', ""),
+        "images prepared in another way are taken": (
+            "json.loads(json.dumps(preprocessing.geometry))",
+            "[list(preprocessing.image_size)]",
+        ),
+        "one stamp for all images": ("stamp = self.stamp_of(source)  #", "stamp = self.stamp_of(0)  #"),
+    },
+    ("vitcli/data/shards/webdataset.py", "tests/data/shards"): {
+        "links in a tar are followed": ("if not member.isreg() or member.issparse() or", "if"),
+        "a tar that is cut off": ("if len(end) < tarfile.BLOCKSIZE or any(end):", "if False:"),
+        "a shard that has changed": ("file.size, file.stamp, image_column", "image_column"),
+    },
+    ("vitcli/distributed/launch.py", "tests/distributed/test_launch.py"): {
+        "children look for modules in the working folder": (
+            '"-P", str(Path(__file__).parents[1] / "__main__.py")',
+            '"-m", "vitcli"',
+        ),
+    },
+    ("vitcli/output/owned_folder.py", "tests/output/test_run_folder.py tests/output/test_owned_folder.py"): {
+        "links are followed": ("        self._refuse_links()\n", ""),
+        "two writers in one folder": ("fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)", "pass"),
+        "a link is the mark of a run": (" and not (self.path / self.marker).is_symlink()", ""),
+        "a folder of other files is taken": ("        if files and not is_marked:", "        if False:"),
+    },
+    ("vitcli/output/redaction.py", "tests/export"): {
+        "a published name has a signature": (
+            'QUERY.sub("", name) if name.startswith("http") else name',
+            "name",
+        ),
+        "a published name is a path": ('return PurePath(name).name or "local"', "return name"),
+    },
+    ("vitcli/output/redaction.py", "tests/output/test_run_folder.py"): {
+        "tokens are logged": ('re.sub(r"hf_[A-Za-z0-9]{8,}", "hf_***", argument)', "argument"),
+        "passwords are logged": ('    argument = PASSWORD.sub("***@", argument)\n', ""),
+    },
+    ("vitcli/output/run_folder.py", "tests/output/test_run_folder.py"): {
+        "the command line is logged as it is": ("*map(without_secrets, arguments)", "*arguments"),
+    },
+    (
+        "vitcli/output/text.py",
+        "tests/output/test_text.py tests/output/test_document.py tests/output/test_progress.py",
+    ): {
+        "escapes reach the terminal": (
+            '"".join(c if c.isprintable() else "�" for c in str(text))',
+            "str(text)",
+        ),
+        "escapes are in JSON": (
+            "return character if character.isprintable() else",
+            "return character if True else",
+        ),
+    },
+    ("vitcli/report/server.py", "tests/report/test_page.py"): {
+        "clients without number": ("if self._free.acquire(blocking=False):", "if True:"),
+        "a silent client is waited for": ("timeout = PATIENCE_S", "timeout = None"),
+        "pages of the web read the report": (
+            'if self.headers.get("Host", "").partition(":")[0] not in HOST_NAMES:',
+            "if False:",
+        ),
+        "clients that vanish are told": (
+            "if not isinstance(sys.exception(), ConnectionError | TimeoutError):",
+            "if True:",
+        ),
+    },
+    # Exit codes, and what a terminal is told.
+    ("vitcli/cli/exit_codes.py", "tests/cli"): {
+        "escapes are in errors": (
+            '"".join(c if c.isprintable() or c == "\\n" else "\\ufffd" for c in text)',
+            "text",
+        ),
+        "a bug ends with the code of a mistake": (
+            "_environment_error(error) or _internal_error(error)",
+            "_environment_error(error) or VitError(str(error), where='', fix='')",
+        ),
+        "an error ends with 0": (
+            "        return _print_error(error, arguments)\n    except Stopped",
+            "        return _print_error(error, arguments) * 0\n    except Stopped",
+        ),
+    },
+    ("vitcli/errors.py", "tests/cli tests/test_api.py"): {
+        "exit codes of weights and machine": (
+            "    WeightsError: 4,\n    MachineError: 5,",
+            "    WeightsError: 5,\n    MachineError: 4,",
+        ),
+        "exit code of a loss that is not finite": ("NotFiniteError: 6", "NotFiniteError: 5"),
+        "exit code of a failed check": ("CheckFailed: 8", "CheckFailed: 1"),
+        "exit code of a signal": ("128 + signal_number", "signal_number"),
+    },
+}
+
+MUTANTS = [
+    Mutant(what, file, before, after, tests)
+    for (file, tests), breaks in (OF_RUNS | OF_RESULTS).items()
+    for what, (before, after) in breaks.items()
+]
