@@ -70,8 +70,8 @@ OF_RUNS = {
         "a file that does not belong is accepted": ("    if unlisted:", "    if False:"),
         "a checkpoint of another name is accepted": ("if checkpoint_name != folder.name:", "if False:"),
         "a failed save leaves its files": (
-            "        shutil.rmtree(temporary, ignore_errors=True)\n        raise",
-            "        raise",
+            "        shutil.rmtree(temporary, ignore_errors=True)\n        num_bytes",
+            "        num_bytes",
         ),
         "what cannot be deleted is not named": (
             "return left + [old for old in retired if old.exists()]",
@@ -137,11 +137,11 @@ OF_RUNS = {
         ""
         "tests/training/test_finetune.py::test_a_run_is_not_resumed_with_one_other_image_and_is_with_a_copy_of_the_data",
     ): {
-        "changed data are resumed on": ("if is_known and before[key] != now[key]:", "if False:"),
-        "32 images stand for all": (
-            '"train_data", "eval_data", "train_images", "eval_images"',
-            '"train_data", "eval_data"',
+        "changed data are resumed on": (
+            "None not in (before.get(key), now[key]) and before[key] != now[key]",
+            "False",
         ),
+        "32 images stand for all": ('("train_data", "eval_data", *IMAGES)', '("train_data", "eval_data")'),
     },
     (
         "vitcli/training/state.py",
