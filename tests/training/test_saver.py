@@ -23,7 +23,7 @@ def notes() -> list[str]:
 
 @pytest.fixture
 def saver(tmp_path, notes, monkeypatch) -> Saver:
-    """A saver of a small network, which keeps one checkpoint; a save takes a fifth of a second or more."""
+    """A saver of a small network, which keeps one checkpoint; a save takes a while."""
     model, runtime, save = nn.Linear(2, 2), start_runtime("fp32"), checkpoint.save
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer.param_groups[0]["fused"] = False
@@ -31,7 +31,7 @@ def saver(tmp_path, notes, monkeypatch) -> Saver:
     job = SimpleNamespace(recipe=SimpleNamespace(train=train), progress=SimpleNamespace(note=notes.append))
 
     def save_slowly(*args, **options) -> list[Path]:
-        time.sleep(0.2)
+        time.sleep(0.05)
         return save(*args, **options)
 
     monkeypatch.setattr(checkpoint, "save", save_slowly)
@@ -79,3 +79,12 @@ def test_what_cannot_be_deleted_is_named_once(saver, notes, tmp_path, monkeypatc
 
     left = [note.partition(" ")[0] for note in notes]
     assert len(left) == len(set(left)) == 2 and all("step_000000" in name for name in left)
+
+
+def test_the_error_of_the_first_process_ends_the_others_too(saver):
+    def on_main(_) -> None:
+        raise MachineError("the first process has no room", where="here", fix="make room")
+
+    saver.state.runtime = SimpleNamespace(on_main=on_main)  # of a process that writes nothing itself
+    with pytest.raises(MachineError, match="the first process has no room"):
+        saver.save(wait=False)
