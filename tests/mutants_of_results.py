@@ -338,8 +338,8 @@ OF_RESULTS = {
     ("vitcli/features/feature_store.py", "tests/features/test_feature_store.py"): {
         "features of anything else": ('if head["about"] != json.loads(json.dumps(self.about)):', "if False:"),
         "changed features are read": (
-            "        if _checksum(content) != checksum:\n            return False\n        self._add",
-            "        self._add",
+            "        if _checksum(content) != checksum:\n            return False\n        rows_N",
+            "        rows_N",
         ),
         "a store has two owners": ("        lock_open_file(file)\n", ""),
         "weights of equal shapes are the same": (

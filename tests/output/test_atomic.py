@@ -132,7 +132,7 @@ def test_a_write_that_fails_leaves_the_earlier_file_and_nothing_else(tmp_path):
         write_text(path / "below", "a file is no folder")
 
 
-def test_pipes_devices_and_values_without_end_are_read_as_nothing(tmp_path, in_ten_seconds, monkeypatch):
+def test_pipes_devices_and_values_without_end_are_read_as_nothing(tmp_path, in_ten_seconds):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "endless").symlink_to("/dev/zero")
     (tmp_path / "deep").write_text("[" * 100_000)
@@ -145,10 +145,6 @@ def test_pipes_devices_and_values_without_end_are_read_as_nothing(tmp_path, in_t
     for name in ("pipe", "endless"):
         with pytest.raises(MachineError, match="it is a pipe or a device"):
             read_jsonl(tmp_path / name)
-    monkeypatch.setattr(atomic, "MOST_JSON_BYTES", 9)
-    (tmp_path / "small.json").write_text('{"a": 12}')
-    (tmp_path / "large.json").write_text('{"a": 123}')
-    assert [read_json(tmp_path / f"{name}.json") for name in ("small", "large")] == [{"a": 12}, None]
 
 
 def test_a_file_is_on_disk_before_it_takes_its_name_and_its_name_before_anybody_hears_of_it(
