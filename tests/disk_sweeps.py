@@ -7,6 +7,7 @@ struck, with what exit codes, and every problem, of which there must be none.
 import hashlib
 import importlib
 import json
+import os
 import sys
 import time
 from collections import Counter
@@ -19,8 +20,9 @@ import torch
 from torch import nn
 
 from tests import faulty_disk
-from tests.faulty_disk import FAULTS, command, in_a_fork
+from tests.faulty_disk import FAULTS, Struck, command, in_a_fork
 from tests.training.test_finetune import SMALL, TRICKY, fingerprint
+from tests.weights.servers import network, npz_of, serve
 from vitcli import libraries
 from vitcli import recipe as recipes
 from vitcli.errors import VitError
@@ -130,7 +132,7 @@ class Sweep:
         self._reset()
         for struck in faulty_disk.sweep(self.action, fault, self.out, self.scratch, numbers=numbers):
             codes[struck.code] += 1
-            said = [*struck.problems(), *self._after(truth)]
+            said = [*struck.problems(), *self._after(truth, struck)]
             problems += [f"{struck.operation.replace(str(self.scratch), '')}: {problem}" for problem in said]
             self._reset()
         seconds = round(time.monotonic() - began_at)
@@ -156,7 +158,7 @@ class Sweep:
         faulty_disk.remove(self.out)
         faulty_disk.remove(self.acknowledged)
 
-    def _after(self, truth: dict[str, str]) -> Iterator[str]:
+    def _after(self, truth: dict[str, str], struck: Struck) -> Iterator[str]:
         """Compare what is there, and what the same command makes of it, with the truth."""
         if self.is_resumable:
             yield from lost_steps(self.out, self.acknowledged)
@@ -167,7 +169,11 @@ class Sweep:
         there = self.same(self.out)
         if different := [name for name in truth.keys() | there.keys() if truth.get(name) != there.get(name)]:
             yield f"not the same: {sorted(different)}"
-        if left := [str(path.relative_to(self.out)) for path in self.out.rglob(".tmp*")]:
+        # Runs remove what an earlier one has left; other commands only their own.
+        may_leave = struck.code < 0 or " delete " in struck.operation
+        if (self.is_resumable or not may_leave) and (
+            left := [str(path.relative_to(self.out)) for path in self.out.rglob(".tmp*")]
+        ):
             yield f"left over: {left}"
 
 
@@ -184,23 +190,73 @@ def sweep_of(what: str, scratch: Path, photos: str) -> Sweep:
             is_resumable=True,
             most=0,
         )
-    words = [word for word in SMALL if word not in ("--quiet", "--json")]
-    words += ["--dataset", photos, "--steps", 8, *TRICKY, "--out"]
     if what == "run":
         return Sweep(
             scratch,
-            lambda out, acknowledged: acknowledging(command([*words, out]), acknowledged),
+            lambda out, acknowledged: acknowledging(command([*run_words(photos), out]), acknowledged),
             fingerprint,
             is_resumable=True,
             most=most,
         )
+    os.environ["XDG_CACHE_HOME"] = str(scratch / ("out" if what.endswith("cache") else "cache"))
+    words, names = words_of(what, scratch, photos)
+    return Sweep(
+        scratch,
+        lambda out, _: command([word.format(out=out) for word in map(str, words)]),
+        lambda out: files_of(scratch if what == "fewshot-cache" else out, names),
+        is_resumable=False,
+        most=most,
+    )
+
+
+def run_words(photos: str) -> list[object]:
+    words = [word for word in SMALL if word not in ("--quiet", "--json")]
+    return [*words, "--dataset", photos, "--steps", 8, *TRICKY, "--out"]
+
+
+def words_of(what: str, scratch: Path, photos: str) -> tuple[list[object], tuple[str, ...]]:
+    """Return a command line with "{out}" in it, and the files that depend on no clock."""
+    data, weights = ("--dataset", photos), ("model.safetensors", "config.json")
+    match what:
+        case "evaluate":
+            trained = scratch / "trained"
+            assert in_a_fork(command([*run_words(photos), trained]), scratch / "output") == 0
+            words = ["evaluate", "--ckpt", trained, *data, "--save-predictions", "{out}/saved.parquet"]
+            return [*words, "--out", "{out}"], ("*.csv", "mistakes.json", "*.parquet")
+        case "fewshot" | "fewshot-cache":
+            words = ["fewshot", "--ckpt", "demo", *data, "--shots", "1,2", "--overwrite", "--out"]
+            names = ("metrics.jsonl", "draws.json", "recipe.toml")
+            return [*words, "{out}" if what == "fewshot" else scratch / "result"], names
+        case "embed":
+            words = ["embed", "--ckpt", "demo", *data, "--split", "train", "--batch-size", 5, "--overwrite"]
+            return [*words, "--out", "{out}/f.safetensors"], ("f.safetensors",)
+        case "selection":
+            words = [word for word in run_words(photos) if word != "0.02"]
+            words.insert(words.index("--lr") + 1, "0.001,0.02")
+            words = [2 if word == 8 else word for word in words]
+            more = ("--set", "data.dev_fraction=0.25", "--set", "train.runs=2", "--out", "{out}")
+            return [*words[:-1], *more], (*weights, "metrics.jsonl", "recipe.toml")
+        case "export":
+            return ["export", "demo", "{out}/model", "--overwrite"], weights
+        case "export-npz":
+            return ["export", "demo", "{out}/x.npz", "--overwrite"], ("x.npz",)
+        case "export-onnx":
+            return ["export", "demo", "{out}/x.onnx", "--overwrite"], ("x.onnx",)
+        case "predict":
+            return ["predict", photos, "--ckpt", "demo", "--out", "{out}/p.csv", "--overwrite"], ("p.csv",)
+        case "download-cache":
+            server = serve()
+            stand_in = server.__enter__()  # until the process ends
+            stand_in.bucket["b/x.npz"] = npz_of(network()[1])
+            return ["inspect", "--summary", f"{stand_in.address}/b/x.npz"], ("x.npz",)
     raise SystemExit(f"no sweep of {what}")
 
 
 def main(what: str, fault: str, scratch: str, photos: str = "") -> None:
     """Run one sweep and print what came of it."""
     libraries.load()
-    print(json.dumps(sweep_of(what, Path(scratch), photos).run(FAULTS[fault])))
+    swept = sweep_of(what, Path(scratch), photos).run(FAULTS[fault])
+    print(json.dumps(swept))
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ def script(environment: dict[str, str], module: str, *words: object, timeout: fl
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     ended = subprocess.run(
         [sys.executable, "-m", module, *map(str, words)],
-        env={**os.environ, **threads, **environment},
+        env={**os.environ, **threads, "HF_HUB_OFFLINE": "0", **environment},  # downloads from a local server
         capture_output=True,
         text=True,
         timeout=timeout,

@@ -1,10 +1,11 @@
 """Files of anyone: pipes are not waited for, endless and huge ones not read."""
 
 import os
+import tracemalloc
 
 import pytest
 
-from vitcli.regular_files import open_regular, read_regular
+from vitcli.regular_files import MOST_BYTES, open_regular, read_regular
 
 
 @pytest.fixture(params=["pipe", "endless", "folder", "huge", "itself", "nothing"])
@@ -46,3 +47,14 @@ def test_a_file_is_read_whole_also_by_a_link_and_when_it_does_not_say_its_size(t
             read_regular("/proc/version", 3)
     with open_regular(tmp_path / "file") as file:
         assert file.read() == b"words"
+
+
+def test_a_small_file_is_read_with_little_memory(tmp_path):
+    """1 GiB was asked for to read each image, which a limited address space does not have."""
+    (tmp_path / "x").write_bytes(b"image")
+    tracemalloc.start()
+    try:
+        assert read_regular(tmp_path / "x", MOST_BYTES) == b"image"
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()

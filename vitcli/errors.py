@@ -1,5 +1,6 @@
 """Exceptions for everything that is no bug of ours, and the exit code of each."""
 
+import errno
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -90,6 +91,7 @@ EXIT_CODES = {
     ProcessError: 7,
     CheckFailed: 8,
 }
+READ_FAILURES = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EMFILE, errno.ENFILE}
 INTERRUPTED = 130  # Ctrl-C before anything was saved; `Stopped` has 128 + its signal: 130 or 143
 for _kind, _code in EXIT_CODES.items():
     _kind.exit_code = _code
@@ -101,11 +103,22 @@ def reason_of(error: BaseException) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return True for the errors of Python and torch, whose CPU and Apple allocators raise RuntimeError."""
+    """Return True for the errors of Python and torch, whose CPU and Apple allocators raise RuntimeError.
+
+    A thread or a library for which there is no room has an error of its own.
+    """
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
-    texts = ("can't allocate memory", "backend out of memory")
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in texts)
+    if isinstance(error, OSError):  # the second is Pillow's
+        return error.errno == errno.ENOMEM or "out of memory error" in str(error)
+    texts = ("can't allocate memory", "Cannot allocate memory", "bad_alloc", "backend out of memory",
+             "can't start new thread", "failed to map segment")  # fmt: skip
+    return isinstance(error, RuntimeError | ImportError) and any(text in str(error) for text in texts)
+
+
+def is_of_machine(error: BaseException) -> bool:
+    """Return True for an error of reading that says nothing about the file: memory, a disk, its network."""
+    return is_out_of_memory(error) or (isinstance(error, OSError) and error.errno in READ_FAILURES)
 
 
 def nearest(name: str, known) -> str:

@@ -33,7 +33,11 @@ def read_regular(path: str | Path, most: int = MOST_TEXT_BYTES) -> bytes:
         OSError: as `open_regular`, or it has more than `most` bytes.
     """
     with open_regular(path) as file:
-        content = b"" if os.fstat(file.fileno()).st_size > most else file.read(most + 1)
+        # Python takes memory for all that is asked for: first what is there, then what has been added.
+        num_bytes = os.fstat(file.fileno()).st_size
+        content = b"" if num_bytes > most else file.read(num_bytes + 1)
+        if len(content) > num_bytes:
+            content += file.read(most + 1 - len(content))
         if len(content) > most or os.fstat(file.fileno()).st_size > most:
             raise OSError(errno.EFBIG, f"it has more than {most:,} bytes", str(path))
     return content

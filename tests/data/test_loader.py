@@ -11,6 +11,8 @@ import pytest
 import torch
 from PIL import Image
 
+from vitcli.data import columns, decoding
+from vitcli.data.dataset import DataSet
 from vitcli.data.loader import Batch, check_images, default_threads, eval_batches, train_batches
 from vitcli.data.sampler import TrainSampler, rows_at
 from vitcli.data.split import Split
@@ -377,3 +379,35 @@ def test_the_threads_of_a_process_are_its_part_of_the_cores(monkeypatch):
     assert [default_threads(processes) for processes in (1, 2, 5, 12, 100)] == [12, 6, 2, 1, 1]
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(128)))
     assert default_threads(1) == 16
+
+
+@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), OSError(116, "Stale file handle")])
+def test_an_image_that_a_disk_cannot_read_is_never_left_out(photos, monkeypatch, error):
+    """A failing network file system gave a run other images, and only a count in its summary."""
+    split = DataSet(str(photos)).open("train")
+    read, failed = columns.read_regular, []
+
+    def fails_once(path, most):
+        if str(path).endswith("05.png") and not failed:
+            failed.append(path)
+            raise error
+        return read(path, most)
+
+    monkeypatch.setattr(columns, "read_regular", fails_once)
+    with pytest.raises(OSError, match=error.strerror):
+        list(training(split, on_bad_image="skip", num_threads=1))
+    assert failed
+
+
+def test_an_image_for_which_there_is_no_memory_is_never_left_out(monkeypatch):
+    def no_memory(*_, **__):
+        raise MemoryError
+
+    for name in ("open", "simplejpeg"):
+        with monkeypatch.context() as patched:
+            if name == "open":
+                patched.setattr(decoding.Image, "open", no_memory)
+            else:
+                patched.setattr(decoding, "_decode", no_memory)
+            with pytest.raises(MemoryError):
+                list(training(noise(), on_bad_image="skip", num_threads=1))

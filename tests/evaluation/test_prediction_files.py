@@ -40,6 +40,18 @@ def test_the_same_predictions_are_the_same_bytes(tmp_path):
     assert (tmp_path / "a.parquet").read_bytes() == (tmp_path / "b.parquet").read_bytes()
 
 
+@pytest.mark.parametrize("folder", ["~", "~root", "caf\udce9", "file:", "s3:"])
+def test_the_name_of_a_folder_is_no_address(tmp_path, monkeypatch, folder):
+    """pyarrow wrote below the home folder, or not at all, at the end of a training run."""
+    monkeypatch.chdir(tmp_path)
+    results, path = of_logits(LOGITS_NK, torch.tensor([0, 2, 2])), f"{folder}/p.parquet"
+
+    write_predictions(path, results, np.arange(3), ["", "", ""], ABOUT)
+
+    assert [file.name for file in (tmp_path / folder).iterdir()] == ["p.parquet"]
+    assert read_predictions(path).ranks_N.tolist() == [0, 0, 1]
+
+
 def test_a_full_disk_is_reported_and_an_earlier_file_stays(tmp_path, monkeypatch):
     results = of_logits(LOGITS_NK, torch.tensor([0, 2, 2]))
     path = tmp_path / "p.parquet"

@@ -181,11 +181,11 @@ def _environment_error(error: Exception) -> VitError | None:
         return MachineError(
             "out of memory",
             where=text.splitlines()[0][:160] if text else "this process",
-            fix="lower --per-device-batch (the batch size and the result stay the same) or --res",
+            fix="lower --per-device-batch (the batch size and the result stay the same), --res or --workers",
         )
     if isinstance(error, OSError) and error.strerror:
         where = str(error.filename or "this machine")
-        fix = "check that the path exists, is writable and has free space"
+        fix = "check that the path exists, that it can be read and written, and its disk has room"
         return MachineError(error.strerror, where=where, fix=fix)
     return None
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from vitcli.errors import DataError, nearest
+from vitcli.errors import DataError, is_of_machine, nearest
 from vitcli.regular_files import MOST_BYTES, read_regular
 
 ROWS_AT_A_TIME = 1_000
@@ -225,10 +225,13 @@ def image_bytes(image, root: Path | None, name: str, row: int) -> bytes:
             fix="put the files themselves, not links to them, into the data set's folder",
         )
     try:
-        if os.path.isfile(real):
-            return read_regular(real, MOST_BYTES)
+        return read_regular(real, MOST_BYTES)
+    except FileNotFoundError as error:
+        fix = "restore the file, or remove the row"
+        raise DataError(f"image file {path!r} is missing", where=here, fix=fix) from error
     except OSError as error:
+        if is_of_machine(error):  # the image may be whole: it must not be left out
+            raise
         raise DataError(
             f"{path} cannot be read: {error.strerror}", where=here, fix="check the file"
         ) from error
-    raise DataError(f"image file {path!r} is missing", where=here, fix="restore the file, or remove the row")

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, features
 
-from vitcli.errors import DataError, reason_of
+from vitcli.errors import DataError, is_out_of_memory, reason_of
 
 try:
     import simplejpeg
@@ -187,6 +187,8 @@ def _decode_checked(data: bytes, *, where: Callable[[int], str], row: int) -> np
     try:
         return _decode(data)
     except Exception as error:  # decoders raise seven families of exceptions
+        if is_out_of_memory(error):  # a whole image must not be left out for that
+            raise
         reason = reason_of(error)
         if "cannot identify image file" in reason:
             reason = "not a JPEG, PNG, WebP, BMP, GIF, TIFF or PPM file"
@@ -274,6 +276,8 @@ def to_rgb(image: Image.Image) -> np.ndarray:
 def _orientation(image: Image.Image) -> int:
     try:
         orientation = image.getexif().get(0x0112, 1)
+    except MemoryError:
+        raise
     except Exception:  # broken metadata does not keep a viewer from showing the image
         return 1
     return orientation if orientation in TRANSPOSED else 1

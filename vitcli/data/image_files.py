@@ -21,7 +21,7 @@ from vitcli.data.sources.folders import (
 )
 from vitcli.data.sources.wrong_layouts import no_data_set, unpacking
 from vitcli.data.split import Split
-from vitcli.errors import DataError
+from vitcli.errors import DataError, is_of_machine
 from vitcli.regular_files import MOST_BYTES, read_regular
 
 
@@ -75,6 +75,8 @@ def as_split(files: list[str], left_out: LeftOut = NOTHING) -> Split:
         try:
             return read_regular(files[row], MOST_BYTES), 0
         except OSError as error:
+            if is_of_machine(error):
+                raise
             reason = "it is a link to a missing file" if os.path.islink(files[row]) else error.strerror
             raise DataError(
                 f"an image cannot be read: {reason}", where=files[row], fix="check the file"

@@ -141,7 +141,12 @@ def write_predictions(
             "top_probabilities": pa.array(predictions.probabilities_NT.tolist(), pa.list_(pa.float64())),
         }
     ).replace_schema_metadata({KEY: json.dumps(about)})
-    atomic.replace_file(Path(path), lambda file: pq.write_table(table, file, compression="zstd"))
+
+    def write(file: Path) -> None:
+        with file.open("wb") as opened:  # pyarrow takes a name for an address, and expands a "~" in it
+            pq.write_table(table, opened, compression="zstd")
+
+    atomic.replace_file(Path(path), write)
 
 
 def read_predictions(path: str) -> SavedPredictions:
@@ -162,7 +167,8 @@ def read_predictions(path: str) -> SavedPredictions:
     if not Path(path).is_file():
         raise DataError(f"there is no file {path}", where="vit compare", fix=fix)
     try:
-        table = pq.read_table(path)
+        with atomic.open_regular(Path(path)) as file:
+            table = pq.read_table(file)
     except (pa.ArrowException, OSError) as error:
         reason = str(error).splitlines()[0][:120]
         raise DataError(f"{path} is not a Parquet file, or damaged: {reason}", where=path, fix=fix) from error

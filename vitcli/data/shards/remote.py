@@ -20,7 +20,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from vitcli.data.shards import http_client
 from vitcli.data.shards.kept_blocks import kept_block
-from vitcli.errors import DataError, MachineError, VitError, reason_of
+from vitcli.errors import DataError, MachineError, VitError, is_of_machine, reason_of
 from vitcli.http_answers import ETAG, MODIFIED
 
 WAITS_S = (0.5, 2.0, 8.0)  # before each retry of a remote read
@@ -260,6 +260,8 @@ def attempt(action: Callable[[], T], *, url: str, is_local: bool) -> T:
             error = _failure_of_server(raised, url) or raised
             if isinstance(error, FileNotFoundError | PermissionError):
                 raise unreadable(url, error, fix="check the name and the permissions") from error
+            if is_local and is_of_machine(error):  # no row is bad
+                raise
             if wait_s is None and is_local:
                 raise unreadable(url, error, fix="check the disk") from error
             advice = _advice(error)
@@ -300,6 +302,8 @@ def reading(url: str) -> Iterator[None]:
     except VitError:
         raise
     except Exception as error:  # pyarrow's, tarfile's, and OSError where an offset is outside the file
+        if is_of_machine(error):
+            raise
         raise unreadable(url, error) from error
 
 

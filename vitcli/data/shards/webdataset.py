@@ -24,7 +24,7 @@ from vitcli.data.columns import PATHS
 from vitcli.data.decoding import IMAGE_SUFFIXES
 from vitcli.data.shards.paths import compressed
 from vitcli.data.shards.remote import Columns, Contents, RowOf, ShardFile, file_name, unreadable
-from vitcli.errors import DataError, MachineError, VitError
+from vitcli.errors import DataError, MachineError, VitError, is_of_machine
 from vitcli.output import user_cache
 from vitcli.output.atomic import replace_file
 
@@ -190,6 +190,8 @@ def _make_index(file: ShardFile, image_column: str | None, label_column: str | N
     except VitError:
         raise
     except Exception as error:  # of tarfile, and ValueError of _samples
+        if is_of_machine(error):
+            raise
         if _is_compressed(file):
             raise compressed(file.url) from error
         raise unreadable(file.url, error) from error

@@ -23,7 +23,7 @@ from vitcli.data.sources.folders import BESIDE, NOTHING, LeftOut, left_out_of, l
 from vitcli.data.sources.tables import Tables, open_without_labels, split_of
 from vitcli.data.sources.wrong_layouts import no_data_set, not_a_data_set
 from vitcli.errors import DataError, reason_of
-from vitcli.output.atomic import load_json
+from vitcli.output.atomic import load_json, open_regular
 
 BUILDERS = {".parquet": "parquet", ".arrow": "arrow"}
 
@@ -75,7 +75,8 @@ def _may_hold_images(table: Path) -> bool:
     if table.suffix.lower() != ".parquet":
         return True
     try:
-        features = datasets.Features.from_arrow_schema(pq.read_schema(table))
+        with open_regular(table) as file:
+            features = datasets.Features.from_arrow_schema(pq.read_schema(file))
     except (OSError, ValueError, pa.ArrowException):  # a damaged one is named when it is opened
         return True
     return any(map(may_be_image, features.values()))
