@@ -372,7 +372,10 @@ OF_RUNS = {
         ),
     },
     ("vitcli/report/server.py", "tests/report/test_page.py"): {
-        "clients without number": ("if self._free.acquire(blocking=False):", "if self._free.acquire(blocking=False) or True:"),
+        "clients without number": (
+            "if self._free.acquire(blocking=False):",
+            "if self._free.acquire(blocking=False) or True:",
+        ),
         "a silent client is waited for": ("timeout = PATIENCE_S", "timeout = None"),
         "pages of the web read the report": (
             'if self.headers.get("Host", "").partition(":")[0] not in HOST_NAMES:',
