@@ -132,6 +132,14 @@ def test_a_write_that_fails_leaves_the_earlier_file_and_nothing_else(tmp_path):
         write_text(path / "below", "a file is no folder")
 
 
+def test_what_follows_a_line_without_end_is_left_out(tmp_path):
+    with (tmp_path / "log.jsonl").open("wb") as file:
+        file.write(b'{"step": 1}\n')
+        file.truncate(2**40)
+
+    assert read_jsonl(tmp_path / "log.jsonl") == [{"step": 1}]
+
+
 def test_pipes_devices_and_values_without_end_are_read_as_nothing(tmp_path, in_ten_seconds):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "endless").symlink_to("/dev/zero")

@@ -2,7 +2,6 @@
 
 import errno
 import hashlib
-import io
 import json
 import os
 import secrets
@@ -20,6 +19,7 @@ from vitcli.regular_files import open_regular, read_regular
 
 TEMPORARY = ".tmp-"  # prefix of every file and folder that is not complete yet
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+MOST_LINE_BYTES = 2**24
 MAX_RECORDS = 2_000_000  # of one .jsonl file; the rest is left out
 
 
@@ -96,9 +96,11 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     records: list[dict[str, Any]] = []
     try:
         with open_regular(path) as file:
-            for line in islice(io.TextIOWrapper(file, encoding="utf-8", errors="replace"), MAX_RECORDS):
+            for line in islice(iter(lambda: file.readline(MOST_LINE_BYTES), b""), MAX_RECORDS):
+                if len(line) == MOST_LINE_BYTES:  # no record of ours, nor what follows
+                    break
                 try:
-                    record = json.loads(line)
+                    record = json.loads(line.decode("utf-8", errors="replace"))
                 except (ValueError, RecursionError):
                     continue
                 if isinstance(record, dict):

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from vitcli.credentials import without_credentials
 from vitcli.recipe import Recipe, catalog, load
 
 
@@ -37,4 +38,6 @@ class RecipeRequest:
         pairs = (override.partition("=") for override in self.overrides)
         values |= {key.strip(): value.strip() for key, _, value in pairs}
         values.pop("eval.batch_size", None)  # no result depends on it
+        for key, value in values.items():
+            values[key] = without_credentials(value) if isinstance(value, str) else value
         return catalog.with_tidy_paths(values)
