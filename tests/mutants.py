@@ -315,8 +315,8 @@ OF_RUNS = {
         "paths out of the data set are followed": ("not Path(real).is_relative_to(root)", "False"),
         "a NUL in a path": ('if "\\0" in path:', "if False:"),
         "a pipe is read as an image": (
-            "        if os.path.isfile(real):\n",
-            "        if os.path.exists(real):\n",
+            "return read_regular(real, MOST_BYTES)",
+            "return Path(real).read_bytes()",
         ),
     },
     ("vitcli/data/image_cache.py", "tests/data/test_image_cache.py"): {
