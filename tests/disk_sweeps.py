@@ -8,6 +8,8 @@ import hashlib
 import importlib
 import json
 import os
+import resource
+import signal
 import sys
 import time
 from collections import Counter
@@ -26,7 +28,7 @@ from tests.weights.servers import network, npz_of, serve
 from vitcli import libraries
 from vitcli import recipe as recipes
 from vitcli.errors import VitError
-from vitcli.output.run_folder import open_run
+from vitcli.output.run_folder import RunFolder, open_run
 from vitcli.training import checkpoint
 
 STEPS = (3, 6, 9)
@@ -252,11 +254,94 @@ def words_of(what: str, scratch: Path, photos: str) -> tuple[list[object], tuple
     raise SystemExit(f"no sweep of {what}")
 
 
+def slow(scratch: Path, photos: str) -> dict[str, object]:
+    """Train on a disk whose every fsync and rename takes 0.3 s; compare with a fast one.
+
+    Returns:
+        The steps that were trained while each checkpoint was written, the problems and the exit codes.
+    """
+    longer = {8: 60, "train.save_every=3": "train.save_every=20"}
+    words = [longer.get(word, word) for word in run_words(photos)]
+    folders = (scratch / "fast", scratch / "slow")
+    trained, acknowledged = scratch / "trained", scratch / "saved"
+    save = checkpoint.save
+
+    def num_steps(run_dir: Path) -> int:
+        return (run_dir / "metrics.jsonl").read_bytes().count(b'"loss": ')
+
+    def counted(run_dir: Path, what: checkpoint.Checkpoint, **options: object) -> list[Path]:
+        before = num_steps(run_dir)
+        left = save(run_dir, what, **options)
+        acknowledge(trained, num_steps(run_dir) - before)
+        return left
+
+    def run() -> int:
+        checkpoint.save = counted
+        faulty_disk.arm(faulty_disk.SLOW, folders[1])
+        return command([*words, folders[1]])()
+
+    codes = [in_a_fork(command([*words, folders[0]]), scratch / "output"), in_a_fork(run, scratch / "output")]
+    same = fingerprint(folders[0]) == fingerprint(folders[1])
+
+    # Killed while the second checkpoint is written, and continued on a fast disk.
+    killed = scratch / "killed"
+
+    def run_and_die() -> int:
+        faulty_disk.arm(faulty_disk.SLOW, killed)
+        log = RunFolder.log
+
+        def logged(folder: RunFolder, record: dict) -> None:
+            log(folder, record)
+            if record["step"] == 43:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        RunFolder.log = logged
+        return acknowledging(command([*words, killed]), acknowledged)()
+
+    codes.append(in_a_fork(run_and_die, scratch / "output"))
+    problems = [] if same else ["not the same"]
+    problems += lost_steps(killed, acknowledged)
+    codes.append(in_a_fork(command([*words, killed]), scratch / "output"))
+    problems += [] if fingerprint(folders[0]) == fingerprint(killed) else ["not the same after a kill"]
+    during = [int(line) for line in trained.read_text().split()]
+    return {"steps_during_saves": during, "codes": codes, "problems": problems}
+
+
+def sizes(scratch: Path, photos: str) -> dict[str, object]:
+    """Train with files limited to 20 sizes, up to that of the largest; then without a limit."""
+    truth, out, acknowledged = scratch / "truth", scratch / "out", scratch / "acknowledged"
+    words, codes, problems = run_words(photos), Counter(), []
+    assert in_a_fork(command([*words, truth]), scratch / "output") == 0
+    largest = max(path.stat().st_size for path in truth.rglob("*") if path.is_file())
+
+    for number in range(20):
+        size = round(largest * (number / 20) ** 2)
+
+        def limited(size: int = size) -> int:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+            return acknowledging(command([*words, out]), acknowledged)()
+
+        code = in_a_fork(limited, scratch / "output")
+        said = (scratch / "output").read_text()
+        codes[code] += 1
+        found = [*Struck(number, "", code, said).problems(), *lost_steps(out, acknowledged)]
+        if in_a_fork(command([*words, out]), scratch / "again") or fingerprint(out) != fingerprint(truth):
+            found.append("not the same")
+        problems += [f"{size} bytes: {problem}" for problem in found]
+        faulty_disk.remove(out)
+        faulty_disk.remove(acknowledged)
+    return {"largest": largest, "codes": codes, "problems": problems}
+
+
 def main(what: str, fault: str, scratch: str, photos: str = "") -> None:
     """Run one sweep and print what came of it."""
     libraries.load()
-    swept = sweep_of(what, Path(scratch), photos).run(FAULTS[fault])
-    print(json.dumps(swept))
+    match what:
+        case "slow" | "sizes":
+            result = {"slow": slow, "sizes": sizes}[what](Path(scratch), photos)
+        case _:
+            result = sweep_of(what, Path(scratch), photos).run(FAULTS[fault])
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -85,12 +85,16 @@ def script(environment: dict[str, str], module: str, *words: object, timeout: fl
 
 def in_a_fork(action: Callable[[], int], output: Path) -> int:
     """Run a function in a fork of this process; return its exit code, or minus the signal that ended it."""
+    reading, writing = os.pipe()  # whose bytes no limit of the child counts
     child = os.fork()
     if child:
+        os.close(writing)
+        with os.fdopen(reading, "rb") as said:
+            output.write_bytes(said.read())
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     code = 99
     try:
-        with output.open("w") as file, redirect_stdout(file), redirect_stderr(file):
+        with os.fdopen(writing, "w") as file, redirect_stdout(file), redirect_stderr(file):
             try:
                 code = action()
             except BaseException:
