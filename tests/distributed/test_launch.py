@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from vitcli.distributed import failures, launch
-from vitcli.errors import DataError, ProcessError, VitError
+from vitcli.errors import DataError, NotFiniteError, ProcessError, VitError
 
 STEP = {  # what srun says to task 5 of a step of 7 tasks on two nodes
     "SLURM_JOB_ID": "123456", "SLURM_NTASKS": "16", "SLURM_STEP_NUM_TASKS": "7",
@@ -59,6 +59,17 @@ def test_a_killed_process_is_named_even_if_its_peers_complain():
     with pytest.raises(ProcessError, match="process 0 of the run was killed by SIGABRT") as aborted:
         failures.first_failure({0: failure(-6)}, 1)
     assert "collective of GPUs" in aborted.value.fix
+
+
+def test_of_an_error_of_all_processes_the_first_one_has_the_word():
+    given = {1: failure(6, told(6, "the loss is not finite", at=1.0))}
+    given[0] = failure(
+        6, told(6, "the loss is not finite", at=2.0) | {"where": "last good checkpoint: step 2"}
+    )
+
+    with pytest.raises(NotFiniteError) as raised:
+        failures.first_failure(given, 2)
+    assert raised.value.where == "last good checkpoint: step 2"
 
 
 LOST = failure(7, told(7, "a peer is gone", at=10.0))

@@ -3,6 +3,9 @@
 import json
 import os
 import shutil
+import signal
+import threading
+import time
 
 import pytest
 import torch
@@ -11,7 +14,9 @@ from safetensors.torch import load_file
 from tests.conftest import run, vit
 from tests.distributed import faults
 from tests.training.test_finetune import SMALL, fingerprint
+from vitcli.errors import ProcessError
 from vitcli.output.run_folder import newest_checkpoint_step
+from vitcli.training import checkpoint, loop
 
 WORDS = (
     *("--steps", 6, "--batch-size", 8, "--per-device-batch", 4, "--precision", "fp32"),
@@ -48,6 +53,31 @@ def test_a_number_that_is_not_finite_on_one_process_stops_all_before_they_save(
     names = [name for name in fingerprint(out) if mode != "shard" or "shard-" not in name]
     resumed, unbroken = fingerprint(out), fingerprint(tmp_path / "unbroken")
     assert [resumed[name] for name in names] == [unbroken[name] for name in names]
+
+
+def test_a_save_in_progress_ends_though_a_launcher_stops_the_process_for_the_error_of_another(
+    photos, tmp_path, monkeypatch
+):
+    save, seed_generators, calls = checkpoint.save, loop.seed_generators, []
+
+    def save_slowly(*arguments, **keywords):
+        time.sleep(0.4)
+        return save(*arguments, **keywords)
+
+    def lose_another_in_step_5(*arguments):
+        calls.append(arguments)
+        if len(calls) == 5:
+            threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
+            raise ProcessError("another process has ended", where="here", fix="this")
+        seed_generators(*arguments)
+
+    monkeypatch.setattr(checkpoint, "save", save_slowly)
+    monkeypatch.setattr(loop, "seed_generators", lose_another_in_step_5)
+    words = ("--steps", 8, "--batch-size", 8, "--set", "train.save_every=4", "--out", tmp_path / "run")
+    ended = run(*SMALL, "--dataset", photos, *words)
+
+    assert ended.code == 7, ended.out + ended.err
+    assert newest_checkpoint_step(tmp_path / "run") == 4
 
 
 @pytest.mark.slow

@@ -25,7 +25,10 @@ def first_failure(failures: dict[int, Any], num_processes: int) -> int:
     reports = {rank: report for rank, report in reports.items() if report}
     causes = [report for report in reports.values() if report["exit_code"] != ProcessError.exit_code]
     if causes:
-        raise _reported(min(causes, key=lambda report: report["at"]))
+        first = min(causes, key=lambda report: report["at"])
+        # Of an error that all have, the report of the lowest rank: the first process knows what is saved.
+        same = [reports[rank] for rank in sorted(reports) if reports[rank]["message"] == first["message"]]
+        raise _reported(same[0])
 
     # A process that was killed, or that ended by itself, reports nothing.
     lost = sorted(reports.values(), key=lambda report: report["at"])

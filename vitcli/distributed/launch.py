@@ -13,7 +13,10 @@ import os
 import re
 import signal
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from vitcli.distributed import failures
@@ -74,6 +77,19 @@ def end_with_the_launcher() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != int(os.environ[LAUNCHED]):  # it was killed before
         sys.exit(143)
+
+
+@contextmanager
+def sigterm_ignored() -> Iterator[None]:
+    """Finish what is inside the block; SIGKILL follows where a launcher does not wait so long."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, handler)
 
 
 _place = "the start"

@@ -93,9 +93,10 @@ class TrainingRun:
                 published = self.task.published(weights)
                 write_results(self.job, self.folder, metrics, predictions, summary, published, seen)
         except NotFiniteError as error:
-            step = run_folder.newest_checkpoint_step(self.path)
-            good = "none" if step is None else f"step {step}"
-            error.where += f"; last good checkpoint: {good} in {self.path}"
+            if self.runtime.is_main:  # which has written it, where others may be faster
+                step = run_folder.newest_checkpoint_step(self.path)
+                good = "none" if step is None else f"step {step}"
+                error.where += f"; last good checkpoint: {good} in {self.path}"
             raise
         except Stopped as stopped:
             stopped.out = self.path

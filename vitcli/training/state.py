@@ -259,9 +259,10 @@ class Saver:
         return self
 
     def __exit__(self, *_) -> None:
-        # Let a save in progress end. The run has ended or failed; an error of this save is not the news.
-        with suppress(Exception):
-            if self._writing is not None:
+        # Let a save in progress end, also when the launcher stops this process because another one failed.
+        # The run has ended or failed; an error of this save is not the news.
+        if self._writing is not None:
+            with launch.sigterm_ignored(), suppress(Exception):
                 self._writing.result()
 
     def is_due(self) -> bool:
