@@ -372,7 +372,9 @@ def test_several_processes_give_the_run_of_one(photos, tmp_path, processes):
     alone, several = tmp_path / "one", tmp_path / "several"
     expected = small_run(photos, alone, *words, steps=20)
 
-    together = vit(*SMALL, "--dataset", photos, "--out", several, *words, "--num-processes", processes)
+    together = vit(
+        *SMALL, "--dataset", photos, "--out", several, *words, "--num-processes", processes, timeout=400
+    )
 
     assert together.returncode == 0, together.stderr
     summary = json.loads(together.stdout)
