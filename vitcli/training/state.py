@@ -205,7 +205,7 @@ def _compare_fingerprints(before: dict[str, Any], job: TrainingJob) -> None:
 
 def _have_changed(before: dict[str, Any], now: dict[str, Any], key: str) -> bool:
     """Compare what is known of the data; older checkpoints, and some kinds of data sets, say less."""
-    return None not in (before.get(key), now[key]) and before[key] != now[key]
+    return None not in (before.get(key), now.get(key)) and before[key] != now[key]
 
 
 def fingerprint(job: TrainingJob) -> dict[str, Any]:
