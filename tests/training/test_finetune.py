@@ -450,7 +450,7 @@ def when_logged(run_dir: Path, num_lines: int, action) -> None:
     """Do something, from another thread, once the run has logged so many steps."""
 
     def watch() -> None:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300  # on a busy machine
         while time.monotonic() < deadline:
             metrics = run_dir / "metrics.jsonl"
             if metrics.exists() and metrics.read_bytes().count(b'"loss": ') >= num_lines:
