@@ -25,6 +25,10 @@ class Mutant:
 OF_RUNS = {
     # What a crash may not take.
     ("vitcli/output/atomic.py", "tests/output/test_atomic.py"): {
+        "a folder that is there cannot be written": (
+            "folder.mkdir(parents=True, exist_ok=True)\n        for path in made",
+            "folder.mkdir(parents=True)\n        for path in made",
+        ),
         "no fsync of a replaced file": ("        sync(temporary)\n", ""),
         "no fsync of its folder": (
             "os.replace(temporary, path)\n        sync(path.parent)\n",

@@ -2,6 +2,7 @@
 
 import io
 import os
+from dataclasses import replace
 
 import datasets
 import numpy as np
@@ -10,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from vitcli.data.classes import check_same_classes
 from vitcli.data.sampler import permute
 from vitcli.data.sources.layouts import open_local
 from vitcli.data.split import Split, check_labels
@@ -325,3 +327,13 @@ def test_the_fingerprint_is_the_same_for_the_same_data_and_another_for_any_other
 
     assert numbered(labels).fingerprint == numbered(list(labels)).fingerprint
     assert len({split.fingerprint for split in [numbered(labels), *others]}) == 6
+
+
+@pytest.mark.parametrize("names", [("a", "b"), ("a", "b", "d"), ("b", "a", "c"), None])
+def test_a_held_out_split_of_other_classes_is_refused_though_their_number_is_the_same(names):
+    train = numbered([0, 1, 2])
+    held_out = replace(train, class_names=names, num_classes=len(names or "abc"))
+
+    check_same_classes(train, train)
+    with pytest.raises(DataError, match="do not have the same classes"):
+        check_same_classes(train, held_out)

@@ -89,7 +89,8 @@ def test_a_path_that_cannot_be_looked_up_is_refused_with_its_option(check, tmp_p
 
 
 def test_a_folder_is_made_with_nothing_in_it(tmp_path):
-    make_folder(tmp_path / "deep" / "out", option="--out")
+    for _ in range(2):  # it may be there
+        make_folder(tmp_path / "deep" / "out", option="--out")
 
     assert list((tmp_path / "deep/out").iterdir()) == []
 

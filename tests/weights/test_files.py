@@ -111,7 +111,7 @@ def test_a_header_longer_than_the_file_is_refused_before_it_is_read(tmp_path):
 
 @pytest.mark.parametrize("suffix", ["safetensors", "npz", "pth", "bin", "pt"])
 @pytest.mark.parametrize("kind", ["pipe", "endless"])
-def test_weights_that_are_a_pipe_or_a_device_are_not_waited_for(tmp_path, suffix, kind):
+def test_weights_that_are_a_pipe_or_a_device_are_not_waited_for(tmp_path, suffix, kind, in_ten_seconds):
     path = tmp_path / f"x.{suffix}"
     os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
 

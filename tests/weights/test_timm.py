@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from vitcli.errors import WeightsError
+from vitcli.errors import VitError, WeightsError
 from vitcli.models.build import TransformerOptions, architecture, build
-from vitcli.weights.timm import from_timm_config, recognise
+from vitcli.weights.timm import from_timm_config, recognise, split_tag
 
 LAYERS, HIDDEN, MLP, HEADS, PATCH, GRID, CLASSES = 2, 24, 40, 3, 4, 3, 5
 
@@ -166,3 +166,13 @@ def test_the_preprocessing_of_a_config_is_taken_value_by_value():
         "bicubic",
     )
     assert (usual["mean"], usual["std"]) == ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+
+
+def test_a_name_is_split_where_timm_has_weights_of_that_tag():
+    name, tag = "vit_base_patch16_224", "augreg_in21k"
+
+    assert split_tag(f"{name}.{tag}") == (name, tag)
+    assert split_tag(name) == (name, "")
+    assert split_tag("ViT-B/16.5") == ("ViT-B/16.5", "")
+    with pytest.raises(VitError, match=f"tagged 'augreg_in22k', did you mean '{tag}'"):
+        split_tag(f"{name}.augreg_in22k")
