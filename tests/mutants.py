@@ -149,7 +149,7 @@ OF_RUNS = {
         "tests/training/test_finetune.py::test_a_run_is_not_resumed_with_one_other_image_and_is_with_a_copy_of_the_data",
     ): {
         "changed data are resumed on": (
-            "None not in (before.get(key), now[key]) and before[key] != now[key]",
+            "None not in (before.get(key), now.get(key)) and before[key] != now[key]",
             "False",
         ),
         "32 images stand for all": ('("train_data", "eval_data", *IMAGES)', '("train_data", "eval_data")'),
