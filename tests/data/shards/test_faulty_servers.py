@@ -37,7 +37,7 @@ FOREVER = {
 }
 QUICK = (503, "whole", "shifted", "other")  # in the default suite; all of them in the slow lane
 PASSING = [kind for kind in FOREVER if kind != 404]
-RUNS = int(os.environ.get("VIT_SERVERS", "28"))
+RUNS = int(os.environ.get("VIT_SERVERS", "16"))
 
 
 def needs_aiohttp() -> None:
