@@ -383,9 +383,9 @@ def test_many_mutated_images_leave_the_decoder_as_images_or_data_errors_in_time(
     )
     num_refused, slowest_s = 0, 0.0
     for number in range(count):
-        data, began_at = mutated(kinds[number % len(kinds)], rng), time.perf_counter()
+        data, began_at = mutated(kinds[number % len(kinds)], rng), time.process_time()
         is_whole = is_accepted(lambda data, **place: decoding.decode(data, **place), data)
-        slowest_s = max(slowest_s, time.perf_counter() - began_at)
+        slowest_s = max(slowest_s, time.process_time() - began_at)
         assert is_accepted(decoding.check, data) == is_whole, data
         num_refused += not is_whole
     print(f"{count:,} mutated images: {num_refused:,} refused, the slowest in {slowest_s:.2f} s")
