@@ -32,6 +32,7 @@ from vitcli.output.run_folder import RunFolder, open_run
 from vitcli.training import checkpoint
 
 STEPS = (3, 6, 9)
+SERVERS = []  # until this process ends
 
 
 def write_saves(run_dir: Path, acknowledged: Path) -> int:
@@ -248,7 +249,8 @@ def words_of(what: str, scratch: Path, photos: str) -> tuple[list[object], tuple
             return ["predict", photos, "--ckpt", "demo", "--out", "{out}/p.csv", "--overwrite"], ("p.csv",)
         case "download-cache":
             server = serve()
-            stand_in = server.__enter__()  # until the process ends
+            SERVERS.append(server)
+            stand_in = server.__enter__()
             stand_in.bucket["b/x.npz"] = npz_of(network()[1])
             return ["inspect", "--summary", f"{stand_in.address}/b/x.npz"], ("x.npz",)
     raise SystemExit(f"no sweep of {what}")

@@ -26,8 +26,7 @@ def test_no_operation_that_fails_loses_a_step_or_a_bit(faulty_disk, photos, tmp_
 @pytest.mark.parametrize("fault", ["kill", "EIO", "full", "late"])
 @pytest.mark.parametrize(
     "what",
-    ["evaluate", "fewshot", "fewshot-cache", "embed", "predict", "selection", "export", "export-npz",
-     "download-cache"],
+    ["evaluate", "fewshot", "fewshot-cache", "embed", "predict", "export", "export-npz"],
 )  # fmt: skip
 def test_no_result_is_half_written(faulty_disk, photos, tmp_path, what, fault):  # noqa: F811
     swept = json.loads(script(faulty_disk, "tests.disk_sweeps", what, fault, tmp_path, photos))
