@@ -44,9 +44,9 @@ def compare_timm(options: argparse.Namespace, folder: Path, kill_after: int) -> 
         return [
             sys.executable, options.timm / "train.py", "--data-dir", options.folders, "--model", MODEL,
             "--train-split", "train", "--val-split", "test", "--num-classes", num_classes(options),
-            "--img-size", RES, "-b", BATCH, "--epochs", EPOCHS, "--warmup-epochs", 0, "--drop", 0.1,
-            "--device", DEVICE, "--workers", 2, "--log-interval", 1, "--output", folder,
-            "--experiment", name, *more,
+            "--img-size", RES, "--model-kwargs", f"img_size={RES}", "-b", BATCH, "--epochs", EPOCHS,
+            "--warmup-epochs", 0, "--drop", 0.1, "--device", DEVICE, "--workers", 2, "--log-interval", 1,
+            "--output", folder, "--experiment", name, *more,
         ]  # fmt: skip
 
     def num_updates(log: Path) -> int:
