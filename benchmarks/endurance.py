@@ -3,7 +3,7 @@
     python benchmarks/endurance.py [--steps 100000] [--out RUN] [-- OPTIONS OF vit finetune]
 
 The run logs every step, evaluates and saves now and then. It is looked at each second from outside, and
-described by tenths of its steps: medians of memory that is its alone (USS), of open files and of threads, and
+described by tenths of its steps: medians of memory but mapped files, of open files and of threads, and
 CPU time per step, which other processes disturb less than the clock does. The first tenth is warm-up.
 """
 
@@ -20,29 +20,10 @@ from pathlib import Path
 import psutil
 
 RUN = [
-    "--ckpt",
-    "random",
-    "--model",
-    "ViT-demo/8",
-    "--res",
-    "16",
-    "--dataset",
-    "demo",
-    "--batch-size",
-    "2",
-    "--precision",
-    "fp32",
-    "--workers",
-    "1",
-    "--set",
-    "train.log_every=1",
-    "--set",
-    "train.save_every=1000",
-    "--set",
-    "eval.every=5000",
-    "--overwrite",
-    "--quiet",
-]
+    "--ckpt", "random", "--model", "ViT-demo/8", "--res", "16", "--dataset", "demo", "--batch-size", "2",
+    "--precision", "fp32", "--workers", "1", "--set", "train.log_every=1", "--set", "train.save_every=1000",
+    "--set", "eval.every=5000", "--overwrite", "--quiet",
+]  # fmt: skip
 EVERY_S = 1.0
 TENTHS = 10
 
@@ -92,7 +73,8 @@ def watch(out: Path, num_steps: int, more: list[str]) -> list[Look]:
             try:
                 times = process.cpu_times()
                 cpu_s = times.user + times.system
-                memory = process.memory_full_info().uss
+                info = process.memory_info()  # mapped files are other processes', too
+                memory = info.rss - info.shared
                 looks.append(Look(step, memory, process.num_fds(), process.num_threads(), cpu_s))
             except psutil.NoSuchProcess:
                 break
