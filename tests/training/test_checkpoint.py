@@ -1,6 +1,8 @@
 """Checkpoints: whole or not there, every byte checked, nothing lost when a save fails."""
 
+import errno
 import json
+import os
 import re
 from pathlib import Path
 
@@ -220,6 +222,21 @@ def test_weights_that_are_no_longer_finite_are_not_saved(tmp_path, net, value):
     with pytest.raises(NotFiniteError, match=r"model is no longer finite"):
         save(tmp_path, 2, net)
     assert newest_checkpoint_step(tmp_path) == 1
+
+
+def test_a_file_that_is_not_deleted_at_first_is_deleted(tmp_path, net, monkeypatch):
+    real, refused = os.unlink, []
+
+    def unlink(path, **options):
+        if not refused:
+            refused.append(path)
+            raise OSError(errno.EIO, "Input/output error")
+        real(path, **options)
+
+    save(tmp_path, 1, net)
+    monkeypatch.setattr(os, "unlink", unlink)
+    assert save(tmp_path, 2, net, keep=1) == []
+    assert refused and [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step_0000002"]
 
 
 @pytest.mark.parametrize("fails", ["rename", "delete"])

@@ -201,8 +201,9 @@ def save(
                 retired.append(old.rename(_retired(old)))
             except OSError:
                 left.append(old)
-    for old in retired:
-        shutil.rmtree(old, ignore_errors=True)
+    for _ in range(2):  # what a network file system does not delete at first it may the next time
+        for old in filter(Path.exists, retired):
+            shutil.rmtree(old, ignore_errors=True)
     return left + [old for old in retired if old.exists()]
 
 
