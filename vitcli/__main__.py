@@ -1,4 +1,9 @@
-"""`python -m vitcli`. Processes that vit starts itself run this file by its path (`launch.program`)."""
+"""`vit`, `python -m vitcli`. Processes that vit starts run this file by its path (`launch.program`)."""
+
+import signal
+
+if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # Ctrl-C within the imports: no traceback
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 import sys
 from pathlib import Path
@@ -8,4 +13,5 @@ if not __package__:  # run by its path; last, so that nothing beside the package
 
 from vitcli.cli import main
 
-main()
+if __name__ == "__main__":
+    main()

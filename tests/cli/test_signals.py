@@ -1,11 +1,13 @@
 """Signals before there is anything to save, and libraries that end the process."""
 
+import os
 import signal
 import sys
 import time
 
 import pytest
 
+from tests.conftest import vit
 from vitcli.cli import exit_codes
 
 
@@ -43,3 +45,10 @@ def test_a_library_that_ends_the_process_has_not_finished_the_command(handlers, 
     assert exit_codes.exit_code_of(lambda: sys.exit(0), []) == 1
     assert "a bug in vit: SystemExit: 0" in capsys.readouterr().err
     assert exit_codes.exit_code_of(lambda: sys.exit(143), []) == 143  # our own, at SIGTERM
+
+
+def test_ctrl_c_within_the_imports_ends_without_a_traceback(tmp_path):
+    (tmp_path / "typer.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    ended = vit("finetune", env={"PYTHONPATH": path})
+    assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGINT, "", "")

@@ -24,7 +24,7 @@ WORDS = (*WORDS, "--set", "eval.batch_size=1")  # half of the time is spent in e
 def test_signals_at_random_instants_lose_nothing(photos, tmp_path, name, processes):
     """A third of them comes in the start, a third twice; half of them to the process, half to its group."""
     number, code = getattr(signal, name), 130 if name == "SIGINT" else 143
-    draws, out, steps, took_s = random.Random(name), tmp_path / "stopped", 12 * COUNT, []
+    draws, out, steps, took_s = random.Random(name), tmp_path / "stopped", 40 * COUNT, []
     words = (*SMALL[:-1], "--dataset", photos, "--out", out, "--steps", steps, *WORDS)
     small_run(photos, tmp_path / "unbroken", *WORDS, steps=steps)
 
