@@ -4,8 +4,8 @@ import shlex
 
 import pytest
 
-from vitcli.training import sweep_results
-from vitcli.training.sweep_results import Trial
+from vitcli.training.many_runs import sweep_results
+from vitcli.training.many_runs.sweep_results import Trial
 from vitcli.training.text import as_text, choices_table
 
 

@@ -20,7 +20,7 @@ from vitcli.output.progress import Progress
 from vitcli.recipe import Draft, Recipe, find_for_dataset, merge
 from vitcli.recipe.sweep import check_with_choices
 from vitcli.recipe.validation import Problem, report
-from vitcli.training.sequence import run_all
+from vitcli.training.many_runs.sequence import run_all
 
 WRITE_EVERY_S = 60.0  # between updates of tables and figures while runs are in progress
 

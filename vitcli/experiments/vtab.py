@@ -21,7 +21,7 @@ from vitcli.output.document import simple_table
 from vitcli.output.owned_folder import OwnedFolder
 from vitcli.output.summaries import VtabSummary, VtabTask
 from vitcli.recipe import Recipe
-from vitcli.training.sequence import run_all
+from vitcli.training.many_runs.sequence import run_all
 
 MOST_NAMED = 4
 

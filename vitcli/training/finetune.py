@@ -10,8 +10,8 @@ from vitcli.errors import VitError
 from vitcli.evaluation.setup import notes_on_pixels
 from vitcli.recipe import Recipe
 from vitcli.recipe.schema import Model, Objective
+from vitcli.training.many_runs.sweep import run
 from vitcli.training.setup import InitialModel, RunOptions, fresh_model
-from vitcli.training.sweep import run
 from vitcli.weights.io import read_weights
 from vitcli.weights.load import load, load_with_head
 from vitcli.weights.names import FRESH

@@ -11,8 +11,8 @@ from vitcli.models.build import last_layers
 from vitcli.models.masked_patch import MaskedPatchModel
 from vitcli.recipe import Recipe
 from vitcli.recipe.schema import Data, Objective
+from vitcli.training.many_runs.sweep import run
 from vitcli.training.setup import InitialModel, RunOptions, fresh_model
-from vitcli.training.sweep import run
 
 
 def pretrain(recipe: Recipe, options: RunOptions) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """Setup of a training run: recipe and command-line options become a job with data, network and plan."""
 
-import shlex
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
@@ -18,7 +17,7 @@ from vitcli.data.aliases import local_copy
 from vitcli.data.contents import SplitContents, contents_of
 from vitcli.data.image_cache import ImageCache
 from vitcli.data.seen_images import SeenImages
-from vitcli.data.split import Split, classes_without
+from vitcli.data.split import Split
 from vitcli.data.transforms import preprocessing_of
 from vitcli.distributed import numerics
 from vitcli.distributed.runtime import Runtime, peak_memory_gib, resolve_precision
@@ -31,24 +30,18 @@ from vitcli.models.build import TransformerOptions, architecture, build
 from vitcli.output import run_folder
 from vitcli.output.atomic import read_json
 from vitcli.output.progress import Progress
-from vitcli.output.text import count_of, first_few, size_text
 from vitcli.recipe import Recipe
 from vitcli.recipe.schema import Data, Model
-from vitcli.training import schedule, tracking
+from vitcli.training import notes, schedule, tracking
 from vitcli.training.auto_batch_size import find_max_batch_size, max_part_on_gpu
 from vitcli.training.gradients import check_parts, exact_per_device_batch
 from vitcli.training.objective import training_task
 from vitcli.training.schedule import Plan, choose_per_device_batch
-from vitcli.training.text import length_text
 
 # Largest micro-batch chosen by default. Small on a CPU, where it costs nothing, so that a step has several
 # micro-batches and several processes can divide them without changing dropout.
 MAX_MICRO_BATCH = {"cpu": 32}
 MAX_MICRO_BATCH_ON_GPU = 64
-# With fewer images, in all and of a class, fresh weights learn them by heart. Of CIFAR-100, which can be
-# learnt from scratch, there are 500 a class.
-MANY_IMAGES, MANY_PER_CLASS = 10_000, 200
-MANY_EPOCHS = 300  # more than the paper's fine-tuning has
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 AUTO = "auto"  # --per-device-batch auto
 
@@ -205,15 +198,15 @@ def set_up(
     if options.title:
         progress.note(options.title)
     else:
-        _note_data(progress, recipe, start, train_split, eval_split)
-        for line in (*recipe.notes, *_too_few(command, recipe, train_split)):
+        notes.note_data(progress, recipe, start.arch.name, train_split, eval_split)
+        for line in (*recipe.notes, *notes.too_few(command, recipe, train_split)):
             progress.note(line)
-    for line in [*_unusual_labels(train_split), *start.notes]:
+    for line in [*notes.unusual_labels(train_split), *start.notes]:
         progress.note(line)
     if runtime.is_main and not plan_only:
-        _note_seen(progress, start.seen, eval_split)
+        notes.note_seen(progress, start.seen, eval_split)
     plan = plan_run(recipe, options, runtime, start, train_split)
-    for line in _notes_on_length(plan, recipe):
+    for line in notes.notes_on_length(plan, recipe):
         progress.note_once(line)
     images = images or ImageCache(
         recipe.data.cache, processes_here=runtime.processes_here, has_siblings=options.has_siblings
@@ -497,75 +490,3 @@ def _check_labels(train_split: Split, recipe: Recipe) -> None:
         where="recipe key objective.loss",
         fix="--set objective.loss=sigmoid, or name a column of one label with data.label_column",
     )
-
-
-def _note_data(
-    progress: Progress, recipe: Recipe, start: InitialModel, train_split: Split, eval_split: Split
-) -> None:
-    """Print what is trained on which data."""
-    progress.note(f"{start.arch.name} at {size_text(recipe.data.image_size)} px")
-    classes = count_of(train_split.num_classes, "class", "classes")
-    progress.note(f"training on {count_of(len(train_split), 'image')} of {classes}: {train_split.name}")
-    if len(eval_split):  # that of a declared data set has no size
-        progress.note(f"scored on {count_of(len(eval_split), 'image')}: {eval_split.name}")
-    for line in dict.fromkeys(train_split.lines + eval_split.lines):
-        progress.note(line)
-    if eval_split.dev_cut and recipe.data.eval_split not in (dataset.DEV_PART, dataset.DEV_PART_OF_ALL):
-        progress.note("there is no other split to score, so it was cut from train (data.dev_fraction)")
-    if missing := classes_without(eval_split, train_split):
-        progress.note(f"note: no held-out image of: {first_few(missing)}")
-    if eval_split.dev_cut and recipe.data.dev_stratified and not eval_split.dev_cut["stratified"]:
-        reason = "its images have several labels" if train_split.has_several_labels else "it is too large"
-        progress.note(f"note: what is held out was drawn at random, not by class: {reason}")
-
-
-def _note_seen(progress: Progress, seen: SeenImages | None, eval_split: Split) -> None:
-    """Say how many of the images to score on the checkpoint has been trained on already."""
-    if count := seen and seen.num_trained_on(eval_split):
-        progress.note(
-            f"note: the checkpoint was trained on {count:,} of the {len(eval_split):,} images to score on, "
-            "so the accuracy will be too high"
-        )
-
-
-def _notes_on_length(plan: Plan, recipe: Recipe) -> list[str]:
-    """Return lines on how often the run sees each image."""
-    asked = recipe.schedule.epochs
-    length = length_text(plan.total_steps, plan.batch_size, plan.num_examples)
-    if asked and f"{asked:.3g}" != f"{plan.epochs:.3g}":
-        length += f" ({asked:g} epochs in whole steps)"
-    notes = [length]
-    if plan.epochs > MANY_EPOCHS:
-        notes.append(
-            f"note: each image is seen {plan.epochs:,.0f} times; --epochs or --steps shortens the run"
-        )
-    if plan.batch_size > plan.num_examples:
-        notes.append(
-            f"note: a step of {plan.batch_size:,} images sees some images more than once: there are fewer"
-        )
-    return notes
-
-
-def _too_few(command: str, recipe: Recipe, train_split: Split) -> list[str]:
-    """Return the note that there are too few images to train from scratch, if that is so."""
-    count, num_classes = len(train_split), max(1, train_split.num_classes)
-    if command != "pretrain" or count >= MANY_IMAGES or count >= MANY_PER_CLASS * num_classes:
-        return []
-    images = f"{count} images, {count / num_classes:.0f} a class,"
-    instead = f"vit finetune --ckpt WEIGHTS --dataset {shlex.quote(recipe.data.dataset)}"
-    return [f"note: {images} are too few to train from scratch; {instead} starts from trained weights"]
-
-
-def _unusual_labels(split: Split) -> list[str]:
-    """Return notes on labels that are allowed but probably a mistake."""
-    if split.is_large:
-        return []
-    labels = split.read_labels()
-    counts_K = np.bincount(labels[labels >= 0], minlength=split.num_classes)
-    empty = [str(split.class_names[k] if split.class_names else k) for k in np.flatnonzero(counts_K == 0)]
-    notes = []
-    if split.num_classes == 1:
-        notes.append("note: there is only one class, so every prediction is correct")
-    if empty:
-        notes.append(f"note: no training image has class {first_few(empty)}")
-    return notes

@@ -24,7 +24,7 @@ from vitcli.output.text import (
     speed,
     top5_is_informative,
 )
-from vitcli.training.sweep_results import accuracy_of, reason, remarks, values_text
+from vitcli.training.many_runs.sweep_results import accuracy_of, reason, remarks, values_text
 
 
 def as_text(result: dict[str, Any], *, width: int | None = None) -> str:

@@ -29,12 +29,12 @@ from vitcli.output.atomic import read_json, write_json
 from vitcli.output.progress import Progress
 from vitcli.output.run_folder import ARMS, REPEATS, RunFolder, earlier_summary, refuse_other_recipe
 from vitcli.recipe import Recipe
-from vitcli.training import parallel_runs, sweep_results
+from vitcli.training.many_runs import parallel_runs, sweep_results
+from vitcli.training.many_runs.sequence import run_all
+from vitcli.training.many_runs.sweep_results import Trial
 from vitcli.training.results import write_sweep_results
 from vitcli.training.run import run as run_job
-from vitcli.training.sequence import run_all
 from vitcli.training.setup import InitialModel, MakeModel, RunOptions, open_train_and_eval, set_up
-from vitcli.training.sweep_results import Trial
 from vitcli.training.text import choices_table, run_line
 
 Job = tuple[Path, Recipe]  # run folder and recipe of one run

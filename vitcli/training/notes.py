@@ -1,0 +1,91 @@
+"""What a run says before its first step: data, length, and what is probably a mistake."""
+
+import shlex
+
+import numpy as np
+
+from vitcli.data import dataset
+from vitcli.data.seen_images import SeenImages
+from vitcli.data.split import Split, classes_without
+from vitcli.output.progress import Progress
+from vitcli.output.text import count_of, first_few, size_text
+from vitcli.recipe import Recipe
+from vitcli.training.schedule import Plan
+from vitcli.training.text import length_text
+
+# With fewer images, in all and of a class, fresh weights learn them by heart. Of CIFAR-100, which can be
+# learnt from scratch, there are 500 a class.
+MANY_IMAGES, MANY_PER_CLASS = 10_000, 200
+MANY_EPOCHS = 300  # more than the paper's fine-tuning has
+
+
+def note_data(
+    progress: Progress, recipe: Recipe, model_name: str, train_split: Split, eval_split: Split
+) -> None:
+    """Print what is trained on which data."""
+    progress.note(f"{model_name} at {size_text(recipe.data.image_size)} px")
+    classes = count_of(train_split.num_classes, "class", "classes")
+    progress.note(f"training on {count_of(len(train_split), 'image')} of {classes}: {train_split.name}")
+    if len(eval_split):  # that of a declared data set has no size
+        progress.note(f"scored on {count_of(len(eval_split), 'image')}: {eval_split.name}")
+    for line in dict.fromkeys(train_split.lines + eval_split.lines):
+        progress.note(line)
+    if eval_split.dev_cut and recipe.data.eval_split not in (dataset.DEV_PART, dataset.DEV_PART_OF_ALL):
+        progress.note("there is no other split to score, so it was cut from train (data.dev_fraction)")
+    if missing := classes_without(eval_split, train_split):
+        progress.note(f"note: no held-out image of: {first_few(missing)}")
+    if eval_split.dev_cut and recipe.data.dev_stratified and not eval_split.dev_cut["stratified"]:
+        reason = "its images have several labels" if train_split.has_several_labels else "it is too large"
+        progress.note(f"note: what is held out was drawn at random, not by class: {reason}")
+
+
+def note_seen(progress: Progress, seen: SeenImages | None, eval_split: Split) -> None:
+    """Say how many of the images to score on the checkpoint has been trained on already."""
+    if count := seen and seen.num_trained_on(eval_split):
+        progress.note(
+            f"note: the checkpoint was trained on {count:,} of the {len(eval_split):,} images to score on, "
+            "so the accuracy will be too high"
+        )
+
+
+def notes_on_length(plan: Plan, recipe: Recipe) -> list[str]:
+    """Return lines on how often the run sees each image."""
+    asked = recipe.schedule.epochs
+    length = length_text(plan.total_steps, plan.batch_size, plan.num_examples)
+    if asked and f"{asked:.3g}" != f"{plan.epochs:.3g}":
+        length += f" ({asked:g} epochs in whole steps)"
+    notes = [length]
+    if plan.epochs > MANY_EPOCHS:
+        notes.append(
+            f"note: each image is seen {plan.epochs:,.0f} times; --epochs or --steps shortens the run"
+        )
+    if plan.batch_size > plan.num_examples:
+        notes.append(
+            f"note: a step of {plan.batch_size:,} images sees some images more than once: there are fewer"
+        )
+    return notes
+
+
+def too_few(command: str, recipe: Recipe, train_split: Split) -> list[str]:
+    """Return the note that there are too few images to train from scratch, if that is so."""
+    count, num_classes = len(train_split), max(1, train_split.num_classes)
+    if command != "pretrain" or count >= MANY_IMAGES or count >= MANY_PER_CLASS * num_classes:
+        return []
+    images = f"{count} images, {count / num_classes:.0f} a class,"
+    instead = f"vit finetune --ckpt WEIGHTS --dataset {shlex.quote(recipe.data.dataset)}"
+    return [f"note: {images} are too few to train from scratch; {instead} starts from trained weights"]
+
+
+def unusual_labels(split: Split) -> list[str]:
+    """Return notes on labels that are allowed but probably a mistake."""
+    if split.is_large:
+        return []
+    labels = split.read_labels()
+    counts_K = np.bincount(labels[labels >= 0], minlength=split.num_classes)
+    empty = [str(split.class_names[k] if split.class_names else k) for k in np.flatnonzero(counts_K == 0)]
+    notes = []
+    if split.num_classes == 1:
+        notes.append("note: there is only one class, so every prediction is correct")
+    if empty:
+        notes.append(f"note: no training image has class {first_few(empty)}")
+    return notes
