@@ -1,5 +1,6 @@
 """Sweeps over every operation on a faulty disk: `python -m tests.disk_sweeps WHAT FAULT SCRATCH [PHOTOS]`.
 
+With a number in the place of the fault the command is killed so often, at random moments on a sound disk.
 To be started by `faulty_disk.script`. It prints one JSON object: how many operations there are, how many were
 struck, with what exit codes, and every problem, of which there must be none.
 """
@@ -8,6 +9,7 @@ import hashlib
 import importlib
 import json
 import os
+import random
 import resource
 import signal
 import sys
@@ -33,6 +35,8 @@ from vitcli.training import checkpoint
 
 STEPS = (3, 6, 9)
 SERVERS = []  # until this process ends
+TIMED = ("elapsed_s", "images_per_s", "peak_memory_gib", "run_dir")  # of a summary
+RESULTS = ("*.safetensors", "config.json", "metrics.jsonl", "recipe.toml", "*.parquet", "mistakes.json")
 
 
 def write_saves(run_dir: Path, acknowledged: Path) -> int:
@@ -110,6 +114,16 @@ def files_of(folder: Path, names: tuple[str, ...] = ("*",)) -> dict[str, str]:
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 
 
+def results_of(folder: Path) -> dict[str, str]:
+    """Return the hash of each result of training below a folder, and the summaries without their times."""
+    summaries = {}
+    for path in sorted(folder.rglob("summary.json")):
+        summary = json.loads(path.read_text())
+        kept = {key: value for key, value in summary.items() if key not in TIMED}
+        summaries[str(path.relative_to(folder))] = json.dumps(kept, sort_keys=True)
+    return files_of(folder, RESULTS) | summaries
+
+
 class Sweep:
     """One command, its folder, and what must be in it at the end.
 
@@ -120,7 +134,7 @@ class Sweep:
         most: number of faults, spread over all operations; 0 for all.
     """
 
-    def __init__(self, scratch: Path, make: Callable, same: Callable, *, is_resumable: bool, most: int):
+    def __init__(self, scratch: Path, make: Callable, same: Callable, *, is_resumable: bool, most: int = 0):
         self.scratch, self.is_resumable, self.most = scratch, is_resumable, most
         self.out, self.acknowledged = scratch / "out", scratch / "acknowledged"
         self.action, self.same = make(self.out, self.acknowledged), same
@@ -141,6 +155,42 @@ class Sweep:
         seconds = round(time.monotonic() - began_at)
         counts = {"operations": total, "struck": sum(codes.values()), "codes": dict(codes)}
         return {**counts, "seconds": seconds, "problems": problems}
+
+    def kill_at_random(self, kills: int, *, latest: float) -> dict[str, object]:
+        """Kill the command at random moments and repeat it until it ends; begin anew until all are made.
+
+        Args:
+            latest: the last of these moments, in durations of a command that nothing strikes.
+        """
+        output, draws, problems = self.scratch / "output", random.Random(0), []
+        self._load_modules()
+        began_at = time.monotonic()
+        assert in_a_fork(self.action, output) == 0, output.read_text()
+        truth, took_s = self.same(self.out), time.monotonic() - began_at
+        self._reset()
+        num_kills, num_ends, num_halves = 0, 0, 0
+
+        while num_kills < kills or self.out.exists():
+            after_s = draws.uniform(0, latest * took_s) if num_kills < kills else None
+            code = in_a_fork(self.action, output, kill_after_s=after_s)
+            if code == -signal.SIGKILL:
+                num_kills += 1
+                num_halves += any(self.out.rglob(".tmp*"))
+                problems += lost_steps(self.out, self.acknowledged) if self.is_resumable else []
+                continue
+            num_ends += 1
+            there = self.same(self.out)
+            different = sorted(
+                name for name in truth.keys() | there.keys() if truth.get(name) != there.get(name)
+            )
+            problems += [f"exit code {code}: {output.read_text()[-600:]}"] if code else []
+            problems += [f"not the same: {different}"] if different else []
+            if any(self.out.rglob("metrics.jsonl")):  # runs remove what an earlier one has left
+                problems += [f"left over: {path}" for path in self.out.rglob(".tmp*")]
+            self._reset()
+            faulty_disk.remove(self.scratch / "cache")
+        counts = {"kills": num_kills, "ends": num_ends, "in_a_write": num_halves, "seconds": round(took_s, 1)}
+        return {**counts, "problems": problems}
 
     def _load_modules(self) -> None:
         """Import what the command imports, so that each fork need not."""
@@ -201,6 +251,14 @@ def sweep_of(what: str, scratch: Path, photos: str) -> Sweep:
             is_resumable=True,
             most=most,
         )
+    if what in RUNS_OF_RUNS or what == "http":
+        words = [*words_of_runs(what, photos), "--out"]
+        return Sweep(
+            scratch,
+            lambda out, acknowledged: acknowledging(command([*words, out]), acknowledged),
+            results_of,
+            is_resumable=what == "http",
+        )
     os.environ["XDG_CACHE_HOME"] = str(scratch / ("out" if what.endswith("cache") else "cache"))
     words, names = words_of(what, scratch, photos)
     return Sweep(
@@ -217,6 +275,27 @@ def run_words(photos: str) -> list[object]:
     return [*words, "--dataset", photos, "--steps", 8, *TRICKY, "--out"]
 
 
+RUNS_OF_RUNS = ("selection", "side-by-side", "pretrain-selection")
+
+
+def words_of_runs(what: str, data: str) -> list[object]:
+    """Return the command line of a selection and repeated runs, or of a run on shards at an address."""
+    selected = ("--lr", "0.001,0.02,0.05", "--set", "train.runs=2", "--set", "data.dev_fraction=0.25")
+    words = [word for word in SMALL if word not in ("--lr", "0.02", "--quiet", "--json")]
+    many = (*TRICKY[:-1], "train.save_every=1", "--dataset", data, "--steps", 5)
+    match what:
+        case "selection":
+            return [*words, *selected, *many]
+        case "side-by-side":
+            return [*words, *selected, *many, "--arms-parallel", "--num-processes", 2]
+        case "pretrain-selection":
+            masked = ("loss=masked_patch", "patch_target=mean_color", "corrupted=0.5", "masked=0.8")
+            more = [word for key in (*masked, "replaced=0.1") for word in ("--set", f"objective.{key}")]
+            return ["pretrain", "--recipe", "pretrain/demo", *words[3:], *selected, *many, *more]
+    streamed = ("--set", "data.streaming=true", "--set", "data.shuffle_window=24")
+    return [*words, "--lr", 0.02, *many[:-1], 30, *streamed, "--set", "data.num_classes=2"]
+
+
 def words_of(what: str, scratch: Path, photos: str) -> tuple[list[object], tuple[str, ...]]:
     """Return a command line with "{out}" in it, and the files that depend on no clock."""
     data, weights = ("--dataset", photos), ("model.safetensors", "config.json")
@@ -227,18 +306,12 @@ def words_of(what: str, scratch: Path, photos: str) -> tuple[list[object], tuple
             words = ["evaluate", "--ckpt", trained, *data, "--save-predictions", "{out}/saved.parquet"]
             return [*words, "--out", "{out}"], ("*.csv", "mistakes.json", "*.parquet")
         case "fewshot" | "fewshot-cache":
-            words = ["fewshot", "--ckpt", "demo", *data, "--shots", "1,2", "--overwrite", "--out"]
+            words = ["fewshot", "--ckpt", "demo", *data, "--shots", "1,2", "--out"]
             names = ("metrics.jsonl", "draws.json", "recipe.toml")
-            return [*words, "{out}" if what == "fewshot" else scratch / "result"], names
+            return [*words, *(["{out}"] if what == "fewshot" else [scratch / "result", "--overwrite"])], names
         case "embed":
             words = ["embed", "--ckpt", "demo", *data, "--split", "train", "--batch-size", 5, "--overwrite"]
             return [*words, "--out", "{out}/f.safetensors"], ("f.safetensors",)
-        case "selection":
-            words = [word for word in run_words(photos) if word != "0.02"]
-            words.insert(words.index("--lr") + 1, "0.001,0.02")
-            words = [2 if word == 8 else word for word in words]
-            more = ("--set", "data.dev_fraction=0.25", "--set", "train.runs=2", "--out", "{out}")
-            return [*words[:-1], *more], (*weights, "metrics.jsonl", "recipe.toml")
         case "export":
             return ["export", "demo", "{out}/model", "--overwrite"], weights
         case "export-npz":
@@ -341,6 +414,9 @@ def main(what: str, fault: str, scratch: str, photos: str = "") -> None:
     match what:
         case "slow" | "sizes":
             result = {"slow": slow, "sizes": sizes}[what](Path(scratch), photos)
+        case _ if fault.isdecimal():
+            latest = 0.35 if what in (*RUNS_OF_RUNS, "http") else 1.0  # several kills until a run has ended
+            result = sweep_of(what, Path(scratch), photos).kill_at_random(int(fault), latest=latest)
         case _:
             result = sweep_of(what, Path(scratch), photos).run(FAULTS[fault])
     print(json.dumps(result))

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Timer
 
 import pytest
 
@@ -83,14 +84,18 @@ def script(environment: dict[str, str], module: str, *words: object, timeout: fl
     return ended.stdout
 
 
-def in_a_fork(action: Callable[[], int], output: Path) -> int:
+def in_a_fork(action: Callable[[], int], output: Path, *, kill_after_s: float | None = None) -> int:
     """Run a function in a fork of this process; return its exit code, or minus the signal that ended it."""
     reading, writing = os.pipe()  # whose bytes no limit of the child counts
     child = os.fork()
     if child:
         os.close(writing)
+        killer = Timer(FOR_EVER if kill_after_s is None else kill_after_s, os.kill, (child, signal.SIGKILL))
+        if kill_after_s is not None:
+            killer.start()
         with os.fdopen(reading, "rb") as said:
             output.write_bytes(said.read())
+        killer.cancel()  # before the number of the process is free for another
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     code = 99
     try:

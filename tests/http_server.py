@@ -3,6 +3,7 @@
 It may fail on purpose: `Trouble` says how, from which request on, and how often.
 """
 
+import base64
 import hashlib
 import socket
 import struct
@@ -144,9 +145,11 @@ class Files:
 
     Attributes:
         requests: method, path and range.
+        key: what a request must have in its query, or as its password; any if empty.
     """
 
     address: str = ""
+    key: str = ""
     files: dict[str, bytes] = field(default_factory=dict)
     trouble: Trouble | None = None
     requests: list[tuple[str, str, str | None]] = field(default_factory=list)
@@ -160,10 +163,16 @@ class _File(Answer):
         path = unquote(urlsplit(self.path).path).strip("/")
         self.stand_in.requests.append((self.command, path, self.headers.get("Range")))
         data = self.stand_in.files.get(path)
-        if data is None:
+        if not self._has_key(self.stand_in.key):
+            self.send_whole(403, b"")
+        elif data is None:
             self.send_whole(404, b"")
         else:
             self.send_file(data, ETag=f'"{hashlib.md5(data).hexdigest()}"', **{"Accept-Ranges": "bytes"})
+
+    def _has_key(self, key: str) -> bool:
+        login = base64.b64decode(self.headers.get("Authorization", "").removeprefix("Basic ")).decode()
+        return key in (unquote(urlsplit(self.path).query), login) if key else True
 
 
 @contextmanager

@@ -5,11 +5,12 @@ import os
 
 import pytest
 
-from tests.conftest import run
+from tests.conftest import run, vit
 from tests.data.shards.test_faulty_servers import contents, web  # noqa: F401, fixtures
 from tests.training.test_finetune import SMALL
 from vitcli import recipe
 from vitcli.credentials import hide_credentials, with_credentials, without_credentials
+from vitcli.errors import VitError
 from vitcli.output import run_folder
 from vitcli.recipe.request import RecipeRequest
 from vitcli.recipe.toml import to_toml
@@ -33,6 +34,40 @@ def test_an_address_is_known_by_its_public_form_also_to_processes_that_are_start
     assert with_credentials("photos") == "photos"
 
 
+@pytest.mark.parametrize("login", ["me:p@ss@", "me:p/w@x@", "me:pa ss@", "me@", "me:%40@"])
+def test_a_password_is_found_however_it_is_written(login):
+    assert without_credentials(f"https://{login}host:80/a/b.tar") == "https://host:80/a/b.tar"
+    assert login not in hide_credentials(f"GET https://{login}host:80/a/b.tar")
+
+
+def test_what_is_no_password_stays_in_an_address():
+    for address in ("https://host:80/a@b.tar", "s3://bucket/a:b@c.tar", "https://[::1]:80/a@b", "gs://b:80"):
+        assert without_credentials(address) == address
+
+
+def test_credentials_are_masked_as_libraries_encode_and_decode_them():
+    without_credentials("https://me:can%61ry@host/a.tar?sig=c%61nary%2Fc&se=1")
+    without_credentials("https://me:other1@host/a.tar?sig=renewed")
+    text = "403: https://host/a.tar?se=1&sig=canary/c, login='me', password='canary', sig=canary%2Fc, renewed"
+    assert "canary" not in hide_credentials(text) and "renewed" not in hide_credentials(text)
+    assert "se=1" in hide_credentials(text) and "login='me'" in hide_credentials(text)
+
+
+@pytest.mark.parametrize("content", ["", "x", "[]", '"{}"'])
+def test_a_variable_of_another_program_is_ignored(monkeypatch, content):
+    monkeypatch.setenv("VIT_ADDRESSES", content)
+    assert hide_credentials("text") == "text" and with_credentials("photos") == "photos"
+    assert without_credentials(ADDRESS) == PUBLIC and with_credentials(PUBLIC) == ADDRESS
+
+
+def test_addresses_that_differ_in_their_credentials_alone_are_no_choices():
+    """Both runs of such a selection would take the last one's file."""
+    listed = {"model.ckpt": ["https://host/get.npz?f=a", "https://host/get.npz?f=b"]}
+    with pytest.raises(VitError, match="differ only") as refused:
+        recipe.load("finetune/default", (), {"data.dataset": "photos", "data.dev_fraction": 0.1, **listed})
+    assert "f=a" not in hide_credentials(str(refused.value))
+
+
 def test_a_recipe_holds_no_credentials():
     words = {"data.dataset": ADDRESS, "model.ckpt": "https://host/x.npz?token=canary"}
     loaded = recipe.load("evaluate/default", (), words, training=False)
@@ -54,6 +89,38 @@ def test_no_credentials_are_printed_or_written_into_the_environment_of_a_run(tmp
     for words in (("recipes", "show"), ("report", "--debug"), ("compare", "b"), ("datasets", "show")):
         outcome = run(*words, ADDRESS)
         assert outcome.code and "canary" not in outcome.out + outcome.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["a password", "a signature"])
+def test_credentials_reach_every_process_and_are_in_no_output(web, tmp_path, kind):  # noqa: F811
+    """A server that answers to them alone; a resumed run takes renewed ones."""
+    web.key = "me:canary@canary" if kind == "a password" else "sig=canary/1"
+    login, query = ("me:can%61ry%40canary@", "") if kind == "a password" else ("", "?sig=canary%2F1")
+
+    def data() -> str:
+        return f"{web.address.replace('://', '://' + login)}/{{train-{{0..2}},test-0}}.parquet{query}"
+
+    words = [word for word in SMALL if word not in ("--lr", "0.02")]
+    words += ["--batch-size", 4, "--steps", 3, "--set", "data.num_classes=2"]
+    streamed = ("--set", "data.streaming=true", "--set", "data.shuffle_window=8")
+    two, ends = ("--num-processes", 2), ("--lr", 0.02, "--out", tmp_path / "run")
+    chosen = ("--lr", "0.01,0.02", "--set", "data.dev_fraction=0.25", "--out", tmp_path / "chosen")
+    commands = [
+        (3, *words, *streamed, *ends, *two, "--dataset", data().replace("can", "dog"), "--debug"),
+        (0, *words, *streamed, *ends, *two, "--dataset", data()),
+        (0, *words, *chosen, *two, "--arms-parallel", "--dataset", data()),
+        (0, "evaluate", "--ckpt", tmp_path / "run", "--dataset", data(), *two, "--out", tmp_path / "scores"),
+        (3, "evaluate", "--ckpt", tmp_path / "run", "--dataset", data().replace("can", "dog"), *two),
+    ]
+    for expected, *command in commands:
+        ended = vit(*command, timeout=300)
+        assert ended.returncode == expected, ended.stdout + ended.stderr
+        said = (ended.stdout + ended.stderr).encode()
+        for text in (said, *(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())):
+            assert b"anary" not in text and b"n%61ry" not in text, (command, text[-2000:])
+        assert "Traceback" not in ended.stderr or "--debug" in command
+    print(f"{kind}: {len(commands)} commands on two processes")
 
 
 @pytest.mark.slow

@@ -7,9 +7,15 @@ takes those of its new command line: signatures expire.
 import json
 import os
 import re
+from collections.abc import Iterator
+from urllib.parse import quote, unquote
 
 VARIABLE = "VIT_ADDRESSES"  # by address without credentials, the one with them
-PASSWORD = re.compile(r"(?<=://)[^/@\s]+@")
+# Up to the last @ of the host, as libraries read it; a slash belongs to a password that was not encoded, for
+# no port is in front of it.
+PASSWORD = re.compile(r"(?<=://)(?:[^/?]*@|[^/:@?\[]+:(?!\d*(?:/|$))[^?]*@)")
+LEAST_MASKED = 6  # characters of a single value: shorter ones are words of any message
+_given: set[str] = set()  # addresses with credentials, also those that a renewed one has replaced
 
 
 def without_credentials(address: str) -> str:
@@ -18,6 +24,7 @@ def without_credentials(address: str) -> str:
         return address
     public = PASSWORD.sub("", address.partition("?")[0])
     if public != address:
+        _given.add(address)
         os.environ[VARIABLE] = json.dumps(_known() | {public: address})
     return public
 
@@ -28,13 +35,29 @@ def with_credentials(address: str) -> str:
 
 
 def hide_credentials(text: str) -> str:
-    """Mask what is kept wherever it stands in a text."""
-    for address in _known().values():
-        before, _, query = address.partition("?")
-        for secret in (*PASSWORD.findall(before), *([query] if query else [])):
-            text = text.replace(secret, "***")
+    """Mask what is kept wherever it stands in a text, also as libraries encode and decode it."""
+    secrets = {secret for address in _given | set(_known().values()) for secret in _secrets_of(address)}
+    for secret in sorted(secrets, key=len, reverse=True):
+        text = text.replace(secret, "***")
     return text
 
 
+def _secrets_of(address: str) -> Iterator[str]:
+    before, _, query = address.partition("?")
+    logins = PASSWORD.findall(before)
+    yield from logins
+    if query:
+        yield query
+    values = [value.partition("=")[2] for value in query.split("&")]
+    for value in [login.removesuffix("@").partition(":")[2] for login in logins] + values:
+        plain = unquote(value)
+        spellings = (value, plain, quote(plain), quote(plain, safe=""))
+        yield from (spelling for spelling in spellings if len(plain) >= LEAST_MASKED)
+
+
 def _known() -> dict[str, str]:
-    return json.loads(os.environ.get(VARIABLE, "{}"))
+    try:
+        known = json.loads(os.environ.get(VARIABLE, "{}"))
+    except ValueError:  # not ours
+        return {}
+    return known if isinstance(known, dict) else {}

@@ -7,12 +7,16 @@ import shutil
 import signal
 import sys
 import time
+from pathlib import Path
 from subprocess import DEVNULL, PIPE, Popen
 
 import pytest
 
 from tests.conftest import run, vit
+from tests.data.shards.test_faulty_servers import contents, needs_aiohttp  # noqa: F401, a fixture
 from tests.data.shards.test_streaming import parquet  # noqa: F401, a fixture
+from tests.faulty_disk import script
+from tests.http_server import Files, serving
 from tests.training.test_exact import EXACT
 from tests.training.test_finetune import SMALL, TRICKY, fingerprint, small_run, when_logged
 from tests.training.test_shard import children_of
@@ -54,6 +58,29 @@ def test_kills_at_random_instants_change_no_bit(request, tmp_path, kind):
     assert fingerprint(killed) == fingerprint(unbroken)
     assert not list(killed.rglob(".tmp*"))
     assert json.loads((killed / "summary.json").read_text())["steps"] == STEPS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "what",
+    ["selection", "side-by-side", "pretrain-selection", "fewshot", "fewshot-cache", "evaluate", "embed"],
+)
+def test_kills_at_random_moments_change_no_result_of_many_runs_or_of_none(photos, tmp_path, what):
+    _kill_at_random(what, tmp_path, photos)
+
+
+@pytest.mark.slow
+def test_kills_at_random_moments_change_no_bit_of_a_run_on_shards_at_an_address(tmp_path, contents):  # noqa: F811
+    needs_aiohttp()
+    with serving(Files(files=contents)) as server:
+        _kill_at_random("http", tmp_path, f"{server.address}/{{train-{{0..2}},test-0}}.parquet")
+
+
+def _kill_at_random(what: str, scratch: Path, data: object) -> None:
+    cache = {"XDG_CACHE_HOME": str(scratch / "cache")}
+    killed = json.loads(script(cache, "tests.disk_sweeps", what, KILLS, scratch, data))
+    print(what, {key: value for key, value in killed.items() if key != "problems"})
+    assert killed["problems"] == [] and killed["kills"] == KILLS and killed["ends"]
 
 
 @pytest.mark.slow

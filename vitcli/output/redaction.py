@@ -5,9 +5,10 @@ import re
 from pathlib import PurePath
 from typing import Any
 
+from vitcli.credentials import PASSWORD
+
 PATHS = (".", "/", "~", "file:/")  # prefixes of local paths; all else is a name or a public address
 TOML_STRING = re.compile(r'"(?:[^"\\\n]|\\.)*"')  # as `recipe.toml` writes strings: in JSON
-PASSWORD = re.compile(r"(?<=://)[^/@\s]+@")  # user and password in an address
 QUERY = re.compile(r"(?<=\w)\?\S*$")  # of a web address, where signatures and tokens are
 
 

@@ -38,6 +38,11 @@ def check_with_choices(
             problems += [_about_item(problem, key, number, items) for problem in item_problems]
             if recipe:
                 checked.setdefault(key, []).append(flat(recipe)[key])
+    # Addresses that differ in their credentials alone, which no recipe holds, would be one value.
+    for key, values_of_key in checked.items():
+        if not problems and len(set(values_of_key)) < len(values_of_key):
+            what = f"{key} names addresses that differ only behind their ?, or in their passwords"
+            problems.append(Problem(what, sources.get(key, file), "download the files, and name their paths"))
     # ... then the items together.
     for items in product(*lists.values()) if not problems else ():
         problems += check_one(first | dict(zip(lists, items, strict=True)))[1]
