@@ -11,7 +11,16 @@ from pathlib import Path
 if not __package__:  # run by its path; last, so that nothing beside the package takes the place of a library
     sys.path.append(str(Path(__file__).parents[1]))
 
-from vitcli.cli import main
+from vitcli.errors import MachineError, is_out_of_memory
+
+try:
+    from vitcli.cli import main
+except Exception as error:
+    if not is_out_of_memory(error):
+        raise
+    no_room = MachineError("out of memory", where="the start", fix="end other programs, or raise ulimit -v")
+    print(no_room, file=sys.stderr)
+    sys.exit(no_room.exit_code)
 
 if __name__ == "__main__":
     main()

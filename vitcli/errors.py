@@ -109,11 +109,14 @@ def is_out_of_memory(error: BaseException) -> bool:
     """
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
-    if isinstance(error, OSError):  # the second is Pillow's
-        return error.errno == errno.ENOMEM or "out of memory error" in str(error)
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno == errno.ENOMEM
     texts = ("can't allocate memory", "Cannot allocate memory", "bad_alloc", "backend out of memory",
-             "can't start new thread", "failed to map segment")  # fmt: skip
-    return isinstance(error, RuntimeError | ImportError) and any(text in str(error) for text in texts)
+             "can't start new thread", "failed to map segment", "out of memory error")  # fmt: skip
+    is_kind = isinstance(
+        error, RuntimeError | ImportError | OSError
+    )  # Pillow's and the loader's have no number
+    return is_kind and any(text in str(error) for text in texts)
 
 
 def is_of_machine(error: BaseException) -> bool:

@@ -55,3 +55,27 @@ def test_ctrl_c_within_the_imports_ends_without_a_traceback(tmp_path):
     )
     ended = subprocess.run([sys.executable, "-c", start], capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGINT, "", "")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        ("MemoryError", 5),
+        ("ImportError('x.so: failed to map segment from shared object')", 5),
+        ("KeyError", 1),
+    ],
+)
+def test_no_room_for_the_imports_is_an_error_in_three_lines(tmp_path, error, code):
+    (tmp_path / "typer.py").write_text(f"raise {error}\n")
+    start = (
+        f"import runpy, sys; sys.path.insert(0, {str(tmp_path)!r});"
+        "runpy.run_module('vitcli', run_name='__main__')"
+    )
+    ended = subprocess.run([sys.executable, "-c", start], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout) == (code, "")
+    assert ("Traceback" in ended.stderr) == (code == 1)
+    assert code == 1 or [line.split(":")[0].strip() for line in ended.stderr.splitlines()] == [
+        "error",
+        "where",
+        "fix",
+    ]
