@@ -124,6 +124,21 @@ def results_of(folder: Path) -> dict[str, str]:
     return files_of(folder, RESULTS) | summaries
 
 
+def load_modules(action: Callable[[], int], scratch: Path) -> None:
+    """Import what a command imports, so that each fork need not; the command runs once."""
+    names = scratch / "modules"
+
+    def listing() -> int:
+        code = action()
+        names.write_text("\n".join(sys.modules))
+        return code
+
+    in_a_fork(listing, scratch / "output")
+    for name in names.read_text().split():
+        with suppress(Exception):
+            importlib.import_module(name)
+
+
 class Sweep:
     """One command, its folder, and what must be in it at the end.
 
@@ -142,7 +157,8 @@ class Sweep:
     def run(self, fault: faulty_disk.Fault) -> dict[str, object]:
         """Strike one operation after another; return counts and problems."""
         began_at, codes, problems = time.monotonic(), Counter(), []
-        self._load_modules()
+        load_modules(self.action, self.scratch)
+        self._reset()
         total = faulty_disk.num_operations(self.action, fault, self.out, self.scratch)
         truth = self.same(self.out)
         numbers: Iterator[int] = iter(faulty_disk.spread(total, self.most) if self.most else count(1))
@@ -163,7 +179,8 @@ class Sweep:
             latest: the last of these moments, in durations of a command that nothing strikes.
         """
         output, draws, problems = self.scratch / "output", random.Random(0), []
-        self._load_modules()
+        load_modules(self.action, self.scratch)
+        self._reset()
         began_at = time.monotonic()
         assert in_a_fork(self.action, output) == 0, output.read_text()
         truth, took_s = self.same(self.out), time.monotonic() - began_at
@@ -191,21 +208,6 @@ class Sweep:
             faulty_disk.remove(self.scratch / "cache")
         counts = {"kills": num_kills, "ends": num_ends, "in_a_write": num_halves, "seconds": round(took_s, 1)}
         return {**counts, "problems": problems}
-
-    def _load_modules(self) -> None:
-        """Import what the command imports, so that each fork need not."""
-        names = self.scratch / "modules"
-
-        def listing() -> int:
-            code = self.action()
-            names.write_text("\n".join(sys.modules))
-            return code
-
-        in_a_fork(listing, self.scratch / "output")
-        for name in names.read_text().split():
-            with suppress(Exception):
-                importlib.import_module(name)
-        self._reset()
 
     def _reset(self) -> None:
         faulty_disk.remove(self.out)
