@@ -107,11 +107,11 @@ def test_credentials_reach_every_process_and_are_in_no_output(web, tmp_path, kin
     two, ends = ("--num-processes", 2), ("--lr", 0.02, "--out", tmp_path / "run")
     chosen = ("--lr", "0.01,0.02", "--set", "data.dev_fraction=0.25", "--out", tmp_path / "chosen")
     commands = [
-        (3, *words, *streamed, *ends, *two, "--dataset", data().replace("can", "dog"), "--debug"),
+        (5, *words, *streamed, *ends, *two, "--dataset", data().replace("can", "dog"), "--debug"),
         (0, *words, *streamed, *ends, *two, "--dataset", data()),
         (0, *words, *chosen, *two, "--arms-parallel", "--dataset", data()),
         (0, "evaluate", "--ckpt", tmp_path / "run", "--dataset", data(), *two, "--out", tmp_path / "scores"),
-        (3, "evaluate", "--ckpt", tmp_path / "run", "--dataset", data().replace("can", "dog"), *two),
+        (5, "evaluate", "--ckpt", tmp_path / "run", "--dataset", data().replace("can", "dog"), *two),
     ]
     for expected, *command in commands:
         ended = vit(*command, timeout=300)

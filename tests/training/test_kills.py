@@ -1,18 +1,21 @@
 """SIGKILLs at random instants, also during a save, other loader threads each time: not one bit is lost."""
 
+import io
 import json
 import os
 import random
 import shutil
 import signal
+import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
 from subprocess import DEVNULL, Popen
 
 import pytest
 
-from tests.conftest import run, vit
+from tests.conftest import REPOSITORY, run, vit
 from tests.data.shards.test_faulty_servers import contents, needs_aiohttp  # noqa: F401, a fixture
 from tests.data.shards.test_streaming import parquet  # noqa: F401, a fixture
 from tests.faulty_disk import script
@@ -24,6 +27,7 @@ from vitcli.output.run_folder import newest_checkpoint_step
 
 NUMBERS = (1, 2, 4)  # of processes
 KILLS = int(os.environ.get("VIT_KILLS", "20"))
+EARLIER = os.environ.get("VIT_EARLIER", "8274898")  # a commit
 STARTS = int(os.environ.get("VIT_STARTS", "200"))  # ten at once
 STEPS = 5 * KILLS  # a run gets 3 to 4 steps further between two kills, so that none ends before the last
 
@@ -140,3 +144,34 @@ def test_of_ten_starts_at_once_one_proceeds_and_its_death_blocks_nobody(photos, 
         process.terminate()
         assert process.wait(timeout=120) == 143
     assert newest_checkpoint_step(copy) >= before + 2
+
+
+@pytest.mark.slow
+def test_a_run_that_an_earlier_version_began_resumes_with_the_same_bits(photos, tmp_path):
+    """Of this repository's history; the recipe of the run names what was another default then."""
+    archive = subprocess.run(
+        ["git", "-C", REPOSITORY, "archive", EARLIER, "vitcli", "recipes"], capture_output=True
+    )
+    if archive.returncode:
+        pytest.skip(f"{EARLIER} is not in the history of this checkout")
+    earlier, out = tmp_path / "earlier", tmp_path / "run"
+    with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as files:
+        files.extractall(earlier, filter="data")
+    how = ("--dataset", photos, "--steps", 40, *TRICKY[:-1], "train.save_every=1")
+    began = vit(
+        *SMALL,
+        *(*how, "--out", out),
+        env={"PYTHONPATH": str(earlier)},
+        on_start=lambda process: when_logged(out, 7, process.kill),
+    )
+    assert began.returncode == -signal.SIGKILL, began.stderr
+    step = newest_checkpoint_step(out)
+    refused = run(*SMALL, *how, "--out", out)
+    assert refused.code == 2 and f"--recipe {out / 'recipe.toml'}" in refused.json["error"]["fix"]
+    shutil.copy(out / "recipe.toml", tmp_path)
+
+    for folder in (out, tmp_path / "unbroken"):
+        resumed = run("finetune", "--recipe", tmp_path / "recipe.toml", "--out", folder, "-q", "--json")
+        assert resumed.code == 0, resumed
+    print(f"{EARLIER}: resumed after step {step} of 40, Same")
+    assert fingerprint(out) == fingerprint(tmp_path / "unbroken")
