@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from tests.conftest import run
 from tests.data.shards.test_streaming import parquet  # noqa: F401, a fixture
@@ -64,3 +65,48 @@ def test_a_stop_at_every_step_changes_no_bit(request, tmp_path, monkeypatch, kin
 
     print(f"{kind}: {STEPS - 1} stops of {STEPS} steps, Same")
     assert fingerprint(stopped) == fingerprint(unbroken)
+
+
+@pytest.mark.slow
+def test_every_image_is_trained_on_once_an_epoch_over_stops_and_other_threads(tmp_path, monkeypatch):
+    """What reaches the network: each image has one colour, which no crop or mirror changes."""
+    colours = [(5 + number, 250 - number, 128) for number in range(103)]
+    for number, colour in enumerate(colours):
+        for split in ("train", "test")[: 1 + (number < 4)]:
+            folder = tmp_path / "images" / split / "ab"[number % 2]
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (20, 20), colour).save(folder / f"{number:03}.png")
+    seen: dict[Path, list[int]] = {}
+    to_model_range = loop.to_model_range
+
+    def recorded(images_BCHW, **how):
+        reds_B, greens_B = images_BCHW[:, :2].flatten(2).double().mean(2).T.tolist()
+        for red, green in zip(reds_B, greens_B, strict=True):
+            assert abs(red + green - 255) < 0.1  # one whole image, and no padding
+            seen[out].append(round(red) - 5)
+        return to_model_range(images_BCHW, **how)
+
+    monkeypatch.setattr(loop, "to_model_range", recorded)
+    words = (*SMALL, "--dataset", tmp_path / "images", "--batch-size", 10, "--precision", "fp32")
+    words = (*words, "--per-device-batch", 5, "--steps", 31)  # three epochs and a part of the next
+    draws, seed_generators = random.Random(0), loop.seed_generators
+    for out, stops in ((tmp_path / "unbroken", ()), (tmp_path / "stopped", (3, 10, 11, 20, 29))):
+        seen[out] = []
+        for stop in (*stops, None):
+
+            def seed_and_stop(*arguments, stop=stop, out=out):
+                if stop and len(seen[out]) >= 10 * (stop - 1):
+                    signal.raise_signal(signal.SIGTERM)
+                seed_generators(*arguments)
+
+            monkeypatch.setattr(loop, "seed_generators", seed_and_stop)
+            code = run(*words, "--out", out, "--workers", draws.randint(1, 4)).code
+            assert code == (143 if stop else 0)
+            assert not stop or len(seen[out]) == 10 * stop
+
+    unbroken, stopped = seen.values()
+    assert stopped == unbroken
+    for epoch in range(3):
+        assert sorted(stopped[103 * epoch : 103 * (epoch + 1)]) == list(range(103))
+    assert len({tuple(stopped[103 * epoch :][:103]) for epoch in range(3)}) == 3
+    print("310 images of 31 steps, 5 stops: each once an epoch, in the order of the unbroken run")
