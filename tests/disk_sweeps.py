@@ -11,6 +11,7 @@ import json
 import os
 import random
 import resource
+import shutil
 import signal
 import sys
 import time
@@ -24,9 +25,10 @@ import torch
 from torch import nn
 
 from tests import faulty_disk
+from tests.disk_commands import Writer, digests, of_two_processes, run_words, writer
 from tests.faulty_disk import FAULTS, Struck, command, in_a_fork
 from tests.training.test_finetune import SMALL, TRICKY, fingerprint
-from tests.weights.servers import network, npz_of, serve
+from tests.training.test_shard import weights_and_metrics
 from vitcli import libraries
 from vitcli import recipe as recipes
 from vitcli.errors import VitError
@@ -34,7 +36,6 @@ from vitcli.output.run_folder import RunFolder, open_run
 from vitcli.training import checkpoint
 
 STEPS = (3, 6, 9)
-SERVERS = []  # until this process ends
 TIMED = ("elapsed_s", "images_per_s", "peak_memory_gib", "run_dir")  # of a summary
 RESULTS = ("*.safetensors", "config.json", "metrics.jsonl", "recipe.toml", "*.parquet", "mistakes.json")
 
@@ -109,8 +110,9 @@ def lost_steps(run_dir: Path, acknowledged: Path) -> list[str]:
 
 
 def files_of(folder: Path, names: tuple[str, ...] = ("*",)) -> dict[str, str]:
-    """Return the hash of each file below a folder that one of the globs names."""
+    """Return the hash of each file below a folder that one of the globs names, none of those on their way."""
     paths = sorted(path for name in names for path in folder.rglob(name) if path.is_file())
+    paths = [path for path in paths if "/.tmp" not in str(path.relative_to(folder.parent))]
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 
 
@@ -142,12 +144,17 @@ def load_modules(action: Callable[[], int], scratch: Path) -> None:
 class Sweep:
     """One command, its folder, and what must be in it at the end.
 
+    Attributes:
+        is_cleared: whether others delete what a killed command leaves: the cache's bound, or the system.
+
     Args:
         make: returns the command for a folder and a file in which it acknowledges steps.
         same: what a fault and a repeated command must not change.
         is_resumable: whether acknowledged steps are checkpoints.
         most: number of faults, spread over all operations; 0 for all.
     """
+
+    is_cleared = False
 
     def __init__(self, scratch: Path, make: Callable, same: Callable, *, is_resumable: bool, most: int = 0):
         self.scratch, self.is_resumable, self.most = scratch, is_resumable, most
@@ -215,8 +222,8 @@ class Sweep:
 
     def _after(self, truth: dict[str, str], struck: Struck) -> Iterator[str]:
         """Compare what is there, and what the same command makes of it, with the truth."""
-        if self.is_resumable:
-            yield from lost_steps(self.out, self.acknowledged)
+        yield from self._lost(truth, struck)
+        self._age()
         output = self.scratch / "again"
         if in_a_fork(self.action, output):
             yield f"the same command ends with {output.read_text()[-600:]}"
@@ -224,12 +231,58 @@ class Sweep:
         there = self.same(self.out)
         if different := [name for name in truth.keys() | there.keys() if truth.get(name) != there.get(name)]:
             yield f"not the same: {sorted(different)}"
-        # Runs remove what an earlier one has left; other commands only their own.
-        may_leave = struck.code < 0 or " delete " in struck.operation
-        if (self.is_resumable or not may_leave) and (
-            left := [str(path.relative_to(self.out)) for path in self.out.rglob(".tmp*")]
-        ):
+        left = [str(path.relative_to(self.out)) for path in self.out.rglob(".tmp*")]
+        if left and not self.is_cleared:
             yield f"left over: {left}"
+
+    def _lost(self, truth: dict[str, str], struck: Struck) -> Iterator[str]:
+        if self.is_resumable:
+            yield from lost_steps(self.out, self.acknowledged)
+
+    def _age(self) -> None:
+        """Let what is left over be two hours old, after which another command deletes it."""
+        past = time.time() - 7200
+        for path in self.out.rglob(".tmp*"):
+            os.utime(path, (past, past), follow_symlinks=False)
+
+
+class ResultSweep(Sweep):
+    """A command that writes a result at once, and does not resume."""
+
+    is_resumable = False
+
+    def __init__(self, scratch: Path, writer: Writer, *, most: int):
+        self.scratch, self.most, self.writer, self.is_cleared = scratch, most, writer, writer.is_cleared
+        self.out, self.acknowledged = scratch / "out", scratch / "acknowledged"
+        self.result, self.earlier = scratch / writer.result, {}
+        self.action = self._command(writer.words)
+        if writer.earlier:
+            assert in_a_fork(self._command(writer.earlier), scratch / "output") == 0
+            self.earlier = self.same(self.out)
+            self.out.rename(scratch / "earlier")
+
+    def _command(self, words: list[object]) -> Callable[[], int]:
+        return command([word.format(out=self.out) for word in map(str, words)])
+
+    def same(self, out: Path) -> dict[str, str]:
+        there = files_of(self.result, self.writer.names + self.writer.appended)
+        return there | digests(self.writer.uploads())
+
+    def _reset(self) -> None:
+        faulty_disk.remove(self.result)
+        super()._reset()
+        self.writer.clear()
+        if self.writer.earlier:
+            shutil.copytree(self.scratch / "earlier", self.out, dirs_exist_ok=True)
+
+    def _lost(self, truth: dict[str, str], struck: Struck) -> Iterator[str]:
+        """Say if a file is neither as before the command nor as after it, or if the earlier ones are gone."""
+        there = files_of(self.result, self.writer.names) | digests(self.writer.uploads())
+        half = [name for name in there if there[name] not in (truth.get(name), self.earlier.get(name))]
+        if half:
+            yield f"half written: {half}"
+        elif self.earlier and there not in (self.earlier, truth):
+            yield f"neither the earlier files nor the new ones: {sorted(there)}"
 
 
 def sweep_of(what: str, scratch: Path, photos: str) -> Sweep:
@@ -261,20 +314,17 @@ def sweep_of(what: str, scratch: Path, photos: str) -> Sweep:
             results_of,
             is_resumable=what == "http",
         )
-    os.environ["XDG_CACHE_HOME"] = str(scratch / ("out" if what.endswith("cache") else "cache"))
-    words, names = words_of(what, scratch, photos)
-    return Sweep(
-        scratch,
-        lambda out, _: command([word.format(out=out) for word in map(str, words)]),
-        lambda out: files_of(scratch if what == "fewshot-cache" else out, names),
-        is_resumable=False,
-        most=most,
-    )
-
-
-def run_words(photos: str) -> list[object]:
-    words = [word for word in SMALL if word not in ("--quiet", "--json")]
-    return [*words, "--dataset", photos, "--steps", 8, *TRICKY, "--out"]
+    if what.startswith("shard-"):  # -0 or -1, the process whose disk fails
+        words = [*run_words(photos), scratch / "out", "--shard"]
+        action = of_two_processes(words, int(what[-1]), scratch)
+        return Sweep(
+            scratch,
+            lambda out, acknowledged: acknowledging(action, acknowledged),
+            weights_and_metrics,
+            is_resumable=True,
+            most=-(-most // 4),  # they take four times as long as others
+        )
+    return ResultSweep(scratch, writer(what, scratch, photos), most=most)
 
 
 RUNS_OF_RUNS = ("selection", "side-by-side", "pretrain-selection")
@@ -296,39 +346,6 @@ def words_of_runs(what: str, data: str) -> list[object]:
             return ["pretrain", "--recipe", "pretrain/demo", *words[3:], *selected, *many, *more]
     streamed = ("--set", "data.streaming=true", "--set", "data.shuffle_window=24")
     return [*words, "--lr", 0.02, *many[:-1], 30, *streamed, "--set", "data.num_classes=2"]
-
-
-def words_of(what: str, scratch: Path, photos: str) -> tuple[list[object], tuple[str, ...]]:
-    """Return a command line with "{out}" in it, and the files that depend on no clock."""
-    data, weights = ("--dataset", photos), ("model.safetensors", "config.json")
-    match what:
-        case "evaluate":
-            trained = scratch / "trained"
-            assert in_a_fork(command([*run_words(photos), trained]), scratch / "output") == 0
-            words = ["evaluate", "--ckpt", trained, *data, "--save-predictions", "{out}/saved.parquet"]
-            return [*words, "--out", "{out}"], ("*.csv", "mistakes.json", "*.parquet")
-        case "fewshot" | "fewshot-cache":
-            words = ["fewshot", "--ckpt", "demo", *data, "--shots", "1,2", "--out"]
-            names = ("metrics.jsonl", "draws.json", "recipe.toml")
-            return [*words, *(["{out}"] if what == "fewshot" else [scratch / "result", "--overwrite"])], names
-        case "embed":
-            words = ["embed", "--ckpt", "demo", *data, "--split", "train", "--batch-size", 5, "--overwrite"]
-            return [*words, "--out", "{out}/f.safetensors"], ("f.safetensors",)
-        case "export":
-            return ["export", "demo", "{out}/model", "--overwrite"], weights
-        case "export-npz":
-            return ["export", "demo", "{out}/x.npz", "--overwrite"], ("x.npz",)
-        case "export-onnx":
-            return ["export", "demo", "{out}/x.onnx", "--overwrite"], ("x.onnx",)
-        case "predict":
-            return ["predict", photos, "--ckpt", "demo", "--out", "{out}/p.csv", "--overwrite"], ("p.csv",)
-        case "download-cache":
-            server = serve()
-            SERVERS.append(server)
-            stand_in = server.__enter__()
-            stand_in.bucket["b/x.npz"] = npz_of(network()[1])
-            return ["inspect", "--summary", f"{stand_in.address}/b/x.npz"], ("x.npz",)
-    raise SystemExit(f"no sweep of {what}")
 
 
 def slow(scratch: Path, photos: str) -> dict[str, object]:

@@ -1,6 +1,7 @@
 """`vit export`: timm, onnxruntime and timm's reader of .npz files give the logits of our checkpoint."""
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -392,6 +393,46 @@ def test_an_export_that_is_broken_off_leaves_what_was_there(to_export, tmp_path,
         to_export(vit(), out, overwrite=True, image_size=(64, 64))
     assert path.read_bytes() == before
     assert names_in(tmp_path) == ["ckpt", out]
+
+
+def test_an_earlier_folder_that_cannot_be_moved_back_is_kept_and_the_next_export_brings_it_back(
+    to_export, tmp_path, monkeypatch
+):
+    to_export(vit(), "out")
+    before, rename = (tmp_path / "out/model.safetensors").read_bytes(), os.rename
+
+    def first_only(source, target):
+        if "replaced" not in str(target):
+            raise OSError(5, "Input/output error")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", first_only)
+    with pytest.raises(MachineError, match="was not written"):
+        to_export(vit(), "out", overwrite=True, image_size=(64, 64))
+    monkeypatch.undo()
+
+    with pytest.raises(VitError, match="out already exists"):
+        to_export(vit(), "out")
+    assert (tmp_path / "out/model.safetensors").read_bytes() == before
+    assert names_in(tmp_path) == ["ckpt", "out"]
+    # Killed after both: what was replaced is deleted by the next export
+    (tmp_path / "out").rename(tmp_path / ".tmp-out.replaced")
+    to_export(vit(), "out.npz")
+    (tmp_path / "out").mkdir()
+    to_export(vit(), "out")
+    assert names_in(tmp_path) == ["ckpt", "out", "out.npz"]
+
+
+@pytest.mark.parametrize("out", ["out", "out.npz"])
+def test_what_killed_exports_have_left_is_deleted_after_an_hour(to_export, tmp_path, out):
+    left, young = tmp_path / f".tmp-{out}-gj2_anfv", tmp_path / f".tmp-{out}-12345678"
+    for folder in (left, young):
+        folder.mkdir()
+        (folder / "model.safetensors").write_bytes(b"half")
+    os.utime(left, (1e9, 1e9))
+
+    to_export(vit(), out)
+    assert names_in(tmp_path) == [young.name, "ckpt", out]
 
 
 @pytest.mark.parametrize("out", ["out", "out.npz"])

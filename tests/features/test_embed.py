@@ -268,7 +268,10 @@ def test_the_same_command_again_shows_the_file_and_another_is_refused(photos, wh
     words = (*WORDS, "--dataset", photos, "--split", "train", "--out", whole)
     before = whole.read_bytes()
 
+    left = whole.with_name(f".tmp-{whole.name}.features")
+    left.touch()  # by a command that was killed at its end
     again, other = run(*words), run(*words, "--layer", "gap")
+    assert not left.exists()
     resampled = run(*words, "--set", "model.posemb_resample=timm")
     assert resampled.code == 2 and "another made_of" in resampled.json["error"]["message"]
 

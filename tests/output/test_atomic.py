@@ -133,6 +133,20 @@ def test_a_write_that_fails_leaves_the_earlier_file_and_nothing_else(tmp_path):
         write_text(path / "below", "a file is no folder")
 
 
+def test_what_killed_commands_have_left_of_a_file_is_deleted_after_an_hour(tmp_path):
+    stale = ["table.csv-0123456789abcdef", "table.csv-fedcba9876543210"]
+    others = ["table.csv.features", "other.csv-0123456789abcdef", "table.csv-0-0123456789abcdef"]
+    for name in (*stale, *others):
+        (tmp_path / f".tmp-{name}").write_text("half")
+        os.utime(tmp_path / f".tmp-{name}", (1e9, 1e9))
+    (tmp_path / ".tmp-table.csv-1111111111111111").write_text("of a command that still runs")
+
+    write_text(tmp_path / "table.csv", "whole")
+
+    left = {"table.csv", ".tmp-table.csv-1111111111111111", *(f".tmp-{name}" for name in others)}
+    assert {path.name for path in tmp_path.iterdir()} == left
+
+
 def test_what_follows_a_line_without_end_is_left_out(tmp_path):
     with (tmp_path / "log.jsonl").open("wb") as file:
         file.write(b'{"step": 1}\n')

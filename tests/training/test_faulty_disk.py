@@ -10,6 +10,12 @@ import pytest
 
 from tests.faulty_disk import FAULTS, faulty_disk, script  # noqa: F401, a fixture
 
+RESULTS = (
+    *("evaluate", "fewshot", "fewshot-cache", "selection", "embed", "embed-again", "predict-again"),
+    *("export-again", "export-npz-again", "export-onnx-again"),  # -again: in the place of an earlier one
+    *("download-cache", "download-hub", "stream-cache", "push"),  # from and to servers of this machine
+)
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
@@ -24,15 +30,26 @@ def test_no_operation_that_fails_loses_a_step_or_a_bit(faulty_disk, photos, tmp_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["kill", "EIO", "full", "late"])
-@pytest.mark.parametrize(
-    "what",
-    ["evaluate", "fewshot", "fewshot-cache", "embed", "predict", "export", "export-npz"],
-)  # fmt: skip
-def test_no_result_is_half_written(faulty_disk, photos, tmp_path, what, fault):  # noqa: F811
+@pytest.mark.parametrize("what", RESULTS)
+def test_no_result_is_half_written_and_none_of_before_is_lost(faulty_disk, photos, tmp_path, what, fault):  # noqa: F811
+    for package in ("onnxruntime", "onnxscript") if what == "export-onnx-again" else ():
+        pytest.importorskip(package)
+    if what == "stream-cache":
+        pytest.importorskip("aiohttp")
     swept = json.loads(script(faulty_disk, "tests.disk_sweeps", what, fault, tmp_path, photos))
 
     print({key: value for key, value in swept.items() if key != "problems"})
     assert swept["problems"] == [] and swept["struck"] >= min(40, swept["operations"]) > 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["kill", "EIO", "full", "late"])
+@pytest.mark.parametrize("process", [0, 1])
+def test_no_operation_of_one_process_of_two_loses_a_slice(faulty_disk, photos, tmp_path, process, fault):  # noqa: F811
+    swept = json.loads(script(faulty_disk, "tests.disk_sweeps", f"shard-{process}", fault, tmp_path, photos))
+
+    print({key: value for key, value in swept.items() if key != "problems"})
+    assert swept["problems"] == [] and swept["struck"] > 1
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Downloads: whole, once, resumed and checked, or refused with nothing left behind."""
 
 import base64
+import errno
 import hashlib
 import json
 import os
@@ -35,6 +36,30 @@ def test_a_download_that_stops_is_resumed_where_it_stopped(server):
     assert not cached_path(f"{server.address}/b/y.npz").exists()
     assert fetch_address(f"{server.address}/b/y.npz", Progress(quiet=True)).read_bytes() == data
     assert server.gets("y.npz")[-1] == "bytes=70000-"
+
+
+def test_a_file_is_on_disk_before_it_takes_its_name_for_nobody_compares_it_again(server, monkeypatch):
+    server.bucket["b/x.npz"], synced, replace = os.urandom(9_000), [], os.replace
+
+    def replaced(source, target):
+        assert synced == [source]
+        replace(source, target)
+
+    monkeypatch.setattr(download, "sync", synced.append)
+    monkeypatch.setattr(os, "replace", replaced)
+    assert fetch_address(f"{server.address}/b/x.npz", Progress(quiet=True)).is_file()
+    assert synced
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.ESTALE])
+def test_a_disk_that_fails_is_no_server_that_cannot_be_reached(server, monkeypatch, number):
+    def fail(*_):
+        raise OSError(number, os.strerror(number))
+
+    server.bucket["b/x.npz"] = os.urandom(9_000)
+    monkeypatch.setattr(download._Download, "_copy", fail)
+    with pytest.raises(MachineError, match=f"x.npz cannot be saved: .*{os.strerror(number)}"):
+        fetch_address(f"{server.address}/b/x.npz", Progress(quiet=True))
 
 
 def test_a_file_that_changed_meanwhile_is_downloaded_from_its_beginning(server):

@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from vitcli.evaluation.inference import outputs_of
 from vitcli.evaluation.setup import preprocessing_for
 from vitcli.export.snippet import onnx_snippet
 from vitcli.models.architecture import Architecture
-from vitcli.output.atomic import TEMPORARY, check_out, sync
+from vitcli.output.atomic import TEMPORARY, check_out, remove_debris, sync
 from vitcli.output.progress import Progress
 from vitcli.output.text import Verbatim, count_of, model_text, pairs, size_text
 from vitcli.recipe.request import RecipeRequest
@@ -99,6 +99,7 @@ def export(ckpt: str, out: str, options: ExportOptions, *, quiet: bool) -> dict[
     progress, target = Progress(quiet=quiet), Path(os.path.abspath(out))
     # Refuse what can be refused before any work
     format = formats.format_of(options.to, target, names=options.names)
+    _bring_back(target)
     _check_out(target, format, options.overwrite)
     if format == "onnx":
         onnx.check_installed()
@@ -302,6 +303,7 @@ def _temporary_folder(target: Path) -> Iterator[Path]:
     """Make a folder beside `target`, and delete it with all that is still in it."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
+        remove_debris(target)
         folder = Path(tempfile.mkdtemp(dir=target.parent, prefix=f"{TEMPORARY}{target.name}-"))
         try:
             yield folder
@@ -322,16 +324,28 @@ def _put_in_place(path: Path, target: Path) -> None:
     for file in _files_at(path):
         sync(file)
     if path.is_dir():
-        replaced = path.with_name(f"{path.name}.replaced")
         if target.exists():
-            os.rename(target, replaced)
+            os.rename(target, _moved_aside(target))
         try:
             os.rename(path, target)
         except BaseException:
-            if replaced.exists():
-                os.rename(replaced, target)
+            _bring_back(target)
             raise
     else:
         for file in reversed(_files_at(path)):  # the weights of an .onnx file before it names them
             os.replace(file, target.with_name(file.name))
     sync(target.parent)
+    _bring_back(target)
+
+
+def _moved_aside(target: Path) -> Path:
+    return target.with_name(f"{TEMPORARY}{target.name}.replaced")
+
+
+def _bring_back(target: Path) -> None:
+    """Move an earlier folder back that was to be replaced and was not; delete it where it was."""
+    with suppress(OSError):  # the next export does it
+        if not target.exists():
+            os.rename(_moved_aside(target), target)
+        else:
+            shutil.rmtree(_moved_aside(target), ignore_errors=True)

@@ -46,14 +46,15 @@ def embed(request: RecipeRequest, run: RunSettings, *, split: str, logits: bool)
     metadata = _metadata(extractor, images, with_logits=with_logits)
 
     # A file of the same request stays as it is.
+    partial_file = out.with_name(f"{TEMPORARY}{out.name}.features")
     if runtime.on_main(out.exists) and not run.overwrite:
         runtime.on_main(lambda: _check_same(out, metadata))
+        runtime.on_main(lambda: partial_file.unlink(missing_ok=True))  # of a command killed at its end
         runtime.shutdown()
         return _result(out, num_processes=runtime.world_size) if runtime.is_main else {}
 
     # All processes extract features, the first one writes the file.
     began_at = time.perf_counter()
-    partial_file = out.with_name(f"{TEMPORARY}{out.name}.features")
     rows_N, open_partial = np.arange(len(images)), partial(_open_beside, partial_file)
     computed = extract(extractor, images, rows_N, open_partial, with_logits=with_logits)
     runtime.shutdown()
@@ -71,7 +72,7 @@ def embed(request: RecipeRequest, run: RunSettings, *, split: str, logits: bool)
     metadata |= {"skipped_images": json.dumps(computed.skipped), "paths": paths}
     metadata |= {"has_labels": json.dumps(has_labels)}
     replace_file(out, lambda path: write_safetensors(path, store, rows_N, metadata, has_labels=has_labels))
-    partial_file.unlink()
+    partial_file.unlink(missing_ok=True)
     store.close()
     result = _result(out, num_processes=runtime.world_size, computed=computed)
     result |= images.left_out.summary() | {"notes": list(images.notes)}

@@ -4,9 +4,11 @@ import errno
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import islice
@@ -18,6 +20,7 @@ from vitcli.output.text import bytes_text, json_of
 from vitcli.regular_files import open_regular, read_regular
 
 TEMPORARY = ".tmp-"  # prefix of every file and folder that is not complete yet
+DEBRIS_AGE_S = 3600.0  # after which what a killed process left half deleted or half written is deleted
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 MOST_LINE_BYTES = 2**24
 MAX_RECORDS = 2_000_000  # of one .jsonl file; the rest is left out
@@ -32,6 +35,7 @@ def replace_file(path: Path, write: Callable[[Path], None]) -> None:
     temporary = path.with_name(f"{TEMPORARY}{path.name}-{secrets.token_hex(8)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        remove_debris(path)
         temporary.touch(exist_ok=False)
         mode = temporary.stat().st_mode
         write(temporary)
@@ -48,6 +52,23 @@ def replace_file(path: Path, write: Callable[[Path], None]) -> None:
     finally:
         with suppress(OSError):  # the folder is a file, or has gone
             temporary.unlink(missing_ok=True)
+
+
+def remove_debris(path: Path) -> None:
+    """Delete what killed commands have left beside a file or folder that they were writing.
+
+    What is younger than an hour may be of a command that still runs.
+    """
+    debris = re.compile(rf"{re.escape(TEMPORARY + path.name)}-[0-9a-z_]{{8,16}}")
+    before = time.time() - DEBRIS_AGE_S
+    with suppress(OSError), os.scandir(path.parent) as entries:
+        for entry in entries:
+            if not debris.fullmatch(entry.name) or entry.stat(follow_symlinks=False).st_mtime > before:
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path, ignore_errors=True)
+            else:
+                os.unlink(entry.path)
 
 
 def write_text(path: Path, text: str) -> None:

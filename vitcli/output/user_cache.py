@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from vitcli.errors import VitError
-from vitcli.output.atomic import TEMPORARY, read_json
+from vitcli.output.atomic import DEBRIS_AGE_S, TEMPORARY, read_json
 
 LIMIT = "VIT_CACHE_LIMIT"  # environment variable: bytes of all kinds that are bounded
 DEFAULT_LIMIT = 50 * 10**9
@@ -30,7 +30,6 @@ UNITS = {"": 1, "b": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
 SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", re.IGNORECASE)
 SIZE_EXAMPLES = "a size such as 20GB, 500MB or 0"
 LOCK, ABOUT = "lock", "about.json"  # in the folder of an entry
-DEBRIS_AGE_S = 3600.0  # after which what a killed process left half deleted or half written is deleted
 
 
 @dataclass(frozen=True)

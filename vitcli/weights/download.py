@@ -27,7 +27,7 @@ from vitcli import __version__
 from vitcli.errors import MachineError, VitError, WeightsError, reason_of
 from vitcli.http_answers import watch_hub
 from vitcli.output import user_cache
-from vitcli.output.atomic import digest_of_file, load_json
+from vitcli.output.atomic import digest_of_file, load_json, sync
 from vitcli.output.progress import Progress
 from vitcli.output.redaction import public_name
 from vitcli.weights.names import FILE_NAMES, HUB_PREFIXES, INDEX, Reference, resolve
@@ -40,7 +40,8 @@ LARGEST_INDEX = 50 * 2**20  # bytes
 # HTTP status
 TRANSIENT = (408, 429, 500, 502, 503, 504)
 NO_SUCH_PART = 416
-DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS)
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO,
+               errno.ESTALE)  # fmt: skip
 OFFLINE_FIX = "unset HF_HUB_OFFLINE to download, or name a local file"
 CACHE_FIX = "make room, or set XDG_CACHE_HOME to a folder that can be written"
 NETWORK_FIX = "check the connection, or name a local file; what was downloaded before is found without one"
@@ -111,6 +112,7 @@ class _Download:
                 self.progress.end()
             time.sleep(wait_s)
         self._check(headers)
+        sync(self.partial)  # only its name is looked at from now on
         os.replace(self.partial, self.path)
         self.about.unlink(missing_ok=True)
 
