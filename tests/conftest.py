@@ -1,6 +1,8 @@
 """Small data sets made on the spot, and the way to the real ones."""
 
 import fcntl
+import functools
+import gc
 import io
 import json
 import os
@@ -23,9 +25,35 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.pop("COLUMNS", None)  # a pipe has no width; pytest-xdist sets that of its own terminal
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch: several test processes share the cores
 
-from vitcli import libraries  # noqa: E402 (after what torch reads)
 
-libraries.load()  # as commands do, without the compiler: seconds of each test process
+def pytest_configure(config: pytest.Config) -> None:
+    """Load torch as commands do, without the compiler, unless the tests run in workers of pytest-xdist."""
+    from vitcli import libraries
+
+    if config.getoption("dist", "no") == "no":
+        libraries.load()
+        gc.disable()  # test modules and their cases stay: a search for garbage among them takes seconds
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
+    gc.freeze()  # as commands do with what they have loaded
+    gc.set_threshold(20_000, 10, 10)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _nothing_is_waited_for_or_built_twice():
+    """Spare tests within this process the wait for the disk, and the commands of the app, 0.04 s a call.
+
+    Power that is lost is imagined by `tests/training/test_power_loss.py`, which records each fsync.
+    """
+    import typer.main
+
+    patch = pytest.MonkeyPatch()
+    patch.setattr(os, "fsync", lambda handle: os.fstat(handle) and None)  # a handle must still be open
+    patch.setattr(typer.main, "get_command", functools.cache(typer.main.get_command))
+    yield
+    patch.undo()
 
 
 @pytest.fixture(scope="session", autouse=True)
