@@ -144,7 +144,11 @@ def extract(
     if len(missing_N):
         try:
             skipped = fill_store(store, missing_N, extractor, split, with_logits=with_logits)
-        except KeyboardInterrupt:
+        except BaseException as error:
+            if store is not None:
+                store.close()  # or its file stays locked for as long as the error is kept
+            if not isinstance(error, KeyboardInterrupt):
+                raise
             rest = "; the same command computes only the rest" if store and store.is_kept else ""
             raise Stopped(signal.SIGINT, f"stopped while computing features of {split.name}{rest}") from None
         skipped = sorted(runtime.union(set(skipped)))

@@ -4,7 +4,7 @@ import json
 import signal
 import time
 from collections.abc import Collection, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -71,9 +71,12 @@ def fewshot(
     folder = _open_run_folder(extractor, run, arguments)
 
     # All processes extract features; the first one alone fits, which may take longer than others would wait.
-    with folder.discarded_on_error() if folder else nullcontext():  # the cache keeps the features
+    kept = folder.discarded_on_error() if folder else nullcontext()  # the cache keeps the features
+    with kept, ExitStack() as opened:
         began_at = time.perf_counter()
         support = extract(extractor, train, features_draws.drawn_rows(draws), open_cached, with_logits=False)
+        if support.store is not None:
+            opened.callback(support.store.close)  # also if the test images cannot be read
         tests = extract(extractor, test, np.arange(len(test)), open_cached, with_logits=False)
         runtime.shutdown()
         if not runtime.is_main:
@@ -82,8 +85,7 @@ def fewshot(
         scores = _scores(extractor, draws_used, support, tests, labels_N, num_classes=train.num_classes)
         result = _result(extractor, train, test, scores, support, tests)
         result |= {"notes": notes, "draws_from": draws_file, "elapsed_s": time.perf_counter() - began_at}
-        for extracted in (support, tests):
-            extracted.store.close()
+        tests.store.close()
         return _write_run_folder(folder, result, draws, draws_used, scores)
 
 
