@@ -27,7 +27,7 @@ def show(name: str) -> dict[str, Any]:
         return {
             "name": name,
             "found": True,
-            "recipe": recipe.find_for_dataset("finetune", "demo"),
+            "recipe": recipe.default_for_dataset("finetune", "demo"),
             "about": about,
         }
     if name == VTAB:
@@ -42,7 +42,7 @@ def show(name: str) -> dict[str, Any]:
             where="argument NAME",
             fix="vit datasets list; folders and Hub ids need no name, --dataset takes them as they are",
         )
-    recipe_name = recipe.find_for_dataset("finetune", name)
+    recipe_name = recipe.default_for_dataset("finetune", name)
     return _entry(name, aliases[name]) | aliases[name] | {"recipe": recipe_name}
 
 

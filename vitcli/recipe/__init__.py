@@ -11,7 +11,8 @@ from types import MappingProxyType
 from typing import Any
 
 from vitcli.errors import VitError
-from vitcli.recipe import catalog
+from vitcli.recipe import auto, catalog
+from vitcli.recipe.auto import AUTO
 from vitcli.recipe.catalog import available, dataset_aliases, find, find_file, label, read_toml
 from vitcli.recipe.schema import KEYS, OPTIONAL_SECTIONS, SECTIONS, TRAINING_SECTIONS, Recipe, accepts_none
 from vitcli.recipe.sweep import check_with_choices, settled, trials
@@ -19,9 +20,10 @@ from vitcli.recipe.toml import differences, flat, nested, to_toml, typed_value
 from vitcli.recipe.validation import Problem, is_overridden, report, unknown
 
 __all__ = [
-    "SHORTHANDS", "Recipe", "available", "catalog", "check_names_ckpt", "dataset_aliases", "differences",
-    "find", "find_file", "find_for_dataset", "flat", "label", "load", "load_for_dataset", "merge", "nested",
-    "origins", "parse_options", "read_toml", "settled", "to_toml", "trials",
+    "SHORTHANDS", "Recipe", "available", "catalog", "check_names_ckpt", "dataset_aliases",
+    "default_for_dataset", "differences", "find", "find_file", "find_for_dataset", "flat", "label", "load",
+    "load_for_dataset", "merge", "nested", "origins", "parse_options", "read_toml", "settled", "to_toml",
+    "trials",
 ]  # fmt: skip
 
 # Options that set a recipe key, for messages.
@@ -71,7 +73,7 @@ def load(
     """Read, merge and check a recipe.
 
     Args:
-        name_or_path: a shipped recipe ("finetune/cifar10"), or a path that ends in .toml.
+        name_or_path: a shipped recipe ("finetune/cifar10"), a path that ends in .toml, or "auto".
         overrides: "section.key=value" with a TOML value; bare words are strings, none unsets.
         shorthands: values of options by dotted key, typed or parsed; None means not given.
         training: require the sections of a training run; evaluation does without them.
@@ -80,6 +82,8 @@ def load(
     Raises:
         VitError: every mistake of the files and options, in one report.
     """
+    if name_or_path == AUTO:
+        return auto.with_all_sizes(load, overrides, shorthands)
     draft = merge(name_or_path, overrides, shorthands)
     if not training:
         draft.mistakes.extend(_unused_training_keys(draft))
@@ -191,6 +195,12 @@ def find_for_dataset(command: str, dataset: str | None) -> str:
     )
 
 
+def default_for_dataset(command: str, dataset: str | None) -> str:
+    """Return what a training command without --recipe takes: as `find_for_dataset`, or "auto"."""
+    name = find_for_dataset(command, dataset)
+    return AUTO if name == "finetune/default" else name
+
+
 def candidates(command: str, dataset: str | None) -> list[str]:
     """Return the shipped recipes of a command that name the data set; those in modern/ pretrain."""
     folders = (f"{command}/", "modern/") if command == "pretrain" else (f"{command}/",)
@@ -202,7 +212,7 @@ def load_for_dataset(
     command: str, dataset: str | None, overrides: Sequence[str], shorthands: Mapping[str, Any]
 ) -> Recipe:
     """Load the recipe of a training command for a data set; a note names the others that there are for it."""
-    name = find_for_dataset(command, dataset)
+    name = default_for_dataset(command, dataset)
     others = [other for other in candidates(command, dataset) if other != name]
     note = f"recipe {name}; others for {dataset}, by --recipe: {', '.join(others)}"
     return load(name, overrides, shorthands).with_notes(*([note] if others else []))

@@ -56,6 +56,12 @@ def find(name: str) -> Path:
     names = [known for known, _ in available()]
     if name in names:
         return _home() / f"{name}.toml"
+    if name == "auto":
+        raise VitError(
+            "auto is no file: it takes one of three by the images of a class",
+            where="the name of a recipe",
+            fix="vit recipes list finetune- names them; vit finetune --dry-run says which one it takes",
+        )
     raise VitError(
         f"there is no recipe {name!r}{nearest(name, names)}",
         where="the name of a recipe (argument, option --recipe or key extends)",

@@ -8,7 +8,7 @@ from typing import Any
 
 from vitcli import recipe
 from vitcli.errors import MachineError, VitError, nearest
-from vitcli.recipe import catalog
+from vitcli.recipe import auto, catalog
 from vitcli.recipe.sweep import may_be_chosen
 from vitcli.recipe.toml import toml_text
 
@@ -49,6 +49,8 @@ def list_recipes(pattern: str | None = None) -> list[dict[str, Any]]:
 def need_of(name: str) -> str:
     """Return what a shipped recipe is for, one of NEEDS."""
     command, _, variant = name.partition("/")
+    if name in auto.NAMES.values():
+        return OWN_IMAGES
     if catalog.is_base(name) and variant != "default":
         return BASE
     return {"default": OWN_IMAGES, "demo": DEMO}.get(variant) or OF_FOLDER.get(command, OTHER)

@@ -324,6 +324,7 @@ class Recipe(Section):
     precision: Precision = Precision()
     _choices: dict[str, tuple[Any, ...]] = {}
     _notes: tuple[str, ...] = ()
+    _by_size: dict[str, "Recipe"] = {}
 
     @property
     def choices(self) -> dict[str, tuple[Any, ...]]:
@@ -334,6 +335,17 @@ class Recipe(Section):
     def notes(self) -> tuple[str, ...]:
         """Lines on how the recipe came about that a user should see."""
         return self._notes
+
+    @property
+    def by_size(self) -> dict[str, "Recipe"]:
+        """Recipes of which the size of the data chooses one, see `recipe.auto`; else empty."""
+        return self._by_size
+
+    def with_sizes(self, by_size: dict[str, "Recipe"]) -> "Recipe":
+        """Return a copy with recipes of which the size of the data chooses one."""
+        changed = self.model_copy()
+        changed._by_size = by_size
+        return changed
 
     def with_notes(self, *notes: str) -> "Recipe":
         """Return a copy with further notes."""

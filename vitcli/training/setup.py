@@ -173,7 +173,7 @@ def set_up(
 
     # Open the data before the processes join: a long download would time out in a collective.
     plan_only = options.dry_run and not options.measure
-    train_split, eval_split = _open_data(recipe, options, open_data, plan_only=plan_only)
+    train_split, eval_split = open_splits(recipe, options, open_data, plan_only=plan_only)
     probe = None if plan_only else _open_probe(recipe)
     _check_labels(train_split, recipe)
 
@@ -422,9 +422,10 @@ def describe(job: TrainingJob) -> dict[str, Any]:
     }
 
 
-def _open_data(
+def open_splits(
     recipe: Recipe, options: RunOptions, open_data: Callable[..., dataset.DataSet], *, plan_only: bool
 ) -> tuple[Split, Split]:
+    """Open the splits of one run; with `plan_only` those of declared sizes where the data are not here."""
     settings = recipe.data
     if settings.dataset is None:
         raise VitError(

@@ -9,11 +9,13 @@ images and the network.
 import gc
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from vitcli import recipe as recipes
@@ -28,13 +30,20 @@ from vitcli.output import run_folder
 from vitcli.output.atomic import read_json, write_json
 from vitcli.output.progress import Progress
 from vitcli.output.run_folder import ARMS, REPEATS, RunFolder, earlier_summary, refuse_other_recipe
-from vitcli.recipe import Recipe
+from vitcli.recipe import Recipe, auto
 from vitcli.training.many_runs import parallel_runs, sweep_results
 from vitcli.training.many_runs.sequence import run_all
 from vitcli.training.many_runs.sweep_results import Trial
 from vitcli.training.results import write_sweep_results
 from vitcli.training.run import run as run_job
-from vitcli.training.setup import InitialModel, MakeModel, RunOptions, open_train_and_eval, set_up
+from vitcli.training.setup import (
+    InitialModel,
+    MakeModel,
+    RunOptions,
+    open_splits,
+    open_train_and_eval,
+    set_up,
+)
 from vitcli.training.text import choices_table, run_line
 
 Job = tuple[Path, Recipe]  # run folder and recipe of one run
@@ -46,7 +55,8 @@ def run(command: str, recipe: Recipe, options: RunOptions, make_model: MakeModel
     Args:
         make_model: builds the network for the recipe of one run and its training split.
     """
-    recipe = settle_pixels(recipe, command, quiet=options.quiet)
+    open_data = cache(CachedDataSet)
+    recipe = settle_pixels(settle_size(recipe, options, open_data), command, quiet=options.quiet)
     is_sweep = bool(recipe.choices) or recipe.train.runs > 1
     if options.arms_parallel and not is_sweep:
         fix = "list values, such as --lr 0.003,0.01, or set train.runs; or leave it out"
@@ -61,16 +71,34 @@ def run(command: str, recipe: Recipe, options: RunOptions, make_model: MakeModel
             starts=parallel_runs.starts_of_sweep(),
             has_siblings=parallel_runs.STARTS in os.environ,
         )
-        return run_job(set_up(command, recipe, options, make_model))
+        return run_job(set_up(command, recipe, options, make_model, open_data=open_data))
     with shared_process_group():
-        sweep = Sweep(command, recipe, options, make_model)
+        sweep = Sweep(command, recipe, options, make_model, open_data)
         return sweep.plan() if options.dry_run else sweep.run()
+
+
+def settle_size(recipe: Recipe, options: RunOptions, open_data: Callable[..., DataSet]) -> Recipe:
+    """Return the recipe that the data of a recipe "auto" ask for; any other as it is."""
+    if not recipe.by_size:
+        return recipe
+    train, _ = open_splits(recipe, options, open_data, plan_only=options.dry_run and not options.measure)
+    labels = train.read_labels()[: len(train)] if not train.is_large else []  # of all rows it takes minutes
+    if len(labels) < len(train):  # declared sizes alone
+        return auto.choose(recipe, [len(train) // max(1, train.num_classes)])
+    return auto.choose(recipe, np.bincount(labels[labels >= 0], minlength=train.num_classes).tolist())
 
 
 class Sweep:
     """All runs of one recipe, one after the other, with the images and the network they share."""
 
-    def __init__(self, command: str, recipe: Recipe, options: RunOptions, make_model: MakeModel):
+    def __init__(
+        self,
+        command: str,
+        recipe: Recipe,
+        options: RunOptions,
+        make_model: MakeModel,
+        open_data: Callable[..., DataSet],
+    ):
         self.command, self.recipe = command, recipe
         self.options = options = replace(options, starts=starts_of(recipe))
         self.runtime = start_runtime(
@@ -85,7 +113,7 @@ class Sweep:
             has_siblings=options.arms_parallel > 1,
             num_runs=len(self._arm_recipes()) + recipe.train.runs,
         )
-        self._open_data = cache(CachedDataSet)
+        self._open_data = open_data
         network = make_model if options.shard else SharedNetwork(make_model)  # slices cannot be reset
         self._set_up = partial(
             set_up, command, make_model=network, open_data=self._open_data, images=self.images

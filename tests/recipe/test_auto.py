@@ -1,0 +1,71 @@
+"""The recipe "auto": which of its three a data set gets, and what a line says of it."""
+
+import pytest
+
+from tests.conftest import run
+from vitcli import recipe as recipes
+from vitcli.errors import VitError
+from vitcli.recipe import auto
+
+GIVEN = {"data.dataset": "./photos", "model.ckpt": "demo"}
+
+
+@pytest.mark.parametrize(
+    ("counts", "size", "line"),
+    [
+        ([5] * 17, "few", "5 images a class;"),
+        ([20, 20, 20], "few", "20 images a class;"),
+        ([21, 20, 22], "some", "20 to 22 images a class;"),
+        ([37, 20, 5, 2, 0], "few", "2 to 37 images a class, unevenly;"),
+        ([500] * 10, "some", "500 images a class;"),
+        ([501] * 10, "many", "501 images a class;"),
+        ([1300] * 900 + [732] * 100, "many", "732 to 1,300 images a class;"),
+        ([1, 1], "few", "1 image a class;"),
+        ([], "few", "0 images a class;"),
+    ],
+)
+def test_the_images_of_a_class_choose(counts, size, line):
+    loaded = recipes.load("auto", (), GIVEN)
+
+    chosen = auto.choose(loaded, counts)
+
+    assert recipes.flat(chosen) == recipes.flat(recipes.load(f"modern/finetune-{size}", (), GIVEN))
+    assert chosen.notes[-1].startswith(f"recipe modern/finetune-{size}: {line}")
+    assert not chosen.by_size
+
+
+def test_options_hold_for_each_and_their_mistakes_are_reported_first():
+    loaded = recipes.load("auto", ["optimizer.lr=3e-5"], GIVEN | {"schedule.epochs": 2.0})
+
+    assert {r.optimizer.lr for r in loaded.by_size.values()} == {3e-5}
+    assert {r.schedule.epochs for r in loaded.by_size.values()} == {2.0}
+    with pytest.raises(VitError, match="lrr"):
+        recipes.load("auto", ["optimizer.lrr=1"], GIVEN)
+
+
+def test_data_of_no_known_name_get_it_and_those_of_the_paper_do_not():
+    assert recipes.default_for_dataset("finetune", "./photos") == "auto"
+    assert recipes.default_for_dataset("finetune", "cifar10") == "finetune/cifar10"
+    assert recipes.default_for_dataset("finetune", "vtab/dtd") == "finetune/vtab"
+    assert recipes.default_for_dataset("pretrain", "./photos") == "pretrain/default"
+    assert not recipes.load("finetune/default", (), GIVEN).by_size
+
+
+def test_a_run_says_which_it_took_and_resumes_with_it(photos, tmp_path):
+    words = (
+        "finetune",
+        "--ckpt",
+        "demo",
+        "--dataset",
+        photos,
+        "--steps",
+        "1",
+        "--json",
+        "--out",
+        tmp_path / "run",
+    )
+
+    first, again = run(*words), run(*words)
+
+    assert "recipe modern/finetune-few: " in first.err
+    assert again.code == 0 and first.json == again.json

@@ -1,0 +1,39 @@
+"""The recipe "auto": one of three of modern/, chosen by how many images there are of a class. Loads no torch.
+
+All three are loaded, so that mistakes of options are reported before the data are looked at.
+"""
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from vitcli.recipe.schema import Recipe
+
+AUTO = "auto"
+NAMES = {size: f"modern/finetune-{size}" for size in ("few", "some", "many")}
+FEW, SOME = 20, 500  # images of a class, at most
+UNEVEN = 3  # times as many of the most frequent class as of the rarest
+
+
+def choose(recipe: Recipe, counts: Sequence[int]) -> Recipe:
+    """Return the recipe for training images that have `counts` of each class, with a note that says why.
+
+    Args:
+        recipe: what `recipe.load("auto")` returns; any other is returned as it is.
+    """
+    if not recipe.by_size:
+        return recipe
+    present = [count for count in counts if count] or [0]
+    typical = median(present)
+    size = "few" if typical <= FEW else "some" if typical <= SOME else "many"
+    spread = f"{min(present):,} to {max(present):,}" if min(present) < max(present) else f"{present[0]:,}"
+    uneven = ", unevenly" if max(present) > UNEVEN * max(1, min(present)) else ""
+    images = "image" if spread == "1" else "images"
+    line = f"recipe {NAMES[size]}: {spread} {images} a class{uneven}; --recipe names another"
+    return recipe.by_size[size].with_notes(line)
+
+
+def with_all_sizes(load: Any, overrides: Sequence[str], shorthands: Mapping[str, Any]) -> Recipe:
+    """Return the recipe of the middle size, with all three in `by_size`."""
+    by_size = {size: load(name, overrides, shorthands) for size, name in NAMES.items()}
+    return by_size["some"].with_sizes(by_size)
