@@ -358,3 +358,77 @@ def test_nothing_to_fit_or_to_test_is_refused():
         accuracies(solution, empty, none)
     with pytest.raises(DataError, match="no row"):
         draw_shots(none, num_classes=3, shots=[1], seed=0)
+
+
+# Balanced rows ----------------------------------------------------------------------------------------------
+
+
+def long_tail(shape: tuple[int, int], seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """A problem whose classes have about 8, 4, 2, 1 parts of the rows; the class 4 of 6 has none."""
+    rng = np.random.default_rng(seed)
+    labels = rng.permutation(np.resize([0] * 8 + [1] * 4 + [2] * 2 + [5], shape[0]))
+    centres = rng.normal(0, 1, (6, shape[1]))
+    return 3 + centres[labels] + rng.normal(0, 2, shape), labels
+
+
+def weighted_formula(inputs, labels, weights, l2) -> np.ndarray:
+    """Weights of the network that minimise sum_i w_i |x_i W - y_i|^2 + l2 |W|^2, by the normal equations."""
+    targets = np.where(labels[:, None] == np.arange(6), 1.0, -1.0)
+    square = inputs.T @ (weights[:, None] * inputs) + l2 * np.eye(inputs.shape[1])
+    return np.linalg.solve(square, inputs.T @ (weights[:, None] * targets))
+
+
+@pytest.mark.parametrize("shape", [WIDE, SQUARE, TALL], ids=str)
+@pytest.mark.parametrize(("balance", "power"), [("sqrt", 0.5), ("full", 1)])
+def test_balanced_weights_and_left_out_scores_are_those_of_refits_with_weighted_rows(shape, balance, power):
+    features, labels = long_tail(shape)
+    l2 = (1.0, 1024.0)
+    solution = solve(features, labels, num_classes=6, l2=l2, balance=balance)
+    sizes = np.bincount(labels)[labels]
+    weights = 1 / sizes**power
+    weights /= weights.mean()
+    plain = solve(features, labels, num_classes=6, l2=l2)
+    inputs, scores = plain.inputs_NE, left_out_scores(solution)
+
+    assert (
+        rel(solution.inputs(features), inputs) == 0
+    )  # the statistics are those of all rows, without weights
+    for which, value in enumerate(l2):
+        assert rel(solution.weights(which), weighted_formula(inputs, labels, weights, value)) < 1e-9
+        assert rel(solution.weights(which), plain.weights(which)) > 1e-3
+        for row in range(len(labels)):
+            others = np.arange(len(labels)) != row
+            refit = weighted_formula(inputs[others], labels[others], weights[others], value)
+            np.testing.assert_allclose(scores[row, which], inputs[row] @ refit, atol=1e-9)
+
+
+def test_rows_of_weight_two_are_rows_that_stand_there_twice():
+    features, labels = long_tail((40, 12))
+    labels = np.repeat([0, 1], [32, 8])
+    solution = solve(features, labels, num_classes=2, l2=[20.0], balance="full")  # 20 / 32 and 20 / 8
+    fourfold = np.concatenate([np.arange(40), np.tile(np.arange(32, 40), 3)])
+    inputs = solution.inputs(features)
+
+    expected = formula(inputs[fourfold], labels[fourfold], 2, 20.0 * 32 / 20)
+    assert rel(solution.weights(0), expected) < 1e-9
+
+
+def test_the_best_l2_of_balanced_rows_is_that_of_the_mean_over_classes():
+    features, labels = long_tail((300, 40))
+    solution = solve(features, labels, num_classes=6, l2=(1e6, 1e-3, 300.0, 3e7), balance="full")
+    hits = left_out_scores(solution).argmax(axis=2) == labels[:, None]
+    per_class = np.mean([hits[labels == label].mean(axis=0) for label in np.unique(labels)], axis=0)
+
+    np.testing.assert_allclose(left_out_accuracies(solution), per_class, rtol=1e-12)
+    assert per_class.round(12)[choose_l2(solution)] == per_class.round(12).max()
+    assert not np.allclose(per_class, hits.mean(axis=0))
+
+
+def test_balance_changes_nothing_for_classes_of_one_size():
+    features, labels = problem(TALL)
+    plain = solve(features, labels, num_classes=5, l2=L2)
+
+    for balance in ("sqrt", "full"):
+        balanced = solve(features, labels, num_classes=5, l2=L2, balance=balance)
+        assert rel(balanced.weights(1), plain.weights(1)) < 1e-12
+        np.testing.assert_allclose(left_out_scores(balanced), left_out_scores(plain), atol=1e-9)

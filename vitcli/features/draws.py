@@ -156,6 +156,7 @@ def score_draws(
     *,
     classifier: str,
     l2: float | str,
+    balance: str = "none",
     on_draw: Callable[[int], None] = lambda num_done: None,
 ) -> dict[int, list[DrawScore]]:
     """Fit and score each draw, and return the scores by shots.
@@ -164,12 +165,13 @@ def score_draws(
         classifier: "least-squares" (paper, section 4.1), "knn", "ncm" or "logistic".
         l2: strength of least squares; "sweep" chooses it for each draw by leave-one-out, except where every
             class has a single row: these get the default.
+        balance: weights of the rows in least squares, see `least_squares.solve`.
         on_draw: called after each draw with the number of scored draws.
     """
     scores: dict[int, list[DrawScore]] = {}
     for seed, by_shots in draws.items():
         for shots, rows in by_shots.items():
-            top1, chosen = _fit_and_score(problem, rows, classifier=classifier, l2=l2)
+            top1, chosen = _fit_and_score(problem, rows, classifier=classifier, l2=l2, balance=balance)
             scores.setdefault(shots, []).append(DrawScore(seed, top1, chosen))
             on_draw(sum(map(len, scores.values())))
     return dict(sorted(scores.items()))
@@ -181,7 +183,7 @@ def mean_and_std(values: Sequence[float]) -> tuple[float, float | None]:
 
 
 def _fit_and_score(
-    problem: FewshotProblem, rows: np.ndarray, *, classifier: str, l2: float | str
+    problem: FewshotProblem, rows: np.ndarray, *, classifier: str, l2: float | str, balance: str
 ) -> tuple[float, float | int | None]:
     """Return the accuracy of one draw, and what the classifier chose."""
     features_ND, labels_N = problem.features_of(rows), problem.labels_N[rows]
@@ -193,7 +195,9 @@ def _fit_and_score(
     if l2 == "sweep" and np.bincount(labels_N).max() == 1:
         l2 = least_squares.DEFAULT_L2
     strengths = SWEEP if l2 == "sweep" else (l2,)
-    solution = least_squares.solve(features_ND, labels_N, num_classes=num_classes, l2=strengths)
+    solution = least_squares.solve(
+        features_ND, labels_N, num_classes=num_classes, l2=strengths, balance=balance
+    )
     which = least_squares.choose_l2(solution) if l2 == "sweep" else 0
     accuracy_1 = least_squares.accuracies(solution, tests_TD, problem.test_labels_T, which=[which])
     return float(accuracy_1[0]), strengths[which]

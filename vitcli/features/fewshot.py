@@ -102,6 +102,12 @@ def _check_choices(recipe: Recipe, given: Collection[str], draws_file: str | Non
             where="--l2",
             fix="leave it out, or take --classifier least-squares",
         )
+    if classifier != "least-squares" and recipe.fewshot.balance != "none":
+        raise VitError(
+            f"rows are weighted in least squares, but the classifier is {classifier}",
+            where=f"recipe key fewshot.balance = {recipe.fewshot.balance}",
+            fix="set it to none, or take --classifier least-squares",
+        )
 
 
 def _open_splits(recipe: Recipe) -> tuple[Split, Split]:
@@ -209,7 +215,12 @@ def _scores(
     progress.begin("fit", sum(map(len, draws.values())))
     try:
         return features_draws.score_draws(
-            problem, draws, classifier=fewshot.classifier, l2=fewshot.l2, on_draw=progress.update
+            problem,
+            draws,
+            classifier=fewshot.classifier,
+            l2=fewshot.l2,
+            balance=fewshot.balance,
+            on_draw=progress.update,
         )
     except KeyboardInterrupt:
         kept = "; the same command reuses the features" if support.store.is_kept else ""
@@ -255,6 +266,7 @@ def _result(
         "feature_dim": support.store.width[0],
         "classifier": recipe.fewshot.classifier,
         "l2": recipe.fewshot.l2 if is_closed_form else None,
+        "balance": recipe.fewshot.balance if is_closed_form else None,
         "seeds": [score.seed for score in next(iter(scores.values()))],
         "shots": shots,
         "num_test_examples": num_tests,
@@ -329,6 +341,8 @@ def as_text(result: dict[str, Any]) -> str:
     classifier = result["classifier"]
     if result["l2"] is not None:
         classifier += ", l2 " + (result["l2"] if result["l2"] == "sweep" else f"{result['l2']:g}")
+    if result.get("balance", "none") not in (None, "none"):
+        classifier += f", balance {result['balance']}"
     rows = [
         ("classifier", f"{classifier}, {result['feature_dim']} features ({result['layer']})"),
         ("scored on", f"{text.count_of(result['num_test_examples'], 'image')}, {result['eval_split']}"),

@@ -151,7 +151,7 @@ class FewshotSummary(ResultSummary):
 
     UNREAD = frozenset({
         "run_dir", "numerics", "train_split", "num_classes", "preprocessing", "preprocessing_from", "layer",
-        "feature_dim", "l2", "seeds", "cached_rows", "computed_rows",
+        "feature_dim", "l2", "balance", "seeds", "cached_rows", "computed_rows",
         "num_skipped_images", "skipped_images", "draws_from", "classifier", "num_left_out_files",
         "left_out_files",
     })  # fmt: skip

@@ -279,6 +279,10 @@ class Fewshot(Section):
         "closed form (paper, 4.1), nearest neighbours, logistic regression, nearest class mean"
     )
     l2: NumberOrSweep = key('regularisation of least squares; "sweep": chosen on held-out support images')
+    balance: Literal["none", "sqrt", "full"] = key(
+        "least squares: weight of an image in a class of n; none: 1 (the authors); sqrt: n^-1/2; full: 1 / n",
+        "none",
+    )
 
 
 class Inspect(Section):

@@ -31,6 +31,7 @@ WORDS = {
     "train.runs": "{} runs",
     "fewshot.classifier": "{}",
     "fewshot.l2": "l2 {}",
+    "fewshot.balance": "balance {}",
     "eval.layer": "{}",
 }
 OF_TABLE = {"data.dataset", "model.ckpt", "model.name", SEED}  # rows, columns and cells are made of these
