@@ -4,10 +4,11 @@ A run is one endless stream of positions: step s of batch size B sees positions 
 process a contiguous part of them. The row at a position is
 
 - in a table, where any row is as near as any other: `permutation_of_epoch(p // n)[p % n]`, a shuffle of all;
+- in a table whose classes are drawn in other proportions than they have: see `ClassOrder`;
 - in shards, where neighbouring rows are read together: the blocks shuffled, and rows within windows of them.
 
 Nothing is dropped at the end of an epoch and nothing is remembered between steps: to resume at step s is to
-ask for step s. No order takes memory that grows with the rows.
+ask for step s. No order takes memory that grows with the rows, but for that of classes.
 
 Letters: N positions.
 """
@@ -20,8 +21,11 @@ from math import gcd
 
 import numpy as np
 
+from vitcli.data.balance import class_weights
+
 ROUNDS = 8  # of the Feistel network; 4 are provably enough for large domains, small ones need more
 ROWS_PER_TASK = 64  # of a thread that goes through all rows of a split
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # the step of splitmix64's state
 LANES = 64  # parts of a streamed step that draw from parts of a window of their own
 
 
@@ -42,6 +46,7 @@ class TrainSampler:
         batch_size: images per optimizer step, over all processes.
         seed: of the run.
         rank, world_size: this process and the number of processes.
+        by_class: order of a table whose classes are drawn in other proportions; None for a shuffle of all.
     """
 
     num_examples: int
@@ -51,6 +56,7 @@ class TrainSampler:
     seed: int
     rank: int
     world_size: int
+    by_class: "ClassOrder | None" = None
 
     def rows_of_step(self, step: int) -> list[tuple[int, int]]:
         """Return the row and the position in the run of every example of this process at `step`, in order."""
@@ -61,6 +67,8 @@ class TrainSampler:
 
     @cached_property
     def _rows_at(self) -> Callable[[range], np.ndarray]:
+        if self.by_class is not None:
+            return self.by_class.rows_at
         if self.block_starts is None:
             return partial(rows_at, num_examples=self.num_examples, seed=self.seed)
         return StreamOrder(
@@ -83,6 +91,69 @@ def rows_at(positions: range, *, num_examples: int, seed: int) -> np.ndarray:
 
     epochs_N, places_N = np.divmod(np.arange(positions.start, positions.stop, dtype=np.int64), num_examples)
     return _by_group(epochs_N, places_N, rows_of)
+
+
+class ClassOrder:
+    """The order of a run in which classes of different sizes are drawn in chosen proportions.
+
+    A class with n rows gets a fraction of every epoch that is proportional to n times its weight in
+    `balance.class_weights`: with "balanced" every class the same, with "sqrt" the root of its size. Within
+    one row these fractions are exact in each epoch, in which the draws of all classes are shuffled. The draws
+    of a class go through shuffles of its rows, one after the other, so no row comes a second time before all
+    others of its class came.
+
+    Args:
+        labels_N: class of each row.
+        sampling: a key of `balance.POWERS`.
+    """
+
+    def __init__(self, labels_N: np.ndarray, *, sampling: str, seed: int):
+        self.num_examples, self.seed = len(labels_N), seed
+        self.rows_N = np.argsort(labels_N, kind="stable")  # those of each class together
+        _, self.starts_K, self.counts_K = np.unique(
+            labels_N[self.rows_N], return_index=True, return_counts=True
+        )
+        drawn_K = self.counts_K * class_weights(self.counts_K, sampling)
+        ends_K = np.cumsum(drawn_K)
+        self.bounds = np.concatenate([[0.0], ends_K / ends_K[-1]])  # of the classes, as fractions of an epoch
+        self._shuffled = lru_cache(maxsize=2 * len(self.counts_K))(self._shuffled_class)
+
+    def rows_at(self, positions: range) -> np.ndarray:
+        """Return the row of the table at each position of the run, (N,) int64."""
+        positions_N = np.arange(positions.start, positions.stop, dtype=np.int64)
+        epochs_N, places_N = np.divmod(positions_N, self.num_examples)
+        return _by_group(epochs_N, places_N, self._rows_of_epoch)
+
+    def _rows_of_epoch(self, epoch: int, places_N: np.ndarray) -> np.ndarray:
+        key = derive_seed(self.seed, "order", epoch)
+        places_N = permute(places_N, num_examples=self.num_examples, key=key)
+        # The class of each place, and how many rows of the class the run has drawn before it.
+        before_K = self._num_drawn(epoch)
+        ends_K = np.cumsum(self._num_drawn(epoch + 1) - before_K)
+        classes_N = np.searchsorted(ends_K, places_N, side="right")
+        starts_K = np.concatenate([[0], ends_K[:-1]])
+        draws_N = before_K[classes_N] + places_N - starts_K[classes_N]
+        # Each pass of a class through its rows is a shuffle of its own.
+        passes_N, within_N = np.divmod(draws_N, self.counts_K[classes_N])
+        rows_N = np.empty_like(places_N)
+        for number, of_pass in set(zip(classes_N.tolist(), passes_N.tolist(), strict=True)):
+            here = (classes_N == number) & (passes_N == of_pass)
+            rows_N[here] = self._shuffled(number, of_pass)[within_N[here]]
+        return rows_N
+
+    def _num_drawn(self, num_epochs: int) -> np.ndarray:
+        """Return how many rows of each class (K,) the first epochs draw; together, all their positions."""
+        # A bound that is whole but for its rounding error is that whole number.
+        ends = np.floor(self.bounds * (num_epochs * self.num_examples) + 1e-6)
+        return np.diff(ends).astype(np.int64)
+
+    def _shuffled_class(self, number: int, of_pass: int) -> np.ndarray:
+        """Return the rows of a class in the order of one pass through them."""
+        start, count = self.starts_K[number], self.counts_K[number]
+        key = np.uint64(derive_seed(self.seed, "class", number, of_pass))
+        # Sorted by numbers of splitmix64: for a whole class of the usual size far faster than `permute`.
+        order = np.argsort(_mix(np.arange(count, dtype=np.uint64) * GOLDEN + key), kind="stable")
+        return self.rows_N[start : start + count][order]
 
 
 def row_ranges(num_rows: int, size: int, *, rank: int = 0, world_size: int = 1) -> Iterator[range]:

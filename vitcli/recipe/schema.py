@@ -172,6 +172,10 @@ class Data(WithAddress):
         "per channel, subtracted from pixels in [0, 1]; 0.5 for [-1, 1] (paper's code); weights: theirs"
     )
     std: or_weights(PerChannel) = key("per channel, divides after the mean; weights: theirs")
+    sampling: Literal["uniform", "sqrt", "balanced"] = key(
+        "how often images are drawn; sqrt: a class by the root of its size; balanced: all classes the same",
+        "uniform",
+    )
     streaming: bool = key("read shards in place, shuffled within windows, instead of as tables", False)
     shuffle_window: Count = key("streaming: number of rows shuffled together", 8192)
     decode: Literal["exact", "fast"] = key(
@@ -213,6 +217,9 @@ class Objective(Section):
     replaced: UnitInterval | None = key("fraction of these replaced by another patch (paper: 0.1)", None)
     mixup: PositiveOrZero = key("mix each image with another by a draw of Beta(mixup, mixup); 0: off", 0.0)
     label_smoothing: Fraction = key("fraction of the target spread over all classes (paper, 4.3)", 0.0)
+    class_weights: Literal["none", "sqrt", "balanced"] = key(
+        "softmax: weight of an image in a class of n, of mean 1; sqrt: n^-1/2; balanced: 1 / n", "none"
+    )
     head_bias: float = key("initial bias of the head; -10 in the authors' pre-training", 0.0)
 
 

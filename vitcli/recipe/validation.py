@@ -253,6 +253,7 @@ def contradictions(values: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
             yield key, what, f"leave it out, or set {choice} to {needed!r}"
         elif not is_given and chosen == needed:
             yield choice, f"{key} is missing", f"{choice} = {needed!r} needs it"
+    yield from _imbalance(values)
     # The duration.
     given = [key for key in ALTERNATIVES if values.get(key) is not None]
     if len(given) != 1 and any(key.startswith("schedule.") for key in values):
@@ -272,3 +273,22 @@ def contradictions(values: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     if isinstance(side, int) and isinstance(resize, int) and resize < side:
         what = f"data.resize is {resize}, smaller than data.image_size, {size}"
         yield "data.resize", what, f"set data.resize to {side} or more"
+
+
+def _imbalance(values: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Yield what does not hold of class weights and sampling by class."""
+    weights, sampling = values.get("objective.class_weights", "none"), values.get("data.sampling", "uniform")
+    loss = values.get("objective.loss", "softmax")
+    if weights != "none" and loss != "softmax":
+        what = f"objective.class_weights is for objective.loss = 'softmax', which is {loss!r} here"
+        reason = "an image of several labels has no class" if loss == "sigmoid" else "it has no classes"
+        yield "objective.class_weights", what, f"set it to none ({reason})"
+    if sampling != "uniform" and loss in ("masked_patch", "regression"):
+        what = f"data.sampling is {sampling!r}, but objective.loss = {loss!r} has no classes"
+        yield "data.sampling", what, "set it to uniform"
+    if sampling != "uniform" and values.get("data.streaming") is True:
+        what = f"data.sampling is {sampling!r}, but streamed shards are read in their own order"
+        yield "data.sampling", what, "set it to uniform, or data.streaming to false"
+    if weights != "none" and sampling != "uniform" and "balanced" in (weights, sampling):
+        what = f"objective.class_weights = {weights!r} and data.sampling = {sampling!r} weigh small classes twice"
+        yield "data.sampling", what, "use one of the two, or sqrt for both"

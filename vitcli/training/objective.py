@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vitcli.distributed.transfer import constant
 from vitcli.evaluation import inference
 from vitcli.evaluation import masked_patch as patch_evaluation
 from vitcli.evaluation.metrics import Metrics, PatchMetrics
@@ -45,18 +46,33 @@ def supervised(loss: Loss, *, mixup: float) -> Objective:
     return objective
 
 
-def loss_fn(name: str, *, label_smoothing: float) -> Loss:
+def loss_fn(name: str, *, label_smoothing: float, class_weights: tuple[float, ...] = ()) -> Loss:
     """Return the loss that a recipe's `objective.loss` names."""
-    losses = {"softmax": softmax_xent, "sigmoid": sigmoid_xent}
+    losses = {"softmax": partial(softmax_xent, class_weights=class_weights), "sigmoid": sigmoid_xent}
     return partial(losses[name], label_smoothing=label_smoothing)
 
 
-def softmax_xent(logits_BK: Tensor, labels_B: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
+def softmax_xent(
+    logits_BK: Tensor,
+    labels_B: Tensor,
+    *,
+    label_smoothing: float = 0.0,
+    class_weights: tuple[float, ...] = (),
+) -> Tensor:
     """Return the cross-entropy with one correct class per image (paper, section 4.1).
 
     A zero head gives ln K.
+
+    Args:
+        class_weights: factor of the loss of an image by its class; () for 1. The sum is divided by B, not by
+            the weights of the batch as in torch: a batch in parts, or on several processes, has the same loss.
     """
-    return F.cross_entropy(logits_BK.float(), labels_B, label_smoothing=label_smoothing)
+    if not class_weights:
+        return F.cross_entropy(logits_BK.float(), labels_B, label_smoothing=label_smoothing)
+    losses_B = F.cross_entropy(
+        logits_BK.float(), labels_B, label_smoothing=label_smoothing, reduction="none"
+    )
+    return (losses_B * constant(class_weights, losses_B.device)[labels_B]).mean()
 
 
 def sigmoid_xent(logits_BK: Tensor, labels: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
@@ -100,8 +116,12 @@ class TrainingTask:
     published: Callable[[dict[str, Tensor]], dict[str, Tensor]]
 
 
-def training_task(settings: ObjectiveSettings) -> TrainingTask:
-    """Return the task that a recipe's [objective] section describes."""
+def training_task(settings: ObjectiveSettings, class_weights: tuple[float, ...] = ()) -> TrainingTask:
+    """Return the task that a recipe's [objective] section describes.
+
+    Args:
+        class_weights: see `softmax_xent`.
+    """
     if settings.loss == "masked_patch":
         return TrainingTask(
             objective=lambda model, images_BCHW, labels: masked_patch.loss(model(images_BCHW)),
@@ -109,7 +129,7 @@ def training_task(settings: ObjectiveSettings) -> TrainingTask:
             line=_patch_line,
             published=masked_patch.backbone_state,
         )
-    loss = loss_fn(settings.loss, label_smoothing=settings.label_smoothing)
+    loss = loss_fn(settings.loss, label_smoothing=settings.label_smoothing, class_weights=class_weights)
     return TrainingTask(
         objective=supervised(loss, mixup=settings.mixup),
         score=inference.evaluate,

@@ -21,6 +21,7 @@ from vitcli.output.profile import StepProfiler, marked
 from vitcli.output.run_folder import RunFolder
 from vitcli.training import checkpoint
 from vitcli.training.loop import LoopSettings, train
+from vitcli.training.methods.imbalance import class_order, loss_weights
 from vitcli.training.objective import training_task
 from vitcli.training.results import summarise, weights_description, write_results
 from vitcli.training.setup import TrainingJob, describe
@@ -51,7 +52,7 @@ class TrainingRun:
         self.job = job
         self.recipe, self.runtime = job.recipe, job.runtime
         self.num_threads = job.options.workers or loader.default_threads(job.runtime.processes_here)
-        self.task = training_task(job.recipe.objective)
+        self.task = training_task(job.recipe.objective, loss_weights(job.train_split, job.recipe))
         self.path: Path | None = None
         # Of the first process only.
         self.folder: RunFolder | None = None
@@ -215,6 +216,7 @@ def batches_of(job: TrainingJob, first_step: int, *, num_threads: int) -> Iterat
         seed=recipe.train.seed,
         rank=job.runtime.rank,
         world_size=job.runtime.world_size,
+        by_class=class_order(split, recipe),
     )
     return loader.train_batches(
         split,

@@ -35,6 +35,7 @@ from vitcli.recipe.schema import Data, Model
 from vitcli.training import notes, schedule, tracking
 from vitcli.training.auto_batch_size import find_max_batch_size, max_part_on_gpu
 from vitcli.training.gradients import check_parts, exact_per_device_batch
+from vitcli.training.methods.imbalance import check_imbalance
 from vitcli.training.objective import training_task
 from vitcli.training.schedule import Plan, choose_per_device_batch
 
@@ -176,6 +177,7 @@ def set_up(
     train_split, eval_split = open_splits(recipe, options, open_data, plan_only=plan_only)
     probe = None if plan_only else _open_probe(recipe)
     _check_labels(train_split, recipe)
+    check_imbalance(train_split, recipe)
 
     # Join the other processes.
     runtime = start_runtime(
