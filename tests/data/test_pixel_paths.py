@@ -15,8 +15,8 @@ from torchvision.transforms.v2.functional import resize_image
 
 from vitcli import recipe
 from vitcli.data import decoding, transforms
+from vitcli.data.augmentations.randaugment import randaugment
 from vitcli.data.loader import eval_batches, train_batches
-from vitcli.data.randaugment import randaugment
 from vitcli.data.sampler import TrainSampler, derive_seed
 from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing, TrainTransform

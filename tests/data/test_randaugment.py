@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from vitcli.data import randaugment as ra
-from vitcli.data.randaugment import OPERATIONS, operate, randaugment
+from vitcli.data.augmentations import randaugment as ra
+from vitcli.data.augmentations.randaugment import OPERATIONS, operate, randaugment
 
 MAGNITUDES = (0, 1, 2.5, 5, 7, 10, 12, 15, 20, 25, 30)
 # Start of the SHA-256 of `every_result` by big_vision's pp/autoaugment.py (0127fb6), run by TensorFlow 2.15.1

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from vitcli.data.sampler import StreamOrder, TrainSampler, derive_seed, permute, step_positions
+from vitcli.data.sampler import ClassOrder, StreamOrder, TrainSampler, derive_seed, permute, step_positions
 
 
 def blocks(*sizes: int) -> np.ndarray:
@@ -273,3 +273,76 @@ def test_all_orders_of_a_small_window_come_about_equally_often():
 
     assert len(counts) == 6
     assert sum((count - 500) ** 2 / 500 for count in counts.values()) < 25  # chi-squared, 5 degrees
+
+
+# Classes in other proportions ------------------------------------------------------------------------------
+
+
+LONG_TAIL = np.random.default_rng(0).permutation(np.repeat([0, 1, 2, 5], [70, 20, 9, 1]))
+
+
+def drawn(sampling: str, num_epochs: int, labels: np.ndarray = LONG_TAIL, seed: int = 0) -> np.ndarray:
+    """Rows of the first epochs, (epochs, rows)."""
+    order = ClassOrder(labels, sampling=sampling, seed=seed)
+    return order.rows_at(range(num_epochs * len(labels))).reshape(num_epochs, -1)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "expected"),
+    [
+        ("balanced", [25, 25, 25, 25]),
+        ("sqrt", 100 * np.sqrt([70, 20, 9, 1]) / np.sqrt([70, 20, 9, 1]).sum()),
+        ("uniform", [70, 20, 9, 1]),
+    ],
+)
+def test_every_epoch_has_the_chosen_proportions_of_classes(sampling, expected):
+    rows = drawn(sampling, 50)
+    counts = np.array([[(LONG_TAIL[epoch] == label).sum() for label in (0, 1, 2, 5)] for epoch in rows])
+
+    assert (abs(counts - expected) < 2).all()
+    assert (abs(counts.cumsum(axis=0) - np.outer(np.arange(1, 51), expected)) < 1.001).all()
+
+
+@pytest.mark.parametrize("sampling", ["balanced", "sqrt", "uniform"])
+def test_all_rows_of_a_class_are_drawn_equally_often_and_in_another_order_each_time(sampling):
+    rows = drawn(sampling, 30)
+    counts = np.stack([np.bincount(epoch, minlength=100) for epoch in rows]).cumsum(axis=0)
+
+    for label in (0, 1, 2, 5):
+        of_class = counts[:, label == LONG_TAIL]
+        assert (of_class.max(axis=1) - of_class.min(axis=1) <= 1).all()
+    order = ClassOrder(LONG_TAIL, sampling=sampling, seed=0)
+    assert len({tuple(order._shuffled_class(1, number)) for number in range(10)}) == 10
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 7, 50, 1_000])
+def test_classes_of_a_single_row_each_come_once_an_epoch(num_rows):
+    for sampling in ("balanced", "sqrt"):
+        rows = drawn(sampling, 5, np.arange(num_rows))
+        assert all(sorted(epoch) == list(range(num_rows)) for epoch in rows.tolist())
+
+
+def test_the_order_of_classes_is_mixed_and_another_with_another_seed():
+    labels = np.repeat(np.arange(4), 250)
+    rows = drawn("balanced", 4, labels)
+    parts = labels[rows.reshape(-1, 50)]  # each about a step
+
+    assert chi_square(np.stack([np.bincount(part, minlength=4) for part in parts])) < 4
+    assert len({tuple(epoch) for epoch in rows}) == 4
+    assert (drawn("balanced", 4, labels, seed=1) != rows).any()
+    assert (drawn("balanced", 4, labels) == rows).all()
+
+
+def test_a_step_has_the_same_rows_of_all_classes_on_any_number_of_processes():
+    data = {
+        "num_examples": 100,
+        "by_class": ClassOrder(LONG_TAIL, sampling="balanced", seed=4),
+        "batch_size": 8,
+    }
+    steps = range(5, 60)
+
+    assert (
+        rows_of(steps, **data) == rows_of(steps, world_size=2, **data) == rows_of(steps, world_size=4, **data)
+    )
+    again = [examples_of(step, **data) for step in steps]
+    assert again[7] == examples_of(12, **data)

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch.nn import functional as F
 
-from vitcli.data.randaugment import randaugment
+from vitcli.data.augmentations.randaugment import randaugment
 from vitcli.data.transforms import Preprocessing, TrainTransform, inception_crop, to_model_range
 from vitcli.errors import WeightsError
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from vitcli.training.objective import loss_fn, sigmoid_xent, softmax_xent, supervised
+from vitcli.training.objective import cut_and_mix, loss_fn, sigmoid_xent, softmax_xent, supervised
 
 RNG = np.random.default_rng(0)
 LOGITS = RNG.normal(0, 3, (6, 4))
@@ -128,3 +128,97 @@ def test_without_mixup_images_and_loss_are_unchanged():
     objective = supervised(softmax_xent, mixup=0.0)
 
     assert torch.equal(objective(model, images, labels), softmax_xent(images.flatten(1), labels))
+
+
+def test_class_weights_multiply_the_loss_of_each_image_by_that_of_its_class():
+    weights = (0.5, 2.0, 1.0, 0.25)
+    loss = loss_fn("softmax", label_smoothing=0.1, class_weights=weights)
+    logits, labels = tensors()
+    alone = [
+        weights[label] * float(softmax_xent(logits[i : i + 1], labels[i : i + 1], label_smoothing=0.1))
+        for i, label in enumerate(LABELS)
+    ]
+    plain = loss_fn("softmax", label_smoothing=0.0, class_weights=weights)(logits, labels)
+    torch_s = torch.nn.functional.cross_entropy(logits, labels, torch.tensor(weights).double())
+
+    assert float(loss(logits, labels)) == pytest.approx(sum(alone) / 6)
+    assert float(plain) == pytest.approx(float(torch_s) * sum(weights[label] for label in LABELS) / 6)
+    parts = [float(loss(logits[i : i + 2], labels[i : i + 2])) for i in (0, 2, 4)]  # as of a step in parts
+    assert float(loss(logits, labels)) == pytest.approx(sum(parts) / 3)
+
+
+def test_with_mixup_each_label_has_the_weight_of_its_own_class():
+    class Pixels(torch.nn.Module):
+        def forward(self, images_BCHW):
+            self.seen = images_BCHW
+            return images_BCHW.flatten(1)[:, :4]
+
+    model, images, labels = Pixels(), torch.randn(3, 3, 2, 2), torch.tensor([0, 1, 3])
+    weights = torch.tensor([0.5, 2.0, 1.0, 0.25])
+    loss = loss_fn("softmax", label_smoothing=0.0, class_weights=tuple(weights.tolist()))
+    torch.manual_seed(5)
+    mixed = supervised(loss, mixup=0.4)(model, images, labels)
+    fraction = float(((model.seen - images.roll(1, 0)) / (images - images.roll(1, 0))).mean())
+    targets_BK = torch.eye(4) * weights
+    targets_BK = fraction * targets_BK[labels] + (1 - fraction) * targets_BK[labels.roll(1)]
+    log_BK = model.seen.flatten(1)[:, :4].log_softmax(dim=1)
+
+    torch.testing.assert_close(mixed, -(targets_BK * log_BK).sum(dim=1).mean())
+
+
+def box_of(height: int, width: int, kept: float, y: int, x: int) -> np.ndarray:
+    """The pixels of timm's box of cutmix, where its draws are lam, y and x."""
+    mixup = pytest.importorskip("timm.data.mixup")
+    draws, before = iter((y, x)), np.random.randint
+    np.random.randint = lambda low, high, size=None: next(draws)
+    try:
+        (top, bottom, left, right), lam = mixup.cutmix_bbox_and_lam((3, height, width), kept)
+    finally:
+        np.random.randint = before
+    inside = np.zeros((height, width), dtype=bool)
+    inside[top:bottom, left:right] = True
+    assert lam == pytest.approx(1 - inside.mean())
+    return inside
+
+
+@pytest.mark.parametrize("size", [(8, 8), (9, 15), (1, 7)], ids=str)
+def test_boxes_of_cutmix_are_timm_s_and_the_weight_is_the_area_that_is_left(size):
+    images = torch.arange(3.0)[:, None, None, None].expand(3, 2, *size)
+    for seed in range(40):
+        torch.manual_seed(seed)
+        kept = float(torch.distributions.Beta(1.0, 1.0).sample())
+        y, x = (int(torch.randint(side, ())) for side in size)
+        torch.manual_seed(seed)
+        mixed, weight = cut_and_mix(images, 1.0)
+        inside = torch.from_numpy(box_of(*size, kept, y, x))
+        expected = torch.where(inside, images.roll(1, 0), images)
+
+        assert torch.equal(mixed, expected)
+        assert weight == pytest.approx(1 - float(inside.float().mean()))
+
+
+@pytest.mark.parametrize("name", ["softmax", "sigmoid"])
+def test_a_batch_is_mixed_or_cut_by_a_fair_draw_and_so_is_its_loss(name):
+    class Pixels(torch.nn.Module):
+        def forward(self, images_BCHW):
+            self.seen = images_BCHW
+            return images_BCHW.mean(dim=(2, 3))
+
+    model, images, labels = Pixels(), torch.randn(3, 4, 6, 6), torch.tensor([0, 1, 3])
+    loss, num_cut = loss_fn(name, label_smoothing=0.0), 0
+    for seed in range(60):
+        torch.manual_seed(seed)
+        found = supervised(loss, mixup=0.4, cutmix=1.0)(model, images, labels)
+        fraction = ((model.seen - images.roll(1, 0)) / (images - images.roll(1, 0))).double()
+        is_cut = bool((fraction.min() < 0.01) | (fraction.std() > 0.01) | (fraction.min() > 0.9999))
+        num_cut += is_cut
+        weight = float(fraction.mean())
+        expected = weight * loss(model.seen.mean(dim=(2, 3)), labels)
+        expected += (1 - weight) * loss(model.seen.mean(dim=(2, 3)), labels.roll(1))
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+
+    assert 18 <= num_cut <= 42
+    torch.manual_seed(7)
+    first = supervised(loss, mixup=0.0, cutmix=1.0)(model, images, labels)
+    torch.manual_seed(7)
+    assert torch.equal(supervised(loss, mixup=0.0, cutmix=1.0)(model, images, labels), first)

@@ -97,10 +97,10 @@ class ClassOrder:
     """The order of a run in which classes of different sizes are drawn in chosen proportions.
 
     A class with n rows gets a fraction of every epoch that is proportional to n times its weight in
-    `balance.class_weights`: with "balanced" every class the same, with "sqrt" the root of its size. Within
-    one row these fractions are exact in each epoch, in which the draws of all classes are shuffled. The draws
-    of a class go through shuffles of its rows, one after the other, so no row comes a second time before all
-    others of its class came.
+    `balance.class_weights`: with "balanced" every class the same, with "sqrt" the root of its size. After
+    any number of epochs a class has been drawn as often as that, but for a fraction of one row, and all its
+    rows equally often, but for one: it goes through shuffles of its rows, one after the other. Within an
+    epoch the draws of all classes are shuffled.
 
     Args:
         labels_N: class of each row.

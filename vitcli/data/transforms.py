@@ -16,8 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitcli.data.augmentations.randaugment import randaugment
+from vitcli.data.augmentations.random_erasing import erase
+from vitcli.data.augmentations.trivialaugment import trivialaugment
 from vitcli.data.decoding import Jpeg
-from vitcli.data.randaugment import randaugment
 from vitcli.distributed.transfer import constant
 from vitcli.errors import WeightsError
 from vitcli.recipe.schema import WEIGHTS, Data
@@ -211,8 +213,11 @@ class TrainTransform:
         resize: side in pixels before the random window.
         flip: whether half of the images, at random, are mirrored.
         interpolation, antialias: as in `Preprocessing`.
-        randaugment: layers and magnitude of `randaugment.randaugment`, which is applied last, or None.
+        randaugment: layers and magnitude of `randaugment.randaugment`, or None.
         decode: as in `Preprocessing`.
+        trivialaugment: whether one operation of `trivialaugment` is applied after crop and flip.
+        random_erasing: probability that a rectangle is painted over, which comes last.
+        mean: its colour, per channel in [0, 1].
     """
 
     image_size: tuple[int, int]
@@ -225,6 +230,9 @@ class TrainTransform:
     antialias: bool
     randaugment: tuple[int, float] | None
     decode: str = "exact"
+    trivialaugment: bool = False
+    random_erasing: float = 0.0
+    mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
 
     def __call__(
         self, image: np.ndarray | Jpeg, rng: Random, out_HWC: np.ndarray | None = None
@@ -233,6 +241,16 @@ class TrainTransform:
 
         Equal states of `rng` give equal pixels.
         """
+        image_HWC = self._whole(image, rng, out_HWC)
+        if not self.random_erasing:
+            return image_HWC
+        if out_HWC is None:
+            image_HWC = image_HWC.copy()  # may be an image that is kept
+        erase(image_HWC, probability=self.random_erasing, mean=self.mean, rng=rng)
+        return image_HWC
+
+    def _whole(self, image: np.ndarray | Jpeg, rng: Random, out_HWC: np.ndarray | None) -> np.ndarray:
+        """Return the image before a part of it is erased."""
         # The crop is drawn before the pixels are decoded, and cut before they are resized.
         size = self.image_size
         if self.crop == "inception":
@@ -246,7 +264,8 @@ class TrainTransform:
             window = (*(_draw(rng, 0, self.resize - side) for side in self.image_size), *self.image_size)
         is_flipped = self.flip and rng.random() < 0.5
         # What is resized last is written to its place at once.
-        is_done = window is None and not is_flipped and self.randaugment is None
+        is_plain = self.randaugment is None and not self.trivialaugment
+        is_done = window is None and not is_flipped and is_plain
         image_HWC = _resize(image_HWC, size, self.interpolation, self.antialias, out_HWC if is_done else None)
         if is_done:
             return image_HWC
@@ -257,6 +276,8 @@ class TrainTransform:
         if self.randaugment is not None:
             num_layers, magnitude = self.randaugment
             image_HWC = randaugment(image_HWC, num_layers=num_layers, magnitude=magnitude, rng=rng)
+        if self.trivialaugment:
+            image_HWC = trivialaugment(image_HWC, rng=rng)
         return _placed(image_HWC, out_HWC)
 
 
@@ -454,4 +475,7 @@ def train_transform_of(data: Data) -> TrainTransform:
         antialias=data.antialias,
         randaugment=data.randaugment,
         decode=data.decode,
+        trivialaugment=data.trivialaugment,
+        random_erasing=data.random_erasing,
+        mean=tuple(data.mean),
     )

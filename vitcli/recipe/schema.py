@@ -155,6 +155,12 @@ class Data(WithAddress):
     resize: Count | None = key("random crop: side in pixels of the square that is cropped", None)
     flip: bool = key("flip training images horizontally with probability 0.5")
     randaugment: RandAugment | None = key("[layers, magnitude] (arXiv 1909.13719), after crop, flip", None)
+    trivialaugment: bool = key(
+        "one operation of random strength (arXiv 2103.10158), after crop, flip; instead of randaugment", False
+    )
+    random_erasing: UnitInterval = key(
+        "probability of painting over a rectangle of 2 to 33 % of the area (arXiv 1708.04896), last", 0.0
+    )
     eval_resize: Literal["square", "short_side", "none", "weights"] = key(
         "whole image to a square, or short side to floor(image_size / eval_crop_fraction); then crop; "
         "weights: as they state"
@@ -216,6 +222,11 @@ class Objective(Section):
     masked: UnitInterval | None = key("fraction of these replaced by [mask] (paper: 0.8)", None)
     replaced: UnitInterval | None = key("fraction of these replaced by another patch (paper: 0.1)", None)
     mixup: PositiveOrZero = key("mix each image with another by a draw of Beta(mixup, mixup); 0: off", 0.0)
+    cutmix: PositiveOrZero = key(
+        "paste a box of another image, of an area drawn from Beta(cutmix, cutmix) (arXiv 1905.04899); "
+        "with mixup, half of the batches each; 0: off",
+        0.0,
+    )
     label_smoothing: Fraction = key("fraction of the target spread over all classes (paper, 4.3)", 0.0)
     class_weights: Literal["none", "sqrt", "balanced"] = key(
         "softmax: weight of an image in a class of n, of mean 1; sqrt: n^-1/2; balanced: 1 / n", "none"

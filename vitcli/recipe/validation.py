@@ -254,6 +254,9 @@ def contradictions(values: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
         elif not is_given and chosen == needed:
             yield choice, f"{key} is missing", f"{choice} = {needed!r} needs it"
     yield from _imbalance(values)
+    if values.get("data.trivialaugment") is True and values.get("data.randaugment") is not None:
+        what = "data.trivialaugment and data.randaugment are both given"
+        yield "data.trivialaugment", what, "use one of the two; the other is set to false or none"
     # The duration.
     given = [key for key in ALTERNATIVES if values.get(key) is not None]
     if len(given) != 1 and any(key.startswith("schedule.") for key in values):

@@ -3,6 +3,7 @@
 Letters: B batch, K classes, M most labels of an image.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -23,27 +24,58 @@ Loss = Callable[[Tensor, Tensor], Tensor]  # (logits_BK, labels_B or labels_BM) 
 Objective = Callable[[nn.Module, Tensor, Tensor], Tensor]  # (model, images_BCHW, labels) -> scalar
 
 
-def supervised(loss: Loss, *, mixup: float) -> Objective:
-    """Return the objective for labelled images, with mixup if `mixup` is not 0.
+def supervised(loss: Loss, *, mixup: float, cutmix: float = 0.0) -> Objective:
+    """Return the objective for labelled images, with mixup and cutmix where these are not 0.
 
-    Each image x_i is mixed with its neighbour in the batch, and so is its loss, which for both losses here
+    Each image x_i is mixed with its neighbour in the batch, and so is its loss, which for the losses here
     equals the loss of the mixed targets:
 
-        x = w x_i + (1 - w) x_(i-1),    loss = w loss(y_i) + (1 - w) loss(y_(i-1))
+        mixup     x = w x_i + (1 - w) x_(i-1)
+        cutmix    x = x_i, but x_(i-1) within a box of 1 - w of the area
+        both      loss = w loss(y_i) + (1 - w) loss(y_(i-1))
 
-    w is the larger of b and 1 - b, for one b ~ Beta(mixup, mixup) per batch.
-    Source: the authors' later code (big_vision).
+    For mixup, w is the larger of b and 1 - b, for one b ~ Beta(mixup, mixup) per batch; source: the authors'
+    later code (big_vision). With cutmix as well, each batch has one of them with equal probability, as
+    in timm's `Mixup`.
     """
 
     def objective(model: nn.Module, images_BCHW: Tensor, labels: Tensor) -> Tensor:
-        if not mixup:
+        if not mixup and not cutmix:
             return loss(model(images_BCHW), labels)
-        drawn = float(torch.distributions.Beta(mixup, mixup).sample())  # on the CPU, whatever the device
-        weight = max(drawn, 1 - drawn)
-        logits_BK = model(torch.lerp(images_BCHW.roll(1, dims=0), images_BCHW, weight))
+        # All draws are on the CPU, whatever the device.
+        if cutmix and (not mixup or float(torch.rand(())) < 0.5):
+            mixed_BCHW, weight = cut_and_mix(images_BCHW, cutmix)
+        else:
+            drawn = float(torch.distributions.Beta(mixup, mixup).sample())
+            weight = max(drawn, 1 - drawn)
+            mixed_BCHW = torch.lerp(images_BCHW.roll(1, dims=0), images_BCHW, weight)
+        logits_BK = model(mixed_BCHW)
         return weight * loss(logits_BK, labels) + (1 - weight) * loss(logits_BK, labels.roll(1, dims=0))
 
     return objective
+
+
+def cut_and_mix(images_BCHW: Tensor, cutmix: float) -> tuple[Tensor, float]:
+    """Paste one box of each image's neighbour into it; return the images and the fraction left of each.
+
+    The box has the shape of the image and a fraction b ~ Beta(cutmix, cutmix) of its area, its centre is any
+    pixel, and what lies outside the image is cut off. Source: arXiv 1905.04899, timm's `rand_bbox`.
+    """
+    height, width = images_BCHW.shape[-2:]
+    kept = float(torch.distributions.Beta(cutmix, cutmix).sample())
+    centres = (int(torch.randint(side, ())) for side in (height, width))
+    side_fraction = math.sqrt(1 - kept)
+    (top, bottom), (left, right) = (
+        _span(centre, int(side * side_fraction), side)
+        for centre, side in zip(centres, (height, width), strict=True)
+    )
+    mixed_BCHW = images_BCHW.clone()
+    mixed_BCHW[..., top:bottom, left:right] = images_BCHW.roll(1, dims=0)[..., top:bottom, left:right]
+    return mixed_BCHW, 1 - (bottom - top) * (right - left) / (height * width)
+
+
+def _span(centre: int, length: int, side: int) -> tuple[int, int]:
+    return max(0, centre - length // 2), min(side, centre + (length + 1) // 2)
 
 
 def loss_fn(name: str, *, label_smoothing: float, class_weights: tuple[float, ...] = ()) -> Loss:
@@ -69,9 +101,7 @@ def softmax_xent(
     """
     if not class_weights:
         return F.cross_entropy(logits_BK.float(), labels_B, label_smoothing=label_smoothing)
-    losses_B = F.cross_entropy(
-        logits_BK.float(), labels_B, label_smoothing=label_smoothing, reduction="none"
-    )
+    losses_B = F.cross_entropy(logits_BK.float(), labels_B, label_smoothing=label_smoothing, reduction="none")
     return (losses_B * constant(class_weights, losses_B.device)[labels_B]).mean()
 
 
@@ -131,7 +161,7 @@ def training_task(settings: ObjectiveSettings, class_weights: tuple[float, ...] 
         )
     loss = loss_fn(settings.loss, label_smoothing=settings.label_smoothing, class_weights=class_weights)
     return TrainingTask(
-        objective=supervised(loss, mixup=settings.mixup),
+        objective=supervised(loss, mixup=settings.mixup, cutmix=settings.cutmix),
         score=inference.evaluate,
         line=_class_line,
         published=lambda state: state,

@@ -29,7 +29,9 @@ def check_imbalance(train_split: Split, recipe: Recipe) -> None:
             raise VitError(problem, where=where, fix=fix)
         if train_split.is_large:
             problem = f"{train_split.name} is read in the order of its shards, and its labels with the images"
-            raise VitError(problem, where=where, fix=f"{fix}, or data.streaming=false where it fits on the disk")
+            raise VitError(
+                problem, where=where, fix=f"{fix}, or data.streaming=false where it fits on the disk"
+            )
 
 
 def loss_weights(train_split: Split, recipe: Recipe) -> tuple[float, ...]:
