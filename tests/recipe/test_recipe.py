@@ -74,6 +74,11 @@ def write(tmp_path):
         ("optimizer.momentum=none", "optimizer.momentum is missing", "optimizer.name = 'sgd' needs it"),
         ("optimizer.eps=1e-8", "optimizer.eps is for optimizer.name = 'adam'", "leave it out"),
         ("schedule.steps=none", "the duration is missing", "exactly one of schedule.steps"),
+        ("data.sampling=balancd", "did you mean 'balanced'?", "'uniform', 'sqrt' or 'balanced'"),
+        ("objective.class_weights=full", 'objective.class_weights is "full"', "'none', 'sqrt' or 'balanced'"),
+        ("objective.cutmix=-1", "objective.cutmix is -1, out of its range", "greater than or equal to 0"),
+        ("data.random_erasing=25", "data.random_erasing is 25, out of its range", "less than or equal to 1"),
+        ("data.trivialaugment=yes", 'data.trivialaugment is "yes", which is not true or false', ""),
     ],
 )
 def test_a_single_mistake_is_said_plainly(override, what, fix):
@@ -82,6 +87,22 @@ def test_a_single_mistake_is_said_plainly(override, what, fix):
     assert what in error.message
     assert fix in error.fix
     assert "\n" not in error.message
+
+
+@pytest.mark.parametrize(
+    ("overrides", "what", "fix"),
+    [
+        (("data.trivialaugment=true", "data.randaugment=[2, 9]"), "are both given", "one of the two"),
+        (("objective.loss=sigmoid", "objective.class_weights=sqrt"), "'softmax', which is 'sigmoid'", "none"),
+        (("data.sampling=sqrt", "data.streaming=true"), "read in their own order", "streaming to false"),
+        (("data.sampling=sqrt", "objective.class_weights=balanced"), "count twice", "sqrt for both"),
+        (("data.sampling=balanced", "objective.class_weights=balanced"), "count twice", "one of the two"),
+    ],
+)
+def test_two_keys_that_do_not_go_together_are_refused(overrides, what, fix):
+    error = refusal(*overrides)
+
+    assert what in error.message and fix in error.fix
 
 
 def test_a_crop_after_the_resize_goes_with_a_square_too_and_not_without_a_resize():

@@ -293,5 +293,5 @@ def _imbalance(values: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
         what = f"data.sampling is {sampling!r}, but streamed shards are read in their own order"
         yield "data.sampling", what, "set it to uniform, or data.streaming to false"
     if weights != "none" and sampling != "uniform" and "balanced" in (weights, sampling):
-        what = f"objective.class_weights = {weights!r} and data.sampling = {sampling!r} weigh small classes twice"
+        what = f"objective.class_weights = {weights!r} and data.sampling = {sampling!r} count twice"
         yield "data.sampling", what, "use one of the two, or sqrt for both"

@@ -97,7 +97,7 @@ def softmax_xent(
 
     Args:
         class_weights: factor of the loss of an image by its class; () for 1. The sum is divided by B, not by
-            the weights of the batch as in torch: a batch in parts, or on several processes, has the same loss.
+            the weights of the batch as in torch: so a batch in parts has the same loss as a whole one.
     """
     if not class_weights:
         return F.cross_entropy(logits_BK.float(), labels_B, label_smoothing=label_smoothing)

@@ -1,7 +1,7 @@
 """TrivialAugment, "wide" (arXiv 2103.10158): one operation of random strength, nothing to tune.
 
 Operations, strengths and pixels are those of torchvision's `TrivialAugmentWide` on Pillow images: nearest
-pixels, black where an image was moved away. Pillow is called directly, as importing torchvision takes a second.
+pixels, black where an image was moved away. Pillow is called directly: importing torchvision takes a second.
 
 H x W pixels, C = 3 channels.
 """

@@ -28,7 +28,7 @@ def check_imbalance(train_split: Split, recipe: Recipe) -> None:
             problem = f"the images of {train_split.name} have several labels each, so they belong to no class"
             raise VitError(problem, where=where, fix=fix)
         if train_split.is_large:
-            problem = f"{train_split.name} is read in the order of its shards, and its labels with the images"
+            problem = f"{train_split.name} is read in the order of its shards, labels with the images"
             raise VitError(
                 problem, where=where, fix=f"{fix}, or data.streaming=false where it fits on the disk"
             )
