@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import timm
 import torch
 import typer
 from accelerate import Accelerator
@@ -124,6 +125,18 @@ def test_torch_compiles_a_module_in_place_and_says_so():
     assert model._compiled_call_impl is not None and torch.is_tensor(model(torch.ones(1, 2)))
     wrapped = torch.compile(nn.Linear(2, 2), backend="eager")
     assert type(runtime.unwrap(wrapped)) is nn.Linear  # by `_orig_mod`
+
+
+def test_timm_adds_the_table_that_stands_in_the_place_of_its_own():
+    model = timm.create_model("vit_tiny_patch16_224", img_size=32, embed_dim=12, depth=1, num_heads=3)
+    names, own, patches = list(model.state_dict()), model.pos_embed, torch.randn(2, 4, 12)
+    before = model._pos_embed(patches)
+    model._parameters["pos_embed"] = own.detach() + 1
+    after = model._pos_embed(patches)
+    model._parameters["pos_embed"] = own
+
+    torch.testing.assert_close(after, before + 1)
+    assert list(model.state_dict()) == names and model.pos_embed is own
 
 
 def test_torch_moves_a_module_and_its_parts_by_apply():

@@ -43,7 +43,7 @@ def with_gradients(*values: list[float]) -> list[nn.Parameter]:
 
 
 def test_matrices_are_decayed_and_biases_norms_class_token_and_position_embedding_are_not(vit):
-    decayed, spared = parameter_groups(vit, weight_decay=0.3, decay_on="matrices")
+    decayed, spared = parameter_groups(vit, weight_decay=0.3, decay_on="matrices", layer_decay=1.0)
     names = {id(parameter): name for name, parameter in vit.named_parameters()}
     layers = ["attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2"]
     matrices = {f"blocks.{i}.{layer}.weight" for i in range(2) for layer in layers}
@@ -55,7 +55,7 @@ def test_matrices_are_decayed_and_biases_norms_class_token_and_position_embeddin
 
 
 def test_decay_on_all_means_every_parameter(vit):
-    (group,) = parameter_groups(vit, weight_decay=0.1, decay_on="all")
+    (group,) = parameter_groups(vit, weight_decay=0.1, decay_on="all", layer_decay=1.0)
 
     assert [id(parameter) for parameter in group["params"]] == [id(p) for p in vit.parameters()]
     assert group["weight_decay"] == 0.1

@@ -184,7 +184,14 @@ def takes_image_size(timm_name: str) -> bool:
     return bool(pretrained_cfg and pretrained_cfg.fixed_input_size)
 
 
-def build(arch: Architecture, *, dropout: float, drop_path: float = 0.0, init: str = "paper") -> nn.Module:
+def build(
+    arch: Architecture,
+    *,
+    dropout: float,
+    drop_path: float = 0.0,
+    patch_dropout: float = 0.0,
+    init: str = "paper",
+) -> nn.Module:
     """Build a network with fresh weights, drawn from torch's global generator.
 
     Networks of the paper are initialised as in the authors' code unless `init` is "timm", all others as in
@@ -194,16 +201,19 @@ def build(arch: Architecture, *, dropout: float, drop_path: float = 0.0, init: s
         arch: which network.
         dropout: probability, after the position embedding, the attention's projection and both MLP layers.
         drop_path: probability that the last block is skipped, rising linearly from 0 at the first.
+        patch_dropout: fraction of an image's patches that the blocks do not see in training, drawn for each
+            image in each forward pass (arXiv 2208.07220).
         init: "paper" or "timm"; "none" if all but a fresh head is overwritten afterwards.
 
     Raises:
         VitError: timm cannot build this, such as a network without these places for dropout.
     """
     as_the_authors = arch.is_of_the_paper and init == "paper"
-    model = _without_numbers(arch, dropout=dropout, drop_path=drop_path) if init == "none" else None
+    drawn = {"dropout": dropout, "drop_path": drop_path, "patch_dropout": patch_dropout}
+    model = _without_numbers(arch, drawn) if init == "none" else None
     if model is None:
         skip_init = init == "none" or as_the_authors
-        model = _network(arch, dropout=dropout, drop_path=drop_path, skip_init=skip_init)
+        model = _network(arch, **drawn, skip_init=skip_init)
     if as_the_authors:
         init_as_the_authors(model)
     for layer in last_layers(model):
@@ -212,13 +222,16 @@ def build(arch: Architecture, *, dropout: float, drop_path: float = 0.0, init: s
     return model
 
 
-def _without_numbers(arch: Architecture, *, dropout: float, drop_path: float) -> nn.Module | None:
+def _without_numbers(arch: Architecture, drawn: dict[str, float]) -> nn.Module | None:
     """Build a transformer whose numbers are left as the memory has them, a third of the time of drawing them.
 
     None for a network that has numbers besides those of its state dict, such as a table of positions.
+
+    Args:
+        drawn: probabilities of `build`.
     """
     with torch.device("meta"):
-        model = _network(arch, dropout=dropout, drop_path=drop_path, skip_init=True)
+        model = _network(arch, **drawn, skip_init=True)
     stored = model.state_dict()
     named = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
     if not isinstance(model, VisionTransformer) or named - stored.keys():
@@ -240,7 +253,7 @@ def last_layers(model: nn.Module) -> list[nn.Module]:
 def expected_tensors(arch: Architecture) -> dict[str, torch.Size]:
     """Return names and shapes of the network's state dict, in its order, without allocating any tensor."""
     with torch.device("meta"):
-        state = _network(arch, dropout=0.0, drop_path=0.0, skip_init=True).state_dict()
+        state = _network(arch, dropout=0.0, drop_path=0.0, patch_dropout=0.0, skip_init=True).state_dict()
     return {name: tensor.shape for name, tensor in state.items()}
 
 
@@ -272,12 +285,17 @@ def resampled_by_timm(arch: Architecture, state: dict[str, Tensor]) -> dict[str,
     return {name: tensor.detach() for name, tensor in model.state_dict().items()}
 
 
-def _network(arch: Architecture, *, dropout: float, drop_path: float, skip_init: bool) -> nn.Module:
+def _network(
+    arch: Architecture, *, dropout: float, drop_path: float, patch_dropout: float, skip_init: bool
+) -> nn.Module:
     """Create the timm module, with our head and position embeddings and the authors' arithmetic."""
     # timm refuses dropout arguments that a network does not have, so only those in use are passed.
     options = {"pos_drop_rate": dropout, "proj_drop_rate": dropout} if dropout else {}
     if drop_path:
         options["drop_path_rate"] = drop_path
+    if patch_dropout:
+        pos_embed.check_patches_may_go(arch.posemb, arch.posemb_at)
+        options["patch_drop_rate"] = patch_dropout
     is_transformer = "depth" in arch.model_args and (arch.is_of_the_paper or variant_of_timm(arch.timm_name))
     if skip_init and is_transformer:  # other classes of timm lack the option
         options["weight_init"] = "skip"

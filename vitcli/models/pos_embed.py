@@ -9,6 +9,8 @@ B batch, T tokens (prefix tokens such as the class token, then N patches), D hid
 E = D / A width of a head, R = 2T - 1 offsets between tokens, H x W the patch grid.
 """
 
+import math
+
 import torch
 import torch.nn.functional as F
 from timm.layers import (
@@ -168,6 +170,23 @@ def check_choice(kind: str, place: str) -> None:
         )
 
 
+def square_grid(num_patches: int) -> tuple[int, int]:
+    """Return rows and columns of the patches of a square image."""
+    side = math.isqrt(num_patches)
+    assert side * side == num_patches, "not of a square image"
+    return side, side
+
+
+def check_patches_may_go(kind: str, place: str) -> None:
+    """Refuse to leave out patches where a block still needs to know which place each token has."""
+    if kind == "relative" or place != "stem":
+        raise VitError(
+            "patches cannot be left out where every layer adds their positions",
+            where="recipe keys model.patch_dropout, posemb and posemb_at",
+            fix="leave out model.patch_dropout, or take position embeddings at the stem",
+        )
+
+
 def is_timms(kind: str, place: str) -> bool:
     """Return True if timm has this choice itself, as pos_embed "learn" or "none"."""
     return (kind, place) in (("1d", "stem"), ("none", "stem"))
@@ -194,7 +213,7 @@ def install(model: VisionTransformer, *, kind: str, place: str, dropout: float) 
     """
     check_choice(kind, place)
     assert model.pos_embed is None, "the network already has timm's position embedding"
-    assert not model.dynamic_img_size and isinstance(model.patch_drop, nn.Identity), "tokens would move"
+    assert not model.dynamic_img_size, "tokens would move"
     match kind, place:
         case "none", _:
             pass
@@ -245,6 +264,7 @@ class Positions(nn.Module):
                 table_1TD = sincos2d(model.patch_embed.grid_size, _num_tokens(model), width)
                 self.register_buffer("table", table_1TD.to(next(model.parameters())), persistent=False)
         self.drop = nn.Dropout(dropout)
+        self.method: str | None = None  # of resampling for images of other sizes; None takes none
         self.train(model.training)
 
     def forward(self) -> Tensor:
@@ -257,10 +277,22 @@ class Positions(nn.Module):
         tokens_TD = patches_ND if self.prefix is None else torch.cat([self.prefix, patches_ND])
         return tokens_TD[None]
 
+    def for_tokens(self, num_tokens: int) -> Tensor:
+        """Return the position embedding (1, T, D) of this many tokens, of a square image if not its own."""
+        own_1TD, own_grid = self(), (self.num_rows, self.num_columns)
+        num_prefix = own_1TD.shape[1] - self.num_rows * self.num_columns
+        if num_tokens == own_1TD.shape[1]:
+            return own_1TD
+        grid = square_grid(num_tokens - num_prefix)
+        if self.kind == "sincos2d":
+            return sincos2d(grid, num_tokens, own_1TD.shape[-1]).to(own_1TD)
+        return resample_posemb(own_1TD, own_grid, grid, num_prefix=num_prefix, method=self.method)
+
     def add(self, module: nn.Module, args: tuple) -> tuple:
         """Return the arguments of `module` with the embedding added to the first one, its tokens."""
         tokens_BTD, *others = args
-        return (tokens_BTD + self(), *others)
+        own_or_resampled = self() if self.method is None else self.for_tokens(tokens_BTD.shape[1])
+        return (tokens_BTD + own_or_resampled, *others)
 
     def add_and_drop(self, module: nn.Module, args: tuple) -> tuple:
         """Return the same with dropout after the addition."""
@@ -375,7 +407,7 @@ def resample(
     check_method(method)
     if kind in ("none", "sincos2d") or tuple(old_grid) == tuple(new_grid):
         return dict(state), []
-    _check_can_move(kind, old_grid, new_grid, method)
+    check_can_move(kind, old_grid, new_grid, method)
     changed = {}
     for name, table in state.items():
         match kind, name.split("."):
@@ -390,7 +422,7 @@ def resample(
     return state | changed, list(changed)
 
 
-def _check_can_move(kind: str, old_grid: tuple[int, int], new_grid: tuple[int, int], method: str) -> None:
+def check_can_move(kind: str, old_grid: tuple[int, int], new_grid: tuple[int, int], method: str) -> None:
     if kind == "relative":
         raise VitError(
             "relative position embeddings of a grid of {}x{} cannot be used on one of {}x{}: the same offset "

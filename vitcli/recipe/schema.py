@@ -74,6 +74,7 @@ ImageSize = either(Count, HeightAndWidth, other_if=(list, tuple), other_is="[hei
 StepsOrPercent = either(NonNegativeInt, PercentText, other_if=str, other_is='a fraction such as "10%"')
 Counts = one_or_several(Count, one_if=int)
 NumberOrSweep = either(Positive, Literal["sweep"], other_if=str, other_is='"sweep"')
+BlocksOrBackbone = either(NonNegativeInt, Literal["backbone"], other_if=str, other_is='"backbone"')
 Gelu = Literal["auto", "tanh", "erf"]
 Compute = Literal["auto", "fp32", "bf16", "fp16"]
 
@@ -108,6 +109,15 @@ class Model(WithAddress):
     )
     dropout: Fraction = key("probability, after the position embedding and dense layers (paper, B.1)", 0.0)
     drop_path: Fraction = key("probability of skipping the last block, linear from 0 (AugReg)", 0.0)
+    patch_dropout: Fraction = key("fraction of patches left out of each training image (2208.07220)", 0.0)
+    freeze: BlocksOrBackbone = key(
+        "what fine-tuning leaves as it is: the embedding and this many blocks, or backbone: all but the head",
+        0,
+    )
+    lora_rank: NonNegativeInt = key(
+        "train low-rank corrections of the blocks' linear layers alone (arXiv 2106.09685); 0: all weights", 0
+    )
+    lora_alpha: Positive | None = key("of these: they count alpha / rank times; by default 2", None)
     grad_checkpointing: bool = key("recompute activations in the backward pass: less memory, slower", False)
     pre_logits: bool = key("tanh layer before the pre-training head (paper, 3.1 and D.3)", False)
     gelu: Gelu = key("form of GELU; auto: that of the weights, tanh for fresh ones; timm's is erf", "auto")
@@ -244,6 +254,10 @@ class Optimizer(Section):
     eps: Positive | None = key("adam only, added to the root of the second moment", None)
     weight_decay: PositiveOrZero = key("per step, weights shrink by lr * weight_decay (paper, Table 3)")
     decay_on: Literal["matrices", "all"] = key("matrices: only kernels of dense and convolution layers")
+    layer_decay: UnitIntervalOpen0 = key(
+        "factor of the learning rate for each layer below the head (arXiv 2106.08254); 1: one rate for all",
+        1.0,
+    )
     clip: PositiveOrZero = key("largest global norm of the gradient; 0: off (paper, tables 3, 4: 1)", 0.0)
     average: Fraction = key("Polyak averaging factor per step; 0: off (paper, 4.1: 0.9999)", 0.0)
 
@@ -256,6 +270,9 @@ class Schedule(Section):
     warmup: StepsOrPercent = key('linear increase from 0, in steps or as a percentage of the run: "10%"')
     decay: Literal["cosine", "linear", "constant"] = key("from the end of the warm-up to the end of the run")
     end_lr: PositiveOrZero = key("learning rate at the end of the run; ignored by a constant one")
+    image_sizes: list_of(Count) | None = key(
+        "sides of square training images over equal parts of the run, rising to data.image_size", None
+    )
 
 
 class Train(Section):

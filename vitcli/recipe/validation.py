@@ -257,6 +257,12 @@ def contradictions(values: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     if values.get("data.trivialaugment") is True and values.get("data.randaugment") is not None:
         what = "data.trivialaugment and data.randaugment are both given"
         yield "data.trivialaugment", what, "use one of the two; the other is set to false or none"
+    if values.get("model.lora_alpha") is not None and not values.get("model.lora_rank"):
+        what = "model.lora_alpha is for model.lora_rank, which is 0 here"
+        yield "model.lora_alpha", what, "leave it out, or set model.lora_rank, such as to 16"
+    if values.get("model.patch_dropout") and values.get("objective.loss") == "masked_patch":
+        what = "model.patch_dropout would leave out patches that objective.loss = 'masked_patch' predicts"
+        yield "model.patch_dropout", what, "leave it out"
     # The duration.
     given = [key for key in ALTERNATIVES if values.get(key) is not None]
     if len(given) != 1 and any(key.startswith("schedule.") for key in values):

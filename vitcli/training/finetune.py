@@ -11,6 +11,8 @@ from vitcli.evaluation.setup import notes_on_pixels
 from vitcli.recipe import Recipe
 from vitcli.recipe.schema import Model, Objective
 from vitcli.training.many_runs.sweep import run
+from vitcli.training.methods.adapting import adapt, refuse_for_fresh_weights
+from vitcli.training.methods.freezing import BACKBONE
 from vitcli.training.setup import InitialModel, RunOptions, fresh_model
 from vitcli.weights.io import read_weights
 from vitcli.weights.load import load, load_with_head
@@ -45,6 +47,7 @@ def initial_model(recipe: Recipe, split: Split, *, quiet: bool) -> InitialModel:
         "num_classes": split.num_classes,
         "dropout": settings.dropout,
         "drop_path": settings.drop_path,
+        "patch_dropout": settings.patch_dropout,
         "posemb_method": settings.posemb_resample,
     }
     if settings.head == "keep":
@@ -53,6 +56,7 @@ def initial_model(recipe: Recipe, split: Split, *, quiet: bool) -> InitialModel:
         )
     else:
         model, arch, report = load(weights, **options_of_load)
+    adapt(model, settings)
     kind = "" if weights.format == settings.ckpt else f" ({weights.format})"
     notes = [f"weights {settings.ckpt}{kind}; activation: {weights.numerics}", *report.lines()]
     notes += notes_on_pixels(weights, recipe)
@@ -74,6 +78,7 @@ def _check(model: Model, objective: Objective) -> None:
             where="--keep-head (recipe key model.head)",
             fix="leave it out, or name a checkpoint with --ckpt",
         )
+    _check_what_is_trained(model)
     if model.pre_logits or objective.head_bias:
         raise VitError(
             "fine-tuning replaces the head by one layer of zeros (paper, section 3.2)",
@@ -86,4 +91,16 @@ def _check(model: Model, objective: Objective) -> None:
             f"a checkpoint has its own {' and '.join(changed)}",
             where=", ".join(f"recipe key model.{key}" for key in changed),
             fix="leave them out; they are for fresh networks (vit pretrain, or --ckpt random)",
+        )
+
+
+def _check_what_is_trained(model: Model) -> None:
+    """Refuse to leave fresh weights as they are, and adapters of frozen layers."""
+    if model.ckpt == FRESH:
+        refuse_for_fresh_weights(model)
+    if model.lora_rank and model.freeze == BACKBONE:
+        raise VitError(
+            "with the whole backbone frozen there is nothing for LoRA to correct",
+            where="recipe keys model.freeze and model.lora_rank",
+            fix="leave one of them out, or freeze a number of blocks",
         )

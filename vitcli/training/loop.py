@@ -94,7 +94,7 @@ def train(
             launch.enter(f"step {step + 1}")
             lr = settings.lr_at(step)
             for group in optimizer.param_groups:
-                group["lr"] = lr
+                group["lr"] = lr * group.get("lr_scale", 1.0)
 
             # Forward and backward, one micro-batch at a time.
             part_losses = []

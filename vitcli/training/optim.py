@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from vitcli.distributed import fsdp
 from vitcli.distributed.transfer import runs_ahead
 from vitcli.recipe.schema import Optimizer as OptimizerSettings
+from vitcli.training.methods.depth import lr_scales
 
 # Parameters that are added to the tokens, not multiplied with them: no weight decay, like biases.
 EMBEDDINGS = {"pos_embed", "positions", "relative_embed", "mask_token", "cls_token", "reg_token"}
@@ -30,7 +31,12 @@ def build_optimizer(model: nn.Module, settings: OptimizerSettings) -> torch.opti
     One fused kernel updates all weights where that pays: six times as fast for Adam on a CPU, and on a queued
     device the only way to skip an update without waiting for the device. SGD on a CPU would gain little.
     """
-    groups = parameter_groups(model, weight_decay=settings.weight_decay, decay_on=settings.decay_on)
+    groups = parameter_groups(
+        model,
+        weight_decay=settings.weight_decay,
+        decay_on=settings.decay_on,
+        layer_decay=settings.layer_decay,
+    )
     device = next(model.parameters()).device
     match settings.name:
         case "sgd":
@@ -84,19 +90,30 @@ def _start_momentum(optimizer: torch.optim.Optimizer) -> None:
                 state["momentum_buffer"] = torch.zeros_like(parameter)
 
 
-def parameter_groups(model: nn.Module, *, weight_decay: float, decay_on: str) -> list[dict]:
-    """Return the group of decayed parameters, then that of the others; empty groups are dropped.
+def parameter_groups(
+    model: nn.Module, *, weight_decay: float, decay_on: str, layer_decay: float
+) -> list[dict]:
+    """Return the trained parameters in groups of one weight decay and one fraction of the learning rate.
+
+    The decayed come first; with layer-wise rates each layer has its groups, from the slowest to the head.
 
     Args:
         decay_on: "matrices" decays neither biases, norms nor embeddings (as big_vision does); "all" decays
             every parameter (as the flax of the paper's time did).
+        layer_decay: see `depth.lr_scales`; 1 for one learning rate. The loop multiplies its rate with a
+            group's `lr_scale`.
     """
-    decayed, others = [], []
+    scales = lr_scales(model, layer_decay) if layer_decay != 1 else {}
+    members: dict[tuple[float, bool], list[nn.Parameter]] = {}  # by rate, and whether they are not decayed
     for name, parameter in model.named_parameters():
-        is_matrix = parameter.ndim >= 2 and not EMBEDDINGS.intersection(name.split("."))
-        (decayed if decay_on == "all" or is_matrix else others).append(parameter)
-    groups = [dict(params=decayed, weight_decay=weight_decay), dict(params=others, weight_decay=0.0)]
-    return [group for group in groups if group["params"]]
+        if parameter.requires_grad:
+            is_matrix = parameter.ndim >= 2 and not EMBEDDINGS.intersection(name.split("."))
+            is_spared = decay_on == "matrices" and not is_matrix
+            members.setdefault((scales.get(name, 1.0), is_spared), []).append(parameter)
+    return [
+        dict(params=members[kind], lr_scale=kind[0], weight_decay=0.0 if kind[1] else weight_decay)
+        for kind in sorted(members)
+    ]
 
 
 class WeightAverage:

@@ -12,6 +12,7 @@ from vitcli.models.masked_patch import MaskedPatchModel
 from vitcli.recipe import Recipe
 from vitcli.recipe.schema import Data, Objective
 from vitcli.training.many_runs.sweep import run
+from vitcli.training.methods.adapting import refuse_for_fresh_weights
 from vitcli.training.setup import InitialModel, RunOptions, fresh_model
 
 
@@ -32,6 +33,8 @@ def pretrain(recipe: Recipe, options: RunOptions) -> dict[str, Any]:
             fix="leave it out; it belongs to vit finetune",
         )
 
+    for model in models:
+        refuse_for_fresh_weights(model)
     return run("pretrain", recipe, options, initial_model)
 
 

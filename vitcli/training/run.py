@@ -3,6 +3,7 @@
 import secrets
 from collections.abc import Iterator
 from dataclasses import asdict, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from vitcli.output.run_folder import RunFolder
 from vitcli.training import checkpoint
 from vitcli.training.loop import LoopSettings, train
 from vitcli.training.methods.imbalance import class_order, loss_weights
+from vitcli.training.methods import resolutions
 from vitcli.training.objective import training_task
 from vitcli.training.results import summarise, weights_description, write_results
 from vitcli.training.setup import TrainingJob, describe
@@ -218,14 +220,19 @@ def batches_of(job: TrainingJob, first_step: int, *, num_threads: int) -> Iterat
         world_size=job.runtime.world_size,
         by_class=class_order(split, recipe),
     )
-    return loader.train_batches(
-        split,
-        train_transform_of(recipe.data),
-        sampler,
-        steps=range(first_step, plan.total_steps),
-        per_device_batch=plan.per_device_batch,
-        on_bad_image=recipe.data.on_bad_image,
-        num_threads=num_threads,
+    how = {
+        "per_device_batch": plan.per_device_batch,
+        "on_bad_image": recipe.data.on_bad_image,
+        "num_threads": num_threads,
+    }
+    transform, sides = train_transform_of(recipe.data), recipe.schedule.image_sizes
+    if not sides:
+        steps = range(first_step, plan.total_steps)
+        return loader.train_batches(split, transform, sampler, steps=steps, **how)
+    parts = resolutions.parts_of(sides, first_step=first_step, total_steps=plan.total_steps)
+    return chain.from_iterable(
+        loader.train_batches(split, resolutions.at_side(transform, side), sampler, steps=steps, **how)
+        for side, steps in parts
     )
 
 

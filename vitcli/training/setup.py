@@ -5,6 +5,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,8 @@ from vitcli.training import notes, schedule, tracking
 from vitcli.training.auto_batch_size import find_max_batch_size, max_part_on_gpu
 from vitcli.training.gradients import check_parts, exact_per_device_batch
 from vitcli.training.methods.imbalance import check_imbalance
+from vitcli.training.methods import resolutions
+from vitcli.training.methods.depth import depths_of
 from vitcli.training.objective import training_task
 from vitcli.training.schedule import Plan, choose_per_device_batch
 
@@ -196,6 +199,7 @@ def set_up(
     with torch.device("meta") if is_empty else nullcontext():
         start = make_model(recipe, train_split)
     check_network(start.model, options, runtime)
+    _prepare_for_methods(start, recipe, options)
 
     if options.title:
         progress.note(options.title)
@@ -208,6 +212,7 @@ def set_up(
     if runtime.is_main and not plan_only:
         notes.note_seen(progress, start.seen, eval_split)
     plan = plan_run(recipe, options, runtime, start, train_split)
+    resolutions.check_steps(recipe.schedule.image_sizes or (), plan.total_steps)
     for line in notes.notes_on_length(plan, recipe):
         progress.note_once(line)
     images = images or ImageCache(
@@ -261,6 +266,7 @@ def check_shard(recipe: Recipe, options: RunOptions) -> None:
         "--per-device-batch auto: the others would wait for a process out of memory": (
             options.per_device_batch == AUTO
         ),
+        "model.lora_rank: adapters are merged for each evaluation": recipe.model.lora_rank > 0,
         "--precision fp16: its loss scaler cannot see sharded gradients": recipe.precision.compute == "fp16",
     }
     for reason, is_given in unsupported.items():
@@ -298,6 +304,20 @@ def check_network(model: nn.Module, options: RunOptions, runtime: Runtime) -> No
         )
 
 
+def _prepare_for_methods(start: InitialModel, recipe: Recipe, options: RunOptions) -> None:
+    """Prepare the network for what the recipe does beyond the paper, or refuse that."""
+    if recipe.optimizer.layer_decay != 1:
+        depths_of(start.model)
+    if sides := recipe.schedule.image_sizes:
+        if options.compile:
+            raise VitError(
+                "a network that is compiled takes images of one size",
+                where="--compile with recipe key schedule.image_sizes",
+                fix="drop one of the two",
+            )
+        resolutions.prepare(start.model, start.arch, sides, method=recipe.model.posemb_resample)
+
+
 def fresh_model(
     settings: Model, *, image_size: tuple[int, int], num_classes: int, pre_logits: bool
 ) -> tuple[nn.Module, Architecture]:
@@ -306,7 +326,8 @@ def fresh_model(
     choices |= {"gelu": None if settings.gelu == "auto" else settings.gelu, "pre_logits": pre_logits}
     options = TransformerOptions(**choices)
     arch = architecture(settings.name, image_size=image_size, num_classes=num_classes, options=options)
-    return build(arch, dropout=settings.dropout, drop_path=settings.drop_path, init=settings.init), arch
+    drawn = settings.model_dump(include={"dropout", "drop_path", "patch_dropout"})
+    return build(arch, **drawn, init=settings.init), arch
 
 
 def plan_run(
@@ -333,8 +354,21 @@ def plan_run(
         per_device_batch=per_device_batch,
         world_size=world_size,
         num_examples=len(train_split),
-        forward_macs=flops.forward_macs(start.arch),
+        forward_macs=_mean_forward_macs(recipe, start.arch),
     )
+
+
+def _mean_forward_macs(recipe: Recipe, arch: Architecture) -> float | None:
+    """Return the multiply-adds of a training image's forward pass, averaged over the run.
+
+    None where a step does not cost three of them: parts are frozen, adapters trained, patches left out.
+    """
+    model, sides = recipe.model, recipe.schedule.image_sizes
+    if model.freeze or model.lora_rank or model.patch_dropout:
+        return None
+    if not sides:
+        return flops.forward_macs(arch)
+    return mean(flops.forward_macs(replace(arch, image_size=(side, side))) for side in sides)
 
 
 def _max_micro_batch(recipe: Recipe, options: RunOptions, runtime: Runtime, start: InitialModel) -> int:

@@ -24,6 +24,7 @@ from vitcli.training.checkpoint import Checkpoint
 from vitcli.training.gradients import DdpSum, PairwiseSum, ShardedSum
 from vitcli.training.optim import WeightAverage, build_optimizer, is_fused, unfuse
 from vitcli.training.setup import TrainingJob
+from vitcli.weights import adapters
 
 
 @dataclass
@@ -61,9 +62,12 @@ class TrainingState:
         self.runtime.broadcast(state[name] for state in states for name in sorted(names & state.keys()))
 
     def final_weights(self) -> dict[str, Tensor]:
-        """Return the weights to publish, averaged if enabled, on the first process; all processes call it."""
+        """Return the weights to publish, averaged if enabled, on the first process; all processes call it.
+
+        Adapters are added to the weights that they adapt.
+        """
         tensors = self.average.tensors if self.average else self.model.state_dict()
-        return fsdp.whole(tensors, keep=self.runtime.is_main)
+        return fsdp.whole(adapters.merged(tensors), keep=self.runtime.is_main)
 
     def snapshot(self, fingerprint: dict[str, Any], folder: RunFolder | None) -> Checkpoint | None:
         """Copy what this process has to save of the current step; None if nothing. All processes call it."""

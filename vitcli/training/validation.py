@@ -22,6 +22,7 @@ from vitcli.features import least_squares
 from vitcli.models.masked_patch import MaskedPatchModel
 from vitcli.output.summaries import Probe
 from vitcli.output.text import compute_text
+from vitcli.training.methods.lora import adapters_merged
 from vitcli.training.objective import TrainingTask
 from vitcli.training.setup import TrainingJob
 from vitcli.training.state import TrainingState
@@ -164,7 +165,9 @@ class PeriodicEvaluation:
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.enter_context(fsdp.in_full_precision(state.model))
             averaged = state.average.swapped_in(state.model) if state.average else nullcontext(state.model)
-            yield stack.enter_context(averaged)
+            model = stack.enter_context(averaged)
+            stack.enter_context(adapters_merged(state.model))
+            yield model
 
     def _draw_patches(self, model: MaskedPatchModel) -> None:
         views = masked_patch.patch_views(

@@ -24,6 +24,7 @@ from vitcli.errors import MachineError, VitError, WeightsError, is_out_of_memory
 from vitcli.output.atomic import load_json
 from vitcli.output.text import first_few
 from vitcli.regular_files import open_regular
+from vitcli.weights import adapters
 from vitcli.weights.download import shard_names
 from vitcli.weights.huggingface import from_huggingface, is_huggingface
 from vitcli.weights.jax import from_official, is_official
@@ -133,6 +134,9 @@ def in_timms_naming(stored: StoredTensors) -> WeightsContent:
         state, heads = from_official(state, device="cpu" if stored.has_values else "meta")
     elif stored.spelling == "huggingface":
         state, unused = from_huggingface(state)
+    else:
+        with as_weights_error("the adapters"):
+            state = adapters.merged(state)
     state = {name: t.float() if t.is_floating_point() else t for name, t in state.items()}
     return WeightsContent(state, stored.spelling, heads, stored.vit, unused)
 

@@ -60,6 +60,7 @@ def load(
     num_classes: int | None = None,
     dropout: float = 0.0,
     drop_path: float = 0.0,
+    patch_dropout: float = 0.0,
     posemb_method: str = "paper",
 ) -> tuple[nn.Module, Architecture, LoadReport]:
     """Return a network with these weights, on the CPU and in training mode.
@@ -67,7 +68,7 @@ def load(
     Args:
         image_size: height and width in pixels (default: that of the weights).
         num_classes: of a fresh head of zeros (paper, section 3.2); None keeps the head of the weights.
-        dropout, drop_path: see `models.build.build`.
+        dropout, drop_path, patch_dropout: see `models.build.build`.
         posemb_method: of resampling position embeddings, see `models.resample.resample_posemb`.
 
     Raises:
@@ -82,7 +83,8 @@ def load(
             check_image_size(arch)
     else:
         arch = adapted(stored, image_size=size, num_classes=num_classes)
-    model = build(arch, dropout=dropout, drop_path=drop_path, init="none")
+    drawn = {"dropout": dropout, "drop_path": drop_path, "patch_dropout": patch_dropout}
+    model = build(arch, **drawn, init="none")
     report = load_into(model, arch, weights, new_head=num_classes is not None, posemb_method=posemb_method)
     return model, arch, report
 

@@ -318,7 +318,9 @@ class SharedNetwork:
             self._remember(self._start, recipe)
             return self._start
         gc.collect()  # the previous run, with its hooks on the parameters
-        if self._start.origin is None and recipe.train.seed != self._seed:  # fresh weights depend on it
+        # Fresh weights and adapters depend on the seed.
+        is_drawn = self._start.origin is None or recipe.model.lora_rank
+        if is_drawn and recipe.train.seed != self._seed:
             self._remember(self._make_model(recipe, split), recipe)
         self._start.model.load_state_dict(self._state)
         self._start.model.zero_grad(set_to_none=True)
