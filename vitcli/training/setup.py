@@ -212,7 +212,6 @@ def set_up(
     if runtime.is_main and not plan_only:
         notes.note_seen(progress, start.seen, eval_split)
     plan = plan_run(recipe, options, runtime, start, train_split)
-    resolutions.check_steps(recipe.schedule.image_sizes or (), plan.total_steps)
     for line in notes.notes_on_length(plan, recipe):
         progress.note_once(line)
     images = images or ImageCache(
@@ -346,7 +345,7 @@ def plan_run(
         per_device_batch = choose_per_device_batch(batch_size, world_size=world_size, cap=cap)
     if options.exact:
         check_parts(batch_size, per_device_batch=per_device_batch, world_size=world_size)
-    return schedule.plan(
+    plan = schedule.plan(
         steps=recipe.schedule.steps,
         epochs=recipe.schedule.epochs,
         warmup=recipe.schedule.warmup,
@@ -356,6 +355,8 @@ def plan_run(
         num_examples=len(train_split),
         forward_macs=_mean_forward_macs(recipe, start.arch),
     )
+    resolutions.check_steps(recipe.schedule.image_sizes or (), plan.total_steps)
+    return plan
 
 
 def _mean_forward_macs(recipe: Recipe, arch: Architecture) -> float | None:
