@@ -22,8 +22,8 @@ from vitcli.output.profile import StepProfiler, marked
 from vitcli.output.run_folder import RunFolder
 from vitcli.training import checkpoint
 from vitcli.training.loop import LoopSettings, train
-from vitcli.training.methods.imbalance import class_order, loss_weights
 from vitcli.training.methods import resolutions
+from vitcli.training.methods.imbalance import class_order, loss_weights
 from vitcli.training.objective import training_task
 from vitcli.training.results import summarise, weights_description, write_results
 from vitcli.training.setup import TrainingJob, describe

@@ -36,9 +36,9 @@ from vitcli.recipe.schema import Data, Model
 from vitcli.training import notes, schedule, tracking
 from vitcli.training.auto_batch_size import find_max_batch_size, max_part_on_gpu
 from vitcli.training.gradients import check_parts, exact_per_device_batch
-from vitcli.training.methods.imbalance import check_imbalance
 from vitcli.training.methods import resolutions
 from vitcli.training.methods.depth import depths_of
+from vitcli.training.methods.imbalance import check_imbalance
 from vitcli.training.objective import training_task
 from vitcli.training.schedule import Plan, choose_per_device_batch
 
@@ -166,14 +166,7 @@ def set_up(
         images: the decoded images that are kept for several runs; None for those of this one.
     """
     assert not recipe.choices and recipe.train.runs == 1, "a sweep is several jobs"
-    check_shard(recipe, options)
-    if options.profile and options.dry_run:
-        fix = "drop one of the two; vit bench train measures a step and writes nothing"
-        raise VitError("a dry run has no steps to trace", where="--profile with --dry-run", fix=fix)
-    if options.measure and not options.dry_run:
-        raise VitError("--measure belongs to --dry-run", where="--measure", fix="--dry-run --measure")
-    if options.track:
-        tracking.check_tracker(options.track)
+    _check_options(recipe, options)
 
     # Open the data before the processes join: a long download would time out in a collective.
     plan_only = options.dry_run and not options.measure
@@ -256,6 +249,18 @@ def _look_at_images(
 def _has_checkpoint(options: RunOptions) -> bool:
     is_kept = options.out is not None and not options.overwrite
     return is_kept and run_folder.newest_checkpoint_step(options.out) is not None
+
+
+def _check_options(recipe: Recipe, options: RunOptions) -> None:
+    """Refuse options that do not go together, or with the recipe."""
+    check_shard(recipe, options)
+    if options.profile and options.dry_run:
+        fix = "drop one of the two; vit bench train measures a step and writes nothing"
+        raise VitError("a dry run has no steps to trace", where="--profile with --dry-run", fix=fix)
+    if options.measure and not options.dry_run:
+        raise VitError("--measure belongs to --dry-run", where="--measure", fix="--dry-run --measure")
+    if options.track:
+        tracking.check_tracker(options.track)
 
 
 def check_shard(recipe: Recipe, options: RunOptions) -> None:
