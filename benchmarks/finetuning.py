@@ -59,7 +59,7 @@ TASKS = {
     "flowers17-10": Task("flowers17", 10, (None, None), UNCHANGED),
     "flowers17-40": Task("flowers17", None, (None, None), UNCHANGED),
     "coil20": Task("coil20_azimuth", None, (None, None), NO_FLIP),
-    "cifar10-2000": Task("cifar10", None, (2000, 1000), UNCHANGED),
+    "cifar10-2000": Task("cifar10", None, (2000, 500), UNCHANGED),
     "sprites": Task("sprites_synthetic", None, (None, None), NO_CROP),
 }
 SIDES = ("modern", "paper", "lightly")
