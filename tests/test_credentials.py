@@ -94,7 +94,7 @@ def test_no_credentials_are_printed_or_written_into_the_environment_of_a_run(tmp
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["a password", "a signature"])
 def test_credentials_reach_every_process_and_are_in_no_output(web, tmp_path, kind):  # noqa: F811
-    """A server that answers to them alone; a resumed run takes renewed ones."""
+    """A server that answers to them alone."""
     web.key = "me:canary@canary" if kind == "a password" else "sig=canary/1"
     login, query = ("me:can%61ry%40canary@", "") if kind == "a password" else ("", "?sig=canary%2F1")
 
