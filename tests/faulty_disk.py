@@ -192,7 +192,7 @@ def spread(count: int, most: int = MOST_FAULTS) -> list[int]:
     """Return numbers from 1 to `count`, all of them or `most` at equal distances."""
     if not most or count <= most:
         return list(range(1, count + 1))
-    return sorted({1 + round(k * (count - 1) / (most - 1)) for k in range(most)})
+    return sorted({1 + round(k * (count - 1) / max(1, most - 1)) for k in range(most)})
 
 
 def remove(folder: Path) -> None:
