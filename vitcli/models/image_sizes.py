@@ -1,15 +1,19 @@
 """Networks that take square images of other sizes than their own, for training that begins with small ones.
 
 A position embedding is stored for one grid. Where an image has another grid it is resampled in the forward
-pass, as `pos_embed` resamples stored ones, and its gradient goes to the stored grid.
+pass, as `pos_embed` resamples stored ones, and its gradient goes to the stored grid. Rotary embeddings are
+computed for the image's grid.
 
 B batch, N patches, T tokens, D hidden width.
 """
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
+from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
@@ -30,41 +34,68 @@ def take_other_sizes(model: nn.Module, arch: Architecture, *, method: str) -> No
     Raises:
         VitError: its position embeddings belong to one image size.
     """
-    if not isinstance(model, VisionTransformer):
+    if getattr(model, "dynamic_img_size", False):  # timm has built it for any size, such as DINOv3's
+        return
+    rope = getattr(model, "rope", None)
+    is_known = isinstance(model, VisionTransformer | Eva) and (not rope or hasattr(rope, "update_feat_shape"))
+    if not is_known:
         if takes_image_size(arch.timm_name):
             raise VitError(
                 f"{arch.name} is built for one image size",
                 where="recipe key schedule.image_sizes",
-                fix="leave the key out, or take a ViT or a hybrid of timm with one position for each token",
+                fix="leave the key out, or take a ViT, a hybrid or a network of rotary embeddings of timm",
             )
         return
     pos_embed.check_can_move(arch.posemb, arch.patch_grid, (1, 1), method)
     model.patch_embed.strict_img_size = False
-    if model.pos_embed is not None:
-        model._pos_embed = partial(_add_positions, model, method=method)
+    if model.pos_embed is not None or rope:
+        model._pos_embed = partial(_add_positions, model, method=method, ropes={})
     for module in model.modules():
         if isinstance(module, pos_embed.Positions):
             module.method = method
 
 
-def _add_positions(model: VisionTransformer, patches_BND: Tensor, *, method: str) -> Tensor:
-    """Return the tokens (B, T, D) with their positions, as timm's `_pos_embed` of the network adds them."""
+def _add_positions(
+    model: nn.Module, patches_BND: Tensor, *, method: str, ropes: dict[tuple[int, int], nn.Module]
+) -> Any:
+    """Return what timm's `_pos_embed` of the network returns: the tokens (B, T, D) with their positions.
+
+    Args:
+        ropes: the rotary embeddings of other grids so far.
+    """
     num_patches, num_own = patches_BND.shape[1], model.patch_embed.num_patches
     if num_patches == num_own:
         return type(model)._pos_embed(model, patches_BND)
-    grids = model.patch_embed.grid_size, pos_embed.square_grid(num_patches)
-    num_prefix = model.pos_embed.shape[1] - num_own
-    table_1TD = pos_embed.resample_posemb(model.pos_embed, *grids, num_prefix=num_prefix, method=method)
-    with _instead_of_its_own(model, table_1TD):
+    grids, instead = (model.patch_embed.grid_size, pos_embed.square_grid(num_patches)), {}
+    if model.pos_embed is not None:
+        num_prefix = model.pos_embed.shape[1] - num_own
+        how = {"num_prefix": num_prefix, "method": method}
+        instead["pos_embed"] = pos_embed.resample_posemb(model.pos_embed, *grids, **how)
+    if getattr(model, "rope", None):
+        if grids[1] not in ropes:
+            ropes[grids[1]] = _rope_of(model.rope, grids[1])
+        instead["rope"] = ropes[grids[1]].train(model.rope.training)
+    with _instead_of_its_own(model, instead):
         return type(model)._pos_embed(model, patches_BND)
 
 
+def _rope_of(rope: nn.Module, grid: tuple[int, int]) -> nn.Module:
+    """Return the rotary embedding of another grid, with the same parameters."""
+    other = copy.copy(rope)
+    other._buffers = {name: None if old is None else old.clone() for name, old in rope._buffers.items()}
+    other.update_feat_shape(list(grid))
+    return other
+
+
 @contextmanager
-def _instead_of_its_own(model: nn.Module, table_1TD: Tensor) -> Iterator[None]:
-    """Let timm's method read another table; the order of the parameters stays."""
-    parameter = model._parameters["pos_embed"]
-    model._parameters["pos_embed"] = table_1TD
+def _instead_of_its_own(model: nn.Module, instead: dict[str, Any]) -> Iterator[None]:
+    """Let timm's method read another table and another module; the order of the parameters stays."""
+    places = {"pos_embed": model._parameters, "rope": model._modules}
+    own = {name: places[name][name] for name in instead}
+    for name, value in instead.items():
+        places[name][name] = value
     try:
         yield
     finally:
-        model._parameters["pos_embed"] = parameter
+        for name, value in own.items():
+            places[name][name] = value

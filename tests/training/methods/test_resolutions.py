@@ -118,7 +118,9 @@ def test_another_size_has_the_logits_of_weights_resampled_to_it(tmp_path, posemb
     [
         ("vit_tiny_r_s16_p8_224", {}),  # a hybrid
         ("deit3_small_patch16_224", {}),  # positions without the class token
-        ("vit_small_patch16_dinov3", None),
+        ("vit_small_patch16_dinov3", {}),  # rotary
+        ("vit_small_patch16_rope_ape_224", {}),  # rotary and learned
+        ("vit_small_patch16_rope_mixed_224", {}),  # rotary with learned frequencies
         ("vit_base_patch16_reg4_gap_256", {}),
         ("deit_tiny_distilled_patch16_224", {}),  # two tokens
         ("beit_base_patch16_224", None),
@@ -139,8 +141,11 @@ def test_networks_of_timm_take_other_sizes_or_are_refused(tmp_path, name, option
         return
     take_other_sizes(model, arch, method="paper")
     small = torch.randn(2, 3, 32, 32)
+    own = model(torch.ones(1, 3, 64, 64))
     logits, expected = model(small), loaded_at(model, arch, 32, tmp_path, "paper")(small)
 
+    again = model(torch.ones(1, 3, 64, 64))
+    assert torch.equal(*(x[0] if isinstance(x, tuple) else x for x in (own, again)))
     for ours, theirs in zip(*(x if isinstance(x, tuple) else (x,) for x in (logits, expected)), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
