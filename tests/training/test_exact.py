@@ -13,6 +13,8 @@ EXACT = (
     *(*SMALL, "--exact", "--batch-size", 16, "--per-device-batch", 2, "--precision", "fp32"),
     *("--set", "model.dropout=0.1", "--set", "optimizer.average=0.9", "--set", "train.log_every=1"),
     *("--set", "eval.every=4", "--set", "train.save_every=3", "--set", "objective.mixup=0.2"),
+    *("--set", "objective.cutmix=1.0", "--set", "objective.class_weights=sqrt"),
+    *("--set", "data.sampling=sqrt", "--set", "data.trivialaugment=true", "--set", "data.random_erasing=0.3"),
 )
 
 

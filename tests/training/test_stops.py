@@ -20,6 +20,11 @@ TRICKY = TRICKY[:-2]  # without train.save_every
 STREAMED = ("--set", "data.streaming=true", "--set", "data.shuffle_window=24")
 KINDS = {
     "finetune": (*SMALL, *TRICKY, *MORE),
+    "uneven": (
+        *(*SMALL, *TRICKY, *MORE[:2], "--set", "data.sampling=sqrt", "--set", "objective.class_weights=sqrt"),
+        *("--set", "objective.cutmix=1.0", "--set", "data.trivialaugment=true"),
+        *("--set", "data.random_erasing=0.5"),
+    ),
     "streamed": (*SMALL, *TRICKY, *MORE, *STREAMED),
     "pretrain": (
         *("pretrain", "--recipe", "pretrain/demo", *SMALL[3:], *TRICKY),
