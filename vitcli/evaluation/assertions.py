@@ -18,13 +18,17 @@ RELATIONS: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
 }
 
-# Numbers that an evaluation has, and one against ReaL labels.
+# Means over classes, see `class_metrics`; numbers that an evaluation has, and one against ReaL labels.
+OF_CLASSES = (
+    "balanced_accuracy", "precision_macro", "recall_macro", "f1_macro", "precision_weighted",
+    "recall_weighted", "f1_weighted", "auroc_macro", "aupr_macro",
+)  # fmt: skip
 NUMBERS = (
     "top1", "top5", "loss", "nll", "brier", "ece", "num_eval_examples", "num_skipped_images", "images_per_s",
-    "elapsed_s",
+    "elapsed_s", *OF_CLASSES,
 )  # fmt: skip
 OF_REAL = ("real_top1", "num_real_examples")
-FRACTION = re.compile(r"(real_)?top[15]|ece")  # numbers from 0 to 1
+FRACTION = re.compile(rf"(real_)?top[15]|ece|{'|'.join(OF_CLASSES)}")  # numbers from 0 to 1
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,17 @@ from vitcli.data.split import Split, base_of
 from vitcli.data.transforms import Preprocessing
 from vitcli.errors import VitError
 from vitcli.evaluation import class_map, inference, metrics, mistakes, real_labels, statistics
-from vitcli.evaluation.assertions import Assertion
+from vitcli.evaluation.assertions import OF_CLASSES, Assertion
 from vitcli.evaluation.class_map import ClassMap, Projection
 from vitcli.evaluation.files import FOLDER, EvalResult, claim, write_all
 from vitcli.evaluation.inference import EvalSettings
-from vitcli.evaluation.predictions import SUFFIXES, Predictions, per_class, unique_names
+from vitcli.evaluation.predictions import (
+    SUFFIXES,
+    Predictions,
+    per_class,
+    scores_of_classes,
+    unique_names,
+)
 from vitcli.evaluation.real_labels import RealLabels
 from vitcli.evaluation.setup import (
     RunSettings,
@@ -292,6 +298,7 @@ def score(
     class_names = _class_names(task, weights)
     places = mistakes.places_of(task.split, predictions.rows_N)
     reliability = statistics.reliability(predictions.confidences_N, predictions.is_right_N)
+    class_scores = scores_of_classes(predictions)
     summary = {
         "command": "evaluate",
         "ckpt": task.recipe.model.ckpt,
@@ -308,7 +315,8 @@ def score(
         "precision": settings.precision,
         "num_processes": settings.runtime.world_size,
         **_statistics(task, predictions, reliability),
-        "per_class": None if predictions.has_several_labels else per_class(predictions, class_names),
+        **(class_scores.means() if class_scores else dict.fromkeys(OF_CLASSES)),
+        "per_class": per_class(class_scores, class_names) if class_scores else None,
         "mistakes": mistakes.describe(predictions, class_names, places, task.source_rows),
     }
     if options.sides:

@@ -21,6 +21,7 @@ from vitcli.output.run_folder import MISTAKES, PREDICTIONS
 from vitcli.output.text import csv_text, top5_is_informative
 
 RESULT = "evaluation.json"
+OF_CLASS = ("top1", "precision", "f1", "auroc", "aupr")  # of per_class.csv; top-1 of a class is its recall
 FOLDER = ResultFolder(
     noun="evaluation",
     result=RESULT,
@@ -101,10 +102,13 @@ def _write_tables(folder: Path, result: EvalResult) -> None:
         return
     number_of = {name: number for number, name in enumerate(result.class_names)}
     per_class = [
-        (number_of[name], name, row["num_examples"], round(row["top1"] * row["num_examples"]), row["top1"])
+        (
+            *(number_of[name], name, row["num_examples"], round(row["top1"] * row["num_examples"])),
+            *("" if row[key] is None else row[key] for key in OF_CLASS),
+        )
         for name, row in result.summary["per_class"].items()
     ]
-    header = ("label", "class", "num_examples", "num_right", "top1")
+    header = ("label", "class", "num_examples", "num_right", *OF_CLASS)
     write_text(folder / "per_class.csv", csv_text([header, *per_class]))
     names = result.class_names
     confusion = predictions.confusion(result.predictions, len(names))

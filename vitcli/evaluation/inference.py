@@ -41,6 +41,9 @@ from vitcli.output.progress import Progress
 # batch size; a GPU chooses kernels by it, so its logits may differ in their last bits.
 MULTIPLE = 4
 NUM_LIKELIEST = 5  # classes kept of each prediction
+MOST_SCORES = (
+    2**27
+)  # of all classes of all rows, which are kept for AUROC: half a GiB, 134,000 rows of ImageNet
 
 
 class Interrupted(Exception):
@@ -154,12 +157,16 @@ def predict_split(
     no_labels = torch.empty(0, dtype=torch.int64)
     of_none = prediction_columns(torch.empty(0, num_classes), no_labels)
     of_none |= {} if split.has_several_labels else {"labels": no_labels}
+    has_scores = not split.has_several_labels and len(split) * num_classes <= MOST_SCORES
+    of_none |= {"scores_NK": torch.empty(0, num_classes)} if has_scores else {}
     columns = {name: x.new_zeros(len(split), *x.shape[1:]) for name, x in of_none.items()}
 
     def columns_of(batch: Batch, logits_BK: Tensor) -> dict[str, Tensor]:
         logits_BK = logits_BK if project is None else project(logits_BK)
         labels = {} if split.has_several_labels else {"labels": batch.labels_B}
-        return prediction_columns(logits_BK, batch.labels_B) | labels
+        # In the order of the probabilities, which as float32 would be equal near 0 and 1.
+        scores = {"scores_NK": logits_BK.double().log_softmax(dim=1).float()} if has_scores else {}
+        return prediction_columns(logits_BK, batch.labels_B) | labels | scores
 
     batches = balanced_batches(model, split, preprocessing, settings)
     logits = outputs_of(model, batches, preprocessing, settings.device, settings.precision)

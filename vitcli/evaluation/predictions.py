@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from vitcli.errors import DataError
+from vitcli.evaluation.class_metrics import ClassScores, class_scores
 from vitcli.output import atomic
 from vitcli.output.run_folder import PREDICTIONS
 
@@ -29,6 +30,7 @@ class Predictions:
         briers_N: Brier scores, see `metrics.brier_scores`.
         classes_NT: the likeliest classes in order; the lower number first among equal logits.
         probabilities_NT: their probabilities.
+        scores_NK: log-probabilities of all classes, float32; None of several labels, or of too many numbers.
     """
 
     rows_N: np.ndarray
@@ -38,6 +40,7 @@ class Predictions:
     briers_N: np.ndarray
     classes_NT: np.ndarray
     probabilities_NT: np.ndarray
+    scores_NK: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.rows_N)
@@ -56,13 +59,19 @@ class Predictions:
         return self.labels.ndim == 2
 
 
-def per_class(predictions: Predictions, class_names: tuple[str, ...]) -> dict[str, dict[str, float]]:
-    """Return the top-1 and number of examples of each class that has examples, in class order."""
-    counts_K = np.bincount(predictions.labels, minlength=len(class_names))
-    right_K = np.bincount(predictions.labels, weights=predictions.is_right_N, minlength=len(class_names))
+def scores_of_classes(predictions: Predictions) -> ClassScores | None:
+    """Return precision, recall and the like of each class that has examples; None of several labels."""
+    if predictions.has_several_labels:
+        return None
+    return class_scores(predictions.labels, predictions.classes_NT[:, 0], predictions.scores_NK)
+
+
+def per_class(scores: ClassScores, class_names: tuple[str, ...]) -> dict[str, dict[str, float | None]]:
+    """Return top-1 (recall), number of examples and other metrics of each class by its name, in order."""
+    counts, recalls = scores.counts_C.tolist(), scores.recall_C.tolist()
     return {
-        class_names[k]: {"top1": float(right_K[k] / counts_K[k]), "num_examples": int(counts_K[k])}
-        for k in np.flatnonzero(counts_K)
+        class_names[label]: {"top1": recalls[i], "num_examples": counts[i], **scores.of_class(i)}
+        for i, label in enumerate(scores.classes_C.tolist())
     }
 
 

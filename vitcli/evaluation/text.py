@@ -11,6 +11,7 @@ from vitcli.output.text import (
     NO_LIMIT,
     Verbatim,
     accuracy_text,
+    class_means_text,
     count_of,
     interval_text,
     model_text,
@@ -97,6 +98,8 @@ def _rows(result: dict[str, Any]) -> list[tuple[str, str]]:
     if "real_top1" in result:
         accuracy = _with_interval(result, "real_top1", result["num_real_examples"])
         rows.append(("ReaL", f"{accuracy} with ReaL labels, matched by {result['real_labels_by']}"))
+    if means := class_means_text(result):
+        rows.append(("classes", f"{means} (means over classes)"))
     # Probabilities, and the images and classes that count.
     rows += [
         ("loss", f"{result['loss']:.4f} nats (NLL)"),

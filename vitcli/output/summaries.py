@@ -46,7 +46,10 @@ class FileModel(BaseModel):
 class RunScores(FileModel):
     """Scores of one of several runs, each with its own seed: of images, or of masked patches."""
 
-    UNREAD = frozenset({"top5", "loss", "patch_accuracy", "most_frequent_color"})
+    UNREAD = frozenset({
+        "top5", "loss", "patch_accuracy", "most_frequent_color", "balanced_accuracy", "precision_macro", "recall_macro", "f1_macro", "precision_weighted",
+        "recall_weighted", "f1_weighted", "auroc_macro", "aupr_macro",
+    })  # fmt: skip
     SOMETIMES = UNREAD - {"loss"} | {"top1"}
 
     seed: int
@@ -110,7 +113,7 @@ class TrainingSummary(ResultSummary):
         "top5", "most_frequent_color", "num_skipped_images", "skipped_images", "weights",
         "num_left_out_files", "left_out_files",
         "classes_not_held_out", "num_held_out_copies", "epochs", "ckpt_fetched_from",
-    })  # fmt: skip
+    }) | RunScores.UNREAD - {"loss", "patch_accuracy"}  # fmt: skip
     SOMETIMES = RunScores.SOMETIMES | {
         "choices", "chosen", "epochs", "intervals", "num_left_out_files", "left_out_files",
         "ckpt_fetched_from", "num_held_out_seen", "num_choice_seen", "eval_precision",
@@ -216,7 +219,8 @@ class Evaluation(ResultSummary):
         "numerics", "preprocessing", "preprocessing_from", "classes_mapped_by_name", "num_skipped_images",
         "skipped_images", "nll", "real_labels_by", "competing_classes",
         "num_outside_map", "mistakes", "assertions", "asked", "saved_predictions", "out", "absent_classes",
-        "num_left_out_files", "left_out_files",
+        "num_left_out_files", "left_out_files", "precision_weighted", "recall_weighted", "f1_weighted",
+        "precision_macro", "recall_macro", "aupr_macro",
     })  # fmt: skip
     SOMETIMES = frozenset({
         "exaflops", "peak_memory_gib", "real_top1", "num_real_examples", "real_labels_by", "class_map",
@@ -232,6 +236,9 @@ class Evaluation(ResultSummary):
     loss: FiniteFloat
     ece: Fraction
     brier: FiniteFloat
+    balanced_accuracy: Fraction | None = None
+    f1_macro: Fraction | None = None
+    auroc_macro: Fraction | None = None
     intervals: dict[str, list[Fraction] | None] = {}
     real_top1: Fraction | None = None
     num_real_examples: Count | None = None

@@ -192,6 +192,17 @@ def compute_text(count: float | None) -> str:
     return f"{round(scale * count):,} {unit}" if scale > 1 else f"{exaflops(count)} {unit}"
 
 
+def class_means_text(result: dict[str, Any]) -> str:
+    """Return the means over the classes, "" of a result without them: several labels, earlier versions."""
+    if result.get("f1_macro") is None:
+        return ""
+    macro = f"balanced accuracy {percent(result['balanced_accuracy'])}"
+    macro += f", precision {percent(result['precision_macro'])}, F1 {percent(result['f1_macro'])}"
+    if result["auroc_macro"] is None:
+        return macro
+    return f"{macro}, AUROC {result['auroc_macro']:.4f}, AUPR {result['aupr_macro']:.4f}"
+
+
 def first_few(names: Sequence[str], most: int = 5, *, total: int | None = None) -> str:
     """Return the first names, "a, b and 7 more", of a list that may be the start of one of `total`."""
     shown = names[:most]

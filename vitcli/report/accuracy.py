@@ -246,19 +246,24 @@ def evaluations(collection: RunCollection, names: Names) -> list[Table]:
             tables = [crossed("evaluated", "Evaluated checkpoints", caption, columns)]
     # All numbers of each evaluation.
     has_real = any(record.summary.real_top1 is not None for record in records)
+    has_classes = any(record.summary.f1_macro is not None for record in records)
     headers = (
         *map(Header, ("images", "top-1")),
         Header("95 %", "interval"),
         *map(Header, ("top-5", "ReaL") if has_real else ("top-5",)),
+        *map(Header, ("balanced", "F1", "AUROC") if has_classes else ()),
         Header("loss", "nats"),
         Header("ECE", "%"),
         Header("Brier"),
     )
-    rows = tuple(_evaluation_row(record, names, has_real=has_real) for record in records)
+    kinds = {"has_real": has_real, "has_classes": has_classes}
+    rows = tuple(_evaluation_row(record, names, **kinds) for record in records)
     caption = (
         "All numbers of each evaluation, accuracies in %. ECE is the expected calibration error, the mean "
         "difference of confidence and accuracy. Brier is the squared distance of probabilities and label."
     )
+    if has_classes:
+        caption += " Balanced accuracy, F1 and AUROC are means over the classes."
     if any(not has_calibration(record) for record in records):
         caption += f" {NO_CALIBRATION}"
     corner = Header("checkpoint", kind="text")
@@ -291,16 +296,22 @@ def _evaluation_entries(record: EvaluationRecord, names: Names) -> list[Entry]:
     ]
 
 
-def _evaluation_row(record: EvaluationRecord, names: Names, *, has_real: bool) -> Row:
+def _evaluation_row(record: EvaluationRecord, names: Names, *, has_real: bool, has_classes: bool) -> Row:
     summary = record.summary
     interval = summary.intervals.get("top1") or ()
     has_top5 = top5_is_informative(summary.num_classes)
+    class_cells = (
+        fraction_cell(summary.balanced_accuracy),
+        fraction_cell(summary.f1_macro),
+        number_cell(summary.auroc_macro, "{:.4f}"),
+    )
     cells = (
         number_cell(summary.num_eval_examples, "{:,}"),
         fraction_cell(summary.top1),
         Cell(interval_text(interval) if len(interval) == 2 else ""),
         fraction_cell(summary.top5) if has_top5 else Cell("-"),
         *([fraction_cell(summary.real_top1)] if has_real else []),
+        *(class_cells if has_classes else ()),
         number_cell(summary.loss, "{:.4f}"),
         fraction_cell(summary.ece),
         number_cell(summary.brier, "{:.4f}"),

@@ -40,14 +40,17 @@ def summarise(
     skipped: set[str],
     probe: dict[str, Any] | None,
     num_held_out: dict[str, int | None],
+    class_means: dict[str, float | None],
 ) -> dict[str, Any]:
     """Return the object of summary.json and --json.
 
     Args:
         num_held_out: how many held-out images were trained on, see `seen_images.record`.
+        class_means: of the final evaluation, see `class_metrics`; {} where it has none.
     """
     recipe, images, eval_precision = job.recipe, job.plan.images_seen, job.recipe.precision.evaluation
     run_scores = {name: value for name, value in asdict(metrics).items() if name != "num_examples"}
+    run_scores |= class_means
     accuracies = {name: run_scores[name] for name in ("top1", "top5") if name in run_scores}
     intervals = {name: interval_of(value, metrics.num_examples) for name, value in accuracies.items()}
     return TrainingSummary.written(

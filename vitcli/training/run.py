@@ -16,6 +16,7 @@ from vitcli.data.transforms import train_transform_of
 from vitcli.distributed import launch, peers
 from vitcli.distributed.runtime import Runtime, peak_memory_gib
 from vitcli.errors import MachineError, NotFiniteError, Stopped
+from vitcli.evaluation.predictions import scores_of_classes
 from vitcli.output import run_folder
 from vitcli.output.atomic import TEMPORARY
 from vitcli.output.profile import StepProfiler, marked
@@ -79,6 +80,7 @@ class TrainingRun:
             # Evaluate the final weights and write the results.
             launch.enter("the final evaluation")
             metrics, skipped, predictions = evaluation.predict()
+            class_scores = scores_of_classes(predictions) if predictions else None
             probe = evaluation.few_shot_probe(self.job.plan.total_steps) if self.recipe.eval.probe else None
             skipped = self.runtime.union(state.skipped | set(skipped))
             seen, num_held_out = self._seen_images()
@@ -90,6 +92,7 @@ class TrainingRun:
                 skipped=skipped,
                 probe=probe,
                 num_held_out=num_held_out,
+                class_means=class_scores.means() if class_scores else {},
             )
             weights = state.final_weights()
             if self.folder:

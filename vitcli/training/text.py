@@ -10,6 +10,7 @@ from vitcli.output.text import (
     WHOLE_RECIPE,
     Verbatim,
     accuracy_text,
+    class_means_text,
     commands,
     compute_text,
     count_of,
@@ -91,6 +92,8 @@ def _scores(summary: dict[str, Any]) -> list[tuple[str, str]]:
     rows = []
     if "top1" in summary:
         rows = [("top-1", _accuracy(summary, "top1")), ("top-5", _top5(summary))]
+        if means := class_means_text(summary):
+            rows.append(("classes", f"{means} (means over classes)"))
     elif summary["patch_accuracy"] is not None:
         majority = f"majority class: {summary['most_frequent_color']:.2%}"
         rows.append(("patches", f"{summary['patch_accuracy']:.2%} of the colours correct ({majority})"))

@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from vitcli.evaluation.assertions import OF_CLASSES
 from vitcli.evaluation.statistics import interval_of
 from vitcli.output.run_folder import slug
 from vitcli.output.summaries import TrainingSummary
@@ -41,7 +42,7 @@ class Trial:
         if self.summary is None:
             return {"dev_top1": None, "dev_loss": None}
         run, count = self.summary["runs"][0], self.summary["num_eval_examples"]
-        scores = {name: value for name, value in run.items() if name != "seed"}
+        scores = {name: value for name, value in run.items() if name not in {"seed", *OF_CLASSES}}
         if "top1" in run:
             scores |= {"interval": interval_of(run["top1"], count), "num_examples": count}
         return {f"dev_{name}": value for name, value in scores.items()}
