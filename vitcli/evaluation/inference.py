@@ -41,9 +41,7 @@ from vitcli.output.progress import Progress
 # batch size; a GPU chooses kernels by it, so its logits may differ in their last bits.
 MULTIPLE = 4
 NUM_LIKELIEST = 5  # classes kept of each prediction
-MOST_SCORES = (
-    2**27
-)  # of all classes of all rows, which are kept for AUROC: half a GiB, 134,000 rows of ImageNet
+MOST_SCORES = 2**27  # of rows times classes, kept for AUROC: half a GiB, 134,000 images of ImageNet
 
 
 class Interrupted(Exception):

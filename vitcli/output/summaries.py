@@ -47,8 +47,9 @@ class RunScores(FileModel):
     """Scores of one of several runs, each with its own seed: of images, or of masked patches."""
 
     UNREAD = frozenset({
-        "top5", "loss", "patch_accuracy", "most_frequent_color", "balanced_accuracy", "precision_macro", "recall_macro", "f1_macro", "precision_weighted",
-        "recall_weighted", "f1_weighted", "auroc_macro", "aupr_macro",
+        "top5", "loss", "patch_accuracy", "most_frequent_color", "balanced_accuracy", "precision_macro",
+        "recall_macro", "f1_macro", "precision_weighted", "recall_weighted", "f1_weighted", "auroc_macro",
+        "aupr_macro",
     })  # fmt: skip
     SOMETIMES = UNREAD - {"loss"} | {"top1"}
 
