@@ -78,7 +78,31 @@ def test_the_numbers_follow_from_the_saved_predictions(evaluated, tmp_path):
     assert 0 <= low <= result["top1"] <= high <= 1
     for name, label in (("green", 0), ("red", 1)):
         own = [hit for row, hit in zip(rows, right, strict=True) if row["label"] == label]
-        assert result["per_class"][name] == {"top1": np.mean(own), "num_examples": 5}
+        row = result["per_class"][name]
+        assert (row["top1"], row["num_examples"]) == (np.mean(own), 5)
+
+
+def test_the_metrics_of_classes_follow_from_the_saved_predictions_too(evaluated, tmp_path):
+    result = evaluated("--json", "--out", tmp_path / "out", "--assert", "f1_macro>=0").json
+    rows = pq.read_table(tmp_path / "out/predictions.parquet").to_pylist()
+    labels = np.array([row["label"] for row in rows])
+    predicted = np.array([row["top_classes"][0] for row in rows])
+    # Of two classes, the log-odds of the second order the images as its log-probability does.
+    second = [dict(zip(row["top_classes"], row["top_probabilities"], strict=True))[1] for row in rows]
+    pairs = [(a > b) + (a == b) / 2 for a, x in zip(second, labels, strict=True) if x == 1
+             for b, y in zip(second, labels, strict=True) if y == 0]  # fmt: skip
+    f1 = [
+        2 * sum((labels == k) & (predicted == k)) / (sum(labels == k) + sum(predicted == k)) for k in (0, 1)
+    ]
+
+    assert result["f1_macro"] == pytest.approx(np.mean(f1)) and result["assertions"][0]["holds"]
+    assert [result["per_class"][name]["auroc"] for name in ("green", "red")] == pytest.approx(
+        [np.mean(pairs)] * 2
+    )
+    assert result["auroc_macro"] == pytest.approx(np.mean(pairs))
+    assert result["balanced_accuracy"] == result["recall_macro"] == pytest.approx(result["top1"])  # 5 each
+    table = list(csv.DictReader((tmp_path / "out/per_class.csv").open()))
+    assert [float(row["auroc"]) for row in table] == pytest.approx([np.mean(pairs)] * 2)
 
 
 def test_the_folder_has_the_object_the_tables_and_the_images(evaluated, tmp_path):
@@ -235,7 +259,9 @@ def test_what_holds_ends_with_exit_code_0(evaluated):
     assert outcome.code == 0 and "error" not in outcome.json
 
 
-@pytest.mark.parametrize("text", ["top1=>0.9", "top1>=ninety", "top9>=0.9", "real_top1>=0.9"])
+@pytest.mark.parametrize(
+    "text", ["top1=>0.9", "top1>=ninety", "top9>=0.9", "real_top1>=0.9", "f1>=0.9", "f1_macro>=90"]
+)
 def test_a_malformed_assertion_is_refused_before_any_work(text):
     outcome = run("evaluate", "--ckpt", "nowhere", "--dataset", "nowhere", "--assert", text)
 

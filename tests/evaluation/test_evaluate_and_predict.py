@@ -67,7 +67,9 @@ def test_a_folder_with_some_classes_and_files_that_cannot_be_read_is_scored_and_
     assert "1 of " in outcome.err and "2 classes are absent from the data" in outcome.err
     assert (result["absent_classes"], result["num_classes"]) == (["green"], 2)
     assert (result["num_left_out_files"], result["left_out_files"]) == (1, ["dev/red/a.HEIC"])
-    assert result["per_class"] == {"red": whole["per_class"]["red"]}
+    (red,) = result["per_class"].values()
+    assert red["top1"] == whole["per_class"]["red"]["top1"] and red["num_examples"] == 5
+    assert red["auroc"] is red["aupr"] is result["auroc_macro"] is None  # no image of another class
     predicted = run("predict", "--ckpt", trained, tmp_path / "photos", "--json").json
     assert (len(predicted["predictions"]), predicted["left_out_files"]) == (5, ["dev/red/a.HEIC"])
 

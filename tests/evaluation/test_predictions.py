@@ -83,7 +83,7 @@ def test_per_class_and_confusion_are_those_of_scikit_learn(num_classes):
     ours[label, predicted] = count
     assert (ours == theirs).all() and (count > 0).all()
     recalls = sklearn.recall_score(labels, logits.argmax(dim=1), average=None)
-    per_class = predictions.per_class(results, names)
+    per_class = predictions.per_class(predictions.scores_of_classes(results), names)
     assert [one["top1"] for one in per_class.values()] == pytest.approx(list(recalls))
     assert [one["num_examples"] for one in per_class.values()] == theirs.sum(axis=1).tolist()
 
@@ -103,9 +103,11 @@ def test_totals_are_those_of_torchmetrics():
 def test_a_class_without_examples_is_not_listed():
     results = of_logits(torch.eye(4)[:2], torch.tensor([0, 3]))
 
-    assert predictions.per_class(results, ("a", "b", "c", "d")) == {
-        "a": {"top1": 1.0, "num_examples": 1},
-        "d": {"top1": 0.0, "num_examples": 1},
+    found = predictions.per_class(predictions.scores_of_classes(results), ("a", "b", "c", "d"))
+    of_scores = {"auroc": None, "aupr": None}  # which are not kept here
+    assert found == {
+        "a": {"top1": 1.0, "num_examples": 1, "precision": 1.0, "f1": 1.0, **of_scores},
+        "d": {"top1": 0.0, "num_examples": 1, "precision": 0.0, "f1": 0.0, **of_scores},
     }
 
 
