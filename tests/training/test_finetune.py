@@ -21,6 +21,7 @@ from safetensors.torch import load_file
 from tests.conftest import run, vit
 from vitcli.data.sampler import rows_at
 from vitcli.evaluation import inference
+from vitcli.evaluation.assertions import OF_CLASSES
 from vitcli.output.run_folder import newest_checkpoint_step
 from vitcli.training.text import as_text, compute_text
 
@@ -80,7 +81,8 @@ def test_a_run_writes_its_whole_folder_and_prints_its_summary(photos, tmp_path):
         assert (tmp_path / "run" / name).is_file(), name
     assert not list((tmp_path / "run").rglob(".tmp*"))
     assert summary["num_eval_examples"] == 10
-    assert summary["runs"] == [{"seed": 0, **{key: summary[key] for key in ("top1", "top5", "loss")}}]
+    scores = {key: summary[key] for key in ("top1", "top5", "loss", *OF_CLASSES)}
+    assert summary["runs"] == [{"seed": 0, **scores}]
     assert set(summary) >= {
         "command", "run_dir", "model", "ckpt", "dataset", "num_classes", "resolution", "steps", "batch_size",
         "lr", "dev_top1_by_lr", "top1", "top1_std", "runs", "num_eval_examples", "images_per_s", "elapsed_s",
@@ -97,6 +99,7 @@ def test_a_run_keeps_the_predictions_behind_its_numbers(photos, unbroken, tmp_pa
 
     kept, again = (pq.read_table(file) for file in (unbroken / "predictions.parquet", saved))
     assert kept.to_pylist() == again.to_pylist() and len(kept) == summary["num_eval_examples"]
+    assert {key: summary[key] for key in OF_CLASSES} == {key: evaluated[key] for key in OF_CLASSES}
     hits = [row["top_classes"][0] == row["label"] for row in kept.to_pylist()]
     assert sum(hits) / len(hits) == summary["top1"]
     assert summary["eval_fingerprint"] == evaluated["eval_fingerprint"]

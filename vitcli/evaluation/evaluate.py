@@ -298,7 +298,6 @@ def score(
     class_names = _class_names(task, weights)
     places = mistakes.places_of(task.split, predictions.rows_N)
     reliability = statistics.reliability(predictions.confidences_N, predictions.is_right_N)
-    class_scores = scores_of_classes(predictions)
     summary = {
         "command": "evaluate",
         "ckpt": task.recipe.model.ckpt,
@@ -315,8 +314,7 @@ def score(
         "precision": settings.precision,
         "num_processes": settings.runtime.world_size,
         **_statistics(task, predictions, reliability),
-        **(class_scores.means() if class_scores else dict.fromkeys(OF_CLASSES)),
-        "per_class": per_class(class_scores, class_names) if class_scores else None,
+        **_of_classes(predictions, class_names),
         "mistakes": mistakes.describe(predictions, class_names, places, task.source_rows),
     }
     if options.sides:
@@ -409,6 +407,14 @@ def _run_pass(
 def _accuracy(predictions: Predictions) -> dict[str, float]:
     totals = metrics.metrics_of(torch.from_numpy(predictions.ranks_N), torch.from_numpy(predictions.losses_N))
     return {"top1": totals.top1, "top5": totals.top5, "loss": totals.loss}
+
+
+def _of_classes(predictions: Predictions, class_names: tuple[str, ...]) -> dict[str, Any]:
+    """Return the means over the classes and the metrics of each; None of several labels."""
+    scores = scores_of_classes(predictions)
+    if scores is None:
+        return {**dict.fromkeys(OF_CLASSES), "per_class": None}
+    return {**scores.means(), "per_class": per_class(scores, class_names)}
 
 
 def _statistics(
