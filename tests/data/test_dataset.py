@@ -11,7 +11,8 @@ from tests.conftest import data_section, run
 from vitcli import recipe
 from vitcli.data.classes import match_class_names, spelled_as
 from vitcli.data.dataset import DataSet, open_eval, open_train_and_eval
-from vitcli.data.split import Split, classes_without, cut_dev, random_subset
+from vitcli.data.parts.cuts import cut_dev, random_subset
+from vitcli.data.split import Split, classes_without
 from vitcli.errors import DataError
 
 
@@ -65,8 +66,20 @@ def test_slices_are_those_of_hugging_face(photos, spec, rows):
     assert part.read_labels().tolist() == whole.read_labels()[list(rows)].tolist()
 
 
+def test_several_splits_are_pooled_in_the_order_of_their_names(photos):
+    data = DataSet(str(photos))
+    train, test, both = (data.open(name) for name in ("train", "test", "train+test"))
+
+    rows = [part.read_row(row) for part in (train, test) for row in range(len(part))]
+    assert [both.read_row(row) for row in range(len(both))] == rows
+    assert data.default_eval_split(besides="train+test") is None and data.have_common_rows(
+        "train+test", "test"
+    )
+
+
 @pytest.mark.parametrize(
-    "spec", ["trian", "trian[:5]", "train[", "train[::2]", "train[:120%]", "train+test", ""]
+    "spec",
+    ["trian", "trian[:5]", "train[", "train[::2]", "train[:120%]", "train+trial", "train[:5]+test", ""],
 )
 def test_a_split_that_does_not_exist_is_refused_with_those_that_do(photos, spec):
     with pytest.raises(DataError, match="has no split") as caught:

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from vitcli.data.decoding import decode
-from vitcli.data.near_duplicates import FLAT, near_pairs, perceptual_hash
+from vitcli.data.parts.image_hashes import FLAT, near_pairs, perceptual_hash
 
 
 def scene(seed: int, height: int = 96, width: int = 128) -> np.ndarray:
@@ -83,9 +83,9 @@ def test_a_plain_surface_has_no_look():
 
 @pytest.mark.parametrize("block", [1, 7, 10_000])
 def test_pairs_are_those_of_a_loop_whatever_the_block(monkeypatch, block):
-    from vitcli.data import near_duplicates
+    from vitcli.data.parts import image_hashes
 
-    monkeypatch.setattr(near_duplicates, "BLOCK", block)
+    monkeypatch.setattr(image_hashes, "BLOCK", block)
     rng = np.random.default_rng(1)
     few = rng.integers(0, 2**63, 4).astype(np.uint64)
     flips = (np.uint64(1) << rng.integers(0, 64, (2, 40)).astype(np.uint64)).astype(np.uint64)

@@ -9,11 +9,7 @@ import typer
 from vitcli.cli import complete, options
 from vitcli.cli.help import VitGroup
 from vitcli.cli.options import DATA, RUN, Printing, command, option
-
-# Of the pairs of CIFAR-10's test and train that were inspected, all 72 up to 6 bits are copies, half of those
-# of 8 and few of those of 10. A JPEG of quality 30, half the size or 30 grey levels more change at most 6 of
-# them in 99 % of its images (docs/datasets.md).
-DISTANCE = 6
+from vitcli.recipe.group_rule import NEAR_DISTANCE
 
 app = typer.Typer(
     cls=VitGroup,
@@ -57,8 +53,8 @@ def datasets_check(
     against_split: Annotated[str, option("--against-split", DATA,
         "Split of --against (default: its train split).", "SPLIT")] = "auto",
     distance: Annotated[int, option("--distance", RUN,
-        f"Largest distance of near duplicates, in bits of a 64-bit hash (default: {DISTANCE}).", "BITS",
-        min=0, max=32)] = DISTANCE,
+        f"Largest distance of near duplicates, in bits of a 64-bit hash (default: {NEAR_DISTANCE}).", "BITS",
+        min=0, max=32)] = NEAR_DISTANCE,
     out: Annotated[Path | None, option("--out", RUN,
         "Write all pairs to this .csv file (default: print the first).", "FILE")] = None,
     workers: options.Workers = None,

@@ -64,6 +64,9 @@ class TrainingOptions:
 KeepHead = Annotated[bool, option("--keep-head", MODEL,
     "Train on with the head of the checkpoint, for data with the same classes; the default is a new one. "
     "[model.head]")]
+Folds = Annotated[int | None, option("--folds", TRAINING,
+    "Score every training image by a model that has not seen it: so many runs, each without a fold, then one "
+    "on all (default: 0, off). [train.folds]", "N")]
 # fmt: on
 
 
@@ -78,6 +81,7 @@ def finetune(
     *,
     ckpt: options.Ckpt = None,
     keep_head: KeepHead = False,
+    folds: Folds = None,
     recipe: options.RecipeOptions,
     training: TrainingOptions,
     devices: options.DeviceOptions,
@@ -87,7 +91,7 @@ def finetune(
 
     The protocol of the paper, section 3.2. Without options: the embedded demo.
     """
-    return _train("finetune", recipe, training, devices, printing, ckpt, keep_head=keep_head)
+    return _train("finetune", recipe, training, devices, printing, ckpt, keep_head=keep_head, folds=folds)
 
 
 @command(app, panel=TRAIN, example="vit pretrain --recipe pretrain/demo --out runs/demo")
@@ -113,6 +117,7 @@ def _train(
     ckpt: str | None = None,
     *,
     keep_head: bool = False,
+    folds: int | None = None,
 ) -> int:
     """Run a training command here or in the processes that the command line asks for."""
     from vitcli import recipe as recipes
@@ -121,7 +126,7 @@ def _train(
     # Mistakes are reported before torch is loaded.
     overrides = recipe.set_ or ()
     recipe_keys = recipe.shorthands(ckpt, training.precision) | training.recipe_keys()
-    recipe_keys["model.head"] = "keep" if keep_head else None
+    recipe_keys |= {"model.head": "keep" if keep_head else None, "train.folds": folds}
     groups = vtab.tasks_of(recipe.dataset) if name == "finetune" else {}
     if groups:
         task_recipes = vtab.resolve(list(groups), recipe.recipe, overrides, recipe_keys)

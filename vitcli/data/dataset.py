@@ -4,9 +4,10 @@
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import datasets
 import numpy as np
@@ -16,27 +17,22 @@ from vitcli.credentials import with_credentials, without_credentials
 from vitcli.data import demo, seen_images, vtab_splits
 from vitcli.data.aliases import check_name, hub_source, local_copy
 from vitcli.data.classes import check_same_classes
+from vitcli.data.parts.cuts import Grouping, cut_dev, cut_fold, fold_of_rows, random_subset
+from vitcli.data.parts.groups import check_several, groups_of, num_shared
+from vitcli.data.parts.held_out import DEV_PART, DEV_PART_OF_ALL, FoldName, is_choice
 from vitcli.data.seen_images import SeenImages
 from vitcli.data.shards.paths import find_shards
 from vitcli.data.shards.rows import open_shards
 from vitcli.data.sources import layouts
-from vitcli.data.sources.folders import BESIDE, NOTHING, LeftOut, image_files, left_out_of, relative
+from vitcli.data.sources.folders import BESIDE, NOTHING, LeftOut, image_files, left_out_of, relative, union
 from vitcli.data.sources.hub import open_hub
 from vitcli.data.sources.tables import SPLIT_WORDS, Tables
-from vitcli.data.split import (
-    Split,
-    base_of,
-    check_labels,
-    cut_dev,
-    random_subset,
-)
+from vitcli.data.split import Split, base_of, check_labels
 from vitcli.data.table_split import from_table, without_labels
 from vitcli.errors import DataError, nearest
 from vitcli.recipe.schema import Data
 
 TRAIN_NAMES = ("train", "training")
-DEV_PART = "dev_fraction"  # as data.eval_split: what data.dev_fraction cuts from what "auto" trains on
-DEV_PART_OF_ALL = "dev_fraction_of_all"  # from all of train, where other rows are named to report on
 NOTHING_SEEN = SeenImages()
 EVAL_NAMES = ("test", "testing", "validation", "val", "valid", "dev", "eval")
 
@@ -67,6 +63,7 @@ class DataSet:
         needs_labels: bool = True,
     ):
         datasets.disable_progress_bars()
+        self._groups: dict[tuple[str, ...], Any] = {}  # by the names of splits and the rule
         self.name = name = without_credentials(name)
         alias = recipe.dataset_aliases().get(name)
         self.declared = alias or {}
@@ -96,17 +93,17 @@ class DataSet:
         self.label_column = label_column or declared.get("label_column")
 
     def open(self, split: str) -> Split:
-        """Open one split by name or Hugging Face slice ("train[:98%]") and check its labels.
+        """Open a split by name, a slice of it ("train[:98%]") or several ("train+test"); check its labels.
 
         Raises:
             DataError: no such split or column, no rows, or a label that is not a class.
         """
         split = self.split_called(split)
         base = base_of(split)
-        if base not in self.split_names:
+        if not self.has_split(base):
             raise self._no_split(split)
         whole = self.open_whole(base)
-        first, last = self._slice(split, len(whole))
+        first, last = self._slice(split, len(whole)) if split != base else (0, len(whole))
         if first >= last:
             raise DataError(
                 "; ".join([f"split {split!r} of {self.name} has no rows", *whole.left_out.lines()]),
@@ -119,21 +116,34 @@ class DataSet:
 
     def split_called(self, split: str) -> str:
         """Return the name here of a split that a user or its folder calls val, dev, testing and the like."""
+        if "+" in split and split not in self.split_names:
+            return "+".join(map(self.split_called, split.split("+")))
         base, slash, rows = split.partition("[")
         usual = SPLIT_WORDS.get(base.lower())
         is_known = base in self.split_names or usual not in self.split_names
         return split if is_known else f"{usual}{slash}{rows}"
 
+    def has_split(self, name: str) -> bool:
+        """Return whether a name, without a slice, is that of a split, or of several that can be pooled."""
+        parts = parts_of(name)
+        return name in self.split_names or (
+            len(set(parts)) == len(parts) and set(parts) <= {*self.split_names}
+        )
+
     def open_whole(self, split: str) -> Split:
-        """Open all rows of a split in `split_names`, their labels unchecked."""
+        """Open all rows of a split in `split_names`, or of several, their labels unchecked."""
+        if split not in self.split_names and (self.is_demo or self.tables is None):
+            fix = "name one split, or take a data set of files or tables"
+            raise DataError(
+                f"{self.name} has splits that cannot be pooled", where=f"split {split!r}", fix=fix
+            )
         return self._open_demo(split) if self.is_demo else self._open_table(split)
 
     def default_eval_split(self, *, besides: str | None = None) -> str | None:
         """Return the split to report on, never `besides`, which is trained on; None if there is none."""
         declared = self.declared.get("eval_split")
-        if declared and declared != besides:
-            return declared
-        return _first_of(EVAL_NAMES, tuple(name for name in self.split_names if name != besides))
+        others = tuple(name for name in self.split_names if name not in parts_of(besides or ""))
+        return declared if declared in others else _first_of(EVAL_NAMES, others)
 
     def default_train_split(self) -> str | None:
         return self.declared.get("train_split") or _first_of(TRAIN_NAMES, self.split_names)
@@ -154,7 +164,7 @@ class DataSet:
                 num_classes=self.num_classes,
             )
             return replace(shards, left_out=self.beside_shards)
-        table, label_column = self.tables.open[split](), self.label_column
+        table, label_column = self._table_of(split), self.label_column
         if not self.tables.has_labels:
             table, label_column = without_labels(table, self.image_column, split), None
         whole = from_table(
@@ -167,10 +177,45 @@ class DataSet:
         whole = replace(
             whole,
             has_labels=self.tables.has_labels,
-            left_out=self.tables.left_out(split),
+            left_out=union(map(self.tables.left_out, self._names_of(split))),
             notes=self.tables.notes,
         )
         return vtab_splits.with_image_rule(whole, self.declared)
+
+    def _names_of(self, split: str) -> tuple[str, ...]:
+        return (split,) if split in self.split_names else parts_of(split)
+
+    def _table_of(self, split: str) -> datasets.Dataset:
+        """Return the rows of a split, or of several, one after the other."""
+        tables = [self.tables.open[name]() for name in self._names_of(split)]
+        if len(tables) == 1:
+            return tables[0]
+        try:
+            return datasets.concatenate_datasets(tables)
+        except ValueError as error:
+            raise DataError(
+                f"the splits {split} of {self.name} cannot be pooled: their columns or classes differ",
+                where=f"split {split!r}",
+                fix="write them with the same columns and class names, or name one of them",
+            ) from error
+
+    def groups_of(self, split: Split, rule: str) -> np.ndarray:
+        """Return the group of each row of a split, see `parts.groups`; found once for a whole split."""
+        whole, rows_of_whole = split.whole or (split, lambda rows: rows)
+        key = (whole.name, rule)
+        if key not in self._groups:
+            self._groups[key] = groups_of(whole, rule)
+        groups_N = self._groups[key][rows_of_whole(np.arange(len(split)))]
+        groups_N = np.unique(groups_N, return_inverse=True)[1]
+        check_several(groups_N, split, rule)
+        return groups_N
+
+    def num_shared(self, held_out: Split, train: Split, rule: str) -> int:
+        """Return how many held-out images are of a group that is trained on; counted once."""
+        key = (held_out.name, train.name, rule)
+        if key not in self._groups:
+            self._groups[key] = num_shared(held_out, train, rule)
+        return self._groups[key]
 
     def _open_demo(self, split: str) -> Split:
         names, count = demo.SETS[self.name].class_names, demo.SETS[self.name].num_rows[split]
@@ -188,7 +233,7 @@ class DataSet:
         """Return whether two names, perhaps of slices, stand for some of the same rows."""
         base = base_of(split)
         if base != base_of(other):
-            return False
+            return bool({*parts_of(base)} & {*parts_of(base_of(other))})
         num_rows = len(self.open_whole(base))
         (first, last), (other_first, other_last) = (self._slice(name, num_rows) for name in (split, other))
         return max(first, other_first) < min(last, other_last)
@@ -247,43 +292,136 @@ def open_train_and_eval(
     """
     source = from_section(data, kind)
     # The names of both splits; `eval_split` stays None where a part of train is to be held out.
-    train_split, eval_split = source.split_called(data.train_split), source.split_called(data.eval_split)
-    dev_fraction = data.dev_fraction
-    if train_split == "auto":
-        train_split = source.default_train_split() or source.only_split("data.train_split")
-    is_choice = eval_split in (DEV_PART, DEV_PART_OF_ALL)
+    train_split, eval_split = _train_split_of(source, data), source.split_called(data.eval_split)
+    cuts = Cuts(source, data, train_split, seed, trained_before)
+    if folds := FoldName.of(data.eval_split):
+        return cuts.fold(cuts.subset(source.open(train_split)), folds)
+    to_choose = is_choice(eval_split)
     if eval_split == DEV_PART_OF_ALL:
         eval_split = train_split
     elif eval_split in (DEV_PART, "auto"):
         eval_split = source.default_eval_split(besides=base_of(train_split))
-    if eval_split is None and not dev_fraction:
+    if eval_split is None and not data.dev_fraction:
         names = f"split{'s' * (len(source.split_names) > 1)} {', '.join(source.split_names)}"
         raise DataError(
             f"{data.dataset} has only the {names}, and training needs a held-out split too",
             where="recipe keys data.train_split and data.eval_split",
-            fix="name both (slices such as train[:90%] work), or --set data.dev_fraction=0.1",
+            fix="name both (slices such as train[:90%] work), --folds 5, or --set data.dev_fraction=0.1",
         )
-
-    def cut(whole: Split) -> tuple[Split, Split]:
-        order_N = seen_images.held_out_order(whole, trained_before) if data.dev_stratified else None
-        rule = {"dev_fraction": dev_fraction, "split": train_split, "stratified": data.dev_stratified}
-        return cut_dev(whole, **rule, order_N=order_N)
 
     # Their rows: what is held out to report on is cut before the subset is drawn, the dev part after it.
     train = source.open(train_split)
     if eval_split is None:
-        train, held_out = cut(train)
+        train, held_out = cuts.dev(train)
     else:
         held_out = source.open(eval_split)
-        if not is_choice and source.have_common_rows(train_split, eval_split):
+        if not to_choose and source.have_common_rows(train_split, eval_split):
             note = f"images of {eval_split!r} are trained on and scored: it has rows of {train_split!r}"
             held_out = replace(held_out, notes=(*held_out.notes, note))
-    if data.num_examples is not None:
-        train = random_subset(train, data.num_examples, seed=seed)
-    if is_choice:
-        train, held_out = cut(train)
+    train = cuts.subset(train)
+    if to_choose:
+        train, held_out = cuts.dev(train)
     check_same_classes(train, held_out)
+    if data.group_column and not held_out.dev_cut:
+        held_out = cuts.noting_shared(held_out, train)
     return train, held_out
+
+
+@dataclass(frozen=True)
+class FoldedSplit:
+    """All images of a training split with the folds that they are held out in.
+
+    Attributes:
+        train_split: its name.
+        folds_N: of each row, from 0.
+        num_groups: of data.group_column; None without.
+        random_folds_N: as they would be if groups could be separated; None without groups.
+    """
+
+    train_split: str
+    train: Split
+    folds_N: np.ndarray
+    num_groups: int | None = None
+    random_folds_N: np.ndarray | None = None
+
+
+def open_folds(data: Data, num_folds: int, *, seed: int, kind: Callable[..., DataSet]) -> FoldedSplit:
+    """Open the training split of a recipe with folds, see `open_train_and_eval`."""
+    source = from_section(data, kind)
+    train_split = _train_split_of(source, data)
+    cuts = Cuts(source, data, train_split, seed, lambda: None)
+    train = cuts.subset(source.open(train_split))
+    order_N = _fold_order(train)
+    random_folds_N = fold_of_rows(train, num_folds, order_N=order_N)
+    if not (grouping := cuts.grouping(train)):
+        return FoldedSplit(train_split, train, random_folds_N)
+    folds_N = fold_of_rows(train, num_folds, order_N=order_N, grouping=grouping)
+    return FoldedSplit(train_split, train, folds_N, int(grouping.groups_N.max()) + 1, random_folds_N)
+
+
+def _train_split_of(source: DataSet, data: Data) -> str:
+    if data.train_split != "auto":
+        return source.split_called(data.train_split)
+    return source.default_train_split() or source.only_split("data.train_split")
+
+
+def _fold_order(train: Split) -> np.ndarray | None:
+    return None if train.is_large else seen_images.held_out_order(train, lambda: None)
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """What a recipe's [data] section cuts from a training split.
+
+    Attributes:
+        train_split: its name.
+        seed, trained_before: see `open_train_and_eval`.
+    """
+
+    source: DataSet
+    data: Data
+    train_split: str
+    seed: int
+    trained_before: Callable[[], np.ndarray | None]
+
+    def dev(self, whole: Split) -> tuple[Split, Split]:
+        """Return the rows to train on, and those to choose or report by."""
+        data, grouping = self.data, self.grouping(whole)
+        order_N = seen_images.held_out_order(whole, self.trained_before) if data.dev_stratified else None
+        rule = {"dev_fraction": data.dev_fraction, "split": self.train_split}
+        rule |= {"stratified": data.dev_stratified, "grouping": grouping}
+        if grouping:
+            rule["was_trained_N"] = seen_images.trained_rows(whole, self.trained_before())
+        return cut_dev(whole, **rule, order_N=order_N)
+
+    def fold(self, train: Split, folds: FoldName) -> tuple[Split, Split]:
+        """Return what is trained without a fold, and the fold or the part to choose by; or all rows twice."""
+        if folds.fold is None:
+            return train, replace(train, name=f"{train.name}, {folds}")
+        grouping = self.grouping(train)
+        folds_N = fold_of_rows(train, folds.num_folds, order_N=_fold_order(train), grouping=grouping)
+        rest, held_out = cut_fold(train, folds.fold, folds_N, split=self.train_split, grouping=grouping)
+        return self.dev(rest) if folds.is_choice else (rest, held_out)
+
+    def subset(self, train: Split) -> Split:
+        """Return the random subset that data.num_examples asks for."""
+        if self.data.num_examples is None:
+            return train
+        grouping = self.grouping(train)
+        return random_subset(train, self.data.num_examples, seed=self.seed, grouping=grouping)
+
+    def grouping(self, split: Split) -> Grouping | None:
+        rule = self.data.group_column
+        return Grouping(rule, self.source.groups_of(split, rule)) if rule else None
+
+    def noting_shared(self, held_out: Split, train: Split) -> Split:
+        """Return a split with a note on how many of its images are of groups that are trained on."""
+        rule = self.data.group_column
+        count = self.source.num_shared(held_out, train, rule)
+        note = (
+            f"{count:,} of the {len(held_out):,} images to score are of groups ({rule}) that are trained on"
+        )
+        return replace(held_out, notes=(*held_out.notes, note)) if count else held_out
 
 
 def open_eval(data: Data, split: str, *, seen: SeenImages = NOTHING_SEEN, needs_labels: bool = True) -> Split:
@@ -299,17 +437,26 @@ def open_eval(data: Data, split: str, *, seen: SeenImages = NOTHING_SEEN, needs_
     """
     source = from_section(data, partial(DataSet, needs_labels=needs_labels))
     cut_from = base_of(seen.cut["split"]) if seen.cut else None
-    is_dev = split in (DEV_PART, DEV_PART_OF_ALL) and cut_from in source.split_names
+    is_cut_here = cut_from is not None and source.has_split(cut_from)
+    folds = FoldName.of(split)
+    if folds and folds.fold is None:  # all images were trained on
+        split = "auto"
+    is_dev = is_cut_here and (folds is not None or split in (DEV_PART, DEV_PART_OF_ALL))
     if split != "auto" and not is_dev:
         base = base_of(source.split_called(split))
         return seen_images.noted(source.open(split), seen, base=base, option=None)
     by_name = None if is_dev else source.default_eval_split()
-    is_cut_here = cut_from in source.split_names and by_name in (None, cut_from)
+    is_cut_here = is_cut_here and (by_name is None or by_name in parts_of(cut_from))
     if by_name and not is_cut_here:
         option = f"--split {by_name}" if needs_labels else None
         return seen_images.noted(source.open(by_name), seen, base=by_name, option=option)
     base = cut_from if is_cut_here else source.only_split("--split")
     return seen_images.held_out_part(source.open, seen, base=base, is_scored=needs_labels)
+
+
+def parts_of(split: str) -> tuple[str, ...]:
+    """Return the names of the splits that a name pools: train and test of "train+test"."""
+    return tuple(split.split("+"))
 
 
 def is_remote(name: str) -> bool:

@@ -15,8 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from vitcli.data.parts.cuts import Grouping, cut_dev, cut_fold, fold_of_rows
+from vitcli.data.parts.groups import groups_of
 from vitcli.data.sampler import ROWS_PER_TASK, row_ranges
-from vitcli.data.split import Split, base_of, cut_dev
+from vitcli.data.split import Split, base_of
 from vitcli.errors import DataError
 
 # In the metadata of weights: digests in base64, of images "trained_on" and "held_out", and of those
@@ -91,6 +93,13 @@ def held_out_order(split: Split, trained_before: Callable[[], np.ndarray | None]
     digests_N, before = digests_of(split), trained_before()
     was_trained_N = np.zeros(len(split), dtype=bool) if before is None else np.isin(digests_N, before)
     return np.lexsort((digests_N, np.where(digests_N == UNREADABLE, 2, was_trained_N)))
+
+
+def trained_rows(split: Split, trained_before: np.ndarray | None) -> np.ndarray | None:
+    """Return which rows have these digests, (N,) bool; None if there are no digests or no files."""
+    if trained_before is None or not _can_be_read(split):
+        return None
+    return np.isin(digests_of(split), trained_before)
 
 
 def record(
@@ -279,6 +288,8 @@ def _cut_again(open_split: Callable[[str], Split], seen: SeenImages, *, base: st
             return None
         if seen.held_out is None and whole.fingerprint != cut["fingerprint"]:
             return None
+        if "fold" in cut or "group_column" in cut:  # known by content, which is faster than to group it again
+            return _group_cut_again(whole, cut) if seen.held_out is None else None
         order_N = held_out_order(whole, lambda: None) if cut.get("by_content") else None
         rule = {"dev_fraction": cut["fraction"], "split": cut["split"], "stratified": is_stratified}
         dev = cut_dev(whole, **rule, order_N=order_N)[1]
@@ -288,6 +299,17 @@ def _cut_again(open_split: Callable[[str], Split], seen: SeenImages, *, base: st
         return dev
     is_same = len(dev) == len(seen.held_out) and np.array_equal(digests_of(dev), seen.held_out)
     return dev if is_same else None
+
+
+def _group_cut_again(whole: Split, cut: dict[str, Any]) -> Split:
+    """Return a fold, or a dev part of whole groups, of images that have no files to be known by."""
+    rule, fold, num_folds = cut.get("group_column"), cut.get("fold"), cut.get("folds")
+    grouping = Grouping(rule, groups_of(whole, rule)) if isinstance(rule, str) else None
+    if isinstance(fold, int) and isinstance(num_folds, int):
+        folds_N = fold_of_rows(whole, num_folds, order_N=None, grouping=grouping)
+        return cut_fold(whole, fold, folds_N, split=cut["split"], grouping=grouping)[1]
+    rule = {"dev_fraction": cut["fraction"], "stratified": bool(cut.get("stratified"))}
+    return cut_dev(whole, **rule, split=cut["split"], grouping=grouping)[1]
 
 
 def _unknown_part(whole: Split, seen: SeenImages, *, option: str | None) -> Split:

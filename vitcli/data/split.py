@@ -1,12 +1,11 @@
-"""Splits: rows of encoded images with checked labels from any source, and the parts cut from them.
+"""Splits: rows of encoded images with checked labels from any source, and parts of them.
 
 Loads neither `datasets` nor Arrow, which image files by themselves do not need.
 """
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from hashlib import blake2b
 from typing import Any
 
@@ -17,7 +16,6 @@ from vitcli.data.sources.folders import NOTHING, LeftOut
 from vitcli.errors import DataError
 
 MANY_ROWS = 10_000_000
-PART = re.compile(r" \([\d,]+ of ([\d,]+) images\)$")  # ends the name of what is left to train on
 Label = int | tuple[int, ...]
 ReadRow = Callable[[int], tuple[bytes | np.ndarray, Label]]
 
@@ -72,6 +70,7 @@ class Split:
         identity: of shards, the source of the fingerprint, since their rows are too many to be read.
         read_column: function of a name to the values of another column, of `columns.PATHS` to the paths of
             the images; KeyError if there is none. None if the source has no columns.
+        column_names: of a table, the names of its columns.
         has_labels: False for images without labels, which all have the label 0.
         left_out: files of the data set's folder that are not read.
         notes: what else a reader of a number on these rows must know.
@@ -94,6 +93,7 @@ class Split:
     block_starts: np.ndarray | None = None
     identity: str | None = None
     read_column: Callable[[str], list] | None = None
+    column_names: tuple[str, ...] = ()
     has_labels: bool = True
     left_out: LeftOut = NOTHING
     notes: tuple[str, ...] = ()
@@ -290,102 +290,6 @@ def check_label(split: Split, label: Label, row: int) -> None:
         )
 
 
-def cut_dev(
-    train: Split,
-    *,
-    dev_fraction: float,
-    split: str,
-    stratified: bool = False,
-    order_N: np.ndarray | None = None,
-) -> tuple[Split, Split]:
-    """Return the rows to train on, and a `dev_fraction` of all to choose or report by (paper, section B.1.1).
-
-    The cut depends on the split alone, never on the run's seed, so that all runs choose by the same rows. The
-    dev part remembers what it was cut from, by the name `split`.
-
-    Args:
-        stratified: draw from each class, where every row has one label and all labels can be read at once.
-        order_N: all rows; of each class the first are held out, see `seen_images.held_out_order`. None for a
-            shuffle of the row numbers.
-    """
-    is_stratified = stratified and not (train.is_large or train.has_several_labels)
-    cut = partial(_cut_by_class, order_N=order_N) if is_stratified else _cut_at_random
-    rest, dev = cut(train, dev_fraction)
-    if is_stratified and not len(dev):
-        raise DataError(
-            f"no class of {train.name} has two images, so none can be held out",
-            where="recipe keys data.dev_fraction and data.dev_stratified",
-            fix="add images, or draw from all of them at once with --set data.dev_stratified=false",
-        )
-    if not (len(rest) and len(dev)):
-        raise DataError(
-            f"a dev part of {dev_fraction:.0%} of {train.name}, {len(train)} rows, leaves one side empty",
-            where="recipe key data.dev_fraction",
-            fix="name the split to report on with data.eval_split, or choose another fraction",
-        )
-    # The name of a part of a part counts from the whole.
-    earlier = PART.search(train.name)
-    base = train.name[: earlier.start()] if earlier else train.name
-    rest_name = f"{base} ({len(rest):,} of {earlier[1] if earlier else f'{len(train):,}'} images)"
-    dev_name = f"{base}, second dev part" if earlier else f"{base}, dev part"
-    about = {"split": split, "fraction": dev_fraction, "stratified": is_stratified}
-    about |= {"num_rows": len(train), "fingerprint": train.fingerprint}
-    about |= {"by_content": is_stratified and order_N is not None}
-    return replace(rest, name=rest_name), replace(dev, name=dev_name, dev_cut=about)
-
-
-def _cut_at_random(train: Split, dev_fraction: float) -> tuple[Split, Split]:
-    """Return all but the dev part, and the dev part: a random one of all rows, of shards whole blocks."""
-    key = sampler.derive_seed(0, "dev split", len(train))
-    whole, num_train = train, len(train) - round(len(train) * dev_fraction)
-    if train.block_starts is not None:  # single rows would need every block to be read
-        whole, key = train.random_blocks(len(train), name=train.name, key=key), None
-    parts = ((0, num_train), (num_train, len(train)))
-    rest, dev = (whole.part(first, last, name=train.name, shuffle_key=key) for first, last in parts)
-    return rest, dev
-
-
-def _cut_by_class(train: Split, dev_fraction: float, *, order_N: np.ndarray | None) -> tuple[Split, Split]:
-    """Return all but the dev part, and the dev part: the first rows of each class in `order_N`.
-
-    Without an order they are random, and the part keeps that of the rows; see `cut_dev`.
-    """
-    labels_N = train.read_labels()
-    dev_counts_K = stratified_counts(np.bincount(labels_N, minlength=train.num_classes), dev_fraction)
-    if order_N is None:
-        key = sampler.derive_seed(0, "dev split", len(train))
-        shuffled_N = sampler.permute(np.arange(len(train)), num_examples=len(train), key=key)
-    else:
-        shuffled_N = order_N
-    # Sorted by class, a row's place in its class is known.
-    by_class_N = shuffled_N[np.argsort(labels_N[shuffled_N], kind="stable")]
-    sorted_N = labels_N[by_class_N]
-    place_N = np.arange(len(train)) - np.searchsorted(sorted_N, sorted_N)
-    dev_rows = by_class_N[place_N < dev_counts_K[sorted_N]]
-    is_dev_N = np.zeros(len(train), dtype=bool)
-    is_dev_N[dev_rows] = True
-    dev_rows = np.flatnonzero(is_dev_N) if order_N is None else dev_rows  # as the fingerprint of the part
-    return train.rows(np.flatnonzero(~is_dev_N)), train.rows(dev_rows)
-
-
-def stratified_counts(counts_K: np.ndarray, fraction: float) -> np.ndarray:
-    """Return how many rows of each class are held out, (K,) int64.
-
-    As near to `fraction` of each class as whole rows allow (largest remainders), with `fraction` of all rows
-    in total; but at least one of each class with two or more, and never all rows of a class.
-    """
-    quotas_K = fraction * counts_K
-    least_K, most_K = (counts_K >= 2).astype(np.int64), np.maximum(counts_K - 1, 0)
-    total = int(np.clip(round(fraction * counts_K.sum()), least_K.sum(), most_K.sum()))
-    held_K = np.clip(np.floor(quotas_K).astype(np.int64), least_K, most_K)
-    while missing := total - int(held_K.sum()):
-        step = 1 if missing > 0 else -1
-        may_change_K = held_K < most_K if step > 0 else held_K > least_K
-        farthest_K = np.argsort(-step * (quotas_K - held_K), kind="stable")
-        held_K[farthest_K[may_change_K[farthest_K]][: abs(missing)]] += step
-    return held_K
-
-
 def classes_without(split: Split, train: Split) -> list[str]:
     """Return the names of the classes that have rows in `train` but none in `split`."""
     if split.is_large or train.is_large:
@@ -396,17 +300,3 @@ def classes_without(split: Split, train: Split) -> list[str]:
     )
     names = train.class_names or [f"class {label}" for label in range(train.num_classes)]
     return [names[label] for label in np.flatnonzero((trained_K > 0) & (held_K == 0))]
-
-
-def random_subset(split: Split, num_examples: int, *, seed: int) -> Split:
-    """Draw `num_examples` rows without replacement; of shards whole blocks are drawn."""
-    if num_examples > len(split):
-        raise DataError(
-            f"data.num_examples is {num_examples}, and {split.name} has {len(split)}",
-            where="recipe key data.num_examples",
-            fix=f"a number up to {len(split)}, or leave the key out",
-        )
-    key, name = sampler.derive_seed(seed, "subset", num_examples), f"{num_examples} of {split.name}"
-    if split.block_starts is not None:
-        return split.random_blocks(num_examples, name=name, key=key)
-    return split.part(0, num_examples, name=name, shuffle_key=key)

@@ -158,6 +158,60 @@ def write_predictions(
     atomic.replace_file(Path(path), write)
 
 
+def pooled(paths: Sequence[Path], rows: Sequence[np.ndarray]) -> Predictions:
+    """Return the predictions of several files as those of one split, in its row order.
+
+    The files are of parts of it that have no row in common, by networks with the same classes. Brier scores,
+    which files do not have, are nan.
+
+    Args:
+        rows: of each file, the row of the whole split for each row of its part.
+
+    Raises:
+        DataError: a file is missing or damaged.
+    """
+    import pyarrow as pa
+
+    tables = [_table_of(path) for path in paths]
+    rows_N = np.concatenate(
+        [of_part[table["row"].to_numpy()] for table, of_part in zip(tables, rows, strict=True)]
+    )
+    order_N = np.argsort(rows_N, kind="stable")
+    columns = pa.concat_tables(tables).take(order_N)
+    labels = columns["label"].to_pylist()
+    if labels and isinstance(labels[0], list):
+        width = max(map(len, labels))
+        labels = [[*several, *[-1] * (width - len(several))] for several in labels]
+    return Predictions(
+        rows_N=rows_N[order_N],
+        labels=np.array(labels, dtype=np.int64),
+        ranks_N=columns["rank"].to_numpy(),
+        losses_N=columns["loss"].to_numpy(),
+        briers_N=np.full(len(rows_N), np.nan),
+        classes_NT=np.array(columns["top_classes"].to_pylist(), dtype=np.int64),
+        probabilities_NT=np.array(columns["top_probabilities"].to_pylist(), dtype=np.float64),
+    )
+
+
+def _table_of(path: Path) -> Any:
+    """Return the table of a file that a run of this command has written, without its metadata."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with atomic.open_regular(path) as file:
+            table = pq.read_table(file).replace_schema_metadata(None)
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(
+            f"{path.name} is missing or damaged: {str(error).splitlines()[0][:120]}",
+            where=str(path),
+            fix=f"delete {path.parent}, and run the same command again",
+        ) from error
+    if not set(COLUMNS) <= set(table.column_names):
+        raise DataError(f"{path} holds no predictions of vit", where=str(path), fix="restore the file")
+    return table.select(list(COLUMNS))
+
+
 def read_predictions(path: str) -> SavedPredictions:
     """Read a file of `write_predictions`; of the folder of a run or of an evaluation the one in it.
 

@@ -38,13 +38,15 @@ WEIGHTS = "model.safetensors"
 PREDICTIONS, MISTAKES = "predictions.parquet", "mistakes.json"  # of the final evaluation
 LOCK = ".vit.lock"
 CHECKPOINTS = "checkpoints"
-ARMS, REPEATS = "arms", "runs"  # of a sweep, below its folder: its trials, its runs with several seeds
+# Below the folder of several runs: the trials of a sweep, its runs with several seeds, and folds.
+ARMS, REPEATS, FOLDS = "arms", "runs", "folds"
 CHECKOUT = Path(__file__).parents[2]  # the repository, if the package runs from one
 FILES = (METRICS, TIMING, SUMMARY, RECIPE, PLAN, ENVIRONMENT, TRACKING, "README.md", "config.json",
          WEIGHTS, PREDICTIONS, MISTAKES, "draws.json", "table.txt", "reproduce.json",
          "reproduce-real.json", *profile.FILES)  # fmt: skip
 # Of runs/ only the repetitions: the default folder of all runs has that name, too.
-FOLDERS = (CHECKPOINTS, "figures", ARMS, f"{ARMS}/*", f"{REPEATS}/seed-*", "tensorboard", "wandb", "mlflow")
+FOLDERS = (CHECKPOINTS, "figures", ARMS, f"{ARMS}/*", f"{REPEATS}/seed-*", FOLDS, f"{FOLDS}/*",
+           "tensorboard", "wandb", "mlflow")  # fmt: skip
 LIBRARIES = ("torch", "torchvision", "timm", "accelerate", "datasets", "safetensors", "pillow", "simplejpeg",
              "numpy")  # fmt: skip
 

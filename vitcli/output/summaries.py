@@ -97,6 +97,35 @@ class ResultSummary(ResourceUse):
         return self.eval_split.rpartition(", split ")[2]
 
 
+class FoldScores(FileModel):
+    """Scores of one fold on the images that it was trained without; `chosen` from values to choose from."""
+
+    UNREAD = frozenset({"loss", "chosen"})
+    SOMETIMES = frozenset({"chosen"})
+
+    top1: Fraction
+    num_examples: Count
+
+
+class FrozenScores(FileModel):
+    """Accuracy of the features before training, in closed form, over folds of groups and over random ones."""
+
+    by_groups: Fraction
+    at_random: Fraction
+
+
+class FoldsSummary(FileModel):
+    """Mean and std of the accuracy over folds, and how groups of data.group_column change it."""
+
+    count: Count
+    mean: Fraction
+    std: Fraction
+    runs: list[FoldScores] = []
+    group_column: str | None = None
+    num_groups: Count | None = None
+    frozen: FrozenScores | None = None
+
+
 class TrainingSummary(ResultSummary):
     """summary.json of `vit finetune` and `vit pretrain`: of one run, or the means over the runs of a sweep.
 
@@ -107,6 +136,7 @@ class TrainingSummary(ResultSummary):
         num_held_out_seen, num_choice_seen: images to report and to choose by that the checkpoint it started
             from was trained on.
         eval_precision: of the scores, where it is not fp32.
+        folds: where the scores are those of models that have not seen the images.
     """
 
     UNREAD = frozenset({
@@ -117,7 +147,7 @@ class TrainingSummary(ResultSummary):
     }) | RunScores.UNREAD - {"loss", "patch_accuracy"}  # fmt: skip
     SOMETIMES = RunScores.SOMETIMES | {
         "choices", "chosen", "epochs", "intervals", "num_left_out_files", "left_out_files",
-        "ckpt_fetched_from", "num_held_out_seen", "num_choice_seen", "eval_precision",
+        "ckpt_fetched_from", "num_held_out_seen", "num_choice_seen", "eval_precision", "folds",
     }  # fmt: skip
 
     command: Literal["finetune", "pretrain"]
@@ -138,6 +168,7 @@ class TrainingSummary(ResultSummary):
     num_held_out_seen: Count | None = None
     num_choice_seen: Count | None = None
     eval_precision: str | None = None
+    folds: FoldsSummary | None = None
 
 
 class ShotScores(FileModel):

@@ -147,6 +147,22 @@ def seen_notes(result: dict[str, Any]) -> list[str]:
     return notes
 
 
+def fold_notes(result: dict[str, Any]) -> list[str]:
+    """Return the sentences about folds: what they are of, and how a random split would flatter."""
+    folds = result.get("folds")
+    if not folds or not folds.get("num_groups"):
+        return []
+    rule = folds["group_column"]
+    notes = [f"{folds['num_groups']:,} groups of {rule}, none of them on both sides of a fold"]
+    if frozen := folds.get("frozen"):
+        by_groups, at_random = frozen["by_groups"], frozen["at_random"]
+        notes.append(
+            f"random against group split, frozen features in closed form: {at_random:.2%} on random folds, "
+            f"{by_groups:.2%} on these ({100 * (at_random - by_groups):+.1f} points by a random split)"
+        )
+    return notes
+
+
 def speed(result: dict[str, Any]) -> str:
     """Return throughput, time, precision and processes of a run."""
     rate = result["images_per_s"]

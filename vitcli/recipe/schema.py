@@ -153,6 +153,11 @@ class Data(WithAddress):
     image_column: str | None = key("column of the images, if ambiguous", None)
     label_column: str | None = key("column of the labels, if ambiguous", None)
     num_classes: Count | None = key("number of classes, for shards that do not store it", None)
+    group_column: str | None = key(
+        "what no cut separates: a column, folder:N (the N-th above the image), name:REGEX (a group of the "
+        "file name), or near_duplicates (docs/finetuning.md)",
+        None,
+    )
     one_class: bool = key("take a folder that holds one folder of folders as a data set of one class", False)
     image_size: or_weights(ImageSize) = key(
         "pixels of the model's input: a side, [height, width] (paper, B.1), or weights: their own"
@@ -281,6 +286,11 @@ class Train(Section):
     batch_size: Count = key("images per optimizer step, over all processes (paper, tables 3 and 4)")
     seed: NonNegativeInt = key("random seed of data order, augmentation, dropout and fresh weights")
     runs: Count = key("repetitions with seed, seed + 1, ...; gives mean and std (paper, Table 2: 3)")
+    folds: NonNegativeInt = key(
+        "divide the training images into so many folds, each scored by a run on the others, then train on "
+        "all; 0: off",
+        0,
+    )
     log_every: Count = key("steps between lines of metrics.jsonl")
     save_every: NonNegativeInt = key("steps between checkpoints; 0: only when interrupted and at the end")
     save_minutes: Positive | None = key("minutes between checkpoints, besides save_every", None)

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from vitcli.errors import VitError, nearest
+from vitcli.recipe.group_rule import group_rule
 from vitcli.recipe.schema import KEYS, ONE_OF, OTHER, SECTIONS, TRAINING_SECTIONS, Recipe, Section, table_in
 from vitcli.recipe.toml import nested, toml_value
 
@@ -227,9 +228,9 @@ ALSO_WITH = {"data.eval_crop_fraction": ["square", "weights"]}
 # Keys that cannot list values to choose from, and why.
 FIXED_IN_A_CHOICE = {
     **dict.fromkeys(("data.dataset", "data.train_split", "data.num_examples"), "the training data"),
-    **dict.fromkeys(("data.eval_split", "data.dev_fraction"), "the data to choose by"),
+    **dict.fromkeys(("data.eval_split", "data.dev_fraction", "data.group_column"), "the data to choose by"),
     **dict.fromkeys(("data.image_column", "data.label_column", "data.num_classes"), "the task"),
-    **dict.fromkeys(("train.seed", "train.runs"), "a repetition"),
+    **dict.fromkeys(("train.seed", "train.runs", "train.folds"), "a repetition"),
 }
 ALTERNATIVES = {"schedule.steps": "schedule.epochs", "schedule.epochs": "schedule.steps"}
 
@@ -268,6 +269,16 @@ def contradictions(values: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     if len(given) != 1 and any(key.startswith("schedule.") for key in values):
         what = "schedule.steps and schedule.epochs are both given" if given else "the duration is missing"
         yield "schedule.steps", what, "give exactly one of schedule.steps and schedule.epochs"
+    # Folds.
+    if isinstance(folds := values.get("train.folds"), int) and folds:
+        yield from _contradictions_of_folds(folds, values)
+    # Groups.
+    if isinstance(rule := values.get("data.group_column"), str):
+        try:
+            group_rule(rule)
+        except ValueError as error:
+            fix = f"{error}"
+            yield "data.group_column", f"data.group_column is {toml_value(rule)}, which names no groups", fix
     # Numbers.
     for key in ("data.crop_area", "data.crop_aspect"):
         match values.get(key):
@@ -301,3 +312,20 @@ def _imbalance(values: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     if weights != "none" and sampling != "uniform" and "balanced" in (weights, sampling):
         what = f"objective.class_weights = {weights!r} and data.sampling = {sampling!r} count twice"
         yield "data.sampling", what, "use one of the two, or sqrt for both"
+
+
+def _contradictions_of_folds(folds: int, values: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Yield what does not go together with folds, as `contradictions` does."""
+    key = "train.folds"
+    if folds == 1:
+        yield key, "one fold would hold out every image", "take 2 folds or more, or 0 for none"
+    if isinstance(runs := values.get("train.runs"), int) and runs > 1:
+        fix = "set train.runs to 1: folds have a mean and std of their own; or leave the folds out"
+        yield key, f"train.runs is {runs}, and train.folds {folds}", fix
+    if values.get("data.eval_split", "auto") != "auto":
+        what = f"folds are scored on training images, and data.eval_split is {values['data.eval_split']!r}"
+        yield key, what, "set data.eval_split to auto; vit evaluate --split scores another split afterwards"
+    if values.get("objective.loss") == "masked_patch":
+        yield key, "folds are scored by labels, and masked patch prediction has none", "leave the folds out"
+    if values.get("data.streaming") is True:
+        yield key, "folds are divided row by row, and streamed shards are not", "leave one of the two out"

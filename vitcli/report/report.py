@@ -12,7 +12,16 @@ from vitcli.errors import VitError, nearest
 from vitcli.output import html
 from vitcli.output.atomic import write_text
 from vitcli.output.document import CSV_HEADER, Table
-from vitcli.output.text import csv_text, escape_markdown, json_of, pairs, plain, seen_notes, short_names
+from vitcli.output.text import (
+    csv_text,
+    escape_markdown,
+    fold_notes,
+    json_of,
+    pairs,
+    plain,
+    seen_notes,
+    short_names,
+)
 from vitcli.report import accuracy, costs
 from vitcli.report.predicted import Predicted, all_predicted, are_few, by_class
 from vitcli.report.runs import RunCollection, collect_runs
@@ -100,7 +109,7 @@ def _notes_of_results(collection: RunCollection) -> list[tuple[Path, str]]:
     notes = []
     for run in (*collection.runs, *collection.vtab_runs):
         summary = run.summary.model_dump() if run.summary else {}
-        notes += [(run.path, note) for note in seen_notes(summary)]
+        notes += [(run.path, note) for note in [*seen_notes(summary), *fold_notes(summary)]]
     for record in (*collection.fewshots, *collection.evaluations):
         notes += [(record.path, note) for note in record.summary.notes]
     return notes

@@ -26,7 +26,7 @@ from vitcli.output.summaries import (
 from vitcli.recipe.sweep import is_listed
 from vitcli.regular_files import read_regular
 from vitcli.report.grouping import UNKNOWN_IMAGES, ImageSet
-from vitcli.report.scan import ARMS, EVALUATION, REPEATS, RunLocation, command_of, find, read_recipe
+from vitcli.report.scan import ARMS, EVALUATION, FOLDS, REPEATS, RunLocation, command_of, find, read_recipe
 
 Point = tuple[float, float]
 CONFUSION = "confusion.csv"
@@ -230,8 +230,9 @@ def read_run(path: Path) -> Run:
     recipe = read_recipe(path)
     file = path / run_folder.SUMMARY
     summary = read(file, TrainingSummary) if file.exists() else None
-    # The curves are those of the final runs, of the trials before there are any, or of the run itself.
-    parts = members_of(path, REPEATS) or members_of(path, ARMS) or [path]
+    # The curves are those of folds, of final runs, of the trials before there are any, or of the run itself.
+    kinds = (FOLDS, REPEATS, ARMS)
+    parts = next(filter(None, (members_of(path, kind) for kind in kinds)), [path])
     records = [read_jsonl(part / run_folder.METRICS) for part in parts]
     progress = None if summary else replace(progress_of(path, recipe), command=_command(path))
     # An unfinished run is described by its recipe.
@@ -277,13 +278,15 @@ def members_of(path: Path, kind: str) -> list[Path]:
 def progress_of(path: Path, recipe: dict[str, Any]) -> RunProgress:
     """Return the progress of a run, or of the trial or repeated run in progress inside it."""
     steps_done = partial(_steps_done, is_live=_is_live(path))
-    members = [*members_of(path, ARMS), *members_of(path, REPEATS)]
+    members = [member for kind in (ARMS, FOLDS, REPEATS) for member in members_of(path, kind)]
     if not members:
         return steps_done(path)
     # The number of parts: the trials of every combination, then the repeated runs.
     num_values = [len(value) for key, value in recipe.items() if is_listed(key, value)]
     repeats = recipe.get("train.runs")
     total = (math.prod(num_values) if num_values else 0) + (repeats if isinstance(repeats, int) else 1)
+    if isinstance(folds := recipe.get("train.folds"), int) and folds:  # each with trials of its own
+        total = folds + 1
     ends = (run_folder.SUMMARY, run_folder.DIVERGED)
     unfinished = [member for member in members if not any((member / name).exists() for name in ends)]
     if not unfinished:

@@ -4,7 +4,6 @@ import shlex
 
 import numpy as np
 
-from vitcli.data import dataset
 from vitcli.data.seen_images import SeenImages
 from vitcli.data.split import Split, classes_without
 from vitcli.output.progress import Progress
@@ -30,11 +29,11 @@ def note_data(
         progress.note(f"scored on {count_of(len(eval_split), 'image')}: {eval_split.name}")
     for line in dict.fromkeys(train_split.lines + eval_split.lines):
         progress.note(line)
-    if eval_split.dev_cut and recipe.data.eval_split not in (dataset.DEV_PART, dataset.DEV_PART_OF_ALL):
+    if eval_split.dev_cut and recipe.data.eval_split == "auto":
         progress.note("there is no other split to score, so it was cut from train (data.dev_fraction)")
     if missing := classes_without(eval_split, train_split):
         progress.note(f"note: no held-out image of: {first_few(missing)}")
-    if eval_split.dev_cut and recipe.data.dev_stratified and not eval_split.dev_cut["stratified"]:
+    if eval_split.dev_cut and recipe.data.dev_stratified and not eval_split.dev_cut.get("stratified", True):
         reason = "its images have several labels" if train_split.has_several_labels else "it is too large"
         progress.note(f"note: what is held out was drawn at random, not by class: {reason}")
 

@@ -180,7 +180,7 @@ def write_sweep_results(
     figures_dir.mkdir(exist_ok=True)
     for path in sorted((source / "figures").glob("*.png")):
         replace_file(figures_dir / path.name, lambda copy, path=path: shutil.copyfile(path, copy))
-    if summary["choices"]:
+    if summary.get("choices"):
         from vitcli.output import plots
         from vitcli.training import figures
 

@@ -7,6 +7,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from vitcli import libraries
 from vitcli.data import loader, seen_images
 from vitcli.data.loader import Batch
@@ -79,7 +81,8 @@ class TrainingRun:
 
             # Evaluate the final weights and write the results.
             launch.enter("the final evaluation")
-            metrics, skipped, predictions = evaluation.predict()
+            score = self.job.options.scores_of_folds if self.job.is_of_all_folds else evaluation.predict
+            metrics, skipped, predictions = score()
             class_scores = scores_of_classes(predictions) if predictions else None
             probe = evaluation.few_shot_probe(self.job.plan.total_steps) if self.recipe.eval.probe else None
             skipped = self.runtime.union(state.skipped | set(skipped))
@@ -170,11 +173,12 @@ class TrainingRun:
 
     def _seen_images(self) -> tuple[dict[str, str] | None, dict[str, int | None]]:
         """Return the digests of this run's images, and how many held-out ones were trained on."""
-        start = self.job.start
+        start, split = self.job.start, self.job.eval_split
+        held_out = split.rows(np.arange(0)) if self.job.is_of_all_folds else split
         unknown = SeenImages() if start.origin else None
         return seen_images.record(
             self.job.train_split,
-            self.job.eval_split,
+            held_out,
             before=start.seen or unknown,
             rank=self.runtime.rank,
             world_size=self.runtime.world_size,

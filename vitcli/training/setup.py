@@ -17,6 +17,7 @@ from vitcli.data import dataset, loader, sampler
 from vitcli.data.aliases import local_copy
 from vitcli.data.contents import SplitContents, contents_of
 from vitcli.data.image_cache import ImageCache
+from vitcli.data.parts.held_out import FoldName
 from vitcli.data.seen_images import SeenImages
 from vitcli.data.split import Split
 from vitcli.data.transforms import preprocessing_of
@@ -24,6 +25,8 @@ from vitcli.distributed import numerics
 from vitcli.distributed.runtime import Runtime, peak_memory_gib, resolve_precision
 from vitcli.distributed.runtime import start as start_runtime
 from vitcli.errors import DataError, VitError
+from vitcli.evaluation.metrics import Metrics
+from vitcli.evaluation.predictions import Predictions
 from vitcli.evaluation.setup import Start, starts_of, trained_on_by
 from vitcli.models import flops
 from vitcli.models.architecture import Architecture
@@ -70,6 +73,8 @@ class RunOptions:
         title: line about the data of one run of several, instead of the usual ones.
         starts: checkpoints that the runs of the sweep start from, if this is one of them.
         has_siblings: whether other runs of a sweep train at the same time.
+        scores_of_folds: of a run on all images, which are scored by the models of folds: function to metrics,
+            the names of undecodable images, and predictions.
     """
 
     out: Path | None = None
@@ -90,6 +95,7 @@ class RunOptions:
     noted: set[str] = field(default_factory=set)
     starts: tuple[Start, ...] = ()
     has_siblings: bool = False
+    scores_of_folds: Callable[[], tuple[Metrics, list[str], Predictions]] | None = None
 
 
 @dataclass(frozen=True)
@@ -137,6 +143,12 @@ class TrainingJob:
     plan: Plan
     images: ImageCache
     contents: tuple[SplitContents, ...] = (SplitContents(), SplitContents())
+
+    @property
+    def is_of_all_folds(self) -> bool:
+        """Whether every image is trained on, and the scores are those of the models of folds."""
+        folds = FoldName.of(self.recipe.data.eval_split)
+        return folds is not None and folds.fold is None
 
     def lr_at(self, step: int) -> float:
         """Return the learning rate of update number `step`, counted from 0."""
@@ -261,6 +273,13 @@ def _check_options(recipe: Recipe, options: RunOptions) -> None:
         raise VitError("--measure belongs to --dry-run", where="--measure", fix="--dry-run --measure")
     if options.track:
         tracking.check_tracker(options.track)
+    folds = FoldName.of(recipe.data.eval_split)
+    if folds and folds.fold is None and not (options.scores_of_folds or options.dry_run):
+        raise VitError(
+            "a run on all images is scored by the models of its folds, which one run alone has not",
+            where=f"recipe key data.eval_split = {recipe.data.eval_split!r}",
+            fix=f"--set data.eval_split=auto --folds {folds.num_folds} makes all of them",
+        )
 
 
 def check_shard(recipe: Recipe, options: RunOptions) -> None:
@@ -519,7 +538,8 @@ def _open_probe(recipe: Recipe) -> tuple[Split, Split] | None:
     if recipe.eval.probe is None:
         return None
     keys = ("train_split", "eval_split", "num_examples", "image_column", "label_column", "num_classes")
-    changes = {key: Data.model_fields[key].default for key in (*keys, "streaming", "one_class")}
+    keys = (*keys, "streaming", "one_class", "group_column")
+    changes = {key: Data.model_fields[key].default for key in keys}
     changes |= {"dataset": recipe.eval.probe, "dev_fraction": 0.1, "dev_stratified": True}
     return dataset.open_train_and_eval(recipe.data.model_copy(update=changes), seed=0)
 

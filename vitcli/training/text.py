@@ -15,6 +15,7 @@ from vitcli.output.text import (
     compute_text,
     count_of,
     duration,
+    fold_notes,
     held_out,
     interval_text,
     no_top5,
@@ -46,6 +47,10 @@ def _summary(summary: dict[str, Any], *, width: int | None = None) -> str:
         ("from", summary["ckpt"] or "fresh weights"),
         ("training", f"{_length_of(summary)}, lr {summary['lr']:g}"),
     ]
+    if folds := summary.get("folds"):
+        accuracies = "  ".join(percent(fold["top1"]) for fold in folds["runs"])
+        rows.append(("folds", f"{folds['mean']:.2%} ± {folds['std']:.2%}, mean and std: {accuracies}"))
+        rows += [("", note) for note in fold_notes(summary)]
     if len(runs) > 1 and "top1" in summary:
         accuracies = "  ".join(percent(run["top1"]) for run in runs)
         rows.append(("runs", f"{accuracies}, seeds {runs[0]['seed']} to {runs[-1]['seed']}"))
@@ -79,8 +84,10 @@ def _next_commands(summary: dict[str, Any]) -> list[tuple]:
     run_dir, name = summary["run_dir"], PurePath(summary["run_dir"]).name
     if "top1" not in summary:
         return [("vit", "finetune", "--ckpt", run_dir, "--dataset", "DATA")]
+    # All images of folds were trained on, so that none is left to evaluate the last model on.
+    evaluation = [("vit", "evaluate", "--ckpt", run_dir, "--out", f"{run_dir}/evaluation")]
     return [
-        ("vit", "evaluate", "--ckpt", run_dir, "--out", f"{run_dir}/evaluation"),
+        *([] if summary.get("folds") else evaluation),
         ("vit", "predict", "--ckpt", run_dir, "IMAGES"),
         ("vit", "report", run_dir, "--out", f"{name}.html"),
         ("vit", "export", run_dir, f"{name}.onnx"),
@@ -162,6 +169,13 @@ def run_line(summary: Mapping[str, Any], number: int, num_runs: int) -> str:
     return f"run {number} of {num_runs}, seed {scores['seed']}: {accuracy}loss {scores['loss']:.4f}"
 
 
+def fold_line(summary: Mapping[str, Any], number: int, num_folds: int) -> str:
+    """Return the progress line of a finished fold."""
+    accuracy, count = summary["top1"], summary["num_eval_examples"]
+    text = accuracy_text(accuracy, interval_of(accuracy, count), count)
+    return f"fold {number} of {num_folds}: top-1 {text}, loss {summary['loss']:.4f}"
+
+
 def _plan(plan: dict[str, Any]) -> str:
     count = count_of(plan["accumulation_steps"], "pass", "passes")
     passes = f"{count} of {plan['per_device_batch']}"
@@ -176,7 +190,11 @@ def _plan(plan: dict[str, Any]) -> str:
         ("batch", f"{count_of(plan['batch_size'], 'image')}: {passes} on {processes}"),
         ("memory", f"about {plan['estimated_peak_memory_gib']:.2g} GiB per process"),
     ]
-    if "num_arms" in plan:
+    if "num_folds" in plan:
+        compute = "" if plan["all_exaflops"] is None else f", {compute_text(plan['all_exaflops'])}"
+        runs = f"{plan['num_folds']} folds and a run on all images"
+        rows.append(("all runs", f"{runs}: {count_of(plan['all_steps'], 'step')}{compute}"))
+    elif "num_arms" in plan:
         arms = f"{count_of(plan['num_arms'], 'arm')} and " if plan["num_arms"] else ""
         runs = f"{arms}{count_of(plan['num_runs'], 'run')}{' with the chosen values' if arms else ''}"
         compute = "" if plan["all_exaflops"] is None else f", {compute_text(plan['all_exaflops'])}"

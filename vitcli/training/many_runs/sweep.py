@@ -19,8 +19,9 @@ import numpy as np
 from torch import Tensor
 
 from vitcli import recipe as recipes
-from vitcli.data.dataset import DEV_PART, DEV_PART_OF_ALL, DataSet
+from vitcli.data.dataset import DataSet
 from vitcli.data.image_cache import ImageCache
+from vitcli.data.parts.held_out import DEV_PART_OF_ALL, FoldName, choice_part
 from vitcli.data.split import Split
 from vitcli.distributed.runtime import shared_process_group
 from vitcli.distributed.runtime import start as start_runtime
@@ -57,14 +58,23 @@ def run(command: str, recipe: Recipe, options: RunOptions, make_model: MakeModel
     """
     open_data = cache(CachedDataSet)
     recipe = settle_pixels(settle_size(recipe, options, open_data), command, quiet=options.quiet)
-    is_sweep = bool(recipe.choices) or recipe.train.runs > 1
-    if options.arms_parallel and not is_sweep:
-        fix = "list values, such as --lr 0.003,0.01, or set train.runs; or leave it out"
+    is_sweep, num_folds = bool(recipe.choices) or recipe.train.runs > 1, recipe.train.folds
+    if options.arms_parallel and not (is_sweep or num_folds):
+        fix = "list values, such as --lr 0.003,0.01, or set train.runs or train.folds; or leave it out"
         raise VitError("there is only one run", where="--arms-parallel", fix=fix)
     if options.out and not options.overwrite and not options.dry_run:
         earlier = earlier_summary(options.out, recipe)
         if earlier:
             return earlier
+    shared_parts = partial(SharedParts, command, recipe, make_model=make_model, open_data=open_data)
+    if num_folds:
+        from vitcli.training.many_runs.folds import CrossValidation  # whose runs may be sweeps
+
+        with shared_process_group():
+            options = replace(options, starts=options.starts or starts_of(recipe))
+            num_runs = (num_folds + 1) * (len(recipes.trials(recipe)) * bool(recipe.choices) + 1)
+            folds = CrossValidation(command, recipe, options, shared_parts(options, num_runs=num_runs))
+            return folds.plan() if options.dry_run else folds.run()
     if not is_sweep:
         options = replace(
             options,
@@ -73,7 +83,9 @@ def run(command: str, recipe: Recipe, options: RunOptions, make_model: MakeModel
         )
         return run_job(set_up(command, recipe, options, make_model, open_data=open_data))
     with shared_process_group():
-        sweep = Sweep(command, recipe, options, make_model, open_data)
+        options = replace(options, starts=options.starts or starts_of(recipe))
+        num_runs = len(recipes.trials(recipe)) * bool(recipe.choices) + recipe.train.runs
+        sweep = Sweep(command, recipe, options, shared_parts(options, num_runs=num_runs))
         return sweep.plan() if options.dry_run else sweep.run()
 
 
@@ -81,15 +93,23 @@ def settle_size(recipe: Recipe, options: RunOptions, open_data: Callable[..., Da
     """Return the recipe that the data of a recipe "auto" ask for; any other as it is."""
     if not recipe.by_size:
         return recipe
-    train, _ = open_splits(recipe, options, open_data, plan_only=options.dry_run and not options.measure)
+    opened = recipe
+    if recipe.train.folds:  # which need no other split to score
+        all_folds = {"eval_split": str(FoldName(recipe.train.folds))}
+        opened = recipe.model_copy(update={"data": recipe.data.model_copy(update=all_folds)})
+    train, _ = open_splits(opened, options, open_data, plan_only=options.dry_run and not options.measure)
     labels = train.read_labels()[: len(train)] if not train.is_large else []  # of all rows it takes minutes
     if len(labels) < len(train):  # declared sizes alone
         return auto.choose(recipe, [len(train) // max(1, train.num_classes)])
     return auto.choose(recipe, np.bincount(labels[labels >= 0], minlength=train.num_classes).tolist())
 
 
-class Sweep:
-    """All runs of one recipe, one after the other, with the images and the network they share."""
+class SharedParts:
+    """What the runs of one command have in common: processes, opened data, decoded images, the network.
+
+    Args:
+        num_runs: of the command in all.
+    """
 
     def __init__(
         self,
@@ -98,9 +118,9 @@ class Sweep:
         options: RunOptions,
         make_model: MakeModel,
         open_data: Callable[..., DataSet],
+        *,
+        num_runs: int,
     ):
-        self.command, self.recipe = command, recipe
-        self.options = options = replace(options, starts=starts_of(recipe))
         self.runtime = start_runtime(
             recipe.precision.compute, exact=options.exact, stall_minutes=recipe.train.stall_minutes
         )
@@ -111,13 +131,22 @@ class Sweep:
             recipe.data.cache,
             processes_here=self.runtime.processes_here,
             has_siblings=options.arms_parallel > 1,
-            num_runs=len(self._arm_recipes()) + recipe.train.runs,
+            num_runs=num_runs,
         )
-        self._open_data = open_data
-        network = make_model if options.shard else SharedNetwork(make_model)  # slices cannot be reset
-        self._set_up = partial(
-            set_up, command, make_model=network, open_data=self._open_data, images=self.images
+        self.open_data = open_data
+        self.make_model = make_model if options.shard else SharedNetwork(make_model)  # slices cannot be reset
+        self.set_up = partial(
+            set_up, command, make_model=self.make_model, open_data=open_data, images=self.images
         )
+
+
+class Sweep:
+    """All runs of one recipe, one after the other, with what they share."""
+
+    def __init__(self, command: str, recipe: Recipe, options: RunOptions, shared: SharedParts):
+        self.command, self.recipe, self.options = command, recipe, options
+        self.runtime, self.progress, self.images = shared.runtime, shared.progress, shared.images
+        self._open_data, self._set_up = shared.open_data, shared.set_up
         self.path: Path | None = None
         self.folder: RunFolder | None = None  # open on the first process only
 
@@ -170,9 +199,8 @@ class Sweep:
     def _arm_recipes(self) -> list[Recipe]:
         if not self.recipe.choices:
             return []
-        # A test split cut from the training set must not take part in choosing; the probe is for final runs.
-        dev = DEV_PART if self.recipe.data.eval_split == "auto" else DEV_PART_OF_ALL
-        changes = {"train.runs": 1, "data.eval_split": dev, "eval.probe": None}
+        dev = choice_part(self.recipe.data.eval_split)
+        changes = {"train.runs": 1, "data.eval_split": dev, "eval.probe": None}  # which is for final runs
         return [self._settled({**choice, **changes}) for choice, _ in recipes.trials(self.recipe)]
 
     def _final_recipe(self, chosen: dict[str, Any], number: int) -> Recipe:

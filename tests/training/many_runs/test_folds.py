@@ -1,0 +1,265 @@
+"""Folds: every image is scored once by a model that has not seen it, by ordinary runs that can be killed."""
+
+import json
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from statistics import mean, stdev
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.conftest import run, vit
+from tests.training.test_finetune import SMALL, fingerprint, when_logged
+from vitcli.training.text import as_text
+
+STEPS = int(os.environ.get("VIT_FOLD_STEPS", "6"))
+KILLS = 10
+HOW = ("--batch-size", 8, "--per-device-batch", 4, "--precision", "fp32", "--set", "model.dropout=0.1",
+       "--set", "train.log_every=1", "--set", "train.save_every=1")  # fmt: skip
+TIMED = ("elapsed_s", "images_per_s", "peak_memory_gib", "run_dir", "weights")
+
+
+@pytest.fixture(scope="module")
+def objects(photos, tmp_path_factory) -> Path:
+    """The training photos as one table without a test split, three of each of eight objects."""
+    folder = tmp_path_factory.mktemp("objects")
+    files = sorted((photos / "train").rglob("*.png"))
+    columns = {
+        "image": pa.array([{"bytes": file.read_bytes(), "path": file.name} for file in files]),
+        "label": [file.parent.name for file in files],
+        "object": [number // 3 for number in range(len(files))],
+    }
+    pq.write_table(pa.table(columns), folder / "train.parquet")
+    return folder
+
+
+def words(dataset: Path, *more: object, folds: int = 3, steps: int = STEPS) -> tuple:
+    label = ("--set", "data.label_column=label", "--set", "data.group_column=object")
+    return (*SMALL, "--dataset", dataset, *label, "--folds", folds, "--steps", steps, *HOW, *more)
+
+
+@pytest.fixture(scope="module")
+def folded(objects, tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("folded") / "all"
+    outcome = run(*words(objects), "--out", path)
+    assert outcome.code == 0, outcome.err + outcome.out
+    return path
+
+
+def summary_of(folder: Path) -> dict:
+    return json.loads((folder / "summary.json").read_text())
+
+
+def predicted(folder: Path) -> list[dict]:
+    return pq.read_table(folder / "predictions.parquet").to_pylist()
+
+
+def untimed(summary: dict) -> dict:
+    return {key: value for key, value in summary.items() if key not in TIMED}
+
+
+def test_every_image_is_scored_once_by_the_model_that_has_not_seen_it(objects, folded, tmp_path):
+    """The truth: `vit evaluate` of each fold's weights on all images, of which only the fold's count."""
+    table = pq.read_table(objects / "train.parquet")
+    names = [image["path"] for image in table["image"].to_pylist()]
+    fold_of = {}
+    truth = {}
+    for number in (1, 2, 3):
+        fold = folded / f"folds/fold-{number}"
+        held = [row["place"] for row in predicted(fold)]
+        fold_of |= {table["object"].to_pylist()[names.index(Path(place).name)]: number for place in held}
+        saved = tmp_path / f"{number}.parquet"
+        scored = run("evaluate", "--ckpt", fold, "--dataset", objects, "--split", "train", "--precision",
+                     "fp32", "--save-predictions", saved, "--json", "-q")  # fmt: skip
+        assert scored.code == 0, scored.err + scored.out
+        for row in pq.read_table(saved).to_pylist():
+            if row["place"] in held:
+                truth[row["row"]] = row
+
+    pooled = predicted(folded)
+    assert [row["row"] for row in pooled] == list(range(24)) and len(fold_of) == 8
+    same = ("row", "place", "label", "rank", "loss", "top_classes", "top_probabilities")
+    for row in pooled:
+        assert all(row[key] == pytest.approx(truth[row["row"]][key]) for key in same), row
+
+    summary, hits = summary_of(folded), [row["rank"] == 0 for row in pooled]
+    each = [summary_of(folded / f"folds/fold-{number}") for number in (1, 2, 3)]
+    assert summary["top1"] == mean(hits) and summary["num_eval_examples"] == 24
+    accuracies = [one["top1"] for one in each]
+    folds = summary["folds"]
+    assert [fold["top1"] for fold in folds["runs"]] == accuracies
+    assert (folds["mean"], folds["std"], folds["num_groups"]) == (mean(accuracies), stdev(accuracies), 8)
+    assert sum(fold["num_examples"] for fold in folds["runs"]) == 24
+    assert summary["intervals"]["top1"][0] <= summary["top1"] <= summary["intervals"]["top1"][1]
+
+
+def test_a_fold_is_an_ordinary_run_and_the_last_one_is_trained_on_all_images(objects, folded, tmp_path):
+    alone = tmp_path / "alone"
+    how = [word for word in words(objects) if word not in ("--folds", 3)]
+    assert run(*how, "--set", "data.eval_split=fold 2 of 3", "--out", alone).code == 0
+
+    assert fingerprint(alone) == fingerprint(folded / "folds/fold-2")
+    assert summary_of(folded)["num_train_examples"] == 24
+    weights = [(folder / "model.safetensors").read_bytes() for folder in (folded, folded / "runs/seed-0")]
+    assert weights[0] == weights[1]
+    # The model has seen all images, and says so instead of a score; a fold's model is scored on its own.
+    refused = run("evaluate", "--ckpt", folded, "--dataset", objects, "--json", "-q")
+    assert "24 of the 24 images" in refused.json["error"]["message"]
+    again = run("evaluate", "--ckpt", alone, "--json", "-q", "--precision", "fp32").json
+    assert again["top1"] == summary_of(alone)["top1"] and again["num_eval_examples"] < 24
+
+
+def test_the_folder_is_read_by_compare_and_report_with_random_against_group_split(folded, tmp_path):
+    assert run("compare", folded, folded, "--json").json["num_examples"] == 24
+    page = run("report", folded)
+    frozen = summary_of(folded)["folds"]["frozen"]
+
+    assert page.code == 0 and "random against group split" in page.out
+    assert f"{frozen['at_random']:.2%} on random folds" in page.out
+    text = as_text(summary_of(folded))
+    assert "mean and std" in text and "8 groups of object" in text
+    assert (folded / "table.txt").read_text() == as_text(summary_of(folded), width=10**9)
+
+
+def test_the_same_command_trains_nothing_again_and_another_number_of_folds_is_refused(objects, folded):
+    before = sorted((path, path.stat().st_mtime_ns) for path in folded.rglob("*"))
+
+    assert run(*words(objects), "--out", folded).json == summary_of(folded)
+    other = run(*words(objects, folds=4), "--out", folded)
+    assert "train.folds: 3 against 4" in other.json["error"]["message"]
+    assert sorted((path, path.stat().st_mtime_ns) for path in folded.rglob("*")) == before
+
+
+def test_a_run_stopped_in_a_fold_resumes_there(objects, folded, tmp_path):
+    out = tmp_path / "all"
+    when_logged(out / "folds/fold-2", 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    stopped = run(*words(objects), "--out", out)
+    assert stopped.code == 143 and f"--out {out} resumes" in stopped.json["error"]["message"]
+    timed = (out / "folds/fold-1/timing.jsonl").read_bytes()
+
+    again = run(*words(objects), "--out", out)
+
+    assert again.code == 0, again.err + again.out
+    assert untimed(again.json) == untimed(summary_of(folded))
+    assert (out / "folds/fold-1/timing.jsonl").read_bytes() == timed
+    for name in ("folds/fold-1", "folds/fold-2", "folds/fold-3", "runs/seed-0"):
+        assert fingerprint(out / name) == fingerprint(folded / name)
+
+
+def test_a_dry_run_counts_all_runs(objects):
+    plan = run(*words(objects), "--dry-run").json
+
+    assert (plan["num_folds"], plan["all_steps"], plan["num_examples"]) == (3, 4 * STEPS, 24)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("--folds", 1), "one fold would hold out every image"),
+        (("--folds", 9), "too few for 9 folds"),
+        (("--folds", 3, "--runs", 2), "train.runs is 2"),
+        (("--folds", 3, "--eval-split", "train[:5]"), "data.eval_split is 'train[:5]'"),
+        (("--folds", 3, "--set", "data.streaming=true"), "streamed shards"),
+        (("--folds", -1), "train.folds is -1"),
+        (("--set", "data.eval_split=3 folds"), "scored by the models of its folds"),
+        (("--set", "data.eval_split=fold 4 of 3"), "no split"),
+    ],
+)
+def test_what_folds_cannot_be_is_refused_before_anything_is_written(objects, tmp_path, more, message):
+    how = (*SMALL, "--dataset", objects, "--set", "data.label_column=label", "--set",
+           "data.group_column=object", "--steps", 2)  # fmt: skip
+    more = tuple("--set" if word == "--eval-split" else word for word in more)
+    more = tuple(f"data.eval_split={word}" if word == "train[:5]" else word for word in more)
+    outcome = run(*how, *more, "--out", tmp_path / "out")
+
+    assert outcome.code in (2, 3) and message in outcome.json["error"]["message"], outcome.out
+    assert not (tmp_path / "out/folds").exists()
+
+
+@pytest.mark.slow
+def test_values_are_chosen_within_each_fold(objects, tmp_path):
+    how = [word for word in words(objects, "--set", "data.dev_fraction=0.3") if word not in ("--lr", "0.02")]
+    outcome = run(*how, "--lr", "0.0001,0.05", "--out", tmp_path / "all")
+
+    assert outcome.code == 0, outcome.err + outcome.out
+    summary = outcome.json
+    assert all("optimizer.lr" in fold["chosen"] for fold in summary["folds"]["runs"])
+    for number in (1, 2, 3):
+        fold = tmp_path / f"all/folds/fold-{number}"
+        held = {row["place"] for row in predicted(fold)}
+        for arm in fold.glob("arms/*"):
+            assert held.isdisjoint(row["place"] for row in predicted(arm))
+    assert [row["row"] for row in predicted(tmp_path / "all")] == list(range(24))
+    assert summary["chosen"] and len(summary["choices"]) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "how", [("--num-processes", 2, "--exact"), ("--arms-parallel", "--num-processes", 2)]
+)
+def test_several_processes_and_folds_side_by_side_give_the_same_bits(objects, tmp_path, how):
+    exact = ("--exact",) if "--exact" in how else ()
+    assert run(*words(objects), *exact, "--out", tmp_path / "one").code == 0
+    ended = vit(*words(objects), *how, "--out", tmp_path / "several", timeout=400)
+
+    assert ended.returncode == 0, ended.stderr
+    one, several = tmp_path / "one", tmp_path / "several"
+    assert predicted(one) == predicted(several)
+    assert (one / "model.safetensors").read_bytes() == (several / "model.safetensors").read_bytes()
+
+
+@pytest.mark.slow
+def test_five_folds_killed_ten_times_end_with_the_same_bits(objects, tmp_path):
+    unbroken, killed, draws = tmp_path / "unbroken", tmp_path / "killed", random.Random(0)
+    how, parts = words(objects, folds=5, steps=8), [*(f"folds/fold-{k}" for k in range(1, 6)), "runs/seed-0"]
+    assert run(*how, "--out", unbroken).code == 0
+    # Two kills in some folds, and one in the run on all images.
+    places = sorted([*draws.choices(range(5), k=KILLS - 1), 5])
+    for number, place in enumerate(places):
+        at, delay_s = 1 + 3 * places[:number].count(place) + draws.randint(0, 1), draws.uniform(0, 0.1)
+
+        def kill_soon(process, place=place, at=at, delay_s=delay_s):
+            when_logged(killed / parts[place], at, lambda: (time.sleep(delay_s), process.kill()))
+
+        ended = vit(*how, "--out", killed, on_start=kill_soon, timeout=300)
+        assert ended.returncode in (-signal.SIGKILL, 0), (number, ended.stderr)
+        if ended.returncode == 0:
+            pytest.fail(f"kill {number} of {places} came too late")
+    assert run(*how, "--out", killed).code == 0
+
+    assert predicted(killed) == predicted(unbroken)
+    assert untimed(summary_of(killed)) == untimed(summary_of(unbroken)) | {"weights": ...} or (
+        untimed(summary_of(killed)) == untimed(summary_of(unbroken))
+    )
+    for part in parts:
+        assert fingerprint(killed / part) == fingerprint(unbroken / part)
+
+
+def test_frozen_features_are_scored_as_by_one_solution_for_each_fold():
+    from vitcli.features import least_squares
+    from vitcli.features.folds import fold_accuracy
+
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 3, 40)
+    features = rng.normal(size=(40, 5)) + labels[:, None]
+    folds = rng.integers(0, 4, 40)
+    right = 0
+    for row in range(40):
+        others = folds != folds[row]
+        x = features[others]
+        mean_D, std_D = x.mean(axis=0), x.std(axis=0) + least_squares.STD_ADDED
+
+        def inputs(rows, mean_D=mean_D, std_D=std_D):
+            return np.c_[(rows - mean_D) / std_D, np.full(len(rows), least_squares.BIAS)]
+
+        y = 2.0 * (labels[others, None] == np.arange(3)) - 1
+        design = inputs(x)
+        weights = np.linalg.solve(design.T @ design + least_squares.DEFAULT_L2 * np.eye(6), design.T @ y)
+        right += (inputs(features[row : row + 1]) @ weights).argmax() == labels[row]
+
+    assert fold_accuracy(features, labels, folds, num_classes=3) == pytest.approx(right / 40)

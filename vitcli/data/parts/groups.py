@@ -1,0 +1,169 @@
+"""Which images belong together, as `data.group_column` says: photographs of one object, patient or scene.
+
+Letters: N rows, P pairs.
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import PurePath
+
+import numpy as np
+
+from vitcli.data.columns import PATHS
+from vitcli.data.parts.image_hashes import hash_images, near_pairs
+from vitcli.data.split import Split
+from vitcli.errors import DataError
+from vitcli.output.text import first_few
+from vitcli.recipe.group_rule import FOLDER, NAME, NEAR_DISTANCE, NEAR_DUPLICATES, group_rule
+
+KEY = "recipe key data.group_column"
+
+
+def groups_of(split: Split, rule: str) -> np.ndarray:
+    """Return the group of each row, (N,) int64, numbered from 0 in the order of their first rows.
+
+    Raises:
+        DataError: there is no such column, folder or match; an image without a group; or all are one group.
+    """
+    if split.is_large:
+        raise DataError(
+            f"{split.name} is read as shards, or too large, and its images cannot be grouped",
+            where=KEY,
+            fix="leave it out, or take a data set of files or tables",
+        )
+    if rule == NEAR_DUPLICATES:
+        return _near_duplicates([split])[0]
+    return _numbered(group_names(split, rule))
+
+
+def check_several(groups_N: np.ndarray, split: Split, rule: str) -> None:
+    """Refuse groups that cannot be divided: a single one, or each of them all images of its class."""
+    labels_N = split.read_labels()
+    if groups_N.max() == 0:
+        fix = (
+            f"name what tells {'images' if rule == NEAR_DUPLICATES else 'objects, patients or scenes'} apart"
+        )
+        raise DataError(
+            f"all {len(groups_N):,} images of {split.name} are one group, which cannot be divided",
+            where=f"{KEY} = {rule!r}",
+            fix=f"{fix}, or leave the key out",
+        )
+    if labels_N.ndim > 1 or len(np.unique(labels_N)) < 2:
+        return
+    num_pairs = len(np.unique(np.stack([groups_N, labels_N]), axis=1).T)
+    if num_pairs == groups_N.max() + 1 == len(np.unique(labels_N)):
+        raise DataError(
+            f"the groups of {split.name} are its classes, so a class that is held out would not be trained",
+            where=f"{KEY} = {rule!r}",
+            fix="name what tells objects, patients or scenes of one class apart, or leave the key out",
+        )
+
+
+def num_shared(held_out: Split, train: Split, rule: str) -> int:
+    """Return how many held-out images are of a group that is trained on."""
+    if rule == NEAR_DUPLICATES:
+        held_groups, train_groups = _near_duplicates([held_out, train])
+        return int(np.isin(held_groups, train_groups).sum())
+    trained = set(group_names(train, rule))
+    return sum(name in trained for name in group_names(held_out, rule))
+
+
+def group_names(split: Split, rule: str) -> list:
+    """Return what the rule gives for each row: a value of a column, a folder, or a part of a file name."""
+    parsed = group_rule(rule)
+    if parsed.column is not None:
+        return _checked(split, split.column(parsed.column), parsed.column)
+    paths = split.column(PATHS)
+    if not paths or not all(paths):
+        raise DataError(
+            f"the images of {split.name} have no file names",
+            where=f"{KEY} = {rule!r}",
+            fix=f"name a column of the data set, or {NEAR_DUPLICATES}",
+        )
+    if parsed.level is not None:
+        return [_folder(path, parsed.level) or _refuse_folder(split, path, rule) for path in paths]
+    matches = [parsed.pattern.search(os.path.basename(path)) for path in paths]
+    names = [match and match[1] for match in matches]
+    without = [os.path.basename(path) for path, name in zip(paths, names, strict=True) if not name]
+    if without:
+        count = "none" if len(without) == len(paths) else f"{len(paths) - len(without):,}"
+        raise DataError(
+            f"{count} of the {len(paths):,} file names of {split.name} match",
+            where=f"{KEY} = {rule!r}, such as {without[0]}",
+            fix=f"correct the regular expression after {NAME}, whose group must match in every file name",
+        )
+    return names
+
+
+def _folder(path: str, level: int) -> str:
+    """Return the name of a folder above a file; "" if there are fewer."""
+    folders = PurePath(path).parts[:-1]
+    return folders[-level] if level <= len(folders) else ""
+
+
+def _refuse_folder(split: Split, path: str, rule: str) -> str:
+    count = len(PurePath(path).parts) - 1
+    levels = f"{FOLDER}1 to {FOLDER}{count}" if count > 1 else f"{FOLDER}1" if count else "no folder"
+    raise DataError(
+        f"an image of {split.name} has fewer folders above it than that",
+        where=f"{KEY} = {rule!r}, image {path}",
+        fix=f"count from the image upwards: {levels} here",
+    )
+
+
+def _checked(split: Split, values: list | None, column: str) -> list:
+    """Refuse a column that does not name a group for every row."""
+    where = f"{KEY} = {column!r}"
+    if values is None:
+        columns = f"its columns: {first_few(split.column_names, 12)}" if split.column_names else "no columns"
+        raise DataError(
+            f"{split.name} has no column {column!r} ({columns})",
+            where=where,
+            fix=f"name one, {FOLDER}N, {NAME}REGEX or {NEAR_DUPLICATES}",
+        )
+    unusable = next((value for value in values if isinstance(value, list | dict | bytes)), None)
+    if unusable is not None:
+        raise DataError(
+            f"column {column!r} of {split.name} holds {type(unusable).__name__}s, which name no groups",
+            where=where,
+            fix="name a column of texts or numbers",
+        )
+    missing = [row for row, value in enumerate(values) if value is None or value != value or value == ""]
+    if missing:
+        raise DataError(
+            f"{len(missing):,} of the {len(values):,} images of {split.name} have no value of {column!r}",
+            where=f"{where}; {split.where_is(missing[0])}",
+            fix="fill them in, each image without a group of its own with a name of its own",
+        )
+    return values
+
+
+def _numbered(names: Sequence) -> np.ndarray:
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    return np.array([numbers[name] for name in names], dtype=np.int64)
+
+
+def _near_duplicates(splits: Sequence[Split]) -> list[np.ndarray]:
+    """Return the groups of near duplicates in the rows of several splits together.
+
+    Images are of one group if a chain of near duplicates leads from one to the other; an image that cannot be
+    read is a group of its own.
+    """
+    hashes = [hash_images(split, num_threads=None, progress=lambda num_done: None) for split in splits]
+    firsts = np.cumsum([0, *map(len, splits)])
+    rows_N = np.concatenate([part.rows_N + first for part, first in zip(hashes, firsts, strict=False)])
+    looks_N = np.concatenate([part.looks_N for part in hashes])
+    parents = list(range(firsts[-1]))
+
+    def root_of(row: int) -> int:
+        while parents[row] != row:
+            parents[row] = parents[parents[row]]
+            row = parents[row]
+        return row
+
+    for i_P, j_P, _ in near_pairs(looks_N, looks_N, distance=NEAR_DISTANCE, within=True):
+        for a, b in zip(rows_N[i_P].tolist(), rows_N[j_P].tolist(), strict=True):
+            low, high = sorted((root_of(a), root_of(b)))
+            parents[high] = low
+    groups_N = _numbered([root_of(row) for row in range(firsts[-1])])
+    return np.split(groups_N, firsts[1:-1])
