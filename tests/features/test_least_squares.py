@@ -432,3 +432,58 @@ def test_balance_changes_nothing_for_classes_of_one_size():
         balanced = solve(features, labels, num_classes=5, l2=L2, balance=balance)
         assert rel(balanced.weights(1), plain.weights(1)) < 1e-12
         np.testing.assert_allclose(left_out_scores(balanced), left_out_scores(plain), atol=1e-9)
+
+
+@pytest.mark.parametrize("balance", ["none", "full"])
+@pytest.mark.parametrize("shape", [WIDE, SQUARE, TALL])
+def test_scores_of_groups_left_out_are_those_of_really_leaving_them_out(shape, balance):
+    """Mean, deviation and weights stay those of all rows, and the equations are solved without the group."""
+    features, labels = problem(shape)
+    solution = solve(features, labels, num_classes=5, l2=L2, balance=balance)
+    inputs, weights = solution.inputs_NE / solution.root_weights_N1, solution.root_weights_N1[:, 0] ** 2
+    targets = 2.0 * (labels[:, None] == np.arange(5)) - 1
+    group = np.array([1, 4, 5, 11])
+    left = np.setdiff1d(np.arange(shape[0]), group)
+
+    scores = left_out_scores(solution, group, together=True)
+
+    for which, l2 in enumerate(L2):
+        weighted = inputs[left].T * weights[left]
+        refit = np.linalg.solve(
+            weighted @ inputs[left] + l2 * np.eye(inputs.shape[1]), weighted @ targets[left]
+        )
+        np.testing.assert_allclose(scores[:, which], inputs[group] @ refit, rtol=1e-5, atol=1e-6)
+
+
+def test_l2_is_chosen_by_leaving_whole_groups_out():
+    features, labels = problem(TALL)
+    groups = np.random.default_rng(3).integers(0, 40, len(labels))
+    solution = solve(features, labels, num_classes=5, l2=L2)
+    hits = np.zeros(len(L2))
+    for group in set(groups.tolist()):
+        rows = np.flatnonzero(groups == group)
+        best = left_out_scores(solution, rows, together=True).argmax(axis=2)
+        hits += (best == labels[rows, None]).sum(axis=0)
+
+    found = left_out_accuracies(solution, groups)
+
+    np.testing.assert_allclose(found, hits / len(labels))
+    assert choose_l2(solution, groups) == max(range(len(L2)), key=lambda i: (found[i].round(12), L2[i]))
+    np.testing.assert_array_equal(left_out_accuracies(solution, np.arange(90)), left_out_accuracies(solution))
+    with pytest.raises(VitError, match="one image or group per class"):
+        left_out_accuracies(solution, labels)
+
+
+def test_drawn_shots_are_whole_groups_as_many_as_there_is_place_for():
+    labels = np.arange(60) % 2
+    groups = np.arange(60) // 6  # three of each class in each of ten groups
+
+    for seed in range(3):
+        draws = draw_shots(labels, num_classes=2, shots=[1, 3, 7, 100], seed=seed, groups_N=groups)
+        assert [len(draws[count]) for count in (1, 3, 7, 100)] == [6, 6, 12, 60]
+        assert set(draws[3]) <= set(draws[7])
+        for label in (0, 1):
+            for rows in draws.values():
+                drawn = rows[labels[rows] == label]
+                whole = np.flatnonzero(np.isin(groups, groups[drawn]) & (labels == label))
+                assert sorted(drawn) == whole.tolist()

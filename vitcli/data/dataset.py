@@ -327,6 +327,11 @@ def open_train_and_eval(
     return train, held_out
 
 
+def groups_of_rows(data: Data, split: Split) -> np.ndarray | None:
+    """Return the group of each row of a part of a recipe's data, as data.group_column says; None without."""
+    return from_section(data).groups_of(split, data.group_column) if data.group_column else None
+
+
 @dataclass(frozen=True)
 class FoldedSplit:
     """All images of a training split with the folds that they are held out in.

@@ -9,6 +9,7 @@ N training rows, T test rows, D features, K classes.
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import mean, stdev
 from typing import Any
 
@@ -24,13 +25,18 @@ Draws = dict[int, dict[int, np.ndarray]]
 
 
 def draw_support_sets(
-    labels_N: np.ndarray, *, num_classes: int, shots: Sequence[int], seeds: Sequence[int]
+    labels_N: np.ndarray,
+    *,
+    num_classes: int,
+    shots: Sequence[int],
+    seeds: Sequence[int],
+    groups_N: np.ndarray | None = None,
 ) -> Draws:
-    """Draw the rows of every seed and number of shots, as the authors' evaluator does."""
-    return {
-        seed: least_squares.draw_shots(labels_N, num_classes=num_classes, shots=shots, seed=seed)
-        for seed in seeds
-    }
+    """Draw the rows of every seed and number of shots, as the authors' evaluator does, or whole groups."""
+    draw = partial(
+        least_squares.draw_shots, labels_N, num_classes=num_classes, shots=shots, groups_N=groups_N
+    )
+    return {seed: draw(seed=seed) for seed in seeds}
 
 
 def drawn_rows(draws: Draws) -> np.ndarray:
@@ -125,6 +131,7 @@ class FewshotProblem:
     Attributes:
         features_of: maps training rows to their features (n, D).
         labels_N: labels of all training rows.
+        groups_N: groups of all training rows, of which none is separated; None without.
         tests_TD: test features: anything with a length that returns rows for a slice.
         test_labels_T: labels of the test rows.
     """
@@ -134,6 +141,7 @@ class FewshotProblem:
     tests_TD: Any
     test_labels_T: np.ndarray
     num_classes: int
+    groups_N: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -192,12 +200,13 @@ def _fit_and_score(
         classify = classifiers.BY_NAME[classifier]
         predicted_T, chosen = classify(features_ND, labels_N, tests_TD, num_classes=num_classes)
         return float((predicted_T == problem.test_labels_T).mean()), chosen
-    if l2 == "sweep" and np.bincount(labels_N).max() == 1:
+    groups_N = np.arange(len(rows)) if problem.groups_N is None else problem.groups_N[rows]
+    if l2 == "sweep" and not least_squares.has_others(labels_N, groups_N).any():
         l2 = least_squares.DEFAULT_L2
     strengths = SWEEP if l2 == "sweep" else (l2,)
     solution = least_squares.solve(
         features_ND, labels_N, num_classes=num_classes, l2=strengths, balance=balance
     )
-    which = least_squares.choose_l2(solution) if l2 == "sweep" else 0
+    which = least_squares.choose_l2(solution, groups_N) if l2 == "sweep" else 0
     accuracy_1 = least_squares.accuracies(solution, tests_TD, problem.test_labels_T, which=[which])
     return float(accuracy_1[0]), strengths[which]

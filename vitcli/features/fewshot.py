@@ -53,7 +53,8 @@ def fewshot(
     # Weights and data are read before the processes join: a long download would stall a collective.
     weights = read_checkpoint(recipe, quiet=run.quiet)
     train, test = _open_splits(recipe)
-    labels_N, draws = _labels_and_draws(train, recipe, draws_file)
+    groups_N = dataset.groups_of_rows(recipe.data, train)
+    labels_N, draws = _labels_and_draws(train, recipe, draws_file, groups_N)
     used = {"shots": tuple(next(iter(draws.values()))), "seeds": len(draws)}  # a file's, where there is one
     recipe = recipe.model_copy(update={"fewshot": recipe.fewshot.model_copy(update=used)})
     extractor = open_extractor(weights, recipe, request, run)
@@ -82,7 +83,8 @@ def fewshot(
         if not runtime.is_main:
             return {}
         draws_used = _drop_undecodable(draws, support, train)
-        scores = _scores(extractor, draws_used, support, tests, labels_N, num_classes=train.num_classes)
+        about_rows = {"num_classes": train.num_classes, "groups_N": groups_N}
+        scores = _scores(extractor, draws_used, support, tests, labels_N, **about_rows)
         result = _result(extractor, train, test, scores, support, tests)
         result |= {"notes": notes, "draws_from": draws_file, "elapsed_s": time.perf_counter() - began_at}
         tests.store.close()
@@ -120,7 +122,9 @@ def _open_splits(recipe: Recipe) -> tuple[Split, Split]:
     return train, test
 
 
-def _labels_and_draws(train: Split, recipe: Recipe, draws_file: str | None) -> tuple[np.ndarray, Draws]:
+def _labels_and_draws(
+    train: Split, recipe: Recipe, draws_file: str | None, groups_N: np.ndarray | None
+) -> tuple[np.ndarray, Draws]:
     """Return the labels of the training split, all classes present, and the draws from it."""
     labels_N, fewshot = train.read_labels(), recipe.fewshot
     names, num_classes = _class_names(train), train.num_classes
@@ -139,7 +143,9 @@ def _labels_and_draws(train: Split, recipe: Recipe, draws_file: str | None) -> t
     if draws_file:
         return labels_N, features_draws.read_draws(draws_file, labels_N, names)
     shots, seeds = sorted(set(fewshot.shots)), range(fewshot.seeds)
-    draws = features_draws.draw_support_sets(labels_N, num_classes=num_classes, shots=shots, seeds=seeds)
+    draws = features_draws.draw_support_sets(
+        labels_N, num_classes=num_classes, shots=shots, seeds=seeds, groups_N=groups_N
+    )
     return labels_N, draws
 
 
@@ -164,7 +170,11 @@ def _notes(train: Split, labels_N: np.ndarray, draws: Draws, recipe: Recipe) -> 
             counts = text.first_few([f"{names[label]} {counts_K[label]}" for label in few])
             classes = "1 class has" if len(few) == 1 else f"{len(few)} classes have"
             notes.append(f"{classes} fewer than {shots} images, and all are used: {counts}")
-    fewshot = recipe.fewshot
+    fewshot, rule = recipe.fewshot, recipe.data.group_column
+    if rule:
+        sizes = [np.bincount(labels_N[rows]) for by_shots in draws.values() for rows in by_shots.values()]
+        smallest, largest = min(counts.min() for counts in sizes), max(counts.max() for counts in sizes)
+        notes.append(f"draws are of whole groups of {rule}: {smallest} to {largest} images of a class")
     if 1 in all_shots and fewshot.classifier == "least-squares" and fewshot.l2 == "sweep":
         default = f"{least_squares.DEFAULT_L2:g}"
         notes.append(f"l2 is {default} with one image per class, where none can be left out to choose it")
@@ -196,6 +206,7 @@ def _scores(
     labels_N: np.ndarray,
     *,
     num_classes: int,
+    groups_N: np.ndarray | None,
 ) -> dict[int, list[DrawScore]]:
     """Score every draw on the decodable rows of the test split."""
     fewshot, progress = extractor.recipe.fewshot, extractor.settings.progress
@@ -211,6 +222,7 @@ def _scores(
         tests_TD=StoredFeatures(tests.store, rows_T),
         test_labels_T=np.concatenate([tests.store.read(rows)["labels"][:, 0] for rows in chunks]),
         num_classes=num_classes,
+        groups_N=groups_N,
     )
     progress.begin("fit", sum(map(len, draws.values())))
     try:

@@ -94,12 +94,21 @@ class Solution:
 
 
 def draw_shots(
-    labels_N: Array, *, num_classes: int, shots: Sequence[int], seed: int
+    labels_N: Array,
+    *,
+    num_classes: int,
+    shots: Sequence[int],
+    seed: int,
+    groups_N: np.ndarray | None = None,
 ) -> dict[int, np.ndarray]:
     """Draw the support sets of the authors' evaluator: rows by number of shots, class after class.
 
     One generator for each seed permutes the rows of class 0, 1, ...; k shots are the first k of each. So
     fewer shots are a subset of more, and a class with fewer images than shots gives all.
+
+    Args:
+        groups_N: of each row. Of a class then whole groups are drawn, in the order of their first rows: as
+            many as k rows have place for, one at the least.
 
     Raises:
         VitError: a number of shots is below 1.
@@ -116,7 +125,20 @@ def draw_shots(
     ends_K = np.cumsum(np.bincount(labels_N, minlength=num_classes))
     rng = np.random.default_rng(seed)
     permuted = [rng.permutation(rows) for rows in np.split(by_class_N, ends_K[:-1])]
-    return {count: np.concatenate([rows[:count] for rows in permuted]) for count in shots}
+    if groups_N is None:
+        return {count: np.concatenate([rows[:count] for rows in permuted]) for count in shots}
+    return {
+        count: np.concatenate([_whole_groups(rows, groups_N[rows], count) for rows in permuted])
+        for count in shots
+    }
+
+
+def _whole_groups(rows: np.ndarray, groups: np.ndarray, count: int) -> np.ndarray:
+    """Return the rows of the first whole groups, `count` at most, or of the first group alone."""
+    firsts, sizes = np.unique(groups, return_index=True, return_counts=True)[1:]
+    order = np.argsort(firsts)
+    num_groups = max(1, np.searchsorted(np.cumsum(sizes[order]), count, side="right"))
+    return np.concatenate([rows[groups == groups[first]] for first in firsts[order][:num_groups]])
 
 
 def solve(
@@ -192,7 +214,9 @@ def accuracies(
     return hits_L / len(labels_N)
 
 
-def left_out_scores(solution: Solution, rows: slice = slice(None)) -> np.ndarray:
+def left_out_scores(
+    solution: Solution, rows: slice | np.ndarray = slice(None), *, together: bool = False
+) -> np.ndarray:
     """Return the scores of fitted rows by the weights of all other rows, (N, L, K), without a refit.
 
         where N >= E:  score_i = y_i - (y_i - (HY)_i) / (1 - H_ii)
@@ -200,6 +224,9 @@ def left_out_scores(solution: Solution, rows: slice = slice(None)) -> np.ndarray
 
     The second form is the first with I - H = l2 G, without its cancellation. Mean, standard deviation and
     the weights of classes remain those of all rows.
+
+    Args:
+        together: leave these rows out as one group g; 1 - H_ii is then the matrix I - H_gg, and G_ii is G_gg.
     """
     basis_NR = solution.vectors_RR[rows]
     if solution.is_tall:
@@ -212,15 +239,23 @@ def left_out_scores(solution: Solution, rows: slice = slice(None)) -> np.ndarray
     diagonal_NL = np.square(basis_NR) @ damping_RL
     targets_N1K = 2.0 * (solution.labels_N[rows, None, None] == np.arange(solution.num_classes)) - 1
     root_N11 = solution.root_weights_N1[rows, :, None]
-    if solution.is_tall:
+    if together:
+        kernels_LNN = np.einsum("nr,rl,mr->lnm", basis_NR, damping_RL, basis_NR, optimize=True)
+        right_NLK = root_N11 * targets_N1K - product_NLK if solution.is_tall else product_NLK
+        if solution.is_tall:
+            kernels_LNN = np.eye(len(basis_NR)) - kernels_LNN
+        residual_NLK = np.linalg.solve(kernels_LNN, right_NLK.transpose(1, 0, 2)).transpose(1, 0, 2)
+    elif solution.is_tall:
         residual_NLK = (root_N11 * targets_N1K - product_NLK) / (1 - diagonal_NL)[:, :, None]
     else:
         residual_NLK = product_NLK / diagonal_NL[:, :, None]
     return targets_N1K - residual_NLK / root_N11
 
 
-def left_out_accuracies(solution: Solution) -> np.ndarray:
+def left_out_accuracies(solution: Solution, groups_N: np.ndarray | None = None) -> np.ndarray:
     """Return the leave-one-out accuracy at each l2, (L,) float64, over the rows whose class has another row.
+
+    With groups each row is scored without its whole group, and its class must have a row in another one.
 
     Each row counts with its weight: with balance "full" this is the mean of the accuracies per class.
 
@@ -229,24 +264,39 @@ def left_out_accuracies(solution: Solution) -> np.ndarray:
     Raises:
         VitError: every class has a single row.
     """
-    counts_K = np.bincount(solution.labels_N, minlength=solution.num_classes)
-    counted_N = counts_K[solution.labels_N] > 1
+    groups_N = np.arange(len(solution.labels_N)) if groups_N is None else groups_N
+    counted_N = has_others(solution.labels_N, groups_N)
     if not counted_N.any():
         raise VitError(
-            "with one image per class, l2 cannot be chosen by leaving one out",
+            "with one image or group per class, l2 cannot be chosen by leaving one out",
             where="leave-one-out choice of l2",
             fix=f"give l2 (the authors' evaluator has {DEFAULT_L2:g}), or take 2 shots or more",
         )
     weights_N = np.where(counted_N, solution.root_weights_N1[:, 0] ** 2, 0.0)
     hits_L = np.zeros(len(solution.l2))
-    for rows in parts(len(counted_N), len(solution.l2) * solution.num_classes):
-        best_NL = left_out_scores(solution, rows).argmax(axis=2)
+    _, group_of_row_N, sizes_G = np.unique(groups_N, return_inverse=True, return_counts=True)
+    is_alone_N = sizes_G[group_of_row_N] == 1
+    alone, width = np.flatnonzero(is_alone_N), len(solution.l2) * solution.num_classes
+    of_groups = np.flatnonzero(~is_alone_N)[np.argsort(group_of_row_N[~is_alone_N], kind="stable")]
+    starts = np.flatnonzero(np.diff(group_of_row_N[of_groups])) + 1
+    groups = [group for group in np.split(of_groups, starts) if len(group)]
+    several = [(alone[part], False) for part in parts(len(alone), width)] + [
+        (group, True) for group in groups
+    ]
+    for rows, together in several:
+        best_NL = left_out_scores(solution, rows, together=together).argmax(axis=2)
         hits_L += ((best_NL == solution.labels_N[rows, None]) * weights_N[rows, None]).sum(axis=0)
     return hits_L / weights_N.sum()
 
 
-def choose_l2(solution: Solution) -> int:
-    """Return the index of the l2 with the best leave-one-out accuracy, the largest l2 among equals.
+def has_others(labels_N: np.ndarray, groups_N: np.ndarray) -> np.ndarray:
+    """Return whether the class of each row has a row in another group, (N,) bool."""
+    pairs = np.unique(np.stack([labels_N, groups_N]), axis=1)
+    return np.bincount(pairs[0], minlength=labels_N.max() + 1)[labels_N] > 1
+
+
+def choose_l2(solution: Solution, groups_N: np.ndarray | None = None) -> int:
+    """Return the index of the l2 with the best accuracy of rows, or groups, left out; the largest of equals.
 
     Test rows are not used. The "leave-self-out" of the authors' older evaluators is different: it ranks the
     l2 by test accuracy on the other data sets.
@@ -254,7 +304,7 @@ def choose_l2(solution: Solution) -> int:
     Raises:
         VitError: every class has a single row.
     """
-    accuracy_L = left_out_accuracies(solution).round(12)  # sums of weights have rounding errors
+    accuracy_L = left_out_accuracies(solution, groups_N).round(12)  # sums of weights have rounding errors
     return max(range(len(accuracy_L)), key=lambda i: (accuracy_L[i], solution.l2[i]))
 
 
