@@ -10,6 +10,7 @@ from huggingface_hub import EvalResult, ModelCardData
 
 from vitcli import recipe as recipes
 from vitcli.data.dataset import is_remote
+from vitcli.data.parts.held_out import FoldName
 from vitcli.evaluation.statistics import ENOUGH_TO_RESAMPLE, NUM_RESAMPLES, interval_of
 from vitcli.export.markdown import code, fenced, paragraph, table
 from vitcli.export.usage import HERE, how_to_load
@@ -19,6 +20,7 @@ from vitcli.output.text import (
     compute_text,
     count_of,
     first_few,
+    fold_notes,
     held_out,
     interval_text,
     percent,
@@ -208,6 +210,8 @@ def _claim(summary: dict[str, Any]) -> str:
     if is_classifier_run(summary):
         several = f" (mean of {len(summary['runs'])} runs)" if _has_several_runs(summary) else ""
         scored = f"{summary['num_eval_examples']:,} held-out images"
+        if _fold_notes(summary):
+            scored = f"{summary['num_eval_examples']:,} images, each by a model that has not seen it"
         return f"{claim} It reaches **{summary['top1']:.2%} top-1**{several} on {scored}."
     if summary["patch_accuracy"] is None:
         return f"{claim} It was trained to restore the pixels of corrupted patches."
@@ -285,7 +289,20 @@ def _data(summary: dict[str, Any]) -> str:
     ]
     note = "\n\nThere was no other split to evaluate on: these images were held out from the training images."
     text = table(("", ""), rows) + (note if _is_dev(summary) else "")
-    return "\n\n".join([text, *(paragraph(f"**Note**: {note}.") for _, note in held_out(summary))])
+    notes = [*_fold_notes(summary), *(note for _, note in held_out(summary))]
+    return "\n\n".join([text, *(paragraph(f"**Note**: {note}.") for note in notes)])
+
+
+def _fold_notes(summary: dict[str, Any]) -> list[str]:
+    """Return the sentences about a model of all images, whose scores are those of the models of folds."""
+    folds = FoldName.of(summary["eval_split"].rpartition(", ")[2])
+    if folds is None or folds.fold is not None:
+        return []
+    scored = (
+        f"the scores are those of {folds.num_folds} models trained as this one, each on the images without one "
+        "fold and scored on that; this model was trained on all of them"
+    )
+    return [scored, *fold_notes(summary)]
 
 
 def _left_out(summary: dict[str, Any]) -> str:
