@@ -299,8 +299,8 @@ def _fold_notes(summary: dict[str, Any]) -> list[str]:
     if folds is None or folds.fold is not None:
         return []
     scored = (
-        f"the scores are those of {folds.num_folds} models trained as this one, each on the images without one "
-        "fold and scored on that; this model was trained on all of them"
+        f"the scores are those of {folds.num_folds} models trained like this one, each without one fold "
+        "of the images and scored on that; this model was trained on all of them"
     )
     return [scored, *fold_notes(summary)]
 
