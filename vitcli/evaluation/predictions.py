@@ -185,8 +185,8 @@ def pooled(paths: Sequence[Path], rows: Sequence[np.ndarray]) -> Predictions:
     return Predictions(
         rows_N=rows_N[order_N],
         labels=np.array(labels, dtype=np.int64),
-        ranks_N=columns["rank"].to_numpy(),
-        losses_N=columns["loss"].to_numpy(),
+        ranks_N=columns["rank"].to_numpy().copy(),
+        losses_N=columns["loss"].to_numpy().copy(),
         briers_N=np.full(len(rows_N), np.nan),
         classes_NT=np.array(columns["top_classes"].to_pylist(), dtype=np.int64),
         probabilities_NT=np.array(columns["top_probabilities"].to_pylist(), dtype=np.float64),

@@ -228,9 +228,10 @@ def left_out_scores(
     Args:
         together: leave these rows out as one group g; 1 - H_ii is then the matrix I - H_gg, and G_ii is G_gg.
     """
-    basis_NR = solution.vectors_RR[rows]
     if solution.is_tall:
         basis_NR = solution.inputs_NE[rows] @ solution.vectors_RR
+    else:
+        basis_NR = solution.vectors_RR[rows]
     # HY and the diagonal of H, or GY and the diagonal of G, for every l2.
     damping_RL = 1 / (solution.eigenvalues_R[:, None] + np.array(solution.l2))
     damped_RLK = damping_RL[:, :, None] * solution.projected_RK[:, None]

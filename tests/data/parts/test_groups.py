@@ -68,7 +68,7 @@ def opened(folder: Path, **keys: object) -> tuple[Split, Split]:
 def test_a_dev_part_and_a_subset_have_whole_objects_only(table):
     train, held_out = opened(table, group_column="object", dev_fraction=0.2, dev_stratified=True)
     assert len(held_out) == 12 and len(train) == 48 and not names(train) & names(held_out)
-    assert "8 to train on, 2 held out" in held_out.notes[-1]
+    assert "8 to train on and 2 held out" in held_out.notes[-1]
 
     train, held_out = opened(
         table, group_column="object", dev_fraction=0.2, dev_stratified=True, num_examples=33
@@ -174,7 +174,7 @@ def test_a_test_split_with_images_of_trained_groups_says_so(tmp_path, table):
     pq.write_table(pq.read_table(table / "train.parquet")[:9], tmp_path / "test.parquet")
 
     _, held_out = opened(tmp_path, group_column="object")
-    assert held_out.notes == ("9 of the 9 images to score are of groups of object that are trained on",)
+    assert held_out.notes == ("9 of the 9 images to score are of groups (object) that are trained on",)
     assert len(opened(tmp_path, train_split="train+test", eval_split="3 folds")[0]) == 69
     with pytest.raises(DataError, match="training needs a held-out split too"):
         opened(tmp_path, train_split="train+test")

@@ -70,6 +70,11 @@ class CrossValidation:
             totals["all_measured_hours"] = totals["all_images_seen"] / final["measured_images_per_s"] / 3600
         return {**final, **totals, "recipe": recipes.to_toml(self.recipe)}
 
+    def _plan_of(self, recipe: Recipe, options: RunOptions) -> dict[str, Any]:
+        if recipe.choices:
+            return Sweep(self.command, recipe, options, self.shared).plan()
+        return run_job(self.shared.set_up(recipe, options))
+
     def run(self) -> dict[str, Any]:
         """Make all runs, write the folder that holds them and return its summary."""
         folded = self._folded  # data that cannot be divided are refused before anything is written
