@@ -67,13 +67,26 @@ OF_RESULTS = {
             "was_trained_N[:] = False",
         ),
     },
-    ("vitcli/data/split.py", "tests/data/test_dataset.py tests/data/test_seen_images.py"): {
+    ("vitcli/data/parts/cuts.py", "tests/data/test_dataset.py tests/data/test_seen_images.py"): {
         "a class is held out whole": ("np.maximum(counts_K - 1, 0)", "counts_K"),
         "a class is left without a held-out image": (
             "(counts_K >= 2).astype(np.int64)",
             "np.zeros_like(counts_K)",
         ),
         "held-out images are trained on": ("train.rows(np.flatnonzero(~is_dev_N))", "train"),
+    },
+    ("vitcli/data/parts/assignment.py", "tests/data/parts"): {
+        "a fold forgets what it holds": ("(2 * held_PC[:, columns] + counts)", "counts"),
+        "the smallest groups are assigned first": ("-np.bincount(groups_N))", "np.bincount(groups_N))"),
+        "all groups of a class are held out": (
+            "groups.sole_groups() if every_class",
+            "np.zeros(groups.num_groups, dtype=bool) if every_class",
+        ),
+        "groups that were trained on are held out": ("rest_G=sole_G | last_G", "rest_G=sole_G"),
+    },
+    ("vitcli/data/parts/groups.py", "tests/data/parts"): {
+        "near duplicates are no group": ("roots_N = _joined(roots_N, r", "_joined(roots_N.copy(), r"),
+        "a folder is counted from the top": ("folders[-level]", "folders[level - 1]"),
     },
     ("vitcli/data/split.py", "tests/data/test_split.py"): {
         "unlabelled rows are scored": ("labels < 0 if labels.ndim == 1", "labels < -1 if labels.ndim == 1"),
@@ -362,6 +375,7 @@ OF_RESULTS = {
         ),
     },
     ("vitcli/features/least_squares.py", "tests/features/test_least_squares.py"): {
+        "a group is left out row by row": ("together=together)", "together=False)"),
         "no ridge term": ("(self.eigenvalues_R + self.l2[which])", "(self.eigenvalues_R)"),
         "deviations of a sample": (
             ".mean(axis=0)) + STD_ADDED",
