@@ -85,7 +85,7 @@ OF_RESULTS = {
         "groups that were trained on are held out": ("rest_G=sole_G | last_G", "rest_G=sole_G"),
     },
     ("vitcli/data/parts/groups.py", "tests/data/parts"): {
-        "near duplicates are no group": ("roots_N = _joined(roots_N, r", "_joined(roots_N.copy(), r"),
+        "near duplicates are no group": ("roots_N = _joined(", "_joined("),
         "a folder is counted from the top": ("folders[-level]", "folders[level - 1]"),
     },
     ("vitcli/data/split.py", "tests/data/test_split.py"): {

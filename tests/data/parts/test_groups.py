@@ -17,6 +17,7 @@ from vitcli import recipe
 from vitcli.data import seen_images
 from vitcli.data.columns import PATHS
 from vitcli.data.dataset import open_eval, open_train_and_eval
+from vitcli.data.parts.groups import _joined
 from vitcli.data.seen_images import SeenImages
 from vitcli.data.split import Split
 from vitcli.errors import DataError, VitError
@@ -231,6 +232,22 @@ def test_a_recipe_with_another_syntax_is_refused(rule, message):
     with pytest.raises(VitError, match="names no groups") as refused:
         recipe.load("evaluate/default", (), {"data.group_column": rule}, training=False)
     assert message in refused.value.fix
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_chains_of_pairs_are_joined_as_by_hand(seed):
+    """Against joining the sets of the two rows of each pair, one pair after the other, in two blocks."""
+    rng = np.random.default_rng(seed)
+    i, j = rng.integers(0, 60, (2, 40))
+    sets = [{row} for row in range(60)]
+    for a, b in zip(i.tolist(), j.tolist(), strict=True):
+        joined = sets[a] | sets[b]
+        for row in joined:
+            sets[row] = joined
+
+    roots = _joined(_joined(np.arange(60), i[:15], j[:15]), i[15:], j[15:])
+
+    assert roots.tolist() == [min(of_row) for of_row in sets]
 
 
 @pytest.mark.slow

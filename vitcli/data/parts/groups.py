@@ -50,8 +50,9 @@ def check_several(groups_N: np.ndarray, split: Split, rule: str) -> None:
         )
     if labels_N.ndim > 1 or len(np.unique(labels_N)) < 2:
         return
-    num_pairs = len(np.unique(np.stack([groups_N, labels_N]), axis=1).T)
-    if num_pairs == groups_N.max() + 1 == len(np.unique(labels_N)):
+    num_groups, num_classes = groups_N.max() + 1, len(np.unique(labels_N))
+    num_pairs = len(np.unique(groups_N * split.num_classes + labels_N))
+    if num_pairs == num_groups == num_classes:
         raise DataError(
             f"the groups of {split.name} are its classes, so a class that is held out would not be trained",
             where=f"{KEY} = {rule!r}",
@@ -153,17 +154,20 @@ def _near_duplicates(splits: Sequence[Split]) -> list[np.ndarray]:
     firsts = np.cumsum([0, *map(len, splits)])
     rows_N = np.concatenate([part.rows_N + first for part, first in zip(hashes, firsts, strict=False)])
     looks_N = np.concatenate([part.looks_N for part in hashes])
-    parents = list(range(firsts[-1]))
-
-    def root_of(row: int) -> int:
-        while parents[row] != row:
-            parents[row] = parents[parents[row]]
-            row = parents[row]
-        return row
-
+    roots_N = np.arange(firsts[-1])
     for i_P, j_P, _ in near_pairs(looks_N, looks_N, distance=NEAR_DISTANCE, within=True):
-        for a, b in zip(rows_N[i_P].tolist(), rows_N[j_P].tolist(), strict=True):
-            low, high = sorted((root_of(a), root_of(b)))
-            parents[high] = low
-    groups_N = _numbered([root_of(row) for row in range(firsts[-1])])
+        roots_N = _joined(roots_N, rows_N[i_P], rows_N[j_P])
+    groups_N = _numbered(roots_N.tolist())
     return np.split(groups_N, firsts[1:-1])
+
+
+def _joined(roots_N: np.ndarray, i_P: np.ndarray, j_P: np.ndarray) -> np.ndarray:
+    """Return the first row of each row's group after the groups of the rows of each pair are joined."""
+    roots_N = roots_N.copy()
+    while True:
+        a_P, b_P = roots_N[i_P], roots_N[j_P]
+        if np.array_equal(a_P, b_P):
+            return roots_N
+        np.minimum.at(roots_N, np.maximum(a_P, b_P), np.minimum(a_P, b_P))
+        while not np.array_equal(roots_N, roots_N[roots_N]):
+            roots_N = roots_N[roots_N]
