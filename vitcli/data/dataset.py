@@ -177,6 +177,7 @@ class DataSet:
         whole = replace(
             whole,
             has_labels=self.tables.has_labels,
+            column_names=tuple(table.column_names),
             left_out=union(map(self.tables.left_out, self._names_of(split))),
             notes=self.tables.notes,
         )

@@ -92,7 +92,6 @@ def from_table(
         stamp_of=stamps_of(table, image_column, root),
         source_files=SourceFiles(paths) if paths else None,
         read_column=lambda column: column_values(whole, image_column if column == PATHS else column),
-        column_names=tuple(whole.column_names),
     )
 
 
