@@ -374,6 +374,28 @@ OF_RESULTS = {
             "pass",
         ),
     },
+    # Classes of different sizes, and metrics of each.
+    ("vitcli/data/balance.py", "tests/data/test_balance.py"): {
+        "weights of another mean": (" * (counts_K.sum() / (counts_K @ weights_K))", ""),
+    },
+    ("vitcli/data/sampler.py", "tests/data/test_sampler.py"): {
+        "a class goes on with the same order": ('"class", number, of_pass)', '"class", number)'),
+        "each epoch begins its classes again": ("before_K[classes_N] + places_N", "places_N"),
+    },
+    ("vitcli/evaluation/class_metrics.py", "tests/evaluation/test_class_metrics.py"): {
+        "ties count as wins": ("lower_P + 0.5 * equal_P", "lower_P + equal_P"),
+        "the precision of a tie is that of its first row": (
+            "(num_positives - own_below_P) / (num_rows - below_P)",
+            "(num_positives - own_upto_P + 1) / (num_rows - below_P)",
+        ),
+        "absent classes count": (
+            "classes_C, counts_C = np.unique(labels_N,",
+            "classes_C, counts_C = np.unique(predicted_N,",
+        ),
+    },
+    ("vitcli/data/augmentations/random_erasing.py", "tests/data/test_augmentations.py"): {
+        "erased the other way round": ("if rng.random() > probability", "if rng.random() < probability"),
+    },
     ("vitcli/features/least_squares.py", "tests/features/test_least_squares.py"): {
         "a group is left out row by row": ("together=together)", "together=False)"),
         "no ridge term": ("(self.eigenvalues_R + self.l2[which])", "(self.eigenvalues_R)"),
@@ -381,6 +403,7 @@ OF_RESULTS = {
             ".mean(axis=0)) + STD_ADDED",
             ".sum(axis=0) / (len(features_ND) - 1)) + STD_ADDED",
         ),
+        "left-out scores of weighted rows stay weighted": ("residual_NLK / root_N11", "residual_NLK"),
         "a row that is left out counts": ("/ (1 - diagonal_NL)[:, :, None]", "/ 1"),
         "the smallest l2 among equals": (
             "(accuracy_L[i], solution.l2[i])",
