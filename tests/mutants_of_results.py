@@ -40,6 +40,8 @@ OF_RESULTS = {
         ),
     },
     ("vitcli/data/sampler.py", "tests/data/test_sampler.py"): {
+        "a class goes on with the same order": ('"class", number, of_pass)', '"class", number)'),
+        "each epoch begins its classes again": ("before_K[classes_N] + places_N", "places_N"),
         "every epoch in the same order": (
             'derive_seed(seed, "order", epoch)',
             'derive_seed(seed, "order", 0)',
@@ -377,10 +379,6 @@ OF_RESULTS = {
     # Classes of different sizes, and metrics of each.
     ("vitcli/data/balance.py", "tests/data/test_balance.py"): {
         "weights of another mean": (" * (counts_K.sum() / (counts_K @ weights_K))", ""),
-    },
-    ("vitcli/data/sampler.py", "tests/data/test_sampler.py"): {
-        "a class goes on with the same order": ('"class", number, of_pass)', '"class", number)'),
-        "each epoch begins its classes again": ("before_K[classes_N] + places_N", "places_N"),
     },
     ("vitcli/evaluation/class_metrics.py", "tests/evaluation/test_class_metrics.py"): {
         "ties count as wins": ("lower_P + 0.5 * equal_P", "lower_P + equal_P"),
