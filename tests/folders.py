@@ -318,7 +318,7 @@ KINDS: dict[str, Kind] = {
     ),
     "a CSV that names a file twice": refused(
         lambda r: (flat(r, 2), table(r / "labels.csv", "file,label", ["0.png,a", "./0.png,b"])),
-        "two rows name the same image, 0.png",
-        "leave one row for each image",
+        "two rows give 0.png different labels, 'a' and 'b'",
+        "for an image of several classes write one row: a|b",
     ),
 }

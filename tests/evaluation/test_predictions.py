@@ -135,4 +135,5 @@ def test_a_batch_of_no_rows_has_no_numbers(several):
     )
 
     assert {name: len(values) for name, values in results.items()} == dict.fromkeys(results, 0)
-    assert results.keys() | {"rows_N", "labels", "scores_NK"} == {field.name for field in fields(Predictions)}
+    names = {field.name for field in fields(Predictions)}
+    assert results.keys() | {"rows_N", "labels", "scores_NK", "logits_NK"} == names

@@ -57,7 +57,11 @@ def write(tmp_path):
         ("train.batch_size=0", "train.batch_size is 0, out of its range", "greater than 0"),
         ("data.flip=False", 'data.flip is "False", which is not true or false', "write false"),
         ("data.flip=1", "data.flip is 1, which is not true or false", "write true or false"),
-        ("objective.loss=softmx", "did you mean 'softmax'?", "it must be 'softmax', 'sigmoid' or"),
+        (
+            "objective.loss=softmx",
+            "did you mean 'softmax'?",
+            "it must be 'softmax', 'sigmoid', 'masked_patch' or",
+        ),
         ("model.dropout=1.0", "model.dropout is 1.0, out of its range", "less than 1"),
         ("schedule.warmup=101%", 'schedule.warmup is "101%"', 'such as "10%"'),
         ("schedule.warmup=half", 'schedule.warmup is "half"', 'such as "10%"'),

@@ -11,6 +11,8 @@ from PIL import Image
 
 from tests.conftest import run
 from tests.data.shards.test_streaming import parquet  # noqa: F401, a fixture
+from tests.evaluation.test_regression import REGRESSION, ages  # noqa: F401, a fixture
+from tests.evaluation.test_several_labels import SEVERAL, shapes  # noqa: F401, a fixture
 from tests.training.test_finetune import SMALL, TRICKY, fingerprint
 from vitcli.training import loop
 
@@ -25,6 +27,8 @@ KINDS = {
         *("--set", "objective.cutmix=1.0", "--set", "data.trivialaugment=true"),
         *("--set", "data.random_erasing=0.5"),
     ),
+    "several": (*SMALL, *TRICKY, *SEVERAL, *MORE),
+    "regression": (*SMALL, *TRICKY, *REGRESSION, "--set", "data.randaugment=[2,9]"),
     "streamed": (*SMALL, *TRICKY, *MORE, *STREAMED),
     "pretrain": (
         *("pretrain", "--recipe", "pretrain/demo", *SMALL[3:], *TRICKY),
@@ -33,6 +37,8 @@ KINDS = {
         *("--set", "objective.replaced=0.1"),
     ),
 }
+
+FIXTURES = {"streamed": "parquet", "regression": "ages", "several": "shapes"}
 
 
 def state_of(run_dir: Path, step: int) -> dict[str, str]:
@@ -44,7 +50,7 @@ def state_of(run_dir: Path, step: int) -> dict[str, str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_stop_at_every_step_changes_no_bit(request, tmp_path, monkeypatch, kind):
-    dataset = request.getfixturevalue("parquet" if kind == "streamed" else "photos")
+    dataset = request.getfixturevalue(FIXTURES.get(kind, "photos"))
     words = (*KINDS[kind], "--dataset", dataset, "--steps", STEPS, "--set", f"train.keep_checkpoints={STEPS}")
     unbroken, stopped = tmp_path / "unbroken", tmp_path / "stopped"
     outcome = run(*words, "--out", unbroken, "--set", "train.save_every=1")

@@ -148,7 +148,7 @@ def evaluate(
     from vitcli.experiments import vtab
 
     # Mistakes are reported before any work.
-    keys = assertions.NUMBERS + (assertions.OF_REAL if real else ())
+    keys = assertions.NUMBERS + assertions.OF_NUMBERS + (assertions.OF_REAL if real else ())
     asserted = tuple(assertions.parse(text, keys=keys) for text in assert_ or ())
     sides = resolution_range(res)
     pairs = list(product(ckpt or [None], dataset or [None]))

@@ -1,5 +1,6 @@
 """Image and label columns of a table: found by their types, and their values read."""
 
+import math
 import os
 import struct
 import time
@@ -13,6 +14,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from vitcli.errors import DataError, is_of_machine, nearest
+from vitcli.output.text import first_few
 from vitcli.regular_files import MOST_BYTES, read_regular
 
 ROWS_AT_A_TIME = 1_000
@@ -64,6 +66,51 @@ def find_label_column(features: datasets.Features, named: str | None, name: str)
             fix="name a column of class labels, whole numbers or strings, or of lists of labels or numbers",
         )
     return column
+
+
+def find_number_column(features: datasets.Features, named: str | None, name: str) -> str:
+    """Return the named column of numbers, else the only one that may be; see `find_image_column`.
+
+    Numbers are of a numeric type, or classes whose names are numbers (folders called 17, 18, ...).
+    """
+    candidates = [column for column, feature in features.items() if _is_number(feature)]
+    usual = [column for column in candidates if column in ("label", "labels", "target", "value")]
+    column = _pick_column(
+        features, named, usual or candidates, what="number", key="data.label_column", name=name
+    )
+    if not _is_number(features[column]):
+        raise DataError(
+            f"column {column!r} of {name} holds {_type_name(features[column])}, and no numbers to predict",
+            where="recipe keys data.label_column and objective.loss",
+            fix="name a column of numbers, or predict classes: --set objective.loss=softmax",
+        )
+    return column
+
+
+def _is_number(feature) -> bool:
+    types = ("int", "uint", "float", "double")
+    is_value = isinstance(feature, datasets.Value) and feature.dtype.startswith(types)
+    return is_value or isinstance(feature, datasets.ClassLabel)
+
+
+def numbers_of(table: datasets.Dataset, column: str, name: str) -> dict[int | None, float] | None:
+    """Return the number that each class is called; None where the column holds numbers itself.
+
+    Raises:
+        DataError: a class is not called as a number.
+    """
+    feature = table.features[column]
+    if not isinstance(feature, datasets.ClassLabel):
+        return None
+    try:
+        numbers = {label: float(text) for label, text in enumerate(feature.names)}
+    except ValueError as error:
+        raise DataError(
+            f"the labels of {name} are classes and no numbers: {first_few(feature.names)}",
+            where="recipe key objective.loss, which is regression",
+            fix="--set objective.loss=softmax, or name a column of numbers with data.label_column",
+        ) from error
+    return numbers | {None: math.nan, -1: math.nan}
 
 
 def _type_name(feature) -> str:

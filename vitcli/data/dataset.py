@@ -45,7 +45,7 @@ class DataSet:
         image_column, label_column: needed where the types of the columns are ambiguous.
         num_classes: needed where shards do not give it.
         streaming: read its shards in place; remote shards and .tar files are always read so.
-        one_class, needs_labels: see `layouts.Choices`.
+        one_class, needs_labels, numbers: see `layouts.Choices`.
 
     Raises:
         DataError: there is no such data set, or it cannot be downloaded or listed.
@@ -61,6 +61,7 @@ class DataSet:
         streaming: bool = False,
         one_class: bool = False,
         needs_labels: bool = True,
+        numbers: bool = False,
     ):
         datasets.disable_progress_bars()
         self._groups: dict[tuple[str, ...], Any] = {}  # by the names of splits and the rule
@@ -68,7 +69,7 @@ class DataSet:
         alias = recipe.dataset_aliases().get(name)
         self.declared = alias or {}
         self.num_classes = num_classes or self.declared.get("classes")
-        self.is_demo = name in demo.SETS
+        self.is_demo, self.numbers = name in demo.SETS, numbers
         if self.is_demo:
             self.tables, self.split_names = None, ("train", "test")
             return
@@ -81,7 +82,7 @@ class DataSet:
             self.beside_shards = _images_beside(source)
             self.split_names = tuple(self.urls)
         else:
-            choices = layouts.Choices(image_column, label_column, one_class, needs_labels)
+            choices = layouts.Choices(image_column, label_column, one_class, needs_labels, numbers)
             tables, is_local = _locate(name, alias, choices)
             self.tables = vtab_splits.for_task(
                 tables, self.declared, name=name, is_local=is_local, named_label=label_column
@@ -90,7 +91,8 @@ class DataSet:
         # A local copy of an alias may have other column names; types then decide.
         declared = {} if is_local else self.declared
         self.image_column = image_column or declared.get("image_column")
-        self.label_column = label_column or declared.get("label_column")
+        of_file = self.tables.label_column if self.tables else None
+        self.label_column = of_file or label_column or declared.get("label_column")
 
     def open(self, split: str) -> Split:
         """Open a split by name, a slice of it ("train[:98%]") or several ("train+test"); check its labels.
@@ -132,6 +134,12 @@ class DataSet:
 
     def open_whole(self, split: str) -> Split:
         """Open all rows of a split in `split_names`, or of several, their labels unchecked."""
+        if self.numbers and (self.is_demo or self.tables is None):
+            raise DataError(
+                f"{self.name} has classes and no numbers to predict",
+                where="recipe key objective.loss, which is regression",
+                fix="--set objective.loss=softmax, or a data set with a column of numbers, unstreamed",
+            )
         if split not in self.split_names and (self.is_demo or self.tables is None):
             fix = "name one split, or take a data set of files or tables"
             raise DataError(
@@ -173,6 +181,7 @@ class DataSet:
             root=self.tables.root,
             image_column=self.image_column,
             label_column=label_column,
+            numbers=self.numbers and self.tables.has_labels,
         )
         whole = replace(
             whole,
@@ -430,18 +439,26 @@ class Cuts:
         return replace(held_out, notes=(*held_out.notes, note)) if count else held_out
 
 
-def open_eval(data: Data, split: str, *, seen: SeenImages = NOTHING_SEEN, needs_labels: bool = True) -> Split:
+def open_eval(
+    data: Data,
+    split: str,
+    *,
+    seen: SeenImages = NOTHING_SEEN,
+    needs_labels: bool = True,
+    numbers: bool = False,
+) -> Split:
     """Open the split to score: as named, or with "auto" the test split, else validation, else the only one.
 
     Args:
         seen: the images that the weights were trained on. With "auto" only the held-out part is opened of a
             split that they were taken from. The notes of any other split say how many of them it has.
         needs_labels: False where nothing is scored: plain folders of images will do, and seen images too.
+        numbers: whether the labels are numbers to predict.
 
     Raises:
         DataError: there is no such split; or only images that were trained on, and nobody has named them.
     """
-    source = from_section(data, partial(DataSet, needs_labels=needs_labels))
+    source = from_section(data, partial(DataSet, needs_labels=needs_labels, numbers=numbers))
     cut_from = base_of(seen.cut["split"]) if seen.cut else None
     is_cut_here = cut_from is not None and source.has_split(cut_from)
     folds = FoldName.of(split)

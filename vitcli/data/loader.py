@@ -37,7 +37,7 @@ class Batch:
 
     Attributes:
         images_BCHW: (B, 3, H, W) uint8, channels last in memory, pinned if there is a GPU.
-        labels_B: (B,) int64; (B, M) padded with -1 if images have several labels.
+        labels_B: (B,) int64; (B, M) padded with -1 if images have several labels, (B,) float64 of numbers.
         rows_B: (B,) int64, the rows of the split.
         skipped: files or rows of undecodable images that were left out or replaced.
     """
@@ -295,7 +295,9 @@ class _BatchInProgress:
 
 
 def _labels_of(labels: list[Label]) -> Tensor:
+    if any(isinstance(label, float) for label in labels):
+        return torch.tensor(labels, dtype=torch.float64)
     if not any(isinstance(label, tuple) for label in labels):
         return torch.tensor(labels, dtype=torch.int64)
-    most = max(len(label) for label in labels)
+    most = max(1, *(len(label) for label in labels))
     return torch.tensor([(*label, *[-1] * (most - len(label))) for label in labels], dtype=torch.int64)

@@ -16,7 +16,7 @@ from vitcli.data.sources.folders import NOTHING, LeftOut
 from vitcli.errors import DataError
 
 MANY_ROWS = 10_000_000
-Label = int | tuple[int, ...]
+Label = int | float | tuple[int, ...]
 ReadRow = Callable[[int], tuple[bytes | np.ndarray, Label]]
 
 
@@ -57,14 +57,16 @@ class Split:
         name: for messages: "flowers17, split train".
         num_examples: number of rows.
         class_names: in the order of the label numbers, or None if the data has numbers only.
-        num_classes: outputs of a head for these labels.
+        num_classes: outputs of a head for these labels; 1 for numbers.
         read_row: function of the row to its image, encoded bytes or a decoded (H, W, 3) uint8 array, and its
-            label, or a tuple of labels; a `RowReader` where several are better read at once.
+            label, a tuple of labels or a number to predict; a `RowReader` where several are better read at
+            once.
         read_labels: function to all labels, (num_examples,) int64; (num_examples, M) padded with -1 if rows
-            have several.
+            have several, (num_examples,) float64 of numbers to predict.
         where_is: function of the row to its name in errors: a file, or the row.
         dev_cut: of a dev part: which split it was cut from, the rule, and the fingerprint of the whole.
-        has_several_labels: whether labels are tuples.
+        has_several_labels: whether labels are tuples; one of a table may be empty.
+        has_numbers: whether labels are numbers to predict; `class_names` then has the name of their column.
         block_starts: of shards, the first row of each block that is read at once, and at the end the
             number of rows; None for tables, where any row is as near as any other.
         identity: of shards, the source of the fingerprint, since their rows are too many to be read.
@@ -90,6 +92,7 @@ class Split:
     where_is: Callable[[int], str]
     dev_cut: dict | None = None
     has_several_labels: bool = False
+    has_numbers: bool = False
     block_starts: np.ndarray | None = None
     identity: str | None = None
     read_column: Callable[[str], list] | None = None
@@ -226,6 +229,26 @@ class Split:
             cache=None,
         )
 
+    def with_label_lists(self) -> "Split":
+        """Return the same rows with a list of one label each, if they have one label."""
+        if self.has_several_labels:
+            return self
+
+        def listed(read_row: ReadRow) -> ReadRow:
+            def read(row: int) -> tuple[bytes | np.ndarray, Label]:
+                image, label = read_row(row)
+                return image, (label,)
+
+            return read
+
+        return replace(
+            self,
+            has_several_labels=True,
+            read_row=RowReader(lambda rows: listed(self.reader_of(rows))),
+            read_labels=lambda: self.read_labels()[:, None],
+            whole=self.whole or (self, lambda rows: rows),
+        )
+
     def relabelled(self, number_of: np.ndarray, class_names: tuple[str, ...]) -> "Split":
         """Return the same rows with label k renumbered to number_of[k], in another list of classes."""
 
@@ -262,8 +285,12 @@ def check_labels(split: Split) -> None:
     if split.is_large:
         return
     labels = split.read_labels()
+    if split.has_numbers:
+        _check_numbers(split, labels)
+        return
     too_high = labels >= split.num_classes
-    too_low = labels < 0 if labels.ndim == 1 else (labels < 0).all(axis=1, keepdims=True)
+    # Rows of several labels may have none, but not all of them.
+    too_low = labels < 0 if labels.ndim == 1 else (labels < 0) & (labels < 0).all()
     wrong_N = np.flatnonzero((too_high | too_low).reshape(len(labels), -1).any(axis=1))
     if not len(wrong_N):
         return
@@ -279,9 +306,22 @@ def check_labels(split: Split) -> None:
     )
 
 
+def _check_numbers(split: Split, labels_N: np.ndarray) -> None:
+    """Refuse numbers to predict that are missing or not finite, naming the first row."""
+    wrong_N = np.flatnonzero(~np.isfinite(labels_N))
+    if len(wrong_N):
+        raise DataError(
+            f"{len(wrong_N)} of {len(labels_N)} rows of {split.name} have no finite number",
+            where=f"{split.where_is(int(wrong_N[0]))}: {labels_N[wrong_N[0]]}",
+            fix="correct them, or name another column with data.label_column",
+        )
+
+
 def check_label(split: Split, label: Label, row: int) -> None:
     """Refuse one label that is not a class."""
     labels = label if isinstance(label, tuple) else (label,)
+    if split.has_numbers or (label == () and not split.is_large):
+        return
     if not labels or min(labels) < 0 or max(labels) >= split.num_classes:
         raise DataError(
             f"a row of {split.name} has the label {label}, outside 0 ... {split.num_classes - 1}",
@@ -292,7 +332,7 @@ def check_label(split: Split, label: Label, row: int) -> None:
 
 def classes_without(split: Split, train: Split) -> list[str]:
     """Return the names of the classes that have rows in `train` but none in `split`."""
-    if split.is_large or train.is_large:
+    if split.is_large or train.is_large or train.has_numbers:
         return []
     trained_K, held_K = (
         np.bincount(labels[labels >= 0], minlength=train.num_classes)

@@ -39,6 +39,8 @@ def constant(values: tuple[float, ...], device: torch.device, *, scale: float = 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """Queue a copy of a tensor in main memory to the device; the host does not wait for it."""
+    if device.type == "mps" and tensor.dtype == torch.float64:  # which Apple's GPUs do not have
+        tensor = tensor.float()
     if runs_ahead(device) and torch.accelerator.is_available() and not tensor.is_pinned():
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)

@@ -25,10 +25,14 @@ OF_CLASSES = (
 )  # fmt: skip
 NUMBERS = (
     "top1", "top5", "loss", "nll", "brier", "ece", "num_eval_examples", "num_skipped_images", "images_per_s",
-    "elapsed_s", *OF_CLASSES,
+    "elapsed_s", "mean_ap", "f1_at_thresholds", *OF_CLASSES,
 )  # fmt: skip
+OF_NUMBERS = ("mae", "rmse", "r2", "mae_of_mean")  # of weights that predict a number, instead of ACCURACIES
+ACCURACIES = ("top1", "top5", "nll", "brier", "ece", "mean_ap", "f1_at_thresholds", *OF_CLASSES)
 OF_REAL = ("real_top1", "num_real_examples")
-FRACTION = re.compile(rf"(real_)?top[15]|ece|{'|'.join(OF_CLASSES)}")  # numbers from 0 to 1
+FRACTION = re.compile(
+    rf"(real_)?top[15]|ece|mean_ap|f1_at_thresholds|{'|'.join(OF_CLASSES)}"
+)  # numbers from 0 to 1
 
 
 @dataclass(frozen=True)
@@ -43,13 +47,13 @@ class Assertion:
         return f"{self.key}{self.relation}{self.bound!r}"
 
     def holds(self, result: dict[str, Any]) -> bool:
-        """Return whether the condition holds for a result; a null value never holds."""
-        value = result[self.key]
+        """Return whether the condition holds for a result; a null or missing value never holds."""
+        value = result.get(self.key)
         return value is not None and RELATIONS[self.relation](value, self.bound)
 
     def outcome(self, result: dict[str, Any]) -> dict[str, Any]:
         """Return the entry of the result's "assertions"."""
-        return {"assertion": str(self), "value": result[self.key], "holds": self.holds(result)}
+        return {"assertion": str(self), "value": result.get(self.key), "holds": self.holds(result)}
 
 
 def parse(text: str, *, keys: Sequence[str]) -> Assertion:
@@ -99,6 +103,24 @@ def parse(text: str, *, keys: Sequence[str]) -> Assertion:
     return Assertion(key, relation, bound)
 
 
+def check_apply(asserted: Sequence[Assertion], *, to_numbers: bool) -> None:
+    """Refuse, before any pass, a key that the result of such weights has not.
+
+    Args:
+        to_numbers: whether the weights predict a number.
+    """
+    missing = ACCURACIES if to_numbers else OF_NUMBERS
+    for assertion in asserted:
+        if assertion.key in missing:
+            what = "a number and no classes" if to_numbers else "classes and no number"
+            keys = OF_NUMBERS if to_numbers else ACCURACIES
+            raise VitError(
+                f"these weights predict {what}, so the result has no {assertion.key}",
+                where=f"--assert {str(assertion)!r}",
+                fix=f"one of {', '.join(keys)}",
+            )
+
+
 def failed(
     assertions: Sequence[Assertion], results: Sequence[tuple[str, dict[str, Any]]]
 ) -> CheckFailed | None:
@@ -120,7 +142,7 @@ def failed(
     of_images = first.key.startswith("num_")
     other = "score other images" if of_images else "use better weights"
     return CheckFailed(
-        f"{first.key} is {json.dumps(result[first.key])}, so {first} does not hold{more}",
+        f"{first.key} is {json.dumps(result.get(first.key))}, so {first} does not hold{more}",
         where=f"--assert {str(first)!r}, {name}",
         fix=f"the evaluation is complete, see above; {other}, or assert a value that they reach",
     )

@@ -16,8 +16,17 @@ from vitcli.data.image_cache import ImageCache
 from vitcli.data.split import Split, base_of
 from vitcli.data.transforms import Preprocessing
 from vitcli.errors import VitError
-from vitcli.evaluation import class_map, inference, metrics, mistakes, real_labels, statistics
-from vitcli.evaluation.assertions import OF_CLASSES, Assertion
+from vitcli.evaluation import (
+    class_map,
+    inference,
+    metrics,
+    mistakes,
+    real_labels,
+    regression,
+    several_labels,
+    statistics,
+)
+from vitcli.evaluation.assertions import OF_CLASSES, Assertion, check_apply
 from vitcli.evaluation.class_map import ClassMap, Projection
 from vitcli.evaluation.files import FOLDER, EvalResult, claim, write_all
 from vitcli.evaluation.inference import EvalSettings
@@ -29,6 +38,7 @@ from vitcli.evaluation.predictions import (
     unique_names,
 )
 from vitcli.evaluation.real_labels import RealLabels
+from vitcli.evaluation.regression import NumberPredictions, Target, target_of
 from vitcli.evaluation.setup import (
     RunSettings,
     eval_settings,
@@ -36,10 +46,11 @@ from vitcli.evaluation.setup import (
     preprocessing_for,
     read_checkpoint,
 )
+from vitcli.evaluation.several_labels import SeveralLabels, several_labels_of
 from vitcli.models.build import check_image_size
 from vitcli.output.atomic import check_out
 from vitcli.output.progress import Progress
-from vitcli.output.summaries import Evaluation, ResolutionScore
+from vitcli.output.summaries import Evaluation, NumberEvaluation, ResolutionScore
 from vitcli.recipe import Recipe, catalog
 from vitcli.recipe.request import RecipeRequest
 from vitcli.recipe.schema import WITHOUT_EFFECT
@@ -96,6 +107,8 @@ class EvalTask:
         absent_classes: those of the checkpoint that the data do not have.
         projection: logits to those of a class map.
         map_summary: the class map in the result.
+        target: what the weights predict if it is a number.
+        several: of weights that give an image several labels.
     """
 
     request: RecipeRequest
@@ -108,6 +121,8 @@ class EvalTask:
     real: RealLabels | None = None
     projection: Projection | None = None
     map_summary: dict[str, Any] = field(default_factory=dict)
+    target: Target | None = None
+    several: SeveralLabels | None = None
 
 
 def evaluate(requests: Sequence[RecipeRequest], options: EvaluateOptions, run: RunSettings) -> dict[str, Any]:
@@ -228,7 +243,17 @@ def _open_task(
     arch = weights.architecture
     for side in options.sides:
         check_image_size(replace(arch, image_size=(side, side)))
+    target = target_of(weights.metadata)
+    check_apply(options.asserted, to_numbers=target is not None)
+    if target and (label_map or real_lists):
+        raise VitError(
+            f"these weights predict a number, {target.name}, and no classes",
+            where="--classes" if label_map else "--real",
+            fix="leave it out",
+        )
     opened = open_eval_split(recipe, options.split, weights)
+    if target:
+        return EvalTask(request, recipe, opened, np.arange(len(opened)), opened.fingerprint, target=target)
 
     # With a class map: only the mapped classes, and logits projected to them.
     if label_map is not None:
@@ -249,7 +274,9 @@ def _open_task(
         )
 
     # Without: all classes, in the checkpoint's order, for the ReaL labels too.
+    several = several_labels_of(weights.metadata, arch.num_classes)
     opened = data_classes.spelled_as(opened, weights.class_names)
+    opened = opened.with_label_lists() if several else opened
     split, is_mapped = data_classes.match_class_names(
         opened, weights.class_names, num_classes=arch.num_classes, ckpt=recipe.model.ckpt
     )
@@ -269,6 +296,7 @@ def _open_task(
         is_mapped=is_mapped,
         absent_classes=data_classes.absent_classes(opened, weights.class_names),
         real=real,
+        several=several,
     )
 
 
@@ -290,14 +318,14 @@ def score(
         # Notes about the loaded tensors are the same at every resolution: print them once.
         progress = settings.progress if variant is reported else Progress(quiet=True)
         of_variant, pass_summary = _run_pass(task, weights, variant, settings, progress)
-        curve.append(ResolutionScore.written({"resolution": variant.resolution, **_accuracy(of_variant)}))
+        scores = _scores(of_variant, task.target)
+        curve.append(ResolutionScore.written({"resolution": variant.resolution, **scores}))
         if variant is reported:
             predictions, of_pass = of_variant, pass_summary
 
     # The result: checkpoint and data, how they were evaluated, and what follows from the predictions.
-    class_names = _class_names(task, weights)
+    class_names = () if task.target else _class_names(task, weights)
     places = mistakes.places_of(task.split, predictions.rows_N)
-    reliability = statistics.reliability(predictions.confidences_N, predictions.is_right_N)
     summary = {
         "command": "evaluate",
         "ckpt": task.recipe.model.ckpt,
@@ -308,21 +336,19 @@ def score(
         "resolution": reported.resolution,
         "preprocessing": reported.summary(),
         "preprocessing_from": origin,
-        **_accuracy(predictions),
+        **_scores(predictions, task.target),
         "num_eval_examples": len(predictions),
         **of_pass,
         "precision": settings.precision,
         "num_processes": settings.runtime.world_size,
-        **_statistics(task, predictions, reliability),
-        **_of_classes(predictions, class_names),
-        "mistakes": mistakes.describe(predictions, class_names, places, task.source_rows),
+        **_details(task, predictions, class_names, places),
     }
     if options.sides:
         summary["resolutions"] = curve
     if options.asserted:
         summary["assertions"] = [assertion.outcome(summary) for assertion in options.asserted]
     summary["asked"] = options.result_key(task.request, task.split)
-    Evaluation.written(summary)
+    (NumberEvaluation if task.target else Evaluation).written(summary)
     return EvalResult(
         summary=summary,
         predictions=predictions,
@@ -331,7 +357,6 @@ def score(
         class_names=class_names,
         places=places,
         preprocessing=reported,
-        reliability=reliability,
         trained_side=weights.architecture.image_size[0],
     )
 
@@ -380,19 +405,19 @@ def _run_pass(
     preprocessing: Preprocessing,
     settings: EvalSettings,
     loading_progress: Progress,
-) -> tuple[Predictions, dict[str, Any]]:
+) -> tuple[Predictions | NumberPredictions, dict[str, Any]]:
     """Predict the split at one resolution; also return the pass's model, speed and skipped images."""
     size, posemb_method = preprocessing.image_size, task.recipe.model.posemb_resample
     model, arch = load_for_inference(weights, size, posemb_method, settings.device, loading_progress)
     started_at = time.perf_counter()
-    predictions, skipped = inference.predict_split(
-        model,
-        task.split,
-        preprocessing,
-        settings,
-        num_classes=task.projection.width if task.projection else arch.num_classes,
-        project=task.projection,
-    )
+    parts = model, task.split, preprocessing, settings
+    if task.target:
+        predictions, skipped = regression.predict_numbers(*parts, target=task.target)
+    else:
+        num_classes = task.projection.width if task.projection else arch.num_classes
+        predictions, skipped = inference.predict_split(
+            *parts, num_classes=num_classes, project=task.projection
+        )
     skipped = sorted(settings.runtime.union(set(skipped)))
     elapsed_s = time.perf_counter() - started_at
     return predictions, {
@@ -404,7 +429,10 @@ def _run_pass(
     }
 
 
-def _accuracy(predictions: Predictions) -> dict[str, float]:
+def _scores(predictions: Predictions | NumberPredictions, target: Target | None) -> dict[str, float | None]:
+    """Return accuracies and loss, or the errors of predicted numbers."""
+    if target:
+        return regression.scores_of(predictions, target)
     totals = metrics.metrics_of(torch.from_numpy(predictions.ranks_N), torch.from_numpy(predictions.losses_N))
     return {"top1": totals.top1, "top5": totals.top5, "loss": totals.loss}
 
@@ -417,9 +445,29 @@ def _of_classes(predictions: Predictions, class_names: tuple[str, ...]) -> dict[
     return {**scores.means(), "per_class": per_class(scores, class_names)}
 
 
-def _statistics(
-    task: EvalTask, predictions: Predictions, reliability: statistics.Reliability
+def _details(
+    task: EvalTask,
+    predictions: Predictions | NumberPredictions,
+    class_names: tuple[str, ...],
+    places: list[str],
 ) -> dict[str, Any]:
+    """Return what follows from the predictions besides the scores."""
+    if task.target:
+        return regression.details_of(predictions, task.target)
+    of_several = {}
+    if predictions.logits_NK is not None and task.projection is None:
+        of_several = several_labels.results_of(
+            predictions, task.several, class_names, fingerprint=task.fingerprint
+        )
+    return {
+        **of_several,
+        **_statistics(task, predictions),
+        **_of_classes(predictions, class_names),
+        "mistakes": mistakes.describe(predictions, class_names, places, task.source_rows),
+    }
+
+
+def _statistics(task: EvalTask, predictions: Predictions) -> dict[str, Any]:
     """Return ReaL accuracy, the class map, losses, calibration and confidence intervals."""
     # Bootstrap intervals of the accuracies.
     count = len(predictions)
@@ -438,6 +486,7 @@ def _statistics(
         }
         intervals["real_top1"] = list(statistics.accuracy_interval(right, rated))
     # The quality of the probabilities.
+    reliability = predictions.reliability
     return {
         **of_labels,
         "nll": float(predictions.losses_N.sum()) / count,

@@ -67,6 +67,20 @@ def reliability_diagram(reliability: Reliability, *, title: str) -> Figure | Non
     return figure
 
 
+def predicted_numbers(targets_N: np.ndarray, values_N: np.ndarray, *, name: str) -> Figure:
+    """Plot predicted against true numbers, with the diagonal on which both are equal."""
+    low, high = (float(bound([targets_N, values_N])) for bound in (np.min, np.max))
+    margin = 0.03 * (high - low) or 1.0
+    bounds = (low - margin, high + margin)
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(4.4, 4.4), layout="constrained")
+        axes = figure.subplots()
+        axes.plot(bounds, bounds, "--", color="#444444", linewidth=1.0)
+        axes.plot(targets_N, values_N, "o", color=BLUE, markersize=3, alpha=0.6, markeredgewidth=0)
+        axes.set(xlabel=f"{name}, true", ylabel=f"{name}, predicted", xlim=bounds, ylim=bounds)
+    return figure
+
+
 def confusion_matrix(
     labels_P: np.ndarray, predicted_P: np.ndarray, counts_P: np.ndarray, class_names: Sequence[str]
 ) -> Figure:

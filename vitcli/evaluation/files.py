@@ -12,12 +12,12 @@ from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing
 from vitcli.evaluation import mistakes, predictions
 from vitcli.evaluation.predictions import Predictions
+from vitcli.evaluation.regression import NumberPredictions, write_numbers
 from vitcli.evaluation.setup import RunSettings
-from vitcli.evaluation.statistics import Reliability
 from vitcli.output import atomic, profile
 from vitcli.output.atomic import write_json, write_text
 from vitcli.output.result_folder import ResultFolder
-from vitcli.output.run_folder import MISTAKES, PREDICTIONS
+from vitcli.output.run_folder import MISTAKES, NUMBERS, PREDICTIONS
 from vitcli.output.text import csv_text, top5_is_informative
 
 RESULT = "evaluation.json"
@@ -26,7 +26,7 @@ FOLDER = ResultFolder(
     noun="evaluation",
     result=RESULT,
     names=(RESULT, "per_class.csv", "confusion.csv", "confusion.png", "reliability.png", "mistakes.png",
-           MISTAKES, PREDICTIONS, "resolution.png", *profile.FILES),
+           MISTAKES, PREDICTIONS, NUMBERS, "numbers.png", "resolution.png", *profile.FILES),
 )  # fmt: skip
 
 
@@ -44,13 +44,12 @@ class EvalResult:
     """
 
     summary: dict[str, Any]
-    predictions: Predictions
+    predictions: Predictions | NumberPredictions
     split: Split
     source_rows: np.ndarray
     class_names: tuple[str, ...]
     places: list[str]
     preprocessing: Preprocessing
-    reliability: Reliability
     trained_side: int
 
 
@@ -82,7 +81,11 @@ def write_all(
     FOLDER.begin(out, [result.summary["asked"] for result in results])
     for folder, result in zip(FOLDER.folders(out, len(results)), results, strict=True):
         result.summary["out"] = str(folder)
-        _write_predictions(str(folder / PREDICTIONS), result)
+        are_numbers = isinstance(result.predictions, NumberPredictions)
+        _write_predictions(str(folder / (NUMBERS if are_numbers else PREDICTIONS)), result)
+        if are_numbers:
+            _write_number_figures(folder, result)
+            continue
         _write_tables(folder, result)
         _write_figures(folder, result)
     summary["out"] = str(out)
@@ -93,8 +96,23 @@ def _write_predictions(path: str, result: EvalResult) -> None:
     rows_N = result.source_rows[result.predictions.rows_N]
     keys = ("ckpt", "model", "dataset", "eval_split", "resolution", "preprocessing", "top1", "class_map")
     about = {key: result.summary.get(key) for key in keys}
+    if isinstance(result.predictions, NumberPredictions):
+        about = {key: result.summary.get(key) for key in (*keys[:-2], "mae", "target")}
+        about |= {"dev_cut": result.split.dev_cut}
+        write_numbers(path, result.predictions, rows_N, result.places, about)
+        return
     about |= {"class_names": list(result.class_names), "dev_cut": result.split.dev_cut}
     predictions.write_predictions(path, result.predictions, rows_N, result.places, about)
+
+
+def _write_number_figures(folder: Path, result: EvalResult) -> None:
+    """Draw predicted against true numbers; a curve of several resolutions stands in the JSON alone."""
+    from vitcli.evaluation import figures
+    from vitcli.output import plots
+
+    numbers, name = result.predictions, result.summary["target"]["name"]
+    figure = figures.predicted_numbers(numbers.targets_N, numbers.values_N, name=name)
+    plots.save(folder / "numbers.png", figure)
 
 
 def _write_tables(folder: Path, result: EvalResult) -> None:
@@ -122,7 +140,7 @@ def _write_figures(folder: Path, result: EvalResult) -> None:
     from vitcli.output import plots
 
     title = f"ECE {result.summary['ece']:.2%} of {len(result.predictions)} examples"
-    diagram = figures.reliability_diagram(result.reliability, title=title)
+    diagram = figures.reliability_diagram(result.predictions.reliability, title=title)
     if diagram:
         plots.save(folder / "reliability.png", diagram)
     if not result.predictions.has_several_labels:

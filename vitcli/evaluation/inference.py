@@ -41,7 +41,7 @@ from vitcli.output.progress import Progress
 # batch size; a GPU chooses kernels by it, so its logits may differ in their last bits.
 MULTIPLE = 4
 NUM_LIKELIEST = 5  # classes kept of each prediction
-MOST_SCORES = 2**27  # of rows times classes, kept for AUROC: half a GiB, 134,000 images of ImageNet
+MOST_SCORES = 2**27  # of rows times classes, kept for AUROC and mAP: half a GiB, 134,000 images of ImageNet
 
 
 class Interrupted(Exception):
@@ -157,6 +157,8 @@ def predict_split(
     of_none |= {} if split.has_several_labels else {"labels": no_labels}
     has_scores = not split.has_several_labels and len(split) * num_classes <= MOST_SCORES
     of_none |= {"scores_NK": torch.empty(0, num_classes)} if has_scores else {}
+    keeps_logits = keeps_all_logits(split, num_classes)
+    of_none |= {"logits_NK": torch.empty(0, num_classes)} if keeps_logits else {}
     columns = {name: x.new_zeros(len(split), *x.shape[1:]) for name, x in of_none.items()}
 
     def columns_of(batch: Batch, logits_BK: Tensor) -> dict[str, Tensor]:
@@ -164,6 +166,7 @@ def predict_split(
         labels = {} if split.has_several_labels else {"labels": batch.labels_B}
         # In the order of the probabilities, which as float32 would be equal near 0 and 1.
         scores = {"scores_NK": logits_BK.double().log_softmax(dim=1).float()} if has_scores else {}
+        scores |= {"logits_NK": logits_BK} if keeps_logits else {}
         return prediction_columns(logits_BK, batch.labels_B) | labels | scores
 
     batches = balanced_batches(model, split, preprocessing, settings)
@@ -174,6 +177,11 @@ def predict_split(
     if split.has_several_labels:
         counted["labels"] = split.read_labels()[rows_N]
     return Predictions(rows_N=rows_N, **counted), skipped
+
+
+def keeps_all_logits(split: Split, num_classes: int) -> bool:
+    """Return whether `predict_split` keeps every logit: of several labels a row, unless they are too many."""
+    return split.has_several_labels and not split.is_large and len(split) * num_classes <= MOST_SCORES
 
 
 def prediction_columns(logits_BK: Tensor, labels: Tensor) -> dict[str, Tensor]:

@@ -61,12 +61,15 @@ def label_ranks(logits_BK: Tensor, labels: Tensor) -> Tensor:
 
 
 def example_losses(logits_BK: Tensor, labels: Tensor) -> Tensor:
-    """Return the softmax cross-entropy of each example, (B,) float64; of several right classes their mean."""
+    """Return the softmax cross-entropy of each example, (B,) float64.
+
+    Of several right classes it is their mean, of none 0.
+    """
     if labels.ndim == 1:
         return F.cross_entropy(logits_BK.double(), labels, reduction="none")
     is_label_BM = labels >= 0
     losses_BM = -logits_BK.double().log_softmax(dim=-1).gather(1, labels.clamp(min=0))
-    return (losses_BM * is_label_BM).sum(dim=1) / is_label_BM.sum(dim=1)
+    return (losses_BM * is_label_BM).sum(dim=1) / is_label_BM.sum(dim=1).clamp(min=1)
 
 
 def brier_scores(probabilities_BK: Tensor, labels: Tensor) -> Tensor:
@@ -78,7 +81,7 @@ def brier_scores(probabilities_BK: Tensor, labels: Tensor) -> Tensor:
     is_label_BM = labels_BM >= 0
     targets_BK = torch.zeros(probabilities_BK.shape, dtype=torch.float64)
     targets_BK.scatter_add_(1, labels_BM.clamp(min=0), is_label_BM.double())
-    targets_BK = targets_BK / is_label_BM.sum(dim=1, keepdim=True)
+    targets_BK = targets_BK / is_label_BM.sum(dim=1, keepdim=True).clamp(min=1)
     return (probabilities_BK - targets_BK).square().sum(dim=1)
 
 

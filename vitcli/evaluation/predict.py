@@ -1,20 +1,27 @@
-"""`vit predict`: class probabilities of image files, with the same preprocessing as evaluation."""
+"""`vit predict`: class probabilities or numbers of image files, with the same preprocessing as evaluation."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from torch import Tensor, nn
+
 from vitcli.data import loader
 from vitcli.data.image_files import find_images
 from vitcli.data.split import Split
+from vitcli.data.transforms import Preprocessing
 from vitcli.errors import DataError
-from vitcli.evaluation import inference
+from vitcli.evaluation import inference, regression
+from vitcli.evaluation.inference import EvalSettings
+from vitcli.evaluation.regression import Target
 from vitcli.evaluation.setup import RunSettings, eval_settings, preprocessing_for, read_checkpoint
+from vitcli.evaluation.several_labels import SeveralLabels, several_labels_of
 from vitcli.output.atomic import check_out, write_text
 from vitcli.output.text import count_of, csv_text, first_few, json_of
 from vitcli.recipe import check_names_ckpt
 from vitcli.recipe.request import RecipeRequest
 from vitcli.weights import imagenet
+from vitcli.weights.io import Weights
 from vitcli.weights.load import load_for_inference
 
 CSV = ".csv"
@@ -56,12 +63,13 @@ def predict(
     for line in split.lines:
         settings.progress.note(line)
 
-    # The likeliest classes of each image.
+    # The likeliest classes of each image, or its number.
     if weights.imagenet:
         settings.progress.note(imagenet.note(weights.imagenet))
-    top_by_row, _ = inference.top_predictions(model, split, preprocessing, settings, topk=topk)
-    unreadable = _unreadable(split, [row for row in range(len(split)) if row not in top_by_row])
-    if not top_by_row:
+    target = regression.target_of(weights.metadata)
+    predictions = _predictions(model, split, preprocessing, settings, weights, topk)
+    unreadable = _unreadable(split, [row for row in range(len(split)) if row not in predictions])
+    if not predictions:
         raise error_of(unreadable, len(split))
     result = {
         "command": "predict",
@@ -69,7 +77,8 @@ def predict(
         "model": arch.name,
         "preprocessing": preprocessing.summary(),
         "class_names_from": weights.imagenet or ("weights" if weights.class_names else None),
-        "predictions": _predictions(split, top_by_row, weights.readable_class_names),
+        "predictions": [*predictions.values()],
+        **(target.as_metadata() if target else {}),
         "num_skipped_images": len(unreadable),
         "skipped_images": [entry["file"] for entry in unreadable],
         "unreadable": unreadable,
@@ -83,15 +92,78 @@ def predict(
 
 
 def _predictions(
-    split: Split, top_by_row: dict[int, list[tuple[int, float]]], class_names: Sequence[str]
-) -> list[dict[str, Any]]:
-    return [
-        {
+    model: nn.Module,
+    split: Split,
+    preprocessing: Preprocessing,
+    settings: EvalSettings,
+    weights: Weights,
+    topk: int,
+) -> dict[int, dict[str, Any]]:
+    """Return what the weights predict for each image that can be read, by row."""
+    outputs, names = _outputs(model, split, preprocessing, settings), weights.readable_class_names
+    if target := regression.target_of(weights.metadata):
+        return _numbers(outputs, split, target)
+    if several := several_labels_of(weights.metadata, weights.architecture.num_classes):
+        return _several(outputs, split, several, names, topk)
+    return _classes(model, split, preprocessing, settings, names, topk)
+
+
+def _classes(
+    model: nn.Module,
+    split: Split,
+    preprocessing: Preprocessing,
+    settings: EvalSettings,
+    names: Sequence[str],
+    topk: int,
+) -> dict[int, dict[str, Any]]:
+    """Return the likeliest classes by row of the images that can be read."""
+    top_by_row, _ = inference.top_predictions(model, split, preprocessing, settings, topk=topk)
+    return {
+        row: {
             "file": split.where_is(row),
-            "top": [{"class": class_names[k], "label": k, "probability": p} for k, p in top],
+            "top": [{"class": names[k], "label": k, "probability": p} for k, p in top],
         }
         for row, top in top_by_row.items()
-    ]
+    }
+
+
+def _outputs(
+    model: nn.Module, split: Split, preprocessing: Preprocessing, settings: EvalSettings
+) -> Iterator[tuple[int, Tensor]]:
+    """Yield the row of each image that can be read, and its outputs_O."""
+    batches = settings.batches(split, preprocessing, all_rows=True)
+    outputs = inference.outputs_of(model, batches, preprocessing, settings.device, settings.precision)
+    outputs = inference.report_progress(outputs, settings, "predict", len(split), all_rows=True)
+    for batch, outputs_BO in outputs:
+        yield from zip(batch.rows_B.tolist(), outputs_BO, strict=True)
+
+
+def _numbers(
+    outputs: Iterator[tuple[int, Tensor]], split: Split, target: Target
+) -> dict[int, dict[str, Any]]:
+    """Return the number of each image that can be read, by row."""
+    return {
+        row: {"file": split.where_is(row), "top": [], "value": float(target.numbers_of(outputs_1)[0])}
+        for row, outputs_1 in outputs
+    }
+
+
+def _several(
+    outputs: Iterator[tuple[int, Tensor]],
+    split: Split,
+    several: SeveralLabels,
+    names: Sequence[str],
+    topk: int,
+) -> dict[int, dict[str, Any]]:
+    """Return the classes of each image that reach their thresholds, and the `topk` likeliest, by row."""
+    predictions = {}
+    for row, logits_K in outputs:
+        probabilities = logits_K.double().sigmoid().tolist()
+        order = sorted(range(len(probabilities)), key=lambda k: -probabilities[k])
+        top = [{"class": names[k], "label": k, "probability": probabilities[k]} for k in order[:topk]]
+        labels = [names[k] for k in order if probabilities[k] >= several.thresholds[k]]
+        predictions[row] = {"file": split.where_is(row), "top": top, "labels": labels}
+    return predictions
 
 
 def failure(result: dict[str, Any]) -> DataError | None:
@@ -120,13 +192,21 @@ def as_jsonl(result: dict[str, Any], as_json: Callable[[Any], str] = json_of) ->
 
 def _csv_rows(result: dict[str, Any], topk: int) -> Iterator[list]:
     """Yield the header and a row for each image: its classes by probability, or why it cannot be read."""
+    if target := result.get("target"):
+        yield ["file", target["name"], "error"]
+        yield from ([entry["file"], entry["value"], ""] for entry in result["predictions"])
+        yield from ([entry["file"], "", entry["message"]] for entry in result["unreadable"])
+        return
+    has_labels = any("labels" in entry for entry in result["predictions"])
     names = [("class", "probability"), *((f"class_{k}", f"probability_{k}") for k in range(2, topk + 1))]
-    yield ["file", *(name for pair in names for name in pair), "error"]
+    labels = ["labels"] if has_labels else []
+    yield ["file", *labels, *(name for pair in names for name in pair), "error"]
     for prediction in result["predictions"]:
         pairs = ((entry["class"], entry["probability"]) for entry in prediction["top"])
-        yield [prediction["file"], *(value for pair in pairs for value in pair), ""]
+        labels = ["|".join(prediction["labels"])] if has_labels else []
+        yield [prediction["file"], *labels, *(value for pair in pairs for value in pair), ""]
     for entry in result["unreadable"]:
-        yield [entry["file"], *[""] * (2 * topk), entry["message"]]
+        yield [entry["file"], *[""] * (2 * topk + has_labels), entry["message"]]
 
 
 def _unreadable(split: Split, rows: Sequence[int]) -> list[dict[str, str]]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from vitcli.errors import DataError
 from vitcli.evaluation.class_metrics import ClassScores, class_scores
+from vitcli.evaluation.statistics import Reliability, reliability
 from vitcli.output import atomic
 from vitcli.output.run_folder import PREDICTIONS
 
@@ -31,6 +32,7 @@ class Predictions:
         classes_NT: the likeliest classes in order; the lower number first among equal logits.
         probabilities_NT: their probabilities.
         scores_NK: log-probabilities of all classes, float32; None of several labels, or of too many numbers.
+        logits_NK: all logits, float32, where rows have several labels and they are not too many.
     """
 
     rows_N: np.ndarray
@@ -41,6 +43,7 @@ class Predictions:
     classes_NT: np.ndarray
     probabilities_NT: np.ndarray
     scores_NK: np.ndarray | None = None
+    logits_NK: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.rows_N)
@@ -53,6 +56,10 @@ class Predictions:
     def confidences_N(self) -> np.ndarray:
         """Return the probability of each predicted class."""
         return self.probabilities_NT[:, 0]
+
+    @property
+    def reliability(self) -> Reliability:
+        return reliability(self.confidences_N, self.is_right_N)
 
     @property
     def has_several_labels(self) -> bool:

@@ -16,6 +16,7 @@ from vitcli.data.transforms import Preprocessing, as_data_keys, keys_of_weights,
 from vitcli.distributed.runtime import start as start_runtime
 from vitcli.errors import VitError, WeightsError
 from vitcli.evaluation.inference import EvalSettings
+from vitcli.evaluation.regression import target_of
 from vitcli.models.build import default_image_size
 from vitcli.output import run_folder
 from vitcli.output.profile import StepProfiler
@@ -201,7 +202,10 @@ def open_eval_split(recipe: Recipe, split: str, weights: Weights, *, needs_label
 
     name = recipe.data.eval_split if split == "auto" else split
     seen = seen_by(weights, recipe.data.dataset)
-    return dataset.open_eval(recipe.data, name, seen=seen, needs_labels=needs_labels)
+    data, target = recipe.data, target_of(weights.metadata) if needs_labels else None
+    if target and data.label_column is None:
+        data = data.model_copy(update={"label_column": target.name})
+    return dataset.open_eval(data, name, seen=seen, needs_labels=needs_labels, numbers=target is not None)
 
 
 def seen_by(weights: Weights, dataset: str | None) -> SeenImages:

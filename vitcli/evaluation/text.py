@@ -16,9 +16,11 @@ from vitcli.output.text import (
     interval_text,
     model_text,
     no_top5,
+    number_rows,
     pairs,
     percent,
     plain,
+    several_rows,
     short_names,
     short_paths,
     size_text,
@@ -37,7 +39,11 @@ MISTAKES = 5  # most confident wrong predictions shown; --json and --out have mo
 def as_text(result: dict[str, Any]) -> str:
     """Render one evaluation, or a table of several."""
     if "evaluations" in result:
+        if any("mae" in each for each in result["evaluations"]):  # other numbers than the table's columns
+            return "\n".join(map(as_text, result["evaluations"]))
         return _several(result)
+    if "mae" in result:
+        return pairs(_rows_of_numbers(result)) + _assertions(result)
     return pairs(_rows(result)) + _mistakes(result) + _resolutions(result) + _assertions(result)
 
 
@@ -95,6 +101,7 @@ def _rows(result: dict[str, Any]) -> list[tuple[str, str]]:
         ("top-1", _with_interval(result, "top1", count)),
         ("top-5", _with_interval(result, "top5", count) if has_top5 else no_top5(num_classes)),
     ]
+    rows = several_rows(result) + rows
     if "real_top1" in result:
         accuracy = _with_interval(result, "real_top1", result["num_real_examples"])
         rows.append(("ReaL", f"{accuracy} with ReaL labels, matched by {result['real_labels_by']}"))
@@ -124,6 +131,26 @@ def _rows(result: dict[str, Any]) -> list[tuple[str, str]]:
                 "left out",
                 f"reliability.png: its bins would be chance with fewer than {LEAST_CALIBRATED} images",
             )
+        )
+    files = {"files": "out", "predictions": "saved_predictions"}
+    return rows + [(name, Verbatim(result[key])) for name, key in files.items() if key in result]
+
+
+def _rows_of_numbers(result: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the rows of an evaluation of predicted numbers."""
+    rows = [
+        *number_rows(result),
+        ("predicts", f"{result['target']['name']}; always its mean gives MAE {result['mae_of_mean']:.4g}"),
+        ("scored on", f"{count_of(result['num_eval_examples'], 'image')}, {result['eval_split']}"),
+        *(("note", note) for note in result.get("notes", ())),
+        *skipped(result),
+        ("model", model_text(result)),
+        ("pixels", f"{result['preprocessing']}, {result['preprocessing_from']}"),
+        ("speed", speed(result)),
+    ]
+    for row in result.get("resolutions", ()):
+        rows.append(
+            (f"at {size_text(row['resolution'])} px", f"MAE {row['mae']:.4g}, RMSE {row['rmse']:.4g}")
         )
     files = {"files": "out", "predictions": "saved_predictions"}
     return rows + [(name, Verbatim(result[key])) for name, key in files.items() if key in result]
@@ -247,12 +274,37 @@ def predictions_as_text(result: dict[str, Any], *, is_brief: bool | None = None)
     """
     predictions = result["predictions"]
     brief = len(predictions) > FEW if is_brief is None else is_brief
+    if any("labels" in entry for entry in predictions):
+        return _predicted_labels(predictions) + _end_of_predictions(result)
+    if result.get("target"):
+        return _predicted_numbers(result, predictions) + _end_of_predictions(result)
     table = _brief_predictions(predictions) if brief else _all_predictions(predictions)
+    return table + _end_of_predictions(result)
+
+
+def _predicted_labels(predictions: list[dict[str, Any]]) -> str:
+    """Return a line an image: the classes that reach their thresholds, and the likeliest one."""
+    rows = []
+    for entry in predictions:
+        first = entry["top"][0]
+        likeliest = f"{first['class']} {percent(first['probability'])} %"
+        rows.append((entry["file"], ", ".join(entry["labels"]) or "none", likeliest))
+    return simple_table(dict.fromkeys(("image", "labels", "likeliest"), "text"), rows).as_text()
+
+
+def _predicted_numbers(result: dict[str, Any], predictions: list[dict[str, Any]]) -> str:
+    columns = {"image": "text", result["target"]["name"]: "number"}
+    return simple_table(
+        columns, [(entry["file"], f"{entry['value']:.6g}") for entry in predictions]
+    ).as_text()
+
+
+def _end_of_predictions(result: dict[str, Any]) -> str:
     # Images that cannot be read are part of the result where they are skipped; else the error names them.
     unreadable = result.get("unreadable", ()) if result.get("on_bad_image") == "skip" else ()
     lines = (f"left out: {plain(entry['file'])} ({plain(entry['message'])})\n" for entry in unreadable)
     written = pairs([("written", Verbatim(result["out"]))]) if "out" in result else ""
-    return table + "".join(lines) + written
+    return "".join(lines) + written
 
 
 def _brief_predictions(predictions: list[dict[str, Any]]) -> str:

@@ -24,7 +24,9 @@ from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing
 from vitcli.errors import CheckFailed, MachineError, VitError, WeightsError
 from vitcli.evaluation.inference import outputs_of
+from vitcli.evaluation.regression import target_of
 from vitcli.evaluation.setup import preprocessing_for
+from vitcli.evaluation.several_labels import several_labels_of
 from vitcli.export.snippet import onnx_snippet
 from vitcli.models.architecture import Architecture
 from vitcli.output.atomic import TEMPORARY, check_out, remove_debris, sync
@@ -175,8 +177,13 @@ def _written(result: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _snippet(out: str, exported: Weights, preprocessing: Preprocessing) -> str:
-    has_classes = exported.architecture.num_classes > 0
-    return onnx_snippet(out, preprocessing, has_classes=has_classes, has_names=bool(exported.class_names))
+    has_classes, has_names = exported.architecture.num_classes > 0, bool(exported.class_names)
+    kind = "classes"
+    if has_classes and target_of(exported.metadata):
+        kind = "number"
+    elif has_names and several_labels_of(exported.metadata, exported.architecture.num_classes):
+        kind = "several"
+    return onnx_snippet(out, preprocessing, has_classes=has_classes, has_names=has_names, kind=kind)
 
 
 def files_text(files: dict[str, int]) -> str:
@@ -235,6 +242,7 @@ def _network(
         architecture=arch,
         preprocessing=preprocessing.as_dict(),
         class_names=weights.class_names if head else None,
+        metadata=weights.metadata if head else formats.without_labels(weights.metadata),
     )
     return model, exported, [f"resampled: {', '.join(report.resampled)}"] if report.resampled else []
 

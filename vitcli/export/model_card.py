@@ -23,8 +23,10 @@ from vitcli.output.text import (
     fold_notes,
     held_out,
     interval_text,
+    number_rows,
     percent,
     plain,
+    several_rows,
     size_text,
     top5_is_informative,
 )
@@ -212,7 +214,14 @@ def _claim(summary: dict[str, Any]) -> str:
         scored = f"{summary['num_eval_examples']:,} held-out images"
         if _fold_notes(summary):
             scored = f"{summary['num_eval_examples']:,} images, each by a model that has not seen it"
+        if summary.get("mean_ap") is not None:
+            precision = f"{summary['mean_ap']:.2%} mean average precision"
+            return f"{claim} It gives an image several labels, with **{precision}**{several} on {scored}."
         return f"{claim} It reaches **{summary['top1']:.2%} top-1**{several} on {scored}."
+    if "mae" in summary:
+        name, scored = summary["target"]["name"], f"{summary['num_eval_examples']:,} held-out images"
+        error = f"a mean absolute error of **{summary['mae']:.4g}**"
+        return f"{claim} It predicts a number, {code(name)}, with {error} on {scored}."
     if summary["patch_accuracy"] is None:
         return f"{claim} It was trained to restore the pixels of corrupted patches."
     accuracy, majority = f"{summary['patch_accuracy']:.2%}", f"{summary['most_frequent_color']:.2%}"
@@ -224,6 +233,8 @@ def _claim(summary: dict[str, Any]) -> str:
 
 def _results(summary: dict[str, Any]) -> str:
     scored = f"{summary['num_eval_examples']:,} images of {code(summary['eval_split'])}, each counted once."
+    if "mae" in summary:
+        return _errors(summary, scored)
     if not is_classifier_run(summary):
         return f"Loss {summary['loss']:.4f} on {scored}"
     meaning = (
@@ -240,10 +251,23 @@ def _results(summary: dict[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
+def _errors(summary: dict[str, Any], scored: str) -> str:
+    """Return the table of the errors of a regression, and what the network's output means."""
+    target = summary["target"]
+    rows = table(("metric", "value, 95 % interval"), number_rows(summary))
+    meaning = (
+        f"On {scored} The intervals are percentile bootstraps over the images. The output of the network is "
+        "in standard deviations from the mean: "
+        f"{plain(target['name'])} = output * {target['std']!r} + {target['mean']!r}."
+    )
+    return f"{rows}\n\n{paragraph(meaning)}"
+
+
 def _table_of_scores(summary: dict[str, Any]) -> str:
     rows = [("top-1", f"{summary['top1']:.2%}", _interval(summary["top1"], summary))]
     if top5_is_informative(summary["num_classes"]):
         rows.append(("top-5", f"{summary['top5']:.2%}", _interval(summary["top5"], summary)))
+    rows = [(name, value, "") for name, value in several_rows(summary)] + rows
     return table(("metric", "value", "95 % interval"), [*rows, ("loss", f"{summary['loss']:.4f} nats", "")])
 
 
@@ -279,7 +303,8 @@ def _data(summary: dict[str, Any]) -> str:
     rows, num_skipped = [], summary.get("num_skipped_images", 0)
     if "train_split" in summary:
         trained_on = f"{code(summary['train_split'])}: {summary['num_train_examples']:,} images"
-        rows.append(("trained on", f"{trained_on}, {summary['num_classes']} classes"))
+        labels = "numbers" if "mae" in summary else f"{summary['num_classes']} classes"
+        rows.append(("trained on", f"{trained_on}, {labels}"))
     skipped = f"{num_skipped} skipped; the first of them are in summary.json" if num_skipped else "none"
     rows += [
         ("evaluated on", f"{code(summary['eval_split'])}: {summary['num_eval_examples']:,} images"),
@@ -321,7 +346,7 @@ def _is_dev(summary: dict[str, Any]) -> bool:
 def _protocol(summary: dict[str, Any]) -> str:
     text = FINE_TUNING if summary["ckpt"] else FROM_SCRATCH
     if summary["command"] == "pretrain":
-        is_supervised = is_classifier_run(summary)
+        is_supervised = is_classifier_run(summary) or "mae" in summary
         section = "sections 3.1 and 4.1" if is_supervised else "section 4.6 (masked patch prediction)"
         text = f"Pre-training {PAPER}, {section}, from fresh weights."
     text += " The weights are those at the end of training, not the best during it."
@@ -374,7 +399,10 @@ def _limits(summary: dict[str, Any]) -> str:
         "The accuracy is that of the one split named above. Fairness, robustness and calibration were not "
         "measured (`vit evaluate` measures calibration).",
     ]
-    if not is_classifier_run(summary):
+    if "mae" in summary:
+        number = code(summary["target"]["name"])
+        points = [f"It gives a number, {number}, for any image, also of anything else."]
+    elif not is_classifier_run(summary):
         points = ["It has no classes: it is meant for fine-tuning, or for its features."]
     licence = f"No licence is stated here: those of the data{origin} apply."
     return "\n".join(paragraph(f"- {point}") for point in [*points, licence])

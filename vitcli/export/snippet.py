@@ -57,20 +57,37 @@ CLASSES = """\
 probabilities = np.exp(outputs - outputs.max()) / np.exp(outputs - outputs.max()).sum()
 names = {names}
 print(names[probabilities.argmax()], probabilities.max())"""
+NUMBER = """\
+target = json.loads(session.get_modelmeta().custom_metadata_map["target"])
+print(target["name"], outputs[0] * target["std"] + target["mean"])"""
+SEVERAL = """\
+stored = session.get_modelmeta().custom_metadata_map
+thresholds = json.loads(stored["several_labels"])["thresholds"]
+for name, output, threshold in zip(json.loads(stored["class_names"]), outputs, thresholds):
+    if 1 / (1 + np.exp(-output)) >= threshold:
+        print(name)"""
 STORED_NAMES = 'json.loads(session.get_modelmeta().custom_metadata_map["class_names"])'
 
 
-def onnx_snippet(path: str, preprocessing: Preprocessing, *, has_classes: bool, has_names: bool) -> str:
-    """Return code that prints the likeliest class of image.jpg and its probability, or its features.
+def onnx_snippet(
+    path: str, preprocessing: Preprocessing, *, has_classes: bool, has_names: bool, kind: str = "classes"
+) -> str:
+    """Return code that prints the likeliest class of image.jpg and its probability, its number or features.
 
     Args:
         path: of the ONNX file.
         has_classes: the outputs are logits and not features.
         has_names: the file's metadata has the names of the classes.
+        kind: of the outputs: "classes", "several" labels or "number"; the file's metadata has the thresholds
+            or the scale.
     """
     height, width = preprocessing.image_size
     result = "print(outputs)"
-    if has_classes:
+    if kind == "number":
+        result = NUMBER
+    elif kind == "several":
+        result = SEVERAL
+    elif has_classes:
         result = CLASSES.format(names=STORED_NAMES if has_names else "range(len(outputs))")
     code = SNIPPET.format(
         interpolation=f"{preprocessing.interpolation}, {'' if preprocessing.antialias else 'no '}antialias",
@@ -83,7 +100,7 @@ def onnx_snippet(path: str, preprocessing: Preprocessing, *, has_classes: bool, 
         std=list(preprocessing.std),
         result=result,
     )
-    return code if STORED_NAMES in code else code.removeprefix("import json\n")
+    return code if "json.loads" in code else code.removeprefix("import json\n")
 
 
 def _size(preprocessing: Preprocessing) -> str:

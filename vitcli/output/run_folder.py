@@ -36,13 +36,15 @@ OF_NO_RESULT = {"data.cache": "auto", "train.log_every": 1, "train.save_every": 
 DIVERGED = "diverged.json"  # instead of the summary of a trial whose loss was not finite
 WEIGHTS = "model.safetensors"
 PREDICTIONS, MISTAKES = "predictions.parquet", "mistakes.json"  # of the final evaluation
+NUMBERS = "numbers.parquet"  # instead, of a regression
+CLASSES = "classes.txt"  # a name on each line, in the order of the head's outputs
 LOCK = ".vit.lock"
 CHECKPOINTS = "checkpoints"
 # Below the folder of several runs: the trials of a sweep, its runs with several seeds, and folds.
 ARMS, REPEATS, FOLDS = "arms", "runs", "folds"
 CHECKOUT = Path(__file__).parents[2]  # the repository, if the package runs from one
 FILES = (METRICS, TIMING, SUMMARY, RECIPE, PLAN, ENVIRONMENT, TRACKING, "README.md", "config.json",
-         WEIGHTS, PREDICTIONS, MISTAKES, "draws.json", "table.txt", "reproduce.json",
+         WEIGHTS, PREDICTIONS, NUMBERS, CLASSES, MISTAKES, "draws.json", "table.txt", "reproduce.json",
          "reproduce-real.json", *profile.FILES)  # fmt: skip
 # Of runs/ only the repetitions: the default folder of all runs has that name, too.
 FOLDERS = (CHECKPOINTS, "figures", ARMS, f"{ARMS}/*", f"{REPEATS}/seed-*", FOLDS, f"{FOLDS}/*",

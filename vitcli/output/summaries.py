@@ -49,7 +49,7 @@ class RunScores(FileModel):
     UNREAD = frozenset({
         "top5", "loss", "patch_accuracy", "most_frequent_color", "balanced_accuracy", "precision_macro",
         "recall_macro", "f1_macro", "precision_weighted", "recall_weighted", "f1_weighted", "auroc_macro",
-        "aupr_macro",
+        "aupr_macro", "mae", "rmse", "r2", "mean_ap",
     })  # fmt: skip
     SOMETIMES = UNREAD - {"loss"} | {"top1"}
 
@@ -143,11 +143,13 @@ class TrainingSummary(ResultSummary):
         "run_dir", "train_split", "num_train_examples", "num_classes", "preprocessing", "dev_top1_by_lr",
         "top5", "most_frequent_color", "num_skipped_images", "skipped_images", "weights",
         "num_left_out_files", "left_out_files",
-        "classes_not_held_out", "num_held_out_copies", "epochs", "ckpt_fetched_from",
+        "classes_not_held_out", "num_held_out_copies", "epochs", "ckpt_fetched_from", "target",
+        "f1_at_thresholds", "thresholds_chosen_on",
     }) | RunScores.UNREAD - {"loss", "patch_accuracy"}  # fmt: skip
     SOMETIMES = RunScores.SOMETIMES | {
         "choices", "chosen", "epochs", "intervals", "num_left_out_files", "left_out_files",
-        "ckpt_fetched_from", "num_held_out_seen", "num_choice_seen", "eval_precision", "folds",
+        "ckpt_fetched_from", "num_held_out_seen", "num_choice_seen", "eval_precision", "folds", "target",
+        "f1_at_thresholds", "thresholds_chosen_on",
     }  # fmt: skip
 
     command: Literal["finetune", "pretrain"]
@@ -158,7 +160,7 @@ class TrainingSummary(ResultSummary):
     lr: FiniteFloat | None = None
     top1: Fraction | None = None
     top1_std: Fraction | None = None
-    intervals: dict[str, list[Fraction]] = {}
+    intervals: dict[str, list[FiniteFloat]] = {}
     patch_accuracy: Fraction | None = None
     loss: FiniteFloat | None = None
     runs: list[RunScores] = []
@@ -238,10 +240,11 @@ class Bins(FileModel):
 
 
 class ResolutionScore(FileModel):
-    UNREAD = frozenset({"top5", "loss"})
+    UNREAD = frozenset({"top5", "loss", "mae", "rmse", "r2"})
+    SOMETIMES = frozenset({"top1", "top5", "mae", "rmse", "r2"})
 
     resolution: Resolution
-    top1: Fraction
+    top1: Fraction | None = None
 
 
 class Evaluation(ResultSummary):
@@ -249,6 +252,7 @@ class Evaluation(ResultSummary):
 
     UNREAD = frozenset({
         "numerics", "preprocessing", "preprocessing_from", "classes_mapped_by_name", "num_skipped_images",
+        "mean_ap", "per_label", "f1_at_thresholds", "thresholds_chosen_on",
         "skipped_images", "nll", "real_labels_by", "competing_classes",
         "num_outside_map", "mistakes", "assertions", "asked", "saved_predictions", "out", "absent_classes",
         "num_left_out_files", "left_out_files", "precision_weighted", "recall_weighted", "f1_weighted",
@@ -257,6 +261,7 @@ class Evaluation(ResultSummary):
     SOMETIMES = frozenset({
         "exaflops", "peak_memory_gib", "real_top1", "num_real_examples", "real_labels_by", "class_map",
         "competing_classes", "num_outside_map", "resolutions", "assertions", "saved_predictions", "out",
+        "mean_ap", "per_label", "f1_at_thresholds", "thresholds_chosen_on",
     })  # fmt: skip
 
     command: Literal["evaluate"]
@@ -279,6 +284,22 @@ class Evaluation(ResultSummary):
     reliability: Bins | None = None
     resolutions: list[ResolutionScore] = []
     notes: list[str] = []
+
+
+class NumberEvaluation(ResultSummary):
+    """evaluation.json of weights that predict a number; no report reads it."""
+
+    UNREAD = frozenset({
+        "command", "ckpt", "numerics", "classes_mapped_by_name", "absent_classes", "num_left_out_files",
+        "left_out_files", "notes", "num_classes", "preprocessing", "preprocessing_from", "rmse", "r2", "loss",
+        "num_eval_examples", "num_skipped_images", "skipped_images", "mae_of_mean", "intervals",
+        "resolutions", "assertions", "asked", "saved_predictions", "out", "target",
+    })  # fmt: skip
+    SOMETIMES = frozenset({
+        "exaflops", "peak_memory_gib", "resolutions", "assertions", "saved_predictions", "out",
+    })  # fmt: skip
+
+    mae: Amount
 
 
 class Mistake(FileModel):

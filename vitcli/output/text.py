@@ -10,7 +10,7 @@ import shlex
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
@@ -112,6 +112,37 @@ def interval_text(interval: Sequence[float], beside: Sequence[float] | None = No
     width = max(100 * high - 100 * low for low, high in (interval, beside or interval))
     digits = 0 if width >= 10 else 1 if width >= 1 else 2
     return " to ".join(f"{100 * bound:.{digits}f}" for bound in interval)
+
+
+def lines_of(names: Iterable[str]) -> str:
+    """Return a text with a name on each line, whatever the names hold."""
+    return "".join(f"{plain(name)}\n" for name in names)
+
+
+def number_rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the errors of a regression, of a run or an evaluation, with their 95 % intervals."""
+    count, intervals = count_of(result["num_eval_examples"], "image"), result.get("intervals") or {}
+    rows = []
+    for key, name in (("mae", "MAE"), ("rmse", "RMSE"), ("r2", "R2")):
+        if result[key] is None:
+            rows.append((name, "none: all numbers are equal"))
+            continue
+        low, high = intervals.get(key) or (None, None)
+        interval = "" if low is None else f"  (95 %: {low:.4g} to {high:.4g}; {count})"
+        rows.append((name, f"{result[key]:.4g}{interval}"))
+    return rows
+
+
+def several_rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the rows of several labels an image, of a run or an evaluation; none of others."""
+    if result.get("mean_ap") is None:
+        return []
+    rows = [("mAP", f"{percent(result['mean_ap'])}  (mean of the classes that have images)")]
+    if result.get("f1_at_thresholds") is not None:
+        source = result.get("thresholds_chosen_on")
+        how = f"chosen on {source}" if source else "0.5 for every class"
+        rows.append(("F1", f"{percent(result['f1_at_thresholds'])}  (mean of the classes; thresholds {how})"))
+    return rows
 
 
 def skipped(result: dict[str, Any]) -> list[tuple[str, str]]:

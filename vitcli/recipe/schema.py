@@ -227,8 +227,9 @@ class Data(WithAddress):
 class Objective(Section):
     """The loss and its targets (paper, B.1)."""
 
-    loss: Literal["softmax", "sigmoid", "masked_patch"] = key(
-        "cross-entropy; sigmoid, summed over the classes; or masked patch prediction (paper, 4.6)"
+    loss: Literal["softmax", "sigmoid", "masked_patch", "regression"] = key(
+        "cross-entropy; sigmoid, summed over the classes, for several labels an image; regression: squared "
+        "error of a number; or masked patch prediction (paper, 4.6)"
     )
     patch_target: Literal["mean_color", "downsized", "pixels"] | None = key(
         "masked_patch: 512 mean colours; those of the patch at 4x4; all pixels (paper, B.1.2)", None

@@ -225,6 +225,12 @@ BELONGS = {
 }
 # Further values of that key with which the first is allowed, but not required.
 ALSO_WITH = {"data.eval_crop_fraction": ["square", "weights"]}
+# Keys about classes, which an objective of numbers has none of, and the values that turn them off.
+OF_CLASSES = {
+    **dict.fromkeys(("objective.mixup", "objective.cutmix", "objective.label_smoothing"), (0,)),
+    **{"objective.head_bias": (0,), "objective.class_weights": ("none",), "data.sampling": ("uniform",)},
+    **{"data.num_classes": (None,), "model.head": ("zero", "keep"), "train.folds": (0,)},
+}
 # Keys that cannot list values to choose from, and why.
 FIXED_IN_A_CHOICE = {
     **dict.fromkeys(("data.dataset", "data.train_split", "data.num_examples"), "the training data"),
@@ -238,6 +244,8 @@ ALTERNATIVES = {"schedule.steps": "schedule.epochs", "schedule.epochs": "schedul
 def is_overridden(key: str, layer: dict[str, Any]) -> bool:
     """Return whether an inherited key loses its meaning through a choice that `layer` makes."""
     choice, needed = BELONGS.get(key, (None, None))
+    if key in OF_CLASSES and layer.get("objective.loss") == "regression":
+        return True
     return ALTERNATIVES.get(key) in layer or (choice in layer and layer[choice] != needed)
 
 
@@ -279,6 +287,11 @@ def contradictions(values: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
         except ValueError as error:
             fix = f"{error}"
             yield "data.group_column", f"data.group_column is {toml_value(rule)}, which names no groups", fix
+    # What mixes or smooths classes has no meaning for numbers.
+    if values.get("objective.loss") == "regression":
+        for key, off in OF_CLASSES.items():
+            if values.get(key, off[0]) not in off:
+                yield key, f"{key} is for classes, and objective.loss is 'regression'", "leave it out"
     # Numbers.
     for key in ("data.crop_area", "data.crop_aspect"):
         match values.get(key):

@@ -365,7 +365,14 @@ def _is_fraction(value: Any) -> bool:
 
 def _read_evaluations(path: Path) -> list[EvaluationRecord]:
     file = path / EVALUATION
-    if "evaluations" not in (read_json(file) or {}):
+    content = read_json(file) or {}
+    if any(
+        "mae" in result for result in (content, *content.get("evaluations", ())) if isinstance(result, dict)
+    ):
+        what = "its weights predict numbers, and a report has tables of classes"
+        fix = f"read {EVALUATION}, or leave the folder out"
+        raise DataError(what, where=str(file), fix=fix)
+    if "evaluations" not in content:
         return [_evaluation(path, read(file, Evaluation))]
     summaries = read(file, Evaluations).evaluations
     return [_evaluation(path / str(number), summary) for number, summary in enumerate(summaries, start=1)]

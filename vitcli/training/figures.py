@@ -42,7 +42,8 @@ def training_curves(
     with matplotlib.rc_context(STYLE):
         if steps:
             at, losses = [record["step"] for record in steps], [record["loss"] for record in steps]
-            loss, axes = _by_step("loss (nats)", num_steps)
+            is_regression = bool(evals) and "mae" in evals[0]["eval"]
+            loss, axes = _by_step("squared error" if is_regression else "loss (nats)", num_steps)
             _plot(axes, at, losses, BLUE, "training")
             if evals:
                 _plot(axes, evals_at, [record["eval"]["loss"] for record in evals], ORANGE, "held out")

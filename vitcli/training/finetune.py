@@ -50,6 +50,12 @@ def initial_model(recipe: Recipe, split: Split, *, quiet: bool) -> InitialModel:
         "patch_dropout": settings.patch_dropout,
         "posemb_method": settings.posemb_resample,
     }
+    if settings.head == "keep" and split.has_numbers:
+        raise VitError(
+            "the head of classes has nothing to keep for numbers",
+            where="--keep-head (recipe key model.head), objective.loss regression",
+            fix="leave it out: the head of a regression starts at the mean of the numbers",
+        )
     if settings.head == "keep":
         model, arch, report = load_with_head(
             weights, split.class_names, data_name=split.name, **options_of_load

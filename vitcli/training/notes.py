@@ -23,8 +23,8 @@ def note_data(
 ) -> None:
     """Print what is trained on which data."""
     progress.note(f"{model_name} at {size_text(recipe.data.image_size)} px")
-    classes = count_of(train_split.num_classes, "class", "classes")
-    progress.note(f"training on {count_of(len(train_split), 'image')} of {classes}: {train_split.name}")
+    images = f"{count_of(len(train_split), 'image')} of {_labels_text(train_split)}"
+    progress.note(f"training on {images}: {train_split.name}")
     if len(eval_split):  # that of a declared data set has no size
         progress.note(f"scored on {count_of(len(eval_split), 'image')}: {eval_split.name}")
     for line in dict.fromkeys(train_split.lines + eval_split.lines):
@@ -34,8 +34,35 @@ def note_data(
     if missing := classes_without(eval_split, train_split):
         progress.note(f"note: no held-out image of: {first_few(missing)}")
     if eval_split.dev_cut and recipe.data.dev_stratified and not eval_split.dev_cut.get("stratified", True):
-        reason = "its images have several labels" if train_split.has_several_labels else "it is too large"
+        reason = "it is too large"
+        if train_split.has_several_labels or train_split.has_numbers:
+            what = "numbers and no classes" if train_split.has_numbers else "several labels"
+            reason = f"its images have {what}"
         progress.note(f"note: what is held out was drawn at random, not by class: {reason}")
+
+
+def _labels_text(split: Split) -> str:
+    if not split.has_numbers:
+        return count_of(split.num_classes, "class", "classes")
+    numbers = split.read_labels()
+    return f"numbers ({split.class_names[0]}, {numbers.min():g} to {numbers.max():g})"
+
+
+def of_labels(recipe: Recipe, train_split: Split, chosen_on: Split | None) -> list[str]:
+    """Return the lines of `unusual_labels`, and of the images that thresholds are `chosen_on`."""
+    return unusual_labels(train_split) + _of_thresholds(recipe, train_split, chosen_on)
+
+
+def _of_thresholds(recipe: Recipe, train_split: Split, chosen_on: Split | None) -> list[str]:
+    """Return a line on the images that thresholds of several labels are chosen on."""
+    if recipe.objective.loss != "sigmoid" or not train_split.has_several_labels or train_split.is_large:
+        return []
+    if chosen_on is not None:
+        return [
+            f"thresholds of the classes are chosen on {count_of(len(chosen_on), 'image')}: {chosen_on.name}"
+        ]
+    fix = "--set data.eval_split=dev_fraction holds a part of train out, or add a validation split"
+    return [f"note: the thresholds of all classes stay 0.5, since a test split is not to choose by; {fix}"]
 
 
 def note_seen(progress: Progress, seen: SeenImages | None, eval_split: Split) -> None:
@@ -68,7 +95,12 @@ def notes_on_length(plan: Plan, recipe: Recipe) -> list[str]:
 def too_few(command: str, recipe: Recipe, train_split: Split) -> list[str]:
     """Return the note that there are too few images to train from scratch, if that is so."""
     count, num_classes = len(train_split), max(1, train_split.num_classes)
-    if command != "pretrain" or count >= MANY_IMAGES or count >= MANY_PER_CLASS * num_classes:
+    if (
+        command != "pretrain"
+        or train_split.has_numbers
+        or count >= MANY_IMAGES
+        or count >= MANY_PER_CLASS * num_classes
+    ):
         return []
     images = f"{count} images, {count / num_classes:.0f} a class,"
     instead = f"vit finetune --ckpt WEIGHTS --dataset {shlex.quote(recipe.data.dataset)}"
@@ -77,7 +109,7 @@ def too_few(command: str, recipe: Recipe, train_split: Split) -> list[str]:
 
 def unusual_labels(split: Split) -> list[str]:
     """Return notes on labels that are allowed but probably a mistake."""
-    if split.is_large:
+    if split.is_large or split.has_numbers:
         return []
     labels = split.read_labels()
     counts_K = np.bincount(labels[labels >= 0], minlength=split.num_classes)

@@ -13,12 +13,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vitcli.data.split import Split
 from vitcli.distributed.transfer import constant
-from vitcli.evaluation import inference
+from vitcli.evaluation import inference, regression, several_labels
 from vitcli.evaluation import masked_patch as patch_evaluation
 from vitcli.evaluation.metrics import Metrics, PatchMetrics
+from vitcli.evaluation.regression import RegressionMetrics, Target
+from vitcli.evaluation.several_labels import SeveralLabelsMetrics
 from vitcli.models import masked_patch
 from vitcli.recipe.schema import Objective as ObjectiveSettings
+from vitcli.training.methods.regression import UNIT, squared_error, target_of_split
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # (logits_BK, labels_B or labels_BM) -> scalar
 Objective = Callable[[nn.Module, Tensor, Tensor], Tensor]  # (model, images_BCHW, labels) -> scalar
@@ -131,25 +135,30 @@ def multi_hot(labels: Tensor, num_classes: int) -> Tensor:
 
 @dataclass(frozen=True)
 class TrainingTask:
-    """Supervised classification or masked patch prediction.
+    """Supervised classification, regression or masked patch prediction.
 
     Attributes:
         objective: the loss to minimise.
         score: scores a held-out split, with the arguments of `inference.evaluate`.
         line: formats the metrics for the terminal.
         published: picks from a state dict what a finished run publishes, in timm's names.
+        target: of a regression, what it predicts.
     """
 
     objective: Objective
     score: Callable[..., tuple[Any, list[str]]]
     line: Callable[[Any], str]
     published: Callable[[dict[str, Tensor]], dict[str, Tensor]]
+    target: Target | None = None
 
 
-def training_task(settings: ObjectiveSettings, class_weights: tuple[float, ...] = ()) -> TrainingTask:
+def training_task(
+    settings: ObjectiveSettings, train_split: Split | None = None, *, class_weights: tuple[float, ...] = ()
+) -> TrainingTask:
     """Return the task that a recipe's [objective] section describes.
 
     Args:
+        train_split: whose numbers a regression scales; None where nothing is trained.
         class_weights: see `softmax_xent`.
     """
     if settings.loss == "masked_patch":
@@ -159,17 +168,45 @@ def training_task(settings: ObjectiveSettings, class_weights: tuple[float, ...] 
             line=_patch_line,
             published=masked_patch.backbone_state,
         )
+    if settings.loss == "regression":
+        target = target_of_split(train_split) if train_split else UNIT
+        return TrainingTask(
+            objective=partial(squared_error, target=target),
+            score=partial(regression.score, target=target),
+            line=_number_line,
+            published=lambda state: state,
+            target=target,
+        )
     loss = loss_fn(settings.loss, label_smoothing=settings.label_smoothing, class_weights=class_weights)
+    gives_several = train_split is not None and gives_several_labels(settings, train_split)
     return TrainingTask(
         objective=supervised(loss, mixup=settings.mixup, cutmix=settings.cutmix),
-        score=inference.evaluate,
-        line=_class_line,
+        score=several_labels.score if gives_several else inference.evaluate,
+        line=_several_line if gives_several else _class_line,
         published=lambda state: state,
     )
 
 
 def _class_line(metrics: Metrics) -> str:
     return f"top-1 {metrics.top1:.2%}, loss {metrics.loss:.4f}"
+
+
+def gives_several_labels(settings: ObjectiveSettings, train_split: Split) -> bool:
+    """Return whether a run trains a network to give an image several labels, and scores it so.
+
+    Shards, whose labels cannot be read at once, are scored by the likeliest class alone.
+    """
+    return settings.loss == "sigmoid" and train_split.has_several_labels and not train_split.is_large
+
+
+def _several_line(metrics: Metrics | SeveralLabelsMetrics) -> str:
+    mean_ap = getattr(metrics, "mean_ap", None)
+    return ("" if mean_ap is None else f"mAP {mean_ap:.2%}, ") + _class_line(metrics)
+
+
+def _number_line(metrics: RegressionMetrics) -> str:
+    explained = "" if metrics.r2 is None else f", R2 {metrics.r2:.4f}"
+    return f"MAE {metrics.mae:.4g}, RMSE {metrics.rmse:.4g}{explained}, loss {metrics.loss:.4f}"
 
 
 def _patch_line(metrics: PatchMetrics) -> str:

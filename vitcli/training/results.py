@@ -15,9 +15,16 @@ from vitcli.data.split import classes_without
 from vitcli.data.transforms import preprocessing_of
 from vitcli.distributed import peers
 from vitcli.distributed.runtime import peak_memory_gib
-from vitcli.evaluation import mistakes
-from vitcli.evaluation.metrics import Metrics, PatchMetrics
+from vitcli.evaluation import mistakes, several_labels
+from vitcli.evaluation.metrics import Metrics
 from vitcli.evaluation.predictions import Predictions, unique_names, write_predictions
+from vitcli.evaluation.regression import (
+    NumberPredictions,
+    Target,
+    intervals_of,
+    write_numbers,
+)
+from vitcli.evaluation.several_labels import SeveralLabels, SeveralLabelsMetrics
 from vitcli.evaluation.statistics import interval_of
 from vitcli.export.model_card import model_card
 from vitcli.output import run_folder
@@ -26,27 +33,30 @@ from vitcli.output.redaction import public_name
 from vitcli.output.run_folder import RunFolder
 from vitcli.output.summaries import RunScores, TrainingSummary
 from vitcli.output.text import NO_LIMIT
+from vitcli.training.objective import gives_several_labels, training_task
 from vitcli.training.setup import TrainingJob
 from vitcli.training.text import as_text
+from vitcli.training.validation import AnyMetrics
 from vitcli.weights.io import read_weights, write_weights
 
 
 def summarise(
     job: TrainingJob,
     path: Path,
-    metrics: Metrics | PatchMetrics,
+    metrics: AnyMetrics,
     elapsed_s: float,
     *,
     skipped: set[str],
     probe: dict[str, Any] | None,
-    num_held_out: dict[str, int | None],
     class_means: dict[str, float | None],
+    details: dict[str, Any],
 ) -> dict[str, Any]:
     """Return the object of summary.json and --json.
 
     Args:
-        num_held_out: how many held-out images were trained on, see `seen_images.record`.
         class_means: of the final evaluation, see `class_metrics`; {} where it has none.
+        details: further keys: how many held-out images were trained on, see `seen_images.record`, and
+            `details_of`.
     """
     recipe, images, eval_precision = job.recipe, job.plan.images_seen, job.recipe.precision.evaluation
     run_scores = {name: value for name, value in asdict(metrics).items() if name != "num_examples"}
@@ -74,11 +84,11 @@ def summarise(
             "top1_std": None,
             "runs": [RunScores.written({"seed": recipe.train.seed, **run_scores})],
             **({"intervals": intervals} if intervals else {}),
+            **details,
             "num_eval_examples": metrics.num_examples,
             "eval_split": job.eval_split.name,
             "eval_fingerprint": job.eval_split.fingerprint,
             "classes_not_held_out": classes_without(job.eval_split, job.train_split),
-            **num_held_out,
             "fewshot": probe,
             "preprocessing": preprocessing_of(recipe.data).summary(),
             "num_skipped_images": len(skipped),
@@ -96,8 +106,42 @@ def summarise(
     )
 
 
+def details_of(
+    job: TrainingJob,
+    predictions: Predictions | NumberPredictions | None,
+    thresholds: SeveralLabels | None,
+) -> dict[str, Any]:
+    """Return what only some summaries have: of numbers their scale and intervals, of several labels the F1.
+
+    Args:
+        predictions: of the held-out images, where they are kept.
+        thresholds: of a run of several labels.
+    """
+    if isinstance(predictions, NumberPredictions):
+        return {**target_of_run(job).as_metadata(), "intervals": intervals_of(predictions)}
+    if thresholds is None or predictions is None or predictions.logits_NK is None:
+        return {}
+    about = {"class_names": names_of_classes(job), "fingerprint": job.eval_split.fingerprint}
+    results = several_labels.results_of(predictions, thresholds, **about)
+    return {key: results[key] for key in ("f1_at_thresholds", "thresholds_chosen_on")}
+
+
+def names_of_classes(job: TrainingJob) -> tuple[str, ...]:
+    """Return a name of each output of a run, each unique."""
+    numbered = [f"class {number}" for number in range(job.start.arch.num_classes)]
+    return unique_names(job.train_split.class_names or numbered)
+
+
+def target_of_run(job: TrainingJob) -> Target | None:
+    """Return what a regression predicts; None for other runs."""
+    return training_task(job.recipe.objective, job.train_split).target
+
+
 def weights_description(job: TrainingJob) -> dict[str, Any]:
     """Return what is stored with the weights of a run and is known before its first step."""
+    target = target_of_run(job)
+    even = SeveralLabels((several_labels.EVEN,) * job.start.arch.num_classes)
+    gives_several = gives_several_labels(job.recipe.objective, job.train_split)
     return {
         "preprocessing": preprocessing_of(job.recipe.data).as_dict(),
         "class_names": job.train_split.class_names if job.start.arch.num_classes else None,
@@ -107,6 +151,8 @@ def weights_description(job: TrainingJob) -> dict[str, Any]:
             "steps": job.plan.total_steps,
             "averaged": bool(job.recipe.optimizer.average),
             "dev_cut": job.eval_split.dev_cut,
+            **(target.as_metadata() if target else {}),
+            **(even.as_metadata() if gives_several else {}),
         },
     }
 
@@ -115,16 +161,19 @@ def weights_description(job: TrainingJob) -> dict[str, Any]:
 def write_results(
     job: TrainingJob,
     folder: RunFolder,
-    metrics: Metrics | PatchMetrics,
-    predictions: Predictions | None,
+    metrics: AnyMetrics,
+    predictions: Predictions | NumberPredictions | None,
     summary: dict[str, Any],
     weights: dict[str, Tensor],
+    *,
     seen: dict[str, str] | None,
+    thresholds: SeveralLabels | None = None,
 ) -> None:
     """Write weights, predictions, figures, card and, last, the summary: it marks the run as finished.
 
     Args:
         seen: the images of the run, see `seen_images.record`.
+        thresholds: of a run of several labels.
     """
     from vitcli.output import plots  # both load matplotlib: 50 MB that training need not have
     from vitcli.training import figures
@@ -134,9 +183,13 @@ def write_results(
         folder.log({"step": job.plan.total_steps, "probe": summary["fewshot"]})
     described = weights_description(job)
     described["metadata"] |= {seen_images.KEY: seen} if seen else {}
-    described["metadata"] |= {"top1": metrics.top1} if isinstance(metrics, Metrics) else {}
+    described["metadata"] |= thresholds.as_metadata() if thresholds else {}
+    if isinstance(metrics, Metrics | SeveralLabelsMetrics):
+        described["metadata"] |= {"top1": metrics.top1}
     write_weights(folder.path, weights, job.start.arch, **described)
-    if predictions:
+    if isinstance(predictions, NumberPredictions):
+        _write_numbers(job, folder.path, predictions, summary)
+    elif predictions:
         _write_predictions(job, folder.path, predictions, summary)
     records = read_jsonl(folder.path / run_folder.METRICS)
     lengths = dict(num_steps=job.plan.total_steps, num_classes=job.start.arch.num_classes)
@@ -152,8 +205,7 @@ def _write_predictions(
 ) -> None:
     """Write the predictions of the final evaluation, and its most confident mistakes."""
     split, preprocessing = job.eval_split, preprocessing_of(job.recipe.data)
-    numbered = [f"class {number}" for number in range(job.start.arch.num_classes)]
-    names = unique_names(job.train_split.class_names or numbered)
+    names = names_of_classes(job)
     keys = ("model", "dataset", "eval_split", "resolution", "preprocessing", "top1")
     about = {"ckpt": str(path), **{key: summary[key] for key in keys}, "class_map": None}
     about |= {"class_names": list(names), "dev_cut": split.dev_cut}
@@ -162,6 +214,16 @@ def _write_predictions(
     write_predictions(file, predictions, predictions.rows_N, places, about)
     described = mistakes.describe(predictions, names, places, np.arange(len(split)))
     mistakes.write_mistakes(path, described, mistakes.images_of(predictions, split, preprocessing))
+
+
+def _write_numbers(
+    job: TrainingJob, path: Path, predictions: NumberPredictions, summary: dict[str, Any]
+) -> None:
+    """Write the predicted numbers of the final evaluation."""
+    keys = ("model", "dataset", "eval_split", "resolution", "preprocessing", "mae", "target")
+    about = {"ckpt": str(path), **{key: summary[key] for key in keys}, "dev_cut": job.eval_split.dev_cut}
+    places = mistakes.places_of(job.eval_split, predictions.rows_N)
+    write_numbers(str(path / run_folder.NUMBERS), predictions, predictions.rows_N, places, about)
 
 
 def write_sweep_results(
@@ -173,7 +235,8 @@ def write_sweep_results(
         first: the summary of the first final run, whose weights become those of the sweep.
     """
     source = Path(first["run_dir"])
-    names = (run_folder.WEIGHTS, "config.json", run_folder.PREDICTIONS, run_folder.MISTAKES)
+    names = (run_folder.WEIGHTS, "config.json", run_folder.CLASSES, run_folder.PREDICTIONS)
+    names += (run_folder.NUMBERS, run_folder.MISTAKES)
     for name in filter(lambda name: (source / name).exists(), names):
         replace_file(folder.path / name, lambda path, name=name: _link(source / name, path))
     figures_dir = folder.path / "figures"

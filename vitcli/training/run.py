@@ -18,17 +18,18 @@ from vitcli.data.transforms import train_transform_of
 from vitcli.distributed import launch, peers
 from vitcli.distributed.runtime import Runtime, peak_memory_gib
 from vitcli.errors import MachineError, NotFiniteError, Stopped
-from vitcli.evaluation.predictions import scores_of_classes
+from vitcli.evaluation.predictions import Predictions, scores_of_classes
 from vitcli.output import run_folder
 from vitcli.output.atomic import TEMPORARY
 from vitcli.output.profile import StepProfiler, marked
 from vitcli.output.run_folder import RunFolder
+from vitcli.output.text import lines_of
 from vitcli.training import checkpoint
 from vitcli.training.loop import LoopSettings, train
 from vitcli.training.methods import resolutions
 from vitcli.training.methods.imbalance import class_order, loss_weights
 from vitcli.training.objective import training_task
-from vitcli.training.results import summarise, weights_description, write_results
+from vitcli.training.results import details_of, summarise, weights_description, write_results
 from vitcli.training.setup import TrainingJob, describe
 from vitcli.training.state import Saver, TrainingState, build_state, resume
 from vitcli.training.tracking import Tracking
@@ -57,7 +58,8 @@ class TrainingRun:
         self.job = job
         self.recipe, self.runtime = job.recipe, job.runtime
         self.num_threads = job.options.workers or loader.default_threads(job.runtime.processes_here)
-        self.task = training_task(job.recipe.objective, loss_weights(job.train_split, job.recipe))
+        weights = loss_weights(job.train_split, job.recipe)
+        self.task = training_task(job.recipe.objective, job.train_split, class_weights=weights)
         self.path: Path | None = None
         # Of the first process only.
         self.folder: RunFolder | None = None
@@ -83,7 +85,8 @@ class TrainingRun:
             launch.enter("the final evaluation")
             score = self.job.options.scores_of_folds if self.job.is_of_all_folds else evaluation.predict
             metrics, skipped, predictions = score()
-            class_scores = scores_of_classes(predictions) if predictions else None
+            thresholds = evaluation.choose_thresholds(predictions)
+            class_scores = scores_of_classes(predictions) if isinstance(predictions, Predictions) else None
             probe = evaluation.few_shot_probe(self.job.plan.total_steps) if self.recipe.eval.probe else None
             skipped = self.runtime.union(state.skipped | set(skipped))
             seen, num_held_out = self._seen_images()
@@ -94,13 +97,14 @@ class TrainingRun:
                 state.elapsed_s,
                 skipped=skipped,
                 probe=probe,
-                num_held_out=num_held_out,
                 class_means=class_scores.means() if class_scores else {},
+                details=num_held_out | details_of(self.job, predictions, thresholds),
             )
             weights = state.final_weights()
             if self.folder:
                 published = self.task.published(weights)
-                write_results(self.job, self.folder, metrics, predictions, summary, published, seen)
+                about = {"seen": seen, "thresholds": thresholds}
+                write_results(self.job, self.folder, metrics, predictions, summary, published, **about)
         except NotFiniteError as error:
             if self.runtime.is_main:  # which has written it, where others may be faster
                 step = run_folder.newest_checkpoint_step(self.path)
@@ -159,7 +163,10 @@ class TrainingRun:
         checkpoint.clean(path)
         self.folder.write_json("plan.json", asdict(self.job.plan) | {"model": self.job.start.arch.name})
         # Weights of a checkpoint can be used before the run ends.
-        write_config(path, self.job.start.arch, **weights_description(self.job))
+        described = weights_description(self.job)
+        write_config(path, self.job.start.arch, **described)
+        if described["class_names"]:
+            self.folder.write_text(run_folder.CLASSES, lines_of(described["class_names"]))
         if self.job.images.kept:
             self.folder.log_timing({"decoded_images": self.job.images.record()})
         self.job.progress.note(f"run folder {path}")

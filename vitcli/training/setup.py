@@ -42,6 +42,7 @@ from vitcli.training.gradients import check_parts, exact_per_device_batch
 from vitcli.training.methods import resolutions
 from vitcli.training.methods.depth import depths_of
 from vitcli.training.methods.imbalance import check_imbalance
+from vitcli.training.methods.thresholds import choosing_split
 from vitcli.training.objective import training_task
 from vitcli.training.schedule import Plan, choose_per_device_batch
 
@@ -128,6 +129,7 @@ class TrainingJob:
         recipe: of one run, without choices.
         probe: training and test split of the few-shot probe, if the recipe has one.
         images: the decoded images that are kept.
+        threshold_split: of several labels, the images to choose thresholds by; None if there are none.
         contents: of training and held-out images, see `data.contents`.
     """
 
@@ -143,6 +145,7 @@ class TrainingJob:
     plan: Plan
     images: ImageCache
     contents: tuple[SplitContents, ...] = (SplitContents(), SplitContents())
+    threshold_split: Split | None = None
 
     @property
     def is_of_all_folds(self) -> bool:
@@ -186,6 +189,7 @@ def set_up(
     probe = None if plan_only else _open_probe(recipe)
     _check_labels(train_split, recipe)
     check_imbalance(train_split, recipe)
+    threshold_split = choosing_split(recipe, train_split, eval_split, open_data)
 
     # Join the other processes.
     runtime = start_runtime(
@@ -212,18 +216,17 @@ def set_up(
         notes.note_data(progress, recipe, start.arch.name, train_split, eval_split)
         for line in (*recipe.notes, *notes.too_few(command, recipe, train_split)):
             progress.note(line)
-    for line in [*notes.unusual_labels(train_split), *start.notes]:
+    for line in notes.of_labels(recipe, train_split, threshold_split) + start.notes:
         progress.note(line)
     if runtime.is_main and not plan_only:
         notes.note_seen(progress, start.seen, eval_split)
     plan = plan_run(recipe, options, runtime, start, train_split)
     for line in notes.notes_on_length(plan, recipe):
         progress.note_once(line)
-    images = images or ImageCache(
-        recipe.data.cache, processes_here=runtime.processes_here, has_siblings=options.has_siblings
-    )
+    kept_for = {"processes_here": runtime.processes_here, "has_siblings": options.has_siblings}
+    images = images or ImageCache(recipe.data.cache, **kept_for)
     parts = (train_split, eval_split, probe, start, plan, images, contents)
-    job = TrainingJob(command, recipe, options, runtime, progress, *parts)
+    job = TrainingJob(command, recipe, options, runtime, progress, *parts, threshold_split)
     return job if plan_only else _with_kept_images(job)
 
 
@@ -239,7 +242,9 @@ def _with_kept_images(job: TrainingJob) -> TrainingJob:
         eval_split = images.attach(eval_split, visits=passes)
     if line := images.line():
         job.progress.note_once(line)
-    return replace(job, train_split=train_split, eval_split=eval_split)
+    is_scored = job.threshold_split is job.eval_split
+    choosing = {"threshold_split": eval_split} if is_scored else {}
+    return replace(job, train_split=train_split, eval_split=eval_split, **choosing)
 
 
 def _look_at_images(
@@ -504,6 +509,8 @@ def open_train_and_eval(
     """Open the splits of one run; all runs of a sweep hold out the same images."""
     starts = options.starts or starts_of(recipe)
     before = partial(trained_on_by, starts, quiet=options.quiet)
+    if recipe.objective.loss == "regression":
+        kind = partial(kind, numbers=True)
     return dataset.open_train_and_eval(recipe.data, seed=recipe.train.seed, kind=kind, trained_before=before)
 
 

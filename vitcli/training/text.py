@@ -19,8 +19,10 @@ from vitcli.output.text import (
     held_out,
     interval_text,
     no_top5,
+    number_rows,
     pairs,
     percent,
+    several_rows,
     size_text,
     skipped,
     speed,
@@ -82,7 +84,7 @@ def _length_of(summary: dict[str, Any]) -> str:
 def _next_commands(summary: dict[str, Any]) -> list[tuple]:
     """Return what to do with a finished run: see where it errs, use it, show it, take it elsewhere."""
     run_dir, name = summary["run_dir"], PurePath(summary["run_dir"]).name
-    if "top1" not in summary:
+    if "top1" not in summary and "mae" not in summary:
         return [("vit", "finetune", "--ckpt", run_dir, "--dataset", "DATA")]
     # All images of folds were trained on, so that none is left to evaluate the last model on.
     evaluation = [("vit", "evaluate", "--ckpt", run_dir, "--out", f"{run_dir}/evaluation")]
@@ -98,9 +100,12 @@ def _scores(summary: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the rows of accuracy, loss and few-shot probe."""
     rows = []
     if "top1" in summary:
-        rows = [("top-1", _accuracy(summary, "top1")), ("top-5", _top5(summary))]
+        rows = several_rows(summary)
+        rows += [("top-1", _accuracy(summary, "top1")), ("top-5", _top5(summary))]
         if means := class_means_text(summary):
             rows.append(("classes", f"{means} (means over classes)"))
+    elif "mae" in summary:
+        rows = number_rows(summary)
     elif summary["patch_accuracy"] is not None:
         majority = f"majority class: {summary['most_frequent_color']:.2%}"
         rows.append(("patches", f"{summary['patch_accuracy']:.2%} of the colours correct ({majority})"))

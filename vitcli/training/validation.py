@@ -11,25 +11,29 @@ import numpy as np
 import torch
 from torch import nn
 
+from vitcli.data.split import Split
 from vitcli.data.transforms import preprocessing_of
 from vitcli.distributed import fsdp
-from vitcli.evaluation import inference, masked_patch
+from vitcli.evaluation import inference, masked_patch, regression, several_labels
 from vitcli.evaluation.inference import EvalSettings
 from vitcli.evaluation.metrics import Metrics, PatchMetrics, metrics_of
 from vitcli.evaluation.predictions import Predictions
+from vitcli.evaluation.regression import NumberPredictions, RegressionMetrics
+from vitcli.evaluation.several_labels import SeveralLabels, SeveralLabelsMetrics
 from vitcli.features import draws as features_draws
 from vitcli.features import least_squares
 from vitcli.models.masked_patch import MaskedPatchModel
 from vitcli.output.summaries import Probe
 from vitcli.output.text import compute_text
 from vitcli.training.methods.lora import adapters_merged
-from vitcli.training.objective import TrainingTask
+from vitcli.training.objective import TrainingTask, gives_several_labels
 from vitcli.training.setup import TrainingJob
 from vitcli.training.state import TrainingState
 
 PROBE_SEEDS = (0, 1, 2)  # as the authors' evaluator draws
 NUM_PATCH_ROWS = 4
 MOST_PREDICTIONS = 1_000_000  # rows whose predictions are kept
+AnyMetrics = Metrics | PatchMetrics | RegressionMetrics | SeveralLabelsMetrics
 
 
 class PeriodicEvaluation:
@@ -85,7 +89,7 @@ class PeriodicEvaluation:
             compute = "" if probe["exaflops"] is None else f" at {compute_text(probe['exaflops'])}"
             yield {"probe": probe}, f"{probe['shots']}-shot {probe['dataset']} {probe['top1']:.2%}{compute}"
 
-    def evaluate(self) -> tuple[Metrics | PatchMetrics, list[str]]:
+    def evaluate(self) -> tuple[AnyMetrics, list[str]]:
         """Score the held-out split; return the metrics and the names of the undecodable images."""
         with self._evaluated_model() as model:
             metrics, skipped = self.task.score(model, self.job.eval_split, self.preprocessing, self.settings)
@@ -93,26 +97,48 @@ class PeriodicEvaluation:
                 self._draw_patches(model)
         return metrics, skipped
 
-    def predict(self) -> tuple[Metrics | PatchMetrics, list[str], Predictions | None]:
+    def predict(self) -> tuple[AnyMetrics, list[str], Predictions | NumberPredictions | None]:
         """As `evaluate`, and return the prediction of each row.
 
         None of patches, of too many rows, and of shards with several labels a row, which cannot be listed.
         """
         split = self.job.eval_split
+        if target := self.task.target:
+            with self._evaluated_model() as model:
+                arguments = model, split, self.preprocessing, self.settings
+                numbers, skipped = regression.predict_numbers(*arguments, target=target)
+            return regression.metrics_of(numbers, target), skipped, numbers
         has_none = self.job.recipe.objective.loss == "masked_patch" or len(split) > MOST_PREDICTIONS
         if has_none or (split.has_several_labels and split.is_large):
             return *self.evaluate(), None
-        with self._evaluated_model() as model:
-            predictions, skipped = inference.predict_split(
-                model,
-                split,
-                self.preprocessing,
-                self.settings,
-                num_classes=self.job.start.arch.num_classes,
-                project=None,
-            )
+        predictions, skipped = self._predictions_of(split)
+        if gives_several_labels(self.job.recipe.objective, self.job.train_split):
+            return several_labels.metrics_of_several(predictions), skipped, predictions
         ranks_N, losses_N = map(torch.from_numpy, (predictions.ranks_N, predictions.losses_N))
         return metrics_of(ranks_N, losses_N), skipped, predictions
+
+    def choose_thresholds(self, predictions: Predictions | None) -> SeveralLabels | None:
+        """Return the thresholds of a run of several labels, by the job's images to choose by; None of others.
+
+        Args:
+            predictions: of the held-out split.
+        """
+        job, split = self.job, self.job.threshold_split
+        if not gives_several_labels(job.recipe.objective, job.train_split):
+            return None
+        even = SeveralLabels((several_labels.EVEN,) * job.start.arch.num_classes)
+        if split is None or predictions is None or predictions.logits_NK is None:
+            return even
+        if split is not job.eval_split:
+            predictions, _ = self._predictions_of(split)
+        return several_labels.choose(predictions, split)
+
+    def _predictions_of(self, split: Split) -> tuple[Predictions, list[str]]:
+        num_classes = self.job.start.arch.num_classes
+        with self._evaluated_model() as model:
+            return inference.predict_split(
+                model, split, self.preprocessing, self.settings, num_classes=num_classes, project=None
+            )
 
     def few_shot_probe(self, step: int) -> dict[str, Any]:
         """Return the closed-form few-shot accuracy on the recipe's probe data set, and the compute so far."""

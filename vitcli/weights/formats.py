@@ -20,6 +20,7 @@ from vitcli.weights.onnx import OnnxNetwork, write_onnx
 
 SUFFIXES = {"timm": "", "onnx": ".onnx", "npz": ".npz", "safetensors": ".safetensors"}  # "timm" is a folder
 PAPER_NORM_EPS = Architecture.norm_eps  # and timm's
+OF_LABELS = ("target", "several_labels")  # of the metadata of weights: what their outputs mean
 
 
 def format_of(to: str | None, out: Path, *, names: str) -> str:
@@ -90,6 +91,11 @@ def _non_square_size(arch: Architecture) -> str | None:
     return None if is_square else "images of {}x{}".format(*arch.image_size)
 
 
+def without_labels(metadata: dict) -> dict:
+    """Return the metadata of weights without a head, whose outputs are features."""
+    return {key: value for key, value in metadata.items() if key not in OF_LABELS}
+
+
 def caveats(format: str, arch: Architecture) -> list[str]:
     """List what is left out of the format, or read correctly only under a condition."""
     notes = []
@@ -135,6 +141,7 @@ def write(format: str, path: Path, model: nn.Module, weights: Weights, *, names:
             if weights.preprocessing:
                 about["preprocessing"] = Preprocessing.from_dict(weights.preprocessing).as_rules()
             stored = {"model": arch.name, "architecture": json.dumps(arch.as_dict())}
+            about |= {key: weights.metadata.get(key) for key in OF_LABELS}
             stored |= {key: json.dumps(value) for key, value in about.items() if value}
             write_onnx(path, model, arch.image_size, stored)
 

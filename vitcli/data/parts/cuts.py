@@ -51,7 +51,8 @@ def cut_dev(
             shuffle of the row numbers.
         was_trained_N: rows whose groups are held out only where there are no others, (N,) bool.
     """
-    is_stratified = stratified and not (train.is_large or train.has_several_labels)
+    has_classes = not (train.has_several_labels or train.has_numbers)
+    is_stratified = stratified and has_classes and not train.is_large
     if grouping:
         rest, dev = _cut_groups(train, dev_fraction, is_stratified, order_N, grouping, was_trained_N)
     else:

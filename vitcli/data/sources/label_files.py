@@ -1,7 +1,7 @@
 """Labels from a file beside the images: labels.csv, or metadata.csv and metadata.jsonl as on the Hub.
 
-One row names an image file, its label and, if there is such a column, its split. Files are untrusted: a row
-can name no file outside the folder, and labels are text.
+One row names an image file, its label or labels and, if there is such a column, its split. Files are
+untrusted: a row can name no file outside the folder, and labels are text (`label_values`).
 """
 
 import csv
@@ -27,6 +27,16 @@ from vitcli.data.sources.folders import (
     subfolders,
     suffix_of,
 )
+from vitcli.data.sources.label_values import (
+    HOT,
+    WHOLE_NUMBER,
+    LabelText,
+    LabelValues,
+    check_are_classes,
+    hot_names,
+    is_number,
+    read_labels,
+)
 from vitcli.data.sources.tables import SPLIT_WORDS, Tables, split_of, table_of
 from vitcli.errors import DataError, nearest, reason_of
 from vitcli.output.text import count_of, first_few
@@ -38,16 +48,39 @@ if TYPE_CHECKING:
 NAMES = ("metadata.csv", "metadata.jsonl", "labels.csv", "labels.tsv", "labels.jsonl")
 SUFFIXES = (".csv", ".tsv", ".jsonl")
 FILE_COLUMNS = (
-    "file_name", "filename", "file", "image", "image_path", "path", "filepath", "img", "image_id", "id",
+    "file_name", "filename", "file", "image", "image_path", "path", "filepath", "file_path", "image_file",
+    "image_name", "img", "image_id", "id",
 )  # fmt: skip
-LABEL_COLUMNS = ("label", "labels", "class", "class_name", "category", "target", "species", "breed")
+LABEL_COLUMNS = (
+    "label", "labels", "class", "classes", "class_name", "category", "categories", "target", "targets",
+    "species", "breed", "tag", "tags",
+)  # fmt: skip
+NUMBER_COLUMNS = (*LABEL_COLUMNS, "value", "score", "y")
 SPLIT_COLUMNS = ("split", "subset", "partition")
+PERHAPS_SPLIT_COLUMNS = ("fold", "set")  # of splits only if all values are words for splits
+SEVERAL = "labels"  # the column of a table that the columns of 0 and 1 become
 COLUMNS_HELP = "a line with the columns file,label, then a line for each image: cat/1.jpg,cat"
-WHOLE_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}")  # "007" is a name: as a number it would be another
 
 
 class NoColumn(DataError):
     """A table of files does not say which column has their names or their labels."""
+
+
+@dataclass(frozen=True)
+class LabelChoices:
+    """What a user says about a file of labels.
+
+    Attributes:
+        file_column, label_column: named by the user; else found by their usual names. Several columns of 0
+            and 1 are named with commas between them.
+        numbers: whether the labels are numbers to predict.
+        one_hot: take columns of 0 and 1 for classes if there is no column of labels.
+    """
+
+    file_column: str | None = None
+    label_column: str | None = None
+    numbers: bool = False
+    one_hot: bool = False
 
 
 @dataclass(frozen=True)
@@ -64,6 +97,7 @@ class LabelFile:
 
     Attributes:
         folder: the folder that its paths start from.
+        label_columns: one, or several of 0 and 1, one for each class.
         split_column: None if all rows are of `split`.
     """
 
@@ -71,9 +105,19 @@ class LabelFile:
     folder: Path
     rows: list[LabelRow]
     file_column: str
-    label_column: str
+    label_columns: tuple[str, ...]
     split_column: str | None
     split: str
+
+    @property
+    def label_column(self) -> str:
+        """Return the name of the column of labels in a table of this file."""
+        return self.label_columns[0] if len(self.label_columns) == 1 else SEVERAL
+
+    def label_of(self, row: LabelRow, place: str) -> str:
+        if len(self.label_columns) > 1:
+            return hot_names(row.values, self.label_columns, place)
+        return row.values[self.label_columns[0]]
 
 
 @dataclass(frozen=True)
@@ -110,22 +154,19 @@ def _label_file_in(folder: Path) -> Path | None:
     return files[0] if files else None
 
 
-def open_label_files(
-    files: Sequence[Path], root: Path, *, file_column: str | None, label_column: str | None
-) -> Tables:
-    """Return a table for each split that label files name, with the images' paths and labels as text.
+def open_label_files(files: Sequence[Path], root: Path, choices: LabelChoices = LabelChoices()) -> Tables:
+    """Return a table for each split that label files name, with the images' paths and their labels.
 
     Args:
         root: the folder that all images are in.
-        file_column, label_column: named by the user; else found by their usual names.
 
     Raises:
-        DataError: a file is no such table, names a file that is missing, outside the folder or twice, or has
-            a label in another split that train lacks.
+        DataError: a file is no such table, names a file that is missing, outside the folder or twice, has a
+            label in another split that train lacks, or labels that cannot be classes.
     """
     # Read the rows, and find the image that each names.
     listed = list_files(root, root)
-    read = [read_label_file(path, root, file_column=file_column, label_column=label_column) for path in files]
+    read = [read_label_file(path, root, choices) for path in files]
     images = _labelled_images(read, _Places(root, listed))
     # Sort them by split; files that are no images are left out like those that no row names.
     unreadable, by_split = {*listed.others}, {}
@@ -138,13 +179,15 @@ def open_label_files(
             where=str(read[0].path),
             fix=f"write {COLUMNS_HELP}",
         )
-    names = _class_names(by_split, read[0].path)
+    labelled = _read_splits(by_split, choices)
+    names = _class_names(labelled, read[0])
     named = {image.path for image in images}
     unnamed = relative([path for path in listed.images if path not in named], root)
     left_out = listed.left_out(root, but=map(str, files)) | left_out_of(UNNAMED, unnamed)
     return Tables(
-        {split: partial(_table, images_here, names) for split, images_here in by_split.items()},
+        {split: partial(_table, by_split[split], labelled[split], names) for split in by_split},
         root,
+        label_column=read[0].label_column,
         left_out=lambda split: left_out,
         notes=(*_folder_note(read, root), *alike_notes(names)),
     )
@@ -157,17 +200,13 @@ def _labelled_images(files: list[LabelFile], places: "_Places") -> list[Labelled
     for file in files:
         for row in file.rows:
             place = f"{file.path.name}, line {row.line}"
-            name, label = row.values[file.file_column], row.values[file.label_column]
+            name, label = row.values[file.file_column], file.label_of(row, place)
             path = places.find(file.folder, name, where=place)
             if path is None:
                 missing.append(name)
                 continue
             if path in images:
-                raise DataError(
-                    f"two rows name the same image, {os.path.relpath(path, places.root)}",
-                    where=f"{images[path].place}, and {place}",
-                    fix="leave one row for each image: it has one label, and belongs to one split",
-                )
+                raise _twice(images[path], label, place, os.path.relpath(path, places.root))
             if not label:
                 raise DataError(
                     f"the row of {name} has no label", where=place, fix="write one, or remove the row"
@@ -178,9 +217,38 @@ def _labelled_images(files: list[LabelFile], places: "_Places") -> list[Labelled
     return list(images.values())
 
 
-def read_label_file(
-    path: Path, root: Path, *, file_column: str | None = None, label_column: str | None = None
-) -> LabelFile:
+def _twice(first: LabelledImage, label: str, place: str, name: str) -> DataError:
+    """Return the error for a second row of an image; its labels may be another."""
+    where = f"{first.place}, and {place}"
+    if label == first.label:
+        fix = "leave one row for each image: it has one label, and belongs to one split"
+        return DataError(f"two rows name the same image, {name}", where=where, fix=fix)
+    return DataError(
+        f"two rows give {name} different labels, {first.label!r} and {label!r}",
+        where=where,
+        fix=f"remove one; for an image of several classes write one row: {first.label}|{label}",
+    )
+
+
+def _read_splits(by_split: dict[str, list[LabelledImage]], choices: LabelChoices) -> dict[str, LabelValues]:
+    """Return the labels of each split; of what kind they are is decided by all of them."""
+    images = [image for images_here in by_split.values() for image in images_here]
+    file = images[0].file
+    labels = read_labels(
+        [LabelText(image.label, image.place) for image in images],
+        numbers=choices.numbers,
+        is_one_hot=len(file.label_columns) > 1,
+    )
+    if choices.label_column is None:
+        check_are_classes(labels, file.label_column, where=str(file.path))
+    values = iter(labels.values)
+    return {
+        split: LabelValues(labels.kind, [next(values) for _ in images_here])
+        for split, images_here in by_split.items()
+    }
+
+
+def read_label_file(path: Path, root: Path, choices: LabelChoices = LabelChoices()) -> LabelFile:
     """Read a .csv, .tsv or .jsonl file and find its columns of files, labels and splits.
 
     Raises:
@@ -190,11 +258,41 @@ def read_label_file(
     if not rows:
         raise DataError(f"{path.name} has no rows", where=str(path), fix=f"write {COLUMNS_HELP}")
     columns = list(rows[0].values)
-    names = _column(path, columns, file_column, FILE_COLUMNS, what="file names", key="data.image_column")
-    others = [column for column in columns if column != names]
-    labels = _column(path, others, label_column, LABEL_COLUMNS, what="labels", key="data.label_column")
-    split = next((column for column in columns if column.strip().lower() in SPLIT_COLUMNS), None)
+    usual = {"what": "file names", "key": "data.image_column"}
+    names = _column(path, columns, choices.file_column, FILE_COLUMNS, **usual)
+    split = _split_column(columns, rows)
+    others = [c for c in columns if c != names and (c != split or c == choices.label_column)]
+    labels = _label_columns(path, others, rows, choices)
     return LabelFile(path, path.parent, rows, names, labels, split, split_of(path.relative_to(root)))
+
+
+def _split_column(columns: list[str], rows: list[LabelRow]) -> str | None:
+    by_lower = {column.strip().lower(): column for column in reversed(columns)}
+    if usual := [by_lower[name] for name in SPLIT_COLUMNS if name in by_lower]:
+        return usual[0]
+    perhaps = (by_lower[name] for name in PERHAPS_SPLIT_COLUMNS if name in by_lower)
+    return next((c for c in perhaps if all(row.values[c].lower() in SPLIT_WORDS for row in rows)), None)
+
+
+def _label_columns(
+    path: Path, columns: list[str], rows: list[LabelRow], choices: LabelChoices
+) -> tuple[str, ...]:
+    """Return the column of labels, or those of 0 and 1 that stand for a class each."""
+    named = choices.label_column
+    several = [name.strip() for name in named.split(",")] if named and named not in columns else []
+    if len(several) > 1 and {*several} <= {*columns}:
+        return tuple(dict.fromkeys(several))
+    usual = NUMBER_COLUMNS if choices.numbers else LABEL_COLUMNS
+    try:
+        return (_column(path, columns, named, usual, what="labels", key="data.label_column"),)
+    except NoColumn:
+        of_numbers = [column for column in columns if all(is_number(row.values[column]) for row in rows)]
+        if choices.numbers and not named and len(of_numbers) == 1:
+            return (of_numbers[0],)
+        are_hot = all(row.values[column].lower() in HOT for row in rows for column in columns)
+        if named or choices.numbers or not choices.one_hot or len(columns) < 2 or not are_hot:
+            raise
+        return tuple(columns)
 
 
 def _rows_of_csv(path: Path) -> Iterator[LabelRow]:
@@ -203,7 +301,8 @@ def _rows_of_csv(path: Path) -> Iterator[LabelRow]:
         # Spreadsheets write a mark of three bytes first.
         text = read_regular(path, MOST_BYTES).decode("utf-8-sig")
         first = next((line for line in text.split("\n") if line.strip()), "")
-        delimiter = max(",;\t", key=first.count)
+        # By its first cell, if that is an image: a label may hold more semicolons than there are commas.
+        delimiter = max(",;\t", key=lambda mark: (_names_image(first.split(mark)[0]), first.count(mark)))
         reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
         lines = [(reader.line_num, cells) for cells in reader if any(map(str.strip, cells))]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
@@ -233,7 +332,11 @@ def _rows_of_csv(path: Path) -> Iterator[LabelRow]:
 
 def _is_image_row(cells: list[str]) -> bool:
     """Return whether a first row is no line of names: it names an image, a label and perhaps a split."""
-    return 2 <= len(cells) <= 3 and suffix_of(cells[0]) in IMAGE_SUFFIXES
+    return 2 <= len(cells) <= 3 and _names_image(cells[0])
+
+
+def _names_image(cell: str) -> bool:
+    return suffix_of(cell.strip().strip('"')) in IMAGE_SUFFIXES
 
 
 def _rows_of_jsonl(path: Path) -> Iterator[LabelRow]:
@@ -255,12 +358,14 @@ def _rows_of_jsonl(path: Path) -> Iterator[LabelRow]:
                 where=f"{path}, line {number}",
                 fix='write {"file_name": "1.jpg", "label": "cat"} on each line',
             )
-        texts = {key: _text(value) for key, value in values.items() if not isinstance(value, dict | list)}
+        texts = {key: _text(value) for key, value in values.items() if not isinstance(value, dict)}
         columns = columns or list(texts)
         yield LabelRow(number, {column: texts.get(column, "") for column in columns})
 
 
 def _text(value: object) -> str:
+    if isinstance(value, list):
+        return json.dumps(value, ensure_ascii=False)
     return "" if value is None else str(value).strip()
 
 
@@ -276,7 +381,7 @@ def _column(
             fix=f"one of its columns: {', '.join(columns)}",
         )
     fitting = [named] if named else [by_lower[name] for name in usual if name in by_lower]
-    if not fitting or (usual is LABEL_COLUMNS and len(fitting) > 1):
+    if not fitting or (usual is not FILE_COLUMNS and len(fitting) > 1):
         problem = f"{len(fitting)} columns that may be the {what}" if fitting else f"no column of {what}"
         raise NoColumn(
             f"{path.name} has {problem}",
@@ -352,15 +457,22 @@ def _missing(names: list[str], files: list[LabelFile]) -> DataError:
     )
 
 
-def _class_names(by_split: dict[str, list[LabelledImage]], file: Path) -> list[str]:
-    """Return the labels of train, numbers in their order; other splits may have no more."""
-    labels = {split: {image.label for image in images} for split, images in by_split.items()}
-    names = labels.get("train") or set().union(*labels.values())
-    for split, names_here in labels.items():
+def _class_names(labelled: dict[str, LabelValues], file: LabelFile) -> list[str]:
+    """Return the labels of train, numbers in their order; other splits may have no more.
+
+    Columns of 0 and 1 keep their order, and a class may have no image. Numbers to predict have no classes.
+    """
+    if any(labels.kind == "number" for labels in labelled.values()):
+        return []
+    if len(file.label_columns) > 1:
+        return list(file.label_columns)
+    classes = {split: labels.classes_of(range(len(labels.values))) for split, labels in labelled.items()}
+    names = classes.get("train") or set().union(*classes.values())
+    for split, names_here in classes.items():
         if additional := sorted(names_here - names):
             raise DataError(
                 f"split {split} has labels that train does not have: {first_few(additional)}",
-                where=str(file),
+                where=str(file.path),
                 fix="correct the labels, or add images of these classes to train",
             )
     if all(map(WHOLE_NUMBER.fullmatch, names)):
@@ -368,16 +480,23 @@ def _class_names(by_split: dict[str, list[LabelledImage]], file: Path) -> list[s
     return sorted(names)
 
 
-def _table(images: list[LabelledImage], names: list[str]) -> "datasets.Dataset":
-    """Return the images, the numbers of their labels, and the columns that the file has besides."""
+def _table(images: list[LabelledImage], labels: LabelValues, names: list[str]) -> "datasets.Dataset":
+    """Return the images, their labels, and the columns that the file has besides."""
     import datasets
 
     file = images[0].file
     number_of = {name: number for number, name in enumerate(names)}
-    columns: dict[str, list] = {file.label_column: [number_of[image.label] for image in images]}
-    types: dict[str, object] = {file.label_column: datasets.ClassLabel(names=names)}
+    if labels.kind == "several":
+        numbers: list = [sorted(number_of[name] for name in value) for value in labels.values]
+        kind: object = datasets.List(datasets.ClassLabel(names=names))
+    elif labels.kind == "class":
+        numbers, kind = [number_of[name] for name in labels.values], datasets.ClassLabel(names=names)
+    else:
+        numbers, kind = labels.values, datasets.Value("float64")
+    columns: dict[str, list] = {file.label_column: numbers}
+    types: dict[str, object] = {file.label_column: kind}
     for column in images[0].row.values:
-        if column in (file.file_column, file.label_column):
+        if column in (file.file_column, *file.label_columns, file.label_column):
             continue
         values: list = [image.row.values.get(column, "") for image in images]
         is_number = all(map(WHOLE_NUMBER.fullmatch, values))

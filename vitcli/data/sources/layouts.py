@@ -36,12 +36,14 @@ class Choices:
         image_column, label_column: of tables and files of labels.
         one_class: take a folder that holds one folder of folders as a data set of one class.
         needs_labels: False where images alone will do, so that any folder of images is taken.
+        numbers: whether the labels are numbers to predict, and no classes.
     """
 
     image_column: str | None = None
     label_column: str | None = None
     one_class: bool = False
     needs_labels: bool = True
+    numbers: bool = False
 
 
 def open_local(path: Path, choices: Choices = Choices()) -> Tables:
@@ -86,7 +88,7 @@ def _open_file(path: Path, typed: str, choices: Choices) -> Tables:
     if path.suffix.lower() in BUILDERS:
         return _table_files(path.parent, [path])
     if path.suffix.lower() in label_files.SUFFIXES:
-        return _open_labels([path], path.parent, choices)
+        return _open_labels([path], path.parent, choices, one_hot=True)
     raise not_a_data_set(path, typed)
 
 
@@ -102,7 +104,7 @@ def _open_folder(path: Path, typed: str, choices: Choices) -> Tables | None:
     if no_column is None:
         return opened
     if opened is None:
-        raise no_column
+        return _open_labels(files, path, choices, one_hot=True)
     return replace(opened, notes=(f"{no_column.message}, so the folders name the classes", *opened.notes))
 
 
@@ -116,10 +118,10 @@ def _open_without_label_file(path: Path, typed: str, choices: Choices) -> Tables
     return opened if opened or choices.needs_labels else open_without_labels(path)
 
 
-def _open_labels(files: list[Path], root: Path, choices: Choices) -> Tables:
-    return label_files.open_label_files(
-        files, root, file_column=choices.image_column, label_column=choices.label_column
-    )
+def _open_labels(files: list[Path], root: Path, choices: Choices, *, one_hot: bool = False) -> Tables:
+    columns = choices.image_column, choices.label_column
+    of_labels = label_files.LabelChoices(*columns, numbers=choices.numbers, one_hot=one_hot)
+    return label_files.open_label_files(files, root, of_labels)
 
 
 def _saved_to_disk(path: Path) -> Tables:

@@ -32,6 +32,7 @@ class Tables:
         left_out: function of a split name to the files that are not read.
         notes: lines about the data set that a user should see.
         has_labels: False for plain folders of images.
+        label_column: of the labels, where a file of labels names it; None to find it by its type.
     """
 
     open: Mapping[str, Callable[[], "datasets.Dataset"]]
@@ -39,6 +40,7 @@ class Tables:
     left_out: Callable[[str], LeftOut] = lambda split: NOTHING
     notes: tuple[str, ...] = ()
     has_labels: bool = True
+    label_column: str | None = None
 
 
 def table_of(

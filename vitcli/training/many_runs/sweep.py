@@ -98,6 +98,8 @@ def settle_size(recipe: Recipe, options: RunOptions, open_data: Callable[..., Da
         all_folds = {"eval_split": str(FoldName(recipe.train.folds))}
         opened = recipe.model_copy(update={"data": recipe.data.model_copy(update=all_folds)})
     train, _ = open_splits(opened, options, open_data, plan_only=options.dry_run and not options.measure)
+    if train.has_numbers:
+        return auto.choose(recipe, [len(train)])
     labels = train.read_labels()[: len(train)] if not train.is_large else []  # of all rows it takes minutes
     if len(labels) < len(train):  # declared sizes alone
         return auto.choose(recipe, [len(train) // max(1, train.num_classes)])

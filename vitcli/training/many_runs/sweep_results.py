@@ -43,7 +43,7 @@ class Trial:
             return {"dev_top1": None, "dev_loss": None}
         run, count = self.summary["runs"][0], self.summary["num_eval_examples"]
         scores = {name: value for name, value in run.items() if name not in {"seed", *OF_CLASSES}}
-        if "top1" in run:
+        if "top1" in run and "mean_ap" not in run:
             scores |= {"interval": interval_of(run["top1"], count), "num_examples": count}
         return {f"dev_{name}": value for name, value in scores.items()}
 
@@ -53,11 +53,11 @@ class Trial:
 
     @property
     def rank_key(self) -> tuple[float, float]:
-        """Rank by accuracy (of labels or of patch colours), then by the smaller loss; largest is best."""
+        """Rank by average precision or accuracy (of labels or patch colours), then by the smaller loss."""
         if self.summary is None:
             return -1.0, -math.inf
         run = self.summary["runs"][0]
-        accuracy = run.get("top1", run.get("patch_accuracy"))
+        accuracy = run.get("mean_ap", run.get("top1", run.get("patch_accuracy")))
         return (0.0 if accuracy is None else accuracy), -run["loss"]
 
 
@@ -69,6 +69,8 @@ def best(trials: Sequence[Trial]) -> dict[str, Any]:
 def reason(choices: Sequence[Mapping[str, Any]], chosen: Mapping[str, Any]) -> str:
     """Return why `chosen` is the best of the entries of "choices": its accuracy, or what broke the tie."""
     best = _entry_of(choices, chosen)
+    if accuracy_of(best) is None:
+        return "smallest loss"
     equals = [choice for choice in choices if accuracy_of(choice) == accuracy_of(best)]
     if len(equals) == 1:
         return "highest accuracy"
@@ -110,8 +112,11 @@ def values_text(choice: Mapping[str, Any]) -> str:
 
 
 def accuracy_of(choice: Mapping[str, Any]) -> float | None:
-    """Return the accuracy on the dev part in an entry of "choices": of labels, or of patch colours."""
-    return choice.get("dev_top1", choice.get("dev_patch_accuracy"))
+    """Return the accuracy on the dev part in an entry of "choices": of labels, or of patch colours.
+
+    Of several labels an image it is the mean average precision.
+    """
+    return choice.get("dev_mean_ap", choice.get("dev_top1", choice.get("dev_patch_accuracy")))
 
 
 def _entry_of(choices: Sequence[Mapping[str, Any]], chosen: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -160,8 +165,10 @@ def summary_of_all(
     intervals = {name: interval_of(means[name], count) for name in ("top1", "top5") if name in means}
     seconds = sum(final["elapsed_s"] for final in finals)
     images = sum(final["steps"] * final["batch_size"] for final in finals)
+    # Intervals of the errors of numbers are no function of the mean of several runs.
+    of_first = {key: value for key, value in finals[0].items() if key != "intervals" or len(finals) == 1}
     summary = {
-        **finals[0],
+        **of_first,
         "run_dir": str(path),
         "dev_top1_by_lr": by_lr or None,
         "choices": [trial.entry() for trial in trials],

@@ -1,0 +1,239 @@
+"""Several labels an image: average precision and F1 against scikit-learn, thresholds by brute force."""
+
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn import metrics as sklearn_metrics
+
+from tests.conftest import run
+from tests.training.test_finetune import SMALL, TRICKY, fingerprint
+from vitcli.errors import WeightsError
+from vitcli.evaluation.several_labels import (
+    EVEN,
+    average_precisions,
+    best_thresholds,
+    f1_scores,
+    given_at,
+    given_by_other_half,
+    mean_average_precision,
+    several_labels_of,
+)
+from vitcli.training import loop
+
+
+def random_case(seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Probabilities, with many equal ones in every other case, and labels; some classes have no row."""
+    rng = np.random.default_rng(seed)
+    count, num_classes = int(rng.integers(2, 60)), int(rng.integers(1, 8))
+    probabilities_NK = rng.random((count, num_classes))
+    if seed % 2:
+        probabilities_NK = np.round(probabilities_NK, 1)
+    hot_NK = rng.random((count, num_classes)) < rng.choice([0.02, 0.3, 0.9], num_classes)
+    return probabilities_NK, hot_NK
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_average_precision_and_f1_are_those_of_scikit_learn(seed):
+    probabilities_NK, hot_NK = random_case(seed)
+    has_rows_K = hot_NK.any(axis=0)
+    found_K = average_precisions(probabilities_NK, hot_NK)
+    given_NK = given_at(probabilities_NK, np.linspace(0.2, 0.8, hot_NK.shape[1]))
+
+    assert np.isnan(found_K).tolist() == (~has_rows_K).tolist()
+    expected = [
+        sklearn_metrics.average_precision_score(hot_NK[:, k], probabilities_NK[:, k])
+        for k in np.flatnonzero(has_rows_K)
+    ]
+    assert np.allclose(found_K[has_rows_K], expected, rtol=1e-12, atol=0)
+    mean = mean_average_precision(probabilities_NK, hot_NK)
+    assert mean == (pytest.approx(np.mean(expected)) if expected else None)
+    f1_K = sklearn_metrics.f1_score(hot_NK, given_NK, average=None, zero_division=0.0)
+    if hot_NK.shape[1] > 1:
+        assert np.allclose(f1_scores(given_NK, hot_NK)[has_rows_K], np.atleast_1d(f1_K)[has_rows_K])
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_threshold_has_a_higher_f1_than_the_chosen_one(seed):
+    probabilities_NK, hot_NK = random_case(seed)
+    thresholds_K = best_thresholds(probabilities_NK, hot_NK)
+    f1_K = f1_scores(given_at(probabilities_NK, thresholds_K), hot_NK)
+
+    for k, threshold in enumerate(thresholds_K):
+        if not hot_NK[:, k].any():
+            assert threshold == EVEN
+            continue
+        candidates = np.unique(np.concatenate([probabilities_NK[:, k], [0.0, 1.0, EVEN]]))
+        best = max(
+            sklearn_metrics.f1_score(hot_NK[:, k], probabilities_NK[:, k] >= t, zero_division=0.0)
+            for t in candidates
+        )
+        assert f1_K[k] == pytest.approx(best, abs=1e-12)
+
+
+def test_a_threshold_stands_in_the_middle_and_above_what_it_leaves_out():
+    hot_N1 = np.array([[True], [True], [False], [False]])
+    assert best_thresholds(np.array([[0.9], [0.7], [0.3], [0.1]]), hot_N1).tolist() == [0.5]
+    assert best_thresholds(np.array([[0.9], [0.8], [0.7], [0.6]]), ~hot_N1).tolist() == [0.3]
+    close = np.nextafter(0.7, 1)
+    (threshold,) = best_thresholds(np.array([[0.9], [close], [0.7], [0.1]]), hot_N1)
+    assert 0.7 < threshold <= close
+
+
+def test_rows_are_judged_by_thresholds_of_the_other_half():
+    rng = np.random.default_rng(0)
+    noise_NK, hot_NK = rng.random((60, 3)), rng.random((60, 3)) < 0.3
+    own = f1_scores(given_at(noise_NK, best_thresholds(noise_NK, hot_NK)), hot_NK).mean()
+
+    assert f1_scores(given_by_other_half(noise_NK, hot_NK), hot_NK).mean() < own  # of noise, chosen here
+    changed_NK = noise_NK.copy()
+    changed_NK[0] = 1.0 - changed_NK[0]  # changes no decision on its own half but its own
+    before, after = given_by_other_half(noise_NK, hot_NK), given_by_other_half(changed_NK, hot_NK)
+    is_first_N = np.random.default_rng(0).permutation(60) % 2 == 0
+    same_half_N = is_first_N == is_first_N[0]
+    same_half_N[0] = False
+    assert (before[same_half_N] == after[same_half_N]).all()
+
+
+@pytest.mark.parametrize(
+    "stored", [3, {}, {"thresholds": [0.5]}, {"thresholds": [0.5, 1.5]}, {"thresholds": "ab"}]
+)
+def test_damaged_thresholds_are_refused(stored):
+    with pytest.raises(WeightsError, match="stored thresholds of the classes are damaged"):
+        several_labels_of({"several_labels": stored}, 2)
+
+
+SEVERAL = ("--set", "objective.loss=sigmoid", "--set", "data.eval_split=validation")
+
+
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory) -> Path:
+    """24 training, 12 validation and 8 test images: each may be red, bright, both or neither."""
+    root = tmp_path_factory.mktemp("shapes")
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 24), ("validation", 12), ("test", 8)):
+        (root / split).mkdir()
+        lines = []
+        for number in range(count):
+            names = [name for name in ("red", "bright") if rng.random() < 0.5]
+            colour = np.full(3, 150 if "bright" in names else 60)
+            colour[0] += 90 * ("red" in names)
+            pixels = np.clip(colour + rng.integers(-20, 20, (24, 20, 3)), 0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(root / split / f"{number}.png")
+            lines.append(json.dumps({"file_name": f"{number}.png", "labels": names}))
+        (root / split / "metadata.jsonl").write_text("\n".join(lines))
+    return root
+
+
+def words(shapes: Path, out: Path, *more: object) -> tuple:
+    return (*SMALL, "--dataset", shapes, "--out", out, "--steps", 8, *TRICKY, *SEVERAL, *more)
+
+
+@pytest.fixture(scope="module")
+def trained(shapes, tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("trained") / "run"
+    outcome = run(*words(shapes, path))
+    assert outcome.code == 0, outcome.err + outcome.out
+    return path
+
+
+def labels_of(shapes: Path, split: str) -> np.ndarray:
+    lines = (shapes / split / "metadata.jsonl").read_text().splitlines()
+    names = [json.loads(line)["labels"] for line in lines]
+    return np.array([[name in labels for name in ("bright", "red")] for labels in names])
+
+
+def predicted(trained: Path, folder: Path) -> tuple[np.ndarray, list[list[str]]]:
+    entries = run("predict", "--ckpt", trained, folder, "--json", "-q").json["predictions"]
+    entries.sort(key=lambda entry: int(Path(entry["file"]).stem))
+    by_class = [{each["class"]: each["probability"] for each in entry["top"]} for entry in entries]
+    return np.array([[row["bright"], row["red"]] for row in by_class]), [entry["labels"] for entry in entries]
+
+
+def test_a_run_chooses_thresholds_that_evaluate_and_predict_use(shapes, trained, tmp_path):
+    summary = json.loads((trained / "summary.json").read_text())
+    stored = json.loads((trained / "config.json").read_text())["vit"]["metadata"]["several_labels"]
+    probabilities_NK, _ = predicted(trained, shapes / "validation")
+    hot_NK = labels_of(shapes, "validation")
+
+    # The thresholds are the best ones on the validation split, and its scores those of scikit-learn.
+    assert stored["thresholds"] == pytest.approx(best_thresholds(probabilities_NK, hot_NK).tolist())
+    assert (trained / "classes.txt").read_text() == "bright\nred\n"
+    expected = sklearn_metrics.average_precision_score(hot_NK, probabilities_NK)
+    assert summary["mean_ap"] == pytest.approx(expected)
+    halves = f1_scores(given_by_other_half(probabilities_NK, hot_NK), hot_NK).mean()
+    assert summary["f1_at_thresholds"] == pytest.approx(halves)
+    again = run("evaluate", "--ckpt", trained, "--json", "-q", "--out", tmp_path / "evaluation").json
+    for key in ("mean_ap", "f1_at_thresholds", "thresholds_chosen_on", "top1", "loss"):
+        assert again[key] == summary[key], key
+    assert again["per_label"]["red"]["threshold"] == stored["thresholds"][1]
+
+    # On images that had no part in it.
+    probabilities_NK, labels = predicted(trained, shapes / "test")
+    given_NK = probabilities_NK >= np.array(stored["thresholds"])
+    assert [sorted(names) for names in labels] == [
+        [name for name, is_given in zip(("bright", "red"), row, strict=True) if is_given] for row in given_NK
+    ]
+    tested = run("evaluate", "--ckpt", trained, "--split", "test", "--json", "-q").json
+    hot_NK = labels_of(shapes, "test")
+    assert tested["f1_at_thresholds"] == pytest.approx(
+        sklearn_metrics.f1_score(hot_NK, given_NK, average="macro", zero_division=0.0)
+    )
+    assert tested["mean_ap"] == pytest.approx(
+        sklearn_metrics.average_precision_score(hot_NK, probabilities_NK)
+    )
+    table = tmp_path / "labels.csv"
+    assert run("predict", "--ckpt", trained, shapes / "test/0.png", "--out", table, "-q").code == 0
+    header, line = table.read_text().splitlines()
+    assert header.startswith("file,labels,class,probability") and line.split(",")[1] == "|".join(labels[0])
+    text = run("evaluate", "--ckpt", trained, "-q").out
+    assert f"mAP         {100 * summary['mean_ap']:.2f}" in text and "chosen on" in text
+
+
+def test_a_stopped_run_of_several_labels_resumes_bit_for_bit(shapes, trained, tmp_path, monkeypatch):
+    out, seed_generators, calls = tmp_path / "run", loop.seed_generators, []
+
+    def stop_in_step_6(*arguments):
+        calls.append(arguments)
+        if len(calls) == 11:
+            os.kill(os.getpid(), signal.SIGTERM)
+        seed_generators(*arguments)
+
+    monkeypatch.setattr(loop, "seed_generators", stop_in_step_6)
+    assert run(*words(shapes, out)).code == 143
+    monkeypatch.undo()
+
+    assert run(*words(shapes, out, "--workers", 3)).code == 0
+    assert fingerprint(out) == fingerprint(trained)
+
+
+def test_a_test_split_chooses_no_threshold(shapes, tmp_path):
+    more = [*SMALL, "--dataset", shapes, "--steps", 1, "--set", "objective.loss=sigmoid"]
+    summary = run(*more, "--set", "data.eval_split=test", "--out", tmp_path / "run").json
+    assert summary["thresholds_chosen_on"].endswith("split validation")
+
+    for name in ("train", "test"):
+        shutil.copytree(shapes / name, tmp_path / "two" / name)
+    more[more.index("--dataset") + 1] = tmp_path / "two"
+    outcome = run(*(word for word in more if word != "--quiet"), "--out", tmp_path / "even")
+    assert outcome.json["thresholds_chosen_on"] is None
+    assert "the thresholds of all classes stay 0.5" in outcome.err
+
+
+def test_the_softmax_is_refused_for_several_labels(shapes, tmp_path):
+    outcome = run(*SMALL, "--dataset", shapes, "--steps", 1, "--out", tmp_path / "run")
+
+    assert outcome.code == 2 and "objective.loss=sigmoid" in outcome.json["error"]["fix"]
+
+
+def test_data_with_one_label_each_are_scored_by_weights_of_several(shapes, trained, tmp_path):
+    for name in ("red", "bright"):
+        shutil.copytree(shapes / "test", tmp_path / "photos" / name, ignore=lambda *_: ["metadata.jsonl"])
+
+    result = run("evaluate", "--ckpt", trained, "--dataset", tmp_path / "photos", "--json", "-q").json
+    assert set(result["per_label"]) == {"red", "bright"} and result["f1_at_thresholds"] > 0

@@ -1,0 +1,233 @@
+"""What the labels of a file are, by the texts of all its rows: a class of each image, several, or a number.
+
+Several are written as cat|dog, as cat;dog, as a JSON list or as a column of 0 and 1 for each class. Texts are
+untrusted: a list holds names, a number is finite.
+"""
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from vitcli.errors import DataError
+from vitcli.output.text import count_of
+
+HOT = {
+    "1": True,
+    "1.0": True,
+    "true": True,
+    "yes": True,
+    "0": False,
+    "0.0": False,
+    "false": False,
+    "no": False,
+}
+SEPARATORS = ("|", ";")
+WHOLE_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}")  # "007" is a name: as a number it would be another
+FEW_CLASSES = 20  # up to so many are taken as they are, whatever they look like
+MANY_NUMBERS, IMAGES_PER_NUMBER = 1_000, 20  # more numbers with fewer images each are no classes
+NEEDS_NUMBERS = "--set objective.loss=regression predicts it as a number"
+
+Label = str | tuple[str, ...] | float
+
+
+@dataclass(frozen=True)
+class LabelText:
+    """The label of an image as it is written, and where."""
+
+    text: str
+    place: str
+
+
+@dataclass(frozen=True)
+class LabelValues:
+    """The labels of all images of a file.
+
+    Attributes:
+        kind: a name each, a tuple of names each, or a number each.
+        values: in the order of the images.
+    """
+
+    kind: Literal["class", "several", "number"]
+    values: list[Label]
+
+    def classes_of(self, rows: Sequence[int]) -> set[str]:
+        """Return the names of the classes that some of the images have."""
+        several = self.kind == "several"
+        return {name for row in rows for name in (self.values[row] if several else [self.values[row]])}
+
+
+def read_labels(labels: Sequence[LabelText], *, numbers: bool, is_one_hot: bool) -> LabelValues:
+    """Return the labels that texts stand for.
+
+    Args:
+        numbers: whether they are to be predicted as numbers.
+        is_one_hot: whether they are the lists of `hot_names`; if each names one class, it is a class each.
+
+    Raises:
+        DataError: a text is no number or no list, names no class or one twice, or the texts are of two kinds.
+    """
+    if numbers:
+        return LabelValues("number", [number_in(label) for label in labels])
+    lists = [_json_list(label) for label in labels]
+    if any(value is not None for value in lists):
+        return _of_lists(lists, labels, is_one_hot=is_one_hot)
+    separator = _separator([label.text for label in labels])
+    if separator is None:
+        return LabelValues("class", [label.text for label in labels])
+    other = SEPARATORS[1 - SEPARATORS.index(separator)]
+    of_other = [label for label in labels if other in label.text]
+    if of_other:
+        of_this = next(label for label in labels if separator in label.text)
+        raise _mixed(of_this, of_other[0], f"separated by {separator!r} and by {other!r}")
+    return LabelValues(
+        "several", [_names([*map(str.strip, label.text.split(separator))], label) for label in labels]
+    )
+
+
+def hot_names(values: dict[str, str], columns: Sequence[str], place: str) -> str:
+    """Return the names of the columns that hold a 1, as a JSON list.
+
+    Raises:
+        DataError: a column holds anything but 0 and 1.
+    """
+    for column in columns:
+        if values[column].lower() not in HOT:
+            raise DataError(
+                f"column {column!r} holds {values[column]!r}, and a column for a class holds 0 or 1",
+                where=place,
+                fix="correct it, or name the columns of the classes: --set data.label_column=cat,dog",
+            )
+    return json.dumps([column for column in columns if HOT[values[column].lower()]])
+
+
+def number_in(label: LabelText) -> float:
+    """Return the number that a label is.
+
+    Raises:
+        DataError: it is none, or not a finite one.
+    """
+    try:
+        value = float(label.text)
+    except ValueError as error:
+        point = label.text.replace(",", ".")
+        is_comma = re.fullmatch(r"-?\d+,\d+", label.text)
+        raise DataError(
+            f"{label.text!r} is not a number" if label.text else "a row has no number",
+            where=label.place,
+            fix=f"write {point}, with a point" if is_comma else "write a number, or remove the row",
+        ) from error
+    if not math.isfinite(value):
+        raise DataError(
+            f"{label.text!r} is not a finite number",
+            where=label.place,
+            fix="write a number, or remove the row",
+        )
+    return value
+
+
+def check_are_classes(labels: LabelValues, column: str, *, where: str) -> None:
+    """Refuse a column of numbers or of names of images, which nobody means as classes.
+
+    Raises:
+        DataError: there are almost as many labels as images, decimals, or thousands of numbers.
+    """
+    counts, total = Counter(labels.values), len(labels.values)
+    if labels.kind != "class" or len(counts) <= FEW_CLASSES:
+        return
+    are_numbers = all(map(is_number, counts))
+    are_decimals = are_numbers and not all(map(WHOLE_NUMBER.fullmatch, counts))
+    is_too_many = len(counts) > MANY_NUMBERS and total < IMAGES_PER_NUMBER * len(counts)
+    are_names = len(counts) > total / 2
+    if not (are_decimals or are_names or (are_numbers and is_too_many)):
+        return
+    what = f"column {column!r} has {len(counts):,} values in {count_of(total, 'row')}"
+    kind = "numbers" if are_numbers else "a name of each image"
+    anyway = f"--set data.label_column={column} takes them as classes"
+    raise DataError(
+        f"{what}, which look like {kind} and not like classes",
+        where=where,
+        fix=f"{NEEDS_NUMBERS}; {anyway}" if are_numbers else f"name the column of the classes; {anyway}",
+    )
+
+
+def is_number(text: str) -> bool:
+    """Return whether a text is a number, infinity and NaN among them."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _json_list(label: LabelText) -> list | None:
+    """Return the list that a text is in JSON; None if it does not look like one."""
+    if not (label.text.startswith("[") and label.text.endswith("]")):
+        return None
+    try:
+        values = json.loads(label.text)
+    except (ValueError, RecursionError) as error:
+        raise DataError(
+            f"{label.text[:60]!r} is no list in JSON",
+            where=label.place,
+            fix='write ["cat", "dog"], or cat|dog',
+        ) from error
+    if all(isinstance(value, str | int) and str(value).strip() for value in values):
+        return [str(value).strip() for value in values]
+    raise DataError(
+        f"{label.text[:60]!r} holds something that is no name of a class",
+        where=label.place,
+        fix='write names: ["cat", "dog"]; an empty list for an image of no class',
+    )
+
+
+def _of_lists(lists: list[list | None], labels: Sequence[LabelText], *, is_one_hot: bool) -> LabelValues:
+    is_list = [value is not None for value in lists]
+    if not all(is_list):
+        a_list, a_name = labels[is_list.index(True)], labels[is_list.index(False)]
+        raise _mixed(a_list, a_name, "a list beside a name")
+    if is_one_hot and all(len(names) == 1 for names in lists):
+        return LabelValues("class", [names[0] for names in lists])
+    if not any(lists):
+        fix = "write the names of the classes of each image"
+        raise DataError("no row has a label", where=labels[0].place, fix=fix)
+    return LabelValues("several", [_names(names, label) for names, label in zip(lists, labels, strict=True)])
+
+
+def _names(names: list[str], label: LabelText) -> tuple[str, ...]:
+    if "" in names:
+        raise DataError(
+            f"a label of {label.text!r} is empty", where=label.place, fix="remove the separator too many"
+        )
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise DataError(
+            f"{label.text!r} names the class {twice!r} twice", where=label.place, fix="write it once"
+        )
+    return tuple(names)
+
+
+def _separator(texts: Sequence[str]) -> str | None:
+    """Return what stands between the labels of an image; None if each text is one label.
+
+    A ";" may be part of a name, as in "tench; Tinca tinca". It separates labels only if some part of a text
+    is also part of another.
+    """
+    if any("|" in text for text in texts):
+        return "|"
+    distinct = {text for text in texts if text}
+    if not any(";" in text for text in distinct):
+        return None
+    parts = Counter(part for text in distinct for part in {piece.strip() for piece in text.split(";")})
+    return ";" if max(parts.values()) > 1 else None
+
+
+def _mixed(label: LabelText, other: LabelText, what: str) -> DataError:
+    return DataError(
+        f"the labels are of two kinds, {what}: {label.text[:60]!r} and {other.text[:60]!r}",
+        where=f"{label.place}, and {other.place}",
+        fix='write the labels of all rows in the same way: cat|dog, cat;dog or ["cat", "dog"]',
+    )

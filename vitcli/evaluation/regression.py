@@ -1,0 +1,208 @@
+"""Numbers predicted from images: the scale of outputs, the pass over a split, errors, their file.
+
+The network's one output is the number less the mean of those it was trained on, divided by their standard
+deviation; both are stored with its weights. Letters: N rows, B batch, R bootstrap resamples.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vitcli.data.loader import Batch
+from vitcli.data.split import Split
+from vitcli.data.transforms import Preprocessing
+from vitcli.errors import WeightsError
+from vitcli.evaluation import inference
+from vitcli.evaluation.inference import EvalSettings
+from vitcli.evaluation.statistics import SEED, TAILS
+from vitcli.output import atomic
+
+KEY = "target"  # of the metadata of weights
+FILE_KEY = b"vit"
+RESAMPLES, MOST_DRAWS = 2_000, 100_000_000  # of a bootstrap; of many rows there are fewer resamples
+FEWEST_RESAMPLES, ROWS_AT_A_TIME = 200, 2_000_000
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a network predicts: a number of this name, from outputs in standard deviations from the mean."""
+
+    name: str
+    mean: float
+    std: float
+
+    def standardised(self, numbers: Tensor) -> Tensor:
+        return (numbers - self.mean) / self.std
+
+    def numbers_of(self, outputs: Tensor) -> Tensor:
+        """Return the predicted numbers, float64."""
+        return outputs.double() * self.std + self.mean
+
+    def as_metadata(self) -> dict[str, Any]:
+        """Return what the metadata of weights keep."""
+        return {KEY: asdict(self)}
+
+
+def target_of(metadata: Mapping[str, Any]) -> Target | None:
+    """Return what weights with this metadata predict; None if they are no regression.
+
+    Raises:
+        WeightsError: the stored scale is no scale.
+    """
+    stored = metadata.get(KEY)
+    if stored is None:
+        return None
+    values = stored if isinstance(stored, dict) else {}
+    numbers = [values.get(key) for key in ("mean", "std")]
+    are_numbers = all(isinstance(n, int | float) and math.isfinite(n) for n in numbers)
+    if not (are_numbers and numbers[1] > 0 and isinstance(values.get("name"), str)):
+        raise WeightsError(
+            "the stored scale of the predicted number is damaged",
+            where=f"metadata, {KEY}",
+            fix="use the weights as their run wrote them",
+        )
+    return Target(values["name"], float(numbers[0]), float(numbers[1]))
+
+
+@dataclass(frozen=True)
+class RegressionMetrics:
+    """Errors of predicted numbers.
+
+    Attributes:
+        mae, rmse: mean absolute error, root of the mean squared error, in the unit of the numbers.
+        r2: fraction of their variance that is explained; None where all are equal.
+        loss: mean squared error of the standardised numbers.
+        num_examples: images counted, each once.
+    """
+
+    mae: float
+    rmse: float
+    r2: float | None
+    loss: float
+    num_examples: int
+
+
+@dataclass(frozen=True)
+class NumberPredictions:
+    """Numbers predicted for the decoded rows of a split, in row order: `values_N` for `targets_N`."""
+
+    rows_N: np.ndarray
+    targets_N: np.ndarray
+    values_N: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.rows_N)
+
+
+def predict_numbers(
+    model: nn.Module, split: Split, preprocessing: Preprocessing, settings: EvalSettings, *, target: Target
+) -> tuple[NumberPredictions, list[str]]:
+    """Return the predictions of a split, and the places of this process's undecodable images.
+
+    Raises:
+        DataError: an image cannot be decoded and `on_bad_image` is "error", or none can.
+        WeightsError: an output is not a finite number.
+    """
+    columns = {"values": torch.zeros(len(split), dtype=torch.float64)}
+
+    def columns_of(batch: Batch, outputs_B1: Tensor) -> dict[str, Tensor]:
+        return {"values": target.numbers_of(outputs_B1[:, 0])}
+
+    batches = inference.balanced_batches(model, split, preprocessing, settings)
+    outputs = inference.outputs_of(model, batches, preprocessing, settings.device, settings.precision)
+    seen_N, skipped = inference.fill_by_row(columns, outputs, columns_of, split, settings)
+    rows_N = np.flatnonzero(seen_N.numpy())
+    targets_N = split.read_labels()[rows_N]  # in float64, which a batch has not
+    return NumberPredictions(rows_N, targets_N, columns["values"].numpy()[rows_N]), skipped
+
+
+def score(
+    model: nn.Module, split: Split, preprocessing: Preprocessing, settings: EvalSettings, *, target: Target
+) -> tuple[RegressionMetrics, list[str]]:
+    """Return the errors on a split, with the arguments and the exceptions of `predict_numbers`."""
+    predictions, skipped = predict_numbers(model, split, preprocessing, settings, target=target)
+    return metrics_of(predictions, target), skipped
+
+
+def metrics_of(predictions: NumberPredictions, target: Target) -> RegressionMetrics:
+    """Return the errors of predictions; sums are exact before they are rounded.
+
+    R2 = 1 - sum (y - f)^2 / sum (y - mean y)^2
+    """
+    targets_N, count = predictions.targets_N, len(predictions)
+    errors_N = predictions.values_N - targets_N
+    squared = math.fsum((errors_N**2).tolist())
+    deviation = math.fsum(((targets_N - math.fsum(targets_N.tolist()) / count) ** 2).tolist())
+    return RegressionMetrics(
+        mae=math.fsum(np.abs(errors_N).tolist()) / count,
+        rmse=math.sqrt(squared / count),
+        r2=1 - squared / deviation if deviation else None,
+        loss=squared / count / target.std**2,
+        num_examples=count,
+    )
+
+
+def intervals_of(predictions: NumberPredictions, *, seed: int = SEED) -> dict[str, list[float]]:
+    """Return 95 % percentile bootstrap intervals of MAE, RMSE and R2 over the images.
+
+    Resamples of equal targets, which have no R2, are left out of its interval.
+    """
+    count = len(predictions)
+    y_N = predictions.targets_N - predictions.targets_N.mean()
+    errors_N = predictions.values_N - predictions.targets_N
+    terms_N4 = np.stack([np.abs(errors_N), errors_N**2, y_N, y_N**2], axis=1)
+    num_resamples = int(np.clip(MOST_DRAWS // count, FEWEST_RESAMPLES, RESAMPLES))
+    rng, means_R4 = np.random.default_rng(seed), np.empty((num_resamples, 4))
+    for resample in range(num_resamples):
+        means_R4[resample] = terms_N4[rng.integers(count, size=count)].mean(axis=0)
+    variances_R = means_R4[:, 3] - means_R4[:, 2] ** 2
+    has_r2_R = variances_R > 1e-12 * max(float(y_N @ y_N) / count, np.finfo(float).tiny)
+    scores = {"mae": means_R4[:, 0], "rmse": np.sqrt(means_R4[:, 1])}
+    if has_r2_R.any():
+        scores["r2"] = 1 - means_R4[has_r2_R, 1] / variances_R[has_r2_R]
+    return {name: np.quantile(values_R, TAILS).tolist() for name, values_R in scores.items()}
+
+
+def scores_of(predictions: NumberPredictions, target: Target) -> dict[str, float | None]:
+    """Return the errors as JSON has them."""
+    metrics = asdict(metrics_of(predictions, target))
+    return {name: value for name, value in metrics.items() if name != "num_examples"}
+
+
+def details_of(predictions: NumberPredictions, target: Target) -> dict[str, Any]:
+    """Return what was predicted, the error of always its mean in training, and intervals of the errors."""
+    of_mean = float(np.abs(predictions.targets_N - target.mean).mean())
+    return {**target.as_metadata(), "mae_of_mean": of_mean, "intervals": intervals_of(predictions)}
+
+
+def write_numbers(
+    path: str, predictions: NumberPredictions, rows_N: np.ndarray, places: list[str], about: dict[str, Any]
+) -> None:
+    """Write a Parquet file of row, place, target and prediction; equal predictions give equal bytes.
+
+    Args:
+        rows_N: row of the data set of each prediction.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns = {
+        "row": pa.array(rows_N, pa.int64()),
+        "place": pa.array(places, pa.string()),
+        "target": pa.array(predictions.targets_N, pa.float64()),
+        "prediction": pa.array(predictions.values_N, pa.float64()),
+    }
+    table = pa.table(columns).replace_schema_metadata({FILE_KEY: json.dumps(about)})
+
+    def write(file: Path) -> None:
+        with file.open("wb") as opened:  # pyarrow takes a name for an address, and expands a "~" in it
+            pq.write_table(table, opened, compression="zstd")
+
+    atomic.replace_file(Path(path), write)
