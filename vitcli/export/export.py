@@ -136,6 +136,7 @@ def export(ckpt: str, out: str, options: ExportOptions, *, quiet: bool) -> dict[
         "resolution": preprocessing.resolution,
         "preprocessing": preprocessing.summary(),
         "num_classes": arch.num_classes,
+        "license": weights.licence,
         "num_images": len(split),
         "images": list(options.images) or "demo",
         "max_abs_difference": agreement.max_difference,

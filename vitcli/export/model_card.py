@@ -30,6 +30,7 @@ from vitcli.output.text import (
     size_text,
     top5_is_informative,
 )
+from vitcli.weights import licences
 from vitcli.weights.download import hub_id
 from vitcli.weights.formats import unsupported_feature
 
@@ -101,6 +102,7 @@ def model_card(summary: dict[str, Any], recipe_toml: str, arch: Architecture) ->
             model_name=f"{summary['model']} on {plain(public['dataset'])}",
             datasets=[hub_id] if hub_id else None,
             metrics=["accuracy"] if is_classifier else None,
+            **licences.in_card(summary.get(licences.KEY)),
             eval_results=_eval_results(summary, hub_id) if is_classifier else None,
         ),
         model=public["model"],
@@ -136,12 +138,18 @@ def weights_card(exported: dict[str, Any], loading: str) -> str:
             f"{exported['max_rel_difference']:.2g}, relative, on {exported['num_images']} images",
         ),
     ]
-    limits = (
-        "No accuracy was measured for this copy, and no licence is stated here: that of "
-        f"{code(origin)} applies."
-    )
+    licence = exported.get(licences.KEY, licences.UNKNOWN)
+    stated = f"It is licensed under {code(licence)}, as {code(origin)} is"
+    if licence == licences.UNKNOWN:
+        stated = f"Its licence is unknown to vit: that of {code(origin)} applies"
+    limits = f"No accuracy was measured for this copy. {stated}."
     return WEIGHTS_CARD.format(
-        front_matter=_front_matter(loads_in_timm=True, is_classifier=num_classes > 0, ckpt=exported["ckpt"]),
+        front_matter=_front_matter(
+            loads_in_timm=True,
+            is_classifier=num_classes > 0,
+            ckpt=exported["ckpt"],
+            **licences.in_card(licence),
+        ),
         model=exported["model"],
         facts=table(("", ""), facts),
         limits=paragraph(limits),
@@ -404,5 +412,26 @@ def _limits(summary: dict[str, Any]) -> str:
         points = [f"It gives a number, {number}, for any image, also of anything else."]
     elif not is_classifier_run(summary):
         points = ["It has no classes: it is meant for fine-tuning, or for its features."]
-    licence = f"No licence is stated here: those of the data{origin} apply."
+    licence = _licence(summary, origin)
     return "\n".join(paragraph(f"- {point}") for point in [*points, licence])
+
+
+def _licence(summary: dict[str, Any], origin: str) -> str:
+    """Return what is known of the licence of the weights that training started from.
+
+    Args:
+        origin: " and of CKPT", or "" for fresh weights.
+    """
+    licence = summary.get(licences.KEY)
+    if not origin or licence is None:  # fresh weights, or a run of an earlier version
+        return f"No licence is stated here: those of the data{origin} apply."
+    if licence == licences.UNKNOWN:
+        return (
+            f"The licence of {code(summary['ckpt'])}, which training started from, is unknown to vit: it and "
+            "that of the data apply."
+        )
+    excluded = " It excludes commercial use." if licences.is_non_commercial(licence) else ""
+    return (
+        f"Training started from {code(summary['ckpt'])}, which is licensed under {code(licence)}.{excluded} "
+        "That licence and that of the data apply."
+    )

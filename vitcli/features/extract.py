@@ -25,6 +25,7 @@ from vitcli.evaluation.setup import RunSettings, eval_settings, preprocessing_fo
 from vitcli.features.feature_store import FeatureStore, digest_of
 from vitcli.models import features
 from vitcli.models.architecture import Architecture
+from vitcli.models.pos_embed import method_for
 from vitcli.recipe import Recipe
 from vitcli.recipe.request import RecipeRequest
 from vitcli.weights.io import Weights
@@ -64,7 +65,7 @@ class FeatureExtractor:
             "revision": REVISION,
             "weights": self.weights_digest,
             "architecture": self.arch.as_dict(),
-            "posemb_resample": recipe.model.posemb_resample,
+            "posemb_resample": method_for(self.arch, recipe.model.posemb_resample),
             "preprocessing": self.preprocessing.as_dict(),
             "layer": recipe.eval.layer,
             "logits": with_logits,

@@ -25,9 +25,14 @@ from torch import Tensor, nn
 from torch.nn import init
 
 from vitcli.errors import VitError, nearest
-from vitcli.models.architecture import POSEMB_PLACES, POSEMBS
+from vitcli.models.architecture import POSEMB_PLACES, POSEMBS, Architecture
 
 METHODS = ("paper", "timm")
+
+
+def method_for(arch: Architecture, method: str) -> str:
+    """Return the method for a network; "auto" is the paper's for its networks, timm's for timm's others."""
+    return method if method != "auto" else "paper" if arch.is_of_the_paper else "timm"
 
 
 def resample_posemb(

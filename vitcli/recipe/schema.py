@@ -136,8 +136,10 @@ class Model(WithAddress):
     heads: Count | None = key("number of its heads", None)
     patch_size: Count | None = key("side of its patches in pixels, if not as named", None)
     init: Literal["paper", "timm"] = key("initialisation of a fresh network of the paper", "paper")
-    posemb_resample: Literal["paper", "timm"] = key(
-        "resampling: bilinear with aligned corners (paper, 3.2), or timm's antialiased bicubic", "paper"
+    posemb_resample: Literal["auto", "paper", "timm"] = key(
+        "resampling: paper (3.2: bilinear, aligned corners), timm (as timm resamples the family), or auto: "
+        "paper for the paper's networks, timm for timm's others",
+        "auto",
     )
 
 

@@ -38,6 +38,8 @@ from vitcli.training.setup import TrainingJob
 from vitcli.training.text import as_text
 from vitcli.training.validation import AnyMetrics
 from vitcli.weights.io import read_weights, write_weights
+from vitcli.weights.licences import KEY as LICENCE
+from vitcli.weights.licences import UNKNOWN
 
 
 def summarise(
@@ -70,6 +72,7 @@ def summarise(
             "model": job.start.arch.name,
             "ckpt": job.start.origin,
             "ckpt_fetched_from": job.start.fetched_from or None,
+            LICENCE: job.start.licence,
             "dataset": recipe.data.dataset,
             "train_split": job.train_split.name,
             "num_train_examples": job.plan.num_examples,
@@ -146,6 +149,7 @@ def weights_description(job: TrainingJob) -> dict[str, Any]:
         "preprocessing": preprocessing_of(job.recipe.data).as_dict(),
         "class_names": job.train_split.class_names if job.start.arch.num_classes else None,
         "metadata": {
+            **({LICENCE: job.start.licence} if job.start.licence not in (None, UNKNOWN) else {}),
             "trained_by": job.command,
             "from": job.start.origin and public_name(job.start.origin),
             "steps": job.plan.total_steps,

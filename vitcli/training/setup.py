@@ -108,6 +108,7 @@ class InitialModel:
         notes: lines for the terminal about what was loaded.
         fetched_from: the repository of the Hub or the address behind `origin`; "" for local files.
         seen: the images of the run that made the checkpoint, as far as it knows.
+        licence: of the checkpoint, or "unknown"; None for fresh weights.
     """
 
     model: nn.Module
@@ -116,6 +117,7 @@ class InitialModel:
     notes: list[str]
     seen: SeenImages | None = None
     fetched_from: str = ""
+    licence: str | None = None
 
 
 MakeModel = Callable[[Recipe, Split], InitialModel]  # from a recipe and its training split

@@ -14,6 +14,7 @@ from vitcli.models.variants import find_variant, variant_of_timm
 from vitcli.weights.files import WeightsContent, as_weights_error, file_error
 from vitcli.weights.huggingface import CONFIG_DEFAULTS, read_config, read_preprocessor
 from vitcli.weights.imagenet import subset_of
+from vitcli.weights.licences import KEY, UNKNOWN, licence_of
 from vitcli.weights.locate import WeightsSource
 from vitcli.weights.timm import (
     as_timm_knows,
@@ -70,7 +71,11 @@ def describe(source: WeightsSource, content: WeightsContent, model_name: str | N
         raise WeightsError(message, where="--model", fix="leave --model out")
     is_ours = vit and source.format == "timm folder"
     imagenet = "" if info.class_names else subset_of(info.architecture.num_classes, _names(source, info, tag))
-    return info._replace(format="run folder" if is_ours else source.format, imagenet=imagenet)
+    # What is made of the weights carries their licence on with the other metadata
+    licence = licence_of(source, info.metadata, model_name=f"{model_name}.{tag}" if tag else "")
+    metadata = info.metadata | ({} if licence == UNKNOWN else {KEY: licence})
+    format = "run folder" if is_ours else source.format
+    return info._replace(format=format, imagenet=imagenet, metadata=metadata)
 
 
 def _names(source: WeightsSource, info: WeightsInfo, tag: str) -> list[str]:

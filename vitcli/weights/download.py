@@ -37,6 +37,7 @@ WAITS_S = (1.0, 4.0)  # before each further try of a download that has begun
 CHUNK = 2**20
 SHOWN_FROM = 2**20  # bytes of the smallest file with a progress bar
 LARGEST_INDEX = 50 * 2**20  # bytes
+CARD = "README.md"  # of a repository or folder; its first lines state the licence
 # HTTP status
 TRANSIENT = (408, 429, 500, 502, 503, 504)
 NO_SUCH_PART = 416
@@ -270,6 +271,7 @@ def fetch_repository(repository: str, revision: str, file: str, progress: Progre
             for shard in shard_names(path):
                 if hub.fetch(f"{folder}/{shard}" if folder else shard) is None:
                     raise hub.without([shard])
+        hub.fetch(CARD)
     if hub.outage:
         progress.note(f"{repository} is read from the Hub's cache: the Hub {hub.outage}")
     return path

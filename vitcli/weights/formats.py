@@ -15,6 +15,7 @@ from vitcli.output.atomic import replace_file
 from vitcli.weights.files import write_npz
 from vitcli.weights.io import Weights, read_weights, write_weights, write_weights_file
 from vitcli.weights.jax import SPELLINGS, to_official
+from vitcli.weights.licences import KEY, UNKNOWN
 from vitcli.weights.load import load
 from vitcli.weights.onnx import OnnxNetwork, write_onnx
 
@@ -143,6 +144,8 @@ def write(format: str, path: Path, model: nn.Module, weights: Weights, *, names:
             stored = {"model": arch.name, "architecture": json.dumps(arch.as_dict())}
             about |= {key: weights.metadata.get(key) for key in OF_LABELS}
             stored |= {key: json.dumps(value) for key, value in about.items() if value}
+            if weights.licence != UNKNOWN:
+                stored[KEY] = weights.licence
             write_onnx(path, model, arch.image_size, stored)
 
 

@@ -17,7 +17,7 @@ from vitcli.models.build import adapted
 from vitcli.output.atomic import replace_file, write_json
 from vitcli.output.progress import Progress
 from vitcli.output.redaction import public_name
-from vitcli.weights import imagenet
+from vitcli.weights import imagenet, licences
 from vitcli.weights.describe import STORED, WeightsInfo, describe
 from vitcli.weights.diagnose import check_finite, diagnose
 from vitcli.weights.files import (
@@ -60,6 +60,11 @@ class Weights:
     preprocessing_from: str = STORED
     imagenet: str = ""
     fetched_from: str = ""
+
+    @property
+    def licence(self) -> str:
+        """Return the name of the licence of the weights, or "unknown"."""
+        return self.metadata.get(licences.KEY, licences.UNKNOWN)
 
     @property
     def readable_class_names(self) -> tuple[str, ...]:
@@ -148,7 +153,10 @@ def write_config(
     # People read config.json, and two lines of digests for each image are nothing to read.
     readable = {key: value for key, value in metadata.items() if key != seen_images.KEY}
     vit = _our_metadata(arch, preprocessing, class_names, readable)
-    write_json(folder / "config.json", timm_config(arch, preprocessing, class_names) | {"vit": vit})
+    config = timm_config(arch, preprocessing, class_names)
+    if licence := metadata.get(licences.KEY):
+        config["pretrained_cfg"][licences.KEY] = licence
+    write_json(folder / "config.json", config | {"vit": vit})
 
 
 def write_weights_file(

@@ -61,7 +61,7 @@ def load(
     dropout: float = 0.0,
     drop_path: float = 0.0,
     patch_dropout: float = 0.0,
-    posemb_method: str = "paper",
+    posemb_method: str = "auto",
 ) -> tuple[nn.Module, Architecture, LoadReport]:
     """Return a network with these weights, on the CPU and in training mode.
 
@@ -69,7 +69,7 @@ def load(
         image_size: height and width in pixels (default: that of the weights).
         num_classes: of a fresh head of zeros (paper, section 3.2); None keeps the head of the weights.
         dropout, drop_path, patch_dropout: see `models.build.build`.
-        posemb_method: of resampling position embeddings, see `models.resample.resample_posemb`.
+        posemb_method: of resampling position embeddings, see `pos_embed.method_for` and `resample_posemb`.
 
     Raises:
         WeightsError: a tensor does not fit.
@@ -173,7 +173,7 @@ def load_for_inference(
 
 
 def load_into(
-    model: nn.Module, arch: Architecture, weights: Weights, *, new_head: bool, posemb_method: str = "paper"
+    model: nn.Module, arch: Architecture, weights: Weights, *, new_head: bool, posemb_method: str = "auto"
 ) -> LoadReport:
     """Copy weights into a network made by `build(arch)`, position embeddings resampled to its patch grid.
 
@@ -190,7 +190,8 @@ def load_into(
     with attribute_errors_to(weights.source):
         # Resample the position embeddings to another patch grid
         if weights.architecture.image_size != arch.image_size:
-            state, resampled = _resampled(weights, arch, expected, posemb_method)
+            method = pos_embed.method_for(arch, posemb_method)
+            state, resampled = _resampled(weights, arch, expected, method)
         # Leave the head out
         if new_head:
             prefixes = head_names(arch)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from vitcli.errors import VitError, WeightsError
 from vitcli.output.atomic import load_json
 from vitcli.output.progress import Progress
-from vitcli.weights.download import fetch_address, fetch_repository
+from vitcli.weights.download import CARD, fetch_address, fetch_repository
 from vitcli.weights.files import (
     StoredTensors,
     as_weights_error,
@@ -43,6 +43,7 @@ class WeightsSource(NamedTuple):
         preprocessor: Hugging Face's preprocessor_config.json, or {}.
         tag: of a timm repository on the Hub, or "".
         name: of the repository, or the address; "" for a local file.
+        card: the README.md of its folder or repository, which need not be there.
     """
 
     file: Path
@@ -51,6 +52,7 @@ class WeightsSource(NamedTuple):
     format: str
     tag: str
     name: str = ""
+    card: Path | None = None
 
 
 def locate(ckpt: str, progress: Progress, *, with_note: bool = True) -> WeightsSource:
@@ -69,9 +71,8 @@ def locate(ckpt: str, progress: Progress, *, with_note: bool = True) -> WeightsS
             return _in_folder(DEMO_FOLDER, format=DEMO)
         case "hub":
             file = _from_the_hub(reference, progress)
-            return WeightsSource(
-                file, *_configs(file.parent), "hub repository", reference.tag, reference.place
-            )
+            configs, card = _configs(file.parent), file.parents[reference.file.count("/")] / CARD
+            return WeightsSource(file, *configs, "hub repository", reference.tag, reference.place, card)
         case "address":
             file = _from_address(reference, progress)
             config = _timms_config(reference.network)
@@ -83,7 +84,8 @@ def locate(ckpt: str, progress: Progress, *, with_note: bool = True) -> WeightsS
     # A config.json beside a file of any other name may belong to another file
     has_config = path.name.removesuffix(INDEX) in WEIGHTS_NAMES
     format = FORMATS.get(path.suffix, "list of shards")
-    return WeightsSource(path, *(_configs(path.parent) if has_config else ({}, {})), format, "")
+    configs = _configs(path.parent) if has_config else ({}, {})
+    return WeightsSource(path, *configs, format, "", card=path.with_name(CARD) if has_config else None)
 
 
 def read_source(source: WeightsSource, *, values: bool = True) -> StoredTensors:
@@ -132,7 +134,8 @@ def _in_folder(folder: Path, *, format: str) -> WeightsSource:
         file = averaged if averaged.is_file() else file
         return WeightsSource(file, _config_of_run(folder.resolve()), {}, format, "")
     is_foreign = format == "timm folder" and "model_type" in config
-    return WeightsSource(file, config, preprocessor, "Hugging Face folder" if is_foreign else format, "")
+    format = "Hugging Face folder" if is_foreign else format
+    return WeightsSource(file, config, preprocessor, format, "", card=folder / CARD)
 
 
 def _config_of_run(checkpoint: Path) -> dict:
