@@ -43,12 +43,24 @@ def models(
     weights: Annotated[bool, option("--weights", MODEL,
         "List the weights that --ckpt takes by name: pre-training, size, and whether they are here. With "
         "PATTERN also of timm's other networks.")] = False,
+    pretrained: Annotated[bool, option("--pretrained", MODEL,
+        "List timm's weights of the ViT family, with parameters, resolution, pre-training data and licence: "
+        "by family, or those of PATTERN, such as DINOv3 or 'vit_small*'.")] = False,
     printing: Printing,
 ) -> int:  # fmt: skip
-    """List the networks of the paper's tables, or known weights.
+    """List the networks of the paper's tables, or known weights, also timm's of the ViT family.
 
     With their parameters, GMACs and tokens at a resolution.
     """
+    if pretrained:
+        for name, is_given in (("--res", res is not None), ("--weights", weights)):
+            if is_given:
+                what = "it lists weights at their own size; choose one of the two options"
+                raise typer.BadParameter(what, param_hint=f"{name} with --pretrained")
+        from vitcli.weights import pretrained as of_timm  # loads timm only if it is another than the table's
+
+        listed = of_timm.list_pretrained(pattern)
+        return printing.show(listed, of_timm.as_markdown if format == "markdown" else of_timm.as_table)
     if weights:
         if res is not None:
             raise typer.BadParameter("weights have their own size", param_hint="--res with --weights")

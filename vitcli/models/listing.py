@@ -1,13 +1,12 @@
 """`vit models`: the networks of the paper's tables and their cost."""
 
 import math
-from fnmatch import fnmatch
 from typing import Any
 
 from vitcli.errors import VitError, nearest
 from vitcli.models.build import architecture
 from vitcli.models.flops import costs_without_head
-from vitcli.models.variants import VARIANTS, Variant, find_variant
+from vitcli.models.variants import VARIANTS, Variant, find_variant, matches
 from vitcli.output.document import simple_table
 
 ALWAYS_FITS = (224, 224)  # a multiple of every patch size in VARIANTS
@@ -33,6 +32,25 @@ FOOT = """
 
 These are networks. Weights come with `--ckpt`: `vit models --weights` lists those with a name
 ([weights.md](weights.md)).
+
+## Backbones from timm
+
+```
+vit models --pretrained                       # the families, with the number, sizes and licences of their weights
+vit models --pretrained DINOv3                # the weights of one family; a glob or a part of names does too
+vit models --pretrained 'vit_small*' --json
+vit finetune --ckpt timm/vit_small_patch16_dinov3.lvd1689m --dataset photos/ --res 320
+```
+
+The list is timm's own registry, read without any server: parameters without the head, image size, the data that
+the tag names, the licence. Families stand in this order: features for any task (DINOv3, DINOv2, SigLIP 2, CLIP,
+EVA-02, MAE), networks trained for ImageNet (BEiT, NaFlexViT, AugReg, DeiT III), other designs.
+
+Every family keeps its own pooling, norms, registers, patch size and position embeddings, at any image size that its
+patches divide. What it stores for one size, tables of relative positions too, is resampled as timm resamples the
+family; rotary embeddings are computed. `--set model.posemb_resample=paper` takes the paper's bilinear resampling
+instead, which is what the paper's own networks get. `tests/training/test_families.py` trains, stops, resumes,
+evaluates and exports thirty of them at two image sizes, and compares their logits with timm's (at most 1e-5).
 """
 
 
@@ -52,12 +70,6 @@ def list_models(pattern: str | None, *, image_size: tuple[int, int]) -> dict[str
         raise VitError(f"no model matches {pattern!r}{nearest(pattern, VARIANTS)}", where="PATTERN", fix=fix)
     rows = [_row(VARIANTS[name], image_size) for name in names]
     return {"command": "models", "resolution": list(image_size), "models": rows}
-
-
-def matches(name: str, pattern: str) -> bool:
-    """Return whether a name has this part, or fits this glob; case does not matter."""
-    pattern = pattern.lower()
-    return fnmatch(name.lower(), pattern if any(c in pattern for c in "*?[") else f"*{pattern}*")
 
 
 def _row(variant: Variant, image_size: tuple[int, int]) -> dict[str, Any]:

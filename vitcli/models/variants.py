@@ -8,6 +8,7 @@ D hidden width, M width of the MLP, L layers, P patch size, N patches, T = N + 1
 
 import re
 from dataclasses import dataclass, replace
+from fnmatch import fnmatch
 
 from vitcli.errors import VitError
 
@@ -186,6 +187,12 @@ def variant_of_timm(timm_name: str) -> Variant | None:
     network = network_of_timm(timm_name)
     variants = (variant for variant in VARIANTS.values() if variant.is_timms)
     return next((variant for variant in variants if network_of_timm(variant.timm_name) == network), None)
+
+
+def matches(name: str, pattern: str) -> bool:
+    """Return whether a name has this part, or fits this glob; case does not matter."""
+    pattern = pattern.lower()
+    return fnmatch(name.lower(), pattern if any(c in pattern for c in "*?[") else f"*{pattern}*")
 
 
 def network_of_timm(timm_name: str) -> str:

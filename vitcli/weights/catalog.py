@@ -14,8 +14,7 @@ import torch
 from vitcli.errors import VitError, nearest
 from vitcli.models.architecture import Architecture
 from vitcli.models.build import architecture, build
-from vitcli.models.listing import matches
-from vitcli.models.variants import VARIANTS, find_variant, num_params, variant_of_timm
+from vitcli.models.variants import VARIANTS, find_variant, matches, num_params, variant_of_timm
 from vitcli.output.document import simple_table
 from vitcli.weights.authors import FILES, IN21K, STORAGE
 from vitcli.weights.download import is_here

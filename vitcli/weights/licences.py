@@ -6,12 +6,14 @@ information about weights, no legal advice.
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vitcli.output.redaction import public_name
 from vitcli.weights.authors import STORAGE
-from vitcli.weights.locate import WeightsSource
 from vitcli.weights.names import DEMO
+
+if TYPE_CHECKING:
+    from vitcli.weights.locate import WeightsSource
 
 KEY = "license"  # in stored metadata, in summary.json and in timm's and the Hub's own files
 UNKNOWN = "unknown"
@@ -28,7 +30,7 @@ LARGEST_CARD = 2**20  # bytes
 LONGEST_NAME = 100
 
 
-def licence_of(source: WeightsSource, metadata: dict[str, Any], *, model_name: str = "") -> str:
+def licence_of(source: "WeightsSource", metadata: dict[str, Any], *, model_name: str = "") -> str:
     """Return the name of the licence of weights, UNKNOWN if nobody states it.
 
     Args:
