@@ -36,21 +36,22 @@ These are networks. Weights come with `--ckpt`: `vit models --weights` lists tho
 ## Backbones from timm
 
 ```
-vit models --pretrained                       # the families, with the number, sizes and licences of their weights
-vit models --pretrained DINOv3                # the weights of one family; a glob or a part of names does too
+vit models --pretrained                  # the families: number, sizes and licences of their weights
+vit models --pretrained DINOv3           # the weights of one; a glob or a part of names does too
 vit models --pretrained 'vit_small*' --json
 vit finetune --ckpt timm/vit_small_patch16_dinov3.lvd1689m --dataset photos/ --res 320
 ```
 
-The list is timm's own registry, read without any server: parameters without the head, image size, the data that
-the tag names, the licence. Families stand in this order: features for any task (DINOv3, DINOv2, SigLIP 2, CLIP,
-EVA-02, MAE), networks trained for ImageNet (BEiT, NaFlexViT, AugReg, DeiT III), other designs.
+The list is timm's own registry, read without any server: parameters without the head, image size, the data
+that the tag names, the licence. Families stand in this order: features for any task (DINOv3, DINOv2,
+SigLIP 2, EVA-02, CLIP, MAE), networks trained for ImageNet (BEiT, NaFlexViT, AugReg, DeiT III), others.
 
-Every family keeps its own pooling, norms, registers, patch size and position embeddings, at any image size that its
-patches divide. What it stores for one size, tables of relative positions too, is resampled as timm resamples the
-family; rotary embeddings are computed. `--set model.posemb_resample=paper` takes the paper's bilinear resampling
-instead, which is what the paper's own networks get. `tests/training/test_families.py` trains, stops, resumes,
-evaluates and exports thirty of them at two image sizes, and compares their logits with timm's (at most 1e-5).
+Every family keeps its own pooling, norms, registers, patch size and position embeddings, at any image size
+that its patches divide. What it stores for one size, tables of relative positions too, is resampled as timm
+resamples the family; rotary embeddings are computed. `--set model.posemb_resample=paper` takes the paper's
+bilinear resampling, which is what the paper's own networks get. `tests/training/test_families.py` trains,
+stops, resumes, evaluates and exports thirty families at two image sizes, and compares their logits with
+timm's (at most 1e-5).
 """
 
 

@@ -31,6 +31,7 @@ from vitcli.evaluation.setup import Start, starts_of, trained_on_by
 from vitcli.models import flops
 from vitcli.models.architecture import Architecture
 from vitcli.models.build import TransformerOptions, architecture, build
+from vitcli.models.pos_embed import method_for
 from vitcli.output import run_folder
 from vitcli.output.atomic import read_json
 from vitcli.output.progress import Progress
@@ -345,7 +346,8 @@ def _prepare_for_methods(start: InitialModel, recipe: Recipe, options: RunOption
                 where="--compile with recipe key schedule.image_sizes",
                 fix="drop one of the two",
             )
-        resolutions.prepare(start.model, start.arch, sides, method=recipe.model.posemb_resample)
+        method = method_for(start.arch, recipe.model.posemb_resample)
+        resolutions.prepare(start.model, start.arch, sides, method=method)
 
 
 def fresh_model(

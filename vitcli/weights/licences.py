@@ -98,11 +98,11 @@ def _of_timm(name: str) -> str:
 
 def _of_card(card: Path | None) -> str:
     """Return what the front matter of a card states; "" for none, or one that cannot be read."""
-    from huggingface_hub.repocard import metadata_load
-
     try:
         if card is None or not card.is_file() or card.stat().st_size > LARGEST_CARD:
             return ""
+        from huggingface_hub.repocard import metadata_load
+
         stated = metadata_load(card)
     except Exception:  # whatever YAML and the disk refuse: a damaged card is no damage of the weights
         return ""
