@@ -349,15 +349,19 @@ class FoldedSplit:
     Attributes:
         train_split: its name.
         folds_N: of each row, from 0.
-        num_groups: of data.group_column; None without.
+        groups_N: of each row, from 0, by data.group_column; None without.
         random_folds_N: as they would be if groups could be separated; None without groups.
     """
 
     train_split: str
     train: Split
     folds_N: np.ndarray
-    num_groups: int | None = None
+    groups_N: np.ndarray | None = None
     random_folds_N: np.ndarray | None = None
+
+    @property
+    def num_groups(self) -> int | None:
+        return None if self.groups_N is None else int(self.groups_N.max()) + 1
 
 
 def open_folds(data: Data, num_folds: int, *, seed: int, kind: Callable[..., DataSet]) -> FoldedSplit:
@@ -371,7 +375,7 @@ def open_folds(data: Data, num_folds: int, *, seed: int, kind: Callable[..., Dat
     if not (grouping := cuts.grouping(train)):
         return FoldedSplit(train_split, train, random_folds_N)
     folds_N = fold_of_rows(train, num_folds, order_N=order_N, grouping=grouping)
-    return FoldedSplit(train_split, train, folds_N, int(grouping.groups_N.max()) + 1, random_folds_N)
+    return FoldedSplit(train_split, train, folds_N, grouping.groups_N, random_folds_N)
 
 
 def _train_split_of(source: DataSet, data: Data) -> str:

@@ -2,22 +2,35 @@
 
 import numpy as np
 
-from vitcli.features.least_squares import DEFAULT_L2, Array, accuracies, solve
+from vitcli.features.draws import SWEEP
+from vitcli.features.least_squares import DEFAULT_L2, Array, accuracies, choose_l2, has_others, solve
 
 
-def fold_accuracy(features_ND: Array, labels_N: Array, folds_N: np.ndarray, *, num_classes: int) -> float:
+def fold_accuracy(
+    features_ND: Array,
+    labels_N: Array,
+    folds_N: np.ndarray,
+    *,
+    num_classes: int,
+    groups_N: np.ndarray | None = None,
+) -> float:
     """Return the fraction of rows that are predicted right by a solution fitted to the other folds.
+
+    l2 is chosen within these by leaving rows out, or whole groups; where that cannot be, it is the default.
 
     Args:
         folds_N: of each row; no fold has all rows.
+        groups_N: of each row; None for groups of one row.
     """
     labels_N = np.asarray(labels_N)
+    groups_N = np.arange(len(labels_N)) if groups_N is None else groups_N
     num_right = 0
     for fold in np.unique(folds_N):
-        is_held_N = folds_N == fold
-        solution = solve(
-            features_ND[~is_held_N], labels_N[~is_held_N], num_classes=num_classes, l2=[DEFAULT_L2]
-        )
-        accuracy_1 = accuracies(solution, features_ND[is_held_N], labels_N[is_held_N])
-        num_right += round(accuracy_1[0] * is_held_N.sum())
+        rest, held = np.flatnonzero(folds_N != fold), np.flatnonzero(folds_N == fold)
+        can_choose = has_others(labels_N[rest], groups_N[rest]).any()
+        l2 = SWEEP if can_choose else (DEFAULT_L2,)
+        solution = solve(features_ND[rest], labels_N[rest], num_classes=num_classes, l2=l2)
+        which = choose_l2(solution, groups_N[rest]) if can_choose else 0
+        accuracy_1 = accuracies(solution, features_ND[held], labels_N[held], which=[which])
+        num_right += round(accuracy_1[0] * len(held))
     return num_right / len(labels_N)

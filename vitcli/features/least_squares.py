@@ -241,16 +241,33 @@ def left_out_scores(
     targets_N1K = 2.0 * (solution.labels_N[rows, None, None] == np.arange(solution.num_classes)) - 1
     root_N11 = solution.root_weights_N1[rows, :, None]
     if together:
-        kernels_LNN = np.einsum("nr,rl,mr->lnm", basis_NR, damping_RL, basis_NR, optimize=True)
         right_NLK = root_N11 * targets_N1K - product_NLK if solution.is_tall else product_NLK
-        if solution.is_tall:
-            kernels_LNN = np.eye(len(basis_NR)) - kernels_LNN
-        residual_NLK = np.linalg.solve(kernels_LNN, right_NLK.transpose(1, 0, 2)).transpose(1, 0, 2)
+        solved = [
+            _solved(basis_NR, damping_R, right_NLK[:, i], is_tall=solution.is_tall)
+            for i, damping_R in enumerate(damping_RL.T)
+        ]
+        residual_NLK = np.stack(solved, axis=1)
     elif solution.is_tall:
         residual_NLK = (root_N11 * targets_N1K - product_NLK) / (1 - diagonal_NL)[:, :, None]
     else:
         residual_NLK = product_NLK / diagonal_NL[:, :, None]
     return targets_N1K - residual_NLK / root_N11
+
+
+def _solved(
+    basis_NR: np.ndarray, damping_R: np.ndarray, right_NK: np.ndarray, *, is_tall: bool
+) -> np.ndarray:
+    """Return (I - H)^-1 right where N >= E, else G^-1 right, with H or G = basis diag(damping) basis'.
+
+    Of more rows than columns the smaller matrix is solved (Woodbury):
+
+        (I - B D B')^-1 = I + B (D^-1 - B'B)^-1 B'
+    """
+    if is_tall and len(basis_NR) > basis_NR.shape[1]:
+        inner_RR = np.diag(1 / damping_R) - basis_NR.T @ basis_NR
+        return right_NK + basis_NR @ np.linalg.solve(inner_RR, basis_NR.T @ right_NK)
+    kernel_NN = (basis_NR * damping_R) @ basis_NR.T
+    return np.linalg.solve(np.eye(len(basis_NR)) - kernel_NN if is_tall else kernel_NN, right_NK)
 
 
 def left_out_accuracies(solution: Solution, groups_N: np.ndarray | None = None) -> np.ndarray:

@@ -338,7 +338,11 @@ def _contradictions_of_folds(folds: int, values: Mapping[str, Any]) -> Iterator[
     if values.get("data.eval_split", "auto") != "auto":
         what = f"folds are scored on training images, and data.eval_split is {values['data.eval_split']!r}"
         yield key, what, "set data.eval_split to auto; vit evaluate --split scores another split afterwards"
-    if values.get("objective.loss") == "masked_patch":
-        yield key, "folds are scored by labels, and masked patch prediction has none", "leave the folds out"
+    if (loss := values.get("objective.loss")) in ("masked_patch", "regression"):
+        yield (
+            key,
+            f"folds are scored by classes, and objective.loss = {loss!r} has none",
+            "leave the folds out",
+        )
     if values.get("data.streaming") is True:
         yield key, "folds are divided row by row, and streamed shards are not", "leave one of the two out"

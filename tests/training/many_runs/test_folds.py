@@ -236,26 +236,41 @@ def test_five_folds_killed_ten_times_end_with_the_same_bits(objects, tmp_path):
         assert fingerprint(killed / part) == fingerprint(unbroken / part)
 
 
-def test_frozen_features_are_scored_as_by_one_solution_for_each_fold():
+@pytest.mark.parametrize("has_groups", [False, True])
+def test_frozen_features_are_scored_with_the_l2_that_is_best_on_the_other_folds(has_groups):
+    """Written out: for each fold every l2 is tried by really leaving each row, or each group, out."""
+    from vitcli.features import folds as features_folds
     from vitcli.features import least_squares
-    from vitcli.features.folds import fold_accuracy
 
     rng = np.random.default_rng(0)
-    labels = rng.integers(0, 3, 40)
-    features = rng.normal(size=(40, 5)) + labels[:, None]
-    folds = rng.integers(0, 4, 40)
+    labels, strengths = rng.integers(0, 3, 36), (0.5, 1024.0)
+    groups = rng.integers(0, 9, 36) if has_groups else np.arange(36)
+    features = rng.normal(size=(36, 5)) + labels[:, None]
+    folds = groups % 3
+
+    def predicted_rows(fitted, scored, l2, about):
+        mean_D, std_D = features[about].mean(axis=0), features[about].std(axis=0) + least_squares.STD_ADDED
+        x = np.c_[(features - mean_D) / std_D, np.full(36, least_squares.BIAS)]
+        y = 2.0 * (labels[fitted, None] == np.arange(3)) - 1
+        weights = np.linalg.solve(x[fitted].T @ x[fitted] + l2 * np.eye(6), x[fitted].T @ y)
+        return (x[scored] @ weights).argmax(axis=1)
+
     right = 0
-    for row in range(40):
-        others = folds != folds[row]
-        x = features[others]
-        mean_D, std_D = x.mean(axis=0), x.std(axis=0) + least_squares.STD_ADDED
+    for fold in range(3):
+        rest, held = np.flatnonzero(folds != fold), np.flatnonzero(folds == fold)
+        hits = [
+            sum(
+                (predicted_rows(np.setdiff1d(rest, out), out, l2, rest) == labels[out]).sum()
+                for out in (rest[groups[rest] == group] for group in set(groups[rest].tolist()))
+            )
+            for l2 in strengths
+        ]
+        best = max(range(2), key=lambda i: (hits[i], strengths[i]))
+        right += (predicted_rows(rest, held, strengths[best], rest) == labels[held]).sum()
 
-        def inputs(rows, mean_D=mean_D, std_D=std_D):
-            return np.c_[(rows - mean_D) / std_D, np.full(len(rows), least_squares.BIAS)]
-
-        y = 2.0 * (labels[others, None] == np.arange(3)) - 1
-        design = inputs(x)
-        weights = np.linalg.solve(design.T @ design + least_squares.DEFAULT_L2 * np.eye(6), design.T @ y)
-        right += (inputs(features[row : row + 1]) @ weights).argmax() == labels[row]
-
-    assert fold_accuracy(features, labels, folds, num_classes=3) == pytest.approx(right / 40)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(features_folds, "SWEEP", strengths)
+        found = features_folds.fold_accuracy(
+            features, labels, folds, num_classes=3, groups_N=groups if has_groups else None
+        )
+    assert found == pytest.approx(right / 36)

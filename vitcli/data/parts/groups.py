@@ -48,7 +48,8 @@ def check_several(groups_N: np.ndarray, split: Split, rule: str) -> None:
             where=f"{KEY} = {rule!r}",
             fix=f"{fix}, or leave the key out",
         )
-    if labels_N.ndim > 1 or len(np.unique(labels_N)) < 2:
+    has_classes = labels_N.ndim == 1 and labels_N.dtype.kind in "iu"
+    if not has_classes or len(np.unique(labels_N)) < 2:
         return
     num_groups, num_classes = groups_N.max() + 1, len(np.unique(labels_N))
     num_pairs = len(np.unique(groups_N * split.num_classes + labels_N))

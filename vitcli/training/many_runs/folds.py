@@ -23,6 +23,7 @@ from vitcli.data.dataset import FoldedSplit
 from vitcli.data.parts.held_out import FoldName
 from vitcli.data.split import base_of
 from vitcli.data.transforms import preprocessing_of
+from vitcli.errors import VitError
 from vitcli.evaluation import inference, predictions
 from vitcli.evaluation.inference import EvalSettings
 from vitcli.evaluation.metrics import Metrics, metrics_of
@@ -95,7 +96,14 @@ class CrossValidation:
     @cached_property
     def _folded(self) -> FoldedSplit:
         settings = self.recipe.data, self.recipe.train.folds
-        return dataset.open_folds(*settings, seed=self.recipe.train.seed, kind=self.shared.open_data)
+        folded = dataset.open_folds(*settings, seed=self.recipe.train.seed, kind=self.shared.open_data)
+        if folded.train.has_several_labels:
+            raise VitError(
+                f"folds are scored by top-1, and the images of {folded.train.name} have several labels each",
+                where="--folds (recipe key train.folds)",
+                fix="leave it out: data.dev_fraction holds out a part",
+            )
+        return folded
 
     def _open_folder(self) -> Path:
         """Lock the folder and write what is known before the first run."""
@@ -213,11 +221,9 @@ class CrossValidation:
         features_ND, labels_N = inference.features(
             model, folded.train, preprocessing_of(recipe.data), settings
         )
-        num_classes = folded.train.num_classes
-        by_groups, at_random = (
-            fold_accuracy(features_ND, labels_N, folds_N, num_classes=num_classes)
-            for folds_N in (folded.folds_N, folded.random_folds_N)
-        )
+        score = partial(fold_accuracy, features_ND, labels_N, num_classes=folded.train.num_classes)
+        by_groups = score(folds_N=folded.folds_N, groups_N=folded.groups_N)
+        at_random = score(folds_N=folded.random_folds_N)
         return FrozenScores.written({"by_groups": by_groups, "at_random": at_random})
 
     def _summary(
