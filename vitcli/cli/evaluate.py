@@ -26,7 +26,9 @@ PREDICTIONS = "Folder of a run or of vit evaluate --out, or a file of --save-pre
 def predict(
     *,
     inference: options.InferenceOptions,
-    images: Annotated[list[str], typer.Argument(metavar="IMAGES", help="Files, folders and globs.")],
+    images: Annotated[
+        list[str], typer.Argument(metavar="IMAGES", help="Files, folders and globs; or videos, by frames.")
+    ],
     res: options.Res = None,
     skip_bad: Annotated[
         bool,
@@ -53,6 +55,35 @@ def predict(
             "FILE",
         ),
     ] = None,
+    threshold: Annotated[
+        float | None,
+        option(
+            "--threshold",
+            RUN,
+            "Probability below which the likeliest class is marked as unsure (default: none).",
+            "P",
+            min=0,
+            max=1,
+        ),
+    ] = None,
+    tta: Annotated[
+        bool,
+        option("--tta", RUN, "Mean of the probabilities of each image and its mirror image: twice the time."),
+    ] = False,
+    sort_into: Annotated[
+        Path | None,
+        option(
+            "--sort-into",
+            RUN,
+            "Copy each image into a folder of its class below FOLDER, those below --threshold into unsure; "
+            "overwrites nothing (default: copy none).",
+            "FOLDER",
+        ),
+    ] = None,
+    every: Annotated[
+        int | None,
+        option("--every", DATA, "Of a video, every Nth frame (extra: video; default: 30).", "N", min=1),
+    ] = None,
     jsonl: Annotated[
         bool, option("--jsonl", RUN, "Print one JSON object per image (default: a table).")
     ] = False,
@@ -76,7 +107,8 @@ def predict(
     from vitcli.evaluation import predict as predictions
     from vitcli.evaluation.text import predictions_as_text
 
-    result = predictions.predict(images, request, inference.settings(printing, out, overwrite), topk=topk)
+    more = predictions.PredictOptions(topk, threshold, tta, sort_into, every)
+    result = predictions.predict(images, request, inference.settings(printing, out, overwrite), more)
     error = predictions.failure(result)
     if jsonl:
         text.write(predictions.as_jsonl(result, partial(text.json_text, indent=None)))

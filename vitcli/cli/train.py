@@ -1,6 +1,8 @@
 """`vit finetune` and `vit pretrain`."""
 
 import os
+import re
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,6 +25,9 @@ class TrainingOptions:
     epochs: Annotated[float | None, option("--epochs", TRAINING,
         "Duration in passes over the training images, instead of --steps (default: none). [schedule.epochs]",
         "N")] = None
+    max_time: Annotated[str | None, option("--max-time", TRAINING,
+        "Time after which to end, such as 90s, 30m or 1h30m, with evaluation and saving: as many of the "
+        "steps are made as fit (default: no limit). [schedule.max_minutes]", "TIME")] = None
     batch_size: options.BatchSize = None
     lr: options.Lr = None
     seed: Annotated[int | None, option("--seed", TRAINING,
@@ -54,11 +59,24 @@ class TrainingOptions:
         return {
             "schedule.steps": self.steps,
             "schedule.epochs": self.epochs,
+            "schedule.max_minutes": minutes_of(self.max_time) if self.max_time is not None else None,
             "train.batch_size": self.batch_size,
             "optimizer.lr": self.lr,
             "train.seed": self.seed,
             "train.runs": self.runs,
         }
+
+
+def minutes_of(text: str) -> float:
+    """Return the minutes of 90s, 30m or 1h30m; typer.BadParameter for anything else."""
+    number = r"([0-9]{1,6}(?:\.[0-9]{1,6})?)"
+    parts = re.fullmatch(rf"(?=.)(?:{number}h)?(?:{number}m)?(?:{number}s)?", text.strip().lower())
+    hours, minutes, seconds = (float(part or 0) for part in parts.groups()) if parts else (0, 0, 0)
+    if not hours + minutes + seconds:
+        unit = f": {text.strip()}m or {text.strip()}s?" if text.strip().isdecimal() else ""
+        message = f"{text!r} is no time such as 90s, 30m or 1h30m{unit}"
+        raise typer.BadParameter(message, param_hint="--max-time")
+    return 60 * hours + minutes + seconds / 60
 
 
 KeepHead = Annotated[bool, option("--keep-head", MODEL,
@@ -120,6 +138,7 @@ def _train(
     folds: int | None = None,
 ) -> int:
     """Run a training command here or in the processes that the command line asks for."""
+    began_at = time.monotonic()
     from vitcli import recipe as recipes
     from vitcli.experiments import vtab
 
@@ -151,6 +170,7 @@ def _train(
         measure=training.measure,
         profile=training.profile,
         quiet=printing.quiet,
+        began_at=began_at,
     )
     if name == "finetune":
         from vitcli.training.finetune import finetune as train

@@ -199,13 +199,24 @@ def prediction_columns(logits_BK: Tensor, labels: Tensor) -> dict[str, Tensor]:
 
 
 def top_predictions(
-    model: nn.Module, split: Split, preprocessing: Preprocessing, settings: EvalSettings, *, topk: int
+    model: nn.Module,
+    split: Split,
+    preprocessing: Preprocessing,
+    settings: EvalSettings,
+    *,
+    topk: int,
+    is_mirrored: bool = False,
 ) -> tuple[dict[int, list[tuple[int, float]]], list[str]]:
-    """Return each row's `topk` likeliest classes with probabilities, and the places of undecodable images."""
+    """Return each row's `topk` likeliest classes with probabilities, and the places of undecodable images.
+
+    Args:
+        is_mirrored: the mean of the probabilities of each image and its mirror image.
+    """
     top_by_row: dict[int, list[tuple[int, float]]] = {}
     skipped: list[str] = []
     batches = settings.batches(split, preprocessing, all_rows=True)
-    logits = outputs_of(model, batches, preprocessing, settings.device, settings.precision)
+    network = mirrored(model, mean_of_classes) if is_mirrored else None
+    logits = outputs_of(model, batches, preprocessing, settings.device, settings.precision, network=network)
     for batch, logits_BK in report_progress(logits, settings, "predict", len(split), all_rows=True):
         # Of equal logits the lower class comes first, as where they are scored; topk has no such order.
         classes_BT = logits_BK.argsort(dim=1, descending=True, stable=True)[:, :topk]
@@ -214,6 +225,27 @@ def top_predictions(
         top_by_row |= {row: list(zip(labels, values, strict=True)) for row, labels, values in rows}
         skipped += batch.skipped
     return top_by_row, skipped
+
+
+def mirrored(model: nn.Module, mean: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Return a function of images to the `mean` of the outputs_BO for each and for its mirror image."""
+    network = partial(model_features.logits, unwrap(model))
+    return lambda images_BCHW: mean(network(images_BCHW).float(), network(images_BCHW.flip(-1)).float())
+
+
+def mean_of_classes(one_BK: Tensor, other_BK: Tensor) -> Tensor:
+    """Return logits whose softmax is the mean of the two softmaxes."""
+    return torch.logaddexp(one_BK.log_softmax(dim=-1), other_BK.log_softmax(dim=-1))
+
+
+def mean_of_labels(one_BK: Tensor, other_BK: Tensor) -> Tensor:
+    """Return logits whose sigmoid is the mean of the two sigmoids."""
+    probability_BK = (one_BK.sigmoid() + other_BK.sigmoid()) / 2
+    return probability_BK.logit(eps=1e-7)
+
+
+def mean_number(one_BO: Tensor, other_BO: Tensor) -> Tensor:
+    return (one_BO + other_BO) / 2
 
 
 def features(

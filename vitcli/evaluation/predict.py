@@ -1,17 +1,19 @@
 """`vit predict`: class probabilities or numbers of image files, with the same preprocessing as evaluation."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from vitcli.data import loader
+from vitcli.data import loader, video
 from vitcli.data.image_files import find_images
 from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing
-from vitcli.errors import DataError
-from vitcli.evaluation import inference, regression
+from vitcli.errors import DataError, VitError
+from vitcli.evaluation import inference, regression, sorting
 from vitcli.evaluation.inference import EvalSettings
 from vitcli.evaluation.regression import Target
 from vitcli.evaluation.setup import RunSettings, eval_settings, preprocessing_for, read_checkpoint
@@ -29,14 +31,32 @@ SUFFIXES = (CSV, ".jsonl")
 DEFAULT_TOPK = 5
 
 
+@dataclass(frozen=True)
+class PredictOptions:
+    """What `vit predict` does besides naming the likeliest classes.
+
+    Attributes:
+        topk: classes of each image; None for 5, or all of a network with fewer.
+        threshold: probability below which the likeliest class is unsure; None for none.
+        mirrored: the mean of the probabilities of each image and its mirror image.
+        sort_into: a folder for copies of the images, in a folder for each class; None for none.
+        every: of the frames of a video; None for `video.EVERY`.
+    """
+
+    topk: int | None = None
+    threshold: float | None = None
+    mirrored: bool = False
+    sort_into: Path | None = None
+    every: int | None = None
+
+
 def predict(
-    images: Sequence[str], request: RecipeRequest, run: RunSettings, *, topk: int | None
+    images: Sequence[str], request: RecipeRequest, run: RunSettings, options: PredictOptions
 ) -> dict[str, Any]:
-    """Return the `topk` likeliest classes of every image that can be read, and the errors of the others.
+    """Return the likeliest classes of every image that can be read, and the errors of the others.
 
     Args:
-        images: files, folders (searched recursively) and globs.
-        topk: None for 5; of a network with fewer classes, all of them.
+        images: files, folders (searched recursively) and globs; or videos.
 
     Raises:
         VitError: no checkpoint is named, or `run.out` cannot be written.
@@ -47,7 +67,7 @@ def predict(
     # Bad paths are reported before anything is downloaded or loaded.
     if run.out:
         check_out(run.out, overwrite=run.overwrite, suffixes=SUFFIXES)
-    split = find_images(images, where="IMAGES")
+    split = _open(images, options)
 
     # The network, at the resolution and with the preprocessing of its weights.
     settings = replace(eval_settings(recipe, run), on_bad_image="skip")  # one bad file costs no other answer
@@ -56,9 +76,11 @@ def predict(
     model, arch = load_for_inference(
         weights, preprocessing.image_size, recipe.model.posemb_resample, settings.device, settings.progress
     )
-    if topk and topk > arch.num_classes:
-        settings.progress.note(f"note: --topk {topk} lists all {arch.num_classes} classes of the model")
-    topk = min(topk or DEFAULT_TOPK, arch.num_classes)
+    if options.topk and options.topk > arch.num_classes:
+        settings.progress.note(
+            f"note: --topk {options.topk} lists all {arch.num_classes} classes of the model"
+        )
+    topk = min(options.topk or DEFAULT_TOPK, arch.num_classes)
     settings.progress.note(f"{arch.name}: {preprocessing.summary()}, {origin}")
     for line in split.lines:
         settings.progress.note(line)
@@ -67,7 +89,8 @@ def predict(
     if weights.imagenet:
         settings.progress.note(imagenet.note(weights.imagenet))
     target = regression.target_of(weights.metadata)
-    predictions = _predictions(model, split, preprocessing, settings, weights, topk)
+    _check_applies(target, options)
+    predictions = _predictions(model, split, preprocessing, settings, weights, topk, options.mirrored)
     unreadable = _unreadable(split, [row for row in range(len(split)) if row not in predictions])
     if not predictions:
         raise error_of(unreadable, len(split))
@@ -85,10 +108,54 @@ def predict(
         "on_bad_image": recipe.data.on_bad_image,
         **split.left_out.summary(),
     }
+    _decide(result, options, weights.readable_class_names)
     if run.out:
         write_text(run.out, csv_text(_csv_rows(result, topk)) if run.out.suffix == CSV else as_jsonl(result))
         result["out"] = str(run.out)
     return result
+
+
+def _open(images: Sequence[str], options: PredictOptions) -> Split:
+    """Open the images or the videos that are named.
+
+    Raises:
+        VitError: an option does not apply to them.
+    """
+    if videos := video.videos_of(images):
+        if options.sort_into:
+            what = "the frames of a video are no files, which --sort-into copies"
+            raise VitError(
+                what, where=f"--sort-into {options.sort_into}", fix="leave it out; --out writes a table"
+            )
+        return video.frames_of(videos, every=options.every or video.EVERY)
+    if options.every:
+        what = "--every is for videos, and none of the names is one"
+        raise VitError(
+            what, where=f"--every {options.every}", fix="leave it out, or name a video such as .mp4"
+        )
+    split = find_images(images, where="IMAGES")
+    if options.sort_into:
+        sorting.check_target(options.sort_into, images, [split.where_is(row) for row in range(len(split))])
+    return split
+
+
+def _check_applies(target: Target | None, options: PredictOptions) -> None:
+    """Refuse what needs classes, of weights that predict a number."""
+    if target and (options.threshold is not None or options.sort_into):
+        what = "these weights predict a number, which has neither a probability nor a class"
+        raise VitError(what, where="--threshold, --sort-into", fix="leave them out; --out writes a table")
+
+
+def _decide(result: dict[str, Any], options: PredictOptions, class_names: Sequence[str]) -> None:
+    """Mark what is unsure, and copy the images into the folders of their classes."""
+    if options.threshold is not None:
+        result["threshold"] = options.threshold
+        for prediction in result["predictions"]:
+            prediction[sorting.UNSURE] = prediction["top"][0]["probability"] < options.threshold
+    result |= {"tta": "mirror"} if options.mirrored else {}
+    if options.sort_into:
+        counts = sorting.copy_into(options.sort_into, result["predictions"], class_names)
+        result |= {"sorted_into": str(options.sort_into), "sorted_counts": counts}
 
 
 def _predictions(
@@ -98,14 +165,16 @@ def _predictions(
     settings: EvalSettings,
     weights: Weights,
     topk: int,
+    mirrored: bool,
 ) -> dict[int, dict[str, Any]]:
     """Return what the weights predict for each image that can be read, by row."""
-    outputs, names = _outputs(model, split, preprocessing, settings), weights.readable_class_names
+    names, outputs = weights.readable_class_names, partial(_outputs, model, split, preprocessing, settings)
     if target := regression.target_of(weights.metadata):
-        return _numbers(outputs, split, target)
+        return _numbers(outputs(inference.mean_number if mirrored else None), split, target)
     if several := several_labels_of(weights.metadata, weights.architecture.num_classes):
-        return _several(outputs, split, several, names, topk)
-    return _classes(model, split, preprocessing, settings, names, topk)
+        mean = inference.mean_of_labels if mirrored else None
+        return _several(outputs(mean), split, several, names, topk)
+    return _classes(model, split, preprocessing, settings, names, topk, mirrored)
 
 
 def _classes(
@@ -115,9 +184,12 @@ def _classes(
     settings: EvalSettings,
     names: Sequence[str],
     topk: int,
+    mirrored: bool,
 ) -> dict[int, dict[str, Any]]:
     """Return the likeliest classes by row of the images that can be read."""
-    top_by_row, _ = inference.top_predictions(model, split, preprocessing, settings, topk=topk)
+    top_by_row, _ = inference.top_predictions(
+        model, split, preprocessing, settings, topk=topk, is_mirrored=mirrored
+    )
     return {
         row: {
             "file": split.where_is(row),
@@ -128,11 +200,18 @@ def _classes(
 
 
 def _outputs(
-    model: nn.Module, split: Split, preprocessing: Preprocessing, settings: EvalSettings
+    model: nn.Module,
+    split: Split,
+    preprocessing: Preprocessing,
+    settings: EvalSettings,
+    mean: Callable[[Tensor, Tensor], Tensor] | None,
 ) -> Iterator[tuple[int, Tensor]]:
-    """Yield the row of each image that can be read, and its outputs_O."""
+    """Yield the row of each image that can be read, and its outputs_O; a `mean` with its mirror image's."""
     batches = settings.batches(split, preprocessing, all_rows=True)
-    outputs = inference.outputs_of(model, batches, preprocessing, settings.device, settings.precision)
+    network = inference.mirrored(model, mean) if mean else None
+    outputs = inference.outputs_of(
+        model, batches, preprocessing, settings.device, settings.precision, network=network
+    )
     outputs = inference.report_progress(outputs, settings, "predict", len(split), all_rows=True)
     for batch, outputs_BO in outputs:
         yield from zip(batch.rows_B.tolist(), outputs_BO, strict=True)
@@ -200,13 +279,15 @@ def _csv_rows(result: dict[str, Any], topk: int) -> Iterator[list]:
     has_labels = any("labels" in entry for entry in result["predictions"])
     names = [("class", "probability"), *((f"class_{k}", f"probability_{k}") for k in range(2, topk + 1))]
     labels = ["labels"] if has_labels else []
-    yield ["file", *labels, *(name for pair in names for name in pair), "error"]
+    unsure = [sorting.UNSURE] if "threshold" in result else []
+    yield ["file", *labels, *(name for pair in names for name in pair), *unsure, "error"]
     for prediction in result["predictions"]:
         pairs = ((entry["class"], entry["probability"]) for entry in prediction["top"])
         labels = ["|".join(prediction["labels"])] if has_labels else []
-        yield [prediction["file"], *labels, *(value for pair in pairs for value in pair), ""]
+        is_unsure = ["yes" if prediction[sorting.UNSURE] else "no"] if unsure else []
+        yield [prediction["file"], *labels, *(value for pair in pairs for value in pair), *is_unsure, ""]
     for entry in result["unreadable"]:
-        yield [entry["file"], *[""] * (2 * topk + has_labels), entry["message"]]
+        yield [entry["file"], *[""] * (2 * topk + has_labels + len(unsure)), entry["message"]]
 
 
 def _unreadable(split: Split, rows: Sequence[int]) -> list[dict[str, str]]:

@@ -32,6 +32,7 @@ from vitcli.output.text import (
 
 WEAKEST = 3  # classes named as the weakest
 ENOUGH = 5  # images of a class below which its accuracy is reported as a count
+FOLDERS = 6  # named with the number of copies in them
 FEW = 4  # images whose predictions are listed with all their classes
 MISTAKES = 5  # most confident wrong predictions shown; --json and --out have more
 
@@ -304,7 +305,7 @@ def _end_of_predictions(result: dict[str, Any]) -> str:
     unreadable = result.get("unreadable", ()) if result.get("on_bad_image") == "skip" else ()
     lines = (f"left out: {plain(entry['file'])} ({plain(entry['message'])})\n" for entry in unreadable)
     written = pairs([("written", Verbatim(result["out"]))]) if "out" in result else ""
-    return "".join(lines) + written
+    return "".join(lines) + _sorted(result) + written
 
 
 def _brief_predictions(predictions: list[dict[str, Any]]) -> str:
@@ -317,16 +318,41 @@ def _brief_predictions(predictions: list[dict[str, Any]]) -> str:
             first, *others = prediction["top"]
             second = (others[0]["class"], percent(others[0]["probability"])) if others else ("", "")
             name = os.path.basename(prediction["file"])
-            rows.append((name, first["class"], percent(first["probability"]), *second))
+            rows.append((name, _class_of(prediction, first), percent(first["probability"]), *second))
         table = simple_table({**columns, "": "number"}, rows).as_text()
         tables.append((f"{plain(folder)}/\n" if folder else "") + table)
     return "\n".join(tables)
 
 
+def _class_of(prediction: dict[str, Any], first: dict[str, Any]) -> str:
+    return f"unsure: {first['class']}" if prediction.get("unsure") else first["class"]
+
+
+def _sorted(result: dict[str, Any]) -> str:
+    """Return what --threshold and --sort-into have done, a line each."""
+    rows = []
+    if "threshold" in result:
+        count = sum(prediction["unsure"] for prediction in result["predictions"])
+        rows.append(("unsure", f"{count} of {len(result['predictions'])}, below {result['threshold']:g}"))
+    if "sorted_into" in result:
+        counts = result["sorted_counts"]
+        most = ", ".join(
+            f"{name} {count}" for name, count in sorted(counts.items(), key=lambda x: -x[1])[:FOLDERS]
+        )
+        more = f" and {len(counts) - FOLDERS} more folders" if len(counts) > FOLDERS else ""
+        rows.append(("copied", f"{most}{more}"))
+        rows.append(("into", Verbatim(result["sorted_into"])))
+    return pairs(rows)
+
+
 def _all_predictions(predictions: list[dict[str, Any]]) -> str:
     columns = {"image": "text", "class": "text", "probability": "number"}
     rows = [
-        ("" if rank else prediction["file"], entry["class"], percent(entry["probability"]))
+        (
+            "" if rank else prediction["file"],
+            entry["class"] if rank else _class_of(prediction, entry),
+            percent(entry["probability"]),
+        )
         for prediction in predictions
         for rank, entry in enumerate(prediction["top"])
     ]

@@ -62,6 +62,7 @@ Fraction = Annotated[float, Field(ge=0, lt=1)]
 UnitInterval = Annotated[float, Field(ge=0, le=1)]
 UnitIntervalOpen0 = Annotated[float, Field(gt=0, le=1)]
 CropFraction = Annotated[float, Field(ge=0.05, le=1)]  # with less the whole image would have no end
+MaxMinutes = Annotated[float, Field(gt=0, le=525_600)]  # a year
 StallMinutes = Annotated[float, Field(ge=0.25, le=1440)]  # at least three beats of `distributed.peers`
 PercentText = Annotated[str, Field(pattern=r"^(100|\d{1,2}(\.\d+)?)%$")]
 PerChannel = Annotated[tuple[float, float, float], Field(strict=False)]
@@ -280,6 +281,10 @@ class Schedule(Section):
     end_lr: PositiveOrZero = key("learning rate at the end of the run; ignored by a constant one")
     image_sizes: list_of(Count) | None = key(
         "sides of square training images over equal parts of the run, rising to data.image_size", None
+    )
+    max_minutes: MaxMinutes | None = key(
+        "end after this time: fewer steps are planned once the first ones are measured (docs/finetuning.md)",
+        None,
     )
 
 

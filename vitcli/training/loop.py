@@ -43,6 +43,7 @@ class LoopSettings:
         clip: largest global gradient norm; 0 turns clipping off.
         mean, std: pixel normalisation, one number per channel in [0, 1].
         log_every, save_every: in steps; `save_every` 0 saves at the end only.
+        until: the step after which the plan changes; None if that is its end.
     """
 
     plan: Plan
@@ -53,6 +54,7 @@ class LoopSettings:
     seed: int
     log_every: int
     save_every: int
+    until: int | None = None
 
 
 def train(
@@ -66,7 +68,7 @@ def train(
     folder: RunFolder | None,
     progress: Progress,
 ) -> None:
-    """Train from `state.step` to the end of the plan.
+    """Train from `state.step` to the end of the plan, or until another plan is needed or recorded.
 
     Args:
         objective: (model, images_BCHW, labels) to the mean loss of a micro-batch.
@@ -89,7 +91,7 @@ def train(
             journal.evaluate(evaluation, progress)
             if journal.stop_signal:
                 raise Stopped(journal.stop_signal, f"stopped in the evaluation after step {state.step}")
-        for step in range(state.step, plan.total_steps):
+        for step in journal.steps():
             # Set the learning rate of this update.
             launch.enter(f"step {step + 1}")
             lr = settings.lr_at(step)
@@ -180,6 +182,7 @@ class Journal:
     Attributes:
         stop_signal: the signal that asks all processes to stop after the current step; 0 for none.
         is_save_due: whether the clock of any process asks for a save.
+        is_plan_due: whether the run would miss its time limit with its plan.
     """
 
     def __init__(
@@ -194,9 +197,15 @@ class Journal:
         self.state, self.settings, self.meter, self.folder = state, settings, meter, folder
         self.stop, self.saver = stop, saver
         self.runs_ahead = runs_ahead(state.runtime.device)
-        self.stop_signal, self.is_save_due = 0, False
+        self.stop_signal, self.is_save_due, self.is_plan_due = 0, False, False
         self._waiting: StepNumbers | None = None  # of the last step, until they are logged
         self._loss = self._grad_norm = math.nan
+
+    def steps(self) -> Iterator[int]:
+        """Yield the steps to make with the plan, until it ends or another one is due."""
+        until = self.settings.until or self.settings.plan.total_steps
+        while self.state.step < until and not self.is_plan_due:
+            yield self.state.step
 
     def add(self, numbers: StepNumbers) -> None:
         """Take the numbers of the current step, before its update.
@@ -214,7 +223,7 @@ class Journal:
     def finish_step(self, *, at_once: bool) -> None:
         """Log the current step, after its update; with `at_once` also on a device that runs ahead."""
         if self.runs_ahead:
-            if not (at_once or self.stop_signal or self.is_save_due):
+            if not (at_once or self.stop_signal or self.is_save_due or self.is_plan_due):
                 return
             self._check()
         self._log()
@@ -228,24 +237,35 @@ class Journal:
         """Run what is due after the current step; what a signal interrupts is due again after a resume."""
         step, self.state.is_evaluation_due = self.state.step, True
         launch.enter(f"the evaluation after step {step}")
+        began_at = time.perf_counter()
         with suppress(Interrupted), evaluation.while_not(lambda: self.stop.signal > 0):
             for record, line in list(evaluation.due_after(step)):  # all or none is logged
                 if self.folder:
                     self.folder.log({"step": step, **record})
                 progress.note(f"step {step}: {line}")
             self.state.is_evaluation_due = False
+            if self.state.limit:
+                self.state.limit.scored(evaluation.num_periodic, time.perf_counter() - began_at)
         self.agree([])
 
     def agree(self, losses: list[float]) -> list[float]:
-        """Return the losses of all processes, and let them decide together to stop or to save."""
+        """Return the losses of all processes, and let them decide together to stop, save or plan again."""
         runtime, is_due = self.state.runtime, self.saver is not None and self.saver.is_due()
         requests = [self.stop.signal == signal.SIGINT, self.stop.signal == signal.SIGTERM, is_due]
+        requests.append(self._misses_time_limit())
         if runtime.world_size > 1:
             all_PN = runtime.gather(torch.tensor([*losses, *requests], dtype=torch.float64))
-            losses, requests = all_PN[:, :-3].flatten().tolist(), all_PN[:, -3:].any(dim=0).tolist()
-        interrupted, terminated, self.is_save_due = requests
+            losses, requests = all_PN[:, :-4].flatten().tolist(), all_PN[:, -4:].any(dim=0).tolist()
+        interrupted, terminated, self.is_save_due, self.is_plan_due = requests
         self.stop_signal = signal.SIGINT if interrupted else signal.SIGTERM if terminated else 0
         return losses
+
+    def _misses_time_limit(self) -> bool:
+        """Return whether the plan is the last one recorded, and would not end on time."""
+        limit, settings = self.state.limit, self.settings
+        if limit is None or (settings.until or math.inf) < settings.plan.total_steps:
+            return False
+        return limit.misses(self.state.step, settings.plan.total_steps)
 
     def _check(self) -> None:
         """Read the numbers that wait to be logged, and raise NotFiniteError if one is not finite."""
@@ -307,7 +327,8 @@ class Meter:
         self.plan, self.progress, self.state = plan, progress, state
         self._waited_s = self._waited_before_s = self._measured_s = 0.0
         self._num_steps = 0
-        self._is_estimated = False
+        self._is_estimated = state.limit is not None  # which says more
+        self.progress.begin("train", self.plan.total_steps, self.state.step)
         self.next_step()
 
     def next_step(self) -> None:

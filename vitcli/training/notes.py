@@ -81,7 +81,7 @@ def notes_on_length(plan: Plan, recipe: Recipe) -> list[str]:
     if asked and f"{asked:.3g}" != f"{plan.epochs:.3g}":
         length += f" ({asked:g} epochs in whole steps)"
     notes = [length]
-    if plan.epochs > MANY_EPOCHS:
+    if plan.epochs > MANY_EPOCHS and recipe.schedule.max_minutes is None:
         notes.append(
             f"note: each image is seen {plan.epochs:,.0f} times; --epochs or --steps shortens the run"
         )

@@ -16,6 +16,7 @@ from vitcli.data.transforms import preprocessing_of
 from vitcli.distributed import peers
 from vitcli.distributed.runtime import peak_memory_gib
 from vitcli.evaluation import mistakes, several_labels
+from vitcli.evaluation.findings import advice, findings, median_short_side
 from vitcli.evaluation.metrics import Metrics
 from vitcli.evaluation.predictions import Predictions, unique_names, write_predictions
 from vitcli.evaluation.regression import (
@@ -109,21 +110,49 @@ def summarise(
     )
 
 
+def findings_of(
+    job: TrainingJob, metrics: Any, predictions: Predictions | NumberPredictions | None
+) -> dict[str, Any]:
+    """Return what the predictions show and what would help most; {} where images have no single class."""
+    train, eval_split = job.train_split, job.eval_split
+    is_of_classes = isinstance(predictions, Predictions) and not predictions.has_several_labels
+    if not is_of_classes or train.is_large or not job.runtime.is_main:
+        return {}
+    labels_N = train.read_labels()
+    train_counts_K = np.bincount(labels_N[labels_N >= 0], minlength=job.start.arch.num_classes)
+    places = mistakes.places_of(eval_split, predictions.rows_N)
+    facts = findings(predictions, names_of_classes(job), places, train_counts_K)
+    side, recipe = job.recipe.data.image_size, job.recipe
+    is_balanced = recipe.data.sampling != "uniform" or recipe.objective.class_weights != "none"
+    lines = advice(
+        facts,
+        interval=interval_of(metrics.top1, metrics.num_examples),
+        side=side if isinstance(side, int) else None,
+        short_side=median_short_side(train),
+        patch_size=job.start.arch.patch_size,
+        is_balanced=is_balanced,
+    )
+    return {"findings": facts | {"advice": lines}}
+
+
 def details_of(
     job: TrainingJob,
+    metrics: Any,
     predictions: Predictions | NumberPredictions | None,
     thresholds: SeveralLabels | None,
 ) -> dict[str, Any]:
     """Return what only some summaries have: of numbers their scale and intervals, of several labels the F1.
 
+    Of one label, see `findings_of`.
+
     Args:
-        predictions: of the held-out images, where they are kept.
+        metrics, predictions: of the held-out images, predictions where they are kept.
         thresholds: of a run of several labels.
     """
     if isinstance(predictions, NumberPredictions):
         return {**target_of_run(job).as_metadata(), "intervals": intervals_of(predictions)}
     if thresholds is None or predictions is None or predictions.logits_NK is None:
-        return {}
+        return findings_of(job, metrics, predictions)
     about = {"class_names": names_of_classes(job), "fingerprint": job.eval_split.fingerprint}
     results = several_labels.results_of(predictions, thresholds, **about)
     return {key: results[key] for key in ("f1_at_thresholds", "thresholds_chosen_on")}

@@ -20,7 +20,7 @@ from vitcli.distributed.runtime import Runtime, peak_memory_gib
 from vitcli.errors import MachineError, NotFiniteError, Stopped
 from vitcli.evaluation.predictions import Predictions, scores_of_classes
 from vitcli.output import run_folder
-from vitcli.output.atomic import TEMPORARY
+from vitcli.output.atomic import TEMPORARY, read_json
 from vitcli.output.profile import StepProfiler, marked
 from vitcli.output.run_folder import RunFolder
 from vitcli.output.text import lines_of
@@ -28,6 +28,7 @@ from vitcli.training import checkpoint
 from vitcli.training.loop import LoopSettings, train
 from vitcli.training.methods import resolutions
 from vitcli.training.methods.imbalance import class_order, loss_weights
+from vitcli.training.methods.time_limit import Scoring, TimeLimit
 from vitcli.training.objective import training_task
 from vitcli.training.results import details_of, summarise, weights_description, write_results
 from vitcli.training.setup import TrainingJob, describe
@@ -72,8 +73,7 @@ class TrainingRun:
         check_shared(self.runtime, self.path)
         try:
             # Build the model's state, or load the last checkpoint into it.
-            state = build_state(self.job)
-            resume(state, self.job, self.path, self.folder)
+            state = self._resumed_state()
             self.runtime.on_main(self._start_tracking)
 
             # Train.
@@ -98,7 +98,7 @@ class TrainingRun:
                 skipped=skipped,
                 probe=probe,
                 class_means=class_scores.means() if class_scores else {},
-                details=num_held_out | details_of(self.job, predictions, thresholds),
+                details=num_held_out | details_of(self.job, metrics, predictions, thresholds),
             )
             weights = state.final_weights()
             if self.folder:
@@ -161,7 +161,8 @@ class TrainingRun:
             path, self.recipe, options.arguments, overwrite=options.overwrite, keep_metrics=True
         )
         checkpoint.clean(path)
-        self.folder.write_json("plan.json", asdict(self.job.plan) | {"model": self.job.start.arch.name})
+        if self.recipe.schedule.max_minutes is None or not run_folder.checkpoint_folders(path):
+            self._write_plan()
         # Weights of a checkpoint can be used before the run ends.
         described = weights_description(self.job)
         write_config(path, self.job.start.arch, **described)
@@ -171,6 +172,43 @@ class TrainingRun:
             self.folder.log_timing({"decoded_images": self.job.images.record()})
         self.job.progress.note(f"run folder {path}")
         return path
+
+    def _resumed_state(self) -> TrainingState:
+        state = build_state(self.job)
+        state.limit = self._time_limit()
+        resume(state, self.job, self.path, self.folder)
+        return state
+
+    def _write_plan(self) -> None:
+        plan, earlier = self.job.plan, self.job.earlier_plans
+        totals = [*(plan.total_steps for _, plan in earlier[1:]), plan.total_steps]
+        replans = [[end, total] for (end, _), total in zip(earlier, totals, strict=False)]
+        more = {"replans": replans} if replans else {}
+        self.folder.write_json(run_folder.PLAN, asdict(plan) | {"model": self.job.start.arch.name} | more)
+
+    def _follow_recorded_plans(self) -> None:
+        """Take the plans that an earlier part of a run with a time limit has made."""
+        recorded = self.runtime.on_main(lambda: read_json(self.path / run_folder.PLAN)) or {}
+        for step, total_steps in recorded.get("replans", ()):
+            self.job = self.job.replanned(step, total_steps)
+        self.runtime.on_main(self._write_plan)
+
+    def _time_limit(self) -> TimeLimit | None:
+        """Return the clock of a run with a time limit, which follows the plans that it has recorded."""
+        minutes, eval_settings = self.recipe.schedule.max_minutes, self.recipe.eval
+        if minutes is None:
+            return None
+        self._follow_recorded_plans()
+        num_scored = len(self.job.eval_split)
+        probed = len(self.job.probe[1]) if self.job.probe else 0
+        return TimeLimit(
+            60 * minutes,
+            Scoring(eval_settings.every, num_scored, num_scored + probed),
+            began_at=self.job.options.began_at,
+            most_steps=self.job.part_at(0)[0].total_steps,
+            is_planned=bool(self.job.earlier_plans),
+            is_main=self.runtime.is_main,
+        )
 
     def _start_tracking(self) -> None:
         options, note = self.job.options, self.job.progress.note
@@ -196,9 +234,35 @@ class TrainingRun:
         return PeriodicEvaluation(self.job, state, self.task, run_dir=self.path, num_threads=self.num_threads)
 
     def _train(self, state: TrainingState, evaluation: PeriodicEvaluation, saver: Saver | None) -> None:
+        """Train to the end; a run with a time limit in parts, each with a plan of its own."""
+        if state.limit:
+            state.limit.score_s = evaluation.seconds_per_image()
+        while state.step < self.job.plan.total_steps:
+            plan, until = self.job.part_at(state.step)
+            self._train_part(replace(self.job, plan=plan), until, state, evaluation, saver)
+            if state.step < self.job.plan.total_steps and state.step != until:
+                self._plan_again(state, evaluation)
+
+    def _plan_again(self, state: TrainingState, evaluation: PeriodicEvaluation) -> None:
+        """Plan the steps that are left so that the run ends on time, and record that before the first one."""
+        step, limit, before = state.step, state.limit, self.job.plan.total_steps
+        total_steps = self.runtime.on_main(lambda: limit.plan(step))
+        self.job = evaluation.job = self.job.replanned(step, total_steps)
+        self.runtime.on_main(self._write_plan)
+        self.job.progress.end()
+        self.job.progress.note(limit.line(step, total_steps, before=before))
+
+    def _train_part(
+        self,
+        job: TrainingJob,
+        until: int,
+        state: TrainingState,
+        evaluation: PeriodicEvaluation,
+        saver: Saver | None,
+    ) -> None:
         """Pass the parts of the job to the loop; with --profile the first process traces three steps."""
-        plan, objective = self.job.plan, self.task.objective
-        batches = batches_of(self.job, state.step, num_threads=self.num_threads)
+        plan, objective = job.plan, self.task.objective
+        batches = batches_of(job, state.step, num_threads=self.num_threads)
         profiler = None
         if self.job.options.profile and self.folder:
             left = plan.total_steps - state.step
@@ -207,7 +271,7 @@ class TrainingRun:
         libraries.keep_freed_memory()  # the activations' of a step, for the next one
         train(
             state,
-            loop_settings(self.job),
+            loop_settings(job, until),
             objective,
             batches,
             evaluation=evaluation,
@@ -250,7 +314,7 @@ def batches_of(job: TrainingJob, first_step: int, *, num_threads: int) -> Iterat
     )
 
 
-def loop_settings(job: TrainingJob) -> LoopSettings:
+def loop_settings(job: TrainingJob, until: int) -> LoopSettings:
     """Return the learning rates and everything else that the loop reads from the recipe."""
     recipe = job.recipe
     return LoopSettings(
@@ -262,6 +326,7 @@ def loop_settings(job: TrainingJob) -> LoopSettings:
         seed=recipe.train.seed,
         log_every=recipe.train.log_every,
         save_every=recipe.train.save_every,
+        until=until,
     )
 
 

@@ -1,7 +1,7 @@
 """Durations, learning rates and batch splits: from a recipe's words to the numbers of the loop."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vitcli.errors import VitError
 
@@ -71,6 +71,18 @@ def plan(
         num_examples=num_examples,
         images_seen=images_seen,
         exaflops=None if forward_macs is None else exaflops(forward_macs, images_seen),
+    )
+
+
+def with_total_steps(plan: Plan, total_steps: int) -> Plan:
+    """Return the plan of a run of another length, with the same fraction of warm-up."""
+    scale = total_steps / plan.total_steps
+    return replace(
+        plan,
+        total_steps=total_steps,
+        warmup_steps=round(plan.warmup_steps * scale),
+        images_seen=total_steps * plan.batch_size,
+        exaflops=None if plan.exaflops is None else plan.exaflops * scale,
     )
 
 

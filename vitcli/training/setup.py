@@ -1,5 +1,6 @@
 """Setup of a training run: recipe and command-line options become a job with data, network and plan."""
 
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
@@ -74,6 +75,7 @@ class RunOptions:
         noted: lines that runs of one command print once.
         title: line about the data of one run of several, instead of the usual ones.
         starts: checkpoints that the runs of the sweep start from, if this is one of them.
+        began_at: when the command or this run of it began, by `time.monotonic`.
         has_siblings: whether other runs of a sweep train at the same time.
         scores_of_folds: of a run on all images, which are scored by the models of folds: function to metrics,
             the names of undecodable images, and predictions.
@@ -96,6 +98,7 @@ class RunOptions:
     title: str | None = None
     noted: set[str] = field(default_factory=set)
     starts: tuple[Start, ...] = ()
+    began_at: float = field(default_factory=time.monotonic)
     has_siblings: bool = False
     scores_of_folds: Callable[[], tuple[Metrics, list[str], Predictions]] | None = None
 
@@ -134,6 +137,8 @@ class TrainingJob:
         images: the decoded images that are kept.
         threshold_split: of several labels, the images to choose thresholds by; None if there are none.
         contents: of training and held-out images, see `data.contents`.
+        plan: that of the last step; of a run with a time limit it is made while it runs.
+        earlier_plans: those before it, each with the number of the update at which the next one began.
     """
 
     command: str
@@ -149,6 +154,18 @@ class TrainingJob:
     images: ImageCache
     contents: tuple[SplitContents, ...] = (SplitContents(), SplitContents())
     threshold_split: Split | None = None
+    earlier_plans: tuple[tuple[int, Plan], ...] = ()
+
+    def replanned(self, step: int, total_steps: int) -> "TrainingJob":
+        """Return the job with a plan of `total_steps` from update number `step` on."""
+        first = self.earlier_plans[0][1] if self.earlier_plans else self.plan
+        plan = schedule.with_total_steps(first, total_steps)
+        return replace(self, plan=plan, earlier_plans=(*self.earlier_plans, (step, self.plan)))
+
+    def part_at(self, step: int) -> tuple[Plan, int]:
+        """Return the plan of update number `step`, and the number of the update at which another begins."""
+        earlier = ((plan, end) for end, plan in self.earlier_plans if step < end)
+        return next(earlier, (self.plan, self.plan.total_steps))
 
     @property
     def is_of_all_folds(self) -> bool:
@@ -158,11 +175,12 @@ class TrainingJob:
 
     def lr_at(self, step: int) -> float:
         """Return the learning rate of update number `step`, counted from 0."""
+        plan, _ = self.part_at(step)
         return schedule.lr_at_step(
             step,
             base_lr=self.recipe.optimizer.lr,
-            total_steps=self.plan.total_steps,
-            warmup_steps=self.plan.warmup_steps,
+            total_steps=plan.total_steps,
+            warmup_steps=plan.warmup_steps,
             decay=self.recipe.schedule.decay,
             end_lr=self.recipe.schedule.end_lr,
         )
@@ -486,6 +504,7 @@ def describe(job: TrainingJob) -> dict[str, Any]:
         "forward_gmacs": round(macs / 1e9, 3),
         **asdict(job.plan),
         "epochs": job.plan.epochs,
+        **({"max_minutes": minutes} if (minutes := job.recipe.schedule.max_minutes) else {}),
         "precision": job.runtime.precision,
         "estimated_peak_memory_gib": _estimated_memory_gib(job),
         "recipe": recipes.to_toml(job.recipe),

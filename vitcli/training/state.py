@@ -22,6 +22,7 @@ from vitcli.output.text import duration
 from vitcli.training import checkpoint
 from vitcli.training.checkpoint import Checkpoint
 from vitcli.training.gradients import DdpSum, PairwiseSum, ShardedSum
+from vitcli.training.methods.time_limit import TimeLimit
 from vitcli.training.optim import WeightAverage, build_optimizer, is_fused, unfuse
 from vitcli.training.setup import TrainingJob
 from vitcli.weights import adapters
@@ -41,6 +42,7 @@ class TrainingState:
         elapsed_s: time spent in steps, including those before a resume.
         skipped: names of the undecodable images that this process left out.
         is_evaluation_due: whether the evaluation after the current step has been interrupted.
+        limit: the clock of a run with a time limit.
     """
 
     runtime: Runtime
@@ -54,6 +56,7 @@ class TrainingState:
     elapsed_s: float = 0.0
     skipped: set[str] = field(default_factory=set)
     is_evaluation_due: bool = False
+    limit: TimeLimit | None = None
 
     def broadcast_buffers(self) -> None:
         """Copy the first process's running statistics to all processes, since those are what is saved."""
@@ -79,6 +82,7 @@ class TrainingState:
             "scaler": self.runtime.scaler.state_dict(),
             "fused": is_fused(self.optimizer),
             "evaluation_due": self.is_evaluation_due,
+            **({"used_s": self.limit.used_s()} if self.limit else {}),
         }
         if self.group is None and not self.runtime.is_main:
             return None
@@ -166,6 +170,8 @@ def resume(state: TrainingState, job: TrainingJob, path: Path, folder: RunFolder
     state.step, state.elapsed_s = saved.step, saved.state["elapsed_s"]
     state.skipped = set(saved.state["skipped"])
     state.is_evaluation_due = saved.state.get("evaluation_due", False)  # older checkpoints are of its end
+    if state.limit:
+        state.limit.used_before_s = saved.state.get("used_s", state.elapsed_s)
     job.progress.note(_resuming(state, job))
     if folder:
         folder.rewind_metrics(saved.state["metrics_bytes"])
@@ -251,6 +257,8 @@ class Saver:
         self.settings = job.recipe.train
         minutes = self.settings.save_minutes
         self.every_s = minutes * 60 if minutes else math.inf
+        if state.limit:
+            self.every_s = min(self.every_s, state.limit.save_every_s)
         is_first = state.step == 0 and (minutes or self.settings.save_every)
         self._due_s = min(FIRST_SAVE_S, self.every_s) if is_first else self.every_s
         self._pool = single_core_pool(1, "vit-save")

@@ -42,6 +42,7 @@ def _summary(summary: dict[str, Any], *, width: int | None = None) -> str:
     scored_on += [f"in {summary['eval_precision']}"] if "eval_precision" in summary else []
     rows = [
         *_scores(summary),
+        *_found(summary),
         ("scored on", ", ".join(scored_on)),
         *held_out(summary),
         *skipped(summary),
@@ -88,12 +89,46 @@ def _next_commands(summary: dict[str, Any]) -> list[tuple]:
         return [("vit", "finetune", "--ckpt", run_dir, "--dataset", "DATA")]
     # All images of folds were trained on, so that none is left to evaluate the last model on.
     evaluation = [("vit", "evaluate", "--ckpt", run_dir, "--out", f"{run_dir}/evaluation")]
+    train_on = ("--ckpt", run_dir, "--keep-head", "--dataset", summary["dataset"], "--out", f"{run_dir}-2")
     return [
         *([] if summary.get("folds") else evaluation),
         ("vit", "predict", "--ckpt", run_dir, "IMAGES"),
         ("vit", "report", run_dir, "--out", f"{name}.html"),
         ("vit", "export", run_dir, f"{name}.onnx"),
+        *([("vit", "finetune", *train_on)] if summary["command"] == "finetune" else []),
     ]
+
+
+def _found(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the rows of what the predictions show, and of what would help most."""
+    facts = summary.get("findings")
+    if not facts:
+        return []
+    points = 100 * (summary["top1"] - facts["majority_top1"])
+    rows = [
+        (
+            "majority",
+            f"{facts['majority_top1']:.2%} for always {facts['majority_class']}: {points:+.1f} points",
+        )
+    ]
+    if facts["worst_classes"]:
+        worst = (
+            f"{row['class']} {row['num_right']} of {row['num_examples']} ({row['num_train']} trained on)"
+            for row in facts["worst_classes"]
+        )
+        rows.append(("weakest", ", ".join(worst)))
+    if facts["confused"]:
+        pairs_of = (
+            f"{row['class']} taken for {row['predicted']} {row['count']} x" for row in facts["confused"]
+        )
+        rows.append(("confused", ", ".join(pairs_of)))
+    for number, row in enumerate(facts["surest_mistakes"]):
+        name = "" if number else "mistakes"
+        about = f"{row['class']} taken for {row['predicted']}, {row['probability']:.0%}"
+        rows.append((name, Verbatim(f"{row['place']}  ({about})")))
+    for number, line in enumerate(facts["advice"]):
+        rows.append(("" if number else "would help", line))
+    return rows
 
 
 def _scores(summary: dict[str, Any]) -> list[tuple[str, str]]:
@@ -195,6 +230,9 @@ def _plan(plan: dict[str, Any]) -> str:
         ("batch", f"{count_of(plan['batch_size'], 'image')}: {passes} on {processes}"),
         ("memory", f"about {plan['estimated_peak_memory_gib']:.2g} GiB per process"),
     ]
+    if "max_minutes" in plan:
+        limit = duration(60 * plan["max_minutes"])
+        rows.append(("time", f"{limit}; fewer steps are planned once the first ones are measured"))
     if "num_folds" in plan:
         compute = "" if plan["all_exaflops"] is None else f", {compute_text(plan['all_exaflops'])}"
         runs = f"{plan['num_folds']} folds and a run on all images"

@@ -1,5 +1,6 @@
 """Evaluation during training: the held-out split, a few-shot probe, and figures of predicted patches."""
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, replace
@@ -30,6 +31,7 @@ from vitcli.training.objective import TrainingTask, gives_several_labels
 from vitcli.training.setup import TrainingJob
 from vitcli.training.state import TrainingState
 
+TIMED_BATCHES = 2
 PROBE_SEEDS = (0, 1, 2)  # as the authors' evaluator draws
 NUM_PATCH_ROWS = 4
 MOST_PREDICTIONS = 1_000_000  # rows whose predictions are kept
@@ -62,6 +64,19 @@ class PeriodicEvaluation:
             progress=job.progress,
             precision=job.recipe.precision.evaluation,
         )
+
+    @property
+    def num_periodic(self) -> int:
+        """The images of an evaluation during training."""
+        return len(self.job.eval_split)
+
+    def seconds_per_image(self) -> float:
+        """Measure the time to score a few images of the held-out split."""
+        count = min(len(self.job.eval_split), TIMED_BATCHES * self.settings.batch_size)
+        few, began_at = self.job.eval_split.rows(np.arange(count)), time.perf_counter()
+        with self._evaluated_model() as model:
+            self.task.score(model, few, self.preprocessing, self.settings)
+        return (time.perf_counter() - began_at) / count
 
     @contextmanager
     def while_not(self, is_stopping: Callable[[], bool]) -> Iterator[None]:

@@ -7,9 +7,11 @@ fold, on a dev part of what it is trained on, so that no image has a say in its 
 """
 
 import shlex
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property, partial
+from math import ceil
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -141,6 +143,9 @@ class CrossValidation:
         return self._changed({"data.eval_split": str(FoldName(self.recipe.train.folds)), "eval.every": 0})
 
     def _changed(self, changes: dict[str, Any]) -> Recipe:
+        if minutes := self.recipe.schedule.max_minutes:  # of which each run has an equal part
+            in_a_row = ceil(self.recipe.train.folds / max(1, self.options.arms_parallel)) + 1
+            changes = {**changes, "schedule.max_minutes": minutes / in_a_row}
         changed = recipes.settled(self.recipe, {"train.folds": 0, **changes})
         return settle_pixels(changed.with_choices(self.recipe.choices), self.command)
 
@@ -181,7 +186,12 @@ class CrossValidation:
     def _train(self, job: Job, *, title: str) -> dict[str, Any]:
         path, recipe = job
         options = replace(
-            self.options, out=path, overwrite=False, title=title, scores_of_folds=self._scores_of_folds
+            self.options,
+            out=path,
+            overwrite=False,
+            title=title,
+            scores_of_folds=self._scores_of_folds,
+            began_at=time.monotonic(),
         )
         if recipe.choices:
             self.progress.note(title)

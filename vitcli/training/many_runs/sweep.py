@@ -9,9 +9,11 @@ images and the network.
 import gc
 import os
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -210,8 +212,19 @@ class Sweep:
         return self._settled({**chosen, "train.runs": 1, "train.seed": seed})
 
     def _settled(self, changes: dict[str, Any]) -> Recipe:
-        """Return the recipe of one run; its checkpoint, if there are several, decides about its pixels."""
+        """Return the recipe of one run; its checkpoint, if there are several, decides about its pixels.
+
+        A time limit is that of the command, of which each run has an equal part.
+        """
+        if minutes := self.recipe.schedule.max_minutes:
+            changes = {**changes, "schedule.max_minutes": minutes / self._num_in_a_row()}
         return settle_pixels(recipes.settled(self.recipe, changes), self.command)
+
+    def _num_in_a_row(self) -> int:
+        """Return how many runs the command makes one after the other."""
+        num_arms = len(list(recipes.trials(self.recipe))) if self.recipe.choices else 0
+        width = max(1, self.options.arms_parallel)
+        return ceil(num_arms / width) + ceil(self.recipe.train.runs / width)
 
     def _choose(self) -> list[Trial]:
         """Train with every choice and return the scores on the dev part."""
@@ -242,7 +255,8 @@ class Sweep:
 
     def _train(self, job: Job, *, title: str | None = None) -> dict[str, Any]:
         path, recipe = job
-        return run_job(self._set_up(recipe, replace(self.options, out=path, overwrite=False, title=title)))
+        options = replace(self.options, out=path, overwrite=False, title=title, began_at=time.monotonic())
+        return run_job(self._set_up(recipe, options))
 
     def _train_arm(self, job: Job) -> dict[str, Any]:
         """Return the summary of an arm, or its mark if it diverged: the sweep continues with the others."""

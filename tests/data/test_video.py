@@ -1,0 +1,125 @@
+"""Frames of videos, against the pixels that were encoded."""
+
+import builtins
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.conftest import run
+from vitcli.data.video import frames_of, videos_of
+from vitcli.errors import VitError
+
+av = pytest.importorskip("av")
+
+
+def write(path: Path, *, num_frames: int = 20, rate: int = 10) -> Path:
+    """Write frames whose grey tells their number: 10, 20, ..."""
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("mpeg4", rate=rate)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        for number in range(num_frames):
+            pixels = np.full((48, 64, 3), 10 * (number + 1), np.uint8)
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
+        container.mux(stream.encode())
+    return path
+
+
+@pytest.fixture(scope="module")
+def video(tmp_path_factory) -> Path:
+    return write(tmp_path_factory.mktemp("video") / "a.mp4")
+
+
+@pytest.mark.parametrize("every", [1, 3, 7, 19, 20, 50])
+def test_every_nth_frame_has_its_pixels_in_any_order(video, every):
+    split = frames_of([str(video), str(video)], every=every)
+    numbers = [*range(0, 20, every)] * 2
+    assert len(split) == len(numbers)
+    order = np.random.default_rng(every).permutation(len(split))
+    for row in [*range(len(split)), *order[:4]]:
+        pixels, _ = split.read_row(int(row))
+        assert pixels.shape == (48, 64, 3)
+        assert pixels.dtype == np.uint8
+        assert abs(pixels.mean() - 10 * (numbers[row] + 1)) < 5  # of ten between frames
+    assert split.where_is(1) == f"{video}, frame {numbers[1]} at {numbers[1] / 10:.1f} s"
+
+
+def test_a_playlist_that_calls_itself_a_video_opens_no_other_file(video):
+    playlist = video.with_name("list.mp4")
+    playlist.write_text(f"ffconcat version 1.0\nfile {video.name}\n")
+    with pytest.raises(VitError, match="a video cannot be read"):
+        frames_of([str(playlist)], every=1)
+
+
+def damaged(kind: str, video: Path, folder: Path) -> list[object]:
+    """Return the arguments of vit predict for a kind of bad input."""
+    file = folder / "bad.mp4"
+    match kind:
+        case "empty":
+            file.write_bytes(b"")
+        case "text":
+            file.write_text("no video")
+        case "cut":
+            file.write_bytes(video.read_bytes()[:600])
+        case "image":
+            file.write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(64))
+        case "sound alone":
+            with av.open(str(file), "w") as container:
+                stream = container.add_stream("aac", rate=8000)
+                frame = av.AudioFrame.from_ndarray(
+                    np.zeros((1, 1024), np.float32), format="fltp", layout="mono"
+                )
+                frame.rate = 8000
+                container.mux(stream.encode(frame))
+                container.mux(stream.encode())
+        case "no frame":
+            write(file, num_frames=0)
+        case "folder":
+            file.mkdir()
+        case "missing":
+            pass
+        case "with an image":
+            (folder / "1.png").touch()
+            return [video, folder / "1.png"]
+        case "every of no video":
+            (folder / "1.png").touch()
+            return [folder / "1.png", "--every", 3]
+        case "every 0":
+            return [video, "--every", 0]
+        case "sorted":
+            return [video, "--sort-into", folder / "out"]
+        case "threshold":
+            return [video, "--threshold", 1.5]
+    return [file]
+
+
+KINDS = ["empty", "text", "cut", "image", "sound alone", "no frame", "folder", "missing", "with an image",
+         "every of no video", "every 0", "sorted", "threshold"]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bad_input_is_refused_in_three_lines(video, tmp_path, kind):
+    outcome = run("predict", "--ckpt", "demo", *damaged(kind, video, tmp_path), "--quiet")
+    assert outcome.code in (2, 3), outcome
+    assert "Traceback" not in outcome.err
+    assert "where:" in outcome.err or "Usage" in outcome.err or "--" in outcome.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_its_package_the_error_names_the_extra(video, monkeypatch):
+    import_module = builtins.__import__
+
+    def without_av(name, *arguments):
+        if name == "av":
+            raise ImportError(name)
+        return import_module(name, *arguments)
+
+    monkeypatch.setattr(builtins, "__import__", without_av)
+    with pytest.raises(VitError, match="PyAV, which is not installed") as refused:
+        frames_of([str(video)], every=1)
+    assert "pip install 'vitcli[video]'" in refused.value.fix
+
+
+def test_globs_name_videos_and_nothing_is_named_twice(video):
+    assert videos_of([str(video.parent / "*a.mp4"), str(video)]) == [str(video)]
+    assert videos_of(["*.png", "photos/"]) == []

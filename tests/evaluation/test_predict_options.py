@@ -1,0 +1,60 @@
+"""`vit predict` with --threshold, --tta and --sort-into, through the command line."""
+
+import csv
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.conftest import run
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    """Two images of the network's own size, and the mirror image of the first."""
+    folder = tmp_path_factory.mktemp("images")
+    pixels = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(folder / "1.png")
+    Image.fromarray(pixels[:, ::-1]).save(folder / "2.png")
+    Image.fromarray(np.full_like(pixels, 90)).save(folder / "3.png")
+    return folder
+
+
+def probabilities(outcome) -> list[dict[int, float]]:
+    assert outcome.code == 0, outcome.err
+    predictions = outcome.json["predictions"]
+    return [{top["label"]: top["probability"] for top in each["top"]} for each in predictions]
+
+
+def test_tta_is_the_mean_of_an_image_and_its_mirror_image(images):
+    words = ("predict", "--ckpt", "demo", images, "--json", "--quiet", "--topk", 12)
+    first, second, _ = probabilities(run(*words))
+    assert first != pytest.approx(second, abs=1e-3)
+    mirrored = probabilities(run(*words, "--tta"))
+    for both in mirrored[:2]:
+        assert both == pytest.approx({k: (first[k] + second[k]) / 2 for k in first}, abs=1e-6)
+
+
+def test_what_is_below_the_threshold_is_unsure_and_sorted_apart(images, tmp_path):
+    words = ("predict", "--ckpt", "demo", images, "--quiet")
+    likeliest = sorted(max(each.values()) for each in probabilities(run(*words, "--json")))
+    threshold = (likeliest[0] + likeliest[-1]) / 2
+    more = ("--threshold", threshold, "--sort-into", tmp_path / "sorted", "--out", tmp_path / "out.csv")
+    outcome = run(*words, *more, "--json")
+    assert outcome.code == 0, outcome.err
+    unsure = {each["file"]: each["unsure"] for each in outcome.json["predictions"]}
+    expected = {
+        each["file"]: each["top"][0]["probability"] < threshold for each in outcome.json["predictions"]
+    }
+    assert unsure == expected
+    assert 0 < sum(unsure.values()) < 3
+    assert len(list((tmp_path / "sorted/unsure").iterdir())) == sum(unsure.values())
+    assert len(list((tmp_path / "sorted").glob("*/*.png"))) == 3
+    with (tmp_path / "out.csv").open() as file:
+        assert {row["file"]: row["unsure"] == "yes" for row in csv.DictReader(file)} == unsure
+
+    shown = run(*words, *more[:2]).out
+    assert shown.count("unsure: ") == sum(unsure.values())
+    assert f"{sum(unsure.values())} of 3, below" in shown
+    assert run(*words, "--sort-into", images / "sorted").code == 2
+    assert not (images / "sorted").exists()

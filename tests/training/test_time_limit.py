@@ -1,0 +1,190 @@
+"""Runs with a time limit, on a clock that tests advance."""
+
+import json
+import random
+import shutil
+import signal
+
+import pytest
+
+from tests.conftest import run
+from tests.training.test_finetune import SMALL, fingerprint
+from vitcli.cli.train import minutes_of
+from vitcli.errors import VitError
+from vitcli.training import loop, schedule
+from vitcli.training.methods import time_limit
+from vitcli.training.methods.time_limit import Scoring, TimeLimit
+
+
+class Clock:
+    """Seconds that pass by being added."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def simulated(limit_s, *, step_s, image_s=0.0, every=0, most_steps=10**6, begun=(0, 0.0, ()), until_s=1e9):
+    """Follow a run in the order of the loop; return (its end in s, steps done, its plans)."""
+    step, used_s, plans = begun
+    clock, plans = Clock(), list(plans)
+    scoring = Scoring(every, 100, 100)
+    limit = TimeLimit(
+        limit_s, scoring, began_at=0.0, most_steps=most_steps, is_planned=bool(plans), is_main=True,
+        clock=clock,
+    )  # fmt: skip
+    limit.used_before_s, limit.score_s = used_s, image_s
+    clock.now += 5  # imports and data
+    total = plans[-1] if plans else most_steps
+    while step < total:
+        clock.now += step_s(used_s + clock.now)
+        is_due = limit.misses(step, total)
+        step += 1
+        if every and step % every == 0 and step < total:
+            clock.now += 100 * image_s
+            limit.scored(100, 100 * image_s)
+        if is_due and step < total:
+            total = limit.plan(step)
+            plans.append(total)
+        if clock.now > until_s:
+            return used_s + clock.now, step, plans
+    return used_s + clock.now + 100 * image_s + time_limit.RESULTS_S, step, plans
+
+
+@pytest.mark.parametrize("step_s", [0.02, 0.3, 4.0])
+@pytest.mark.parametrize("every", [0, 7])
+def test_a_run_ends_within_a_tenth_of_its_time_whatever_the_machine_does(step_s, every):
+    draws = random.Random(step_s)
+
+    def slower_later(at_s: float) -> float:  # by a half, after a third of the time
+        return step_s * (1.5 if at_s > 60 else 1) * draws.uniform(0.8, 1.2)
+
+    end_s, steps, plans = simulated(180, step_s=slower_later, image_s=step_s / 50, every=every)
+    assert 162 < end_s < 198, (end_s, plans)
+    assert steps == plans[-1]
+    assert len(plans) < 9
+
+    # The process is killed after a minute; ten seconds of its work are lost, and it begins again.
+    used_s, step, plans = simulated(180, step_s=slower_later, image_s=step_s / 50, every=every, until_s=60)
+    begun = (max(1, step - int(10 / step_s)), used_s - 9, plans)
+    end_s, steps, plans = simulated(180, step_s=slower_later, image_s=step_s / 50, every=every, begun=begun)
+    assert 162 < end_s < 198, (end_s, plans)
+    assert steps == plans[-1]
+
+
+def test_a_run_at_a_steady_speed_is_planned_once():
+    end_s, steps, plans = simulated(180, step_s=lambda _: 0.5, image_s=0.01)
+    assert plans == [steps]
+    assert end_s == pytest.approx(180, abs=2)
+    # With time for all steps of the recipe nothing is planned.
+    assert simulated(180, step_s=lambda _: 0.5, most_steps=50)[1:] == (50, [])
+
+
+def test_the_most_steps_that_fit_are_those_of_a_search_through_all():
+    draws = random.Random(0)
+    for _ in range(200):
+        every, step = draws.choice([0, 3, 10]), draws.randrange(20)
+        limit = TimeLimit(
+            draws.uniform(20, 60), Scoring(every, 50, 80), began_at=0, most_steps=90, is_planned=True,
+            is_main=True, clock=Clock(),
+        )  # fmt: skip
+        limit.score_s, limit._step_s = draws.uniform(0, 0.1), draws.uniform(0.1, 2)
+
+        def end_s(total, limit=limit, every=every, step=step):
+            evaluations = sum(1 for at in range(step + 1, total) if every and at % every == 0)
+            scored_s = (50 * evaluations + 80) * limit.score_s
+            return (total - step) * limit._step_s + scored_s + time_limit.RESULTS_S
+
+        fitting = [total for total in range(step + 1, 91) if end_s(total) <= limit.limit_s]
+        assert limit.plan(step) == max(fitting, default=step + 1)
+
+
+def test_too_short_a_time_is_an_error_of_the_first_plan_alone():
+    with pytest.raises(VitError, match=r"9\.0 s are too short: 7\.0 s are over after 2 steps of 1\.0 s"):
+        simulated(9, step_s=lambda _: 1.0, image_s=0.01)
+    _, steps, plans = simulated(60, step_s=lambda _: 1.0, begun=(30, 70, [50]))
+    assert steps == plans[-1] < 37
+
+
+def test_a_plan_of_another_length_keeps_its_fraction_of_warm_up():
+    numbers = dict(warmup="10%", batch_size=8, per_device_batch=8, world_size=1, num_examples=80)
+    plan = schedule.plan(steps=1000, epochs=None, forward_macs=1e9, **numbers)
+    shorter = schedule.with_total_steps(plan, 240)
+    assert shorter == schedule.plan(steps=240, epochs=None, forward_macs=1e9, **numbers)
+
+
+@pytest.mark.parametrize(
+    ("text", "minutes"), {"90s": 1.5, "30m": 30, "2h": 120, "1h30m": 90, " 1H30M": 90, "1.5h": 90}.items()
+)
+def test_times_as_people_write_them(text, minutes):
+    assert minutes_of(text) == pytest.approx(minutes)
+
+
+@pytest.mark.parametrize("text", ["", "30", "0m", "-3m", "m", "3 min", "1m30", "30m1h", "1e3s", "nan", "٣m"])
+def test_a_time_that_is_none_is_refused_before_anything_is_loaded(text):
+    outcome = run("finetune", "--dry-run", "--max-time", text)
+    assert outcome.code == 2
+    assert "no time such as 90s, 30m or 1h30m" in " ".join(outcome.err.split()), outcome.err
+    assert ("30m or 30s?" in " ".join(outcome.err.split())) == (text == "30")
+
+
+@pytest.fixture
+def a_second_a_step(monkeypatch):
+    """Steps take a second of the clock, everything else no time."""
+    clock, update = Clock(), loop.update_weights
+
+    def update_weights(*arguments):
+        clock.now += 1
+        update(*arguments)
+
+    monkeypatch.setattr(loop, "update_weights", update_weights)
+    begin = TimeLimit.__init__
+
+    def begin_now(self, *arguments, **more):
+        begin(self, *arguments, **{**more, "clock": clock, "began_at": clock.now})
+
+    monkeypatch.setattr(TimeLimit, "__init__", begin_now)
+    monkeypatch.setattr(time_limit, "RESULTS_S", 0.0)
+    monkeypatch.setattr("vitcli.training.validation.PeriodicEvaluation.seconds_per_image", lambda self: 0.0)
+    monkeypatch.setattr(time_limit, "LONG_STEPS", 1.0)
+    return clock
+
+
+def test_a_stopped_run_follows_the_recorded_plan_to_the_same_bits(
+    photos, tmp_path, monkeypatch, a_second_a_step
+):
+    words = (*SMALL, "--dataset", photos, "--epochs", "100", "--max-time", "20s")
+    words += ("--set", "schedule.warmup=20%", "--set", "train.log_every=1", "--set", "train.save_every=4")
+    words += ("--set", "train.keep_checkpoints=9")
+    outcome = run(*words, "--out", tmp_path / "unbroken")
+    assert outcome.code == 0, outcome.err
+    plan = json.loads((tmp_path / "unbroken/plan.json").read_text())
+    assert (plan["total_steps"], plan["warmup_steps"], plan["replans"]) == (20, 4, [[7, 20]])
+    records = [json.loads(line) for line in (tmp_path / "unbroken/metrics.jsonl").open()]
+    rates = {record["step"]: record["lr"] for record in records if "lr" in record}
+    assert max(rates) == 20
+    cosine = {"base_lr": 0.02, "decay": "cosine", "end_lr": 0.0}
+    for step, rate in rates.items():
+        plan = {"total_steps": 20, "warmup_steps": 4} if step > 7 else {"total_steps": 75, "warmup_steps": 15}
+        assert rate == pytest.approx(schedule.lr_at_step(step - 1, **cosine, **plan))
+
+    # Stopped after the plan is recorded, and resumed from a checkpoint of before it.
+    seed_generators = loop.seed_generators
+
+    def seed_and_stop(*arguments):
+        if a_second_a_step.now >= stop_at:
+            signal.raise_signal(signal.SIGTERM)
+        seed_generators(*arguments)
+
+    monkeypatch.setattr(loop, "seed_generators", seed_and_stop)
+    a_second_a_step.now, stop_at = 0.0, 9
+    assert run(*words, "--out", tmp_path / "stopped").code == 143
+    assert json.loads((tmp_path / "stopped/plan.json").read_text())["replans"] == [[7, 20]]
+    for number in (8, 10):
+        shutil.rmtree(tmp_path / f"stopped/checkpoints/step_{number:07}")
+    stop_at = 1000
+    outcome = run(*words, "--out", tmp_path / "stopped")
+    assert outcome.code == 0, outcome.err
+    assert fingerprint(tmp_path / "stopped") == fingerprint(tmp_path / "unbroken")
