@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from vitcli.cli import complete
+from vitcli.cli.average import app as average_app
 from vitcli.cli.bench import app as bench_app
 from vitcli.cli.cache import app as cache_app
 from vitcli.cli.checkpoints import app as weights_app
@@ -37,7 +38,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["--help", "-h"], "max_content_width": MOST_COLUMNS},
 )
-for commands in (train_app, evaluate_app, fewshot_app, weights_app, inspect_app, report_app, reproduce_app):
+for commands in (train_app, average_app, evaluate_app, fewshot_app, weights_app, inspect_app, report_app,
+                 reproduce_app):  # fmt: skip
     app.add_typer(commands)
 app.add_typer(study_app, name="study", rich_help_panel=UNDERSTAND)
 app.add_typer(bench_app, name="bench", rich_help_panel=UNDERSTAND)

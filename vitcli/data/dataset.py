@@ -19,7 +19,7 @@ from vitcli.data.aliases import check_name, hub_source, local_copy
 from vitcli.data.classes import check_same_classes
 from vitcli.data.parts.cuts import Grouping, cut_dev, cut_fold, fold_of_rows, random_subset
 from vitcli.data.parts.groups import check_several, groups_of, num_shared
-from vitcli.data.parts.held_out import DEV_PART, DEV_PART_OF_ALL, FoldName, is_choice
+from vitcli.data.parts.held_out import DEV_PART, DEV_PART_OF_ALL, FoldName, choice_part, is_choice
 from vitcli.data.seen_images import SeenImages
 from vitcli.data.shards.paths import find_shards
 from vitcli.data.shards.rows import open_shards
@@ -265,6 +265,16 @@ class DataSet:
         )
 
 
+def open_held_out_dev(
+    data: Data, *, kind: Callable[..., DataSet], trained_before: Callable[[], np.ndarray | None]
+) -> Split:
+    """Open the images that `hold_out_dev` keeps out of training: the same ones for every seed."""
+    changes = {"eval_split": choice_part(data.eval_split), "num_examples": None, "hold_out_dev": False}
+    dev_data = data.model_copy(update=changes)
+    _, dev = open_train_and_eval(dev_data, seed=0, kind=kind, trained_before=trained_before)
+    return dev
+
+
 def from_section(data: Data, kind: Callable[..., DataSet] = DataSet) -> DataSet:
     """Open the data set that a recipe's [data] section names; `kind` takes the arguments of `DataSet`."""
     return kind(
@@ -319,7 +329,8 @@ def open_train_and_eval(
             fix="name both (slices such as train[:90%] work), --folds 5, or --set data.dev_fraction=0.1",
         )
 
-    # Their rows: what is held out to report on is cut before the subset is drawn, the dev part after it.
+    # Their rows: what is held out to report on, and by `hold_out_dev` for all seeds, is cut before the subset
+    # is drawn, a dev part to choose by after it.
     train = source.open(train_split)
     if eval_split is None:
         train, held_out = cuts.dev(train)
@@ -328,6 +339,8 @@ def open_train_and_eval(
         if not to_choose and source.have_common_rows(train_split, eval_split):
             note = f"images of {eval_split!r} are trained on and scored: it has rows of {train_split!r}"
             held_out = replace(held_out, notes=(*held_out.notes, note))
+    if data.hold_out_dev and not to_choose:
+        train, _ = cuts.dev(train)
     train = cuts.subset(train)
     if to_choose:
         train, held_out = cuts.dev(train)

@@ -6,7 +6,7 @@ files were added, renamed or moved, and an image that was trained on is never sc
 
 import base64
 import binascii
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -138,6 +138,40 @@ def record(
     if ever_before is not None:
         digests["trained_before"] = ever_before[~np.isin(ever_before, digests.get("trained_on", UNREADABLE))]
     return {name: _packed(digests_N) for name, digests_N in digests.items()} or None, numbers
+
+
+def merged(runs: Sequence[SeenImages]) -> dict[str, str] | None:
+    """Return what the metadata of an average keep of its runs' images; None if those of one are unknown."""
+    if any(run.trained_on is None for run in runs):
+        return None
+    trained_on = union(run.trained_on for run in runs)
+    digests = {"trained_on": trained_on}
+    first = runs[0].held_out
+    if first is not None and all(np.array_equal(run.held_out, first) for run in runs[1:]):
+        digests["held_out"] = first
+    before = union(run.trained_before for run in runs)
+    if before is not None:
+        digests["trained_before"] = before[~np.isin(before, trained_on)]
+    return {name: _packed(digests_N) for name, digests_N in digests.items()}
+
+
+def never_trained_on(split: Split, trained_on: np.ndarray | None, *, is_held_out: bool = False) -> Split:
+    """Return the rows of a split of which no copy was trained on, with a note if some were.
+
+    With a note, too, where that cannot be known: the images are too many to be read, or the digests unknown.
+
+    Args:
+        trained_on: digests of the images that were trained on; None if they are unknown.
+        is_held_out: whether no row was trained on, so that only copies in other rows may have been.
+    """
+    if trained_on is None or not _can_be_read(split):
+        note = () if is_held_out else ("whether images of these were trained on is not known",)
+        return replace(split, notes=(*split.notes, *note))
+    was_trained_N = np.isin(digests_of(split), trained_on)
+    if not was_trained_N.any():
+        return split
+    note = f"{_were(int(was_trained_N.sum()), split)} trained on, and are left out"
+    return replace(split.rows(np.flatnonzero(~was_trained_N)), notes=(*split.notes, note))
 
 
 def _num_known(held_out: np.ndarray | None, trained_on: np.ndarray | None) -> int | None:

@@ -17,6 +17,7 @@ from vitcli.export.usage import HERE, how_to_load
 from vitcli.models.architecture import Architecture
 from vitcli.output.redaction import is_local, public_name, public_toml, public_values
 from vitcli.output.text import (
+    average_lines,
     compute_text,
     count_of,
     first_few,
@@ -294,9 +295,16 @@ def _table_of_runs(summary: dict[str, Any]) -> str:
     ]
     mean = (
         f"**{summary['top1']:.2%}{spread}** top-1: mean and standard deviation (n - 1) of {len(runs)} runs "
-        f"with different seeds. The weights in this folder are those of seed {runs[0]['seed']}."
+        f"with different seeds. {_delivered(summary)}"
     )
     return f"{paragraph(mean)}\n\n{table(('seed', 'top-1', '95 % interval', 'top-5', 'loss'), rows)}"
+
+
+def _delivered(summary: dict[str, Any]) -> str:
+    """Return which weights the folder of several runs holds."""
+    if average := summary.get("average"):
+        return f"The weights in this folder reach {average['top1']:.2%}: {average_lines(average)[0]}."
+    return f"The weights in this folder are those of seed {summary['runs'][0]['seed']}."
 
 
 def _has_several_runs(summary: dict[str, Any]) -> bool:
@@ -358,9 +366,34 @@ def _protocol(summary: dict[str, Any]) -> str:
         section = "sections 3.1 and 4.1" if is_supervised else "section 4.6 (masked patch prediction)"
         text = f"Pre-training {PAPER}, {section}, from fresh weights."
     text += " The weights are those at the end of training, not the best during it."
+    if average := summary.get("average"):
+        return f"{paragraph(text)}\n\n{_average(average)}"
     if not summary.get("choices"):
         return paragraph(f"{text} Nothing was selected within this run.")
     return f"{paragraph(text)}\n\n{_selection(summary)}"
+
+
+def _average(average: dict[str, Any]) -> str:
+    """Return how the weights were made of those of several runs, and the table of these."""
+    lines = "".join(f"{line[0].upper()}{line[1:]}. " for line in average_lines(average))
+    sources = (
+        "arXiv [2203.05482](https://arxiv.org/abs/2203.05482), [2403.19522](https://arxiv.org/abs/2403.19522)"
+    )
+    text = f"Of these weights, several runs from one start were averaged ({sources}). {lines}"
+    text += "The recipe below is that of the first run; `vit average` with all of them repeats the average."
+    rows = [
+        (
+            code(run["run_dir"]),
+            str(run["seed"]),
+            f"{run['weight']:.3g}",
+            percent(run["dev_top1"]),
+            percent(run["top1"]),
+            code(run["sha256"][:16]),
+        )
+        for run in average["runs"]
+    ]
+    header = ("run", "seed", "weight", "dev accuracy", "top-1", "SHA-256 of its weights")
+    return f"{paragraph(text)}\n\n{table(header, rows)}"
 
 
 def _selection(summary: dict[str, Any]) -> str:

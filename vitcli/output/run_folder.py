@@ -38,16 +38,18 @@ WEIGHTS = "model.safetensors"
 PREDICTIONS, MISTAKES = "predictions.parquet", "mistakes.json"  # of the final evaluation
 NUMBERS = "numbers.parquet"  # instead, of a regression
 CLASSES = "classes.txt"  # a name on each line, in the order of the head's outputs
+AVERAGE = "average.json"  # of an average of runs: of which, by which images, and what was asked for
 LOCK = ".vit.lock"
 CHECKPOINTS = "checkpoints"
 # Below the folder of several runs: the trials of a sweep, its runs with several seeds, and folds.
 ARMS, REPEATS, FOLDS = "arms", "runs", "folds"
+AVERAGED = "average"  # of a sweep, the average of its runs
 CHECKOUT = Path(__file__).parents[2]  # the repository, if the package runs from one
 FILES = (METRICS, TIMING, SUMMARY, RECIPE, PLAN, ENVIRONMENT, TRACKING, "README.md", "config.json",
-         WEIGHTS, PREDICTIONS, NUMBERS, CLASSES, MISTAKES, "draws.json", "table.txt", "reproduce.json",
-         "reproduce-real.json", *profile.FILES)  # fmt: skip
+         WEIGHTS, PREDICTIONS, NUMBERS, CLASSES, MISTAKES, AVERAGE, "draws.json", "table.txt",
+         "reproduce.json", "reproduce-real.json", *profile.FILES)  # fmt: skip
 # Of runs/ only the repetitions: the default folder of all runs has that name, too.
-FOLDERS = (CHECKPOINTS, "figures", ARMS, f"{ARMS}/*", f"{REPEATS}/seed-*", FOLDS, f"{FOLDS}/*",
+FOLDERS = (CHECKPOINTS, "figures", ARMS, f"{ARMS}/*", f"{REPEATS}/seed-*", AVERAGED, FOLDS, f"{FOLDS}/*",
            "tensorboard", "wandb", "mlflow")  # fmt: skip
 LIBRARIES = ("torch", "torchvision", "timm", "accelerate", "datasets", "safetensors", "pillow", "simplejpeg",
              "numpy")  # fmt: skip
@@ -149,10 +151,15 @@ def open_run(
         refuse_other_recipe(path, recipe)
     if not keep_metrics:
         folder.rewind_metrics(0)
+    write_origin(folder, recipe, arguments)
+    return folder
+
+
+def write_origin(folder: RunFolder, recipe: Recipe, arguments: Sequence[str]) -> None:
+    """Write the recipe and the environment of a run."""
     folder.write_text(RECIPE, recipes.to_toml(recipe))
     paths = {DATASET_PATH: _path_of(recipe.data.dataset), CKPT_PATH: _path_of(recipe.model.ckpt)}
     folder.write_json(ENVIRONMENT, environment(arguments) | paths)
-    return folder
 
 
 def new_folder(command: str, dataset: str, model: str) -> Path:
@@ -307,6 +314,8 @@ def earlier_summary(path: Path, recipe: Recipe) -> dict[str, Any] | None:
     summary = finished_summary(path)
     if summary is None or not all((path / name).exists() for name in (RECIPE, WEIGHTS)):
         return None
+    if (path / AVERAGE).exists():
+        refuse_other(path, "an average of runs", ["vit average made it"])
     refuse_other_recipe(path, recipe)
     summaries.read(path / SUMMARY, summaries.TrainingSummary)  # it is shown
     return summary | {"run_dir": str(path), "weights": str(path / WEIGHTS)}  # it may have been moved

@@ -144,9 +144,10 @@ class TrainingSummary(ResultSummary):
         "top5", "most_frequent_color", "num_skipped_images", "skipped_images", "weights",
         "num_left_out_files", "left_out_files",
         "classes_not_held_out", "num_held_out_copies", "epochs", "ckpt_fetched_from", "target",
-        "f1_at_thresholds", "thresholds_chosen_on", "license", "findings",
+        "f1_at_thresholds", "thresholds_chosen_on", "license", "findings", "average",
     }) | RunScores.UNREAD - {"loss", "patch_accuracy"}  # fmt: skip
     SOMETIMES = RunScores.SOMETIMES | {
+        "average",
         "choices", "chosen", "epochs", "intervals", "num_left_out_files", "left_out_files",
         "ckpt_fetched_from", "num_held_out_seen", "num_choice_seen", "eval_precision", "folds", "target",
         "f1_at_thresholds", "thresholds_chosen_on", "license", "findings",

@@ -151,6 +151,9 @@ class Data(WithAddress):
     train_split: str = key("training split, sliced as in Hugging Face datasets; auto finds it", "auto")
     eval_split: str = key("split to score on; auto finds it; dev_fraction: the part cut from train", "auto")
     dev_fraction: Fraction = key("fraction of train held out for choices, or as eval split (B.1.1)", 0.0)
+    hold_out_dev: bool = key(
+        "train without the dev part also where another split is reported; average_runs sets it", False
+    )
     dev_stratified: bool = key("hold out that fraction of each class, one image at least; no: of all", False)
     num_examples: Count | None = key("train on a random subset of this many images (paper, 4.3)", None)
     image_column: str | None = key("column of the images, if ambiguous", None)
@@ -307,6 +310,11 @@ class Train(Section):
     )
     keep_checkpoints: Count = key("number of newest checkpoints that stay on disk")
     milestone_every: NonNegativeInt = key("keep the checkpoints of every multiple of this; 0: none", 0)
+    average_runs: Literal["none", "uniform", "greedy", "stock", "auto"] = key(
+        "of several runs deliver the average, if it is not worse on the dev part: mean, greedy soup (arXiv "
+        "2203.05482), Model Stock (2403.19522), or the best of these; none: the first run",
+        "none",
+    )
 
 
 class Eval(WithAddress):

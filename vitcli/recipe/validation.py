@@ -234,9 +234,12 @@ OF_CLASSES = {
 # Keys that cannot list values to choose from, and why.
 FIXED_IN_A_CHOICE = {
     **dict.fromkeys(("data.dataset", "data.train_split", "data.num_examples"), "the training data"),
-    **dict.fromkeys(("data.eval_split", "data.dev_fraction", "data.group_column"), "the data to choose by"),
+    **dict.fromkeys(
+        ("data.eval_split", "data.dev_fraction", "data.hold_out_dev", "data.group_column"),
+        "the data to choose by",
+    ),
     **dict.fromkeys(("data.image_column", "data.label_column", "data.num_classes"), "the task"),
-    **dict.fromkeys(("train.seed", "train.runs", "train.folds"), "a repetition"),
+    **dict.fromkeys(("train.seed", "train.runs", "train.folds", "train.average_runs"), "a repetition"),
 }
 ALTERNATIVES = {"schedule.steps": "schedule.epochs", "schedule.epochs": "schedule.steps"}
 
@@ -292,6 +295,7 @@ def contradictions(values: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
         for key, off in OF_CLASSES.items():
             if values.get(key, off[0]) not in off:
                 yield key, f"{key} is for classes, and objective.loss is 'regression'", "leave it out"
+    yield from _contradictions_of_averages(values)
     # Numbers.
     for key in ("data.crop_area", "data.crop_aspect"):
         match values.get(key):
@@ -325,6 +329,19 @@ def _imbalance(values: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     if weights != "none" and sampling != "uniform" and "balanced" in (weights, sampling):
         what = f"objective.class_weights = {weights!r} and data.sampling = {sampling!r} count twice"
         yield "data.sampling", what, "use one of the two, or sqrt for both"
+
+
+def _contradictions_of_averages(values: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Yield what does not go together with averages of runs, as `contradictions` does."""
+    key, loss = "train.average_runs", values.get("objective.loss", "softmax")
+    is_averaged = values.get(key, "none") != "none"
+    if is_averaged and not values.get("data.dev_fraction"):
+        what = f"{key} needs images that are held out, to compare an average with its runs"
+        yield key, what, f"set data.dev_fraction above 0, or {key} to none"
+    if is_averaged and loss not in ("softmax", "sigmoid"):
+        yield key, f"{key} compares accuracies, and objective.loss is {loss!r}", "leave it out"
+    if values.get("data.hold_out_dev") is True and not values.get("data.dev_fraction"):
+        yield "data.hold_out_dev", "data.hold_out_dev holds nothing out", "set data.dev_fraction above 0"
 
 
 def _contradictions_of_folds(folds: int, values: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:

@@ -10,11 +10,11 @@ from typing import Any, Literal
 from vitcli.errors import DataError, VitError
 from vitcli.output import run_folder
 from vitcli.output.atomic import read_json, unreadable
-from vitcli.output.run_folder import ARMS, FOLDS, REPEATS
+from vitcli.output.run_folder import ARMS, AVERAGED, FOLDS, REPEATS
 from vitcli.regular_files import read_regular
 
 EVALUATION = "evaluation.json"
-INNER = {ARMS, REPEATS, FOLDS, "checkpoints", "figures"}
+INNER = {ARMS, REPEATS, FOLDS, AVERAGED, "checkpoints", "figures"}
 DEFAULT = "runs"  # where runs are that were given no --out
 MAX_DEPTH = 5  # folders below the one that is named
 MAX_FOLDERS = 5_000  # more is a home directory, not a folder of runs

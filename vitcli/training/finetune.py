@@ -15,6 +15,7 @@ from vitcli.training.methods.adapting import adapt, refuse_for_fresh_weights
 from vitcli.training.methods.freezing import BACKBONE
 from vitcli.training.setup import InitialModel, RunOptions, fresh_model
 from vitcli.weights import licences
+from vitcli.weights.files import checksum_of
 from vitcli.weights.io import read_weights
 from vitcli.weights.load import load, load_with_head
 from vitcli.weights.names import FRESH
@@ -63,12 +64,14 @@ def initial_model(recipe: Recipe, split: Split, *, quiet: bool) -> InitialModel:
         )
     else:
         model, arch, report = load(weights, **options_of_load)
+    digest = checksum_of(model.state_dict(), "")  # before a method adds to the network
     adapt(model, settings)
     kind = "" if weights.format == settings.ckpt else f" ({weights.format})"
     notes = [f"weights {settings.ckpt}{kind}; activation: {weights.numerics}", *report.lines()]
     notes += notes_on_pixels(weights, recipe) + licences.note_on(weights.licence, "the weights")
     seen = SeenImages.of(weights.metadata)
-    return InitialModel(model, arch, settings.ckpt, notes, seen, weights.fetched_from, weights.licence)
+    about = (weights.fetched_from, weights.licence, digest)
+    return InitialModel(model, arch, settings.ckpt, notes, seen, *about)
 
 
 def _check(model: Model, objective: Objective) -> None:

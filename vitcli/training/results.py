@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,8 @@ from torch import Tensor
 
 from vitcli import recipe as recipes
 from vitcli.data import seen_images
-from vitcli.data.split import classes_without
-from vitcli.data.transforms import preprocessing_of
+from vitcli.data.split import Split, classes_without
+from vitcli.data.transforms import Preprocessing, preprocessing_of
 from vitcli.distributed import peers
 from vitcli.distributed.runtime import peak_memory_gib
 from vitcli.evaluation import mistakes, several_labels
@@ -38,6 +39,7 @@ from vitcli.training.objective import gives_several_labels, training_task
 from vitcli.training.setup import TrainingJob
 from vitcli.training.text import as_text
 from vitcli.training.validation import AnyMetrics
+from vitcli.weights.average import START
 from vitcli.weights.io import read_weights, write_weights
 from vitcli.weights.licences import KEY as LICENCE
 from vitcli.weights.licences import UNKNOWN
@@ -181,6 +183,7 @@ def weights_description(job: TrainingJob) -> dict[str, Any]:
             **({LICENCE: job.start.licence} if job.start.licence not in (None, UNKNOWN) else {}),
             "trained_by": job.command,
             "from": job.start.origin and public_name(job.start.origin),
+            **({START: job.start.digest} if job.start.digest else {}),
             "steps": job.plan.total_steps,
             "averaged": bool(job.recipe.optimizer.average),
             "dev_cut": job.eval_split.dev_cut,
@@ -223,7 +226,8 @@ def write_results(
     if isinstance(predictions, NumberPredictions):
         _write_numbers(job, folder.path, predictions, summary)
     elif predictions:
-        _write_predictions(job, folder.path, predictions, summary)
+        names, pixels = names_of_classes(job), preprocessing_of(job.recipe.data)
+        write_run_predictions(folder.path, job.eval_split, pixels, names, predictions, summary)
     records = read_jsonl(folder.path / run_folder.METRICS)
     lengths = dict(num_steps=job.plan.total_steps, num_classes=job.start.arch.num_classes)
     curves = figures.training_curves(records, **lengths, lr_at=job.lr_at)
@@ -233,19 +237,22 @@ def write_results(
     folder.write_json(run_folder.SUMMARY, summary)
 
 
-def _write_predictions(
-    job: TrainingJob, path: Path, predictions: Predictions, summary: dict[str, Any]
+def write_run_predictions(
+    path: Path,
+    split: Split,
+    preprocessing: Preprocessing,
+    class_names: Sequence[str],
+    predictions: Predictions,
+    summary: dict[str, Any],
 ) -> None:
-    """Write the predictions of the final evaluation, and its most confident mistakes."""
-    split, preprocessing = job.eval_split, preprocessing_of(job.recipe.data)
-    names = names_of_classes(job)
+    """Write the predictions of the final evaluation of `split`, and its most confident mistakes."""
     keys = ("model", "dataset", "eval_split", "resolution", "preprocessing", "top1")
     about = {"ckpt": str(path), **{key: summary[key] for key in keys}, "class_map": None}
-    about |= {"class_names": list(names), "dev_cut": split.dev_cut}
+    about |= {"class_names": list(class_names), "dev_cut": split.dev_cut}
     places = mistakes.places_of(split, predictions.rows_N)
     file = str(path / run_folder.PREDICTIONS)
     write_predictions(file, predictions, predictions.rows_N, places, about)
-    described = mistakes.describe(predictions, names, places, np.arange(len(split)))
+    described = mistakes.describe(predictions, class_names, places, np.arange(len(split)))
     mistakes.write_mistakes(path, described, mistakes.images_of(predictions, split, preprocessing))
 
 
@@ -260,14 +267,15 @@ def _write_numbers(
 
 
 def write_sweep_results(
-    folder: RunFolder, recipe_toml: str, summary: dict[str, Any], first: dict[str, Any]
+    folder: RunFolder, recipe_toml: str, summary: dict[str, Any], delivered: dict[str, Any]
 ) -> None:
     """Write the files that a single run has as well, so that the folder of a sweep is a --ckpt, too.
 
     Args:
-        first: the summary of the first final run, whose weights become those of the sweep.
+        delivered: the summary of the run whose weights become those of the sweep: the first final run, or
+            the average of all.
     """
-    source = Path(first["run_dir"])
+    source = Path(delivered["run_dir"])
     names = (run_folder.WEIGHTS, "config.json", run_folder.CLASSES, run_folder.PREDICTIONS)
     names += (run_folder.NUMBERS, run_folder.MISTAKES)
     for name in filter(lambda name: (source / name).exists(), names):

@@ -113,6 +113,7 @@ class InitialModel:
         fetched_from: the repository of the Hub or the address behind `origin`; "" for local files.
         seen: the images of the run that made the checkpoint, as far as it knows.
         licence: of the checkpoint, or "unknown"; None for fresh weights.
+        digest: of all tensors; "" for fresh weights, whose runs have no start in common.
     """
 
     model: nn.Module
@@ -122,6 +123,7 @@ class InitialModel:
     seen: SeenImages | None = None
     fetched_from: str = ""
     licence: str | None = None
+    digest: str = ""
 
 
 MakeModel = Callable[[Recipe, Split], InitialModel]  # from a recipe and its training split

@@ -10,6 +10,7 @@ from vitcli.output.text import (
     WHOLE_RECIPE,
     Verbatim,
     accuracy_text,
+    average_lines,
     class_means_text,
     commands,
     compute_text,
@@ -57,6 +58,9 @@ def _summary(summary: dict[str, Any], *, width: int | None = None) -> str:
     if len(runs) > 1 and "top1" in summary:
         accuracies = "  ".join(percent(run["top1"]) for run in runs)
         rows.append(("runs", f"{accuracies}, seeds {runs[0]['seed']} to {runs[-1]['seed']}"))
+    if average := summary.get("average"):
+        made, *more = average_lines(average)
+        rows += [("average", made), *(("", line) for line in more)]
     rows += [("speed", speed(summary)), ("run folder", Verbatim(summary["run_dir"]))]
     text = pairs(rows, width=width)
     if choices := summary.get("choices"):

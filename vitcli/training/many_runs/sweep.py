@@ -32,9 +32,21 @@ from vitcli.evaluation.setup import settle_pixels, starts_of
 from vitcli.output import run_folder
 from vitcli.output.atomic import read_json, write_json
 from vitcli.output.progress import Progress
-from vitcli.output.run_folder import ARMS, REPEATS, RunFolder, earlier_summary, refuse_other_recipe
+from vitcli.output.run_folder import (
+    ARMS,
+    AVERAGED,
+    REPEATS,
+    RunFolder,
+    earlier_summary,
+    refuse_other_recipe,
+)
 from vitcli.recipe import Recipe, auto
 from vitcli.training.many_runs import parallel_runs, sweep_results
+from vitcli.training.many_runs.average_command import (
+    average_of_sweep,
+    refuse_several_labels,
+    refuse_to_average,
+)
 from vitcli.training.many_runs.sequence import run_all
 from vitcli.training.many_runs.sweep_results import Trial
 from vitcli.training.results import write_sweep_results
@@ -84,6 +96,8 @@ def run(command: str, recipe: Recipe, options: RunOptions, make_model: MakeModel
             has_siblings=parallel_runs.STARTS in os.environ,
         )
         return run_job(set_up(command, recipe, options, make_model, open_data=open_data))
+    if recipe.train.runs > 1 and recipe.train.average_runs != "none":
+        refuse_to_average(command, recipe, options)
     with shared_process_group():
         options = replace(options, starts=options.starts or starts_of(recipe))
         num_runs = len(recipes.trials(recipe)) * bool(recipe.choices) + recipe.train.runs
@@ -164,6 +178,10 @@ class Sweep:
 
     def run(self) -> dict[str, Any]:
         """Make all runs, write the folder of the sweep and return its summary."""
+        if self._is_averaged:
+            refuse_several_labels(
+                open_train_and_eval(self._final_recipe({}, 0), self.options, self._open_data)
+            )
         self.path = self.runtime.on_main(self._open_folder)
         try:
             # Choose by the dev part.
@@ -178,9 +196,11 @@ class Sweep:
 
             # Train on the whole training set, once per seed.
             finals = self._train_finals(chosen)
-            summary = sweep_results.summary_of_all(trials, chosen, finals, path=self.path)
+            average = self._average(finals) if self._is_averaged else None
+            summary = sweep_results.summary_of_all(trials, chosen, finals, path=self.path, average=average)
             if self.folder:
-                write_sweep_results(self.folder, recipes.to_toml(self.recipe), summary, finals[0])
+                delivered = average or finals[0]
+                write_sweep_results(self.folder, recipes.to_toml(self.recipe), summary, delivered)
                 if count := self.images.num_added():
                     self.progress.note(f"{count} images were decoded once for all runs")
         finally:
@@ -208,8 +228,27 @@ class Sweep:
         return [self._settled({**choice, **changes}) for choice, _ in recipes.trials(self.recipe)]
 
     def _final_recipe(self, chosen: dict[str, Any], number: int) -> Recipe:
-        seed = self.recipe.train.seed + number
-        return self._settled({**chosen, "train.runs": 1, "train.seed": seed})
+        changes = {"train.runs": 1, "train.seed": self.recipe.train.seed + number}
+        if self._is_averaged:
+            changes |= {"train.average_runs": "none", "data.hold_out_dev": True}
+        return self._settled({**chosen, **changes})
+
+    @property
+    def _is_averaged(self) -> bool:
+        return self.recipe.train.runs > 1 and self.recipe.train.average_runs != "none"
+
+    def _average(self, finals: list[dict[str, Any]]) -> dict[str, Any]:
+        """Make one model of the final runs, in a folder of its own, and return its summary."""
+        return average_of_sweep(
+            [Path(final["run_dir"]) for final in finals],
+            self.recipe.train.average_runs,
+            self.path / AVERAGED,
+            self.options,
+            self.progress,
+            self.runtime,
+            self.images,
+            self._open_data,
+        )
 
     def _settled(self, changes: dict[str, Any]) -> Recipe:
         """Return the recipe of one run; its checkpoint, if there are several, decides about its pixels.

@@ -148,9 +148,18 @@ def names_of(choices: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def summary_of_all(
-    trials: Sequence[Trial], chosen: Mapping[str, Any], finals: Sequence[Mapping[str, Any]], *, path: Path
+    trials: Sequence[Trial],
+    chosen: Mapping[str, Any],
+    finals: Sequence[Mapping[str, Any]],
+    *,
+    path: Path,
+    average: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return the object of summary.json: means and deviations (ddof 1) over the final runs, and every run."""
+    """Return the object of summary.json: means and deviations (ddof 1) over the final runs, and every run.
+
+    Args:
+        average: the summary of the average of the final runs, if there is one.
+    """
     runs = [dict(final["runs"][0]) for final in finals]
     arms = [trial.summary for trial in trials if trial.summary]
     summaries = [*arms, *finals]
@@ -184,6 +193,7 @@ def summary_of_all(
         "images_per_s": images / seconds if seconds else None,
         **{name: _unless_unknown(sum, [summary[name] for summary in summaries]) for name in TOTALS},
         "peak_memory_gib": max(summary["peak_memory_gib"] for summary in summaries),
+        **({"average": average["average"]} if average else {}),
         "weights": str(path / "model.safetensors"),
     }
     return TrainingSummary.written(summary)

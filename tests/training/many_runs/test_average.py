@@ -1,0 +1,310 @@
+"""`vit average` and `train.average_runs`: what is averaged, by which images, and what is refused."""
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from tests.conftest import Outcome, run, vit
+from vitcli.data.dataset import DataSet
+from vitcli.data.seen_images import SeenImages, digests_of
+from vitcli.evaluation.statistics import mcnemar
+from vitcli.weights.average import START
+from vitcli.weights.io import read_weights
+
+TUNE = ("finetune", "--ckpt", "demo", "--res", 16, "--quiet", "--json", "--batch-size", 8,
+        "--per-device-batch", 4, "--precision", "fp32", "--lr", 0.003, "--steps", 3,
+        "--set", "schedule.warmup=1",
+        "--set", "data.dev_fraction=0.3", "--set", "train.save_every=1")  # fmt: skip
+THREE = (*TUNE, "--runs", 3, "--set", "train.average_runs=auto")
+
+
+def tensors_of(folder: Path) -> dict[str, np.ndarray]:
+    with safe_open(folder / "model.safetensors", "numpy") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a mapping
+
+
+def sha256_of(folder: Path) -> str:
+    return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def averaged(photos, tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("averaged") / "all"
+    outcome = run(*THREE, "--dataset", photos, "--out", path)
+    assert outcome.code == 0, outcome.err + outcome.out
+    return path
+
+
+@pytest.fixture(scope="module")
+def summary(averaged) -> dict:
+    return json.loads((averaged / "summary.json").read_text())
+
+
+@pytest.fixture
+def runs(averaged, tmp_path) -> list[Path]:
+    """Copies of the runs, to be damaged."""
+    shutil.copytree(averaged / "runs", tmp_path / "runs")
+    return sorted((tmp_path / "runs").iterdir())
+
+
+def average(*words: object) -> Outcome:
+    return run("average", *words, "--quiet", "--json")
+
+
+def error_of(*words: object, code: int) -> dict:
+    outcome = average(*words)
+    assert outcome.code == code, outcome
+    error = outcome.json["error"]
+    assert all(error[key] and "\n" not in error[key] for key in ("message", "where", "fix")), error
+    return error
+
+
+def test_the_dev_part_is_of_no_run_and_not_of_the_test_images(photos, averaged, summary):
+    train, test = (set(digests_of(DataSet(str(photos)).open(name)).tolist()) for name in ("train", "test"))
+    seen = [SeenImages.of(read_weights(str(path)).metadata) for path in sorted((averaged / "runs").iterdir())]
+    trained_on = set().union(*(run.trained_on.tolist() for run in seen))
+
+    assert trained_on < train and not trained_on & test
+    assert summary["average"]["num_dev_examples"] == len(train) - len(trained_on) == 7  # 0.3 of 24
+    assert "dev part" in summary["average"]["dev_split"] and summary["eval_split"].endswith("split test")
+    merged = SeenImages.of(read_weights(str(averaged)).metadata)
+    assert set(merged.trained_on.tolist()) == trained_on
+
+
+def test_the_folder_holds_the_average_that_won_on_the_dev_part(averaged, summary):
+    record = summary["average"]
+    inner = json.loads((averaged / "average/summary.json").read_text())
+
+    assert record == inner["average"] and record["top1"] == inner["top1"]
+    assert summary["top1"] == pytest.approx(np.mean([entry["top1"] for entry in summary["runs"]]))
+    assert sha256_of(averaged) == sha256_of(averaged / "average")
+    best = max(record["candidates"], key=lambda entry: (entry["dev_top1"], -entry["dev_loss"]))
+    assert record["tried"] == best["method"]
+    assert {entry["method"] for entry in record["candidates"]} == {"uniform", "greedy", "stock"}
+    for entry, path in zip(record["runs"], sorted((averaged / "runs").iterdir()), strict=True):
+        assert (entry["run_dir"], entry["sha256"]) == (str(path), sha256_of(path))
+    scored = run("evaluate", "--ckpt", averaged, "--precision", "fp32", "--json", "-q").json
+    assert (scored["top1"], scored["loss"]) == (record["top1"], inner["loss"])
+
+
+@pytest.mark.parametrize("method", ["uniform", "greedy", "stock"])
+def test_each_method_is_the_arithmetic_of_its_paper(averaged, tmp_path, method):
+    result = average(averaged, "--method", method, "--out", tmp_path / "out")
+    assert result.code == 0, result.out
+    record, delivered = result.json["average"], tensors_of(tmp_path / "out")
+    each = [tensors_of(path) for path in sorted((averaged / "runs").iterdir())]
+
+    if record["delivered"] == "run":
+        (number,) = [k for k, entry in enumerate(record["runs"]) if entry["weight"]]
+        assert all((delivered[name] == each[number][name]).all() for name in delivered)
+    elif method == "stock":
+        name = "blocks.0.mlp.fc1.weight"
+        start = load_start(name)
+        moves = [(state[name].astype(np.float64) - start).ravel() for state in each]
+        cosines = [
+            a @ b / np.linalg.norm(a) / np.linalg.norm(b) for k, a in enumerate(moves) for b in moves[k + 1 :]
+        ]
+        cosine = np.mean(cosines)
+        ratio = 3 * cosine / (1 + 2 * cosine)
+        expected = ratio * np.mean([state[name] for state in each], axis=0) + (1 - ratio) * start
+        assert delivered[name] == pytest.approx(expected, abs=1e-6)
+        assert 0 < record["start_weight"] < 1
+    else:
+        members = [k for k, entry in enumerate(record["runs"]) if entry["weight"]]
+        for name, tensor in delivered.items():
+            expected = np.mean([each[k][name].astype(np.float64) for k in members], axis=0)
+            assert tensor.tobytes() == expected.astype(np.float32).tobytes(), name
+
+
+def load_start(name: str) -> np.ndarray:
+    return read_weights("demo").state[name].numpy().astype(np.float64)
+
+
+def test_the_paired_test_is_that_of_saved_predictions(photos, averaged, summary, tmp_path):
+    """Predictions of the dev part by `vit evaluate`, of the best run and of the average that was tried."""
+    record = summary["average"]
+    tried = next(entry for entry in record["candidates"] if entry["method"] == record["tried"])
+    dev_rows = json.loads((averaged / "average/average.json").read_text())
+    assert dev_rows["num_dev_examples"] == 7
+    right = []
+    for folder in (record["best_run"], averaged):
+        predictions = tmp_path / f"{len(right)}.parquet"
+        words = (
+            "--dataset",
+            photos,
+            "--split",
+            "train",
+            "--save-predictions",
+            predictions,
+            "--precision",
+            "fp32",
+        )
+        assert run("evaluate", "--ckpt", folder, *words, "--json", "-q").code == 0
+        right.append(is_right_on_dev(photos, averaged, predictions))
+    only_best, only_average = (right[0] & ~right[1]).sum(), (right[1] & ~right[0]).sum()
+
+    assert record["delivered"] != "run"
+    assert tried["dev_top1"] == right[1].mean()
+    assert tried["mcnemar_p"] == pytest.approx(mcnemar(int(only_best), int(only_average)))
+
+
+def is_right_on_dev(photos: Path, averaged: Path, predictions: Path) -> np.ndarray:
+    import pyarrow.parquet as pq
+
+    seen = SeenImages.of(read_weights(str(averaged)).metadata)
+    digests_N = digests_of(DataSet(str(photos)).open("train"))
+    ranks_N = pq.read_table(predictions)["rank"].to_numpy()
+    return ranks_N[~np.isin(digests_N, seen.trained_on)] == 0
+
+
+def test_the_same_command_continues_without_its_last_files_and_ends_with_the_same_bits(
+    photos, averaged, tmp_path
+):
+    out = tmp_path / "all"
+    shutil.copytree(averaged, out)
+    before = sha256_of(out)
+    for name in ("summary.json", "average/summary.json", "average/model.safetensors"):
+        (out / name).unlink()
+
+    again = run(*THREE, "--dataset", photos, "--out", out)
+
+    assert again.code == 0, again.err
+    assert sha256_of(out) == sha256_of(out / "average") == before
+    assert run(*THREE, "--dataset", photos, "--out", out).json == again.json
+    assert (
+        again.json["average"]["top1"]
+        == json.loads((averaged / "summary.json").read_text())["average"]["top1"]
+    )
+
+
+def test_an_average_is_a_run_folder_for_other_commands(photos, averaged, tmp_path):
+    out = tmp_path / "out"
+    first = average(averaged / "runs/seed-0", averaged / "runs/seed-1", "--out", out)
+    assert first.code == 0
+    assert average(averaged / "runs/seed-0", averaged / "runs/seed-1", "--out", out).json == first.json
+
+    card = (out / "README.md").read_text()
+    assert "were averaged" in card and first.json["average"]["runs"][1]["sha256"][:16] in card
+    assert run("report", out, "--out", tmp_path / "page.html", "-q").code == 0
+    assert run("predict", "--ckpt", out, photos / "test/red/00.png", "--json", "-q").code == 0
+    other = error_of(averaged / "runs/seed-0", averaged / "runs/seed-2", "--out", out, code=2)
+    assert "another average" in other["message"]
+    tuned = run(*TUNE, "--dataset", photos, "--out", out)
+    assert tuned.code == 2 and "an average of runs" in tuned.json["error"]["message"]
+
+
+def test_runs_that_held_nothing_out_have_an_untested_mean(photos, averaged, tmp_path):
+    plain = tmp_path / "plain"
+    assert run(*TUNE, "--dataset", photos, "--runs", 2, "--out", plain).code == 0
+
+    record = average(plain, "--out", tmp_path / "out").json["average"]
+
+    assert (record["delivered"], record["accepted"], record["num_dev_examples"]) == ("uniform", None, 0)
+    assert (
+        "held none out"
+        in error_of(plain, "--method", "greedy", "--out", tmp_path / "none", code=2)["message"]
+    )
+    named = error_of(plain, "--split", "test", "--out", tmp_path / "none", code=3)
+    assert "the runs report on these images" in named["message"]
+    trained = error_of(plain, "--split", "train", "--out", tmp_path / "none", code=3)
+    assert "images were trained on" in trained["message"]
+    assert not (tmp_path / "none").exists()
+
+
+def rewrite(folder: Path, change) -> None:
+    """Write the weights of a run again with changed metadata."""
+    file = folder / "model.safetensors"
+    with safe_open(file, "pt") as opened:
+        about = json.loads(opened.metadata()["vit"])
+    state = load_file(file)
+    change(about, state)
+    save_file(state, file, {"format": "pt", "vit": json.dumps(about)})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"vit": about}))
+
+
+BAD_WEIGHTS = {
+    "another start": (lambda about, state: about["metadata"].update({START: "0" * 32}), "different weights"),
+    "another order": (lambda about, state: about["class_names"].reverse(), "another order"),
+    "fresh": (lambda about, state: about["metadata"].update({"from": None}), "no start in common"),
+    "other pixels": (
+        lambda about, state: about["preprocessing"].update({"interpolation": "bicubic"}),
+        "other pixels",
+    ),
+    "other network": (
+        lambda about, state: about["architecture"].update({"gelu": "erf"}),
+        "different networks: gelu",
+    ),
+    "not finite": (lambda about, state: state["head.bias"].fill_(float("nan")), ""),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_WEIGHTS)
+def test_networks_without_a_common_start_are_refused(runs, tmp_path, kind):
+    change, words = BAD_WEIGHTS[kind]
+    rewrite(runs[1], change)
+
+    assert words in error_of(*runs, "--out", tmp_path / "out", code=4)["message"]
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_no_finished_run_is_refused(photos, averaged, runs, tmp_path):
+    (tmp_path / "empty").mkdir()
+    (runs[2] / "summary.json").unlink()
+    cases = {
+        (tmp_path / "nothing", runs[0]): "there is no folder",
+        (runs[0] / "model.safetensors", runs[1]): "is a file",
+        (tmp_path / "empty", runs[0]): "is not the folder of a run",
+        (runs[0],): "at least two runs",
+        (runs[0], runs[0]): "named twice",
+        (runs[0], runs[2]): "has not finished",
+    }
+    for places, words in cases.items():
+        assert words in error_of(*places, "--out", tmp_path / "out", code=2)["message"], places
+    is_a_run = error_of(runs[0], runs[1], "--out", averaged / "runs/seed-2", "--overwrite", code=2)
+    assert "the folder is that of a run" in is_a_run["message"]
+    (runs[1] / "summary.json").write_text("[]")
+    assert error_of(runs[0], runs[1], "--out", tmp_path / "out", code=2)
+    (runs[1] / "summary.json").write_text('{"command": "finetune"}')
+    assert error_of(runs[0], runs[1], "--out", tmp_path / "out", code=3)
+    moved = error_of(averaged, "--dataset", tmp_path / "moved", "--out", tmp_path / "out", code=3)
+    assert "moved" in moved["message"] + moved["where"]
+    assert run("average").code == 2
+    assert not (tmp_path / "out").exists()
+
+
+def test_runs_that_cannot_be_averaged_are_refused_before_the_first_step(photos, tmp_path):
+    words = ("--dataset", photos, "--out", tmp_path / "out", "--set", "train.average_runs=auto")
+    fresh = run(*TUNE, *words, "--ckpt", "random", "--model", "ViT-demo/8", "--runs", 2)
+    nothing = run(*TUNE[:-4], *words, "--set", "data.dev_fraction=0", "--runs", 2)
+    unknown = run(*TUNE, *words[:-1], "train.average_runs=mean", "--runs", 2)
+
+    for outcome, message in (
+        (fresh, "no start in common"),
+        (nothing, "held out"),
+        (unknown, "train.average_runs"),
+    ):
+        assert outcome.code == 2 and message in outcome.json["error"]["message"], outcome
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_two_processes_end_with_the_bits_of_one(photos, tmp_path):
+    for number in (1, 2):
+        words = (*THREE, "--exact", "--num-processes", number, "--dataset", photos)
+        outcome = vit(*words, "--out", tmp_path / str(number), timeout=600)
+        assert outcome.returncode == 0, outcome.stderr
+        alone = vit(
+            "average", tmp_path / "1", "--num-processes", number, "--out", tmp_path / f"again-{number}", "-q"
+        )
+        assert alone.returncode == 0, alone.stderr
+
+    folders = [tmp_path / name for name in ("1", "2", "1/average", "2/average", "again-1", "again-2")]
+    states = [tensors_of(folder) for folder in folders]
+    assert all(state[name].tobytes() == states[0][name].tobytes() for state in states for name in state)

@@ -1,0 +1,73 @@
+"""Which average is delivered: the greedy soup and the paired test, by tables of right and wrong answers."""
+
+import numpy as np
+import pytest
+from scipy.stats import binomtest
+
+from vitcli.training.many_runs.average_choice import (
+    Candidate,
+    DevScore,
+    best_candidate,
+    best_run,
+    greedy_members,
+    paired_test,
+)
+
+
+def score_of(num_right: int, loss: float = 1.0, num_examples: int = 100, first: int = 0) -> DevScore:
+    is_right_N = np.zeros(num_examples, bool)
+    is_right_N[first : first + num_right] = True
+    return DevScore(is_right_N, loss)
+
+
+def test_the_best_run_has_the_highest_accuracy_then_the_smaller_loss():
+    assert best_run([score_of(80), score_of(90, 1.0), score_of(90, 0.5), score_of(90, 0.5)]) == 2
+
+
+def test_the_greedy_soup_adds_a_run_if_the_accuracy_does_not_fall():
+    """Runs of 70, 90, 80 right; the soup of the best two is better, with the third it is worse."""
+    soups = {(1, 2): score_of(91), (0, 1, 2): score_of(85), (0, 1): score_of(99)}
+    asked = []
+
+    def of_mean(members):
+        asked.append(members)
+        return soups[members]
+
+    members, score = greedy_members([score_of(70), score_of(90), score_of(80)], of_mean)
+
+    assert (members, score.num_right) == ((1, 2), 91)
+    assert asked == [(1, 2), (0, 1, 2)]
+    equal, _ = greedy_members([score_of(70), score_of(90)], lambda members: score_of(90))
+    alone, _ = greedy_members([score_of(70), score_of(90)], lambda members: score_of(89))
+    assert (equal, alone) == ((0, 1), (1,))
+
+
+def test_an_average_below_the_mean_of_its_runs_is_not_accepted():
+    runs = [score_of(80), score_of(81)]
+
+    assert not paired_test(score_of(80), runs)["accepted"]
+    assert paired_test(score_of(81), runs)["accepted"]
+
+
+def test_an_average_that_is_clearly_worse_than_the_best_run_is_not_accepted():
+    runs = [score_of(90), score_of(10), score_of(10)]
+    worse, close = paired_test(score_of(80), runs), paired_test(score_of(86), runs)
+
+    assert not worse["accepted"] and close["accepted"]
+    for test, lost in ((worse, 10), (close, 4)):
+        assert test["mcnemar_p"] == pytest.approx(binomtest(0, lost).pvalue)
+        assert test["difference_to_best"] == -lost / 100
+    better = paired_test(score_of(100, first=0), runs)
+    assert better["accepted"] and better["difference_to_best"] == 0.1
+
+
+def test_of_several_averages_the_best_on_the_dev_part_is_taken():
+    candidates = [
+        Candidate("uniform", (0, 1), score_of(90, 0.5)),
+        Candidate("greedy", (0,), score_of(90, 0.4)),
+        Candidate("stock", (0, 1), score_of(89, 0.1), ratio=0.8),
+    ]
+
+    assert best_candidate(candidates).method == "greedy"
+    assert best_candidate([Candidate("uniform", (0, 1))]).score is None
+    assert [candidate.weights(2) for candidate in candidates] == [[0.5, 0.5], [1.0, 0.0], [0.4, 0.4]]

@@ -1,0 +1,117 @@
+"""Averages of networks that were trained from one start, in the space of their weights.
+
+Their mean ("Model soups", arXiv 2203.05482), and Model Stock (arXiv 2403.19522), one tensor after the other.
+All is computed in float64 by NumPy on one thread: the same bits on any number of processes.
+Letters: N networks.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from itertools import combinations
+from pathlib import Path
+from statistics import mean
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from vitcli.errors import WeightsError
+
+START = "start_digest"  # in the metadata of weights, of the network before the first step of their run
+TensorOf = Callable[[str], np.ndarray]
+
+
+class WeightsFiles:
+    """The safetensors files of networks of one architecture, of which one tensor at a time is in memory.
+
+    A context manager: the files are open inside it.
+    """
+
+    def __init__(self, paths: Sequence[Path]):
+        self.paths = list(paths)
+        self._held = ExitStack()
+
+    def __enter__(self) -> "WeightsFiles":
+        self._files = [self._held.enter_context(safe_open(path, framework="numpy")) for path in self.paths]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._held.close()
+
+    def tensors(self, name: str, members: Sequence[int] | None = None) -> list[np.ndarray]:
+        """Return a tensor of each file, or of those with the numbers `members`."""
+        files = self._files if members is None else [self._files[number] for number in members]
+        return [file.get_tensor(name) for file in files]
+
+
+def mean_of(tensors: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the mean of N arrays of one shape, summed in float64 in their order, in their own type."""
+    total = tensors[0].astype(np.float64)
+    for tensor in tensors[1:]:
+        total += tensor
+    return (total / len(tensors)).astype(tensors[0].dtype)
+
+
+def model_stock(tensors: Sequence[np.ndarray], start: np.ndarray) -> tuple[np.ndarray, float]:
+    """Return a layer of Model Stock, and its ratio t: start + t (mean - start).
+
+    Fine-tuned layers lie on a sphere around a centre; the point nearest to it on the plane through them and
+    the start is between the start and their mean (arXiv 2403.19522, section 4).
+
+    Args:
+        start: the layer before the first step. One of zeros is a new head, whose start knows nothing of the
+            task: then the mean is taken, as where a network has not moved.
+    """
+    if not start.any():
+        return mean_of(tensors), 1.0
+    start_64 = start.astype(np.float64)
+    cosine = mean_cosine([tensor - start_64 for tensor in tensors])
+    if cosine is None:
+        return mean_of(tensors), 1.0
+    ratio = stock_ratio(cosine, len(tensors))
+    total = np.zeros_like(start_64)
+    for tensor in tensors:
+        total += tensor
+    averaged = ratio * (total / len(tensors)) + (1 - ratio) * start_64
+    return averaged.astype(tensors[0].dtype), ratio
+
+
+def stock_ratio(cosine: float, num_networks: int) -> float:
+    """Return t = N cos / (1 + (N - 1) cos), from 0, the start, to 1, the mean."""
+    cosine = min(max(cosine, 0.0), 1.0)
+    return num_networks * cosine / (1 + (num_networks - 1) * cosine)
+
+
+def mean_cosine(moves: Sequence[np.ndarray]) -> float | None:
+    """Return the mean cosine of the angles between N moves away from the start; None if one has no length."""
+    lengths = [float(np.sqrt(np.square(move).sum())) for move in moves]
+    if not all(lengths):
+        return None
+    pairs = combinations(range(len(moves)), 2)
+    return mean(float((moves[a] * moves[b]).sum()) / (lengths[a] * lengths[b]) for a, b in pairs)
+
+
+def fill(model: nn.Module, tensor_of: TensorOf) -> None:
+    """Replace every tensor of a network by that of the same name; they never are all in memory beside it."""
+    with torch.no_grad():
+        for name, target in model.state_dict().items():
+            target.copy_(torch.from_numpy(np.ascontiguousarray(tensor_of(name))))
+
+
+def check_names(state: Mapping[str, Tensor], weights_names: Sequence[str], *, where: str) -> None:
+    """Refuse weights whose tensors are not those of the network, and batch norms.
+
+    The running statistics of batch norms would have to be measured again for an average.
+
+    Raises:
+        WeightsError: as described.
+    """
+    fix = "average runs of a network whose weights are stored as they are computed with, such as a ViT"
+    if different := sorted(set(state) ^ set(weights_names)):
+        raise WeightsError(
+            f"the tensor {different[0]} is only in the file or the network", where=where, fix=fix
+        )
+    if any(name.endswith("running_mean") for name in state):
+        what = "this network has batch norms, whose running statistics belong to one network's weights"
+        raise WeightsError(what, where=where, fix=fix)
