@@ -2,7 +2,11 @@
 
 import hashlib
 import json
+import random
 import shutil
+import signal
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -93,7 +97,14 @@ def test_the_folder_holds_the_average_that_won_on_the_dev_part(averaged, summary
     assert (scored["top1"], scored["loss"]) == (record["top1"], inner["loss"])
 
 
-@pytest.mark.parametrize("method", ["uniform", "greedy", "stock"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param("uniform", marks=pytest.mark.slow),
+        pytest.param("greedy", marks=pytest.mark.slow),
+        "stock",
+    ],
+)
 def test_each_method_is_the_arithmetic_of_its_paper(averaged, tmp_path, method):
     result = average(averaged, "--method", method, "--out", tmp_path / "out")
     assert result.code == 0, result.out
@@ -126,6 +137,7 @@ def load_start(name: str) -> np.ndarray:
     return read_weights("demo").state[name].numpy().astype(np.float64)
 
 
+@pytest.mark.slow
 def test_the_paired_test_is_that_of_saved_predictions(photos, averaged, summary, tmp_path):
     """Predictions of the dev part by `vit evaluate`, of the best run and of the average that was tried."""
     record = summary["average"]
@@ -183,6 +195,7 @@ def test_the_same_command_continues_without_its_last_files_and_ends_with_the_sam
     )
 
 
+@pytest.mark.slow
 def test_an_average_is_a_run_folder_for_other_commands(photos, averaged, tmp_path):
     out = tmp_path / "out"
     first = average(averaged / "runs/seed-0", averaged / "runs/seed-1", "--out", out)
@@ -199,6 +212,7 @@ def test_an_average_is_a_run_folder_for_other_commands(photos, averaged, tmp_pat
     assert tuned.code == 2 and "an average of runs" in tuned.json["error"]["message"]
 
 
+@pytest.mark.slow
 def test_runs_that_held_nothing_out_have_an_untested_mean(photos, averaged, tmp_path):
     plain = tmp_path / "plain"
     assert run(*TUNE, "--dataset", photos, "--runs", 2, "--out", plain).code == 0
@@ -308,3 +322,47 @@ def test_two_processes_end_with_the_bits_of_one(photos, tmp_path):
     folders = [tmp_path / name for name in ("1", "2", "1/average", "2/average", "again-1", "again-2")]
     states = [tensors_of(folder) for folder in folders]
     assert all(state[name].tobytes() == states[0][name].tobytes() for state in states for name in state)
+
+
+@pytest.mark.slow
+def test_kills_within_and_between_runs_and_while_averaging_change_no_bit(photos, averaged, tmp_path):
+    """SIGKILLs as soon as a file of a run or of the average is there, and a random moment later."""
+    out, draws = tmp_path / "all", random.Random(0)
+    moments = (
+        "runs/seed-0/checkpoints/step_0000001",
+        "runs/seed-0/summary.json",
+        "runs/seed-1/checkpoints/step_0000002",
+        "runs/seed-2/model.safetensors",
+        "runs/seed-2/summary.json",
+        "average/average.json",
+        "average/average.json",
+        "average/model.safetensors",
+        "average/summary.json",
+    )
+    killed = 0
+    for moment in moments:
+        delay_s = draws.uniform(0, 0.3)
+
+        def kill_soon(process, moment=moment, delay_s=delay_s):
+            thread = threading.Thread(
+                target=_kill_when_there, args=(process, out / moment, delay_s), daemon=True
+            )
+            thread.start()
+
+        ended = vit(*THREE, "--dataset", photos, "--out", out, on_start=kill_soon, timeout=600)
+        assert ended.returncode in (0, -signal.SIGKILL), ended.stderr
+        killed += ended.returncode != 0
+
+    assert run(*THREE, "--dataset", photos, "--out", out).code == 0
+    assert killed >= len(moments) - 2  # the last may have ended before
+    for folder in (".", "average", *(f"runs/seed-{seed}" for seed in range(3))):
+        states = tensors_of(out / folder), tensors_of(averaged / folder)
+        assert all(states[0][name].tobytes() == states[1][name].tobytes() for name in states[1]), folder
+    assert not list(out.rglob(".tmp*"))
+
+
+def _kill_when_there(process, path: Path, delay_s: float) -> None:
+    while not path.exists() and process.poll() is None:
+        time.sleep(0.01)
+    time.sleep(delay_s)
+    process.kill()
