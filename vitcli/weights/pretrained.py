@@ -36,7 +36,7 @@ FAMILIES = {
     "PE": r"_pe_",
     "EVA-02": r"^eva02",
     "EVA": r"^eva",
-    "CLIP": r"_clip_",
+    "CLIP": r"^[^.]*_clip_",
     "RADIO": r"c_radio",
     "AIMv2": r"^aimv2",
     "I-JEPA": r"ijepa",
