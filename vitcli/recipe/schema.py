@@ -308,6 +308,11 @@ class Train(Section):
     stall_minutes: StallMinutes = key(
         "end a run of several processes after waiting so long for one", STALL_MINUTES
     )
+    patience: NonNegativeInt = key(
+        "end after so many evaluations (eval.every) without improvement on a part cut from train, with the "
+        "best weights; 0: off",
+        0,
+    )
     keep_checkpoints: Count = key("number of newest checkpoints that stay on disk")
     milestone_every: NonNegativeInt = key("keep the checkpoints of every multiple of this; 0: none", 0)
     average_runs: Literal["none", "uniform", "greedy", "stock", "auto"] = key(

@@ -275,6 +275,9 @@ def contradictions(values: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     if values.get("model.patch_dropout") and values.get("objective.loss") == "masked_patch":
         what = "model.patch_dropout would leave out patches that objective.loss = 'masked_patch' predicts"
         yield "model.patch_dropout", what, "leave it out"
+    if values.get("train.patience") and not values.get("eval.every"):
+        what = "train.patience counts evaluations during training, and eval.every is 0"
+        yield "train.patience", what, "set eval.every to a number of steps, or leave it out"
     # The duration.
     given = [key for key in ALTERNATIVES if values.get(key) is not None]
     if len(given) != 1 and any(key.startswith("schedule.") for key in values):

@@ -261,8 +261,10 @@ class Journal:
         return losses
 
     def _misses_time_limit(self) -> bool:
-        """Return whether the plan is the last one recorded, and would not end on time."""
-        limit, settings = self.state.limit, self.settings
+        """Return whether the plan is the last one recorded, and would not end on time, or is to end now."""
+        limit, settings, best = self.state.limit, self.settings, self.state.best
+        if best and best.is_over and settings.until in (None, settings.plan.total_steps):
+            return True
         if limit is None or (settings.until or math.inf) < settings.plan.total_steps:
             return False
         return limit.misses(self.state.step, settings.plan.total_steps)

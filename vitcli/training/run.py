@@ -23,10 +23,11 @@ from vitcli.output import run_folder
 from vitcli.output.atomic import TEMPORARY, read_json
 from vitcli.output.profile import StepProfiler, marked
 from vitcli.output.run_folder import RunFolder
-from vitcli.output.text import lines_of
+from vitcli.output.text import count_of, lines_of
 from vitcli.training import checkpoint
 from vitcli.training.loop import LoopSettings, train
 from vitcli.training.methods import resolutions
+from vitcli.training.methods.early_stopping import BestWeights
 from vitcli.training.methods.imbalance import class_order, loss_weights
 from vitcli.training.methods.time_limit import Scoring, TimeLimit
 from vitcli.training.objective import training_task
@@ -161,7 +162,7 @@ class TrainingRun:
             path, self.recipe, options.arguments, overwrite=options.overwrite, keep_metrics=True
         )
         checkpoint.clean(path)
-        if self.recipe.schedule.max_minutes is None or not run_folder.checkpoint_folders(path):
+        if not self._makes_plans or not run_folder.checkpoint_folders(path):
             self._write_plan()
         # Weights of a checkpoint can be used before the run ends.
         described = weights_description(self.job)
@@ -175,9 +176,17 @@ class TrainingRun:
 
     def _resumed_state(self) -> TrainingState:
         state = build_state(self.job)
+        if self._makes_plans:
+            self._follow_recorded_plans()
         state.limit = self._time_limit()
+        state.best = BestWeights(self.recipe.train.patience) if self.job.stop_split else None
         resume(state, self.job, self.path, self.folder)
         return state
+
+    @property
+    def _makes_plans(self) -> bool:
+        """Whether the run decides about its length while it runs."""
+        return self.recipe.schedule.max_minutes is not None or self.recipe.train.patience > 0
 
     def _write_plan(self) -> None:
         plan, earlier = self.job.plan, self.job.earlier_plans
@@ -194,11 +203,10 @@ class TrainingRun:
         self.runtime.on_main(self._write_plan)
 
     def _time_limit(self) -> TimeLimit | None:
-        """Return the clock of a run with a time limit, which follows the plans that it has recorded."""
+        """Return the clock of a run with a time limit."""
         minutes, eval_settings = self.recipe.schedule.max_minutes, self.recipe.eval
         if minutes is None:
             return None
-        self._follow_recorded_plans()
         num_scored = len(self.job.eval_split)
         probed = len(self.job.probe[1]) if self.job.probe else 0
         return TimeLimit(
@@ -242,14 +250,26 @@ class TrainingRun:
             self._train_part(replace(self.job, plan=plan), until, state, evaluation, saver)
             if state.step < self.job.plan.total_steps and state.step != until:
                 self._plan_again(state, evaluation)
+        if state.best:
+            if state.best.last_step != state.step:
+                evaluation.score_to_stop(state.step)
+            if saver:
+                saver.save(wait=True)
+            state.deliver_best()
+            self.job.progress.note(f"delivered: the weights of step {state.best.step}, the best evaluation")
 
     def _plan_again(self, state: TrainingState, evaluation: PeriodicEvaluation) -> None:
         """Plan the steps that are left so that the run ends on time, and record that before the first one."""
         step, limit, before = state.step, state.limit, self.job.plan.total_steps
-        total_steps = self.runtime.on_main(lambda: limit.plan(step))
+        is_over = state.best is not None and state.best.is_over
+        total_steps = step if is_over else self.runtime.on_main(lambda: limit.plan(step))
         self.job = evaluation.job = self.job.replanned(step, total_steps)
         self.runtime.on_main(self._write_plan)
         self.job.progress.end()
+        if is_over:
+            since = count_of(state.best.patience, "evaluation")
+            self.job.progress.note(f"the run ends after step {step}: no improvement in {since}")
+            return
         self.job.progress.note(limit.line(step, total_steps, before=before))
 
     def _train_part(

@@ -43,6 +43,7 @@ from vitcli.training.auto_batch_size import find_max_batch_size, max_part_on_gpu
 from vitcli.training.gradients import check_parts, exact_per_device_batch
 from vitcli.training.methods import resolutions
 from vitcli.training.methods.depth import depths_of
+from vitcli.training.methods.early_stopping import hold_out
 from vitcli.training.methods.imbalance import check_imbalance
 from vitcli.training.methods.thresholds import choosing_split
 from vitcli.training.objective import training_task
@@ -140,6 +141,7 @@ class TrainingJob:
         threshold_split: of several labels, the images to choose thresholds by; None if there are none.
         contents: of training and held-out images, see `data.contents`.
         plan: that of the last step; of a run with a time limit it is made while it runs.
+        stop_split: images to score during training where that decides about its end; else None.
         earlier_plans: those before it, each with the number of the update at which the next one began.
     """
 
@@ -157,6 +159,7 @@ class TrainingJob:
     contents: tuple[SplitContents, ...] = (SplitContents(), SplitContents())
     threshold_split: Split | None = None
     earlier_plans: tuple[tuple[int, Plan], ...] = ()
+    stop_split: Split | None = None
 
     def replanned(self, step: int, total_steps: int) -> "TrainingJob":
         """Return the job with a plan of `total_steps` from update number `step` on."""
@@ -209,6 +212,7 @@ def set_up(
     # Open the data before the processes join: a long download would time out in a collective.
     plan_only = options.dry_run and not options.measure
     train_split, eval_split = open_splits(recipe, options, open_data, plan_only=plan_only)
+    train_split, stop_split = hold_out(train_split, recipe) if not plan_only else (train_split, None)
     probe = None if plan_only else _open_probe(recipe)
     _check_labels(train_split, recipe)
     check_imbalance(train_split, recipe)
@@ -250,6 +254,7 @@ def set_up(
     images = images or ImageCache(recipe.data.cache, **kept_for)
     parts = (train_split, eval_split, probe, start, plan, images, contents)
     job = TrainingJob(command, recipe, options, runtime, progress, *parts, threshold_split)
+    job = replace(job, stop_split=stop_split)
     return job if plan_only else _with_kept_images(job)
 
 
@@ -318,6 +323,7 @@ def check_shard(recipe: Recipe, options: RunOptions) -> None:
             options.per_device_batch == AUTO
         ),
         "model.lora_rank: adapters are merged for each evaluation": recipe.model.lora_rank > 0,
+        "train.patience: the best weights are kept whole": recipe.train.patience > 0,
         "--precision fp16: its loss scaler cannot see sharded gradients": recipe.precision.compute == "fp16",
     }
     for reason, is_given in unsupported.items():

@@ -22,6 +22,7 @@ from vitcli.output.text import duration
 from vitcli.training import checkpoint
 from vitcli.training.checkpoint import Checkpoint
 from vitcli.training.gradients import DdpSum, PairwiseSum, ShardedSum
+from vitcli.training.methods.early_stopping import BestWeights
 from vitcli.training.methods.time_limit import TimeLimit
 from vitcli.training.optim import WeightAverage, build_optimizer, is_fused, unfuse
 from vitcli.training.setup import TrainingJob
@@ -43,6 +44,7 @@ class TrainingState:
         skipped: names of the undecodable images that this process left out.
         is_evaluation_due: whether the evaluation after the current step has been interrupted.
         limit: the clock of a run with a time limit.
+        best: of a run that ends where it no longer improves, the weights of its best evaluation.
     """
 
     runtime: Runtime
@@ -57,6 +59,7 @@ class TrainingState:
     skipped: set[str] = field(default_factory=set)
     is_evaluation_due: bool = False
     limit: TimeLimit | None = None
+    best: BestWeights | None = None
 
     def broadcast_buffers(self) -> None:
         """Copy the first process's running statistics to all processes, since those are what is saved."""
@@ -72,6 +75,11 @@ class TrainingState:
         tensors = self.average.tensors if self.average else self.model.state_dict()
         return fsdp.whole(adapters.merged(tensors), keep=self.runtime.is_main)
 
+    def deliver_best(self) -> None:
+        """Make the weights of the best evaluation those of the network."""
+        self.model.load_state_dict(self.best.tensors)
+        self.average = None
+
     def snapshot(self, fingerprint: dict[str, Any], folder: RunFolder | None) -> Checkpoint | None:
         """Copy what this process has to save of the current step; None if nothing. All processes call it."""
         state = {
@@ -83,11 +91,14 @@ class TrainingState:
             "fused": is_fused(self.optimizer),
             "evaluation_due": self.is_evaluation_due,
             **({"used_s": self.limit.used_s()} if self.limit else {}),
+            **({"best": self.best.state()} if self.best else {}),
         }
         if self.group is None and not self.runtime.is_main:
             return None
         average = self.average.tensors if self.average else None
         tensors = checkpoint.copy_tensors(self.model, self.optimizer, average)
+        if self.best and self.best.tensors:
+            tensors["best"] = self.best.tensors
         # Each process sees its own slices only, and all must agree to write.
         if self.group is not None:
             non_finite = self.runtime.union(set(checkpoint.find_non_finite(tensors)))
@@ -170,6 +181,8 @@ def resume(state: TrainingState, job: TrainingJob, path: Path, folder: RunFolder
     state.step, state.elapsed_s = saved.step, saved.state["elapsed_s"]
     state.skipped = set(saved.state["skipped"])
     state.is_evaluation_due = saved.state.get("evaluation_due", False)  # older checkpoints are of its end
+    if state.best:
+        state.best.restore(saved.tensors.get("best", {}), saved.state.get("best", {}), current)
     if state.limit:
         state.limit.used_before_s = saved.state.get("used_s", state.elapsed_s)
     job.progress.note(_resuming(state, job))

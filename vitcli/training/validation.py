@@ -68,7 +68,7 @@ class PeriodicEvaluation:
     @property
     def num_periodic(self) -> int:
         """The images of an evaluation during training."""
-        return len(self.job.eval_split)
+        return len(self.job.stop_split or self.job.eval_split)
 
     def seconds_per_image(self) -> float:
         """Measure the time to score a few images of the held-out split."""
@@ -97,12 +97,22 @@ class PeriodicEvaluation:
         """Run what is due after this step; yield a record for metrics.jsonl and a line for the terminal."""
         settings = self.job.recipe.eval
         if settings.every and step % settings.every == 0:
-            metrics, _ = self.evaluate()
+            metrics = self.score_to_stop(step) if self.state.best else self.evaluate()[0]
             yield {"eval": asdict(metrics)}, self.task.line(metrics)
         if settings.probe and settings.probe_every and step % settings.probe_every == 0:
             probe = self.few_shot_probe(step)
             compute = "" if probe["exaflops"] is None else f" at {compute_text(probe['exaflops'])}"
             yield {"probe": probe}, f"{probe['shots']}-shot {probe['dataset']} {probe['top1']:.2%}{compute}"
+
+    def score_to_stop(self, step: int) -> AnyMetrics:
+        """Score the images that decide about the end of the run, and keep the best weights."""
+        state = self.state
+        with self._evaluated_model() as model:
+            metrics, _ = self.task.score(model, self.job.stop_split, self.preprocessing, self.settings)
+        state.best.observe(
+            step, metrics, state.average.tensors if state.average else state.model.state_dict()
+        )
+        return metrics
 
     def evaluate(self) -> tuple[AnyMetrics, list[str]]:
         """Score the held-out split; return the metrics and the names of the undecodable images."""
