@@ -212,7 +212,7 @@ def set_up(
     # Open the data before the processes join: a long download would time out in a collective.
     plan_only = options.dry_run and not options.measure
     train_split, eval_split = open_splits(recipe, options, open_data, plan_only=plan_only)
-    train_split, stop_split = hold_out(train_split, recipe) if not plan_only else (train_split, None)
+    train_split, stop_split = (train_split, None) if plan_only else hold_out(train_split, recipe, open_data)
     probe = None if plan_only else _open_probe(recipe)
     _check_labels(train_split, recipe)
     check_imbalance(train_split, recipe)
