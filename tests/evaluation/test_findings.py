@@ -1,0 +1,59 @@
+"""What the predictions of a run show, on a hand-made case, and the rules of what would help."""
+
+import numpy as np
+import pytest
+
+from vitcli.evaluation.findings import advice, findings
+from vitcli.evaluation.predictions import Predictions
+
+NAMES = ("ant", "bee", "cow", "dog")
+#          ant x 4        bee x 4        cow x 2  dog x 2
+LABELS = [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 3, 3]
+CHOSEN = [0, 0, 0, 1, 0, 0, 1, 1, 2, 2, 0, 3]
+SURE = [0.9, 0.9, 0.9, 0.97, 0.6, 0.99, 0.9, 0.9, 0.9, 0.9, 0.5, 0.9]
+COUNTS = np.array([40, 30, 20, 4])
+
+
+@pytest.fixture
+def facts():
+    labels, classes, zeros = np.array(LABELS), np.array(CHOSEN)[:, None], np.zeros(12)
+    wrong = (labels != classes[:, 0]).astype(int)
+    predictions = Predictions(np.arange(12), labels, wrong, zeros, zeros, classes, np.array(SURE)[:, None])
+    return findings(predictions, NAMES, [f"{row}.png" for row in range(12)], COUNTS)
+
+
+def test_the_facts_of_a_hand_made_case(facts):
+    assert (facts["majority_class"], facts["majority_top1"]) == ("ant", pytest.approx(4 / 12))
+    keys = ("class", "num_right", "num_examples", "num_train")
+    worst = [tuple(row[key] for key in keys) for row in facts["worst_classes"]]
+    assert worst == [("bee", 2, 4, 30), ("dog", 1, 2, 4), ("ant", 3, 4, 40)]
+    assert facts["confused"][0] == {"class": "bee", "predicted": "ant", "count": 2}
+    assert (facts["num_mistakes"], facts["num_sure_mistakes"]) == (4, 2)
+    assert [row["place"] for row in facts["surest_mistakes"]] == ["5.png", "3.png", "4.png"]
+    assert facts["train_counts"] == [4, 25, 40]
+
+
+def advised(facts, **changes):
+    given = dict(interval=(0.9, 0.95), side=224, short_side=None, patch_size=16, is_balanced=False)
+    return advice(facts, **given | changes)
+
+
+def test_each_rule_names_its_number(facts):
+    more, balance, labels, pair = advised(facts)
+    assert more.startswith("more images of dog: 4 to train on")
+    assert balance.startswith("balance: classes have 4 to 40")
+    assert "2 images called another class" in labels and "5.png" in labels
+    assert pair == "images that tell ant from bee: 3 of 4 mistakes"
+    assert not any(line.startswith("balance") for line in advised(facts, is_balanced=True))
+
+
+def test_resolution_and_a_wide_interval(facts):
+    facts |= {"worst_classes": [], "confused": [], "num_sure_mistakes": 0}
+    assert advised(facts, is_balanced=True) == []
+    (line,) = advised(facts, is_balanced=True, short_side=400)
+    assert line.endswith("--res 384")
+    assert advised(facts, is_balanced=True, short_side=330) == []  # less than 1.5 times
+    (line,) = advised(facts, is_balanced=True, short_side=500, patch_size=14)
+    assert line.endswith("--res 448")
+    (line,) = advised(facts, is_balanced=True, interval=(0.8, 0.95))
+    assert "15 points wide" in line
