@@ -77,7 +77,7 @@ def test_patterns_are_families_networks_of_the_paper_parts_and_globs():
     ("words", "message"),
     [
         (("vit_base_patch16_223",), "did you mean 'vit_base_patch16_224'"),
-        (("dinov4",), "did you mean 'DINOv"),
+        (("dinov4",), "did you mean 'dinov"),
         (("vit_base_patch16_224.maee",), "did you mean 'vit_base_patch16_224.mae'"),
         (("timm/vit_base_patch16_224.maee",), "did you mean 'vit_base_patch16_224.mae'"),
         (("resnet50.a1_in1k",), "vit models PATTERN --weights"),

@@ -170,8 +170,9 @@ def _letters(family: str) -> str:
 
 def _nothing(pattern: str, known: Sequence[TimmWeights]) -> VitError:
     """Return the error of a pattern that fits no weights, with the nearest name."""
-    names = [*FAMILIES, *dict.fromkeys(weights.network for weights in known), *(one.name for one in known)]
-    hint = nearest(pattern.removeprefix("timm/"), names)
+    families, networks = map(str.lower, FAMILIES), dict.fromkeys(weights.network for weights in known)
+    names = [*families, *networks, *(weights.name for weights in known)]
+    hint = nearest(pattern.lower().removeprefix("timm/"), names)
     fix = "vit models --pretrained lists the families; networks of other kinds: vit models PATTERN --weights"
     return VitError(
         f"timm has no weights of the ViT family that match {plain(pattern)!r}{hint}", where="PATTERN", fix=fix
