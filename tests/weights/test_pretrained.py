@@ -59,7 +59,8 @@ def test_weights_stand_by_family_and_size_and_every_name_is_one_that_ckpt_takes(
         sizes = [row["params"] for row in rows if row["family"] == family]
         assert sizes == sorted(sizes) and len(sizes) > 1
     for row in rows[::40]:
-        assert names.resolve(row["name"]).place.endswith(row["name"])
+        config = timm.models.get_pretrained_cfg(row["name"])
+        assert names.resolve(row["name"]).place in (config.hf_hub_id, config.url)
 
 
 def test_patterns_are_families_networks_of_the_paper_parts_and_globs():
