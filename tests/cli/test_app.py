@@ -29,10 +29,10 @@ from vitcli.errors import VitError, nearest, nearest_path
 from vitcli.recipe.schema import KEYS
 from vitcli.training import tracking
 
-COMMANDS = ["finetune", "pretrain", "fewshot", "embed", "evaluate", "compare", "predict", "recipes",
-            "recipes list", "recipes show", "recipes check", "recipes schema", "recipes copy", "models",
-            "interpolate-posemb", "inspect", "export", "doctor", "doctor resume", "reproduce", "report",
-            "datasets", "datasets list", "datasets show", "datasets check",
+COMMANDS = ["average", "finetune", "pretrain", "fewshot", "embed", "evaluate", "compare", "predict",
+            "recipes", "recipes list", "recipes show", "recipes check", "recipes schema", "recipes copy",
+            "models", "interpolate-posemb", "inspect", "export", "doctor", "doctor resume", "reproduce",
+            "report", "datasets", "datasets list", "datasets show", "datasets check",
             "cache", "cache list", "cache clear", "study", "study data-size", "study compute",
             "bench", "bench data", "bench train", "bench infer"]  # fmt: skip
 FRESH = (
