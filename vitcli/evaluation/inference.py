@@ -115,21 +115,53 @@ def evaluate(
         DataError: an image cannot be decoded and `on_bad_image` is "error", or none can.
         WeightsError: a logit is not a finite number.
     """
+    scored, _, skipped = _scored(model, split, preprocessing, settings, may_overflow=False)
+    return scored, skipped
+
+
+def evaluate_any(
+    model: nn.Module, split: Split, preprocessing: Preprocessing, settings: EvalSettings
+) -> tuple[metrics.Metrics | None, list[str]]:
+    """As `evaluate`, of weights that may be destroyed: no metrics if a logit is not a finite number.
+
+    All processes learn of it, where `evaluate` fails on those that met it.
+
+    Raises:
+        DataError: as `evaluate`.
+    """
+    scored, is_finite, skipped = _scored(model, split, preprocessing, settings, may_overflow=True)
+    return scored if is_finite else None, skipped
+
+
+def _scored(
+    model: nn.Module,
+    split: Split,
+    preprocessing: Preprocessing,
+    settings: EvalSettings,
+    *,
+    may_overflow: bool,
+) -> tuple[metrics.Metrics, bool, list[str]]:
+    """Return metrics, whether every logit is finite, and the places of undecodable images."""
     columns = {
         "ranks": torch.zeros(len(split), dtype=torch.int64),
         "losses": torch.zeros(len(split), dtype=torch.float64),
+        "finite": torch.zeros(len(split), dtype=torch.int64),
     }
 
     def columns_of(batch: Batch, logits_BK: Tensor) -> dict[str, Tensor]:
         return {
             "ranks": metrics.label_ranks(logits_BK, batch.labels_B),
             "losses": metrics.example_losses(logits_BK, batch.labels_B),
+            "finite": logits_BK.isfinite().all(dim=1).long(),
         }
 
     batches = balanced_batches(model, split, preprocessing, settings)
-    logits = outputs_of(model, batches, preprocessing, settings.device, settings.precision)
+    logits = outputs_of(
+        model, batches, preprocessing, settings.device, settings.precision, may_overflow=may_overflow
+    )
     seen_N, skipped = fill_by_row(columns, logits, columns_of, split, settings)
-    return metrics.metrics_of(columns["ranks"][seen_N], columns["losses"][seen_N]), skipped
+    is_finite = bool(columns["finite"][seen_N].all())
+    return metrics.metrics_of(columns["ranks"][seen_N], columns["losses"][seen_N]), is_finite, skipped
 
 
 def predict_split(
@@ -305,10 +337,12 @@ def outputs_of(
     precision: str,
     *,
     network: Callable[[Tensor], Tensor] | None = None,
+    may_overflow: bool = False,
 ) -> Iterator[tuple[Batch, Tensor]]:
     """Yield each batch with its outputs_BO, float32 on the CPU: logits by default; the model keeps its mode.
 
     Args:
+        may_overflow: yield outputs that are not finite, too.
         network: a function of images that uses the bare model, to run instead of its forward pass.
     """
     bare = unwrap(model)  # DDP would wait for processes that have fewer batches
@@ -317,7 +351,8 @@ def outputs_of(
         bare, lambda _, images_BCHW: network(images_BCHW), batches, preprocessing, device, precision
     )
     for batch, outputs_BO in _downloaded(outputs, device):
-        check_finite(outputs_BO, batch, so="no accuracy can be computed", precision=precision)
+        if not may_overflow:
+            check_finite(outputs_BO, batch, so="no accuracy can be computed", precision=precision)
         yield batch, outputs_BO
 
 

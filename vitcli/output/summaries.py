@@ -145,12 +145,16 @@ class TrainingSummary(ResultSummary):
         "num_left_out_files", "left_out_files",
         "classes_not_held_out", "num_held_out_copies", "epochs", "ckpt_fetched_from", "target",
         "f1_at_thresholds", "thresholds_chosen_on", "license", "findings", "average",
+        "probe_top1", "finetuned_top1", "delivered", "delivered_alpha", "interpolation", "choice_split",
+        "num_choice_examples", "probe_head", "diverged",
     }) | RunScores.UNREAD - {"loss", "patch_accuracy"}  # fmt: skip
     SOMETIMES = RunScores.SOMETIMES | {
         "average",
         "choices", "chosen", "epochs", "intervals", "num_left_out_files", "left_out_files",
         "ckpt_fetched_from", "num_held_out_seen", "num_choice_seen", "eval_precision", "folds", "target",
         "f1_at_thresholds", "thresholds_chosen_on", "license", "findings",
+        "probe_top1", "finetuned_top1", "delivered", "delivered_alpha", "interpolation", "choice_split",
+        "num_choice_examples", "probe_head", "diverged",
     }  # fmt: skip
 
     command: Literal["finetune", "pretrain"]

@@ -20,6 +20,7 @@ LEAST_EXAFLOPS = 1e-3  # below it compute is in GFLOPs
 # The last row of a plan.
 WHOLE_RECIPE = ("recipe", "all of it is in --dry-run --json; vit recipes show NAME explains each value")
 NO_LIMIT = 10_000  # columns of a pipe, which has no width: its lines are as long as they need to be
+INTERPOLATED = "interpolated"  # as "delivered" of a summary: weights between probe and fine-tuned
 
 
 def write(text: str) -> None:
@@ -189,6 +190,37 @@ def average_lines(average: dict[str, Any]) -> list[str]:
         f"{verdict} on {images} held out to choose by: {scores} (McNemar p = {tried['mcnemar_p']:.2g})"
     )
     return [*lines, *average["notes"]]
+
+
+def probe_head_text(facts: dict[str, Any]) -> str:
+    """Return how the head of a run started as a closed form."""
+    fitted, available = facts["num_examples"], facts["num_train_examples"]
+    images = count_of(fitted, "image") + ("" if fitted == available else f" drawn from {available:,}")
+    accuracy = facts["left_out_top1"]
+    left_out = "no class has two" if accuracy is None else f"{accuracy:.2%} leaving one out"
+    return f"probe head: closed form on {images}, {left_out} (l2 {facts['l2']:g})"
+
+
+def delivery_text(summary: dict[str, Any]) -> str:
+    """Return which weights a run with a probe head delivers, and by how much they are better than others."""
+    scores, alpha = summary["interpolation"], summary["delivered_alpha"]
+    best, count = scores[f"{alpha:g}"], count_of(summary["num_choice_examples"], "image")
+    names = {"probe": "the probe head", "finetuned": "the fine-tuned network"}
+    others = {name: summary[f"{kind}_top1"] for kind, name in names.items() if kind != summary["delivered"]}
+    if summary["delivered"] == INTERPOLATED:
+        text = f"{alpha:.0%} of the way from the probe head to the fine-tuned network"
+    else:
+        text = names[summary["delivered"]]
+    compared = ", ".join(_compared(name, best, score) for name, score in others.items())
+    accuracy = "not finite" if best is None else f"{best:.2%}"
+    return f"{text}, {accuracy} on {count} held out to choose by: {compared}"
+
+
+def _compared(name: str, best: float | None, score: float | None) -> str:
+    if best is None or score is None:
+        return f"{name} diverged"
+    points = 100 * (best - score)
+    return f"{points:.1f} points above {name}" if points else f"equal to {name}"
 
 
 def seen_notes(result: dict[str, Any]) -> list[str]:

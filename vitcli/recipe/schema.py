@@ -23,6 +23,7 @@ ONE_OF, OTHER = "<or> ", "<other>"  # the branches of `either`; they appear in p
 # Keys on which no result depends: how fast a run is and when it gives up, not what it is.
 WITHOUT_EFFECT = frozenset({"data.cache", "train.stall_minutes"})
 STALL_MINUTES = 10.0  # also for commands whose recipe has no section train
+PROBE = "probe"  # as model.head: the closed form of few-shot classification
 WEIGHTS = "weights"  # in the place of a value of [data]: what the checkpoint states about its images
 
 
@@ -105,8 +106,10 @@ class Model(WithAddress):
     ckpt: str | None = key(
         "initial weights: run folder, file, name, Hub id, address, or demo (docs/weights.md)", None
     )
-    head: Literal["zero", "keep"] = key(
-        "of a fine-tuned checkpoint: a new one of zeros (paper, 3.2), or its own for equal classes", "zero"
+    head: Literal["zero", "keep", PROBE] = key(
+        "of a fine-tuned checkpoint: zeros (paper, 3.2), its own for equal classes, or the closed form "
+        "of vit fewshot, which the result is never worse than on held-out images (docs/finetuning.md)",
+        "zero",
     )
     dropout: Fraction = key("probability, after the position embedding and dense layers (paper, B.1)", 0.0)
     drop_path: Fraction = key("probability of skipping the last block, linear from 0 (AugReg)", 0.0)

@@ -31,7 +31,8 @@ from vitcli.output.text import bytes_text, first_few
 from vitcli.training.optim import is_fused
 from vitcli.weights.files import write_safetensors
 
-Tensors = dict[str, dict[str, Tensor]]  # "model", "optimizer" and, if weights are averaged, "average"
+# "model", "optimizer" and, if weights are averaged, "average"; of a run with a probe head that as "start".
+Tensors = dict[str, dict[str, Tensor]]
 
 MANIFEST = "manifest.json"
 WHOLE = "model.safetensors"  # present unless the model is sharded
@@ -277,12 +278,14 @@ def check_contents(
     total_steps: int,
     is_averaged: bool,
     may_have_skipped: bool,
+    head: dict[str, Tensor] | None = None,
 ) -> None:
     """Refuse a checkpoint that this run cannot have written.
 
     Args:
         step: of its name.
         may_have_skipped: all updates so far may have been left out, as those of fp16 that overflow.
+        head: of a run with a probe head, tensors like those of its head.
 
     Raises:
         WeightsError: a value or a tensor is missing, of another type or shape, or not finite.
@@ -291,6 +294,8 @@ def check_contents(
         _wrong_state(saved.state, saved.step, step, total_steps)
         or _wrong_weights("model", saved.tensors, model_tensors)
         or (_wrong_weights("average", saved.tensors, model_tensors) if is_averaged else None)
+        or (_wrong_weights("start", saved.tensors, head) if head else None)
+        or ("the facts of its head are missing" if head and not _has_head(saved.state) else None)
         or _wrong_optimizer(saved.tensors.get("optimizer", {}), model_tensors, optimizer, may_have_skipped)
     )
     if not problem and (names := find_non_finite(saved.tensors)):
@@ -311,6 +316,11 @@ def _wrong_state(state: dict[str, Any], stored_step: object, step: int, total_st
             return f"{key} in state.json is missing or wrong"
     wrong = [key for key in FLAGS if type(state.get(key, False)) is not bool]
     return f"{wrong[0]} in state.json is no truth value" if wrong else None
+
+
+def _has_head(state: dict[str, Any]) -> bool:
+    facts = state.get("probe_head")
+    return isinstance(facts, dict) and isinstance(facts.get("digest"), str) and len(facts) > 1
 
 
 def _wrong_weights(kind: str, tensors: Tensors, expected: dict[str, Tensor]) -> str | None:

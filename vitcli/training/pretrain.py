@@ -26,7 +26,7 @@ def pretrain(recipe: Recipe, options: RunOptions) -> dict[str, Any]:
             fix="name a network with --model; to start from a checkpoint use vit finetune",
         )
 
-    if any(model.head == "keep" for model in models):
+    if any(model.head != "zero" for model in models):
         raise VitError(
             "fresh weights have no head to keep",
             where="recipe key model.head",

@@ -60,13 +60,14 @@ def summarise(
 
     Args:
         class_means: of the final evaluation, see `class_metrics`; {} where it has none.
-        details: further keys: how many held-out images were trained on, see `seen_images.record`, and
-            `details_of`.
+        details: further keys: how many held-out images were trained on, see `seen_images.record`,
+            `details_of`, and of a run with a probe head what it delivers, see `Delivery.summary`.
     """
     recipe, images, eval_precision = job.recipe, job.plan.images_seen, job.recipe.precision.evaluation
     run_scores = {name: value for name, value in asdict(metrics).items() if name != "num_examples"}
     run_scores |= class_means
     accuracies = {name: run_scores[name] for name in ("top1", "top5") if name in run_scores}
+    is_cut_short = "diverged" in details
     intervals = {name: interval_of(value, metrics.num_examples) for name, value in accuracies.items()}
     return TrainingSummary.written(
         {
@@ -100,7 +101,7 @@ def summarise(
             "num_skipped_images": len(skipped),
             "skipped_images": sorted(skipped)[:100],
             **(job.train_split.left_out | job.eval_split.left_out).summary(),
-            "images_per_s": images / elapsed_s if elapsed_s else None,
+            "images_per_s": None if is_cut_short or not elapsed_s else images / elapsed_s,
             "elapsed_s": elapsed_s,
             "exaflops": job.plan.exaflops,
             "peak_memory_gib": peak_memory_gib(),
@@ -220,6 +221,7 @@ def write_results(
     described = weights_description(job)
     described["metadata"] |= {seen_images.KEY: seen} if seen else {}
     described["metadata"] |= thresholds.as_metadata() if thresholds else {}
+    described["metadata"] |= {"delivered": summary["delivered"]} if "delivered" in summary else {}
     if isinstance(metrics, Metrics | SeveralLabelsMetrics):
         described["metadata"] |= {"top1": metrics.top1}
     write_weights(folder.path, weights, job.start.arch, **described)

@@ -15,9 +15,10 @@ from vitcli.data.loader import Batch
 from vitcli.data.sampler import TrainSampler
 from vitcli.data.seen_images import SeenImages
 from vitcli.data.transforms import train_transform_of
-from vitcli.distributed import launch, peers
+from vitcli.distributed import fsdp, launch, peers
 from vitcli.distributed.runtime import Runtime, peak_memory_gib
 from vitcli.errors import MachineError, NotFiniteError, Stopped
+from vitcli.evaluation.metrics import Metrics
 from vitcli.evaluation.predictions import Predictions, scores_of_classes
 from vitcli.output import run_folder
 from vitcli.output.atomic import TEMPORARY, read_json
@@ -27,6 +28,7 @@ from vitcli.output.text import count_of, lines_of
 from vitcli.training import checkpoint
 from vitcli.training.loop import LoopSettings, train
 from vitcli.training.methods import resolutions
+from vitcli.training.methods.delivery import Delivery, choose, interpolate
 from vitcli.training.methods.early_stopping import BestWeights
 from vitcli.training.methods.imbalance import class_order, loss_weights
 from vitcli.training.methods.time_limit import Scoring, TimeLimit
@@ -77,10 +79,11 @@ class TrainingRun:
             state = self._resumed_state()
             self.runtime.on_main(self._start_tracking)
 
-            # Train.
+            # Train; a run with a probe head then delivers the best of start, end and what is between them.
             evaluation = self._evaluation(state)
-            with Saver(state, self.job, self.path, self.folder) as saver:
-                self._train(state, evaluation, saver)
+            delivery = self._train_from_probe(state, evaluation) if state.start else None
+            if not state.start:
+                self._train_and_save(state, evaluation)
 
             # Evaluate the final weights and write the results.
             launch.enter("the final evaluation")
@@ -99,7 +102,9 @@ class TrainingRun:
                 skipped=skipped,
                 probe=probe,
                 class_means=class_scores.means() if class_scores else {},
-                details=num_held_out | details_of(self.job, metrics, predictions, thresholds),
+                details=num_held_out
+                | details_of(self.job, metrics, predictions, thresholds)
+                | (delivery.summary() if delivery else {}),
             )
             weights = state.final_weights()
             if self.folder:
@@ -127,6 +132,42 @@ class TrainingRun:
             if self.folder:
                 self.folder.close()
         return summary
+
+    def _train_and_save(self, state: TrainingState, evaluation: PeriodicEvaluation) -> None:
+        with Saver(state, self.job, self.path, self.folder) as saver:
+            self._train(state, evaluation, saver)
+
+    def _train_from_probe(self, state: TrainingState, evaluation: PeriodicEvaluation) -> Delivery:
+        """Train from the closed form, and leave the weights to deliver in the network.
+
+        Training that ends in numbers that are not finite leaves the probe.
+        """
+        evaluation.fit_head()
+        diverged = ""
+        try:
+            self._train_and_save(state, evaluation)
+        except NotFiniteError as error:
+            diverged = f"{error.message} ({error.where})"
+        launch.enter("the choice between the probe head and the fine-tuned network")
+        final = dict(state.average.tensors if state.average else state.model.state_dict())
+        final = {name: value.detach().clone() for name, value in final.items()}
+        state.average = None
+
+        def load(alpha: float) -> None:
+            weights = interpolate(state.start.tensors, final, alpha)
+            state.model.load_state_dict(fsdp.all_sliced_like(weights, final))
+
+        def score(alpha: float) -> Metrics | None:
+            load(alpha)
+            return evaluation.score_choice()
+
+        delivery = choose(score, self.job.choice_split, facts=state.start.facts, diverged=diverged)
+        load(delivery.alpha)
+        if diverged:
+            self.job.progress.note(f"note: training diverged, the probe head is delivered: {diverged}")
+        if self.folder:
+            self.folder.log({"step": self.job.plan.total_steps, **delivery.record()})
+        return delivery
 
     def measure(self) -> dict[str, float]:
         """Return speed and memory of ten real steps, after the first ones; nothing is written."""
@@ -179,7 +220,7 @@ class TrainingRun:
         if self._makes_plans:
             self._follow_recorded_plans()
         state.limit = self._time_limit()
-        state.best = BestWeights(self.recipe.train.patience) if self.job.stop_split else None
+        state.best = BestWeights(self.recipe.train.patience) if self.recipe.train.patience else None
         resume(state, self.job, self.path, self.folder)
         return state
 

@@ -4,18 +4,15 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from vitcli import recipe as recipes
 from vitcli.data import dataset, loader, sampler
-from vitcli.data.aliases import local_copy
 from vitcli.data.contents import SplitContents, contents_of
 from vitcli.data.image_cache import ImageCache
 from vitcli.data.parts.held_out import FoldName
@@ -25,10 +22,10 @@ from vitcli.data.transforms import preprocessing_of
 from vitcli.distributed import numerics
 from vitcli.distributed.runtime import Runtime, peak_memory_gib, resolve_precision
 from vitcli.distributed.runtime import start as start_runtime
-from vitcli.errors import DataError, VitError
+from vitcli.errors import VitError
 from vitcli.evaluation.metrics import Metrics
 from vitcli.evaluation.predictions import Predictions
-from vitcli.evaluation.setup import Start, starts_of, trained_on_by
+from vitcli.evaluation.setup import Start
 from vitcli.models import flops
 from vitcli.models.architecture import Architecture
 from vitcli.models.build import TransformerOptions, architecture, build
@@ -37,17 +34,19 @@ from vitcli.output import run_folder
 from vitcli.output.atomic import read_json
 from vitcli.output.progress import Progress
 from vitcli.recipe import Recipe
-from vitcli.recipe.schema import Data, Model
+from vitcli.recipe.schema import PROBE, Model
 from vitcli.training import notes, schedule, tracking
 from vitcli.training.auto_batch_size import find_max_batch_size, max_part_on_gpu
 from vitcli.training.gradients import check_parts, exact_per_device_batch
 from vitcli.training.methods import resolutions
+from vitcli.training.methods.delivery import ALPHAS
 from vitcli.training.methods.depth import depths_of
-from vitcli.training.methods.early_stopping import hold_out
+from vitcli.training.methods.held_out import hold_out
 from vitcli.training.methods.imbalance import check_imbalance
 from vitcli.training.methods.thresholds import choosing_split
 from vitcli.training.objective import training_task
 from vitcli.training.schedule import Plan, choose_per_device_batch
+from vitcli.training.splits import check_labels, open_probe, open_splits
 
 # Largest micro-batch chosen by default. Small on a CPU, where it costs nothing, so that a step has several
 # micro-batches and several processes can divide them without changing dropout.
@@ -140,8 +139,9 @@ class TrainingJob:
         images: the decoded images that are kept.
         threshold_split: of several labels, the images to choose thresholds by; None if there are none.
         contents: of training and held-out images, see `data.contents`.
+        choice_split: images that are neither trained on nor scored, to choose by within the run; None if the
+            recipe has nothing to choose.
         plan: that of the last step; of a run with a time limit it is made while it runs.
-        stop_split: images to score during training where that decides about its end; else None.
         earlier_plans: those before it, each with the number of the update at which the next one began.
     """
 
@@ -158,8 +158,8 @@ class TrainingJob:
     images: ImageCache
     contents: tuple[SplitContents, ...] = (SplitContents(), SplitContents())
     threshold_split: Split | None = None
+    choice_split: Split | None = None
     earlier_plans: tuple[tuple[int, Plan], ...] = ()
-    stop_split: Split | None = None
 
     def replanned(self, step: int, total_steps: int) -> "TrainingJob":
         """Return the job with a plan of `total_steps` from update number `step` on."""
@@ -212,9 +212,11 @@ def set_up(
     # Open the data before the processes join: a long download would time out in a collective.
     plan_only = options.dry_run and not options.measure
     train_split, eval_split = open_splits(recipe, options, open_data, plan_only=plan_only)
-    train_split, stop_split = (train_split, None) if plan_only else hold_out(train_split, recipe, open_data)
-    probe = None if plan_only else _open_probe(recipe)
-    _check_labels(train_split, recipe)
+    choice_split = None
+    if not plan_only:
+        train_split, choice_split = hold_out(train_split, recipe, open_data)
+    probe = None if plan_only else open_probe(recipe)
+    check_labels(train_split, recipe)
     check_imbalance(train_split, recipe)
     threshold_split = choosing_split(recipe, train_split, eval_split, open_data)
 
@@ -227,7 +229,8 @@ def set_up(
     for note in runtime.notes:
         progress.note(note)
 
-    contents = _look_at_images((train_split, eval_split), recipe, options, runtime, progress)
+    splits = (train_split, eval_split, *([choice_split] if choice_split else []))
+    contents = _look_at_images(splits, recipe, options, runtime, progress)
 
     # Build the network. The plan of a fresh one needs no values: ViT-H/14 has 632 million.
     torch.manual_seed(sampler.derive_seed(recipe.train.seed, "init"))
@@ -252,9 +255,8 @@ def set_up(
         progress.note_once(line)
     kept_for = {"processes_here": runtime.processes_here, "has_siblings": options.has_siblings}
     images = images or ImageCache(recipe.data.cache, **kept_for)
-    parts = (train_split, eval_split, probe, start, plan, images, contents)
-    job = TrainingJob(command, recipe, options, runtime, progress, *parts, threshold_split)
-    job = replace(job, stop_split=stop_split)
+    parts = (train_split, eval_split, probe, start, plan, images, contents, threshold_split, choice_split)
+    job = TrainingJob(command, recipe, options, runtime, progress, *parts)
     return job if plan_only else _with_kept_images(job)
 
 
@@ -262,16 +264,23 @@ def _with_kept_images(job: TrainingJob) -> TrainingJob:
     """Return the job with images that are kept once decoded: for training whole, for evaluation prepared."""
     images, plan, every = job.images, job.plan, job.recipe.eval.every
     passes = 1 + (plan.total_steps // every if every else 0)
+    choice_split = job.choice_split
     # Each crop of a JPEG that is shrunk as it is decoded has pixels of its own.
     is_exact = job.recipe.data.decode == "exact"
-    train_split = images.attach(job.train_split, visits=plan.epochs) if is_exact else job.train_split
+    visits = plan.epochs + (job.recipe.model.head == PROBE)  # the feature pass of a probe head
+    train_split = images.attach(job.train_split, visits=visits) if is_exact else job.train_split
     eval_split = images.attach(job.eval_split, visits=passes, preprocessing=preprocessing_of(job.recipe.data))
     if images.num_runs > 1 and eval_split.dev_cut:  # its images are trained on in the final runs
         eval_split = images.attach(eval_split, visits=passes)
+    if choice_split:
+        choice_split = images.attach(
+            choice_split, visits=len(ALPHAS), preprocessing=preprocessing_of(job.recipe.data)
+        )
     if line := images.line():
         job.progress.note_once(line)
     is_scored = job.threshold_split is job.eval_split
     choosing = {"threshold_split": eval_split} if is_scored else {}
+    choosing["choice_split"] = choice_split
     return replace(job, train_split=train_split, eval_split=eval_split, **choosing)
 
 
@@ -517,77 +526,3 @@ def describe(job: TrainingJob) -> dict[str, Any]:
         "estimated_peak_memory_gib": _estimated_memory_gib(job),
         "recipe": recipes.to_toml(job.recipe),
     }
-
-
-def open_splits(
-    recipe: Recipe, options: RunOptions, open_data: Callable[..., dataset.DataSet], *, plan_only: bool
-) -> tuple[Split, Split]:
-    """Open the splits of one run; with `plan_only` those of declared sizes where the data are not here."""
-    settings = recipe.data
-    if settings.dataset is None:
-        raise VitError(
-            "no data set is named",
-            where="--dataset (recipe key data.dataset)",
-            fix="--dataset FOLDER, or demo",
-        )
-    declared = declared_splits(settings.dataset, num_examples=settings.num_examples) if plan_only else None
-    return declared or open_train_and_eval(recipe, options, open_data)
-
-
-def open_train_and_eval(
-    recipe: Recipe, options: RunOptions, kind: Callable[..., dataset.DataSet]
-) -> tuple[Split, Split]:
-    """Open the splits of one run; all runs of a sweep hold out the same images."""
-    starts = options.starts or starts_of(recipe)
-    before = partial(trained_on_by, starts, quiet=options.quiet)
-    if recipe.objective.loss == "regression":
-        kind = partial(kind, numbers=True)
-    return dataset.open_train_and_eval(recipe.data, seed=recipe.train.seed, kind=kind, trained_before=before)
-
-
-def declared_splits(dataset: str, *, num_examples: int | None) -> tuple[Split, Split] | None:
-    """Return splits without rows, of the sizes in recipes/datasets.toml, to plan without the data.
-
-    None if the data set is on this disk, or if its size is not declared.
-    """
-    alias = recipes.dataset_aliases().get(dataset)
-    if not alias or "train_examples" not in alias or local_copy(dataset):
-        return None
-
-    def read_row(row: int):
-        raise DataError(f"{dataset} is not on this disk", where=f"row {row}", fix="drop --dry-run to open it")
-
-    def split(count: int) -> Split:
-        return Split(
-            name=f"{dataset} (not opened, declared size)",
-            num_examples=count,
-            class_names=None,
-            num_classes=alias["classes"],
-            read_row=read_row,
-            read_labels=lambda: np.arange(alias["classes"]),
-            where_is=str,
-        )
-
-    return split(num_examples or alias["train_examples"]), split(0)
-
-
-def _open_probe(recipe: Recipe) -> tuple[Split, Split] | None:
-    """Open the data set of the few-shot probe, with the default settings of [data]."""
-    if recipe.eval.probe is None:
-        return None
-    keys = ("train_split", "eval_split", "num_examples", "image_column", "label_column", "num_classes")
-    keys = (*keys, "streaming", "one_class", "group_column")
-    changes = {key: Data.model_fields[key].default for key in keys}
-    changes |= {"dataset": recipe.eval.probe, "dev_fraction": 0.1, "dev_stratified": True}
-    return dataset.open_train_and_eval(recipe.data.model_copy(update=changes), seed=0)
-
-
-def _check_labels(train_split: Split, recipe: Recipe) -> None:
-    """Refuse the softmax for images with several labels: it predicts a single class."""
-    if recipe.objective.loss != "softmax" or not len(train_split) or not train_split.has_several_labels:
-        return
-    raise VitError(
-        f"the images of {train_split.name} have several labels each, and the softmax predicts one",
-        where="recipe key objective.loss",
-        fix="--set objective.loss=sigmoid, or name a column of one label with data.label_column",
-    )

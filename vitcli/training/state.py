@@ -19,10 +19,12 @@ from vitcli.distributed.transfer import select_device
 from vitcli.errors import VitError
 from vitcli.output.run_folder import RunFolder, library_versions
 from vitcli.output.text import duration
+from vitcli.recipe.schema import PROBE
 from vitcli.training import checkpoint
 from vitcli.training.checkpoint import Checkpoint
 from vitcli.training.gradients import DdpSum, PairwiseSum, ShardedSum
 from vitcli.training.methods.early_stopping import BestWeights
+from vitcli.training.methods.start import StartWeights, copy_of, start_weights
 from vitcli.training.methods.time_limit import TimeLimit
 from vitcli.training.optim import WeightAverage, build_optimizer, is_fused, unfuse
 from vitcli.training.setup import TrainingJob
@@ -39,6 +41,7 @@ class TrainingState:
         gradients: sums the gradients of a step's micro-batches over all processes.
         average: Polyak average of the weights, if the recipe asks for one.
         group: process group in which the slices of a sharded model are saved; None for whole models.
+        start: the weights before step 1 of a run with a probe head; None for any other head.
         step: optimizer steps done.
         elapsed_s: time spent in steps, including those before a resume.
         skipped: names of the undecodable images that this process left out.
@@ -54,6 +57,7 @@ class TrainingState:
     gradients: DdpSum | PairwiseSum
     average: WeightAverage | None = None
     group: Any = None
+    start: StartWeights | None = None
     step: int = 0
     elapsed_s: float = 0.0
     skipped: set[str] = field(default_factory=set)
@@ -93,12 +97,16 @@ class TrainingState:
             **({"used_s": self.limit.used_s()} if self.limit else {}),
             **({"best": self.best.state()} if self.best else {}),
         }
+        if self.start:
+            state["probe_head"] = self.start.state()
         if self.group is None and not self.runtime.is_main:
             return None
         average = self.average.tensors if self.average else None
         tensors = checkpoint.copy_tensors(self.model, self.optimizer, average)
         if self.best and self.best.tensors:
             tensors["best"] = self.best.tensors
+        if self.start:
+            tensors["start"] = self.start.head
         # Each process sees its own slices only, and all must agree to write.
         if self.group is not None:
             non_finite = self.runtime.union(set(checkpoint.find_non_finite(tensors)))
@@ -114,12 +122,15 @@ def build_state(job: TrainingJob) -> TrainingState:
     if job.recipe.model.grad_checkpointing:
         model.set_grad_checkpointing(True)
 
-    # The optimizer takes the parameters as they are after sharding.
+    # The optimizer takes the parameters as they are after sharding; so does the copy of the start.
+    start = start_weights(model) if job.recipe.model.head == PROBE else None
     group = None
     if options.shard and runtime.world_size > 1:
         group = fsdp.shard(model, runtime)
     else:
         model.to(runtime.device)
+    if start:
+        start.tensors = copy_of(model)
     optimizer = build_optimizer(model, settings)
     if options.compile and model._compiled_call_impl is None:  # the runs of a sweep share a compiled network
         model.compile()
@@ -135,7 +146,7 @@ def build_state(job: TrainingJob) -> TrainingState:
         wrapped = runtime.accelerator.prepare(model, device_placement=[False])
         gradients = DdpSum(wrapped, runtime, parts=parts)
     average = WeightAverage(model, factor=settings.average) if settings.average else None
-    return TrainingState(runtime, model, wrapped, optimizer, gradients, average, group)
+    return TrainingState(runtime, model, wrapped, optimizer, gradients, average, group, start)
 
 
 def resume(state: TrainingState, job: TrainingJob, path: Path, folder: RunFolder | None) -> None:
@@ -169,9 +180,12 @@ def resume(state: TrainingState, job: TrainingJob, path: Path, folder: RunFolder
             total_steps=job.plan.total_steps,
             is_averaged=state.average is not None,
             may_have_skipped=state.runtime.precision == "fp16",
+            head=state.start.head if state.start else None,
         )
     _compare_fingerprints(saved.state["fingerprint"], job)
     state.model.load_state_dict(fsdp.all_sliced_like(saved.tensors["model"], current))
+    if state.start:
+        state.start.restore(saved.tensors["start"], saved.state["probe_head"])
     if not saved.state.get("fused"):  # begun without: by an older version or on another device
         unfuse(state.optimizer)
     checkpoint.restore_optimizer(state.model, state.optimizer, saved.tensors["optimizer"])
@@ -205,7 +219,7 @@ IMAGES, FILES = ("train_images", "eval_images"), ("train_files", "eval_files")
 def _compare_fingerprints(before: dict[str, Any], job: TrainingJob) -> None:
     """Refuse other data; note other versions or hardware, which may change the last bits."""
     now = fingerprint(job)
-    for key in ("train_data", "eval_data", *IMAGES):
+    for key in ("train_data", "eval_data", "choice_data", *IMAGES):
         if _have_changed(before, now, key):
             raise VitError(
                 "the data set has changed since this run began",
@@ -236,6 +250,7 @@ def fingerprint(job: TrainingJob) -> dict[str, Any]:
     return {
         "train_data": job.train_split.fingerprint,
         "eval_data": job.eval_split.fingerprint,
+        **({"choice_data": job.choice_split.fingerprint} if job.choice_split else {}),
         "train_images": job.contents[0].images,
         "eval_images": job.contents[1].images,
         "train_files": job.contents[0].files,

@@ -14,7 +14,8 @@ from torch import nn
 
 from vitcli.data.split import Split
 from vitcli.data.transforms import preprocessing_of
-from vitcli.distributed import fsdp
+from vitcli.distributed import fsdp, launch
+from vitcli.errors import NotFiniteError
 from vitcli.evaluation import inference, masked_patch, regression, several_labels
 from vitcli.evaluation.inference import EvalSettings
 from vitcli.evaluation.metrics import Metrics, PatchMetrics, metrics_of
@@ -25,8 +26,10 @@ from vitcli.features import draws as features_draws
 from vitcli.features import least_squares
 from vitcli.models.masked_patch import MaskedPatchModel
 from vitcli.output.summaries import Probe
-from vitcli.output.text import compute_text
+from vitcli.output.text import compute_text, probe_head_text
+from vitcli.training.methods.imbalance import balance_of
 from vitcli.training.methods.lora import adapters_merged
+from vitcli.training.methods.start import fit_head
 from vitcli.training.objective import TrainingTask, gives_several_labels
 from vitcli.training.setup import TrainingJob
 from vitcli.training.state import TrainingState
@@ -68,7 +71,7 @@ class PeriodicEvaluation:
     @property
     def num_periodic(self) -> int:
         """The images of an evaluation during training."""
-        return len(self.job.stop_split or self.job.eval_split)
+        return len(self.job.choice_split if self.job.recipe.train.patience else self.job.eval_split)
 
     def seconds_per_image(self) -> float:
         """Measure the time to score a few images of the held-out split."""
@@ -108,7 +111,7 @@ class PeriodicEvaluation:
         """Score the images that decide about the end of the run, and keep the best weights."""
         state = self.state
         with self._evaluated_model() as model:
-            metrics, _ = self.task.score(model, self.job.stop_split, self.preprocessing, self.settings)
+            metrics, _ = self.task.score(model, self.job.choice_split, self.preprocessing, self.settings)
         state.best.observe(
             step, metrics, state.average.tensors if state.average else state.model.state_dict()
         )
@@ -117,10 +120,47 @@ class PeriodicEvaluation:
     def evaluate(self) -> tuple[AnyMetrics, list[str]]:
         """Score the held-out split; return the metrics and the names of the undecodable images."""
         with self._evaluated_model() as model:
+            if self.state.start:
+                return self._evaluate_any(model)
             metrics, skipped = self.task.score(model, self.job.eval_split, self.preprocessing, self.settings)
             if isinstance(model, MaskedPatchModel) and self.run_dir:
                 self._draw_patches(model)
         return metrics, skipped
+
+    def _evaluate_any(self, model: nn.Module) -> tuple[Metrics, list[str]]:
+        """As `evaluate`, of a run that survives destroyed weights: the error is of all processes."""
+        metrics, skipped = inference.evaluate_any(
+            model, self.job.eval_split, self.preprocessing, self.settings
+        )
+        if metrics is None:
+            raise NotFiniteError(
+                "the model's outputs are not finite numbers",
+                where=f"evaluation after step {self.state.step}",
+                fix="lower --lr, in a new --out",
+            )
+        return metrics, skipped
+
+    def score_choice(self) -> Metrics | None:
+        """Score the images to choose by; None if an output is not finite."""
+        with self._evaluated_model() as model:
+            metrics, _ = inference.evaluate_any(
+                model, self.job.choice_split, self.preprocessing, self.settings
+            )
+        return metrics
+
+    def fit_head(self) -> None:
+        """Make the closed form on the training images the head of the network, unless a checkpoint had it."""
+        start, split, progress = self.state.start, self.job.train_split, self.job.progress
+        recipe = self.job.recipe
+        if start is None or start.facts:
+            return
+        launch.enter("the feature pass of the probe head")
+        with self._evaluated_model() as model:
+            about = {"loss": recipe.objective.loss, "balance": balance_of(recipe)}
+            layer, skipped = fit_head(model, split, self.preprocessing, self.settings, **about)
+        start.set_head(self.state.model, layer)
+        self.state.skipped |= set(skipped)
+        progress.note(probe_head_text(start.facts))
 
     def predict(self) -> tuple[AnyMetrics, list[str], Predictions | NumberPredictions | None]:
         """As `evaluate`, and return the prediction of each row.

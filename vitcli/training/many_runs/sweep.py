@@ -55,10 +55,9 @@ from vitcli.training.setup import (
     InitialModel,
     MakeModel,
     RunOptions,
-    open_splits,
-    open_train_and_eval,
     set_up,
 )
+from vitcli.training.splits import open_splits, open_train_and_eval
 from vitcli.training.text import choices_table, run_line
 
 Job = tuple[Path, Recipe]  # run folder and recipe of one run
@@ -113,7 +112,8 @@ def settle_size(recipe: Recipe, options: RunOptions, open_data: Callable[..., Da
     if recipe.train.folds:  # which need no other split to score
         all_folds = {"eval_split": str(FoldName(recipe.train.folds))}
         opened = recipe.model_copy(update={"data": recipe.data.model_copy(update=all_folds)})
-    train, _ = open_splits(opened, options, open_data, plan_only=options.dry_run and not options.measure)
+    plan_only = options.dry_run and not options.measure
+    train, _ = open_splits(opened, options, open_data, plan_only=plan_only)
     if train.has_numbers:
         return auto.choose(recipe, [len(train)])
     labels = train.read_labels()[: len(train)] if not train.is_large else []  # of all rows it takes minutes

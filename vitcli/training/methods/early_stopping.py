@@ -5,35 +5,12 @@ report on. The best weights and the count of evaluations since are in every chec
 where an unbroken one does.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
-from vitcli.data.dataset import DataSet, from_section
-from vitcli.data.parts.cuts import Grouping, cut_dev
-from vitcli.data.split import Split
 from vitcli.errors import WeightsError
-from vitcli.recipe import Recipe
-
-FRACTION = 0.1  # of the training images, where data.dev_fraction names none
-
-
-def hold_out(train: Split, recipe: Recipe, open_data: Callable[..., DataSet]) -> tuple[Split, Split | None]:
-    """Return the images to train on, and those to score during training; None without `train.patience`.
-
-    Groups of `data.group_column` are not separated.
-
-    Raises:
-        DataError: there are too few images.
-    """
-    if not recipe.train.patience:
-        return train, None
-    fraction = recipe.data.dev_fraction or FRACTION
-    rule = recipe.data.group_column
-    grouping = Grouping(rule, from_section(recipe.data, open_data).groups_of(train, rule)) if rule else None
-    return cut_dev(train, dev_fraction=fraction, split=train.name, stratified=True, grouping=grouping)
 
 
 @dataclass

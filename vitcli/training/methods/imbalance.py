@@ -41,6 +41,12 @@ def loss_weights(train_split: Split, recipe: Recipe) -> tuple[float, ...]:
     return tuple(class_weights(_counts(train_split), recipe.objective.class_weights).tolist())
 
 
+def balance_of(recipe: Recipe) -> str:
+    """Return the rule by which uneven classes count, in the loss or by drawing; "none" for neither."""
+    rules = (recipe.objective.class_weights, recipe.data.sampling)
+    return next((rule for rule in rules if rule not in ("none", "uniform")), "none")
+
+
 def class_order(train_split: Split, recipe: Recipe) -> ClassOrder | None:
     """Return the order of the images by `data.sampling`; None for a shuffle of all."""
     if recipe.data.sampling == "uniform":

@@ -1,0 +1,172 @@
+"""A head that starts at its optimum: the closed form of `vit fewshot` as the last layer of a network.
+
+The closed form (`features/least_squares.py`) predicts the class with the largest score, a linear function of
+the features. Its targets are -1 and 1, so its scores are no log probabilities. One temperature t, fitted on
+the scores of rows that were left out (Guo et al., arXiv 1706.04599), makes them so:
+
+    softmax:  logits = t score,          t minimises the cross-entropy
+    sigmoid:  logits = t score + c,      both minimise the binary cross-entropy (Platt, 1999)
+
+A scale and an offset change no ranking, so the head has the accuracy of the closed form.
+
+N rows, D features, E = D + 1 inputs of the closed form, K classes.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitcli.distributed.threads import single_core_pool
+from vitcli.features import least_squares
+from vitcli.features.draws import SWEEP
+from vitcli.features.least_squares import BIAS, DEFAULT_L2, Solution
+
+STRENGTHS = SWEEP[::2]  # half of those that `vit fewshot` tries: as good, and half the time with many classes
+MOST_T, LEAST_T = 1e3, 1e-3  # where scores are no better than chance the best temperature is 0
+DIGITS = 6  # of temperature and offset: fewer than NumPy's sums agree in on other numbers of threads
+
+
+@dataclass(frozen=True, eq=False)
+class ClosedFormHead:
+    """A linear layer from features to logits, and how it came about.
+
+    Attributes:
+        weight_KD, bias_K: float32, on the CPU.
+        facts: as JSON: "l2", "temperature", "offset", "num_examples" fitted, and "left_out_top1", the
+            accuracy on rows that were left out; None where every class has a single row.
+    """
+
+    weight_KD: Tensor
+    bias_K: Tensor
+    facts: dict[str, Any]
+
+
+def closed_form_head(
+    features_ND: Tensor, labels_N: np.ndarray, *, num_classes: int, loss: str, balance: str = "none"
+) -> ClosedFormHead:
+    """Return the closed form on these features as a layer, its strength chosen by leaving one row out.
+
+    The bits depend on no number of threads: the layer is solved again on one core, at the chosen strength.
+
+    Args:
+        loss: "softmax" or "sigmoid", for which the logits are calibrated.
+        balance: weights of rows by the size of their class, see `data.balance`.
+    """
+    can_leave_out = np.bincount(labels_N, minlength=num_classes).max() > 1
+    strengths = STRENGTHS if can_leave_out else (DEFAULT_L2,)
+    solution = least_squares.solve(
+        features_ND, labels_N, num_classes=num_classes, l2=strengths, balance=balance
+    )
+    temperature, offset, accuracy = 1.0, 0.0, None
+    if can_leave_out:
+        which = least_squares.choose_l2(solution)
+        solution = replace(solution, l2=(solution.l2[which],))
+        accuracy = float(least_squares.left_out_accuracies(solution)[0])
+        temperature, offset = calibration(*_left_out(solution), loss=loss)
+    weights_EK = _on_one_core(lambda: solve_at(solution, 0))
+    weight_DK = temperature * weights_EK[:-1] / solution.std_D[:, None]
+    bias_K = temperature * BIAS * weights_EK[-1] + offset - (solution.mean_D[:, None] * weight_DK).sum(axis=0)
+    facts = {"l2": solution.l2[0], "temperature": temperature, "offset": offset}
+    facts |= {"num_examples": len(labels_N), "left_out_top1": accuracy}
+    weight_KD, bias_K = (
+        torch.from_numpy(values.astype(np.float32)) for values in (weight_DK.T.copy(), bias_K)
+    )
+    return ClosedFormHead(weight_KD, bias_K, facts)
+
+
+def solve_at(solution: Solution, which: int) -> np.ndarray:
+    """Return `solution.weights(which)` by another way, a Cholesky factorisation in torch.
+
+    NumPy's eigenvectors differ in their last bits with its number of threads, which cannot be set while a
+    process runs; torch's can.
+    """
+    inputs_NE = torch.from_numpy(solution.inputs_NE)
+    is_class_NK = solution.labels_N[:, None] == np.arange(solution.num_classes)
+    targets_NK = torch.from_numpy(solution.root_weights_N1 * (2.0 * is_class_NK - 1))
+    square_RR = inputs_NE.T @ inputs_NE if solution.is_tall else inputs_NE @ inputs_NE.T
+    square_RR.diagonal().add_(solution.l2[which])
+    factor_RR = torch.linalg.cholesky(square_RR)
+    if solution.is_tall:
+        return torch.cholesky_solve(inputs_NE.T @ targets_NK, factor_RR).numpy()
+    return (inputs_NE.T @ torch.cholesky_solve(targets_NK, factor_RR)).numpy()
+
+
+def calibration(scores_NK: np.ndarray, labels_N: np.ndarray, *, loss: str) -> tuple[float, float]:
+    """Return the temperature and the offset that calibrate scores, rounded to DIGITS digits.
+
+    Targets are those of Platt's scaling, which keep a finite temperature where all rows are right: a row
+    counts as 1 - 1/(N + 2) of its class for the softmax; for the sigmoid the P pairs of a row and its class
+    count as 1 - 1/(P + 2), the Q other pairs as 1/(Q + 2).
+    """
+    fit = _softmax_temperature if loss == "softmax" else _sigmoid_scale
+    temperature, offset = fit(scores_NK, labels_N)
+    return float(f"{temperature:.{DIGITS}g}"), float(f"{offset:.{DIGITS}g}")
+
+
+def _softmax_temperature(scores_NK: np.ndarray, labels_N: np.ndarray) -> tuple[float, float]:
+    num_rows = len(scores_NK)
+    centred_NK = scores_NK - scores_NK.max(axis=1, keepdims=True)
+    spread = 1 / (num_rows + 2)
+    label_scores_N = centred_NK[np.arange(num_rows), labels_N]
+    target_score = ((1 - spread) * label_scores_N + spread * centred_NK.mean(axis=1)).mean()
+
+    def slope(t: float) -> float:  # of the cross-entropy: expected score less that of the target
+        weights_NK = np.exp(t * centred_NK)
+        return float(((weights_NK * centred_NK).sum(axis=1) / weights_NK.sum(axis=1)).mean() - target_score)
+
+    return _root(slope, LEAST_T, MOST_T), 0.0
+
+
+def _root(rising: Callable[[float], float], least: float, most: float) -> float:
+    """Return where a rising function is 0, halving the interval on a logarithmic scale; else an end of it."""
+    low, high = np.log(least), np.log(most)
+    for _ in range(40):  # to 1e-11 of the value
+        middle = (low + high) / 2
+        low, high = (low, middle) if rising(float(np.exp(middle))) > 0 else (middle, high)
+    return float(np.exp((low + high) / 2))
+
+
+def _sigmoid_scale(scores_NK: np.ndarray, labels_N: np.ndarray) -> tuple[float, float]:
+    """Return Platt's two parameters by Newton's method, over all pairs of a row and a class."""
+    is_class_NK = labels_N[:, None] == np.arange(scores_NK.shape[1])
+    num_right, num_pairs = int(is_class_NK.sum()), is_class_NK.size
+    targets_NK = np.where(is_class_NK, 1 - 1 / (num_right + 2), 1 / (num_pairs - num_right + 2))
+    scores_P, targets_P = scores_NK.ravel(), targets_NK.ravel()
+    t, c = 0.0, float(np.log(targets_P.mean() / (1 - targets_P.mean())))
+
+    def value(t: float, c: float) -> float:
+        logits_P = t * scores_P + c
+        return float((np.logaddexp(0, logits_P) - targets_P * logits_P).mean())
+
+    for _ in range(100):
+        chances_P = 1 / (1 + np.exp(-(t * scores_P + c)))
+        errors_P, curves_P = chances_P - targets_P, chances_P * (1 - chances_P)
+        gradient = np.array([(errors_P * scores_P).mean(), errors_P.mean()])
+        cross = (curves_P * scores_P).mean()
+        curvature = np.array([[(curves_P * scores_P**2).mean(), cross], [cross, curves_P.mean()]])
+        step_t, step_c = np.linalg.solve(curvature + 1e-12 * np.eye(2), gradient)
+        size, now = 1.0, value(t, c)
+        while value(t - size * step_t, c - size * step_c) > now and size > 1e-6:
+            size /= 2
+        t, c = t - size * step_t, c - size * step_c
+        if abs(size * step_t) < 1e-10 and abs(size * step_c) < 1e-10:
+            break
+    return float(np.clip(t, LEAST_T, MOST_T)), float(c)
+
+
+def _left_out(solution: Solution) -> tuple[np.ndarray, np.ndarray]:
+    """Return left-out scores (M, K) and labels of the M rows whose class has another row."""
+    labels_N = solution.labels_N
+    counted_N = np.bincount(labels_N, minlength=solution.num_classes)[labels_N] > 1
+    parts = least_squares.parts(len(labels_N), solution.num_classes)
+    scores_NK = np.concatenate([least_squares.left_out_scores(solution, rows)[:, 0] for rows in parts])
+    return scores_NK[counted_N], labels_N[counted_N]
+
+
+def _on_one_core(function: Callable[[], np.ndarray]) -> np.ndarray:
+    with single_core_pool(1, "vit-probe-head") as pool:
+        return pool.submit(function).result()
