@@ -42,7 +42,7 @@ def loss_weights(train_split: Split, recipe: Recipe) -> tuple[float, ...]:
 
 
 def balance_of(recipe: Recipe) -> str:
-    """Return the rule by which uneven classes count, in the loss or by drawing; "none" for neither."""
+    """Return by which rule classes of other sizes count, in the loss or by drawing; "none" for neither."""
     rules = (recipe.objective.class_weights, recipe.data.sampling)
     return next((rule for rule in rules if rule not in ("none", "uniform")), "none")
 
