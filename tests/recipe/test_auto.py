@@ -29,7 +29,8 @@ def test_the_images_of_a_class_choose(counts, size, line):
 
     chosen = auto.choose(loaded, counts)
 
-    assert recipes.flat(chosen) == recipes.flat(recipes.load(f"modern/finetune-{size}", (), GIVEN))
+    head = {} if max(counts, default=0) > 1 else {"model.head": "zero"}
+    assert recipes.flat(chosen) == recipes.flat(recipes.load(f"modern/finetune-{size}", (), GIVEN)) | head
     assert chosen.notes[-1].startswith(f"recipe modern/finetune-{size}: {line}")
     assert not chosen.by_size
 
@@ -41,6 +42,23 @@ def test_options_hold_for_each_and_their_mistakes_are_reported_first():
     assert {r.schedule.epochs for r in loaded.by_size.values()} == {2.0}
     with pytest.raises(VitError, match="lrr"):
         recipes.load("auto", ["optimizer.lrr=1"], GIVEN)
+
+
+@pytest.mark.parametrize(
+    ("counts", "several", "head"), [([1, 1], False, "zero"), ([2, 1], False, "probe"), ([9, 9], True, "zero")]
+)
+def test_without_a_closed_form_the_head_starts_at_zero(counts, several, head):
+    loaded = recipes.load("auto", (), GIVEN)
+
+    assert auto.choose(loaded, counts, has_several_labels=several).model.head == head
+
+
+def test_what_a_loss_has_no_use_for_falls_away():
+    numbers = recipes.load("auto", ["objective.loss=regression"], GIVEN)
+    several = recipes.load("auto", ["objective.loss=sigmoid"], GIVEN)
+
+    assert {r.model.head for r in numbers.by_size.values()} == {"zero"}
+    assert {r.objective.class_weights for r in several.by_size.values()} == {"none"}
 
 
 def test_data_of_no_known_name_get_it_and_those_of_the_paper_do_not():

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from vitcli.recipe.schema import Recipe
+from vitcli.recipe.schema import PROBE, Recipe
 
 AUTO = "auto"
 NAMES = {size: f"modern/finetune-{size}" for size in ("few", "some", "many")}
@@ -15,8 +15,10 @@ FEW, SOME = 20, 500  # images of a class, at most
 UNEVEN = 3  # times as many of the most frequent class as of the rarest
 
 
-def choose(recipe: Recipe, counts: Sequence[int]) -> Recipe:
+def choose(recipe: Recipe, counts: Sequence[int], *, has_several_labels: bool = False) -> Recipe:
     """Return the recipe for training images that have `counts` of each class, with a note that says why.
+
+    Where an image has several labels, or each class has one image, there is no closed form to start from.
 
     Args:
         recipe: what `recipe.load("auto")` returns; any other is returned as it is.
@@ -30,7 +32,10 @@ def choose(recipe: Recipe, counts: Sequence[int]) -> Recipe:
     uneven = ", unevenly" if max(present) > UNEVEN * max(1, min(present)) else ""
     images = "image" if spread == "1" else "images"
     line = f"recipe {NAMES[size]}: {spread} {images} a class{uneven}; --recipe names another"
-    return recipe.by_size[size].with_notes(line)
+    chosen = recipe.by_size[size].with_notes(line)
+    if chosen.model.head == PROBE and (has_several_labels or max(present) < 2):
+        return chosen.model_copy(update={"model": chosen.model.model_copy(update={"head": "zero"})})
+    return chosen
 
 
 def with_all_sizes(load: Any, overrides: Sequence[str], shorthands: Mapping[str, Any]) -> Recipe:

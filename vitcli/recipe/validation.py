@@ -247,7 +247,10 @@ ALTERNATIVES = {"schedule.steps": "schedule.epochs", "schedule.epochs": "schedul
 def is_overridden(key: str, layer: dict[str, Any]) -> bool:
     """Return whether an inherited key loses its meaning through a choice that `layer` makes."""
     choice, needed = BELONGS.get(key, (None, None))
-    if key in OF_CLASSES and layer.get("objective.loss") == "regression":
+    loss = layer.get("objective.loss", "softmax")
+    if (key in OF_CLASSES and loss == "regression") or (
+        key == "objective.class_weights" and loss != "softmax"
+    ):
         return True
     return ALTERNATIVES.get(key) in layer or (choice in layer and layer[choice] != needed)
 

@@ -119,7 +119,8 @@ def settle_size(recipe: Recipe, options: RunOptions, open_data: Callable[..., Da
     labels = train.read_labels()[: len(train)] if not train.is_large else []  # of all rows it takes minutes
     if len(labels) < len(train):  # declared sizes alone
         return auto.choose(recipe, [len(train) // max(1, train.num_classes)])
-    return auto.choose(recipe, np.bincount(labels[labels >= 0], minlength=train.num_classes).tolist())
+    counts = np.bincount(labels[labels >= 0], minlength=train.num_classes).tolist()
+    return auto.choose(recipe, counts, has_several_labels=train.has_several_labels)
 
 
 class SharedParts:

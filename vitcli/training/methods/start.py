@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from vitcli.data.loader import Batch
-from vitcli.data.split import Split, random_subset
+from vitcli.data.parts.cuts import random_subset
+from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing
 from vitcli.distributed import fsdp
 from vitcli.errors import VitError, WeightsError
