@@ -28,7 +28,7 @@ from vitcli.output.text import count_of, lines_of
 from vitcli.training import checkpoint
 from vitcli.training.loop import LoopSettings, train
 from vitcli.training.methods import resolutions
-from vitcli.training.methods.delivery import Delivery, choose, interpolate
+from vitcli.training.methods.delivery import choose, interpolate
 from vitcli.training.methods.early_stopping import BestWeights
 from vitcli.training.methods.imbalance import class_order, loss_weights
 from vitcli.training.methods.time_limit import Scoring, TimeLimit
@@ -79,11 +79,10 @@ class TrainingRun:
             state = self._resumed_state()
             self.runtime.on_main(self._start_tracking)
 
-            # Train; a run with a probe head then delivers the best of start, end and what is between them.
+            # Train.
             evaluation = self._evaluation(state)
-            delivery = self._train_from_probe(state, evaluation) if state.start else None
-            if not state.start:
-                self._train_and_save(state, evaluation)
+            train = self._train_from_probe if state.start else self._train_and_save
+            delivery = train(state, evaluation)
 
             # Evaluate the final weights and write the results.
             launch.enter("the final evaluation")
@@ -102,9 +101,7 @@ class TrainingRun:
                 skipped=skipped,
                 probe=probe,
                 class_means=class_scores.means() if class_scores else {},
-                details=num_held_out
-                | details_of(self.job, metrics, predictions, thresholds)
-                | (delivery.summary() if delivery else {}),
+                details=num_held_out | details_of(self.job, metrics, predictions, thresholds) | delivery,
             )
             weights = state.final_weights()
             if self.folder:
@@ -133,14 +130,16 @@ class TrainingRun:
                 self.folder.close()
         return summary
 
-    def _train_and_save(self, state: TrainingState, evaluation: PeriodicEvaluation) -> None:
+    def _train_and_save(self, state: TrainingState, evaluation: PeriodicEvaluation) -> dict[str, Any]:
+        """Train, and return nothing for the summary: what is delivered is the end."""
         with Saver(state, self.job, self.path, self.folder) as saver:
             self._train(state, evaluation, saver)
+        return {}
 
-    def _train_from_probe(self, state: TrainingState, evaluation: PeriodicEvaluation) -> Delivery:
-        """Train from the closed form, and leave the weights to deliver in the network.
+    def _train_from_probe(self, state: TrainingState, evaluation: PeriodicEvaluation) -> dict[str, Any]:
+        """Train from the closed form, and leave the best of start, end and what is between in the network.
 
-        Training that ends in numbers that are not finite leaves the probe.
+        Training that ends in numbers that are not finite leaves the probe. Returns the choice for the summary.
         """
         evaluation.fit_head()
         diverged = ""
@@ -167,7 +166,7 @@ class TrainingRun:
             self.job.progress.note(f"note: training diverged, the probe head is delivered: {diverged}")
         if self.folder:
             self.folder.log({"step": self.job.plan.total_steps, **delivery.record()})
-        return delivery
+        return delivery.summary()
 
     def measure(self) -> dict[str, float]:
         """Return speed and memory of ten real steps, after the first ones; nothing is written."""
