@@ -139,7 +139,7 @@ class TrainingRun:
     def _train_from_probe(self, state: TrainingState, evaluation: PeriodicEvaluation) -> dict[str, Any]:
         """Train from the closed form, and leave the best of start, end and what is between in the network.
 
-        Training that ends in numbers that are not finite leaves the probe. Returns the choice for the summary.
+        Training whose numbers are not finite leaves the probe. Returns the choice, for the summary.
         """
         evaluation.fit_head()
         diverged = ""
