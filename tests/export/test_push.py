@@ -86,7 +86,7 @@ def test_no_uploaded_file_holds_a_local_path(hub, trained, photos):
     )
     assert summary["dataset"] == photos.name and summary["run_dir"] == "run"
     assert {key for key in ours if ours[key] != summary[key]} == {
-        "run_dir", "weights", "ckpt", "dataset", "train_split", "eval_split",
+        "run_dir", "weights", "ckpt", "dataset", "train_split", "eval_split", "choice_split",
     }  # fmt: skip
     for line in (f'dataset = "{photos.name}"', 'ckpt = "start.safetensors"'):
         assert f"{line}\n".encode() in files["recipe.toml"]

@@ -16,6 +16,7 @@ from sklearn.linear_model import Ridge
 from tests.conftest import run, vit
 from tests.training.test_exact import exact_run
 from tests.training.test_finetune import SMALL, TRICKY, fingerprint, small_run, when_logged
+from vitcli import recipe as recipes
 from vitcli.data.dataset import DataSet
 from vitcli.errors import VitError
 from vitcli.evaluation.metrics import Metrics
@@ -24,7 +25,8 @@ from vitcli.models.build import TransformerOptions, architecture, build, last_la
 from vitcli.models.features import outputs
 from vitcli.output.text import delivery_text
 from vitcli.training.methods import probe_head
-from vitcli.training.methods.delivery import choose, hold_out_to_choose, interpolate
+from vitcli.training.methods.delivery import choose, interpolate
+from vitcli.training.methods.held_out import hold_out
 from vitcli.training.methods.probe_head import calibration, closed_form_head
 from vitcli.training.methods.start import copy_of, start_weights
 
@@ -119,7 +121,7 @@ def test_the_logits_of_a_network_are_those_of_the_layer_on_its_features(classifi
     options = TransformerOptions(classifier=classifier, layers=2, hidden=64, mlp=64, heads=2, patch_size=8)
     arch = architecture("ViT-demo/8", image_size=(32, 32), num_classes=3, options=options)
     torch.manual_seed(0)
-    model = build(arch, init="paper").eval()
+    model = build(arch, dropout=0.0, init="paper").eval()
     images_BCHW = torch.rand(12, 3, 32, 32) * 2 - 1
     with torch.no_grad():
         features_BD = outputs(model, images_BCHW, layer="pre_logits", with_logits=False)
@@ -182,14 +184,20 @@ def test_a_run_that_diverged_has_the_probe_alone():
 
 def test_images_to_choose_by_are_of_every_class_and_no_longer_trained_on(photos):
     train = DataSet(str(photos)).open("train")
+    given = {"data.dataset": str(photos), "model.ckpt": "demo"}
 
-    rest, choice = hold_out_to_choose(train, dev_fraction=0.25)
+    def held_out(split, *overrides):
+        return hold_out(split, recipes.load("finetune/default", overrides, given), DataSet)
+
+    probe = "model.head=probe"
+    rest, choice = held_out(train, probe, "data.dev_fraction=0.25")
     assert (len(rest), len(choice)) == (18, 6) and np.bincount(choice.read_labels()).tolist() == [3, 3]
     places = [{split.where_is(row) for row in range(len(split))} for split in (rest, choice, train)]
     assert places[0] | places[1] == places[2] and not places[0] & places[1]
-    assert len(hold_out_to_choose(train, dev_fraction=0.0)[1]) == 2
+    assert len(held_out(train, probe, "data.dev_fraction=0")[1]) == 2
     with pytest.raises(VitError, match="has one image, so none can be held out"):
-        hold_out_to_choose(train.rows(np.array([0, 12])), dev_fraction=0.0)
+        held_out(train.rows(np.array([0, 12])), probe)
+    assert held_out(train) == (train, None)
 
 
 @pytest.fixture(scope="module")

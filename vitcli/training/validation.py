@@ -144,9 +144,14 @@ class PeriodicEvaluation:
         """Score the images to choose by; None if an output is not finite."""
         with self._evaluated_model() as model:
             metrics, _ = inference.evaluate_any(
-                model, self.job.choice_split, self.preprocessing, self.settings
+                model, self.job.choice_split, self.preprocessing, self._as_in_training
             )
         return metrics
+
+    @property
+    def _as_in_training(self) -> EvalSettings:
+        """The precision of a training step: of what only compares weights of this run, or starts it."""
+        return replace(self.settings, precision=self.job.runtime.precision)
 
     def fit_head(self) -> None:
         """Make the closed form on the training images the head of the network, unless a checkpoint had it."""
@@ -157,7 +162,7 @@ class PeriodicEvaluation:
         launch.enter("the feature pass of the probe head")
         with self._evaluated_model() as model:
             about = {"loss": recipe.objective.loss, "balance": balance_of(recipe)}
-            layer, skipped = fit_head(model, split, self.preprocessing, self.settings, **about)
+            layer, skipped = fit_head(model, split, self.preprocessing, self._as_in_training, **about)
         start.set_head(self.state.model, layer)
         self.state.skipped |= set(skipped)
         progress.note(probe_head_text(start.facts))
