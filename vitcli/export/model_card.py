@@ -20,6 +20,7 @@ from vitcli.output.text import (
     average_lines,
     compute_text,
     count_of,
+    delivery_text,
     first_few,
     fold_notes,
     held_out,
@@ -365,9 +366,17 @@ def _protocol(summary: dict[str, Any]) -> str:
         is_supervised = is_classifier_run(summary) or "mae" in summary
         section = "sections 3.1 and 4.1" if is_supervised else "section 4.6 (masked patch prediction)"
         text = f"Pre-training {PAPER}, {section}, from fresh weights."
-    text += " The weights are those at the end of training, not the best during it."
+    if "delivered" in summary:
+        text = text.replace("the head replaced by zeros", "the head replaced by the closed form of few-shot")
+        text += f" The weights are {delivery_text(summary)}. They were neither trained on nor scored."
+    else:
+        text += " The weights are those at the end of training, not the best during it."
     if average := summary.get("average"):
-        return f"{paragraph(text)}\n\n{_average(average)}"
+        return f"{paragraph(text)}
+
+{_average(average)}"
+    if not summary.get("choices") and "delivered" in summary:
+        return paragraph(text)
     if not summary.get("choices"):
         return paragraph(f"{text} Nothing was selected within this run.")
     return f"{paragraph(text)}\n\n{_selection(summary)}"
