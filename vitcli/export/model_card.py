@@ -372,9 +372,7 @@ def _protocol(summary: dict[str, Any]) -> str:
     else:
         text += " The weights are those at the end of training, not the best during it."
     if average := summary.get("average"):
-        return f"{paragraph(text)}
-
-{_average(average)}"
+        return f"{paragraph(text)}\n\n{_average(average)}"
     if not summary.get("choices") and "delivered" in summary:
         return paragraph(text)
     if not summary.get("choices"):
