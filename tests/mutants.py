@@ -152,7 +152,10 @@ OF_RUNS = {
             "None not in (before.get(key), now.get(key)) and before[key] != now[key]",
             "False",
         ),
-        "32 images stand for all": ('("train_data", "eval_data", *IMAGES)', '("train_data", "eval_data")'),
+        "32 images stand for all": (
+            '("train_data", "eval_data", "choice_data", *IMAGES)',
+            '("train_data", "eval_data", "choice_data")',
+        ),
     },
     (
         "vitcli/training/state.py",

@@ -28,7 +28,8 @@ from tests.conftest import run
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="devices and limits of Linux")
 SECONDS, MEGABYTES = 15, 700  # that a command may take at most, and may grow by
 CODES = (0, 2, 3, 4, 5, 8)
-SMALL = ("finetune", "--ckpt", "random", "--model", "ViT-demo/8", "--res", "16", "--lr", "0.02", "--quiet",
+SMALL = ("finetune", "--recipe", "finetune/default",
+         "--ckpt", "random", "--model", "ViT-demo/8", "--res", "16", "--lr", "0.02", "--quiet",
          "--steps", "4", "--batch-size", "4", "--set", "train.save_every=2")  # fmt: skip
 
 

@@ -16,6 +16,8 @@ from torchvision.transforms.v2.functional import resize_image
 from vitcli import recipe
 from vitcli.data import decoding, transforms
 from vitcli.data.augmentations.randaugment import randaugment
+from vitcli.data.augmentations.random_erasing import erase
+from vitcli.data.augmentations.trivialaugment import trivialaugment
 from vitcli.data.loader import eval_batches, train_batches
 from vitcli.data.sampler import TrainSampler, derive_seed
 from vitcli.data.split import Split
@@ -112,10 +114,14 @@ def plainly_augmented(data: bytes, transform: TrainTransform, rng: Random) -> np
         image = image[top : top + transform.image_size[0], left : left + transform.image_size[1]]
     if transform.flip and rng.random() < 0.5:
         image = image[:, ::-1]
-    if transform.randaugment is None:
-        return image
-    num_layers, magnitude = transform.randaugment
-    return randaugment(image, num_layers=num_layers, magnitude=magnitude, rng=rng)
+    if transform.randaugment is not None:
+        num_layers, magnitude = transform.randaugment
+        image = randaugment(image, num_layers=num_layers, magnitude=magnitude, rng=rng)
+    if transform.trivialaugment:
+        image = trivialaugment(image, rng=rng)
+    image = image.copy()
+    erase(image, probability=transform.random_erasing, mean=transform.mean, rng=rng)
+    return image
 
 
 def trained_on(split: Split, transform: TrainTransform, *, batch_size: int = 26, rank: int = 0, **options):

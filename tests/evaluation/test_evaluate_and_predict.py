@@ -75,7 +75,8 @@ def test_a_folder_with_some_classes_and_files_that_cannot_be_read_is_scored_and_
 
 
 def test_the_dev_part_is_scored_again_where_no_other_split_is(photos, tmp_path):
-    words = "finetune --ckpt random --model ViT-demo/8 --res 16 --steps 2 --batch-size 8 --lr 0.01 --json -q"
+    words = "finetune --recipe finetune/default --ckpt random --model ViT-demo/8 --res 16"
+    words += " --steps 2 --batch-size 8 --lr 0.01 --json -q"
     flat = ("--dataset", photos / "train", "--set", "data.dev_fraction=0.25")
     summary = run(*words.split(), *flat, "--out", tmp_path / "run").json
 

@@ -36,7 +36,10 @@ def overflowing(tmp_path_factory):
         ("embed --dataset {photos} --out {out}/f.safetensors", 4),
         ("inspect --images {photos}/test --out {out}/inspected", 4),
         ("finetune --keep-head --dataset {photos} --steps 3 --lr 0.01 --res 16 --out {out}/run", 6),
-        ("finetune --dataset {photos} --steps 3 --lr 0.01 --res 16 --out {out}/run", 6),
+        (
+            "finetune --recipe finetune/default --dataset {photos} --steps 3 --res 16 --out {out}/run",
+            6,
+        ),
     ],
 )
 def test_outputs_that_are_not_finite_are_an_error_of_every_command(

@@ -31,7 +31,7 @@ def trained(photos, tmp_path_factory) -> Path:
     home = tmp_path_factory.mktemp("ann")
     start = shutil.copy(DEMO_FOLDER / "model.safetensors", home / "start.safetensors")
     words = ("--ckpt", start, "--res", "16", "--steps", "2", "--batch-size", "4", "--out", home / "run")
-    outcome = run("finetune", *words, "--dataset", photos, "--quiet")
+    outcome = run("finetune", "--recipe", "finetune/default", *words, "--dataset", photos, "--quiet")
     assert outcome.code == 0, outcome.err
     return home / "run"
 
@@ -86,7 +86,7 @@ def test_no_uploaded_file_holds_a_local_path(hub, trained, photos):
     )
     assert summary["dataset"] == photos.name and summary["run_dir"] == "run"
     assert {key for key in ours if ours[key] != summary[key]} == {
-        "run_dir", "weights", "ckpt", "dataset", "train_split", "eval_split", "choice_split",
+        "run_dir", "weights", "ckpt", "dataset", "train_split", "eval_split", "findings",
     }  # fmt: skip
     for line in (f'dataset = "{photos.name}"', 'ckpt = "start.safetensors"'):
         assert f"{line}\n".encode() in files["recipe.toml"]

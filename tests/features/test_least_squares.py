@@ -285,7 +285,7 @@ def test_one_shot_leaves_nothing_to_choose_by():
     solution = solve(*problem((5, 30)), num_classes=5, l2=L2)
 
     assert not (left_out_scores(solution).argmax(axis=2) == solution.labels_N[:, None]).any()
-    with pytest.raises(VitError, match="one image per class") as refused:
+    with pytest.raises(VitError, match="one image or group per class") as refused:
         choose_l2(solution)
     assert "1024" in refused.value.fix and refused.value.where
 

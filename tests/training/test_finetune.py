@@ -27,6 +27,8 @@ from vitcli.training.text import as_text, compute_text
 
 SMALL = (
     "finetune",
+    "--recipe",
+    "finetune/default",
     "--ckpt",
     "random",
     "--model",

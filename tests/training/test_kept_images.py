@@ -7,7 +7,8 @@ from safetensors.numpy import load_file
 
 from tests.conftest import run, vit
 
-WORDS = ("finetune", "--ckpt", "random", "--model", "ViT-demo/8", "--res", 16, "--steps", 6, "--batch-size",
+WORDS = ("finetune", "--recipe", "finetune/default",
+         "--ckpt", "random", "--model", "ViT-demo/8", "--res", 16, "--steps", 6, "--batch-size",
          8, "--set", "data.randaugment=[1,5]", "--set", "eval.every=3", "--quiet", "--json")  # fmt: skip
 
 

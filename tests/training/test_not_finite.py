@@ -98,7 +98,19 @@ def test_an_absurd_learning_rate_leaves_no_weights_that_are_not_finite(photos, t
 
 @pytest.mark.parametrize("lr", ["0", "-1", "nan", "inf"])
 def test_a_learning_rate_that_is_none_is_refused(photos, tmp_path, lr):
-    ended = run("finetune", "--ckpt", "random", "--dataset", photos, "--lr", lr, "--out", tmp_path / "run")
+    ended = run(
+        "finetune",
+        "--recipe",
+        "finetune/default",
+        "--ckpt",
+        "random",
+        "--dataset",
+        photos,
+        "--lr",
+        lr,
+        "--out",
+        tmp_path / "run",
+    )
 
     assert ended.code == 2 and not (tmp_path / "run").exists()
     assert "lr" in ended.err and ended.err.count("\n") <= 5

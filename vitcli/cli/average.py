@@ -15,7 +15,7 @@ app = typer.Typer()
     app,
     panel=TRAIN,
     example="""\
-vit finetune --dataset photos/ --runs 3 --set train.average_runs=auto --out runs/photos
+vit finetune --dataset photos/ --runs 3 --out runs/photos
 vit average runs/photos/runs/* --out runs/average""",
 )
 def average(

@@ -9,7 +9,6 @@ import typer
 from vitcli.cli import complete, options
 from vitcli.cli.help import VitGroup
 from vitcli.cli.options import DATA, RUN, Printing, command, option
-from vitcli.recipe.group_rule import NEAR_DISTANCE
 
 app = typer.Typer(
     cls=VitGroup,
@@ -53,8 +52,8 @@ def datasets_check(
     against_split: Annotated[str, option("--against-split", DATA,
         "Split of --against (default: its train split).", "SPLIT")] = "auto",
     distance: Annotated[int, option("--distance", RUN,
-        f"Largest distance of near duplicates, in bits of a 64-bit hash (default: {NEAR_DISTANCE}).", "BITS",
-        min=0, max=32)] = NEAR_DISTANCE,
+        "Largest distance of near duplicates, in bits of a 64-bit hash (default: 6).", "BITS",
+        min=0, max=32)] = 6,  # recipe.group_rule.NEAR_DISTANCE, which would load pydantic
     out: Annotated[Path | None, option("--out", RUN,
         "Write all pairs to this .csv file (default: print the first).", "FILE")] = None,
     workers: options.Workers = None,

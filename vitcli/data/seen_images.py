@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from vitcli.data.parts.cuts import Grouping, cut_dev, cut_fold, fold_of_rows
-from vitcli.data.parts.groups import groups_of
 from vitcli.data.sampler import ROWS_PER_TASK, row_ranges
 from vitcli.data.split import Split, base_of
 from vitcli.errors import DataError
@@ -106,6 +105,7 @@ def record(
     train: Split,
     held_out: Split,
     *,
+    chosen_by: Split | None = None,
     before: SeenImages | None = None,
     rank: int = 0,
     world_size: int = 1,
@@ -118,15 +118,17 @@ def record(
     trained on; None if that cannot be known.
 
     Args:
+        chosen_by: images that the run chose its weights by; as those that were trained on, they are no
+            honest test any more.
         before: of the weights that the run started from; None for fresh ones.
         rank, world_size: each process reads its part of the images.
         concatenated: joins the lists of all processes in the order of their ranks.
     """
     digests: dict[str, np.ndarray] = {}
-    for name, split in (("trained_on", train), ("held_out", held_out)):
-        if _can_be_read(split):
-            first, last = (len(split) * r // world_size for r in (rank, rank + 1))
-            part = digests_of(split, range(first, last)).tolist()
+    seen = [split for split in (train, chosen_by) if split]
+    for name, splits in (("trained_on", seen), ("held_out", [held_out])):
+        if all(map(_can_be_read, splits)):
+            part = [digest for split in splits for digest in _part_of(split, rank, world_size)]
             digests[name] = np.array(concatenated(part), dtype=np.uint64)
     trained_on, ever_before = digests.get("trained_on"), before and before.ever_trained_on
     known = {"num_held_out_copies": trained_on, "num_held_out_seen": ever_before}
@@ -138,6 +140,11 @@ def record(
     if ever_before is not None:
         digests["trained_before"] = ever_before[~np.isin(ever_before, digests.get("trained_on", UNREADABLE))]
     return {name: _packed(digests_N) for name, digests_N in digests.items()} or None, numbers
+
+
+def _part_of(split: Split, rank: int, world_size: int) -> list[int]:
+    first, last = (len(split) * r // world_size for r in (rank, rank + 1))
+    return digests_of(split, range(first, last)).tolist()
 
 
 def merged(runs: Sequence[SeenImages]) -> dict[str, str] | None:
@@ -338,6 +345,8 @@ def _cut_again(open_split: Callable[[str], Split], seen: SeenImages, *, base: st
 def _group_cut_again(whole: Split, cut: dict[str, Any]) -> Split:
     """Return a fold, or a dev part of whole groups, of images that have no files to be known by."""
     rule, fold, num_folds = cut.get("group_column"), cut.get("fold"), cut.get("folds")
+    from vitcli.data.parts.groups import groups_of  # loads tables
+
     grouping = Grouping(rule, groups_of(whole, rule)) if isinstance(rule, str) else None
     if isinstance(fold, int) and isinstance(num_folds, int):
         folds_N = fold_of_rows(whole, num_folds, order_N=None, grouping=grouping)

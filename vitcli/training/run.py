@@ -272,6 +272,7 @@ class TrainingRun:
         return seen_images.record(
             self.job.train_split,
             held_out,
+            chosen_by=self.job.choice_split,
             before=start.seen or unknown,
             rank=self.runtime.rank,
             world_size=self.runtime.world_size,

@@ -95,7 +95,15 @@ def _next_commands(summary: dict[str, Any]) -> list[tuple]:
         return [("vit", "finetune", "--ckpt", run_dir, "--dataset", "DATA")]
     # All images of folds were trained on, so that none is left to evaluate the last model on.
     evaluation = [("vit", "evaluate", "--ckpt", run_dir, "--out", f"{run_dir}/evaluation")]
-    train_on = ("--ckpt", run_dir, "--keep-head", "--dataset", summary["dataset"], "--out", f"{run_dir}-2")
+    train_on = (
+        "--ckpt",
+        run_dir,
+        "--keep-head",
+        "--dataset",
+        summary.get("dataset", "DATA"),
+        "--out",
+        f"{run_dir}-2",
+    )
     return [
         *([] if summary.get("folds") else evaluation),
         ("vit", "predict", "--ckpt", run_dir, "IMAGES"),

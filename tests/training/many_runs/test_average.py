@@ -21,7 +21,8 @@ from vitcli.evaluation.statistics import mcnemar
 from vitcli.weights.average import START
 from vitcli.weights.io import read_weights
 
-TUNE = ("finetune", "--ckpt", "demo", "--res", 16, "--quiet", "--json", "--batch-size", 8,
+TUNE = ("finetune", "--recipe", "finetune/default",
+        "--ckpt", "demo", "--res", 16, "--quiet", "--json", "--batch-size", 8,
         "--per-device-batch", 4, "--precision", "fp32", "--lr", 0.003, "--steps", 3,
         "--set", "schedule.warmup=1",
         "--set", "data.dev_fraction=0.3", "--set", "train.save_every=1")  # fmt: skip

@@ -46,7 +46,19 @@ def ckpt(tmp_path_factory) -> Path:
 
 def fine_tune(*words: object, out: Path, ckpt: Path, photos: Path, steps: int = 3) -> dict:
     """Run `vit finetune` on a checkpoint; return its summary."""
-    start = ("finetune", "--ckpt", ckpt, "--dataset", photos, "--lr", 0.02, "--quiet", "--json")
+    start = (
+        "finetune",
+        "--recipe",
+        "finetune/default",
+        "--ckpt",
+        ckpt,
+        "--dataset",
+        photos,
+        "--lr",
+        0.02,
+        "--quiet",
+        "--json",
+    )
     outcome = run(*start, *QUICK, "--steps", steps, "--out", out, *words)
     assert outcome.code == 0, outcome.out + outcome.err
     return outcome.json

@@ -182,7 +182,21 @@ def test_what_is_no_adapter_is_refused(settings, words):
     ],
 )
 def test_adapters_that_cannot_be_are_refused(ckpt, photos, tmp_path, more, words):
-    start = ("finetune", "--ckpt", ckpt, "--dataset", photos, "--lr", 0.02, "--quiet", "--json", "--steps", 1)
+    start = (
+        "finetune",
+        "--recipe",
+        "finetune/default",
+        "--ckpt",
+        ckpt,
+        "--dataset",
+        photos,
+        "--lr",
+        0.02,
+        "--quiet",
+        "--json",
+        "--steps",
+        1,
+    )
     outcome = run(*start, "--out", tmp_path / "run", "--set", "model.lora_rank=2", *more)
 
     assert outcome.code == 2 and words in outcome.json["error"]["message"]

@@ -29,7 +29,20 @@ STEPS = 12
 
 
 def words_for(ckpt, photos, *more: object) -> tuple[object, ...]:
-    start = ("finetune", "--ckpt", ckpt, "--dataset", photos, "--lr", 0.02, "--quiet", "--json", *QUICK)
+    start = (
+        "finetune",
+        "--recipe",
+        "finetune/default",
+        "--ckpt",
+        ckpt,
+        "--dataset",
+        photos,
+        "--lr",
+        0.02,
+        "--quiet",
+        "--json",
+        *QUICK,
+    )
     return (*start, *ADAM, *DRAWN, *METHODS, "--steps", STEPS, *more)
 
 
