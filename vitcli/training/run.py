@@ -375,7 +375,7 @@ def batches_of(job: TrainingJob, first_step: int, *, num_threads: int) -> Iterat
     )
 
 
-def loop_settings(job: TrainingJob, until: int) -> LoopSettings:
+def loop_settings(job: TrainingJob, until: int | None = None) -> LoopSettings:
     """Return the learning rates and everything else that the loop reads from the recipe."""
     recipe = job.recipe
     return LoopSettings(

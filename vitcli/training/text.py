@@ -109,7 +109,7 @@ def _next_commands(summary: dict[str, Any]) -> list[tuple]:
         ("vit", "predict", "--ckpt", run_dir, "IMAGES"),
         ("vit", "report", run_dir, "--out", f"{name}.html"),
         ("vit", "export", run_dir, f"{name}.onnx"),
-        *([("vit", "finetune", *train_on)] if summary["command"] == "finetune" else []),
+        *([("vit", "finetune", *train_on)] if summary.get("command") == "finetune" else []),
     ]
 
 
