@@ -44,21 +44,15 @@ def ckpt(tmp_path_factory) -> Path:
     return folder
 
 
+def begun(ckpt: Path, photos: Path) -> tuple[object, ...]:
+    """The words that begin every `vit finetune` of these tests."""
+    words = ("finetune", "--recipe", "finetune/default", "--ckpt", ckpt, "--dataset", photos)
+    return (*words, "--lr", 0.02, "--quiet", "--json")
+
+
 def fine_tune(*words: object, out: Path, ckpt: Path, photos: Path, steps: int = 3) -> dict:
     """Run `vit finetune` on a checkpoint; return its summary."""
-    start = (
-        "finetune",
-        "--recipe",
-        "finetune/default",
-        "--ckpt",
-        ckpt,
-        "--dataset",
-        photos,
-        "--lr",
-        0.02,
-        "--quiet",
-        "--json",
-    )
+    start = begun(ckpt, photos)
     outcome = run(*start, *QUICK, "--steps", steps, "--out", out, *words)
     assert outcome.code == 0, outcome.out + outcome.err
     return outcome.json

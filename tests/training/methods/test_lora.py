@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.conftest import run
-from tests.training.methods.conftest import ADAM, SAVED, fine_tune, only_with_checkpoint, refusal, tiny
+from tests.training.methods.conftest import ADAM, SAVED, begun, fine_tune, only_with_checkpoint, refusal, tiny
 from tests.training.test_finetune import fingerprint
 from vitcli.errors import MachineError, VitError
 from vitcli.training.methods.freezing import freeze
@@ -182,22 +182,9 @@ def test_what_is_no_adapter_is_refused(settings, words):
     ],
 )
 def test_adapters_that_cannot_be_are_refused(ckpt, photos, tmp_path, more, words):
-    start = (
-        "finetune",
-        "--recipe",
-        "finetune/default",
-        "--ckpt",
-        ckpt,
-        "--dataset",
-        photos,
-        "--lr",
-        0.02,
-        "--quiet",
-        "--json",
-        "--steps",
-        1,
+    outcome = run(
+        *begun(ckpt, photos), "--steps", 1, "--out", tmp_path / "run", "--set", "model.lora_rank=2", *more
     )
-    outcome = run(*start, "--out", tmp_path / "run", "--set", "model.lora_rank=2", *more)
 
     assert outcome.code == 2 and words in outcome.json["error"]["message"]
     assert not (tmp_path / "run").exists()

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.conftest import run, vit
-from tests.training.methods.conftest import ADAM, QUICK, SAVED
+from tests.training.methods.conftest import ADAM, QUICK, SAVED, begun
 from tests.training.test_finetune import fingerprint, losses, when_logged
 from tests.training.test_stops import state_of
 from vitcli import recipe as recipes
@@ -29,21 +29,7 @@ STEPS = 12
 
 
 def words_for(ckpt, photos, *more: object) -> tuple[object, ...]:
-    start = (
-        "finetune",
-        "--recipe",
-        "finetune/default",
-        "--ckpt",
-        ckpt,
-        "--dataset",
-        photos,
-        "--lr",
-        0.02,
-        "--quiet",
-        "--json",
-        *QUICK,
-    )
-    return (*start, *ADAM, *DRAWN, *METHODS, "--steps", STEPS, *more)
+    return (*begun(ckpt, photos), *QUICK, *ADAM, *DRAWN, *METHODS, "--steps", STEPS, *more)
 
 
 def test_the_recipe_of_an_earlier_version_is_that_of_this_one_without_the_methods(tmp_path):

@@ -37,7 +37,7 @@ from vitcli.output.run_folder import FOLDS, PREDICTIONS, REPEATS, RunFolder, ear
 from vitcli.output.summaries import FoldScores, FoldsSummary, FrozenScores, TrainingSummary
 from vitcli.recipe import Recipe
 from vitcli.training.many_runs import parallel_runs
-from vitcli.training.many_runs.sequence import run_all
+from vitcli.training.many_runs.sequence import open_folder, run_all
 from vitcli.training.many_runs.sweep import Job, SharedParts, Sweep
 from vitcli.training.results import write_sweep_results
 from vitcli.training.run import run as run_job
@@ -109,15 +109,9 @@ class CrossValidation:
 
     def _open_folder(self) -> Path:
         """Lock the folder and write what is known before the first run."""
-        model = self.recipe.model
-        name = model.name or Path(str(model.ckpt)).name
-        path = self.options.out or run_folder.new_folder(self.command, str(self.recipe.data.dataset), name)
-        # One line of metrics.jsonl per run, written again for finished runs.
-        self.folder = run_folder.open_run(
-            path, self.recipe, self.options.arguments, overwrite=self.options.overwrite
-        )
-        self.progress.note(f"run folder {path}")
-        return path
+        self.folder = open_folder(self.command, self.recipe, self.options)
+        self.progress.note(f"run folder {self.folder.path}")
+        return self.folder.path
 
     def _note_beginning(self, folded: FoldedSplit) -> None:
         """Say how the images are divided, and what is not scored."""

@@ -47,7 +47,7 @@ from vitcli.training.many_runs.average_command import (
     refuse_several_labels,
     refuse_to_average,
 )
-from vitcli.training.many_runs.sequence import run_all
+from vitcli.training.many_runs.sequence import open_folder, run_all
 from vitcli.training.many_runs.sweep_results import Trial
 from vitcli.training.results import write_sweep_results
 from vitcli.training.run import run as run_job
@@ -211,15 +211,9 @@ class Sweep:
 
     def _open_folder(self) -> Path:
         """Lock the folder of the sweep and write what is known before the first run."""
-        model = self.recipe.model
-        name = model.name or Path(str(model.ckpt)).name
-        path = self.options.out or run_folder.new_folder(self.command, str(self.recipe.data.dataset), name)
-        # One line of metrics.jsonl per run, written again for finished runs.
-        self.folder = run_folder.open_run(
-            path, self.recipe, self.options.arguments, overwrite=self.options.overwrite
-        )
-        self.progress.note(f"run folder {path}")
-        return path
+        self.folder = open_folder(self.command, self.recipe, self.options)
+        self.progress.note(f"run folder {self.folder.path}")
+        return self.folder.path
 
     def _arm_recipes(self) -> list[Recipe]:
         if not self.recipe.choices:
