@@ -1,8 +1,6 @@
 """Predicted numbers: against scikit-learn, hand values, and from a run to its predictions."""
 
 import json
-import os
-import signal
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +10,7 @@ from PIL import Image
 from sklearn import metrics as sklearn_metrics
 
 from tests.conftest import run
-from tests.training.test_finetune import SMALL, TRICKY, fingerprint
+from tests.training.test_finetune import SMALL, TRICKY, fingerprint, stopped_in_part
 from vitcli.data.dataset import DataSet
 from vitcli.errors import DataError, WeightsError
 from vitcli.evaluation.regression import (
@@ -23,7 +21,6 @@ from vitcli.evaluation.regression import (
     target_of,
 )
 from vitcli.output.run_folder import newest_checkpoint_step
-from vitcli.training import loop
 from vitcli.training.methods.regression import squared_error, target_of_split
 
 REGRESSION = ("--set", "objective.loss=regression", "--set", "data.label_column=age")
@@ -151,18 +148,10 @@ def test_a_run_reports_errors_and_evaluate_and_predict_agree_with_it(ages, train
     assert "number, `age`" in (trained / "README.md").read_text()
 
 
-def test_a_stopped_regression_resumes_bit_for_bit(ages, trained, tmp_path, monkeypatch):
-    out, seed_generators, calls = tmp_path / "run", loop.seed_generators, []
-
-    def stop_in_step_6(*arguments):
-        calls.append(arguments)
-        if len(calls) == 11:
-            os.kill(os.getpid(), signal.SIGTERM)
-        seed_generators(*arguments)
-
-    monkeypatch.setattr(loop, "seed_generators", stop_in_step_6)
-    assert run(*words(ages, out)).code == 143 and newest_checkpoint_step(out) == 6
-    monkeypatch.undo()
+def test_a_stopped_regression_resumes_bit_for_bit(ages, trained, tmp_path):
+    out = tmp_path / "run"
+    with stopped_in_part(11):
+        assert run(*words(ages, out)).code == 143 and newest_checkpoint_step(out) == 6
 
     assert run(*words(ages, out, "--workers", 3)).code == 0
     assert fingerprint(out) == fingerprint(trained)

@@ -1,9 +1,7 @@
 """Several labels an image: average precision and F1 against scikit-learn, thresholds by brute force."""
 
 import json
-import os
 import shutil
-import signal
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +10,7 @@ from PIL import Image
 from sklearn import metrics as sklearn_metrics
 
 from tests.conftest import run
-from tests.training.test_finetune import SMALL, TRICKY, fingerprint
+from tests.training.test_finetune import SMALL, TRICKY, fingerprint, stopped_in_part
 from vitcli.errors import WeightsError
 from vitcli.evaluation.several_labels import (
     EVEN,
@@ -24,7 +22,6 @@ from vitcli.evaluation.several_labels import (
     mean_average_precision,
     several_labels_of,
 )
-from vitcli.training import loop
 
 
 def random_case(seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -195,18 +192,10 @@ def test_a_run_chooses_thresholds_that_evaluate_and_predict_use(shapes, trained,
     assert f"mAP         {100 * summary['mean_ap']:.2f}" in text and "chosen on" in text
 
 
-def test_a_stopped_run_of_several_labels_resumes_bit_for_bit(shapes, trained, tmp_path, monkeypatch):
-    out, seed_generators, calls = tmp_path / "run", loop.seed_generators, []
-
-    def stop_in_step_6(*arguments):
-        calls.append(arguments)
-        if len(calls) == 11:
-            os.kill(os.getpid(), signal.SIGTERM)
-        seed_generators(*arguments)
-
-    monkeypatch.setattr(loop, "seed_generators", stop_in_step_6)
-    assert run(*words(shapes, out)).code == 143
-    monkeypatch.undo()
+def test_a_stopped_run_of_several_labels_resumes_bit_for_bit(shapes, trained, tmp_path):
+    out = tmp_path / "run"
+    with stopped_in_part(11):
+        assert run(*words(shapes, out)).code == 143
 
     assert run(*words(shapes, out, "--workers", 3)).code == 0
     assert fingerprint(out) == fingerprint(trained)

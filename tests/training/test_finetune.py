@@ -9,6 +9,8 @@ import shutil
 import signal
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +25,7 @@ from vitcli.data.sampler import rows_at
 from vitcli.evaluation import inference
 from vitcli.evaluation.assertions import OF_CLASSES
 from vitcli.output.run_folder import newest_checkpoint_step
+from vitcli.training import loop
 from vitcli.training.text import as_text, compute_text
 
 SMALL = (
@@ -464,6 +467,22 @@ def when_logged(run_dir: Path, num_lines: int, action) -> None:
             time.sleep(0.002)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+@contextmanager
+def stopped_in_part(number: int) -> Iterator[None]:
+    """Send SIGTERM to this process in the micro-batch of this number, counted from 1, of the run inside."""
+    seed_generators, calls = loop.seed_generators, []
+
+    def seed_and_stop(*arguments):
+        calls.append(arguments)
+        if len(calls) == number:
+            os.kill(os.getpid(), signal.SIGTERM)
+        seed_generators(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "seed_generators", seed_and_stop)
+        yield
 
 
 class Killer:

@@ -24,6 +24,7 @@ from vitcli.features import least_squares
 from vitcli.models.build import TransformerOptions, architecture, build, last_layers
 from vitcli.models.features import outputs
 from vitcli.output.text import delivery_text
+from vitcli.training.methods import held_out as held_out_module
 from vitcli.training.methods import probe_head
 from vitcli.training.methods.delivery import choose, interpolate
 from vitcli.training.methods.held_out import hold_out
@@ -198,6 +199,9 @@ def test_images_to_choose_by_are_of_every_class_and_no_longer_trained_on(photos)
     with pytest.raises(VitError, match="has one image, so none can be held out"):
         held_out(train.rows(np.array([0, 12])), probe)
     assert held_out(train) == (train, None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(held_out_module, "MOST", 4)
+        assert len(held_out(train, probe, "data.dev_fraction=0.25")[1]) == 4
 
 
 @pytest.fixture(scope="module")
