@@ -9,10 +9,12 @@ import tempfile
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
 import huggingface_hub
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from huggingface_hub import constants
@@ -23,6 +25,7 @@ from tests.faulty_disk import command, in_a_fork
 from tests.http_server import Files, serving
 from tests.training.test_finetune import SMALL, TRICKY
 from tests.weights.servers import network, npz_of, serve, timm_files
+from vitcli.weights import onnx
 
 STREAMS = []  # servers, until this process ends
 
@@ -37,7 +40,7 @@ class Writer:
         earlier: a command line whose result the first one replaces.
         appended: globs of files that grow, and are right only at the end.
         result: below the scratch folder, what to look at in the place of "{out}".
-        uploads: returns what a server has; None where nothing is uploaded.
+        uploads: returns what a server has, or what a reader makes of the files; {} of others.
         clear: makes all anew.
         is_cleared: as of a sweep.
     """
@@ -62,7 +65,7 @@ def writer(what: str, scratch: Path, photos: str) -> Writer:
     os.environ["XDG_CACHE_HOME"] = str(scratch / ("out" if what.endswith("cache") else "cache"))
     name, is_again = what.removesuffix("-again"), what.endswith("-again")
     if name.startswith("export"):
-        return _exports(name, is_again)
+        return _exports(name, scratch, is_again)
     data = ("--dataset", photos)
     match name:
         case "evaluate":
@@ -87,11 +90,28 @@ def writer(what: str, scratch: Path, photos: str) -> Writer:
     return _served(name, scratch, photos)
 
 
-def _exports(name: str, is_again: bool) -> Writer:
-    out = {"export": "model", "export-npz": "x.npz", "export-onnx": "x.onnx"}[name]
+def _exports(name: str, scratch: Path, is_again: bool) -> Writer:
+    out = {"export": "model", "export-npz": "x.npz"}.get(name, "x.onnx")
     words = ["export", "demo", f"{{out}}/{out}", "--overwrite"]
     names = ("model.safetensors", "config.json") if name == "export" else (out,)
-    return Writer(words, names, [*words, "--res", 48] if is_again else None)
+    earlier = [*words, "--res", 48] if is_again else None
+    if name == "export-onnx-data":  # weights in a file of their own, by whose contents it is named
+        onnx.MAX_BYTES_IN_ONE_FILE = 0
+        return Writer(words, names, earlier, uploads=partial(_logits, scratch / "out" / out))
+    return Writer(words, names, earlier)
+
+
+def _logits(path: Path) -> dict[str, bytes]:
+    """Return what onnxruntime makes of an ONNX file and the weights that it names."""
+    if not path.exists():
+        return {}
+    from onnxruntime import InferenceSession, SessionOptions
+
+    options = SessionOptions()
+    options.intra_op_num_threads = 1  # no threads in a process that forks
+    session = InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    images_BCHW = np.ones((1, *session.get_inputs()[0].shape[1:]), np.float32)
+    return {"logits": session.run(None, {"images": images_BCHW})[0].tobytes()}
 
 
 def _served(name: str, scratch: Path, photos: str) -> Writer:

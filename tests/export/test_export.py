@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -174,12 +175,68 @@ def test_weights_too_large_for_one_onnx_file_are_written_beside_it(to_export, tm
     result, model = to_export(vit(), "out.onnx", head=False)
     (features,) = session(tmp_path / "out.onnx").run(None, {"images": images().numpy()})
 
-    assert list(result["files"]) == ["out.onnx", "out.onnx.data"]
-    assert names_in(tmp_path) == ["ckpt", "out.onnx", "out.onnx.data"]
+    data = list(result["files"])[1]
+    assert re.fullmatch(r"out\.onnx\.[0-9a-f]{16}\.data", data)
+    assert names_in(tmp_path) == ["ckpt", *result["files"]] == ["ckpt", "out.onnx", data]
     assert distance(features, model.forward_head(model.forward_features(images()), pre_logits=True)) < 1e-5
     (tmp_path / "out.onnx").unlink()
-    with pytest.raises(VitError, match=r"out\.onnx\.data already exists"):
+    with pytest.raises(VitError, match=r"out\.onnx\.[0-9a-f]+\.data already exists"):
         to_export(vit(), "out.onnx")
+
+
+class Program:
+    """What torch's exporter returns, of one number that its file names and its weights hold."""
+
+    def __init__(self, number: float):
+        self.number = number
+
+    def save(self, path: Path, *, external_data: bool):
+        library = pytest.importorskip("onnx")
+        weight = library.numpy_helper.from_array(np.full(9, self.number, np.float32), "weight")
+        graph = library.helper.make_graph([], str(self.number), [], [], [weight])
+        proto, beside = library.helper.make_model(graph), {"location": f"{path.name}.data"}
+        library.save(proto, path, save_as_external_data=external_data, size_threshold=0, **beside)
+
+
+def numbers_in(path: Path) -> tuple[float, float]:
+    """Return the number in an ONNX file and that in its weights."""
+    library = pytest.importorskip("onnx")
+    graph = library.load(path).graph
+    return float(graph.name), float(library.numpy_helper.to_array(graph.initializer[0])[0])
+
+
+@pytest.mark.parametrize("size", [0, 10**9])
+@pytest.mark.parametrize("stop_at", range(4))
+def test_the_weights_beside_an_onnx_file_are_always_its_own(to_export, tmp_path, monkeypatch, stop_at, size):
+    """Killed before any rename or deletion over an earlier, large export; then it is repeated."""
+    programs = [Program(1.0), Program(2.0), Program(2.0)]
+    monkeypatch.setattr(onnx, "check_installed", lambda: None)
+    monkeypatch.setattr(onnx, "_exported", lambda *_: programs.pop(0))
+    monkeypatch.setattr(onnx, "MAX_BYTES_IN_ONE_FILE", 0)
+    monkeypatch.setattr(exports, "_check_outputs", lambda *_: exports.Agreement(0.0, 1.0, 1.0))
+    to_export(vit(), "out.onnx")
+    assert numbers_in(tmp_path / "out.onnx") == (1.0, 1.0)
+    monkeypatch.setattr(onnx, "MAX_BYTES_IN_ONE_FILE", size)
+    operations = []
+
+    def counted(operation):
+        def go(*args, **kwargs):
+            operations.append(args)
+            if len(operations) > stop_at:
+                raise KeyboardInterrupt
+            return operation(*args, **kwargs)
+
+        return go
+
+    with monkeypatch.context() as stopped, suppress(KeyboardInterrupt):
+        stopped.setattr(os, "replace", counted(os.replace))
+        stopped.setattr(Path, "unlink", counted(Path.unlink))
+        exported(tmp_path / "ckpt", tmp_path / "out.onnx", overwrite=True)
+    assert operations
+    assert numbers_in(tmp_path / "out.onnx") in [(1.0, 1.0), (2.0, 2.0)]
+    result = exported(tmp_path / "ckpt", tmp_path / "out.onnx", overwrite=True)
+    assert numbers_in(tmp_path / "out.onnx") == (2.0, 2.0)
+    assert names_in(tmp_path) == ["ckpt", *result["files"]] and len(result["files"]) == (1 if size else 2)
 
 
 def test_without_onnx_the_error_says_what_to_install(to_export, tmp_path, monkeypatch):

@@ -12,7 +12,8 @@ from tests.faulty_disk import FAULTS, faulty_disk, script  # noqa: F401, a fixtu
 
 RESULTS = (
     *("evaluate", "fewshot", "fewshot-cache", "selection", "embed", "embed-again", "predict-again"),
-    *("export-again", "export-npz-again", "export-onnx-again"),  # -again: in the place of an earlier one
+    # -again: in the place of an earlier one
+    *("export-again", "export-npz-again", "export-onnx-again", "export-onnx-data-again"),
     *("download-cache", "download-hub", "stream-cache", "push"),  # from and to servers of this machine
 )
 
@@ -32,7 +33,7 @@ def test_no_operation_that_fails_loses_a_step_or_a_bit(faulty_disk, photos, tmp_
 @pytest.mark.parametrize("fault", ["kill", "EIO", "full", "late"])
 @pytest.mark.parametrize("what", RESULTS)
 def test_no_result_is_half_written_and_none_of_before_is_lost(faulty_disk, photos, tmp_path, what, fault):  # noqa: F811
-    for package in ("onnxruntime", "onnxscript") if what == "export-onnx-again" else ():
+    for package in ("onnxruntime", "onnxscript") if "onnx" in what else ():
         pytest.importorskip(package)
     if what == "stream-cache":
         pytest.importorskip("aiohttp")

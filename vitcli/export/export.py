@@ -196,8 +196,7 @@ def files_text(files: dict[str, int]) -> str:
 def _check_out(target: Path, format: str, overwrite: bool) -> None:
     """Refuse, before any work, a path whose files would be lost."""
     if format != "timm":
-        data_files = [target.with_name(f"{target.name}.data")] if format == "onnx" else []  # of large weights
-        for file in (target, *data_files):
+        for file in (target, *onnx.data_files(target)):
             check_out(file, overwrite=overwrite, option="OUT", folder_error=VitError)
         return
     fix = "choose another name"
@@ -341,8 +340,13 @@ def _put_in_place(path: Path, target: Path) -> None:
             _bring_back(target)
             raise
     else:
-        for file in reversed(_files_at(path)):  # the weights of an .onnx file before it names them
-            os.replace(file, target.with_name(file.name))
+        names = [file.name for file in _files_at(path)]
+        for name in reversed(names):  # the weights of an .onnx file are on disk before it names them
+            os.replace(path.with_name(name), target.with_name(name))
+            sync(target.parent)
+        for earlier in onnx.data_files(target):
+            if earlier.name not in names:
+                earlier.unlink()
     sync(target.parent)
     _bring_back(target)
 

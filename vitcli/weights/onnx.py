@@ -4,6 +4,8 @@ The input is "images" (B, 3, H, W), float32 and normalised, for any B; the outpu
 features (B, D) without a head. Letters: B batch, K classes, D hidden width.
 """
 
+import hashlib
+import re
 import warnings
 from contextlib import redirect_stdout
 from importlib import import_module
@@ -34,7 +36,7 @@ def check_installed() -> None:
 def write_onnx(path: Path, model: nn.Module, image_size: tuple[int, int], metadata: dict[str, str]) -> None:
     """Write a network as an ONNX file.
 
-    Weights too large for one file are written to `path` + ".data"; move both files together.
+    Weights too large for one file are written beside it, to one of `data_files`; move both files together.
 
     Args:
         model: on the CPU, in evaluation mode.
@@ -54,8 +56,17 @@ def write_onnx(path: Path, model: nn.Module, image_size: tuple[int, int], metada
     proto = onnx.load(path, load_external_data=False)
     _drop_traces(proto.graph)
     _keep_padding_apart(proto.graph)
+    _name_data_by_contents(path, proto.graph)
     onnx.helper.set_model_props(proto, metadata)
     onnx.save(proto, path)
+
+
+def data_files(path: Path) -> list[Path]:
+    """Return the files beside an .onnx file with its weights, an earlier one's, or named as torch does it."""
+    if path.suffix != ".onnx":
+        return []
+    name = re.compile(rf"{re.escape(path.name)}(\.[0-9a-f]{{16}})?\.data")
+    return sorted(file for file in path.parent.glob("*.data") if name.fullmatch(file.name))
 
 
 class OnnxNetwork(nn.Module):
@@ -113,6 +124,19 @@ def _exported(model: nn.Module, image_size: tuple[int, int]) -> torch.onnx.ONNXP
             where=f"torch {torch.__version__}",
             fix="export to safetensors or timm, or try other versions of torch and onnxscript",
         ) from error
+
+
+def _name_data_by_contents(path: Path, graph: Any) -> None:
+    """Rename the weights beside an ONNX file, so that those of another export cannot take their place."""
+    data = path.with_name(f"{path.name}.data")
+    if not data.exists():
+        return
+    with data.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()[:16]
+    named = data.rename(path.with_name(f"{path.name}.{digest}.data"))
+    for entry in (entry for tensor in graph.initializer for entry in tensor.external_data):
+        if entry.key == "location":
+            entry.value = named.name
 
 
 def _drop_traces(graph: Any) -> None:
