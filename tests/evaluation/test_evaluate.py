@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
 from tests.conftest import locked, run, vit
 from vitcli.evaluation.files import FOLDER
@@ -278,6 +278,42 @@ def test_a_class_map_leaves_out_images_and_classes(evaluated, trained, pictures,
     assert (closed["top1"], closed["num_eval_examples"], closed["num_outside_map"]) == (1.0, 5, 5)
     assert open_["top1"] == whole["per_class"]["red"]["top1"]
     assert open_["num_classes"] == 2 and open_["competing_classes"] == "all"
+
+
+@pytest.mark.parametrize("classes", ["", "[classes]\nred = 1\n"])
+def test_tta_is_the_mean_of_the_probabilities_of_an_image_and_its_mirror_image(
+    trained, pictures, tmp_path, classes
+):
+    """The truth: evaluations of the images and of mirror images on disk, at a size without a crop."""
+    map_file, words = tmp_path / "map.toml", ("--set", "data.eval_resize=square", "--precision", "fp32")
+    map_file.write_text(classes)
+    words += ("--classes", map_file, "--all-compete") if classes else ()
+    folders = {"plain": tmp_path / "plain", "mirrored": tmp_path / "mirrored"}
+    for path in pictures.rglob("*.png"):
+        image = Image.open(path).resize((24, 16))
+        for name, folder in folders.items():
+            copy = folder / path.relative_to(pictures)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            (image if name == "plain" else ImageOps.mirror(image)).save(copy)
+    each = []
+    for name, *more in (("plain",), ("mirrored",), ("plain", "--tta")):
+        saved = ("--save-predictions", tmp_path / "p.parquet", "--json", "-q")
+        given = ("--ckpt", trained, "--dataset", folders[name], *words, *saved, *more)
+        result = run("evaluate", *given).json
+        rows = pq.read_table(tmp_path / "p.parquet").to_pylist()
+        by_class = [dict(zip(row["top_classes"], row["top_probabilities"], strict=True)) for row in rows]
+        each.append((result, [[row[k] for k in sorted(row)] for row in by_class], rows))
+
+    (plain, first_NK, rows), (_, second_NK, _), (both, found_NK, _) = each
+    mean_NK = (np.array(first_NK) + np.array(second_NK)) / 2
+    assert mean_NK == pytest.approx(np.array(found_NK), abs=1e-7)
+    labels_N = [row["label"] for row in rows]
+    losses_N = -np.log(mean_NK[np.arange(len(rows)), labels_N])
+    assert both["loss"] == pytest.approx(losses_N.mean(), abs=1e-6)
+    assert both["top1"] == np.mean(mean_NK.argmax(axis=1) == labels_N)
+    assert (both["tta"], both["asked"]["--tta"], "tta" in plain) == ("mirror", True, False)
+    assert np.abs(mean_NK - np.array(first_NK)).max() > 1e-5
+    assert "mean with the mirror image" in as_text(both)
 
 
 def test_rows_of_a_class_map_keep_their_numbers(evaluated, tmp_path):

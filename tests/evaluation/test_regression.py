@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from sklearn import metrics as sklearn_metrics
 
 from tests.conftest import run
@@ -133,6 +133,19 @@ def test_a_run_reports_errors_and_evaluate_and_predict_agree_with_it(ages, train
     test = DataSet(str(ages), label_column="age", numbers=True).open("test")
     errors = [abs(by_file[f"{24 + row}.png"] - age) for row, age in enumerate(test.read_labels())]
     assert np.mean(errors) == pytest.approx(summary["mae"], abs=1e-6)
+
+    # With mirror images: the mean of the two numbers of each.
+    for path in ages.glob("*.png"):
+        ImageOps.mirror(Image.open(path)).save(tmp_path / path.name)
+    square = ("--set", "data.eval_resize=square")  # and no crop, which would be one pixel aside
+    values = []
+    for images in (ages / "*.png", tmp_path / "*.png"):
+        predicted = run("predict", "--ckpt", trained, images, *square, "--json", "-q").json["predictions"]
+        of_file = {Path(entry["file"]).name: entry["value"] for entry in predicted}
+        values.append(np.array([of_file[f"{24 + row}.png"] for row in range(10)]))
+    errors = np.abs(np.mean(values, axis=0) - test.read_labels())
+    both = run("evaluate", "--ckpt", trained, "--tta", *square, "--json", "-q").json
+    assert both["mae"] == pytest.approx(np.mean(errors), abs=1e-6) and both["tta"] == "mirror"
 
     table = tmp_path / "ages.csv"
     assert run("predict", "--ckpt", trained, ages / "30.png", "--out", table, "-q").code == 0

@@ -6,12 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+import torch
+from PIL import Image, ImageOps
 from sklearn import metrics as sklearn_metrics
 
 from tests.conftest import run
 from tests.training.test_finetune import SMALL, TRICKY, fingerprint, stopped_in_part
 from vitcli.errors import WeightsError
+from vitcli.evaluation.inference import mean_of_labels
 from vitcli.evaluation.several_labels import (
     EVEN,
     average_precisions,
@@ -145,8 +147,8 @@ def labels_of(shapes: Path, split: str) -> np.ndarray:
     return np.array([[name in labels for name in ("bright", "red")] for labels in names])
 
 
-def predicted(trained: Path, folder: Path) -> tuple[np.ndarray, list[list[str]]]:
-    entries = run("predict", "--ckpt", trained, folder, "--json", "-q").json["predictions"]
+def predicted(trained: Path, folder: Path, *more: object) -> tuple[np.ndarray, list[list[str]]]:
+    entries = run("predict", "--ckpt", trained, folder, *more, "--json", "-q").json["predictions"]
     entries.sort(key=lambda entry: int(Path(entry["file"]).stem))
     by_class = [{each["class"]: each["probability"] for each in entry["top"]} for entry in entries]
     return np.array([[row["bright"], row["red"]] for row in by_class]), [entry["labels"] for entry in entries]
@@ -190,6 +192,28 @@ def test_a_run_chooses_thresholds_that_evaluate_and_predict_use(shapes, trained,
     assert header.startswith("file,labels,class,probability") and line.split(",")[1] == "|".join(labels[0])
     text = run("evaluate", "--ckpt", trained, "-q").out
     assert f"mAP         {100 * summary['mean_ap']:.2f}" in text and "chosen on" in text
+
+
+def test_tta_is_the_mean_of_the_probabilities_of_each_class(shapes, trained, tmp_path):
+    (tmp_path / "mirrored").mkdir()
+    for path in (shapes / "test").glob("*.png"):
+        ImageOps.mirror(Image.open(path)).save(tmp_path / "mirrored" / path.name)
+    how = ("--ckpt", trained, "--set", "data.eval_resize=square", "--json", "-q")
+    plain_NK, _ = predicted(trained, shapes / "test", *how[2:4])
+    mirrored_NK, _ = predicted(trained, tmp_path / "mirrored", *how[2:4])
+    entries = run("predict", shapes / "test", "--tta", *how).json["predictions"]
+    result = run("evaluate", "--split", "test", "--tta", *how).json
+
+    mean_NK = (plain_NK + mirrored_NK) / 2
+    for entry in entries:
+        red = {each["class"]: each["probability"] for each in entry["top"]}["red"]
+        assert red == pytest.approx(mean_NK[int(Path(entry["file"]).stem), 1], abs=1e-6)
+    hot_NK = labels_of(shapes, "test")
+    assert result["tta"] == "mirror"
+    assert result["mean_ap"] == pytest.approx(sklearn_metrics.average_precision_score(hot_NK, mean_NK))
+    logits = torch.tensor([[-40.0, 20.0, 0.5], [-30.0, 25.0, -2.0]])
+    expected = ((logits[0].double().sigmoid() + logits[1].double().sigmoid()) / 2).logit()
+    torch.testing.assert_close(mean_of_labels(*logits).double(), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_a_stopped_run_of_several_labels_resumes_bit_for_bit(shapes, trained, tmp_path):

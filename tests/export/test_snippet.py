@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 
 import numpy as np
 import pytest
@@ -9,6 +10,8 @@ import torch
 from PIL import Image
 
 from tests.conftest import run
+from tests.evaluation.test_regression import REGRESSION, ages  # noqa: F401, a fixture
+from tests.evaluation.test_several_labels import SEVERAL, shapes  # noqa: F401, a fixture
 from vitcli.data.decoding import decode
 from vitcli.data.transforms import Preprocessing, to_model_range
 from vitcli.export.snippet import onnx_snippet
@@ -85,3 +88,50 @@ def test_an_exported_graph_is_no_checkpoint(photo, tmp_path):
     refused = run("predict", "--ckpt", tmp_path / "photos.onnx", photo)
 
     assert refused.code == 4 and "exported graph" in refused.err and "run folder" in refused.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "fixture", "more"), [("several", "shapes", SEVERAL), ("number", "ages", REGRESSION)]
+)
+def test_an_exported_graph_of_several_labels_or_a_number_says_what_vit_predict_says(
+    request, tmp_path, monkeypatch, kind, fixture, more
+):
+    """On images of each kind: outputs, stored thresholds or scale, and the printed code."""
+    pytest.importorskip("onnxruntime")
+    folder = request.getfixturevalue(fixture)
+    given = ("finetune", "--recipe", "finetune/default", "--ckpt", "random", "--model", "ViT-demo/8", *more)
+    how = ("--res", 16, "--steps", 20, "--batch-size", 8, "--lr", 0.05, "-q", "--dataset", folder)
+    trained = run(*given, *how, "--out", tmp_path / "run")
+    assert trained.code == 0, trained.err
+    exported = run("export", tmp_path / "run", tmp_path / "net.onnx", "-q")
+    assert exported.code == 0, exported.err
+    images = sorted(folder.rglob("*.png"))
+    expected = run("predict", "--ckpt", tmp_path / "run", *images, "--json", "-q").json["predictions"]
+    monkeypatch.chdir(tmp_path)
+    _, _, code = exported.out.partition("in Python (pip install onnxruntime pillow):\n")
+
+    answers = set()
+    for entry in expected:
+        Image.open(entry["file"]).save("image.png")
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            exec(code.replace("image.jpg", "image.png"), variables := {})
+        lines = printed.getvalue().splitlines()
+        if kind == "number":
+            name, value = lines[0].split()
+            assert name == "age" and float(value) == pytest.approx(entry["value"], rel=1e-5)
+        else:
+            assert sorted(lines) == sorted(entry["labels"]), entry
+            by_class = {each["class"]: each["probability"] for each in entry["top"]}
+            for output, name in zip(variables["outputs"], ("bright", "red"), strict=True):
+                assert 1 / (1 + np.exp(-output)) == pytest.approx(by_class[name], abs=1e-5)
+        answers.add(tuple(lines))
+    assert len(answers) > 2 and len(expected) == len(images)
+    stored = json.loads((tmp_path / "run/config.json").read_text())["vit"]["metadata"]
+    in_graph = variables["session"].get_modelmeta().custom_metadata_map
+    key = "several_labels" if kind == "several" else "target"
+    assert json.loads(in_graph[key]) == stored[key]
+    # Without its head there is neither.
+    for out in ("features.onnx", "features.safetensors"):
+        outcome = run("export", tmp_path / "run", tmp_path / out, "--no-head", "-q")
+        assert outcome.code == 0, outcome.err

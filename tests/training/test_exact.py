@@ -1,5 +1,6 @@
 """`--exact`: the same bits on any number of processes, also when the number changes on the way."""
 
+import json
 import os
 import signal
 import time
@@ -7,15 +8,25 @@ import time
 import pytest
 
 from tests.conftest import vit
-from tests.training.test_finetune import SMALL, fingerprint, when_logged
+from tests.evaluation.test_regression import REGRESSION, ages  # noqa: F401, a fixture
+from tests.evaluation.test_several_labels import SEVERAL, shapes  # noqa: F401, a fixture
+from tests.training.test_finetune import SMALL, fingerprint, losses, when_logged
 
-EXACT = (
+ANY_TARGET = (
     *(*SMALL, "--exact", "--batch-size", 16, "--per-device-batch", 2, "--precision", "fp32"),
     *("--set", "model.dropout=0.1", "--set", "optimizer.average=0.9", "--set", "train.log_every=1"),
-    *("--set", "eval.every=4", "--set", "train.save_every=3", "--set", "objective.mixup=0.2"),
-    *("--set", "objective.cutmix=1.0", "--set", "objective.class_weights=sqrt"),
-    *("--set", "data.sampling=sqrt", "--set", "data.trivialaugment=true", "--set", "data.random_erasing=0.3"),
+    *("--set", "eval.every=4", "--set", "train.save_every=3"),
+    *("--set", "data.trivialaugment=true", "--set", "data.random_erasing=0.3"),
 )
+EXACT = (
+    *(*ANY_TARGET, "--set", "objective.mixup=0.2", "--set", "objective.cutmix=1.0"),
+    *("--set", "objective.class_weights=sqrt", "--set", "data.sampling=sqrt"),
+)
+# The fixture of the images and the words of each.
+TARGETS = {
+    "several labels": ("shapes", (*SEVERAL, "--set", "objective.mixup=0.2", "--set", "objective.cutmix=1.0")),
+    "numbers": ("ages", REGRESSION),
+}
 
 
 def exact_run(photos, out, *, processes: int, steps: int = 6, **more):
@@ -32,6 +43,30 @@ def test_two_processes_make_the_bits_of_one(photos, tmp_path):
         assert ended.returncode == 0, ended.stderr
 
     assert fingerprint(tmp_path / "1") == fingerprint(tmp_path / "2")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [("--exact",), ("--shard",)], ids=str)
+@pytest.mark.parametrize("target", TARGETS)
+def test_two_processes_learn_several_labels_and_numbers_as_one_does(request, tmp_path, target, how):
+    fixture, more = TARGETS[target]
+    words = [word for word in ANY_TARGET if word != "--exact"]
+    words += [*more, "--dataset", request.getfixturevalue(fixture), "--steps", 6]
+    for processes in (1, 2):
+        given = [*words, *(how if processes == 2 or "--exact" in how else ())]
+        out = ("--out", tmp_path / str(processes), "--num-processes", processes)
+        ended = vit(*given, *out, timeout=300)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        scores = ("evaluate", "--ckpt", tmp_path / str(processes), "--precision", "fp32", "--json", "-q")
+        again = [json.loads(vit(*scores, "--num-processes", number).stdout) for number in (1, 2)]
+        summary = json.loads(ended.stdout)
+        for key in set(again[0]) & {"mae", "rmse", "r2", "intervals", "mean_ap", "f1_at_thresholds", "loss"}:
+            assert summary[key] == again[0][key] == again[1][key], key
+
+    if "--exact" in how:
+        assert fingerprint(tmp_path / "1") == fingerprint(tmp_path / "2")
+    else:
+        assert losses(tmp_path / "2") == pytest.approx(losses(tmp_path / "1"), rel=1e-4)
 
 
 @pytest.mark.slow

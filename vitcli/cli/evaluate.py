@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from vitcli.recipe.request import RecipeRequest
 
 app = typer.Typer()
+MIRRORED = "Mean of the probabilities of each image and its mirror image: twice the time."
 PREDICTIONS = "Folder of a run or of vit evaluate --out, or a file of --save-predictions."
 
 
@@ -66,10 +67,7 @@ def predict(
             max=1,
         ),
     ] = None,
-    tta: Annotated[
-        bool,
-        option("--tta", RUN, "Mean of the probabilities of each image and its mirror image: twice the time."),
-    ] = False,
+    tta: Annotated[bool, option("--tta", RUN, MIRRORED)] = False,
     sort_into: Annotated[
         Path | None,
         option(
@@ -159,6 +157,7 @@ def evaluate(
     num_processes: options.NumProcesses = None,
     recipe: options.RecipeName = None,
     set_: options.Set = None,
+    tta: Annotated[bool, option("--tta", RUN, MIRRORED)] = False,
     out: Annotated[Path | None, option("--out", RUN,
         "Folder for evaluation.json, tables and figures (default: write none).", "FOLDER")] = None,
     overwrite: options.Overwrite = False,
@@ -198,7 +197,7 @@ def evaluate(
         )
 
     groups = next(filter(None, map(vtab.tasks_of, dataset or ())), {})
-    more = (sides, real, real_index, classes, all_compete, out, overwrite, save_predictions, asserted)
+    more = (sides, real, real_index, classes, all_compete, tta, out, overwrite, save_predictions, asserted)
     if groups and (len(pairs) > 1 or any(more)):
         raise typer.BadParameter(
             "the tasks of vtab go with one --ckpt, no other --dataset and no option but those of the scores"
@@ -218,6 +217,7 @@ def evaluate(
         classes=classes,
         all_compete=all_compete,
         sides=sides,
+        mirrored=tta,
         save_predictions=save_predictions,
         asserted=asserted,
     )

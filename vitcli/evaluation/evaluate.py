@@ -68,6 +68,7 @@ class EvaluateOptions:
         classes: name or file of a class map.
         all_compete: whether classes outside the map may be predicted.
         sides: resolutions to evaluate at, each a square; () for the weights' own.
+        mirrored: the mean of the probabilities of each image and its mirror image.
         save_predictions: Parquet file to write.
         asserted: assertions to report with the result; the command line acts on them.
     """
@@ -78,6 +79,7 @@ class EvaluateOptions:
     classes: str | None = None
     all_compete: bool = False
     sides: tuple[int, ...] = ()
+    mirrored: bool = False
     save_predictions: str | None = None
     asserted: tuple[Assertion, ...] = ()
 
@@ -89,6 +91,7 @@ class EvaluateOptions:
             "--real-index": self.real_index,
             "--classes": self.classes,
             "--all-compete": self.all_compete,
+            "--tta": self.mirrored,
         }
         choices = {option: value for option, value in choices.items() if value}
         given = {key: value for key, value in request.given.items() if key not in WITHOUT_EFFECT}
@@ -317,7 +320,7 @@ def score(
     for variant in variants:
         # Notes about the loaded tensors are the same at every resolution: print them once.
         progress = settings.progress if variant is reported else Progress(quiet=True)
-        of_variant, pass_summary = _run_pass(task, weights, variant, settings, progress)
+        of_variant, pass_summary = _run_pass(task, weights, variant, options, settings, progress)
         scores = _scores(of_variant, task.target)
         curve.append(ResolutionScore.written({"resolution": variant.resolution, **scores}))
         if variant is reported:
@@ -343,6 +346,8 @@ def score(
         "num_processes": settings.runtime.world_size,
         **_details(task, predictions, class_names, places),
     }
+    if options.mirrored:
+        summary["tta"] = "mirror"
     if options.sides:
         summary["resolutions"] = curve
     if options.asserted:
@@ -403,6 +408,7 @@ def _run_pass(
     task: EvalTask,
     weights: Weights,
     preprocessing: Preprocessing,
+    options: EvaluateOptions,
     settings: EvalSettings,
     loading_progress: Progress,
 ) -> tuple[Predictions | NumberPredictions, dict[str, Any]]:
@@ -412,11 +418,16 @@ def _run_pass(
     started_at = time.perf_counter()
     parts = model, task.split, preprocessing, settings
     if task.target:
-        predictions, skipped = regression.predict_numbers(*parts, target=task.target)
+        how = {"target": task.target, "is_mirrored": options.mirrored}
+        predictions, skipped = regression.predict_numbers(*parts, **how)
     else:
         num_classes = task.projection.width if task.projection else arch.num_classes
+        mean = inference.mean_of_labels if task.several else inference.mean_of_classes
         predictions, skipped = inference.predict_split(
-            *parts, num_classes=num_classes, project=task.projection
+            *parts,
+            num_classes=num_classes,
+            project=task.projection,
+            mean=mean if options.mirrored else None,
         )
     skipped = sorted(settings.runtime.union(set(skipped)))
     elapsed_s = time.perf_counter() - started_at

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from vitcli.data.loader import Batch, eval_batches
 from vitcli.data.split import Split
@@ -42,6 +43,9 @@ from vitcli.output.progress import Progress
 MULTIPLE = 4
 NUM_LIKELIEST = 5  # classes kept of each prediction
 MOST_SCORES = 2**27  # of rows times classes, kept for AUROC and mAP: half a GiB, 134,000 images of ImageNet
+
+
+Mean = Callable[[Tensor, Tensor], Tensor]  # of the outputs_BO for images and for their mirror images
 
 
 class Interrupted(Exception):
@@ -172,12 +176,14 @@ def predict_split(
     *,
     num_classes: int,
     project: Callable[[Tensor], Tensor] | None,
+    mean: Mean | None = None,
 ) -> tuple[Predictions, list[str]]:
     """Return the predictions of a split, and the places of this process's undecodable images.
 
     Args:
         num_classes: of the logits that compete: the model's, or the projected ones.
         project: maps logits_BK to the logits that compete; None keeps them as they are.
+        mean: of the logits that compete, for each image and for its mirror image; None: of the image alone.
 
     Raises:
         DataError: an image cannot be decoded and `on_bad_image` is "error", or none can.
@@ -194,7 +200,7 @@ def predict_split(
     columns = {name: x.new_zeros(len(split), *x.shape[1:]) for name, x in of_none.items()}
 
     def columns_of(batch: Batch, logits_BK: Tensor) -> dict[str, Tensor]:
-        logits_BK = logits_BK if project is None else project(logits_BK)
+        logits_BK = logits_BK if project is None or mean else project(logits_BK)
         labels = {} if split.has_several_labels else {"labels": batch.labels_B}
         # In the order of the probabilities, which as float32 would be equal near 0 and 1.
         scores = {"scores_NK": logits_BK.double().log_softmax(dim=1).float()} if has_scores else {}
@@ -202,7 +208,8 @@ def predict_split(
         return prediction_columns(logits_BK, batch.labels_B) | labels | scores
 
     batches = balanced_batches(model, split, preprocessing, settings)
-    logits = outputs_of(model, batches, preprocessing, settings.device, settings.precision)
+    network = mirrored(model, mean, project) if mean else None
+    logits = outputs_of(model, batches, preprocessing, settings.device, settings.precision, network=network)
     seen_N, skipped = fill_by_row(columns, logits, columns_of, split, settings)
     rows_N = np.flatnonzero(seen_N.numpy())
     counted = {name: values_N.numpy()[rows_N] for name, values_N in columns.items()}
@@ -259,10 +266,20 @@ def top_predictions(
     return top_by_row, skipped
 
 
-def mirrored(model: nn.Module, mean: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Return a function of images to the `mean` of the outputs_BO for each and for its mirror image."""
-    network = partial(model_features.logits, unwrap(model))
-    return lambda images_BCHW: mean(network(images_BCHW).float(), network(images_BCHW.flip(-1)).float())
+def mirrored(
+    model: nn.Module, mean: Mean, project: Callable[[Tensor], Tensor] | None = None
+) -> Callable[[Tensor], Tensor]:
+    """Return a function of images to the `mean` of the outputs_BO for each and for its mirror image.
+
+    Args:
+        project: maps the outputs to those of which the mean is taken; None keeps them as they are.
+    """
+
+    def outputs(images_BCHW: Tensor) -> Tensor:
+        outputs_BO = model_features.logits(unwrap(model), images_BCHW).float()
+        return project(outputs_BO) if project else outputs_BO
+
+    return lambda images_BCHW: mean(outputs(images_BCHW), outputs(images_BCHW.flip(-1)))
 
 
 def mean_of_classes(one_BK: Tensor, other_BK: Tensor) -> Tensor:
@@ -271,9 +288,10 @@ def mean_of_classes(one_BK: Tensor, other_BK: Tensor) -> Tensor:
 
 
 def mean_of_labels(one_BK: Tensor, other_BK: Tensor) -> Tensor:
-    """Return logits whose sigmoid is the mean of the two sigmoids."""
-    probability_BK = (one_BK.sigmoid() + other_BK.sigmoid()) / 2
-    return probability_BK.logit(eps=1e-7)
+    """Return logits whose sigmoid is the mean of the two sigmoids, different ones also near 0 and 1."""
+    log_p_BK = torch.logaddexp(F.logsigmoid(one_BK), F.logsigmoid(other_BK))
+    log_not_p_BK = torch.logaddexp(F.logsigmoid(-one_BK), F.logsigmoid(-other_BK))
+    return log_p_BK - log_not_p_BK
 
 
 def mean_number(one_BO: Tensor, other_BO: Tensor) -> Tensor:

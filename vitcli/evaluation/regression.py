@@ -102,9 +102,18 @@ class NumberPredictions:
 
 
 def predict_numbers(
-    model: nn.Module, split: Split, preprocessing: Preprocessing, settings: EvalSettings, *, target: Target
+    model: nn.Module,
+    split: Split,
+    preprocessing: Preprocessing,
+    settings: EvalSettings,
+    *,
+    target: Target,
+    is_mirrored: bool = False,
 ) -> tuple[NumberPredictions, list[str]]:
     """Return the predictions of a split, and the places of this process's undecodable images.
+
+    Args:
+        is_mirrored: the mean of the numbers of each image and its mirror image.
 
     Raises:
         DataError: an image cannot be decoded and `on_bad_image` is "error", or none can.
@@ -116,7 +125,9 @@ def predict_numbers(
         return {"values": target.numbers_of(outputs_B1[:, 0])}
 
     batches = inference.balanced_batches(model, split, preprocessing, settings)
-    outputs = inference.outputs_of(model, batches, preprocessing, settings.device, settings.precision)
+    network = inference.mirrored(model, inference.mean_number) if is_mirrored else None
+    how = preprocessing, settings.device, settings.precision
+    outputs = inference.outputs_of(model, batches, *how, network=network)
     seen_N, skipped = inference.fill_by_row(columns, outputs, columns_of, split, settings)
     rows_N = np.flatnonzero(seen_N.numpy())
     targets_N = split.read_labels()[rows_N]  # in float64, which a batch has not

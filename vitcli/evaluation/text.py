@@ -123,7 +123,7 @@ def _rows(result: dict[str, Any]) -> list[tuple[str, str]]:
     # How they were computed, and the files written.
     rows += [
         ("model", model_text(result)),
-        ("pixels", f"{result['preprocessing']}, {result['preprocessing_from']}"),
+        ("pixels", _pixels(result)),
         ("speed", speed(result)),
     ]
     if "out" in result and count < LEAST_CALIBRATED:
@@ -146,7 +146,7 @@ def _rows_of_numbers(result: dict[str, Any]) -> list[tuple[str, str]]:
         *(("note", note) for note in result.get("notes", ())),
         *skipped(result),
         ("model", model_text(result)),
-        ("pixels", f"{result['preprocessing']}, {result['preprocessing_from']}"),
+        ("pixels", _pixels(result)),
         ("speed", speed(result)),
     ]
     for row in result.get("resolutions", ()):
@@ -155,6 +155,11 @@ def _rows_of_numbers(result: dict[str, Any]) -> list[tuple[str, str]]:
         )
     files = {"files": "out", "predictions": "saved_predictions"}
     return rows + [(name, Verbatim(result[key])) for name, key in files.items() if key in result]
+
+
+def _pixels(result: dict[str, Any]) -> str:
+    mirrored = "; mean with the mirror image" if "tta" in result else ""
+    return f"{result['preprocessing']}, {result['preprocessing_from']}{mirrored}"
 
 
 def _images(result: dict[str, Any]) -> str:

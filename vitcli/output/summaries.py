@@ -264,7 +264,7 @@ class Evaluation(ResultSummary):
         "precision_macro", "recall_macro", "aupr_macro",
     })  # fmt: skip
     SOMETIMES = frozenset({
-        "exaflops", "peak_memory_gib", "real_top1", "num_real_examples", "real_labels_by", "class_map",
+        "exaflops", "tta", "peak_memory_gib", "real_top1", "num_real_examples", "real_labels_by", "class_map",
         "competing_classes", "num_outside_map", "resolutions", "assertions", "saved_predictions", "out",
         "mean_ap", "per_label", "f1_at_thresholds", "thresholds_chosen_on",
     })  # fmt: skip
@@ -285,6 +285,7 @@ class Evaluation(ResultSummary):
     real_top1: Fraction | None = None
     num_real_examples: Count | None = None
     class_map: str | None = None
+    tta: str | None = None
     per_class: dict[str, Any] | None = None
     reliability: Bins | None = None
     resolutions: list[ResolutionScore] = []
@@ -298,10 +299,10 @@ class NumberEvaluation(ResultSummary):
         "command", "ckpt", "numerics", "classes_mapped_by_name", "absent_classes", "num_left_out_files",
         "left_out_files", "notes", "num_classes", "preprocessing", "preprocessing_from", "rmse", "r2", "loss",
         "num_eval_examples", "num_skipped_images", "skipped_images", "mae_of_mean", "intervals",
-        "resolutions", "assertions", "asked", "saved_predictions", "out", "target",
+        "resolutions", "assertions", "asked", "saved_predictions", "out", "target", "tta",
     })  # fmt: skip
     SOMETIMES = frozenset({
-        "exaflops", "peak_memory_gib", "resolutions", "assertions", "saved_predictions", "out",
+        "exaflops", "tta", "peak_memory_gib", "resolutions", "assertions", "saved_predictions", "out",
     })  # fmt: skip
 
     mae: Amount

@@ -317,6 +317,7 @@ def _evaluation_row(record: EvaluationRecord, names: Names, *, has_real: bool, h
         number_cell(summary.brier, "{:.4f}"),
     )
     size = f"{size_text(summary.resolution)} px"
-    details = (summary.model, names.data(summary.dataset), summary.split, summary.class_map, size)
+    mirrored = "with mirror images" if summary.tta else ""
+    details = (summary.model, names.data(summary.dataset), summary.split, summary.class_map, size, mirrored)
     name = names.ckpts.get(summary.ckpt, summary.ckpt)
     return Row(Header(name, ", ".join(filter(None, details)), record.path), cells)

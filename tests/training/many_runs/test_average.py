@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import random
 import shutil
 import signal
@@ -15,6 +16,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from tests.conftest import Outcome, run, vit
+from tests.evaluation.test_regression import REGRESSION, ages  # noqa: F401, a fixture
+from tests.evaluation.test_several_labels import SEVERAL, shapes  # noqa: F401, a fixture
+from tests.training.test_finetune import when_logged
 from vitcli.data.dataset import DataSet
 from vitcli.data.seen_images import SeenImages, digests_of
 from vitcli.evaluation.statistics import mcnemar
@@ -307,6 +311,64 @@ def test_runs_that_cannot_be_averaged_are_refused_before_the_first_step(photos, 
     ):
         assert outcome.code == 2 and message in outcome.json["error"]["message"], outcome
     assert not (tmp_path / "out").exists()
+
+
+METHODS = {
+    "probe head": ("model.head=probe",),
+    "LoRA": ("model.lora_rank=2",),
+    "patience": ("train.patience=1", "eval.every=1"),
+    "all": ("model.head=probe", "model.lora_rank=2", "model.freeze=1", "train.patience=1", "eval.every=1"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", METHODS)
+def test_runs_with_other_methods_are_averaged_also_over_a_stop(photos, tmp_path, name):
+    keys = (*METHODS[name], "train.average_runs=uniform")
+    words = (*TUNE, "--dataset", photos, "--runs", 3, *(word for key in keys for word in ("--set", key)))
+    unbroken, stopped = tmp_path / "unbroken", tmp_path / "stopped"
+    outcome = run(*words, "--out", unbroken)
+    assert outcome.code == 0, outcome.err + outcome.out
+    when_logged(stopped / "runs/seed-1", 2, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    assert run(*words, "--out", stopped).code == 143
+    assert run(*words, "--out", stopped).code == 0
+
+    # What is delivered is the weighted mean of what the runs deliver, and is scored as that.
+    record, paths = outcome.json["average"], sorted((unbroken / "runs").iterdir())
+    each, weights = [tensors_of(path) for path in paths], [entry["weight"] for entry in record["runs"]]
+    assert sum(weights) == pytest.approx(1) and len(set(map(sha256_of, paths))) == 3
+    for key, tensor in tensors_of(unbroken).items():
+        expected = sum(
+            weight * state[key].astype(np.float64) for weight, state in zip(weights, each, strict=True)
+        )
+        np.testing.assert_allclose(tensor, expected, rtol=1e-6, atol=1e-7)
+        assert (tensors_of(stopped)[key] == tensor).all(), key
+    scored = run("evaluate", "--ckpt", unbroken, "--precision", "fp32", "--json", "-q").json
+    assert (scored["top1"], scored["num_eval_examples"]) == (record["top1"], 10)
+
+    # The images to choose the average by are neither trained on by a run nor those it chose by.
+    train = set(digests_of(DataSet(str(photos)).open("train")).tolist())
+    for path in paths:
+        seen, of_run = SeenImages.of(read_weights(str(path)).metadata), summary_of(path)
+        num_chosen_by = len(train - set(seen.trained_on.tolist())) - record["num_dev_examples"]
+        assert num_chosen_by == of_run.get("num_choice_examples", num_chosen_by)
+        assert (num_chosen_by > 0) == (name != "LoRA")
+    assert record["num_dev_examples"] == 7
+
+
+def summary_of(folder: Path) -> dict:
+    return json.loads((folder / "summary.json").read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [REGRESSION, SEVERAL])
+def test_runs_of_numbers_and_of_several_labels_are_refused_before_the_first_step(request, tmp_path, more):
+    folder = request.getfixturevalue("ages" if more is REGRESSION else "shapes")
+    words = (*TUNE, *more, "--dataset", folder, "--runs", 2, "--set", "train.average_runs=auto")
+    outcome = run(*words, "--out", tmp_path / "all")
+
+    assert outcome.code in (2, 3) and "average" in outcome.json["error"]["where"], outcome
+    assert not (tmp_path / "all/runs").exists()
 
 
 @pytest.mark.slow
