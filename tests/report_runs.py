@@ -97,6 +97,20 @@ def finetuned(
     return folder
 
 
+def of_numbers(folder: Path, mae: float, *, runs: int = 1, **more: Any) -> Path:
+    """A regression, of one seed or several."""
+    finetuned(folder, dataset="faces", **more)
+    summary = json.loads((folder / "summary.json").read_text())
+    scores = {"mae": mae, "rmse": 1.5 * mae, "r2": 0.8, "loss": 0.2}
+    for key in ("top1", "top5", "intervals"):
+        del summary[key]
+    intervals = {"mae": [0.9 * mae, 1.1 * mae], "rmse": [mae, 2 * mae], "r2": [0.7, 0.9]}
+    summary |= {"target": {"name": "age", "mean": 30.0, "std": 9.0}, **scores}
+    summary |= {"intervals": intervals} if runs == 1 else {}
+    write_json(folder / "summary.json", summary | {"runs": [{"seed": k, **scores} for k in range(runs)]})
+    return folder
+
+
 def predicted(folder: Path, rows: list[tuple[int, int, float]], names: tuple[str, ...]) -> Path:
     """Predictions as a finished run keeps them: (label, prediction, probability) of each image."""
     import pyarrow as pa

@@ -127,6 +127,10 @@ def test_a_run_reports_errors_and_evaluate_and_predict_agree_with_it(ages, train
     assert again["intervals"]["mae"][0] < again["mae"] < again["intervals"]["mae"][1]
     assert (tmp_path / "evaluation/numbers.png").stat().st_size > 1_000
 
+    report = run("report", trained, tmp_path / "evaluation", "--json").json
+    (table,) = (each for each in report["tables"] if each["table"] == "numbers")
+    assert [row["cells"][1]["value"] for row in table["rows"]] == [summary["mae"], again["mae"]]
+
     # The predictions of files are those of the evaluation, in the unit of the labels.
     predicted = run("predict", "--ckpt", trained, ages, "--json", "-q").json["predictions"]
     by_file = {Path(entry["file"]).name: entry["value"] for entry in predicted}

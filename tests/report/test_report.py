@@ -381,6 +381,81 @@ def test_vtab_is_one_row_and_its_tasks_a_table(tmp_path):
     assert texts(result, "compute")[0][-1] == "0.025"  # of both tasks that ran
 
 
+def test_predicted_numbers_have_a_table_with_intervals_and_no_accuracy(tmp_path):
+    made.of_numbers(tmp_path / "a", 2.0)
+    made.of_numbers(tmp_path / "b", 1.5, lr=0.01)
+    made.of_numbers(tmp_path / "c", 1.4, runs=3)
+    evaluation = {
+        "command": "evaluate", "ckpt": str(tmp_path / "a"), "model": "ViT-B/16", "dataset": "faces",
+        "eval_split": "faces, split test", "resolution": 384, "mae": 1.234, "rmse": 2.0, "r2": None,
+        "num_eval_examples": 40, "intervals": {"mae": [1.0, 1.5], "rmse": [1.5, 2.5]}, "tta": "mirror",
+        "target": {"name": "age", "mean": 30.0, "std": 9.0},
+    }  # fmt: skip
+    made.write_json(tmp_path / "scored/evaluation.json", evaluation)
+    made.evaluated(tmp_path / "both", made.evaluation(), {**evaluation, "mae": 1.3, "per_class": None})
+
+    result = run("report", tmp_path, "--json").json
+    rows = table(result, "numbers")["rows"]
+    maes = [row["cells"][1] for row in rows]
+    assert [cell["text"] for cell in rows[2]["cells"][:5]] == ["age", "1.4", "2.1", "0.8", "3,669"]
+    assert [cell["note"] for cell in maes[:3]] == ["1.8 to 2.2", "1.35 to 1.65", "mean of 3 runs"]
+    assert [cell["is_best"] for cell in maes] == [False, False, True, False, True]
+    assert [cell["value"] for cell in maes] == [2.0, 1.5, 1.4, 1.3, 1.234] and not result["left_out"]
+    # No accuracy is claimed of them, anywhere.
+    assert not {each["table"] for each in result["tables"]} & {"runs", "accuracy"}
+    assert len(table(result, "evaluations")["rows"]) == 1
+    assert "MAE 1.5" in run("report", tmp_path, "--list").out
+    page = run("report", tmp_path, "--out", tmp_path / "page.html", "--json")
+    assert page.code == 0 and "with mirror images" in (tmp_path / "page.html").read_text()
+
+
+def test_a_selection_of_a_regression_shows_its_errors_and_of_several_labels_the_precision(tmp_path):
+    runs = [{"optimizer.lr": 0.01, "dev_mae": 3.25, "dev_loss": 0.5}]
+    runs += [{"optimizer.lr": 0.1, "dev_mae": None, "dev_loss": None}]
+    made.of_numbers(tmp_path / "a", 2.0, choices=runs, chosen={"optimizer.lr": 0.01})
+    (lines,) = texts(run("report", tmp_path / "a", "--json").json, "selection")
+    assert lines[2:] == ["3.25", "not finite"]
+
+    runs = [
+        {"optimizer.lr": lr, "dev_mean_ap": 0.5 + lr, "dev_top1": 0.9, "dev_loss": 0.5} for lr in (0.1, 0.2)
+    ]
+    made.finetuned(tmp_path / "b", mean_ap=0.6125, choices=runs, chosen={"optimizer.lr": 0.2})
+    result = run("report", tmp_path / "b", "--json").json
+    assert texts(result, "selection")[0][2:] == ["60.00", "70.00"]
+    columns = [column["name"] for column in table(result, "runs")["columns"]]
+    assert texts(result, "runs")[0][2 + columns.index("mAP")] == "61.25"
+
+
+AVERAGE = {
+    "delivered": "greedy",
+    "accepted": True,
+    "top1": 0.95,
+    "runs": [{"weight": w} for w in (0.5, 0, 0.5)],
+}
+
+
+def test_averages_are_marked_and_are_no_repeated_run(tmp_path):
+    for seed, top1 in enumerate((0.9, 0.92)):
+        made.finetuned(tmp_path / f"seed-{seed}", top1, seed=seed)
+    made.finetuned(tmp_path / "soup", 0.95, seed=2, average=AVERAGE)
+    record = AVERAGE | {"delivered": "run", "accepted": False}
+    made.finetuned(tmp_path / "all", 0.93, seed=5, top1s=(0.92, 0.93, 0.94), std=0.01, average=record, lr=0.1)
+    result = run("report", tmp_path, "--json").json
+
+    columns = [column["name"] for column in table(result, "runs")["columns"]]
+    delivered = {
+        row["name"]: row["cells"][columns.index("delivered")] for row in table(result, "runs")["rows"]
+    }
+    assert delivered["soup"]["text"] == "mean of 2 of 3 runs, 95.00"
+    assert delivered["all"]["text"] == "best of 3 runs, no average, 95.00" and delivered["seed-0"] is None
+    # Its accuracy is in no mean of runs with other seeds.
+    headers = [column["detail"] for column in table(result, "accuracy")["columns"]]
+    (row,) = texts(result, "accuracy")
+    assert any("average greedy" in header for header in headers)
+    assert any(cell.startswith("91.00 ± 1.41") for cell in row)
+    assert "finished, mean of 2 of 3 runs" in run("report", tmp_path, "--list").out
+
+
 def test_evaluations_of_one_and_of_several(tmp_path):
     real = made.evaluation(
         "runs/l",

@@ -7,7 +7,16 @@ the wrong type, but neither an unknown key nor a missing one that folders of ear
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    FiniteFloat,
+    Tag,
+    ValidationError,
+    model_validator,
+)
 
 from vitcli.errors import DataError
 from vitcli.output.atomic import unreadable
@@ -126,6 +135,34 @@ class FoldsSummary(FileModel):
     frozen: FrozenScores | None = None
 
 
+class PredictedNumber(FileModel):
+    """The number that a regression predicts."""
+
+    UNREAD = frozenset({"mean", "std"})
+
+    name: str
+
+
+class AveragedRun(FileModel):
+    """A run of an average; its weight in it."""
+
+    weight: FiniteFloat
+
+
+class AverageRecord(FileModel):
+    """What was made of several runs: an average, or the best of them where none was accepted.
+
+    Attributes:
+        accepted: by the paired test; None without images to test on.
+        top1: of what is delivered.
+    """
+
+    delivered: Literal["uniform", "greedy", "stock", "run"]
+    accepted: bool | None = None
+    top1: Fraction
+    runs: list[AveragedRun] = []
+
+
 class TrainingSummary(ResultSummary):
     """summary.json of `vit finetune` and `vit pretrain`: of one run, or the means over the runs of a sweep.
 
@@ -137,17 +174,20 @@ class TrainingSummary(ResultSummary):
             from was trained on.
         eval_precision: of the scores, where it is not fp32.
         folds: where the scores are those of models that have not seen the images.
+        mean_ap, f1_at_thresholds: of images with several labels.
+        mae, rmse, r2, target: of a regression.
+        average: of several runs, where the weights are made of theirs.
     """
 
     UNREAD = frozenset({
         "run_dir", "train_split", "num_train_examples", "num_classes", "preprocessing", "dev_top1_by_lr",
         "top5", "most_frequent_color", "num_skipped_images", "skipped_images", "weights",
         "num_left_out_files", "left_out_files",
-        "classes_not_held_out", "num_held_out_copies", "epochs", "ckpt_fetched_from", "target",
-        "f1_at_thresholds", "thresholds_chosen_on", "license", "findings", "average",
+        "classes_not_held_out", "num_held_out_copies", "epochs", "ckpt_fetched_from",
+        "thresholds_chosen_on", "license", "findings",
         "probe_top1", "finetuned_top1", "delivered", "delivered_alpha", "interpolation", "choice_split",
         "num_choice_examples", "probe_head", "diverged",
-    }) | RunScores.UNREAD - {"loss", "patch_accuracy"}  # fmt: skip
+    }) | RunScores.UNREAD - {"loss", "patch_accuracy", "mean_ap", "mae", "rmse", "r2"}  # fmt: skip
     SOMETIMES = RunScores.SOMETIMES | {
         "average",
         "choices", "chosen", "epochs", "intervals", "num_left_out_files", "left_out_files",
@@ -176,6 +216,13 @@ class TrainingSummary(ResultSummary):
     num_choice_seen: Count | None = None
     eval_precision: str | None = None
     folds: FoldsSummary | None = None
+    mean_ap: Fraction | None = None
+    f1_at_thresholds: Fraction | None = None
+    mae: Amount | None = None
+    rmse: Amount | None = None
+    r2: FiniteFloat | None = None
+    target: PredictedNumber | None = None
+    average: AverageRecord | None = None
 
 
 class ShotScores(FileModel):
@@ -257,8 +304,7 @@ class Evaluation(ResultSummary):
 
     UNREAD = frozenset({
         "numerics", "preprocessing", "preprocessing_from", "classes_mapped_by_name", "num_skipped_images",
-        "mean_ap", "per_label", "f1_at_thresholds", "thresholds_chosen_on",
-        "skipped_images", "nll", "real_labels_by", "competing_classes",
+        "per_label", "thresholds_chosen_on", "skipped_images", "nll", "real_labels_by", "competing_classes",
         "num_outside_map", "mistakes", "assertions", "asked", "saved_predictions", "out", "absent_classes",
         "num_left_out_files", "left_out_files", "precision_weighted", "recall_weighted", "f1_weighted",
         "precision_macro", "recall_macro", "aupr_macro",
@@ -279,6 +325,8 @@ class Evaluation(ResultSummary):
     ece: Fraction
     brier: FiniteFloat
     balanced_accuracy: Fraction | None = None
+    mean_ap: Fraction | None = None
+    f1_at_thresholds: Fraction | None = None
     f1_macro: Fraction | None = None
     auroc_macro: Fraction | None = None
     intervals: dict[str, list[Fraction] | None] = {}
@@ -293,19 +341,27 @@ class Evaluation(ResultSummary):
 
 
 class NumberEvaluation(ResultSummary):
-    """evaluation.json of weights that predict a number; no report reads it."""
+    """evaluation.json of weights that predict a number."""
 
     UNREAD = frozenset({
-        "command", "ckpt", "numerics", "classes_mapped_by_name", "absent_classes", "num_left_out_files",
-        "left_out_files", "notes", "num_classes", "preprocessing", "preprocessing_from", "rmse", "r2", "loss",
-        "num_eval_examples", "num_skipped_images", "skipped_images", "mae_of_mean", "intervals",
-        "resolutions", "assertions", "asked", "saved_predictions", "out", "target", "tta",
+        "numerics", "classes_mapped_by_name", "absent_classes", "num_left_out_files", "left_out_files",
+        "num_classes", "preprocessing", "preprocessing_from", "loss", "num_skipped_images", "skipped_images",
+        "mae_of_mean", "resolutions", "assertions", "asked", "saved_predictions", "out",
     })  # fmt: skip
     SOMETIMES = frozenset({
         "exaflops", "tta", "peak_memory_gib", "resolutions", "assertions", "saved_predictions", "out",
     })  # fmt: skip
 
+    command: Literal["evaluate"]
+    ckpt: str
+    num_eval_examples: Count
     mae: Amount
+    rmse: Amount
+    r2: FiniteFloat | None = None
+    target: PredictedNumber
+    intervals: dict[str, list[FiniteFloat]] = {}
+    tta: str | None = None
+    notes: list[str] = []
 
 
 class Mistake(FileModel):
@@ -326,11 +382,21 @@ class Mistakes(FileModel):
     mistakes: list[Mistake]
 
 
+def _predicts(value: Any) -> str:
+    return "a number" if isinstance(value, dict) and "mae" in value else "classes"
+
+
+AnyEvaluation = Annotated[
+    Annotated[Evaluation, Tag("classes")] | Annotated[NumberEvaluation, Tag("a number")],
+    Discriminator(_predicts),
+]
+
+
 class Evaluations(FileModel):
     """evaluation.json of several checkpoints or data sets."""
 
     command: Literal["evaluate"]
-    evaluations: list[Evaluation]
+    evaluations: list[AnyEvaluation]
 
 
 def read(path: Path, model: type[FileModel]) -> Any:

@@ -34,7 +34,11 @@ def transfer(collection: RunCollection, names: Names) -> list[Table]:
 
     Of one data set neither: they would repeat the table of the runs, unless a cell is the mean of several.
     """
-    finished = [run for run in collection.runs if run.command == "finetune" and run.summary]
+    finished = [
+        run
+        for run in collection.runs
+        if run.command == "finetune" and run.summary and run.summary.mae is None
+    ]
     entries = [_run_entry(run, names) for run in finished]
     entries += [_vtab_entry(vtab) for vtab in collection.vtabs]
     if not entries:
@@ -84,7 +88,7 @@ def _run_entry(run: Run, names: Names) -> Entry:
         (names.data(run.dataset), run.split, run.images),
         run.model,
         run.ckpt,
-        run.recipe,
+        run.recipe | ({"average": summary.average.delivered} if run.is_average else {}),
         run.path,
         seeds=run.seeds,
         values=tuple(scores.top1 for scores in summary.runs if scores.top1 is not None),
@@ -247,16 +251,18 @@ def evaluations(collection: RunCollection, names: Names) -> list[Table]:
     # All numbers of each evaluation.
     has_real = any(record.summary.real_top1 is not None for record in records)
     has_classes = any(record.summary.f1_macro is not None for record in records)
+    has_several = any(record.summary.mean_ap is not None for record in records)
     headers = (
         *map(Header, ("images", "top-1")),
         Header("95 %", "interval"),
         *map(Header, ("top-5", "ReaL") if has_real else ("top-5",)),
         *map(Header, ("balanced", "F1", "AUROC") if has_classes else ()),
+        *([Header("mAP"), Header("F1", "at thresholds")] if has_several else []),
         Header("loss", "nats"),
         Header("ECE", "%"),
         Header("Brier"),
     )
-    kinds = {"has_real": has_real, "has_classes": has_classes}
+    kinds = {"has_real": has_real, "has_classes": has_classes, "has_several": has_several}
     rows = tuple(_evaluation_row(record, names, **kinds) for record in records)
     caption = (
         "All numbers of each evaluation, accuracies in %. ECE is the expected calibration error, the mean "
@@ -264,6 +270,8 @@ def evaluations(collection: RunCollection, names: Names) -> list[Table]:
     )
     if has_classes:
         caption += " Balanced accuracy, F1 and AUROC are means over the classes."
+    if has_several:
+        caption += " Of several labels an image, mAP is the mean average precision."
     if any(not has_calibration(record) for record in records):
         caption += f" {NO_CALIBRATION}"
     corner = Header("checkpoint", kind="text")
@@ -296,7 +304,9 @@ def _evaluation_entries(record: EvaluationRecord, names: Names) -> list[Entry]:
     ]
 
 
-def _evaluation_row(record: EvaluationRecord, names: Names, *, has_real: bool, has_classes: bool) -> Row:
+def _evaluation_row(
+    record: EvaluationRecord, names: Names, *, has_real: bool, has_classes: bool, has_several: bool
+) -> Row:
     summary = record.summary
     interval = summary.intervals.get("top1") or ()
     has_top5 = top5_is_informative(summary.num_classes)
@@ -312,6 +322,7 @@ def _evaluation_row(record: EvaluationRecord, names: Names, *, has_real: bool, h
         fraction_cell(summary.top5) if has_top5 else Cell("-"),
         *([fraction_cell(summary.real_top1)] if has_real else []),
         *(class_cells if has_classes else ()),
+        *(map(fraction_cell, (summary.mean_ap, summary.f1_at_thresholds)) if has_several else ()),
         number_cell(summary.loss, "{:.4f}"),
         fraction_cell(summary.ece),
         number_cell(summary.brier, "{:.4f}"),

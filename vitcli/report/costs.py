@@ -7,14 +7,15 @@ from typing import Any
 
 from vitcli.output import run_folder
 from vitcli.output.document import Cell, Header, Row, Table, fraction_cell, mark_best, number_cell
-from vitcli.output.summaries import ResultSummary
+from vitcli.output.summaries import AverageRecord, ResultSummary
 from vitcli.output.text import count_of, duration, interval_text, size_text, value_text
 from vitcli.report.grouping import grouped, word
-from vitcli.report.runs import FewshotRecord, Point, Run, RunCollection, TrialScore, is_number
+from vitcli.report.runs import AnyRecord, FewshotRecord, Point, Run, RunCollection, TrialScore, is_number
 from vitcli.report.scan import EVALUATION
 from vitcli.report.tables import Names, compute_column, interval_of
 
 RUN = Header("run", kind="text")  # of the first column
+SETTINGS = (Header("from", kind="text"), *map(Header, ("px", "steps", "batch", "lr")))  # of finished runs
 STATES = {True: "running", False: "stopped", None: "unknown"}
 
 
@@ -59,7 +60,8 @@ def trials(collection: RunCollection, names: Names) -> Table:
         rows.append(Row(replace(header, detail=header.detail + scored), cells))
     caption = (
         "Top-1 accuracy in % of each trial on the dev split, which is cut from the training split; the "
-        "chosen one in bold. Small print: the 95 % interval over the images."
+        "chosen one in bold. Small print: the 95 % interval over the images. Several labels are chosen by "
+        "mean average precision, numbers by the loss."
     )
     headers = tuple(map(Header, columns))
     title = "Selection on the dev split"
@@ -68,7 +70,8 @@ def trials(collection: RunCollection, names: Names) -> Table:
 
 def costs(collection: RunCollection, names: Names) -> Table:
     """Return the resources that each finished run has used."""
-    records = (*collection.runs, *collection.vtab_runs, *collection.fewshots, *collection.evaluations)
+    evaluations = (*collection.evaluations, *collection.numbers)
+    records = (*collection.runs, *collection.vtab_runs, *collection.fewshots, *evaluations)
     finished = [(record.path, record.summary) for record in records if record.summary]
     compute, compute_cells = compute_column([used.exaflops for _, used in finished])
     has_compute = any(used.exaflops for _, used in finished)  # few-shot runs and evaluations train nothing
@@ -100,25 +103,25 @@ def runs(collection: RunCollection, names: Names, *, is_at_end: bool) -> Table:
     Args:
         is_at_end: behind the figures, where tables of data sets by networks have the accuracies, too.
     """
-    finished = [run for run in collection.runs if run.summary]
+    finished = [run for run in collection.runs if run.summary and run.summary.mae is None]
     best = _best_of_their_images(finished, names)
     has_seeds = any(len(run.summary.runs) > 1 for run in finished)
+    has_several = any(run.summary.mean_ap is not None for run in finished)
+    has_averages = any(run.summary.average for run in finished)
     rows = []
     for run in finished:
-        summary, recipe = run.summary, run.recipe
+        summary = run.summary
         accuracy = fraction_cell(summary.top1, summary.top1_std, count=max(1, len(summary.runs)))
         interval = interval_of(summary.top1, run.images.count, summary.intervals.get("top1"))
         top1s = [f"{100 * of.top1:.2f} (seed {of.seed})" for of in summary.runs if of.top1 is not None]
         cells = (
             replace(accuracy, is_best=run.path in best),
             Cell(interval_text(interval) if interval else ""),
+            *([fraction_cell(summary.mean_ap)] if has_several else []),
             number_cell(run.images.count, "{:,}"),
-            Cell(names.ckpts[run.ckpt] if run.ckpt else "fresh weights"),
-            Cell(size_text(run.resolution) if run.resolution else ""),
-            _value_cell(summary.steps),
-            _value_cell(summary.batch_size),
-            _value_cell(summary.lr if summary.lr is not None else recipe.get("optimizer.lr")),
+            *settings_cells(run, names),
             *([Cell(", ".join(top1s))] if has_seeds else []),
+            *([Cell(average_text(summary.average))] if has_averages else []),
         )
         header = _header(run.path, run, names)
         where = ", ".join(filter(None, (header.detail, run.split)))
@@ -127,11 +130,43 @@ def runs(collection: RunCollection, names: Names, *, is_at_end: bool) -> Table:
         "Every finished training run with its folder: held-out top-1 in %, its 95 % interval over the images "
         "and their number. Of runs scored on the same images the best is in bold."
     )
-    numbers = (Header("top-1"), Header("95 %", "interval"), Header("images"))
-    settings = (Header("from", kind="text"), *map(Header, ("px", "steps", "batch", "lr")))
+    if has_several:
+        caption += " Of several labels an image, mAP is the mean average precision."
+    if has_averages:
+        caption += " An average of several runs is made of their weights; its own top-1 stands behind it."
+    precision = [Header("mAP")] if has_several else []
+    numbers = (Header("top-1"), Header("95 %", "interval"), *precision, Header("images"))
     seeds = (Header("top-1 of each run", kind="text"),) if has_seeds else ()
-    headers = (*numbers, *settings, *seeds)
+    averages = (Header("delivered", kind="text"),) if has_averages else ()
+    headers = (*numbers, *SETTINGS, *seeds, *averages)
     return Table("runs", "Training runs", caption, RUN, headers, tuple(rows), is_at_end=is_at_end)
+
+
+def settings_cells(run: Run, names: Names) -> tuple[Cell, ...]:
+    """Return the cells of the columns SETTINGS of a finished run."""
+    summary = run.summary
+    return (
+        Cell(names.ckpts[run.ckpt] if run.ckpt else "fresh weights"),
+        Cell(size_text(run.resolution) if run.resolution else ""),
+        _value_cell(summary.steps),
+        _value_cell(summary.batch_size),
+        _value_cell(summary.lr if summary.lr is not None else run.recipe.get("optimizer.lr")),
+    )
+
+
+def average_text(average: AverageRecord | None) -> str:
+    """Return what was made of several runs, and its accuracy; empty where there is no average."""
+    if average is None:
+        return ""
+    count, members = len(average.runs), sum(run.weight != 0 for run in average.runs)
+    made = {
+        "uniform": f"mean of {count} runs",
+        "greedy": f"mean of {members} of {count} runs",
+        "stock": f"Model Stock of {count} runs",
+        "run": f"best of {count} runs, no average",
+    }
+    tested = ", untested" if average.accepted is None else ""
+    return f"{made[average.delivered]}, {100 * average.top1:.2f}{tested}"
 
 
 def without_shared(table: Table) -> tuple[str, Table]:
@@ -172,13 +207,14 @@ def listing(collection: RunCollection, names: Names, *, now: float) -> Table:
             state = f"{STATES[record.progress.is_live]}, {record.progress.text}"
             top1, count, known = _last(record.accuracies), record.num_evaluated, None
         else:
-            state, count = "finished", record.images.count
+            state, count = _finished_state(record), record.images.count
             top1 = getattr(record.summary, "top1", None)
             known = getattr(record.summary, "intervals", {}).get("top1")
         note = ""
         if isinstance(record, FewshotRecord) and record.summary.shots:  # the most images per class
             shots, of_shots = max(record.summary.shots.items(), key=lambda entry: int(entry[0]))
             top1, note = of_shots.mean, f"{shots}-shot"
+        note = note or _other_score(record)
         interval, age = interval_of(top1, count, known), ages[record.path]
         cells = (
             Cell(state),
@@ -192,6 +228,20 @@ def listing(collection: RunCollection, names: Names, *, now: float) -> Table:
     numbers = (Header("top-1"), Header("95 %"), Header("images"))
     headers = (Header("state", kind="text"), *numbers, Header("data", kind="text"), Header("age"))
     return Table("list", "Runs", "All runs, the newest first.", RUN, headers, tuple(rows))
+
+
+def _finished_state(record: AnyRecord) -> str:
+    """Return "finished", and of which runs it is the average."""
+    average = record.summary.average if isinstance(record, Run) and record.summary else None
+    return f"finished, {average_text(average)}" if average else "finished"
+
+
+def _other_score(record: AnyRecord) -> str:
+    """Return the score of what is judged by another one than top-1; empty for the rest."""
+    mae, mean_ap = (getattr(record.summary, name, None) for name in ("mae", "mean_ap"))
+    if mae is not None:
+        return f"MAE {mae:.4g}"
+    return "" if mean_ap is None else f"mAP {mean_ap:.2%}"
 
 
 def _changed_at(path: Path) -> float:
@@ -216,7 +266,11 @@ def _trial_cell(trial: TrialScore | None) -> Cell:
     if trial is None:
         return Cell()
     interval = interval_text(trial.interval) if trial.interval else ""
-    state = "not finite" if trial.dev_top1 is None else "chosen" if trial.is_chosen else ""
+    is_finite = trial.dev_top1 is not None or trial.dev_mae is not None
+    state = ("chosen" if trial.is_chosen else "") if is_finite else "not finite"
+    if trial.dev_mae is not None:
+        cell = number_cell(trial.dev_mae, "{:.4g}")
+        return replace(cell, is_best=trial.is_chosen, note=", ".join(filter(None, ("MAE", state))))
     note = ", ".join(filter(None, (interval, state)))
     return replace(fraction_cell(trial.dev_top1, note=note), is_best=trial.is_chosen)
 

@@ -118,8 +118,12 @@ def _selection(runs: Sequence[Run], names: Names) -> Iterable[PageFigure]:
         noun = {"optimizer.lr": "base learning rate"}.get(key, key)
         dataset = names.data(runs[0].dataset)
         intervals = ", bars are 95 % intervals" if any(line.bars for line in lines) else ""
-        caption = f"Top-1 on the dev split of {dataset} by {noun}; the ring is the chosen value{intervals}."
-        axes = dict(x=noun, y="dev top-1 in %", is_log=is_log, has_points=True)
+        has_several = any(run.summary and run.summary.mean_ap is not None for run in runs)
+        score = "mAP" if has_several else "top-1"
+        caption = (
+            f"The {score} on the dev split of {dataset} by {noun}; the ring is the chosen value{intervals}."
+        )
+        axes = dict(x=noun, y=f"dev {score} in %", is_log=is_log, has_points=True)
         yield from _charts("selection", caption, lines, **axes)
 
 

@@ -22,7 +22,7 @@ from vitcli.output.text import (
     seen_notes,
     short_names,
 )
-from vitcli.report import accuracy, costs
+from vitcli.report import accuracy, costs, regression
 from vitcli.report.predicted import Predicted, all_predicted, are_few, by_class
 from vitcli.report.runs import RunCollection, collect_runs
 from vitcli.report.tables import Names
@@ -65,7 +65,7 @@ class Report:
             "pre-training run": sum(run.command == "pretrain" for run in collection.runs),
             "VTAB folder": len(collection.vtabs),
             "few-shot run": len(collection.fewshots),
-            "evaluation": len(collection.evaluations),
+            "evaluation": len(collection.evaluations) + len(collection.numbers),
         }
         facts = [f"{count} {name}{'s' * (count > 1)}" for name, count in counts.items() if count]
         return [*facts, *([f"{unfinished} unfinished"] if unfinished else [])]
@@ -95,6 +95,7 @@ def read(places: Sequence[str]) -> Report:
         accuracy.few_shot(collection, names),
         accuracy.pretraining(collection, names),
         *accuracy.evaluations(collection, names),
+        regression.numbers(collection, names),
         by_class(predicted, names),
         costs.trials(collection, names),
         costs.costs(collection, names),
@@ -110,7 +111,7 @@ def _notes_of_results(collection: RunCollection) -> list[tuple[Path, str]]:
     for run in (*collection.runs, *collection.vtab_runs):
         summary = run.summary.model_dump() if run.summary else {}
         notes += [(run.path, note) for note in [*seen_notes(summary), *fold_notes(summary)]]
-    for record in (*collection.fewshots, *collection.evaluations):
+    for record in (*collection.fewshots, *collection.evaluations, *collection.numbers):
         notes += [(record.path, note) for note in record.summary.notes]
     return notes
 

@@ -19,6 +19,7 @@ from vitcli.output.summaries import (
     Evaluation,
     Evaluations,
     FewshotSummary,
+    NumberEvaluation,
     TrainingSummary,
     VtabSummary,
     read,
@@ -66,10 +67,11 @@ class RunProgress:
 
 @dataclass(frozen=True)
 class TrialScore:
-    """A trial of a sweep: its recipe values, {"optimizer.lr": 0.003}, and its accuracy on the dev split.
+    """A trial of a sweep: its recipe values, {"optimizer.lr": 0.003}, and its score on the dev split.
 
-    `dev_top1` is that of the colours for masked patch prediction, and None where the loss was not finite.
-    The interval is empty if it is not known.
+    `dev_top1` is the accuracy of the colours for masked patch prediction, the mean average precision for
+    several labels; for a regression there is `dev_mae` instead. None where the loss was not finite. The
+    interval is empty if it is not known.
     """
 
     values: dict[str, Any]
@@ -77,6 +79,7 @@ class TrialScore:
     is_chosen: bool
     interval: tuple[float, ...] = ()
     num_images: int | None = None
+    dev_mae: float | None = None
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,11 @@ class Run:
         """The images that the run was scored on."""
         summary = self.summary
         return ImageSet(summary.num_eval_examples, summary.eval_fingerprint) if summary else UNKNOWN_IMAGES
+
+    @property
+    def is_average(self) -> bool:
+        """Whether the scores are those of an average of runs, and not of runs whose average is delivered."""
+        return bool(self.summary and self.summary.average and len(self.summary.runs) == 1)
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -166,6 +174,25 @@ class EvaluationRecord:
 
 
 @dataclass(frozen=True)
+class NumberRecord:
+    """One evaluation of weights that predict a number."""
+
+    path: Path
+    summary: NumberEvaluation
+
+    @property
+    def dataset(self) -> str:
+        return self.summary.dataset
+
+    @property
+    def images(self) -> ImageSet:
+        return ImageSet(self.summary.num_eval_examples, self.summary.eval_fingerprint)
+
+
+AnyRecord = Run | FewshotRecord | VtabRecord | EvaluationRecord | NumberRecord
+
+
+@dataclass(frozen=True)
 class RunCollection:
     """All runs of the named folders; `left_out` are folders that could not be read, and why."""
 
@@ -173,11 +200,12 @@ class RunCollection:
     fewshots: list[FewshotRecord] = field(default_factory=list)
     vtabs: list[VtabRecord] = field(default_factory=list)
     evaluations: list[EvaluationRecord] = field(default_factory=list)
+    numbers: list[NumberRecord] = field(default_factory=list)
     left_out: list[tuple[Path, str]] = field(default_factory=list)
 
     @property
-    def records(self) -> list[Run | FewshotRecord | VtabRecord | EvaluationRecord]:
-        return [*self.runs, *self.vtabs, *self.fewshots, *self.evaluations]
+    def records(self) -> list[AnyRecord]:
+        return [*self.runs, *self.vtabs, *self.fewshots, *self.evaluations, *self.numbers]
 
     @property
     def vtab_runs(self) -> list[Run]:
@@ -222,7 +250,9 @@ def _read_into(collection: RunCollection, location: RunLocation) -> None:
             tasks = [task for task in sorted(path.iterdir()) if (task / run_folder.RECIPE).is_file()]
             collection.vtabs.append(VtabRecord(path, summary, tuple(map(read_run, tasks))))
         case "evaluation":
-            collection.evaluations.extend(_read_evaluations(path))
+            for record in _read_evaluations(path):
+                kind = collection.numbers if isinstance(record, NumberRecord) else collection.evaluations
+                kind.append(record)
 
 
 def read_run(path: Path) -> Run:
@@ -349,13 +379,15 @@ def _trials(path: Path, summary: TrainingSummary | None) -> tuple[TrialScore, ..
     trials = []
     for record in records:
         values = {key: value for key, value in record.items() if "." in key}  # scores have no dot
-        accuracy = record.get("dev_top1", record.get("dev_patch_accuracy"))
+        accuracies = (record.get(f"dev_{name}") for name in ("mean_ap", "top1", "patch_accuracy"))
+        accuracy, mae = next((x for x in accuracies if x is not None), None), record.get("dev_mae")
         if values and (accuracy is None or _is_fraction(accuracy)):
             bounds, count = record.get("dev_interval"), record.get("dev_num_examples")
             is_interval = isinstance(bounds, list) and len(bounds) == 2 and all(map(_is_fraction, bounds))
             images = count if isinstance(count, int) and count > 0 else None
             interval = tuple(bounds) if is_interval else ()
-            trials.append(TrialScore(values, accuracy, values == chosen, interval, images))
+            error = mae if is_number(mae) else None
+            trials.append(TrialScore(values, accuracy, values == chosen, interval, images, error))
     return tuple(trials)
 
 
@@ -363,22 +395,18 @@ def _is_fraction(value: Any) -> bool:
     return is_number(value) and 0 <= value <= 1
 
 
-def _read_evaluations(path: Path) -> list[EvaluationRecord]:
+def _read_evaluations(path: Path) -> list[EvaluationRecord | NumberRecord]:
     file = path / EVALUATION
     content = read_json(file) or {}
-    if any(
-        "mae" in result for result in (content, *content.get("evaluations", ())) if isinstance(result, dict)
-    ):
-        what = "its weights predict numbers, and a report has tables of classes"
-        fix = f"read {EVALUATION}, or leave the folder out"
-        raise DataError(what, where=str(file), fix=fix)
     if "evaluations" not in content:
-        return [_evaluation(path, read(file, Evaluation))]
+        return [_evaluation(path, read(file, NumberEvaluation if "mae" in content else Evaluation))]
     summaries = read(file, Evaluations).evaluations
     return [_evaluation(path / str(number), summary) for number, summary in enumerate(summaries, start=1)]
 
 
-def _evaluation(path: Path, summary: Evaluation) -> EvaluationRecord:
+def _evaluation(path: Path, summary: Evaluation | NumberEvaluation) -> EvaluationRecord | NumberRecord:
+    if isinstance(summary, NumberEvaluation):
+        return NumberRecord(path, summary)
     try:
         text = read_regular(path / CONFUSION).decode()
         rows = list(csv.DictReader(io.StringIO(text, newline="")))

@@ -14,11 +14,12 @@ class Names:
     """Short names of data sets, checkpoints and run folders, each unique in the report."""
 
     def __init__(self, collection: RunCollection):
-        summaries = [record.summary for record in (*collection.fewshots, *collection.evaluations)]
-        records = (*collection.runs, *collection.fewshots, *collection.evaluations)
+        evaluations = (*collection.evaluations, *collection.numbers)
+        summaries = [record.summary for record in (*collection.fewshots, *evaluations)]
+        records = (*collection.runs, *collection.fewshots, *evaluations)
         folders = (*records, *collection.vtabs, *collection.vtab_runs)
         self._data = short_names(result.dataset for result in (*collection.runs, *summaries))
-        evaluated = (record.summary.ckpt for record in collection.evaluations)
+        evaluated = (record.summary.ckpt for record in evaluations)
         ckpts = short_names([*(run.ckpt for run in collection.runs if run.ckpt), *evaluated])
         self.ckpts = _without_ending(ckpts)
         self._folders = short_names(str(record.path) for record in folders)
