@@ -1,21 +1,27 @@
 """A run that is stopped at every one of its steps ends as one that is never stopped, bit for bit."""
 
 import hashlib
+import json
 import os
 import random
 import signal
+import socket
+import sys
+import time
 from pathlib import Path
+from subprocess import DEVNULL, Popen
 
 import pytest
-from PIL import Image
 
-from tests.conftest import run
+from tests.colours import make_images, numbers_of
+from tests.conftest import REPOSITORY, run
 from tests.data.shards.test_streaming import parquet  # noqa: F401, a fixture
 from tests.evaluation.test_regression import REGRESSION, ages  # noqa: F401, a fixture
 from tests.evaluation.test_several_labels import SEVERAL, shapes  # noqa: F401, a fixture
 from tests.training.test_finetune import SMALL, TRICKY, fingerprint
 from vitcli.training import loop
 
+STEPS_OF_COLOURS = 60  # of 20 of 103 images: eleven epochs and a part of the next
 STEPS = int(os.environ.get("VIT_STOPS", "40"))
 MORE = ("--set", "objective.mixup=0.2", "--set", "data.randaugment=[2,9]", "--set", "model.drop_path=0.1")
 TRICKY = TRICKY[:-2]  # without train.save_every
@@ -81,20 +87,12 @@ def test_a_stop_at_every_step_changes_no_bit(request, tmp_path, monkeypatch, kin
 @pytest.mark.slow
 def test_every_image_is_trained_on_once_an_epoch_over_stops_and_other_threads(tmp_path, monkeypatch):
     """What reaches the network: each image has one colour, which no crop or mirror changes."""
-    colours = [(5 + number, 250 - number, 128) for number in range(103)]
-    for number, colour in enumerate(colours):
-        for split in ("train", "test")[: 1 + (number < 4)]:
-            folder = tmp_path / "images" / split / "ab"[number % 2]
-            folder.mkdir(parents=True, exist_ok=True)
-            Image.new("RGB", (20, 20), colour).save(folder / f"{number:03}.png")
+    make_images(tmp_path / "images", 103)
     seen: dict[Path, list[int]] = {}
     to_model_range = loop.to_model_range
 
     def recorded(images_BCHW, **how):
-        reds_B, greens_B = images_BCHW[:, :2].flatten(2).double().mean(2).T.tolist()
-        for red, green in zip(reds_B, greens_B, strict=True):
-            assert abs(red + green - 255) < 0.1  # one whole image, and no padding
-            seen[out].append(round(red) - 5)
+        seen[out] += numbers_of(images_BCHW)
         return to_model_range(images_BCHW, **how)
 
     monkeypatch.setattr(loop, "to_model_range", recorded)
@@ -121,3 +119,55 @@ def test_every_image_is_trained_on_once_an_epoch_over_stops_and_other_threads(tm
         assert sorted(stopped[103 * epoch : 103 * (epoch + 1)]) == list(range(103))
     assert len({tuple(stopped[103 * epoch :][:103]) for epoch in range(3)}) == 3
     print("310 images of 31 steps, 5 stops: each once an epoch, in the order of the unbroken run")
+
+
+def order_in(notes: Path) -> list[int]:
+    """Return the images in the order of the steps; a step that was done again must have had the same."""
+    order: dict[tuple[int, int], list[int]] = {}
+    for line in notes.read_text().splitlines():
+        step, part, numbers = json.loads(line)
+        assert order.setdefault((step, part), numbers) == numbers, f"part {part} of step {step}"
+    assert sorted(order) == [(step, part) for step in range(STEPS_OF_COLOURS) for part in range(4)]
+    return [number for place in sorted(order) for number in order[place]]
+
+
+@pytest.mark.slow
+def test_every_image_is_trained_on_once_an_epoch_over_kills_and_other_processes(tmp_path):
+    """Killed with all its processes, and begun again on another number of them with other threads."""
+    make_images(tmp_path / "images", 103)
+    notes, draws = tmp_path / "notes", random.Random(0)
+    words = (*SMALL, "--exact", "--dataset", tmp_path / "images", "--batch-size", 20, "--precision", "fp32")
+    words = (*words, "--per-device-batch", 5, "--steps", STEPS_OF_COLOURS, "--set", "train.save_every=2")
+
+    def start(processes: int, notes: Path, out: Path) -> list[Popen]:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            ports = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+        how = (*words, "--out", out, "--workers", draws.randint(1, 4))
+        command = [sys.executable, "-m", "tests.colours", *map(str, (notes, *how))]
+        sizes = {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
+        ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
+        several = [{} if processes == 1 else ports | sizes | rank for rank in ranks]
+        return [Popen(command, cwd=REPOSITORY, env=os.environ | more, stdout=DEVNULL) for more in several]
+
+    assert [
+        process.wait(300) for process in start(1, tmp_path / "unbroken.notes", tmp_path / "unbroken")
+    ] == [0]
+    for processes in (2, 4, 1, 4, 2):
+        parts = (notes.read_text().count("\n") if notes.exists() else 0) + draws.randint(5, 40)
+        running, until = start(processes, notes, tmp_path / "killed"), time.monotonic() + 200
+        while not notes.exists() or notes.read_text().count("\n") < parts:
+            assert time.monotonic() < until and not any(process.poll() for process in running)
+            time.sleep(0.01)
+        for process in running:
+            process.kill()
+        assert [process.wait(60) for process in running] == [-signal.SIGKILL] * processes
+    assert [process.wait(300) for process in start(4, notes, tmp_path / "killed")] == [0] * 4
+
+    order = order_in(notes)
+    assert order == order_in(tmp_path / "unbroken.notes")
+    for epoch in range(len(order) // 103):
+        assert sorted(order[103 * epoch : 103 * (epoch + 1)]) == list(range(103))
+    again = notes.read_text().count("\n") - 4 * STEPS_OF_COLOURS
+    assert fingerprint(tmp_path / "killed") == fingerprint(tmp_path / "unbroken") and again > 0
+    print(f"{len(order)} images, 5 kills on 1, 2 and 4 processes, {again} parts done again, Same")

@@ -8,8 +8,13 @@ import pytest
 from vitcli.data.parts.assignment import GroupCounts, folds_of, held_out_rows
 
 
-def by_definition(groups: list[int], labels: list[int], parts: list[Fraction], order: list[int]) -> list[int]:
-    """The part of each row: every choice by the whole chi-squared distance, summed anew without rounding."""
+def by_definition(
+    groups: list[int], labels: list[int], parts: list[Fraction], order: list[int], in_first: int | None = None
+) -> list[int]:
+    """The part of each row: every choice by the whole chi-squared distance, summed anew without rounding.
+
+    A group `in_first` is in the first part before any is chosen for.
+    """
     rows = {group: [row for row, of in enumerate(groups) if of == group] for group in set(groups)}
     largest = sorted(rows, key=lambda group: (-len(rows[group]), min(map(order.index, rows[group]))))
     columns = [
@@ -27,7 +32,8 @@ def by_definition(groups: list[int], labels: list[int], parts: list[Fraction], o
                 total += (held - target) ** 2 / target
         return total
 
-    for group in largest:
+    part_of |= dict.fromkeys(rows.get(in_first, ()), 0)
+    for group in (group for group in largest if group != in_first):
         each = [distance(part_of | dict.fromkeys(rows[group], part)) for part in range(len(parts))]
         part_of |= dict.fromkeys(rows[group], each.index(min(each)))
     return [part_of[row] for row in range(len(groups))]
@@ -81,6 +87,23 @@ def test_a_dev_part_has_whole_groups_of_every_class_that_has_two(seed):
         others = [g for g in of_class if all(len({*groups[labels == k]}) > 1 for k in labels[groups == g])]
         if len(of_class) > 4 and len(others) > 2:
             assert of_class & {*groups[is_held].tolist()}, "a class with groups to spare is held out"
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_group_with_all_of_a_class_is_trained_on_and_the_others_are_divided_around_it(seed):
+    groups, labels, order = random_case(seed)
+    sole, count = max(groups) + 1, len(groups)
+    groups, labels, order = groups + [sole] * 3, labels + [3] * 3, [*range(count, count + 3), *order]
+    counts = GroupCounts(np.array(groups), np.array(labels), order_N=np.array(order))
+
+    none = np.zeros(sole + 1, dtype=bool)
+    is_held = held_out_rows(counts, 0.5, last_G=none, every_class=True)
+
+    expected = by_definition(groups, labels, [Fraction(1, 2)] * 2, order, in_first=sole)
+    assert {(labels[row], expected[row]) for row in range(count)} == {
+        (k, p) for k in range(3) for p in (0, 1)
+    }
+    assert is_held.tolist() == [part == 1 for part in expected]
 
 
 def test_groups_that_were_trained_on_are_held_out_only_where_there_are_no_others():
