@@ -126,14 +126,23 @@ def test_the_logits_of_a_network_are_those_of_the_layer_on_its_features(classifi
     images_BCHW = torch.rand(12, 3, 32, 32) * 2 - 1
     with torch.no_grad():
         features_BD = outputs(model, images_BCHW, layer="pre_logits", with_logits=False)
-        layer = closed_form_head(features_BD, np.arange(12) % 3, num_classes=3, loss="softmax")
+        layer, whole = (
+            closed_form_head(features_BD[:rows], np.arange(rows) % 3, num_classes=3, loss="softmax")
+            for rows in (9, 12)
+        )
         start = start_weights(model)
         start.tensors = copy_of(model)
-        start.set_head(model, layer)
+        start.set_heads(model, layer, whole)
 
         torch.testing.assert_close(model(images_BCHW), features_BD @ layer.weight_KD.T + layer.bias_K)
     assert start.head_names == ("head.weight", "head.bias")
     assert torch.equal(last_layers(model)[0].weight, start.tensors["head.weight"])
+    assert torch.equal(start.delivered["head.weight"], whole.weight_KD)
+    again = start_weights(model)
+    again.tensors = copy_of(model)
+    again.restore(start.stored, start.state())
+    assert all(torch.equal(again.delivered[name], value) for name, value in start.delivered.items())
+    assert all(torch.equal(again.tensors[name], value) for name, value in start.tensors.items())
 
 
 def test_weights_between_two_networks_are_those_computed_by_hand():
@@ -181,6 +190,8 @@ def test_a_run_that_diverged_has_the_probe_alone():
     assert (summary["delivered"], summary["finetuned_top1"]) == ("probe", None)
     assert summary["interpolation"] == {"0": 0.8} and summary["diverged"]
     assert delivery_text(summary).endswith("the fine-tuned network diverged")
+    refitted = summary | {"probe_head": {"num_delivered_examples": 40}}
+    assert delivery_text(refitted).endswith("diverged; delivered with the closed form on all 40 images")
 
 
 def test_images_to_choose_by_are_of_every_class_and_no_longer_trained_on(photos):
@@ -240,11 +251,35 @@ def test_a_run_with_a_probe_head_resumes_bit_for_bit(photos, unbroken, tmp_path)
     assert stopped.code == 143 and fingerprint(broken) == fingerprint(unbroken)
 
 
+def assert_head_of_all_images(run_dir: Path, photos: Path, weights: dict[str, torch.Tensor]) -> None:
+    """Fit the closed form again, on the features of all training images from `vit embed`."""
+    file = run_dir / "features.safetensors"
+    options = ("--split", "train", "--layer", "pre_logits", "--out", file)
+    assert run("embed", "--ckpt", run_dir, "--dataset", photos, *options).code == 0
+    stored = load_file(file)
+    assert len(stored["labels"]) == 24
+    layer = closed_form_head(
+        stored["features"].float(), stored["labels"].numpy(), num_classes=2, loss="softmax"
+    )
+    torch.testing.assert_close(weights["head.weight"], layer.weight_KD, rtol=1e-3, atol=1e-5)
+
+
 @pytest.mark.parametrize("how", [(), ("--set", "eval.every=1")], ids=["in a step", "in an evaluation"])
 def test_a_destroyed_run_delivers_the_probe_and_says_so(photos, tmp_path, how):
     """Layer norms keep a network finite: only a rate beyond all measure makes numbers that are not."""
     words = (*SMALL, "--dataset", photos, "--out", tmp_path / "run", "--steps", 6, "--batch-size", 8)
-    changes = ("--lr", 1e30, "--set", "optimizer.clip=0", "--set", "schedule.warmup=0", *PROBE, *how)
+    changes = (
+        "--lr",
+        1e30,
+        "--set",
+        "optimizer.clip=0",
+        "--set",
+        "schedule.warmup=0",
+        "--precision",
+        "fp32",
+        *PROBE,
+        *how,
+    )
     ended = run(*[word for word in words if word not in ("--lr", "0.02", "--quiet")], *changes)
 
     summary = ended.json
@@ -253,6 +288,7 @@ def test_a_destroyed_run_delivers_the_probe_and_says_so(photos, tmp_path, how):
     assert summary["images_per_s"] is None and "not" in summary["diverged"]
     weights = load_file(tmp_path / "run/model.safetensors")
     assert all(value.isfinite().all() for value in weights.values())
+    assert_head_of_all_images(tmp_path / "run", photos, weights)
     assert run(*[word for word in words if word not in ("--lr", "0.02")], *changes).json == summary
 
 

@@ -213,7 +213,9 @@ def delivery_text(summary: dict[str, Any]) -> str:
         text = names[summary["delivered"]]
     compared = ", ".join(_compared(name, best, score) for name, score in others.items())
     accuracy = "not finite" if best is None else f"{best:.2%}"
-    return f"{text}, {accuracy} on {count} held out to choose by: {compared}"
+    fitted = summary["probe_head"].get("num_delivered_examples") if alpha < 1 else None
+    refitted = f"; delivered with the closed form on all {count_of(fitted, 'image')}" if fitted else ""
+    return f"{text}, {accuracy} on {count} held out to choose by: {compared}{refitted}"
 
 
 def _compared(name: str, best: float | None, score: float | None) -> str:

@@ -278,14 +278,14 @@ def check_contents(
     total_steps: int,
     is_averaged: bool,
     may_have_skipped: bool,
-    head: dict[str, Tensor] | None = None,
+    heads: dict[str, Tensor] | None = None,
 ) -> None:
     """Refuse a checkpoint that this run cannot have written.
 
     Args:
         step: of its name.
         may_have_skipped: all updates so far may have been left out, as those of fp16 that overflow.
-        head: of a run with a probe head, tensors like those of its head.
+        heads: of a run with a probe head, tensors like those of `StartWeights.stored`.
 
     Raises:
         WeightsError: a value or a tensor is missing, of another type or shape, or not finite.
@@ -294,8 +294,8 @@ def check_contents(
         _wrong_state(saved.state, saved.step, step, total_steps)
         or _wrong_weights("model", saved.tensors, model_tensors)
         or (_wrong_weights("average", saved.tensors, model_tensors) if is_averaged else None)
-        or (_wrong_weights("start", saved.tensors, head) if head else None)
-        or ("the facts of its head are missing" if head and not _has_head(saved.state) else None)
+        or (_wrong_weights("start", saved.tensors, heads) if heads else None)
+        or ("the facts of its head are missing" if heads and not _has_head(saved.state) else None)
         or _wrong_optimizer(saved.tensors.get("optimizer", {}), model_tensors, optimizer, may_have_skipped)
     )
     if not problem and (names := find_non_finite(saved.tensors)):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from vitcli import libraries
 from vitcli.data import loader, seen_images
@@ -139,9 +140,10 @@ class TrainingRun:
     def _train_from_probe(self, state: TrainingState, evaluation: PeriodicEvaluation) -> dict[str, Any]:
         """Train from the closed form, and leave the best of start, end and what is between in the network.
 
-        Training whose numbers are not finite leaves the probe. Returns the choice, for the summary.
+        Delivered is the probe that is fitted on the images of this choice too. Training whose numbers are not
+        finite leaves the probe. Returns the choice, for the summary.
         """
-        evaluation.fit_head()
+        evaluation.fit_heads()
         diverged = ""
         try:
             self._train_and_save(state, evaluation)
@@ -152,16 +154,16 @@ class TrainingRun:
         final = {name: value.detach().clone() for name, value in final.items()}
         state.average = None
 
-        def load(alpha: float) -> None:
-            weights = interpolate(state.start.tensors, final, alpha)
+        def load(alpha: float, start: dict[str, Tensor]) -> None:
+            weights = interpolate(start, final, alpha)
             state.model.load_state_dict(fsdp.all_sliced_like(weights, final))
 
         def score(alpha: float) -> Metrics | None:
-            load(alpha)
+            load(alpha, state.start.tensors)
             return evaluation.score_choice()
 
         delivery = choose(score, self.job.choice_split, facts=state.start.facts, diverged=diverged)
-        load(delivery.alpha)
+        load(delivery.alpha, state.start.delivered)
         if diverged:
             self.job.progress.note(f"note: training diverged, the probe head is delivered: {diverged}")
         if self.folder:

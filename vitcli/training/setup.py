@@ -273,8 +273,9 @@ def _with_kept_images(job: TrainingJob) -> TrainingJob:
     if images.num_runs > 1 and eval_split.dev_cut:  # its images are trained on in the final runs
         eval_split = images.attach(eval_split, visits=passes)
     if choice_split:
+        scored = 1 + len(ALPHAS)  # with the feature pass
         choice_split = images.attach(
-            choice_split, visits=len(ALPHAS), preprocessing=preprocessing_of(job.recipe.data)
+            choice_split, visits=scored, preprocessing=preprocessing_of(job.recipe.data)
         )
     if line := images.line():
         job.progress.note_once(line)

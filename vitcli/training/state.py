@@ -106,7 +106,7 @@ class TrainingState:
         if self.best and self.best.tensors:
             tensors["best"] = self.best.tensors
         if self.start:
-            tensors["start"] = self.start.head
+            tensors["start"] = self.start.stored
         # Each process sees its own slices only, and all must agree to write.
         if self.group is not None:
             non_finite = self.runtime.union(set(checkpoint.find_non_finite(tensors)))
@@ -180,7 +180,7 @@ def resume(state: TrainingState, job: TrainingJob, path: Path, folder: RunFolder
             total_steps=job.plan.total_steps,
             is_averaged=state.average is not None,
             may_have_skipped=state.runtime.precision == "fp16",
-            head=state.start.head if state.start else None,
+            heads=state.start.stored if state.start else None,
         )
     _compare_fingerprints(saved.state["fingerprint"], job)
     state.model.load_state_dict(fsdp.all_sliced_like(saved.tensors["model"], current))

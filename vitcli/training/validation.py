@@ -29,7 +29,7 @@ from vitcli.output.summaries import Probe
 from vitcli.output.text import compute_text, probe_head_text
 from vitcli.training.methods.imbalance import balance_of
 from vitcli.training.methods.lora import adapters_merged
-from vitcli.training.methods.start import fit_head
+from vitcli.training.methods.start import fit_heads
 from vitcli.training.objective import TrainingTask, gives_several_labels
 from vitcli.training.setup import TrainingJob
 from vitcli.training.state import TrainingState
@@ -153,7 +153,7 @@ class PeriodicEvaluation:
         """The precision of a training step: of what only compares weights of this run, or starts it."""
         return replace(self.settings, precision=self.job.runtime.precision)
 
-    def fit_head(self) -> None:
+    def fit_heads(self) -> None:
         """Make the closed form on the training images the head of the network, unless a checkpoint had it."""
         start, split, progress = self.state.start, self.job.train_split, self.job.progress
         recipe = self.job.recipe
@@ -162,8 +162,10 @@ class PeriodicEvaluation:
         launch.enter("the feature pass of the probe head")
         with self._evaluated_model() as model:
             about = {"loss": recipe.objective.loss, "balance": balance_of(recipe)}
-            layer, skipped = fit_head(model, split, self.preprocessing, self._as_in_training, **about)
-        start.set_head(self.state.model, layer)
+            splits = split, self.job.choice_split
+            how = self.preprocessing, self._as_in_training
+            layer, whole, skipped = fit_heads(model, *splits, *how, **about)
+        start.set_heads(self.state.model, layer, whole)
         self.state.skipped |= set(skipped)
         progress.note(probe_head_text(start.facts))
 

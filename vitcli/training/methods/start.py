@@ -1,7 +1,8 @@
 """The weights at step 0 of a run whose head starts at its optimum: fitted once, kept in every checkpoint.
 
-The backbone is that of the checkpoint that the run started from, which a resumed run reads again; the fitted
-head is in the run's own checkpoints.
+The backbone is that of the checkpoint that the run started from, which a resumed run reads again; both
+fitted heads are in its own checkpoints: the one to start with, which the images to choose by can judge, and
+the one on these images too, which is delivered in its place.
 
 N rows, D features, K classes.
 """
@@ -28,6 +29,7 @@ from vitcli.models.build import last_layers
 from vitcli.training.methods.probe_head import ClosedFormHead, closed_form_head
 
 MOST_ROWS = 20_000  # images of the feature pass: a closed form on more of them is hardly better
+WHOLE = "whole."  # before the names of tensors of the head on all images
 
 
 @dataclass
@@ -39,24 +41,37 @@ class StartWeights:
         head_names: of the tensors of the head, weights and biases in turn.
         digest: of the backbone, before anything was trained.
         facts: of the fitted head, see `ClosedFormHead`; empty before.
+        whole_head: the tensors of the head that is fitted on the images to choose by too; empty before.
     """
 
     tensors: dict[str, Tensor]
     head_names: tuple[str, ...]
     digest: str
     facts: dict[str, Any] = field(default_factory=dict)
+    whole_head: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def head(self) -> dict[str, Tensor]:
-        """The tensors of the head, as checkpoints store them."""
+        """The tensors of the head that training starts with."""
         return {name: self.tensors[name] for name in self.head_names}
+
+    @property
+    def stored(self) -> dict[str, Tensor]:
+        """The tensors that checkpoints store: of both heads."""
+        whole = self.whole_head or self.head
+        return self.head | {WHOLE + name: tensor for name, tensor in whole.items()}
+
+    @property
+    def delivered(self) -> dict[str, Tensor]:
+        """The whole state dict that is delivered for that of the start."""
+        return self.tensors | self.whole_head
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint's state.json stores."""
         return {"digest": self.digest, **self.facts}
 
-    def restore(self, head: dict[str, Tensor], state: dict[str, Any]) -> None:
-        """Load the head of a checkpoint.
+    def restore(self, stored: dict[str, Tensor], state: dict[str, Any]) -> None:
+        """Load the heads of a checkpoint.
 
         Raises:
             WeightsError: the backbone is no longer the one that the run started from.
@@ -68,18 +83,24 @@ class StartWeights:
                 where="--ckpt (recipe key model.ckpt)",
                 fix="restore that file, or start a new run in another folder",
             )
-        self.tensors |= fsdp.all_sliced_like(head, self.head)
+        whole = {name: stored[WHOLE + name] for name in self.head_names}
+        self.whole_head = fsdp.all_sliced_like(whole, self.head)
+        self.tensors |= fsdp.all_sliced_like({name: stored[name] for name in self.head_names}, self.head)
 
-    def set_head(self, model: nn.Module, layer: ClosedFormHead) -> None:
-        """Make the fitted layer the head of the network and of these weights."""
+    def set_heads(self, model: nn.Module, layer: ClosedFormHead, whole: ClosedFormHead) -> None:
+        """Make a fitted layer the head of the network and of these weights, and keep that on all images."""
+        self.whole_head = self._tensors_of(whole)
+        self.tensors |= self._tensors_of(layer)
+        self.facts = layer.facts | {"num_delivered_examples": whole.facts["num_examples"]}
+        model.load_state_dict(self.head, strict=False)
+
+    def _tensors_of(self, layer: ClosedFormHead) -> dict[str, Tensor]:
         values = (layer.weight_KD, layer.bias_K) * (len(self.head_names) // 2)
         shaped = {
             name: value.reshape(self.tensors[name].shape)
             for name, value in zip(self.head_names, values, strict=True)
         }
-        self.tensors |= fsdp.all_sliced_like(shaped, self.head)
-        self.facts = layer.facts
-        model.load_state_dict(self.head, strict=False)
+        return fsdp.all_sliced_like(shaped, self.head)
 
 
 def start_weights(model: nn.Module) -> StartWeights:
@@ -118,28 +139,33 @@ def copy_of(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def fit_head(
+def fit_heads(
     model: nn.Module,
     split: Split,
+    choice_split: Split,
     preprocessing: Preprocessing,
     settings: EvalSettings,
     *,
     loss: str,
     balance: str,
-) -> tuple[ClosedFormHead, list[str]]:
-    """Fit a head on the training images as they are evaluated; also return this process's undecodable ones.
+) -> tuple[ClosedFormHead, ClosedFormHead, list[str]]:
+    """Fit a head on the training images as they are evaluated, and one on the images to choose by too.
 
-    At most MOST_ROWS images are used, a random sample that no seed changes. The first process solves, so
-    that all have the same bits.
+    Also return this process's undecodable images. At most MOST_ROWS training images are used, a random sample
+    that no seed changes. The first process solves, so that all have the same bits.
     """
     sample = random_subset(split, MOST_ROWS, seed=0) if len(split) > MOST_ROWS else split
     features_ND, labels_N, skipped = features_of(model, sample, preprocessing, settings)
-    about = {"loss": loss, "balance": balance}
-    layer = settings.runtime.on_main(
-        lambda: closed_form_head(features_ND, labels_N, num_classes=split.num_classes, **about)
+    more_ND, more_N, more_skipped = features_of(model, choice_split, preprocessing, settings)
+    about = {"num_classes": split.num_classes, "loss": loss, "balance": balance}
+    layer, whole = settings.runtime.on_main(
+        lambda: (
+            closed_form_head(features_ND, labels_N, **about),
+            closed_form_head(torch.cat([features_ND, more_ND]), np.append(labels_N, more_N), **about),
+        )
     )
     layer.facts["num_train_examples"] = len(split)
-    return layer, skipped
+    return layer, whole, skipped + more_skipped
 
 
 def features_of(
