@@ -273,6 +273,12 @@ OF_RESULTS = {
         ),
     },
     # Weights.
+    ("vitcli/weights/onnx.py", "tests/export/test_export.py"): {
+        "weights beside every ONNX file have one name": (
+            "    _name_data_by_contents(path, proto.graph)\n",
+            "",
+        ),
+    },
     ("vitcli/weights/describe.py", "tests/weights/test_files.py"): {
         "a file asks timm for other files": (
             "if options := FACTORY_OPTIONS & arch.model_args.keys():",
