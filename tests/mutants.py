@@ -350,6 +350,7 @@ OF_RUNS = {
         "two writers in one folder": ("fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)", "pass"),
         "a link is the mark of a run": (" and not (self.path / self.marker).is_symlink()", ""),
         "a folder of other files is taken": ("        if files and not is_marked:", "        if False:"),
+        "an owner that has died is named": ("if owner and not _has_ended(owner):", "if owner:"),
     },
     ("vitcli/output/redaction.py", "tests/export"): {
         "a published name has a signature": (

@@ -3,12 +3,16 @@
 import fcntl
 import os
 import shutil
+import socket
+import subprocess
+import threading
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from vitcli.errors import MachineError, VitError
+from vitcli.output import owned_folder
 from vitcli.output.owned_folder import OwnedFolder, refuse_other
 
 
@@ -33,6 +37,26 @@ def test_a_second_owner_is_refused_until_the_first_is_done(tmp_path):
         (tmp_path / "out" / "study.toml").touch()
 
     assert names_in(tmp_path / "out") == ["study.toml"]
+
+
+@pytest.mark.parametrize("written", ["", "pid {dead} on {host}\n"])
+def test_the_owner_that_is_named_is_not_the_one_before_that_has_died(tmp_path, monkeypatch, written):
+    """A lock is taken a moment before its file names who has taken it."""
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    file, host = tmp_path / ".lock", socket.gethostname()
+    file.write_text(written.format(dead=ended.pid, host=host))
+    with file.open("r+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        naming = threading.Timer(0.1, file.write_text, [f"pid {os.getpid()} on {host}\n"])
+        naming.start()
+        with pytest.raises(MachineError, match=f"writing this folder: pid {os.getpid()} on "):
+            study(tmp_path).claim(ExitStack())
+        naming.join()
+        file.write_text(written.format(dead=ended.pid, host=host))
+        monkeypatch.setattr(owned_folder, "NAMED_WITHIN_S", 0.05)
+        with pytest.raises(MachineError, match="writing this folder: another process"):
+            study(tmp_path).claim(ExitStack())
 
 
 def test_folders_that_stay_empty_are_removed_again(tmp_path):

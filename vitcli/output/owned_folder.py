@@ -2,9 +2,11 @@
 
 import fcntl
 import os
+import re
 import shutil
 import socket
 import stat
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ from vitcli.output import atomic
 
 LOCKS = ".vit*.lock"  # of all commands
 MAX_DIFFERENCES = 4  # named in an error
+NAMED_WITHIN_S = 2.0  # after the lock was taken, on a machine with other work
 
 
 @dataclass(frozen=True)
@@ -116,9 +119,8 @@ class OwnedFolder:
             lock = os.fdopen(os.open(file, flags, 0o666), "r+")
             lock_open_file(lock)
         except BlockingIOError:
-            lock.seek(0)
-            owner = lock.read().strip() or "another process"
-            lock.close()
+            with lock:
+                owner = _owner_named_in(lock)
             raise MachineError(
                 f"another {self.noun} is writing this folder: {owner}",
                 where=f"--out {self.path}",
@@ -143,6 +145,30 @@ def lock_open_file(file: IO) -> None:
         BlockingIOError: another process has locked it.
     """
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _owner_named_in(lock: TextIO) -> str:
+    """Return who holds a lock; for a moment its file still names an owner that has died, or nobody."""
+    until = time.monotonic() + NAMED_WITHIN_S
+    while time.monotonic() < until:
+        lock.seek(0)
+        owner = lock.read().strip()
+        if owner and not _has_ended(owner):
+            return owner
+        time.sleep(0.01)
+    return "another process"
+
+
+def _has_ended(owner: str) -> bool:
+    """Return whether a lock file names a process of this machine that is no longer there."""
+    named = re.fullmatch(r"pid (\d{1,9}) on (.*)", owner)
+    if not named or named[2] != socket.gethostname():
+        return False
+    try:
+        os.kill(int(named[1]), 0)
+    except OSError as error:
+        return isinstance(error, ProcessLookupError)
+    return False
 
 
 def refuse_other(path: Path, content: str, differing: Sequence[str], *, advice: str = "") -> None:
