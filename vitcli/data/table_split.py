@@ -88,7 +88,7 @@ def from_table(
         class_names=class_names,
         num_classes=num_classes,
         read_row=RowReader(read_rows),
-        read_labels=partial(_labels_in, table, label_column, number_of, numbers=numbers),
+        read_labels=cache(partial(_labels_in, table, label_column, number_of, numbers=numbers)),
         where_is=where_is,
         has_numbers=numbers,
         has_several_labels=isinstance(table.features[label_column], datasets.List | datasets.LargeList),

@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from itertools import count
 from pathlib import Path
@@ -221,6 +222,7 @@ def library_versions() -> dict[str, str]:
     return {name: _version(name) for name in LIBRARIES}
 
 
+@cache
 def _version(name: str) -> str:
     try:
         return version(name)
@@ -255,6 +257,7 @@ def _append(file, record: dict[str, Any]) -> None:
     file.flush()
 
 
+@cache
 def _git_revision() -> str | None:
     """Return the commit of the checkout that the package runs from; None for an installed package."""
     if not (CHECKOUT / ".git").exists():
