@@ -1,14 +1,18 @@
 """`train.patience`: where a run ends, and which weights it delivers, from its own log and checkpoints."""
 
 import json
+import random
 import signal
+import time
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.conftest import run
-from tests.training.test_finetune import SMALL, fingerprint
+from tests.conftest import run, vit
+from tests.evaluation.test_regression import REGRESSION, ages  # noqa: F401, a fixture
+from tests.evaluation.test_several_labels import SEVERAL, shapes  # noqa: F401, a fixture
+from tests.training.test_finetune import SMALL, fingerprint, stopped_in_part, when_logged
 from vitcli.training import loop
 
 PATIENCE, STEPS = 2, 60
@@ -43,7 +47,7 @@ def test_a_run_ends_after_its_patience_with_its_best_weights_also_over_a_stop(
     scores = evaluations(unbroken)
     best = max(range(len(scores)), key=lambda k: (scores[k][1], -k))
     best_step, last_step = scores[best][0], scores[-1][0]
-    assert outcome.json["steps"] == last_step
+    assert (outcome.json["steps"], outcome.json["best_step"]) == (last_step, best_step)
     assert len(scores) - 1 - best == PATIENCE or last_step + 2 >= STEPS
     assert f"delivered: the weights of step {best_step}" in outcome.err
     name = "average" if average else "model"
@@ -65,6 +69,55 @@ def test_a_run_ends_after_its_patience_with_its_best_weights_also_over_a_stop(
     assert run(*words, "--out", tmp_path / "stopped").code == 143
     assert run(*words, "--out", tmp_path / "stopped").code == 0
     assert fingerprint(tmp_path / "stopped") == fingerprint(unbroken)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["several", "numbers"])
+def test_several_labels_stop_by_their_precision_and_numbers_by_their_loss(request, tmp_path, kind):
+    fixture, more = {"several": ("shapes", SEVERAL), "numbers": ("ages", REGRESSION)}[kind]
+    words = (*WORDS, *more, "--dataset", request.getfixturevalue(fixture), "--lr", "0.3")
+    outcome = run(*words, "--out", tmp_path / "run", "--json")
+    assert outcome.code == 0, outcome.err
+
+    records = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").open()]
+    scored = [(record["step"], record["eval"]) for record in records if "eval" in record][:-1]
+    ranks = [(scores.get("mean_ap", 0.0), -scores["loss"]) for _, scores in scored]
+    best = max(range(len(ranks)), key=lambda k: (ranks[k], -k))
+    assert (outcome.json["best_step"], outcome.json["steps"]) == (scored[best][0], scored[-1][0])
+    assert len(scored) - 1 - best == PATIENCE
+    kept = load_file(tmp_path / f"run/checkpoints/step_{scored[best][0]:07}/model.safetensors")
+    delivered = load_file(tmp_path / "run/model.safetensors")
+    assert all(torch.equal(delivered[key], kept[key]) for key in delivered)
+    with stopped_in_part(best + 2):
+        assert run(*words, "--out", tmp_path / "stopped").code == 143
+    assert run(*words, "--out", tmp_path / "stopped").code == 0
+    assert fingerprint(tmp_path / "stopped") == fingerprint(tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_kills_and_two_processes_change_no_bit_of_a_run_that_ends_early(photos, tmp_path):
+    """Kills at random steps, also while the images that decide about the end are scored."""
+    per_device = ("--exact", "--per-device-batch", 5, "--precision", "fp32")
+    words, draws = (*WORDS, "--dataset", photos, "--lr", "0.3", *per_device), random.Random(0)
+    unbroken, killed, logged = tmp_path / "unbroken", tmp_path / "killed", 0
+    assert run(*words, "--out", unbroken).code == 0
+    assert vit(*words, "--num-processes", 2, "--out", tmp_path / "two", timeout=400).returncode == 0
+    num_kills = 0
+    for processes in (1, 2, 1, 2):
+        at, delay_s = logged + draws.randint(1, 2), draws.uniform(0, 0.02)
+
+        def kill_soon(process, at=at, delay_s=delay_s):
+            when_logged(killed, at, lambda: (time.sleep(delay_s), process.kill()))
+
+        more = ("--num-processes", processes, "--out", killed)
+        num_kills += vit(*words, *more, on_start=kill_soon, timeout=400).returncode == -signal.SIGKILL
+        time.sleep(1)  # processes of a launcher that is gone end by themselves, and leave the folder
+        logged = (killed / "metrics.jsonl").read_bytes().count(b'"loss": ')
+    assert vit(*words, "--out", killed, timeout=400).returncode == 0
+
+    print(f"{num_kills} kills of a run with patience, alone and on two processes, Same")
+    assert num_kills >= 2
+    assert fingerprint(killed) == fingerprint(unbroken) == fingerprint(tmp_path / "two")
 
 
 def test_patience_without_evaluations_is_refused():

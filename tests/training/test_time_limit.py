@@ -1,19 +1,23 @@
 """Runs with a time limit, on a clock that tests advance."""
 
 import json
+import os
 import random
 import shutil
 import signal
+import time
+from threading import Timer
 
 import pytest
 
-from tests.conftest import run
+from tests.conftest import run, vit
 from tests.training.test_finetune import SMALL, fingerprint
 from vitcli.cli.train import minutes_of
 from vitcli.errors import VitError
 from vitcli.training import loop, schedule
 from vitcli.training.methods import time_limit
 from vitcli.training.methods.time_limit import Scoring, TimeLimit
+from vitcli.training.validation import PeriodicEvaluation
 
 
 class Clock:
@@ -152,6 +156,29 @@ def a_second_a_step(monkeypatch):
     return clock
 
 
+def test_the_forecast_counts_the_networks_that_a_probe_head_chooses_from(
+    photos, tmp_path, monkeypatch, a_second_a_step
+):
+    """An image takes half a second: ten at the end, and six to choose by, five times."""
+    evaluation = "vitcli.training.validation.PeriodicEvaluation."
+    monkeypatch.setattr(f"{evaluation}seconds_per_image", lambda self: 0.5)
+    for name, count in (("score_choice", 6), ("predict", 10)):
+        method = getattr(PeriodicEvaluation, name)
+
+        def timed(self, method=method, count=count):
+            a_second_a_step.now += 0.5 * count
+            return method(self)
+
+        monkeypatch.setattr(PeriodicEvaluation, name, timed)
+    words = (*SMALL, "--dataset", photos, "--epochs", "100", "--max-time", "60s", "--batch-size", 32)
+    keys = ("model.head=probe", "data.dev_fraction=0.25")
+    outcome = run(*words, *(word for key in keys for word in ("--set", key)), "--out", tmp_path / "run")
+
+    assert outcome.code == 0, outcome.err
+    assert outcome.json["num_choice_examples"] == 6 and 59 <= a_second_a_step.now <= 61
+    assert outcome.json["steps"] == 60 - 20
+
+
 def test_a_stopped_run_follows_the_recorded_plan_to_the_same_bits(
     photos, tmp_path, monkeypatch, a_second_a_step
 ):
@@ -188,3 +215,36 @@ def test_a_stopped_run_follows_the_recorded_plan_to_the_same_bits(
     outcome = run(*words, "--out", tmp_path / "stopped")
     assert outcome.code == 0, outcome.err
     assert fingerprint(tmp_path / "stopped") == fingerprint(tmp_path / "unbroken")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_run_that_is_stopped_and_killed_ends_on_time_with_its_rate_at_its_end(photos, tmp_path, processes):
+    """On the real clock: a SIGTERM in the first third, a SIGKILL in the second."""
+    limit_s, out = int(os.environ.get("VIT_MAX_TIME_S", "60")), tmp_path / "run"
+    words = (*SMALL, "--dataset", photos, "--epochs", 100_000, "--max-time", f"{limit_s}s", "--out", out)
+    words = (*words, "--batch-size", 8, "--per-device-batch", 4, "--num-processes", processes)
+    words = (*words, "--set", "eval.every=200", "--set", "train.log_every=1")
+    used_s, codes = 0.0, []
+    for number in (signal.SIGTERM, signal.SIGKILL, None):
+
+        def end_soon(process, number=number):
+            if number:
+                Timer(limit_s / 3, lambda: process.send_signal(number)).start()
+
+        began_at = time.monotonic()
+        ended = vit(*words, on_start=end_soon, timeout=400)
+        used_s += time.monotonic() - began_at
+        codes.append(ended.returncode)
+        time.sleep(2)  # processes of a launcher that is gone end by themselves, and leave the folder
+
+    assert codes == [143, -signal.SIGKILL, 0], ended.stderr
+    plan = json.loads((out / "plan.json").read_text())
+    records = [json.loads(line) for line in (out / "metrics.jsonl").open()]
+    rates = {record["step"]: record["lr"] for record in records if "lr" in record}
+    print(f"{processes} processes: {used_s:.1f} s of {limit_s}, planned {len(plan['replans'])} times, "
+          f"{max(rates):,} steps")  # fmt: skip
+    # What the kill lost is made again: at most a twentieth of the time, or five seconds.
+    assert 0.9 * limit_s <= used_s <= 1.1 * limit_s + max(5, limit_s / 20)
+    assert max(rates) == plan["total_steps"] == json.loads(ended.stdout)["steps"]
+    assert sorted(rates) == list(range(1, max(rates) + 1)) and rates[max(rates)] < 1e-3 * max(rates.values())

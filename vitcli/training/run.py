@@ -32,7 +32,7 @@ from vitcli.training.methods import resolutions
 from vitcli.training.methods.delivery import choose, interpolate
 from vitcli.training.methods.early_stopping import BestWeights
 from vitcli.training.methods.imbalance import class_order, loss_weights
-from vitcli.training.methods.time_limit import Scoring, TimeLimit
+from vitcli.training.methods.time_limit import TimeLimit, scoring_of
 from vitcli.training.objective import training_task
 from vitcli.training.results import details_of, summarise, weights_description, write_results
 from vitcli.training.setup import TrainingJob, describe
@@ -84,6 +84,8 @@ class TrainingRun:
             evaluation = self._evaluation(state)
             train = self._train_from_probe if state.start else self._train_and_save
             delivery = train(state, evaluation)
+            if state.best and "diverged" not in delivery:
+                delivery["best_step"] = state.best.step
 
             # Evaluate the final weights and write the results.
             launch.enter("the final evaluation")
@@ -246,14 +248,12 @@ class TrainingRun:
 
     def _time_limit(self) -> TimeLimit | None:
         """Return the clock of a run with a time limit."""
-        minutes, eval_settings = self.recipe.schedule.max_minutes, self.recipe.eval
+        minutes = self.recipe.schedule.max_minutes
         if minutes is None:
             return None
-        num_scored = len(self.job.eval_split)
-        probed = len(self.job.probe[1]) if self.job.probe else 0
         return TimeLimit(
             60 * minutes,
-            Scoring(eval_settings.every, num_scored, num_scored + probed),
+            scoring_of(self.job),
             began_at=self.job.options.began_at,
             most_steps=self.job.part_at(0)[0].total_steps,
             is_planned=bool(self.job.earlier_plans),

@@ -53,6 +53,8 @@ def _summary(summary: dict[str, Any], *, width: int | None = None) -> str:
         ("from", summary["ckpt"] or "fresh weights"),
         ("training", f"{_length_of(summary)}, lr {summary['lr']:g}"),
     ]
+    if (best := summary.get("best_step")) is not None:
+        rows.append(("best step", f"{best:,} of {summary['steps']:,}"))
     if folds := summary.get("folds"):
         accuracies = "  ".join(percent(fold["top1"]) for fold in folds["runs"])
         rows.append(("folds", f"{folds['mean']:.2%} ± {folds['std']:.2%}, mean and std: {accuracies}"))

@@ -18,7 +18,7 @@ from tests.training.test_finetune import SMALL, fingerprint, when_logged
 from vitcli.training.text import as_text
 
 STEPS = int(os.environ.get("VIT_FOLD_STEPS", "6"))
-KILLS = 10
+KILLS = int(os.environ.get("VIT_KILLS", "10"))
 HOW = ("--batch-size", 8, "--per-device-batch", 4, "--precision", "fp32", "--set", "model.dropout=0.1",
        "--set", "train.log_every=1", "--set", "train.save_every=1")  # fmt: skip
 TIMED = ("elapsed_s", "images_per_s", "peak_memory_gib", "run_dir", "weights")
@@ -212,26 +212,26 @@ def test_several_processes_and_folds_side_by_side_give_the_same_bits(objects, tm
 @pytest.mark.slow
 def test_five_folds_killed_ten_times_end_with_the_same_bits(objects, tmp_path):
     unbroken, killed, draws = tmp_path / "unbroken", tmp_path / "killed", random.Random(0)
-    how, parts = words(objects, folds=5, steps=8), [*(f"folds/fold-{k}" for k in range(1, 6)), "runs/seed-0"]
+    parts = [*(f"folds/fold-{k}" for k in range(1, 6)), "runs/seed-0"]
+    steps = 1 + 4 * KILLS  # so that no kill of a part comes after its end
+    how = words(objects, "--set", "train.keep_checkpoints=2", folds=5, steps=steps)
     assert run(*how, "--out", unbroken).code == 0
     # Two kills in some folds, and one in the run on all images.
     places = sorted([*draws.choices(range(5), k=KILLS - 1), 5])
     for number, place in enumerate(places):
-        at, delay_s = 1 + 3 * places[:number].count(place) + draws.randint(0, 1), draws.uniform(0, 0.1)
+        at, delay_s = 1 + 3 * places[:number].count(place) + draws.randint(0, 1), draws.uniform(0, 0.02)
 
         def kill_soon(process, place=place, at=at, delay_s=delay_s):
             when_logged(killed / parts[place], at, lambda: (time.sleep(delay_s), process.kill()))
 
         ended = vit(*how, "--out", killed, on_start=kill_soon, timeout=300)
-        assert ended.returncode in (-signal.SIGKILL, 0), (number, ended.stderr)
-        if ended.returncode == 0:
-            pytest.fail(f"kill {number} of {places} came too late")
+        assert ended.returncode == -signal.SIGKILL, f"kill {number} of {places}: {ended.stderr}"
+        assert not (killed / parts[place] / "summary.json").exists(), f"kill {number} came after its fold"
     assert run(*how, "--out", killed).code == 0
+    print(f"{KILLS} kills in parts {places} of five folds, Same")
 
     assert predicted(killed) == predicted(unbroken)
-    assert untimed(summary_of(killed)) == untimed(summary_of(unbroken)) | {"weights": ...} or (
-        untimed(summary_of(killed)) == untimed(summary_of(unbroken))
-    )
+    assert untimed(summary_of(killed)) == untimed(summary_of(unbroken))
     for part in parts:
         assert fingerprint(killed / part) == fingerprint(unbroken / part)
 

@@ -20,7 +20,8 @@ class BestWeights:
     Attributes:
         patience: evaluations without improvement after which the run ends.
         tensors: its weights, averaged if the run averages them, in main memory.
-        score: its accuracy, if it has one, and its negative loss: the higher pair is better.
+        score: its accuracy, if it has one (of several labels the mean average precision), and its negative
+            loss: the higher pair is better.
         step: at which it was; 0 before the first.
         num_since: evaluations since.
         last_step: of the last evaluation.
@@ -42,7 +43,9 @@ class BestWeights:
         """Take an evaluation, and copy its weights if it is the best."""
         if step == self.last_step:  # again, after an interruption
             return
-        score = (float(getattr(metrics, "top1", 0.0)), -float(metrics.loss))
+        accuracies = (getattr(metrics, name, None) for name in ("mean_ap", "top1"))
+        accuracy = next((value for value in accuracies if value is not None), 0.0)
+        score = (float(accuracy), -float(metrics.loss))
         self.last_step = step
         if self.score is not None and not score > self.score:
             self.num_since += 1

@@ -14,6 +14,9 @@ from dataclasses import dataclass
 
 from vitcli.errors import VitError
 from vitcli.output.text import count_of, duration
+from vitcli.recipe.schema import PROBE
+from vitcli.training.methods.delivery import ALPHAS
+from vitcli.training.setup import TrainingJob
 
 MEASURED_STEPS = 6  # before the first plan, after one that is slow
 LONG_STEPS = 0.05  # of the time: so many measured steps are enough
@@ -37,6 +40,24 @@ class Scoring:
         """Return how many images are scored after `step`, in a run of `total_steps`."""
         times = (total_steps - 1) // self.every - step // self.every if self.every else 0
         return max(0, times) * self.num_periodic + self.num_final
+
+
+def scoring_of(job: TrainingJob) -> Scoring:
+    """Return the images that a run scores.
+
+    At its end these are the images to report on and those of a few-shot probe, what thresholds are chosen by,
+    and the images to choose by: once for each network that a run with a probe head chooses from, and once
+    more for a run with patience that ends between two evaluations.
+    """
+    recipe, num_choice = job.recipe, len(job.choice_split or ())
+    num_scored = 0 if job.is_of_all_folds else len(job.eval_split)
+    num_probed = len(job.probe[1]) if job.probe else 0
+    chooses_elsewhere = job.threshold_split is not None and job.threshold_split is not job.eval_split
+    num_thresholds = len(job.threshold_split) if chooses_elsewhere else 0
+    num_choices = (len(ALPHAS) if recipe.model.head == PROBE else 0) + (recipe.train.patience > 0)
+    num_periodic = num_choice if recipe.train.patience else len(job.eval_split)
+    num_final = num_scored + num_probed + num_thresholds + num_choices * num_choice
+    return Scoring(recipe.eval.every, num_periodic, num_final)
 
 
 class TimeLimit:
