@@ -233,10 +233,9 @@ def set_up(
     contents = _look_at_images(splits, recipe, options, runtime, progress)
 
     # Build the network. The plan of a fresh one needs no values: ViT-H/14 has 632 million.
-    torch.manual_seed(sampler.derive_seed(recipe.train.seed, "init"))
     is_empty = plan_only and command == "pretrain" and options.per_device_batch != AUTO
     with torch.device("meta") if is_empty else nullcontext():
-        start = make_model(recipe, train_split)
+        start = initial_model(make_model, recipe, train_split)
     check_network(start.model, options, runtime)
     _prepare_for_methods(start, recipe, options)
 
@@ -258,6 +257,12 @@ def set_up(
     parts = (train_split, eval_split, probe, start, plan, images, contents, threshold_split, choice_split)
     job = TrainingJob(command, recipe, options, runtime, progress, *parts)
     return job if plan_only else _with_kept_images(job)
+
+
+def initial_model(make_model: MakeModel, recipe: Recipe, train_split: Split) -> InitialModel:
+    """Build a network whose fresh weights are a function of the recipe's seed."""
+    torch.manual_seed(sampler.derive_seed(recipe.train.seed, "init"))
+    return make_model(recipe, train_split)
 
 
 def _with_kept_images(job: TrainingJob) -> TrainingJob:

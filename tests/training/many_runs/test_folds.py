@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from tests.conftest import run, vit
 from tests.training.test_finetune import SMALL, fingerprint, when_logged
@@ -122,6 +124,21 @@ def test_a_resumed_fold_has_the_bits_of_an_ordinary_run_and_the_last_one_is_trai
     assert "24 of the 24 images" in refused.json["error"]["message"]
     again = run("evaluate", "--ckpt", alone, "--json", "-q", "--precision", "fp32").json
     assert again["top1"] == summary_of(alone)["top1"] and again["num_eval_examples"] < 24
+
+
+def test_the_run_on_all_images_has_the_same_bits_after_a_kill_before_its_first_step(
+    objects, folded, tmp_path
+):
+    """The network was then built for the frozen features, with whatever the generator was at."""
+    killed = tmp_path / "killed"
+    shutil.copytree(folded, killed)
+    shutil.rmtree(killed / "runs")
+    (killed / "summary.json").unlink()
+    torch.manual_seed(99)
+
+    assert run(*words(objects), "--out", killed).code == 0
+    assert fingerprint(killed / "runs/seed-0") == fingerprint(folded / "runs/seed-0")
+    assert summary_of(killed)["folds"] == summary_of(folded)["folds"]
 
 
 def test_the_folder_is_read_by_compare_and_report_with_random_against_group_split(folded, tmp_path):

@@ -41,7 +41,7 @@ from vitcli.training.many_runs.sequence import open_folder, run_all
 from vitcli.training.many_runs.sweep import Job, SharedParts, Sweep
 from vitcli.training.results import write_sweep_results
 from vitcli.training.run import run as run_job
-from vitcli.training.setup import RunOptions
+from vitcli.training.setup import RunOptions, initial_model
 from vitcli.training.text import fold_line
 
 SUMMED = ("elapsed_s", "exaflops")  # over all runs; unknown if that of any run is
@@ -213,7 +213,8 @@ class CrossValidation:
         if folded.random_folds_N is None or folded.train.has_several_labels:
             return None
         _, recipe = recipes.trials(self._final_recipe())[0]
-        model = self.shared.make_model(recipe, folded.train).model.to(self.runtime.device).eval()
+        start = initial_model(self.shared.make_model, recipe, folded.train)
+        model = start.model.to(self.runtime.device).eval()
         settings = EvalSettings(
             runtime=self.runtime,
             batch_size=recipe.eval.batch_size,
