@@ -84,8 +84,6 @@ class TrainingRun:
             evaluation = self._evaluation(state)
             train = self._train_from_probe if state.start else self._train_and_save
             delivery = train(state, evaluation)
-            if state.best and "diverged" not in delivery:
-                delivery["best_step"] = state.best.step
 
             # Evaluate the final weights and write the results.
             launch.enter("the final evaluation")
@@ -134,10 +132,10 @@ class TrainingRun:
         return summary
 
     def _train_and_save(self, state: TrainingState, evaluation: PeriodicEvaluation) -> dict[str, Any]:
-        """Train, and return nothing for the summary: what is delivered is the end."""
+        """Train, and return for the summary which step's weights are delivered where that is not the end."""
         with Saver(state, self.job, self.path, self.folder) as saver:
             self._train(state, evaluation, saver)
-        return {}
+        return {"best_step": state.best.step} if state.best else {}
 
     def _train_from_probe(self, state: TrainingState, evaluation: PeriodicEvaluation) -> dict[str, Any]:
         """Train from the closed form, and leave the best of start, end and what is between in the network.
@@ -146,9 +144,9 @@ class TrainingRun:
         finite leaves the probe. Returns the choice, for the summary.
         """
         evaluation.fit_heads()
-        diverged = ""
+        diverged, best = "", {}
         try:
-            self._train_and_save(state, evaluation)
+            best = self._train_and_save(state, evaluation)
         except NotFiniteError as error:
             diverged = f"{error.message} ({error.where})"
         launch.enter("the choice between the probe head and the fine-tuned network")
@@ -170,7 +168,7 @@ class TrainingRun:
             self.job.progress.note(f"note: training diverged, the probe head is delivered: {diverged}")
         if self.folder:
             self.folder.log({"step": self.job.plan.total_steps, **delivery.record()})
-        return delivery.summary()
+        return delivery.summary() | best
 
     def measure(self) -> dict[str, float]:
         """Return speed and memory of ten real steps, after the first ones; nothing is written."""
