@@ -21,7 +21,7 @@ NO_RATE = 1e-30  # float32 weights do not move
 EARLY = 10  # steps
 TASKS = {
     "flowers17": {},
-    "coil20_azimuth": {"data.flip": "false"},
+    "coil20_azimuth": {"data.label_column": "label", "data.flip": "false"},
     "cifar10": {"data.train_split": "train[:2000]", "data.eval_split": "test[:500]"},
 }
 
