@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -278,3 +279,12 @@ def test_processes_that_vit_starts_run_no_file_of_the_working_folder(environ, tm
     )
     launch.launch(2, ["finetune"])
     assert given == [*launch.program()[1:], "finetune"]
+
+
+def test_a_launched_process_has_begun_with_its_launcher(environ):
+    """So that --max-time counts the launcher, too; a variable of another command counts for nothing."""
+    environ[launch.BEGAN_AT] = "12.5"
+    before = time.monotonic()
+    assert before <= launch.began_at() <= time.monotonic()
+    environ[launch.LAUNCHED] = "7"
+    assert launch.began_at() == 12.5

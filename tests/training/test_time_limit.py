@@ -11,7 +11,7 @@ from threading import Timer
 import pytest
 
 from tests.conftest import run, vit
-from tests.training.test_finetune import SMALL, fingerprint
+from tests.training.test_finetune import SMALL, fingerprint, when_logged
 from vitcli.cli.train import minutes_of
 from vitcli.errors import VitError
 from vitcli.training import loop, schedule
@@ -220,22 +220,24 @@ def test_a_stopped_run_follows_the_recorded_plan_to_the_same_bits(
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_run_that_is_stopped_and_killed_ends_on_time_with_its_rate_at_its_end(photos, tmp_path, processes):
-    """On the real clock: a SIGTERM in the first third, a SIGKILL in the second."""
+    """On the real clock: a SIGTERM after a sixth of the time, and after another a SIGKILL."""
     limit_s, out = int(os.environ.get("VIT_MAX_TIME_S", "60")), tmp_path / "run"
     words = (*SMALL, "--dataset", photos, "--epochs", 100_000, "--max-time", f"{limit_s}s", "--out", out)
     words = (*words, "--batch-size", 8, "--per-device-batch", 4, "--num-processes", processes)
     words = (*words, "--set", "eval.every=200", "--set", "train.log_every=1")
-    used_s, codes = 0.0, []
+    used_s, codes, logged = 0.0, [], 0
     for number in (signal.SIGTERM, signal.SIGKILL, None):
 
-        def end_soon(process, number=number):
+        def end_soon(process, number=number, logged=logged):
+            later = Timer(limit_s / 6, lambda: process.send_signal(number))
             if number:
-                Timer(limit_s / 3, lambda: process.send_signal(number)).start()
+                when_logged(out, logged + 1, later.start)
 
         began_at = time.monotonic()
         ended = vit(*words, on_start=end_soon, timeout=400)
         used_s += time.monotonic() - began_at
         codes.append(ended.returncode)
+        logged = (out / "metrics.jsonl").read_bytes().count(b'"loss": ')
         time.sleep(2)  # processes of a launcher that is gone end by themselves, and leave the folder
 
     assert codes == [143, -signal.SIGKILL, 0], ended.stderr

@@ -2,7 +2,6 @@
 
 import os
 import re
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +10,7 @@ import typer
 
 from vitcli.cli import inputs, options
 from vitcli.cli.options import ADVANCED, MODEL, RUN, TRAIN, TRAINING, command, launch, option
+from vitcli.distributed import launch as launcher
 from vitcli.errors import VitError
 
 app = typer.Typer()
@@ -138,7 +138,7 @@ def _train(
     folds: int | None = None,
 ) -> int:
     """Run a training command here or in the processes that the command line asks for."""
-    began_at = time.monotonic()
+    began_at = launcher.began_at()
     from vitcli import recipe as recipes
     from vitcli.experiments import vtab
 

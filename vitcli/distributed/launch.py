@@ -29,6 +29,7 @@ LOST_PEER = (
     "|wait timeout"
 )
 LAUNCHED = "VIT_LAUNCHED"  # pid of our launcher, for the processes it started: it prints their errors
+BEGAN_AT = "VIT_BEGAN_AT"  # when our launcher began, for the same
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 SAVING_TIME_S = 600  # for processes that are asked to stop: to finish the step and save
 FORWARDED = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"  # torch's default, and SLURM's warning of the time limit
@@ -151,6 +152,7 @@ def launch(num_processes: int, arguments: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    os.environ[BEGAN_AT] = repr(began_at())
     logging.disable(logging.CRITICAL)  # of torch's launcher; our own three lines report errors
     os.environ[LAUNCHED] = str(os.getpid())
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cpu_count() // num_processes)))
@@ -176,6 +178,12 @@ def launch(num_processes: int, arguments: list[str]) -> int:
     except ChildFailedError as failed:
         return failures.first_failure(failed.failures, num_processes)
     return 0
+
+
+def began_at() -> float:
+    """Return when the command of this process, or its launcher, began, by `time.monotonic`."""
+    now = time.monotonic()
+    return float(os.environ.get(BEGAN_AT, now)) if LAUNCHED in os.environ else now
 
 
 def report_to_launcher(error: VitError) -> bool:
