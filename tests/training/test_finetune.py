@@ -45,6 +45,7 @@ SMALL = (
 )
 # All that could break a resume: dropout, augmentation, averaging, parts of a step, an epoch's end inside one.
 TRICKY = (
+    *("--set", "model.layers=2"),
     *("--batch-size", 10, "--per-device-batch", 5, "--precision", "fp32"),
     *("--set", "model.dropout=0.1", "--set", "optimizer.average=0.9", "--set", "train.log_every=1"),
     *("--set", "eval.every=4", "--set", "train.save_every=3"),
