@@ -15,9 +15,9 @@ from vitcli.data import loader
 
 RATES = "0.0001,0.05"
 BASE = [word for word in SMALL if word not in ("--lr", "0.02")]
-PLAIN = ("--batch-size", 8, "--per-device-batch", 4, "--steps", 6, "--precision", "fp32",
-         "--set", "schedule.warmup=2", "--set", "model.dropout=0.1", "--set", "train.save_every=2",
-         "--set", "train.log_every=1")  # fmt: skip
+PLAIN = ("--set", "model.layers=2", "--batch-size", 8, "--per-device-batch", 4, "--steps", 6,
+         "--precision", "fp32", "--set", "schedule.warmup=2", "--set", "model.dropout=0.1",
+         "--set", "train.save_every=2", "--set", "train.log_every=1")  # fmt: skip
 ASKED = ("--lr", RATES, "--set", "data.dev_fraction=0.25", "--set", "train.runs=2", *PLAIN)
 TIMED = ("elapsed_s", "images_per_s", "peak_memory_gib", "run_dir", "weights")
 
