@@ -16,8 +16,9 @@ from tests.training.test_finetune import SMALL, fingerprint, stopped_in_part, wh
 from vitcli.training import loop
 
 PATIENCE, STEPS = 2, 60
-KEYS = (f"train.patience={PATIENCE}", "eval.every=2", "train.save_every=2", "train.keep_checkpoints=99",
-        "data.dev_fraction=0.3", "train.log_every=1", "schedule.decay=constant")  # fmt: skip
+KEYS = ("model.layers=2", f"train.patience={PATIENCE}", "eval.every=2", "train.save_every=2",
+        "train.keep_checkpoints=99", "data.dev_fraction=0.3", "train.log_every=1",
+        "schedule.decay=constant")  # fmt: skip
 WORDS = (
     *SMALL[:-2],
     "--batch-size",

@@ -182,7 +182,8 @@ def test_the_forecast_counts_the_networks_that_a_probe_head_chooses_from(
 def test_a_stopped_run_follows_the_recorded_plan_to_the_same_bits(
     photos, tmp_path, monkeypatch, a_second_a_step
 ):
-    words = (*SMALL, "--dataset", photos, "--epochs", "100", "--max-time", "20s", "--batch-size", 32)
+    words = (*SMALL, "--dataset", photos, "--epochs", "25", "--max-time", "20s", "--batch-size", 8)
+    words += ("--set", "model.layers=2")
     words += ("--set", "schedule.warmup=20%", "--set", "train.log_every=1", "--set", "train.save_every=4")
     words += ("--set", "train.keep_checkpoints=9")
     outcome = run(*words, "--out", tmp_path / "unbroken")
