@@ -312,7 +312,7 @@ def test_whole_numbers_are_no_weights(tmp_path):
 
 
 def test_a_network_whose_grid_is_not_known_is_not_taken_to_another_size(tmp_path):
-    arch = architecture("cait_xxs24_224", image_size=(224, 224), num_classes=2)
+    arch = Architecture("cait_xxs24_224", "cait_xxs24_224", (224, 224), 2, "timm", False, TINY)
     weights = Weights(build(arch, dropout=0.0).state_dict(), arch, None, None, "w", "pth", "", {})
 
     assert load(weights)[1] == arch
@@ -350,7 +350,9 @@ def test_a_kept_head_gives_the_logits_of_each_class_where_the_data_have_it(tmp_p
     "arch",
     [
         demo(image_size=(32, 32), num_classes=3, pre_logits=True),
-        architecture("BiT-R50x1", image_size=(32, 32), num_classes=3),
+        Architecture(
+            "small BiT", "vitcli_bit", (32, 32), 3, "none", False, {"layers": [1], "width_factor": 1}
+        ),
         Architecture(
             "d", "deit_tiny_distilled_patch16_224", (32, 32), 3, "timm", False,
             {"embed_dim": 32, "depth": 1, "num_heads": 2},
