@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.conftest import run
-from vitcli.bench import figures, infer, limits, measure, text, timm_peer
+from vitcli.bench import figures, infer, limits, measure, text
 from vitcli.data.loader import Batch
 from vitcli.errors import VitError
 from vitcli.models.build import architecture
@@ -186,6 +186,8 @@ def test_the_largest_batch_is_found_to_an_eighth_of_a_power_of_two(fitting, larg
 
 
 def test_timm_has_no_network_with_our_own_parts():
+    from vitcli.bench import timm_peer  # timm's optimizers take a second to import
+
     arch = architecture("ViT-demo/8", image_size=(16, 16), num_classes=2)
     count = sum(parameter.numel() for parameter in timm_peer.network(arch).parameters())
 
