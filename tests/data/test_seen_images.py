@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -363,3 +364,23 @@ def test_the_part_of_a_run_before_parts_went_by_content_is_found_without_a_note(
     again = open_eval(section, "auto", seen=SeenImages.of({"dev_cut": cut, seen_images.KEY: stored}))
 
     assert (contents(again), again.notes) == (contents(held_out), ())
+
+
+def test_the_digests_have_the_same_order_on_any_number_of_processes(folder):
+    """Of images that were trained on and of those that a run chose by, read by each process in part."""
+    train, chosen_by = open_train_and_eval(data_section(folder, dev_fraction=0.2), seed=0)
+    held_out = train.rows(np.arange(3))
+    alone, _ = seen_images.record(train, held_out, chosen_by=chosen_by)
+    for world_size in (2, 3):
+        parts: dict[int, list[list[int]]] = {rank: [] for rank in range(world_size)}
+        for rank, of_rank in parts.items():
+
+            def keep(part: list, of_rank=of_rank) -> list:
+                of_rank.append(part)
+                return part
+
+            how = {"rank": rank, "world_size": world_size, "concatenated": keep}
+            seen_images.record(train, held_out, chosen_by=chosen_by, **how)
+        joined = iter([[*chain(*calls)] for calls in zip(*parts.values(), strict=True)])
+        how = {"rank": 0, "world_size": world_size, "concatenated": lambda _, joined=joined: next(joined)}
+        assert seen_images.record(train, held_out, chosen_by=chosen_by, **how)[0] == alone

@@ -14,6 +14,7 @@ from tests.evaluation.test_regression import REGRESSION, ages  # noqa: F401, a f
 from tests.evaluation.test_several_labels import SEVERAL, shapes  # noqa: F401, a fixture
 from tests.training.test_finetune import SMALL, fingerprint, stopped_in_part, when_logged
 from vitcli.training import loop
+from vitcli.training.methods.early_stopping import BestWeights
 
 PATIENCE, STEPS = 2, 60
 KEYS = ("model.layers=2", f"train.patience={PATIENCE}", "eval.every=2", "train.save_every=2",
@@ -68,6 +69,18 @@ def test_a_run_ends_after_its_patience_with_its_best_weights_also_over_a_stop(
 
     monkeypatch.setattr(loop, "seed_generators", seed_and_stop)
     assert run(*words, "--out", tmp_path / "stopped").code == 143
+    # And again as soon as the evaluation that ends it is done, before the end is recorded.
+    monkeypatch.setattr(loop, "seed_generators", seed_generators)
+    observe = BestWeights.observe
+
+    def observe_and_stop(self, *arguments):
+        observe(self, *arguments)
+        if self.is_over:
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(BestWeights, "observe", observe_and_stop)
+    assert run(*words, "--out", tmp_path / "stopped").code == 143
+    monkeypatch.undo()
     assert run(*words, "--out", tmp_path / "stopped").code == 0
     assert fingerprint(tmp_path / "stopped") == fingerprint(unbroken)
 

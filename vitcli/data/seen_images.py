@@ -128,8 +128,9 @@ def record(
     seen = [split for split in (train, chosen_by) if split]
     for name, splits in (("trained_on", seen), ("held_out", [held_out])):
         if all(map(_can_be_read, splits)):
-            part = [digest for split in splits for digest in _part_of(split, rank, world_size)]
-            digests[name] = np.array(concatenated(part), dtype=np.uint64)
+            # One after the other, so that their order is the same on any number of processes.
+            parts = [concatenated(_part_of(split, rank, world_size)) for split in splits]
+            digests[name] = np.array([digest for part in parts for digest in part], dtype=np.uint64)
     trained_on, ever_before = digests.get("trained_on"), before and before.ever_trained_on
     known = {"num_held_out_copies": trained_on, "num_held_out_seen": ever_before}
     numbers = {name: _num_known(digests.get("held_out"), digests_N) for name, digests_N in known.items()}

@@ -288,7 +288,8 @@ class TrainingRun:
             state.limit.score_s = evaluation.seconds_per_image()
         while state.step < self.job.plan.total_steps:
             plan, until = self.job.part_at(state.step)
-            self._train_part(replace(self.job, plan=plan), until, state, evaluation, saver)
+            if not (state.best and state.best.is_over):  # as it is in a run that was stopped at its last step
+                self._train_part(replace(self.job, plan=plan), until, state, evaluation, saver)
             if state.step < self.job.plan.total_steps and state.step != until:
                 self._plan_again(state, evaluation)
         if state.best:
