@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from tests.faulty_disk import FAULTS, faulty_disk, script  # noqa: F401, a fixture
+from tests.faulty_disk import FAULTS, MOST_FAULTS, faulty_disk, script  # noqa: F401, a fixture
 
 RESULTS = (
     *("evaluate", "fewshot", "fewshot-cache", "selection", "embed", "embed-again", "predict-again"),
@@ -40,7 +40,8 @@ def test_no_result_is_half_written_and_none_of_before_is_lost(faulty_disk, photo
     swept = json.loads(script(faulty_disk, "tests.disk_sweeps", what, fault, tmp_path, photos))
 
     print({key: value for key, value in swept.items() if key != "problems"})
-    assert swept["problems"] == [] and swept["struck"] >= min(40, swept["operations"]) > 3
+    assert swept["problems"] == [] and swept["operations"] > 3
+    assert swept["struck"] >= min(40, MOST_FAULTS or 40, swept["operations"])
 
 
 @pytest.mark.slow
