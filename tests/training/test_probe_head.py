@@ -14,7 +14,7 @@ from scipy.optimize import minimize, minimize_scalar
 from sklearn.linear_model import Ridge
 
 from tests.conftest import run, vit
-from tests.training.test_exact import exact_run
+from tests.training.test_exact import EXACT, exact_run
 from tests.training.test_finetune import SMALL, TRICKY, fingerprint, small_run, when_logged
 from vitcli import recipe as recipes
 from vitcli.data.dataset import DataSet
@@ -304,19 +304,12 @@ def test_a_probe_head_is_refused_where_it_cannot_be(photos, tmp_path):
 
 @pytest.mark.slow
 def test_two_processes_make_the_probe_head_and_the_choice_of_one(photos, tmp_path, monkeypatch):
+    monkeypatch.setattr("tests.training.test_exact.EXACT", (*EXACT, *PROBE))
     for processes in (1, 2):
-        words = ("--set", "eval.every=2", *PROBE)
-        monkeypatch.setattr("tests.training.test_exact.EXACT", (*exact_words(), *words))
         ended = exact_run(photos, tmp_path / str(processes), processes=processes)
         assert ended.returncode == 0, ended.stderr
 
     assert fingerprint(tmp_path / "1") == fingerprint(tmp_path / "2")
-
-
-def exact_words() -> tuple:
-    from tests.training.test_exact import EXACT
-
-    return tuple(EXACT)
 
 
 @pytest.mark.slow
