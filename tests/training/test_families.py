@@ -19,6 +19,7 @@ from timm.models._hub import save_for_hf
 from tests.conftest import Outcome, run
 from tests.training.test_finetune import fingerprint
 from vitcli import load_model
+from vitcli.errors import WeightsError
 from vitcli.training import loop
 from vitcli.weights.io import read_weights
 from vitcli.weights.load import load
@@ -55,7 +56,6 @@ FAMILIES = {
     "FlexiViT": ("flexivit_small.1200ep_in1k", {}),
     "timm's with registers": ("vit_medium_patch16_reg4_gap_256.sbb_in12k_ft_in1k", {}),
     "AIMv2": ("aimv2_large_patch14_224.apple_pt", {}),
-    "CaiT": ("cait_xxs24_224.fb_dist_in1k", {}),
 }
 FAST = ("DINOv3", "BEiT", "NaFlexViT")
 TOLERANCE = 1e-5  # of the largest logit
@@ -176,6 +176,15 @@ def check_exports(family: Family, out: Path, *, with_onnx: bool) -> bool:
 @pytest.mark.parametrize("name", FAST)
 def test_logits_are_timms_at_any_resolution(name, tmp_path):
     assert check_logits(Family(tmp_path / "weights", *FAMILIES[name])) == 4
+
+
+def test_a_family_that_timm_itself_keeps_at_one_resolution_is_refused_at_another(tmp_path):
+    family = Family(tmp_path / "weights", "cait_xxs24_224.fb_dist_in1k", {})
+    weights, size = read_weights(str(family.folder), quiet=True), (family.side, family.side)
+    ours, _, _ = load(weights, image_size=size)
+    assert difference(ours, family.as_timm_has_it(family.folder, size), size) <= TOLERANCE
+    with pytest.raises(WeightsError, match="timm cannot resample cait_xxs24_224 to 96x96 pixels"):
+        load(weights, image_size=(family.other, family.other))
 
 
 def test_a_family_with_relative_positions_is_trained_at_another_resolution(pictures, tmp_path):
