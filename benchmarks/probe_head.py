@@ -9,12 +9,10 @@ scored on the same test images. The same command continues where it was stopped,
 """
 
 import argparse
-import contextlib
-import io
 import json
+import subprocess
+import sys
 from pathlib import Path
-
-from vitcli.cli import app
 
 LEARNING_RATES = (1e-7, 1e-5, 1e-4, 3e-4, 1e-3, 1e-1, 1.0, 10.0)
 NO_RATE = 1e-30  # float32 weights do not move
@@ -64,14 +62,9 @@ def cell(delivered: float, early: float | None, name: str) -> str:
 
 
 def vit(*words: object) -> dict:
-    """Run a command line in this process and return its JSON."""
-    out = io.StringIO()
-    try:
-        with contextlib.redirect_stdout(out):
-            app.main([*map(str, words), "--json", "--quiet"])
-    except SystemExit as ended:
-        assert not ended.code, out.getvalue()
-    return json.loads(out.getvalue())
+    """Return the result of a command."""
+    command = [sys.executable, "-m", "vitcli", *map(str, words), "--json", "--quiet"]
+    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
 
 
 if __name__ == "__main__":

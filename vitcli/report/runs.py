@@ -156,37 +156,35 @@ class VtabRecord:
     images: ImageSet = UNKNOWN_IMAGES  # each task has its own
 
 
+class OfEvaluation:
+    """Data set and images of a record of `vit evaluate`."""
+
+    summary: Evaluation | NumberEvaluation
+
+    @property
+    def dataset(self) -> str:
+        return self.summary.dataset
+
+    @property
+    def images(self) -> ImageSet:
+        return ImageSet(self.summary.num_eval_examples, self.summary.eval_fingerprint)
+
+
 @dataclass(frozen=True)
-class EvaluationRecord:
+class EvaluationRecord(OfEvaluation):
     """One evaluation, and its confusion as (label, prediction, count) of the pairs that occur."""
 
     path: Path
     summary: Evaluation
     confusion: tuple[tuple[str, str, int], ...]
 
-    @property
-    def dataset(self) -> str:
-        return self.summary.dataset
-
-    @property
-    def images(self) -> ImageSet:
-        return ImageSet(self.summary.num_eval_examples, self.summary.eval_fingerprint)
-
 
 @dataclass(frozen=True)
-class NumberRecord:
+class NumberRecord(OfEvaluation):
     """One evaluation of weights that predict a number."""
 
     path: Path
     summary: NumberEvaluation
-
-    @property
-    def dataset(self) -> str:
-        return self.summary.dataset
-
-    @property
-    def images(self) -> ImageSet:
-        return ImageSet(self.summary.num_eval_examples, self.summary.eval_fingerprint)
 
 
 AnyRecord = Run | FewshotRecord | VtabRecord | EvaluationRecord | NumberRecord
