@@ -119,6 +119,7 @@ OF_RESULTS = {
         "damage is taken for grey": ("if any(words in str(error).lower() for words in DAMAGE)", "if False"),
         "no limit of scans": ("> MOST_SCANNED_PIXELS", "> 2**60"),
         "no limit of pixels": ("    if num_pixels > MAX_PIXELS:", "    if False:"),
+        "no limit of sides": ("    if max(image.size) > MAX_SIDE:", "    if False:"),
         "a photograph lies on its side": (
             "orientation := _orientation(image)) != 1",
             "orientation := 1) != 1",

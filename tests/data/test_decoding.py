@@ -242,6 +242,12 @@ def test_more_pixels_than_the_limit_are_refused_by_their_header(size):
         decode(data)
 
 
+def test_an_image_with_a_side_longer_than_that_of_any_jpeg_is_refused():
+    assert decode(encoded(Image.new("1", (65_535, 1)), "PNG")).shape == (1, 65_535, 3)
+    with pytest.raises(DataError, match="a side of 65,536 pixels"):
+        decode(encoded(Image.new("1", (1, 65_536)), "PNG"))
+
+
 @pytest.mark.parametrize("lost", [1, 2, 3, 40, 500])
 def test_a_truncated_jpeg_is_refused_even_when_only_its_end_mark_is_gone(lost):
     with pytest.raises(DataError, match="cannot be decoded"):

@@ -34,6 +34,7 @@ HEIC_ADVICE = "HEIC: install pillow-heif, or convert"
 HEIC_BRANDS = (b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1")  # in bytes 8 to 12 of a file
 STRIP_PIXELS = 2**22  # that are converted at a time
 MAX_PIXELS = Image.MAX_IMAGE_PIXELS  # about 89 million; Pillow only warns up to twice that
+MAX_SIDE = 65_535  # a JPEG's; a damaged header may claim millions by eleven, which take seconds
 JPEG_BEGIN, JPEG_END = b"\xff\xd8\xff", b"\xff\xd9"
 SEGMENT, FRAME = struct.Struct(">HH"), struct.Struct(">BHHB")  # marker and length; bits, sides, components
 SCAN, SCAN_BEGIN = 0xFFDA, b"\xff\xda"
@@ -176,7 +177,8 @@ def decode(data: bytes, *, where: Callable[[int], str], row: int) -> np.ndarray:
         where, row: `where(row)` names the image in an error.
 
     Raises:
-        DataError: the bytes are not a whole image of a known format, or it is larger than 89 million pixels.
+        DataError: the bytes are not a whole image of a known format, or it is larger than 89 million pixels,
+            or than 65,535 on a side.
     """
     image = open_image(data, where=where, row=row)
     return image.decode() if isinstance(image, Jpeg) else image
@@ -233,6 +235,8 @@ def _open(data: bytes) -> Image.Image:
     num_pixels = image.width * image.height
     if num_pixels > MAX_PIXELS:
         raise ValueError(f"{image.width}x{image.height} pixels are more than {MAX_PIXELS:,}")
+    if max(image.size) > MAX_SIDE:
+        raise ValueError(f"a side of {max(image.size):,} pixels is more than {MAX_SIDE:,}")
     if image.format in ("JPEG", "MPO") and _takes_too_long(data, num_pixels):
         raise ValueError(f"it has {data.count(SCAN_BEGIN)} scans, of which each is decoded for all pixels")
     return image
