@@ -130,7 +130,9 @@ def test_unknown_is_said_plainly_and_fresh_weights_have_none(photos, tmp_path):
     words = ("--dataset", photos, "--steps", 1, "--batch-size", 2, "--precision", "fp32", *QUIET)
     of_nobody = folder_of(tmp_path / "start", "vit_tiny_patch16_224.augreg_in21k")
     config = of_nobody / "config.json"
-    config.write_text(config.read_text().replace("augreg_in21k", "mine"))
+    stated = json.loads(config.read_text())
+    stated["pretrained_cfg"] |= {"tag": "mine", "license": None}  # which timm states of its own weights
+    config.write_text(json.dumps(stated))
     fresh = ("--ckpt", "random", "--model", "Ti/16", "--set", "model.layers=1", "--res", 32)
 
     for name, given in (("unknown", ("--ckpt", of_nobody)), (None, fresh)):
