@@ -406,7 +406,9 @@ def test_predicted_numbers_have_a_table_with_intervals_and_no_accuracy(tmp_path)
     assert len(table(result, "evaluations")["rows"]) == 1
     assert "MAE 1.5" in run("report", tmp_path, "--list").out
     page = run("report", tmp_path, "--out", tmp_path / "page.html", "--json")
-    assert page.code == 0 and "with mirror images" in (tmp_path / "page.html").read_text()
+    text = (tmp_path / "page.html").read_text()
+    assert page.code == 0 and "with mirror images" in text
+    assert "training loss" in text and "loss in nats" not in text  # it is a squared error
 
 
 def test_a_selection_of_a_regression_shows_its_errors_and_of_several_labels_the_precision(tmp_path):

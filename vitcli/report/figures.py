@@ -76,8 +76,10 @@ def figures_of(
 
 def _learning_curves(runs: Sequence[Run], names: Names) -> Iterable[PageFigure]:
     """Yield training loss and held-out accuracy by step; lines of one colour are the seeds of a run."""
+    predict_numbers = any(run.recipe.get("objective.loss") == "regression" for run in runs)
+    loss = "training loss" if predict_numbers else "training loss in nats"
     kinds = (
-        ("training loss in nats", "Training loss", [run.losses for run in runs], 1),
+        (loss, "Training loss", [run.losses for run in runs], 1),
         ("held-out top-1 in %", "Held-out accuracy", [run.accuracies for run in runs], 100),
     )
     for unit, title, curves, scale in kinds:
