@@ -30,6 +30,7 @@ def main() -> None:
     parser.add_argument("--ckpt", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--recipe", default="modern/finetune-some")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--res", type=int, default=96)
     parser.add_argument("--dev", type=float, default=0.15, help="fraction of the training images")
@@ -56,7 +57,7 @@ def repetition(task: str, number: int, options: argparse.Namespace) -> dict[str,
     words = [
         "finetune",
         "--recipe",
-        "finetune/default",
+        options.recipe,
         "--ckpt",
         options.ckpt,
         "--dataset",
