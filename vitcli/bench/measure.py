@@ -5,17 +5,15 @@ Two sides are compared by alternating their laps, so that a machine that slows d
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 
 from vitcli.data.loader import Batch
-from vitcli.distributed.runtime import peak_memory_gib
+from vitcli.distributed.memory import peaks as peak_memory
 
 LAP_S = 2.0  # length of a lap where the number of steps is left to us
 MOST_STEPS = 500
@@ -186,23 +184,6 @@ def ratio(ours: list[Lap], theirs: list[Lap], key: str = "wall_s") -> dict[str, 
     return {"ratio": median(ratios), "ratio_range": [min(ratios), max(ratios)]}
 
 
-def reset_peak_memory() -> None:
-    """Forget the largest memory so far, where the system allows it (Linux), so that a lap's own is seen."""
-    if torch.cuda.is_available():
-        torch.cuda.reset_peak_memory_stats()
-    with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
-
-
-def peak_memory() -> dict[str, float | None]:
-    """Return the largest memory since the last reset, in GiB: of this process, and of its GPU."""
-    has_gpu = torch.cuda.is_available()
-    return {
-        "host_peak_memory_gib": _host_peak_gib(),
-        "device_peak_memory_gib": peak_memory_gib() if has_gpu else None,
-    }
-
-
 def watched(lap: Callable[[], Lap], peaks: list[dict[str, float | None]]) -> Callable[[], Lap]:
     """Return the same lap, after which the largest memory so far is added to `peaks`."""
 
@@ -212,16 +193,3 @@ def watched(lap: Callable[[], Lap], peaks: list[dict[str, float | None]]) -> Cal
         return done
 
     return with_memory
-
-
-def _host_peak_gib() -> float:
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-        kib = next(line.split()[1] for line in lines if line.startswith("VmHWM"))
-        return int(kib) / 2**20
-    except (OSError, StopIteration):  # macOS: since the process began
-        import resource
-        import sys
-
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak / (2**30 if sys.platform == "darwin" else 2**20)

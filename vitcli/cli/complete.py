@@ -111,6 +111,11 @@ def ckpts(incomplete: str) -> list[str]:
     return ["demo"] if is_meant and not glob.glob(f"{glob.escape(incomplete)}*") else []
 
 
+def layers(incomplete: str) -> list[str]:
+    """Complete the words of --layers."""
+    return [name for name in ("all", "last") if name.startswith(incomplete)]
+
+
 def devices(incomplete: str) -> list[str]:
     """Complete the name of a device."""
     return [name for name in ("cpu", "cuda", "mps") if name.startswith(incomplete)]

@@ -6,17 +6,27 @@ from typing import Annotated, Literal
 
 import typer
 
-from vitcli.cli import options
+from vitcli.cli import complete, inputs, options
 from vitcli.cli.options import DATA, MODEL, RUN, USE, command, given_arguments, launch, option
+from vitcli.errors import VitError
 
 app = typer.Typer()
 Classifier = Literal["least-squares", "knn", "logistic", "ncm"]
 
 
-@command(app, panel=USE, example="vit fewshot --ckpt vit_b16.npz --dataset cifar100 --shots 1,5,10,25")
+@command(
+    app,
+    panel=USE,
+    example="""\
+vit fewshot --ckpt vit_b16.npz --dataset cifar100 --shots 1,5,10,25
+vit fewshot --ckpt 'weights/*.safetensors' --dataset photos/ --layers all""",
+)
 def fewshot(
     *,
-    ckpt: options.Ckpt = None,
+    ckpt: Annotated[list[str] | None, option("--ckpt", MODEL,
+        f"{options.WEIGHTS_HELP}. Repeatable, and a pattern such as 'weights/*.npz' or 'timm/vit_small*': "
+        "several are compared on all training images, see --layers (default: by the recipe). [model.ckpt]",
+        "CKPT", autocompletion=complete.ckpts)] = None,
     recipe: options.RecipeOptions,
     inference: options.InferenceOptions,
     draws: Annotated[str | None, option("--draws", DATA,
@@ -36,6 +46,9 @@ def fewshot(
         "least-squares, knn, logistic (extra: fewshot) or ncm (default: least-squares). "
         "[fewshot.classifier]", "NAME")] = None,
     layer: options.Layer = None,
+    layers: Annotated[str | None, option("--layers", MODEL,
+        "Compare layers and poolings by leaving one out: all, last, or numbers such as 4,8,12 (default: of "
+        "one checkpoint none, of several last).", "LAYERS", autocompletion=complete.layers)] = None,
     num_processes: options.NumProcesses = None,
     out: Annotated[Path | None, option("--out", RUN,
         "Run folder: summary, table, recipe and the support sets (default: a new one under runs/).",
@@ -46,17 +59,30 @@ def fewshot(
     """Score frozen features with few images per class.
 
     The protocol of the paper, section 4.1. Without options: the embedded demo.
+
+    With several checkpoints, or --layers: which backbone, layer and pooling suits the images best.
     """
     recipe_keys = {
         "eval.layer": layer, "fewshot.shots": counts(shots), "fewshot.seeds": seeds, "fewshot.l2": l2,
         "fewshot.classifier": classifier,
     }  # fmt: skip
-    request = recipe.request(ckpt, inference, recipe_keys)  # mistakes come before processes are launched
+    ckpts = inputs.expand_ckpts(ckpt or ())
+    which_layers = layers_of(layers) or "last"
+    is_comparison = layers is not None or len(ckpts) > 1
+    if is_comparison and draws:
+        fix = "leave it out, or name one --ckpt and no --layers"
+        raise VitError("checkpoints and layers are compared without draws", where="--draws", fix=fix)
+    # Mistakes come before processes are launched.
+    requests = [recipe.request(name, inference, recipe_keys) for name in ckpts or [None]]
     launch(num_processes, inference.device)
+    settings = inference.settings(printing, out, overwrite)
+    if is_comparison:
+        from vitcli.features import choose, choose_text
+
+        return printing.show(choose.choose(requests, settings, layers=which_layers), choose_text.as_text)
     from vitcli.features.fewshot import as_text, fewshot
 
-    settings = inference.settings(printing, out, overwrite)
-    result = fewshot(request, settings, draws_file=draws, arguments=given_arguments)
+    result = fewshot(requests[0], settings, draws_file=draws, arguments=given_arguments)
     return printing.show(result, as_text)
 
 
@@ -99,3 +125,13 @@ def counts(shots: str | None) -> list[int] | None:
         message = f"{shots!r} is not a number of images per class, such as 5, or 1,5,10,25"
         raise typer.BadParameter(message, param_hint="--shots")
     return [int(number) for number in shots.split(",")]
+
+
+def layers_of(text: str | None) -> str | tuple[int, ...] | None:
+    """Parse --layers; typer.BadParameter for anything but all, last or numbers from 1."""
+    if text in (None, "all", "last"):
+        return text
+    if not re.fullmatch(r"[1-9]\d{0,3}(,[1-9]\d{0,3})*", text):
+        message = f"{text!r} is neither all, last nor numbers of layers, such as 4,8,12"
+        raise typer.BadParameter(message, param_hint="--layers")
+    return tuple(sorted({int(number) for number in text.split(",")}))

@@ -3,7 +3,9 @@
 What is not there is refused in a fraction of a second. What a file holds is checked when it is read.
 """
 
+import glob
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +14,7 @@ from vitcli.errors import DataError, VitError, WeightsError, nearest_path
 if TYPE_CHECKING:
     from vitcli.recipe import Recipe
 
+MOST_OF_A_PATTERN = 64  # checkpoints: one slip of the pen would download hundreds
 GLOB = set("*?[")
 # Keys of [data] that say which images are scored.
 WHICH_DATA = (
@@ -27,6 +30,53 @@ def check_ckpt(ckpt: str, option: str = "--ckpt") -> None:
         check(ckpt)
     except WeightsError as error:
         raise WeightsError(error.message, where=option, fix=error.fix) from error
+
+
+def expand_ckpts(names: Sequence[str]) -> list[str]:
+    """Return checkpoints in their order, each once, with what patterns match in their places.
+
+    A pattern is one of local files and run folders, or of timm's names, with timm/ in front or without a
+    folder.
+
+    Raises:
+        WeightsError: a pattern matches nothing, or more than MOST_OF_A_PATTERN.
+    """
+    expanded: dict[str, None] = {}
+    for name in names:
+        if not GLOB & set(name) or "://" in name or Path(name).exists():
+            expanded[name] = None
+            continue
+        matching = _matching(name)
+        where = f"--ckpt {name}"
+        if not matching:
+            fix = "check the path, or see vit models --pretrained PATTERN; in the shell, quote the pattern"
+            raise WeightsError("no weights here and none of timm match the pattern", where=where, fix=fix)
+        if len(matching) > MOST_OF_A_PATTERN:
+            what = f"{len(matching):,} weights match the pattern, more than {MOST_OF_A_PATTERN}"
+            raise WeightsError(what, where=where, fix="narrow it, such as 'timm/vit_small*in21k'")
+        expanded |= dict.fromkeys(matching)
+    return list(expanded)
+
+
+def _matching(pattern: str) -> list[str]:
+    """Return the weights that match a pattern: local ones, else timm's."""
+    from vitcli.models.variants import matches
+    from vitcli.weights.names import check_local
+    from vitcli.weights.pretrained import known_weights
+
+    local = []
+    for path in sorted(glob.glob(pattern, recursive=True)):
+        with suppress(WeightsError):  # a README among the weights
+            check_local(Path(path))
+            local.append(path)
+    is_timms = pattern.startswith("timm/") or "/" not in pattern
+    if local or not is_timms:
+        return local
+    return [
+        f"timm/{known.name}"
+        for known in known_weights()
+        if matches(known.name, pattern.removeprefix("timm/"))
+    ]
 
 
 def check_dataset(name: str) -> None:

@@ -11,9 +11,10 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -81,6 +82,13 @@ class Runtime:
             dist.barrier(group=self.control)
         if not _shared_blocks:
             self.accelerator.end_training()
+
+    def alone(self) -> "Runtime":
+        """Return this process as the only one, for what the first does after `shutdown`."""
+        only = SimpleNamespace(
+            device=self.device, process_index=0, num_processes=1, end_training=lambda: None
+        )
+        return replace(self, accelerator=only, control=None)
 
     @contextmanager
     def local_errors(self) -> Iterator[None]:

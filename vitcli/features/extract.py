@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from vitcli.data.aliases import local_copy
+from vitcli.data.image_cache import ImageCache
 from vitcli.data.loader import Batch
 from vitcli.data.sources import layouts
 from vitcli.data.split import Split
@@ -25,6 +26,7 @@ from vitcli.evaluation.setup import RunSettings, eval_settings, preprocessing_fo
 from vitcli.features.feature_store import FeatureStore, digest_of
 from vitcli.models import features
 from vitcli.models.architecture import Architecture
+from vitcli.models.blocks import LayerLayout, read_layers
 from vitcli.models.pos_embed import method_for
 from vitcli.recipe import Recipe
 from vitcli.recipe.request import RecipeRequest
@@ -42,6 +44,9 @@ class FeatureExtractor:
         recipe: with the preprocessing that is used.
         preprocessing_from: the origin of the preprocessing, in words.
         shown_notes: notes about the cache, so that each is shown once.
+        layout: what is read of each layer, in place of eval.layer; None for that one.
+        with_tokens: all tokens of the last layer, too.
+        images: keeps decoded images for other networks of the command.
     """
 
     recipe: Recipe
@@ -52,22 +57,33 @@ class FeatureExtractor:
     preprocessing_from: str
     settings: EvalSettings
     shown_notes: set[str] = field(default_factory=set)
+    layout: LayerLayout | None = None
+    with_tokens: bool = False
+    images: ImageCache | None = None
 
     @cached_property
     def weights_digest(self) -> str:
         return digest_of(self.weights.state)
 
+    def network(self, *, with_logits: bool) -> Callable[[Tensor], Tensor]:
+        """Return the function of images to outputs (B, O)."""
+        if self.layout is not None:
+            assert not with_logits, "layers are read without logits"
+            return partial(read_layers, self.model, layout=self.layout, with_tokens=self.with_tokens)
+        layer = self.recipe.eval.layer
+        return partial(features.outputs, self.model, layer=layer, with_logits=with_logits)
+
     def about(self, split: Split, *, with_logits: bool) -> dict[str, Any]:
         """Return everything the features of a split depend on, as JSON: the key of the cache."""
         recipe, dataset = self.recipe, self.recipe.data.dataset
-        copy = local_copy(dataset) if dataset else None
+        copy, layout = local_copy(dataset) if dataset else None, self.layout
         return {
             "revision": REVISION,
             "weights": self.weights_digest,
             "architecture": self.arch.as_dict(),
             "posemb_resample": method_for(self.arch, recipe.model.posemb_resample),
             "preprocessing": self.preprocessing.as_dict(),
-            "layer": recipe.eval.layer,
+            "layer": recipe.eval.layer if layout is None else [layout.layers, layout.parts, self.with_tokens],
             "logits": with_logits,
             "precision": self.settings.precision,
             "device": self.settings.device.type,
@@ -96,10 +112,14 @@ class ExtractedFeatures:
 
 
 def open_extractor(
-    weights: Weights, recipe: Recipe, request: RecipeRequest, run: RunSettings
+    weights: Weights,
+    recipe: Recipe,
+    request: RecipeRequest,
+    run: RunSettings,
+    settings: EvalSettings | None = None,
 ) -> FeatureExtractor:
-    """Join the run's processes and load the network onto the device, in fp32 by default."""
-    settings = eval_settings(recipe, run)
+    """Join the run's processes, unless it has `settings`, and load the network onto the device."""
+    settings = settings or eval_settings(recipe, run)
     preprocessing, origin = preprocessing_for(weights, recipe, request)
     model, arch = load_for_inference(
         weights,
@@ -186,9 +206,12 @@ def fill_store(
     """
     model, preprocessing, settings = extractor.model, extractor.preprocessing, extractor.settings
     runtime, batch_size = settings.runtime, settings.batch_size
-    network = partial(features.outputs, model, layer=extractor.recipe.eval.layer, with_logits=with_logits)
+    network = extractor.network(with_logits=with_logits)
     num_logits = extractor.arch.num_classes if with_logits else 0
-    batches = settings.batches(split.rows(rows_N), preprocessing)
+    images = split.rows(rows_N)
+    if extractor.images:
+        images = extractor.images.attach(images, visits=1, preprocessing=preprocessing)
+    batches = settings.batches(images, preprocessing)
     outputs = outputs_of(model, batches, preprocessing, settings.device, settings.precision, network=network)
     outputs = report_progress(outputs, settings, "features", len(rows_N))
     num_labels, width, skipped = labels_per_row(split), 0, []

@@ -16,7 +16,14 @@ from vitcli import recipe as recipes
 from vitcli.data import dataset
 from vitcli.data.split import Split, classes_without
 from vitcli.errors import DataError, Stopped, VitError
-from vitcli.evaluation.setup import RunSettings, read_checkpoint, seen_by, starts_of, trained_on_by
+from vitcli.evaluation.setup import (
+    RunSettings,
+    Start,
+    read_checkpoint,
+    seen_by,
+    starts_of,
+    trained_on_by,
+)
 from vitcli.evaluation.statistics import interval_of
 from vitcli.features import classifiers, least_squares
 from vitcli.features import draws as features_draws
@@ -52,7 +59,7 @@ def fewshot(
 
     # Weights and data are read before the processes join: a long download would stall a collective.
     weights = read_checkpoint(recipe, quiet=run.quiet)
-    train, test = _open_splits(recipe)
+    train, test = open_splits(recipe)
     groups_N = dataset.groups_of_rows(recipe.data, train)
     labels_N, draws = _labels_and_draws(train, recipe, draws_file, groups_N)
     used = {"shots": tuple(next(iter(draws.values()))), "seeds": len(draws)}  # a file's, where there is one
@@ -112,8 +119,14 @@ def _check_choices(recipe: Recipe, given: Collection[str], draws_file: str | Non
         )
 
 
-def _open_splits(recipe: Recipe) -> tuple[Split, Split]:
-    before = partial(trained_on_by, starts_of(recipe), quiet=True)
+def open_splits(recipe: Recipe, starts: Sequence[Start] | None = None) -> tuple[Split, Split]:
+    """Open the training and the test split, of one label each.
+
+    Args:
+        starts: the checkpoints, if not those of the recipe: no image that they were trained on is cut as one
+            to score on.
+    """
+    before = partial(trained_on_by, starts or starts_of(recipe), quiet=True)
     train, test = dataset.open_train_and_eval(recipe.data, seed=0, trained_before=before)
     for split in (train, test):
         if split.has_several_labels:

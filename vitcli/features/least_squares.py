@@ -291,7 +291,16 @@ def left_out_accuracies(solution: Solution, groups_N: np.ndarray | None = None) 
             fix=f"give l2 (the authors' evaluator has {DEFAULT_L2:g}), or take 2 shots or more",
         )
     weights_N = np.where(counted_N, solution.root_weights_N1[:, 0] ** 2, 0.0)
-    hits_L = np.zeros(len(solution.l2))
+    return weights_N @ left_out_hits(solution, groups_N) / weights_N.sum()
+
+
+def left_out_hits(solution: Solution, groups_N: np.ndarray | None = None) -> np.ndarray:
+    """Return whether each row is right without itself, or without its whole group, at each l2: (N, L) bool.
+
+    A row whose class has no row in another group is predicted wrong.
+    """
+    groups_N = np.arange(len(solution.labels_N)) if groups_N is None else groups_N
+    hits_NL = np.zeros((len(solution.labels_N), len(solution.l2)), dtype=bool)
     _, group_of_row_N, sizes_G = np.unique(groups_N, return_inverse=True, return_counts=True)
     is_alone_N = sizes_G[group_of_row_N] == 1
     alone, width = np.flatnonzero(is_alone_N), len(solution.l2) * solution.num_classes
@@ -303,8 +312,8 @@ def left_out_accuracies(solution: Solution, groups_N: np.ndarray | None = None) 
     ]
     for rows, together in several:
         best_NL = left_out_scores(solution, rows, together=together).argmax(axis=2)
-        hits_L += ((best_NL == solution.labels_N[rows, None]) * weights_N[rows, None]).sum(axis=0)
-    return hits_L / weights_N.sum()
+        hits_NL[rows] = best_NL == solution.labels_N[rows, None]
+    return hits_NL & has_others(solution.labels_N, groups_N)[:, None]
 
 
 def has_others(labels_N: np.ndarray, groups_N: np.ndarray) -> np.ndarray:

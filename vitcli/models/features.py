@@ -38,7 +38,7 @@ def outputs(model: nn.Module, images_BCHW: Tensor, *, layer: str, with_logits: b
 
 def _outputs(model: nn.Module, images_BCHW: Tensor, layer: str, with_logits: bool) -> Tensor:
     encoded = model.forward_features(images_BCHW)
-    features_BD = _features_at(model, encoded, layer)
+    features_BD = features_at(model, encoded, layer)
     return torch.cat([features_BD, model.forward_head(encoded)], dim=1) if with_logits else features_BD
 
 
@@ -90,7 +90,8 @@ def check_layer(model: nn.Module, layer: str) -> None:
         )
 
 
-def _features_at(model: nn.Module, encoded: Tensor, layer: str) -> Tensor:
+def features_at(model: nn.Module, encoded: Tensor, layer: str) -> Tensor:
+    """Return the features (B, D) at a layer, see `outputs`, from the output of `forward_features`."""
     if layer == "token":
         return encoded[:, 0]
     if layer == "gap" and encoded.ndim == 3 and getattr(model, "global_pool", None) == "token":

@@ -1,0 +1,410 @@
+"""`vit fewshot` of several checkpoints or layers: the choice, its scores, its cache, what is refused."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import vitcli
+from tests.conftest import run, vit
+from vitcli.api import load_model
+from vitcli.data import loader
+from vitcli.evaluation.statistics import mcnemar
+from vitcli.features import attentive, choose, choose_text, feature_store, layers, left_out
+from vitcli.features.layers import Combination
+from vitcli.features.least_squares import left_out_scores, solve
+from vitcli.features.left_out import LeftOutProblem, LeftOutScore
+from vitcli.models import blocks
+
+WORDS = ("fewshot", "--json", "-q", "--ckpt", "demo")
+DEMO = Path(vitcli.__file__).parent / "demo_weights"
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(choose, "measure_speed", lambda extractor: speed_of(extractor.layout.num_layers))
+    monkeypatch.setattr(attentive, "EPOCHS", 2)
+    monkeypatch.chdir(tmp_path)  # runs/ comes into being there
+    return tmp_path / "cache" / "vit" / "features"
+
+
+def speed_of(num_layers: int):
+    """Rates of which every layer takes as long."""
+    return choose.Speed({0: 60.0 / max(1, num_layers)} | {k: 60.0 / k for k in range(1, num_layers + 1)}, 0.5)
+
+
+@pytest.fixture
+def read(monkeypatch) -> list[int]:
+    """How many images pass through a network in each batch, without the blank ones that fill it up."""
+    sizes, whole = [], blocks.read_layers
+
+    def counted(model, images_BCHW, **more):
+        pixels_BX = images_BCHW.flatten(1)
+        sizes.append(int((pixels_BX != pixels_BX[:, :1]).any(dim=1).sum()))
+        return whole(model, images_BCHW, **more)
+
+    monkeypatch.setattr("vitcli.features.extract.read_layers", counted)
+    return sizes
+
+
+@pytest.fixture
+def copies(tmp_path) -> list[Path]:
+    """Copies of the demo network: one with another last block, one that states another normalisation."""
+    damaged, shifted = tmp_path / "weights" / "damaged", tmp_path / "weights" / "shifted"
+    for folder in (damaged, shifted):
+        shutil.copytree(DEMO, folder)
+    from safetensors import safe_open
+    from safetensors.torch import load_file, save_file
+
+    file = damaged / "model.safetensors"
+    with safe_open(file, "pt") as opened:
+        metadata = opened.metadata()
+    state = load_file(file)
+    for name in [name for name in state if name.startswith("blocks.5.") and state[name].ndim > 1]:
+        state[name] = torch.randn(state[name].shape, generator=torch.Generator().manual_seed(0))
+    save_file(state, file, metadata)
+    config = json.loads((shifted / "config.json").read_text())
+    text = json.dumps(config).replace('"mean": [0.5, 0.5, 0.5]', '"mean": [0.1, 0.1, 0.1]')
+    (shifted / "config.json").write_text(text)
+    return [damaged, shifted]
+
+
+def test_every_combination_is_scored_as_by_really_leaving_each_image_out(photos):
+    result = run(*WORDS, "--dataset", photos, "--layers", "2,6", "--l2", "3").json
+
+    model, transform, _ = load_model("demo")
+    files = sorted((photos / "train").rglob("*.png"))
+    labels = np.array([int(file.parent.name == "red") for file in files])
+    with torch.no_grad():
+        images = torch.stack([transform(file) for file in files])
+        taken = model.forward_intermediates(
+            images, [1, 5], norm=True, output_fmt="NLC", return_prefix_tokens=True, intermediates_only=True
+        )
+    pooled = {}
+    for layer, (patches, prefix) in zip((2, 6), taken, strict=True):
+        pooled[(layer,), "token"], pooled[(layer,), "mean"] = prefix[:, 0], patches.mean(dim=1)
+        pooled[(layer,), "both"] = torch.cat([prefix[:, 0], patches.mean(dim=1)], dim=1)
+    pooled[(2, 6), "fused"] = torch.cat([pooled[(2,), "both"], pooled[(6,), "both"]], dim=1)
+    found = {(tuple(entry["layers"]), entry["pooling"]): entry for entry in result["candidates"]}
+
+    assert found.keys() == pooled.keys() | {((6,), "attentive")}
+    for key, features in pooled.items():
+        hits = refitted(features.numpy(), labels, np.arange(len(labels)), 2, 3.0).argmax(axis=1) == labels
+        assert (found[key]["top1"], found[key]["num_features"]) == (hits.mean(), features.shape[1])
+    assert result["candidates"][0] == result["best"]
+    assert result["next"] == ["vit", "finetune", "--ckpt", "demo", "--dataset", str(photos)]
+
+
+def refitted(features, labels, groups, num_classes, l2):
+    """Scores (N, K) of each row by a fit to the rows of other groups, standardised by all rows."""
+    inputs = solve(features, labels, num_classes=num_classes, l2=[1.0]).inputs_NE
+    targets = 2.0 * np.eye(num_classes)[labels] - 1
+    scores = np.empty((len(labels), num_classes))
+    for group in np.unique(groups):
+        here = groups == group
+        x, y = inputs[~here], targets[~here]
+        if len(x) < x.shape[1]:
+            weights = x.T @ np.linalg.solve(x @ x.T + l2 * np.eye(len(x)), y)
+        else:
+            weights = np.linalg.solve(x.T @ x + l2 * np.eye(x.shape[1]), x.T @ y)
+        scores[here] = inputs[here] @ weights
+    return scores
+
+
+@pytest.mark.parametrize("size_of_groups", [1, 3])
+def test_scores_and_hits_are_those_of_refits_in_many_small_cases(size_of_groups):
+    rng, num_cases = np.random.default_rng(size_of_groups), 0
+    while num_cases < 520:
+        num_rows, width, num_classes = rng.integers(6, 15), rng.integers(2, 18), rng.integers(2, 4)
+        features, labels = rng.normal(size=(num_rows, width)), rng.integers(0, num_classes, num_rows)
+        groups = rng.integers(0, num_rows, num_rows) if size_of_groups > 1 else np.arange(num_rows)
+        l2 = 10 ** rng.uniform(-1, 3)
+        problem = LeftOutProblem(labels, groups, num_classes, (l2,))
+        if len(np.unique(groups)) < 2:
+            continue
+        num_cases += 1
+        expected = refitted(features, labels, groups, num_classes, l2)
+        solution = left_out.fitted(features, problem)
+        scores = np.empty_like(expected)
+        for group in np.unique(groups):
+            here = np.flatnonzero(groups == group)
+            scores[here] = left_out_scores(solution, here, together=True)[:, 0]
+        assert np.abs(scores - expected).max() < 1e-9 * np.abs(expected).max()
+
+        _, hits = left_out.left_out(features, problem)
+        others = [np.any((labels == label) & (groups != group)) for label, group in zip(labels, groups)]  # noqa: B905
+        assert hits.tolist() == ((expected.argmax(axis=1) == labels) & others).tolist()
+
+
+def test_l2_has_the_most_rows_right_and_is_the_largest_of_equals():
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 3, 40)
+    features = rng.normal(size=(40, 60)) + labels[:, None] * 0.3
+    strengths = (1e-2, 1.0, 1e2, 1e4, 1e6)
+    which = np.arange(40) % 2 == 0
+    for counted in (None, which):
+        l2, hits = left_out.left_out(features, LeftOutProblem(labels, np.arange(40), 3, strengths), counted)
+        of_each = {}
+        for strength in strengths:
+            right = refitted(features, labels, np.arange(40), 3, strength).argmax(axis=1) == labels
+            of_each[strength] = right if counted is None else right & counted
+        most = max(right.sum() for right in of_each.values())
+        assert l2 == max(strength for strength, right in of_each.items() if right.sum() == most)
+        assert hits.tolist() == of_each[l2].tolist()
+
+
+def test_ties_are_what_mcnemars_test_does_not_tell_from_the_best():
+    everything = np.ones(40, dtype=bool)
+    hits = np.arange(40) < 30
+
+    def score(hits, scored=everything):
+        return LeftOutScore(0, Combination("token", (1,)), 4, (1.0,), scored, hits)
+
+    best, close, far = score(hits), score(hits & (np.arange(40) != 3)), score(np.arange(40) < 22)
+    assert left_out.best_of([far, close, best]) is best
+    assert left_out.against(best, close) == mcnemar(1, 0) == 1.0
+    assert left_out.against(best, far) == mcnemar(8, 0) == pytest.approx(2 / 2**8)
+    some = np.arange(40) >= 20  # 10 and 2 of these right: the other rows say nothing
+    assert left_out.against(best, score(far.hits_N & some, some)) == mcnemar(8, 0)
+    assert score(hits & some, some).accuracy == 0.5
+
+
+def test_queries_do_not_see_the_labels_that_they_are_scored_by():
+    """Labels of chance: what is learnt from all images has most of them right, cross-fitted half."""
+    rng = np.random.default_rng(0)
+    labels = rng.permutation(np.arange(120) % 2)
+    tokens = rng.normal(size=(120, 20, 60)).astype(np.float32)
+    problem = LeftOutProblem(labels, np.arange(120), 2, (1024.0,))
+    half, num_right = attentive.halves(labels, np.arange(120)), 0
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (("EPOCHS", 60), ("LR", 0.03), ("WEIGHT_DECAY", 0.0)):
+            patch.setattr(attentive, name, value)
+        of_all = attentive.learn_queries(tokens, labels, np.arange(120), num_classes=2).pool(tokens)
+        for learnt in (0, 1):
+            queries = attentive.learn_queries(tokens, labels, np.flatnonzero(half == learnt), num_classes=2)
+            num_right += left_out.left_out(queries.pool(tokens), problem, half != learnt)[1].sum()
+
+    assert left_out.left_out(of_all, problem)[1].mean() > 0.7
+    assert 44 < num_right < 76  # 60 expected, 5.5 the standard deviation
+
+
+def test_halves_are_of_whole_groups_and_of_each_class_alike():
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        labels = rng.integers(0, 4, 60)
+        alone = attentive.halves(labels, np.arange(60))
+        for label in range(4):
+            assert abs(int((alone[labels == label] == 0).sum() - (alone[labels == label] == 1).sum())) <= 1
+        groups = rng.integers(0, 25, 60)
+        together = attentive.halves(labels, groups)
+        assert all(len({*together[groups == group]}) == 1 for group in np.unique(groups))
+        assert {*together} == {0, 1}
+
+
+def test_a_query_that_looks_at_one_token_returns_it():
+    tokens = np.random.default_rng(0).normal(size=(5, 7, 4)).astype(np.float32)
+    tokens[:, :, 0] = 0
+    tokens[:, 2, 0] = 1.0
+    queries = attentive.Queries(1e4 * torch.eye(1, 4), torch.zeros(4), torch.ones(4))
+
+    np.testing.assert_allclose(queries.pool(tokens), tokens[:, 2], rtol=1e-6)
+    uniform = attentive.Queries(torch.zeros(2, 4), torch.full((4,), 0.5), torch.full((4,), 2.0))
+    expected = np.tile((tokens.mean(axis=1) - 0.5) / 2, 2)
+    np.testing.assert_allclose(uniform.pool(tokens), expected, atol=1e-6)
+
+
+def test_images_are_decoded_once_for_all_checkpoints_and_pass_each_network_once(
+    photos, copies, read, monkeypatch
+):
+    rows, opened = [], loader.open_example
+
+    def counted(split, row, *more, **options):
+        rows.append((split.name, row))
+        return opened(split, row, *more, **options)
+
+    monkeypatch.setattr(loader, "open_example", counted)
+    result = run(*WORDS, "--ckpt", copies[0], "--ckpt", copies[1], "--dataset", photos).json
+
+    names = [name for name, _ in rows]
+    assert sorted(row for name, row in rows if "train" in name) == list(range(24))
+    assert len(names) == 24 + 10  # and the test images once, for what was chosen
+    assert sum(read) == 3 * 24 + 10 and result["computed_rows"] == 72
+    assert {entry["ckpt"] for entry in result["candidates"]} == {"demo", *map(str, copies)}
+
+
+def test_a_second_call_computes_nothing_and_a_stopped_one_is_resumed(photos, read, monkeypatch):
+    words = (*WORDS, "--dataset", photos, "--layers", "all", "--batch-size", "4")
+    append, blocks_kept = feature_store.FeatureStore.append, []
+
+    def stop(store, rows_N, *more, **named):
+        if len(blocks_kept) == 3:
+            raise KeyboardInterrupt
+        blocks_kept.append(rows_N)
+        append(store, rows_N, *more, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(feature_store.FeatureStore, "append", stop)
+        stopped = run(*words, "--out", "a")
+    assert stopped.code == 130 and "computes only the rest" in stopped.json["error"]["message"]
+    assert not Path("a", "summary.json").exists()
+    read.clear()
+
+    first = run(*words, "--out", "a").json
+    assert (first["cached_rows"], first["computed_rows"], sum(read)) == (12, 12, 12 + 10)
+    read.clear()
+    again = run(*words, "--out", "a").json
+
+    assert sum(read) == 0 and (again["cached_rows"], again["computed_rows"]) == (24, 0)
+    for key in ("candidates", "best", "test", "layer_advice"):
+        assert again[key] == first[key]
+    assert sorted(file.name for file in Path("a").iterdir() if not file.name.startswith(".")) == [
+        "accuracy_by_speed.png", "accuracy_by_speed.svg", "summary.json", "table.txt",
+    ]  # fmt: skip
+    assert json.loads(Path("a", "summary.json").read_text())["best"] == first["best"]
+
+
+def test_tokens_of_some_images_and_layers_that_are_fused_in_steps(photos, monkeypatch):
+    monkeypatch.setattr(layers.extract_layers, "__kwdefaults__", {"most_token_bytes": 4 * 65 * 96 * 15})
+    monkeypatch.setattr(layers, "MOST_FUSED", 2 * 96 * 3)
+
+    result = run(*WORDS, "--dataset", photos, "--layers", "all").json
+
+    found = {entry["pooling"]: entry for entry in result["candidates"]}
+    assert (found["attentive"]["num_scored"], found["token"]["num_scored"]) == (15, 24)
+    assert (found["fused"]["layers"], found["fused"]["num_features"]) == ([2, 4, 6], 576)
+    assert result["computed_rows"] == 24
+    text = choose_text.as_text(result)
+    assert "of 15 images, drawn at random" in text and "3 layers" in text
+
+
+def test_rows_of_many_are_drawn_at_random_and_that_is_stated(photos, monkeypatch):
+    monkeypatch.setattr(choose, "MOST_ROWS", 16)
+
+    result = run(*WORDS, "--dataset", photos, "--layers", "last").json
+
+    assert (result["num_examples"], result["num_train_examples"]) == (16, 24)
+    assert result["notes"][0].startswith("16 of 24 images") and result["test"]["num_examples"] == 10
+
+
+def test_groups_are_left_out_together(photos, tmp_path):
+    data = tmp_path / "data"
+    for file in sorted(photos.rglob("*.png")):
+        place = data / file.relative_to(photos).with_name(f"g{int(file.stem) // 4}_{file.name}")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, place)
+    rule = ("--set", "data.group_column=name:^(g[0-9])")
+    grouped = run(*WORDS, "--dataset", data, "--layers", "1", "--l2", "1", *rule)
+
+    assert grouped.json["group_column"] == "name:^(g[0-9])" and grouped.json["num_scored"] == 24
+    model, transform, _ = load_model("demo")
+    files = sorted((data / "train").rglob("*.png"))
+    labels = np.array([int(file.parent.name == "red") for file in files])
+    groups = np.unique([file.name[:2] for file in files], return_inverse=True)[1]
+    with torch.no_grad():
+        images = torch.stack([transform(file) for file in files])
+        (patches,) = model.forward_intermediates(
+            images, [0], norm=True, output_fmt="NLC", intermediates_only=True
+        )
+    scores = refitted(patches.mean(dim=1).numpy(), labels, groups, 2, 1.0)
+    found = next(entry for entry in grouped.json["candidates"] if entry["pooling"] == "mean")
+    assert found["top1"] == (scores.argmax(axis=1) == labels).mean()
+
+
+def test_the_table_says_what_is_best_what_ties_and_what_to_type_next(photos, copies):
+    words = ("fewshot", "--ckpt", "demo", "--ckpt", f"{copies[0].parent}/*", "--layers", "all", "-q")
+    outcome = run(*words, "--dataset", photos, "--out", "a")
+
+    lines = outcome.out.splitlines()
+    assert lines[0].split()[:1] == ["checkpoint"] and {"demo", "damaged", "shifted"} <= {
+        line.split()[0] for line in lines[1:4]
+    }
+    assert sum("best" in line.split() for line in lines[1:4]) == 1 and "tie (p " in outcome.out
+    assert "each left out" in outcome.out and lines[-1].startswith("next        vit finetune --ckpt ")
+    assert outcome.out.rstrip() == Path("a", "table.txt").read_text().rstrip()
+    assert all(ord(character) < 128 for character in outcome.out)
+
+
+def test_the_pareto_front_has_what_nothing_beats_in_both():
+    points = [(10, 90), (20, 80), (15, 70), (30, 60), (10, 85), (30, 50), (5, 90)]
+    assert choose_text.pareto(points) == [(10, 90), (20, 80), (30, 60)]
+
+
+def test_one_checkpoint_without_layers_is_the_papers_protocol(photos, copies):
+    one = run(*WORDS, "--dataset", photos, "--shots", "2", "--seeds", "1").json
+    by_pattern = run(
+        *("fewshot", "--json", "-q", "--ckpt", f"{copies[0].parent}/sh*"),
+        *("--dataset", photos, "--shots", "2", "--seeds", "1"),
+    ).json
+
+    assert list(one["shots"]) == list(by_pattern["shots"]) == ["2"]
+    assert by_pattern["ckpt"] == str(copies[1])
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (("--layers", "0"), 2, "numbers of layers"),
+        (("--layers", "first"), 2, "numbers of layers"),
+        (("--layers", "4,,8"), 2, "numbers of layers"),
+        (("--layers", "7"), 2, "no layer 7: the network has 6"),
+        (("--layers", "all", "--shots", "5"), 2, "compared on all training images"),
+        (("--layers", "all", "--layer", "gap"), 2, "compared on all training images"),
+        (("--layers", "all", "--seeds", "2"), 2, "compared on all training images"),
+        (("--layers", "all", "--draws", "draws.json"), 2, "without draws"),
+        (("--layers", "all", "--classifier", "knn"), 2, "classifier = least-squares"),
+        (("--layers", "all", "--set", "fewshot.balance=full"), 2, "balance = none"),
+        (("--layers", "all", "--l2", "0"), 2, "l2"),
+        (("--ckpt", "none/*.safetensors"), 4, "match the pattern"),
+        (("--ckpt", "timm/no_such_network*"), 4, "match the pattern"),
+        (("--ckpt", "timm/*"), 4, "more than 64"),
+        (("--ckpt", "nothing.safetensors"), 4, "nothing.safetensors"),
+        (("--layers", "last", "--dataset", "one"), 3, "a single image or group"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_is_refused_before_any_image_is_read(photos, tmp_path, words, code, says, read):
+    for split in ("train", "test"):
+        for name in ("red", "green"):
+            (tmp_path / "one" / split / name).mkdir(parents=True)
+            shutil.copy(photos / "train" / name / "00.png", tmp_path / "one" / split / name)
+    data = () if "--dataset" in words else ("--dataset", photos)
+
+    outcome = run(*WORDS, *data, "--out", "a", *words)
+
+    assert outcome.code == code and read == []
+    error = outcome.json["error"]
+    assert says in error["message"] and error["where"] and error["fix"]
+    assert not Path("runs").exists() and not Path("a", "summary.json").exists()
+
+
+def test_another_comparison_in_the_folder_is_kept(photos):
+    run(*WORDS, "--dataset", photos, "--layers", "1", "--out", "a")
+    before = Path("a", "summary.json").read_bytes()
+
+    other = run(*WORDS, "--dataset", photos, "--layers", "2", "--out", "a")
+
+    assert other.code == 2 and Path("a", "summary.json").read_bytes() == before
+    assert run(*WORDS, "--dataset", photos, "--layers", "2", "--out", "a", "--overwrite").code == 0
+
+
+@pytest.mark.slow
+def test_numbers_are_the_same_on_two_processes(photos, copies, tmp_path, monkeypatch):
+    words = (*WORDS, "--ckpt", copies[0], "--dataset", photos, "--layers", "all", "--batch-size", "5")
+    alone = json.loads(vit(*words).stdout)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
+
+    together = vit(*words, "--num-processes", 2)
+
+    assert together.returncode == 0, together.stderr
+    result = json.loads(together.stdout)
+    assert result["num_processes"] == 2 and result["computed_rows"] == 48
+
+    def accuracies(result):
+        entries = [{**entry, "images_per_s": 0} for entry in result["candidates"]]
+        return sorted(entries, key=lambda entry: (entry["ckpt"], entry["layers"], entry["pooling"]))
+
+    assert accuracies(result) == accuracies(alone) and result["test"] == alone["test"]

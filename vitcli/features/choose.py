@@ -1,0 +1,406 @@
+"""`vit fewshot` with several checkpoints or layers: which backbone, layer and pooling suits the images."""
+
+import signal
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitcli import recipe as recipes
+from vitcli.data import dataset
+from vitcli.data.image_cache import ImageCache
+from vitcli.data.split import Split
+from vitcli.errors import DataError, Stopped, VitError
+from vitcli.evaluation.setup import RunSettings, eval_settings, read_checkpoint, seen_by
+from vitcli.evaluation.statistics import interval_of
+from vitcli.features import attentive, choose_text, left_out
+from vitcli.features.draws import SWEEP
+from vitcli.features.extract import FeatureExtractor, open_extractor
+from vitcli.features.fewshot import open_splits
+from vitcli.features.layers import (
+    ATTENTIVE,
+    Combination,
+    LayerFeatures,
+    combinations,
+    extract_layers,
+    sampled_rows,
+)
+from vitcli.features.least_squares import accuracies, has_others
+from vitcli.features.left_out import LeftOutProblem, LeftOutScore
+from vitcli.features.speed import Speed, measure_speed
+from vitcli.models.blocks import LayerLayout, layout_of
+from vitcli.models.flops import num_params
+from vitcli.output import plots, run_folder
+from vitcli.output.atomic import replace_file, write_json
+from vitcli.output.result_folder import ResultFolder
+from vitcli.recipe import Recipe
+from vitcli.recipe.request import RecipeRequest
+from vitcli.weights.io import read_description
+from vitcli.weights.licences import is_non_commercial
+
+MOST_ROWS = 20_000  # of the training split; of more, so many are drawn at random
+TABLE, FIGURE = "table.txt", "accuracy_by_speed"
+FOLDER = ResultFolder(
+    "comparison",
+    run_folder.SUMMARY,
+    (run_folder.SUMMARY, TABLE, *(f"{FIGURE}.{ending}" for ending in plots.ENDINGS)),
+)
+# Options of the paper's protocol that a comparison has no use for.
+NOT_TAKEN = {"fewshot.shots": "--shots", "fewshot.seeds": "--seeds", "eval.layer": "--layer"}
+
+
+@dataclass(frozen=True, eq=False)
+class Backbone:
+    """A checkpoint and what it costs; its network and tensors are dropped once the features are there.
+
+    Attributes:
+        request, recipe: to read it again.
+        features, speed: on the first process.
+        about: of the JSON.
+    """
+
+    request: RecipeRequest
+    recipe: Recipe
+    layout: LayerLayout
+    features: LayerFeatures | None
+    speed: Speed | None
+    about: dict[str, Any]
+
+
+def choose(
+    requests: Sequence[RecipeRequest], run: RunSettings, *, layers: str | Sequence[int]
+) -> dict[str, Any]:
+    """Return the leave-one-out accuracy of each combination; {} on all processes but the first.
+
+    Args:
+        requests: one for each checkpoint, equal otherwise.
+        layers: "all", "last", or numbers from 1.
+
+    The test split is not used for the choice; it is scored with what was chosen.
+    """
+    # Everything is named and opened before the processes join: a long download would stall a collective.
+    each_recipe = [_checked(request) for request in requests]
+    recipe = each_recipe[0]
+    for one in each_recipe:
+        read_description(one.model.ckpt, model_name=one.model.name, quiet=run.quiet)
+    starts = [(one.model.ckpt, one.model.name) for one in each_recipe]
+    train, test = open_splits(recipe, starts)
+    rows_N = sampled_rows(len(train), MOST_ROWS)
+    problem = _problem(train, recipe, requests[0], rows_N)
+    settings = eval_settings(recipe, run)
+    runtime = settings.runtime
+    images = ImageCache(recipe.data.cache, processes_here=runtime.processes_here, num_runs=len(requests))
+    notes = _notes(train, rows_N)
+    for line in [*train.lines, *test.lines, *(f"note: {note}" for note in notes)]:
+        settings.progress.note_once(line)
+
+    asked = _asked(requests, train, test, layers)
+    with ExitStack() as opened:
+        out = run.out or run_folder.new_folder("fewshot", recipe.data.dataset, "comparison")
+        runtime.on_main(lambda: FOLDER.claim(opened, out, [asked], overwrite=run.overwrite))
+        began_at = time.perf_counter()
+        # All processes extract features; the first one alone fits.
+        backbones = []
+        for number, (one, request) in enumerate(zip(each_recipe, requests, strict=True), start=1):
+            settings.progress.note(f"{number} of {len(requests)}: {one.model.ckpt}")
+            extractor = open_extractor(read_checkpoint(one, quiet=True), one, request, run, settings)
+            backbones.append(_backbone(extractor, request, train, rows_N, images, layers=layers))
+            if backbones[-1].features:
+                opened.callback(backbones[-1].features.close)
+        if line := images.line():
+            settings.progress.note(line)
+        runtime.shutdown()
+        if not runtime.is_main:
+            return {}
+        try:
+            scores = _scores(backbones, problem, rows_N, settings.progress)
+        except KeyboardInterrupt:
+            raise Stopped(
+                signal.SIGINT, "stopped while fitting; the same command reuses the features"
+            ) from None
+        best = left_out.best_of(scores)
+        result = _result(backbones, scores, best, train, rows_N)
+        result |= {"l2": "sweep" if problem.strengths == SWEEP else problem.strengths[0]}
+        result |= {"group_column": recipe.data.group_column, "notes": notes + _seen_notes(backbones)}
+        result |= {"asked": asked, "num_processes": runtime.world_size, "precision": settings.precision}
+        alone = replace(settings, runtime=runtime.alone())  # the other processes have ended
+        tested = _tested(backbones[best.ckpt], best, problem, rows_N, test, run=run, settings=alone)
+        result |= {"test": tested}
+        result |= {"elapsed_s": time.perf_counter() - began_at}
+        return _write(out, result)
+
+
+def _checked(request: RecipeRequest) -> Recipe:
+    """Load the recipe of one checkpoint; refuse what a comparison would ignore."""
+    name = request.name or recipes.find_for_dataset("fewshot", request.shorthands.get("data.dataset"))
+    recipe = request.load(default=name, command="fewshot")
+    if recipe.fewshot is None:
+        fix = "take fewshot/default, or extend it"
+        raise VitError("the recipe has no section [fewshot]", where=f"recipe {name}", fix=fix)
+    for key, option in NOT_TAKEN.items():
+        if key in request.given:
+            raise VitError(
+                "several checkpoints or layers are compared on all training images",
+                where=f"{option} (recipe key {key})",
+                fix="leave it out, or name one --ckpt and no --layers for the paper's protocol",
+            )
+    fewshot = recipe.fewshot
+    for key, value, only in (
+        ("classifier", fewshot.classifier, "least-squares"),
+        ("balance", fewshot.balance, "none"),
+    ):
+        if value != only:
+            raise VitError(
+                f"layers are compared by the closed form with fewshot.{key} = {only}, not {value}",
+                where=f"recipe key fewshot.{key}",
+                fix="leave it out",
+            )
+    return recipe
+
+
+def _problem(train: Split, recipe: Recipe, request: RecipeRequest, rows_N: np.ndarray) -> LeftOutProblem:
+    """Return labels and groups of the rows.
+
+    Raises:
+        DataError: there is one class, or no image of which its class has another one.
+    """
+    labels_N, groups_N = train.read_labels()[rows_N], dataset.groups_of_rows(recipe.data, train)
+    groups_N = np.arange(len(rows_N)) if groups_N is None else groups_N[rows_N]
+    if len(np.unique(labels_N)) < 2:
+        fix = "take data of two classes or more; data.label_column names another column of labels"
+        raise DataError(
+            f"{train.name} has one class, so there is nothing to classify", where=train.name, fix=fix
+        )
+    if not has_others(labels_N, groups_N).any():
+        raise DataError(
+            "each class has a single image or group, so none can be left out",
+            where=train.name,
+            fix="take two images of a class or more",
+        )
+    l2 = recipe.fewshot.l2 if "fewshot.l2" in request.given else "sweep"
+    return LeftOutProblem(labels_N, groups_N, train.num_classes, SWEEP if l2 == "sweep" else (float(l2),))
+
+
+def _notes(train: Split, rows_N: np.ndarray) -> list[str]:
+    if len(rows_N) == len(train):
+        return []
+    return [f"{len(rows_N):,} of {len(train):,} images of {train.name} are used, drawn at random (seed 0)"]
+
+
+def _asked(
+    requests: Sequence[RecipeRequest], train: Split, test: Split, layers: str | Sequence[int]
+) -> dict[str, Any]:
+    """Return all that the result depends on, by option or recipe key."""
+    given = requests[0].given | {"model.ckpt": [request.given.get("model.ckpt") for request in requests]}
+    splits = {"train": [train.name, train.fingerprint], "test": [test.name, test.fingerprint]}
+    return {**given, **splits, "--layers": layers if isinstance(layers, str) else list(layers)}
+
+
+def _backbone(
+    extractor: FeatureExtractor,
+    request: RecipeRequest,
+    train: Split,
+    rows_N: np.ndarray,
+    images: ImageCache,
+    *,
+    layers: str | Sequence[int],
+) -> Backbone:
+    """Measure what a checkpoint costs, and extract its features of the training rows."""
+    arch, weights, ckpt = extractor.arch, extractor.weights, extractor.recipe.model.ckpt
+    layout = layout_of(extractor.model, arch.image_size, layers, ckpt=ckpt)
+    extractor = replace(extractor, layout=layout, images=images)
+    settings = extractor.settings
+    settings.progress.note(
+        f"{arch.name}: {extractor.preprocessing.summary()}, {extractor.preprocessing_from}"
+    )
+    speed = measure_speed(extractor) if settings.runtime.is_main else None
+    features = extract_layers(extractor, train, rows_N)
+    about = {
+        "ckpt": ckpt,
+        "model": arch.name,
+        "numerics": weights.numerics,
+        "resolution": extractor.preprocessing.resolution,
+        "preprocessing": extractor.preprocessing.summary(),
+        "preprocessing_from": extractor.preprocessing_from,
+        "num_layers": layout.num_layers,
+        "params": num_params(arch.with_head(0)),
+        "license": weights.licence,
+        "non_commercial": is_non_commercial(weights.licence),
+        "num_images_seen": seen_by(weights, extractor.recipe.data.dataset).num_trained_on(train),
+    }
+    return Backbone(request, extractor.recipe, layout, features, speed, about)
+
+
+def _scores(
+    backbones: Sequence[Backbone], problem: LeftOutProblem, rows_N: np.ndarray, progress: Any
+) -> list[LeftOutScore]:
+    """LeftOutScore every combination of every checkpoint on the images that could be decoded."""
+    of_each = [combinations(backbone.layout) for backbone in backbones]
+    progress.begin("fit", sum(map(len, of_each)))
+    scores: list[LeftOutScore] = []
+    try:
+        for ckpt, (backbone, found) in enumerate(zip(backbones, of_each, strict=True)):
+            features = backbone.features
+            if not len(features.rows_N):
+                raise DataError("no image can be decoded", where="the training split", fix="check its files")
+            of_rows = problem.part(np.isin(rows_N, features.rows_N))
+            for combination in found:
+                scores.append(left_out.score(features, combination, of_rows, ckpt=ckpt))
+                progress.update(len(scores))
+    finally:
+        progress.end()
+    return scores
+
+
+def _result(
+    backbones: Sequence[Backbone],
+    scores: Sequence[LeftOutScore],
+    best: LeftOutScore,
+    train: Split,
+    rows_N: np.ndarray,
+) -> dict[str, Any]:
+    """Return the object of --json, as far as it follows from the training images."""
+    features = backbones[0].features
+    entries = [_entry(backbones, score, best) for score in scores]
+    order = sorted(range(len(scores)), key=lambda i: (scores[i] is not best, -scores[i].accuracy))
+    skipped = sorted({place for backbone in backbones for place in backbone.features.skipped})
+    return {
+        "command": "fewshot",
+        "dataset": backbones[0].recipe.data.dataset,
+        "train_split": train.name,
+        "num_classes": train.num_classes,
+        "num_train_examples": len(train),
+        "num_examples": len(features.rows_N),
+        "num_scored": int(best.scored_N.sum()),
+        "ckpts": [backbone.about | asdict(backbone.speed) for backbone in backbones],
+        "candidates": [entries[i] for i in order],
+        "best": entries[order[0]],
+        "layer_advice": _layer_advice(backbones, scores, best),
+        "next": _next(backbones[best.ckpt]),
+        "cached_rows": sum(backbone.features.num_cached for backbone in backbones),
+        "computed_rows": sum(backbone.features.num_computed for backbone in backbones),
+        "num_skipped_images": len(skipped),
+        "skipped_images": skipped[:100],
+        **train.left_out.summary(),
+    }
+
+
+def _entry(backbones: Sequence[Backbone], score: LeftOutScore, best: LeftOutScore) -> dict[str, Any]:
+    """Return the object of one combination."""
+    backbone, combination = backbones[score.ckpt], score.combination
+    num_scored = int(score.scored_N.sum())
+    p = 1.0 if score is best else left_out.against(best, score)
+    return {
+        "ckpt": backbone.about["ckpt"],
+        "layers": list(combination.layers),
+        "pooling": combination.pooling,
+        "num_features": score.num_features,
+        "top1": score.accuracy,
+        "interval": interval_of(score.accuracy, num_scored),
+        "num_scored": num_scored,
+        "l2": list(score.l2),
+        "mcnemar_p": p,
+        "is_tie": score is not best and p >= left_out.LEVEL,
+        "images_per_s": _rate(backbone, combination),
+    }
+
+
+def _rate(backbone: Backbone, combination: Combination) -> float:
+    """Return images per second up to the layer; the last one's is that of the whole network."""
+    rates, depth = backbone.speed.images_per_s, combination.depth
+    return rates[0 if depth == backbone.layout.num_layers else depth]
+
+
+def _layer_advice(
+    backbones: Sequence[Backbone], scores: Sequence[LeftOutScore], best: LeftOutScore
+) -> dict[str, Any] | None:
+    """Return the shallowest layer of the best checkpoint that a paired test does not tell from the best."""
+    backbone = backbones[best.ckpt]
+    last = backbone.layout.num_layers
+    same = [
+        score
+        for score in scores
+        if score.ckpt == best.ckpt
+        and score.combination.depth < last
+        and left_out.against(best, score) >= left_out.LEVEL
+    ]
+    if not same:
+        return None
+    first = min(same, key=lambda score: (score.combination.depth, -score.accuracy))
+    return {
+        "layer": first.combination.depth,
+        "pooling": first.combination.pooling,
+        "num_layers": last,
+        "speed_up": _rate(backbone, first.combination) / backbone.speed.images_per_s[0],
+    }
+
+
+def _next(backbone: Backbone) -> list[str]:
+    """Return the command that fine-tunes the chosen checkpoint, as a list of words."""
+    recipe = backbone.recipe
+    return ["vit", "finetune", "--ckpt", str(recipe.model.ckpt), "--dataset", str(recipe.data.dataset)]
+
+
+def _seen_notes(backbones: Sequence[Backbone]) -> list[str]:
+    """Note checkpoints that were trained on the images: to leave one out does not make it new to them."""
+    seen = [(backbone.about["ckpt"], backbone.about["num_images_seen"]) for backbone in backbones]
+    return [
+        f"{ckpt} was trained on {count:,} of these images, which flatters it: leave it out, or take others"
+        for ckpt, count in seen
+        if count
+    ]
+
+
+def _tested(
+    backbone: Backbone,
+    best: LeftOutScore,
+    problem: LeftOutProblem,
+    rows_N: np.ndarray,
+    test: Split,
+    **opening: Any,
+) -> dict[str, Any]:
+    """LeftOutScore the chosen combination on the test split, fitted to the training images.
+
+    Args:
+        opening: arguments of `open_extractor`.
+    """
+    weights = read_checkpoint(backbone.recipe, quiet=True)
+    extractor = open_extractor(weights, backbone.recipe, backbone.request, **opening)
+    extractor = replace(extractor, layout=backbone.layout)
+    tests = extract_layers(extractor, test, sampled_rows(len(test), MOST_ROWS))
+    try:
+        train, combination = backbone.features, best.combination
+        of_rows = problem.part(np.isin(rows_N, train.rows_N))
+        labels_T = test.read_labels()[tests.rows_N]
+        if combination.pooling == ATTENTIVE:
+            tokens_MTD, of_rows = train.read_tokens(), of_rows.part(train.has_tokens_N)
+            queries = attentive.learn_queries(
+                tokens_MTD, of_rows.labels_N, np.arange(len(tokens_MTD)), num_classes=problem.num_classes
+            )
+            features_ND, features_TD = queries.pool(tokens_MTD), queries.pool(tests.read_tokens())
+            labels_T = labels_T[tests.has_tokens_N]
+        else:
+            features_ND, features_TD = train.read(combination), tests.read(combination)
+        solution = left_out.fitted(features_ND, replace(of_rows, strengths=best.l2[:1]))
+        top1 = float(accuracies(solution, features_TD, labels_T)[0])
+        interval = interval_of(top1, len(labels_T))
+        return {"split": test.name, "top1": top1, "interval": interval, "num_examples": len(labels_T)}
+    finally:
+        tests.close()
+
+
+def _write(out: Path, result: dict[str, Any]) -> dict[str, Any]:
+    """Write table, figure and summary, and return the object of --json."""
+    FOLDER.begin(out, [result["asked"]])
+    result["run_dir"] = str(out)
+    table = choose_text.as_text(result)
+    replace_file(out / TABLE, lambda path: Path(path).write_text(table, encoding="utf-8"))
+    figure = choose_text.accuracy_by_speed(result)
+    for ending in plots.ENDINGS:
+        plots.save(out / f"{FIGURE}.{ending}", figure)
+    write_json(out / run_folder.SUMMARY, result)
+    return result
