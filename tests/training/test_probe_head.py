@@ -105,7 +105,7 @@ def test_scores_without_a_mistake_have_a_temperature_too_and_those_of_chance_the
     right = 1 - 1 / 32 + 1 / 96
     by_hand = math.log(2 * right / (1 - right)) / 2
     assert calibration(hot_NK, labels_N, loss="softmax")[0] == pytest.approx(by_hand, rel=1e-5)
-    assert calibration(-hot_NK, labels_N, loss="softmax")[0] == pytest.approx(probe_head.LEAST_T)
+    assert calibration(-hot_NK, labels_N, loss="softmax")[0] == pytest.approx(probe_head.LEAST_SCALE)
     assert all(map(math.isfinite, calibration(hot_NK, labels_N, loss="sigmoid")))
 
 

@@ -23,15 +23,17 @@ OF_CLASSES = (
     "balanced_accuracy", "precision_macro", "recall_macro", "f1_macro", "precision_weighted",
     "recall_weighted", "f1_weighted", "auroc_macro", "aupr_macro",
 )  # fmt: skip
+OF_BELIEF = ("coverage", "mean_set_size", "ece_at_temperature", "nll_at_temperature")  # where they are stored
 NUMBERS = (
     "top1", "top5", "loss", "nll", "brier", "ece", "num_eval_examples", "num_skipped_images", "images_per_s",
-    "elapsed_s", "mean_ap", "f1_at_thresholds", *OF_CLASSES,
+    "elapsed_s", "mean_ap", "f1_at_thresholds", *OF_CLASSES, *OF_BELIEF,
 )  # fmt: skip
 OF_NUMBERS = ("mae", "rmse", "r2", "mae_of_mean")  # of weights that predict a number, instead of ACCURACIES
-ACCURACIES = ("top1", "top5", "nll", "brier", "ece", "mean_ap", "f1_at_thresholds", *OF_CLASSES)
+ACCURACIES = ("top1", "top5", "nll", "brier", "ece", "mean_ap", "f1_at_thresholds", *OF_CLASSES,
+              *OF_BELIEF)  # fmt: skip
 OF_REAL = ("real_top1", "num_real_examples")
 FRACTION = re.compile(
-    rf"(real_)?top[15]|ece|mean_ap|f1_at_thresholds|{'|'.join(OF_CLASSES)}"
+    rf"(real_)?top[15]|ece(_at_temperature)?|coverage|mean_ap|f1_at_thresholds|{'|'.join(OF_CLASSES)}"
 )  # numbers from 0 to 1
 
 

@@ -27,6 +27,8 @@ from vitcli.evaluation import (
     statistics,
 )
 from vitcli.evaluation.assertions import OF_CLASSES, Assertion, check_apply
+from vitcli.evaluation.belief.results import results_of
+from vitcli.evaluation.belief.stored import Belief, belief_of
 from vitcli.evaluation.class_map import ClassMap, Projection
 from vitcli.evaluation.files import FOLDER, EvalResult, claim, write_all
 from vitcli.evaluation.inference import EvalSettings
@@ -112,6 +114,7 @@ class EvalTask:
         map_summary: the class map in the result.
         target: what the weights predict if it is a number.
         several: of weights that give an image several labels.
+        belief: what is stored about believing the predictions, of weights that give an image one.
     """
 
     request: RecipeRequest
@@ -126,6 +129,7 @@ class EvalTask:
     map_summary: dict[str, Any] = field(default_factory=dict)
     target: Target | None = None
     several: SeveralLabels | None = None
+    belief: Belief | None = None
 
 
 def evaluate(requests: Sequence[RecipeRequest], options: EvaluateOptions, run: RunSettings) -> dict[str, Any]:
@@ -290,16 +294,14 @@ def _open_task(
         real = real_labels.labels_of_split(
             opened, real_lists, number_of, path=options.real, column=options.real_index
         )
+    parts = (request, recipe, split, np.arange(len(opened)), opened.fingerprint)
     return EvalTask(
-        request,
-        recipe,
-        split,
-        np.arange(len(opened)),
-        opened.fingerprint,
+        *parts,
         is_mapped=is_mapped,
         absent_classes=data_classes.absent_classes(opened, weights.class_names),
         real=real,
         several=several,
+        belief=belief_of(weights.metadata, arch.num_classes),
     )
 
 
@@ -473,6 +475,7 @@ def _details(
     return {
         **of_several,
         **_statistics(task, predictions),
+        **results_of(predictions, task.belief, fingerprint=task.fingerprint),
         **_of_classes(predictions, class_names),
         "mistakes": mistakes.describe(predictions, class_names, places, task.source_rows),
     }
@@ -503,12 +506,7 @@ def _statistics(task: EvalTask, predictions: Predictions) -> dict[str, Any]:
         "nll": float(predictions.losses_N.sum()) / count,
         "brier": float(predictions.briers_N.sum()) / count,
         "ece": reliability.ece,
-        "reliability": {
-            "edges": reliability.edges_M1.tolist(),
-            "counts": reliability.counts_M.tolist(),
-            "confidence": reliability.confidence_M.tolist(),
-            "accuracy": reliability.accuracy_M.tolist(),
-        },
+        "reliability": reliability.as_json(),
         "intervals": intervals,
     }
 

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from vitcli.evaluation.statistics import Reliability, interval_of
-from vitcli.output.plots import BLUE, ORANGE, STYLE, percent_limits
+from vitcli.output.plots import BLUE, GREEN, ORANGE, STYLE, percent_limits
 from vitcli.output.summaries import LEAST_CALIBRATED
 
 MOST_CLASSES = 30  # of a confusion matrix with legible names
@@ -21,10 +21,15 @@ FEW = 10  # a bin of fewer examples is pale: its accuracy is mostly chance
 PALE = "#b9d4e6"
 
 
-def reliability_diagram(reliability: Reliability, *, title: str) -> Figure | None:
+def reliability_diagram(
+    reliability: Reliability, *, title: str, calibrated: Reliability | None = None
+) -> Figure | None:
     """Plot accuracy against confidence in each bin, and below it the number of examples per bin.
 
     None of fewer examples than LEAST_CALIBRATED.
+
+    Args:
+        calibrated: the same predictions at a temperature, drawn as a line of the bins with enough examples.
     """
     if reliability.counts_M.sum() < LEAST_CALIBRATED:
         return None
@@ -53,6 +58,10 @@ def reliability_diagram(reliability: Reliability, *, title: str) -> Figure | Non
                 "label": "accuracy at mean confidence",
             }
             upper.plot(confidence_M[many_M], accuracy_M[many_M], "o", **points)
+        if calibrated is not None and (kept_M := calibrated.counts_M >= FEW).any():
+            values = 100 * calibrated.confidence_M[kept_M], 100 * calibrated.accuracy_M[kept_M]
+            look = {"color": GREEN, "markersize": 4, "linewidth": 1.0, "clip_on": False}
+            upper.plot(*values, "s-", label="at the stored temperature", **look)
         upper.plot([0, 100], [0, 100], "--", color="#444444", linewidth=1.0, label="perfect calibration")
         upper.set(ylabel="accuracy (%)", ylim=(0, 100), xlim=(0, 100))
         upper.set_title(title, fontsize=10)

@@ -14,6 +14,7 @@ from vitcli.evaluation import mistakes, predictions
 from vitcli.evaluation.predictions import Predictions
 from vitcli.evaluation.regression import NumberPredictions, write_numbers
 from vitcli.evaluation.setup import RunSettings
+from vitcli.evaluation.statistics import Reliability
 from vitcli.output import atomic, profile
 from vitcli.output.atomic import write_json, write_text
 from vitcli.output.result_folder import ResultFolder
@@ -139,8 +140,13 @@ def _write_figures(folder: Path, result: EvalResult) -> None:
     from vitcli.evaluation import figures
     from vitcli.output import plots
 
-    title = f"ECE {result.summary['ece']:.2%} of {len(result.predictions)} examples"
-    diagram = figures.reliability_diagram(result.predictions.reliability, title=title)
+    title, calibrated = f"ECE {result.summary['ece']:.2%}", None
+    if bins := result.summary.get("reliability_at_temperature"):
+        calibrated = Reliability.of_json(bins)
+        title += f", {calibrated.ece:.2%} at temperature {result.summary['temperature']:.3g}"
+    title += f" of {len(result.predictions)} examples"
+    bins = result.predictions.reliability
+    diagram = figures.reliability_diagram(bins, title=title, calibrated=calibrated)
     if diagram:
         plots.save(folder / "reliability.png", diagram)
     if not result.predictions.has_several_labels:

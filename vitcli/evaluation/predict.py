@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from vitcli.data import loader, video
@@ -14,10 +15,13 @@ from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing
 from vitcli.errors import DataError, VitError
 from vitcli.evaluation import inference, regression, sorting
+from vitcli.evaluation.belief.results import believed
+from vitcli.evaluation.belief.stored import Belief, belief_of
 from vitcli.evaluation.inference import EvalSettings
 from vitcli.evaluation.regression import Target
 from vitcli.evaluation.setup import RunSettings, eval_settings, preprocessing_for, read_checkpoint
 from vitcli.evaluation.several_labels import SeveralLabels, several_labels_of
+from vitcli.models import features
 from vitcli.output.atomic import check_out, write_text
 from vitcli.output.text import count_of, csv_text, first_few, json_of
 from vitcli.recipe import check_names_ckpt
@@ -29,6 +33,7 @@ from vitcli.weights.load import load_for_inference
 CSV = ".csv"
 SUFFIXES = (CSV, ".jsonl")
 DEFAULT_TOPK = 5
+BELIEVED = ("prediction_set", "in_distribution")  # of predictions by weights that store what may be believed
 
 
 @dataclass(frozen=True)
@@ -168,12 +173,16 @@ def _predictions(
     mirrored: bool,
 ) -> dict[int, dict[str, Any]]:
     """Return what the weights predict for each image that can be read, by row."""
-    names, outputs = weights.readable_class_names, partial(_outputs, model, split, preprocessing, settings)
+    names, num_classes = weights.readable_class_names, weights.architecture.num_classes
+    outputs = partial(_outputs, model, split, preprocessing, settings)
+    mirror = partial(inference.mirrored, model) if mirrored else lambda mean: None
     if target := regression.target_of(weights.metadata):
-        return _numbers(outputs(inference.mean_number if mirrored else None), split, target)
-    if several := several_labels_of(weights.metadata, weights.architecture.num_classes):
-        mean = inference.mean_of_labels if mirrored else None
-        return _several(outputs(mean), split, several, names, topk)
+        return _numbers(outputs(mirror(inference.mean_number)), split, target)
+    if several := several_labels_of(weights.metadata, num_classes):
+        return _several(outputs(mirror(inference.mean_of_labels)), split, several, names, topk)
+    if belief := belief_of(weights.metadata, num_classes):
+        network = _features_and_logits(model, mirror(inference.mean_of_classes))
+        return _believed(outputs(network), split, belief, names, topk)
     return _classes(model, split, preprocessing, settings, names, topk, mirrored)
 
 
@@ -204,11 +213,10 @@ def _outputs(
     split: Split,
     preprocessing: Preprocessing,
     settings: EvalSettings,
-    mean: Callable[[Tensor, Tensor], Tensor] | None,
+    network: Callable[[Tensor], Tensor] | None,
 ) -> Iterator[tuple[int, Tensor]]:
-    """Yield the row of each image that can be read, and its outputs_O; a `mean` with its mirror image's."""
+    """Yield the row of each image that can be read, and its outputs_O: those of the `network`, if any."""
     batches = settings.batches(split, preprocessing, all_rows=True)
-    network = inference.mirrored(model, mean) if mean else None
     outputs = inference.outputs_of(
         model, batches, preprocessing, settings.device, settings.precision, network=network
     )
@@ -242,6 +250,39 @@ def _several(
         top = [{"class": names[k], "label": k, "probability": probabilities[k]} for k in order[:topk]]
         labels = [names[k] for k in order if probabilities[k] >= several.thresholds[k]]
         predictions[row] = {"file": split.where_is(row), "top": top, "labels": labels}
+    return predictions
+
+
+def _features_and_logits(
+    model: nn.Module, mirrored: Callable[[Tensor], Tensor] | None
+) -> Callable[[Tensor], Tensor]:
+    """Return a function of images to their features and logits; logits of `mirrored`, if any."""
+
+    def outputs(images_BCHW: Tensor) -> Tensor:
+        if mirrored is None:
+            return features.outputs(model, images_BCHW, layer="pre_logits", with_logits=True)
+        features_BD = features.outputs(model, images_BCHW, layer="pre_logits", with_logits=False)
+        return torch.cat([features_BD.float(), mirrored(images_BCHW)], dim=1)
+
+    return outputs
+
+
+def _believed(
+    outputs: Iterator[tuple[int, Tensor]], split: Split, belief: Belief, names: Sequence[str], topk: int
+) -> dict[int, dict[str, Any]]:
+    """Return the likeliest classes by calibrated probabilities, and what may be believed of them, by row."""
+    predictions = {}
+    for row, outputs_O in outputs:
+        features_D, logits_K = outputs_O[: -len(names)].numpy(), outputs_O[-len(names) :]
+        answer = believed(logits_K[None].numpy(), features_D[None], belief)
+        probabilities = answer.probabilities_NK[0].tolist()
+        order = logits_K.argsort(descending=True, stable=True).tolist()
+        predictions[row] = {
+            "file": split.where_is(row),
+            "top": [{"class": names[k], "label": k, "probability": probabilities[k]} for k in order[:topk]],
+            "prediction_set": [names[k] for k in order if answer.is_in_NK[0, k]],
+            "in_distribution": None if answer.is_like_N is None else bool(answer.is_like_N[0]),
+        }
     return predictions
 
 
@@ -280,14 +321,23 @@ def _csv_rows(result: dict[str, Any], topk: int) -> Iterator[list]:
     names = [("class", "probability"), *((f"class_{k}", f"probability_{k}") for k in range(2, topk + 1))]
     labels = ["labels"] if has_labels else []
     unsure = [sorting.UNSURE] if "threshold" in result else []
-    yield ["file", *labels, *(name for pair in names for name in pair), *unsure, "error"]
+    believed = [*BELIEVED] if any(BELIEVED[0] in entry for entry in result["predictions"]) else []
+    yield ["file", *labels, *(name for pair in names for name in pair), *unsure, *believed, "error"]
     for prediction in result["predictions"]:
         pairs = ((entry["class"], entry["probability"]) for entry in prediction["top"])
         labels = ["|".join(prediction["labels"])] if has_labels else []
         is_unsure = ["yes" if prediction[sorting.UNSURE] else "no"] if unsure else []
-        yield [prediction["file"], *labels, *(value for pair in pairs for value in pair), *is_unsure, ""]
+        marks = [*is_unsure, *(_believed_cells(prediction) if believed else ())]
+        yield [prediction["file"], *labels, *(value for pair in pairs for value in pair), *marks, ""]
+    num_marks = len(unsure) + len(believed)
     for entry in result["unreadable"]:
-        yield [entry["file"], *[""] * (2 * topk + has_labels + len(unsure)), entry["message"]]
+        yield [entry["file"], *[""] * (2 * topk + has_labels + num_marks), entry["message"]]
+
+
+def _believed_cells(prediction: dict[str, Any]) -> tuple[str, str]:
+    """Return the classes of the prediction set, and whether the image is like the training images."""
+    classes, is_like = (prediction[key] for key in BELIEVED)
+    return "|".join(classes), {True: "yes", False: "no", None: ""}[is_like]
 
 
 def _unreadable(split: Split, rows: Sequence[int]) -> list[dict[str, str]]:

@@ -38,6 +38,20 @@ class Reliability:
         gaps_M = np.abs(self.confidence_M - self.accuracy_M)
         return float((self.counts_M * gaps_M).sum() / self.counts_M.sum())
 
+    @classmethod
+    def of_json(cls, bins: dict[str, list]) -> "Reliability":
+        """Return the bins of a result, see `as_json`."""
+        return cls(*(np.array(bins[key]) for key in ("edges", "counts", "confidence", "accuracy")))
+
+    def as_json(self) -> dict[str, list]:
+        """Return the bins as a result has them."""
+        return {
+            "edges": self.edges_M1.tolist(),
+            "counts": self.counts_M.tolist(),
+            "confidence": self.confidence_M.tolist(),
+            "accuracy": self.accuracy_M.tolist(),
+        }
+
 
 def reliability(
     confidences_N: np.ndarray, is_right_N: np.ndarray, *, num_bins: int = NUM_BINS

@@ -34,6 +34,7 @@ WEAKEST = 3  # classes named as the weakest
 ENOUGH = 5  # images of a class below which its accuracy is reported as a count
 FOLDERS = 6  # named with the number of copies in them
 FEW = 4  # images whose predictions are listed with all their classes
+MOST_UNSURE = 3  # classes of a prediction set that are all named
 MISTAKES = 5  # most confident wrong predictions shown; --json and --out have more
 
 
@@ -111,7 +112,8 @@ def _rows(result: dict[str, Any]) -> list[tuple[str, str]]:
     # Probabilities, and the images and classes that count.
     rows += [
         ("loss", f"{result['loss']:.4f} nats (NLL)"),
-        ("calibration", f"ECE {result['ece']:.2%}, Brier {result['brier']:.4f}"),
+        ("calibration", f"ECE {result['ece']:.2%}{_at_temperature(result)}, Brier {result['brier']:.4f}"),
+        *_prediction_sets(result),
         ("scored on", f"{_images(result)}, {result['eval_split']}"),
     ]
     rows += [("note", note) for note in result.get("notes", ())]
@@ -135,6 +137,21 @@ def _rows(result: dict[str, Any]) -> list[tuple[str, str]]:
         )
     files = {"files": "out", "predictions": "saved_predictions"}
     return rows + [(name, Verbatim(result[key])) for name, key in files.items() if key in result]
+
+
+def _at_temperature(result: dict[str, Any]) -> str:
+    if result.get("temperature", 1) == 1:
+        return ""
+    return f" ({result['ece_at_temperature']:.2%} at temperature {result['temperature']:.3g})"
+
+
+def _prediction_sets(result: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return a row on how often the sets of classes hold the label, and how large they are."""
+    sets = [
+        f"{level} % sets: {row['coverage']:.2%} right, {row['mean_size']:.2f} classes"
+        for level, row in result.get("prediction_sets", {}).items()
+    ]
+    return [("sets", "; ".join(sets))] if sets else []
 
 
 def _rows_of_numbers(result: dict[str, Any]) -> list[tuple[str, str]]:
@@ -316,6 +333,8 @@ def _end_of_predictions(result: dict[str, Any]) -> str:
 def _brief_predictions(predictions: list[dict[str, Any]]) -> str:
     """Return a line an image, however narrow the terminal, below the name of its folder as in a listing."""
     columns = {"image": "clipped", "class": "clipped", "probability": "number", "runner-up": "clipped"}
+    has_remarks = any(map(_remark, predictions))
+    last = {"": "number"} | ({" ": "text"} if has_remarks else {})
     tables = []
     for folder, group in groupby(predictions, key=lambda prediction: os.path.dirname(prediction["file"])):
         rows = []
@@ -323,14 +342,27 @@ def _brief_predictions(predictions: list[dict[str, Any]]) -> str:
             first, *others = prediction["top"]
             second = (others[0]["class"], percent(others[0]["probability"])) if others else ("", "")
             name = os.path.basename(prediction["file"])
-            rows.append((name, _class_of(prediction, first), percent(first["probability"]), *second))
-        table = simple_table({**columns, "": "number"}, rows).as_text()
+            cells = (name, _class_of(prediction, first), percent(first["probability"]), *second)
+            rows.append((*cells, _remark(prediction)) if has_remarks else cells)
+        table = simple_table({**columns, **last}, rows).as_text()
         tables.append((f"{plain(folder)}/\n" if folder else "") + table)
     return "\n".join(tables)
 
 
 def _class_of(prediction: dict[str, Any], first: dict[str, Any]) -> str:
     return f"unsure: {first['class']}" if prediction.get("unsure") else first["class"]
+
+
+def _remark(prediction: dict[str, Any]) -> str:
+    """Return what speaks against believing a prediction; "" if nothing does, or nothing is known."""
+    names = prediction.get("prediction_set", ())
+    if prediction.get("in_distribution") is False:
+        return "unlike the training images"
+    if len(names) < 2:
+        return ""
+    if len(names) <= MOST_UNSURE:
+        return f"unsure between {', '.join(names[:-1])} and {names[-1]}"
+    return f"unsure between {', '.join(names[:2])} and {len(names) - 2} more"
 
 
 def _sorted(result: dict[str, Any]) -> str:
@@ -352,11 +384,14 @@ def _sorted(result: dict[str, Any]) -> str:
 
 def _all_predictions(predictions: list[dict[str, Any]]) -> str:
     columns = {"image": "text", "class": "text", "probability": "number"}
+    has_remarks = any(map(_remark, predictions))
+    columns |= {"": "text"} if has_remarks else {}
     rows = [
         (
             "" if rank else prediction["file"],
             entry["class"] if rank else _class_of(prediction, entry),
             percent(entry["probability"]),
+            *(("" if rank else _remark(prediction),) if has_remarks else ()),
         )
         for prediction in predictions
         for rank, entry in enumerate(prediction["top"])

@@ -23,6 +23,7 @@ from vitcli.data.image_files import find_images
 from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing
 from vitcli.errors import CheckFailed, MachineError, VitError, WeightsError
+from vitcli.evaluation.belief.stored import belief_of
 from vitcli.evaluation.inference import outputs_of
 from vitcli.evaluation.regression import target_of
 from vitcli.evaluation.setup import preprocessing_for
@@ -184,7 +185,9 @@ def _snippet(out: str, exported: Weights, preprocessing: Preprocessing) -> str:
         kind = "number"
     elif has_names and several_labels_of(exported.metadata, exported.architecture.num_classes):
         kind = "several"
-    return onnx_snippet(out, preprocessing, has_classes=has_classes, has_names=has_names, kind=kind)
+    belief = belief_of(exported.metadata, exported.architecture.num_classes) if kind == "classes" else None
+    about = {"has_classes": has_classes, "has_names": has_names, "has_temperature": belief is not None}
+    return onnx_snippet(out, preprocessing, kind=kind, **about)
 
 
 def files_text(files: dict[str, int]) -> str:

@@ -53,6 +53,9 @@ images = ((image / 255 - {mean}) / {std}).transpose(2, 0, 1)[None]
 outputs = session.run(None, {{"images": images.astype(np.float32)}})[0][0]
 {result}
 """
+TEMPERATURE = """\
+outputs /= json.loads(session.get_modelmeta().custom_metadata_map["belief"])["temperature"]
+"""
 CLASSES = """\
 probabilities = np.exp(outputs - outputs.max()) / np.exp(outputs - outputs.max()).sum()
 names = {names}
@@ -70,7 +73,13 @@ STORED_NAMES = 'json.loads(session.get_modelmeta().custom_metadata_map["class_na
 
 
 def onnx_snippet(
-    path: str, preprocessing: Preprocessing, *, has_classes: bool, has_names: bool, kind: str = "classes"
+    path: str,
+    preprocessing: Preprocessing,
+    *,
+    has_classes: bool,
+    has_names: bool,
+    kind: str = "classes",
+    has_temperature: bool = False,
 ) -> str:
     """Return code that prints the likeliest class of image.jpg and its probability, its number or features.
 
@@ -80,6 +89,7 @@ def onnx_snippet(
         has_names: the file's metadata has the names of the classes.
         kind: of the outputs: "classes", "several" labels or "number"; the file's metadata has the thresholds
             or the scale.
+        has_temperature: of the logits of classes, in the file's metadata.
     """
     height, width = preprocessing.image_size
     result = "print(outputs)"
@@ -89,6 +99,7 @@ def onnx_snippet(
         result = SEVERAL
     elif has_classes:
         result = CLASSES.format(names=STORED_NAMES if has_names else "range(len(outputs))")
+        result = (TEMPERATURE if has_temperature else "") + result
     code = SNIPPET.format(
         interpolation=f"{preprocessing.interpolation}, {'' if preprocessing.antialias else 'no '}antialias",
         weights=WEIGHTS[preprocessing.interpolation, preprocessing.antialias],

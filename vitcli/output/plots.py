@@ -12,7 +12,7 @@ from vitcli.output.atomic import replace_file
 
 # The eight colors of Okabe and Ito, distinct for color-blind readers too; yellow last: it is pale on paper.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#888888", "#C9B800")
-BLUE, ORANGE = COLORS[:2]
+BLUE, ORANGE, GREEN = COLORS[:3]
 STYLE = {
     "figure.figsize": (5.0, 3.2),
     "figure.dpi": 160,

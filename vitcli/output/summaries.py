@@ -186,7 +186,7 @@ class TrainingSummary(ResultSummary):
         "classes_not_held_out", "num_held_out_copies", "epochs", "ckpt_fetched_from",
         "thresholds_chosen_on", "license", "findings",
         "probe_top1", "finetuned_top1", "delivered", "delivered_alpha", "interpolation", "choice_split",
-        "num_choice_examples", "probe_head", "diverged", "best_step",
+        "num_choice_examples", "probe_head", "diverged", "best_step", "belief",
     }) | RunScores.UNREAD - {"loss", "patch_accuracy", "mean_ap", "mae", "rmse", "r2"}  # fmt: skip
     SOMETIMES = RunScores.SOMETIMES | {
         "average",
@@ -194,7 +194,7 @@ class TrainingSummary(ResultSummary):
         "ckpt_fetched_from", "num_held_out_seen", "num_choice_seen", "eval_precision", "folds", "target",
         "f1_at_thresholds", "thresholds_chosen_on", "license", "findings",
         "probe_top1", "finetuned_top1", "delivered", "delivered_alpha", "interpolation", "choice_split",
-        "num_choice_examples", "probe_head", "diverged", "best_step",
+        "num_choice_examples", "probe_head", "diverged", "best_step", "belief",
     }  # fmt: skip
 
     command: Literal["finetune", "pretrain"]
@@ -299,6 +299,13 @@ class ResolutionScore(FileModel):
     top1: Fraction | None = None
 
 
+# Keys of an evaluation by weights that store a temperature and prediction sets.
+OF_BELIEF = frozenset({
+    "temperature", "ece_at_temperature", "nll_at_temperature", "reliability_at_temperature", "coverage",
+    "mean_set_size", "prediction_sets", "calibrated_on",
+})  # fmt: skip
+
+
 class Evaluation(ResultSummary):
     """evaluation.json of one `vit evaluate`; ReaL, a class map, --res and --assert add keys of their own."""
 
@@ -307,9 +314,9 @@ class Evaluation(ResultSummary):
         "per_label", "thresholds_chosen_on", "skipped_images", "nll", "real_labels_by", "competing_classes",
         "num_outside_map", "mistakes", "assertions", "asked", "saved_predictions", "out", "absent_classes",
         "num_left_out_files", "left_out_files", "precision_weighted", "recall_weighted", "f1_weighted",
-        "precision_macro", "recall_macro", "aupr_macro",
+        "precision_macro", "recall_macro", "aupr_macro", *OF_BELIEF,
     })  # fmt: skip
-    SOMETIMES = frozenset({
+    SOMETIMES = OF_BELIEF | frozenset({
         "exaflops", "tta", "peak_memory_gib", "real_top1", "num_real_examples", "real_labels_by", "class_map",
         "competing_classes", "num_outside_map", "resolutions", "assertions", "saved_predictions", "out",
         "mean_ap", "per_label", "f1_at_thresholds", "thresholds_chosen_on",

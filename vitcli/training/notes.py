@@ -9,6 +9,7 @@ from vitcli.data.split import Split, classes_without
 from vitcli.output.progress import Progress
 from vitcli.output.text import count_of, first_few, size_text
 from vitcli.recipe import Recipe
+from vitcli.training.methods.thresholds import gives_one_class
 from vitcli.training.schedule import Plan
 from vitcli.training.text import length_text
 
@@ -63,6 +64,14 @@ def _of_thresholds(recipe: Recipe, train_split: Split, chosen_on: Split | None) 
         ]
     fix = "--set data.eval_split=dev_fraction holds a part of train out, or add a validation split"
     return [f"note: the thresholds of all classes stay 0.5, since a test split is not to choose by; {fix}"]
+
+
+def of_belief(recipe: Recipe, train_split: Split, chosen_on: Split | None) -> list[str]:
+    """Return the note that nothing will be known about believing the predictions of a classifier."""
+    if chosen_on is not None or not gives_one_class(recipe, train_split):
+        return []
+    fix = "--set data.eval_split=dev_fraction holds a part of train out, or add a validation split"
+    return [f"note: no images to calibrate by, so the weights get no prediction sets; {fix}"]
 
 
 def note_seen(progress: Progress, seen: SeenImages | None, eval_split: Split) -> None:

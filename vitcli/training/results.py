@@ -17,6 +17,7 @@ from vitcli.data.transforms import Preprocessing, preprocessing_of
 from vitcli.distributed import peers
 from vitcli.distributed.runtime import peak_memory_gib
 from vitcli.evaluation import mistakes, several_labels
+from vitcli.evaluation.belief.stored import Belief
 from vitcli.evaluation.findings import advice, findings, median_short_side
 from vitcli.evaluation.metrics import Metrics
 from vitcli.evaluation.predictions import Predictions, unique_names, write_predictions
@@ -35,6 +36,7 @@ from vitcli.output.redaction import public_name
 from vitcli.output.run_folder import RunFolder
 from vitcli.output.summaries import RunScores, TrainingSummary
 from vitcli.output.text import NO_LIMIT
+from vitcli.training.methods.thresholds import gives_one_class
 from vitcli.training.objective import gives_several_labels, training_task
 from vitcli.training.setup import TrainingJob
 from vitcli.training.text import as_text
@@ -142,22 +144,24 @@ def details_of(
     job: TrainingJob,
     metrics: Any,
     predictions: Predictions | NumberPredictions | None,
-    thresholds: SeveralLabels | None,
+    stored: SeveralLabels | Belief | None,
 ) -> dict[str, Any]:
     """Return what only some summaries have: of numbers their scale and intervals, of several labels the F1.
 
-    Of one label, see `findings_of`.
+    Of one label, see `findings_of`, and what may be believed of fine-tuned weights.
 
     Args:
         metrics, predictions: of the held-out images, predictions where they are kept.
-        thresholds: of a run of several labels.
+        stored: thresholds of a run of several labels, or what may be believed of a classifier.
     """
     if isinstance(predictions, NumberPredictions):
         return {**target_of_run(job).as_metadata(), "intervals": intervals_of(predictions)}
-    if thresholds is None or predictions is None or predictions.logits_NK is None:
+    if gives_one_class(job.recipe, job.train_split) and job.command == "finetune":
+        return findings_of(job, metrics, predictions) | {"belief": stored.facts() if stored else None}
+    if stored is None or predictions is None or predictions.logits_NK is None:
         return findings_of(job, metrics, predictions)
     about = {"class_names": names_of_classes(job), "fingerprint": job.eval_split.fingerprint}
-    results = several_labels.results_of(predictions, thresholds, **about)
+    results = several_labels.results_of(predictions, stored, **about)
     return {key: results[key] for key in ("f1_at_thresholds", "thresholds_chosen_on")}
 
 
@@ -204,13 +208,13 @@ def write_results(
     weights: dict[str, Tensor],
     *,
     seen: dict[str, str] | None,
-    thresholds: SeveralLabels | None = None,
+    stored: SeveralLabels | Belief | None = None,
 ) -> None:
     """Write weights, predictions, figures, card and, last, the summary: it marks the run as finished.
 
     Args:
         seen: the images of the run, see `seen_images.record`.
-        thresholds: of a run of several labels.
+        stored: thresholds of a run of several labels, or what may be believed of a classifier.
     """
     from vitcli.output import plots  # both load matplotlib: 50 MB that training need not have
     from vitcli.training import figures
@@ -220,7 +224,7 @@ def write_results(
         folder.log({"step": job.plan.total_steps, "probe": summary["fewshot"]})
     described = weights_description(job)
     described["metadata"] |= {seen_images.KEY: seen} if seen else {}
-    described["metadata"] |= thresholds.as_metadata() if thresholds else {}
+    described["metadata"] |= stored.as_metadata() if stored else {}
     described["metadata"] |= {"delivered": summary["delivered"]} if "delivered" in summary else {}
     if isinstance(metrics, Metrics | SeveralLabelsMetrics):
         described["metadata"] |= {"top1": metrics.top1}

@@ -89,7 +89,8 @@ class TrainingRun:
             launch.enter("the final evaluation")
             score = self.job.options.scores_of_folds if self.job.is_of_all_folds else evaluation.predict
             metrics, skipped, predictions = score()
-            thresholds = evaluation.choose_thresholds(predictions)
+            stored = evaluation.choose_thresholds(predictions)
+            stored = stored or evaluation.believe(is_probe=delivery.get("delivered_alpha") == 0)
             class_scores = scores_of_classes(predictions) if isinstance(predictions, Predictions) else None
             probe = evaluation.few_shot_probe(self.job.plan.total_steps) if self.recipe.eval.probe else None
             skipped = self.runtime.union(state.skipped | set(skipped))
@@ -102,12 +103,12 @@ class TrainingRun:
                 skipped=skipped,
                 probe=probe,
                 class_means=class_scores.means() if class_scores else {},
-                details=num_held_out | details_of(self.job, metrics, predictions, thresholds) | delivery,
+                details=num_held_out | details_of(self.job, metrics, predictions, stored) | delivery,
             )
             weights = state.final_weights()
             if self.folder:
                 published = self.task.published(weights)
-                about = {"seen": seen, "thresholds": thresholds}
+                about = {"seen": seen, "stored": stored}
                 write_results(self.job, self.folder, metrics, predictions, summary, published, **about)
         except NotFiniteError as error:
             if self.runtime.is_main:  # which has written it, where others may be faster

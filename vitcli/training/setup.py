@@ -43,7 +43,7 @@ from vitcli.training.methods.delivery import ALPHAS
 from vitcli.training.methods.depth import depths_of
 from vitcli.training.methods.held_out import hold_out
 from vitcli.training.methods.imbalance import check_imbalance
-from vitcli.training.methods.thresholds import choosing_split
+from vitcli.training.methods.thresholds import calibration_split, choosing_split
 from vitcli.training.objective import training_task
 from vitcli.training.schedule import Plan, choose_per_device_batch
 from vitcli.training.splits import check_labels, open_probe, open_splits
@@ -141,6 +141,7 @@ class TrainingJob:
         contents: of training and held-out images, see `data.contents`.
         choice_split: images that are neither trained on nor scored, to choose by within the run; None if the
             recipe has nothing to choose.
+        belief_split: images that show what may be believed of the predictions; None if there are none.
         plan: that of the last step; of a run with a time limit it is made while it runs.
         earlier_plans: those before it, each with the number of the update at which the next one began.
     """
@@ -159,6 +160,7 @@ class TrainingJob:
     contents: tuple[SplitContents, ...] = (SplitContents(), SplitContents())
     threshold_split: Split | None = None
     choice_split: Split | None = None
+    belief_split: Split | None = None
     earlier_plans: tuple[tuple[int, Plan], ...] = ()
 
     def replanned(self, step: int, total_steps: int) -> "TrainingJob":
@@ -219,6 +221,9 @@ def set_up(
     check_labels(train_split, recipe)
     check_imbalance(train_split, recipe)
     threshold_split = choosing_split(recipe, train_split, eval_split, open_data)
+    believes = command == "finetune" and not plan_only
+    splits = (train_split, eval_split, choice_split)
+    belief_split = calibration_split(recipe, *splits, open_data) if believes else None
 
     # Join the other processes.
     runtime = start_runtime(
@@ -229,8 +234,8 @@ def set_up(
     for note in runtime.notes:
         progress.note(note)
 
-    splits = (train_split, eval_split, *([choice_split] if choice_split else []))
-    contents = _look_at_images(splits, recipe, options, runtime, progress)
+    opened = tuple(split for split in splits if split is not None)
+    contents = _look_at_images(opened, recipe, options, runtime, progress)
 
     # Build the network. The plan of a fresh one needs no values: ViT-H/14 has 632 million.
     is_empty = plan_only and command == "pretrain" and options.per_device_batch != AUTO
@@ -247,6 +252,8 @@ def set_up(
             progress.note(line)
     for line in notes.of_labels(recipe, train_split, threshold_split) + start.notes:
         progress.note(line)
+    for line in notes.of_belief(recipe, train_split, belief_split) if believes else ():
+        progress.note_once(line)
     if runtime.is_main and not plan_only:
         notes.note_seen(progress, start.seen, eval_split)
     plan = plan_run(recipe, options, runtime, start, train_split)
@@ -255,7 +262,7 @@ def set_up(
     kept_for = {"processes_here": runtime.processes_here, "has_siblings": options.has_siblings}
     images = images or ImageCache(recipe.data.cache, **kept_for)
     parts = (train_split, eval_split, probe, start, plan, images, contents, threshold_split, choice_split)
-    job = TrainingJob(command, recipe, options, runtime, progress, *parts)
+    job = TrainingJob(command, recipe, options, runtime, progress, *parts, belief_split)
     return job if plan_only else _with_kept_images(job)
 
 
@@ -287,6 +294,9 @@ def _with_kept_images(job: TrainingJob) -> TrainingJob:
     is_scored = job.threshold_split is job.eval_split
     choosing = {"threshold_split": eval_split} if is_scored else {}
     choosing["choice_split"] = choice_split
+    for scored, kept in ((job.eval_split, eval_split), (job.choice_split, choice_split)):
+        if job.belief_split is not None and job.belief_split is scored:
+            choosing["belief_split"] = kept
     return replace(job, train_split=train_split, eval_split=eval_split, **choosing)
 
 

@@ -17,6 +17,7 @@ from vitcli.data.transforms import preprocessing_of
 from vitcli.distributed import fsdp, launch
 from vitcli.errors import NotFiniteError
 from vitcli.evaluation import inference, masked_patch, regression, several_labels
+from vitcli.evaluation.belief.stored import Belief
 from vitcli.evaluation.inference import EvalSettings
 from vitcli.evaluation.metrics import Metrics, PatchMetrics, metrics_of
 from vitcli.evaluation.predictions import Predictions
@@ -27,6 +28,7 @@ from vitcli.features import least_squares
 from vitcli.models.masked_patch import MaskedPatchModel
 from vitcli.output.summaries import Probe
 from vitcli.output.text import compute_text, probe_head_text
+from vitcli.training.methods.believing import believe
 from vitcli.training.methods.imbalance import balance_of
 from vitcli.training.methods.lora import adapters_merged
 from vitcli.training.methods.start import fit_heads
@@ -204,6 +206,26 @@ class PeriodicEvaluation:
         if split is not job.eval_split:
             predictions, _ = self._predictions_of(split)
         return several_labels.choose(predictions, split)
+
+    def believe(self, *, is_probe: bool) -> Belief | None:
+        """Return what may be believed of the network that is delivered; None where nothing can be said.
+
+        Args:
+            is_probe: whether that is the closed form on training images and images to choose by.
+        """
+        job, split, recipe = self.job, self.job.belief_split, self.job.recipe
+        if split is None:
+            return None
+        probe = {"loss": recipe.objective.loss, "balance": balance_of(recipe)} if is_probe else None
+        launch.enter("the feature pass of what may be believed")
+        with self._evaluated_model() as model:
+            parts = model, job.train_split, split, self.preprocessing, self.settings
+            belief, skipped = believe(*parts, probe=probe)
+        self.state.skipped |= skipped
+        if isinstance(belief, str):
+            job.progress.note(f"note: no prediction sets are stored with the weights: {belief}")
+            return None
+        return belief
 
     def _predictions_of(self, split: Split) -> tuple[Predictions, list[str]]:
         num_classes = self.job.start.arch.num_classes

@@ -13,7 +13,7 @@ from vitcli.models.architecture import Architecture
 from vitcli.models.variants import BIT, HYBRID
 from vitcli.output.atomic import replace_file
 from vitcli.weights.files import write_npz
-from vitcli.weights.io import Weights, read_weights, write_weights, write_weights_file
+from vitcli.weights.io import FEATURE_STATISTICS, Weights, read_weights, write_weights, write_weights_file
 from vitcli.weights.jax import SPELLINGS, to_official
 from vitcli.weights.licences import KEY, UNKNOWN
 from vitcli.weights.load import load
@@ -21,7 +21,7 @@ from vitcli.weights.onnx import OnnxNetwork, write_onnx
 
 SUFFIXES = {"timm": "", "onnx": ".onnx", "npz": ".npz", "safetensors": ".safetensors"}  # "timm" is a folder
 PAPER_NORM_EPS = Architecture.norm_eps  # and timm's
-OF_LABELS = ("target", "several_labels")  # of the metadata of weights: what their outputs mean
+OF_LABELS = ("target", "several_labels", "belief")  # of the metadata of weights: what their outputs mean
 
 
 def format_of(to: str | None, out: Path, *, names: str) -> str:
@@ -94,7 +94,7 @@ def _non_square_size(arch: Architecture) -> str | None:
 
 def without_labels(metadata: dict) -> dict:
     """Return the metadata of weights without a head, whose outputs are features."""
-    return {key: value for key, value in metadata.items() if key not in OF_LABELS}
+    return {key: value for key, value in metadata.items() if key not in (*OF_LABELS, FEATURE_STATISTICS)}
 
 
 def caveats(format: str, arch: Architecture) -> list[str]:

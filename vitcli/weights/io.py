@@ -30,6 +30,9 @@ from vitcli.weights.files import (
 from vitcli.weights.locate import locate, read_source
 from vitcli.weights.timm import timm_config
 
+FEATURE_STATISTICS = "feature_statistics"  # in the metadata: means and covariance, as much text as numbers
+ONLY_IN_THE_FILE = (seen_images.KEY, FEATURE_STATISTICS)  # and not in config.json
+
 
 @dataclass(frozen=True)
 class Weights:
@@ -151,7 +154,7 @@ def write_config(
 ) -> None:
     """Write the config.json of weights that stand, or will stand, in the folder or its checkpoints."""
     # People read config.json, and two lines of digests for each image are nothing to read.
-    readable = {key: value for key, value in metadata.items() if key != seen_images.KEY}
+    readable = {key: value for key, value in metadata.items() if key not in ONLY_IN_THE_FILE}
     vit = _our_metadata(arch, preprocessing, class_names, readable)
     config = timm_config(arch, preprocessing, class_names)
     if licence := metadata.get(licences.KEY):

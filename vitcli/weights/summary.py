@@ -22,6 +22,7 @@ from vitcli.weights.describe import STORED, WeightsInfo
 from vitcli.weights.diagnose import Diagnosis, diagnose, find_non_finite, mismatches
 from vitcli.weights.files import as_weights_error, stored_files
 from vitcli.weights.imagenet import TITLES
+from vitcli.weights.io import FEATURE_STATISTICS
 from vitcli.weights.timm import num_prefix_tokens
 
 CONFIG_KEYS = (  # of timm and Hugging Face; the other keys describe the network and its images
@@ -121,6 +122,8 @@ def _stored_values(info: WeightsInfo | None) -> dict[str, Any]:
     names, pixels, metadata = info.class_names, info.preprocessing, info.metadata
     if seen_images.KEY in metadata:
         metadata = metadata | {seen_images.KEY: seen_images.counts(metadata[seen_images.KEY])}
+    if isinstance(packed := metadata.get(FEATURE_STATISTICS), dict):  # its arrays are nothing to read
+        metadata = metadata | {FEATURE_STATISTICS: {"num_features": packed.get("num_features")}}
     config = metadata.get("config")
     if isinstance(config, dict):
         inner = config.get("pretrained_cfg")

@@ -21,13 +21,12 @@ import torch
 from torch import Tensor
 
 from vitcli.distributed.threads import single_core_pool
+from vitcli.evaluation.belief.temperature import DIGITS, LEAST_SCALE, MOST_SCALE, softmax_scale
 from vitcli.features import least_squares
 from vitcli.features.draws import SWEEP
 from vitcli.features.least_squares import BIAS, DEFAULT_L2, Solution
 
 STRENGTHS = SWEEP[::2]  # half of those that `vit fewshot` tries: as good, and half the time with many classes
-MOST_T, LEAST_T = 1e3, 1e-3  # where scores are no better than chance the best temperature is 0
-DIGITS = 6  # of temperature and offset: fewer than NumPy's sums agree in on other numbers of threads
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,11 +37,14 @@ class ClosedFormHead:
         weight_KD, bias_K: float32, on the CPU.
         facts: as JSON: "l2", "temperature", "offset", "num_examples" fitted, and "left_out_top1", the
             accuracy on rows that were left out; None where every class has a single row.
+        left_out: logits (M, K) and labels of the M rows whose class has another row, each by the layer that
+            is fitted without it; None where there are none.
     """
 
     weight_KD: Tensor
     bias_K: Tensor
     facts: dict[str, Any]
+    left_out: tuple[np.ndarray, np.ndarray] | None = None
 
 
 def closed_form_head(
@@ -61,12 +63,14 @@ def closed_form_head(
     solution = least_squares.solve(
         features_ND, labels_N, num_classes=num_classes, l2=strengths, balance=balance
     )
-    temperature, offset, accuracy = 1.0, 0.0, None
+    temperature, offset, accuracy, left_out = 1.0, 0.0, None, None
     if can_leave_out:
         which = least_squares.choose_l2(solution)
         solution = replace(solution, l2=(solution.l2[which],))
         accuracy = float(least_squares.left_out_accuracies(solution)[0])
-        temperature, offset = calibration(*_left_out(solution), loss=loss)
+        scores_MK, counted_M = _left_out(solution)
+        temperature, offset = calibration(scores_MK, counted_M, loss=loss)
+        left_out = (temperature * scores_MK + offset, counted_M)
     weights_EK = _on_one_core(lambda: solve_at(solution, 0))
     weight_DK = temperature * weights_EK[:-1] / solution.std_D[:, None]
     bias_K = temperature * BIAS * weights_EK[-1] + offset - (solution.mean_D[:, None] * weight_DK).sum(axis=0)
@@ -75,7 +79,7 @@ def closed_form_head(
     weight_KD, bias_K = (
         torch.from_numpy(values.astype(np.float32)) for values in (weight_DK.T.copy(), bias_K)
     )
-    return ClosedFormHead(weight_KD, bias_K, facts)
+    return ClosedFormHead(weight_KD, bias_K, facts, left_out)
 
 
 def solve_at(solution: Solution, which: int) -> np.ndarray:
@@ -102,32 +106,11 @@ def calibration(scores_NK: np.ndarray, labels_N: np.ndarray, *, loss: str) -> tu
     counts as 1 - 1/(N + 2) of its class for the softmax; for the sigmoid the P pairs of a row and its class
     count as 1 - 1/(P + 2), the Q other pairs as 1/(Q + 2).
     """
-    fit = _softmax_temperature if loss == "softmax" else _sigmoid_scale
-    temperature, offset = fit(scores_NK, labels_N)
+    if loss == "softmax":
+        temperature, offset = softmax_scale(scores_NK, labels_N), 0.0
+    else:
+        temperature, offset = _sigmoid_scale(scores_NK, labels_N)
     return float(f"{temperature:.{DIGITS}g}"), float(f"{offset:.{DIGITS}g}")
-
-
-def _softmax_temperature(scores_NK: np.ndarray, labels_N: np.ndarray) -> tuple[float, float]:
-    num_rows = len(scores_NK)
-    centred_NK = scores_NK - scores_NK.max(axis=1, keepdims=True)
-    spread = 1 / (num_rows + 2)
-    label_scores_N = centred_NK[np.arange(num_rows), labels_N]
-    target_score = ((1 - spread) * label_scores_N + spread * centred_NK.mean(axis=1)).mean()
-
-    def slope(t: float) -> float:  # of the cross-entropy: expected score less that of the target
-        weights_NK = np.exp(t * centred_NK)
-        return float(((weights_NK * centred_NK).sum(axis=1) / weights_NK.sum(axis=1)).mean() - target_score)
-
-    return _root(slope, LEAST_T, MOST_T), 0.0
-
-
-def _root(rising: Callable[[float], float], least: float, most: float) -> float:
-    """Return where a rising function is 0, halving the interval on a logarithmic scale; else an end of it."""
-    low, high = np.log(least), np.log(most)
-    for _ in range(40):  # to 1e-11 of the value
-        middle = (low + high) / 2
-        low, high = (low, middle) if rising(float(np.exp(middle))) > 0 else (middle, high)
-    return float(np.exp((low + high) / 2))
 
 
 def _sigmoid_scale(scores_NK: np.ndarray, labels_N: np.ndarray) -> tuple[float, float]:
@@ -155,7 +138,7 @@ def _sigmoid_scale(scores_NK: np.ndarray, labels_N: np.ndarray) -> tuple[float, 
         t, c = t - size * step_t, c - size * step_c
         if abs(size * step_t) < 1e-10 and abs(size * step_c) < 1e-10:
             break
-    return float(np.clip(t, LEAST_T, MOST_T)), float(c)
+    return float(np.clip(t, LEAST_SCALE, MOST_SCALE)), float(c)
 
 
 def _left_out(solution: Solution) -> tuple[np.ndarray, np.ndarray]:

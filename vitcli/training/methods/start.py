@@ -7,7 +7,7 @@ the one on these images too, which is delivered in its place.
 N rows, D features, K classes.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -158,10 +158,14 @@ def fit_heads(
     features_ND, labels_N, skipped = features_of(model, sample, preprocessing, settings)
     more_ND, more_N, more_skipped = features_of(model, choice_split, preprocessing, settings)
     about = {"num_classes": split.num_classes, "loss": loss, "balance": balance}
+
+    def fit(features_ND: Tensor, labels_N: np.ndarray) -> ClosedFormHead:
+        return replace(closed_form_head(features_ND, labels_N, **about), left_out=None)  # not to be sent
+
     layer, whole = settings.runtime.on_main(
         lambda: (
-            closed_form_head(features_ND, labels_N, **about),
-            closed_form_head(torch.cat([features_ND, more_ND]), np.append(labels_N, more_N), **about),
+            fit(features_ND, labels_N),
+            fit(torch.cat([features_ND, more_ND]), np.append(labels_N, more_N)),
         )
     )
     layer.facts["num_train_examples"] = len(split)

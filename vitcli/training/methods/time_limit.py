@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from vitcli.errors import VitError
 from vitcli.output.text import count_of, duration
 from vitcli.recipe.schema import PROBE
+from vitcli.training.methods import believing
 from vitcli.training.methods.delivery import ALPHAS
 from vitcli.training.setup import TrainingJob
 
@@ -46,8 +47,9 @@ def scoring_of(job: TrainingJob) -> Scoring:
     """Return the images that a run scores.
 
     At its end these are the images to report on and those of a few-shot probe, what thresholds are chosen by,
-    and the images to choose by: once for each network that a run with a probe head chooses from, and once
-    more for a run with patience that ends between two evaluations.
+    images of training and others that show what may be believed, and the images to choose by: once for each
+    network that a run with a probe head chooses from, and once more for a run with patience that ends between
+    two evaluations.
     """
     recipe, num_choice = job.recipe, len(job.choice_split or ())
     num_scored = 0 if job.is_of_all_folds else len(job.eval_split)
@@ -56,7 +58,9 @@ def scoring_of(job: TrainingJob) -> Scoring:
     num_thresholds = len(job.threshold_split) if chooses_elsewhere else 0
     num_choices = (len(ALPHAS) if recipe.model.head == PROBE else 0) + (recipe.train.patience > 0)
     num_periodic = num_choice if recipe.train.patience else len(job.eval_split)
-    num_final = num_scored + num_probed + num_thresholds + num_choices * num_choice
+    believed_by = (job.train_split, job.belief_split) if job.belief_split is not None else ()
+    num_believed = sum(min(len(split), believing.MOST_ROWS) for split in believed_by)
+    num_final = num_scored + num_probed + num_thresholds + num_choices * num_choice + num_believed
     return Scoring(recipe.eval.every, num_periodic, num_final)
 
 

@@ -1,0 +1,87 @@
+"""What is stored is what is read back, and damage of any kind is refused in three lines."""
+
+import copy
+import json
+
+import numpy as np
+import pytest
+
+from vitcli.errors import WeightsError
+from vitcli.evaluation.belief.familiar import statistics_of
+from vitcli.evaluation.belief.results import believed
+from vitcli.evaluation.belief.stored import KEY, Belief, belief_of
+from vitcli.weights.io import FEATURE_STATISTICS
+
+SETS = {90: 0.7, 95: 0.2, 99: None}
+
+
+@pytest.fixture
+def stored() -> Belief:
+    rng = np.random.default_rng(0)
+    labels_N = np.arange(90) % 3
+    features_ND = rng.normal(size=(90, 5)) + labels_N[:, None]
+    statistics = statistics_of(features_ND, labels_N, num_classes=3)
+    return Belief(1.25, SETS, 90, "data, dev part", "abc", -1.5, 0.0109, statistics)
+
+
+def as_read(stored: Belief) -> dict:
+    return json.loads(json.dumps(stored.as_metadata()))
+
+
+def test_the_same_numbers_are_read_back_bit_for_bit(stored):
+    read = belief_of(as_read(stored), 3)
+    new_ND = np.random.default_rng(1).normal(size=(7, 5))
+
+    assert read.facts() == stored.facts() and read.as_metadata() == stored.as_metadata()
+    np.testing.assert_array_equal(read.statistics.distances(new_ND), stored.statistics.distances(new_ND))
+    assert belief_of({}, 3) is None and belief_of({FEATURE_STATISTICS: {}}, 3) is None
+
+
+def test_without_statistics_nothing_is_known_of_what_is_unlike(stored):
+    metadata = as_read(stored)
+    del metadata[FEATURE_STATISTICS]
+    read = belief_of(metadata, 3)
+
+    assert read.statistics is None and read.temperature == 1.25
+    assert believed(np.zeros((2, 3)), np.zeros((2, 5)), read).is_like_N is None
+    with pytest.raises(WeightsError, match="of 5 features, and the network has 4"):
+        believed(np.zeros((2, 3)), np.zeros((2, 4)), stored)
+
+
+DAMAGES = {
+    "no object": lambda m: m.update({KEY: 3}),
+    "a list": lambda m: m.update({KEY: [1, 2]}),
+    "no temperature": lambda m: m[KEY].pop("temperature"),
+    "temperature of 0": lambda m: m[KEY].update(temperature=0),
+    "negative temperature": lambda m: m[KEY].update(temperature=-1.0),
+    "temperature NaN": lambda m: m[KEY].update(temperature=float("nan")),
+    "temperature true": lambda m: m[KEY].update(temperature=True),
+    "a text as temperature": lambda m: m[KEY].update(temperature="1"),
+    "a set above 1": lambda m: m[KEY]["sets"].update({"95": 1.5}),
+    "a set NaN": lambda m: m[KEY]["sets"].update({"95": float("nan")}),
+    "a level is missing": lambda m: m[KEY]["sets"].pop("99"),
+    "sets are a list": lambda m: m[KEY].update(sets=[0.1, 0.2, 0.3]),
+    "no images": lambda m: m[KEY].update(num_images=None),
+    "infinite distance": lambda m: m[KEY].update(distance=float("inf")),
+    "other classes": lambda m: m[FEATURE_STATISTICS]["counts"].append(4),
+    "negative counts": lambda m: m[FEATURE_STATISTICS].update(counts=[-1, 2, 3]),
+    "no rows": lambda m: m[FEATURE_STATISTICS].update(counts=[0, 0, 0]),
+    "an absurd width": lambda m: m[FEATURE_STATISTICS].update(num_features=10**12),
+    "another width": lambda m: m[FEATURE_STATISTICS].update(num_features=6),
+    "statistics are a text": lambda m: m.update({FEATURE_STATISTICS: "abc"}),
+    "no base64": lambda m: m[FEATURE_STATISTICS].update(means="ä!"),
+    "a short array": lambda m: m[FEATURE_STATISTICS].update(covariance="AAAA"),
+    "NaN in an array": lambda m: m[FEATURE_STATISTICS].update(means="AADAfwAA" * 10),
+    "a number as array": lambda m: m[FEATURE_STATISTICS].update(means=7),
+    "no covariance": lambda m: m[FEATURE_STATISTICS].update(covariance="A" * 80),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_numbers_are_refused(stored, damage):
+    metadata = copy.deepcopy(as_read(stored))
+    DAMAGES[damage](metadata)
+
+    with pytest.raises(WeightsError, match="about believing the predictions is damaged") as refused:
+        belief_of(metadata, 3)
+    assert refused.value.where and refused.value.fix

@@ -1,0 +1,209 @@
+"""A finished run stores what may be believed of it: printed, evaluated, exported, the same after a kill."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from safetensors.numpy import load_file
+
+from tests.conftest import run
+from tests.training.test_finetune import fingerprint, stopped_in_part
+from vitcli.evaluation.belief.stored import belief_of
+from vitcli.weights.io import read_weights
+
+COLOURS = {"red": (200, 40, 40), "green": (40, 200, 40), "amber": (190, 130, 40)}
+COUNTS = {"train": 24, "validation": 22, "test": 8}
+WORDS = ("finetune", "--recipe", "finetune/default", "--lr", 0.02, "--precision", "fp32", "--json")
+LENGTH = (
+    "--batch-size",
+    12,
+    "--per-device-batch",
+    6,
+    "--set",
+    "train.log_every=1",
+    "--set",
+    "train.save_every=2",
+)
+
+
+@pytest.fixture(scope="module")
+def colours(tmp_path_factory) -> Path:
+    """Three colours under noise, of which two are alike; 66 validation images."""
+    root, rng = tmp_path_factory.mktemp("colours"), np.random.default_rng(0)
+    for split, count in COUNTS.items():
+        for name, colour in COLOURS.items():
+            (root / split / name).mkdir(parents=True)
+            for number in range(count):
+                noise = rng.integers(-60, 60, (24, 24, 3)) + rng.integers(-45, 45, 3)
+                pixels = np.clip(np.array(colour) + noise, 0, 255).astype(np.uint8)
+                Image.fromarray(pixels).save(root / split / name / f"{number:02}.png")
+    return root
+
+
+def words(colours: Path, ckpt: Path, out: Path, *more: object) -> tuple:
+    return (*WORDS, "--ckpt", ckpt, "--dataset", colours, "--out", out, "--steps", 6, *LENGTH, *more)
+
+
+def finished(*arguments: object) -> dict:
+    outcome = run(*arguments)
+    assert outcome.code == 0, outcome.out + outcome.err
+    return outcome.json
+
+
+@pytest.fixture(scope="module")
+def trained(colours, ckpt, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("trained") / "run"
+    finished(*words(colours, ckpt, out, "-q", "--set", "data.eval_split=test"))
+    return out
+
+
+def unlike(folder: Path) -> Path:
+    pixels = np.zeros((24, 24, 3), np.uint8)
+    pixels[::2, ::3] = (0, 0, 255)
+    Image.fromarray(pixels).save(folder / "stripes.png")
+    return folder / "stripes.png"
+
+
+def test_the_numbers_are_those_of_the_validation_split_and_not_of_the_test_split(colours, trained, tmp_path):
+    summary = json.loads((trained / "summary.json").read_text())
+    belief = belief_of(read_weights(str(trained)).metadata, 3)
+    config = json.loads((trained / "config.json").read_text())["vit"]["metadata"]
+
+    assert summary["belief"] == belief.facts() == config["belief"]
+    assert "feature_statistics" not in config  # arrays are nothing to read
+    assert belief.chosen_on.endswith("split validation") and belief.num_images == 66
+    assert belief.sets[99] is None and belief.flagged == pytest.approx(1 / 67)
+
+    # From the logits and features that `vit embed` saves, by the formulas written out.
+    rows = {}
+    for split in ("train", "validation"):
+        file = tmp_path / f"{split}.safetensors"
+        finished(
+            "embed", "--ckpt", trained, "--dataset", colours, "--split", split, "--out", file, "-q", "--json"
+        )
+        rows[split] = load_file(file)
+    logits_NK, labels_N = (
+        rows["validation"]["logits"].astype(np.float64),
+        rows["validation"]["labels"].ravel(),
+    )
+    p_NK = np.exp(logits_NK / belief.temperature)
+    of_labels_N = np.sort((p_NK / p_NK.sum(axis=1, keepdims=True))[np.arange(66), labels_N])
+    assert belief.sets[90] == pytest.approx(of_labels_N[5], rel=1e-5) and belief.sets[90] <= of_labels_N[5]
+    assert belief.sets[95] == pytest.approx(of_labels_N[2], rel=1e-5)
+    distances_N = belief.statistics.distances(rows["validation"]["features"])
+    assert belief.distance == pytest.approx(distances_N.max(), rel=1e-5)
+    for k in range(3):
+        mean_D = rows["train"]["features"][rows["train"]["labels"].ravel() == k].mean(axis=0)
+        np.testing.assert_allclose(belief.statistics.means_KD[k], mean_D, atol=1e-5)
+
+
+def test_predict_names_the_set_and_what_is_unlike_the_training_images(colours, trained, tmp_path):
+    images = (unlike(tmp_path), colours / "test/green/00.png", *sorted((colours / "test/amber").iterdir()))
+    result = finished("predict", "--ckpt", trained, *images, "--json", "-q")
+    text = run("predict", "--ckpt", trained, *images, "-q").out
+    belief = belief_of(read_weights(str(trained)).metadata, 3)
+
+    stripes, green, *_ = result["predictions"]
+    assert stripes["in_distribution"] is False and text.count("unlike the training images") == sum(
+        entry["in_distribution"] is False for entry in result["predictions"]
+    )
+    assert green["in_distribution"] is True
+    for entry in result["predictions"]:
+        above = [each["class"] for each in entry["top"] if each["probability"] >= belief.sets[95]]
+        assert entry["prediction_set"] == (above or [entry["top"][0]["class"]])
+        assert sum(each["probability"] for each in entry["top"]) == pytest.approx(1)
+        if entry["in_distribution"] and len(entry["prediction_set"]) == 2:
+            assert f"unsure between {' and '.join(entry['prediction_set'])}" in text
+
+    table = tmp_path / "table.csv"
+    assert run("predict", "--ckpt", trained, *images, "--out", table, "--skip-bad", "-q").code == 0
+    header, first, *_ = table.read_text().splitlines()
+    assert header.endswith("prediction_set,in_distribution,error") and first.split(",")[-2] == "no"
+
+
+def test_evaluate_reports_coverage_and_the_figure_before_and_after(colours, trained, tmp_path):
+    how = ("--ckpt", trained, "--dataset", colours, "--json", "-q")
+    asserted = ("--assert", "coverage>=0.5", "--assert", "mean_set_size<=3", "--out", tmp_path / "e")
+    result = finished("evaluate", "--split", "test", *how, *asserted)
+    images = sorted((colours / "test").glob("*/*.png"))
+    entries = finished("predict", *images, "--ckpt", trained, "--json", "-q")["predictions"]
+
+    covered = [Path(entry["file"]).parent.name in entry["prediction_set"] for entry in entries]
+    assert result["coverage"] == pytest.approx(np.mean(covered))
+    assert result["mean_set_size"] == pytest.approx(np.mean([len(e["prediction_set"]) for e in entries]))
+    assert result["prediction_sets"]["99"] == {"coverage": 1.0, "mean_size": 3.0}  # too few to promise it
+    assert result["coverage"] == result["prediction_sets"]["95"]["coverage"]
+    of_labels = [
+        next(each["probability"] for each in e["top"] if each["class"] == Path(e["file"]).parent.name)
+        for e in entries
+    ]
+    assert result["nll_at_temperature"] == pytest.approx(-np.log(of_labels).mean(), rel=1e-5)
+    assert "95 % sets" in run("evaluate", "--split", "test", *how[:4], "-q").out
+
+    failed = run("evaluate", "--split", "test", *how, "--assert", "mean_set_size<0.5")
+    assert failed.code == 8 and failed.json["error"]
+
+    # On the images that chose them, each half is judged by the other's numbers.
+    again = finished("evaluate", "--split", "validation", *how)
+    assert again["prediction_sets"]["95"]["coverage"] < 1 or again["mean_set_size"] > 1
+
+
+def test_an_export_keeps_them_and_one_without_the_head_does_not(colours, trained, tmp_path):
+    image = colours / "test/amber/01.png"
+    expected = finished("predict", "--ckpt", trained, image, "--json", "-q")["predictions"]
+    for out in (tmp_path / "one.safetensors", tmp_path / "folder"):
+        finished("export", trained, out, "-q", "--json")
+        assert finished("predict", "--ckpt", out, image, "--json", "-q")["predictions"] == expected
+    finished("export", trained, tmp_path / "features.safetensors", "--no-head", "-q", "--json")
+    metadata = read_weights(str(tmp_path / "features.safetensors")).metadata
+    assert not {"belief", "feature_statistics"} & metadata.keys()
+
+
+def test_old_weights_without_them_behave_as_before(colours, trained, ckpt, tmp_path):
+    image = colours / "test/amber/01.png"
+    entry = finished("predict", "--ckpt", ckpt, image, "--json", "-q")["predictions"][0]
+    assert entry.keys() == {"file", "top"}
+    outcome = run(
+        "evaluate", "--ckpt", ckpt, "--dataset", colours, "--assert", "coverage>=0.1", "--json", "-q"
+    )
+    assert "coverage" not in outcome.json and outcome.code != 0
+
+
+def test_a_stopped_run_has_the_same_numbers_bit_for_bit(colours, ckpt, trained, tmp_path):
+    out = tmp_path / "run"
+    more = ("-q", "--set", "data.eval_split=test")
+    with stopped_in_part(7):
+        assert run(*words(colours, ckpt, out, *more)).code == 143
+
+    finished(*words(colours, ckpt, out, *more, "--workers", 2))
+    assert fingerprint(out) == fingerprint(trained)  # the weights hold all of them
+
+
+def test_a_probe_knows_by_its_own_left_out_rows(colours, ckpt, tmp_path):
+    more = ("-q", "--set", "model.head=probe", "--set", "data.eval_split=test")
+    # So high a rate that the network is destroyed, and the probe delivered.
+    arguments = [1e4 if word == 0.02 else word for word in words(colours, ckpt, tmp_path / "run", *more)]
+    summary = finished(*arguments)
+    belief = summary["belief"]
+
+    assert summary["delivered"] == "probe"
+    assert belief["num_images"] == 72 and belief["fingerprint"] is None
+    assert belief["chosen_on"] == "training images, each left out in turn"
+    assert belief["temperature"] == 1.0  # its logits are calibrated by the same rows
+    how = ("--dataset", colours, "--split", "train", "-q", "--json")
+    result = finished("evaluate", "--ckpt", tmp_path / "run", *how)
+    assert result["prediction_sets"]["90"]["coverage"] >= 0.85
+
+
+def test_without_images_to_choose_by_one_note_says_so(colours, ckpt, tmp_path):
+    for name in ("train", "test"):
+        shutil.copytree(colours / name, tmp_path / "two" / name)
+    outcome = run(*words(tmp_path / "two", ckpt, tmp_path / "run", "--set", "data.eval_split=test"))
+
+    assert outcome.json["belief"] is None
+    assert outcome.err.count("prediction sets") == 1 and "no images to calibrate by" in outcome.err
+    entry = finished("predict", "--ckpt", tmp_path / "run", colours / "test/red/00.png", "--json", "-q")
+    assert entry["predictions"][0].keys() == {"file", "top"}

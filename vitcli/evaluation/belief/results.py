@@ -1,0 +1,107 @@
+"""What stored numbers say of the predictions of a split (`vit evaluate`), and of images (`vit predict`).
+
+Letters: N rows, K classes, D features.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from vitcli.errors import WeightsError
+from vitcli.evaluation.belief.prediction_sets import (
+    LEVELS,
+    SHOWN,
+    coverage_and_size,
+    sets_at,
+    threshold_at,
+)
+from vitcli.evaluation.belief.stored import KEY, Belief
+from vitcli.evaluation.belief.temperature import fitted_temperature, losses, probabilities
+from vitcli.evaluation.predictions import Predictions
+from vitcli.evaluation.statistics import SEED, reliability
+
+
+@dataclass(frozen=True, eq=False)
+class Believed:
+    """What may be believed of the predictions of some images.
+
+    Attributes:
+        probabilities_NK: at the temperature, float64.
+        is_in_NK: the prediction set of SHOWN percent of each image; None if it has all classes.
+        is_like_N: whether an image is like the training images; None where that is not known.
+    """
+
+    probabilities_NK: np.ndarray
+    is_in_NK: np.ndarray
+    is_like_N: np.ndarray | None
+
+
+def believed(logits_NK: np.ndarray, features_ND: np.ndarray | None, stored: Belief) -> Believed:
+    """Return what may be believed of images with these outputs.
+
+    Raises:
+        WeightsError: the stored statistics are of another number of features.
+    """
+    probabilities_NK = probabilities(logits_NK, temperature=stored.temperature)
+    is_like_N = None
+    if stored.statistics is not None and features_ND is not None:
+        width = len(stored.statistics.covariance_DD)
+        if features_ND.shape[1] != width:
+            raise WeightsError(
+                f"the stored statistics are of {width} features, and the network has {features_ND.shape[1]}",
+                where=f"metadata, {KEY}",
+                fix="use the weights as their run wrote them",
+            )
+        is_like_N = stored.statistics.distances(features_ND) <= stored.distance
+    return Believed(probabilities_NK, sets_at(probabilities_NK, stored.sets[SHOWN]), is_like_N)
+
+
+def results_of(predictions: Predictions, stored: Belief | None, *, fingerprint: str) -> dict[str, Any]:
+    """Return the keys of a result: probabilities at the temperature, and the coverage of prediction sets.
+
+    {} of weights without any, of several labels, and of more logits than are kept.
+
+    Args:
+        fingerprint: of the split. On the very images that the numbers were chosen on, each half of the rows
+            is judged by numbers of the other half.
+    """
+    if stored is None or predictions.scores_NK is None:
+        return {}
+    log_p_NK, labels_N = predictions.scores_NK, predictions.labels
+    halves = [(np.ones(len(labels_N), dtype=bool), stored.temperature, stored.sets)]
+    if stored.fingerprint == fingerprint and len(labels_N) > 1:
+        is_first_N = np.random.default_rng(SEED).permutation(len(labels_N)) % 2 == 0
+        halves = [
+            (half_N, *fitted(log_p_NK[~half_N], labels_N[~half_N])) for half_N in (is_first_N, ~is_first_N)
+        ]
+    calibrated_NK, losses_N = np.empty(log_p_NK.shape), np.empty(len(labels_N))
+    is_in_NK = {level: np.empty(log_p_NK.shape, dtype=bool) for level in LEVELS}
+    for rows_N, temperature, sets in halves:
+        calibrated_NK[rows_N] = probabilities(log_p_NK[rows_N], temperature=temperature)
+        losses_N[rows_N] = losses(log_p_NK[rows_N], labels_N[rows_N], temperature=temperature)
+        for level in LEVELS:
+            is_in_NK[level][rows_N] = sets_at(calibrated_NK[rows_N], sets[level])
+    of_levels = {level: coverage_and_size(is_in_NK[level], labels_N) for level in LEVELS}
+    bins = reliability(calibrated_NK.max(axis=1), predictions.is_right_N)
+    coverage, size = of_levels[SHOWN]
+    return {
+        "temperature": stored.temperature,
+        "ece_at_temperature": bins.ece,
+        "nll_at_temperature": float(losses_N.mean()),
+        "reliability_at_temperature": bins.as_json(),
+        "coverage": coverage,
+        "mean_set_size": size,
+        "prediction_sets": {
+            str(level): {"coverage": coverage, "mean_size": size}
+            for level, (coverage, size) in of_levels.items()
+        },
+        "calibrated_on": stored.chosen_on,
+    }
+
+
+def fitted(log_p_NK: np.ndarray, labels_N: np.ndarray) -> tuple[float, dict[int, float | None]]:
+    """Return temperature and thresholds of prediction sets by rows that the weights were not fitted to."""
+    temperature = fitted_temperature(log_p_NK, labels_N)
+    of_labels_N = probabilities(log_p_NK, temperature=temperature)[np.arange(len(labels_N)), labels_N]
+    return temperature, {level: threshold_at(of_labels_N, level) for level in LEVELS}

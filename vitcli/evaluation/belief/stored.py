@@ -1,0 +1,163 @@
+"""What may be believed of predictions, as the metadata of weights keep it, and as it is read back.
+
+The numbers are in the metadata and not in a file of their own: so whatever copies, links or exports the
+weights takes them along, their checksum covers them, and timm, which refuses a tensor that it does not know,
+reads the weights as before. The statistics of the features have a key of their own, which config.json leaves
+out: people read that file.
+"""
+
+import base64
+import binascii
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from vitcli.errors import WeightsError
+from vitcli.evaluation.belief.familiar import MOST_NUMBERS, FeatureStatistics
+from vitcli.evaluation.belief.prediction_sets import LEVELS
+from vitcli.evaluation.belief.temperature import LEAST_SCALE, MOST_SCALE
+from vitcli.weights.io import FEATURE_STATISTICS
+
+KEY = "belief"  # of the metadata of weights
+
+
+@dataclass(frozen=True, eq=False)
+class Belief:
+    """What is stored with the weights of a classifier.
+
+    Attributes:
+        temperature: of the softmax of its logits.
+        sets: by the coverage promised in percent the least probability of a class in a prediction set; None
+            where the images were too few to promise it: the set has all classes.
+        num_images: that these were chosen on.
+        chosen_on: their name.
+        fingerprint: of these images, see `Split.fingerprint`; None for rows left out of the training images.
+        distance: above which an image is unlike the training images; None without statistics.
+        flagged: the fraction of images like the training ones that lies above it.
+        statistics: of the features of the training images.
+    """
+
+    temperature: float
+    sets: dict[int, float | None]
+    num_images: int
+    chosen_on: str
+    fingerprint: str | None = None
+    distance: float | None = None
+    flagged: float | None = None
+    statistics: FeatureStatistics | None = None
+
+    def facts(self) -> dict[str, Any]:
+        """Return all but the statistics, as JSON."""
+        return {
+            "temperature": self.temperature,
+            "sets": {str(level): self.sets[level] for level in LEVELS},
+            "num_images": self.num_images,
+            "chosen_on": self.chosen_on,
+            "fingerprint": self.fingerprint,
+            "distance": self.distance,
+            "flagged": self.flagged,
+        }
+
+    def as_metadata(self) -> dict[str, Any]:
+        """Return what the metadata of weights keep."""
+        stored = {KEY: self.facts()}
+        return stored if self.statistics is None else stored | {FEATURE_STATISTICS: _packed(self.statistics)}
+
+
+def belief_of(metadata: Mapping[str, Any], num_classes: int) -> Belief | None:
+    """Return what is stored with weights of this metadata; None if nothing is.
+
+    Raises:
+        WeightsError: the numbers are damaged, or of another number of classes.
+    """
+    stored = metadata.get(KEY)
+    if stored is None:
+        return None
+    try:
+        return _read(stored, metadata.get(FEATURE_STATISTICS), num_classes)
+    except (KeyError, TypeError, ValueError, AttributeError, binascii.Error) as error:
+        raise WeightsError(
+            f"what is stored about believing the predictions is damaged: {error}",
+            where=f"metadata, {KEY}",
+            fix="use the weights as their run wrote them",
+        ) from error
+
+
+def _read(stored: Mapping[str, Any], packed: Mapping[str, Any] | None, num_classes: int) -> Belief:
+    temperature = _number(stored, "temperature", least=1 / MOST_SCALE / 2, most=2 / LEAST_SCALE)
+    sets = {level: _number(stored["sets"], str(level), least=0, most=1, may_lack=True) for level in LEVELS}
+    distance = _number(stored, "distance", least=-math.inf, most=math.inf, may_lack=True)
+    flagged = _number(stored, "flagged", least=0, most=1, may_lack=True)
+    num_images, chosen_on, fingerprint = (
+        stored.get(key) for key in ("num_images", "chosen_on", "fingerprint")
+    )
+    if type(num_images) is not int or not isinstance(chosen_on, str):
+        raise ValueError("it does not say by which images")
+    if fingerprint is not None and not isinstance(fingerprint, str):
+        raise ValueError("the fingerprint is no text")
+    # Statistics are left out by formats without a place for them; then nothing is known of distances.
+    statistics = _unpacked(packed, num_classes) if packed is not None and distance is not None else None
+    about = (num_images, chosen_on, fingerprint)
+    return Belief(temperature, sets, *about, distance, flagged, statistics)
+
+
+def _number(
+    stored: Mapping[str, Any], key: str, *, least: float, most: float, may_lack: bool = False
+) -> float | None:
+    value = stored[key]
+    if value is None and may_lack:
+        return None
+    if type(value) not in (int, float) or not math.isfinite(value) or not least <= value <= most:
+        raise ValueError(f"{key} is {value!r:.40}")
+    return float(value)
+
+
+def _packed(statistics: FeatureStatistics) -> dict[str, Any]:
+    """Return JSON with the arrays in base64: little-endian float32, of the covariance the lower triangle."""
+    triangle_P = statistics.covariance_DD[np.tril_indices(len(statistics.covariance_DD))]
+    return {
+        "counts": statistics.counts_K.tolist(),
+        "num_features": len(statistics.covariance_DD),
+        "means": _as_base64(statistics.means_KD),
+        "covariance": _as_base64(triangle_P),
+    }
+
+
+def _as_base64(values: np.ndarray) -> str:
+    return base64.b64encode(np.ascontiguousarray(values, dtype="<f4").tobytes()).decode()
+
+
+def _unpacked(packed: Mapping[str, Any], num_classes: int) -> FeatureStatistics:
+    counts, width = packed["counts"], packed["num_features"]
+    are_counts = isinstance(counts, list) and all(
+        type(count) is int and 0 <= count < 2**53 for count in counts
+    )
+    if not are_counts or len(counts) != num_classes or not sum(counts):
+        raise ValueError(f"its statistics are not of {num_classes} classes")
+    if type(width) is not int or not 0 < width <= MOST_NUMBERS:
+        raise ValueError(f"num_features is {width!r:.40}")
+    size = width * (width + 1) // 2
+    if num_classes * width + size > MOST_NUMBERS:
+        raise ValueError(f"num_features is {width}")
+    means_KD = _of_base64(packed["means"], num_classes * width).reshape(num_classes, width)
+    covariance_DD = np.zeros((width, width), dtype=np.float32)
+    covariance_DD[np.tril_indices(width)] = _of_base64(packed["covariance"], size)
+    covariance_DD += np.tril(covariance_DD, -1).T
+    if not np.trace(covariance_DD.astype(np.float64)) > 0:
+        raise ValueError("the covariance is that of no features")
+    return FeatureStatistics(np.array(counts, dtype=np.int64), means_KD, covariance_DD)
+
+
+def _of_base64(text: Any, count: int) -> np.ndarray:
+    if not isinstance(text, str):
+        raise ValueError("an array is no text")
+    values = base64.b64decode(text, validate=True)
+    if len(values) != 4 * count:
+        raise ValueError(f"an array has {len(values)} bytes and not {4 * count}")
+    array = np.frombuffer(values, dtype="<f4").astype(np.float32)
+    if not np.isfinite(array).all():
+        raise ValueError("an array holds a number that is not finite")
+    return array

@@ -1,0 +1,155 @@
+"""What may be believed of a finished classifier: its numbers, by images that it was not fitted to.
+
+Temperature and prediction sets are chosen on the logits of these images, the distance of an image that is
+unlike the training ones on their features. They are the images to choose by within the run; else those that
+it is scored on, unless that is a test split; else the validation split. A delivered probe is fitted on the
+images to choose by too. Its own left-out logits are known in closed form, so all training images serve.
+
+M rows to calibrate by, N training rows, D features, K classes.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vitcli.data.loader import Batch
+from vitcli.data.parts.cuts import random_subset
+from vitcli.data.split import Split
+from vitcli.data.transforms import Preprocessing
+from vitcli.distributed import fsdp
+from vitcli.evaluation import inference
+from vitcli.evaluation.belief import familiar
+from vitcli.evaluation.belief.familiar import FeatureStatistics
+from vitcli.evaluation.belief.prediction_sets import LEAST
+from vitcli.evaluation.belief.results import fitted
+from vitcli.evaluation.belief.stored import Belief
+from vitcli.evaluation.inference import EvalSettings
+from vitcli.models import features
+from vitcli.models.build import last_layers
+from vitcli.training.methods.probe_head import closed_form_head
+
+MOST_ROWS = 5_000  # images of each pass, a random sample that no seed changes: more change little
+DIGITS = 6  # of what is stored: fewer than sums agree in on other numbers of threads
+
+
+@dataclass(frozen=True, eq=False)
+class Outputs:
+    """Outputs of a network for the rows of a split whose outputs are all finite numbers."""
+
+    features_ND: np.ndarray
+    logits_NK: np.ndarray
+    labels_N: np.ndarray
+
+
+def believe(
+    model: nn.Module,
+    train: Split,
+    split: Split,
+    preprocessing: Preprocessing,
+    settings: EvalSettings,
+    *,
+    probe: dict[str, str] | None,
+) -> tuple[Belief | str, set[str]]:
+    """Return what is stored with the weights, or why it is not; and this process's undecodable images.
+
+    The first process computes, so that all have the same bits.
+
+    Args:
+        split: images that the network was not fitted to.
+        probe: of a delivered probe, fitted on both splits: "loss" and "balance" of `closed_form_head`.
+    """
+    settings = replace(settings, on_bad_image="skip")  # the run has refused or counted those of its own
+    num_classes = train.num_classes
+    most_rows = min(MOST_ROWS, inference.MOST_SCORES // num_classes)
+    outputs, skipped = [], set()
+    for part in (train, split):
+        sample = random_subset(part, most_rows, seed=0) if len(part) > most_rows else part
+        of_part, places = _outputs_of(model, sample, preprocessing, settings, num_classes=num_classes)
+        outputs.append(of_part)
+        skipped |= set(places)
+    if probe is None:
+        return settings.runtime.on_main(lambda: of_network(*outputs, split)), skipped
+    return settings.runtime.on_main(lambda: of_probe(*outputs, **probe)), skipped
+
+
+def of_network(train: Outputs, held_out: Outputs, split: Split) -> Belief | str:
+    """Return what the held-out rows of `split` show of a network that was fitted on others."""
+    statistics = None
+    if len(train.labels_N):
+        num_classes = train.logits_NK.shape[1]
+        statistics = familiar.statistics_of(train.features_ND, train.labels_N, num_classes=num_classes)
+    distances_M = np.zeros(0) if statistics is None else statistics.distances(held_out.features_ND)
+    about = (split.name, split.fingerprint)
+    return _belief(held_out.logits_NK, held_out.labels_N, statistics, distances_M, *about)
+
+
+def of_probe(train: Outputs, choice: Outputs, *, loss: str, balance: str) -> Belief | str:
+    """Return what the rows of both splits show of the closed form on them, each row left out in turn."""
+    features_ND = np.concatenate([train.features_ND, choice.features_ND])
+    labels_N = np.append(train.labels_N, choice.labels_N)
+    num_classes = train.logits_NK.shape[1]
+    about = {"num_classes": num_classes, "loss": loss, "balance": balance}
+    head = closed_form_head(torch.from_numpy(features_ND), labels_N, **about)
+    if head.left_out is None:
+        return "no class has two images"
+    statistics = familiar.statistics_of(features_ND, labels_N, num_classes=num_classes)
+    distances_M = familiar.left_out_distances(features_ND, labels_N, num_classes=num_classes)
+    return _belief(*head.left_out, statistics, distances_M, "training images, each left out in turn", None)
+
+
+def _belief(
+    logits_MK: np.ndarray,
+    labels_M: np.ndarray,
+    statistics: FeatureStatistics | None,
+    distances_M: np.ndarray,
+    chosen_on: str,
+    fingerprint: str | None,
+) -> Belief | str:
+    if len(labels_M) < LEAST:
+        return f"they take {LEAST} images that were not trained on, and there are {len(labels_M)}"
+    temperature, sets = fitted(logits_MK, labels_M)
+    # Rounded so that no set gets smaller, and no image like those is flagged.
+    sets = {level: None if least is None else _rounded_down(least) for level, least in sets.items()}
+    chosen = None if statistics is None else familiar.threshold_of(distances_M)
+    distance, flagged = (-_rounded_down(-chosen[0]), chosen[1]) if chosen else (None, None)
+    kept = statistics if chosen else None
+    return Belief(temperature, sets, len(labels_M), chosen_on, fingerprint, distance, flagged, kept)
+
+
+def _rounded_down(value: float) -> float:
+    """Return the largest number of DIGITS digits that is not above the value."""
+    if value == 0:
+        return 0.0
+    scale = 10.0 ** (DIGITS - 1 - math.floor(math.log10(abs(value))))
+    return float(f"{math.floor(value * scale) / scale:.{DIGITS + 2}g}")
+
+
+def _outputs_of(
+    model: nn.Module, split: Split, preprocessing: Preprocessing, settings: EvalSettings, *, num_classes: int
+) -> tuple[Outputs, list[str]]:
+    """Return the outputs of the decodable rows, equal on all processes; also undecodable images of this one.
+
+    Rows with an output that is not finite are left out.
+    """
+    width = last_layers(model)[0].weight.shape[1]
+    columns = {
+        "outputs": torch.zeros(len(split), width + num_classes),
+        "labels": torch.zeros(len(split), dtype=torch.int64),
+    }
+
+    def columns_of(batch: Batch, outputs_BO: Tensor) -> dict[str, Tensor]:
+        return {"outputs": outputs_BO, "labels": batch.labels_B}
+
+    batches = inference.balanced_batches(model, split, preprocessing, settings)
+    both = partial(features.outputs, model, layer="pre_logits", with_logits=True)
+    network = fsdp.gathered_for(model, both)
+    how = (preprocessing, settings.device, settings.precision)
+    outputs = inference.outputs_of(model, batches, *how, network=network, may_overflow=True)
+    seen_N, skipped = inference.fill_by_row(columns, outputs, columns_of, split, settings)
+    kept_N = seen_N & columns["outputs"].isfinite().all(dim=1) & (columns["labels"] >= 0)
+    outputs_NO, labels_N = columns["outputs"][kept_N].numpy(), columns["labels"][kept_N].numpy()
+    return Outputs(outputs_NO[:, :width], outputs_NO[:, width:], labels_N), skipped
