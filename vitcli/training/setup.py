@@ -214,16 +214,15 @@ def set_up(
     # Open the data before the processes join: a long download would time out in a collective.
     plan_only = options.dry_run and not options.measure
     train_split, eval_split = open_splits(recipe, options, open_data, plan_only=plan_only)
-    choice_split = None
-    if not plan_only:
-        train_split, choice_split = hold_out(train_split, recipe, open_data)
+    held_out = (train_split, None) if plan_only else hold_out(train_split, recipe, open_data)
+    train_split, choice_split = held_out
     probe = None if plan_only else open_probe(recipe)
     check_labels(train_split, recipe)
     check_imbalance(train_split, recipe)
     threshold_split = choosing_split(recipe, train_split, eval_split, open_data)
     believes = command == "finetune" and not plan_only
-    splits = (train_split, eval_split, choice_split)
-    belief_split = calibration_split(recipe, *splits, open_data) if believes else None
+    parts = (train_split, eval_split, choice_split, open_data)
+    belief_split = calibration_split(recipe, *parts) if believes else None
 
     # Join the other processes.
     runtime = start_runtime(
@@ -234,7 +233,7 @@ def set_up(
     for note in runtime.notes:
         progress.note(note)
 
-    opened = tuple(split for split in splits if split is not None)
+    opened = [split for split in (train_split, eval_split, choice_split) if split is not None]
     contents = _look_at_images(opened, recipe, options, runtime, progress)
 
     # Build the network. The plan of a fresh one needs no values: ViT-H/14 has 632 million.
