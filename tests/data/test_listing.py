@@ -41,7 +41,9 @@ def sets(tmp_path_factory) -> Path:
 
 def check(*words) -> dict:
     outcome = run("datasets", "check", *words, "--json", "--quiet")
-    assert outcome.code == 0, outcome.out + outcome.err
+    spoils = any(finding["level"] == "spoils" for finding in outcome.json["findings"])
+    assert (outcome.code, outcome.err) == (3 if spoils else 0, ""), outcome.out + outcome.err
+    assert ("error" in outcome.json) == spoils
     return outcome.json
 
 
@@ -157,13 +159,19 @@ def test_broken_images_are_named_and_the_others_compared(sets, tmp_path):
 
 
 def test_the_table_says_how_many_and_shows_the_closest_first(sets):
-    lines = run("datasets", "check", sets / "a", "--quiet").out.splitlines()
+    outcome = run("datasets", "check", sets / "a", "--quiet")
+    lines = outcome.out.splitlines()
 
-    assert "9 images of" in lines[0] and "20 of" in lines[1]
-    assert "3 images (33.33%) have an exact copy: 2 pairs of equal files, 1 of equal pixels" in lines[2]
-    assert "3 more (33.33%) have a near copy, in 3 pairs" in lines[3]
+    assert lines[0].startswith("SPOILS      3 of 9 images of test have an exact copy in train")
+    assert lines[1].startswith("look at     3 more of 9 images of test have a near copy in train")
+    named = {line[:11].strip(): line for line in reversed(lines)}
+    assert "9 images of" in named["checked"] and "20 of" in named["against"]
+    assert "3 images (33.33%) have an exact copy: 2 pairs of equal files, 1 of equal pixels" in named["same"]
+    assert "3 more (33.33%) have a near copy, in 3 pairs" in named["near"]
+    assert lines[-1] == f"next        vit datasets check {sets / 'a'}"
+    assert outcome.code == 3 and outcome.err.splitlines()[0].endswith("would spoil a number: leak")
     first = next(number for number, line in enumerate(lines) if line.startswith("the closest"))
-    kinds = [line.split()[0] for line in lines[first + 1 :] if not line.startswith(" ")]
+    kinds = [line.split()[0] for line in lines[first + 1 : -2] if not line.startswith(" ")]
     assert kinds == ["file", "file", "pixels", "near", "near", "near"]
     assert lines[first + 1].split()[:4] == ["file", "0", "row", "1,"]  # the split is named above
 

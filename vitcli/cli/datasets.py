@@ -8,11 +8,11 @@ import typer
 
 from vitcli.cli import complete, options
 from vitcli.cli.help import VitGroup
-from vitcli.cli.options import DATA, RUN, Printing, command, option
+from vitcli.cli.options import DATA, MODEL, RUN, Printing, command, launch, option
 
 app = typer.Typer(
     cls=VitGroup,
-    help="List data sets; find duplicates between splits.",
+    help="List data sets; find what would spoil a number.",
     epilog="Examples:\nvit datasets list\nvit datasets check photos/",
     no_args_is_help=True,
 )
@@ -39,7 +39,9 @@ def datasets_show(
     return printing.show(listing.show(name), partial(listing.render, "show"))
 
 
-@command(app, "check", example="vit datasets check oxford_pets --against ./photos --out pairs.csv")
+@command(
+    app, "check", example="vit datasets check photos/\nvit datasets check photos/ --labels --out suspects.csv"
+)
 def datasets_check(
     *,
     dataset: Annotated[str, typer.Argument(autocompletion=complete.datasets, metavar="DATA",
@@ -54,22 +56,44 @@ def datasets_check(
     distance: Annotated[int, option("--distance", RUN,
         "Largest distance of near duplicates, in bits of a 64-bit hash (default: 6).", "BITS",
         min=0, max=32)] = 6,  # recipe.group_rule.NEAR_DISTANCE, which would load pydantic
+    labels: Annotated[bool, option("--labels", RUN,
+        "Also rank the labels of the split to train on by how much the features of --ckpt contradict them "
+        "(default: images alone).")] = False,
+    ckpt: Annotated[str | None, option("--ckpt", MODEL,
+        f"Of --labels: {options.WEIGHTS_HELP} (default: demo). [model.ckpt]", "CKPT",
+        autocompletion=complete.ckpts)] = None,
+    recipe: options.RecipeName = None,
+    set_: options.Set = None,
+    inference: options.InferenceOptions,
     out: Annotated[Path | None, option("--out", RUN,
-        "Write all pairs to this .csv file (default: print the first).", "FILE")] = None,
-    workers: options.Workers = None,
+        "Write all pairs to this .csv file; with --labels the labels of all images, and a page of the "
+        "suspicious ones beside it, in .html (default: print the first).", "FILE")] = None,
     overwrite: options.Overwrite = False,
     printing: Printing,
 ) -> int:  # fmt: skip
-    """Find exact and near duplicates between two splits.
+    """Find what of a data set would spoil a number.
 
-    Images that were trained on must not be scored. Images that cannot be read are counted and left out. A
-    split is compared with itself if --split and --against-split both name it, or if it is the only one.
+    Copies within and between splits, files that cannot be read, classes of one name, and with --labels wrong
+    labels. Exit code 3 if a number would be wrong: docs/datasets.md lists what for. A split is compared with
+    itself if --split and --against-split both name it, or if it is the only one.
     """
-    from vitcli.data import listing
-    from vitcli.data.near_duplicates import SplitName, check
+    for name, value in {"--ckpt": ckpt, "--device": inference.device}.items():
+        if value is not None and not labels:
+            raise typer.BadParameter("only --labels runs a network", param_hint=name)
+    ckpt = "demo" if labels and ckpt is None and recipe is None else ckpt
+    keys = {"data.dataset": dataset, "data.on_bad_image": "skip"}
+    request = options.RecipeOptions(recipe=recipe, set_=set_).request(ckpt, inference, keys)
+    from vitcli.data.checks import check, findings
+    from vitcli.data.checks.near_duplicates import SplitName
+    from vitcli.data.checks.text import as_text
 
     a, b = SplitName(dataset, split), SplitName(against, against_split)
-    result = check(
-        a, b, distance=distance, out=out, overwrite=overwrite, num_threads=workers, quiet=printing.quiet
-    )
-    return printing.show(result, partial(listing.render, "check"))
+    how = check.CheckOptions(distance, None if labels else out, overwrite, inference.workers, printing.quiet)
+    if labels:
+        launch(None, inference.device)
+        from vitcli.features.wrong_labels import check_with_labels
+
+        result = check_with_labels(a, b, request, inference.settings(printing, out, overwrite), how)
+    else:
+        result = check.check(a, b, request.load().data, how)
+    return printing.show_and_fail(result, findings.failure(result), as_text)

@@ -1,4 +1,4 @@
-"""`vit datasets list` and `show`, and the text of `vit datasets check`. Loads neither torch nor datasets."""
+"""`vit datasets list` and `show`. Loads neither torch nor datasets."""
 
 import os
 from typing import Any
@@ -60,7 +60,7 @@ def _entry(name: str, alias: dict[str, Any]) -> dict[str, Any]:
 
 
 def render(kind: str, data: dict[str, Any]) -> str:
-    """Return the result of `vit datasets list`, `show` or `check` (`kind`) as text."""
+    """Return the result of `vit datasets list` or `show` (`kind`) as text."""
     match kind:
         case "list":
             return _render_list(data["datasets"])
@@ -72,8 +72,6 @@ def render(kind: str, data: dict[str, Any]) -> str:
                 shelf = f"$VIT_DATA/{data['name']}" + ("" if "VIT_DATA" in os.environ else ", not set")
                 rows.append(("copy", f"none in {shelf}"))
             return output_text.pairs((name.ljust(15), text) for name, text in rows)
-        case "check":
-            return _render_check(data)
     raise AssertionError(kind)
 
 
@@ -86,55 +84,6 @@ def _render_list(entries: list[dict[str, Any]]) -> str:
         parts = [entry[key] or "-" for key in splits.values()]
         here = "yes" if entry["found"] else "no"
         rows.append((entry["name"], str(entry["classes"]), *parts, here, entry["hub"] or "$VIT_DATA only"))
-    return simple_table(columns, rows).as_text()
-
-
-def _render_check(result: dict[str, Any]) -> str:
-    num = result["num_images"]
-    exact, near = result["num_images_exact"], result["num_images_near"]
-    is_within = result["split"] == result["against"]
-    num_seen = num if is_within else num + result["num_against"]
-    against = (
-        "within itself, each pair once" if is_within else f"{result['num_against']:,} of {result['against']}"
-    )
-    rows = [
-        ("checked", f"{num:,} images of {result['split']}"),
-        ("against", against),
-        ("same", f"{exact:,} images ({exact / num:.2%}) have an exact copy: {_exact_pairs(result)}"),
-        ("near", f"{near:,} more ({near / num:.2%}) have a near copy, in {result['num_near']:,} pairs"),
-        ("unreadable", _unreadable(result["unreadable"])),
-        ("speed", f"{num_seen / result['elapsed_s']:.0f} images/s"),
-        ("written to", result["pairs_file"]),
-    ]
-    text = output_text.pairs(row for row in rows if row[1])
-    return f"{text}\n{_table_of_pairs(result)}" if result["pairs"] else text
-
-
-def _unreadable(places: list[str]) -> str | None:
-    """Return the number of unreadable images and the first one, in a line of 80 columns."""
-    if not places:
-        return None
-    text = f"{len(places):,} image{'s' * (len(places) > 1)}, left out: first "
-    file = places[0].partition(": ")[0].rpartition(", ")[2].removeprefix("file ")
-    room = 68 - len(text)
-    return text + (file if len(file) <= room else f"…{file[1 - room :]}")  # its end is the name of the file
-
-
-def _exact_pairs(result: dict[str, Any]) -> str:
-    return f"{result['num_same_file']:,} pairs of equal files, {result['num_same_pixels']:,} of equal pixels"
-
-
-def _table_of_pairs(result: dict[str, Any]) -> str:
-    columns = {"the closest": "text", "bits": "number", "image": "text", "is like": "text"}
-    rows = [
-        (
-            pair["kind"],
-            str(pair["distance"]),
-            pair["place"].removeprefix(f"{result['split']}, "),  # the splits are named above the table
-            pair["against_place"].removeprefix(f"{result['against']}, "),
-        )
-        for pair in result["pairs"]
-    ]
     return simple_table(columns, rows).as_text()
 
 

@@ -3,6 +3,7 @@
 import html
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.resources import files
 from itertools import count
 from pathlib import Path
@@ -113,6 +114,47 @@ def thumbnails(images: Sequence[tuple[str, str, Sequence[str]]]) -> str:
         source = f"data:image/jpeg;base64,{html.escape(jpeg)}"
         items.append(f'<li><img src="{source}" alt="{text(alternative)}" loading="lazy">{lines}</li>')
     return f'<ul class="thumbnails">{"".join(items)}</ul>'
+
+
+@dataclass(frozen=True)
+class CaptionedImage:
+    """A small image and the lines below it.
+
+    Attributes:
+        jpeg: in base64.
+        alternative: what it shows, in words.
+        is_marked: its first line is bold.
+    """
+
+    jpeg: str
+    alternative: str
+    lines: tuple[str, ...]
+    is_marked: bool = False
+
+
+@dataclass(frozen=True)
+class ImageRow:
+    """An image and others to compare it with."""
+
+    first: CaptionedImage
+    others: tuple[CaptionedImage, ...]
+
+
+def image_rows(rows: Sequence[ImageRow]) -> str:
+    """Return a line of images for each row, its first one set apart, as the body of a figure."""
+    items = []
+    for row in rows:
+        others = "".join(f"<li>{_captioned(image)}</li>" for image in row.others)
+        items.append(f'<li><div>{_captioned(row.first)}</div><ul class="thumbnails">{others}</ul></li>')
+    return f'<ol class="image-rows">{"".join(items)}</ol>'
+
+
+def _captioned(image: CaptionedImage) -> str:
+    tag = "b" if image.is_marked else "span"
+    first, *more = image.lines
+    lines = f"<{tag}>{text(first)}</{tag}>" + "".join(f"<span>{text(line)}</span>" for line in more)
+    source = f"data:image/jpeg;base64,{html.escape(image.jpeg)}"
+    return f'<img src="{source}" alt="{text(image.alternative)}" loading="lazy">{lines}'
 
 
 def _table(table: Table, number: int, base: Path | None) -> str:

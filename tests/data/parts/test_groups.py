@@ -253,14 +253,14 @@ def test_chains_of_pairs_are_joined_as_by_hand(seed):
 @pytest.mark.slow
 def test_the_leaked_test_images_of_flowers17_stay_on_one_side(shared):
     """Eight test images have near duplicates in train: pooled, no fold or dev part separates the pairs."""
-    from vitcli.data import near_duplicates
-    from vitcli.data.near_duplicates import SplitName
+    from vitcli.data.checks import check
+    from vitcli.data.checks.near_duplicates import SplitName
 
     folder = shared / "data/flowers17"
-    found = near_duplicates.check(
-        SplitName(str(folder), "test"), SplitName(None, "train"), distance=6, out=None, overwrite=False,
-        num_threads=1, quiet=True,
-    )  # fmt: skip
+    options = check.CheckOptions(distance=6, num_threads=1, quiet=True)
+    found = check.check(
+        SplitName(str(folder), "test"), SplitName(None, "train"), data_section(folder), options
+    )
     pairs = [
         (pair["place"].rpartition("file ")[2], pair["against_place"].rpartition("file ")[2])
         for pair in found["pairs"]

@@ -28,13 +28,14 @@ BLOCK = 2**22  # pairs compared at a time: 32 MiB
 
 @dataclass(frozen=True)
 class ImageHashes:
-    """Hashes of the images of a split that could be read, 32 bytes per image with its row number.
+    """Hashes and sizes of the images of a split that could be read, 48 bytes per image with its row number.
 
     Attributes:
         rows_N: their rows in the split, int64.
         files_N: first 64 bits of the SHA-256 of the encoded file, uint64; of the pixels for drawn images.
         pixels_N: the same of the decoded pixels and their height and width.
         looks_N: `perceptual_hash`; for a plain surface `pixels_N`, so that only its exact copies are near it.
+        sides_N2: their height and width in pixels, as they are shown, int64.
         unreadable: place and error of the images that could not be read.
     """
 
@@ -42,19 +43,22 @@ class ImageHashes:
     files_N: np.ndarray
     pixels_N: np.ndarray
     looks_N: np.ndarray
+    sides_N2: np.ndarray
     unreadable: tuple[str, ...]
 
 
 def hash_images(split: Split, *, num_threads: int | None, progress: Callable[[int], None]) -> ImageHashes:
     """Read, decode and hash every image once; `progress` gets the number of rows done."""
     hashes_N4 = np.zeros((len(split), 4), dtype=np.uint64)
+    sides_N2 = np.zeros((len(split), 2), dtype=np.int64)
     is_read_N = np.ones(len(split), dtype=bool)
 
     def hash_rows(rows: range) -> list[str]:
         errors = []
         for row in rows:
             try:
-                hashes_N4[row] = (row, *_hashes_of(split, row))
+                hashes, sides_N2[row] = _hashes_and_sides(split, row)
+                hashes_N4[row] = (row, *hashes)
             except DataError as error:
                 is_read_N[row] = False
                 errors.append(f"{error.where}: {error.message}")
@@ -67,16 +71,16 @@ def hash_images(split: Split, *, num_threads: int | None, progress: Callable[[in
             unreadable += errors
             progress(part.stop)
     rows, files, pixels, looks = hashes_N4[is_read_N].T.copy()
-    return ImageHashes(rows.astype(np.int64), files, pixels, looks, tuple(unreadable))
+    return ImageHashes(rows.astype(np.int64), files, pixels, looks, sides_N2[is_read_N], tuple(unreadable))
 
 
-def _hashes_of(split: Split, row: int) -> tuple[int, int, int]:
+def _hashes_and_sides(split: Split, row: int) -> tuple[tuple[int, int, int], tuple[int, int]]:
     image, _ = split.read_row(row)
     image_HWC = decode(image, where=split.where_is, row=row) if isinstance(image, bytes) else image
     pixels = _first_64_bits(repr(image_HWC.shape).encode(), np.ascontiguousarray(image_HWC).data)
     file = _first_64_bits(image) if isinstance(image, bytes) else pixels
     look = perceptual_hash(image_HWC)
-    return file, pixels, pixels if look is None else look
+    return (file, pixels, pixels if look is None else look), image_HWC.shape[:2]
 
 
 def _first_64_bits(*parts: bytes | memoryview) -> int:

@@ -1,13 +1,11 @@
-"""`vit datasets check`: exact and near duplicates of the images of one split in another.
+"""Exact and near duplicates of the images of one split in another, or within one.
 
-Every image is read once and reduced to three numbers of 64 bits, see `parts.image_hashes`. All pairs are
-compared.
+Every image is reduced to three numbers of 64 bits, see `parts.image_hashes`. All pairs are compared.
 
 Letters: N images, P pairs.
 """
 
 import csv
-import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -17,16 +15,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vitcli.data.dataset import DataSet
-from vitcli.data.parts.image_hashes import ImageHashes, hash_images, near_pairs
+from vitcli.data.checks.classes import SplitLabels
+from vitcli.data.dataset import DataSet, from_section
+from vitcli.data.parts.image_hashes import ImageHashes, near_pairs
 from vitcli.data.split import Split, base_of
 from vitcli.errors import DataError
-from vitcli.output.atomic import check_out, replace_file
-from vitcli.output.progress import Progress
+from vitcli.recipe.schema import Data
 
 SHOWN_PAIRS = 20
 KINDS = ("file", "pixels", "near")  # the same encoded file, the same decoded pixels, a similar image
-COLUMNS = ("kind", "distance", "row", "against_row", "place", "against_place")
+COLUMNS = ("kind", "distance", "row", "against_row", "place", "against_place", "label", "against_label")
 
 
 class SplitName(NamedTuple):
@@ -36,71 +34,50 @@ class SplitName(NamedTuple):
     split: str
 
 
-def check(
-    name: SplitName,
-    against: SplitName,
-    *,
-    distance: int,
-    out: Path | None,
-    overwrite: bool,
-    num_threads: int | None,
-    quiet: bool,
-) -> dict[str, Any]:
-    """Find the duplicates of one split in another; images that cannot be read are listed and left out.
+class ExaminedSplit(NamedTuple):
+    """A split with what is known of its images.
+
+    Attributes:
+        data: the data set that it is of, and the name that it has there.
+        labels: None where they cannot be read, for the reason `no_labels`.
+    """
+
+    data: Data
+    name: str
+    split: Split
+    hashes: ImageHashes
+    labels: SplitLabels | None
+    no_labels: str | None
+
+
+class NamedSplit(NamedTuple):
+    """A split that is opened, without its labels."""
+
+    data: Data
+    name: str
+    split: Split
+
+
+def open_splits(name: SplitName, against: SplitName, section: Data) -> list[NamedSplit]:
+    """Open the split to check, by default the test split, and the one to search, by default train.
+
+    Where neither is named, the other splits of the data follow. A split that is the only one, or named by
+    both, is returned once.
 
     Args:
-        name: whose test split is checked by default.
-        against: another data set (None: the same), whose train split is searched by default.
-        distance: perceptual hashes that differ in at most so many of their 64 bits count as near.
-        out: a CSV file for all pairs.
+        section: the columns of the data set and what else a recipe says of it.
     """
-    if out:
-        check_out(out, overwrite=overwrite)
-    began_at = time.perf_counter()
-    split, other = _open_both(name, against)
-    is_within = split.name == other.name
-    # Read both splits, or the only one.
-    progress = Progress(quiet=quiet)
-    left_out = split.left_out | other.left_out
-    for line in dict.fromkeys(split.lines + other.lines):
-        progress.note(line)
-    hashes: list[ImageHashes] = []
-    for part in [split] if is_within else [split, other]:
-        progress.begin(f"reading {part.name}", len(part))
-        hashes.append(hash_images(part, num_threads=num_threads, progress=progress.update))
-        progress.end()
-    # Compare all pairs, and write them while they are counted.
-    pairs = DuplicatePairs(split, other, hashes[0], hashes[-1], distance, within=is_within)
-    if out:
-        replace_file(out, pairs.write)
-    else:
-        pairs.count()
-    return {
-        "command": "datasets check",
-        "split": split.name,
-        "against": other.name,
-        "num_images": len(split),
-        "num_against": len(other),
-        "distance": distance,
-        **pairs.result(),
-        "unreadable": [place for part in hashes for place in part.unreadable],
-        **left_out.summary(),
-        "pairs_file": str(out) if out else None,
-        "elapsed_s": time.perf_counter() - began_at,
-    }
-
-
-def _open_both(name: SplitName, against: SplitName) -> tuple[Split, Split]:
-    """Open the split to check, by default the test split, and the one to search, by default train."""
-    data = _open_images(name.dataset)
+    section = section.model_copy(update={"dataset": name.dataset})
+    data = _open_images(section)
     is_same_data = against.dataset is None or _is_same(name.dataset, against.dataset)
-    other_data = data if is_same_data else _open_images(against.dataset)
+    other_section = section.model_copy(update={} if is_same_data else {"dataset": against.dataset})
+    other_data = data if is_same_data else _open_images(other_section)
     nothing_to_compare = partial(_nothing_to_compare, names=data.split_names)
     # The only split is searched for copies within itself.
     is_default = against.dataset is None and (name.split, against.split) == ("auto", "auto")
     if is_default and len(data.split_names) == 1:
-        only = data.open(data.split_names[0])
-        return only, only
+        only = data.split_names[0]
+        return [NamedSplit(section, only, data.open(only))]
     # The split to search.
     searched = other_data.split_called(against.split)
     if searched == "auto":
@@ -121,7 +98,21 @@ def _open_both(name: SplitName, against: SplitName) -> tuple[Split, Split]:
     is_same_split = is_same_data and base_of(checked) == searched_base
     if has_default and is_same_split and (searched_base in (checked, searched) or checked == searched):
         raise nothing_to_compare(f"split {checked} of {name.dataset} would be compared with itself")
-    return data.open(checked), other_data.open(searched)
+    opened = [
+        NamedSplit(section, checked, data.open(checked)),
+        NamedSplit(other_section, searched, other_data.open(searched)),
+    ]
+    if opened[0].split.name == opened[1].split.name:
+        return opened[:1]
+    if is_default:
+        others = [split for split in data.split_names if split not in (checked, searched)]
+        opened += [NamedSplit(section, split, data.open(split)) for split in others]
+    return opened
+
+
+def index_to_train(opened: Sequence[NamedTuple], against: SplitName) -> int:
+    """Return which split a run would train on: the one that is searched, unless it is of other data."""
+    return 0 if against.dataset else min(1, len(opened) - 1)
 
 
 def _is_same(dataset: str, against: str) -> bool:
@@ -138,29 +129,34 @@ def _nothing_to_compare(message: str, *, names: Sequence[str]) -> DataError:
     )
 
 
-def _open_images(name: str) -> DataSet:
+def _open_images(section: Data) -> DataSet:
     """Open a data set whose labels play no part, so that unlabelled and ambiguous tables can be read."""
-    data = DataSet(name, needs_labels=False)
+    data = from_section(section, partial(DataSet, needs_labels=False))
     if data.tables is not None:  # shards and the demo have one kind of labels
         data.tables = replace(data.tables, has_labels=False)
     return data
 
 
 class DuplicatePairs:
-    """The duplicate pairs of two splits, found block by block; their counts and the closest ones are kept."""
+    """The duplicate pairs of two splits, found block by block; their counts and the closest ones are kept.
 
-    def __init__(
-        self, split: Split, other: Split, a: ImageHashes, b: ImageHashes, distance: int, *, within: bool
-    ):
-        self.split, self.other, self.a, self.b = split, other, a, b
-        self.distance, self.within = distance, within
+    Attributes:
+        within: both are the same split; each pair then counts once.
+    """
+
+    def __init__(self, one: ExaminedSplit, other: ExaminedSplit, distance: int):
+        self.one, self.other, self.distance = one, other, distance
+        self.within = one is other
         self.counts = [0] * len(KINDS)
-        self.has_pair = np.zeros((len(KINDS), len(split)), dtype=bool)
+        self.has_pair = np.zeros((len(KINDS), len(one.split)), dtype=bool)
         self.closest: list[tuple[int, int, int, int]] = []  # kind, bits, row, other row
+        self.contradictions: list[tuple[int, int, int, int]] = []  # exact copies with different labels
+        self.num_contradictions = 0
+        self._codes = _common_codes(one.labels, other.labels)
 
     def blocks(self) -> Iterator[np.ndarray]:
         """Count all pairs and yield them in blocks, (P, 4) int64: kind, differing bits, row and other row."""
-        a, b = self.a, self.b
+        a, b = self.one.hashes, self.other.hashes
         for i_P, j_P, bits_P in near_pairs(a.looks_N, b.looks_N, distance=self.distance, within=self.within):
             is_same_file_P = a.files_N[i_P] == b.files_N[j_P]
             is_same_pixels_P = a.pixels_N[i_P] == b.pixels_N[j_P]
@@ -187,6 +183,8 @@ class DuplicatePairs:
             "num_images_exact": int(is_exact_N.sum()),
             "num_images_near": int((self.has_pair[2] & ~is_exact_N).sum()),
             "pairs": [self._with_places(pair) for pair in self.closest],
+            "num_contradictions": self.num_contradictions,
+            "contradictions": [self._with_places(pair) for pair in self.contradictions],
         }
 
     def _count(self, block_P4: np.ndarray) -> None:
@@ -198,8 +196,30 @@ class DuplicatePairs:
                 self.has_pair[kind, pairs_P4[:, 3]] = True
         first = block_P4[np.lexsort(block_P4.T[::-1])[:SHOWN_PAIRS]]
         self.closest = sorted([*self.closest, *map(tuple, first.tolist())])[:SHOWN_PAIRS]
+        if self._codes:
+            exact_P4 = block_P4[block_P4[:, 0] < KINDS.index("near")]
+            codes_N, other_codes_N = self._codes
+            differing_P4 = exact_P4[codes_N[exact_P4[:, 2]] != other_codes_N[exact_P4[:, 3]]]
+            self.num_contradictions += len(differing_P4)
+            both = [*self.contradictions, *map(tuple, differing_P4[:SHOWN_PAIRS].tolist())]
+            self.contradictions = both[:SHOWN_PAIRS]
 
     def _with_places(self, pair: Sequence[int]) -> dict[str, Any]:
         kind, bits, row, other_row = pair
-        places = (self.split.where_is(row), self.other.where_is(other_row))
-        return dict(zip(COLUMNS, (KINDS[kind], bits, row, other_row, *places), strict=True))
+        places = (self.one.split.where_is(row), self.other.split.where_is(other_row))
+        labels = (_label(self.one.labels, row), _label(self.other.labels, other_row))
+        return dict(zip(COLUMNS, (KINDS[kind], bits, row, other_row, *places, *labels), strict=True))
+
+
+def _label(labels: SplitLabels | None, row: int) -> str | None:
+    return labels.name_of(row) if labels else None
+
+
+def _common_codes(one: SplitLabels | None, other: SplitLabels | None) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return a number for the class of each row, the same for the same name; None without such classes."""
+    if not (one and other and one.is_one_class_each and other.is_one_class_each):
+        return None
+    codes = {name: code for code, name in enumerate(dict.fromkeys((*one.class_names, *other.class_names)))}
+    return tuple(
+        np.array([codes[name] for name in labels.class_names])[labels.labels] for labels in (one, other)
+    )

@@ -1,0 +1,136 @@
+"""Probabilities of labels against brute-force refits and a general optimiser; planted labels are found."""
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize_scalar
+from scipy.special import logsumexp
+
+from vitcli.errors import DataError
+from vitcli.features import suspects
+from vitcli.features.least_squares import BIAS, solve
+from vitcli.features.suspects import PRIOR, find_suspects, left_out_scores_at, log_probabilities, nearest_rows
+
+
+def blobs(rng: np.random.Generator, sizes: tuple[int, ...], width: int, spread: float = 1.0):
+    """Return Gaussian classes of these sizes around random centres, rows shuffled."""
+    labels_N = rng.permutation(np.repeat(np.arange(len(sizes)), sizes))
+    centres_KD = rng.normal(0, 1, (len(sizes), width))
+    return centres_KD[labels_N] + rng.normal(0, spread, (len(labels_N), width)), labels_N
+
+
+def refitted_scores(features_ND: np.ndarray, labels_N: np.ndarray, l2: float, num_classes: int) -> np.ndarray:
+    """Solve the closed form once for every row that is left out, with the standardisation of all rows."""
+    scaled_ND = (features_ND - features_ND.mean(axis=0)) / (features_ND.std(axis=0) + 1e-5)
+    inputs_NE = np.hstack([scaled_ND, np.full((len(scaled_ND), 1), BIAS)])
+    targets_NK = 2.0 * (labels_N[:, None] == np.arange(num_classes)) - 1
+    scores = []
+    for row in range(len(labels_N)):
+        x_ME, y_MK = np.delete(inputs_NE, row, axis=0), np.delete(targets_NK, row, axis=0)
+        weights_EK = np.linalg.solve(x_ME.T @ x_ME + l2 * np.eye(x_ME.shape[1]), x_ME.T @ y_MK)
+        scores.append(inputs_NE[row] @ weights_EK)
+    return np.array(scores)
+
+
+def slow_log_probabilities(scores_NK: np.ndarray, labels_N: np.ndarray) -> np.ndarray:
+    """Write out the Gaussian classes, and find the temperature by a general optimiser."""
+    num_rows, num_classes = scores_NK.shape
+    means = [scores_NK[labels_N == k].mean(axis=0) for k in range(num_classes)]
+    own = np.mean([means[k][k] for k in range(num_classes)])
+    other = np.mean([means[k][j] for k in range(num_classes) for j in range(num_classes) if j != k])
+    distances_NK = np.empty_like(scores_NK)
+    for k in range(num_classes):
+        ideal = np.array([own if j == k else other for j in range(num_classes)])
+        count = (labels_N == k).sum()
+        centre = (count * means[k] + PRIOR * ideal) / (count + PRIOR)
+        distances_NK[:, k] = np.square(scores_NK - centre).sum(axis=1) / 2
+    spread = 1 / (num_rows + 2)  # Platt's targets
+    targets_NK = (1 - spread) * (labels_N[:, None] == np.arange(num_classes)) + spread / num_classes
+
+    def log_p(log_t: float) -> np.ndarray:
+        logits_NK = -np.exp(log_t) * distances_NK
+        return logits_NK - logsumexp(logits_NK, axis=1, keepdims=True)
+
+    best = minimize_scalar(
+        lambda log_t: -(targets_NK * log_p(log_t)).mean(), bounds=(-7, 7), method="bounded",
+        options={"xatol": 1e-10},
+    )  # fmt: skip
+    return log_p(best.x)
+
+
+def test_scores_are_those_of_a_refit_without_the_row():
+    rng, num_rows = np.random.default_rng(0), 0
+    for _ in range(50):
+        sizes, width = tuple(rng.integers(1, 14, rng.integers(2, 6))), int(rng.integers(2, 40))
+        features_ND, labels_N = blobs(rng, sizes, width)
+        l2 = 2.0 ** rng.integers(0, 8)
+        solution = solve(features_ND, labels_N, num_classes=len(sizes), l2=(l2 / 4, l2))
+        refitted_NK = refitted_scores(features_ND, labels_N, l2, len(sizes))
+
+        np.testing.assert_allclose(left_out_scores_at(solution, 1), refitted_NK, rtol=1e-9, atol=1e-9)
+        num_rows += len(labels_N)
+    assert num_rows > 1000
+
+
+def test_probabilities_are_those_of_gaussian_classes_around_their_mean_scores():
+    rng = np.random.default_rng(1)
+    for sizes in ((30, 30), (4, 25, 60), (9, 9, 9, 9, 9)):
+        features_ND, labels_N = blobs(rng, sizes, 8, spread=1.5)
+        scores_NK = refitted_scores(features_ND, labels_N, 16.0, len(sizes))
+        by_hand_NK = slow_log_probabilities(scores_NK, labels_N)
+
+        np.testing.assert_allclose(log_probabilities(scores_NK, labels_N), by_hand_NK, atol=1e-4)
+
+
+def test_what_is_found_is_ordered_named_and_consistent():
+    features_ND, labels_N = blobs(np.random.default_rng(2), (40, 50, 60, 1), 16, spread=0.7)
+    planted = np.flatnonzero(labels_N == 0)[:4]
+    labels_N[planted] = 2
+    found = find_suspects(features_ND, labels_N, num_classes=5)  # a class has no row, and one a single row
+
+    assert sorted(found.rows_N) == np.flatnonzero(labels_N != 3).tolist()
+    assert {*planted} == {*found.rows_N[:4]} and found.num_named == (found.label_N < 0.05).sum() == 3
+    assert (np.diff(found.label_N) >= 0).all() and (found.label_N + found.other_probability_N <= 1).all()
+    assert (found.other_N[:4] == 0).all() and (found.other_N != labels_N[found.rows_N]).all()
+    # The margin is that of the scores of a refit.
+    refitted_NK = refitted_scores(features_ND, labels_N, found.l2, 5)[found.rows_N]
+    own_N = np.take_along_axis(refitted_NK, labels_N[found.rows_N, None], axis=1)[:, 0]
+    np.put_along_axis(refitted_NK, labels_N[found.rows_N, None], -np.inf, axis=1)
+    np.testing.assert_allclose(found.margin_N, own_N - refitted_NK.max(axis=1), rtol=1e-6, atol=1e-9)
+    hits = (refitted_NK.max(axis=1) < own_N).mean()
+    assert found.top1 == pytest.approx(hits)
+
+
+@pytest.mark.parametrize("num_planted", [5, 20])
+def test_planted_labels_are_the_first_and_clean_ones_are_not_named(num_planted):
+    rng = np.random.default_rng(3)
+    features_ND, labels_N = blobs(rng, (40,) * 6, 48, spread=0.7)
+    wrong_N = labels_N.copy()
+    planted = rng.choice(len(labels_N), num_planted, replace=False)
+    wrong_N[planted] = (labels_N[planted] + rng.integers(1, 6, num_planted)) % 6
+    found = find_suspects(features_ND, wrong_N, num_classes=6)
+
+    assert {*found.rows_N[:num_planted]} == {*planted}
+    assert num_planted - 1 <= found.num_named <= num_planted
+    assert find_suspects(features_ND, labels_N, num_classes=6).num_named == 0
+
+
+@pytest.mark.parametrize("block", [1, 50, 2**24])
+def test_neighbours_are_those_of_a_loop(monkeypatch, block):
+    monkeypatch.setattr(suspects, "MOST_SIMILARITIES", block)
+    features_ND = np.random.default_rng(4).normal(0, 1, (30, 5)).astype(np.float32)
+    unit_ND = features_ND.astype(float) / np.linalg.norm(features_ND.astype(float), axis=1)[:, None]
+    rows = [7, 0, 29]
+
+    for row, nearest in zip(rows, nearest_rows(features_ND, rows, count=4), strict=True):
+        others = [other for other in range(30) if other != row]
+        assert nearest.tolist() == sorted(others, key=lambda other: -unit_ND[row] @ unit_ND[other])[:4]
+    assert nearest_rows(features_ND[:3], [1], count=9).shape == (1, 2)
+    assert nearest_rows(features_ND, [], count=4).shape == (0, 4)
+
+
+@pytest.mark.parametrize("labels", [[0, 0, 0, 0], [0, 1, 2, 3], [2, 2]])
+def test_labels_that_say_nothing_of_each_other_are_refused(labels):
+    features_ND = np.random.default_rng(5).normal(0, 1, (len(labels), 3))
+
+    with pytest.raises(DataError, match="say nothing about a label"):
+        find_suspects(features_ND, np.array(labels), num_classes=4)

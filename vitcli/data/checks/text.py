@@ -1,0 +1,158 @@
+"""The result of `vit datasets check` for a terminal: one page, what spoils numbers first."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from vitcli.data.checks.findings import LEVELS, short_name
+from vitcli.output import text as output_text
+from vitcli.output.document import simple_table
+from vitcli.output.text import count_of
+
+HEADINGS = {"spoils": "SPOILS", "look": "look at", "know": "know"}
+SHOWN_SUSPECTS = 10
+
+
+def as_text(result: dict[str, Any]) -> str:
+    """Return the result as text: findings by what they cost, then facts, then what to type next."""
+    page = output_text.pairs([*_findings(result), *_facts(result)])
+    tables = [_table_of_pairs(result) if result["pairs"] else "", _table_of_suspects(result)]
+    return page + "".join(f"\n{table}" for table in tables if table) + "\n" + output_text.pairs(_next(result))
+
+
+def _findings(result: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    for level in LEVELS:
+        name = HEADINGS[level]
+        for finding in result["findings"]:
+            if finding["level"] == level:
+                yield name, finding["text"] + (f" ({finding['fix']})" if finding["fix"] else "")
+                name = ""
+    if not result["findings"]:
+        yield "found", "nothing that would spoil a number"
+
+
+def _facts(result: dict[str, Any]) -> list[tuple[str, str]]:
+    num = result["num_images"]
+    exact, near = result["num_images_exact"], result["num_images_near"]
+    is_within = result["split"] == result["against"]
+    against = (
+        "within itself, each pair once" if is_within else f"{result['num_against']:,} of {result['against']}"
+    )
+    rows = [
+        ("checked", f"{num:,} images of {result['split']}"),
+        ("against", against),
+        ("same", f"{exact:,} images ({exact / num:.2%}) have an exact copy: {_exact_pairs(result)}"),
+        ("near", f"{near:,} more ({near / num:.2%}) have a near copy, in {result['num_near']:,} pairs"),
+        ("unreadable", _unreadable(result["unreadable"])),
+    ]
+    for name, texts in {"classes": _classes, "sizes": _sizes}.items():
+        for part in sorted(result["splits"], key=lambda part: not part["is_trained_on"]):
+            split = f"{short_name(part['split'])}: " if len(result["splits"]) > 1 else ""
+            rows += [(name, f"{split}{text}") for text in texts(part)]
+            name = name if not any(row[0] == name for row in rows) else ""
+    if suspects := result.get("suspects"):
+        rows += [("labels", _labels(suspects)), ("page", suspects["page"])]
+    num_seen = sum(part["num_images"] for part in result["splits"])
+    rows.append(("speed", f"{num_seen / result['elapsed_s']:.0f} images/s"))
+    rows.append(("written to", result["pairs_file"] or (suspects and suspects["out"])))
+    return [row for row in rows if row[1]]
+
+
+def _exact_pairs(result: dict[str, Any]) -> str:
+    return f"{result['num_same_file']:,} pairs of equal files, {result['num_same_pixels']:,} of equal pixels"
+
+
+def _unreadable(places: list[str]) -> str | None:
+    """Return the number of unreadable images and the first one, in a line of 80 columns."""
+    if not places:
+        return None
+    text = f"{len(places):,} image{'s' * (len(places) > 1)}, left out: first "
+    file = places[0].partition(": ")[0].rpartition(", ")[2].removeprefix("file ")
+    room = 68 - len(text)
+    return text + (file if len(file) <= room else f"…{file[1 - room :]}")  # its end is the name of the file
+
+
+def _classes(part: dict[str, Any]) -> Iterator[str]:
+    labels = part["labels"]
+    match labels and labels["kind"]:
+        case "number":
+            numbers = ", ".join(f"{name} {labels[name]:g}" for name in ("min", "median", "max"))
+            yield f"{labels['column']}, a number: {numbers}"
+        case "class" | "several":
+            counts, largest, smallest = labels["images_per_class"], labels["largest"], labels["smallest"]
+            several = ", several an image" * (labels["kind"] == "several")
+            if not largest:
+                yield f"{labels['num_classes']}{several}"
+            elif counts[largest] == counts[smallest]:
+                yield f"{labels['num_classes']}{several} of {count_of(counts[largest], 'image')} each"
+            else:
+                extremes = f"{smallest} {counts[smallest]:,} to {largest} {counts[largest]:,} images"
+                yield f"{labels['num_classes']}{several}: {extremes}"
+
+
+def _sizes(part: dict[str, Any]) -> Iterator[str]:
+    short, aspect = part["sizes"]["short_side"], part["sizes"]["aspect"]
+    if not short:
+        return
+    if short["min"] == short["max"] and aspect["min"] == aspect["max"]:
+        yield f"all short sides {short['min']} px, width / height {aspect['min']:.2f}"
+    else:
+        yield (
+            f"short side {short['min']} to {short['max']} px, median {short['median']}; width / height "
+            f"{aspect['min']:.2f} to {aspect['max']:.2f}, median {aspect['median']:.2f}"
+        )
+
+
+def _labels(suspects: dict[str, Any]) -> str:
+    return (
+        f"{suspects['num_named']:,} of {count_of(suspects['num_checked'], 'label')} of "
+        f"{short_name(suspects['split'])} suspicious by the features of {suspects['model']}, whose "
+        f"leave-one-out accuracy is {suspects['top1']:.1%}"
+    )
+
+
+def _table_of_pairs(result: dict[str, Any]) -> str:
+    columns = {"the closest": "text", "bits": "number", "image": "text", "is like": "text"}
+    rows = [
+        (
+            pair["kind"],
+            str(pair["distance"]),
+            pair["place"].removeprefix(f"{result['split']}, "),  # the splits are named above the table
+            pair["against_place"].removeprefix(f"{result['against']}, "),
+        )
+        for pair in result["pairs"]
+    ]
+    return simple_table(columns, rows).as_text()
+
+
+def _table_of_suspects(result: dict[str, Any]) -> str:
+    suspects = result.get("suspects")
+    if not suspects or not suspects["num_named"]:
+        return ""
+    columns = {"suspicious": "text", "labelled": "text", "others say": "text", "of label": "number"}
+    shown = suspects["listed"][: min(suspects["num_named"], SHOWN_SUSPECTS)]
+    rows = [
+        (each["place"].removeprefix(f"{suspects['split']}, "), each["label"], each["other"],
+         f"{each['probability']:.1%}")
+        for each in shown
+    ]  # fmt: skip
+    return simple_table(columns, rows).as_text()
+
+
+def _next(result: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the next command: repair and check again, look at labels, or train."""
+    data, kinds = result["dataset"], {part["labels"] and part["labels"]["kind"] for part in result["splits"]}
+    check = ("vit", "datasets", "check", data)
+    if any(finding["level"] == "spoils" for finding in result["findings"]):
+        return output_text.commands(check)
+    if "class" in kinds and not result.get("suspects"):
+        return output_text.commands((*check, "--labels", "--out", "suspects.csv"))
+    losses = {
+        "several": ("--set", "objective.loss=sigmoid"),
+        "number": ("--set", "objective.loss=regression"),
+    }
+    loss = next((losses[kind] for kind in kinds if kind in losses), ())
+    if kinds == {None}:
+        return output_text.commands(
+            ("vit", "embed", "--ckpt", "demo", "--dataset", data, "--out", "features.safetensors")
+        )
+    return output_text.commands(("vit", "finetune", "--dataset", data, *loss))

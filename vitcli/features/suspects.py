@@ -1,0 +1,143 @@
+"""Labels that the other images contradict, by exact leave-one-out of the closed form of `vit fewshot`.
+
+The score of an image is what the closed form predicts for it when it is left out, without a refit
+(`least_squares.left_out_scores`), at the l2 of the highest leave-one-out accuracy. The probability of a class
+follows from how the left-out scores of its images lie:
+
+    m_k     = (n_k mean of the left-out scores of class k + PRIOR ideal_k) / (n_k + PRIOR)
+    logit_k = t (s_i m_k - |m_k|^2 / 2)        t: one inverse temperature, by maximum likelihood
+
+These are Gaussian classes of one width around m_k. A class that is often mistaken for another one has a mean
+that says so; ideal_k has the mean of all scores of the own class at k and that of all others elsewhere, which
+gives back the calibrated scores of the closed form where a class has few images. The label of an image is
+suspicious as its probability is small.
+
+The probabilities are of labels, wrong ones included: with 5 % of wrong labels a correct one has 95 % at most.
+
+N rows, D features, K classes, M neighbours.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from vitcli.errors import DataError
+from vitcli.evaluation.belief.temperature import softmax_scale
+from vitcli.features import least_squares
+from vitcli.features.draws import SWEEP
+
+PRIOR = 50.0  # images that the ideal mean of a class counts as
+NAMED_BELOW = 0.05  # probability of a label below which it is named as suspicious
+STRENGTHS = SWEEP[::2]
+MOST_SIMILARITIES = 2**24  # float64 values: 128 MB
+
+
+@dataclass(frozen=True, eq=False)
+class LabelProbabilities:
+    """What the other images say about the label of each image.
+
+    Attributes:
+        rows_N: all rows whose class has another row, the most suspicious first; only these have a number.
+        label_N: probability of the label of each of `rows_N`.
+        other_N: the likeliest of the other classes.
+        other_probability_N: its probability.
+        margin_N: left-out score of the label minus the highest of another class, before calibration.
+        num_named: how many of `rows_N`, from the first, are named as suspicious.
+        l2, top1: strength that was chosen, and its leave-one-out accuracy.
+    """
+
+    rows_N: np.ndarray
+    label_N: np.ndarray
+    other_N: np.ndarray
+    other_probability_N: np.ndarray
+    margin_N: np.ndarray
+    num_named: int
+    l2: float
+    top1: float
+
+
+def find_suspects(features_ND: np.ndarray, labels_N: np.ndarray, *, num_classes: int) -> LabelProbabilities:
+    """Return the probability of every label by all other images.
+
+    Raises:
+        DataError: fewer than two classes have an image, no class has two, or a feature is not finite.
+    """
+    counts_K = np.bincount(labels_N, minlength=num_classes)
+    if (counts_K > 0).sum() < 2 or counts_K.max() < 2:
+        raise DataError(
+            f"{(counts_K > 0).sum()} classes of at most {counts_K.max()} images say nothing about a label",
+            where="the labels",
+            fix="take data of two classes or more, and of several images in each",
+        )
+    # Exact left-out scores, of the rows whose class is known without them.
+    solution = least_squares.solve(features_ND, labels_N, num_classes=num_classes, l2=STRENGTHS)
+    accuracy_L = least_squares.left_out_accuracies(solution)
+    which = least_squares.choose_l2(solution)
+    rows_N = np.flatnonzero(counts_K[labels_N] > 1)
+    scores_NK = left_out_scores_at(solution, which)[rows_N]
+    labels_N = labels_N[rows_N]
+
+    # Their probabilities, and how the label compares with the likeliest other class.
+    log_NK = log_probabilities(scores_NK, labels_N)
+    every = np.arange(len(rows_N))
+    label_N, score_N = log_NK[every, labels_N].copy(), scores_NK[every, labels_N].copy()
+    log_NK[every, labels_N] = scores_NK[every, labels_N] = -np.inf
+    other_N = log_NK.argmax(axis=1)
+    order_N = np.argsort(label_N, kind="stable")
+    return LabelProbabilities(
+        rows_N=rows_N[order_N],
+        label_N=np.exp(label_N[order_N]),
+        other_N=other_N[order_N],
+        other_probability_N=np.exp(log_NK[every, other_N][order_N]),
+        margin_N=(score_N - scores_NK.max(axis=1))[order_N],
+        num_named=int((label_N < np.log(NAMED_BELOW)).sum()),
+        l2=solution.l2[which],
+        top1=float(accuracy_L[which]),
+    )
+
+
+def left_out_scores_at(solution: least_squares.Solution, which: int) -> np.ndarray:
+    """Return the left-out scores (N, K) of all rows at one l2."""
+    at_one = replace(solution, l2=(solution.l2[which],))
+    parts = least_squares.parts(len(solution.labels_N), solution.num_classes)
+    return np.concatenate([least_squares.left_out_scores(at_one, part)[:, 0] for part in parts])
+
+
+def log_probabilities(scores_NK: np.ndarray, labels_N: np.ndarray) -> np.ndarray:
+    """Return the log probability of each class (N, K) from left-out scores; see the top of the file.
+
+    A class without a row keeps its ideal mean.
+    """
+    num_classes = scores_NK.shape[1]
+    is_own_KK = np.eye(num_classes, dtype=bool)
+    counts_K1 = np.bincount(labels_N, minlength=num_classes)[:, None]
+    sums_KK = np.zeros((num_classes, num_classes))
+    np.add.at(sums_KK, labels_N, scores_NK)
+    means_KK = sums_KK / np.maximum(counts_K1, 1)
+    # The mean score of the own class and of another one, over the classes that have rows.
+    has_rows_K = counts_K1[:, 0] > 0
+    own = means_KK[is_own_KK][has_rows_K].mean()
+    other = means_KK[has_rows_K][~is_own_KK[has_rows_K]].mean()
+    ideal_KK = np.where(is_own_KK, own, other)
+    means_KK = (counts_K1 * means_KK + PRIOR * ideal_KK) / (counts_K1 + PRIOR)
+
+    logits_NK = scores_NK @ means_KK.T - np.square(means_KK).sum(axis=1) / 2
+    scale = softmax_scale(logits_NK, labels_N)
+    logits_NK = scale * (logits_NK - logits_NK.max(axis=1, keepdims=True))
+    return logits_NK - np.log(np.exp(logits_NK).sum(axis=1, keepdims=True))
+
+
+def nearest_rows(features_ND: np.ndarray, rows: Sequence[int], *, count: int) -> np.ndarray:
+    """Return the rows of the M = `count` images most similar to each of `rows`, by cosine, (len(rows), M)."""
+    directions_ND = np.asarray(features_ND, dtype=np.float64)
+    norms_N1 = np.linalg.norm(directions_ND, axis=1, keepdims=True)
+    directions_ND = directions_ND / np.maximum(norms_N1, np.finfo(np.float64).tiny)
+    count = min(count, len(directions_ND) - 1)
+    rows = np.asarray(rows, dtype=np.int64)
+    found = [np.empty((0, count), dtype=np.int64)]
+    for part in np.array_split(rows, -(-len(rows) * len(directions_ND) // MOST_SIMILARITIES) or 1):
+        cosine_MN = directions_ND[part] @ directions_ND.T
+        cosine_MN[np.arange(len(part)), part] = -np.inf  # an image is no neighbour of itself
+        found.append(np.argsort(-cosine_MN, axis=1, kind="stable")[:, :count])
+    return np.concatenate(found)
