@@ -369,7 +369,10 @@ OF_RESULTS = {
         "features of other weights": ('            "weights": self.weights_digest,\n', ""),
         "features of other pixels": ('            "preprocessing": self.preprocessing.as_dict(),\n', ""),
         "features of other images": ('            "data": split.fingerprint,\n', ""),
-        "features of another layer": ('            "layer": recipe.eval.layer,\n', ""),
+        "features of another layer": (
+            '"layer": recipe.eval.layer if layout is None else',
+            '"layer": "" if layout is None else',
+        ),
     },
     ("vitcli/features/feature_store.py", "tests/features/test_feature_store.py"): {
         "features of anything else": ('if head["about"] != json.loads(json.dumps(self.about)):', "if False:"),
