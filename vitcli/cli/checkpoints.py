@@ -120,19 +120,38 @@ def interpolate_posemb(
     panel=USE,
     example="""\
 vit export runs/photos photos.onnx
+vit export runs/photos small.onnx --precision int8 --gate photos/
+vit export --check photos.onnx
 vit export runs/photos --push-to-hub OWNER/NAME""",
 )
 def export(
     *,
-    ckpt: CkptArgument,
+    ckpt: Annotated[str | None, typer.Argument(metavar="CKPT",
+        help="Anything that --ckpt takes: a file, a run folder, timm/NAME.TAG.")] = None,
     out: Annotated[str | None, typer.Argument(metavar="OUT",
         help="A .onnx, .npz or .safetensors file, or a folder for timm.")] = None,
     res: ImageSize = None,
     images: Annotated[list[str] | None, option("--images", DATA,
-        "Images to compare the outputs on: a file, folder or glob (default: the demo's). Repeatable.",
-        "IMAGES")] = None,
+        "Images to compare the outputs on: a file, folder or glob (default: those of --gate, else of the "
+        "demo). Repeatable.", "IMAGES")] = None,
+    gate: Annotated[str | None, option("--gate", DATA,
+        "Keep the file only if it loses no more accuracy on this data set than --max-drop, shown with 95 % "
+        "confidence by a paired test (default: no such test).", "DATA",
+        autocompletion=complete.datasets)] = None,
+    split: Annotated[str | None, option("--split", DATA,
+        "Split of --gate (default: the one that vit evaluate takes).", "NAME")] = None,
+    max_drop: Annotated[float | None, option("--max-drop", DATA,
+        "Points of accuracy that --gate allows to be lost (default: 0.5).", "POINTS", min=0, max=100)] = None,
+    calibrate: Annotated[list[str] | None, option("--calibrate", DATA,
+        "Training images that give the scales of int8: a file, folder or glob (default: those of the run). "
+        "Repeatable.", "IMAGES")] = None,
     to: Annotated[Literal["timm", "onnx", "npz", "safetensors"] | None, option("--to", MODEL,
         "timm, onnx, npz or safetensors (default: by the suffix of OUT).", "FORMAT")] = None,
+    input: Annotated[Literal["images", "pixels"], option("--input", MODEL,
+        "What an ONNX file takes, as bytes: images of any size, which it resizes, or pixels of the network's "
+        "size (default: images).", "KIND")] = "images",
+    precision: Annotated[Literal["fp32", "fp16", "int8"], option("--precision", MODEL,
+        "Of an ONNX file: fp32, fp16 or int8 (default: fp32).", "NAME")] = "fp32",
     head: Annotated[bool, option("--head/--no-head", MODEL,
         "Export features only (default: with the classifier).")] = True,
     names: Annotated[Literal["published", "linen", "big_vision"], option("--names", MODEL,
@@ -147,6 +166,9 @@ def export(
     revision: Annotated[str | None, option("--revision", RUN,
         "With --push-to-hub: branch, created if it does not exist (default: the main branch).",
         "BRANCH")] = None,
+    check: Annotated[str | None, option("--check", RUN,
+        "Repeat the answers of the golden file beside an exported ONNX file, and export nothing (default: "
+        "export CKPT).", "FILE")] = None,
     overwrite: options.Overwrite = False,
     printing: Printing,
 ) -> int:  # fmt: skip
@@ -154,6 +176,17 @@ def export(
 
     The new file is read back and its outputs are compared before it replaces OUT.
     """
+    if check is not None:
+        if ckpt is not None:
+            raise typer.BadParameter("it checks a file alone; leave CKPT and OUT out", param_hint="--check")
+        load_libraries()
+        from vitcli.export import golden
+
+        return printing.show(golden.check(check), golden.check_as_text)
+    if ckpt is None:
+        raise typer.BadParameter("name a checkpoint, or --check FILE.onnx", param_hint="CKPT")
+    if gate is None and (split, max_drop) != (None, None):
+        raise typer.BadParameter("it belongs to --gate DATA", param_hint="--split, --max-drop")
     if out is None and push_to_hub is None:
         raise typer.BadParameter("name OUT, or --push-to-hub OWNER/NAME", param_hint="OUT")
     if (private or revision is not None) and push_to_hub is None:
@@ -170,6 +203,12 @@ def export(
         head=head,
         names=names,
         images=images or (),
+        input=input,
+        precision=precision,
+        calibrate=calibrate or (),
+        gate=gate,
+        split=split or "auto",
+        max_drop=(0.5 if max_drop is None else max_drop) / 100,
         overwrite=overwrite,
     )
     quiet = printing.quiet

@@ -14,21 +14,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from vitcli.data import loader
 from vitcli.data.dataset import DataSet
 from vitcli.data.image_files import find_images
 from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing
-from vitcli.errors import CheckFailed, MachineError, VitError, WeightsError
+from vitcli.errors import CheckFailed, MachineError, VitError
 from vitcli.evaluation.belief.stored import belief_of
-from vitcli.evaluation.inference import outputs_of
 from vitcli.evaluation.regression import target_of
 from vitcli.evaluation.setup import preprocessing_for
 from vitcli.evaluation.several_labels import several_labels_of
+from vitcli.export import calibration, gate, golden
+from vitcli.export.agreement import Agreement, NotFinite, compare, outputs_of_both
+from vitcli.export.calibration import evenly
 from vitcli.export.snippet import onnx_snippet
+from vitcli.export.speed import measured, speed_text
 from vitcli.models.architecture import Architecture
 from vitcli.output.atomic import TEMPORARY, check_out, remove_debris, sync
 from vitcli.output.progress import Progress
@@ -38,9 +39,15 @@ from vitcli.weights import formats, onnx
 from vitcli.weights.io import Weights, read_weights
 from vitcli.weights.jax import SPELLINGS
 from vitcli.weights.load import load
+from vitcli.weights.onnx import OnnxForm
 
-NUM_DEMO_IMAGES, MAX_IMAGES, BATCH_SIZE = 32, 256, 16
-TOLERANCE = 1e-4  # relative: a hybrid in timm is 5e-5 away, another GELU 7e-5 to 7e-4
+NUM_DEMO_IMAGES, MAX_IMAGES = 32, 256
+# Relative; in fp32 a hybrid in timm is 5e-5 away, another GELU 7e-5 to 7e-4. Of int8 the gate tells more.
+TOLERANCES = {"fp32": 1e-4, "fp16": 2e-2, "int8": 0.5}
+INPUT_TEXT = {
+    "images": "uint8 (B, height, width, 3) of any size",
+    "pixels": "uint8 (B, height, width, 3) of the size of the network",
+}
 IN_A_TIMM_FOLDER = {"config.json", "model.safetensors", "pytorch_model.bin"}
 
 
@@ -54,7 +61,11 @@ class ExportOptions:
         image_size: height and width in pixels; position embeddings are resampled as in the paper.
         head: False exports the features.
         names: one of `jax.SPELLINGS`, for "npz".
-        images: files, folders and globs to compare on; none means images of the demo.
+        images: files, folders and globs to compare on; none means images of the gate, or of the demo.
+        input, precision: of an ONNX file, see `onnx.OnnxForm`.
+        calibrate: files, folders and globs of training images, for int8; none means those of the run.
+        gate: data set on which the file may lose `max_drop` (a fraction) of the accuracy; None for no gate.
+        split: of the gate.
         overwrite: replace an existing OUT.
     """
 
@@ -64,29 +75,31 @@ class ExportOptions:
     head: bool = True
     names: str = SPELLINGS[0]
     images: Sequence[str] = ()
+    input: str = onnx.INPUTS[0]
+    precision: str = onnx.PRECISIONS[0]
+    calibrate: Sequence[str] = ()
+    gate: str | None = None
+    split: str = "auto"
+    max_drop: float = 0.005
     overwrite: bool = False
 
 
 @dataclass(frozen=True)
-class Agreement:
-    """Differences between the outputs of two networks.
+class Export:
+    """A network on its way into another format.
 
     Attributes:
-        max_difference: the largest absolute difference of any output.
-        max_output: the largest absolute output of the first network.
-        top1: fraction of the images that both assign to the same class; None where outputs are features.
+        split: images to compare the outputs on.
+        gate_split: labelled images of the gate, if there is one.
     """
 
-    max_difference: float
-    max_output: float
-    top1: float | None
-
-    @property
-    def max_rel_difference(self) -> float:
-        """Return the largest difference as a fraction of the largest output."""
-        if not self.max_output:
-            return float("inf") if self.max_difference else 0.0
-        return self.max_difference / self.max_output
+    format: str
+    model: nn.Module
+    arch: Architecture
+    preprocessing: Preprocessing
+    split: Split
+    gate_split: Split | None
+    options: ExportOptions
 
 
 def export(ckpt: str, out: str, options: ExportOptions, *, quiet: bool) -> dict[str, Any]:
@@ -103,9 +116,7 @@ def export(ckpt: str, out: str, options: ExportOptions, *, quiet: bool) -> dict[
     # Refuse what can be refused before any work
     format = formats.format_of(options.to, target, names=options.names)
     _bring_back(target)
-    _check_out(target, format, options.overwrite)
-    if format == "onnx":
-        onnx.check_installed()
+    _check_options(options, format, target)
     split = _open_images(options.images, progress)
     # Load the network
     weights = read_weights(ckpt, model_name=options.model_name, quiet=quiet)
@@ -113,16 +124,24 @@ def export(ckpt: str, out: str, options: ExportOptions, *, quiet: bool) -> dict[
     model, exported, notes = _network(weights, preprocessing, head=options.head)
     arch = exported.architecture
     formats.check_supported(format, arch)
+    gate_split = gate.open_labelled(options.gate, options.split, exported) if options.gate else None
+    if gate_split and not options.images:
+        split = evenly(gate_split, MAX_IMAGES)
     progress.note(f"{arch.name} ({weights.numerics}) to {format}: {preprocessing.summary()}, {origin}")
     notes += formats.caveats(format, arch)
+    form, batches = _onnx_form(exported, preprocessing, options, progress)
+    export = Export(format, model, arch, preprocessing, split, gate_split, options)
     # Write, compare, and only then replace OUT
     with _temporary_folder(target) as folder:
         path = folder / target.name
-        formats.write(format, path, model, exported, names=options.names)
-        agreement = _check_outputs(format, path, model, arch, split, preprocessing, progress)
+        formats.write(format, path, model, exported, names=options.names, form=form, calibration=batches)
+        facts = _checked(export, formats.read_back(format, path), progress)
+        if format == "onnx":
+            facts["snippet"] = onnx_snippet(out, form, has_names=bool(exported.class_names))
+            golden.write_golden(path, split, preprocessing, precision=options.precision)
         files = {file.name: file.stat().st_size for file in _files_at(path)}
         _put_in_place(path, target)
-    if not agreement.max_output:
+    if facts.pop("is_zero"):
         notes.append("every output is zero, as with a fresh head: their agreement proves little")
     for note in notes:
         progress.note(note)
@@ -139,14 +158,43 @@ def export(ckpt: str, out: str, options: ExportOptions, *, quiet: bool) -> dict[
         "num_classes": arch.num_classes,
         "license": weights.licence,
         "num_images": len(split),
-        "images": list(options.images) or "demo",
-        "max_abs_difference": agreement.max_difference,
-        "max_rel_difference": agreement.max_rel_difference,
-        "top1_agreement": agreement.top1,
+        "images": list(options.images) or options.gate or "demo",
         "elapsed_s": time.perf_counter() - began_at,
         "notes": notes,
-        **({"snippet": _snippet(out, exported, preprocessing)} if format == "onnx" else {}),
+        **facts,
     }
+
+
+def _checked(export: Export, read_back: nn.Module, progress: Progress) -> dict[str, Any]:
+    """Return what the comparison says of an exported network that is read back.
+
+    Raises:
+        CheckFailed: its outputs are others, or the gate does not accept it.
+    """
+    options, arch = export.options, export.arch
+    networks = (export.model, read_back)
+    try:
+        outputs_NK, exported_NK, _ = outputs_of_both(*networks, export.split, export.preprocessing, progress)
+        agreement = compare(outputs_NK, exported_NK, are_logits=arch.num_classes > 0)
+        _check_agreement(agreement, export.format, arch, options.precision)
+        facts = {
+            "max_abs_difference": agreement.max_difference,
+            "max_rel_difference": agreement.max_rel_difference,
+            "top1_agreement": agreement.top1,
+            "is_zero": not agreement.max_output,
+        }
+        if export.gate_split:
+            outputs = outputs_of_both(*networks, export.gate_split, export.preprocessing, progress)
+            verdict = gate.judge(*outputs, max_drop=options.max_drop)
+            if not verdict.is_accepted:
+                raise gate.refuse(verdict)
+            facts["gate"] = {"dataset": options.gate, "split": export.gate_split.name, **verdict.as_json()}
+    except NotFinite as error:
+        raise _failure("are not finite numbers", export.format, arch) from error
+    if export.format == "onnx":
+        facts |= {"input": options.input, "precision": options.precision, "opset": onnx.OPSET}
+        facts["speed"] = measured(read_back, export.model, export.preprocessing)
+    return facts
 
 
 def as_text(result: dict[str, Any]) -> str:
@@ -154,7 +202,7 @@ def as_text(result: dict[str, Any]) -> str:
     drawn = " of the demo" if result["images"] == "demo" else ""
     usage = {
         "timm": Verbatim(f'timm.create_model("local-dir:{out}", pretrained=True)'),
-        "onnx": '"images" (B, 3, H, W), made as "preprocessing" in its metadata says, to "logits"',
+        "onnx": f'"images", {INPUT_TEXT[result.get("input", "images")]}',
     }
     rows = [
         ("model", f"{model_text(result)}; {size_text(result['resolution'])} px"),
@@ -163,11 +211,20 @@ def as_text(result: dict[str, Any]) -> str:
         ("compared on", f"{count_of(result['num_images'], 'image')}{drawn}"),
         ("difference", f"{result['max_abs_difference']:.2g}, relative {result['max_rel_difference']:.2g}"),
         *([] if agreement is None else [("same top-1", f"{agreement:.2%}")]),
+        *([("gate", _gate_text(result["gate"]))] if "gate" in result else []),
+        *([("speed", speed_text(result["speed"]))] if "speed" in result else []),
         *_written(result),
         ("use", usage.get(result["format"], Verbatim(f"--ckpt {shlex.quote(out)}"))),
     ]
     snippet = result.get("snippet")
     return pairs(rows) + (f"\nin Python (pip install onnxruntime pillow):\n\n{snippet}" if snippet else "")
+
+
+def _gate_text(verdict: dict[str, Any]) -> str:
+    return (
+        f"{verdict['top1_exported']:.2%} of {count_of(verdict['num_images'], 'image')}, the checkpoint "
+        f"{verdict['top1_checkpoint']:.2%}; at most {verdict['highest_drop']:.2%} lost (95 %)"
+    )
 
 
 def _written(result: dict[str, Any]) -> list[tuple[str, str]]:
@@ -178,16 +235,26 @@ def _written(result: dict[str, Any]) -> list[tuple[str, str]]:
     return [("written", Verbatim(where)), ("files", files)]
 
 
-def _snippet(out: str, exported: Weights, preprocessing: Preprocessing) -> str:
-    has_classes, has_names = exported.architecture.num_classes > 0, bool(exported.class_names)
-    kind = "classes"
-    if has_classes and target_of(exported.metadata):
-        kind = "number"
-    elif has_names and several_labels_of(exported.metadata, exported.architecture.num_classes):
+def _onnx_form(
+    exported: Weights, preprocessing: Preprocessing, options: ExportOptions, progress: Progress
+) -> tuple[OnnxForm, Iterator[Tensor]]:
+    """Return what an ONNX file takes and gives, and the normalised batches that give the scales of int8."""
+    kind, of_kind = "classes", {}
+    num_classes = exported.architecture.num_classes
+    if not num_classes:
+        kind = "features"
+    elif target := target_of(exported.metadata):
+        kind, of_kind = "number", {"mean": target.mean, "std": target.std}
+    elif exported.class_names and several_labels_of(exported.metadata, num_classes):
         kind = "several"
-    belief = belief_of(exported.metadata, exported.architecture.num_classes) if kind == "classes" else None
-    about = {"has_classes": has_classes, "has_names": has_names, "has_temperature": belief is not None}
-    return onnx_snippet(out, preprocessing, kind=kind, **about)
+    elif belief := belief_of(exported.metadata, num_classes):
+        of_kind = {"temperature": belief.temperature}
+    form = OnnxForm(preprocessing, kind, **of_kind, input=options.input, precision=options.precision)
+    if options.precision != "int8":
+        return form, iter(())
+    split = calibration.open_images(exported, options.calibrate)
+    progress.note(f"scales of int8 from {count_of(len(split), 'image')} of {split.name}")
+    return form, calibration.batches(split, preprocessing)
 
 
 def files_text(files: dict[str, int]) -> str:
@@ -196,10 +263,26 @@ def files_text(files: dict[str, int]) -> str:
     return ", ".join(f"{name} ({size})" for name, size in sizes.items())
 
 
+def _check_options(options: ExportOptions, format: str, target: Path) -> None:
+    """Refuse options without effect, a path whose files would be lost, and what is not installed."""
+    for_onnx = {"--input": options.input, "--precision": options.precision}
+    changed = [name for name, value in for_onnx.items() if value not in (onnx.INPUTS[0], onnx.PRECISIONS[0])]
+    if format != "onnx" and changed:
+        raise VitError(f"it is for ONNX files, and not for {format}", where=changed[0], fix="leave it out")
+    if options.calibrate and options.precision != "int8":
+        raise VitError("only int8 is calibrated", where="--calibrate", fix="add --precision int8")
+    if options.gate and not options.head:
+        raise VitError("features have no accuracy", where="--gate and --no-head", fix="leave one of them out")
+    _check_out(target, format, options.overwrite)
+    if format == "onnx":
+        onnx.check_installed()
+
+
 def _check_out(target: Path, format: str, overwrite: bool) -> None:
     """Refuse, before any work, a path whose files would be lost."""
     if format != "timm":
-        for file in (target, *onnx.data_files(target)):
+        beside = (golden.golden_path(target), *onnx.data_files(target)) if format == "onnx" else ()
+        for file in (target, *beside):
             check_out(file, overwrite=overwrite, option="OUT", folder_error=VitError)
         return
     fix = "choose another name"
@@ -250,62 +333,20 @@ def _network(
     return model, exported, [f"resampled: {', '.join(report.resampled)}"] if report.resampled else []
 
 
-def _check_outputs(
-    format: str,
-    path: Path,
-    model: nn.Module,
-    arch: Architecture,
-    split: Split,
-    preprocessing: Preprocessing,
-    progress: Progress,
-) -> Agreement:
-    """Compare the outputs of the exported files with the network's; CheckFailed where they differ."""
-    # Load the images once, for both networks
-    settings = {"batch_size": BATCH_SIZE, "on_bad_image": "error", "num_threads": loader.default_threads(1)}
-    batches = list(loader.eval_batches(split, preprocessing, rank=0, world_size=1, **settings))
-
-    def outputs(model: nn.Module, title: str) -> Tensor:
-        """Return outputs_NK of all images, computed on the CPU; WeightsError if one is not finite."""
-        outputs_of_batches: list[Tensor] = []
-        progress.begin(title, total=len(split))
-        passes = outputs_of(model, iter(batches), preprocessing, torch.device("cpu"), "fp32")
-        try:
-            for _, outputs_BK in passes:
-                outputs_of_batches.append(outputs_BK)
-                progress.update(sum(map(len, outputs_of_batches)))
-        finally:
-            progress.end()
-        return torch.cat(outputs_of_batches)
-
-    def failure(problem: str) -> CheckFailed:
-        reasons = "".join(f"; {caveat}" for caveat in formats.caveats(format, arch))
-        return CheckFailed(
-            f"the outputs of the exported {format} {problem}{reasons}",
-            where=f"--to {format}, {arch.name}",
-            fix="nothing was kept; export to another format, such as safetensors, and please report it",
-        )
-
-    # Compare the network with the one that is read back
-    outputs_NK = outputs(model, "checkpoint")
-    exported = formats.read_back(format, path)
-    try:
-        exported_NK = outputs(exported, "export")
-    except WeightsError as error:
-        raise failure("are not finite numbers") from error
-    agreement = compare(outputs_NK, exported_NK, are_logits=arch.num_classes > 0)
-    if agreement.max_rel_difference > TOLERANCE:
+def _check_agreement(agreement: Agreement, format: str, arch: Architecture, precision: str) -> None:
+    """Refuse outputs that differ by more than rounding in this precision does."""
+    tolerance = TOLERANCES[precision]
+    if agreement.max_rel_difference > tolerance:
         difference = f"{agreement.max_difference:.2g}, relative {agreement.max_rel_difference:.2g}"
-        raise failure(f"differ by {difference}; the tolerance is {TOLERANCE:g}")
-    return agreement
+        raise _failure(f"differ by {difference}; the tolerance is {tolerance:g}", format, arch)
 
 
-def compare(outputs_NK: Tensor, exported_NK: Tensor, *, are_logits: bool) -> Agreement:
-    """Return the agreement of finite outputs."""
-    is_same_class_N = outputs_NK.argmax(1) == exported_NK.argmax(1)
-    return Agreement(
-        max_difference=float((exported_NK - outputs_NK).abs().max()),
-        max_output=float(outputs_NK.abs().max()),
-        top1=float(is_same_class_N.float().mean()) if are_logits else None,
+def _failure(problem: str, format: str, arch: Architecture) -> CheckFailed:
+    reasons = "".join(f"; {caveat}" for caveat in formats.caveats(format, arch))
+    return CheckFailed(
+        f"the outputs of the exported {format} {problem}{reasons}",
+        where=f"--to {format}, {arch.name}",
+        fix="nothing was kept; export to another format, such as safetensors, and please report it",
     )
 
 

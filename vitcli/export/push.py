@@ -29,7 +29,8 @@ CARD = "README.md"
 UNCHANGED = ("model.safetensors", "config.json", run_folder.METRICS)
 OPTIONS = {
     "to": "--to", "model_name": "--model", "image_size": "--res", "head": "--no-head", "names": "--names",
-    "images": "--images", "overwrite": "--overwrite",
+    "images": "--images", "input": "--input", "precision": "--precision", "calibrate": "--calibrate",
+    "gate": "--gate", "split": "--split", "max_drop": "--max-drop", "overwrite": "--overwrite",
 }  # fmt: skip
 
 

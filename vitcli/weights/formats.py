@@ -1,6 +1,7 @@
 """The formats of `vit export`: what each can express, how it is written, and how it is read back."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import timm
@@ -17,7 +18,7 @@ from vitcli.weights.io import FEATURE_STATISTICS, Weights, read_weights, write_w
 from vitcli.weights.jax import SPELLINGS, to_official
 from vitcli.weights.licences import KEY, UNKNOWN
 from vitcli.weights.load import load
-from vitcli.weights.onnx import OnnxNetwork, write_onnx
+from vitcli.weights.onnx import OnnxForm, OnnxNetwork, write_onnx
 
 SUFFIXES = {"timm": "", "onnx": ".onnx", "npz": ".npz", "safetensors": ".safetensors"}  # "timm" is a folder
 PAPER_NORM_EPS = Architecture.norm_eps  # and timm's
@@ -115,12 +116,23 @@ def write_official(path: Path, state: dict[str, Tensor], *, heads: int | None, n
     replace_file(path, lambda temporary: write_npz(temporary, arrays))
 
 
-def write(format: str, path: Path, model: nn.Module, weights: Weights, *, names: str) -> None:
+def write(
+    format: str,
+    path: Path,
+    model: nn.Module,
+    weights: Weights,
+    *,
+    names: str = SPELLINGS[0],
+    form: OnnxForm | None = None,
+    calibration: Iterable[Tensor] = (),
+) -> None:
     """Write a network to a path that does not exist yet.
 
     Args:
         model: on the CPU, in evaluation mode.
         weights: those of the model, and what is stored with them if the format has a place for it.
+        names: one of `jax.SPELLINGS`, for "npz".
+        form, calibration: for "onnx", as `write_onnx` takes them.
 
     Raises:
         WeightsError: the authors' format has no name for a tensor.
@@ -142,11 +154,12 @@ def write(format: str, path: Path, model: nn.Module, weights: Weights, *, names:
             if weights.preprocessing:
                 about["preprocessing"] = Preprocessing.from_dict(weights.preprocessing).as_rules()
             stored = {"model": arch.name, "architecture": json.dumps(arch.as_dict())}
+            stored |= {"input": form.input, "precision": form.precision}
             about |= {key: weights.metadata.get(key) for key in OF_LABELS}
             stored |= {key: json.dumps(value) for key, value in about.items() if value}
             if weights.licence != UNKNOWN:
                 stored[KEY] = weights.licence
-            write_onnx(path, model, arch.image_size, stored)
+            write_onnx(path, model, form, stored, calibration)
 
 
 def read_back(format: str, path: Path) -> nn.Module:

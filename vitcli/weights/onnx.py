@@ -1,13 +1,20 @@
-"""ONNX files: written by torch's exporter, run by onnxruntime.
+"""ONNX files: written by torch's exporter, with preprocessing and probabilities inside, run by onnxruntime.
 
-The input is "images" (B, 3, H, W), float32 and normalised, for any B; the output is "logits" (B, K), or
-features (B, D) without a head. Letters: B batch, K classes, D hidden width.
+The input is "images", in one of two forms; for any number B of them:
+
+    images  uint8 (B, H, W, 3), decoded, of any one size; the graph resizes, crops and normalises
+    pixels  uint8 (B, h, w, 3), of the size of the network; the graph normalises
+
+The outputs are "logits" (B, K) and what follows from them: "probabilities" (B, K), of several labels those of
+each, or the "number" (B, 1) of a regression; without a head "features" (B, D) alone.
 """
 
 import hashlib
 import re
 import warnings
+from collections.abc import Iterable
 from contextlib import redirect_stdout
+from dataclasses import dataclass
 from importlib import import_module
 from io import StringIO
 from pathlib import Path
@@ -18,8 +25,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from vitcli.data.transforms import Preprocessing
 from vitcli.errors import CheckFailed, MachineError, VitError, reason_of
 
+INPUTS = ("images", "pixels")
+PRECISIONS = ("fp32", "fp16", "int8")
+OPSET = 20
+NETWORK_INPUT, NETWORK_OUTPUT = "normalized", "outputs_of_network"  # within the graph
 MAX_BYTES_IN_ONE_FILE = 1_800_000_000  # of weights; protobuf, and so an .onnx file, is limited to 2 GB
 
 
@@ -33,30 +45,71 @@ def check_installed() -> None:
             raise MachineError(message, where="this Python", fix="pip install 'vitcli[export]'") from error
 
 
-def write_onnx(path: Path, model: nn.Module, image_size: tuple[int, int], metadata: dict[str, str]) -> None:
+@dataclass(frozen=True)
+class OnnxForm:
+    """What an ONNX file takes and gives.
+
+    Attributes:
+        preprocessing: of decoded images.
+        kind: of the outputs: "classes", "several" labels, "number" or "features".
+        temperature: that logits of classes are divided by before the softmax.
+        mean, std: of the numbers of a regression.
+        input: one of INPUTS.
+        precision: one of PRECISIONS, of the network; inputs and outputs remain as they are.
+    """
+
+    preprocessing: Preprocessing
+    kind: str
+    temperature: float = 1.0
+    mean: float = 0.0
+    std: float = 1.0
+    input: str = INPUTS[0]
+    precision: str = PRECISIONS[0]
+
+
+def write_onnx(
+    path: Path,
+    model: nn.Module,
+    form: OnnxForm,
+    metadata: dict[str, str],
+    calibration: Iterable[Tensor] = (),
+) -> None:
     """Write a network as an ONNX file.
 
     Weights too large for one file are written beside it, to one of `data_files`; move both files together.
 
     Args:
         model: on the CPU, in evaluation mode.
-        image_size: height and width in pixels, the only ones that the file accepts.
         metadata: becomes the file's metadata_props.
+        calibration: normalised batches (B, 3, h, w), whose activations give the scales of int8.
 
     Raises:
         MachineError: a required package is not installed.
-        VitError: torch's exporter does not support the network.
+        VitError: torch's exporter does not support the network, or it is too large for the precision.
     """
     check_installed()
     import onnx
 
-    program = _exported(model, image_size)
+    from vitcli.weights.onnx_graphs import pixels, precision
+
     num_bytes = sum(tensor.nbytes for tensor in model.state_dict().values())
-    program.save(path, external_data=num_bytes > MAX_BYTES_IN_ONE_FILE)
+    is_large = num_bytes > MAX_BYTES_IN_ONE_FILE
+    if is_large and form.precision != "fp32":
+        raise VitError(
+            f"networks of {num_bytes / 1e9:.1f} GB are too large for another precision in ONNX",
+            where=f"--precision {form.precision}",
+            fix=f"leave it out; up to {MAX_BYTES_IN_ONE_FILE / 1e9:.1f} GB it can be had",
+        )
+    program = _exported(model, form.preprocessing.image_size)
+    program.save(path, external_data=is_large)
     proto = onnx.load(path, load_external_data=False)
     _drop_traces(proto.graph)
     _keep_padding_apart(proto.graph)
     _name_data_by_contents(path, proto.graph)
+    proto = precision.converted(proto, form.precision, calibration)
+    proto = _joined(proto, pixels.outputs_graph(form), [(NETWORK_OUTPUT, NETWORK_OUTPUT)])
+    before = pixels.pixels_graph(form.preprocessing, of_any_size=form.input == "images")
+    proto = _joined(before, proto, [("pixels", NETWORK_INPUT)])
     onnx.helper.set_model_props(proto, metadata)
     onnx.save(proto, path)
 
@@ -69,8 +122,20 @@ def data_files(path: Path) -> list[Path]:
     return sorted(file for file in path.parent.glob("*.data") if name.fullmatch(file.name))
 
 
+def digest_of(path: Path) -> str:
+    """Return the SHA-256 of a file in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 class OnnxNetwork(nn.Module):
-    """Network of an ONNX file, run by onnxruntime on the CPU: normalised images_BCHW to float32 logits_BK.
+    """Network of an ONNX file, run by onnxruntime on the CPU, with as many threads as torch.
+
+    A call maps images_BHWC, uint8, to float32 logits_BK, or features_BD.
+
+    Attributes:
+        takes_any_size: of images; False if they must have the size of the network.
+        answer_name: of the last output, which `answers` returns: "probabilities", "number" or "features".
 
     Raises:
         MachineError: a required package is not installed.
@@ -84,6 +149,7 @@ class OnnxNetwork(nn.Module):
 
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3  # no warning for each operator that cannot be folded
+        options.intra_op_num_threads = torch.get_num_threads()
         try:
             self.session = onnxruntime.InferenceSession(
                 str(path), options, providers=["CPUExecutionProvider"]
@@ -95,9 +161,27 @@ class OnnxNetwork(nn.Module):
                 fix="update onnxruntime, or export to safetensors",
             ) from error
 
-    def forward(self, images_BCHW: Tensor) -> Tensor:
-        (logits_BK,) = self.session.run(["logits"], {"images": images_BCHW.numpy()})
-        return torch.from_numpy(logits_BK)
+        inputs, outputs = self.session.get_inputs(), self.session.get_outputs()
+        is_ours = [each.name for each in inputs] == ["images"] and inputs[0].type == "tensor(uint8)"
+        if not is_ours or len(inputs[0].shape) != 4:
+            raise CheckFailed(
+                "it does not take images as bytes, as files of vit export do",
+                where=str(path),
+                fix="export the checkpoint again",
+            )
+        self.takes_any_size = isinstance(inputs[0].shape[1], str)
+        self.output_name, self.answer_name = outputs[0].name, outputs[-1].name
+
+    def forward(self, images_BHWC: Tensor) -> Tensor:
+        return self._run(self.output_name, images_BHWC)
+
+    def answers(self, images_BHWC: Tensor) -> Tensor:
+        """Return what the network says of images, float32: probabilities_BK, number_B1 or features_BD."""
+        return self._run(self.answer_name, images_BHWC)
+
+    def _run(self, name: str, images_BHWC: Tensor) -> Tensor:
+        (outputs,) = self.session.run([name], {"images": images_BHWC.numpy()})
+        return torch.from_numpy(outputs)
 
 
 def _exported(model: nn.Module, image_size: tuple[int, int]) -> torch.onnx.ONNXProgram:
@@ -113,9 +197,10 @@ def _exported(model: nn.Module, image_size: tuple[int, int]) -> torch.onnx.ONNXP
                 model,
                 (images_BCHW,),
                 dynamo=True,
+                opset_version=OPSET,
                 verbose=False,
-                input_names=["images"],
-                output_names=["logits"],
+                input_names=[NETWORK_INPUT],
+                output_names=[NETWORK_OUTPUT],
                 dynamic_shapes=({0: torch.export.Dim("batch")},),
             )
     except torch.onnx.OnnxExporterError as error:
@@ -126,14 +211,21 @@ def _exported(model: nn.Module, image_size: tuple[int, int]) -> torch.onnx.ONNXP
         ) from error
 
 
+def _joined(first: Any, second: Any, io_map: list[tuple[str, str]]) -> Any:
+    """Return one model of two (onnx.ModelProto), outputs of the first being inputs of the second."""
+    import onnx.compose
+
+    joined = onnx.compose.merge_models(first, second, io_map)
+    joined.graph.name, joined.graph.doc_string, joined.producer_name = "vit", "", first.producer_name
+    return joined
+
+
 def _name_data_by_contents(path: Path, graph: Any) -> None:
     """Rename the weights beside an ONNX file, so that those of another export cannot take their place."""
     data = path.with_name(f"{path.name}.data")
     if not data.exists():
         return
-    with data.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()[:16]
-    named = data.rename(path.with_name(f"{path.name}.{digest}.data"))
+    named = data.rename(path.with_name(f"{path.name}.{digest_of(data)[:16]}.data"))
     for entry in (entry for tensor in graph.initializer for entry in tensor.external_data):
         if entry.key == "location":
             entry.value = named.name

@@ -1,0 +1,268 @@
+"""ONNX files of `vit export`: what they answer, `--gate`, which refuses wrong ones, and `--check`."""
+
+import base64
+import copy
+import io
+import json
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.conftest import run
+from vitcli.errors import CheckFailed
+from vitcli.export import export as exports
+from vitcli.weights import formats, onnx
+
+exported_by_torch = onnx._exported
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """An exported file with its golden file that a gate has accepted, and one in fp16 of other input.
+
+    torch takes seconds to export a network: here it exports the demo's once.
+    """
+    pytest.importorskip("onnxruntime")
+    with pytest.MonkeyPatch.context() as patched:
+        programs = []
+
+        def exported_once(model, image_size):
+            programs[:] = programs or [exported_by_torch(model, image_size)]
+            return programs[0]
+
+        patched.setattr(onnx, "_exported", exported_once)
+        yield _exported(tmp_path_factory)
+
+
+def _exported(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("exported")
+    gate = ("--gate", "demo:pretrain", "--split", "test[:300]", "--max-drop", 1)
+    outcome = run("export", "demo", folder / "net.onnx", *gate, "--json", "-q")
+    assert outcome.code == 0, outcome.err
+    assert (
+        run("export", "demo", folder / "small.onnx", "--precision", "fp16", "--input", "pixels", "-q").code
+        == 0
+    )
+    return folder, outcome.json
+
+
+@pytest.fixture
+def copied(exported, tmp_path):
+    for name in ("net.onnx", "net.golden.json", "small.onnx", "small.golden.json"):
+        shutil.copy(exported[0] / name, tmp_path)
+    return tmp_path
+
+
+def test_the_result_has_the_verdict_the_speed_and_the_files(exported):
+    _, result = exported
+
+    gate, speed = result["gate"], result["speed"]
+    assert (gate["num_images"], gate["drop"], gate["max_drop"]) == (300, 0, 0.01)
+    assert gate["highest_drop"] == pytest.approx(2.7055 / 302.7055, rel=1e-4)  # by hand
+    assert gate["top1_checkpoint"] == gate["top1_exported"] > 0.9
+    assert result["files"].keys() == {"net.onnx", "net.golden.json"} and result["opset"] == 20
+    for side in ("onnxruntime", "pytorch"):
+        of_side = speed[side]
+        assert of_side["images_per_s"] >= 1000 / of_side["latency_ms"] * 0.999 and of_side["batch_size"] in (
+            1,
+            8,
+            32,
+        )
+
+
+def test_golden_answers_are_those_of_vit_predict_and_are_repeated(copied):
+    golden = json.loads((copied / "net.golden.json").read_text())
+    entries = golden["images"]
+    for number, entry in enumerate(entries):
+        (copied / f"{number}.png").write_bytes(base64.b64decode(entry["png"]))
+    files = [copied / f"{number}.png" for number in range(len(entries))]
+    predicted = run("predict", "--ckpt", "demo", *files, "--topk", 24, "--json", "-q").json["predictions"]
+
+    assert len(entries) == 20 and golden["output"] == "probabilities"
+    for entry, said in zip(entries, predicted, strict=True):
+        by_number = sorted(entry["outputs"].values(), reverse=True)
+        assert by_number == pytest.approx([each["probability"] for each in said["top"]], abs=2e-6)
+    for name in ("net", "small"):
+        checked = run("export", "--check", copied / f"{name}.onnx", "--json", "-q")
+        assert checked.code == 0 and checked.json["same_file"] and checked.json["num_images"] == 20
+        assert checked.json["max_rel_difference"] < 1e-5
+
+
+def test_another_network_under_the_same_name_is_found(copied):
+    shutil.copy(copied / "small.onnx", copied / "net.onnx")
+    refused = run("export", "--check", copied / "net.onnx")
+    assert refused.code == 8 and "outputs differ by" in refused.err
+
+    shutil.copy(copied / "small.golden.json", copied / "net.golden.json")
+    same = run("export", "--check", copied / "net.onnx")
+    assert same.code == 0 and "same answers" in same.out
+    golden = json.loads((copied / "net.golden.json").read_text())
+    first, *_ = golden["images"]
+    first["outputs"] = dict(zip(first["outputs"], reversed(list(first["outputs"].values())), strict=True))
+    (copied / "net.golden.json").write_text(json.dumps(golden))
+    refused = run("export", "--check", copied / "net.onnx")
+    assert refused.code == 8 and "another class for 1 image of 20" in refused.err
+
+
+def png(*size: int) -> str:
+    buffer = io.BytesIO()
+    Image.fromarray(np.zeros((*size, 3), np.uint8)).save(buffer, "PNG")
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def with_first(**changes):
+    def change(golden: dict) -> dict:
+        golden["images"][0] |= changes
+        return golden
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "problem"),
+    [
+        (lambda golden: [], 3, "is damaged"),
+        (lambda golden: golden | {"images": []}, 3, "has no images"),
+        (lambda golden: golden | {"images": 3}, 3, "is damaged"),
+        (lambda golden: golden | {"tolerance": "much"}, 3, "tolerance"),
+        (lambda golden: golden | {"tolerance": 1e9}, 3, "tolerance"),
+        (with_first(png="not base64"), 3, "is damaged"),
+        (with_first(png=base64.b64encode(b"no image").decode()), 3, "golden"),
+        (with_first(outputs={}), 3, "outputs are missing"),
+        (with_first(outputs={"0": "many"}), 3, "is damaged"),
+        (with_first(outputs={"-1": 0.5}), 3, "outputs are missing"),
+        (with_first(outputs={"24": 0.5}), 3, "it has output 24, and the file 24"),
+        (with_first(outputs={"0": 1e999}), 3, "not finite"),
+        (with_first(png=png(5, 5)), 8, "differ by"),
+    ],
+)
+def test_a_damaged_golden_file_is_named(copied, change, code, problem):
+    path = copied / "net.golden.json"
+    path.write_text(json.dumps(change(json.loads(path.read_text()))))
+
+    refused = run("export", "--check", copied / "net.onnx")
+
+    assert (refused.code, refused.out) == (code, "") and problem in refused.err
+    assert len(refused.err.splitlines()) == 3
+
+
+def test_what_cannot_be_checked_is_refused(copied):
+    (copied / "text.onnx").write_text("no graph")
+    shutil.copy(copied / "net.golden.json", copied / "text.golden.json")
+    (copied / "alone.onnx").write_bytes((copied / "net.onnx").read_bytes())
+    for words, code, problem in [
+        ((copied / "none.onnx",), 2, "does not exist"),
+        ((copied / "net.golden.json",), 2, "is not an .onnx file"),
+        ((copied,), 2, "is not an .onnx file"),
+        ((copied / "alone.onnx",), 3, "there is no alone.golden.json"),
+        ((copied / "text.onnx",), 8, "does not accept the file"),
+    ]:
+        refused = run("export", "--check", *words)
+        assert refused.code == code and problem in refused.err, refused.err
+    for words in (["demo", "--check", "x.onnx"], [], ["demo", "x.onnx", "--split", "test"]):
+        assert run("export", *words).code == 2
+    for words, problem in [
+        (("x.npz", "--precision", "int8"), "--precision"),
+        (("x.onnx", "--calibrate", "photos"), "only int8 is calibrated"),
+        (("x.onnx", "--precision", "int8"), "training images of these weights are not here"),
+        (("x.onnx", "--gate", "demo:pretrain", "--no-head"), "features have no accuracy"),
+        (("x.onnx", "--gate", "demo"), "different classes"),
+        (("x.onnx", "--gate", "nowhere/"), "nowhere"),
+    ]:
+        refused = run("export", "demo", copied / words[0], *words[1:], "-q")
+        assert refused.code in (2, 3) and problem in refused.err, refused.err
+    assert not list(copied.glob("x.*"))
+
+
+def changed_state(change):
+    def sabotage(model, form):
+        model = copy.deepcopy(model)
+        with torch.no_grad():
+            change(model.state_dict())
+        return model, form
+
+    return sabotage
+
+
+def changed_pixels(**changes):
+    return lambda model, form: (model, replace(form, preprocessing=replace(form.preprocessing, **changes)))
+
+
+def swap_channels(state):
+    kernels = state["patch_embed.proj.weight"]
+    kernels.copy_(kernels.flip(1))
+
+
+def shuffle_classes(state):
+    order = torch.randperm(24, generator=torch.Generator().manual_seed(0))
+    for name in ("head.weight", "head.bias"):
+        state[name].copy_(state[name][order])
+
+
+def zero_half_the_head(state):
+    state["head.weight"][::2] = 0
+
+
+def forget_positions(state):
+    state["pos_embed"].zero_()
+
+
+def drop_a_block(state):
+    for name in ("attn.proj.weight", "mlp.fc2.weight"):
+        state[f"blocks.1.{name}"].zero_()
+
+
+def round_weights(state):
+    for value in state.values():
+        value.copy_((value * 4).round() / 4)
+
+
+SABOTAGE = {
+    "statistics of ImageNet": changed_pixels(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)),
+    "no statistics": changed_pixels(mean=(0.0,) * 3, std=(1.0,) * 3),
+    "BGR": changed_state(swap_channels),
+    "another crop": changed_pixels(resize="short_side", crop_fraction=0.8),
+    "no antialias and another filter": changed_pixels(
+        resize="square", crop_fraction=0.6, interpolation="bicubic", antialias=False
+    ),
+    "shuffled classes": changed_state(shuffle_classes),
+    "half the head": changed_state(zero_half_the_head),
+    "no positions": changed_state(forget_positions),
+    "a block less": changed_state(drop_a_block),
+    "weights of three bits": changed_state(round_weights),
+}
+
+
+FAST = ("another crop",)  # torch exports no other network for it
+
+
+@pytest.mark.parametrize(
+    "what", [what if what in FAST else pytest.param(what, marks=pytest.mark.slow) for what in SABOTAGE]
+)
+def test_a_file_that_is_wrong_is_refused_and_nothing_is_left(exported, what, tmp_path, monkeypatch):
+    """By the comparison of outputs, and by the gate alone."""
+    write, check_agreement, refused = formats.write, exports._check_agreement, []
+
+    def sabotaged(format, path, model, weights, *, form, **more):
+        model, form = SABOTAGE[what](model, form)
+        write(format, path, model, weights, form=form, **more)
+
+    def noted(*args):
+        with pytest.raises(CheckFailed, match="differ by"):
+            check_agreement(*args)
+        refused.append(what)
+
+    if what not in FAST:
+        monkeypatch.setattr(onnx, "_exported", exported_by_torch)
+    monkeypatch.setattr(formats, "write", sabotaged)
+    monkeypatch.setattr(exports, "_check_agreement", noted)
+    gate = ("--gate", "demo:pretrain", "--split", "test[:600]")  # 600 without a change would pass
+    outcome = run("export", "demo", tmp_path / "out.onnx", *gate, "-q")
+
+    assert refused == [what]
+    assert outcome.code == 8 and "--max-drop" in outcome.err, outcome.out
+    assert not list(tmp_path.iterdir())
