@@ -105,6 +105,13 @@ def test_processes_that_stopped_after_saving_give_their_exit_code():
     assert failures.first_failure({0: failure(143), 1: failure(143)}, 2) == 143
 
 
+def test_an_error_within_a_result_that_is_printed_is_the_exit_code_alone():
+    printed = told(8, "top1 is 0.5: top1>=0.9 does not hold") | {"is_printed": True}
+
+    assert failures.first_failure({0: failure(8, printed)}, 2) == 8
+    assert failures.first_failure({0: failure(8, printed), 1: failure(143)}, 2) == 8
+
+
 def test_the_launcher_raises_the_reported_error(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
     monkeypatch.setenv(launch.LAUNCHED, "1")

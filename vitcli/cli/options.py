@@ -33,7 +33,7 @@ from vitcli.cli.help import (
 from vitcli.distributed import accelerate_settings
 from vitcli.distributed import device as devices
 from vitcli.distributed import launch as launcher
-from vitcli.distributed.launch import global_rank
+from vitcli.distributed.launch import global_rank, report_to_launcher
 from vitcli.errors import VitError
 from vitcli.output import text
 
@@ -222,6 +222,7 @@ class Printing:
         if error is None or global_rank() != 0:
             return 0
         if self.as_json:
+            report_to_launcher(error, is_printed=True)
             return error.exit_code
         raise error
 

@@ -17,7 +17,7 @@ def first_failure(failures: dict[int, Any], num_processes: int) -> int:
         failures: by rank, as torch's launcher collects them; of a process that ended with exit code 0, none.
 
     Returns:
-        The exit code of the processes if they have stopped because they were asked to.
+        The exit code of the processes if they have stopped because they were asked to, or have printed why.
     """
     # An error that a process has reported is the cause, a lost connection is not.
     reports = {rank: failure.error_file_data.get("vit") for rank, failure in failures.items()
@@ -28,6 +28,8 @@ def first_failure(failures: dict[int, Any], num_processes: int) -> int:
         first = min(causes, key=lambda report: report["at"])
         # Of an error that all have, the report of the lowest rank: the first process knows what is saved.
         same = [reports[rank] for rank in sorted(reports) if reports[rank]["message"] == first["message"]]
+        if same[0].get("is_printed"):
+            return same[0]["exit_code"]
         raise _reported(same[0])
 
     # A process that was killed, or that ended by itself, reports nothing.

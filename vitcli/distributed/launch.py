@@ -186,13 +186,22 @@ def began_at() -> float:
     return float(os.environ.get(BEGAN_AT, now)) if LAUNCHED in os.environ else now
 
 
-def report_to_launcher(error: VitError) -> bool:
-    """Write `error` where our launcher reads and prints it; return False if there is no such launcher."""
+def report_to_launcher(error: VitError, *, is_printed: bool = False) -> bool:
+    """Write `error` where our launcher reads and prints it; return False if there is no such launcher.
+
+    Args:
+        is_printed: this process has printed it, and the launcher only ends with its exit code.
+    """
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not path or LAUNCHED not in os.environ:
         return False
     report = dict(
-        message=error.message, where=error.where, fix=error.fix, exit_code=error.exit_code, at=time.time()
+        message=error.message,
+        where=error.where,
+        fix=error.fix,
+        exit_code=error.exit_code,
+        at=time.time(),
+        is_printed=is_printed,
     )
     extra = {"py_callstack": "", "timestamp": str(int(time.time()))}
     Path(path).write_text(
