@@ -126,7 +126,8 @@ def _result(
                 "is_trained_on": part is trained,
                 "sizes": sizes.describe(part.split, part.hashes),
                 "labels": classes.describe(part.labels),
-                "no_labels": part.no_labels,
+                "no_labels": part.no_labels and part.no_labels.reason,
+                "labels_stop": bool(part.no_labels and part.no_labels.stops),
             }
             for part in examined
         ],

@@ -6,15 +6,18 @@ N images, M labels of an image, K classes.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from vitcli.data.dataset import DataSet, from_section
-from vitcli.data.sources.class_folders import loosely
-from vitcli.data.split import Split, base_of
+from vitcli.data.sources.class_folders import AdditionalClasses, loosely
+from vitcli.data.split import Split
 from vitcli.errors import DataError
 from vitcli.recipe.schema import Data
+
+# Ways to open labels, in the order in which they are tried: classes, then numbers to predict.
+OPENED_AS: tuple[dict[str, bool], ...] = ({}, {"numbers": True})
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,28 +49,30 @@ class SplitLabels:
         return dict(zip(self.class_names, counts_K.tolist(), strict=True))
 
 
-def read_labels(data: Data, split: str, num_images: int) -> tuple[SplitLabels | None, str | None]:
-    """Return the labels of a split, or why they cannot be read.
+class NoLabels(NamedTuple):
+    """Why the labels of a split are not read, and whether that would stop a run."""
 
-    Classes are tried before numbers to predict.
+    reason: str
+    stops: bool = False
+
+
+def read_labels(data: Data, split: str, num_images: int) -> tuple[SplitLabels | None, NoLabels | None]:
+    """Return the labels of a split, or why they cannot be read.
 
     Args:
         num_images: that the split has without its labels; a table that differs is another one.
     """
     reasons = []
-    for numbers in (False, True):
+    for kind in OPENED_AS:
         try:
-            source = from_section(data, partial(DataSet, numbers=numbers))
-            # Without its labels a file of numbers is a folder of images, whose split has another name.
-            is_of_numbers = numbers and not source.has_split(base_of(split))
-            opened = source.open(source.only_split("--split") if is_of_numbers else split)
+            opened = from_section(data, partial(DataSet, **kind)).open(split)
             if opened.is_large:
-                return None, f"{opened.name} is too large to read all labels first"
+                return None, NoLabels(f"{opened.name} is too large to read all labels first")
             if len(opened) != num_images:
-                return None, f"{opened.name} has {len(opened):,} labelled images of {num_images:,}"
+                return None, NoLabels(f"{opened.name} has {len(opened):,} labelled images of {num_images:,}")
             return _labels_of(opened), None
         except DataError as error:
-            reasons.append(error.message)
+            reasons.append(NoLabels(error.message, isinstance(error, AdditionalClasses)))
     return None, reasons[0]
 
 

@@ -130,7 +130,11 @@ def _classes(result: dict[str, Any]) -> Iterator[Finding]:
         name, classes = short_name(part["split"]), part["labels"]
         if classes is None:
             if part["no_labels"]:
-                yield Finding("look", "labels_not_read", f"labels of {name}: {part['no_labels']}")
+                level = "spoils" if part["labels_stop"] else "look"
+                fix = (
+                    "give each class one name in all splits, and images in train" if level == "spoils" else ""
+                )
+                yield Finding(level, "labels_not_read", f"labels of {name}: {part['no_labels']}", fix)
             continue
         if classes["kind"] == "number":
             continue
@@ -141,7 +145,8 @@ def _classes(result: dict[str, Any]) -> Iterator[Finding]:
             fix = f"add images of them to {name}, or delete them from the other splits" if is_scored else ""
             yield Finding("spoils" if is_scored else "look", "empty_classes", text, fix)
         if classes["num_unlabelled"]:
-            text = f"{count_of(classes['num_unlabelled'], 'image')} of {name} have no class"
+            number = classes["num_unlabelled"]
+            text = f"{count_of(number, 'image')} of {name} {'has' if number == 1 else 'have'} no class"
             yield Finding("know", "images_of_no_class", text)
         if not part["is_trained_on"]:
             continue
@@ -196,7 +201,7 @@ def _sizes(result: dict[str, Any]) -> Iterator[Finding]:
 
 def _left_out(result: dict[str, Any]) -> Iterator[Finding]:
     if number := result["num_left_out_files"]:
-        yield Finding("look", "files_left_out", f"{count_of(number, 'file')} of the folder are not read")
+        yield Finding("look", "files_left_out", f"{count_of(number, 'file')} of the folder not read")
 
 
 def _has_images(result: dict[str, Any], label: str) -> bool:

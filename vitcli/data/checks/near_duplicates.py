@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vitcli.data.checks.classes import SplitLabels
+from vitcli.data.checks.classes import OPENED_AS, NoLabels, SplitLabels
 from vitcli.data.dataset import DataSet, from_section
 from vitcli.data.parts.image_hashes import ImageHashes, near_pairs
 from vitcli.data.split import Split, base_of
@@ -47,7 +47,7 @@ class ExaminedSplit(NamedTuple):
     split: Split
     hashes: ImageHashes
     labels: SplitLabels | None
-    no_labels: str | None
+    no_labels: NoLabels | None
 
 
 class NamedSplit(NamedTuple):
@@ -130,8 +130,18 @@ def _nothing_to_compare(message: str, *, names: Sequence[str]) -> DataError:
 
 
 def _open_images(section: Data) -> DataSet:
-    """Open a data set whose labels play no part, so that unlabelled and ambiguous tables can be read."""
-    data = from_section(section, partial(DataSet, needs_labels=False))
+    """Open a data set whose labels play no part, so that unlabelled and ambiguous tables can be read.
+
+    It is opened as with its labels where that works, so that it has the same splits.
+    """
+    for kind in OPENED_AS:
+        try:
+            data = from_section(section, partial(DataSet, **kind))
+            break
+        except DataError:
+            continue
+    else:
+        data = from_section(section, partial(DataSet, needs_labels=False))
     if data.tables is not None:  # shards and the demo have one kind of labels
         data.tables = replace(data.tables, has_labels=False)
     return data

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     import datasets  # which takes time to load, and the names in this file are needed without it
 
 
+class AdditionalClasses(DataError):
+    """A split has classes that train/ does not have."""
+
+
 def open_class_folders(path: Path, *, typed: str, one_class: bool) -> Tables | None:
     """Return a table for each split; None if no folder of `path` holds images.
 
@@ -148,7 +152,7 @@ def _check_no_more_classes(folder: Path, classes: list[str] | None) -> None:
         return
     similar = {loosely(name): name for name in classes}
     twin = next((similar[loosely(name)] for name in additional if loosely(name) in similar), None)
-    raise DataError(
+    raise AdditionalClasses(
         f"{folder.name}/ has classes that train/ does not have: {', '.join(additional[:5])}"
         + (f" (train/ has {twin!r})" if twin else ""),
         where=str(folder),

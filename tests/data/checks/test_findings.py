@@ -1,0 +1,197 @@
+"""What `vit datasets check` finds in folders that have one thing wrong each, and what that costs."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.conftest import run
+from tests.data.parts.test_image_hashes import scene
+
+
+def save(file: Path, seed: int, height: int = 40, width: int = 48) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(scene(seed, height, width)).save(file)
+    return file
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory) -> Path:
+    """Six images of each of two classes to train on, and two of each to test on."""
+    root = tmp_path_factory.mktemp("clean") / "photos"
+    for seed in range(16):
+        split = "train" if seed < 12 else "test"
+        save(root / split / ("rose", "tulip")[seed % 2] / f"{seed:02}.png", seed)
+    return root
+
+
+@pytest.fixture
+def photos(clean, tmp_path) -> Path:
+    return Path(shutil.copytree(clean, tmp_path / "photos"))
+
+
+def check(*words: object) -> dict:
+    outcome = run("datasets", "check", *words, "--json", "-q")
+    spoils = any(finding["level"] == "spoils" for finding in outcome.json["findings"])
+    assert (outcome.code, outcome.err) == (3 if spoils else 0, "")
+    return outcome.json
+
+
+def found(*words: object) -> list[tuple[str, str]]:
+    return [(finding["level"], finding["name"]) for finding in check(*words)["findings"]]
+
+
+def test_nothing_is_found_in_clean_images_and_the_facts_are_right(clean):
+    result = check(clean)
+    test, train = result["splits"]
+
+    assert result["findings"] == [] and result["alike_classes"] == [] and result["unreadable"] == []
+    assert train["is_trained_on"] and not test["is_trained_on"]
+    assert train["labels"]["images_per_class"] == {"rose": 6, "tulip": 6} and train["labels"]["ratio"] == 1
+    assert train["sizes"]["short_side"] == dict.fromkeys(("min", "p5", "median", "p95", "max"), 40)
+    assert train["sizes"]["aspect"] == dict.fromkeys(("min", "p5", "median", "p95", "max"), 1.2)
+    screen = run("datasets", "check", clean, "-q")
+    assert screen.code == 0 and "nothing that would spoil a number" in screen.out
+
+
+def another_case(root: Path) -> None:
+    for seed in range(20, 26):
+        save(root / "train/Rose" / f"{seed}.png", seed)
+    save(root / "test/Rose/26.png", 26)
+
+
+def wide_blanks(root: Path) -> None:
+    for split in ("train", "test"):
+        (root / split / "tulip").rename(root / split / "wild tulip")
+    for seed in range(20, 26):
+        save(root / "train/wild  tulip" / f"{seed}.png", seed)
+    save(root / "test/wild  tulip/26.png", 26)
+
+
+def contradiction(root: Path) -> None:
+    shutil.copy(root / "train/rose/00.png", root / "train/tulip/copy.png")
+
+
+def contradiction_of_splits(root: Path) -> None:
+    shutil.copy(root / "train/rose/00.png", root / "test/tulip/copy.png")
+
+
+def copy_within(root: Path) -> None:
+    shutil.copy(root / "train/rose/00.png", root / "train/rose/copy.png")
+
+
+def leak(root: Path) -> None:
+    shutil.copy(root / "train/rose/00.png", root / "test/rose/copy.png")
+
+
+def leak_of_a_third_split(root: Path) -> None:
+    save(root / "val/rose/30.png", 30)
+    shutil.copy(root / "test/tulip/13.png", root / "val/tulip.png")
+    (root / "val/tulip").mkdir()
+    (root / "val/tulip.png").rename(root / "val/tulip/a.png")
+
+
+def broken(root: Path) -> None:
+    (root / "train/rose/broken.jpg").write_bytes(b"\xff\xd8\xff and no more")
+
+
+def few(root: Path) -> None:
+    for file in sorted((root / "train/rose").iterdir())[:2]:
+        file.unlink()
+
+
+def unknown_class(root: Path) -> None:
+    save(root / "test/daisy/30.png", 30)
+
+
+def unscored_class(root: Path) -> None:
+    shutil.rmtree(root / "test/tulip")
+
+
+def unequal(root: Path) -> None:
+    for seed in range(100, 154):
+        save(root / "train/rose" / f"{seed}.png", seed)
+
+
+def large(root: Path) -> None:
+    noise = np.asarray(Image.fromarray(scene(40, 50, 52)).resize((5200, 5000), Image.Resampling.NEAREST))
+    Image.fromarray(noise[..., 0]).save(root / "train/rose/large.jpg", quality=50)
+
+
+def small(root: Path) -> None:
+    save(root / "train/rose/small.png", 40, height=31, width=40)
+
+
+def long(root: Path) -> None:
+    save(root / "train/rose/long.png", 40, height=40, width=121)
+
+
+def not_an_image(root: Path) -> None:
+    (root / "train/rose/notes.pdf").write_bytes(b"%PDF-1.4")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "expected"),
+    [
+        (another_case, [("spoils", "alike_classes")]),
+        (wide_blanks, [("spoils", "alike_classes")]),
+        (contradiction, [("spoils", "copies_with_other_labels"), ("look", "copies_within")]),
+        (contradiction_of_splits, [("spoils", "copies_with_other_labels"), ("spoils", "leak")]),
+        (copy_within, [("look", "copies_within")]),
+        (leak, [("spoils", "leak")]),
+        (leak_of_a_third_split, [("spoils", "leak")]),
+        (broken, [("spoils", "unreadable_images")]),
+        (few, [("look", "small_classes")]),
+        (unknown_class, [("spoils", "labels_not_read")]),
+        (unscored_class, [("look", "empty_classes")]),
+        (unequal, [("know", "unequal_classes")]),
+        (large, [("look", "large_images")]),
+        (small, [("know", "small_images")]),
+        (long, [("know", "long_images")]),
+        (not_an_image, [("look", "files_left_out")]),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_each_thing_is_found_alone_and_named(photos, spoil, expected):
+    spoil(photos)
+    result = check(photos)
+
+    assert [(finding["level"], finding["name"]) for finding in result["findings"]] == expected, result
+    assert all(finding["text"] for finding in result["findings"])
+    screen = run("datasets", "check", photos, "-q")
+    for finding in result["findings"]:
+        assert finding["text"] in screen.out
+    is_spoilt = expected[0][0] == "spoils"
+    assert screen.code == (3 if is_spoilt else 0)
+    if is_spoilt:
+        names = ", ".join(name.replace("_", " ") for level, name in expected if level == "spoils")
+        assert screen.err.splitlines()[0].endswith(f"would spoil a number: {names}")
+        assert len(screen.err.splitlines()) == 3
+
+
+def test_limits_belong_to_what_is_not_found(photos):
+    save(photos / "train/rose/small.png", 40, height=32, width=40)
+    save(photos / "train/tulip/long.png", 41, height=40, width=120)
+
+    assert found(photos) == []
+
+
+def test_numbers_and_several_labels_are_described(photos):
+    files = sorted((photos / "train/rose").iterdir())
+    numbers = photos.parent / "numbers"
+    shutil.copytree(photos / "train/rose", numbers)
+    rows = [f"{file.name},{age}.5" for age, file in enumerate(files)]
+    (numbers / "labels.csv").write_text("\n".join(["file,age", *rows]))
+    several = photos.parent / "several"
+    shutil.copytree(photos / "train/rose", several)
+    marks = ["1,1", "1,0", "1,1", "0,1", "1,0", "0,0"]
+    rows = [f"{file.name},{mark}" for file, mark in zip(files, marks, strict=True)]
+    (several / "labels.csv").write_text("\n".join(["file,cat,dog", *rows]))
+
+    number = check(numbers)["splits"][0]["labels"]
+    assert number == {"kind": "number", "column": "age", "min": 0.5, "median": 3.0, "max": 5.5}
+    both = check(several)["splits"][0]["labels"]
+    assert both["kind"] == "several" and both["images_per_class"] == {"cat": 4, "dog": 3}
+    assert both["num_unlabelled"] == 1
