@@ -354,6 +354,7 @@ def test_one_checkpoint_without_layers_is_the_papers_protocol(photos, copies):
         (("--layers", "all", "--shots", "5"), 2, "compared on all training images"),
         (("--layers", "all", "--layer", "gap"), 2, "compared on all training images"),
         (("--layers", "all", "--seeds", "2"), 2, "compared on all training images"),
+        (("--layers", "all", "--forecast"), 2, "compared on all training images"),
         (("--layers", "all", "--draws", "draws.json"), 2, "without draws"),
         (("--layers", "all", "--classifier", "knn"), 2, "classifier = least-squares"),
         (("--layers", "all", "--set", "fewshot.balance=full"), 2, "balance = none"),

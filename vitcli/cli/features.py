@@ -19,7 +19,8 @@ Classifier = Literal["least-squares", "knn", "logistic", "ncm"]
     panel=USE,
     example="""\
 vit fewshot --ckpt vit_b16.npz --dataset cifar100 --shots 1,5,10,25
-vit fewshot --ckpt 'weights/*.safetensors' --dataset photos/ --layers all""",
+vit fewshot --ckpt 'weights/*.safetensors' --dataset photos/ --layers all
+vit fewshot --ckpt vit_b16.npz --dataset photos/ --forecast""",
 )
 def fewshot(
     *,
@@ -49,6 +50,9 @@ def fewshot(
     layers: Annotated[str | None, option("--layers", MODEL,
         "Compare layers and poolings by leaving one out: all, last, or numbers such as 4,8,12 (default: of "
         "one checkpoint none, of several last).", "LAYERS", autocompletion=complete.layers)] = None,
+    forecast: Annotated[bool, option("--forecast", RUN,
+        "Also fit a learning curve to nested draws of all training images: the accuracy with 2, 5 and 10 "
+        "times the images, 80 % intervals, and a figure (default: no). [fewshot.forecast]")] = False,
     num_processes: options.NumProcesses = None,
     out: Annotated[Path | None, option("--out", RUN,
         "Run folder: summary, table, recipe and the support sets (default: a new one under runs/).",
@@ -64,7 +68,7 @@ def fewshot(
     """
     recipe_keys = {
         "eval.layer": layer, "fewshot.shots": counts(shots), "fewshot.seeds": seeds, "fewshot.l2": l2,
-        "fewshot.classifier": classifier,
+        "fewshot.classifier": classifier, "fewshot.forecast": forecast or None,
     }  # fmt: skip
     ckpts = inputs.expand_ckpts(ckpt or ())
     which_layers = layers_of(layers) or "last"

@@ -50,7 +50,12 @@ FOLDER = ResultFolder(
     (run_folder.SUMMARY, TABLE, *(f"{FIGURE}.{ending}" for ending in plots.ENDINGS)),
 )
 # Options of the paper's protocol that a comparison has no use for.
-NOT_TAKEN = {"fewshot.shots": "--shots", "fewshot.seeds": "--seeds", "eval.layer": "--layer"}
+NOT_TAKEN = {
+    "fewshot.shots": "--shots",
+    "fewshot.seeds": "--seeds",
+    "fewshot.forecast": "--forecast",
+    "eval.layer": "--layer",
+}
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,12 +25,12 @@ from vitcli.evaluation.setup import (
     trained_on_by,
 )
 from vitcli.evaluation.statistics import interval_of
-from vitcli.features import classifiers, least_squares
+from vitcli.features import classifiers, forecast, least_squares
 from vitcli.features import draws as features_draws
-from vitcli.features.draws import Draws, DrawScore
+from vitcli.features.draws import Draws, DrawScore, FewshotProblem
 from vitcli.features.extract import ExtractedFeatures, FeatureExtractor, extract, open_extractor
 from vitcli.features.feature_store import StoredFeatures, open_cached
-from vitcli.output import run_folder, summaries, text
+from vitcli.output import plots, run_folder, summaries, text
 from vitcli.output.atomic import read_json
 from vitcli.output.document import simple_table
 from vitcli.output.owned_folder import refuse_other
@@ -62,11 +62,14 @@ def fewshot(
     train, test = open_splits(recipe)
     groups_N = dataset.groups_of_rows(recipe.data, train)
     labels_N, draws = _labels_and_draws(train, recipe, draws_file, groups_N)
+    curve_rows_N = _rows_of_curve(train, labels_N, recipe)
     used = {"shots": tuple(next(iter(draws.values()))), "seeds": len(draws)}  # a file's, where there is one
     recipe = recipe.model_copy(update={"fewshot": recipe.fewshot.model_copy(update=used)})
     extractor = open_extractor(weights, recipe, request, run)
     runtime = extractor.settings.runtime
     notes = _notes_on_test(test, train, weights, recipe) + _notes(train, labels_N, draws, recipe)
+    if recipe.fewshot.forecast and len(curve_rows_N) < len(labels_N):
+        notes.append(f"the forecast is from {len(curve_rows_N):,} of the {len(labels_N):,} training images")
     for line in dict.fromkeys([*train.lines, *test.lines, *(f"note: {note}" for note in notes)]):
         extractor.settings.progress.note(line)
 
@@ -82,7 +85,8 @@ def fewshot(
     kept = folder.discarded_on_error() if folder else nullcontext()  # the cache keeps the features
     with kept, ExitStack() as opened:
         began_at = time.perf_counter()
-        support = extract(extractor, train, features_draws.drawn_rows(draws), open_cached, with_logits=False)
+        rows_N = np.union1d(features_draws.drawn_rows(draws), curve_rows_N)
+        support = extract(extractor, train, rows_N, open_cached, with_logits=False)
         if support.store is not None:
             opened.callback(support.store.close)  # also if the test images cannot be read
         tests = extract(extractor, test, np.arange(len(test)), open_cached, with_logits=False)
@@ -91,8 +95,11 @@ def fewshot(
             return {}
         draws_used = _drop_undecodable(draws, support, train)
         about_rows = {"num_classes": train.num_classes, "groups_N": groups_N}
-        scores = _scores(extractor, draws_used, support, tests, labels_N, **about_rows)
+        problem = _problem(support, tests, labels_N, **about_rows)
+        scores = _scores(extractor, problem, draws_used, support)
         result = _result(extractor, train, test, scores, support, tests)
+        if recipe.fewshot.forecast:
+            result["forecast"] = _forecast(extractor, problem, curve_rows_N, support)
         result |= {"notes": notes, "draws_from": draws_file, "elapsed_s": time.perf_counter() - began_at}
         tests.store.close()
         return _write_run_folder(folder, result, draws, draws_used, scores)
@@ -211,25 +218,31 @@ def _drop_undecodable(draws: Draws, support: ExtractedFeatures, train: Split) ->
     return decoded
 
 
-def _scores(
-    extractor: FeatureExtractor,
-    draws: Draws,
+def _rows_of_curve(train: Split, labels_N: np.ndarray, recipe: Recipe) -> np.ndarray:
+    """Return the rows that a forecast is made from; none without one."""
+    if not recipe.fewshot.forecast:
+        return np.arange(0)
+    rows_N = forecast.sample_rows(labels_N, num_classes=train.num_classes)
+    forecast.check_enough(len(rows_N), train.num_classes)
+    return rows_N
+
+
+def _problem(
     support: ExtractedFeatures,
     tests: ExtractedFeatures,
     labels_N: np.ndarray,
     *,
     num_classes: int,
     groups_N: np.ndarray | None,
-) -> dict[int, list[DrawScore]]:
-    """Score every draw on the decodable rows of the test split."""
-    fewshot, progress = extractor.recipe.fewshot, extractor.settings.progress
+) -> FewshotProblem:
+    """Return features and labels of both splits, of the test split those of decodable rows."""
     rows_T = np.arange(tests.store.num_rows)
     rows_T = rows_T[tests.store.has(rows_T)]
     if not len(rows_T):
         raise DataError("no test image can be decoded", where="the test split", fix="check its files")
     # Records hold the features too, so labels are read in parts.
     chunks = np.array_split(rows_T, -(-len(rows_T) // 4096))
-    problem = features_draws.FewshotProblem(
+    return FewshotProblem(
         features_of=lambda rows: support.store.read(rows)["features"],
         labels_N=labels_N,
         tests_TD=StoredFeatures(tests.store, rows_T),
@@ -237,6 +250,13 @@ def _scores(
         num_classes=num_classes,
         groups_N=groups_N,
     )
+
+
+def _scores(
+    extractor: FeatureExtractor, problem: FewshotProblem, draws: Draws, support: ExtractedFeatures
+) -> dict[int, list[DrawScore]]:
+    """Score every draw on the decodable rows of the test split."""
+    fewshot, progress = extractor.recipe.fewshot, extractor.settings.progress
     progress.begin("fit", sum(map(len, draws.values())))
     try:
         return features_draws.score_draws(
@@ -252,6 +272,20 @@ def _scores(
         raise Stopped(signal.SIGINT, f"stopped while fitting{kept}") from None
     finally:
         progress.end()
+
+
+def _forecast(
+    extractor: FeatureExtractor, problem: FewshotProblem, rows_N: np.ndarray, support: ExtractedFeatures
+) -> dict[str, Any]:
+    """Return what more images would bring, from nested draws of the decodable ones of these rows."""
+    draws = forecast.curve_draws(
+        problem.labels_N,
+        num_classes=problem.num_classes,
+        rows_N=rows_N[support.store.has(rows_N)],
+        groups_N=problem.groups_N,
+    )
+    points = forecast.curve_points(_scores(extractor, problem, draws, support))
+    return forecast.forecast(points, num_tests=len(problem.test_labels_T))
 
 
 def _result(
@@ -348,6 +382,8 @@ def _write_run_folder(
     folder.log_timing({"elapsed_s": result["elapsed_s"]})
     folder.write_text(DRAWS, json.dumps(features_draws.as_json(draws)) + "\n")
     folder.write_text(TABLE, as_text(result))
+    if "forecast" in result:
+        plots.save(folder.path / forecast.FIGURE, forecast.figure(result["forecast"]))
     folder.write_json(run_folder.SUMMARY, FewshotSummary.written(result))
     folder.close()
     return result
@@ -375,5 +411,6 @@ def as_text(result: dict[str, Any]) -> str:
         ("pixels", f"{result['preprocessing']}, {result['preprocessing_from']}"),
         ("features", f"computed {result['computed_rows']}, from cache {result['cached_rows']}"),
     ]
+    rows += forecast.as_pairs(result["forecast"]) if "forecast" in result else []
     rows += [*text.skipped(result), *(("note", note) for note in result["notes"])]
     return table + "\n" + text.pairs([*rows, ("run folder", result["run_dir"])])
