@@ -1,10 +1,14 @@
 """Probabilities of labels against brute-force refits and a general optimiser; planted labels are found."""
 
+from importlib.util import module_from_spec, spec_from_file_location
+
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 from scipy.optimize import minimize_scalar
 from scipy.special import logsumexp
 
+from tests.conftest import REPOSITORY, run
 from vitcli.errors import DataError
 from vitcli.features import suspects
 from vitcli.features.least_squares import BIAS, solve
@@ -134,3 +138,46 @@ def test_labels_that_say_nothing_of_each_other_are_refused(labels):
 
     with pytest.raises(DataError, match="say nothing about a label"):
         find_suspects(features_ND, np.array(labels), num_classes=4)
+
+
+@pytest.fixture
+def planting():
+    """The script that plants wrong labels: benchmarks/wrong_labels.py."""
+    spec = spec_from_file_location("wrong_labels", REPOSITORY / "benchmarks/wrong_labels.py")
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def real_features(shared, tmp_path, dataset: str, split: str) -> tuple[np.ndarray, np.ndarray]:
+    ckpt, out = shared / "data/checkpoints/vit_ti16_augreg_in1k.safetensors", tmp_path / "f.safetensors"
+    words = ("--ckpt", ckpt, "--dataset", shared / "data" / dataset, "--split", split, "--no-logits")
+    assert run("embed", *words, "--out", out, "-q").code == 0
+    tensors = load_file(out)
+    return tensors["features"], tensors["labels"]
+
+
+@pytest.mark.slow
+def test_wrong_labels_of_real_photographs_are_the_first(shared, tmp_path, planting):
+    features_ND, labels_N = real_features(shared, tmp_path, "flowers17", "train")
+    clean = find_suspects(features_ND, labels_N, num_classes=17)
+
+    assert clean.num_named <= 10
+    for hardest, least in ((False, 0.98), (True, 0.94)):
+        for count in (10, 34, 65):
+            about = dict(count=count, draws=20, hardest=hardest, cleanlab=False)
+            results = planting.recalls(features_ND, labels_N, **about)
+            assert np.mean(results["vit"]) >= least, (hardest, count)
+            # At most one in twenty of the named ones has the right label, and the rest takes no time.
+            assert np.sum(results["named_planted"]) >= 0.95 * np.sum(results["named"])
+            assert max(results["elapsed_s"]) < 2
+
+
+@pytest.mark.slow
+def test_wrong_labels_of_small_images_are_found_as_often_as_by_cleanlab(shared, tmp_path, planting):
+    pytest.importorskip("cleanlab")
+    features_ND, labels_N = real_features(shared, tmp_path, "cifar10", "train[:2000]")
+    results = planting.recalls(features_ND, labels_N, count=100, draws=20, hardest=False, cleanlab=True)
+
+    theirs = [np.mean(results[name]) for name in results if name.startswith("cleanlab")]
+    assert np.mean(results["vit"]) >= max(theirs) > 0.7
