@@ -33,6 +33,7 @@ COMMANDS = ["average", "finetune", "pretrain", "fewshot", "embed", "evaluate", "
             "recipes", "recipes list", "recipes show", "recipes check", "recipes schema", "recipes copy",
             "models", "interpolate-posemb", "inspect", "export", "doctor", "doctor resume", "reproduce",
             "report", "datasets", "datasets list", "datasets show", "datasets check",
+            "datasets preview",
             "cache", "cache list", "cache clear", "study", "study data-size", "study compute",
             "bench", "bench data", "bench train", "bench infer"]  # fmt: skip
 FRESH = (

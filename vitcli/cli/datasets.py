@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from vitcli.cli import complete, options
+from vitcli.cli import complete, inputs, options
 from vitcli.cli.help import VitGroup
 from vitcli.cli.options import DATA, MODEL, RUN, Printing, command, launch, option
 
@@ -97,3 +97,47 @@ def datasets_check(
     else:
         result = check.check(a, b, request.load().data, how)
     return printing.show_and_fail(result, findings.failure(result), as_text)
+
+
+@command(
+    app,
+    "preview",
+    example="vit datasets preview photos/\nvit datasets preview photos/ --ckpt vit_b16.npz --res 384",
+)
+def datasets_preview(
+    *,
+    dataset: Annotated[str, typer.Argument(autocompletion=complete.datasets, metavar="DATA",
+        help="As for --dataset: an alias, a folder, a Hub id.")],
+    num_images: Annotated[int, option("--images", DATA,
+        "Images of each split (default: 8).", "N", min=1, max=256)] = 8,
+    ckpt: options.Ckpt = None,
+    res: options.Res = None,
+    recipe: options.RecipeName = None,
+    set_: options.Set = None,
+    workers: options.Workers = None,
+    out: Annotated[Path, option("--out", RUN,
+        "The page (default: preview.html).", "FILE")] = Path("preview.html"),
+    overwrite: options.Overwrite = False,
+    printing: Printing,
+) -> int:  # fmt: skip
+    """Show the images of the first training step as the network gets them.
+
+    Crops, colours and mixed labels are those of vit finetune with the same recipe and seed; beside them the
+    pixels of evaluation.
+    """
+    from vitcli import recipe as recipes
+
+    keys = options.RecipeOptions(dataset=dataset, res=res).shorthands(ckpt, None)
+    overrides = set_ or ()
+    loaded = (
+        recipes.load(recipe, overrides, keys)
+        if recipe
+        else recipes.load_for_dataset("finetune", dataset, overrides, keys)
+    )
+    recipes.check_names_ckpt(loaded, "finetune")
+    inputs.check_recipe(loaded)
+    launch(None, "cpu")
+    from vitcli.training.preview import PreviewOptions, as_text, preview
+
+    how = PreviewOptions(out, num_images, overwrite, workers, printing.quiet)
+    return printing.show(preview(loaded, how), as_text)

@@ -46,17 +46,23 @@ def supervised(loss: Loss, *, mixup: float, cutmix: float = 0.0) -> Objective:
     def objective(model: nn.Module, images_BCHW: Tensor, labels: Tensor) -> Tensor:
         if not mixup and not cutmix:
             return loss(model(images_BCHW), labels)
-        # All draws are on the CPU, whatever the device.
-        if cutmix and (not mixup or float(torch.rand(())) < 0.5):
-            mixed_BCHW, weight = cut_and_mix(images_BCHW, cutmix)
-        else:
-            drawn = float(torch.distributions.Beta(mixup, mixup).sample())
-            weight = max(drawn, 1 - drawn)
-            mixed_BCHW = torch.lerp(images_BCHW.roll(1, dims=0), images_BCHW, weight)
+        mixed_BCHW, weight = mix(images_BCHW, mixup=mixup, cutmix=cutmix)
         logits_BK = model(mixed_BCHW)
         return weight * loss(logits_BK, labels) + (1 - weight) * loss(logits_BK, labels.roll(1, dims=0))
 
     return objective
+
+
+def mix(images_BCHW: Tensor, *, mixup: float, cutmix: float) -> tuple[Tensor, float]:
+    """Mix each image with its neighbour, see `supervised`; return the images and the weight of each label.
+
+    All draws are on the CPU, whatever the device; one of `mixup` and `cutmix` at least is not 0.
+    """
+    if cutmix and (not mixup or float(torch.rand(())) < 0.5):
+        return cut_and_mix(images_BCHW, cutmix)
+    drawn = float(torch.distributions.Beta(mixup, mixup).sample())
+    weight = max(drawn, 1 - drawn)
+    return torch.lerp(images_BCHW.roll(1, dims=0), images_BCHW, weight), weight
 
 
 def cut_and_mix(images_BCHW: Tensor, cutmix: float) -> tuple[Tensor, float]:

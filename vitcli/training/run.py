@@ -15,6 +15,7 @@ from vitcli.data import loader, seen_images
 from vitcli.data.loader import Batch
 from vitcli.data.sampler import TrainSampler
 from vitcli.data.seen_images import SeenImages
+from vitcli.data.split import Split
 from vitcli.data.transforms import train_transform_of
 from vitcli.distributed import fsdp, launch, peers
 from vitcli.distributed.runtime import Runtime, peak_memory_gib
@@ -26,6 +27,7 @@ from vitcli.output.atomic import TEMPORARY, read_json
 from vitcli.output.profile import StepProfiler, marked
 from vitcli.output.run_folder import RunFolder
 from vitcli.output.text import count_of, lines_of
+from vitcli.recipe import Recipe
 from vitcli.training import checkpoint
 from vitcli.training.loop import LoopSettings, train
 from vitcli.training.methods import resolutions
@@ -351,16 +353,7 @@ class TrainingRun:
 def batches_of(job: TrainingJob, first_step: int, *, num_threads: int) -> Iterator[Batch]:
     """Load this process's micro-batches of all steps from `first_step` on."""
     recipe, plan, split = job.recipe, job.plan, job.train_split
-    sampler = TrainSampler(
-        num_examples=len(split),
-        block_starts=split.block_starts,
-        window=recipe.data.shuffle_window,
-        batch_size=plan.batch_size,
-        seed=recipe.train.seed,
-        rank=job.runtime.rank,
-        world_size=job.runtime.world_size,
-        by_class=class_order(split, recipe),
-    )
+    sampler = sampler_of(split, recipe, rank=job.runtime.rank, world_size=job.runtime.world_size)
     how = {
         "per_device_batch": plan.per_device_batch,
         "on_bad_image": recipe.data.on_bad_image,
@@ -374,6 +367,20 @@ def batches_of(job: TrainingJob, first_step: int, *, num_threads: int) -> Iterat
     return chain.from_iterable(
         loader.train_batches(split, resolutions.at_side(transform, side), sampler, steps=steps, **how)
         for side, steps in parts
+    )
+
+
+def sampler_of(split: Split, recipe: Recipe, *, rank: int, world_size: int) -> TrainSampler:
+    """Return the order in which a run sees the rows of its training split."""
+    return TrainSampler(
+        num_examples=len(split),
+        block_starts=split.block_starts,
+        window=recipe.data.shuffle_window,
+        batch_size=recipe.train.batch_size,
+        seed=recipe.train.seed,
+        rank=rank,
+        world_size=world_size,
+        by_class=class_order(split, recipe),
     )
 
 
