@@ -117,7 +117,7 @@ def test_the_screen_is_one_page_with_the_next_command(shapes):
     named = [line for line in lines if "contradicted by the others" in line]
     assert lines[0].startswith("look at") and len(named) == 1 and "(--out suspects.csv writes" in named[0]
     assert any(line.startswith("classes     4: ") for line in lines)
-    assert lines[-1] == f"next        vit finetune --dataset {shapes}"
+    assert lines[-1] == f"next        vit finetune --ckpt demo --dataset {shapes}"
     plain = run("datasets", "check", shapes, "-q").out.splitlines()
     assert plain[-1] == f"next        vit datasets check {shapes} --labels --out suspects.csv"
 

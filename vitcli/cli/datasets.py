@@ -102,7 +102,7 @@ def datasets_check(
 @command(
     app,
     "preview",
-    example="vit datasets preview photos/\nvit datasets preview photos/ --ckpt vit_b16.npz --res 384",
+    example="vit datasets preview photos/ --ckpt vit_b16.npz",
 )
 def datasets_preview(
     *,

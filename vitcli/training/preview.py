@@ -103,6 +103,7 @@ def preview(recipe: Recipe, options: PreviewOptions) -> dict[str, Any]:
     _write_page(recipe, trained, evaluated, image_size, options.out)
     return {
         "command": "datasets preview",
+        "ckpt": recipe.model.ckpt,
         "dataset": recipe.data.dataset,
         "split": train_split.name,
         "eval_split": eval_split.name,
@@ -260,6 +261,8 @@ def as_text(result: dict[str, Any]) -> str:
             ("training", f"{result['split']}, {height} x {width} pixels, {changes or 'unchanged'}"),
             ("evaluation", f"{result['eval_split']}, {eval_height} x {eval_width} pixels"),
             ("page", result["page"]),
-            *output_text.commands(("vit", "finetune", "--dataset", result["dataset"])),
+            *output_text.commands(
+                ("vit", "finetune", "--ckpt", result["ckpt"], "--dataset", result["dataset"])
+            ),
         ]
     )

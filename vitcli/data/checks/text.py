@@ -155,4 +155,5 @@ def _next(result: dict[str, Any]) -> list[tuple[str, str]]:
         return output_text.commands(
             ("vit", "embed", "--ckpt", "demo", "--dataset", data, "--out", "features.safetensors")
         )
-    return output_text.commands(("vit", "finetune", "--dataset", data, *loss))
+    ckpt = (result.get("suspects") or {}).get("ckpt", "demo")
+    return output_text.commands(("vit", "finetune", "--ckpt", ckpt, "--dataset", data, *loss))
