@@ -23,7 +23,13 @@ MIRRORED = "Mean of the probabilities of each image and its mirror image: twice 
 PREDICTIONS = "Folder of a run or of vit evaluate --out, or a file of --save-predictions."
 
 
-@command(app, panel=USE, example="vit predict --ckpt runs/photos holiday/ 'more/*.jpg'")
+@command(
+    app,
+    panel=USE,
+    example="""\
+vit predict --ckpt runs/photos holiday/ 'more/*.jpg'
+vit predict --ckpt runs/photos odd.jpg --why why.html""",
+)
 def predict(
     *,
     inference: options.InferenceOptions,
@@ -78,6 +84,17 @@ def predict(
             "FOLDER",
         ),
     ] = None,
+    why: Annotated[
+        Path | None,
+        option(
+            "--why",
+            RUN,
+            "Also explain, on one page: the training images with the largest influence, the patches that "
+            "carry the answer, and the class that came next (default: no). CKPT is a run of vit fewshot or "
+            "vit finetune whose data set is there.",
+            "FILE.html",
+        ),
+    ] = None,
     every: Annotated[
         int | None,
         option("--every", DATA, "Of a video, every Nth frame (extra: video; default: 30).", "N", min=1),
@@ -97,23 +114,33 @@ def predict(
     if ckpt is None and images and hints.looks_like_weights(images[0]):
         fix = f"vit predict --ckpt {shlex.quote(images[0])} {shlex.join(images[1:]) or 'IMAGES'}"
         raise VitError(f"{images[0]} is a checkpoint, not an image", where="IMAGES", fix=fix)
-    request = RecipeOptions(None, res, model, None, set_, skip_bad).request(
-        ckpt, inference, command="predict"
-    )
+    recipe = RecipeOptions(None, res, model, None, set_, skip_bad)
+    if why and ckpt and inputs.is_fewshot_run(ckpt):  # it holds no weights, but names them
+        request = recipe.request(None, inference, {"model.ckpt": ckpt})
+    else:
+        request = recipe.request(ckpt, inference, command="predict")
     inputs.check_images(images, "IMAGES")
     launch(None, inference.device)
     from vitcli.evaluation import predict as predictions
     from vitcli.evaluation.text import predictions_as_text
 
     more = predictions.PredictOptions(topk, threshold, tta, sort_into, every)
-    result = predictions.predict(images, request, inference.settings(printing, out, overwrite), more)
+    settings, render = inference.settings(printing, out, overwrite), predictions_as_text
+    if why:
+        from vitcli.inspection.why import predict_why
+        from vitcli.inspection.why_page import as_text
+
+        result = predict_why(images, request, settings, more, why)
+        render = as_text
+    else:
+        result = predictions.predict(images, request, settings, more)
     error = predictions.failure(result)
     if jsonl:
         text.write(predictions.as_jsonl(result, partial(text.json_text, indent=None)))
         if error:
             raise error
         return 0
-    render = partial(predictions_as_text, is_brief=False if topk else None)
+    render = partial(render, is_brief=False if topk else None)
     return printing.show_and_fail(result, error, render)
 
 

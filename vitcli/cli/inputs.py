@@ -32,6 +32,13 @@ def check_ckpt(ckpt: str, option: str = "--ckpt") -> None:
         raise WeightsError(error.message, where=option, fix=error.fix) from error
 
 
+def is_fewshot_run(ckpt: str) -> bool:
+    """Return whether this is the folder of a few-shot run."""
+    from vitcli.output.run_folder import DRAWS, RECIPE
+
+    return all((Path(ckpt) / name).is_file() for name in (DRAWS, RECIPE))
+
+
 def expand_ckpts(names: Sequence[str]) -> list[str]:
     """Return checkpoints in their order, each once, with what patterns match in their places.
 

@@ -56,12 +56,17 @@ class PredictOptions:
 
 
 def predict(
-    images: Sequence[str], request: RecipeRequest, run: RunSettings, options: PredictOptions
+    images: Sequence[str],
+    request: RecipeRequest,
+    run: RunSettings,
+    options: PredictOptions,
+    weights: Weights | None = None,
 ) -> dict[str, Any]:
     """Return the likeliest classes of every image that can be read, and the errors of the others.
 
     Args:
         images: files, folders (searched recursively) and globs; or videos.
+        weights: to predict with; None for those of the recipe.
 
     Raises:
         VitError: no checkpoint is named, or `run.out` cannot be written.
@@ -76,7 +81,7 @@ def predict(
 
     # The network, at the resolution and with the preprocessing of its weights.
     settings = replace(eval_settings(recipe, run), on_bad_image="skip")  # one bad file costs no other answer
-    weights = read_checkpoint(recipe, quiet=run.quiet)
+    weights = weights or read_checkpoint(recipe, quiet=run.quiet)
     preprocessing, origin = preprocessing_for(weights, recipe, request)
     model, arch = load_for_inference(
         weights, preprocessing.image_size, recipe.model.posemb_resample, settings.device, settings.progress
@@ -86,8 +91,7 @@ def predict(
             f"note: --topk {options.topk} lists all {arch.num_classes} classes of the model"
         )
     topk = min(options.topk or DEFAULT_TOPK, arch.num_classes)
-    settings.progress.note(f"{arch.name}: {preprocessing.summary()}, {origin}")
-    for line in split.lines:
+    for line in [f"{arch.name}: {preprocessing.summary()}, {origin}", *split.lines]:
         settings.progress.note(line)
 
     # The likeliest classes of each image, or its number.

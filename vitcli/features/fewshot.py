@@ -34,13 +34,13 @@ from vitcli.output import plots, run_folder, summaries, text
 from vitcli.output.atomic import read_json
 from vitcli.output.document import simple_table
 from vitcli.output.owned_folder import refuse_other
-from vitcli.output.run_folder import refuse_other_recipe
+from vitcli.output.run_folder import DRAWS, refuse_other_recipe
 from vitcli.output.summaries import FewshotSummary, ShotScores
 from vitcli.recipe import Recipe
 from vitcli.recipe.request import RecipeRequest
 from vitcli.weights.io import Weights
 
-DRAWS, TABLE = "draws.json", "table.txt"
+TABLE = "table.txt"
 
 
 def fewshot(

@@ -44,6 +44,7 @@ LOCK = ".vit.lock"
 CHECKPOINTS = "checkpoints"
 # Below the folder of several runs: the trials of a sweep, its runs with several seeds, and folds.
 ARMS, REPEATS, FOLDS = "arms", "runs", "folds"
+DRAWS = "draws.json"  # of a few-shot run: the rows it was fitted to
 AVERAGED = "average"  # of a sweep, the average of its runs
 CHECKOUT = Path(__file__).parents[2]  # the repository, if the package runs from one
 FILES = (METRICS, TIMING, SUMMARY, RECIPE, PLAN, ENVIRONMENT, TRACKING, "README.md", "config.json",

@@ -16,7 +16,7 @@ from vitcli import libraries
 from vitcli.credentials import with_credentials
 from vitcli.errors import WeightsError, nearest, nearest_path
 from vitcli.models.variants import VARIANTS, Variant, find_variant, variant_of_timm
-from vitcli.output.run_folder import ARMS, RECIPE, SUMMARY
+from vitcli.output.run_folder import ARMS, DRAWS, RECIPE, SUMMARY
 from vitcli.output.text import first_few
 from vitcli.weights.authors import FILES, STORAGE, authors_files, find_authors_file
 
@@ -155,6 +155,9 @@ def check_local(path: Path) -> None:
 def _no_weights_in(folder: Path) -> WeightsError:
     """Return the error of a folder without weights: an unfinished run, an arm of a sweep, or no run."""
     names = f"no {' and no '.join(WEIGHTS_NAMES)}"
+    if (folder / DRAWS).is_file():
+        fix = "a few-shot run keeps none: name the ckpt of its recipe.toml, or vit predict --why FILE.html"
+        return WeightsError(f"the folder has {names}", where="", fix=fix)
     if (folder / RECIPE).is_file():
         fix = "let the run finish first; its checkpoints/ are only for resuming"
         if folder.resolve().parent.name == ARMS and (folder / SUMMARY).is_file():

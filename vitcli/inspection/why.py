@@ -1,0 +1,354 @@
+"""`vit predict --why`: the training images and the patches behind an answer, and the class that came next.
+
+    predict_why      answers as `vit predict`, each with its reasons, and the page
+    of_fewshot       a few-shot run: its network with the closed form of its first draw as head
+    _of_training     a trained run: its network, and the closed form on the features of its training images
+
+Influences are those of the closed form (`features.influence`). In a few-shot run it is the answer's own head.
+A fine-tuned head has no closed form: there it is fitted to the features of the finished network, and what it
+answers itself is said. Patches are those of the network's own logits in both cases.
+
+N training images, D features, E = D + 1, K classes, I x J patches.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitcli.data import dataset, loader
+from vitcli.data.image_files import find_images
+from vitcli.data.split import Split
+from vitcli.data.transforms import to_model_range
+from vitcli.errors import DataError, VitError
+from vitcli.evaluation import predict as predictions
+from vitcli.evaluation.belief.temperature import softmax_scale
+from vitcli.evaluation.mistakes import places_of
+from vitcli.evaluation.predict import PredictOptions
+from vitcli.evaluation.regression import target_of
+from vitcli.evaluation.setup import RunSettings, preprocessing_for, read_checkpoint, starts_of, trained_on_by
+from vitcli.evaluation.several_labels import several_labels_of
+from vitcli.features import forecast, least_squares
+from vitcli.features.draws import SWEEP, read_draws
+from vitcli.features.extract import FeatureExtractor, extract, open_extractor
+from vitcli.features.feature_store import open_cached
+from vitcli.features.influence import influences
+from vitcli.features.least_squares import Solution
+from vitcli.inspection import why_page
+from vitcli.inspection.attention import AttentionLayout, probe_attention_layout
+from vitcli.inspection.relevance import patch_relevance
+from vitcli.models import features
+from vitcli.output import run_folder
+from vitcli.output.atomic import check_out
+from vitcli.output.progress import Progress
+from vitcli.output.text import count_of
+from vitcli.recipe import Recipe, check_names_ckpt
+from vitcli.recipe.request import RecipeRequest
+from vitcli.weights.io import Weights
+from vitcli.weights.load import load_for_inference
+
+MOST_IMAGES = 50  # a page; each image takes as long as some dozen predictions
+NUM_REASONS = 3
+PAGE = ".html"
+HEADS = ("head.head", "head")  # last layers that the closed form can take the place of
+RUNS = "name the folder of a run of vit fewshot or vit finetune, whose recipe names its training images"
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingImages:
+    """The training images of a run, and the closed form fitted to their features.
+
+    Attributes:
+        rows_N: of the split, in the order of the fitted rows.
+        solution: of one l2.
+        layer: of the features.
+        about: of the JSON.
+    """
+
+    split: Split
+    rows_N: np.ndarray
+    solution: Solution
+    layer: str
+    about: dict[str, Any]
+
+
+def predict_why(
+    images: Sequence[str], request: RecipeRequest, run: RunSettings, options: PredictOptions, page: Path
+) -> dict[str, Any]:
+    """Return what `vit predict` does, each prediction with its "why", and write the page.
+
+    Raises:
+        VitError: the checkpoint is no run that names its training images, or an option has no reasons.
+        DataError: the training images are gone, or have other classes.
+    """
+    recipe = request.load()
+    check_names_ckpt(recipe, "predict")
+    check_out(page, overwrite=run.overwrite, option="--why", suffixes=(PAGE,))
+    _check_options(images, options)
+    folder = run_folder.folder_of(recipe.model.ckpt)
+    if folder is None:
+        problem = f"{recipe.model.ckpt} does not say which images it was trained on"
+        raise VitError(problem, where="--why", fix=RUNS)
+    of_run, is_there = run_folder.recipe_of(folder)
+    if not (is_there and of_run.data.dataset):
+        raise DataError(
+            f"the training images of {folder} are gone: {of_run.data.dataset}",
+            where="--why",
+            fix="put them where its recipe.toml says",
+        )
+
+    # The weights that answer, and the closed form on the features of the training images.
+    if (folder / run_folder.DRAWS).is_file():
+        request, weights, training = of_fewshot(request, of_run, run, folder)
+    else:
+        weights, training = _of_training(request, of_run, run)
+    result = predictions.predict(images, request, run, options, weights=weights)
+    result["ckpt"] = recipe.model.ckpt
+    return _explained(result, request, weights, training, page)
+
+
+def _check_options(images: Sequence[str], options: PredictOptions) -> None:
+    """Refuse what has no reasons, and more images than a page is for."""
+    if options.mirrored or options.every or options.sort_into:
+        name = "--tta" if options.mirrored else "--every" if options.every else "--sort-into"
+        problem = f"--why is about the answers of single images as they are, not about {name}"
+        raise VitError(problem, where="--why", fix="leave one of them out")
+    if (count := len(find_images(images, where="IMAGES"))) > MOST_IMAGES:
+        raise VitError(
+            f"--why is for {MOST_IMAGES} images at the most, not {count:,}",
+            where="IMAGES",
+            fix="name those whose answers are surprising",
+        )
+
+
+def of_fewshot(
+    request: RecipeRequest, of_run: Recipe, run: RunSettings, folder: Path
+) -> tuple[RecipeRequest, Weights, TrainingImages]:
+    """Return the request by a few-shot run's own recipe, and the closed form of its first draw as a network.
+
+    Of several numbers of shots the largest counts.
+    """
+    fewshot = of_run.fewshot
+    if fewshot is None or fewshot.classifier != "least-squares" or of_run.eval.layer != "pre_logits":
+        raise VitError(
+            "only the closed form on the input of the last layer has exact influences",
+            where=f"recipe of {folder}",
+            fix="repeat vit fewshot with --classifier least-squares, without --layer",
+        )
+    places = {"model.ckpt": of_run.model.ckpt, "data.dataset": of_run.data.dataset}
+    request = replace(
+        request, name=str(folder / run_folder.RECIPE), shorthands={**request.shorthands, **places}
+    )
+    recipe = request.load(command="fewshot")
+    weights = read_checkpoint(recipe, quiet=run.quiet)
+    train, _ = _open(recipe, seed=0)
+    labels_N, names = train.read_labels(), _names(train)
+    draws = read_draws(str(folder / run_folder.DRAWS), labels_N, list(names))
+    seed, by_shots = min(draws.items())
+    shots, rows_N = max(by_shots.items())
+    extractor = open_extractor(weights, recipe, request, run)
+    rows_N, features_ND = _features(extractor, train, rows_N)
+    what = f"{count_of(shots, 'image')} a class, draw {seed}"
+    l2 = SWEEP if fewshot.l2 == "sweep" else (float(fewshot.l2),)
+    solution = _solve(features_ND, labels_N[rows_N], train.num_classes, l2, balance=fewshot.balance)
+    about = {"run": str(folder), "split": train.name, "draw": {"seed": seed, "shots": shots}, "what": what}
+    training = TrainingImages(train, rows_N, solution, of_run.eval.layer, about)
+    return request, fewshot_weights(weights, solution, names), training
+
+
+def _of_training(request: RecipeRequest, of_run: Recipe, run: RunSettings) -> tuple[Weights, TrainingImages]:
+    """Return the weights of a run, and the closed form on its training images, up to `forecast.MOST_ROWS`."""
+    recipe = request.load()
+    weights = read_checkpoint(recipe, quiet=run.quiet)
+    num_classes = weights.architecture.num_classes
+    if target_of(weights.metadata) or several_labels_of(weights.metadata, num_classes):
+        raise VitError(
+            "--why is for one class an image, and these weights predict something else",
+            where=recipe.model.ckpt,
+            fix="leave --why out",
+        )
+    train, _ = _open(of_run, seed=of_run.train.seed)
+    if train.num_classes != num_classes or weights.class_names not in (None, train.class_names):
+        raise DataError(
+            f"{train.name} has other classes than these weights",
+            where=of_run.data.dataset,
+            fix="restore the data set that they were trained on",
+        )
+    data = recipe.data.model_copy(update={"dataset": of_run.data.dataset})
+    extractor = open_extractor(weights, recipe.model_copy(update={"data": data}), request, run)
+    labels_N = train.read_labels()
+    rows_N = forecast.sample_rows(labels_N, num_classes=num_classes)
+    rows_N, features_ND = _features(extractor, train, rows_N)
+    solution = _solve(features_ND, labels_N[rows_N], num_classes, SWEEP)
+    folder = run_folder.folder_of(recipe.model.ckpt)
+    about = {"run": str(folder), "split": train.name, "draw": None, "what": train.name}
+    return weights, TrainingImages(train, rows_N, solution, recipe.eval.layer, about)
+
+
+def _open(recipe: Recipe, *, seed: int) -> tuple[Split, Split]:
+    """Open the splits of a run, of one label each."""
+    before = partial(trained_on_by, starts_of(recipe), quiet=True)
+    train, test = dataset.open_train_and_eval(recipe.data, seed=seed, trained_before=before)
+    if train.is_large or train.has_several_labels:
+        problem = (
+            "has too many labels to read them first" if train.is_large else "has several labels an image"
+        )
+        raise VitError(f"{train.name} {problem}", where="--why", fix="leave --why out")
+    return train, test
+
+
+def _names(train: Split) -> tuple[str, ...]:
+    return train.class_names or tuple(f"class {label}" for label in range(train.num_classes))
+
+
+def _features(extractor: FeatureExtractor, train: Split, rows_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return those of the rows that can be decoded, and their features."""
+    computed = extract(extractor, train, rows_N, open_cached, with_logits=False)
+    try:
+        rows_N = rows_N[computed.store.has(rows_N)]
+        if not len(rows_N):
+            raise DataError(f"no image of {train.name} can be read", where="--why", fix="check its files")
+        return rows_N, computed.store.read(rows_N)["features"]
+    finally:
+        computed.store.close()
+
+
+def _solve(
+    features_ND: np.ndarray,
+    labels_N: np.ndarray,
+    num_classes: int,
+    l2: Sequence[float],
+    balance: str = "none",
+) -> Solution:
+    """Return the closed form at the l2, of several at that of the highest leave-one-out accuracy."""
+    if np.bincount(labels_N).max() < 2:
+        raise VitError(
+            "one image a class leaves nothing to set probabilities by",
+            where="--why",
+            fix="repeat vit fewshot with --shots 5, or more",
+        )
+    solution = least_squares.solve(features_ND, labels_N, num_classes=num_classes, l2=l2, balance=balance)
+    which = least_squares.choose_l2(solution) if len(l2) > 1 else 0
+    return replace(solution, l2=(solution.l2[which],))
+
+
+def fewshot_weights(weights: Weights, solution: Solution, class_names: Sequence[str]) -> Weights:
+    """Return the weights with the closed form as last layer: logits are its scores times one factor.
+
+    The factor is the one that makes probabilities of left-out scores most likely; it changes no ranking.
+
+    Raises:
+        VitError: the network's last layer is no dense layer of that name.
+    """
+    name = next((name for name in HEADS if f"{name}.weight" in weights.state), None)
+    shape = None if name is None else weights.state[f"{name}.weight"].shape
+    if name is None and not weights.architecture.num_classes:
+        name = HEADS[1]
+    if name is None or (shape is not None and (len(shape) != 2 or shape[1] != len(solution.mean_D))):
+        raise VitError(
+            f"the last layer of {weights.architecture.name} cannot be replaced by the closed form",
+            where="--why",
+            fix="take the few-shot run of a ViT",
+        )
+    counted = least_squares.has_others(solution.labels_N, np.arange(len(solution.labels_N)))
+    left_out_NK = least_squares.left_out_scores(solution)[:, 0]
+    scale = softmax_scale(left_out_NK[counted], solution.labels_N[counted])
+    matrix_EK = scale * solution.weights(0)
+    weight_DK = matrix_EK[:-1] / solution.std_D[:, None]
+    bias_K = least_squares.BIAS * matrix_EK[-1] - solution.mean_D @ weight_DK
+    head = {f"{name}.weight": torch.from_numpy(weight_DK.T).float().contiguous()}
+    head[f"{name}.bias"] = torch.from_numpy(bias_K).float()
+    return replace(
+        weights,
+        state=weights.state | head,
+        architecture=replace(weights.architecture, num_classes=solution.num_classes),
+        class_names=tuple(class_names),
+        metadata={},
+        imagenet="",
+    )
+
+
+def _explained(
+    result: dict[str, Any], request: RecipeRequest, weights: Weights, training: TrainingImages, page: Path
+) -> dict[str, Any]:
+    """Add the reasons to the predictions, and write the page."""
+    recipe = request.load()
+    preprocessing, _ = preprocessing_for(weights, recipe, request)
+    model, arch = load_for_inference(
+        weights,
+        preprocessing.image_size,
+        recipe.model.posemb_resample,
+        torch.device("cpu"),
+        Progress(quiet=True),
+    )
+    model.requires_grad_(False)
+    names = weights.class_names or _names(training.split)
+    layout = probe_attention_layout(model, arch)
+    layout = None if isinstance(layout, str) else layout  # without one grid of patches
+    seen = []
+    for prediction in result["predictions"]:
+        split = find_images([prediction["file"]], where="IMAGES")
+        image_HWC = np.array(preprocessing(loader.read_example(split, 0)[0]))
+        seen.append(image_HWC)
+        image_1CHW = torch.from_numpy(image_HWC).permute(2, 0, 1)[None]
+        image_1CHW = to_model_range(image_1CHW, mean=preprocessing.mean, std=preprocessing.std)
+        prediction["why"] = _why(model, image_1CHW, training, names, layout)
+    result["why"] = training.about | {
+        "num_training_images": len(training.rows_N),
+        "l2": training.solution.l2[0],
+        "page": str(page),
+    }
+    why_page.write(page, result, training.split, seen)
+    return result
+
+
+def _why(
+    model: torch.nn.Module,
+    image_1CHW: Tensor,
+    training: TrainingImages,
+    names: Sequence[str],
+    layout: AttentionLayout | None,
+) -> dict[str, Any]:
+    """Return the runner-up, the training images and the patches of one answer."""
+    with torch.no_grad():
+        outputs_O = features.outputs(model, image_1CHW, layer=training.layer, with_logits=True)[0]
+    features_D, logits_K = outputs_O[: -len(names)], outputs_O[-len(names) :]
+    answer, second = logits_K.argsort(descending=True, stable=True)[:2].tolist()
+
+    # What each training image adds to the lead of the answer over the runner-up.
+    solution, split = training.solution, training.split
+    inputs_1E = solution.inputs(features_D[None].numpy())
+    scores_K = (inputs_1E @ solution.weights(0))[0]
+    lead_1K = np.zeros((1, len(names)))
+    lead_1K[0, answer], lead_1K[0, second] = 1, -1
+    influences_N = influences(solution, inputs_1E, lead_1K)[0]
+    most = np.argsort(-influences_N, kind="stable")[:NUM_REASONS]
+    places = places_of(split, training.rows_N[most])
+    reasons = [
+        {
+            "row": int(training.rows_N[i]),
+            "place": place,
+            "label": names[solution.labels_N[i]],
+            "influence": float(influences_N[i]),
+        }
+        for i, place in zip(most, places, strict=True)
+    ]
+    patches = None
+    if layout is not None:
+        relevance_1IJ = patch_relevance(model, layout, image_1CHW, lambda logits_1K: logits_1K[:, answer])
+        patches = [[round(value, 6) for value in row] for row in relevance_1IJ[0].tolist()]
+    return {
+        "class": names[answer],
+        "runner_up": names[second],
+        "closed_form": {
+            "class": names[int(scores_K.argmax())],
+            "lead": float(scores_K[answer] - scores_K[second]),
+        },
+        "reasons": reasons,
+        "patches": patches,
+    }

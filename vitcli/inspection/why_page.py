@@ -1,0 +1,133 @@
+"""The page of `vit predict --why`: each image, the patches that carry its answer, and three training images.
+
+I x J patches.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from vitcli import __version__
+from vitcli.data import loader
+from vitcli.data.split import Split
+from vitcli.errors import DataError
+from vitcli.evaluation.mistakes import thumbnail
+from vitcli.evaluation.text import predictions_as_text
+from vitcli.inspection.analysis import attention_overlay
+from vitcli.output import html
+from vitcli.output.atomic import write_text
+from vitcli.output.document import PageFigure
+from vitcli.output.text import Verbatim, count_of, pairs, percent, short_names
+
+GENERATOR = '<meta name="generator" content="vit predict --why">'
+FULL_AT = 0.95  # quantile of the patches from which on the image keeps its brightness
+DARKEST = 0.15  # of the brightness, where a patch does not count
+CAPTION = (
+    "Left: the image as the network sees it, with its answer and the class that came next. Then the patches "
+    "that carry the answer; dark ones do not. Then the training images with the largest influence on the "
+    "lead of the answer over the next class: what that lead loses without the image, in scores of the "
+    "closed form. A label other than the answer is in bold."
+)
+
+
+def write(path: Path, result: Mapping[str, Any], split: Split, images: Sequence[np.ndarray]) -> None:
+    """Write the page.
+
+    Args:
+        result: of `why.predict_why`.
+        split: of the training images.
+        images: as the network sees them, one for each prediction.
+    """
+    explained, about = result["predictions"], result["why"]
+    places = [reason["place"] for one in explained for reason in one["why"]["reasons"]]
+    short = short_names([*places, *(one["file"] for one in explained)])
+    rows = [_row(split, one, image_HWC, short) for one, image_HWC in zip(explained, images, strict=True)]
+    page = html.page(
+        [],
+        [PageFigure("Answers and their reasons", CAPTION, html.image_rows(rows), is_wide=True)],
+        title="Why these answers?",
+        summary=[
+            count_of(len(explained), "image"),
+            f"{result['model']} ({result['ckpt']})",
+            f"{count_of(about['num_training_images'], 'training image')}: {about['what']}",
+        ],
+        notes=[
+            "Influences are exact for the closed form on the features, "
+            f"l2 {about['l2']:g}: the difference of two fits, with the standardisation of all images.",
+            f"Made by vit {__version__} on {time.strftime('%Y-%m-%d %H:%M')}.",
+        ],
+        base=None,
+        generator=GENERATOR,
+    )
+    write_text(path, page)
+
+
+def _row(
+    split: Split, prediction: Mapping[str, Any], image_HWC: np.ndarray, short: Mapping[str, str]
+) -> html.ImageRow:
+    """Return an image, its patches and its reasons."""
+    why, first = prediction["why"], prediction["top"][0]
+    second = [one for one in prediction["top"] if one["class"] == why["runner_up"]]
+    likely = f" ({percent(second[0]['probability'])})" if second else ""
+    lines = [
+        f"{first['class']} ({percent(first['probability'])})",
+        f"next: {why['runner_up']}{likely}",
+        short[prediction["file"]],
+    ]
+    if why["closed_form"]["class"] != first["class"]:
+        lines.append(f"the closed form says {why['closed_form']['class']}")
+    others = []
+    if why["patches"]:
+        shown = thumbnail(overlay(image_HWC, why["patches"]))
+        others.append(html.CaptionedImage(shown, "patches that carry the answer", ("patches",)))
+    others += [
+        html.CaptionedImage(
+            _jpeg(split, reason["row"]),
+            f"training image, labelled {reason['label']}",
+            (reason["label"], f"adds {reason['influence']:+.3f}", short[reason["place"]]),
+            is_marked=reason["label"] != first["class"],
+        )
+        for reason in why["reasons"]
+    ]
+    shown = html.CaptionedImage(
+        thumbnail(image_HWC), f"answer: {first['class']}", tuple(lines), is_marked=True
+    )
+    return html.ImageRow(shown, tuple(others))
+
+
+def as_text(result: Mapping[str, Any], *, is_brief: bool | None = None) -> str:
+    """Return the predictions as `vit predict` shows them, then the reasons of each, for a terminal."""
+    rows = []
+    for prediction in result["predictions"]:
+        why = prediction["why"]
+        rows.append(("image", prediction["file"]))
+        rows.append(("runner-up", why["runner_up"]))
+        if why["closed_form"]["class"] != why["class"]:
+            rows.append(("closed form", f"{why['closed_form']['class']}, not {why['class']}"))
+        lead = why["closed_form"]["lead"]
+        rows += [
+            ("reason", f"{one['influence']:+.3f} of {lead:.3f}: {one['label']}, {one['place']}")
+            for one in why["reasons"]
+        ]
+    rows.append(("page", Verbatim(result["why"]["page"])))
+    return predictions_as_text(dict(result), is_brief=is_brief) + "\n" + pairs(rows)
+
+
+def overlay(image_HWC: np.ndarray, patches: Sequence[Sequence[float]]) -> np.ndarray:
+    """Return the image (H, W, 3), uint8, darkened where a patch does not carry the answer."""
+    relevance_IJ = torch.tensor(patches, dtype=torch.float64).clamp_min(0)
+    full = relevance_IJ.quantile(FULL_AT).clamp_min(1e-30)
+    light_1IJ = DARKEST + (1 - DARKEST) * (relevance_IJ / full).clamp_max(1)[None]
+    return attention_overlay(torch.from_numpy(image_HWC)[None], light_1IJ, full_at=1.0)[0].numpy()
+
+
+def _jpeg(split: Split, row: int) -> str:
+    """Return a small JPEG of a whole image in base64; "" of one that can no longer be read."""
+    try:
+        return thumbnail(loader.read_example(split, row)[0])
+    except DataError:
+        return ""
