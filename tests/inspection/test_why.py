@@ -120,6 +120,8 @@ def test_a_few_shot_run_answers_with_the_influences_of_refits(home, images):
     assert_fetches_nothing(text)
     assert text.count("<img") == 3 * 5 and "the patches that carry" in text.lower()
 
+    without = run("predict", "--ckpt", home / "fewshot", images[0], "--json", "--quiet")
+    assert without.code == 4 and "a few-shot run keeps none" in without.json["error"]["fix"]
     shown = run("predict", "--ckpt", home / "fewshot", images[0], "--why", home / "again.html")
     assert shown.out.count("reason") == 3 and "runner-up" in shown.out
 

@@ -154,8 +154,8 @@ def of_fewshot(
     extractor = open_extractor(weights, recipe, request, run)
     rows_N, features_ND = _features(extractor, train, rows_N)
     what = f"{count_of(shots, 'image')} a class, draw {seed}"
-    l2 = SWEEP if fewshot.l2 == "sweep" else (float(fewshot.l2),)
-    solution = _solve(features_ND, labels_N[rows_N], train.num_classes, l2, balance=fewshot.balance)
+    about_rows = (features_ND, labels_N[rows_N], _groups(recipe, train, rows_N))
+    solution = _solve(*about_rows, train.num_classes, fewshot.l2, fewshot.balance)
     about = {"run": str(folder), "split": train.name, "draw": {"seed": seed, "shots": shots}, "what": what}
     training = TrainingImages(train, rows_N, solution, of_run.eval.layer, about)
     return request, fewshot_weights(weights, solution, names), training
@@ -166,7 +166,8 @@ def _of_training(request: RecipeRequest, of_run: Recipe, run: RunSettings) -> tu
     recipe = request.load()
     weights = read_checkpoint(recipe, quiet=run.quiet)
     num_classes = weights.architecture.num_classes
-    if target_of(weights.metadata) or several_labels_of(weights.metadata, num_classes):
+    is_other = target_of(weights.metadata) or several_labels_of(weights.metadata, num_classes)
+    if is_other or not num_classes:
         raise VitError(
             "--why is for one class an image, and these weights predict something else",
             where=recipe.model.ckpt,
@@ -184,7 +185,8 @@ def _of_training(request: RecipeRequest, of_run: Recipe, run: RunSettings) -> tu
     labels_N = train.read_labels()
     rows_N = forecast.sample_rows(labels_N, num_classes=num_classes)
     rows_N, features_ND = _features(extractor, train, rows_N)
-    solution = _solve(features_ND, labels_N[rows_N], num_classes, SWEEP)
+    about_rows = (features_ND, labels_N[rows_N], _groups(of_run, train, rows_N))
+    solution = _solve(*about_rows, num_classes, "sweep")
     folder = run_folder.folder_of(recipe.model.ckpt)
     about = {"run": str(folder), "split": train.name, "draw": None, "what": train.name}
     return weights, TrainingImages(train, rows_N, solution, recipe.eval.layer, about)
@@ -221,20 +223,33 @@ def _features(extractor: FeatureExtractor, train: Split, rows_N: np.ndarray) -> 
 def _solve(
     features_ND: np.ndarray,
     labels_N: np.ndarray,
+    groups_N: np.ndarray | None,
     num_classes: int,
-    l2: Sequence[float],
+    l2: float | str,
     balance: str = "none",
 ) -> Solution:
-    """Return the closed form at the l2, of several at that of the highest leave-one-out accuracy."""
+    """Return the closed form at the l2, or with "sweep" at that of the highest leave-one-out accuracy."""
     if np.bincount(labels_N).max() < 2:
         raise VitError(
             "one image a class leaves nothing to set probabilities by",
             where="--why",
             fix="repeat vit fewshot with --shots 5, or more",
         )
-    solution = least_squares.solve(features_ND, labels_N, num_classes=num_classes, l2=l2, balance=balance)
-    which = least_squares.choose_l2(solution) if len(l2) > 1 else 0
-    return replace(solution, l2=(solution.l2[which],))
+    groups_N = np.arange(len(labels_N)) if groups_N is None else groups_N
+    if l2 == "sweep" and not least_squares.has_others(labels_N, groups_N).any():
+        l2 = least_squares.DEFAULT_L2  # as vit fewshot does
+    strengths = SWEEP if l2 == "sweep" else (float(l2),)
+    solution = least_squares.solve(
+        features_ND, labels_N, num_classes=num_classes, l2=strengths, balance=balance
+    )
+    which = least_squares.choose_l2(solution, groups_N) if l2 == "sweep" else 0
+    return replace(solution, l2=(strengths[which],))
+
+
+def _groups(recipe: Recipe, train: Split, rows_N: np.ndarray) -> np.ndarray | None:
+    """Return the group of each of the rows, None without groups."""
+    groups_N = dataset.groups_of_rows(recipe.data, train)
+    return None if groups_N is None else groups_N[rows_N]
 
 
 def fewshot_weights(weights: Weights, solution: Solution, class_names: Sequence[str]) -> Weights:
@@ -297,7 +312,8 @@ def _explained(
         seen.append(image_HWC)
         image_1CHW = torch.from_numpy(image_HWC).permute(2, 0, 1)[None]
         image_1CHW = to_model_range(image_1CHW, mean=preprocessing.mean, std=preprocessing.std)
-        prediction["why"] = _why(model, image_1CHW, training, names, layout)
+        answer = prediction["top"][0]["label"]
+        prediction["why"] = _why(model, image_1CHW, answer, training, names, layout)
     result["why"] = training.about | {
         "num_training_images": len(training.rows_N),
         "l2": training.solution.l2[0],
@@ -310,6 +326,7 @@ def _explained(
 def _why(
     model: torch.nn.Module,
     image_1CHW: Tensor,
+    answer: int,
     training: TrainingImages,
     names: Sequence[str],
     layout: AttentionLayout | None,
@@ -318,7 +335,7 @@ def _why(
     with torch.no_grad():
         outputs_O = features.outputs(model, image_1CHW, layer=training.layer, with_logits=True)[0]
     features_D, logits_K = outputs_O[: -len(names)], outputs_O[-len(names) :]
-    answer, second = logits_K.argsort(descending=True, stable=True)[:2].tolist()
+    second = next(k for k in logits_K.argsort(descending=True, stable=True).tolist() if k != answer)
 
     # What each training image adds to the lead of the answer over the runner-up.
     solution, split = training.solution, training.split
