@@ -11,6 +11,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from vitcli.credentials import without_credentials
 from vitcli.data.checks import classes, findings, sizes
 from vitcli.data.checks.near_duplicates import (
     DuplicatePairs,
@@ -112,7 +113,7 @@ def _result(
     class_names = [name for part in examined for name in (part.labels.class_names if part.labels else ())]
     return {
         "command": "datasets check",
-        "dataset": one.data.dataset,
+        "dataset": without_credentials(one.data.dataset),
         "split": one.split.name,
         "against": other.split.name,
         "num_images": len(one.split),
