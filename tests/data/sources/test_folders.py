@@ -240,7 +240,7 @@ CODES = {
     "labels.csv of a spreadsheet": "00030030",
     "metadata.jsonl": "00000030",
     "a folder of folders of folders": "00000030",
-    "a broken link": "00333303",
+    "a broken link": "00333333",
     "a CSV by its path": "00000003",
     "an image": "33333330",
     "a CSV of files that are gone": "33333330",
