@@ -129,7 +129,7 @@ def export(
     ckpt: Annotated[str | None, typer.Argument(metavar="CKPT",
         help="Anything that --ckpt takes: a file, a run folder, timm/NAME.TAG.")] = None,
     out: Annotated[str | None, typer.Argument(metavar="OUT",
-        help="A .onnx, .npz or .safetensors file, or a folder for timm.")] = None,
+        help="A .onnx, .pt2, .npz or .safetensors file, or a folder for timm.")] = None,
     res: ImageSize = None,
     images: Annotated[list[str] | None, option("--images", DATA,
         "Images to compare the outputs on: a file, folder or glob (default: those of --gate, else of the "
@@ -145,11 +145,11 @@ def export(
     calibrate: Annotated[list[str] | None, option("--calibrate", DATA,
         "Training images that give the scales of int8: a file, folder or glob (default: those of the run). "
         "Repeatable.", "IMAGES")] = None,
-    to: Annotated[Literal["timm", "onnx", "npz", "safetensors"] | None, option("--to", MODEL,
-        "timm, onnx, npz or safetensors (default: by the suffix of OUT).", "FORMAT")] = None,
+    to: Annotated[Literal["timm", "onnx", "pt2", "npz", "safetensors"] | None, option("--to", MODEL,
+        "timm, onnx, pt2, npz or safetensors (default: by the suffix of OUT).", "FORMAT")] = None,
     input: Annotated[Literal["images", "pixels"], option("--input", MODEL,
-        "What an ONNX file takes, as bytes: images of any size, which it resizes, or pixels of the network's "
-        "size (default: images).", "KIND")] = "images",
+        "What a .onnx or .pt2 file takes, as bytes: images of any size, which it resizes, or pixels of the "
+        "network's size (default: images).", "KIND")] = "images",
     precision: Annotated[Literal["fp32", "fp16", "int8"], option("--precision", MODEL,
         "Of an ONNX file: fp32, fp16 or int8 (default: fp32).", "NAME")] = "fp32",
     head: Annotated[bool, option("--head/--no-head", MODEL,

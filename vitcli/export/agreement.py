@@ -1,7 +1,7 @@
 """The outputs of a network and of what it was exported to, on the same images.
 
-An ONNX file gets what its users have: decoded images, or bytes of the network's size. Letters: N images, B of
-a batch, K outputs.
+A file that takes images gets what its users have: decoded images, or bytes of the network's size. Letters:
+N images, B of a batch, K outputs.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,6 @@ from vitcli.data.transforms import Preprocessing
 from vitcli.errors import WeightsError
 from vitcli.evaluation.inference import outputs_of
 from vitcli.output.progress import Progress
-from vitcli.weights.onnx import OnnxNetwork
 
 BATCH_SIZE = 16
 CPU = torch.device("cpu")
@@ -105,6 +104,9 @@ def _outputs_of_export(
     def of_normalized(batch: Batch) -> Tensor:
         return next(outputs_of(exported, iter([batch]), preprocessing, CPU, "fp32"))[1]
 
-    if not isinstance(exported, OnnxNetwork):
-        return of_normalized
-    return of_decoded if exported.takes_any_size else of_pixels
+    match getattr(exported, "takes_any_size", None):
+        case None:
+            return of_normalized
+        case True:
+            return of_decoded
+    return of_pixels

@@ -135,7 +135,7 @@ def export(ckpt: str, out: str, options: ExportOptions, *, quiet: bool) -> dict[
     with _temporary_folder(target) as folder:
         path = folder / target.name
         formats.write(format, path, model, exported, names=options.names, form=form, calibration=batches)
-        facts = _checked(export, formats.read_back(format, path), progress)
+        facts = _checked(export, formats.read_back(format, path, form), progress)
         if format == "onnx":
             facts["snippet"] = onnx_snippet(out, form, has_names=bool(exported.class_names))
             golden.write_golden(path, split, preprocessing, precision=options.precision)
@@ -191,9 +191,11 @@ def _checked(export: Export, read_back: nn.Module, progress: Progress) -> dict[s
             facts["gate"] = {"dataset": options.gate, "split": export.gate_split.name, **verdict.as_json()}
     except NotFinite as error:
         raise _failure("are not finite numbers", export.format, arch) from error
-    if export.format == "onnx":
-        facts |= {"input": options.input, "precision": options.precision, "opset": onnx.OPSET}
+    if export.format in formats.FROM_IMAGES:
+        facts |= {"input": options.input, "precision": options.precision}
         facts["speed"] = measured(read_back, export.model, export.preprocessing)
+    if export.format == "onnx":
+        facts["opset"] = onnx.OPSET
     return facts
 
 
@@ -203,6 +205,7 @@ def as_text(result: dict[str, Any]) -> str:
     usage = {
         "timm": Verbatim(f'timm.create_model("local-dir:{out}", pretrained=True)'),
         "onnx": f'"images", {INPUT_TEXT[result.get("input", "images")]}',
+        "pt2": Verbatim(f"torch.export.load({out!r}).module()(images)"),
     }
     rows = [
         ("model", f"{model_text(result)}; {size_text(result['resolution'])} px"),
@@ -267,8 +270,9 @@ def _check_options(options: ExportOptions, format: str, target: Path) -> None:
     """Refuse options without effect, a path whose files would be lost, and what is not installed."""
     for_onnx = {"--input": options.input, "--precision": options.precision}
     changed = [name for name, value in for_onnx.items() if value not in (onnx.INPUTS[0], onnx.PRECISIONS[0])]
-    if format != "onnx" and changed:
-        raise VitError(f"it is for ONNX files, and not for {format}", where=changed[0], fix="leave it out")
+    allowed = {"onnx": ("--input", "--precision"), "pt2": ("--input",)}.get(format, ())
+    if wrong := [name for name in changed if name not in allowed]:
+        raise VitError(f"it is for ONNX files, and not for {format}", where=wrong[0], fix="leave it out")
     if options.calibrate and options.precision != "int8":
         raise VitError("only int8 is calibrated", where="--calibrate", fix="add --precision int8")
     if options.gate and not options.head:

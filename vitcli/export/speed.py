@@ -1,4 +1,4 @@
-"""How fast an ONNX file answers on this machine, beside the network in PyTorch on the same pixels."""
+"""How fast an exported file answers on this machine, beside the network in PyTorch on the same pixels."""
 
 import time
 from collections.abc import Callable
@@ -9,13 +9,12 @@ import torch
 from torch import nn
 
 from vitcli.data.transforms import Preprocessing, to_model_range
-from vitcli.weights.onnx import OnnxNetwork
 
 BATCH_SIZES = (1, 8, 32)
 ENOUGH_S, MOST_S, FEWEST_RUNS = 0.1, 2.0, 3  # of a batch size: measured; beyond this a larger one is not
 
 
-def measured(exported: OnnxNetwork, model: nn.Module, preprocessing: Preprocessing) -> dict[str, Any]:
+def measured(exported: nn.Module, model: nn.Module, preprocessing: Preprocessing) -> dict[str, Any]:
     """Return latency of one image and throughput at the best batch size, of both, with as many threads.
 
     The runs of the two take turns, so that a machine that slows down slows both.
@@ -26,7 +25,7 @@ def measured(exported: OnnxNetwork, model: nn.Module, preprocessing: Preprocessi
         with torch.inference_mode():
             model(to_model_range(images_BCHW, mean=preprocessing.mean, std=preprocessing.std))
 
-    sides = {"onnxruntime": exported, "pytorch": of_torch}
+    sides = {"exported": exported, "pytorch": of_torch}
     times: dict[str, dict[int, float]] = {name: {} for name in sides}
     generator = torch.Generator().manual_seed(0)
     for batch_size in BATCH_SIZES:
@@ -68,7 +67,7 @@ def _figures(seconds: dict[int, float]) -> dict[str, Any]:
 
 def speed_text(speed: dict[str, Any]) -> str:
     """Return a line for each of the two."""
-    names = {"onnxruntime": "this file", "pytorch": "PyTorch"}
+    names = {"exported": "this file", "pytorch": "PyTorch"}
     lines = []
     for key, name in names.items():
         of_side = speed[key]

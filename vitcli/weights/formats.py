@@ -19,8 +19,11 @@ from vitcli.weights.jax import SPELLINGS, to_official
 from vitcli.weights.licences import KEY, UNKNOWN
 from vitcli.weights.load import load
 from vitcli.weights.onnx import OnnxForm, OnnxNetwork, write_onnx
+from vitcli.weights.production.program import Pt2Network, write_pt2
 
-SUFFIXES = {"timm": "", "onnx": ".onnx", "npz": ".npz", "safetensors": ".safetensors"}  # "timm" is a folder
+# "timm" is a folder
+SUFFIXES = {"timm": "", "onnx": ".onnx", "pt2": ".pt2", "npz": ".npz", "safetensors": ".safetensors"}
+FROM_IMAGES = ("onnx", "pt2")  # with preprocessing inside
 PAPER_NORM_EPS = Architecture.norm_eps  # and timm's
 OF_LABELS = ("target", "several_labels", "belief")  # of the metadata of weights: what their outputs mean
 
@@ -54,7 +57,8 @@ def check_supported(format: str, arch: Architecture) -> None:
     feature = unsupported_feature(format, arch)
     if not feature:
         return
-    fix = f"export to {' or '.join(other for other in SUFFIXES if not unsupported_feature(other, arch))}"
+    others = (other for other in SUFFIXES if other != "pt2" and not unsupported_feature(other, arch))
+    fix = f"export to {' or '.join(others)}"
     if format == "timm" and arch.pre_logits:
         fix += ", or without the head (--no-head)"
     if format == "npz" and feature == _non_square_size(arch):
@@ -132,7 +136,8 @@ def write(
         model: on the CPU, in evaluation mode.
         weights: those of the model, and what is stored with them if the format has a place for it.
         names: one of `jax.SPELLINGS`, for "npz".
-        form, calibration: for "onnx", as `write_onnx` takes them.
+        form: of a file that takes images.
+        calibration: for "onnx", as `write_onnx` takes it.
 
     Raises:
         WeightsError: the authors' format has no name for a tensor.
@@ -149,7 +154,7 @@ def write(
             blocks = getattr(model, "blocks", None)
             heads = blocks[0].attn.num_heads if blocks else None
             write_official(path, state, heads=heads, names=names)
-        case "onnx":
+        case "onnx" | "pt2":
             # Nothing but this file tells its users which pixels it wants.
             if weights.preprocessing:
                 about["preprocessing"] = Preprocessing.from_dict(weights.preprocessing).as_rules()
@@ -159,11 +164,17 @@ def write(
             stored |= {key: json.dumps(value) for key, value in about.items() if value}
             if weights.licence != UNKNOWN:
                 stored[KEY] = weights.licence
-            write_onnx(path, model, form, stored, calibration)
+            if format == "onnx":
+                write_onnx(path, model, form, stored, calibration)
+            else:
+                write_pt2(path, model, form, stored)
 
 
-def read_back(format: str, path: Path) -> nn.Module:
+def read_back(format: str, path: Path, form: OnnxForm | None = None) -> nn.Module:
     """Return the network that others get from the file or folder, in evaluation mode.
+
+    Args:
+        form: as it was written in.
 
     Raises:
         CheckFailed: it cannot be read.
@@ -174,6 +185,8 @@ def read_back(format: str, path: Path) -> nn.Module:
                 model = timm.create_model(f"local-dir:{path}", pretrained=True)
             case "onnx":
                 model = OnnxNetwork(path)
+            case "pt2":
+                model = Pt2Network(path, form)
             case _:
                 model, _, _ = load(read_weights(str(path)))
     except (MachineError, MemoryError):

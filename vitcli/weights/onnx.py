@@ -90,7 +90,7 @@ def write_onnx(
     check_installed()
     import onnx
 
-    from vitcli.weights.onnx_graphs import pixels, precision
+    from vitcli.weights.production import pixels, precision
 
     num_bytes = sum(tensor.nbytes for tensor in model.state_dict().values())
     is_large = num_bytes > MAX_BYTES_IN_ONE_FILE
