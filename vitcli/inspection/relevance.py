@@ -37,7 +37,7 @@ def patch_relevance(
 
     relevance_BTT = torch.eye(attentions[0].shape[-1], dtype=torch.float64).expand(len(images_BCHW), -1, -1)
     for weights_BATT, gradient_BATT in zip(attentions, gradients, strict=True):
-        raised_BTT = (weights_BATT.detach() * gradient_BATT).clamp_min(0).mean(dim=1).double().cpu()
+        raised_BTT = (weights_BATT.detach() * gradient_BATT).clamp_min(0).mean(dim=1).cpu().double()
         relevance_BTT = relevance_BTT + raised_BTT @ relevance_BTT
     relevance_BN = output_attention(
         relevance_BTT, num_prefix=layout.num_prefix, reads_token=layout.reads_token
