@@ -185,6 +185,16 @@ def test_a_table_saved_to_disk_is_a_train_split(tmp_path):
     assert labels_by_split(tmp_path / "saved") == {"train": [1, 2]}
 
 
+def test_a_pipe_in_the_place_of_a_saved_table_is_not_waited_for(tmp_path):
+    table(tmp_path, [2]).save_to_disk(tmp_path / "saved")
+    (arrow,) = (tmp_path / "saved").glob("*.arrow")
+    arrow.unlink()
+    os.mkfifo(arrow)
+
+    with pytest.raises(DataError, match="a pipe or a device"):
+        open_local(tmp_path / "saved")
+
+
 def test_a_dictionary_of_tables_saved_to_disk_keeps_its_splits(tmp_path):
     splits = datasets.DatasetDict(train=table(tmp_path, [2, 0]), extra=table(tmp_path, [1]))
     splits.save_to_disk(tmp_path / "saved")

@@ -23,7 +23,8 @@ from vitcli.data.sources.folders import BESIDE, NOTHING, LeftOut, left_out_of, l
 from vitcli.data.sources.tables import Tables, open_without_labels, split_of
 from vitcli.data.sources.wrong_layouts import no_data_set, not_a_data_set
 from vitcli.errors import DataError, reason_of
-from vitcli.output.atomic import load_json, open_regular
+from vitcli.output.atomic import load_json
+from vitcli.regular_files import open_regular
 
 BUILDERS = {".parquet": "parquet", ".arrow": "arrow"}
 
@@ -135,6 +136,7 @@ def _saved_to_disk(path: Path) -> Tables:
             state = load_json(folder / "state.json")
             for entry in state["_data_files"]:  # the library follows ../ in these names
                 _check_inside(folder / entry["filename"], path)
+                open_regular(folder / entry["filename"]).close()  # the library would wait for a pipe
     except (OSError, ValueError, KeyError, TypeError) as error:  # a file is missing or has other content
         raise _unreadable(path, error) from error
     return Tables({name: partial(_load_from_disk, folder) for name, folder in folders.items()}, path)
