@@ -7,6 +7,7 @@ import sys
 from importlib.util import module_from_spec, spec_from_file_location
 
 import pytest
+import torch
 
 from tests.conftest import REPOSITORY
 
@@ -119,3 +120,51 @@ def test_runs_are_compared_step_by_step_and_summaries_to_the_last_digit(tmp_path
     assert not checks.same(tmp_path / "run.json", tmp_path / "other.json")
     (tmp_path / "profile.txt").write_text("GPU busy         92.1%\n")
     assert checks.busy(tmp_path / "profile.txt", "0.9") and not checks.busy(tmp_path / "profile.txt", "0.95")
+
+
+def test_a_choice_is_measured_once_and_on_images_that_it_has_not_seen(photos, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    choose = loaded("choose")
+    monkeypatch.setattr(choose.left_out.attentive, "EPOCHS", 1)
+    monkeypatch.setattr(choose, "TASKS", {photos.name: ({}, (3,))})
+    words = ["--data", str(photos.parent), "--ckpt", "demo", "--out", str(tmp_path / "out"), "--draws", "2"]
+
+    def results(part: str) -> list[dict]:
+        monkeypatch.setattr("sys.argv", ["choose.py", part, *words])
+        choose.main()
+        return [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
+
+    (of_layers,) = results("layers")
+    assert (of_layers["images"], of_layers["tests"], of_layers["test"]) == (24, 10, 1.0)
+    assert of_layers["most_test"] == max(test for _, test in of_layers["all"].values())
+    lines = results("shots")
+    assert [(line["images"], line["about"]["seed"]) for line in lines[1:]] == [(6, 0), (6, 1)]
+    assert all(round(line["last_new"] * 28, 9).is_integer() for line in lines[1:])  # 24 - 6 and 10
+    capsys.readouterr()
+    assert results("shots") == lines
+    table = capsys.readouterr().out
+    assert f"| {photos.name} | 24 | {of_layers['chosen']} | 100.0% | 100.0% of 10 |" in table
+    assert f"| {photos.name}, 3 | 2 |" in table
+
+
+def test_half_the_blocks_are_drawn_anew_and_networks_are_ordered_by_their_left_out_accuracy():
+    choose = loaded("choose")
+    names = [f"blocks.{number}.mlp.fc1.{kind}" for number in range(4) for kind in ("weight", "bias")]
+    state = {
+        name: torch.randn(*((40, 30) if "weight" in name else (40,))) for name in [*names, "head.weight"]
+    }
+
+    damaged = choose.redrawn(state)
+    changed = [name for name in state if not torch.equal(state[name], damaged[name])]
+    assert changed == ["blocks.1.mlp.fc1.weight", "blocks.3.mlp.fc1.weight"]
+    assert all(abs(damaged[name].std() / state[name].std() - 1) < 0.1 for name in changed)
+    assert torch.equal(choose.redrawn(state)[changed[0]], damaged[changed[0]])
+
+    about = {"part": "order", "res": 96, "shots": 10}
+    lines = [{"about": about, "left_out": {"demo": 0.3, "whole": 0.9}}] + [
+        {"about": about | {"network": name, "seed": seed}, "top1": top1 + seed / 100}
+        for name, top1 in (("whole", 0.8), ("demo", 0.2)) for seed in range(3)
+    ]  # fmt: skip
+    assert choose.order_table(lines)[2:] == [
+        "| whole | 90.0% | 81.0% (80.0, 81.0, 82.0) |", "| demo | 30.0% | 21.0% (20.0, 21.0, 22.0) |"
+    ]  # fmt: skip

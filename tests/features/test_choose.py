@@ -278,7 +278,7 @@ def test_tokens_of_some_images_and_layers_that_are_fused_in_steps(photos, monkey
     assert (found["fused"]["layers"], found["fused"]["num_features"]) == ([2, 4, 6], 576)
     assert result["computed_rows"] == 24
     text = choose_text.as_text(result)
-    assert "of 15 images, drawn at random" in text and "3 layers" in text
+    assert "of 15 images, drawn at random" in text and "of 3 layers: demo 100.00=\n" in text
 
 
 def test_rows_of_many_are_drawn_at_random_and_that_is_stated(photos, monkeypatch):

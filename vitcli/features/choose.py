@@ -17,19 +17,18 @@ from vitcli.data.split import Split
 from vitcli.errors import DataError, Stopped, VitError
 from vitcli.evaluation.setup import RunSettings, eval_settings, read_checkpoint, seen_by
 from vitcli.evaluation.statistics import interval_of
-from vitcli.features import attentive, choose_text, left_out
+from vitcli.features import choose_text, left_out
 from vitcli.features.draws import SWEEP
 from vitcli.features.extract import FeatureExtractor, open_extractor
 from vitcli.features.fewshot import open_splits
 from vitcli.features.layers import (
-    ATTENTIVE,
     Combination,
     LayerFeatures,
     combinations,
     extract_layers,
     sampled_rows,
 )
-from vitcli.features.least_squares import accuracies, has_others
+from vitcli.features.least_squares import has_others
 from vitcli.features.left_out import LeftOutProblem, LeftOutScore
 from vitcli.features.speed import Speed, measure_speed
 from vitcli.models.blocks import LayerLayout, layout_of
@@ -243,7 +242,7 @@ def _backbone(
 def _scores(
     backbones: Sequence[Backbone], problem: LeftOutProblem, rows_N: np.ndarray, progress: Any
 ) -> list[LeftOutScore]:
-    """LeftOutScore every combination of every checkpoint on the images that could be decoded."""
+    """Score every combination of every checkpoint on the images that could be decoded."""
     of_each = [combinations(backbone.layout) for backbone in backbones]
     progress.begin("fit", sum(map(len, of_each)))
     scores: list[LeftOutScore] = []
@@ -368,7 +367,7 @@ def _tested(
     test: Split,
     **opening: Any,
 ) -> dict[str, Any]:
-    """LeftOutScore the chosen combination on the test split, fitted to the training images.
+    """Score the chosen combination on the test split, fitted to the training images.
 
     Args:
         opening: arguments of `open_extractor`.
@@ -378,22 +377,12 @@ def _tested(
     extractor = replace(extractor, layout=backbone.layout)
     tests = extract_layers(extractor, test, sampled_rows(len(test), MOST_ROWS))
     try:
-        train, combination = backbone.features, best.combination
-        of_rows = problem.part(np.isin(rows_N, train.rows_N))
+        of_rows = problem.part(np.isin(rows_N, backbone.features.rows_N))
         labels_T = test.read_labels()[tests.rows_N]
-        if combination.pooling == ATTENTIVE:
-            tokens_MTD, of_rows = train.read_tokens(), of_rows.part(train.has_tokens_N)
-            queries = attentive.learn_queries(
-                tokens_MTD, of_rows.labels_N, np.arange(len(tokens_MTD)), num_classes=problem.num_classes
-            )
-            features_ND, features_TD = queries.pool(tokens_MTD), queries.pool(tests.read_tokens())
-            labels_T = labels_T[tests.has_tokens_N]
-        else:
-            features_ND, features_TD = train.read(combination), tests.read(combination)
-        solution = left_out.fitted(features_ND, replace(of_rows, strengths=best.l2[:1]))
-        top1 = float(accuracies(solution, features_TD, labels_T)[0])
-        interval = interval_of(top1, len(labels_T))
-        return {"split": test.name, "top1": top1, "interval": interval, "num_examples": len(labels_T)}
+        hits_T = left_out.hits_on(best, backbone.features, of_rows, tests, labels_T)
+        top1 = float(hits_T.mean())
+        interval = interval_of(top1, len(hits_T))
+        return {"split": test.name, "top1": top1, "interval": interval, "num_examples": len(hits_T)}
     finally:
         tests.close()
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogFormatter
 
 from vitcli.features.layers import ATTENTIVE, FUSED
 from vitcli.output import text
@@ -67,8 +68,7 @@ def _grid(result: Mapping[str, Any], ckpt: str, names: Mapping[str, str]) -> str
 
     def cell(layer: int, pooling: str) -> str:
         entry = by_place.get((layer, pooling))
-        mark = "" if entry is None else "*" if entry == best else "=" if entry["is_tie"] else ""
-        return "" if entry is None else f"{100 * entry['top1']:.2f}{mark or ' '}"
+        return "" if entry is None else f"{100 * entry['top1']:.2f}{_mark(entry, best) or ' '}"
 
     rates = {entry["layers"][-1]: entry["images_per_s"] for entry in found}
     rows = [
@@ -77,6 +77,10 @@ def _grid(result: Mapping[str, Any], ckpt: str, names: Mapping[str, str]) -> str
     ]
     columns = {f"layer of {names[ckpt]}": "text"} | dict.fromkeys((*poolings, "img/s"), "number")
     return simple_table(columns, rows).as_text()
+
+
+def _mark(entry: Mapping[str, Any], best: Mapping[str, Any]) -> str:
+    return "*" if entry == best else "=" if entry["is_tie"] else ""
 
 
 def where_text(entry: Mapping[str, Any]) -> str:
@@ -118,7 +122,9 @@ def _facts(result: Mapping[str, Any], names: Mapping[str, str]) -> list[tuple[st
         rows.append(("attentive", _attentive_text(result)))
     if any(entry["pooling"] == FUSED for entry in result["candidates"]):
         fused = [entry for entry in result["candidates"] if entry["pooling"] == FUSED]
-        accuracies = ", ".join(f"{names[e['ckpt']]} {100 * e['top1']:.2f}" for e in fused[:MOST_GRIDS])
+        accuracies = ", ".join(
+            f"{names[e['ckpt']]} {100 * e['top1']:.2f}{_mark(e, best)}" for e in fused[:MOST_GRIDS]
+        )
         rows.append(("fused", f"token and mean of {len(fused[0]['layers'])} layers: {accuracies}"))
     chosen = f"{names[best['ckpt']]}, {where_text(best)}: {text.percent(best['top1'])}"
     rows.append(("chosen", chosen))
@@ -170,13 +176,18 @@ def accuracy_by_speed(result: Mapping[str, Any]) -> Figure:
                 axes.annotate(str(depth), (rate, accuracy), fontsize=6, color=look["color"], **offset)
         front = pareto([(rate, accuracy) for rate, accuracy, _ in points])
         x, y = zip(*front, strict=True)
-        axes.plot(x, y, drawstyle="steps-pre", color="#444444", linestyle="--", linewidth=0.9, zorder=0)
+        look = {"color": "#444444", "linestyle": "--", "linewidth": 0.9, "zorder": 0}
+        axes.plot(x, y, drawstyle="steps-pre", label="Pareto front", **look)
         best = result["best"]
         axes.plot(
             best["images_per_s"], 100 * best["top1"], "*", color="#000000", markersize=10, label="chosen"
         )
         axes.set_ylim(percent_limits([accuracy for _, accuracy, _ in points]))
-        axes.set(xscale="log", xlabel="images per second", ylabel="left-out accuracy (%)")
+        xlabel = "images per second up to the numbered layer"
+        axes.set(xscale="log", xlabel=xlabel, ylabel="left-out accuracy (%)")
+        # Less than a decade has labels between its powers of ten, which are 20 and not 2 x 10^1.
+        for set_formatter in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
+            set_formatter(LogFormatter(minor_thresholds=(1, 0.4)))
         axes.legend(fontsize=7)
     return figure
 

@@ -1,10 +1,11 @@
 """Scores of combinations by leaving one out, and which of them tie with the best.
 
-N rows, M of them with tokens, D features, K classes.
+N rows, M of them with tokens, D features, T test rows, E inputs of the
+closed form, K classes.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from vitcli.evaluation.statistics import mcnemar
 from vitcli.features import attentive
 from vitcli.features.draws import SWEEP
 from vitcli.features.layers import ATTENTIVE, Combination, LayerFeatures
-from vitcli.features.least_squares import Solution, has_others, left_out_hits, solve
+from vitcli.features.least_squares import Solution, has_others, left_out_hits, parts, solve
 
 LEVEL = 0.05  # p below which a difference from the best is no tie
 
@@ -101,7 +102,7 @@ def _score_attentive(
     ckpt: int,
     on_epoch: Callable[[], None],
 ) -> LeftOutScore:
-    """LeftOutScore learnt queries: those of one half of the rows on the other half, see `attentive`."""
+    """Score learnt queries: those of one half of the rows on the other half, see `attentive`."""
     places = np.flatnonzero(features.has_tokens_N)
     tokens_MTD, of_tokens = features.read_tokens(), problem.part(features.has_tokens_N)
     half_M = attentive.halves(of_tokens.labels_N, of_tokens.groups_N)
@@ -122,6 +123,35 @@ def _score_attentive(
     hits_N[places] = hits_M
     num_features = attentive.NUM_QUERIES * tokens_MTD.shape[2]
     return LeftOutScore(ckpt, combination, num_features, tuple(chosen), scored_N, hits_N)
+
+
+def hits_on(
+    chosen: LeftOutScore,
+    train: LayerFeatures,
+    problem: LeftOutProblem,
+    tests: LayerFeatures,
+    labels_T: np.ndarray,
+) -> np.ndarray:
+    """Fit a combination to all rows of `train`, and return whether it has each row of `tests` right, (T,).
+
+    Learnt queries are learnt from all rows with tokens; tests without tokens are then left out of the T.
+    """
+    if chosen.combination.pooling == ATTENTIVE:
+        tokens_MTD, problem = train.read_tokens(), problem.part(train.has_tokens_N)
+        queries = attentive.learn_queries(
+            tokens_MTD, problem.labels_N, np.arange(len(tokens_MTD)), num_classes=problem.num_classes
+        )
+        features_ND, features_TD = queries.pool(tokens_MTD), queries.pool(tests.read_tokens())
+        labels_T = labels_T[tests.has_tokens_N]
+    else:
+        features_ND, features_TD = train.read(chosen.combination), tests.read(chosen.combination)
+    solution = fitted(features_ND, replace(problem, strengths=chosen.l2[:1]))
+    weights_EK = solution.weights(0)
+    best = [
+        (solution.inputs(features_TD[rows], rows.start) @ weights_EK).argmax(axis=1)
+        for rows in parts(len(labels_T), len(weights_EK))
+    ]
+    return np.concatenate(best) == labels_T
 
 
 def best_of(scores: Sequence[LeftOutScore]) -> LeftOutScore:
