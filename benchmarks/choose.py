@@ -9,9 +9,11 @@ FOLDER holds the Parquet data sets of TASKS; WEIGHTS are those of a ViT-Ti/16 in
 `layers`: the combination chosen on the training images against the class token of the last layer, on the test
 split; and the best of all combinations there, which nobody can choose.
 
-`shots`: as many images of each class are drawn from the training split, and a combination is chosen by them.
-Its leave-one-out accuracy is compared with its accuracy on all images that were not drawn, those of the test
-split among them; so is that of the last class token, of which nothing but l2 is chosen.
+`shots`: as many images of each class are drawn, and a combination is chosen by them. Its leave-one-out
+accuracy, and the accuracy to expect that the command states, are compared with its accuracy on all images
+that were not drawn; so is that of the last class token,
+of which nothing but l2 is chosen. Drawn is from both splits together: leaving one out foretells the accuracy
+on images that come as the training images do, and those of coil20_azimuth's test split are all of one angle.
 
 `order`: WEIGHTS, the demo network and two damaged copies of WEIGHTS, ranked by `vit fewshot` on 10 images of
 each class of flowers17 (--shots) and by the mean test accuracy of `vit finetune` on these images, over three
@@ -26,10 +28,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property, partial
 from itertools import product
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 
 import numpy as np
 import torch
@@ -43,7 +45,7 @@ from vitcli.features.fewshot import open_splits
 from vitcli.features.layers import Combination, LayerFeatures, combinations, extract_layers
 from vitcli.features.least_squares import draw_shots
 from vitcli.features.left_out import LeftOutProblem, LeftOutScore
-from vitcli.models.blocks import TOKEN, layout_of
+from vitcli.models.blocks import TOKEN, LayerLayout, layout_of
 from vitcli.recipe.request import RecipeRequest
 from vitcli.weights.io import write_weights
 
@@ -58,51 +60,62 @@ NORMALISATIONS = {"mean": (0.0, 0.0, 0.0), "std": (1 / 255,) * 3}  # pixels of 0
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
-    """Rows of features in memory, read as those of `LayerFeatures` are."""
+class Task:
+    """The features of all layers of a data set, and its labels; the test images follow the others."""
 
-    whole: LayerFeatures
-    rows: np.ndarray
-    has_tokens_N: np.ndarray
+    splits: tuple[LayerFeatures, LayerFeatures]
+    labels_N: np.ndarray
+    num_classes: int
 
-    def read(self, combination: Combination) -> np.ndarray:
-        return in_memory(self.whole, combination)[self.rows]
+    @property
+    def layout(self) -> LayerLayout:
+        return self.splits[0].layout
 
-    def read_tokens(self) -> np.ndarray:
-        return tokens_in_memory(self.whole)[self.rows]
+    @cached_property
+    def tokens_NTD(self) -> np.ndarray:
+        assert all(split.has_tokens_N.all() for split in self.splits), "tokens of all rows are kept"
+        return np.concatenate([split.read_tokens() for split in self.splits])
 
-
-@cache
-def in_memory(whole: LayerFeatures, combination: Combination) -> np.ndarray:
-    return whole.read(combination)
-
-
-@cache
-def tokens_in_memory(whole: LayerFeatures) -> np.ndarray:
-    assert whole.has_tokens_N.all(), "tokens of all rows are kept"
-    return whole.read_tokens()
-
-
-def rows_of(whole: LayerFeatures, rows: np.ndarray) -> Rows:
-    return Rows(whole, rows, np.ones(len(rows), dtype=bool))
+    @cache  # noqa: B019, a task lives as long as the process
+    def features_ND(self, combination: Combination) -> np.ndarray:
+        return np.concatenate([split.read(combination) for split in self.splits])
 
 
 @dataclass(frozen=True, eq=False)
-class Task:
-    """The features of all layers of a data set, and its labels."""
+class Rows:
+    """Rows of a task, read as those of `LayerFeatures` are."""
 
-    train: LayerFeatures
-    test: LayerFeatures
-    labels_N: np.ndarray
-    labels_T: np.ndarray
-    num_classes: int
-
-    def problem(self, rows: np.ndarray) -> LeftOutProblem:
-        return LeftOutProblem(self.labels_N[rows], np.arange(len(rows)), self.num_classes)
+    task: Task
+    rows: np.ndarray
 
     @property
-    def last_token(self) -> Combination:
-        return Combination(TOKEN, self.train.layout.layers[-1:])
+    def has_tokens_N(self) -> np.ndarray:
+        return np.ones(len(self.rows), dtype=bool)
+
+    def read(self, combination: Combination) -> np.ndarray:
+        return self.task.features_ND(combination)[self.rows]
+
+    def read_tokens(self) -> np.ndarray:
+        return self.task.tokens_NTD[self.rows]
+
+    @property
+    def labels(self) -> np.ndarray:
+        return self.task.labels_N[self.rows]
+
+    @property
+    def problem(self) -> LeftOutProblem:
+        return LeftOutProblem(self.labels, np.arange(len(self.rows)), self.task.num_classes)
+
+    def scores(self) -> tuple[list[LeftOutScore], LeftOutScore, LeftOutScore]:
+        """Score all combinations; return all, the best, and the class token of the last layer."""
+        problem, layout = self.problem, self.task.layout
+        scores = [left_out.score(self, each, problem, ckpt=0) for each in combinations(layout)]
+        last_token = Combination(TOKEN, layout.layers[-1:])
+        last = next(score for score in scores if score.combination == last_token)
+        return scores, left_out.best_of(scores), last
+
+    def hits_on(self, score: LeftOutScore, others: "Rows") -> np.ndarray:
+        return left_out.hits_on(score, self, self.problem, others, others.labels)
 
 
 def open_task(name: str, args: argparse.Namespace) -> Task:
@@ -114,17 +127,9 @@ def open_task(name: str, args: argparse.Namespace) -> Task:
     extractor = open_extractor(read_checkpoint(recipe, quiet=True), recipe, request, RunSettings())
     size = extractor.arch.image_size
     extractor = replace(extractor, layout=layout_of(extractor.model, size, "all", ckpt=str(args.ckpt)))
-    train, test = (extract_layers(extractor, split, np.arange(len(split))) for split in splits)
-    labels = (split.read_labels() for split in splits)
-    return Task(train, test, *labels, splits[0].num_classes)
-
-
-def chosen_and_last(task: Task, rows: np.ndarray) -> tuple[list[LeftOutScore], LeftOutScore, LeftOutScore]:
-    """Score all combinations on these training rows; return all, the best, and the last class token."""
-    features, problem = rows_of(task.train, rows), task.problem(rows)
-    scores = [left_out.score(features, one, problem, ckpt=0) for one in combinations(task.train.layout)]
-    last = next(score for score in scores if score.combination == task.last_token)
-    return scores, left_out.best_of(scores), last
+    features = tuple(extract_layers(extractor, split, np.arange(len(split))) for split in splits)
+    labels_N = np.concatenate([split.read_labels() for split in splits])
+    return Task(features, labels_N, splits[0].num_classes)
 
 
 def name_of(score: LeftOutScore) -> str:
@@ -142,20 +147,16 @@ def measure_layers(args: argparse.Namespace, kept: "Kept") -> None:
 
 
 def _layers(task: Task) -> dict:
-    everything = np.arange(len(task.labels_N))
-    train, problem = rows_of(task.train, everything), task.problem(everything)
-    test = rows_of(task.test, np.arange(len(task.labels_T)))
-    scores, best, last = chosen_and_last(task, everything)
-
-    def hits_of(score: LeftOutScore) -> np.ndarray:
-        return left_out.hits_on(score, train, problem, test, task.labels_T)
-
-    hits = {name_of(score): hits_of(score) for score in scores}
+    num_train = len(task.splits[0].rows_N)
+    train, test = map(partial(Rows, task), np.split(np.arange(len(task.labels_N)), [num_train]))
+    scores, best, last = train.scores()
+    hits = {name_of(score): train.hits_on(score, test) for score in scores}
     chosen_T, last_T = hits[name_of(best)], hits[name_of(last)]
     most = max(hits, key=lambda name: hits[name].sum())
     return {
-        "chosen": name_of(best), "l2": best.l2, "images": len(everything), "tests": len(last_T),
-        "left_out": best.accuracy, "test": chosen_T.mean(),
+        "chosen": name_of(best), "l2": best.l2, "images": num_train, "tests": len(last_T),
+        "left_out": best.accuracy, "expected": left_out.expected_accuracy(scores, train.problem),
+        "test": chosen_T.mean(),
         "last_left_out": last.accuracy, "last_test": last_T.mean(),
         "p": mcnemar(int((chosen_T & ~last_T).sum()), int((last_T & ~chosen_T).sum())),
         "best_on_test": most, "most_test": hits[most].mean(),
@@ -169,26 +170,18 @@ def measure_shots(args: argparse.Namespace, kept: "Kept") -> None:
         for shots, seed in product(TASKS[name][1], range(args.draws)):
             about = {"part": "shots", "task": name, "shots": shots, "seed": seed}
             kept.once(about, lambda task=task, shots=shots, seed=seed: _shots(task(), shots, seed))
-        in_memory.cache_clear(), tokens_in_memory.cache_clear()
 
 
 def _shots(task: Task, shots: int, seed: int) -> dict:
     rows = draw_shots(task.labels_N, num_classes=task.num_classes, shots=[shots], seed=seed)[shots]
-    others = np.setdiff1d(np.arange(len(task.labels_N)), rows)
-    train, problem = rows_of(task.train, rows), task.problem(rows)
-    parts = [
-        (task.train, others, task.labels_N[others]),
-        (task.test, np.arange(len(task.labels_T)), task.labels_T),
-    ]
-    _, best, last = chosen_and_last(task, rows)
-    result = {"chosen": name_of(best), "images": len(rows)}
-    for name, score in (("chosen", best), ("last", last)):
-        new = [
-            left_out.hits_on(score, train, problem, rows_of(whole, places), labels)
-            for whole, places, labels in parts
-            if len(places)
-        ]
-        result |= {f"{name}_left_out": score.accuracy, f"{name}_new": np.concatenate(new).mean()}
+    drawn = Rows(task, rows)
+    others = Rows(task, np.setdiff1d(np.arange(len(task.labels_N)), rows))
+    scores, best, last = drawn.scores()
+    result = {"chosen": name_of(best), "images": len(rows), "new": len(others.rows)}
+    for name, score, among in (("chosen", best, scores), ("last", last, [last])):
+        expected, new_T = left_out.expected_accuracy(among, drawn.problem), drawn.hits_on(score, others)
+        result |= {f"{name}_left_out": score.accuracy, f"{name}_expected": expected}
+        result |= {f"{name}_new": new_T.mean()}
     return result
 
 
@@ -275,13 +268,14 @@ class Kept:
 def tables(lines: list[dict]) -> str:
     """Return the tables of docs/features.md."""
     rows = [
-        "| data | images | chosen | left out | test images | last token | p | best on the test images |",
-        "|---|---|---|---|---|---|---|---|",
+        "| data | images | chosen | left out | expected | test images | last token | p | best on these |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for line in lines:
         if line["about"]["part"] == "layers":
             rows.append(
                 f"| {line['about']['task']} | {line['images']:,} | {line['chosen']} | {line['left_out']:.1%} "
+                f"| {line['expected']:.1%} "
                 f"| {line['test']:.1%} of {line['tests']:,} | {line['last_test']:.1%} | {line['p']:.2g} "
                 f"| {line['most_test']:.1%}, {line['best_on_test']} |"
             )
@@ -290,20 +284,21 @@ def tables(lines: list[dict]) -> str:
 
 def shots_table(lines: list[dict]) -> list[str]:
     rows = [
-        "| data, images a class | draws | chosen: left out | new | gap | last token: left out | new | gap |",
-        "|---|---|---|---|---|---|---|---|",
+        "| data, images a class | draws | new images | left out | expected | last token: new | left out |",
+        "|---|---|---|---|---|---|---|",
     ]
     by_size: dict[tuple, list[dict]] = {}
     for line in lines:
         if line["about"]["part"] == "shots":
             by_size.setdefault((line["about"]["task"], line["about"]["shots"]), []).append(line)
     for (task, shots), draws in by_size.items():
-        cells = []
-        for name in ("chosen", "last"):
-            old, new = ([draw[f"{name}_{kind}"] for draw in draws] for kind in ("left_out", "new"))
-            gaps = [100 * (a - b) for a, b in zip(old, new, strict=True)]
-            error = stdev(gaps) / len(gaps) ** 0.5 if len(gaps) > 1 else float("nan")
-            cells += [f"{mean(old):.1%}", f"{mean(new):.1%}", f"{mean(gaps):+.1f} ± {error:.1f}"]
+        columns = ("chosen_new", "chosen_left_out", "chosen_expected", "last_new", "last_left_out")
+        values = {name: np.array([draw[name] for draw in draws]) for name in columns}
+        cells = [f"{values[name].mean():.1%}" for name in columns]
+        for place, name in enumerate(columns):
+            if not name.endswith("_new"):
+                gaps = 100 * (values[name] - values[f"{name.split('_')[0]}_new"])
+                cells[place] += f" ({gaps.mean():+.1f} ± {gaps.std(ddof=1) / len(gaps) ** 0.5:.1f})"
         rows.append(f"| {task}, {shots} | {len(draws)} | {' | '.join(cells)} |")
     return rows
 
