@@ -191,6 +191,27 @@ def test_a_folder_out_is_kept_and_uploaded_without_the_numbers_of_the_run(hub, t
     assert b"top-1" not in on(hub)["README.md"] and b"16x32" in on(hub)["README.md"]
 
 
+@pytest.mark.slow
+def test_an_onnx_file_goes_with_the_run_its_golden_file_and_a_section_of_the_card(hub, trained, tmp_path):
+    pytest.importorskip("onnxruntime")
+    outcome = push(trained, tmp_path / "pets.onnx", "--push-to-hub", "ann/pets", "--json")
+
+    assert outcome.code == 0, outcome.err
+    sent, card = on(hub), on(hub)["README.md"].decode()
+    assert sorted(sent) == sorted([*SENT, "pets.golden.json", "pets.onnx"])
+    assert sent["pets.onnx"] == (tmp_path / "pets.onnx").read_bytes()
+    assert "### pets.onnx" in card and "InferenceSession('pets.onnx')" in card
+    assert str(tmp_path) not in card and len(BLOCK.findall(card)) == 1
+    assert outcome.json["onnx"]["precision"] == "fp32"
+    for name in ("pets.onnx", "pets.golden.json"):
+        (tmp_path / name).write_bytes(sent[name])
+    assert run("export", "--check", tmp_path / "pets.onnx").code == 0
+    # Again without it: the card is that of the run alone
+    (tmp_path / "pets.onnx").unlink()
+    assert push(trained, "--push-to-hub", "ann/pets").code == 0
+    assert "pets.onnx" not in on(hub)["README.md"].decode()
+
+
 REFUSALS = {
     "a name without an owner": (["--push-to-hub", "pets"], 2, "OWNER/NAME"),
     "a name with a space": (["--push-to-hub", "ann/my pets"], 2, "is not the name"),
@@ -199,7 +220,7 @@ REFUSALS = {
     "a branch without a name": (["--push-to-hub", "ann/pets", "--revision", " "], 2, "--revision"),
     "an address": (["--push-to-hub", "https://huggingface.co/ann/pets"], 2, "is not the name"),
     "another's name": (["--push-to-hub", "others/pets"], 5, "others's repositories"),
-    "a file OUT": (["{tmp}/pets.onnx", "--push-to-hub", "ann/pets"], 2, "not onnx"),
+    "a file OUT": (["{tmp}/pets.npz", "--push-to-hub", "ann/pets"], 2, "not npz"),
     "another format": (["{tmp}/pets", "--to", "npz", "--push-to-hub", "ann/pets"], 2, "npz"),
     "another resolution": (["--res", "32", "--push-to-hub", "ann/pets"], 2, "--res"),
     "no head": (["--no-head", "--push-to-hub", "ann/pets"], 2, "--no-head"),

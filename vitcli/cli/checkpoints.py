@@ -159,8 +159,8 @@ def export(
         "published).", "NAMES")] = "published",
     model: ModelName = None,
     push_to_hub: Annotated[str | None, option("--push-to-hub", RUN,
-        "Upload to this repository of the Hugging Face Hub: the run folder CKPT with its card, or the folder "
-        "OUT (default: upload nothing).", "OWNER/NAME")] = None,
+        "Upload to this repository of the Hugging Face Hub: the run folder CKPT with its card, with the ONNX "
+        "file OUT, or the folder OUT (default: upload nothing).", "OWNER/NAME")] = None,
     private: Annotated[bool, option("--private", RUN,
         "With --push-to-hub: make a new repository private.")] = False,
     revision: Annotated[str | None, option("--revision", RUN,

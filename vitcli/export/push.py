@@ -1,7 +1,8 @@
 """`vit export --push-to-hub`: upload a folder of weights and its model card to the Hugging Face Hub.
 
-Of a run, the weights, config.json, card, recipe, summary and metrics are uploaded; environment, checkpoints,
-timings and logs are not.
+An ONNX file that is named OUT goes with it, with its golden file and a section of the card. Of a run, the
+weights, config.json, card, recipe, summary and metrics are uploaded; environment, checkpoints, timings and
+logs are not.
 """
 
 import tempfile
@@ -44,7 +45,9 @@ def push(
     branch: str | None,
     quiet: bool,
 ) -> dict[str, Any]:
-    """Upload a folder: OUT if given, else the run folder CKPT, else a timm folder made from CKPT.
+    """Upload a folder: OUT if it is one, else the run folder CKPT, else a timm folder made from CKPT.
+
+    Where OUT is an ONNX file, it is exported first and uploaded too.
 
     Args:
         options: for a folder that has to be made.
@@ -56,6 +59,11 @@ def push(
     """
     began_at = time.perf_counter()
     hub.check(repository, branch, quiet=quiet)
+    of_onnx, beside = None, {}
+    if out and formats.format_of(options.to, Path(out), names=options.names) == "onnx":
+        of_onnx = exports.export(ckpt, out, options, quiet=quiet)
+        beside = {name: Path(out).with_name(name) for name in of_onnx["files"]}
+        out, options = None, ExportOptions(model_name=options.model_name)
     with tempfile.TemporaryDirectory() as temporary:
         # Choose the folder; export one unless a run folder is uploaded as it is
         folder, result = Path(ckpt), {"command": "export", "ckpt": ckpt}
@@ -70,18 +78,20 @@ def push(
             on_the_hub(repository, branch),
             weights.architecture,
             dataset=summary["dataset"] if summary and is_classifier_run(summary) else None,
+            of_onnx=of_onnx,
         )
         card = _card(Path(ckpt), summary, result, weights, section)
         updated = replace_section(card, section)
         if updated is None:
             Progress(quiet=quiet).note(f"{CARD} is uploaded unchanged: it has no loading section by vit")
         # Upload
-        files = _files(folder, summary) | {CARD: (updated or card).encode()}
+        files = _files(folder, summary) | beside | {CARD: (updated or card).encode()}
         message = f"{weights.architecture.name}, by vit export"
         uploaded = hub.upload(repository, files, message=message, private=private, branch=branch)
     if not out:
         result.pop("out", None)
     return result | {
+        **({"onnx": of_onnx} if of_onnx else {}),
         "repo": repository,
         "url": uploaded.url,
         "commit": uploaded.commit,
@@ -126,7 +136,7 @@ def _check_is_folder(out: str | None, options: ExportOptions) -> None:
     format = formats.format_of(options.to, Path(out or "timm"), names=options.names)
     if format != "timm":
         raise VitError(
-            f"only a folder that timm and vit load can be uploaded, not {format}",
+            f"only a folder that timm and vit load, or an ONNX file, can be uploaded, not {format}",
             where="OUT, --to and --push-to-hub",
             fix="name a folder or leave OUT out; then add a file with: hf upload OWNER/NAME FILE",
         )

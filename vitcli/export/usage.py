@@ -8,14 +8,15 @@ import json
 import re
 import shlex
 from pathlib import Path, PurePath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from vitcli import recipe as recipes
 from vitcli.data import demo
-from vitcli.export.markdown import fenced
+from vitcli.export.markdown import fenced, table
 from vitcli.models.architecture import Architecture
 from vitcli.models.variants import BIT, HYBRID
 from vitcli.output.redaction import is_local, public_name
+from vitcli.output.text import count_of, size_text
 from vitcli.weights.formats import caveats, unsupported_feature
 
 BEGIN, END = "<!-- how to load: written by vit -->", "<!-- end of how to load -->"
@@ -62,12 +63,15 @@ def on_the_hub(repository: str, revision: str | None = None) -> LoadingNames:
     return LoadingNames(f"hf-hub:{repository}{at}", f"hf-hub:{repository}{at}", arguments, "From the Hub:")
 
 
-def how_to_load(names: LoadingNames, arch: Architecture, *, dataset: str | None) -> str:
+def how_to_load(
+    names: LoadingNames, arch: Architecture, *, dataset: str | None, of_onnx: dict[str, Any] | None = None
+) -> str:
     """Return the Markdown section on loading, between its marks.
 
     Args:
         arch: without classes, the examples compute features.
         dataset: that the weights were evaluated on, if any.
+        of_onnx: result of the export of an ONNX file that goes with the weights.
     """
     has_classes, unsupported = arch.num_classes > 0, unsupported_feature("timm", arch)
     with_vit = fenced(WITH_VIT.format(name=json.dumps(names.ckpt)), "python")
@@ -83,7 +87,35 @@ def how_to_load(names: LoadingNames, arch: Architecture, *, dataset: str | None)
         with_transformers = WITH_TRANSFORMERS.format(imports=imports, name=names.transformers, kind=kind)
         parts += [fenced(with_timm, "python"), fenced(with_transformers, "python"), SAME_OUTPUTS]
         parts += [f"In timm and transformers, {caveat}." for caveat in caveats("timm", arch)]
+    if of_onnx:
+        parts += _onnx_section(of_onnx)
     return "\n".join([BEGIN, "\n\n".join(parts), END, ""])
+
+
+def _onnx_section(result: dict[str, Any]) -> list[str]:
+    """Return what is said of an ONNX file: what it takes, how it was compared, how fast it is."""
+    name, precision = Path(result["out"]).name, result["precision"]
+    takes = {
+        "images": "decoded images of any size, as bytes: it resizes, crops and normalises them",
+        "pixels": f"images of {size_text(result['resolution'])} pixels, as bytes: it normalises them",
+    }[result["input"]]
+    images = count_of(result["num_images"], "image")
+    compared = f"{result['max_rel_difference']:.2g} of the largest, on {images}"
+    rows = [("takes", takes), ("precision", precision), ("outputs differ by", compared)]
+    if verdict := result.get("gate"):
+        lost = f"{verdict['drop']:.2%}, at most {verdict['highest_drop']:.2%} with 95 % confidence"
+        right = f"{verdict['top1_exported']:.2%} of {count_of(verdict['num_images'], 'image')}"
+        rows.append(("top-1", f"{right}; lost to the conversion {lost}"))
+    speed = result["speed"]
+    for side, key in (("onnxruntime", "exported"), ("PyTorch", "pytorch")):
+        latency, rate = speed[key]["latency_ms"], speed[key]["images_per_s"]
+        rows.append((side, f"{latency:.3g} ms an image, {rate:.3g} images/s at best"))
+    text = (
+        f"Speed on a CPU with {count_of(speed['threads'], 'thread')}, where it was exported. The file beside "
+        f"it has images with its answers: `vit export --check {name}` repeats them."
+    )
+    code = result["snippet"].replace(repr(result["out"]), repr(name))
+    return [f"### {name}", table(("", ""), rows), text, fenced(code, "python")]
 
 
 def replace_section(card: str, section: str) -> str | None:
