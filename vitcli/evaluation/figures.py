@@ -42,7 +42,7 @@ def reliability_diagram(
         # Above: a bar per bin against the diagonal. Fixed margins: an automatic layout lets the bars
         # collapse where an artist has no extent, as the points have where all bins have few examples.
         figure = Figure(figsize=(4.4, 5.2))
-        figure.subplots_adjust(left=0.15, right=0.96, top=0.94, bottom=0.19, hspace=0.1)
+        figure.subplots_adjust(left=0.15, right=0.96, top=0.91, bottom=0.21, hspace=0.1)
         upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
         for bins_M, colour, label in (
             (many_M, BLUE, "accuracy"),

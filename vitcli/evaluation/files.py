@@ -140,11 +140,11 @@ def _write_figures(folder: Path, result: EvalResult) -> None:
     from vitcli.evaluation import figures
     from vitcli.output import plots
 
-    title, calibrated = f"ECE {result.summary['ece']:.2%}", None
+    title = f"ECE {result.summary['ece']:.2%} of {len(result.predictions)} examples"
+    calibrated = None
     if bins := result.summary.get("reliability_at_temperature"):
         calibrated = Reliability.of_json(bins)
-        title += f", {calibrated.ece:.2%} at temperature {result.summary['temperature']:.3g}"
-    title += f" of {len(result.predictions)} examples"
+        title += f"\n{calibrated.ece:.2%} at the stored temperature {result.summary['temperature']:.3g}"
     bins = result.predictions.reliability
     diagram = figures.reliability_diagram(bins, title=title, calibrated=calibrated)
     if diagram:

@@ -148,7 +148,9 @@ def _at_temperature(result: dict[str, Any]) -> str:
 def _prediction_sets(result: dict[str, Any]) -> list[tuple[str, str]]:
     """Return a row on how often the sets of classes hold the label, and how large they are."""
     sets = [
-        f"{level} % sets: {row['coverage']:.2%} right, {row['mean_size']:.2f} classes"
+        f"{level} % sets: all {result['num_classes']} classes"
+        if row["mean_size"] == result["num_classes"]
+        else f"{level} % sets: {row['coverage']:.2%} right, {row['mean_size']:.2f} classes"
         for level, row in result.get("prediction_sets", {}).items()
     ]
     return [("sets", "; ".join(sets))] if sets else []

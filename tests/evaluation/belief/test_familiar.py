@@ -5,6 +5,7 @@ import pytest
 from scipy.spatial.distance import cdist
 
 from vitcli.evaluation.belief.familiar import (
+    NUM_FOLDS,
     SHRINKAGE,
     FeatureStatistics,
     left_out_distances,
@@ -71,12 +72,14 @@ def test_the_distance_is_that_of_the_formula_in_a_thousand_random_cases():
     assert num_compared > 950
 
 
-def test_left_out_distances_are_those_of_refits_without_the_fold():
-    features_ND, labels_N, num_classes = random_case(11)
+@pytest.mark.parametrize("seed", [11, 13])
+def test_left_out_distances_are_those_of_refits_without_the_fold(seed):
+    features_ND, labels_N, num_classes = random_case(seed)
+    assert (len(labels_N) > NUM_FOLDS) == (seed == 13)  # folds without a row, and folds of two
     order_N = np.argsort(labels_N, kind="stable")
     expected = []
-    for fold in range(10):
-        out_N = order_N[fold::10]
+    for fold in range(NUM_FOLDS):
+        out_N = order_N[fold::NUM_FOLDS]
         kept_N = np.setdiff1d(np.arange(len(labels_N)), out_N)
         rows_MD = features_ND[np.sort(out_N)].astype(np.float64)
         expected += brute_force(features_ND[kept_N], labels_N[kept_N], rows_MD).tolist()

@@ -52,3 +52,29 @@ def test_a_temperature_counts_only_where_rows_show_it():
     right = logits_NK.argmax(axis=1)
     assert 0 < fitted_temperature(logits_NK, right) < 0.2  # all are right: finite all the same
     assert len(f"{fitted_temperature(3 * logits_NK, labels_N):g}".replace(".", "")) <= 6
+
+
+def test_a_few_confident_mistakes_among_right_answers_change_nothing():
+    # 136 images, each answered with 98 %: three mistakes are what that promises, a fourth is chance.
+    logits_NK = np.tile([np.log(0.98), np.log(0.01), np.log(0.01)], (136, 1))
+    for num_wrong, is_one in ((0, False), (1, True), (3, True), (6, True), (30, False)):
+        labels_N = (np.arange(136) < num_wrong).astype(int)
+        found = fitted_temperature(logits_NK, labels_N)
+        assert (found == 1.0) == is_one, (num_wrong, found)
+        # By hand: each slope is the log-odds times the probability of the class that was not the label.
+        wrong, right = 0.98 * np.log(98), -0.02 * np.log(98)
+        total = num_wrong * wrong + (136 - num_wrong) * right
+        squares = num_wrong * wrong**2 + (136 - num_wrong) * right**2
+        assert is_one == (abs(total) <= 2.58 * np.sqrt(squares))
+    logits_NK[0] = [0, 40, 0]  # a mistake so confident that it outweighs all others together
+    assert fitted_temperature(logits_NK, np.zeros(136, dtype=int)) == 1.0
+
+
+def test_probabilities_that_are_right_are_left_alone_in_99_of_100_samples():
+    rng, num_changed = np.random.default_rng(1), 0
+    for _ in range(400):
+        logits_NK = 2 * rng.normal(size=(200, 5))
+        likely_NK = probabilities(logits_NK, temperature=1.0).cumsum(axis=1)
+        labels_N = (rng.random((200, 1)) > likely_NK).sum(axis=1).clip(max=4)
+        num_changed += fitted_temperature(logits_NK, labels_N) != 1
+    assert num_changed <= 12  # 4 expected, 12 or more in 1 of 2,000 repetitions

@@ -141,7 +141,8 @@ def test_evaluate_reports_coverage_and_the_figure_before_and_after(colours, trai
         for e in entries
     ]
     assert result["nll_at_temperature"] == pytest.approx(-np.log(of_labels).mean(), rel=1e-5)
-    assert "95 % sets" in run("evaluate", "--split", "test", *how[:4], "-q").out
+    text = run("evaluate", "--split", "test", *how[:4], "-q").out
+    assert "95 % sets" in text and "99 % sets: all 3 classes" in text
 
     failed = run("evaluate", "--split", "test", *how, "--assert", "mean_set_size<0.5")
     assert failed.code == 8 and failed.json["error"]

@@ -23,7 +23,7 @@ import numpy as np
 SHRINKAGE = 0.01  # fraction of both covariances that is a multiple of the identity, of the same trace
 FLAGGED = 0.01  # of images like the training ones lie beyond the threshold
 LEAST = 49  # images to choose a threshold by: with fewer, more than 2 % would lie beyond the largest distance
-NUM_FOLDS = 10  # of distances that are left out
+NUM_FOLDS = 40  # of left-out distances; with 10 they are so much larger that half as many images are flagged
 MOST_NUMBERS = 4_000_000  # of means and a triangle: 16 MB
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 MOST_SCALE, LEAST_SCALE = 1e3, 1e-3  # where scores are no better than chance the best scale is 0
 DIGITS = 6  # of stored numbers: fewer than NumPy's sums agree in on other numbers of threads
-ENOUGH_GAIN = 1.92  # nats: the likelihood-ratio test of one more number at 5 %, half of chi-square's 3.84
+CERTAIN = 2.58  # standard errors: as far from 0 as 1 % of samples are by chance
 
 
 def softmax_scale(scores_NK: np.ndarray, labels_N: np.ndarray) -> float:
@@ -38,16 +38,23 @@ def softmax_scale(scores_NK: np.ndarray, labels_N: np.ndarray) -> float:
 def fitted_temperature(log_p_NK: np.ndarray, labels_N: np.ndarray) -> float:
     """Return the temperature of these rows, rounded to DIGITS digits; 1 unless they show that it is another.
 
-    Few rows have a best temperature of their own by chance. It counts if it is likelier than 1 by
-    ENOUGH_GAIN in all rows together.
+    Few rows have a best temperature of their own by chance: among few mistakes a single confident one decides
+    it. So the slope of the cross-entropy at temperature 1 has to differ from 0 by CERTAIN standard errors,
+    which the slopes of the rows give (a score test that holds for any network), and the rows have to get
+    likelier.
 
     Args:
         log_p_NK: logits, or log-probabilities, of rows that were not fitted to.
     """
     log_p_NK = log_p_NK.astype(np.float64)
+    centred_NK = log_p_NK - log_p_NK.max(axis=1, keepdims=True)
+    expected_N = (probabilities(log_p_NK, temperature=1.0) * centred_NK).sum(axis=1)
+    slopes_N = expected_N - centred_NK[np.arange(len(labels_N)), labels_N]
+    if abs(slopes_N.sum()) <= CERTAIN * np.sqrt((slopes_N**2).sum()):
+        return 1.0
     temperature = float(f"{1 / softmax_scale(log_p_NK, labels_N):.{DIGITS}g}")
     gain_N = losses(log_p_NK, labels_N, temperature=1.0) - losses(log_p_NK, labels_N, temperature=temperature)
-    return temperature if gain_N.sum() > ENOUGH_GAIN else 1.0
+    return temperature if gain_N.sum() > 0 else 1.0
 
 
 def probabilities(log_p_NK: np.ndarray, *, temperature: float) -> np.ndarray:

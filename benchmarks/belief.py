@@ -1,0 +1,278 @@
+"""What a finished run stores about believing its predictions, against images that it has not seen.
+
+    python benchmarks/belief.py --data FOLDER --ckpt WEIGHTS [--features KEPT] [--draws 20]
+    python benchmarks/belief.py coverage flowers17 --data FOLDER --ckpt WEIGHTS
+
+FOLDER has the data sets of SETS below. Features of the frozen network are computed once; with --features they
+are kept, as NAME-SPLIT.safetensors, for the next call. Each draw divides all images of a set by chance into
+as many training images as its training split has, and the others, which are judged.
+
+`coverage`: how often the label is among the classes of at least the stored probability, for a delivered probe
+(each training image left out in turn) and for a head trained by gradient descent (every fifth training image
+is its dev part). "Set" is what is printed: the likeliest class is in it even where it is below.
+
+`unknown`: AUROC of the distance, and of the highest logit of the probe beside it, between images of the
+classes known in training and of others: five classes of flowers17 held out in each draw, and whole data sets.
+Also the fractions of both that lie beyond the stored distance.
+
+`calibration`: expected calibration error of the trained head, and of ImageNet's own head, before and after
+the temperature.
+"""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+from safetensors.numpy import load_file
+
+from vitcli.evaluation.belief.prediction_sets import LEVELS, coverage_and_size, sets_at
+from vitcli.evaluation.belief.results import fitted
+from vitcli.evaluation.belief.stored import Belief
+from vitcli.evaluation.belief.temperature import losses, probabilities
+from vitcli.evaluation.class_metrics import one_against_rest
+from vitcli.evaluation.statistics import reliability
+from vitcli.training.methods.believing import Outputs, of_network, of_probe
+from vitcli.training.methods.probe_head import closed_form_head
+
+SETS = {  # folder, the splits that are pooled, further words of `vit embed`
+    "flowers17": ("flowers17", ("train", "test"), ()),
+    "cifar10": ("cifar10", ("train[:2000]", "test[:1000]"), ()),
+    "coil20": ("coil20_azimuth", ("train", "test"), ("--set", "data.label_column=label")),
+    "sprites": ("sprites_synthetic", ("train", "test"), ("--set", "data.label_column=label")),
+    "imagenet_val_227": ("imagenet_val_227", ("validation",), ()),
+}
+NUM_UNKNOWN = 5  # classes of flowers17
+NUM_STEPS, LR = 300, 0.05  # of a trained head: it fits all its training images and is overconfident
+DEV_PART = SimpleNamespace(name="dev part", fingerprint=None)
+
+
+def split_of(name: str, args: argparse.Namespace, split: str) -> dict[str, np.ndarray]:
+    """Return features, labels and logits of a split; "features" and "labels" only but of ImageNet."""
+    folder, _, words = SETS[name]
+    out = args.features / f"{name}-{split.partition('[')[0]}.safetensors"
+    if not out.exists():
+        words = ("--ckpt", args.ckpt, "--dataset", f"{args.data}/{folder}", "--split", split, *words)
+        whole = [sys.executable, "-m", "vitcli", "embed", *words, "--out", str(out), "--quiet"]
+        subprocess.run(whole, check=True)
+    return load_file(out)
+
+
+def pooled(name: str, args: argparse.Namespace) -> tuple[np.ndarray, np.ndarray, int]:
+    """Return features and labels of all images, and how many of them are training images."""
+    parts = [split_of(name, args, split) for split in SETS[name][1]]
+    features_ND = np.concatenate([part["features"] for part in parts])
+    labels_N = np.concatenate([part["labels"].ravel() for part in parts])
+    return features_ND, labels_N, len(parts[0]["labels"])
+
+
+def divided(num_rows: int, num_train: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    order_N = np.random.default_rng(seed).permutation(num_rows)
+    return order_N[:num_train], order_N[num_train:]
+
+
+def outputs(features_ND: np.ndarray, labels_N: np.ndarray, layer: tuple[torch.Tensor, torch.Tensor]):
+    """Return the outputs of a network whose last layer is this."""
+    weight_KD, bias_K = layer
+    return Outputs(features_ND, features_ND @ weight_KD.numpy().T + bias_K.numpy(), labels_N)
+
+
+def trained_head(features_ND: np.ndarray, labels_N: np.ndarray, num_classes: int):
+    """Return weight and bias of a linear layer trained by Adam on the cross-entropy, all images a step."""
+    x_ND, y_N = torch.from_numpy(features_ND), torch.from_numpy(labels_N)
+    mean_D, std_D = x_ND.mean(dim=0), x_ND.std(dim=0) + 1e-6
+    layer = torch.nn.Linear(x_ND.shape[1], num_classes)
+    torch.nn.init.zeros_(layer.weight), torch.nn.init.zeros_(layer.bias)
+    optimizer = torch.optim.Adam(layer.parameters(), lr=LR)
+    for _ in range(NUM_STEPS):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(layer((x_ND - mean_D) / std_D), y_N).backward()
+        optimizer.step()
+    weight_KD = layer.weight.detach() / std_D
+    return weight_KD, layer.bias.detach() - weight_KD @ mean_D
+
+
+def of_kind(kind: str, features_ND: np.ndarray, labels_N: np.ndarray, num_classes: int):
+    """Return what a run stores that delivers a probe or a trained head, and its last layer."""
+    none_yet = Outputs(features_ND, np.zeros((len(labels_N), num_classes), np.float32), labels_N)
+    if kind == "probe":
+        nothing = Outputs(features_ND[:0], none_yet.logits_NK[:0], labels_N[:0])
+        head = closed_form_head(
+            torch.from_numpy(features_ND), labels_N, num_classes=num_classes, loss="softmax"
+        )
+        stored = of_probe(none_yet, nothing, loss="softmax", balance="none")
+        return stored, (head.weight_KD, head.bias_K)
+    is_dev_N = np.arange(len(labels_N)) % 5 == 0
+    layer = trained_head(features_ND[~is_dev_N], labels_N[~is_dev_N], num_classes)
+    train, dev = (outputs(features_ND[rows], labels_N[rows], layer) for rows in (~is_dev_N, is_dev_N))
+    return of_network(train, dev, DEV_PART), layer
+
+
+def judged(stored: Belief, tests: Outputs) -> dict[str, float]:
+    """Return coverage and size at each level, and the calibration before and after the temperature."""
+    p_NK, labels_N = probabilities(tests.logits_NK, temperature=stored.temperature), tests.labels_N
+    is_right_N = tests.logits_NK.argmax(axis=1) == labels_N
+    of_labels_N = p_NK[np.arange(len(labels_N)), labels_N]
+    row = {"top1": float(is_right_N.mean()), "temperature": stored.temperature}
+    for level in LEVELS:
+        least = stored.sets[level]
+        row[f"threshold {level}"] = float((of_labels_N >= (0 if least is None else least)).mean())
+        row[f"set {level}"], row[f"size {level}"] = coverage_and_size(sets_at(p_NK, least), labels_N)
+    before_NK = probabilities(tests.logits_NK, temperature=1.0)
+    for when, of_classes_NK in (("before", before_NK), ("after", p_NK)):
+        row[f"ece {when}"] = reliability(of_classes_NK.max(axis=1), is_right_N).ece
+    for when, temperature in (("before", 1.0), ("after", stored.temperature)):
+        row[f"nll {when}"] = float(losses(tests.logits_NK, labels_N, temperature=temperature).mean())
+    return row
+
+
+def draws_of(name: str, kind: str, args: argparse.Namespace) -> tuple[list[dict[str, float]], int]:
+    """Return what each draw of a set comes to, and how many images judge it."""
+    features_ND, labels_N, num_train = pooled(name, args)
+    rows = []
+    for seed in range(args.draws):
+        train, test = divided(len(labels_N), num_train, seed)
+        stored, layer = of_kind(kind, features_ND[train], labels_N[train], int(labels_N.max()) + 1)
+        rows.append(judged(stored, outputs(features_ND[test], labels_N[test], layer)))
+    return rows, len(labels_N) - num_train
+
+
+def imagenet_draws(args: argparse.Namespace) -> tuple[list[dict[str, float]], int]:
+    """The same of the network's own head, half of the images choosing and half judging."""
+    images = split_of("imagenet_val_227", args, "validation")
+    features_ND, logits_NK, labels_N = images["features"], images["logits"], images["labels"].ravel()
+    rows = []
+    for seed in range(args.draws):
+        chosen, test = divided(len(labels_N), len(labels_N) // 2, seed)
+        stored = Belief(*fitted(logits_NK[chosen], labels_N[chosen]), len(chosen), "half")
+        rows.append(judged(stored, Outputs(features_ND[test], logits_NK[test], labels_N[test])))
+    return rows, len(labels_N) - len(labels_N) // 2
+
+
+def print_coverage(names: list[str], args: argparse.Namespace) -> None:
+    print("| data | head | promised | one draw ± | by the threshold | as printed | classes | top-1 |")
+    print("|---|---|---|---|---|---|---|---|")
+    for name, kind in ((name, kind) for name in names for kind in ("probe", "trained")):
+        if name != "imagenet_val_227":
+            rows, num_tests = draws_of(name, kind, args)
+        elif kind == "trained":
+            rows, num_tests = imagenet_draws(args)
+        else:
+            continue
+        mean = {key: float(np.mean([row[key] for row in rows])) for key in rows[0]}
+        for level in LEVELS:
+            error = np.sqrt(level * (100 - level) / num_tests)
+            print(
+                f"| {name} | {kind} | {level} % | {error:.1f} | {100 * mean[f'threshold {level}']:.1f} % "
+                f"| {100 * mean[f'set {level}']:.1f} % | {mean[f'size {level}']:.2f} "
+                f"| {100 * mean['top1']:.1f} % |",
+                flush=True,
+            )
+
+
+def print_calibration(names: list[str], args: argparse.Namespace) -> None:
+    print("| data | temperature | ECE before | after | draws where it is worse | NLL before | after |")
+    print("|---|---|---|---|---|---|---|")
+    for name in names:
+        rows, _ = imagenet_draws(args) if name == "imagenet_val_227" else draws_of(name, "trained", args)
+        mean = {key: float(np.mean([row[key] for row in rows])) for key in rows[0]}
+        worse = sum(row["ece after"] > row["ece before"] for row in rows)
+        print(
+            f"| {name} | {mean['temperature']:.2f} | {100 * mean['ece before']:.2f} % "
+            f"| {100 * mean['ece after']:.2f} % | {worse} of {len(rows)} "
+            f"| {mean['nll before']:.3f} | {mean['nll after']:.3f} |",
+            flush=True,
+        )
+
+
+def known_and_unknown(
+    features_ND: np.ndarray, labels_N: np.ndarray, known_MD: np.ndarray, unknown_MD: np.ndarray
+) -> dict[str, float]:
+    """Return AUROCs of both scores, and the fractions beyond the stored distance."""
+    stored, layer = of_kind("probe", features_ND, labels_N, int(labels_N.max()) + 1)
+    distances = [stored.statistics.distances(rows_ND) for rows_ND in (known_MD, unknown_MD)]
+    highest = [outputs(rows_ND, None, layer).logits_NK.max(axis=1) for rows_ND in (known_MD, unknown_MD)]
+    return {
+        "distance": auroc(*distances),
+        "highest": auroc(*(-of_rows for of_rows in highest)),
+        "known": float((distances[0] > stored.distance).mean()),
+        "unknown": float((distances[1] > stored.distance).mean()),
+    }
+
+
+def auroc(lower_N: np.ndarray, higher_N: np.ndarray) -> float:
+    """Return how often a number of the second array is larger than one of the first."""
+    is_higher_N = np.repeat([False, True], [len(lower_N), len(higher_N)])
+    return one_against_rest(np.append(lower_N, higher_N), is_higher_N)[0]
+
+
+def print_unknown(names: list[str], args: argparse.Namespace) -> None:
+    print(
+        "| trained on | unknown | AUROC, distance | least | highest score | least | known flagged | unknown |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
+    for name in names:
+        features_ND, labels_N, num_train = pooled(name, args)
+        rows = [without_classes(features_ND, labels_N, num_train, seed) for seed in range(args.draws)]
+        print_row(name, "classes held out", rows)
+        for other in names:
+            if other != name:
+                unknown_MD = pooled(other, args)[0]
+                rows = []
+                for seed in range(args.draws):
+                    train, test = divided(len(labels_N), num_train, seed)
+                    known = (features_ND[train], labels_N[train], features_ND[test])
+                    rows.append(known_and_unknown(*known, unknown_MD))
+                print_row(name, other, rows)
+
+
+def without_classes(features_ND: np.ndarray, labels_N: np.ndarray, num_train: int, seed: int):
+    """The same with NUM_UNKNOWN classes, or half of fewer than ten, held out of training."""
+    num_classes = int(labels_N.max()) + 1
+    count = min(NUM_UNKNOWN, num_classes // 2)
+    unknown = np.random.default_rng(seed).choice(num_classes, count, replace=False)
+    is_known_N = ~np.isin(labels_N, unknown)
+    of_known_K = np.cumsum(~np.isin(np.arange(num_classes), unknown)) - 1
+    train, test = divided(len(labels_N), num_train, seed)
+    train, test = train[is_known_N[train]], test[is_known_N[test]]
+    known = (features_ND[train], of_known_K[labels_N[train]], features_ND[test])
+    return known_and_unknown(*known, features_ND[~is_known_N])
+
+
+def print_row(name: str, other: str, rows: list[dict[str, float]]) -> None:
+    of = {key: np.array([row[key] for row in rows]) for key in rows[0]}
+    cells = [f"{value:.3f}" for key in ("distance", "highest") for value in (of[key].mean(), of[key].min())]
+    cells += [f"{100 * of[key].mean():.1f} %" for key in ("known", "unknown")]
+    print(f"| {name} | {other} | {' | '.join(cells)} |", flush=True)
+
+
+PARTS = {
+    "coverage": (print_coverage, ["flowers17", "cifar10", "coil20"]),
+    "unknown": (print_unknown, ["flowers17", "cifar10"]),
+    "calibration": (print_calibration, list(SETS)),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("part", nargs="?", choices=[*PARTS, "all"], default="all")
+    parser.add_argument("names", nargs="*", help=f"of {', '.join(SETS)}")
+    parser.add_argument("--data", default="data")
+    parser.add_argument("--ckpt")
+    parser.add_argument("--features", type=Path, help="a folder that keeps the features")
+    parser.add_argument("--draws", type=int, default=20)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        args.features = args.features or Path(folder)
+        for part, (function, names) in PARTS.items():
+            if args.part in (part, "all"):
+                print(f"\n{part}, {args.draws} draws\n")
+                function(args.names or names, args)
+
+
+if __name__ == "__main__":
+    main()
