@@ -5,9 +5,12 @@ import os
 import subprocess
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+from safetensors.numpy import save_file
 
 from tests.conftest import REPOSITORY
 
@@ -168,3 +171,27 @@ def test_half_the_blocks_are_drawn_anew_and_networks_are_ordered_by_their_left_o
     assert choose.order_table(lines)[2:] == [
         "| whole | 90.0% | 81.0% (80.0, 81.0, 82.0) |", "| demo | 30.0% | 21.0% (20.0, 21.0, 22.0) |"
     ]  # fmt: skip
+
+
+def test_what_may_be_believed_is_measured_on_images_that_were_not_fitted_to(tmp_path, capsys):
+    belief = loaded("belief")
+    assert belief.auroc(np.array([1.0, 2.0]), np.array([2.0, 3.0])) == 0.875  # a tie counts half
+    rng = np.random.default_rng(0)
+    for name, count in (("train", 200), ("test", 300)):
+        labels_N = rng.integers(0, 4, count)
+        features_ND = (2 * np.eye(6)[labels_N] + rng.normal(size=(count, 6))).astype(np.float32)
+        save_file({"features": features_ND, "labels": labels_N}, tmp_path / f"cifar10-{name}.safetensors")
+        far_ND = features_ND + 40 * np.eye(6, dtype=np.float32)[5]
+        save_file({"features": far_ND, "labels": labels_N}, tmp_path / f"flowers17-{name}.safetensors")
+    args = SimpleNamespace(features=tmp_path, draws=4)
+
+    rows, num_tests = belief.draws_of("cifar10", "probe", args)
+    assert num_tests == 300
+    for level in belief.LEVELS:
+        assert np.mean([row[f"threshold {level}"] for row in rows]) == pytest.approx(level / 100, abs=0.02)
+    args.draws = 1
+    assert belief.draws_of("cifar10", "trained", args)[0] != rows[:1]
+    belief.print_unknown(["cifar10", "flowers17"], args)
+    cells = {line.split(" | ")[1]: line.split(" | ") for line in capsys.readouterr().out.splitlines()[2:4]}
+    assert cells["flowers17"][2] == "1.000" and cells["flowers17"][-1] == "100.0 % |"
+    assert float(cells["classes held out"][2]) < 0.9
