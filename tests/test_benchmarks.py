@@ -146,7 +146,7 @@ def test_a_choice_is_measured_once_and_on_images_that_it_has_not_seen(photos, tm
     capsys.readouterr()
     assert results("shots") == lines
     table = capsys.readouterr().out
-    assert f"| {photos.name} | 24 | {of_layers['chosen']} | 100.0% | 100.0% | 100.0% of 10 |" in table
+    assert f"| {photos.name} | 24 | {of_layers['chosen']} | 100.0% | 100.0% of 10 |" in table
     assert f"| {photos.name}, 3 | 2 |" in table
 
 

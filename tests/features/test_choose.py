@@ -135,7 +135,7 @@ def test_scores_and_hits_are_those_of_refits_in_many_small_cases(size_of_groups)
             scores[here] = left_out_scores(solution, here, together=True)[:, 0]
         assert np.abs(scores - expected).max() < 1e-9 * np.abs(expected).max()
 
-        (hits,) = left_out.left_out(features, problem)[1].T
+        _, hits = left_out.left_out(features, problem)
         others = [np.any((labels == label) & (groups != group)) for label, group in zip(labels, groups)]  # noqa: B905
         assert hits.tolist() == ((expected.argmax(axis=1) == labels) & others).tolist()
 
@@ -145,12 +145,9 @@ def test_l2_has_the_most_rows_right_and_is_the_largest_of_equals():
     labels = rng.integers(0, 3, 40)
     features = rng.normal(size=(40, 60)) + labels[:, None] * 0.3
     strengths = (1e-2, 1.0, 1e2, 1e4, 1e6)
-    even = np.arange(40) % 2 == 0
-    for counted in (None, even):
-        which, hits_of_each = left_out.left_out(
-            features, LeftOutProblem(labels, np.arange(40), 3, strengths), counted
-        )
-        l2, hits = strengths[which], hits_of_each[:, which]
+    which = np.arange(40) % 2 == 0
+    for counted in (None, which):
+        l2, hits = left_out.left_out(features, LeftOutProblem(labels, np.arange(40), 3, strengths), counted)
         of_each = {}
         for strength in strengths:
             right = refitted(features, labels, np.arange(40), 3, strength).argmax(axis=1) == labels
@@ -165,7 +162,7 @@ def test_ties_are_what_mcnemars_test_does_not_tell_from_the_best():
     hits = np.arange(40) < 30
 
     def score(hits, scored=everything):
-        return LeftOutScore(0, Combination("token", (1,)), 4, (1.0,), scored, hits, hits[:, None])
+        return LeftOutScore(0, Combination("token", (1,)), 4, (1.0,), scored, hits)
 
     best, close, far = score(hits), score(hits & (np.arange(40) != 3)), score(np.arange(40) < 22)
     assert left_out.best_of([far, close, best]) is best
@@ -174,49 +171,6 @@ def test_ties_are_what_mcnemars_test_does_not_tell_from_the_best():
     some = np.arange(40) >= 20  # 10 and 2 of these right: the other rows say nothing
     assert left_out.against(best, score(far.hits_N & some, some)) == mcnemar(8, 0)
     assert score(hits & some, some).accuracy == 0.5
-
-
-def test_expected_accuracy_is_of_a_choice_repeated_on_drawn_groups():
-    rng, strengths = np.random.default_rng(0), (1.0, 4.0, 2.0)
-    groups = np.arange(30) // 2
-    problem = LeftOutProblem(rng.integers(0, 2, 30), groups, 2, strengths)
-
-    def score(layer: int, num_l2: int) -> LeftOutScore:
-        hits = rng.random((30, num_l2)) < 0.6
-        scored = np.arange(30) >= layer  # as rows without tokens are not scored
-        hits &= scored[:, None]
-        l2 = strengths[:1] if num_l2 == 3 else strengths[:2]
-        packed = np.packbits(hits, axis=1)
-        return LeftOutScore(0, Combination("token", (layer,)), 4, l2, scored, hits[:, 0], packed)
-
-    scores = [score(2, 3), score(1, 3), score(3, 1)]
-    draws = np.random.default_rng(left_out.SEED).multinomial(15, np.full(15, 1 / 15), size=left_out.DRAWS)
-    expected = []
-    for counts in draws:
-        rows = [row for row in range(30) for _ in range(counts[groups[row]])]
-        others = [row for row in range(30) if not counts[groups[row]]]
-        found = {}
-        for number in (1, 0, 2):  # the shallower first, then the larger l2: what comes first wins
-            scored = scores[number].scored_N
-            hits = np.unpackbits(scores[number].hits_NX, axis=1).astype(bool)
-            for which in (0,) if number == 2 else (1, 2, 0):
-                here, there = ([row for row in part if scored[row]] for part in (rows, others))
-                found[number, which] = (np.mean(hits[here, which]), np.mean(hits[there, which]))
-        best = max(found, key=lambda place: round(found[place][0], 6))
-        expected.append(found[best][1])
-    assert left_out.expected_accuracy(scores, problem) == pytest.approx(np.mean(expected), abs=1e-6)
-
-    # Of 60 settings that guess, the best is right in more than two thirds; half is to be expected.
-    alone, estimates = LeftOutProblem(np.zeros(60, int), np.arange(60), 2, (1.0,)), []
-    about = (0, Combination("token", (1,)), 4, (1.0,), np.ones(60, bool))
-    for _ in range(12):
-        guesses = [
-            LeftOutScore(*about, hits, np.packbits(hits[:, None], axis=1))
-            for hits in rng.random((60, 60)) < 0.5
-        ]
-        assert left_out.best_of(guesses).accuracy > 0.58
-        estimates.append(left_out.expected_accuracy(guesses, alone))
-    assert abs(np.mean(estimates) - 0.5) < 0.04
 
 
 def test_queries_do_not_see_the_labels_that_they_are_scored_by():
@@ -369,7 +323,6 @@ def test_the_table_says_what_is_best_what_ties_and_what_to_type_next(photos, cop
         line.split()[0] for line in lines[1:4]
     }
     assert sum("best" in line.split() for line in lines[1:4]) == 1 and "tie (p " in outcome.out
-    assert "expected    100.00% on new images" in outcome.out
     assert "each left out" in outcome.out and lines[-1].startswith("next        vit finetune --ckpt ")
     assert outcome.out.rstrip() == Path("a", "table.txt").read_text().rstrip()
     assert all(ord(character) < 128 for character in outcome.out)

@@ -128,8 +128,6 @@ def choose(
             ) from None
         best = left_out.best_of(scores)
         result = _result(backbones, scores, best, train, rows_N)
-        of_rows = problem.part(np.isin(rows_N, backbones[0].features.rows_N))
-        result |= {"expected_top1": left_out.expected_accuracy(scores, of_rows)}
         result |= {"l2": "sweep" if problem.strengths == SWEEP else problem.strengths[0]}
         result |= {"group_column": recipe.data.group_column, "notes": notes + _seen_notes(backbones)}
         result |= {"asked": asked, "num_processes": runtime.world_size, "precision": settings.precision}

@@ -128,8 +128,6 @@ def _facts(result: Mapping[str, Any], names: Mapping[str, str]) -> list[tuple[st
         rows.append(("fused", f"token and mean of {len(fused[0]['layers'])} layers: {accuracies}"))
     chosen = f"{names[best['ckpt']]}, {where_text(best)}: {text.percent(best['top1'])}"
     rows.append(("chosen", chosen))
-    expected = text.percent(result["expected_top1"])
-    rows.append(("expected", f"{expected} on new images like these: the best of many is partly so by luck"))
     if advice := result["layer_advice"]:
         rows.append(("layer", _advice_text(advice)))
     if test := result["test"]:

@@ -15,7 +15,6 @@ from vitcli.features.draws import SWEEP
 from vitcli.features.layers import ATTENTIVE, Combination, LayerFeatures
 from vitcli.features.least_squares import Solution, has_others, left_out_hits, parts, solve
 
-DRAWS, SEED = 200, 0  # of the bootstrap
 LEVEL = 0.05  # p below which a difference from the best is no tie
 
 
@@ -43,8 +42,6 @@ class LeftOutScore:
         ckpt: its number in the command.
         l2: chosen; of learnt queries, for each half.
         scored_N, hits_N: which rows are scored, and which of these are right.
-        hits_NX: packed bits of the rows that are right with each l2 that was tried; of learnt queries, with
-            the chosen ones alone.
     """
 
     ckpt: int
@@ -53,7 +50,6 @@ class LeftOutScore:
     l2: tuple[float, ...]
     scored_N: np.ndarray
     hits_N: np.ndarray
-    hits_NX: np.ndarray
 
     @property
     def accuracy(self) -> float:
@@ -72,22 +68,15 @@ def score(
     if combination.pooling == ATTENTIVE:
         return _score_attentive(features, combination, problem, ckpt=ckpt, on_epoch=on_epoch)
     features_ND = features.read(combination)
-    which, hits_NL = left_out(features_ND, problem)
-    return LeftOutScore(
-        ckpt=ckpt,
-        combination=combination,
-        num_features=features_ND.shape[1],
-        l2=(float(problem.strengths[which]),),
-        scored_N=has_others(problem.labels_N, problem.groups_N),
-        hits_N=hits_NL[:, which],
-        hits_NX=np.packbits(hits_NL, axis=1),
-    )
+    l2, hits_N = left_out(features_ND, problem)
+    scored_N = has_others(problem.labels_N, problem.groups_N)
+    return LeftOutScore(ckpt, combination, features_ND.shape[1], (l2,), scored_N, hits_N)
 
 
 def left_out(
     features_ND: np.ndarray, problem: LeftOutProblem, which_N: np.ndarray | None = None
-) -> tuple[int, np.ndarray]:
-    """Return which l2 has the most rows right, the largest of equals, and the rows that each has, (N, L).
+) -> tuple[float, np.ndarray]:
+    """Return the l2 with the most rows right, the largest of equals, and which rows (N,) are right with it.
 
     Args:
         which_N: the rows that count, (N,) bool; the others are fitted and not scored.
@@ -97,7 +86,7 @@ def left_out(
     if which_N is not None:
         hits_NL &= which_N[:, None]
     best = max(range(len(solution.l2)), key=lambda i: (hits_NL[:, i].sum(), solution.l2[i]))
-    return best, hits_NL
+    return solution.l2[best], hits_NL[:, best]
 
 
 def fitted(features_ND: np.ndarray, problem: LeftOutProblem) -> Solution:
@@ -126,15 +115,14 @@ def _score_attentive(
             num_classes=problem.num_classes,
             on_epoch=on_epoch,
         )
-        which, hits_ML = left_out(queries.pool(tokens_MTD), of_tokens, half_M != half)
-        chosen.append(float(problem.strengths[which]))
-        hits_M |= hits_ML[:, which]
+        l2, hits = left_out(queries.pool(tokens_MTD), of_tokens, half_M != half)
+        chosen.append(l2)
+        hits_M |= hits
     scored_N, hits_N = np.zeros((2, len(problem.labels_N)), dtype=bool)
     scored_N[places] = has_others(of_tokens.labels_N, of_tokens.groups_N)
     hits_N[places] = hits_M
     num_features = attentive.NUM_QUERIES * tokens_MTD.shape[2]
-    hits_NX = np.packbits(hits_N[:, None], axis=1)
-    return LeftOutScore(ckpt, combination, num_features, tuple(chosen), scored_N, hits_N, hits_NX)
+    return LeftOutScore(ckpt, combination, num_features, tuple(chosen), scored_N, hits_N)
 
 
 def hits_on(
@@ -168,41 +156,7 @@ def hits_on(
 
 def best_of(scores: Sequence[LeftOutScore]) -> LeftOutScore:
     """Return the most accurate; of equals the one of the shallowest layer, then with the fewest features."""
-    return min(scores, key=lambda score: (-score.accuracy, *_simplicity(score)))
-
-
-def expected_accuracy(scores: Sequence[LeftOutScore], problem: LeftOutProblem) -> float:
-    """Return the accuracy to expect of the best one, on images that had no part in the choice.
-
-    The best of many is so by luck, too. The choice among all combinations and l2 is repeated on rows (groups)
-    drawn with replacement, and what it finds is scored on those that are not drawn; the mean of DRAWS counts.
-    No fit is repeated: bootstrap bias correction, Tsamardinos et al. (arXiv 1708.07180).
-    """
-    _, group_of_row_N = np.unique(problem.groups_N, return_inverse=True)
-    num_groups = int(group_of_row_N.max()) + 1
-    chances_G = np.full(num_groups, 1 / num_groups)
-    counts_BG = np.random.default_rng(SEED).multinomial(num_groups, chances_G, size=DRAWS)
-    counts_BN = counts_BG[:, group_of_row_N].astype(np.float32)
-    unseen_BN = (counts_BN == 0).astype(np.float32)
-    by_l2 = np.argsort(problem.strengths)[::-1]  # argmax takes the first of equals
-
-    most_B, expected_B = np.full((2, DRAWS), -1.0)
-    every = np.arange(DRAWS)
-    for score in sorted(scores, key=_simplicity):
-        hits_NL = np.unpackbits(score.hits_NX, axis=1).astype(np.float32)
-        hits_NL = hits_NL[:, :1] if len(score.l2) > 1 else hits_NL[:, by_l2]
-        scored_N = score.scored_N.astype(np.float32)
-        drawn_BL = (counts_BN @ hits_NL) / np.maximum(counts_BN @ scored_N, 1)[:, None]
-        unseen_BL = (unseen_BN @ hits_NL) / np.maximum(unseen_BN @ scored_N, 1)[:, None]
-        which_B = drawn_BL.argmax(axis=1)
-        is_more_B = drawn_BL[every, which_B] > most_B
-        most_B = np.where(is_more_B, drawn_BL[every, which_B], most_B)
-        expected_B = np.where(is_more_B, unseen_BL[every, which_B], expected_B)
-    return float(expected_B.mean())
-
-
-def _simplicity(score: LeftOutScore) -> tuple[int, int]:
-    return score.combination.depth, score.num_features
+    return min(scores, key=lambda s: (-s.accuracy, s.combination.depth, s.num_features))
 
 
 def against(best: LeftOutScore, other: LeftOutScore) -> float:
