@@ -27,27 +27,20 @@ def exported(tmp_path_factory):
     torch takes seconds to export a network: here it exports the demo's once.
     """
     pytest.importorskip("onnxruntime")
+    folder, programs = tmp_path_factory.mktemp("exported"), []
+
+    def exported_once(model, image_size):
+        programs[:] = programs or [exported_by_torch(model, image_size)]
+        return programs[0]
+
     with pytest.MonkeyPatch.context() as patched:
-        programs = []
-
-        def exported_once(model, image_size):
-            programs[:] = programs or [exported_by_torch(model, image_size)]
-            return programs[0]
-
         patched.setattr(onnx, "_exported", exported_once)
-        yield _exported(tmp_path_factory)
-
-
-def _exported(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("exported")
-    gate = ("--gate", "demo:pretrain", "--split", "test[:300]", "--max-drop", 1)
-    outcome = run("export", "demo", folder / "net.onnx", *gate, "--json", "-q")
-    assert outcome.code == 0, outcome.err
-    assert (
-        run("export", "demo", folder / "small.onnx", "--precision", "fp16", "--input", "pixels", "-q").code
-        == 0
-    )
-    return folder, outcome.json
+        gate = ("--gate", "demo:pretrain", "--split", "test[:300]", "--max-drop", 1)
+        outcome = run("export", "demo", folder / "net.onnx", *gate, "--json", "-q")
+        assert outcome.code == 0, outcome.err
+        smaller = ("--precision", "fp16", "--input", "pixels")
+        assert run("export", "demo", folder / "small.onnx", *smaller, "-q").code == 0
+        yield folder, outcome.json
 
 
 @pytest.fixture

@@ -55,7 +55,13 @@ def _in_8_bits(proto: Any, batches: Iterator[Tensor]) -> Any:
             per_channel=True,
             activation_type=quantization.QuantType.QUInt8,
             weight_type=quantization.QuantType.QInt8,
-            extra_options={"MatMulConstBOnly": True, "OpTypesToExcludeOutputQuantization": LINEAR},
+            extra_options={
+                "MatMulConstBOnly": True,
+                "OpTypesToExcludeOutputQuantization": LINEAR,
+                # A range is the mean of those of batches: one outlier costs all others their precision.
+                "CalibMovingAverage": True,
+                "CalibMovingAverageConstant": 0.1,
+            },
         )
         return onnx.load(path)
 
