@@ -216,7 +216,9 @@ class PeriodicEvaluation:
         job, split, recipe = self.job, self.job.belief_split, self.job.recipe
         if split is None:
             return None
-        probe = {"loss": recipe.objective.loss, "balance": balance_of(recipe)} if is_probe else None
+        probe = None
+        if is_probe:
+            split, probe = job.choice_split, {"loss": recipe.objective.loss, "balance": balance_of(recipe)}
         launch.enter("the feature pass of what may be believed")
         with self._evaluated_model() as model:
             parts = model, job.train_split, split, self.preprocessing, self.settings

@@ -199,6 +199,15 @@ def test_a_probe_knows_by_its_own_left_out_rows(colours, ckpt, tmp_path):
     assert result["prediction_sets"]["90"]["coverage"] >= 0.85
 
 
+def test_where_the_images_to_choose_by_are_too_few_the_validation_split_serves(colours, ckpt, tmp_path):
+    more = ("-q", "--set", "data.eval_split=test", "--set", "train.patience=3", "--set", "eval.every=3")
+    few = finished(*words(colours, ckpt, tmp_path / "few", *more))
+    many = finished(*words(colours, ckpt, tmp_path / "many", *more, "--set", "data.dev_fraction=0.5"))
+
+    assert few["belief"]["num_images"] == 66 and few["belief"]["chosen_on"].endswith("split validation")
+    assert many["belief"]["num_images"] == 36 and "split train" in many["belief"]["chosen_on"]
+
+
 def test_without_images_to_choose_by_one_note_says_so(colours, ckpt, tmp_path):
     for name in ("train", "test"):
         shutil.copytree(colours / name, tmp_path / "two" / name)

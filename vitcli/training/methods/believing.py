@@ -1,9 +1,10 @@
 """What may be believed of a finished classifier: its numbers, by images that it was not fitted to.
 
 Temperature and prediction sets are chosen on the logits of these images, the distance of an image that is
-unlike the training ones on their features. They are the images to choose by within the run; else those that
-it is scored on, unless that is a test split; else the validation split. A delivered probe is fitted on the
-images to choose by too. Its own left-out logits are known in closed form, so all training images serve.
+unlike the training ones on their features. They are the images to choose by within the run, if there are
+LEAST; else those that it is scored on, unless that is a test split; else the validation split. A delivered
+probe is fitted on the images to choose by too. Its own left-out logits are known in closed form, so all
+training images serve.
 
 M rows to calibrate by, N training rows, D features, K classes.
 """

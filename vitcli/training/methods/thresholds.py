@@ -5,6 +5,7 @@ from collections.abc import Callable
 from vitcli.data.dataset import DataSet, from_section
 from vitcli.data.parts.held_out import FoldName
 from vitcli.data.split import Split
+from vitcli.evaluation.belief.prediction_sets import LEAST
 from vitcli.recipe import Recipe
 
 VALIDATION, TEST = "validation", "test"
@@ -24,21 +25,21 @@ def calibration_split(
 ) -> Split | None:
     """Return the images that show what may be believed of a classifier; None for other runs, and without any.
 
-    Those to choose by within the run; else as for thresholds.
+    Those to choose by within the run, if they are enough; else as for thresholds.
     """
     if not gives_one_class(recipe, train):
         return None
-    if choice is not None:
+    if choice is not None and len(choice) >= LEAST:
         return choice
     folds = FoldName.of(recipe.data.eval_split)
     if folds and folds.fold is None:  # every image is trained on
-        return None
+        return choice
     split = _scored_or_validation(recipe, scored, open_data)
     is_same = split is not None and (split.num_classes, split.class_names) == (
         train.num_classes,
         train.class_names,
     )
-    return split if is_same and not split.is_large else None
+    return split if is_same and not split.is_large else choice
 
 
 def gives_one_class(recipe: Recipe, train: Split) -> bool:
