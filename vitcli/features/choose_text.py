@@ -179,9 +179,9 @@ def accuracy_by_speed(result: Mapping[str, Any]) -> Figure:
         look = {"color": "#444444", "linestyle": "--", "linewidth": 0.9, "zorder": 0}
         axes.plot(x, y, drawstyle="steps-pre", label="Pareto front", **look)
         best = result["best"]
-        axes.plot(
-            best["images_per_s"], 100 * best["top1"], "*", color="#000000", markersize=10, label="chosen"
-        )
+        # An outline: the point within keeps the colour of its checkpoint.
+        look = {"color": "#000000", "markerfacecolor": "none", "markersize": 14, "label": "chosen"}
+        axes.plot(best["images_per_s"], 100 * best["top1"], "*", **look)
         axes.set_ylim(percent_limits([accuracy for _, accuracy, _ in points]))
         xlabel = "images per second up to the numbered layer"
         axes.set(xscale="log", xlabel=xlabel, ylabel="left-out accuracy (%)")
