@@ -143,6 +143,8 @@ def failed(
     more = f"; {len(broken) - 1} more do not hold" if len(broken) > 1 else ""
     of_images = first.key.startswith("num_")
     other = "score other images" if of_images else "use better weights"
+    if first.key in OF_BELIEF and result.get(first.key) is None:
+        other = "use weights that `vit finetune` has stored prediction sets with"
     return CheckFailed(
         f"{first.key} is {json.dumps(result.get(first.key))}, so {first} does not hold{more}",
         where=f"--assert {str(first)!r}, {name}",

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from safetensors.numpy import load_file
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
 
 from tests.conftest import run
 from tests.training.test_finetune import fingerprint, stopped_in_part
@@ -163,14 +164,22 @@ def test_an_export_keeps_them_and_one_without_the_head_does_not(colours, trained
     assert not {"belief", "feature_statistics"} & metadata.keys()
 
 
-def test_old_weights_without_them_behave_as_before(colours, trained, ckpt, tmp_path):
+def test_old_weights_without_them_behave_as_before(colours, trained, tmp_path):
+    with safe_open(trained / "model.safetensors", "numpy") as file:
+        about = json.loads(file.metadata()["vit"])
+    for key in ("belief", "feature_statistics"):
+        del about["metadata"][key]
+    old = tmp_path / "old.safetensors"
+    save_file(load_file(trained / "model.safetensors"), old, {"vit": json.dumps(about)})
+
     image = colours / "test/amber/01.png"
-    entry = finished("predict", "--ckpt", ckpt, image, "--json", "-q")["predictions"][0]
+    entry = finished("predict", "--ckpt", old, image, "--json", "-q")["predictions"][0]
     assert entry.keys() == {"file", "top"}
-    outcome = run(
-        "evaluate", "--ckpt", ckpt, "--dataset", colours, "--assert", "coverage>=0.1", "--json", "-q"
-    )
-    assert "coverage" not in outcome.json and outcome.code != 0
+    how = ("--ckpt", old, "--dataset", colours, "--split", "test", "--json", "-q")
+    outcome = run("evaluate", *how, "--assert", "coverage>=0.1")
+    assert "coverage" not in outcome.json and outcome.code == 8
+    assert "coverage is null" in outcome.json["error"]["message"]
+    assert "has stored prediction sets with" in outcome.json["error"]["fix"]
 
 
 def test_a_stopped_run_has_the_same_numbers_bit_for_bit(colours, ckpt, trained, tmp_path):
