@@ -80,6 +80,8 @@ def check(path: str) -> dict[str, Any]:
         raise VitError(f"{path} {problem}", where="--check", fix="name a file that vit export has written")
     golden, entries = _read(golden_path(file))
     network = OnnxNetwork(file)
+    if golden.get("output") != network.answer_name:
+        raise _damaged(golden_path(file), f"it has no {network.answer_name}, which the file gives")
     differences, others = [], []
     for name, image_HWC, kept, expected in entries:
         outputs_K = _answers(network, image_HWC, file)
