@@ -110,8 +110,8 @@ def _logits(path: Path) -> dict[str, bytes]:
     options = SessionOptions()
     options.intra_op_num_threads = 1  # no threads in a process that forks
     session = InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    images_BCHW = np.ones((1, *session.get_inputs()[0].shape[1:]), np.float32)
-    return {"logits": session.run(None, {"images": images_BCHW})[0].tobytes()}
+    images_BHWC = np.ones((1, 48, 48, 3), np.uint8)
+    return {"logits": session.run(["logits"], {"images": images_BHWC})[0].tobytes()}
 
 
 def _served(name: str, scratch: Path, photos: str) -> Writer:

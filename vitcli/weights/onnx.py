@@ -215,9 +215,17 @@ def _joined(first: Any, second: Any, io_map: list[tuple[str, str]]) -> Any:
     """Return one model of two (onnx.ModelProto), outputs of the first being inputs of the second."""
     import onnx.compose
 
-    joined = onnx.compose.merge_models(first, second, io_map)
-    joined.graph.name, joined.graph.doc_string, joined.producer_name = "vit", "", first.producer_name
-    return joined
+    # Not `merge_models`, which looks for weights beside the file in the working folder.
+    graph = onnx.compose.merge_graphs(first.graph, second.graph, io_map)
+    graph.name, graph.doc_string = "vit", ""
+    versions = {each.domain: each.version for model in (first, second) for each in model.opset_import}
+    return onnx.helper.make_model(
+        graph,
+        ir_version=max(first.ir_version, second.ir_version),
+        opset_imports=[onnx.helper.make_opsetid(*each) for each in versions.items()],
+        functions=[*first.functions, *second.functions],
+        producer_name="vit",
+    )
 
 
 def _name_data_by_contents(path: Path, graph: Any) -> None:
