@@ -53,7 +53,7 @@ TASKS = {
     "flowers17": ({}, (10, 20)),
     "coil20_azimuth": ({"data.label_column": "label"}, (10, 20)),
     "sprites_synthetic": ({"data.label_column": "label"}, (10, 25)),
-    "cifar10": ({"data.train_split": "train[:2000]", "data.eval_split": "test[:600]"}, (10, 25, 100)),
+    "cifar10": ({"data.train_split": "train[:2000]", "data.eval_split": "test[:600]"}, (10, 25)),
 }
 NORMALISATIONS = {"mean": (0.0, 0.0, 0.0), "std": (1 / 255,) * 3}  # pixels of 0 to 255, never divided
 
