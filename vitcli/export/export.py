@@ -39,7 +39,7 @@ from vitcli.weights import formats, onnx
 from vitcli.weights.io import Weights, read_weights
 from vitcli.weights.jax import SPELLINGS
 from vitcli.weights.load import load
-from vitcli.weights.onnx import OnnxForm
+from vitcli.weights.onnx import ProgramForm
 
 NUM_DEMO_IMAGES, MAX_IMAGES = 32, 256
 # Relative; in fp32 a hybrid in timm is 5e-5 away, another GELU 7e-5 to 7e-4. Of int8 the gate tells more.
@@ -62,7 +62,7 @@ class ExportOptions:
         head: False exports the features.
         names: one of `jax.SPELLINGS`, for "npz".
         images: files, folders and globs to compare on; none means images of the gate, or of the demo.
-        input, precision: of an ONNX file, see `onnx.OnnxForm`.
+        input, precision: of an ONNX file, see `onnx.ProgramForm`.
         calibrate: files, folders and globs of training images, for int8; none means those of the run.
         gate: data set on which the file may lose `max_drop` (a fraction) of the accuracy; None for no gate.
         split: of the gate.
@@ -129,7 +129,7 @@ def export(ckpt: str, out: str, options: ExportOptions, *, quiet: bool) -> dict[
         split = evenly(gate_split, MAX_IMAGES)
     progress.note(f"{arch.name} ({weights.numerics}) to {format}: {preprocessing.summary()}, {origin}")
     notes += formats.caveats(format, arch)
-    form, batches = _onnx_form(exported, preprocessing, options, progress)
+    form, batches = _program_form(exported, preprocessing, options, progress)
     export = Export(format, model, arch, preprocessing, split, gate_split, options)
     # Write, compare, and only then replace OUT
     with _temporary_folder(target) as folder:
@@ -238,10 +238,10 @@ def _written(result: dict[str, Any]) -> list[tuple[str, str]]:
     return [("written", Verbatim(where)), ("files", files)]
 
 
-def _onnx_form(
+def _program_form(
     exported: Weights, preprocessing: Preprocessing, options: ExportOptions, progress: Progress
-) -> tuple[OnnxForm, Iterator[Tensor]]:
-    """Return what an ONNX file takes and gives, and the normalised batches that give the scales of int8."""
+) -> tuple[ProgramForm, Iterator[Tensor]]:
+    """Return what a file from images takes and gives, and normalised batches for the scales of int8."""
     kind, of_kind = "classes", {}
     num_classes = exported.architecture.num_classes
     if not num_classes:
@@ -252,7 +252,7 @@ def _onnx_form(
         kind = "several"
     elif belief := belief_of(exported.metadata, num_classes):
         of_kind = {"temperature": belief.temperature}
-    form = OnnxForm(preprocessing, kind, **of_kind, input=options.input, precision=options.precision)
+    form = ProgramForm(preprocessing, kind, **of_kind, input=options.input, precision=options.precision)
     if options.precision != "int8":
         return form, iter(())
     split = calibration.open_images(exported, options.calibrate)

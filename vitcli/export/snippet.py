@@ -4,7 +4,7 @@ Pixels are resized and normalised within the file, so there is nothing that this
 vit. Transparent images apart, which vit puts on white, the answers are those of `vit predict`.
 """
 
-from vitcli.weights.onnx import OnnxForm
+from vitcli.weights.onnx import ProgramForm
 
 SNIPPET = """\
 import json
@@ -34,7 +34,7 @@ for name, probability, threshold in zip(json.loads(stored["class_names"]), answe
 STORED_NAMES = 'json.loads(session.get_modelmeta().custom_metadata_map["class_names"])'
 
 
-def onnx_snippet(path: str, form: OnnxForm, *, has_names: bool) -> str:
+def onnx_snippet(path: str, form: ProgramForm, *, has_names: bool) -> str:
     """Return code that prints the likeliest class of image.jpg and its probability, its number or features.
 
     Args:

@@ -18,7 +18,7 @@ from vitcli.weights.io import FEATURE_STATISTICS, Weights, read_weights, write_w
 from vitcli.weights.jax import SPELLINGS, to_official
 from vitcli.weights.licences import KEY, UNKNOWN
 from vitcli.weights.load import load
-from vitcli.weights.onnx import OnnxForm, OnnxNetwork, write_onnx
+from vitcli.weights.onnx import OnnxNetwork, ProgramForm, write_onnx
 from vitcli.weights.production.program import Pt2Network, write_pt2
 
 # "timm" is a folder
@@ -127,7 +127,7 @@ def write(
     weights: Weights,
     *,
     names: str = SPELLINGS[0],
-    form: OnnxForm | None = None,
+    form: ProgramForm | None = None,
     calibration: Iterable[Tensor] = (),
 ) -> None:
     """Write a network to a path that does not exist yet.
@@ -170,7 +170,7 @@ def write(
                 write_pt2(path, model, form, stored)
 
 
-def read_back(format: str, path: Path, form: OnnxForm | None = None) -> nn.Module:
+def read_back(format: str, path: Path, form: ProgramForm | None = None) -> nn.Module:
     """Return the network that others get from the file or folder, in evaluation mode.
 
     Args:

@@ -46,8 +46,8 @@ def check_installed() -> None:
 
 
 @dataclass(frozen=True)
-class OnnxForm:
-    """What an ONNX file takes and gives.
+class ProgramForm:
+    """What an ONNX or .pt2 file takes and gives.
 
     Attributes:
         preprocessing: of decoded images.
@@ -70,7 +70,7 @@ class OnnxForm:
 def write_onnx(
     path: Path,
     model: nn.Module,
-    form: OnnxForm,
+    form: ProgramForm,
     metadata: dict[str, str],
     calibration: Iterable[Tensor] = (),
 ) -> None:

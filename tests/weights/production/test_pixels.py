@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from vitcli.data.transforms import Preprocessing, to_model_range
-from vitcli.weights.onnx import OnnxForm
+from vitcli.weights.onnx import ProgramForm
 from vitcli.weights.production.program import FromImages, Pt2Network, write_pt2
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -49,7 +49,7 @@ def test_the_graph_makes_the_pixels_of_vit_bit_for_bit_by_every_rule(image_size)
                 antialias,
                 image_HWC.shape,
             )
-            in_torch = FromImages(torch.nn.Identity(), OnnxForm(preprocessing, "features"))
+            in_torch = FromImages(torch.nn.Identity(), ProgramForm(preprocessing, "features"))
             assert torch.equal(in_torch(torch.from_numpy(image_HWC[None].copy()))[0], expected)
     as_they_are = session_of(pixels_graph(preprocessing, of_any_size=False))
     (found,) = as_they_are.run(None, {"images": pixels_BHWC.repeat(2, 0)})
@@ -58,7 +58,7 @@ def test_the_graph_makes_the_pixels_of_vit_bit_for_bit_by_every_rule(image_size)
 
 def test_an_exported_program_takes_images_of_every_size(tmp_path):
     preprocessing = Preprocessing((16, 24), "short_side", 0.9, "bicubic", True, MEAN, STD)
-    form, network = OnnxForm(preprocessing, "classes", temperature=2.0), torch.nn.Sequential()
+    form, network = ProgramForm(preprocessing, "classes", temperature=2.0), torch.nn.Sequential()
     network.append(torch.nn.Flatten()).append(torch.nn.Linear(3 * 16 * 24, 5))
     write_pt2(tmp_path / "net.pt2", network.eval(), form, {"model": "a layer"})
     exported = Pt2Network(tmp_path / "net.pt2", form)
@@ -82,11 +82,11 @@ def test_outputs_follow_from_the_logits_as_the_kind_says():
     preprocessing = Preprocessing((8, 8), "square", 1.0, "bilinear", True, MEAN, STD)
     calibrated = np.exp(given / 2.5 - (given / 2.5).max(1, keepdims=True))
     for form, names, expected in [
-        (OnnxForm(preprocessing, "classes", temperature=2.5), ["logits", "probabilities"],
+        (ProgramForm(preprocessing, "classes", temperature=2.5), ["logits", "probabilities"],
          calibrated / calibrated.sum(1, keepdims=True)),
-        (OnnxForm(preprocessing, "several"), ["logits", "probabilities"], 1 / (1 + np.exp(-given))),
-        (OnnxForm(preprocessing, "number", mean=3.0, std=0.5), ["logits", "number"], given * 0.5 + 3),
-        (OnnxForm(preprocessing, "features"), ["features"], given),
+        (ProgramForm(preprocessing, "several"), ["logits", "probabilities"], 1 / (1 + np.exp(-given))),
+        (ProgramForm(preprocessing, "number", mean=3.0, std=0.5), ["logits", "number"], given * 0.5 + 3),
+        (ProgramForm(preprocessing, "features"), ["features"], given),
     ]:  # fmt: skip
         graph = session_of(outputs_graph(form))
         assert [output.name for output in graph.get_outputs()] == names

@@ -167,7 +167,7 @@ def pixels_graph(preprocessing: Preprocessing, *, of_any_size: bool) -> Any:
 
 
 def outputs_graph(form: Any) -> Any:
-    """Return an ONNX model from the outputs of a network to those of a file, see `onnx.OnnxForm`."""
+    """Return an ONNX model from the outputs of a network to those of a file, see `onnx.ProgramForm`."""
     temperature, mean, std = form.temperature, form.mean, form.std
 
     @script(default_opset=op)

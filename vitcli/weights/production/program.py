@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vitcli.data.transforms import Preprocessing
 from vitcli.errors import VitError, reason_of
-from vitcli.weights.onnx import OnnxForm
+from vitcli.weights.onnx import ProgramForm
 
 MOST_BITS = 22  # of a weight below its point
 Kernel = Callable[[Tensor], Tensor]
@@ -39,7 +39,7 @@ class FromImages(nn.Module):
     A call maps uint8 images_BHWC to (logits, answers), of features to (features,).
     """
 
-    def __init__(self, network: nn.Module, form: OnnxForm):
+    def __init__(self, network: nn.Module, form: ProgramForm):
         super().__init__()
         self.network, self.form = network, form
         for name in ("mean", "std"):  # those that `to_model_range` keeps would be traced
@@ -117,7 +117,7 @@ def _cut(weights_MN: Tensor, size: int, crop: int) -> Tensor:
     return weights_MN.narrow(0, half + is_odd * (half % 2), crop)
 
 
-def write_pt2(path: Path, model: nn.Module, form: OnnxForm, metadata: dict[str, str]) -> None:
+def write_pt2(path: Path, model: nn.Module, form: ProgramForm, metadata: dict[str, str]) -> None:
     """Write a network as a torch.export program; its metadata are the extra file "vit.json".
 
     Args:
@@ -153,7 +153,7 @@ class Pt2Network(nn.Module):
         takes_any_size: of images.
     """
 
-    def __init__(self, path: Path, form: OnnxForm):
+    def __init__(self, path: Path, form: ProgramForm):
         super().__init__()
         self.program, self.takes_any_size = torch.export.load(path).module(), form.input == "images"
 
