@@ -28,21 +28,8 @@ from vitcli.output.run_folder import newest_checkpoint_step
 from vitcli.training import loop
 from vitcli.training.text import as_text, compute_text
 
-SMALL = (
-    "finetune",
-    "--recipe",
-    "finetune/default",
-    "--ckpt",
-    "random",
-    "--model",
-    "ViT-demo/8",
-    "--res",
-    "16",
-    "--lr",
-    "0.02",
-    "--quiet",
-    "--json",
-)
+NETWORK = ("--model", "ViT-demo/8", "--res", "16", "--lr", "0.02", "--quiet", "--json")
+SMALL = ("finetune", "--recipe", "finetune/default", "--ckpt", "random", *NETWORK)
 # All that could break a resume: dropout, augmentation, averaging, parts of a step, an epoch's end inside one.
 TRICKY = (
     *("--set", "model.layers=2"),

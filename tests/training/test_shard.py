@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from tests.conftest import run, vit
-from tests.training.test_finetune import SMALL, fingerprint, losses, small_run, when_logged
+from tests.training.test_finetune import NETWORK, SMALL, fingerprint, losses, small_run, when_logged
 from vitcli.errors import VitError
 from vitcli.training import checkpoint
 from vitcli.training.setup import check_network
@@ -187,7 +187,7 @@ def test_sharded_and_whole_checkpoints_resume_each_other(photos, tmp_path):
 )
 def test_every_kind_of_run_with_a_probe_learns_alike(photos, tmp_path, more):
     probe = ("--set", "eval.probe=demo", "--set", "eval.probe_every=4", "--set", "eval.probe_shots=2")
-    command = ("pretrain", "--recipe", "pretrain/demo", *SMALL[3:], *WORDS, *more, *probe, "--steps", 6)
+    command = ("pretrain", "--recipe", "pretrain/demo", *NETWORK, *WORDS, *more, *probe, "--steps", 6)
     command = (*command, "--dataset", photos)
     told = []
     for name, extra in (("alone", ()), ("sharded", ("--shard", "--num-processes", 2))):

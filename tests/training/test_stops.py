@@ -18,7 +18,7 @@ from tests.conftest import REPOSITORY, run
 from tests.data.shards.test_streaming import parquet  # noqa: F401, a fixture
 from tests.evaluation.test_regression import REGRESSION, ages  # noqa: F401, a fixture
 from tests.evaluation.test_several_labels import SEVERAL, shapes  # noqa: F401, a fixture
-from tests.training.test_finetune import SMALL, TRICKY, fingerprint
+from tests.training.test_finetune import NETWORK, SMALL, TRICKY, fingerprint
 from vitcli.training import loop
 
 STEPS_OF_COLOURS = 60  # of 20 of 103 images: eleven epochs and a part of the next
@@ -37,7 +37,7 @@ KINDS = {
     "regression": (*SMALL, *TRICKY, *REGRESSION, "--set", "data.randaugment=[2,9]"),
     "streamed": (*SMALL, *TRICKY, *MORE, *STREAMED),
     "pretrain": (
-        *("pretrain", "--recipe", "pretrain/demo", *SMALL[3:], *TRICKY),
+        *("pretrain", "--recipe", "pretrain/demo", *NETWORK, *TRICKY),
         *("--set", "objective.loss=masked_patch", "--set", "objective.patch_target=mean_color"),
         *("--set", "objective.corrupted=0.5", "--set", "objective.masked=0.8"),
         *("--set", "objective.replaced=0.1"),
