@@ -397,6 +397,7 @@ def test_an_image_that_a_disk_cannot_read_is_never_left_out(photos, monkeypatch,
     with pytest.raises(OSError, match=error.strerror):
         list(training(split, on_bad_image="skip", num_threads=1))
     assert failed
+    wait_for_the_end_of_all_threads()  # one that reads on would take the error of the next test
 
 
 def test_an_image_for_which_there_is_no_memory_is_never_left_out(monkeypatch):
