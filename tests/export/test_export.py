@@ -230,7 +230,6 @@ def test_the_weights_beside_an_onnx_file_are_always_its_own(to_export, tmp_path,
     monkeypatch.setattr(onnx, "_exported", lambda *_: programs.pop(0))
     monkeypatch.setattr(onnx, "MAX_BYTES_IN_ONE_FILE", 0)
     for module, name, stand_in in [
-        (onnx, "_joined", lambda first, second, io_map: first if first.graph.initializer else second),
         (formats, "read_back", lambda *_: None),
         (exports, "outputs_of_both", lambda *_: (torch.ones(1, 5),) * 3),
         (exports, "measured", lambda *_: None),

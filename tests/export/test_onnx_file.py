@@ -17,30 +17,31 @@ from vitcli.errors import CheckFailed
 from vitcli.export import export as exports
 from vitcli.weights import formats, onnx
 
-exported_by_torch = onnx._exported
-
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    """An exported file with its golden file that a gate has accepted, and one in fp16 of other input.
-
-    torch takes seconds to export a network: here it exports the demo's once.
-    """
+    """A file that a gate has accepted, and one in int8 of other input, each with its golden file."""
     pytest.importorskip("onnxruntime")
-    folder, programs = tmp_path_factory.mktemp("exported"), []
-
-    def exported_once(model, image_size):
-        programs[:] = programs or [exported_by_torch(model, image_size)]
-        return programs[0]
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(onnx, "_exported", exported_once)
-        gate = ("--gate", "demo:pretrain", "--split", "test[:300]", "--max-drop", 1)
-        outcome = run("export", "demo", folder / "net.onnx", *gate, "--json", "-q")
+    folder, results = tmp_path_factory.mktemp("exported"), []
+    gate = ("--gate", "demo:pretrain", "--split", "test[:300]", "--max-drop", 1)
+    smaller = ("--precision", "int8", "--input", "pixels", "--calibrate", folder / "images")
+    for name, more in (("net", gate), ("small", smaller)):
+        outcome = run("export", "demo", folder / f"{name}.onnx", *more, "--json", "-q")
         assert outcome.code == 0, outcome.err
-        smaller = ("--precision", "fp16", "--input", "pixels")
-        assert run("export", "demo", folder / "small.onnx", *smaller, "-q").code == 0
-        yield folder, outcome.json
+        results.append(outcome.json)
+        if name == "net":
+            images_of(folder / "net.golden.json", folder / "images")
+    return folder, *results
+
+
+def images_of(golden_file, folder):
+    """Write the images of a golden file to a folder, and return their paths."""
+    folder.mkdir()
+    paths = []
+    for number, entry in enumerate(json.loads(golden_file.read_text())["images"]):
+        paths.append(folder / f"{number}.png")
+        paths[-1].write_bytes(base64.b64decode(entry["png"]))
+    return paths
 
 
 @pytest.fixture
@@ -51,7 +52,7 @@ def copied(exported, tmp_path):
 
 
 def test_the_result_has_the_verdict_the_speed_and_the_files(exported):
-    _, result = exported
+    _, result, _ = exported
 
     gate, speed = result["gate"], result["speed"]
     assert (gate["num_images"], gate["drop"], gate["max_drop"]) == (300, 0, 0.01)
@@ -67,12 +68,22 @@ def test_the_result_has_the_verdict_the_speed_and_the_files(exported):
         )
 
 
+def test_int8_is_smaller_nearly_as_right_and_no_answer_depends_on_its_batch(exported):
+    folder, result, smaller = exported
+    sizes = [each["files"][name] for each, name in ((result, "net.onnx"), (smaller, "small.onnx"))]
+    network = onnx.OnnxNetwork(folder / "small.onnx")
+    images_BHWC = torch.randint(0, 256, (3, 64, 64, 3), dtype=torch.uint8)
+
+    assert sizes[1] < 0.4 * sizes[0] and not network.takes_any_size
+    assert 0 < smaller["max_rel_difference"] < 0.2 and smaller["top1_agreement"] >= 0.8
+    alone = torch.cat([network(image_HWC[None]) for image_HWC in images_BHWC])
+    torch.testing.assert_close(network(images_BHWC), alone, rtol=1e-5, atol=1e-5)
+
+
 def test_golden_answers_are_those_of_vit_predict_and_are_repeated(copied):
     golden = json.loads((copied / "net.golden.json").read_text())
     entries = golden["images"]
-    for number, entry in enumerate(entries):
-        (copied / f"{number}.png").write_bytes(base64.b64decode(entry["png"]))
-    files = [copied / f"{number}.png" for number in range(len(entries))]
+    files = images_of(copied / "net.golden.json", copied / "images")
     predicted = run("predict", "--ckpt", "demo", *files, "--topk", 24, "--json", "-q").json["predictions"]
 
     assert len(entries) == 20 and golden["output"] == "probabilities"
@@ -232,32 +243,44 @@ SABOTAGE = {
 }
 
 
-FAST = ("another crop",)  # torch exports no other network for it
-
-
-@pytest.mark.parametrize(
-    "what", [what if what in FAST else pytest.param(what, marks=pytest.mark.slow) for what in SABOTAGE]
-)
-def test_a_file_that_is_wrong_is_refused_and_nothing_is_left(exported, what, tmp_path, monkeypatch):
-    """By the comparison of outputs, and by the gate alone."""
-    write, check_agreement, refused = formats.write, exports._check_agreement, []
+@pytest.mark.slow
+@pytest.mark.parametrize("what", SABOTAGE)
+def test_a_network_written_wrongly_is_refused_and_nothing_is_left(what, tmp_path, monkeypatch):
+    write = formats.write
 
     def sabotaged(format, path, model, weights, *, form, **more):
         model, form = SABOTAGE[what](model, form)
         write(format, path, model, weights, form=form, **more)
 
+    pytest.importorskip("onnxruntime")
+    check_is_refused(sabotaged, tmp_path, monkeypatch)
+
+
+def test_a_file_with_another_bias_is_refused_and_nothing_is_left(exported, tmp_path, monkeypatch):
+    def sabotaged(format, path, *_, **__):
+        library = pytest.importorskip("onnx")
+        proto = library.load(exported[0] / "net.onnx")
+        (bias,) = (each for each in proto.graph.initializer if each.name == "network.head.bias")
+        bias.CopyFrom(library.numpy_helper.from_array(np.arange(24, dtype=np.float32), bias.name))
+        library.save(proto, path)
+
+    check_is_refused(sabotaged, tmp_path, monkeypatch)
+
+
+def check_is_refused(sabotaged, folder, monkeypatch):
+    """By the comparison of outputs, and by the gate alone."""
+    check_agreement, refused = exports._check_agreement, []
+
     def noted(*args):
         with pytest.raises(CheckFailed, match="differ by"):
             check_agreement(*args)
-        refused.append(what)
+        refused.append("by outputs")
 
-    if what not in FAST:
-        monkeypatch.setattr(onnx, "_exported", exported_by_torch)
     monkeypatch.setattr(formats, "write", sabotaged)
     monkeypatch.setattr(exports, "_check_agreement", noted)
-    gate = ("--gate", "demo:pretrain", "--split", "test[:600]")  # 600 without a change would pass
-    outcome = run("export", "demo", tmp_path / "out.onnx", *gate, "-q")
+    gate = ("--gate", "demo:pretrain", "--split", "test[:300]", "--max-drop", 1)  # accepted without a change
+    outcome = run("export", "demo", folder / "out.onnx", *gate, "-q")
 
-    assert refused == [what]
+    assert refused
     assert outcome.code == 8 and "--max-drop" in outcome.err, outcome.out
-    assert not list(tmp_path.iterdir())
+    assert not list(folder.iterdir())

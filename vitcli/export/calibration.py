@@ -3,17 +3,19 @@
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from vitcli.data import dataset, loader
 from vitcli.data.image_files import find_images
 from vitcli.data.split import Split
-from vitcli.data.transforms import Preprocessing, to_model_range
-from vitcli.errors import VitError
+from vitcli.errors import DataError, VitError
 from vitcli.output import run_folder
+from vitcli.output.text import count_of
 from vitcli.weights.io import Weights
+from vitcli.weights.production.program import ProgramForm
 
-NUM_IMAGES, BATCH_SIZE = 128, 16
+NUM_IMAGES = 128
 
 
 def evenly(split: Split, most: int) -> Split:
@@ -45,8 +47,24 @@ def open_images(weights: Weights, given: Sequence[str]) -> Split:
     return evenly(source.open(name), NUM_IMAGES)
 
 
-def batches(split: Split, preprocessing: Preprocessing) -> Iterator[Tensor]:
-    """Yield the images as the network gets them, (B, 3, h, w)."""
-    settings = {"batch_size": BATCH_SIZE, "on_bad_image": "skip", "num_threads": loader.default_threads(1)}
-    for batch in loader.eval_batches(split, preprocessing, rank=0, world_size=1, **settings):
-        yield to_model_range(batch.images_BCHW, mean=preprocessing.mean, std=preprocessing.std)
+def images(split: Split, form: ProgramForm) -> Iterator[Tensor]:
+    """Yield those that can be decoded as the file takes them, uint8 (1, H, W, 3).
+
+    Raises:
+        DataError: none can be decoded.
+    """
+    num_skipped = 0
+    for row in range(len(split)):
+        try:
+            image_HWC, _ = loader.read_example(split, row)
+        except DataError:
+            num_skipped += 1
+            continue
+        image_HWC = image_HWC if form.input == "images" else form.preprocessing(image_HWC)
+        yield torch.from_numpy(image_HWC)[None]
+    if num_skipped == len(split):
+        raise DataError(
+            f"{count_of(num_skipped, 'image')} for the scales of int8, and none can be decoded",
+            where=split.name,
+            fix="--calibrate other images; vit datasets check says what is wrong with these",
+        )

@@ -39,7 +39,7 @@ from vitcli.weights import formats, onnx
 from vitcli.weights.io import Weights, read_weights
 from vitcli.weights.jax import SPELLINGS
 from vitcli.weights.load import load
-from vitcli.weights.onnx import ProgramForm
+from vitcli.weights.production.program import INPUTS, PRECISIONS, ProgramForm
 
 NUM_DEMO_IMAGES, MAX_IMAGES = 32, 256
 # Relative; in fp32 a hybrid in timm is 5e-5 away, another GELU 7e-5 to 7e-4. Of int8 the gate tells more.
@@ -62,7 +62,7 @@ class ExportOptions:
         head: False exports the features.
         names: one of `jax.SPELLINGS`, for "npz".
         images: files, folders and globs to compare on; none means images of the gate, or of the demo.
-        input, precision: of an ONNX file, see `onnx.ProgramForm`.
+        input, precision: of an ONNX file, see `program.ProgramForm`.
         calibrate: files, folders and globs of training images, for int8; none means those of the run.
         gate: data set on which the file may lose `max_drop` (a fraction) of the accuracy; None for no gate.
         split: of the gate.
@@ -75,8 +75,8 @@ class ExportOptions:
     head: bool = True
     names: str = SPELLINGS[0]
     images: Sequence[str] = ()
-    input: str = onnx.INPUTS[0]
-    precision: str = onnx.PRECISIONS[0]
+    input: str = INPUTS[0]
+    precision: str = PRECISIONS[0]
     calibrate: Sequence[str] = ()
     gate: str | None = None
     split: str = "auto"
@@ -129,12 +129,12 @@ def export(ckpt: str, out: str, options: ExportOptions, *, quiet: bool) -> dict[
         split = evenly(gate_split, MAX_IMAGES)
     progress.note(f"{arch.name} ({weights.numerics}) to {format}: {preprocessing.summary()}, {origin}")
     notes += formats.caveats(format, arch)
-    form, batches = _program_form(exported, preprocessing, options, progress)
+    form, images = _program_form(exported, preprocessing, options, progress)
     export = Export(format, model, arch, preprocessing, split, gate_split, options)
     # Write, compare, and only then replace OUT
     with _temporary_folder(target) as folder:
         path = folder / target.name
-        formats.write(format, path, model, exported, names=options.names, form=form, calibration=batches)
+        formats.write(format, path, model, exported, names=options.names, form=form, calibration=images)
         facts = _checked(export, formats.read_back(format, path, form), progress)
         if format == "onnx":
             facts["snippet"] = onnx_snippet(out, form, has_names=bool(exported.class_names))
@@ -241,7 +241,7 @@ def _written(result: dict[str, Any]) -> list[tuple[str, str]]:
 def _program_form(
     exported: Weights, preprocessing: Preprocessing, options: ExportOptions, progress: Progress
 ) -> tuple[ProgramForm, Iterator[Tensor]]:
-    """Return what a file from images takes and gives, and normalised batches for the scales of int8."""
+    """Return what a file from images takes and gives, and images for the scales of int8."""
     kind, of_kind = "classes", {}
     num_classes = exported.architecture.num_classes
     if not num_classes:
@@ -257,7 +257,7 @@ def _program_form(
         return form, iter(())
     split = calibration.open_images(exported, options.calibrate)
     progress.note(f"scales of int8 from {count_of(len(split), 'image')} of {split.name}")
-    return form, calibration.batches(split, preprocessing)
+    return form, calibration.images(split, form)
 
 
 def files_text(files: dict[str, int]) -> str:
@@ -269,7 +269,7 @@ def files_text(files: dict[str, int]) -> str:
 def _check_options(options: ExportOptions, format: str, target: Path) -> None:
     """Refuse options without effect, a path whose files would be lost, and what is not installed."""
     for_onnx = {"--input": options.input, "--precision": options.precision}
-    changed = [name for name, value in for_onnx.items() if value not in (onnx.INPUTS[0], onnx.PRECISIONS[0])]
+    changed = [name for name, value in for_onnx.items() if value not in (INPUTS[0], PRECISIONS[0])]
     allowed = {"onnx": ("--input", "--precision"), "pt2": ("--input",)}.get(format, ())
     if wrong := [name for name in changed if name not in allowed]:
         raise VitError(f"it is for ONNX files, and not for {format}", where=wrong[0], fix="leave it out")

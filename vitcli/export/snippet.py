@@ -4,7 +4,7 @@ Pixels are resized and normalised within the file, so there is nothing that this
 vit. Transparent images apart, which vit puts on white, the answers are those of `vit predict`.
 """
 
-from vitcli.weights.onnx import ProgramForm
+from vitcli.weights.production.program import ProgramForm
 
 SNIPPET = """\
 import json

@@ -18,8 +18,9 @@ from vitcli.weights.io import FEATURE_STATISTICS, Weights, read_weights, write_w
 from vitcli.weights.jax import SPELLINGS, to_official
 from vitcli.weights.licences import KEY, UNKNOWN
 from vitcli.weights.load import load
-from vitcli.weights.onnx import OnnxNetwork, ProgramForm, write_onnx
-from vitcli.weights.production.program import Pt2Network, write_pt2
+from vitcli.weights.onnx import OnnxNetwork, write_onnx
+from vitcli.weights.production.program import ProgramForm
+from vitcli.weights.production.pt2 import Pt2Network, write_pt2
 
 # "timm" is a folder
 SUFFIXES = {"timm": "", "onnx": ".onnx", "pt2": ".pt2", "npz": ".npz", "safetensors": ".safetensors"}

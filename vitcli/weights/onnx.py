@@ -1,20 +1,10 @@
-"""ONNX files: written by torch's exporter, with preprocessing and probabilities inside, run by onnxruntime.
-
-The input is "images", in one of two forms; for any number B of them:
-
-    images  uint8 (B, H, W, 3), decoded, of any one size; the graph resizes, crops and normalises
-    pixels  uint8 (B, h, w, 3), of the size of the network; the graph normalises
-
-The outputs are "logits" (B, K) and what follows from them: "probabilities" (B, K), of several labels those of
-each, or the "number" (B, 1) of a regression; without a head "features" (B, D) alone.
-"""
+"""ONNX files, written by torch's exporter and run by onnxruntime on images as they are: see `production`."""
 
 import hashlib
 import re
 import warnings
 from collections.abc import Iterable
 from contextlib import redirect_stdout
-from dataclasses import dataclass
 from importlib import import_module
 from io import StringIO
 from pathlib import Path
@@ -25,13 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from vitcli.data.transforms import Preprocessing
 from vitcli.errors import CheckFailed, MachineError, VitError, reason_of
+from vitcli.weights.production.program import FromImages, ProgramForm
 
-INPUTS = ("images", "pixels")
-PRECISIONS = ("fp32", "fp16", "int8")
 OPSET = 20
-NETWORK_INPUT, NETWORK_OUTPUT = "normalized", "outputs_of_network"  # within the graph
 MAX_BYTES_IN_ONE_FILE = 1_800_000_000  # of weights; protobuf, and so an .onnx file, is limited to 2 GB
 
 
@@ -43,28 +30,6 @@ def check_installed() -> None:
         except ImportError as error:
             message = f"ONNX files need {name}, which cannot be imported: {reason_of(error)}"
             raise MachineError(message, where="this Python", fix="pip install 'vitcli[export]'") from error
-
-
-@dataclass(frozen=True)
-class ProgramForm:
-    """What an ONNX or .pt2 file takes and gives.
-
-    Attributes:
-        preprocessing: of decoded images.
-        kind: of the outputs: "classes", "several" labels, "number" or "features".
-        temperature: that logits of classes are divided by before the softmax.
-        mean, std: of the numbers of a regression.
-        input: one of INPUTS.
-        precision: one of PRECISIONS, of the network; inputs and outputs remain as they are.
-    """
-
-    preprocessing: Preprocessing
-    kind: str
-    temperature: float = 1.0
-    mean: float = 0.0
-    std: float = 1.0
-    input: str = INPUTS[0]
-    precision: str = PRECISIONS[0]
 
 
 def write_onnx(
@@ -81,35 +46,34 @@ def write_onnx(
     Args:
         model: on the CPU, in evaluation mode.
         metadata: becomes the file's metadata_props.
-        calibration: normalised batches (B, 3, h, w), whose activations give the scales of int8.
+        calibration: images, uint8 (1, H, W, 3), whose activations give the scales of int8.
 
     Raises:
         MachineError: a required package is not installed.
-        VitError: torch's exporter does not support the network, or it is too large for the precision.
+        VitError: torch's exporter does not support the network, or it is too large for int8.
     """
     check_installed()
     import onnx
 
-    from vitcli.weights.production import pixels, precision
+    from vitcli.weights.production.int8 import in_8_bits
 
-    num_bytes = sum(tensor.nbytes for tensor in model.state_dict().values())
+    program = FromImages(model, form).eval()
+    num_bytes = sum(tensor.nbytes for tensor in program.state_dict().values())
     is_large = num_bytes > MAX_BYTES_IN_ONE_FILE
-    if is_large and form.precision != "fp32":
+    if is_large and form.precision == "int8":
         raise VitError(
-            f"networks of {num_bytes / 1e9:.1f} GB are too large for another precision in ONNX",
-            where=f"--precision {form.precision}",
-            fix=f"leave it out; up to {MAX_BYTES_IN_ONE_FILE / 1e9:.1f} GB it can be had",
+            f"networks of {num_bytes / 1e9:.1f} GB are too large for int8 in ONNX",
+            where="--precision int8",
+            fix=f"take fp16; up to {MAX_BYTES_IN_ONE_FILE / 1e9:.1f} GB it can be had",
         )
-    program = _exported(model, form.preprocessing.image_size)
-    program.save(path, external_data=is_large)
+    exported = _exported(program, form)
+    exported.save(path, external_data=is_large)
     proto = onnx.load(path, load_external_data=False)
     _drop_traces(proto.graph)
     _keep_padding_apart(proto.graph)
     _name_data_by_contents(path, proto.graph)
-    proto = precision.converted(proto, form.precision, calibration)
-    proto = _joined(proto, pixels.outputs_graph(form), [(NETWORK_OUTPUT, NETWORK_OUTPUT)])
-    before = pixels.pixels_graph(form.preprocessing, of_any_size=form.input == "images")
-    proto = _joined(before, proto, [("pixels", NETWORK_INPUT)])
+    if form.precision == "int8":
+        proto = in_8_bits(proto, calibration)
     onnx.helper.set_model_props(proto, metadata)
     onnx.save(proto, path)
 
@@ -184,8 +148,8 @@ class OnnxNetwork(nn.Module):
         return torch.from_numpy(outputs)
 
 
-def _exported(model: nn.Module, image_size: tuple[int, int]) -> torch.onnx.ONNXProgram:
-    images_BCHW = torch.zeros(2, 3, *image_size)  # two: the exporter treats a batch of one as a constant
+def _exported(program: FromImages, form: ProgramForm) -> torch.onnx.ONNXProgram:
+    axes = {number: torch.export.Dim(name) for number, name in form.axes.items()}
     try:
         # With a bias, fused attention leaves strides that the exporter cannot handle (torch 2.15).
         with (
@@ -194,14 +158,14 @@ def _exported(model: nn.Module, image_size: tuple[int, int]) -> torch.onnx.ONNXP
             redirect_stdout(StringIO()),
         ):
             return torch.onnx.export(
-                model,
-                (images_BCHW,),
+                program,
+                (form.example(),),
                 dynamo=True,
                 opset_version=OPSET,
                 verbose=False,
-                input_names=[NETWORK_INPUT],
-                output_names=[NETWORK_OUTPUT],
-                dynamic_shapes=({0: torch.export.Dim("batch")},),
+                input_names=["images"],
+                output_names=form.output_names,
+                dynamic_shapes=(axes,),
             )
     except torch.onnx.OnnxExporterError as error:
         raise VitError(
@@ -209,23 +173,6 @@ def _exported(model: nn.Module, image_size: tuple[int, int]) -> torch.onnx.ONNXP
             where=f"torch {torch.__version__}",
             fix="export to safetensors or timm, or try other versions of torch and onnxscript",
         ) from error
-
-
-def _joined(first: Any, second: Any, io_map: list[tuple[str, str]]) -> Any:
-    """Return one model of two (onnx.ModelProto), outputs of the first being inputs of the second."""
-    import onnx.compose
-
-    # Not `merge_models`, which looks for weights beside the file in the working folder.
-    graph = onnx.compose.merge_graphs(first.graph, second.graph, io_map)
-    graph.name, graph.doc_string = "vit", ""
-    versions = {each.domain: each.version for model in (first, second) for each in model.opset_import}
-    return onnx.helper.make_model(
-        graph,
-        ir_version=max(first.ir_version, second.ir_version),
-        opset_imports=[onnx.helper.make_opsetid(*each) for each in versions.items()],
-        functions=[*first.functions, *second.functions],
-        producer_name="vit",
-    )
 
 
 def _name_data_by_contents(path: Path, graph: Any) -> None:

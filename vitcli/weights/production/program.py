@@ -1,36 +1,71 @@
-"""`.pt2` files: torch.export programs that take images as they are, for PyTorch and C++ without our code.
+"""What an .onnx or .pt2 file computes: preprocessing, network and probabilities in one module of torch.
 
-The program computes what an ONNX file does (`pixels.py`), in torch: sizes are symbols, so one
-program serves images of every size. B images of H rows and W columns; N pixels of an axis become M.
+The input is "images", in one of two forms; for any number B of them:
+
+    images  uint8 (B, H, W, 3), decoded, of any one size; the program resizes, crops and normalises
+    pixels  uint8 (B, h, w, 3), of the size of the network; the program normalises
+
+The outputs are "logits" (B, K) and what follows from them: "probabilities" (B, K), of several labels those of
+each, or the "number" (B, 1) of a regression; without a head "features" (B, D) alone.
+
+torch resizes bytes with weights of 16 bits and rounds between the two axes. `resized` does the same with
+matrix products in float64, which are exact here, so that the pixels are equal bit for bit. Sizes may be
+symbols of torch.export: one program serves images of every size.
+
+B images of H rows and W columns, C = 3 channels; N pixels of an axis become M; K outputs.
 """
 
-import json
-import math
-import warnings
-from collections.abc import Callable
-from pathlib import Path
+import copy
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vitcli.data.transforms import Preprocessing
-from vitcli.errors import VitError, reason_of
-from vitcli.weights.onnx import ProgramForm
 
+INPUTS = ("images", "pixels")
+PRECISIONS = ("fp32", "fp16", "int8")
+ANSWERS = {"classes": "probabilities", "several": "probabilities", "number": "number", "features": "features"}
 MOST_BITS = 22  # of a weight below its point
-Kernel = Callable[[Tensor], Tensor]
 
 
-def linear(distances: Tensor) -> Tensor:
-    return (1 - distances).clamp(min=0)
+@dataclass(frozen=True)
+class ProgramForm:
+    """What a program takes and gives.
 
+    Attributes:
+        preprocessing: of decoded images.
+        kind: of the outputs: "classes", "several" labels, "number" or "features".
+        temperature: that logits of classes are divided by before the softmax.
+        mean, std: of the numbers of a regression.
+        input: one of INPUTS.
+        precision: one of PRECISIONS, of the network; inputs and outputs remain as they are.
+    """
 
-def cubic(distances: Tensor, a: float) -> Tensor:
-    """Return Keys' kernel: a = -0.5 with antialias, -0.75 without."""
-    near = ((a + 2) * distances - (a + 3)) * distances * distances + 1
-    far = ((a * distances - 5 * a) * distances + 8 * a) * distances - 4 * a
-    return torch.where(distances <= 1, near, torch.where(distances < 2, far, 0.0))
+    preprocessing: Preprocessing
+    kind: str
+    temperature: float = 1.0
+    mean: float = 0.0
+    std: float = 1.0
+    input: str = INPUTS[0]
+    precision: str = PRECISIONS[0]
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """Return the names of what `FromImages` returns."""
+        answer = ANSWERS[self.kind]
+        return (answer,) if answer == "features" else ("logits", answer)
+
+    @property
+    def axes(self) -> dict[int, str]:
+        """Return the axes of the input that have any length, by number, and what they are."""
+        return {0: "batch", **({1: "height", 2: "width"} if self.input == "images" else {})}
+
+    def example(self) -> Tensor:
+        """Return images of no special size: exporters take sizes that are equal, or 1, for constants."""
+        height, width = self.preprocessing.image_size
+        extra = (37, 53) if self.input == "images" else (0, 0)
+        return torch.zeros(2, height + extra[0], width + extra[1], 3, dtype=torch.uint8)
 
 
 class FromImages(nn.Module):
@@ -41,7 +76,8 @@ class FromImages(nn.Module):
 
     def __init__(self, network: nn.Module, form: ProgramForm):
         super().__init__()
-        self.network, self.form = network, form
+        self.form, self.dtype = form, torch.float16 if form.precision == "fp16" else torch.float32
+        self.network = network if self.dtype == torch.float32 else copy.deepcopy(network).to(self.dtype)
         for name in ("mean", "std"):  # those that `to_model_range` keeps would be traced
             values_C11 = torch.tensor(getattr(form.preprocessing, name))[:, None, None] * 255
             self.register_buffer(name, values_C11)
@@ -50,7 +86,8 @@ class FromImages(nn.Module):
         images_BCHW = images_BHWC.permute(0, 3, 1, 2)
         if self.form.input == "images":
             images_BCHW = resized(images_BCHW, self.form.preprocessing)
-        outputs = self.network((images_BCHW.float() - self.mean) / self.std)
+        images_BCHW = (images_BCHW.float() - self.mean) / self.std
+        outputs = self.network(images_BCHW.to(self.dtype)).float()
         match self.form.kind:
             case "classes":
                 return outputs, torch.softmax(outputs / self.form.temperature, dim=-1)
@@ -65,19 +102,48 @@ def resized(images_BCHW: Tensor, preprocessing: Preprocessing) -> Tensor:
     """Return the resized and cropped bytes of `Preprocessing`, bit for bit, for sizes that are symbols."""
     height, width = preprocessing.image_size
     rows, columns = images_BCHW.shape[2:]
-    if preprocessing.resize == "square":
-        new_rows, new_columns = preprocessing.whole_size
-    else:
-        by_short_side = preprocessing.short_side / torch.sym_min(rows, columns)
-        least = 1.0 if preprocessing.resize == "none" else by_short_side
-        scale = torch.sym_max(torch.sym_max(height / rows, width / columns), least)
-        new_rows = torch.sym_max(height, math.trunc(rows * scale + 1e-6))
-        new_columns = torch.sym_max(width, math.trunc(columns * scale + 1e-6))
+    new_rows, new_columns = _size_before_crop(rows, columns, preprocessing)
     # Across, then down, each rounded to bytes; what the crop leaves out is not computed.
-    across_MN, scale = _of_16_bits(_weights(columns, new_columns, preprocessing))
-    pixels = _rounded(images_BCHW.double() @ _cut(across_MN, new_columns, width).T, scale)
-    down_MN, scale = _of_16_bits(_weights(rows, new_rows, preprocessing))
-    return _rounded(_cut(down_MN, new_rows, height) @ pixels, scale).to(torch.uint8)
+    weights_MN = _weights(columns, new_columns, preprocessing)
+    scale = _scale_to_16_bits(weights_MN)
+    # onnxruntime 1.20 would merge a transposition with a product that follows, in vain in float64.
+    across_NM = _whole(_cut(weights_MN, new_columns, width).T, scale)
+    pixels = _rounded(images_BCHW.double() @ across_NM, scale)
+    weights_MN = _weights(rows, new_rows, preprocessing)
+    scale = _scale_to_16_bits(weights_MN)
+    down_MN = _whole(_cut(weights_MN, new_rows, height), scale)
+    return _rounded(down_MN @ pixels, scale).to(torch.uint8)
+
+
+def _size_before_crop(rows: int, columns: int, preprocessing: Preprocessing) -> tuple[int, int]:
+    """Return what `Preprocessing` resizes to, as symbols of their own: exporters would take minutes for the
+    formula in the shapes of all that follows.
+    """
+    if preprocessing.resize == "square":
+        return preprocessing.whole_size
+    least_2 = torch.tensor(preprocessing.image_size)
+    sides_2 = torch.stack([torch.scalar_tensor(side, dtype=torch.float64) for side in (rows, columns)])
+    scale = (least_2 / sides_2).max()
+    if preprocessing.resize == "none":
+        scale = scale.clamp(min=1.0)
+    else:
+        scale = torch.maximum(scale, preprocessing.short_side / sides_2.min())
+    sizes = torch.maximum(least_2, torch.trunc(sides_2 * scale + 1e-6).long())
+    new_rows, new_columns = sizes.tolist()
+    for new, least in zip((new_rows, new_columns), preprocessing.image_size, strict=True):
+        torch._check(new >= least)
+    return new_rows, new_columns
+
+
+def _linear(distances: Tensor) -> Tensor:
+    return (1 - distances).clamp(min=0)
+
+
+def _cubic(distances: Tensor, a: float) -> Tensor:
+    """Return Keys' kernel: a = -0.5 with antialias, -0.75 without."""
+    near = ((a + 2) * distances - (a + 3)) * distances * distances + 1
+    far = ((a * distances - 5 * a) * distances + 8 * a) * distances - 4 * a
+    return torch.where(distances <= 1, near, torch.where(distances < 2, far, 0.0))
 
 
 def _weights(n: int, m: int, preprocessing: Preprocessing) -> Tensor:
@@ -87,7 +153,7 @@ def _weights(n: int, m: int, preprocessing: Preprocessing) -> Tensor:
     if preprocessing.antialias:
         distances_MN = (torch.arange(n, dtype=torch.float64) + 0.5 - centres_M[:, None]).abs()
         distances_MN = distances_MN / torch.sym_max(n / m, 1.0)
-        weights_MN = linear(distances_MN) if is_linear else cubic(distances_MN, -0.5)
+        weights_MN = _linear(distances_MN) if is_linear else _cubic(distances_MN, -0.5)
         return weights_MN / weights_MN.sum(dim=1, keepdim=True)
     first_M = torch.floor(centres_M - 0.5)
     rest_M1 = (centres_M - 0.5 - first_M)[:, None]
@@ -95,16 +161,18 @@ def _weights(n: int, m: int, preprocessing: Preprocessing) -> Tensor:
     for offset in (0, 1) if is_linear else (-1, 0, 1, 2):  # those at the border count again
         distances_M1 = (rest_M1 - offset).abs()
         is_there_MN = (first_M + offset).clamp(0, n - 1)[:, None] == torch.arange(n, dtype=torch.float64)
-        kernel_M1 = linear(distances_M1) if is_linear else cubic(distances_M1, -0.75)
+        kernel_M1 = _linear(distances_M1) if is_linear else _cubic(distances_M1, -0.75)
         weights_MN = weights_MN + is_there_MN * kernel_M1
     return weights_MN
 
 
-def _of_16_bits(weights_MN: Tensor) -> tuple[Tensor, Tensor]:
-    """Return weights as whole numbers, and the power of two that they are multiplied by."""
-    bits = torch.floor(torch.log2(32767.5 / weights_MN.max())).clamp(max=MOST_BITS)
-    scale = 2.0**bits
-    return torch.trunc(weights_MN * scale + torch.sign(weights_MN) * 0.5), scale
+def _scale_to_16_bits(weights: Tensor) -> Tensor:
+    """Return the power of two by which the largest weight becomes a number of 16 bits."""
+    return 2.0 ** torch.floor(torch.log2(32767.5 / weights.max())).clamp(max=MOST_BITS)
+
+
+def _whole(weights: Tensor, scale: Tensor) -> Tensor:
+    return torch.trunc(weights * scale + torch.sign(weights) * 0.5)
 
 
 def _rounded(sums: Tensor, scale: Tensor) -> Tensor:
@@ -114,53 +182,4 @@ def _rounded(sums: Tensor, scale: Tensor) -> Tensor:
 def _cut(weights_MN: Tensor, size: int, crop: int) -> Tensor:
     """Return the rows of the centre crop; a half is rounded to the even number, as Python does."""
     half, is_odd = (size - crop) // 2, (size - crop) % 2
-    return weights_MN.narrow(0, half + is_odd * (half % 2), crop)
-
-
-def write_pt2(path: Path, model: nn.Module, form: ProgramForm, metadata: dict[str, str]) -> None:
-    """Write a network as a torch.export program; its metadata are the extra file "vit.json".
-
-    Args:
-        model: on the CPU, in evaluation mode.
-
-    Raises:
-        VitError: torch.export does not support the network.
-    """
-    any_size = torch.export.Dim.AUTO
-    axes = {0: torch.export.Dim("batch"), **({1: any_size, 2: any_size} if form.input == "images" else {})}
-    height, width = form.preprocessing.image_size
-    # Of no special size: torch.export takes sizes that are equal, or 1, for constants.
-    extra = (37, 53) if form.input == "images" else (0, 0)
-    images_BHWC = torch.zeros(2, height + extra[0], width + extra[1], 3, dtype=torch.uint8)
-    try:
-        with sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings(action="ignore"), torch.no_grad():
-            program = torch.export.export(
-                FromImages(model, form).eval(), (images_BHWC,), dynamic_shapes=(axes,), strict=False
-            )
-    except Exception as error:  # torch.export's exceptions have no common type
-        raise VitError(
-            f"torch cannot export this network: {reason_of(error).splitlines()[0][:200]}",
-            where=f"torch {torch.__version__}",
-            fix="export to safetensors, timm or onnx, or try another version of torch",
-        ) from error
-    torch.export.save(program, path, extra_files={"vit.json": json.dumps(metadata)})
-
-
-class Pt2Network(nn.Module):
-    """Network of a .pt2 file that was written by us just now: such files may hold pickles.
-
-    Attributes:
-        takes_any_size: of images.
-    """
-
-    def __init__(self, path: Path, form: ProgramForm):
-        super().__init__()
-        self.program, self.takes_any_size = torch.export.load(path).module(), form.input == "images"
-
-    def eval(self) -> "Pt2Network":
-        """Return self: a program is exported in evaluation mode, and has no other."""
-        return self
-
-    def forward(self, images_BHWC: Tensor) -> Tensor:
-        with torch.no_grad():
-            return self.program(images_BHWC)[0]
+    return weights_MN[half + is_odd * (half % 2) + torch.arange(crop)]

@@ -1,0 +1,56 @@
+"""`.pt2` files: torch.export programs that take images as they are, for PyTorch and C++ without our code."""
+
+import json
+import warnings
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from vitcli.errors import VitError, reason_of
+from vitcli.weights.production.program import FromImages, ProgramForm
+
+
+def write_pt2(path: Path, model: nn.Module, form: ProgramForm, metadata: dict[str, str]) -> None:
+    """Write a network as a torch.export program; its metadata are the extra file "vit.json".
+
+    Args:
+        model: on the CPU, in evaluation mode.
+
+    Raises:
+        VitError: torch.export does not support the network.
+    """
+    axes = dict.fromkeys(form.axes, torch.export.Dim.AUTO)
+    try:
+        with sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings(action="ignore"), torch.no_grad():
+            program = torch.export.export(
+                FromImages(model, form).eval(), (form.example(),), dynamic_shapes=(axes,), strict=False
+            )
+    except Exception as error:  # torch.export's exceptions have no common type
+        raise VitError(
+            f"torch cannot export this network: {reason_of(error).splitlines()[0][:200]}",
+            where=f"torch {torch.__version__}",
+            fix="export to safetensors, timm or onnx, or try another version of torch",
+        ) from error
+    torch.export.save(program, path, extra_files={"vit.json": json.dumps(metadata)})
+
+
+class Pt2Network(nn.Module):
+    """Network of a .pt2 file that was written by us just now: such files may hold pickles.
+
+    Attributes:
+        takes_any_size: of images.
+    """
+
+    def __init__(self, path: Path, form: ProgramForm):
+        super().__init__()
+        self.program, self.takes_any_size = torch.export.load(path).module(), form.input == "images"
+
+    def eval(self) -> "Pt2Network":
+        """Return self: a program is exported in evaluation mode, and has no other."""
+        return self
+
+    def forward(self, images_BHWC: Tensor) -> Tensor:
+        with torch.no_grad():
+            return self.program(images_BHWC)[0]
