@@ -280,6 +280,30 @@ OF_RESULTS = {
             "",
         ),
     },
+    ("vitcli/weights/production/program.py", "tests/weights/production/test_program.py"): {
+        "an exported file rounds pixels once": (
+            "_rounded(images_BCHW.double() @ across_NM, scale)",
+            "images_BCHW.double() @ across_NM / scale",
+        ),
+        "an exported file cuts a pixel beside the centre": ("half + is_odd * (half % 2)", "half"),
+    },
+    ("vitcli/export/export.py", "tests/export/test_form.py tests/export/test_onnx_file.py"): {
+        "an exported file has no temperature": ('{"temperature": belief.temperature}', "{}"),
+        "other outputs are kept": ("if agreement.max_rel_difference > tolerance:", "if False:"),
+    },
+    ("vitcli/export/gate.py", "tests/export/test_gate.py"): {
+        "the gate believes what it has seen": (
+            "return self.highest_drop <= self.max_drop",
+            "return self.drop <= self.max_drop",
+        ),
+        "the gate takes gains for losses": (
+            "difference = lost - gained - num_images * drop",
+            "difference = gained - lost - num_images * drop",
+        ),
+    },
+    ("vitcli/export/golden.py", "tests/export/test_onnx_file.py"): {
+        "a golden file allows anything": ("or not 0 < tolerance < 1:", "or not 0 < tolerance:"),
+    },
     ("vitcli/weights/describe.py", "tests/weights/test_files.py"): {
         "a file asks timm for other files": (
             "if options := FACTORY_OPTIONS & arch.model_args.keys():",

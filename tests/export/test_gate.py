@@ -55,4 +55,4 @@ def test_a_verdict_counts_what_one_has_right_and_the_other_wrong():
     assert "no right answer is lost, but 227 images are too few" in few.message
     assert "539 images without a change would show it" in few.fix and "--max-drop 1.2 " in few.fix
     assert highest_drop(0, 0, 539) <= 0.005 < highest_drop(0, 0, 538)
-    assert Verdict(227, 200, 0, 0, 0.012).is_accepted
+    assert Verdict(227, 200, 0, 0, 0.012).is_accepted and not Verdict(227, 200, 0, 0, 0.0117).is_accepted
