@@ -143,15 +143,14 @@ def test_timm_gives_our_logits_but_for_its_epsilons_and_the_result_says_how_near
     assert note in result["notes"][0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arch",
     [
         vit((16, 32), pre_logits=True, posemb="relative"),
-        pytest.param(
-            vit((16, 32), args=SIZE | GAP, posemb="2d", posemb_at="every_layer"), marks=pytest.mark.slow
-        ),
-        pytest.param(hybrid(), marks=pytest.mark.slow),
-        pytest.param(bit(), marks=pytest.mark.slow),
+        vit((16, 32), args=SIZE | GAP, posemb="2d", posemb_at="every_layer"),
+        hybrid(),
+        bit(),
     ],
     ids=["pre-logits-relative", "gap-2d", "hybrid", "bit"],
 )

@@ -82,6 +82,19 @@ def test_the_result_has_the_verdict_the_speed_and_the_files(exported):
         )
 
 
+def test_it_takes_batches_says_what_it_is_and_nothing_of_the_machine_that_made_it(exported):
+    path = exported[0] / "net.onnx"
+    network = onnx.OnnxNetwork(path)
+    images_BHWC = torch.randint(0, 256, (3, 41, 90, 3), dtype=torch.uint8)
+
+    alone = torch.cat([network(image_HWC[None]) for image_HWC in images_BHWC])
+    torch.testing.assert_close(network(images_BHWC), alone, rtol=1e-5, atol=1e-5)
+    told = network.session.get_modelmeta().custom_metadata_map
+    assert json.loads(told["class_names"]) == list(read_weights("demo").class_names)
+    assert json.loads(told["preprocessing"]).items() >= preprocessing().as_rules().items()
+    assert b".py" not in path.read_bytes() and str(path.parent).encode() not in path.read_bytes()
+
+
 @pytest.mark.slow
 def test_int8_is_smaller_nearly_as_right_and_no_answer_depends_on_its_batch(exported, tmp_path):
     folder, result = exported

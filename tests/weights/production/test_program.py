@@ -15,7 +15,6 @@ from vitcli.weights.production.pt2 import Pt2Network, write_pt2
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SIZES = [(171, 233), (233, 171), (64, 64), (1, 1), (3, 400), (31, 30), (400, 500)]
 RULES = list(itertools.product(["short_side", "square", "none"], ["bilinear", "bicubic"], [True, False]))
-FAST = ("short_side", "bilinear", True)
 
 
 def pictures() -> list[np.ndarray]:
@@ -49,28 +48,34 @@ def test_the_pixels_are_those_of_vit_bit_for_bit_by_every_rule(image_size):
             assert torch.equal(found, as_vit_predict(preprocessing, image_HWC)), (rule, image_HWC.shape)
 
 
-@pytest.mark.parametrize(
-    "rule",
-    [rule if rule == FAST else pytest.param(rule, marks=pytest.mark.slow) for rule in RULES],
-    ids=str,
-)
-def test_exported_files_make_the_same_pixels_bit_for_bit(rule, tmp_path):
-    preprocessing = preprocessing_of(rule)
-    form, files = ProgramForm(preprocessing, "features"), {}
-    write_pt2(tmp_path / "net.pt2", nn.Identity(), form, {"model": "no layer"})
-    files["pt2"] = Pt2Network(tmp_path / "net.pt2", form)
-    pytest.importorskip("onnxscript")
-    write_onnx(tmp_path / "net.onnx", nn.Identity(), form, {})
-    files["onnx"] = OnnxNetwork(tmp_path / "net.onnx")
-
+def check_pixels(network, preprocessing):
     for image_HWC in pictures():
         expected = as_vit_predict(preprocessing, image_HWC).expand(3, -1, -1, -1)
-        for name, network in files.items():
-            found = network(torch.from_numpy(image_HWC)[None].repeat(3, 1, 1, 1))
-            assert torch.equal(found, expected), (name, image_HWC.shape)
+        found = network(torch.from_numpy(image_HWC)[None].repeat(3, 1, 1, 1))
+        assert torch.equal(found, expected), image_HWC.shape
+
+
+@pytest.mark.parametrize(
+    "rule", [RULES[0], *(pytest.param(rule, marks=pytest.mark.slow) for rule in RULES[1:])], ids=str
+)
+def test_a_pt2_file_makes_the_same_pixels_of_images_of_every_size(rule, tmp_path):
+    form = ProgramForm(preprocessing_of(rule), "features")
+    write_pt2(tmp_path / "net.pt2", nn.Identity(), form, {"model": "no layer"})
+
+    check_pixels(Pt2Network(tmp_path / "net.pt2", form), form.preprocessing)
     extra = {"vit.json": ""}
     torch.export.load(tmp_path / "net.pt2", extra_files=extra)
     assert extra["vit.json"] == '{"model": "no layer"}'
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_an_onnx_file_makes_the_same_pixels_of_images_of_every_size(rule, tmp_path):
+    pytest.importorskip("onnxscript")
+    form = ProgramForm(preprocessing_of(rule), "features")
+    write_onnx(tmp_path / "net.onnx", nn.Identity(), form, {})
+
+    check_pixels(OnnxNetwork(tmp_path / "net.onnx"), form.preprocessing)
 
 
 GIVEN = torch.tensor([[1.0, -2.0, 0.5], [50.0, 49.0, -50.0]])
