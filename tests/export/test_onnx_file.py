@@ -17,6 +17,7 @@ from vitcli.data.dataset import DataSet
 from vitcli.data.transforms import Preprocessing
 from vitcli.errors import CheckFailed
 from vitcli.export import export as exports
+from vitcli.export.gate import highest_drop
 from vitcli.export.golden import write_golden
 from vitcli.weights import formats, onnx
 from vitcli.weights.io import read_weights
@@ -284,18 +285,19 @@ def test_a_network_written_wrongly_is_refused_and_nothing_is_left(what, tmp_path
         write(format, path, model, weights, form=form, **more)
 
     pytest.importorskip("onnxruntime")
-    check_is_refused(sabotaged, tmp_path, monkeypatch)
+    check_is_refused(sabotaged, tmp_path, monkeypatch, num_images=600, points=0.5)
 
 
 def test_a_file_with_another_bias_is_refused_and_nothing_is_left(exported, tmp_path, monkeypatch):
     def sabotaged(format, path, *_, **__):
         change_bias(exported[0] / "net.onnx", path)
 
-    check_is_refused(sabotaged, tmp_path, monkeypatch)
+    check_is_refused(sabotaged, tmp_path, monkeypatch, num_images=300, points=1)
 
 
-def check_is_refused(sabotaged, folder, monkeypatch):
-    """By the comparison of outputs, and by the gate alone."""
+def check_is_refused(sabotaged, folder, monkeypatch, *, num_images, points):
+    """By the comparison of outputs, and by the gate alone, on images that would do for an unchanged file."""
+    assert 100 * highest_drop(0, 0, num_images) < points
     check_agreement, refused = exports._check_agreement, []
 
     def noted(*args):
@@ -305,7 +307,7 @@ def check_is_refused(sabotaged, folder, monkeypatch):
 
     monkeypatch.setattr(formats, "write", sabotaged)
     monkeypatch.setattr(exports, "_check_agreement", noted)
-    gate = ("--gate", "demo:pretrain", "--split", "test[:300]", "--max-drop", 1)  # accepted without a change
+    gate = ("--gate", "demo:pretrain", "--split", f"test[:{num_images}]", "--max-drop", points)
     outcome = run("export", "demo", folder / "out.onnx", *gate, "-q")
 
     assert refused

@@ -20,8 +20,9 @@ def test_every_format_gives_the_same_logits_and_the_same_classes_to_the_image(tm
     from vitcli.weights.onnx import OnnxNetwork
 
     paths = {form: tmp_path / f"ti16{form}" for form in (".npz", ".safetensors", ".onnx", "")}
-    for path in paths.values():
-        assert run("export", str(CKPT), str(path)).code == 0
+    for form, path in paths.items():
+        more = ("--input", "pixels") if form == ".onnx" else ()
+        assert run("export", str(CKPT), str(path), *more).code == 0
     assert run("export", str(CKPT), str(tmp_path / "linen.npz"), "--names", "linen").code == 0
     model, transform, _ = load_model(CKPT)
     readers = {
@@ -31,8 +32,8 @@ def test_every_format_gives_the_same_logits_and_the_same_classes_to_the_image(tm
         "our .safetensors": load_model(paths[".safetensors"]).model,
         "our folder": load_model(paths[""]).model,
         "our folder in timm": timm.create_model(f"local-dir:{paths['']}", pretrained=True).eval(),
-        "our .onnx": OnnxNetwork(paths[".onnx"]),
     }
+    onnx_network = OnnxNetwork(paths[".onnx"])
     sample = dataset.open_eval(data_section(SHARED / "imagenet_sample"), "auto")
     batches = loader.eval_batches(
         sample,
@@ -49,8 +50,9 @@ def test_every_format_gives_the_same_logits_and_the_same_classes_to_the_image(tm
         with torch.no_grad():
             logits_BK = model(images_BCHW)
             correct += int((logits_BK.argmax(1) == batch.labels_B).sum())
-            for name, reader in readers.items():
-                theirs_BK = reader(images_BCHW)
+            of_readers = {name: reader(images_BCHW) for name, reader in readers.items()}
+            of_readers["our .onnx"] = onnx_network(batch.images_BCHW.permute(0, 2, 3, 1).contiguous())
+            for name, theirs_BK in of_readers.items():
                 assert (theirs_BK - logits_BK).abs().max() <= 1e-5 * logits_BK.abs().max(), name
                 assert torch.equal(theirs_BK.argmax(1), logits_BK.argmax(1)), name
     assert correct == 225  # what timm counts (README of the data)

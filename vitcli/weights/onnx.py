@@ -73,7 +73,8 @@ def write_onnx(
     _keep_padding_apart(proto.graph)
     _name_data_by_contents(path, proto.graph)
     if form.precision == "int8":
-        proto = in_8_bits(proto, calibration)
+        onnx.save(proto, path)
+        proto = in_8_bits(path, calibration)
     onnx.helper.set_model_props(proto, metadata)
     onnx.save(proto, path)
 

@@ -19,8 +19,8 @@ from torch import Tensor
 LINEAR = ["MatMul", "Gemm", "Conv"]
 
 
-def in_8_bits(proto: Any, images: Iterable[Tensor]) -> Any:
-    """Return a file (onnx.ModelProto) in int8; the images, uint8 (1, H, W, 3), give the ranges."""
+def in_8_bits(path: Path, images: Iterable[Tensor]) -> Any:
+    """Return an ONNX file as an onnx.ModelProto in int8; the images, uint8 (1, H, W, 3), give the ranges."""
     from onnxruntime import quantization
 
     remaining = iter(images)
@@ -32,10 +32,10 @@ def in_8_bits(proto: Any, images: Iterable[Tensor]) -> Any:
 
     # It advises fusing operators before; onnxruntime does it when it opens the file.
     with tempfile.TemporaryDirectory() as folder, _warnings_left_out():
-        path = Path(folder) / "int8.onnx"
+        quantized = Path(folder) / "int8.onnx"
         quantization.quantize_static(
-            proto,
             path,
+            quantized,
             Reader(),
             quant_format=quantization.QuantFormat.QDQ,
             op_types_to_quantize=LINEAR,
@@ -50,7 +50,7 @@ def in_8_bits(proto: Any, images: Iterable[Tensor]) -> Any:
                 "CalibMovingAverageConstant": 0.03,
             },
         )
-        return onnx.load(path)
+        return onnx.load(quantized)
 
 
 @contextmanager
