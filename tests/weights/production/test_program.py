@@ -17,10 +17,10 @@ SIZES = [(171, 233), (233, 171), (64, 64), (1, 1), (3, 400), (31, 30), (400, 500
 RULES = list(itertools.product(["short_side", "square", "none"], ["bilinear", "bicubic"], [True, False]))
 
 
-def pictures() -> list[np.ndarray]:
-    """Noise, which shows every rounding, with a ramp and an edge."""
+def pictures(num_others: int = 0) -> list[np.ndarray]:
+    """Noise, which shows every rounding, with a ramp and an edge, of these sizes and others."""
     rng, made = np.random.default_rng(0), []
-    for height, width in SIZES:
+    for height, width in [*SIZES, *rng.integers(1, 700, (num_others, 2)).tolist()]:
         image_HWC = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
         image_HWC[..., 1] = np.linspace(0, 255, width)
         image_HWC[height // 2 :, :, 2] = 255
@@ -49,7 +49,8 @@ def test_the_pixels_are_those_of_vit_bit_for_bit_by_every_rule(image_size):
 
 
 def check_pixels(network, preprocessing):
-    for image_HWC in pictures():
+    """Numbers of 32 bits within the program would show in one image of ten."""
+    for image_HWC in pictures(num_others=60):
         expected = as_vit_predict(preprocessing, image_HWC).expand(3, -1, -1, -1)
         found = network(torch.from_numpy(image_HWC)[None].repeat(3, 1, 1, 1))
         assert torch.equal(found, expected), image_HWC.shape

@@ -122,7 +122,7 @@ def _size_before_crop(rows: int, columns: int, preprocessing: Preprocessing) -> 
     if preprocessing.resize == "square":
         return preprocessing.whole_size
     least_2 = torch.tensor(preprocessing.image_size)
-    sides_2 = torch.stack([torch.scalar_tensor(side, dtype=torch.float64) for side in (rows, columns)])
+    sides_2 = torch.stack([_float64(side) for side in (rows, columns)])
     scale = (least_2 / sides_2).max()
     if preprocessing.resize == "none":
         scale = scale.clamp(min=1.0)
@@ -133,6 +133,11 @@ def _size_before_crop(rows: int, columns: int, preprocessing: Preprocessing) -> 
     for new, least in zip((new_rows, new_columns), preprocessing.image_size, strict=True):
         torch._check(new >= least)
     return new_rows, new_columns
+
+
+def _float64(size: int) -> Tensor:
+    """Return a size as a tensor: of two symbols the exporter to ONNX makes numbers of 32 bits."""
+    return torch.scalar_tensor(size, dtype=torch.float64)
 
 
 def _linear(distances: Tensor) -> Tensor:
@@ -149,18 +154,19 @@ def _cubic(distances: Tensor, a: float) -> Tensor:
 def _weights(n: int, m: int, preprocessing: Preprocessing) -> Tensor:
     """Return weights (M, N) in float64."""
     is_linear = preprocessing.interpolation == "bilinear"
-    centres_M = (torch.arange(m, dtype=torch.float64) + 0.5) * n / m
+    at_N = torch.arange(n, dtype=torch.float64)
+    size, new_size = _float64(n), _float64(m)
+    centres_M1 = ((torch.arange(m, dtype=torch.float64) + 0.5) * size / new_size)[:, None]
     if preprocessing.antialias:
-        distances_MN = (torch.arange(n, dtype=torch.float64) + 0.5 - centres_M[:, None]).abs()
-        distances_MN = distances_MN / torch.sym_max(n / m, 1.0)
+        distances_MN = (at_N + 0.5 - centres_M1).abs() / (size / new_size).clamp(min=1.0)
         weights_MN = _linear(distances_MN) if is_linear else _cubic(distances_MN, -0.5)
         return weights_MN / weights_MN.sum(dim=1, keepdim=True)
-    first_M = torch.floor(centres_M - 0.5)
-    rest_M1 = (centres_M - 0.5 - first_M)[:, None]
-    weights_MN = torch.zeros(())
+    first_M1 = torch.floor(centres_M1 - 0.5)
+    rest_M1 = centres_M1 - 0.5 - first_M1
+    weights_MN = torch.zeros((), dtype=torch.float64)
     for offset in (0, 1) if is_linear else (-1, 0, 1, 2):  # those at the border count again
         distances_M1 = (rest_M1 - offset).abs()
-        is_there_MN = (first_M + offset).clamp(0, n - 1)[:, None] == torch.arange(n, dtype=torch.float64)
+        is_there_MN = torch.minimum((first_M1 + offset).clamp(min=0), size - 1) == at_N
         kernel_M1 = _linear(distances_M1) if is_linear else _cubic(distances_M1, -0.75)
         weights_MN = weights_MN + is_there_MN * kernel_M1
     return weights_MN
