@@ -45,9 +45,8 @@ def in_8_bits(path: Path, images: Iterable[Tensor]) -> Any:
             extra_options={
                 "MatMulConstBOnly": True,  # not those of attention, nor those that resize
                 "OpTypesToExcludeOutputQuantization": LINEAR,
-                # A range is a mean of those of images: one outlier costs all others their precision.
+                # A range is the mean of those of all images: one outlier costs all others their precision.
                 "CalibMovingAverage": True,
-                "CalibMovingAverageConstant": 0.03,
             },
         )
         return onnx.load(quantized)
