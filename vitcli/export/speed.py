@@ -1,5 +1,6 @@
 """How fast an exported file answers on this machine, beside the network in PyTorch on the same pixels."""
 
+import itertools
 import time
 from collections.abc import Callable
 from statistics import median
@@ -11,13 +12,15 @@ from torch import nn
 from vitcli.data.transforms import Preprocessing, to_model_range
 
 BATCH_SIZES = (1, 8, 32)
-ENOUGH_S, MOST_S, FEWEST_RUNS = 0.1, 2.0, 3  # of a batch size: measured; beyond this a larger one is not
+ENOUGH_S, MOST_S = 0.1, 2.0  # of a batch size: measured; beyond this a larger one is not
+TURNS, RUNS_OF_A_TURN = 2, 3
 
 
 def measured(exported: nn.Module, model: nn.Module, preprocessing: Preprocessing) -> dict[str, Any]:
     """Return latency of one image and throughput at the best batch size, of both, with as many threads.
 
-    The runs of the two take turns, so that a machine that slows down slows both.
+    The two take turns, so that a machine that slows down slows both. The first run of a turn does not count:
+    threads of the other that still wait for work take the cores from it, and PyTorch twice as long.
     """
 
     def of_torch(images_BHWC: torch.Tensor) -> None:
@@ -45,15 +48,19 @@ def _medians(sides: dict[str, Callable[[torch.Tensor], Any]], images_BHWC: torch
     """Return seconds of a batch for each side."""
     laps: dict[str, list[float]] = {name: [] for name in sides}
     began_at = time.perf_counter()
-    while True:
+    for turn in itertools.count(1):
         for name, run in sides.items():
-            run_began_at = time.perf_counter()
-            run(images_BHWC)
-            laps[name].append(time.perf_counter() - run_began_at)
-        spent, runs = time.perf_counter() - began_at, len(laps["pytorch"])
-        if (runs > FEWEST_RUNS and spent > ENOUGH_S) or spent > 2 * MOST_S:
-            # The first run is a warm-up, where there are others
-            return {name: median(of_side[1:] or of_side) for name, of_side in laps.items()}
+            laps[name] += [_seconds(run, images_BHWC) for _ in range(RUNS_OF_A_TURN)][1:]
+        spent = time.perf_counter() - began_at
+        if (turn >= TURNS and spent > ENOUGH_S) or spent > 2 * MOST_S:
+            break
+    return {name: median(of_side) for name, of_side in laps.items()}
+
+
+def _seconds(run: Callable[[torch.Tensor], Any], images_BHWC: torch.Tensor) -> float:
+    began_at = time.perf_counter()
+    run(images_BHWC)
+    return time.perf_counter() - began_at
 
 
 def _figures(seconds: dict[int, float]) -> dict[str, Any]:
