@@ -140,6 +140,35 @@ def _float64(size: int) -> Tensor:
     return torch.scalar_tensor(size, dtype=torch.float64)
 
 
+def _weights(n: int, m: int, preprocessing: Preprocessing) -> Tensor:
+    """Return weights (M, N) in float64, made of those of the few pixels below each kernel."""
+    is_linear = preprocessing.interpolation == "bilinear"
+    size, new_size = _float64(n), _float64(m)
+    centres_M1 = ((torch.arange(m, dtype=torch.float64) + 0.5) * size / new_size)[:, None] - 0.5
+    reach = 1 if is_linear else 2  # of the kernel, in pixels on either side
+    if preprocessing.antialias:
+        stretch = (size / new_size).clamp(min=1.0)
+        places_MT = torch.floor(centres_M1 - reach * stretch) + _count(2 * reach * stretch + 2)
+        distances_MT = (places_MT - centres_M1).abs() / stretch
+        weights_MT = _linear(distances_MT) if is_linear else _cubic(distances_MT, -0.5)
+        weights_MT = weights_MT * ((places_MT >= 0) & (places_MT < size))
+        weights_MT = weights_MT / weights_MT.sum(dim=1, keepdim=True)
+    else:
+        places_MT = torch.floor(centres_M1) + torch.arange(1 - reach, 1 + reach)
+        distances_MT = (places_MT - centres_M1).abs()
+        weights_MT = _linear(distances_MT) if is_linear else _cubic(distances_MT, -0.75)
+    # Pixels at the border stand for those beyond it.
+    places_MT = torch.minimum(places_MT.clamp(min=0), size - 1).long()
+    return torch.zeros(m, n, dtype=torch.float64).scatter_add(1, places_MT, weights_MT)
+
+
+def _count(most: Tensor) -> Tensor:
+    """Return 0, 1, ... below a number."""
+    length = most.long().item()
+    torch._check(length >= 2)
+    return torch.arange(length, dtype=torch.float64)
+
+
 def _linear(distances: Tensor) -> Tensor:
     return (1 - distances).clamp(min=0)
 
@@ -149,27 +178,6 @@ def _cubic(distances: Tensor, a: float) -> Tensor:
     near = ((a + 2) * distances - (a + 3)) * distances * distances + 1
     far = ((a * distances - 5 * a) * distances + 8 * a) * distances - 4 * a
     return torch.where(distances <= 1, near, torch.where(distances < 2, far, 0.0))
-
-
-def _weights(n: int, m: int, preprocessing: Preprocessing) -> Tensor:
-    """Return weights (M, N) in float64."""
-    is_linear = preprocessing.interpolation == "bilinear"
-    at_N = torch.arange(n, dtype=torch.float64)
-    size, new_size = _float64(n), _float64(m)
-    centres_M1 = ((torch.arange(m, dtype=torch.float64) + 0.5) * size / new_size)[:, None]
-    if preprocessing.antialias:
-        distances_MN = (at_N + 0.5 - centres_M1).abs() / (size / new_size).clamp(min=1.0)
-        weights_MN = _linear(distances_MN) if is_linear else _cubic(distances_MN, -0.5)
-        return weights_MN / weights_MN.sum(dim=1, keepdim=True)
-    first_M1 = torch.floor(centres_M1 - 0.5)
-    rest_M1 = centres_M1 - 0.5 - first_M1
-    weights_MN = torch.zeros((), dtype=torch.float64)
-    for offset in (0, 1) if is_linear else (-1, 0, 1, 2):  # those at the border count again
-        distances_M1 = (rest_M1 - offset).abs()
-        is_there_MN = torch.minimum((first_M1 + offset).clamp(min=0), size - 1) == at_N
-        kernel_M1 = _linear(distances_M1) if is_linear else _cubic(distances_M1, -0.75)
-        weights_MN = weights_MN + is_there_MN * kernel_M1
-    return weights_MN
 
 
 def _scale_to_16_bits(weights: Tensor) -> Tensor:
