@@ -356,6 +356,7 @@ def test_one_checkpoint_without_layers_is_the_papers_protocol(photos, copies):
         (("--layers", "all", "--seeds", "2"), 2, "compared on all training images"),
         (("--layers", "all", "--forecast"), 2, "compared on all training images"),
         (("--layers", "all", "--draws", "draws.json"), 2, "without draws"),
+        (("--ckpt", "demo", "--draws", "draws.json"), 2, "without draws"),  # demo once more
         (("--layers", "all", "--classifier", "knn"), 2, "classifier = least-squares"),
         (("--layers", "all", "--set", "fewshot.balance=full"), 2, "balance = none"),
         (("--layers", "all", "--l2", "0"), 2, "l2"),

@@ -129,6 +129,7 @@ def test_labels_of_every_kind_are_in_words(photos, tmp_path):
         (("DATA", "--set", "data.filp=false"), 2, "flip"),
         (("DATA", "--set", "data.train_split=tset"), 3, "tset"),
         (("DATA", "--res", "0"), 2, "image_size"),
+        (("DATA", "--ckpt", "demo", "--res", "50"), 2, "does not divide into patches of 8"),
         (("FLAT",), 3, "class folders"),
         (("BROKEN",), 3, "broken.png"),
     ],

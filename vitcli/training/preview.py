@@ -8,7 +8,7 @@ import io
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from vitcli.data.transforms import preprocessing_of, train_transform_of
 from vitcli.distributed.transfer import seed_generators
 from vitcli.evaluation.mistakes import places_of, thumbnail
 from vitcli.evaluation.setup import settle_pixels
+from vitcli.models.build import check_image_size
 from vitcli.output import html
 from vitcli.output import text as output_text
 from vitcli.output.atomic import check_out, write_text
@@ -39,6 +40,8 @@ from vitcli.training.objective import mix
 from vitcli.training.run import sampler_of
 from vitcli.training.setup import MAX_MICRO_BATCH, RunOptions
 from vitcli.training.splits import check_labels, open_train_and_eval
+from vitcli.weights.io import read_description
+from vitcli.weights.names import FRESH
 
 GENERATOR = '<meta name="generator" content="vit datasets preview">'
 QUALITY = 92  # of JPEG: the pixels are to look at
@@ -85,6 +88,7 @@ def preview(recipe: Recipe, options: PreviewOptions) -> dict[str, Any]:
     Raises:
         DataError: an image cannot be read, or the data have no labels.
         WeightsError: the checkpoint whose pixels are asked for cannot be read.
+        VitError: the images do not divide into its patches.
     """
     check_out(options.out, overwrite=options.overwrite, suffixes=(".html",))
     # The recipe of the first run, with numbers for what the data and the weights decide.
@@ -94,6 +98,9 @@ def preview(recipe: Recipe, options: PreviewOptions) -> dict[str, Any]:
     )  # fmt: skip
     recipe = settle_pixels(settle_size(recipe, run, dataset.DataSet), "finetune", quiet=options.quiet)
     (_, recipe), *_ = recipes.trials(recipe)
+    if recipe.model.ckpt not in (None, FRESH):
+        arch = read_description(recipe.model.ckpt, model_name=recipe.model.name, quiet=True).architecture
+        check_image_size(replace(arch, image_size=tuple(recipe.data.image_hw)))
     train_split, eval_split = open_train_and_eval(recipe, run, dataset.DataSet)
     train_split, _ = hold_out(train_split, recipe, dataset.DataSet)
     check_labels(train_split, recipe)
