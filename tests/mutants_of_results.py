@@ -282,10 +282,13 @@ OF_RESULTS = {
     },
     ("vitcli/weights/production/program.py", "tests/weights/production/test_program.py"): {
         "an exported file rounds pixels once": (
-            "_rounded(images_BCHW.double() @ across_NM, scale)",
-            "images_BCHW.double() @ across_NM / scale",
+            "_rounded(images_BCHW.double() @ _whole(across_MN.T, scale), scale)",
+            "images_BCHW.double() @ _whole(across_MN.T, scale) / scale",
         ),
-        "an exported file cuts a pixel beside the centre": ("half + is_odd * (half % 2)", "half"),
+        "an exported file cuts a pixel beside the centre": (
+            "return half + is_odd * (half % 2)",
+            "return half",
+        ),
     },
     ("vitcli/export/export.py", "tests/export/test_form.py tests/export/test_onnx_file.py"): {
         "an exported file has no temperature": ('{"temperature": belief.temperature}', "{}"),

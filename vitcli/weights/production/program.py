@@ -12,7 +12,7 @@ torch resizes bytes with weights of 16 bits and rounds between the two axes. `re
 matrix products in float64, which are exact here, so that the pixels are equal bit for bit. Sizes may be
 symbols of torch.export: one program serves images of every size.
 
-B images of H rows and W columns, C = 3 channels; N pixels of an axis become M; K outputs.
+B images of H rows and W columns, C = 3 channels; N pixels of an axis become M, each of T; K outputs.
 """
 
 import copy
@@ -104,20 +104,16 @@ def resized(images_BCHW: Tensor, preprocessing: Preprocessing) -> Tensor:
     rows, columns = images_BCHW.shape[2:]
     new_rows, new_columns = _size_before_crop(rows, columns, preprocessing)
     # Across, then down, each rounded to bytes; what the crop leaves out is not computed.
-    weights_MN = _weights(columns, new_columns, preprocessing)
-    scale = _scale_to_16_bits(weights_MN)
-    # onnxruntime 1.20 would merge a transposition with a product that follows, in vain in float64.
-    across_NM = _whole(_cut(weights_MN, new_columns, width).T, scale)
-    pixels = _rounded(images_BCHW.double() @ across_NM, scale)
-    weights_MN = _weights(rows, new_rows, preprocessing)
-    scale = _scale_to_16_bits(weights_MN)
-    down_MN = _whole(_cut(weights_MN, new_rows, height), scale)
-    return _rounded(down_MN @ pixels, scale).to(torch.uint8)
+    across_MN, scale = _weights(columns, new_columns, width, preprocessing)
+    # Whole numbers after the transposition: with a product, onnxruntime 1.20 would merge it, and then fail.
+    pixels = _rounded(images_BCHW.double() @ _whole(across_MN.T, scale), scale)
+    down_MN, scale = _weights(rows, new_rows, height, preprocessing)
+    return _rounded(_whole(down_MN, scale) @ pixels, scale).to(torch.uint8)
 
 
 def _size_before_crop(rows: int, columns: int, preprocessing: Preprocessing) -> tuple[int, int]:
-    """Return what `Preprocessing` resizes to, as symbols of their own: exporters would take minutes for the
-    formula in the shapes of all that follows.
+    """Return what `Preprocessing` resizes to, as symbols of their own: with the formula in the shapes of all
+    that follows, the export of a small network takes half a minute.
     """
     if preprocessing.resize == "square":
         return preprocessing.whole_size
@@ -140,8 +136,11 @@ def _float64(size: int) -> Tensor:
     return torch.scalar_tensor(size, dtype=torch.float64)
 
 
-def _weights(n: int, m: int, preprocessing: Preprocessing) -> Tensor:
-    """Return weights (M, N) in float64, made of those of the few pixels below each kernel."""
+def _weights(n: int, m: int, crop: int, preprocessing: Preprocessing) -> tuple[Tensor, Tensor]:
+    """Return those of the pixels of the centre crop, (M, N) float64, and the scale of their whole numbers.
+
+    The scale is the power of two by which the largest, within the crop or not, becomes a number of 16 bits.
+    """
     is_linear = preprocessing.interpolation == "bilinear"
     size, new_size = _float64(n), _float64(m)
     centres_M1 = ((torch.arange(m, dtype=torch.float64) + 0.5) * size / new_size)[:, None] - 0.5
@@ -159,7 +158,15 @@ def _weights(n: int, m: int, preprocessing: Preprocessing) -> Tensor:
         weights_MT = _linear(distances_MT) if is_linear else _cubic(distances_MT, -0.75)
     # Pixels at the border stand for those beyond it.
     places_MT = torch.minimum(places_MT.clamp(min=0), size - 1).long()
-    return torch.zeros(m, n, dtype=torch.float64).scatter_add(1, places_MT, weights_MT)
+    weights_MN = torch.zeros(m, n, dtype=torch.float64).scatter_add(1, places_MT, weights_MT)
+    scale = 2.0 ** torch.floor(torch.log2(32767.5 / weights_MN.max())).clamp(max=MOST_BITS)
+    return weights_MN[_first_of_crop(m, crop) + torch.arange(crop)], scale
+
+
+def _first_of_crop(size: int, crop: int) -> int:
+    """Return half of what is left out; a half is rounded to the even number, as Python does."""
+    half, is_odd = (size - crop) // 2, (size - crop) % 2
+    return half + is_odd * (half % 2)
 
 
 def _count(most: Tensor) -> Tensor:
@@ -180,20 +187,9 @@ def _cubic(distances: Tensor, a: float) -> Tensor:
     return torch.where(distances <= 1, near, torch.where(distances < 2, far, 0.0))
 
 
-def _scale_to_16_bits(weights: Tensor) -> Tensor:
-    """Return the power of two by which the largest weight becomes a number of 16 bits."""
-    return 2.0 ** torch.floor(torch.log2(32767.5 / weights.max())).clamp(max=MOST_BITS)
-
-
 def _whole(weights: Tensor, scale: Tensor) -> Tensor:
     return torch.trunc(weights * scale + torch.sign(weights) * 0.5)
 
 
 def _rounded(sums: Tensor, scale: Tensor) -> Tensor:
     return torch.floor(sums / scale + 0.5).clamp(0, 255)
-
-
-def _cut(weights_MN: Tensor, size: int, crop: int) -> Tensor:
-    """Return the rows of the centre crop; a half is rounded to the even number, as Python does."""
-    half, is_odd = (size - crop) // 2, (size - crop) % 2
-    return weights_MN[half + is_odd * (half % 2) + torch.arange(crop)]
