@@ -27,7 +27,7 @@ from torch import nn
 from tests import faulty_disk
 from tests.disk_commands import Writer, digests, of_two_processes, run_words, writer
 from tests.faulty_disk import FAULTS, Struck, command, in_a_fork
-from tests.training.test_finetune import SMALL, TRICKY, fingerprint
+from tests.training.test_finetune import NETWORK, SMALL, TRICKY, fingerprint
 from tests.training.test_shard import weights_and_metrics
 from vitcli import libraries
 from vitcli import recipe as recipes
@@ -333,7 +333,8 @@ RUNS_OF_RUNS = ("selection", "side-by-side", "pretrain-selection")
 def words_of_runs(what: str, data: str) -> list[object]:
     """Return the command line of a selection and repeated runs, or of a run on shards at an address."""
     selected = ("--lr", "0.001,0.02,0.05", "--set", "train.runs=2", "--set", "data.dev_fraction=0.25")
-    words = [word for word in SMALL if word not in ("--lr", "0.02", "--quiet", "--json")]
+    start, network = SMALL[: -len(NETWORK)], NETWORK[: NETWORK.index("--lr")]
+    words = [*start, *network]
     many = (*TRICKY[:-1], "train.save_every=1", "--dataset", data, "--steps", 5)
     match what:
         case "selection":
@@ -343,7 +344,7 @@ def words_of_runs(what: str, data: str) -> list[object]:
         case "pretrain-selection":
             masked = ("loss=masked_patch", "patch_target=mean_color", "corrupted=0.5", "masked=0.8")
             more = [word for key in (*masked, "replaced=0.1") for word in ("--set", f"objective.{key}")]
-            return ["pretrain", "--recipe", "pretrain/demo", *words[3:], *selected, *many, *more]
+            return ["pretrain", "--recipe", "pretrain/demo", *network, *selected, *many, *more]
     streamed = ("--set", "data.streaming=true", "--set", "data.shuffle_window=24")
     return [*words, "--lr", 0.02, *many[:-1], 30, *streamed, "--set", "data.num_classes=2"]
 
