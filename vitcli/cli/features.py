@@ -72,7 +72,7 @@ def fewshot(
     }  # fmt: skip
     ckpts = inputs.expand_ckpts(ckpt or ())
     which_layers = layers_of(layers) or "last"
-    is_comparison = layers is not None or len(ckpts) > 1 or len(ckpt or ()) > 1
+    is_comparison = layers is not None or max(len(ckpts), len(ckpt or ())) > 1
     if is_comparison and draws:
         fix = "leave it out, or name one --ckpt and no --layers"
         raise VitError("checkpoints and layers are compared without draws", where="--draws", fix=fix)

@@ -2,7 +2,6 @@
 
 import hashlib
 import re
-import warnings
 from collections.abc import Iterable
 from contextlib import redirect_stdout
 from importlib import import_module
@@ -13,10 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vitcli.errors import CheckFailed, MachineError, VitError, reason_of
-from vitcli.weights.production.program import FromImages, ProgramForm
+from vitcli.weights.production.program import FromImages, ProgramForm, exporting
 
 OPSET = 20
 MAX_BYTES_IN_ONE_FILE = 1_800_000_000  # of weights; protobuf, and so an .onnx file, is limited to 2 GB
@@ -152,12 +150,7 @@ class OnnxNetwork(nn.Module):
 def _exported(program: FromImages, form: ProgramForm) -> torch.onnx.ONNXProgram:
     axes = {number: torch.export.Dim(name) for number, name in form.axes.items()}
     try:
-        # With a bias, fused attention leaves strides that the exporter cannot handle (torch 2.15).
-        with (
-            sdpa_kernel(SDPBackend.MATH),
-            warnings.catch_warnings(action="ignore"),
-            redirect_stdout(StringIO()),
-        ):
+        with exporting(), redirect_stdout(StringIO()):
             return torch.onnx.export(
                 program,
                 (form.example(),),

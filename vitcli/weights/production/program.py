@@ -16,10 +16,15 @@ B images of H rows and W columns, C = 3 channels; N pixels of an axis become M, 
 """
 
 import copy
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vitcli.data.transforms import Preprocessing
 
@@ -98,6 +103,14 @@ class FromImages(nn.Module):
         return (outputs,)
 
 
+@contextmanager
+def exporting() -> Iterator[None]:
+    """Let torch's exporters run within the block as they need it, without their warnings."""
+    # With a bias, fused attention leaves strides that they cannot handle (torch 2.15).
+    with sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings(action="ignore"), torch.no_grad():
+        yield
+
+
 def resized(images_BCHW: Tensor, preprocessing: Preprocessing) -> Tensor:
     """Return the resized and cropped bytes of `Preprocessing`, bit for bit, for sizes that are symbols."""
     height, width = preprocessing.image_size
@@ -141,21 +154,18 @@ def _weights(n: int, m: int, crop: int, preprocessing: Preprocessing) -> tuple[T
 
     The scale is the power of two by which the largest, within the crop or not, becomes a number of 16 bits.
     """
-    is_linear = preprocessing.interpolation == "bilinear"
+    reach, kernel = KERNELS[preprocessing.interpolation, preprocessing.antialias]
     size, new_size = _float64(n), _float64(m)
     centres_M1 = ((torch.arange(m, dtype=torch.float64) + 0.5) * size / new_size)[:, None] - 0.5
-    reach = 1 if is_linear else 2  # of the kernel, in pixels on either side
     if preprocessing.antialias:
         stretch = (size / new_size).clamp(min=1.0)
         places_MT = torch.floor(centres_M1 - reach * stretch) + _count(2 * reach * stretch + 2)
-        distances_MT = (places_MT - centres_M1).abs() / stretch
-        weights_MT = _linear(distances_MT) if is_linear else _cubic(distances_MT, -0.5)
+        weights_MT = kernel((places_MT - centres_M1).abs() / stretch)
         weights_MT = weights_MT * ((places_MT >= 0) & (places_MT < size))
         weights_MT = weights_MT / weights_MT.sum(dim=1, keepdim=True)
     else:
         places_MT = torch.floor(centres_M1) + torch.arange(1 - reach, 1 + reach)
-        distances_MT = (places_MT - centres_M1).abs()
-        weights_MT = _linear(distances_MT) if is_linear else _cubic(distances_MT, -0.75)
+        weights_MT = kernel((places_MT - centres_M1).abs())
     # Pixels at the border stand for those beyond it.
     places_MT = torch.minimum(places_MT.clamp(min=0), size - 1).long()
     weights_MN = torch.zeros(m, n, dtype=torch.float64).scatter_add(1, places_MT, weights_MT)
@@ -180,11 +190,20 @@ def _linear(distances: Tensor) -> Tensor:
     return (1 - distances).clamp(min=0)
 
 
-def _cubic(distances: Tensor, a: float) -> Tensor:
-    """Return Keys' kernel: a = -0.5 with antialias, -0.75 without."""
+def _cubic(distances: Tensor, *, a: float) -> Tensor:
+    """Return Keys' kernel."""
     near = ((a + 2) * distances - (a + 3)) * distances * distances + 1
     far = ((a * distances - 5 * a) * distances + 8 * a) * distances - 4 * a
     return torch.where(distances <= 1, near, torch.where(distances < 2, far, 0.0))
+
+
+# Of torch, by interpolation and antialias: how far it reaches, in pixels on either side, and the kernel.
+KERNELS = {
+    ("bilinear", False): (1, _linear),
+    ("bilinear", True): (1, _linear),
+    ("bicubic", False): (2, partial(_cubic, a=-0.75)),
+    ("bicubic", True): (2, partial(_cubic, a=-0.5)),
+}
 
 
 def _whole(weights: Tensor, scale: Tensor) -> Tensor:

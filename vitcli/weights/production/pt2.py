@@ -1,15 +1,13 @@
 """`.pt2` files: torch.export programs that take images as they are, for PyTorch and C++ without our code."""
 
 import json
-import warnings
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vitcli.errors import VitError, reason_of
-from vitcli.weights.production.program import FromImages, ProgramForm
+from vitcli.weights.production.program import FromImages, ProgramForm, exporting
 
 
 def write_pt2(path: Path, model: nn.Module, form: ProgramForm, metadata: dict[str, str]) -> None:
@@ -23,7 +21,7 @@ def write_pt2(path: Path, model: nn.Module, form: ProgramForm, metadata: dict[st
     """
     axes = dict.fromkeys(form.axes, torch.export.Dim.AUTO)
     try:
-        with sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings(action="ignore"), torch.no_grad():
+        with exporting():
             program = torch.export.export(
                 FromImages(model, form).eval(), (form.example(),), dynamic_shapes=(axes,), strict=False
             )
