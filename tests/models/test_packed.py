@@ -1,4 +1,4 @@
-"""Passes without gradients in bf16: weights cast and packed once, the class token alone in the last block."""
+"""Passes without gradients: rows in blocks; in bf16 weights cast and packed once, the class token alone."""
 
 import pytest
 import timm
@@ -36,7 +36,7 @@ def in_bf16(function, *args) -> Tensor:
 
 
 def with_weights_cast_once(model: nn.Module, function, *args) -> Tensor:
-    with packed.low_precision_weights(model, CPU, "bf16"):
+    with packed.dense_layers(model, CPU, "bf16"):
         return in_bf16(function, *args)
 
 
@@ -80,7 +80,7 @@ def test_the_network_is_as_before_after_the_pass_and_after_an_error():
     before = {name: set(vars(module)) for name, module in model.named_modules()}
     expected = model(images())
 
-    with pytest.raises(ZeroDivisionError), packed.low_precision_weights(model, CPU, "bf16"):
+    with pytest.raises(ZeroDivisionError), packed.dense_layers(model, CPU, "bf16"):
         assert "forward" in vars(model.blocks[0].mlp.fc1)
         raise ZeroDivisionError
 
@@ -88,12 +88,12 @@ def test_the_network_is_as_before_after_the_pass_and_after_an_error():
     assert torch.equal(model(images()), expected)
 
 
-def test_in_fp32_nothing_is_replaced():
-    model = small()
-    expected = model(images())
+def test_in_fp32_every_product_is_that_of_the_network():
+    model, block = small(), images(packed.BLOCK_ROWS)
+    expected = model(block)
 
-    with torch.no_grad(), packed.low_precision_weights(model, CPU, "fp32"):
-        assert torch.equal(features.logits(model, images()), expected)
+    with torch.no_grad(), packed.dense_layers(model, CPU, "fp32"):
+        assert torch.equal(features.logits(model, block), expected)
 
 
 @pytest.mark.parametrize("choices", [{}, {"posemb": "sincos2d", "posemb_at": "stem"}, {"gelu": "erf"}])
@@ -123,3 +123,21 @@ def test_a_network_of_two_tokens_is_left_alone():
     model = timm.create_model("deit_tiny_distilled_patch16_224", img_size=32, depth=1).eval()
 
     assert torch.equal(in_bf16(features.logits, model, images()), in_bf16(model, images()))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("shape", [(192, 10), (1024, 1000), (64, 1)])
+def test_no_bit_of_a_row_in_fp32_depends_on_the_rows_around_it(shape, threads):
+    layer, rows = nn.Linear(*shape), torch.randn(150, shape[0])
+    torch.set_num_threads(threads)
+    try:
+        with packed.dense_layers(layer, CPU, "fp32"), torch.no_grad():
+            alone = torch.cat([layer(row[None]) for row in rows])
+            of_some = {count: layer(rows[:count]) for count in (4, 37, 150)}
+            no_rows = layer(rows[:0])
+    finally:
+        torch.set_num_threads(1)
+
+    assert all(torch.equal(result, alone[:count]) for count, result in of_some.items())
+    assert torch.allclose(alone, layer(rows), atol=1e-5) and no_rows.shape == (0, shape[1])
+    assert "forward" not in vars(layer)

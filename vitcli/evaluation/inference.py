@@ -32,14 +32,14 @@ from vitcli.errors import DataError, WeightsError
 from vitcli.evaluation import metrics
 from vitcli.evaluation.predictions import Predictions
 from vitcli.models import features as model_features
-from vitcli.models.packed import low_precision_weights
+from vitcli.models.packed import dense_layers
 from vitcli.output import profile
 from vitcli.output.profile import StepProfiler
 from vitcli.output.progress import Progress
 
-# On a CPU a matrix product of 1 to 3 rows sums in another order (measured with MKL 2024.2), and several
-# threads split 5 or 6 rows so that one gets that few. With multiples of 4 no result on a CPU depends on the
-# batch size; a GPU chooses kernels by it, so its logits may differ in their last bits.
+# On a CPU a matrix product of few rows sums in another order (measured with MKL 2024.2), and several
+# threads split its rows so that one gets few. With the tokens of 4 images, and with single vectors as
+# `models.packed` computes them, no bit depends on the batch size there; on a GPU the last ones may.
 MULTIPLE = 4
 NUM_LIKELIEST = 5  # classes kept of each prediction
 MOST_SCORES = 2**27  # of rows times classes, kept for AUROC and mAP: half a GiB, 134,000 images of ImageNet
@@ -421,7 +421,7 @@ def forward_batches(
     was_training, upload = model.training, Uploads(device)
     model.eval()
     try:
-        with low_precision_weights(model, device, precision):
+        with dense_layers(model, device, precision):
             for batch in batches:
                 rows_B, images_BCHW = _padded(batch, multiple)
                 (images_BCHW,) = upload(images_BCHW)

@@ -12,7 +12,7 @@ from vitcli.distributed import memory
 from vitcli.distributed.runtime import autocast
 from vitcli.features.extract import FeatureExtractor
 from vitcli.models.blocks import reading
-from vitcli.models.packed import low_precision_weights
+from vitcli.models.packed import dense_layers
 
 MOST_BATCH = {"cpu": 8}  # images of a pass; elsewhere the batch size of the command
 PASSES = 5  # timed ones; the first two are for warming up and are not
@@ -52,7 +52,7 @@ def measure_speed(extractor: FeatureExtractor) -> Speed:
 
     model.eval()
     memory.reset_peaks()
-    with torch.no_grad(), low_precision_weights(model, device, settings.precision):
+    with torch.no_grad(), dense_layers(model, device, settings.precision):
         for number in range(PASSES + 2):
             if number == 2:
                 elapsed_s.clear()
