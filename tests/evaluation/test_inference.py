@@ -112,3 +112,30 @@ def test_a_split_of_which_nothing_can_be_decoded_is_an_error_and_not_0_percent()
     for a_pass in (inference.evaluate, predicted):
         with pytest.raises(DataError, match="no image of noise can be decoded"):
             a_pass(Says(class_1), noise(count=3, bad=(0, 1, 2)), PREPROCESSING, settings())
+
+
+class MeanColour(nn.Module):
+    """A network whose features are the mean colour of an image."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward_features(self, images_BCHW: torch.Tensor) -> torch.Tensor:
+        return self.scale * images_BCHW.mean(dim=(2, 3))
+
+    def forward_head(self, encoded: torch.Tensor, pre_logits: bool) -> torch.Tensor:
+        return encoded
+
+
+def test_features_are_those_of_the_rows_that_can_be_decoded_where_the_others_are_to_be_left_out():
+    of_all, _, _ = inference.features(MeanColour(), noise(count=6), PREPROCESSING, settings())
+    features_ND, labels_N, rows_N = inference.features(
+        MeanColour(), noise(count=6, bad=(0, 3)), PREPROCESSING, settings()
+    )
+
+    assert rows_N.tolist() == [1, 2, 4, 5]
+    assert torch.equal(features_ND, of_all[rows_N])
+    assert labels_N.tolist() == noise(count=6).read_labels()[rows_N.numpy()].tolist()
+    with pytest.raises(DataError, match="cannot be decoded"):
+        inference.features(MeanColour(), noise(count=6, bad=(3,)), PREPROCESSING, settings("error"))

@@ -13,7 +13,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -300,30 +300,39 @@ def mean_number(one_BO: Tensor, other_BO: Tensor) -> Tensor:
 
 def features(
     model: nn.Module, split: Split, preprocessing: Preprocessing, settings: EvalSettings
-) -> tuple[Tensor, Tensor]:
-    """Return (N, D) float32 features of every row, as `model.features` computes them, and (N,) int64 labels.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return (N, D) float32 features, as `model.features` computes them, their labels and their rows, int64.
+
+    N counts the rows that can be decoded.
 
     Raises:
-        DataError: an image cannot be decoded.
+        DataError: an image cannot be decoded and `on_bad_image` is "error", or none can.
     """
     bare = unwrap(model)
     bare = getattr(bare, "vit", bare)  # the backbone of a masked patch model
-    batches = balanced_batches(model, split, preprocessing, replace(settings, on_bad_image="error"))
+    batches = balanced_batches(model, split, preprocessing, settings)
     of_last_layer = {"layer": "pre_logits", "with_logits": False}
     network = fsdp.gathered_for(unwrap(model), partial(model_features.outputs, bare, **of_last_layer))
     outputs = outputs_of(bare, batches, preprocessing, settings.device, settings.precision, network=network)
     runtime = settings.runtime
     features_ND, labels_N = torch.zeros(0, 0), torch.zeros(len(split), dtype=torch.int64)
+    seen_N = torch.zeros(len(split), dtype=torch.int64)
     with runtime.local_errors():
         for batch, features_BD in report_progress(outputs, settings, "features", len(split)):
             if not features_ND.numel():
                 features_ND = torch.zeros(len(split), features_BD.shape[1])
             features_ND[batch.rows_B] = features_BD
             labels_N[batch.rows_B] = batch.labels_B
+            seen_N[batch.rows_B] = 1
     width = max(runtime.concatenated([features_ND.shape[1]]))
     if features_ND.shape[1] < width:  # this process had no batch
         features_ND = torch.zeros(len(split), width)
-    return runtime.sum_over_processes(features_ND), runtime.sum_over_processes(labels_N)
+    for values_N in (features_ND, labels_N, seen_N):
+        runtime.sum_over_processes(values_N)
+    rows_N = seen_N.nonzero()[:, 0]
+    if not len(rows_N):
+        raise nothing_decoded(split)
+    return features_ND[rows_N], labels_N[rows_N], rows_N
 
 
 def balanced_batches(

@@ -247,10 +247,16 @@ class PeriodicEvaluation:
         )
         rows = features_draws.drawn_rows(draws)
         with self._evaluated_model() as model:
-            train_ND, _ = inference.features(model, train.rows(rows), self.preprocessing, self.settings)
-            test_TD, test_labels_T = inference.features(model, test, self.preprocessing, self.settings)
+            how = self.preprocessing, self.settings
+            train_ND, _, decoded = inference.features(model, train.rows(rows), *how)
+            test_TD, test_labels_T, _ = inference.features(model, test, *how)
 
-        # Fit and score one classifier per support set.
+        # Fit and score one classifier per support set, without the images that cannot be decoded.
+        rows = rows[decoded]
+        draws = {
+            seed: {shots: drawn[np.isin(drawn, rows)] for shots, drawn in by_shots.items()}
+            for seed, by_shots in draws.items()
+        }
         problem = features_draws.FewshotProblem(
             features_of=lambda support_rows: train_ND[np.searchsorted(rows, support_rows)],
             labels_N=labels_N,

@@ -218,17 +218,18 @@ class CrossValidation:
         settings = EvalSettings(
             runtime=self.runtime,
             batch_size=recipe.eval.batch_size,
-            on_bad_image="error",
+            on_bad_image=recipe.data.on_bad_image,
             num_threads=self.options.workers or loader.default_threads(self.runtime.processes_here),
             progress=self.progress,
             precision=recipe.precision.evaluation,
         )
-        features_ND, labels_N = inference.features(
+        features_ND, labels_N, rows_N = inference.features(
             model, folded.train, preprocessing_of(recipe.data), settings
         )
+        rows_N = rows_N.numpy()
         score = partial(fold_accuracy, features_ND, labels_N, num_classes=folded.train.num_classes)
-        by_groups = score(folds_N=folded.folds_N, groups_N=folded.groups_N)
-        at_random = score(folds_N=folded.random_folds_N)
+        by_groups = score(folds_N=folded.folds_N[rows_N], groups_N=folded.groups_N[rows_N])
+        at_random = score(folds_N=folded.random_folds_N[rows_N])
         return FrozenScores.written({"by_groups": by_groups, "at_random": at_random})
 
     def _summary(
