@@ -20,7 +20,7 @@ def contents_of(root, *, split: str = "train", **keys) -> contents.SplitContents
 
 def contents_of_split(split) -> contents.SplitContents:
     how = dict(runtime=runtime.start("fp32"), num_threads=1, on_bad_image="error", decode=False)
-    (found,) = contents.contents_of([split], **how, note=print)
+    (found,), _ = contents.contents_of([split], **how)
     return found
 
 

@@ -34,26 +34,33 @@ def test_the_facts_of_a_hand_made_case(facts):
 
 
 def advised(facts, **changes):
-    given = dict(interval=(0.9, 0.95), side=224, short_side=None, patch_size=16, is_balanced=False)
+    given = dict(
+        interval=(0.9, 0.95), side=224, short_side=None, patch_size=16, is_balanced=False, num_for_folds=None
+    )
     return advice(facts, **given | changes)
 
 
 def test_each_rule_names_its_number(facts):
     more, balance, labels, pair = advised(facts)
     assert more.startswith("more images of dog: 4 to train on")
-    assert balance.startswith("balance: classes have 4 to 40")
+    assert balance.startswith("--set data.sampling=balanced, as classes have 4 to 40")
     assert "2 images called another class" in labels and "5.png" in labels
     assert pair == "images that tell ant from bee: 3 of 4 mistakes"
-    assert not any(line.startswith("balance") for line in advised(facts, is_balanced=True))
+    assert not any("balanced" in line for line in advised(facts, is_balanced=True))
 
 
 def test_resolution_and_a_wide_interval(facts):
     facts |= {"worst_classes": [], "confused": [], "num_sure_mistakes": 0}
     assert advised(facts, is_balanced=True) == []
     (line,) = advised(facts, is_balanced=True, short_side=400)
-    assert line.endswith("--res 384")
+    assert line.startswith("--res 384,")
     assert advised(facts, is_balanced=True, short_side=330) == []  # less than 1.5 times
     (line,) = advised(facts, is_balanced=True, short_side=500, patch_size=14)
-    assert line.endswith("--res 448")
+    assert line.startswith("--res 448,")
     (line,) = advised(facts, is_balanced=True, interval=(0.8, 0.95))
+    assert line == "more images to score: the 95 % interval is 15 points wide"
+    (line,) = advised(facts, is_balanced=True, interval=(0.8, 0.95), num_for_folds=121)
+    assert line == "--folds 5 scores all 121 images"
+    assert advised(facts, is_balanced=True, interval=(0.8, 0.89), num_for_folds=121) == []
+    (line,) = advised(facts, is_balanced=True, interval=(0.8, 0.95), num_for_folds=50_000)
     assert "15 points wide" in line

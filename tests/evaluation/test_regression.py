@@ -174,13 +174,26 @@ def test_a_stopped_regression_resumes_bit_for_bit(ages, trained, tmp_path):
     assert fingerprint(out) == fingerprint(trained)
 
 
+def test_a_head_that_is_kept_predicts_the_same_numbers_in_the_scale_of_other_images(ages, trained, tmp_path):
+    summary = json.loads((trained / "summary.json").read_text())
+    # The objective and the column of numbers are those of the run.
+    kept = run("finetune", "--keep-head", "--ckpt", trained, "--dataset", ages, "--out", tmp_path / "on",
+               "--steps", 1, "--lr", 1e-12, "--batch-size", 10, "--set", "data.num_examples=10",
+               "--set", "schedule.warmup=0", "--json", "-q")  # fmt: skip
+
+    assert kept.code == 0, kept.out
+    assert kept.json["target"]["std"] != pytest.approx(summary["target"]["std"], rel=0.01)
+    for key in ("mae", "rmse", "r2"):
+        assert kept.json[key] == pytest.approx(summary[key], rel=1e-4)
+
+
 def test_what_cannot_be_is_said_before_the_first_step(ages, trained, tmp_path):
     out = tmp_path / "run"
     (ages / "equal.csv").write_text("file,age\n" + "".join(f"{n}.png,7\n" for n in range(9)))
     refusals = {
         ("--set", "objective.mixup=0.2"): (2, "objective.mixup is for classes"),
         ("--set", "objective.label_smoothing=0.1"): (2, "objective.label_smoothing is for classes"),
-        ("--keep-head", "--ckpt", str(trained)): (2, "the head of classes has nothing to keep"),
+        ("--keep-head", "--ckpt", "demo"): (4, "no head for numbers to keep"),
         ("--dataset", "demo"): (3, "has classes and no numbers"),
         ("--dataset", str(ages / "equal.csv"), "--set", "data.dev_fraction=0.3"): (
             3,

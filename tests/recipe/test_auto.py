@@ -13,15 +13,15 @@ GIVEN = {"data.dataset": "./photos", "model.ckpt": "demo"}
 @pytest.mark.parametrize(
     ("counts", "size", "line"),
     [
-        ([5] * 17, "few", "5 images a class;"),
-        ([20, 20, 20], "few", "20 images a class;"),
-        ([21, 20, 22], "some", "20 to 22 images a class;"),
-        ([37, 20, 5, 2, 0], "few", "2 to 37 images a class, unevenly;"),
-        ([500] * 10, "some", "500 images a class;"),
-        ([501] * 10, "many", "501 images a class;"),
-        ([1300] * 900 + [732] * 100, "many", "732 to 1,300 images a class;"),
-        ([1, 1], "few", "1 image a class;"),
-        ([], "few", "0 images a class;"),
+        ([5] * 17, "few", "5 images per class;"),
+        ([20, 20, 20], "few", "20 images per class;"),
+        ([21, 20, 22], "some", "20 to 22 images per class;"),
+        ([37, 20, 5, 2, 0], "few", "2 to 37 images per class, unevenly;"),
+        ([500] * 10, "some", "500 images per class;"),
+        ([501] * 10, "many", "501 images per class;"),
+        ([1300] * 900 + [732] * 100, "many", "732 to 1,300 images per class;"),
+        ([1, 1], "few", "1 image per class;"),
+        ([], "few", "0 images per class;"),
     ],
 )
 def test_the_images_of_a_class_choose(counts, size, line):
@@ -85,5 +85,5 @@ def test_a_run_says_which_it_took_and_resumes_with_it(photos, tmp_path):
 
     first, again = run(*words), run(*words)
 
-    assert "recipe modern/finetune-few: " in first.err
+    assert ", by modern/finetune-few, into " in first.err
     assert again.code == 0 and first.json == again.json

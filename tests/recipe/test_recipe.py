@@ -300,7 +300,7 @@ def test_a_recipe_survives_being_written_and_read(name, write):
     ours = recipe.load(name, ['data.dataset="a \\"b\\" \\u007f é"', "data.image_size=64x96"], training=False)
     path = write(recipe.to_toml(ours))
 
-    assert recipe.load(path, training=False) == ours
+    assert recipe.load(path, training=False) == ours.with_name(path)
     assert recipe.differences(recipe.load(path, training=False), ours) == []
 
 
@@ -309,7 +309,7 @@ def test_small_numbers_survive_being_written_and_read(write):
     ours = recipe.load("pretrain/demo", [*adam, "optimizer.lr=3e-05"])
 
     assert tomllib.loads(recipe.to_toml(ours))["optimizer"]["eps"] == 1e-16
-    assert recipe.load(write(recipe.to_toml(ours))) == ours
+    assert recipe.flat(recipe.load(write(recipe.to_toml(ours)))) == recipe.flat(ours)
 
 
 def test_differences_name_the_keys_and_both_values():

@@ -176,10 +176,10 @@ def test_the_best_on_the_images_to_choose_by_is_delivered_and_of_equals_the_fine
         0.1,
     )
     assert destroyed["interpolation"] == {"0": 0.8, "0.25": 0.3, "0.5": 0.2, "0.75": None, "1": 0.1}
-    assert delivery_text(equal).endswith("held out to choose by: equal to the probe head")
+    assert delivery_text(equal).endswith("on 40 images of the dev split: equal to the probe head")
     assert delivery_text(between) == (
-        "50% of the way from the probe head to the fine-tuned network, 95.00% on 40 images held out to "
-        "choose by: 15.0 points above the probe head, 5.0 points above the fine-tuned network"
+        "50% of the way from the probe head to the fine-tuned network, 95.00% on 40 images of the "
+        "dev split: 15.0 points above the probe head, 5.0 points above the fine-tuned network"
     )
     assert "70.0 points above the fine-tuned network" in delivery_text(destroyed)
 

@@ -6,7 +6,7 @@ import pytest
 
 from vitcli.training.many_runs import sweep_results
 from vitcli.training.many_runs.sweep_results import Trial
-from vitcli.training.text import as_text, choices_table
+from vitcli.training.text import arm_line, as_text, choices_table
 
 
 def arm(lr: float, top1: float | None, loss: float = 1.0, num_images: int = 5) -> Trial:
@@ -109,13 +109,17 @@ def test_choices_of_an_earlier_version_and_of_words_get_no_remark():
     assert sweep_results.remarks(words, {"data.flip": True, "model.ckpt": "a"}) == []
 
 
-def test_the_table_names_the_best_so_far_then_the_chosen_with_the_reason():
+def test_a_line_names_the_best_arm_so_far_and_the_table_the_chosen_with_the_reason():
     arms = [arm(0.001, 0.6, 1.5), arm(0.003, 0.6, 1.25), arm(0.01, None)]
 
-    so_far = choices_table(entries(*arms[:2]), {"optimizer.lr": 0.003}, is_final=False).splitlines()
+    lines = [arm_line(entries(*arms[:count]), {"optimizer.lr": 0.003}, 3) for count in (1, 2, 3)]
     final = choices_table(entries(*arms), {"optimizer.lr": 0.003}).splitlines()
 
-    assert so_far[2].split() == ["lr", "0.003", "60.00%", "15", "to", "95", "1.2500", "best", "so", "far"]
+    assert lines == [
+        "arm 1 of 3, lr 0.001: 60.00% on the dev split, loss 1.5000",
+        "arm 2 of 3, lr 0.003: 60.00% on the dev split, loss 1.2500, best so far",
+        "arm 3 of 3, lr 0.01: diverged",
+    ]
     assert final[2].endswith("1.2500  chosen, by loss: equal accuracy") and "chosen" not in final[1]
     assert final[3].split() == ["lr", "0.01", "-", "-", "diverged"]
 
@@ -137,7 +141,7 @@ def lines_of(text: str) -> dict[str, str]:
 
 def test_a_run_says_what_its_accuracy_is_worth_and_what_to_type_next(monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
-    text = as_text(summary(), width=200)
+    text = as_text(summary(), verbose=True, width=200)
 
     lines = lines_of(text)
     assert lines["top-1"] == "80.00%  (95 %: 28 to 99; 5 images)" and lines["top-5"] == "-  (5 classes)"
@@ -145,9 +149,9 @@ def test_a_run_says_what_its_accuracy_is_worth_and_what_to_type_next(monkeypatch
     commands = [shlex.split(line[12:]) for line in text.partition("next")[2].splitlines()]
     commands[0] = shlex.split(lines["next"])
     assert [words[:2] for words in commands] == [
-        ["vit", name] for name in ("evaluate", "predict", "report", "export")
+        ["vit", name] for name in ("predict", "report", "evaluate", "export")
     ]
-    assert commands[0][2:] == ["--ckpt", "runs/my photos", "--out", "runs/my photos/evaluation"]
+    assert commands[2][2:] == ["--ckpt", "runs/my photos", "--out", "runs/my photos/evaluation"]
     assert commands[3][2:] == ["runs/my photos", "my photos.onnx"]
 
 

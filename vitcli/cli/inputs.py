@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
 MOST_OF_A_PATTERN = 64  # checkpoints: one slip of the pen would download hundreds
 GLOB = set("*?[")
-# Keys of [data] that say which images are scored.
-WHICH_DATA = (
-    "dataset", "eval_split", "image_column", "label_column", "num_classes", "one_class", "streaming",
+# Keys of [data] that a run remembers for later commands: which images it scored, how its data are read.
+WHICH_DATA = ("dataset", "eval_split")
+HOW_TO_READ = (
+    "image_column", "label_column", "num_classes", "one_class", "streaming", "group_column", "on_bad_image",
 )  # fmt: skip
 
 
@@ -100,26 +101,62 @@ def check_dataset(name: str) -> None:
         check_name(name)
 
 
+def remembered(ckpt: str | None, dataset: str | None, *, keeps_head: bool = False) -> dict[str, Any]:
+    """Return the recipe keys that a command takes from the run of its checkpoint: how to read the same data.
+
+    {} for other data, for a checkpoint of no run, and for a run of another version.
+
+    Args:
+        keeps_head: also the loss that the head was trained by, whatever the data.
+    """
+    from vitcli.output import run_folder
+
+    folder = run_folder.folder_of(ckpt) if ckpt else None
+    if folder is None:
+        return {}
+    with suppress(VitError):
+        recipe, _ = run_folder.recipe_of(folder)
+        keys = _changed(recipe, HOW_TO_READ) if run_folder.is_data_of(recipe, dataset) else {}
+        is_trained = keeps_head and recipe.objective is not None
+        return keys | ({"objective.loss": recipe.objective.loss} if is_trained else {})
+    return {}
+
+
 def data_of_run(ckpt: str) -> dict[str, Any]:
     """Return the recipe keys of the data that the run of a checkpoint was scored on; {} if it is of no run.
 
     Its held-out part is recognised by the weights themselves.
     """
     from vitcli.output import run_folder
-    from vitcli.recipe.schema import Data
 
     folder = run_folder.folder_of(ckpt)
     if folder is None:
         return {}
     recipe, is_here = run_folder.recipe_of(folder)
-    data = recipe.data
     if not is_here:
         raise DataError(
-            f"the data set of the run is no longer where it was: {data.dataset}",
+            f"the data set of the run is no longer where it was: {recipe.data.dataset}",
             where=f"recipe key data.dataset in {folder / run_folder.RECIPE}",
             fix="name it, where it is now: --dataset DATA",
         )
-    values = {key: getattr(data, key) for key in WHICH_DATA}
+    return _changed(recipe, WHICH_DATA)
+
+
+def policy_of_run(ckpt: str | None) -> dict[str, Any]:
+    """Return what the run of a checkpoint does about images that cannot be read, unless it is the default."""
+    from vitcli.output import run_folder
+
+    folder = run_folder.folder_of(ckpt) if ckpt else None
+    with suppress(VitError):
+        return _changed(run_folder.recipe_of(folder)[0], ("on_bad_image",)) if folder else {}
+    return {}
+
+
+def _changed(recipe: "Recipe", keys: Sequence[str]) -> dict[str, Any]:
+    """Return those of the keys of a recipe's [data] that are not the default."""
+    from vitcli.recipe.schema import Data
+
+    values = {key: getattr(recipe.data, key) for key in keys}
     return {f"data.{key}": value for key, value in values.items() if value != Data.model_fields[key].default}
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from vitcli.cli import options
+from vitcli.cli import inputs, options
 from vitcli.cli.options import DATA, MODEL, RUN, UNDERSTAND, command, launch, option
 
 app = typer.Typer()
@@ -62,7 +62,9 @@ def inspect(
     if summary and (ignored or ckpt is None):
         message = f"it ignores {ignored[0]}: drop one of them" if ignored else "name the checkpoint, as CKPT"
         raise typer.BadParameter(message, param_hint="--summary")
-    requests = [recipe.request(ckpt, inference)]
+    # What a run does about images that cannot be read holds for those to look at, too.
+    keys = inputs.policy_of_run(ckpt) if images and not recipe.skip_bad else {}
+    requests = [recipe.request(ckpt, inference, recipe.without_given(keys))]
 
     # A summary needs no forward pass.
     if summary or (checkpoint is not None and not ignored):

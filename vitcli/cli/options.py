@@ -193,6 +193,8 @@ Overwrite = Annotated[bool, option("--overwrite", RUN, "Replace earlier output o
 Json = Annotated[bool, option("--json", RUN, "Print one JSON object to standard output.")]
 Quiet = Annotated[bool, option("--quiet", RUN, "Hide progress and notes; the result is still printed.",
     short="-q")]
+Verbose = Annotated[bool, option("--verbose", RUN,
+    "Show everything: each note on weights and data, and all rows of the result.", short="-v")]
 Debug = Annotated[bool, option("--debug", RUN, "Show the traceback of an error.")]
 # fmt: on
 
@@ -238,8 +240,14 @@ class RecipeOptions:
     set_: Set = None
     skip_bad: SkipBad = False
 
-    def shorthands(self, ckpt: str | None, precision: str | None) -> dict[str, Any]:
-        """Return the values by recipe key; typer.BadParameter for an empty one."""
+    def shorthands(
+        self, ckpt: str | None, precision: str | None, *, keeps_head: bool = False
+    ) -> dict[str, Any]:
+        """Return the values by recipe key; typer.BadParameter for an empty one.
+
+        A checkpoint that is a run's brings what the run remembers of the same data, see `inputs.remembered`;
+        what the command line or a recipe that it names says counts first.
+        """
         given = {"--dataset": self.dataset, "--res": self.res, "--ckpt": ckpt, "--model": self.model}
         for name, value in given.items():
             if value == "":  # a variable of a script that was not set
@@ -248,7 +256,7 @@ class RecipeOptions:
             inputs.check_ckpt(ckpt)
         if self.dataset:
             inputs.check_dataset(self.dataset)
-        return {
+        keys = {
             "data.dataset": self.dataset,
             "data.image_size": self.res,
             "data.on_bad_image": "skip" if self.skip_bad else None,
@@ -256,6 +264,18 @@ class RecipeOptions:
             "model.name": self.model,
             "precision.compute": precision,
         }
+        of_run = self.without_given(inputs.remembered(ckpt, self.dataset, keeps_head=keeps_head))
+        return of_run | {key: value for key, value in keys.items() if value is not None or key not in of_run}
+
+    def without_given(self, keys: dict[str, Any]) -> dict[str, Any]:
+        """Return those of the keys that neither --set nor a recipe named on the command line gives."""
+        if not keys:
+            return {}
+        from vitcli import recipe as recipes
+
+        given = {override.partition("=")[0].strip() for override in self.set_ or ()}
+        given |= set(recipes.merge(self.recipe).values) if self.recipe else set()
+        return {key: value for key, value in keys.items() if key not in given}
 
     def request(
         self,

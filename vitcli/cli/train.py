@@ -3,6 +3,7 @@
 import os
 import re
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +13,7 @@ from vitcli.cli import inputs, options
 from vitcli.cli.options import ADVANCED, MODEL, RUN, TRAIN, TRAINING, command, launch, option
 from vitcli.distributed import launch as launcher
 from vitcli.errors import VitError
+from vitcli.output import text
 
 app = typer.Typer()
 
@@ -103,27 +105,31 @@ def finetune(
     recipe: options.RecipeOptions,
     training: TrainingOptions,
     devices: options.DeviceOptions,
+    verbose: options.Verbose = False,
     printing: options.Printing,
 ) -> int:
     """Fine-tune a checkpoint on your images.
 
     The protocol of the paper, section 3.2. Without options: the embedded demo.
     """
-    return _train("finetune", recipe, training, devices, printing, ckpt, keep_head=keep_head, folds=folds)
+    shown = (printing, verbose)
+    return _train("finetune", recipe, training, devices, *shown, ckpt, keep_head=keep_head, folds=folds)
 
 
 @command(app, panel=TRAIN, example="vit pretrain --recipe pretrain/demo --out runs/demo")
 def pretrain(
+    *,
     recipe: options.RecipeOptions,
     training: TrainingOptions,
     devices: options.DeviceOptions,
+    verbose: options.Verbose = False,
     printing: options.Printing,
 ) -> int:
     """Train a network from fresh weights.
 
     The protocol of the paper, sections 3.1 and 4.1. Without options: the demo recipe.
     """
-    return _train("pretrain", recipe, training, devices, printing)
+    return _train("pretrain", recipe, training, devices, printing, verbose)
 
 
 def _train(
@@ -132,6 +138,7 @@ def _train(
     training: TrainingOptions,
     devices: options.DeviceOptions,
     printing: options.Printing,
+    verbose: bool,
     ckpt: str | None = None,
     *,
     keep_head: bool = False,
@@ -144,7 +151,7 @@ def _train(
 
     # Mistakes are reported before torch is loaded.
     overrides = recipe.set_ or ()
-    recipe_keys = recipe.shorthands(ckpt, training.precision) | training.recipe_keys()
+    recipe_keys = recipe.shorthands(ckpt, training.precision, keeps_head=keep_head) | training.recipe_keys()
     recipe_keys |= {"model.head": "keep" if keep_head else None, "train.folds": folds}
     groups = vtab.tasks_of(recipe.dataset) if name == "finetune" else {}
     if groups:
@@ -158,6 +165,10 @@ def _train(
         if name == "finetune":
             recipes.check_names_ckpt(resolved, name)
         inputs.check_recipe(resolved)
+        of_run = recipe.without_given(inputs.remembered(ckpt, recipe.dataset, keeps_head=keep_head))
+        if of_run := {key: value for key, value in of_run.items() if value != "softmax"}:
+            values = ", ".join(f"{key} {text.value_text(value)}" for key, value in of_run.items())
+            resolved = resolved.with_notes(f"note: as in {ckpt}: {values}")
 
     # With --arms-parallel each process has a run of its own, so nothing is launched here.
     launch(None if training.arms_parallel else devices.num_processes, devices.device)
@@ -170,6 +181,7 @@ def _train(
         measure=training.measure,
         profile=training.profile,
         quiet=printing.quiet,
+        verbose=verbose,
         began_at=began_at,
     )
     if name == "finetune":
@@ -187,7 +199,7 @@ def _train(
         return printing.show(result, vtab.render)
     from vitcli.training.text import as_text
 
-    return printing.show(train(resolved, run_options), as_text)
+    return printing.show(train(resolved, run_options), partial(as_text, verbose=verbose))
 
 
 def _num_parallel_runs(devices: options.DeviceOptions) -> int:

@@ -1,7 +1,7 @@
 """What a run remembers of its images and their files, so that it does not resume on others."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
@@ -12,7 +12,7 @@ from vitcli.data.loader import check_images
 from vitcli.data.split import SourceFiles, Split
 from vitcli.distributed.runtime import Runtime
 from vitcli.errors import DataError
-from vitcli.output.text import count_of, first_few
+from vitcli.output.text import count_of
 
 MAX_CHECKED_IMAGES = 200_000  # decoded before the first step, at about 2,000 a second and core
 MAX_HASHED_BYTES = 2 * 2**30  # of local shards, read before the first step, in seconds
@@ -42,18 +42,20 @@ def contents_of(
     num_threads: int,
     on_bad_image: str,
     decode: bool,
-    note: Callable[[str], None],
-) -> tuple[SplitContents, ...]:
+) -> tuple[tuple[SplitContents, ...], list[str]]:
     """Check all images before the first step, not hours into the run, unless there are too many.
 
     Args:
         decode: as of `check_images`.
-        note: is told how many are left out.
+
+    Returns:
+        What is remembered of each split, and with `decode` the places of images that cannot be decoded, each
+        once.
 
     Raises:
         DataError: some cannot be decoded, and are not to be skipped.
     """
-    contents = []
+    contents, unreadable = [], {}
     for split in splits:
         is_table = split.block_starts is None
         if len(split) > MAX_CHECKED_IMAGES or not is_table:
@@ -66,10 +68,8 @@ def contents_of(
         if errors and on_bad_image == "error":
             count = f"{len(errors)} of {count_of(len(split), 'image')} of {split.name} cannot be read: "
             raise DataError(count + errors[0].message, where=errors[0].where, fix=errors[0].fix)
-        if errors and decode:
-            count = f"{len(errors):,} of the {count_of(len(split), 'image')}"
-            note(f"left out: {count} that cannot be read: {first_few([error.where for error in errors], 1)}")
-    return tuple(contents)
+        unreadable |= dict.fromkeys(error.where for error in errors) if decode else {}
+    return tuple(contents), [*unreadable]
 
 
 def _contents_of_files(source: SourceFiles | None) -> SplitContents:

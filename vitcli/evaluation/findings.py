@@ -4,6 +4,7 @@ Letters: N rows, K classes.
 """
 
 import io
+import os
 from collections.abc import Sequence
 from contextlib import suppress
 from statistics import median
@@ -24,7 +25,11 @@ UNBALANCED = 3.0  # the largest class against the smallest
 LARGER = 1.5  # images have so many times the pixels of the input's side
 COMMON_PAIR, LEAST_OF_PAIR = 0.25, 3  # of the mistakes, and in number
 SURE = 0.95  # probability of a class that is not that of the label
-WIDE = 0.1  # 95 % interval of the accuracy
+WIDE = 10.0  # points, the 95 % interval of the accuracy
+MOST_ADVICE = 4
+NUM_FOLDS = 5
+FOLDS_OPTION = f"--folds {NUM_FOLDS}"
+MOST_FOR_FOLDS = 5_000  # images of which each is to be scored
 SIDES = (224, 256, 288, 320, 384, 448, 512)  # pixels of inputs to advise
 
 
@@ -97,6 +102,7 @@ def advice(
     short_side: int | None,
     patch_size: int | None,
     is_balanced: bool,
+    num_for_folds: int | None,
 ) -> list[str]:
     """Return what would help most, a sentence each with the number that it follows from; at most four.
 
@@ -106,25 +112,22 @@ def advice(
         side: pixels of the square input; None for others.
         short_side: the median short side of the training images in pixels; None if it is unknown.
         is_balanced: whether the run has weighted its classes by their sizes, or drawn images by class.
+        num_for_folds: images that could be scored by folds; None where they were, or cannot be.
     """
     smallest, middle, largest = facts["train_counts"]
     lines = []
     for row in facts["worst_classes"][:2]:
         if row["num_train"] < FEW * middle:
             lines.append(
-                f"more images of {row['class']}: {row['num_train']} to train on, "
-                f"half of the classes have {middle} or more; "
-                f"{row['num_right']} of {row['num_examples']} right"
+                f"more images of {row['class']}: {row['num_train']} to train on, median of classes {middle}"
             )
     if facts["num_mistakes"] and not is_balanced and largest >= UNBALANCED * max(1, smallest):
-        lines.append(
-            f"balance: classes have {smallest} to {largest} training images; --set data.sampling=balanced"
-        )
+        lines.append(f"--set data.sampling=balanced, as classes have {smallest} to {largest} training images")
     if facts["num_sure_mistakes"]:
         first = facts["surest_mistakes"][0]
         lines.append(
             f"labels to check: {count_of(facts['num_sure_mistakes'], 'image')} called another class with at "
-            f"least {SURE:.0%}, first {first['place']}"
+            f"least {SURE:.0%}, first {os.path.basename(first['place'])}"
         )
     if pair := _common_pair(facts):
         one, other, count = pair
@@ -133,14 +136,14 @@ def advice(
         )
     if larger := _larger_side(side, short_side, patch_size) if facts["num_mistakes"] else None:
         lines.append(
-            f"resolution: half of the images have {short_side} px or more, {side} are used; --res {larger}"
+            f"--res {larger}, as half of the images have {short_side} px or more, and {side} are used"
         )
-    if interval[1] - interval[0] > WIDE:
-        width = 100 * (interval[1] - interval[0])
-        lines.append(
-            f"more held-out images, to know the accuracy: its 95 % interval is {width:.0f} points wide"
-        )
-    return lines[:4]
+    width = 100 * (interval[1] - interval[0])
+    if width > WIDE and num_for_folds and num_for_folds <= MOST_FOR_FOLDS:
+        lines.insert(0, f"{FOLDS_OPTION} scores all {num_for_folds:,} images")
+    elif width > WIDE:
+        lines.append(f"more images to score: the 95 % interval is {width:.0f} points wide")
+    return lines[:MOST_ADVICE]
 
 
 def _common_pair(facts: dict[str, Any]) -> tuple[str, str, int] | None:

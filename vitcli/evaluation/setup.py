@@ -146,8 +146,7 @@ def notes_on_pixels(weights: Weights, recipe: Recipe) -> list[str]:
         # The paper's weights, by their format or by the name that the user gave them, have the recipe's
         if weights.format == "official npz" or recipe.model.name is not None:
             return []
-        fix = "--model NAME of timm, or NAME.TAG, if they are others than the paper's"
-        return [f"note: {used.statistics}: the weights do not store theirs ({fix})"]
+        return [f"note: {used.statistics}: the weights store none; timm's by --model NAME.TAG"]
     if weights.preprocessing_from == STORED:
         return []
     return [f"{used.statistics}, {weights.preprocessing_from}"]
@@ -211,12 +210,11 @@ def open_eval_split(recipe: Recipe, split: str, weights: Weights, *, needs_label
 def seen_by(weights: Weights, dataset: str | None) -> SeenImages:
     """Return what weights know of the images they were trained on, before `dataset` is opened."""
     folder = run_folder.folder_of(weights.source)
-    try:
-        of_run = folder and run_folder.recipe_of(folder)[0].data.dataset
-    except VitError:  # of another version
-        of_run = None
-    paths = [Path(name).resolve() if name and Path(name).exists() else name for name in (dataset, of_run)]
-    return SeenImages.of(weights.metadata, same_data=dataset is not None and paths[0] == paths[1])
+    same_data = False
+    if folder is not None:
+        with suppress(VitError):  # of another version
+            same_data = run_folder.is_data_of(run_folder.recipe_of(folder)[0], dataset)
+    return SeenImages.of(weights.metadata, same_data=same_data)
 
 
 def read_checkpoint(recipe: Recipe, *, quiet: bool) -> Weights:

@@ -180,7 +180,9 @@ def _of_training(request: RecipeRequest, of_run: Recipe, run: RunSettings) -> tu
             where=of_run.data.dataset,
             fix="restore the data set that they were trained on",
         )
-    data = recipe.data.model_copy(update={"dataset": of_run.data.dataset})
+    # Images that the run has left out are left out here.
+    policy = of_run.data.on_bad_image if recipe.data.on_bad_image == "error" else recipe.data.on_bad_image
+    data = recipe.data.model_copy(update={"dataset": of_run.data.dataset, "on_bad_image": policy})
     extractor = open_extractor(weights, recipe.model_copy(update={"data": data}), request, run)
     labels_N = train.read_labels()
     rows_N = forecast.sample_rows(labels_N, num_classes=num_classes)

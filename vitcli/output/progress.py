@@ -16,15 +16,22 @@ BAR_COLUMNS = 18
 
 
 class Progress:
-    """Notes and one progress bar at a time; silent with `quiet` and on all processes but the first."""
+    """Notes and one progress bar at a time; silent with `quiet` and on all processes but the first.
 
-    def __init__(self, *, quiet: bool, is_main: bool = True, noted: set[str] | None = None):
-        self.is_silent = quiet or not is_main
+    Args:
+        verbose: print details, too.
+        noted: what `note_once` has printed; one set for the runs of one command.
+    """
+
+    def __init__(
+        self, *, quiet: bool, verbose: bool = False, is_main: bool = True, noted: set[str] | None = None
+    ):
+        self.is_silent, self.is_verbose = quiet or not is_main, verbose
         self.is_terminal = sys.stderr.isatty()
         self._bar = self._task = None
         self.title, self._total, self._last_plain = "", 0, time.monotonic()
         self.is_busy = False
-        self._noted = set() if noted is None else noted  # one set for the runs of a sweep
+        self._noted = set() if noted is None else noted
         self._started_at = time.monotonic()
 
     def note(self, text: str) -> None:
@@ -44,9 +51,19 @@ class Progress:
 
     def note_once(self, text: str) -> None:
         """Print one line unless it was printed before: what several parts of a command have in common."""
-        if text not in self._noted:
-            self._noted.add(text)
+        if self.is_first(text):
             self.note(text)
+
+    def is_first(self, text: str) -> bool:
+        """Return whether this was not asked before of this text, in the runs of one command."""
+        is_new = text not in self._noted
+        self._noted.add(text)
+        return is_new
+
+    def detail(self, text: str) -> None:
+        """Print one line, once, for those who asked to see everything (--verbose)."""
+        if self.is_verbose:
+            self.note_once(text)
 
     def begin(self, title: str, total: int, done: int = 0) -> None:
         """Start a bar of `total` units, `done` of which an earlier call has completed."""

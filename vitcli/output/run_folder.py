@@ -294,6 +294,17 @@ def recipe_of(folder: Path) -> tuple[Recipe, bool]:
     return recipe.model_copy(update={"data": data, "model": model}), is_there
 
 
+def is_data_of(recipe: Recipe, dataset: str | None) -> bool:
+    """Return whether a name of a data set is that of a run, whose recipe `recipe_of` has returned."""
+    if dataset is None or recipe.data.dataset is None:
+        return False
+    return _absolute(dataset) == _absolute(recipe.data.dataset)
+
+
+def _absolute(name: str) -> str:
+    return str(Path(name).resolve()) if Path(name).exists() else name
+
+
 def _where_it_is(name: str | None, then: object) -> tuple[str | None, bool]:
     """Return the path that a name of a recipe meant `then`, or the name, and whether something is there."""
     if not name or not isinstance(then, str) or then == _path_of(name):
@@ -349,10 +360,8 @@ def refuse_run(folder: Path, name: str) -> None:
 def _of_results(recipe: Recipe) -> Recipe:
     """Return the recipe with absolute paths, and one value for every key on which no result depends."""
 
-    def absolute(name: str | None) -> str | None:
-        return str(Path(name).resolve()) if name and Path(name).exists() else name
-
-    values = {"data.dataset": absolute(recipe.data.dataset), "model.ckpt": absolute(recipe.model.ckpt)}
+    named = {"data.dataset": recipe.data.dataset, "model.ckpt": recipe.model.ckpt}
+    values = {key: name and _absolute(name) for key, name in named.items()}
     sections = recipes.nested(values | OF_NO_RESULT)
     there = {name: section for name in sections if (section := getattr(recipe, name))}
     return recipe.model_copy(

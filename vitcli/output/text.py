@@ -19,6 +19,7 @@ NOT_PLAIN = re.compile(r"[^\x00-\x7e]+")  # DEL, too, as json.dumps does
 LEAST_EXAFLOPS = 1e-3  # below it compute is in GFLOPs
 # The last row of a plan.
 WHOLE_RECIPE = ("recipe", "all of it is in --dry-run --json; vit recipes show NAME explains each value")
+MOST_LINES = 10  # of a brief screen
 NO_LIMIT = 10_000  # columns of a pipe, which has no width: its lines are as long as they need to be
 INTERPOLATED = "interpolated"  # as "delivered" of a summary: weights between probe and fine-tuned
 
@@ -85,6 +86,36 @@ def _lines_of(value: str, width: int) -> list[str]:
     return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
 
 
+class Folded(str):
+    """A value of a brief screen that may take two lines."""
+
+
+def brief(
+    rows: Iterable[tuple[str, str]], next_commands: Sequence[Sequence[object]], *, width: int | None = None
+) -> str:
+    """Return a result in at most MOST_LINES lines: rows, and commands to type next as far as there is room.
+
+    A row is one line, cut off at the width, or two if its value is `Folded`; one command there is always.
+
+    Args:
+        rows: the most important first.
+        next_commands: the words of each, the most useful first.
+        width: columns of a line; default: the terminal's, no limit in a pipe.
+    """
+    room = max((width or terminal_width()) - NAME_WIDTH, NAME_WIDTH)
+    lines = []
+    for name, value in rows:
+        shown = _lines_of(value, room)[:2] if isinstance(value, Folded) else [plain(value)]
+        lines += [(name if number == 0 else "", _cut(line, room)) for number, line in enumerate(shown)]
+    lines = lines[: MOST_LINES - 1]
+    ending = commands(*next_commands)[: MOST_LINES - len(lines)]
+    return "".join(f"{name:<{NAME_WIDTH - 1}} {line}\n" for name, line in [*lines, *ending])
+
+
+def _cut(line: str, width: int) -> str:
+    return line if len(line) <= width else f"{line[: width - 1].rstrip()}…"
+
+
 def commands(*lines: Sequence[object]) -> list[tuple[str, str]]:
     """Return the rows of `pairs` about what to type next: a command a line, quoted for the shell."""
     quoted = (Verbatim(shlex.join(map(str, words))) for words in lines)
@@ -149,7 +180,8 @@ def several_rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
 def skipped(result: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the row about undecodable images, if there were any."""
     count = result["num_skipped_images"]
-    names = first_few(result["skipped_images"], 1, total=count)
+    places = [within(place, result.get("dataset")) for place in result["skipped_images"]]
+    names = first_few(places, 1, total=count)
     return [("left out", f"{count_of(count, 'image')} that cannot be read: {names}")] if count else []
 
 
@@ -161,11 +193,11 @@ def model_text(result: dict[str, Any]) -> str:
 def held_out(result: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the rows about what a held-out part cannot say, if a summary has any."""
     classes, copies = result.get("classes_not_held_out"), result.get("num_held_out_copies")
-    rows = [("note", f"no held-out image of: {first_few(classes)}")] if classes else []
+    rows = [("note", note) for note in seen_notes(result)]
     if copies:
         each = "image is an exact copy" if copies == 1 else "images are exact copies"
         rows.append(("note", f"{copies} held-out {each} of training images"))
-    return rows + [("note", note) for note in seen_notes(result)]
+    return rows + ([("note", f"no held-out image of: {first_few(classes)}")] if classes else [])
 
 
 def average_lines(average: dict[str, Any]) -> list[str]:
@@ -215,7 +247,22 @@ def delivery_text(summary: dict[str, Any]) -> str:
     accuracy = "not finite" if best is None else f"{best:.2%}"
     fitted = summary["probe_head"].get("num_delivered_examples") if alpha < 1 else None
     refitted = f"; delivered with the closed form on all {count_of(fitted, 'image')}" if fitted else ""
-    return f"{text}, {accuracy} on {count} held out to choose by: {compared}{refitted}"
+    return f"{text}, {accuracy} on {count} of the dev split: {compared}{refitted}"
+
+
+def brief_delivery(summary: dict[str, Any]) -> str:
+    """Return the same in one line, with the accuracies on the dev split."""
+    alpha, kind = summary["delivered_alpha"], summary["delivered"]
+    names = {"probe": "probe head", "finetuned": "fine-tuned network"}
+    text = names.get(kind, f"{1 - alpha:.0%} probe head, {alpha:.0%} fine-tuned")
+    shown = {short: summary[f"{other}_top1"] for other, short in (("probe", "probe"), ("finetuned", "tuned"))
+             if other != kind}  # fmt: skip
+    others = ", ".join(
+        f"{name} {'diverged' if score is None else f'{100 * score:.1f}'}" for name, score in shown.items()
+    )
+    best = summary["interpolation"][f"{alpha:g}"]
+    accuracy = "not finite" if best is None else f"{best:.1%}"
+    return f"{text}: {accuracy} of {count_of(summary['num_choice_examples'], 'dev image')} ({others})"
 
 
 def _compared(name: str, best: float | None, score: float | None) -> str:
@@ -375,6 +422,21 @@ def short_paths(paths: Sequence[str]) -> list[str]:
     shared = os.path.commonpath(folders)
     shared = os.path.dirname(shared) if shared in folders else shared
     return [os.path.relpath(path, shared) if shared else path for path in paths]
+
+
+def within(place: str, dataset: str | None) -> str:
+    """Return the place of an image as a path relative to its data set; what is not below that stays as it is.
+
+    Args:
+        place: a path, or the words of an error about a row that end with one.
+        dataset: the name of the data set, such as its folder or its file of labels.
+    """
+    path = place.rpartition(", file ")[2]
+    if not dataset or not os.path.isabs(path):
+        return place
+    folder = os.path.abspath(dataset if os.path.isdir(dataset) else os.path.dirname(dataset))
+    is_below = os.path.commonpath([folder, path]) == folder
+    return os.path.relpath(path, folder) if is_below else path
 
 
 def natural(text: str, *, ignore_case: bool = False) -> list[tuple[int, int, str]]:

@@ -97,7 +97,7 @@ def load(
         if recipe.data.dataset is None:
             where = "--dataset (recipe key data.dataset)"
             raise VitError("no data set is named", where=where, fix=_example_of(command))
-    return recipe.with_notes(*draft.notes)
+    return recipe.with_name(name_or_path).with_notes(*draft.notes)
 
 
 def check_names_ckpt(recipe: Recipe, command: str) -> None:

@@ -31,7 +31,7 @@ def choose(recipe: Recipe, counts: Sequence[int], *, has_several_labels: bool = 
     spread = f"{min(present):,} to {max(present):,}" if min(present) < max(present) else f"{present[0]:,}"
     uneven = ", unevenly" if max(present) > UNEVEN * max(1, min(present)) else ""
     images = "image" if spread == "1" else "images"
-    line = f"recipe {NAMES[size]}: {spread} {images} a class{uneven}; --recipe names another"
+    line = f"recipe {NAMES[size]}: {spread} {images} per class{uneven}; --recipe names another"
     chosen = recipe.by_size[size].with_notes(line)
     if chosen.model.head == PROBE and (has_several_labels or max(present) < 2):
         return chosen.model_copy(update={"model": chosen.model.model_copy(update={"head": "zero"})})

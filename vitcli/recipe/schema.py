@@ -399,6 +399,7 @@ class Recipe(Section):
     inspect: Inspect | None = None
     precision: Precision = Precision()
     _choices: dict[str, tuple[Any, ...]] = {}
+    _name: str = ""
     _notes: tuple[str, ...] = ()
     _by_size: dict[str, "Recipe"] = {}
 
@@ -406,6 +407,11 @@ class Recipe(Section):
     def choices(self) -> dict[str, tuple[Any, ...]]:
         """Values to choose from on the dev split, by dotted key; the section itself holds the first."""
         return self._choices
+
+    @property
+    def name(self) -> str:
+        """The name or path that it was loaded by; "" for a recipe that was made otherwise."""
+        return self._name
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -423,10 +429,17 @@ class Recipe(Section):
         changed._by_size = by_size
         return changed
 
+    def with_name(self, name: str) -> "Recipe":
+        """Return a copy with the name that it was loaded by."""
+        changed = self.model_copy()
+        changed._name = name
+        return changed
+
     def with_notes(self, *notes: str) -> "Recipe":
-        """Return a copy with further notes."""
+        """Return a copy with further notes, whichever size of the data chooses."""
         changed = self.model_copy()
         changed._notes = (*self._notes, *notes)
+        changed._by_size = {size: recipe.with_notes(*notes) for size, recipe in self._by_size.items()}
         return changed
 
     def with_choices(self, choices: dict[str, tuple[Any, ...]]) -> "Recipe":

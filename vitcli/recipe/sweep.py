@@ -62,7 +62,7 @@ def trials(recipe: Recipe) -> list[tuple[Choice, Recipe]]:
 def settled(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
     """Return the recipe with other, valid values at some keys and nothing left to choose."""
     changed = Recipe.model_validate(nested({**flat(recipe.with_choices({})), **changes}))
-    return changed.with_notes(*recipe.notes)
+    return changed.with_name(recipe.name).with_notes(*recipe.notes)
 
 
 def is_listed(key: str, value: Any) -> bool:

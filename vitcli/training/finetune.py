@@ -1,23 +1,31 @@
 """`vit finetune`: fine-tune a checkpoint on another data set (paper, section 3.2)."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
+
+import torch
+from torch import nn
 
 from vitcli import recipe as recipes
 from vitcli.data.seen_images import SeenImages
 from vitcli.data.split import Split
-from vitcli.errors import VitError
+from vitcli.errors import VitError, WeightsError
+from vitcli.evaluation.regression import target_of
 from vitcli.evaluation.setup import notes_on_pixels
+from vitcli.models.architecture import Architecture
+from vitcli.models.build import last_layers
 from vitcli.recipe import Recipe
 from vitcli.recipe.schema import Model, Objective
 from vitcli.training.many_runs.sweep import run
 from vitcli.training.methods.adapting import adapt, refuse_for_fresh_weights
 from vitcli.training.methods.freezing import BACKBONE
+from vitcli.training.objective import training_task
 from vitcli.training.setup import InitialModel, RunOptions, fresh_model
 from vitcli.weights import licences
 from vitcli.weights.files import checksum_of
-from vitcli.weights.io import read_weights
-from vitcli.weights.load import load, load_with_head
+from vitcli.weights.io import Weights, read_weights
+from vitcli.weights.load import LoadReport, load, load_with_head
 from vitcli.weights.names import FRESH
 
 ONLY_FRESH = ("classifier", "posemb", "posemb_at", "init", "layers", "hidden", "mlp", "heads", "patch_size")
@@ -39,7 +47,7 @@ def initial_model(recipe: Recipe, split: Split, *, quiet: bool) -> InitialModel:
         model, arch = fresh_model(
             settings, image_size=image_size, num_classes=split.num_classes, pre_logits=False
         )
-        return InitialModel(model, arch, None, ["fresh weights"])
+        return InitialModel(model, arch, None, "fresh weights")
 
     # Load the checkpoint at the resolution of the recipe, with a head of zeros or its own.
     gelu = None if settings.gelu == "auto" else settings.gelu
@@ -53,12 +61,8 @@ def initial_model(recipe: Recipe, split: Split, *, quiet: bool) -> InitialModel:
         "posemb_method": settings.posemb_resample,
     }
     if settings.head == "keep" and split.has_numbers:
-        raise VitError(
-            "the head of classes has nothing to keep for numbers",
-            where="--keep-head (recipe key model.head), objective.loss regression",
-            fix="leave it out: the head of a regression starts at the mean of the numbers",
-        )
-    if settings.head == "keep":
+        model, arch, report = _with_head_of_numbers(weights, recipe, split, options_of_load)
+    elif settings.head == "keep":
         model, arch, report = load_with_head(
             weights, split.class_names, data_name=split.name, **options_of_load
         )
@@ -67,11 +71,30 @@ def initial_model(recipe: Recipe, split: Split, *, quiet: bool) -> InitialModel:
     digest = checksum_of(model.state_dict(), "")  # before a method adds to the network
     adapt(model, settings)
     kind = "" if weights.format == settings.ckpt else f" ({weights.format})"
-    notes = [f"weights {settings.ckpt}{kind}; activation: {weights.numerics}", *report.lines()]
-    notes += notes_on_pixels(weights, recipe) + licences.note_on(weights.licence, "the weights")
+    details = [f"weights {settings.ckpt}{kind}; activation: {weights.numerics}", *report.lines()]
+    details += notes_on_pixels(weights, recipe) + licences.note_on(weights.licence, "the weights")
     seen = SeenImages.of(weights.metadata)
     about = (weights.fetched_from, weights.licence, digest)
-    return InitialModel(model, arch, settings.ckpt, notes, seen, *about)
+    return InitialModel(model, arch, settings.ckpt, report.summary(), details, seen, *about)
+
+
+def _with_head_of_numbers(
+    weights: Weights, recipe: Recipe, split: Split, options_of_load: dict[str, Any]
+) -> tuple[nn.Module, Architecture, LoadReport]:
+    """Return a network that predicts the numbers that the weights do, in the scale of the training images."""
+    old, new = target_of(weights.metadata), training_task(recipe.objective, split).target
+    if old is None:
+        raise WeightsError(
+            "these weights have no head for numbers to keep",
+            where="--keep-head (recipe key model.head), objective.loss regression",
+            fix="leave it out: the head of a regression starts at the mean of the numbers",
+        )
+    model, arch, report = load(weights, **{**options_of_load, "num_classes": None})
+    with torch.no_grad():
+        for layer in last_layers(model):
+            layer.weight.mul_(old.std / new.std)
+            layer.bias.copy_((layer.bias * old.std + old.mean - new.mean) / new.std)
+    return model, arch, replace(report, kept_head=f"the head is kept: it predicts {old.name}")
 
 
 def _check(model: Model, objective: Objective) -> None:

@@ -1,45 +1,138 @@
 """What a run says before its first step: data, length, and what is probably a mistake."""
 
 import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from vitcli.data.seen_images import SeenImages
+from vitcli.data.sources.folders import LeftOut
+from vitcli.data.sources.label_values import NEEDS_NUMBERS, NUMBERS, kind_of_values
 from vitcli.data.split import Split, classes_without
 from vitcli.output.progress import Progress
-from vitcli.output.text import count_of, first_few, size_text
+from vitcli.output.text import count_of, first_few, size_text, within
 from vitcli.recipe import Recipe
 from vitcli.training.methods.thresholds import gives_one_class
 from vitcli.training.schedule import Plan
 from vitcli.training.text import length_text
 
+if TYPE_CHECKING:  # it imports this module
+    from vitcli.training.setup import InitialModel
+
+NOTE = "note: "  # before a line that a user should see, where there is room
+MOST_LINES = 5  # before the first step
 # With fewer images, in all and of a class, fresh weights learn them by heart. Of CIFAR-100, which can be
 # learnt from scratch, there are 500 a class.
 MANY_IMAGES, MANY_PER_CLASS = 10_000, 200
 MANY_EPOCHS = 300  # more than the paper's fine-tuning has
 
 
-def note_data(
-    progress: Progress, recipe: Recipe, model_name: str, train_split: Split, eval_split: Split
-) -> None:
-    """Print what is trained on which data."""
-    progress.note(f"{model_name} at {size_text(recipe.data.image_size)} px")
-    images = f"{count_of(len(train_split), 'image')} of {_labels_text(train_split)}"
-    progress.note(f"training on {images}: {train_split.name}")
-    if len(eval_split):  # that of a declared data set has no size
-        progress.note(f"scored on {count_of(len(eval_split), 'image')}: {eval_split.name}")
-    for line in dict.fromkeys(train_split.lines + eval_split.lines):
-        progress.note(line)
+@dataclass(frozen=True)
+class Opening:
+    """What a run says before its first step.
+
+    Attributes:
+        lines: that are always printed.
+        others: notes, which begin with "note: ", the most important first: as many are printed as there is
+            room for; and details, for --verbose.
+    """
+
+    lines: tuple[str, ...]
+    others: tuple[str, ...]
+
+    @property
+    def notes(self) -> list[str]:
+        """Return the notes without their mark, for the summary."""
+        return [line.removeprefix(NOTE) for line in self.others if line.startswith(NOTE)]
+
+    def show(self, progress: Progress, *, is_first: bool) -> None:
+        """Print it, of a run that is not the first of several as details: they have most of it in common."""
+        if progress.is_verbose or not is_first:
+            for line in (*self.lines, *self.others):
+                progress.detail(line)
+            return
+        room = MOST_LINES - 1 - len(self.lines)  # the last line is that of the run folder
+        notes = self.notes
+        for line in self.lines:
+            progress.note(line)
+        for number, note in enumerate(notes[:room], 1):
+            hidden = len(notes) - room if number == room else 0
+            more = f" ({hidden} more: --verbose, or its README.md)" if hidden > 0 else ""
+            progress.note(f"{NOTE}{note}{more}")
+
+
+def opening(
+    command: str,
+    recipe: Recipe,
+    start: "InitialModel",
+    plan: Plan,
+    splits: tuple[Split, Split, Split | None],
+    unreadable: Sequence[str],
+    of_choice: Sequence[str],
+    *,
+    is_seen: bool,
+) -> Opening:
+    """Return what a run says before its first step.
+
+    Args:
+        splits: to train on, to score and to choose by.
+        unreadable: places of images that are left out.
+        of_choice: lines on labels, and on what is chosen by which images.
+        is_seen: look for images that the checkpoint was trained on.
+    """
+    train, scored, choice = splits
+    size, origin = size_text(recipe.data.image_size), f" from {start.origin}:" if start.origin else ","
+    counts = [f"training on {count_of(len(train), 'image')} of {_labels_text(train)}"]
+    counts += [f"{len(choice):,} to choose by"] if choice is not None else []
+    counts += [f"{len(scored):,} to score"] if len(scored) else []  # a declared data set has no size
+    left_out = train.left_out | scored.left_out
+    missing = left_out_text(unreadable, left_out, recipe.data.dataset)
+    return Opening(
+        lines=(
+            f"{start.arch.name} at {size} px{origin} {start.loaded}",
+            f"{', '.join(counts)}: {recipe.data.dataset}",
+            *([f"left out: {missing}"] if missing else []),
+        ),
+        others=(
+            *(of_seen(start.seen, scored) if is_seen else []),
+            *of_choice,
+            *recipe.notes,
+            *too_few(command, recipe, train),
+            *of_repetition(plan, recipe),
+            *(f"{NOTE}{note}" for note in dict.fromkeys(train.notes + scored.notes)),
+            *_of_held_out(recipe, train, scored),
+            *start.notes,
+            *left_out.lines(),
+            f"training on {train.name}, scored on {scored.name}",
+        ),
+    )
+
+
+def left_out_text(unreadable: Sequence[str], others: LeftOut, dataset: str | None) -> str:
+    """Return how many images and files are left out, with advice on them or a name; "" for none."""
+    files = others.count_text()
+    if not unreadable:
+        return files
+    images = f"{count_of(len(unreadable), 'image')} that cannot be read"
+    return f"{images}, {files}" if files else f"{images}, first {within(unreadable[0], dataset)}"
+
+
+def _of_held_out(recipe: Recipe, train_split: Split, eval_split: Split) -> list[str]:
+    """Return lines on a part of the training images that is held out to be scored."""
+    lines = []
     if eval_split.dev_cut and recipe.data.eval_split == "auto":
-        progress.note("there is no other split to score, so it was cut from train (data.dev_fraction)")
+        lines.append("there is no other split to score, so it was cut from train (data.dev_fraction)")
     if missing := classes_without(eval_split, train_split):
-        progress.note(f"note: no held-out image of: {first_few(missing)}")
+        lines.append(f"{NOTE}no held-out image of: {first_few(missing)}")
     if eval_split.dev_cut and recipe.data.dev_stratified and not eval_split.dev_cut.get("stratified", True):
         reason = "it is too large"
         if train_split.has_several_labels or train_split.has_numbers:
             what = "numbers and no classes" if train_split.has_numbers else "several labels"
             reason = f"its images have {what}"
-        progress.note(f"note: what is held out was drawn at random, not by class: {reason}")
+        lines.append(f"{NOTE}the held-out split is random, not stratified: {reason}")
+    return lines
 
 
 def _labels_text(split: Split) -> str:
@@ -74,22 +167,27 @@ def of_belief(recipe: Recipe, train_split: Split, chosen_on: Split | None) -> li
     return [f"note: no images to calibrate by, so the weights get no prediction sets; {fix}"]
 
 
-def note_seen(progress: Progress, seen: SeenImages | None, eval_split: Split) -> None:
-    """Say how many of the images to score on the checkpoint has been trained on already."""
-    if count := seen and seen.num_trained_on(eval_split):
-        progress.note(
-            f"note: the checkpoint was trained on {count:,} of the {len(eval_split):,} images to score on, "
-            "so the accuracy will be too high"
-        )
+def of_seen(seen: SeenImages | None, eval_split: Split) -> list[str]:
+    """Return a note on the images to score on that the checkpoint has been trained on already."""
+    count = seen and seen.num_trained_on(eval_split)
+    if not count:
+        return []
+    images = f"{count:,} of the {len(eval_split):,} images to score on"
+    return [f"note: the checkpoint was trained on {images}, so the accuracy will be too high"]
 
 
-def notes_on_length(plan: Plan, recipe: Recipe) -> list[str]:
-    """Return lines on how often the run sees each image."""
+def of_length(plan: Plan, recipe: Recipe) -> str:
+    """Return how long a run is, and by which recipe."""
     asked = recipe.schedule.epochs
     length = length_text(plan.total_steps, plan.batch_size, plan.num_examples)
     if asked and f"{asked:.3g}" != f"{plan.epochs:.3g}":
         length += f" ({asked:g} epochs in whole steps)"
-    notes = [length]
+    return f"{length}, by {recipe.name}" if recipe.name else length
+
+
+def of_repetition(plan: Plan, recipe: Recipe) -> list[str]:
+    """Return notes on how often the run sees each image."""
+    notes = []
     if plan.epochs > MANY_EPOCHS and recipe.schedule.max_minutes is None:
         notes.append(
             f"note: each image is seen {plan.epochs:,.0f} times; --epochs or --steps shortens the run"
@@ -124,6 +222,12 @@ def unusual_labels(split: Split) -> list[str]:
     counts_K = np.bincount(labels[labels >= 0], minlength=split.num_classes)
     empty = [str(split.class_names[k] if split.class_names else k) for k in np.flatnonzero(counts_K == 0)]
     notes = []
+    names = [str(split.class_names[k] if split.class_names else k) for k in np.flatnonzero(counts_K)]
+    if not split.has_several_labels and kind_of_values(names, len(labels)) == NUMBERS:
+        notes.append(
+            f"note: {len(names):,} numbers are taken as classes, in {count_of(len(labels), 'image')}; "
+            f"{NEEDS_NUMBERS}"
+        )
     if split.num_classes == 1:
         notes.append("note: there is only one class, so every prediction is correct")
     if empty:

@@ -49,10 +49,10 @@ def initial_model(recipe: Recipe, split: Split) -> InitialModel:
     )
     if predicts_patches:
         model = _with_patch_head(model, recipe.objective, recipe.data)
-        return InitialModel(model, arch, None, [])
+        return InitialModel(model, arch, None, "fresh weights")
     for layer in last_layers(model) if recipe.objective.head_bias else ():
         nn.init.constant_(layer.bias, recipe.objective.head_bias)
-    return InitialModel(model, arch, None, [])
+    return InitialModel(model, arch, None, "fresh weights")
 
 
 def _with_patch_head(model: nn.Module, objective: Objective, data: Data) -> MaskedPatchModel:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vitcli import recipe as recipes
 from vitcli.data import seen_images
+from vitcli.data.parts.held_out import FoldName
 from vitcli.data.split import Split, classes_without
 from vitcli.data.transforms import Preprocessing, preprocessing_of
 from vitcli.distributed import peers
@@ -39,7 +40,7 @@ from vitcli.output.text import NO_LIMIT
 from vitcli.training.methods.thresholds import gives_one_class
 from vitcli.training.objective import gives_several_labels, training_task
 from vitcli.training.setup import TrainingJob
-from vitcli.training.text import as_text
+from vitcli.training.text import all_rows
 from vitcli.training.validation import AnyMetrics
 from vitcli.weights.average import START
 from vitcli.weights.io import read_weights, write_weights
@@ -136,8 +137,18 @@ def findings_of(
         short_side=median_short_side(train),
         patch_size=job.start.arch.patch_size,
         is_balanced=is_balanced,
+        num_for_folds=_num_for_folds(job),
     )
     return {"findings": facts | {"advice": lines}}
+
+
+def _num_for_folds(job: TrainingJob) -> int | None:
+    """Return how many images folds would score, None where they cannot be made or are what was made."""
+    recipe, is_of_folds = job.recipe, FoldName.of(job.recipe.data.eval_split) is not None
+    if job.command != "finetune" or is_of_folds or recipe.objective.loss == "regression":
+        return None
+    parts = [job.train_split, job.choice_split, job.eval_split if job.eval_split.dev_cut else None]
+    return sum(len(part) for part in parts if part is not None)
 
 
 def details_of(
@@ -299,7 +310,7 @@ def write_sweep_results(
             plots.save(figures_dir / "selection.png", figure)
     arch = read_weights(str(source)).architecture
     folder.write_text("README.md", model_card(summary, recipe_toml, arch))
-    folder.write_text("table.txt", as_text(summary, width=NO_LIMIT))
+    folder.write_text("table.txt", all_rows(summary, width=NO_LIMIT))
     folder.write_json(run_folder.SUMMARY, summary)
 
 

@@ -28,7 +28,7 @@ from vitcli.output.profile import StepProfiler, marked
 from vitcli.output.run_folder import RunFolder
 from vitcli.output.text import count_of, lines_of
 from vitcli.recipe import Recipe
-from vitcli.training import checkpoint
+from vitcli.training import checkpoint, notes
 from vitcli.training.loop import LoopSettings, train
 from vitcli.training.methods import resolutions
 from vitcli.training.methods.delivery import choose, interpolate
@@ -53,6 +53,7 @@ def run(job: TrainingJob) -> dict[str, Any]:
         if not job.options.dry_run:
             result = TrainingRun(job).run()
         else:
+            job.progress.detail(notes.of_length(job.plan, job.recipe))
             result = describe(job) | (TrainingRun(job).measure() if job.options.measure else {})
     job.runtime.shutdown()
     return result
@@ -216,7 +217,8 @@ class TrainingRun:
             self.folder.write_text(run_folder.CLASSES, lines_of(described["class_names"]))
         if self.job.images.kept:
             self.folder.log_timing({"decoded_images": self.job.images.record()})
-        self.job.progress.note(f"run folder {path}")
+        show = self.job.progress.detail if options.title else self.job.progress.note
+        show(f"{notes.of_length(self.job.plan, self.recipe)}, into {path}")
         return path
 
     def _resumed_state(self) -> TrainingState:

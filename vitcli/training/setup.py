@@ -1,7 +1,7 @@
 """Setup of a training run: recipe and command-line options become a job with data, network and plan."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -54,6 +54,7 @@ MAX_MICRO_BATCH = {"cpu": 32}
 MAX_MICRO_BATCH_ON_GPU = 64
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 AUTO = "auto"  # --per-device-batch auto
+OPENING = "opening"  # as what the runs of one command print once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,9 +72,10 @@ class RunOptions:
         arms_parallel: runs of a sweep to train at the same time, one per device; 0 for one after the other.
         measure: with `dry_run`, measure the speed of a few steps.
         profile: trace a few steps into the run folder.
+        verbose: print every note and detail.
         arguments: the command line, for the record.
         noted: lines that runs of one command print once.
-        title: line about the data of one run of several, instead of the usual ones.
+        title: which run of several this is.
         starts: checkpoints that the runs of the sweep start from, if this is one of them.
         began_at: when the command or this run of it began, by `time.monotonic`.
         has_siblings: whether other runs of a sweep train at the same time.
@@ -94,6 +96,7 @@ class RunOptions:
     measure: bool = False
     profile: bool = False
     quiet: bool
+    verbose: bool = False
     arguments: list[str]
     title: str | None = None
     noted: set[str] = field(default_factory=set)
@@ -109,7 +112,8 @@ class InitialModel:
 
     Attributes:
         origin: the checkpoint as the user named it; None for fresh weights.
-        notes: lines for the terminal about what was loaded.
+        loaded: what was loaded, in a few words.
+        notes: lines for the terminal about it, see `notes.Opening`.
         fetched_from: the repository of the Hub or the address behind `origin`; "" for local files.
         seen: the images of the run that made the checkpoint, as far as it knows.
         licence: of the checkpoint, or "unknown"; None for fresh weights.
@@ -119,7 +123,8 @@ class InitialModel:
     model: nn.Module
     arch: Architecture
     origin: str | None
-    notes: list[str]
+    loaded: str
+    notes: list[str] = field(default_factory=list)
     seen: SeenImages | None = None
     fetched_from: str = ""
     licence: str | None = None
@@ -142,6 +147,7 @@ class TrainingJob:
         choice_split: images that are neither trained on nor scored, to choose by within the run; None if the
             recipe has nothing to choose.
         belief_split: images that show what may be believed of the predictions; None if there are none.
+        notes: what a reader of the result should know, see `notes.Opening`.
         plan: that of the last step; of a run with a time limit it is made while it runs.
         earlier_plans: those before it, each with the number of the update at which the next one began.
     """
@@ -161,6 +167,7 @@ class TrainingJob:
     threshold_split: Split | None = None
     choice_split: Split | None = None
     belief_split: Split | None = None
+    notes: tuple[str, ...] = ()
     earlier_plans: tuple[tuple[int, Plan], ...] = ()
 
     def replanned(self, step: int, total_steps: int) -> "TrainingJob":
@@ -228,12 +235,12 @@ def set_up(
         recipe.precision.compute, exact=options.exact, stall_minutes=recipe.train.stall_minutes
     )
     resolve_precision(recipe.precision.evaluation, where="recipe key precision.evaluation")
-    progress = Progress(quiet=options.quiet, is_main=runtime.is_main, noted=options.noted)
+    progress = progress_of(options, runtime)
     for note in runtime.notes:
         progress.note(note)
 
     opened = [split for split in (train_split, eval_split, choice_split) if split is not None]
-    contents = _look_at_images(opened, recipe, options, runtime, progress)
+    contents, unreadable = _look_at_images(opened, recipe, options, runtime)
 
     # Build the network. The plan of a fresh one needs no values: ViT-H/14 has 632 million.
     is_empty = plan_only and command == "pretrain" and options.per_device_batch != AUTO
@@ -242,25 +249,18 @@ def set_up(
     check_network(start.model, options, runtime)
     _prepare_for_methods(start, recipe, options)
 
-    if options.title:
-        progress.note(options.title)
-    else:
-        notes.note_data(progress, recipe, start.arch.name, train_split, eval_split)
-        for line in (*recipe.notes, *notes.too_few(command, recipe, train_split)):
-            progress.note(line)
-    for line in notes.of_labels(recipe, train_split, threshold_split) + start.notes:
-        progress.note(line)
-    for line in notes.of_belief(recipe, train_split, belief_split) if believes else ():
-        progress.note_once(line)
-    if runtime.is_main and not plan_only:
-        notes.note_seen(progress, start.seen, eval_split)
     plan = plan_run(recipe, options, runtime, start, train_split)
-    for line in notes.notes_on_length(plan, recipe):
-        progress.note_once(line)
+    of_choice = notes.of_labels(recipe, train_split, threshold_split)
+    of_choice += notes.of_belief(recipe, train_split, belief_split) if believes else []
+    splits, is_seen = (train_split, eval_split, choice_split), runtime.is_main and not plan_only
+    opening = notes.opening(command, recipe, start, plan, splits, unreadable, of_choice, is_seen=is_seen)
+    if options.title:
+        progress.detail(options.title)
+    opening.show(progress, is_first=progress.is_first(OPENING))
     kept_for = {"processes_here": runtime.processes_here, "has_siblings": options.has_siblings}
     images = images or ImageCache(recipe.data.cache, **kept_for)
     parts = (train_split, eval_split, probe, start, plan, images, contents, threshold_split, choice_split)
-    job = TrainingJob(command, recipe, options, runtime, progress, *parts, belief_split)
+    job = TrainingJob(command, recipe, options, runtime, progress, *parts, belief_split, tuple(opening.notes))
     return job if plan_only else _with_kept_images(job)
 
 
@@ -288,7 +288,7 @@ def _with_kept_images(job: TrainingJob) -> TrainingJob:
             choice_split, visits=scored, preprocessing=preprocessing_of(job.recipe.data)
         )
     if line := images.line():
-        job.progress.note_once(line)
+        job.progress.detail(line)
     is_scored = job.threshold_split is job.eval_split
     choosing = {"threshold_split": eval_split} if is_scored else {}
     choosing["choice_split"] = choice_split
@@ -299,19 +299,24 @@ def _with_kept_images(job: TrainingJob) -> TrainingJob:
 
 
 def _look_at_images(
-    splits: tuple[Split, Split], recipe: Recipe, options: RunOptions, runtime: Runtime, progress: Progress
-) -> tuple[SplitContents, ...]:
-    """Find unreadable images before anything is loaded or written, and return `contents`."""
+    splits: Sequence[Split], recipe: Recipe, options: RunOptions, runtime: Runtime
+) -> tuple[tuple[SplitContents, ...], list[str]]:
+    """Find unreadable images before anything is loaded or written; return `contents`, and their places."""
     if options.dry_run:
-        return SplitContents(), SplitContents()
+        return (SplitContents(), SplitContents()), []
     return contents_of(
         splits,
         runtime=runtime,
         num_threads=options.workers or loader.default_threads(runtime.processes_here),
         on_bad_image=recipe.data.on_bad_image,
         decode=not runtime.on_main(lambda: _has_checkpoint(options)),
-        note=progress.note_once,  # not for each trial
     )
+
+
+def progress_of(options: RunOptions, runtime: Runtime) -> Progress:
+    """Return the notes and progress of a command that trains."""
+    how = {"quiet": options.quiet, "verbose": options.verbose, "noted": options.noted}
+    return Progress(**how, is_main=runtime.is_main)
 
 
 def _has_checkpoint(options: RunOptions) -> bool:

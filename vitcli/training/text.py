@@ -4,13 +4,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
+from vitcli.evaluation.findings import FOLDS_OPTION, NUM_FOLDS
 from vitcli.evaluation.statistics import interval_of
 from vitcli.output.document import simple_table
 from vitcli.output.text import (
     WHOLE_RECIPE,
+    Folded,
     Verbatim,
     accuracy_text,
     average_lines,
+    brief,
+    brief_delivery,
     class_means_text,
     commands,
     compute_text,
@@ -29,16 +33,95 @@ from vitcli.output.text import (
     skipped,
     speed,
     top5_is_informative,
+    within,
 )
 from vitcli.training.many_runs.sweep_results import accuracy_of, reason, remarks, values_text
 
-
-def as_text(result: dict[str, Any], *, width: int | None = None) -> str:
-    """Return the summary of a run, or the plan of a dry run, as lines of `width` columns."""
-    return _plan(result) if "total_steps" in result else _summary(result, width=width)
+MANY_CLASSES = 20  # of fewer, top-5 says little
+ADVICE_SHOWN = 2
 
 
-def _summary(summary: dict[str, Any], *, width: int | None = None) -> str:
+def as_text(result: dict[str, Any], *, verbose: bool = False, width: int | None = None) -> str:
+    """Return the summary of a run in ten lines, or with all that is known; or the plan of a dry run.
+
+    Args:
+        width: columns of a line; default: the terminal's.
+    """
+    if "total_steps" in result:
+        return _plan(result)
+    return all_rows(result, width=width) if verbose else _brief(result, width=width)
+
+
+def _brief(summary: dict[str, Any], *, width: int | None = None) -> str:
+    """Return what a person looks for first: the score, where it errs, what would help, what to type next."""
+    rows = _first_scores(summary)
+    if "chosen" in summary and summary.get("choices"):
+        rows.append(("chosen", _chosen(summary)))
+    if average := summary.get("average"):
+        rows.append(("average", average_lines(average)[-1 if average["accepted"] is None else 1]))
+    rows += _weak_places(summary)
+    if "delivered" in summary:
+        rows.append(("delivered", brief_delivery(summary)))
+    rows += [(name, Folded(note)) for name, note in held_out(summary)[:1]]
+    rows += skipped(summary)
+    return brief(rows, _next_commands(summary), width=width)
+
+
+def _first_scores(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the rows of the scores by which runs of this kind are compared."""
+    if "mae" in summary:
+        return number_rows(summary)[::2]  # MAE and R2
+    rows = [(name, value) for name, value in _scores(summary) if name != "loss" or len(_scores(summary)) == 1]
+    dropped = {"classes"} | ({"top-5"} if summary["num_classes"] < MANY_CLASSES else set())
+    dropped |= {"top-1", "top-5"} if summary.get("mean_ap") is not None else set()
+    return [(name, value) for name, value in rows if name not in dropped]
+
+
+def _chosen(summary: dict[str, Any]) -> str:
+    """Return the best values of a sweep, how they were chosen, and what that does not prove."""
+    choices, chosen = summary["choices"], summary["chosen"]
+    accuracy = percent(accuracy_of(next(choice for choice in choices if chosen.items() <= choice.items())))
+    return "; ".join(
+        [
+            f"{values_text(chosen)}, best of {len(choices)} on the dev split ({accuracy})",
+            *(line.removeprefix("note: ") for line in remarks(choices, chosen)),
+        ]
+    )
+
+
+def _weak_places(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the rows of the weakest classes, of what to look at, and of what would help."""
+    facts = summary.get("findings")
+    if not facts:
+        return []
+    rows = []
+    if facts["worst_classes"]:
+        worst = (
+            f"{row['class']} {row['num_right']} of {row['num_examples']}" for row in facts["worst_classes"]
+        )
+        rows.append(("weakest", ", ".join(worst)))
+    if facts["surest_mistakes"]:
+        first = facts["surest_mistakes"][0]
+        place = within(first["place"], summary.get("dataset"))
+        about = f"{first['predicted']} {first['probability']:.0%}"
+        about += "" if place.startswith(f"{first['class']}/") else f", labelled {first['class']}"
+        more = "" if facts["num_mistakes"] == 1 else f"{facts['num_mistakes']:,}, first "
+        rows.append(("mistakes", f"{more}{place}: {about}"))
+    return rows + _advice_rows(summary)[:ADVICE_SHOWN]
+
+
+def _advice_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the rows of what would help, with the time that it would take where that is known."""
+    rows = []
+    for number, line in enumerate(summary["findings"]["advice"]):
+        if line.startswith(FOLDS_OPTION) and summary.get("elapsed_s"):
+            line += f", about {duration((NUM_FOLDS + 1) * summary['elapsed_s'])}"
+        rows.append(("" if number else "would help", line))
+    return rows
+
+
+def all_rows(summary: dict[str, Any], *, width: int | None = None) -> str:
+    """Return everything that is known of a run, and the table of a sweep's arms."""
     runs = summary["runs"]
     scored_on = [count_of(summary["num_eval_examples"], "image"), summary["eval_split"]]
     scored_on += [f"in {summary['eval_precision']}"] if "eval_precision" in summary else []
@@ -70,7 +153,7 @@ def _summary(summary: dict[str, Any], *, width: int | None = None) -> str:
     if choices := summary.get("choices"):
         table = choices_table(choices, summary["chosen"], width=width)
         notes = "".join(f"{line}\n" for line in remarks(choices, summary["chosen"]))
-        text += f"\narms, scored on images held out to choose by:\n{table}\n{notes}\n"
+        text += f"\nsweep results (dev split):\n{table}\n{notes}\n"
     return text + pairs(commands(*_next_commands(summary)), width=width)
 
 
@@ -78,7 +161,7 @@ def length_text(steps: int, batch_size: int, num_examples: int) -> str:
     """Return the duration of a run in steps and in passes over its images."""
     epochs = steps * batch_size / num_examples
     count = f"{epochs:,.0f}" if epochs >= 100 else f"{epochs:.3g}"
-    passes = f"{count} epoch{'' if count == '1' else 's'} of {count_of(num_examples, 'image')}"
+    passes = f"{count} epoch{'' if count == '1' else 's'}"
     return f"{count_of(steps, 'step')} of {count_of(batch_size, 'image')} = {passes}"
 
 
@@ -91,27 +174,23 @@ def _length_of(summary: dict[str, Any]) -> str:
 
 
 def _next_commands(summary: dict[str, Any]) -> list[tuple]:
-    """Return what to do with a finished run: see where it errs, use it, show it, take it elsewhere."""
+    """Return what to do with a finished run, the most useful first: use it, see it, take it elsewhere."""
     run_dir, name = summary["run_dir"], PurePath(summary["run_dir"]).name
     if "top1" not in summary and "mae" not in summary:
         return [("vit", "finetune", "--ckpt", run_dir, "--dataset", "DATA")]
     # All images of folds were trained on, so that none is left to evaluate the last model on.
     evaluation = [("vit", "evaluate", "--ckpt", run_dir, "--out", f"{run_dir}/evaluation")]
-    train_on = (
-        "--ckpt",
-        run_dir,
-        "--keep-head",
-        "--dataset",
-        summary.get("dataset", "DATA"),
-        "--out",
-        f"{run_dir}-2",
-    )
+    train_on = ("--ckpt", run_dir, "--keep-head", "--dataset", summary.get("dataset", "DATA"))
     return [
-        *([] if summary.get("folds") else evaluation),
         ("vit", "predict", "--ckpt", run_dir, "IMAGES"),
         ("vit", "report", run_dir, "--out", f"{name}.html"),
+        *([] if summary.get("folds") else evaluation),
         ("vit", "export", run_dir, f"{name}.onnx"),
-        *([("vit", "finetune", *train_on)] if summary.get("command") == "finetune" else []),
+        *(
+            [("vit", "finetune", *train_on, "--out", f"{run_dir}-2")]
+            if summary.get("command") == "finetune"
+            else []
+        ),
     ]
 
 
@@ -139,12 +218,10 @@ def _found(summary: dict[str, Any]) -> list[tuple[str, str]]:
         )
         rows.append(("confused", ", ".join(pairs_of)))
     for number, row in enumerate(facts["surest_mistakes"]):
-        name = "" if number else "mistakes"
+        name, place = "" if number else "mistakes", within(row["place"], summary.get("dataset"))
         about = f"{row['class']} taken for {row['predicted']}, {row['probability']:.0%}"
-        rows.append((name, Verbatim(f"{row['place']}  ({about})")))
-    for number, line in enumerate(facts["advice"]):
-        rows.append(("" if number else "would help", line))
-    return rows
+        rows.append((name, Verbatim(f"{place}  ({about})")))
+    return rows + _advice_rows(summary)
 
 
 def _scores(summary: dict[str, Any]) -> list[tuple[str, str]]:
@@ -191,17 +268,12 @@ def _top5(summary: dict[str, Any]) -> str:
 
 
 def choices_table(
-    choices: Sequence[Mapping[str, Any]],
-    chosen: Mapping[str, Any],
-    *,
-    is_final: bool = True,
-    width: int | None = None,
+    choices: Sequence[Mapping[str, Any]], chosen: Mapping[str, Any], *, width: int | None = None
 ) -> str:
     """Return a table of a sweep's arms, the best one with the reason for it.
 
     Args:
-        choices: the values of each arm by dotted key, and its scores on the dev part as "dev_...".
-        is_final: whether all arms have ended, so that the best is chosen.
+        choices: the values of each arm by dotted key, and its scores on the dev split as "dev_...".
     """
     rows = []
     for choice in choices:
@@ -209,11 +281,24 @@ def choices_table(
         interval = choice.get("dev_interval")
         mark = ""
         if chosen.items() <= choice.items():
-            mark = f"chosen, {reason(choices, chosen)}" if is_final else "best so far"
+            mark = f"chosen, {reason(choices, chosen)}"
         accuracy = percent(accuracy_of(choice)), interval_text(interval) if interval else "-"
         rows.append((values_text(choice), *accuracy, loss, mark))
     columns = {"arm": "text", **dict.fromkeys(("accuracy", "95 %", "loss"), "number"), "": "text"}
     return simple_table(columns, rows).as_text(width=width).rstrip()
+
+
+def arm_line(choices: Sequence[Mapping[str, Any]], best: Mapping[str, Any], num_arms: int) -> str:
+    """Return the progress line of the arm of a sweep that has just finished, the last of `choices`."""
+    choice = choices[-1]
+    arm = f"arm {len(choices)} of {num_arms}, {values_text(choice)}"
+    if choice["dev_loss"] is None:
+        return f"{arm}: diverged"
+    accuracy = accuracy_of(choice)
+    score = f"loss {choice['dev_loss']:.4f}"
+    if accuracy is not None:
+        score = f"{percent(accuracy)} on the dev split, {score}"
+    return f"{arm}: {score}{', best so far' if best.items() <= choice.items() else ''}"
 
 
 def run_line(summary: Mapping[str, Any], number: int, num_runs: int) -> str:

@@ -169,7 +169,7 @@ class PeriodicEvaluation:
             layer, whole, skipped = fit_heads(model, *splits, *how, **about)
         start.set_heads(self.state.model, layer, whole)
         self.state.skipped |= set(skipped)
-        progress.note(probe_head_text(start.facts))
+        progress.detail(probe_head_text(start.facts))
 
     def predict(self) -> tuple[AnyMetrics, list[str], Predictions | NumberPredictions | None]:
         """As `evaluate`, and return the prediction of each row.
@@ -225,7 +225,7 @@ class PeriodicEvaluation:
             belief, skipped = believe(*parts, probe=probe)
         self.state.skipped |= skipped
         if isinstance(belief, str):
-            job.progress.note(f"note: no prediction sets are stored with the weights: {belief}")
+            job.progress.detail(f"no prediction sets are stored with the weights: {belief}")
             return None
         return belief
 

@@ -52,6 +52,14 @@ class LoadReport:
         lines += [f"{kind}: {', '.join(names)}" for kind, names in kinds.items() if names]
         return [*lines, self.kept_head] if self.kept_head else lines
 
+    def summary(self) -> str:
+        """Return the same in a few words, such as "pos_embed resampled, fresh head"."""
+        parts = [f"{first_few(self.resampled, 2)} resampled"] if self.resampled else []
+        parts += [f"not in the file: {first_few(self.missing, 3)}"] if self.missing else []
+        parts += [f"unused: {first_few(self.unused, 3)}"] if self.unused else []
+        parts += ["fresh head"] if self.replaced else ["its own head"] if self.kept_head else []
+        return ", ".join(parts) or f"all {count_of(self.loaded, 'tensor')}"
+
 
 def load(
     weights: Weights,

@@ -63,9 +63,14 @@ BAD = {
         "--set data.label_column=NAME",
     ),
     "no column of labels": (
-        ".csv", "file,size\n0.png,3\n",
-        "labels.csv has no column of labels", "ROOT/labels.csv, its columns: size",
+        ".csv", "file,where\n0.png,here\n",
+        "labels.csv has no column of labels", "ROOT/labels.csv, its columns: where",
         "--set data.label_column=NAME, or call it label",
+    ),
+    "a column of numbers that is not called a label": (
+        ".csv", "file,age,where\n0.png,3.5,here\n1.png,4,there\n",
+        "labels.csv has no column of labels, but one of numbers, 'age'", "ROOT/labels.csv",
+        f"{AS_NUMBERS.partition(';')[0]}; --set data.label_column=age takes them as classes",
     ),
     "no column of files": (
         ".csv", "number,label\n0.png,a\n",

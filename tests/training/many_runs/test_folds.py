@@ -148,11 +148,11 @@ def test_the_folder_is_read_by_compare_and_report_with_random_against_group_spli
 
     assert page.code == 0 and "random against group split" in page.out
     assert f"{frozen['at_random']:.2%} on random folds" in page.out
-    text = as_text(summary_of(folded))
+    text = as_text(summary_of(folded), verbose=True)
     for card in (folded / "README.md", folded / "runs/seed-0/README.md"):
         assert "this model was trained on all of them" in " ".join(card.read_text().split())
     assert "mean and std" in text and "8 groups of object" in text
-    assert (folded / "table.txt").read_text() == as_text(summary_of(folded), width=10**9)
+    assert (folded / "table.txt").read_text() == as_text(summary_of(folded), verbose=True, width=10**9)
 
 
 def test_the_same_command_trains_nothing_again_and_another_number_of_folds_is_refused(objects, folded):

@@ -67,6 +67,14 @@ class LeftOut:
                 lines.append(f"left out: {count_of(len(paths), singular, several)}: {named(paths, reason)}")
         return lines
 
+    def count_text(self) -> str:
+        """Return how many files these are, with advice on their formats or the first name; "" for none."""
+        if not self.files:
+            return ""
+        paths = [path for reason, path in self.files if reason == UNREADABLE]
+        files = count_of(len(self.files), "other file")
+        return f"{files} ({advice_on(paths) or f'first {self.files[0][1]}'})"
+
     def summary(self) -> dict[str, Any]:
         """Return the keys of a command's JSON."""
         return {
@@ -85,12 +93,17 @@ def left_out_of(reason: str, paths: Iterable[str]) -> LeftOut:
 
 def named(paths: Sequence[str], reason: str = UNREADABLE) -> str:
     """Return a few files by name, many by their endings and the first name; with what helps for a format."""
-    advice = "; ".join(dict.fromkeys(ADVICE[s] for s in map(suffix_of, paths) if s in ADVICE))
-    advice = f" ({advice})" if advice and reason == UNREADABLE else ""
+    advice = advice_on(paths) if reason == UNREADABLE else ""
+    advice = f" ({advice})" if advice else ""
     if reason != UNREADABLE or len(paths) <= NAMED_EACH:
         return first_few(paths, NAMED_EACH) + advice
     counts = Counter(suffix_of(path) or "without ending" for path in paths).most_common()
     return f"{first_few([f'{count} {suffix}' for suffix, count in counts])}, first {paths[0]}{advice}"
+
+
+def advice_on(paths: Sequence[str]) -> str:
+    """Return what helps for the formats of files, "" for others."""
+    return "; ".join(dict.fromkeys(ADVICE[s] for s in map(suffix_of, paths) if s in ADVICE))
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from vitcli.data.sources.folders import (
 )
 from vitcli.data.sources.label_values import (
     HOT,
+    NEEDS_NUMBERS,
     WHOLE_NUMBER,
     LabelText,
     LabelValues,
@@ -290,9 +291,20 @@ def _label_columns(
         if choices.numbers and not named and len(of_numbers) == 1:
             return (of_numbers[0],)
         are_hot = all(row.values[column].lower() in HOT for row in rows for column in columns)
-        if named or choices.numbers or not choices.one_hot or len(columns) < 2 or not are_hot:
-            raise
-        return tuple(columns)
+        if not (named or choices.numbers) and choices.one_hot and len(columns) > 1 and are_hot:
+            return tuple(columns)
+        if not (named or choices.numbers) and len(of_numbers) == 1:
+            raise _only_numbers(path, of_numbers[0]) from None
+        raise
+
+
+def _only_numbers(path: Path, column: str) -> NoColumn:
+    anyway = f"--set data.label_column={column} takes them as classes"
+    return NoColumn(
+        f"{path.name} has no column of labels, but one of numbers, {column!r}",
+        where=str(path),
+        fix=f"{NEEDS_NUMBERS}; {anyway}",
+    )
 
 
 def _rows_of_csv(path: Path) -> Iterator[LabelRow]:

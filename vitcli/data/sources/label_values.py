@@ -8,7 +8,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -29,6 +29,7 @@ SEPARATORS = ("|", ";")
 WHOLE_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}")  # "007" is a name: as a number it would be another
 FEW_CLASSES = 20  # up to so many are taken as they are, whatever they look like
 MANY_NUMBERS, IMAGES_PER_NUMBER = 1_000, 20  # more numbers with fewer images each are no classes
+NUMBERS, NAMES = "numbers", "a name of each image"
 NEEDS_NUMBERS = "--set objective.loss=regression predicts it as a number"
 
 Label = str | tuple[str, ...] | float
@@ -135,23 +136,29 @@ def check_are_classes(labels: LabelValues, column: str, *, where: str) -> None:
     Raises:
         DataError: there are almost as many labels as images, decimals, or thousands of numbers.
     """
-    counts, total = Counter(labels.values), len(labels.values)
-    if labels.kind != "class" or len(counts) <= FEW_CLASSES:
-        return
-    are_numbers = all(map(is_number, counts))
-    are_decimals = are_numbers and not all(map(WHOLE_NUMBER.fullmatch, counts))
-    is_too_many = len(counts) > MANY_NUMBERS and total < IMAGES_PER_NUMBER * len(counts)
-    are_names = len(counts) > total / 2
-    if not (are_decimals or are_names or (are_numbers and is_too_many)):
+    counts, total = set(labels.values) if labels.kind == "class" else set(), len(labels.values)
+    kind = kind_of_values(counts, total)
+    if kind is None:
         return
     what = f"column {column!r} has {len(counts):,} values in {count_of(total, 'row')}"
-    kind = "numbers" if are_numbers else "a name of each image"
     anyway = f"--set data.label_column={column} takes them as classes"
     raise DataError(
         f"{what}, which look like {kind} and not like classes",
         where=where,
-        fix=f"{NEEDS_NUMBERS}; {anyway}" if are_numbers else f"name the column of the classes; {anyway}",
+        fix=f"{NEEDS_NUMBERS}; {anyway}" if kind == NUMBERS else f"name the column of the classes; {anyway}",
     )
+
+
+def kind_of_values(values: Collection[str], num_images: int) -> str | None:
+    """Return what the distinct labels of so many images look like, NUMBERS or NAMES; None: like classes."""
+    if len(values) <= FEW_CLASSES:
+        return None
+    are_numbers = all(map(is_number, values))
+    are_decimals = are_numbers and not all(map(WHOLE_NUMBER.fullmatch, values))
+    is_too_many = len(values) > MANY_NUMBERS and num_images < IMAGES_PER_NUMBER * len(values)
+    if are_decimals or (are_numbers and is_too_many) or len(values) > num_images / 2:
+        return NUMBERS if are_numbers else NAMES
+    return None
 
 
 def is_number(text: str) -> bool:

@@ -81,8 +81,8 @@ class CrossValidation:
     def run(self) -> dict[str, Any]:
         """Make all runs, write the folder that holds them and return its summary."""
         folded = self._folded  # data that cannot be divided are refused before anything is written
-        self._note_beginning(folded)
         self.path = self.runtime.on_main(self._open_folder)
+        self._note_beginning(folded)
         try:
             folds = self._train_folds(folded)
             frozen = self._frozen_scores()
@@ -110,7 +110,6 @@ class CrossValidation:
     def _open_folder(self) -> Path:
         """Lock the folder and write what is known before the first run."""
         self.folder = open_folder(self.command, self.recipe, self.options)
-        self.progress.note(f"run folder {self.folder.path}")
         return self.folder.path
 
     def _note_beginning(self, folded: FoldedSplit) -> None:
@@ -121,11 +120,12 @@ class CrossValidation:
         )
         sizes = f"{counts.min():,} to {counts.max():,}" if counts.min() < counts.max() else f"{counts[0]:,}"
         images = f"{len(folded.folds_N):,} images{groups}"
-        self.progress.note(f"{len(counts)} folds of {sizes} images: {images}, each scored once")
+        folds = f"{len(counts)} folds of {sizes} images, then a run on all {images}"
+        self.progress.note(f"{folds}, into {self.path}")
         source = dataset.from_section(self.recipe.data, self.shared.open_data)
         if test := source.default_eval_split(besides=base_of(folded.train_split)):
             name = shlex.quote(str(self.options.out or "RUN"))
-            self.progress.note(f"note: split {test} is not scored: vit evaluate --ckpt {name} --split {test}")
+            self.progress.detail(f"split {test} is not scored: vit evaluate --ckpt {name} --split {test}")
 
     def _fold_recipes(self) -> list[Recipe]:
         num_folds = self.recipe.train.folds
@@ -188,7 +188,6 @@ class CrossValidation:
             began_at=time.monotonic(),
         )
         if recipe.choices:
-            self.progress.note(title)
             return Sweep(self.command, recipe, options, self.shared).run()
         return run_job(self.shared.set_up(recipe, options))
 

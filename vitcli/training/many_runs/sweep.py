@@ -31,7 +31,6 @@ from vitcli.errors import NotFiniteError, VitError
 from vitcli.evaluation.setup import settle_pixels, starts_of
 from vitcli.output import run_folder
 from vitcli.output.atomic import read_json, write_json
-from vitcli.output.progress import Progress
 from vitcli.output.run_folder import (
     ARMS,
     AVERAGED,
@@ -40,6 +39,7 @@ from vitcli.output.run_folder import (
     earlier_summary,
     refuse_other_recipe,
 )
+from vitcli.output.text import count_of, first_few
 from vitcli.recipe import Recipe, auto
 from vitcli.training.many_runs import parallel_runs, sweep_results
 from vitcli.training.many_runs.average_command import (
@@ -55,10 +55,11 @@ from vitcli.training.setup import (
     InitialModel,
     MakeModel,
     RunOptions,
+    progress_of,
     set_up,
 )
 from vitcli.training.splits import open_splits, open_train_and_eval
-from vitcli.training.text import choices_table, run_line
+from vitcli.training.text import arm_line, run_line
 
 Job = tuple[Path, Recipe]  # run folder and recipe of one run
 
@@ -143,7 +144,7 @@ class SharedParts:
         self.runtime = start_runtime(
             recipe.precision.compute, exact=options.exact, stall_minutes=recipe.train.stall_minutes
         )
-        self.progress = Progress(quiet=options.quiet, is_main=self.runtime.is_main)
+        self.progress = progress_of(options, self.runtime)
         for note in self.runtime.notes:
             self.progress.note(note)
         self.images = ImageCache(
@@ -202,8 +203,7 @@ class Sweep:
             if self.folder:
                 delivered = average or finals[0]
                 write_sweep_results(self.folder, recipes.to_toml(self.recipe), summary, delivered)
-                if count := self.images.num_added():
-                    self.progress.note(f"{count} images were decoded once for all runs")
+                self.progress.detail(f"{self.images.num_added()} images were decoded once for all runs")
         finally:
             if self.folder:
                 self.folder.close()
@@ -212,7 +212,11 @@ class Sweep:
     def _open_folder(self) -> Path:
         """Lock the folder of the sweep and write what is known before the first run."""
         self.folder = open_folder(self.command, self.recipe, self.options)
-        self.progress.note(f"run folder {self.folder.path}")
+        choices = recipes.trials(self.recipe) if self.recipe.choices else []
+        values = first_few([sweep_results.values_text(choice) for choice, _ in choices])
+        arms = f"{count_of(len(choices), 'arm')} ({values}), then " if choices else ""
+        runs = count_of(self.recipe.train.runs, "run")
+        self.progress.note(f"{arms}{runs}, into {self.folder.path}")
         return self.folder.path
 
     def _arm_recipes(self) -> list[Recipe]:
@@ -275,11 +279,8 @@ class Sweep:
             run_dir = str(path.relative_to(self.path))
             trials.append(Trial(choices[len(trials)], None if "diverged" in summary else summary, run_dir))
             self._log(trials[-1].record())
-            entries, is_final = [trial.entry() for trial in trials], len(trials) == len(jobs)
-            table = choices_table(entries, sweep_results.best(trials), is_final=is_final)
-            self.progress.note(
-                f"{len(trials)} of {len(jobs)} arms, scored on images held out to choose by:\n{table}"
-            )
+            entries = [trial.entry() for trial in trials]
+            self.progress.note(arm_line(entries, sweep_results.best(trials), len(jobs)))
 
         def finished(job: Job) -> dict[str, Any] | None:
             return self.runtime.on_main(partial(_finished_arm, *job))
@@ -287,7 +288,7 @@ class Sweep:
         run_all(jobs, self._train_arm, self.path, finished=finished, on_done=add_trial)
         return trials
 
-    def _train(self, job: Job, *, title: str | None = None) -> dict[str, Any]:
+    def _train(self, job: Job, *, title: str) -> dict[str, Any]:
         path, recipe = job
         options = replace(self.options, out=path, overwrite=False, title=title, began_at=time.monotonic())
         return run_job(self._set_up(recipe, options))
@@ -324,9 +325,13 @@ class Sweep:
             scores = summary["runs"][0]
             run_dir = str(job[0].relative_to(self.path))
             self._log({"run": {"seed": scores["seed"]}, **scores, "run_dir": run_dir})
-            self.progress.note(run_line(summary, jobs.index(job) + 1, len(jobs)))
+            if len(jobs) > 1:
+                self.progress.note(run_line(summary, jobs.index(job) + 1, len(jobs)))
 
-        return run_all(jobs, self._train, self.path, finished=lambda job: earlier_summary(*job), on_done=log)
+        def train(job: Job) -> dict[str, Any]:
+            return self._train(job, title=f"run {jobs.index(job) + 1} of {len(jobs)}")
+
+        return run_all(jobs, train, self.path, finished=lambda job: earlier_summary(*job), on_done=log)
 
     def _train_in_parallel(self, jobs: list[Job]) -> list[Path]:
         """With --arms-parallel train the runs at the same time; return the folders of those that diverged."""
@@ -402,7 +407,7 @@ class SharedNetwork:
             self._remember(self._make_model(recipe, split), recipe)
         self._start.model.load_state_dict(self._state)
         self._start.model.zero_grad(set_to_none=True)
-        return replace(self._start, notes=[])
+        return self._start
 
     def _remember(self, start: InitialModel, recipe: Recipe) -> None:
         self._state = {name: tensor.clone() for name, tensor in start.model.state_dict().items()}
