@@ -322,7 +322,7 @@ def test_tta_is_the_mean_of_the_probabilities_of_an_image_and_its_mirror_image(
     assert both["top1"] == np.mean(mean_NK.argmax(axis=1) == labels_N)
     assert (both["tta"], both["asked"]["--tta"], "tta" in plain) == ("mirror", True, False)
     assert np.abs(mean_NK - np.array(first_NK)).max() > 1e-5
-    assert "mean with the mirror image" in as_text(both)
+    assert "mean with the mirror image" in as_text(both, verbose=True)
 
 
 def test_rows_of_a_class_map_keep_their_numbers(evaluated, tmp_path):
@@ -472,7 +472,7 @@ def test_real_labels_that_no_image_has_are_refused(evaluated, no_pass, tmp_path)
 def test_the_preprocessing_is_noted_once_and_correctly(trained, pictures):
     words = ("evaluate", "--ckpt", trained, "--dataset", pictures, "--res")
 
-    grid, own = run(*words, "16:32:8"), run(*words, "16x24")
+    grid, own = run(*words, "16:32:8", "-v"), run(*words, "16x24")
 
     assert grid.err.count("16x16") == 1 and "image_size by --res" in grid.out  # the weights are of 16x24
     assert grid.err.count("resampled") == 1 and "--res" not in own.out

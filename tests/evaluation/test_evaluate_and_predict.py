@@ -63,8 +63,8 @@ def test_a_folder_with_some_classes_and_files_that_cannot_be_read_is_scored_and_
     outcome, whole = run(*words), run("evaluate", "--ckpt", trained, "--dataset", photos, "--json", "-q").json
     result = outcome.json
 
-    assert "left out: 1 file that is not an image vit can read: dev/red/a.HEIC (HEIC: install" in outcome.err
-    assert "1 of " in outcome.err and "2 classes are absent from the data" in outcome.err
+    assert "left out: 1 other file (HEIC: install pillow-heif, or convert)\n" in outcome.err
+    assert any("2 classes are absent from the data" in note for note in outcome.json["notes"])
     assert (result["absent_classes"], result["num_classes"]) == (["green"], 2)
     assert (result["num_left_out_files"], result["left_out_files"]) == (1, ["dev/red/a.HEIC"])
     (red,) = result["per_class"].values()
@@ -170,8 +170,10 @@ def test_after_the_folder_has_changed_the_same_images_are_scored(tmp_path):
             assert result[key] == summary[key], key
         assert "1 is new and not scored" in result["notes"][0]
     assert "seen_images" not in (tmp_path / "run" / "config.json").read_text()
-    text = run("evaluate", "--ckpt", tmp_path / "run", "--dataset", tmp_path / "photos", "--split", "train")
+    words = ("evaluate", "--ckpt", tmp_path / "run", "--dataset", tmp_path / "photos", "--split", "train")
+    text = run(*words, "-v")
     assert "19 of these 22 images were trained on" in text.out and "note" in text.err
+    assert "19 of these 22 images were trained on" in " ".join(run(*words).out.split())
     stored = run("inspect", exported, "--summary", "--json").json["metadata"]
     assert stored["seen_images"] == {"trained_on": 19, "held_out": 2}
 

@@ -37,7 +37,7 @@ def line(text: str, name: str) -> str:
 
 
 def test_five_images_say_so_and_what_has_no_meaning_says_why():
-    text = as_text(result({"tulip": (2, 2), "blue-bell": (2, 3)}))
+    text = as_text(result({"tulip": (2, 2), "blue-bell": (2, 3)}), verbose=True)
 
     assert line(text, "top-1") == "80.00%  (95 %: 40 to 100; 5 images)"
     assert line(text, "top-5") == "-  (5 classes)"
@@ -59,11 +59,11 @@ def test_five_images_say_so_and_what_has_no_meaning_says_why():
     ],
 )  # fmt: skip
 def test_the_weakest_classes_are_named_where_they_are_worse_than_others(per_class, weakest):
-    assert line(as_text(result(per_class)), "weakest") == weakest
+    assert line(as_text(result(per_class), verbose=True), "weakest") == weakest
 
 
 def test_the_most_confident_mistakes_are_listed_with_their_files_and_how_many_there_are():
-    text = as_text(result({"tulip": (2, 10)}, mistakes=8))
+    text = as_text(result({"tulip": (2, 10)}, mistakes=8), verbose=True)
 
     table = text.partition("most confident mistakes")[2].splitlines()
     assert table[0] == ", 5 of 8" and table[1].split() == ["image", "class", "predicted", "probability"]
@@ -80,7 +80,7 @@ def test_mistakes_in_one_folder_keep_its_name_and_no_file_name_is_broken(monkeyp
     for number, mistake in enumerate(mistaken["mistakes"]):
         mistake |= {"place": f"/photos/val/Jonquille à fleurs/IMG é 0{number}.jpeg", "label": "Jonquille"}
 
-    lines = as_text(mistaken).partition("most confident mistakes")[2].splitlines()
+    lines = as_text(mistaken, verbose=True).partition("most confident mistakes")[2].splitlines()
 
     assert sum("Jonquille à fleurs/IMG é 0" in line and ".jpeg" in line for line in lines) == 2
 
@@ -91,7 +91,9 @@ def test_no_line_is_wider_than_the_terminal(columns, monkeypatch):
     long = "96x96, short side 106, centre crop, bicubic with antialias, mean 0.5 0.5 0.5, std 0.5 0.5 0.5"
     per_class = {f"a class with a long name {n}": (n, 10) for n in range(5)}
 
-    text = as_text(result(per_class, mistakes=8, preprocessing=long, eval_split="my photos, " * 12))
+    text = as_text(
+        result(per_class, mistakes=8, preprocessing=long, eval_split="my photos, " * 12), verbose=True
+    )
 
     assert max(map(len, text.splitlines())) <= columns
 

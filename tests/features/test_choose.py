@@ -277,7 +277,7 @@ def test_tokens_of_some_images_and_layers_that_are_fused_in_steps(photos, monkey
     assert (found["attentive"]["num_scored"], found["token"]["num_scored"]) == (15, 24)
     assert (found["fused"]["layers"], found["fused"]["num_features"]) == ([2, 4, 6], 576)
     assert result["computed_rows"] == 24
-    text = choose_text.as_text(result)
+    text = choose_text.as_text(result, verbose=True)
     assert "of 15 images, drawn at random" in text and "of 3 layers: demo 100.00=\n" in text
 
 
@@ -316,7 +316,7 @@ def test_groups_are_left_out_together(photos, tmp_path):
 
 def test_the_table_says_what_is_best_what_ties_and_what_to_type_next(photos, copies):
     words = ("fewshot", "--ckpt", "demo", "--ckpt", f"{copies[0].parent}/*", "--layers", "all", "-q")
-    outcome = run(*words, "--dataset", photos, "--out", "a")
+    outcome = run(*words, "--dataset", photos, "--out", "a", "-v")
 
     lines = outcome.out.splitlines()
     assert lines[0].split()[:1] == ["checkpoint"] and {"demo", "damaged", "shifted"} <= {

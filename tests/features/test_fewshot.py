@@ -216,7 +216,7 @@ def test_a_broken_file_of_draws_is_refused_with_its_place(photos, tmp_path, text
 
 
 def test_fewer_images_than_shots_are_all_taken_and_that_is_said(photos):
-    outcome = run("fewshot", "--ckpt", "demo", "--dataset", photos, "--shots", "25", "--json")
+    outcome = run("fewshot", "--ckpt", "demo", "--dataset", photos, "--shots", "25", "--json", "-v")
 
     assert outcome.code == 0
     assert "2 classes have fewer than 25 images, and all are used: green 12, red 12" in outcome.err

@@ -2,7 +2,6 @@
 
 import re
 import shlex
-from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -195,6 +194,7 @@ def evaluate(
         "Condition on a number of the JSON, such as 'top1>=0.92'; exit code 8 if it does not hold "
         "(default: none). Repeatable.", "CHECK", autocompletion=complete.numbers)] = None,
     profile: options.Profile = False,
+    verbose: options.Verbose = False,
     printing: Printing,
 ) -> int:  # fmt: skip
     """Score checkpoints on data sets: accuracy, calibration.
@@ -248,14 +248,14 @@ def evaluate(
         save_predictions=save_predictions,
         asserted=asserted,
     )
-    settings = replace(inference.settings(printing, out, overwrite), profile=profile)
+    settings = inference.settings(printing, out, overwrite, verbose=verbose, profile=profile)
     if is_vtab:
 
         def score(task: str, weights: str) -> dict[str, Any]:
             return score_all([request(task, weights)], extras, settings)
 
         return printing.show(vtab.evaluate_tasks(groups, ckpt[0], score), vtab.render)
-    return _show_asserted(score_all(requests, extras, settings), asserted, printing)
+    return _show_asserted(score_all(requests, extras, settings), asserted, printing, verbose=verbose)
 
 
 @command(app, panel=USE, example="vit compare runs/b16 runs/l16")
@@ -296,11 +296,12 @@ def _checked(request: "RecipeRequest", data: str | None) -> "RecipeRequest":
     return request
 
 
-def _show_asserted(result: dict[str, Any], asserted: tuple, printing: Printing) -> int:
+def _show_asserted(result: dict[str, Any], asserted: tuple, printing: Printing, *, verbose: bool) -> int:
     """Print the result, whatever was asserted, and end with what did not hold."""
     from vitcli.evaluation import assertions
     from vitcli.evaluation.text import as_text
 
     evaluations = result.get("evaluations", [result])
     named = [(f"{evaluation['ckpt']} on {evaluation['dataset']}", evaluation) for evaluation in evaluations]
-    return printing.show_and_fail(result, assertions.failed(asserted, named), as_text)
+    error = assertions.failed(asserted, named)
+    return printing.show_and_fail(result, error, partial(as_text, verbose=verbose))

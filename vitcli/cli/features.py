@@ -1,6 +1,7 @@
 """`vit fewshot` and `vit embed`: the commands about frozen features."""
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -58,6 +59,7 @@ def fewshot(
         "Run folder: summary, table, recipe and the support sets (default: a new one under runs/).",
         "FOLDER")] = None,
     overwrite: options.Overwrite = False,
+    verbose: options.Verbose = False,
     printing: options.Printing,
 ) -> int:  # fmt: skip
     """Score frozen features with few images per class.
@@ -79,15 +81,16 @@ def fewshot(
     # Mistakes come before processes are launched.
     requests = [recipe.request(name, inference, recipe_keys) for name in ckpts or [None]]
     launch(num_processes, inference.device)
-    settings = inference.settings(printing, out, overwrite)
+    settings = inference.settings(printing, out, overwrite, verbose=verbose)
     if is_comparison:
         from vitcli.features import choose, choose_text
 
-        return printing.show(choose.choose(requests, settings, layers=which_layers), choose_text.as_text)
+        result = choose.choose(requests, settings, layers=which_layers)
+        return printing.show(result, partial(choose_text.as_text, verbose=verbose))
     from vitcli.features.fewshot import as_text, fewshot
 
     result = fewshot(requests[0], settings, draws_file=draws, arguments=given_arguments)
-    return printing.show(result, as_text)
+    return printing.show(result, partial(as_text, verbose=verbose))
 
 
 @command(app, panel=USE, example="vit embed --ckpt runs/pets --dataset oxford_pets --out p.safetensors")

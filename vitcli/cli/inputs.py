@@ -16,11 +16,6 @@ if TYPE_CHECKING:
 
 MOST_OF_A_PATTERN = 64  # checkpoints: one slip of the pen would download hundreds
 GLOB = set("*?[")
-# Keys of [data] that a run remembers for later commands: which images it scored, how its data are read.
-WHICH_DATA = ("dataset", "eval_split")
-HOW_TO_READ = (
-    "image_column", "label_column", "num_classes", "one_class", "streaming", "group_column", "on_bad_image",
-)  # fmt: skip
 
 
 def check_ckpt(ckpt: str, option: str = "--ckpt") -> None:
@@ -110,13 +105,14 @@ def remembered(ckpt: str | None, dataset: str | None, *, keeps_head: bool = Fals
         keeps_head: also the loss that the head was trained by, whatever the data.
     """
     from vitcli.output import run_folder
+    from vitcli.recipe.reading import reading_keys
 
     folder = run_folder.folder_of(ckpt) if ckpt else None
     if folder is None:
         return {}
     with suppress(VitError):
         recipe, _ = run_folder.recipe_of(folder)
-        keys = _changed(recipe, HOW_TO_READ) if run_folder.is_data_of(recipe, dataset) else {}
+        keys = reading_keys(recipe) if run_folder.is_data_of(recipe, dataset) else {}
         is_trained = keeps_head and recipe.objective is not None
         return keys | ({"objective.loss": recipe.objective.loss} if is_trained else {})
     return {}
@@ -128,6 +124,7 @@ def data_of_run(ckpt: str) -> dict[str, Any]:
     Its held-out part is recognised by the weights themselves.
     """
     from vitcli.output import run_folder
+    from vitcli.recipe.reading import WHICH_DATA, reading_keys
 
     folder = run_folder.folder_of(ckpt)
     if folder is None:
@@ -139,25 +136,18 @@ def data_of_run(ckpt: str) -> dict[str, Any]:
             where=f"recipe key data.dataset in {folder / run_folder.RECIPE}",
             fix="name it, where it is now: --dataset DATA",
         )
-    return _changed(recipe, WHICH_DATA)
+    return reading_keys(recipe, WHICH_DATA)
 
 
 def policy_of_run(ckpt: str | None) -> dict[str, Any]:
     """Return what the run of a checkpoint does about images that cannot be read, unless it is the default."""
     from vitcli.output import run_folder
+    from vitcli.recipe.reading import reading_keys
 
     folder = run_folder.folder_of(ckpt) if ckpt else None
     with suppress(VitError):
-        return _changed(run_folder.recipe_of(folder)[0], ("on_bad_image",)) if folder else {}
+        return reading_keys(run_folder.recipe_of(folder)[0], ("on_bad_image",)) if folder else {}
     return {}
-
-
-def _changed(recipe: "Recipe", keys: Sequence[str]) -> dict[str, Any]:
-    """Return those of the keys of a recipe's [data] that are not the default."""
-    from vitcli.recipe.schema import Data
-
-    values = {key: getattr(recipe.data, key) for key in keys}
-    return {f"data.{key}": value for key, value in values.items() if value != Data.model_fields[key].default}
 
 
 def check_recipe(recipe: "Recipe") -> None:

@@ -317,11 +317,19 @@ class InferenceOptions:
     device: Device = None
     workers: Workers = None
 
-    def settings(self, printing: Printing, out: Path | None = None, overwrite: bool = False):
+    def settings(
+        self,
+        printing: Printing,
+        out: Path | None = None,
+        overwrite: bool = False,
+        *,
+        verbose: bool = False,
+        profile: bool = False,
+    ):
         """Return the RunSettings of a command that does not train."""
         from vitcli.evaluation.setup import RunSettings
 
-        return RunSettings(self.workers, printing.quiet, out, overwrite)
+        return RunSettings(self.workers, printing.quiet, out, overwrite, profile, verbose)
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,7 @@ from vitcli.models.build import check_image_size
 from vitcli.output.atomic import check_out
 from vitcli.output.progress import Progress
 from vitcli.output.summaries import Evaluation, NumberEvaluation, ResolutionScore
+from vitcli.output.text import size_text
 from vitcli.recipe import Recipe, catalog
 from vitcli.recipe.request import RecipeRequest
 from vitcli.recipe.schema import WITHOUT_EFFECT
@@ -309,12 +310,8 @@ def score(
     task: EvalTask, weights: Weights, options: EvaluateOptions, settings: EvalSettings, images: ImageCache
 ) -> EvalResult:
     """Run a pass at each resolution, with kept images; report the one nearest to the weights' own."""
-    sizes = f"; {len(options.sides)} sizes of --res" if options.sides else ""
     variants, reported, origin = _preprocessings(task, weights, options.sides)
-    name = f"{weights.architecture.name} (activation: {weights.numerics}) on {task.split.name}"
-    settings.progress.note_once(f"{name}: {reported.summary()}, {origin}{sizes}")
-    for line in task.split.lines:
-        settings.progress.note_once(line)
+    _note_pass(task, weights, reported, origin, settings.progress, num_sizes=len(options.sides))
     task = _with_kept_images(task, images, variants, settings.progress)
 
     # One pass per resolution.
@@ -368,6 +365,25 @@ def score(
     )
 
 
+def _note_pass(
+    task: EvalTask,
+    weights: Weights,
+    reported: Preprocessing,
+    origin: str,
+    progress: Progress,
+    *,
+    num_sizes: int,
+) -> None:
+    """Say what is scored on which images, with --verbose with which pixels."""
+    name, sizes = weights.architecture.name, f"; {num_sizes} sizes of --res" if num_sizes else ""
+    progress.note_once(f"{name} on {task.split.name}, at {size_text(reported.resolution)} px{sizes}")
+    progress.detail(f"{name} (activation: {weights.numerics}): {reported.summary()}, {origin}")
+    if left_out := task.split.left_out.count_text():
+        progress.note_once(f"left out: {left_out}")
+    for line in task.split.lines:
+        progress.detail(line)
+
+
 def _with_kept_images(
     task: EvalTask, images: ImageCache, variants: Sequence[Preprocessing], progress: Progress
 ) -> EvalTask:
@@ -378,7 +394,7 @@ def _with_kept_images(
     for variant in variants:
         split = images.attach(split, visits=1, preprocessing=variant)
     if line := images.line():
-        progress.note_once(line)
+        progress.detail(line)
     return replace(task, split=split)
 
 

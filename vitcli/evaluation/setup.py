@@ -43,6 +43,7 @@ class RunSettings:
     Attributes:
         workers: loader threads; None for as many as this process has cores.
         quiet: no progress, no notes.
+        verbose: every note and detail.
         out: file or folder to write.
         overwrite: replace another result in `out`.
         profile: trace a few batches, into `out` if there is one.
@@ -53,6 +54,7 @@ class RunSettings:
     out: Path | None = None
     overwrite: bool = False
     profile: bool = False
+    verbose: bool = False
 
 
 def preprocessing_for(weights: Weights, recipe: Recipe, request: RecipeRequest) -> tuple[Preprocessing, str]:
@@ -177,7 +179,7 @@ def eval_settings(recipe: Recipe, run: RunSettings) -> EvalSettings:
     """Join the run's processes, and return the settings of a command's passes, in fp32 by default."""
     precision = recipe.precision.compute
     runtime = start_runtime("fp32" if precision == "auto" else precision)
-    progress = Progress(quiet=run.quiet, is_main=runtime.is_main)
+    progress = Progress(quiet=run.quiet, verbose=run.verbose, is_main=runtime.is_main)
     for note in runtime.notes:
         progress.note(note)
     return EvalSettings(

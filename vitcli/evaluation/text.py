@@ -8,12 +8,16 @@ from typing import Any
 from vitcli.output.document import simple_table
 from vitcli.output.summaries import LEAST_CALIBRATED
 from vitcli.output.text import (
+    MANY_CLASSES,
     NO_LIMIT,
+    Folded,
     Verbatim,
     accuracy_text,
+    brief,
     class_means_text,
     count_of,
     interval_text,
+    mistakes_text,
     model_text,
     no_top5,
     number_rows,
@@ -38,15 +42,48 @@ MOST_UNSURE = 3  # classes of a prediction set that are all named
 MISTAKES = 5  # most confident wrong predictions shown; --json and --out have more
 
 
-def as_text(result: dict[str, Any]) -> str:
-    """Render one evaluation, or a table of several."""
+def as_text(result: dict[str, Any], *, verbose: bool = False) -> str:
+    """Render one evaluation in ten lines, or with all that is known; or a table of several."""
     if "evaluations" in result:
         if any("mae" in each for each in result["evaluations"]):  # other numbers than the table's columns
-            return "\n".join(map(as_text, result["evaluations"]))
+            return "\n".join(as_text(each, verbose=verbose) for each in result["evaluations"])
         return _several(result)
+    if not verbose:
+        return brief(_brief_rows(result), ()) + _resolutions(result) + _assertions(result)
     if "mae" in result:
         return pairs(_rows_of_numbers(result)) + _assertions(result)
     return pairs(_rows(result)) + _mistakes(result) + _resolutions(result) + _assertions(result)
+
+
+def _brief_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the rows that a person looks for first."""
+    scored_on = ("scored on", f"{_images(result)}, {result['eval_split']}")
+    ending = [("note", Folded(note)) for note in result.get("notes", ())[:1]]
+    ending += [*skipped(result), *_files(result)]
+    if "mae" in result:
+        return [*number_rows(result)[::2], _mean_row(result), scored_on, *ending]
+    names = ["top-1", "mAP", "F1", "ReaL", "calibration", "sets"]
+    names += ["top-5"] if result["num_classes"] >= MANY_CLASSES else []
+    rows = [row for row in _rows(result) if row[0] in names]
+    weakest = _weakest(result["per_class"] or {})
+    rows += [scored_on] + ([("weakest", weakest)] if weakest else [])
+    if result["mistakes"]:
+        rows.append(("mistakes", mistakes_text(result["mistakes"], _num_wrong(result), result["dataset"])))
+    return rows + ending
+
+
+def _num_wrong(result: dict[str, Any]) -> int:
+    return round((1 - result["top1"]) * result["num_eval_examples"])
+
+
+def _files(result: dict[str, Any]) -> list[tuple[str, str]]:
+    files = {"files": "out", "predictions": "saved_predictions"}
+    return [(name, Verbatim(result[key])) for name, key in files.items() if key in result]
+
+
+def _mean_row(result: dict[str, Any]) -> tuple[str, str]:
+    name, mae = result["target"]["name"], result["mae_of_mean"]
+    return "predicts", f"{name}; always its mean gives MAE {mae:.4g}"
 
 
 def comparison_as_text(result: dict[str, Any]) -> str:
@@ -135,8 +172,7 @@ def _rows(result: dict[str, Any]) -> list[tuple[str, str]]:
                 f"reliability.png: its bins would be chance with fewer than {LEAST_CALIBRATED} images",
             )
         )
-    files = {"files": "out", "predictions": "saved_predictions"}
-    return rows + [(name, Verbatim(result[key])) for name, key in files.items() if key in result]
+    return rows + _files(result)
 
 
 def _at_temperature(result: dict[str, Any]) -> str:
@@ -160,7 +196,7 @@ def _rows_of_numbers(result: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the rows of an evaluation of predicted numbers."""
     rows = [
         *number_rows(result),
-        ("predicts", f"{result['target']['name']}; always its mean gives MAE {result['mae_of_mean']:.4g}"),
+        _mean_row(result),
         ("scored on", f"{count_of(result['num_eval_examples'], 'image')}, {result['eval_split']}"),
         *(("note", note) for note in result.get("notes", ())),
         *skipped(result),
@@ -172,8 +208,7 @@ def _rows_of_numbers(result: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(
             (f"at {size_text(row['resolution'])} px", f"MAE {row['mae']:.4g}, RMSE {row['rmse']:.4g}")
         )
-    files = {"files": "out", "predictions": "saved_predictions"}
-    return rows + [(name, Verbatim(result[key])) for name, key in files.items() if key in result]
+    return rows + _files(result)
 
 
 def _pixels(result: dict[str, Any]) -> str:
@@ -183,7 +218,7 @@ def _pixels(result: dict[str, Any]) -> str:
 
 def _images(result: dict[str, Any]) -> str:
     """Return the number of images, and of classes if some have none: their accuracy is not measured."""
-    count, per_class = count_of(result["num_eval_examples"], "image"), result["per_class"]
+    count, per_class = count_of(result["num_eval_examples"], "image"), result.get("per_class")
     if per_class is None or len(per_class) == result["num_classes"]:
         return count
     return f"{count} of {len(per_class)} of the {result['num_classes']} classes"
@@ -200,7 +235,7 @@ def _mistakes(result: dict[str, Any]) -> str:
         for place, mistake in zip(short, mistakes, strict=True)
     ]
     columns = {"image": "id", "class": "text", "predicted": "text", "probability": "number"}
-    num_wrong = round((1 - result["top1"]) * result["num_eval_examples"])
+    num_wrong = _num_wrong(result)
     more = f", {len(mistakes)} of {num_wrong:,}" if num_wrong > len(mistakes) else ""
     return f"\nmost confident mistakes{more}\n{simple_table(columns, rows).as_text()}"
 

@@ -37,6 +37,7 @@ from vitcli.output import plots, run_folder
 from vitcli.output.atomic import replace_file, write_json
 from vitcli.output.result_folder import ResultFolder
 from vitcli.recipe import Recipe
+from vitcli.recipe.reading import data_words
 from vitcli.recipe.request import RecipeRequest
 from vitcli.weights.io import read_description
 from vitcli.weights.licences import is_non_commercial
@@ -100,7 +101,7 @@ def choose(
     images = ImageCache(recipe.data.cache, processes_here=runtime.processes_here, num_runs=len(requests))
     notes = _notes(train, rows_N)
     for line in [*train.lines, *test.lines, *(f"note: {note}" for note in notes)]:
-        settings.progress.note_once(line)
+        settings.progress.detail(line)
 
     asked = _asked(requests, train, test, layers)
     with ExitStack() as opened:
@@ -110,13 +111,14 @@ def choose(
         # All processes extract features; the first one alone fits.
         backbones = []
         for number, (one, request) in enumerate(zip(each_recipe, requests, strict=True), start=1):
-            settings.progress.note(f"{number} of {len(requests)}: {one.model.ckpt}")
+            if len(requests) > 1:
+                settings.progress.note(f"{number} of {len(requests)}: {one.model.ckpt}")
             extractor = open_extractor(read_checkpoint(one, quiet=True), one, request, run, settings)
             backbones.append(_backbone(extractor, request, train, rows_N, images, layers=layers))
             if backbones[-1].features:
                 opened.callback(backbones[-1].features.close)
         if line := images.line():
-            settings.progress.note(line)
+            settings.progress.detail(line)
         runtime.shutdown()
         if not runtime.is_main:
             return {}
@@ -218,7 +220,7 @@ def _backbone(
     layout = layout_of(extractor.model, arch.image_size, layers, ckpt=ckpt)
     extractor = replace(extractor, layout=layout, images=images)
     settings = extractor.settings
-    settings.progress.note(
+    settings.progress.detail(
         f"{arch.name}: {extractor.preprocessing.summary()}, {extractor.preprocessing_from}"
     )
     speed = measure_speed(extractor) if settings.runtime.is_main else None
@@ -345,8 +347,7 @@ def _layer_advice(
 
 def _next(backbone: Backbone) -> list[str]:
     """Return the command that fine-tunes the chosen checkpoint, as a list of words."""
-    recipe = backbone.recipe
-    return ["vit", "finetune", "--ckpt", str(recipe.model.ckpt), "--dataset", str(recipe.data.dataset)]
+    return ["vit", "finetune", "--ckpt", str(backbone.recipe.model.ckpt), *data_words(backbone.recipe)]
 
 
 def _seen_notes(backbones: Sequence[Backbone]) -> list[str]:
@@ -391,7 +392,7 @@ def _write(out: Path, result: dict[str, Any]) -> dict[str, Any]:
     """Write table, figure and summary, and return the object of --json."""
     FOLDER.begin(out, [result["asked"]])
     result["run_dir"] = str(out)
-    table = choose_text.as_text(result)
+    table = choose_text.as_text(result, verbose=True)
     replace_file(out / TABLE, lambda path: Path(path).write_text(table, encoding="utf-8"))
     figure = choose_text.accuracy_by_speed(result)
     for ending in plots.ENDINGS:

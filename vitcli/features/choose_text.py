@@ -17,9 +17,11 @@ MOST_GRIDS = 3  # checkpoints whose layers are all shown in a terminal
 POOLINGS = ("token", "mean", "both", "head", ATTENTIVE)
 
 
-def as_text(result: Mapping[str, Any]) -> str:
-    """Return the result as tables for a terminal: the best of each checkpoint, then accuracy by layer."""
+def as_text(result: Mapping[str, Any], *, verbose: bool = False) -> str:
+    """Return the best of each checkpoint and the choice; with `verbose` accuracy by layer and more, too."""
     names = short_names([about["ckpt"] for about in result["ckpts"]])
+    if not verbose:
+        return f"{_checkpoints(result, names)}\n{_choice(result, names)}"
     parts = [_checkpoints(result, names)]
     shown = [about for about in result["ckpts"] if about["num_layers"]]
     if len(shown) > MOST_GRIDS:
@@ -126,16 +128,27 @@ def _facts(result: Mapping[str, Any], names: Mapping[str, str]) -> list[tuple[st
             f"{names[e['ckpt']]} {100 * e['top1']:.2f}{_mark(e, best)}" for e in fused[:MOST_GRIDS]
         )
         rows.append(("fused", f"token and mean of {len(fused[0]['layers'])} layers: {accuracies}"))
-    chosen = f"{names[best['ckpt']]}, {where_text(best)}: {text.percent(best['top1'])}"
-    rows.append(("chosen", chosen))
-    if advice := result["layer_advice"]:
-        rows.append(("layer", _advice_text(advice)))
-    if test := result["test"]:
-        accuracy = text.accuracy_text(test["top1"], test["interval"], test["num_examples"])
-        rows.append(("test", f"{accuracy} of {test['split']}, not used for the choice"))
+    rows += _of_choice(result, names)
     computed = f"computed {result['computed_rows']}, from cache {result['cached_rows']}"
     rows += [("features", computed), *text.skipped(result), *(("note", note) for note in result["notes"])]
     rows += [("run folder", result["run_dir"]), *text.commands(result["next"])]
+    return rows
+
+
+def _choice(result: Mapping[str, Any], names: Mapping[str, str]) -> str:
+    """Return what was chosen, its score on images that had no say in it, and what to type next."""
+    rows = [*_of_choice(result, names), *(("note", text.Folded(note)) for note in result["notes"][:1])]
+    return text.brief([*rows, *text.skipped(result)], [result["next"]])
+
+
+def _of_choice(result: Mapping[str, Any], names: Mapping[str, str]) -> list[tuple[str, str]]:
+    best = result["best"]
+    rows = [("chosen", f"{names[best['ckpt']]}, {where_text(best)}: {text.percent(best['top1'])}")]
+    if advice := result["layer_advice"]:
+        rows.append(("layer", text.Folded(_advice_text(advice))))
+    if test := result["test"]:
+        accuracy = text.accuracy_text(test["top1"], test["interval"], test["num_examples"])
+        rows.append(("test", f"{accuracy} of {test['split']}, not used for the choice"))
     return rows
 
 

@@ -37,6 +37,7 @@ from vitcli.output.owned_folder import refuse_other
 from vitcli.output.run_folder import DRAWS, refuse_other_recipe
 from vitcli.output.summaries import FewshotSummary, ShotScores
 from vitcli.recipe import Recipe
+from vitcli.recipe.reading import data_words
 from vitcli.recipe.request import RecipeRequest
 from vitcli.weights.io import Weights
 
@@ -71,7 +72,7 @@ def fewshot(
     if recipe.fewshot.forecast and len(curve_rows_N) < len(labels_N):
         notes.append(f"the forecast is from {len(curve_rows_N):,} of the {len(labels_N):,} training images")
     for line in dict.fromkeys([*train.lines, *test.lines, *(f"note: {note}" for note in notes)]):
-        extractor.settings.progress.note(line)
+        extractor.settings.progress.detail(line)
 
     # A finished run of the same request is returned as it is.
     if run.out and not run.overwrite:
@@ -336,6 +337,7 @@ def _result(
         **(train.left_out | test.left_out).summary(),
         "precision": extractor.settings.precision,
         "num_processes": extractor.settings.runtime.world_size,
+        "next": ["vit", "finetune", "--ckpt", str(recipe.model.ckpt), *data_words(recipe)],
     }
 
 
@@ -381,7 +383,7 @@ def _write_run_folder(
             folder.log({"shots": shots, "num_examples": num_examples, **asdict(score)})
     folder.log_timing({"elapsed_s": result["elapsed_s"]})
     folder.write_text(DRAWS, json.dumps(features_draws.as_json(draws)) + "\n")
-    folder.write_text(TABLE, as_text(result))
+    folder.write_text(TABLE, as_text(result, verbose=True))
     if "forecast" in result:
         plots.save(folder.path / forecast.FIGURE, forecast.figure(result["forecast"]))
     folder.write_json(run_folder.SUMMARY, FewshotSummary.written(result))
@@ -389,8 +391,8 @@ def _write_run_folder(
     return result
 
 
-def as_text(result: dict[str, Any]) -> str:
-    """Return the result as a table for a terminal."""
+def as_text(result: dict[str, Any], *, verbose: bool = False) -> str:
+    """Return the result as a table for a terminal, with `verbose` all that is known of it."""
     rows = []
     for shots, score in result["shots"].items():
         std = "" if score["std"] is None else text.percent(score["std"])
@@ -407,10 +409,17 @@ def as_text(result: dict[str, Any]) -> str:
     rows = [
         ("classifier", f"{classifier}, {result['feature_dim']} features ({result['layer']})"),
         ("scored on", f"{text.count_of(result['num_test_examples'], 'image')}, {result['eval_split']}"),
+    ]
+    forecasted = forecast.as_pairs(result["forecast"]) if "forecast" in result else []
+    if not verbose:
+        notes = [note for note in result["notes"] if not note.startswith("scored on")]  # a row of its own
+        rows += forecasted + [("note", text.Folded(note)) for note in notes[:1]]
+        return table + "\n" + text.brief([*rows, *text.skipped(result)], [result["next"]])
+    rows += [
         ("model", text.model_text(result)),
         ("pixels", f"{result['preprocessing']}, {result['preprocessing_from']}"),
         ("features", f"computed {result['computed_rows']}, from cache {result['cached_rows']}"),
     ]
-    rows += forecast.as_pairs(result["forecast"]) if "forecast" in result else []
-    rows += [*text.skipped(result), *(("note", note) for note in result["notes"])]
-    return table + "\n" + text.pairs([*rows, ("run folder", result["run_dir"])])
+    rows += [*forecasted, *text.skipped(result), *(("note", note) for note in result["notes"])]
+    rows += [("run folder", result["run_dir"]), *text.commands(result["next"])]
+    return table + "\n" + text.pairs(rows)

@@ -45,6 +45,7 @@ SMALLEST_PART = 1 / 6  # of the N images; a power law of much smaller draws says
 LEAST_PER_CLASS = 4  # images, in the mean over classes: fewer give no three sizes
 TIMES = (2, 5, 10)  # as many images are predicted
 LEVEL = 0.8
+LEAST_TESTED = 50  # images, to say how near the best accuracy of these features is
 NEAR_FLOOR = 0.02  # less than so much accuracy from ten times the images
 
 MISFIT = 0.05  # of the error at N: standard deviation of the curve from a power law
@@ -272,7 +273,10 @@ def as_pairs(result: dict[str, Any]) -> list[tuple[str, str]]:
         if result["near_floor"]
         else "more images help"
     )
-    lines += [near, f"these features keep an error of {interval} % with any number of images"]
+    if result["num_test_examples"] < LEAST_TESTED:
+        lines.append(f"{result['num_test_examples']} test images are too few to tell how near the floor is")
+    else:
+        lines += [near, f"these features keep an error of {interval} % with any number of images"]
     lines.append(f"intervals hold {LEVEL:.0%}, for the same {result['num_test_examples']:,} test images")
     return [("forecast" if number == 0 else "", line) for number, line in enumerate(lines)]
 

@@ -242,7 +242,7 @@ class FewshotSummary(ResultSummary):
         "run_dir", "numerics", "train_split", "num_classes", "preprocessing", "preprocessing_from", "layer",
         "feature_dim", "l2", "balance", "seeds", "cached_rows", "computed_rows", "forecast",
         "num_skipped_images", "skipped_images", "draws_from", "classifier", "num_left_out_files",
-        "left_out_files",
+        "left_out_files", "next",
     })  # fmt: skip
     SOMETIMES = frozenset({"images_per_s", "exaflops", "peak_memory_gib", "forecast"})
 

@@ -20,6 +20,7 @@ LEAST_EXAFLOPS = 1e-3  # below it compute is in GFLOPs
 # The last row of a plan.
 WHOLE_RECIPE = ("recipe", "all of it is in --dry-run --json; vit recipes show NAME explains each value")
 MOST_LINES = 10  # of a brief screen
+MANY_CLASSES = 20  # of fewer, top-5 says little
 NO_LIMIT = 10_000  # columns of a pipe, which has no width: its lines are as long as they need to be
 INTERPOLATED = "interpolated"  # as "delivered" of a summary: weights between probe and fine-tuned
 
@@ -188,6 +189,19 @@ def skipped(result: dict[str, Any]) -> list[tuple[str, str]]:
 def model_text(result: dict[str, Any]) -> str:
     """Return the network of a result, with the activation that its weights get and why."""
     return f"{result['model']}; activation: {result['numerics']}"
+
+
+def mistakes_text(mistakes: Sequence[Mapping[str, Any]], num_mistakes: int, dataset: str | None) -> str:
+    """Return the number of mistakes and the most confident one, in a line.
+
+    Args:
+        mistakes: the most confident first, each with place, label, predicted class and probability.
+    """
+    first = mistakes[0]
+    place, label = within(first["place"], dataset), first["label"]
+    shown = f"{place}: {first['predicted']} {first['probability']:.1%}"
+    shown += "" if place.startswith(f"{label}{os.sep}") else f", labelled {label}"
+    return shown if num_mistakes == 1 else f"{num_mistakes:,}, first {shown}"
 
 
 def held_out(result: dict[str, Any]) -> list[tuple[str, str]]:

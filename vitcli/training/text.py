@@ -8,6 +8,7 @@ from vitcli.evaluation.findings import FOLDS_OPTION, NUM_FOLDS
 from vitcli.evaluation.statistics import interval_of
 from vitcli.output.document import simple_table
 from vitcli.output.text import (
+    MANY_CLASSES,
     WHOLE_RECIPE,
     Folded,
     Verbatim,
@@ -24,6 +25,7 @@ from vitcli.output.text import (
     fold_notes,
     held_out,
     interval_text,
+    mistakes_text,
     no_top5,
     number_rows,
     pairs,
@@ -37,7 +39,6 @@ from vitcli.output.text import (
 )
 from vitcli.training.many_runs.sweep_results import accuracy_of, reason, remarks, values_text
 
-MANY_CLASSES = 20  # of fewer, top-5 says little
 ADVICE_SHOWN = 2
 
 
@@ -101,12 +102,8 @@ def _weak_places(summary: dict[str, Any]) -> list[tuple[str, str]]:
         )
         rows.append(("weakest", ", ".join(worst)))
     if facts["surest_mistakes"]:
-        first = facts["surest_mistakes"][0]
-        place = within(first["place"], summary.get("dataset"))
-        about = f"{first['predicted']} {first['probability']:.0%}"
-        about += "" if place.startswith(f"{first['class']}/") else f", labelled {first['class']}"
-        more = "" if facts["num_mistakes"] == 1 else f"{facts['num_mistakes']:,}, first "
-        rows.append(("mistakes", f"{more}{place}: {about}"))
+        mistakes = [mistake | {"label": mistake["class"]} for mistake in facts["surest_mistakes"]]
+        rows.append(("mistakes", mistakes_text(mistakes, facts["num_mistakes"], summary.get("dataset"))))
     return rows + _advice_rows(summary)[:ADVICE_SHOWN]
 
 

@@ -1,0 +1,27 @@
+"""How a data set is read, as later commands take it over from a run, or name it on their command line."""
+
+from typing import Any
+
+from vitcli.recipe.schema import Data, Recipe
+from vitcli.recipe.toml import toml_value
+
+WHICH_DATA = ("dataset", "eval_split")  # and which images are scored
+HOW_TO_READ = (
+    "image_column", "label_column", "num_classes", "one_class", "streaming", "group_column", "on_bad_image",
+)  # fmt: skip
+
+
+def reading_keys(recipe: Recipe, keys: tuple[str, ...] = HOW_TO_READ) -> dict[str, Any]:
+    """Return those of the keys of a recipe's [data], dotted, whose values are not the default."""
+    values = {key: getattr(recipe.data, key) for key in keys}
+    return {f"data.{key}": value for key, value in values.items() if value != Data.model_fields[key].default}
+
+
+def data_words(recipe: Recipe) -> list[str]:
+    """Return the words of a command line by which a command reads the data of a recipe in the same way."""
+    keys = reading_keys(recipe)
+    words = ["--dataset", recipe.data.dataset]
+    words += ["--skip-bad"] if keys.pop("data.on_bad_image", None) == "skip" else []
+    for key, value in keys.items():
+        words += ["--set", f"{key}={value if isinstance(value, str) else toml_value(value)}"]
+    return words
