@@ -37,7 +37,7 @@ def shapes(tmp_path_factory) -> Path:
 
 
 def check(*words: object) -> dict:
-    outcome = run("datasets", "check", *words, "--labels", "--json", "-q")
+    outcome = run("datasets", "check", *words, "--labels", "--ckpt", "demo", "--json", "-q")
     assert outcome.err == "" and outcome.code == (3 if "error" in outcome.json else 0), outcome.out
     return outcome.json
 
@@ -94,10 +94,10 @@ def test_the_files_have_every_label_and_the_images(shapes, tmp_path):
     assert page.count("data:image/jpeg;base64,/9j/") == 20 * 6
     assert not re.search(r"(?:src|href)=\"(?!data:|#)", page) and "<script" not in page
     assert "wrong0.png" in page and "wrong25.png" in page
-    again = run("datasets", "check", shapes, "--labels", "--out", out, "-q")
+    again = run("datasets", "check", shapes, "--labels", "--ckpt", "demo", "--out", out, "-q")
     assert (again.code, again.err.splitlines()[0]) == (2, f"error: {out} already exists")
     out.unlink()
-    page_is_kept = run("datasets", "check", shapes, "--labels", "--out", out, "-q")
+    page_is_kept = run("datasets", "check", shapes, "--labels", "--ckpt", "demo", "--out", out, "-q")
     assert page_is_kept.code == 2 and "suspects.html already exists" in page_is_kept.err
     assert not out.exists()
 
@@ -110,16 +110,35 @@ def test_neighbours_are_others_and_have_their_own_labels(shapes):
 
 
 def test_the_screen_is_one_page_with_the_next_command(shapes):
-    outcome = run("datasets", "check", shapes, "--labels", "-q")
+    outcome = run("datasets", "check", shapes, "--labels", "--ckpt", "demo", "-q")
     lines = outcome.out.splitlines()
 
     assert outcome.code == 0 and len(lines) < 40
     named = [line for line in lines if "contradicted by the others" in line]
     assert lines[0].startswith("look at") and len(named) == 1 and "(--out suspects.csv writes" in named[0]
     assert any(line.startswith("classes     4: ") for line in lines)
-    assert lines[-1] == f"next        vit finetune --ckpt demo --dataset {shapes}"
+    train = f"--dataset {shapes} --set data.group_column=near_duplicates"  # drawn shapes look alike
+    assert lines[-1] == f"next        vit finetune --ckpt demo {train}"
     plain = run("datasets", "check", shapes, "-q").out.splitlines()
-    assert plain[-1] == f"next        vit datasets check {shapes} --labels --out suspects.csv"
+    check = f"vit datasets check {shapes} --labels --ckpt WEIGHTS --out suspects.csv"
+    assert plain[-2:] == [f"next        {check}", f"            vit finetune --ckpt WEIGHTS {train}"]
+
+
+def test_labels_are_judged_by_named_weights_alone_that_know_the_classes(shapes, tmp_path):
+    unnamed = run("datasets", "check", shapes, "--labels", "-q")
+    assert unnamed.code == 2 and "none are named" in unnamed.err and "--ckpt FILE" in unnamed.err
+
+    # Class folders of nothing but chance: no weights can know them.
+    files = sorted(shapes.rglob("*.png"))
+    for number, file in enumerate(files):
+        folder = tmp_path / "chance" / f"class{number % 2}"
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, folder / f"{number}.png")
+    of_chance = check(tmp_path / "chance")
+    suspects = of_chance["suspects"]
+    assert suspects["top1"] < 0.8 and (suspects["are_classes_known"], suspects["num_named"]) == (False, 0)
+    (finding,) = (each for each in of_chance["findings"] if each["name"] == "unknown_classes")
+    assert "know these classes badly" in finding["text"] and finding["fix"] == "--ckpt names other weights"
 
 
 def test_unreadable_files_and_copies_are_named_beside_the_suspects(shapes, tmp_path):
@@ -179,7 +198,9 @@ def test_what_has_no_labels_to_check_is_refused_in_three_lines(
         shutil.move(data, tmp_path / "cats")
         (tmp_path / "data").mkdir()
         shutil.move(tmp_path / "cats", data / "cats")
-    outcome = run("datasets", "check", shapes if kind == "good" else data, "--labels", *words, "-q")
+    outcome = run(
+        "datasets", "check", shapes if kind == "good" else data, "--labels", "--ckpt", "demo", *words, "-q"
+    )
 
     assert (outcome.code, outcome.out) == (code, ""), outcome.err
     assert len(outcome.err.splitlines()) == 3 and told in outcome.err, outcome.err

@@ -9,6 +9,7 @@ import typer
 from vitcli.cli import complete, inputs, options
 from vitcli.cli.help import VitGroup
 from vitcli.cli.options import DATA, MODEL, RUN, Printing, command, launch, option
+from vitcli.errors import VitError
 
 app = typer.Typer(
     cls=VitGroup,
@@ -40,7 +41,11 @@ def datasets_show(
 
 
 @command(
-    app, "check", example="vit datasets check photos/\nvit datasets check photos/ --labels --out suspects.csv"
+    app,
+    "check",
+    example="""\
+vit datasets check photos/
+vit datasets check photos/ --labels --ckpt vit_b16.npz --out suspects.csv""",
 )
 def datasets_check(
     *,
@@ -60,7 +65,7 @@ def datasets_check(
         "Also rank the labels of the split to train on by how much the features of --ckpt contradict them "
         "(default: images alone).")] = False,
     ckpt: Annotated[str | None, option("--ckpt", MODEL,
-        f"Of --labels: {options.WEIGHTS_HELP} (default: demo). [model.ckpt]", "CKPT",
+        f"Required by --labels: {options.WEIGHTS_HELP}. [model.ckpt]", "CKPT",
         autocompletion=complete.ckpts)] = None,
     recipe: options.RecipeName = None,
     set_: options.Set = None,
@@ -80,7 +85,14 @@ def datasets_check(
     for name, value in {"--ckpt": ckpt, "--device": inference.device}.items():
         if value is not None and not labels:
             raise typer.BadParameter("only --labels runs a network", param_hint=name)
-    ckpt = "demo" if labels and ckpt is None and recipe is None else ckpt
+    if labels and ckpt is None and recipe is None:
+        if dataset.partition(":")[0] != "demo":
+            raise VitError(
+                "labels are compared by the features of weights, and none are named",
+                where="--labels",
+                fix="--ckpt FILE, a run, or timm's NAME.TAG such as vit_base_patch16_224.augreg_in21k",
+            )
+        ckpt = "demo"
     keys = {"data.dataset": dataset, "data.on_bad_image": "skip"}
     request = options.RecipeOptions(recipe=recipe, set_=set_).request(ckpt, inference, keys)
     from vitcli.data.checks import check, findings

@@ -29,6 +29,7 @@ from vitcli.features.draws import SWEEP
 
 PRIOR = 50.0  # images that the ideal mean of a class counts as
 NAMED_BELOW = 0.05  # probability of a label below which it is named as suspicious
+LEAST_KNOWN = 0.8  # leave-one-out accuracy below which features know the classes too badly to judge a label
 STRENGTHS = SWEEP[::2]
 MOST_SIMILARITIES = 2**24  # float64 values: 128 MB
 
@@ -43,7 +44,8 @@ class LabelProbabilities:
         other_N: the likeliest of the other classes.
         other_probability_N: its probability.
         margin_N: left-out score of the label minus the highest of another class, before calibration.
-        num_named: how many of `rows_N`, from the first, are named as suspicious.
+        num_named: how many of `rows_N`, from the first, are named as suspicious; none by features that do not
+            know the classes, see LEAST_KNOWN.
         l2, top1: strength that was chosen, and its leave-one-out accuracy.
     """
 
@@ -91,7 +93,7 @@ def find_suspects(features_ND: np.ndarray, labels_N: np.ndarray, *, num_classes:
         other_N=other_N[order_N],
         other_probability_N=np.exp(log_NK[every, other_N][order_N]),
         margin_N=(score_N - scores_NK.max(axis=1))[order_N],
-        num_named=int((label_N < np.log(NAMED_BELOW)).sum()),
+        num_named=int((label_N < np.log(NAMED_BELOW)).sum()) if accuracy_L[which] >= LEAST_KNOWN else 0,
         l2=solution.l2[which],
         top1=float(accuracy_L[which]),
     )

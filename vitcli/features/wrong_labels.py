@@ -10,6 +10,7 @@ from vitcli.data.checks import check, findings
 from vitcli.data.checks.check import CheckOptions
 from vitcli.data.checks.classes import read_labels
 from vitcli.data.checks.near_duplicates import SplitName, index_to_train, open_splits
+from vitcli.data.seen_images import SeenImages
 from vitcli.data.split import Split
 from vitcli.errors import DataError, VitError
 from vitcli.evaluation.mistakes import places_of
@@ -17,7 +18,13 @@ from vitcli.evaluation.setup import RunSettings, read_checkpoint
 from vitcli.features import suspect_files
 from vitcli.features.extract import FeatureExtractor, extract, open_extractor
 from vitcli.features.feature_store import open_cached
-from vitcli.features.suspects import NAMED_BELOW, LabelProbabilities, find_suspects, nearest_rows
+from vitcli.features.suspects import (
+    LEAST_KNOWN,
+    NAMED_BELOW,
+    LabelProbabilities,
+    find_suspects,
+    nearest_rows,
+)
 from vitcli.output.atomic import check_out
 from vitcli.recipe.request import RecipeRequest
 from vitcli.recipe.schema import Data
@@ -94,6 +101,7 @@ def _suspects(extractor: FeatureExtractor, split: Split) -> tuple[dict[str, Any]
     finally:
         computed.store.close()
     labels_N = split.read_labels()[rows_N]
+    seen = SeenImages.of(extractor.weights.metadata)
     found = find_suspects(features_ND, labels_N, num_classes=split.num_classes)
 
     num_listed = min(len(found.rows_N), MOST_LISTED, max(found.num_named, LISTED))
@@ -114,6 +122,8 @@ def _suspects(extractor: FeatureExtractor, split: Split) -> tuple[dict[str, Any]
         "num_checked": len(found.rows_N),
         "num_only_of_class": len(rows_N) - len(found.rows_N),
         "num_named": found.num_named,
+        "are_classes_known": found.top1 >= LEAST_KNOWN,
+        "num_trained_on": seen.num_trained_on(split),
         "named_below": NAMED_BELOW,
         "l2": found.l2,
         "top1": found.top1,

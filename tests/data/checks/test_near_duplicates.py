@@ -165,10 +165,11 @@ def test_the_table_says_how_many_and_shows_the_closest_first(sets):
     assert "9 images of" in named["checked"] and "20 of" in named["against"]
     assert "3 images (33.33%) have an exact copy: 2 pairs of equal files, 1 of equal pixels" in named["same"]
     assert "3 more (33.33%) have a near copy, in 3 pairs" in named["near"]
-    assert lines[-1] == f"next        vit datasets check {sets / 'a'}"
+    train = f"vit finetune --ckpt WEIGHTS --dataset {sets / 'a'} --set data.group_column=near_duplicates"
+    assert lines[-1] == f"            {train}" and lines[-2].startswith("next        vit datasets check")
     assert outcome.code == 3 and outcome.err.splitlines()[0].endswith("would spoil a number: leak")
     first = next(number for number, line in enumerate(lines) if line.startswith("the closest"))
-    kinds = [line.split()[0] for line in lines[first + 1 : -2] if not line.startswith(" ")]
+    kinds = [line.split()[0] for line in lines[first + 1 : -3] if not line.startswith(" ")]
     assert kinds == ["file", "file", "pixels", "near", "near", "near"]
     assert lines[first + 1].split()[:4] == ["file", "0", "row", "1,"]  # the split is named above
 

@@ -18,6 +18,7 @@ Level = Literal["spoils", "look", "know"]
 LEVELS: tuple[Level, ...] = ("spoils", "look", "know")
 SHOWN = 3  # names in a finding; --json has all
 FEW_IMAGES = 5  # of a class: fewer are too few to hold one out and learn from the others
+KEEPS_COPIES = ("--set", "data.group_column=near_duplicates")
 UNEQUAL = 10.0  # largest class by smallest: where weights for classes begin to matter
 
 
@@ -74,7 +75,10 @@ def _unreadable(result: dict[str, Any]) -> Iterator[Finding]:
             f"{count_of(len(places), 'image')} cannot be read: {_first(map(_file_of, places), len(places))}"
         )
         yield Finding(
-            "spoils", "unreadable_images", text, "repair or delete them; --skip-bad leaves them out"
+            "spoils",
+            "unreadable_images",
+            text,
+            "repair or delete them; vit finetune --skip-bad leaves them out",
         )
 
 
@@ -118,7 +122,7 @@ def _within(pair: dict[str, Any], name: str, trained: Sequence[str]) -> Iterator
     counts = f"{exact:,} have an exact copy and {near:,} more a near one"
     counts = counts if exact else f"{near:,} have a near copy"
     text = f"{counts} within the {pair['num_images']:,} images of {name}"
-    fix = "--set data.group_column=near_duplicates keeps them on one side of a cut" if is_trained_on else ""
+    fix = f"vit finetune {' '.join(KEEPS_COPIES)} keeps them on one side of a cut" if is_trained_on else ""
     yield Finding("look" if exact or is_trained_on else "know", "copies_within", text, fix)
 
 
@@ -162,12 +166,27 @@ def _classes(result: dict[str, Any]) -> Iterator[Finding]:
                 f"{classes['smallest']} {counts[classes['smallest']]:,}"
             )
             yield Finding(
-                "know", "unequal_classes", text, "--set data.sampling=sqrt draws small ones more often"
+                "know",
+                "unequal_classes",
+                text,
+                "vit finetune --set data.sampling=sqrt draws small ones more",
             )
 
 
 def _labels(result: dict[str, Any]) -> Iterator[Finding]:
     suspects = result.get("suspects")
+    if suspects and not suspects["are_classes_known"]:
+        text = (
+            f"labels of {short_name(suspects['split'])} not judged: the features of {suspects['model']} know "
+            f"these classes badly, {suspects['top1']:.1%} by leave-one-out"
+        )
+        yield Finding("look", "unknown_classes", text, "--ckpt names other weights")
+    if suspects and suspects["num_trained_on"]:
+        text = (
+            f"{suspects['ckpt']} was trained on {suspects['num_trained_on']:,} of these images, and may have "
+            "learned wrong labels"
+        )
+        yield Finding("look", "trained_on_labels", text, "the weights that it started from find more")
     if suspects and suspects["num_named"]:
         number, name = suspects["num_named"], short_name(suspects["split"])
         text = (

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from typing import Any
 
-from vitcli.data.checks.findings import LEVELS, short_name
+from vitcli.data.checks.findings import KEEPS_COPIES, LEVELS, short_name
 from vitcli.output import text as output_text
 from vitcli.output.document import simple_table
-from vitcli.output.text import count_of
+from vitcli.output.text import count_of, within
 
 HEADINGS = {"spoils": "SPOILS", "look": "look at", "know": "know"}
 SHOWN_SUSPECTS = 10
@@ -103,11 +103,11 @@ def _sizes(part: dict[str, Any]) -> Iterator[str]:
 
 
 def _labels(suspects: dict[str, Any]) -> str:
-    return (
-        f"{suspects['num_named']:,} of {count_of(suspects['num_checked'], 'label')} of "
-        f"{short_name(suspects['split'])} suspicious by the features of {suspects['model']}, whose "
-        f"leave-one-out accuracy is {suspects['top1']:.1%}"
-    )
+    by = f"the features of {suspects['model']}, {suspects['top1']:.1%} right by leave-one-out"
+    if not suspects["are_classes_known"]:
+        return f"not judged by {by}"
+    number = f"{suspects['num_named']:,} of {count_of(suspects['num_checked'], 'label')}"
+    return f"{number} of {short_name(suspects['split'])} suspicious by {by}"
 
 
 def _table_of_pairs(result: dict[str, Any]) -> str:
@@ -116,8 +116,8 @@ def _table_of_pairs(result: dict[str, Any]) -> str:
         (
             pair["kind"],
             str(pair["distance"]),
-            pair["place"].removeprefix(f"{result['split']}, "),  # the splits are named above the table
-            pair["against_place"].removeprefix(f"{result['against']}, "),
+            _place(pair["place"], result["split"], result["dataset"]),  # the splits are named above the table
+            _place(pair["against_place"], result["against"], result["dataset"]),
         )
         for pair in result["pairs"]
     ]
@@ -131,29 +131,30 @@ def _table_of_suspects(result: dict[str, Any]) -> str:
     columns = {"suspicious": "text", "labelled": "text", "others say": "text", "of label": "number"}
     shown = suspects["listed"][: min(suspects["num_named"], SHOWN_SUSPECTS)]
     rows = [
-        (each["place"].removeprefix(f"{suspects['split']}, "), each["label"], each["other"],
+        (_place(each["place"], suspects["split"], result["dataset"]), each["label"], each["other"],
          f"{each['probability']:.1%}")
         for each in shown
     ]  # fmt: skip
     return simple_table(columns, rows).as_text()
 
 
+def _place(place: str, split: str, dataset: str) -> str:
+    return within(place, dataset).removeprefix(f"{split}, ")
+
+
 def _next(result: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the next command: repair and check again, look at labels, or train."""
+    """Return what to type next: compare the labels, then train so that what was found does no harm."""
     data, kinds = result["dataset"], {part["labels"] and part["labels"]["kind"] for part in result["splits"]}
-    check = ("vit", "datasets", "check", data)
-    if any(finding["level"] == "spoils" for finding in result["findings"]):
-        return output_text.commands(check)
-    if "class" in kinds and not result.get("suspects"):
-        return output_text.commands((*check, "--labels", "--out", "suspects.csv"))
-    losses = {
-        "several": ("--set", "objective.loss=sigmoid"),
-        "number": ("--set", "objective.loss=regression"),
-    }
-    loss = next((losses[kind] for kind in kinds if kind in losses), ())
     if kinds == {None}:
-        return output_text.commands(
-            ("vit", "embed", "--ckpt", "demo", "--dataset", data, "--out", "features.safetensors")
-        )
-    ckpt = (result.get("suspects") or {}).get("ckpt", "demo")
-    return output_text.commands(("vit", "finetune", "--ckpt", ckpt, "--dataset", data, *loss))
+        embed = ("vit", "embed", "--ckpt", "demo", "--dataset", data, "--out", "features.safetensors")
+        return output_text.commands(embed)
+    names = {finding["name"] for finding in result["findings"]}
+    suspects = result.get("suspects") or {"ckpt": "WEIGHTS"}
+    words = ["vit", "finetune", "--ckpt", suspects["ckpt"], "--dataset", data]
+    words += ["--skip-bad"] if "unreadable_images" in names else []
+    words += KEEPS_COPIES if "copies_within" in names else []
+    losses = {"several": "sigmoid", "number": "regression"}
+    words += next((["--set", f"objective.loss={losses[kind]}"] for kind in kinds if kind in losses), [])
+    check = ("vit", "datasets", "check", data, "--labels", "--ckpt", "WEIGHTS", "--out", "suspects.csv")
+    has_classes = "class" in kinds and "num_checked" not in suspects
+    return output_text.commands(*([check] if has_classes else []), words)
