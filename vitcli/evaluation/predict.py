@@ -95,10 +95,10 @@ def predict(
         settings.progress.note(line)
 
     # The likeliest classes of each image, or its number.
-    if weights.imagenet:
-        settings.progress.note(imagenet.note(weights.imagenet))
     target = regression.target_of(weights.metadata)
     _check_applies(target, options)
+    if not (weights.class_names or target):
+        settings.progress.note(imagenet.note(weights.imagenet, arch.num_classes))
     predictions = _predictions(model, split, preprocessing, settings, weights, topk, options.mirrored)
     unreadable = _unreadable(split, [row for row in range(len(split)) if row not in predictions])
     if not predictions:

@@ -312,7 +312,7 @@ def _predicted_labels(predictions: list[dict[str, Any]]) -> str:
     rows = []
     for entry in predictions:
         first = entry["top"][0]
-        likeliest = f"{first['class']} {percent(first['probability'])} %"
+        likeliest = f"{first['class']} {percent(first['probability'])}"
         rows.append((entry["file"], ", ".join(entry["labels"]) or "none", likeliest))
     return simple_table(dict.fromkeys(("image", "labels", "likeliest"), "text"), rows).as_text()
 
