@@ -42,7 +42,7 @@ def predict(
         option(
             "--skip-bad",
             DATA,
-            "Exit code 0 although images could not be read (default: exit code 3, after the others). "
+            "Skip images that cannot be read and exit 0 (default: predict the others, then exit 3). "
             "[data.on_bad_image]",
         ),
     ] = False,
