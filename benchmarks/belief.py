@@ -148,7 +148,7 @@ def imagenet_draws(args: argparse.Namespace) -> tuple[list[dict[str, float]], in
     rows = []
     for seed in range(args.draws):
         chosen, test = divided(len(labels_N), len(labels_N) // 2, seed)
-        stored = Belief(*fitted(logits_NK[chosen], labels_N[chosen]), len(chosen), "half")
+        stored = Belief(*fitted(logits_NK[chosen], labels_N[chosen]), (), len(chosen), "half")
         rows.append(judged(stored, Outputs(features_ND[test], logits_NK[test], labels_N[test])))
     return rows, len(labels_N) - len(labels_N) // 2
 

@@ -15,6 +15,7 @@ from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing
 from vitcli.errors import DataError, VitError
 from vitcli.evaluation import inference, regression, sorting
+from vitcli.evaluation.belief import selective
 from vitcli.evaluation.belief.results import believed
 from vitcli.evaluation.belief.stored import Belief, belief_of
 from vitcli.evaluation.inference import EvalSettings
@@ -33,6 +34,7 @@ from vitcli.weights.load import load_for_inference
 CSV = ".csv"
 SUFFIXES = (CSV, ".jsonl")
 DEFAULT_TOPK = 5
+Network = Callable[[Tensor], Tensor]  # of images to outputs
 BELIEVED = ("prediction_set", "in_distribution")  # of predictions by weights that store what may be believed
 
 
@@ -99,7 +101,9 @@ def predict(
     _check_applies(target, options)
     if not (weights.class_names or target):
         settings.progress.note(imagenet.note(weights.imagenet, arch.num_classes))
-    predictions = _predictions(model, split, preprocessing, settings, weights, topk, options.mirrored)
+    belief = belief_of(weights.metadata, arch.num_classes)
+    reading = _reading(model, weights, belief, topk, is_mirrored=options.mirrored)
+    predictions = _predictions(model, split, preprocessing, settings, *reading)
     unreadable = _unreadable(split, [row for row in range(len(split)) if row not in predictions])
     if not predictions:
         raise error_of(unreadable, len(split))
@@ -117,6 +121,8 @@ def predict(
         "on_bad_image": recipe.data.on_bad_image,
         **split.left_out.summary(),
     }
+    if belief and not options.mirrored:  # known of images as they are
+        result["selective"] = selective.results_of(belief.facts())
     _decide(result, options, weights.readable_class_names)
     if run.out:
         write_text(run.out, csv_text(_csv_rows(result, topk)) if run.out.suffix == CSV else as_jsonl(result))
@@ -167,99 +173,87 @@ def _decide(result: dict[str, Any], options: PredictOptions, class_names: Sequen
         result |= {"sorted_into": str(options.sort_into), "sorted_counts": counts}
 
 
+def _reading(
+    model: nn.Module, weights: Weights, belief: Belief | None, topk: int, *, is_mirrored: bool
+) -> tuple[Network | None, Callable[[Tensor], dict[str, Any]]]:
+    """Return a function of images to outputs, None for the model's, and one of outputs to a prediction."""
+    names = weights.readable_class_names
+    mirror = partial(inference.mirrored, model) if is_mirrored else lambda mean: None
+    if target := regression.target_of(weights.metadata):
+        return mirror(inference.mean_number), partial(_number, target)
+    if several := several_labels_of(weights.metadata, weights.architecture.num_classes):
+        return mirror(inference.mean_of_labels), partial(_several, several, names, topk)
+    network = mirror(inference.mean_of_classes)
+    if belief:
+        return _features_and_logits(model, network), partial(_believed, belief, names, topk)
+    return network, partial(_classes, names, topk)
+
+
 def _predictions(
     model: nn.Module,
     split: Split,
     preprocessing: Preprocessing,
     settings: EvalSettings,
-    weights: Weights,
-    topk: int,
-    mirrored: bool,
+    network: Network | None,
+    predicted: Callable[[Tensor], dict[str, Any]],
 ) -> dict[int, dict[str, Any]]:
-    """Return what the weights predict for each image that can be read, by row."""
-    names, num_classes = weights.readable_class_names, weights.architecture.num_classes
-    outputs = partial(_outputs, model, split, preprocessing, settings)
-    mirror = partial(inference.mirrored, model) if mirrored else lambda mean: None
-    if target := regression.target_of(weights.metadata):
-        return _numbers(outputs(mirror(inference.mean_number)), split, target)
-    if several := several_labels_of(weights.metadata, num_classes):
-        return _several(outputs(mirror(inference.mean_of_labels)), split, several, names, topk)
-    if belief := belief_of(weights.metadata, num_classes):
-        network = _features_and_logits(model, mirror(inference.mean_of_classes))
-        return _believed(outputs(network), split, belief, names, topk)
-    return _classes(model, split, preprocessing, settings, names, topk, mirrored)
-
-
-def _classes(
-    model: nn.Module,
-    split: Split,
-    preprocessing: Preprocessing,
-    settings: EvalSettings,
-    names: Sequence[str],
-    topk: int,
-    mirrored: bool,
-) -> dict[int, dict[str, Any]]:
-    """Return the likeliest classes by row of the images that can be read."""
-    top_by_row, _ = inference.top_predictions(
-        model, split, preprocessing, settings, topk=topk, is_mirrored=mirrored
+    """Return what is predicted for each image that can be read, by row."""
+    batches, how = (
+        settings.batches(split, preprocessing, all_rows=True),
+        (settings.device, settings.precision),
     )
-    return {
-        row: {
-            "file": split.where_is(row),
-            "top": [{"class": names[k], "label": k, "probability": p} for k, p in top],
-        }
-        for row, top in top_by_row.items()
-    }
-
-
-def _outputs(
-    model: nn.Module,
-    split: Split,
-    preprocessing: Preprocessing,
-    settings: EvalSettings,
-    network: Callable[[Tensor], Tensor] | None,
-) -> Iterator[tuple[int, Tensor]]:
-    """Yield the row of each image that can be read, and its outputs_O: those of the `network`, if any."""
-    batches = settings.batches(split, preprocessing, all_rows=True)
-    outputs = inference.outputs_of(
-        model, batches, preprocessing, settings.device, settings.precision, network=network
-    )
+    outputs = inference.outputs_of(model, batches, preprocessing, *how, network=network)
     outputs = inference.report_progress(outputs, settings, "predict", len(split), all_rows=True)
-    for batch, outputs_BO in outputs:
-        yield from zip(batch.rows_B.tolist(), outputs_BO, strict=True)
-
-
-def _numbers(
-    outputs: Iterator[tuple[int, Tensor]], split: Split, target: Target
-) -> dict[int, dict[str, Any]]:
-    """Return the number of each image that can be read, by row."""
     return {
-        row: {"file": split.where_is(row), "top": [], "value": float(target.numbers_of(outputs_1)[0])}
-        for row, outputs_1 in outputs
+        row: {"file": split.where_is(row), **predicted(outputs_O)}
+        for batch, outputs_BO in outputs
+        for row, outputs_O in zip(batch.rows_B.tolist(), outputs_BO, strict=True)
     }
 
 
-def _several(
-    outputs: Iterator[tuple[int, Tensor]],
-    split: Split,
-    several: SeveralLabels,
-    names: Sequence[str],
-    topk: int,
-) -> dict[int, dict[str, Any]]:
-    """Return the classes of each image that reach their thresholds, and the `topk` likeliest, by row."""
-    predictions = {}
-    for row, logits_K in outputs:
-        probabilities = logits_K.double().sigmoid().tolist()
-        order = sorted(range(len(probabilities)), key=lambda k: -probabilities[k])
-        top = [{"class": names[k], "label": k, "probability": probabilities[k]} for k in order[:topk]]
-        labels = [names[k] for k in order if probabilities[k] >= several.thresholds[k]]
-        predictions[row] = {"file": split.where_is(row), "top": top, "labels": labels}
-    return predictions
+def _number(target: Target, outputs_1: Tensor) -> dict[str, Any]:
+    return {"top": [], "value": float(target.numbers_of(outputs_1)[0])}
 
 
-def _features_and_logits(
-    model: nn.Module, mirrored: Callable[[Tensor], Tensor] | None
-) -> Callable[[Tensor], Tensor]:
+def _several(several: SeveralLabels, names: Sequence[str], topk: int, logits_K: Tensor) -> dict[str, Any]:
+    """Return the likeliest classes of an image, and those that reach their thresholds.
+
+    "margin" is the distance of the nearest probability to the threshold of its class.
+    """
+    probabilities_K = logits_K.double().sigmoid()
+    order_K = probabilities_K.argsort(descending=True, stable=True)
+    margins_K = probabilities_K - torch.tensor(several.thresholds, dtype=torch.float64)
+    return {
+        "top": _top(order_K[:topk], probabilities_K, names),
+        "labels": [names[k] for k in order_K.tolist() if margins_K[k] >= 0],
+        "margin": float(margins_K.abs().min()),
+    }
+
+
+def _believed(belief: Belief, names: Sequence[str], topk: int, outputs_O: Tensor) -> dict[str, Any]:
+    """Return the likeliest classes by calibrated probabilities, and what may be believed of them."""
+    features_D, logits_K = outputs_O[: -len(names)].numpy(), outputs_O[-len(names) :]
+    answer = believed(logits_K[None].numpy(), features_D[None], belief)
+    order_K = logits_K.argsort(descending=True, stable=True)
+    return {
+        "top": _top(order_K[:topk], torch.from_numpy(answer.probabilities_NK[0]), names),
+        "prediction_set": [names[k] for k in order_K.tolist() if answer.is_in_NK[0, k]],
+        "in_distribution": None if answer.is_like_N is None else bool(answer.is_like_N[0]),
+    }
+
+
+def _classes(names: Sequence[str], topk: int, logits_K: Tensor) -> dict[str, Any]:
+    # Of equal logits the lower class comes first, as where they are scored; topk has no such order.
+    order_K = logits_K.argsort(descending=True, stable=True)
+    return {"top": _top(order_K[:topk], torch.softmax(logits_K, dim=-1), names)}
+
+
+def _top(classes_T: Tensor, probabilities_K: Tensor, names: Sequence[str]) -> list[dict[str, Any]]:
+    pairs = zip(classes_T.tolist(), probabilities_K[classes_T].tolist(), strict=True)
+    return [{"class": names[k], "label": k, "probability": p} for k, p in pairs]
+
+
+def _features_and_logits(model: nn.Module, mirrored: Network | None) -> Network:
     """Return a function of images to their features and logits; logits of `mirrored`, if any."""
 
     def outputs(images_BCHW: Tensor) -> Tensor:
@@ -269,25 +263,6 @@ def _features_and_logits(
         return torch.cat([features_BD.float(), mirrored(images_BCHW)], dim=1)
 
     return outputs
-
-
-def _believed(
-    outputs: Iterator[tuple[int, Tensor]], split: Split, belief: Belief, names: Sequence[str], topk: int
-) -> dict[int, dict[str, Any]]:
-    """Return the likeliest classes by calibrated probabilities, and what may be believed of them, by row."""
-    predictions = {}
-    for row, outputs_O in outputs:
-        features_D, logits_K = outputs_O[: -len(names)].numpy(), outputs_O[-len(names) :]
-        answer = believed(logits_K[None].numpy(), features_D[None], belief)
-        probabilities = answer.probabilities_NK[0].tolist()
-        order = logits_K.argsort(descending=True, stable=True).tolist()
-        predictions[row] = {
-            "file": split.where_is(row),
-            "top": [{"class": names[k], "label": k, "probability": probabilities[k]} for k in order[:topk]],
-            "prediction_set": [names[k] for k in order if answer.is_in_NK[0, k]],
-            "in_distribution": None if answer.is_like_N is None else bool(answer.is_like_N[0]),
-        }
-    return predictions
 
 
 def failure(result: dict[str, Any]) -> DataError | None:
