@@ -28,6 +28,7 @@ PREDICTIONS = "Folder of a run or of vit evaluate --out, or a file of --save-pre
     panel=USE,
     example="""\
 vit predict --ckpt runs/photos holiday/ 'more/*.jpg'
+vit predict --ckpt runs/photos holiday/ --threshold 0.8 --out holiday.html
 vit predict --ckpt runs/photos odd.jpg --why why.html""",
 )
 def predict(
@@ -57,8 +58,8 @@ def predict(
         option(
             "--out",
             RUN,
-            "Also write the predictions: a row per image in a .csv, a JSON object in a .jsonl (default: only "
-            "print them).",
+            "Also write the predictions: a row per image in a .csv, a JSON object in a .jsonl, a page of "
+            "images in a .html, the most doubtful first (default: only print them).",
             "FILE",
         ),
     ] = None,
@@ -67,7 +68,8 @@ def predict(
         option(
             "--threshold",
             RUN,
-            "Probability below which the likeliest class is marked as unsure (default: none).",
+            "Probability below which the likeliest class is marked as unsure (default: none; the result "
+            "names one at which 99 % of the answered dev images are right).",
             "P",
             min=0,
             max=1,

@@ -1,6 +1,6 @@
 """`vit predict`: class probabilities or numbers of image files, with the same preprocessing as evaluation."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,10 +14,11 @@ from vitcli.data.image_files import find_images
 from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing
 from vitcli.errors import DataError, VitError
-from vitcli.evaluation import inference, regression, sorting
+from vitcli.evaluation import contact_sheet, inference, regression, sorting
 from vitcli.evaluation.belief import selective
 from vitcli.evaluation.belief.results import believed
 from vitcli.evaluation.belief.stored import Belief, belief_of
+from vitcli.evaluation.contact_sheet import ContactSheet
 from vitcli.evaluation.inference import EvalSettings
 from vitcli.evaluation.regression import Target
 from vitcli.evaluation.setup import RunSettings, eval_settings, preprocessing_for, read_checkpoint
@@ -32,7 +33,8 @@ from vitcli.weights.io import Weights
 from vitcli.weights.load import load_for_inference
 
 CSV = ".csv"
-SUFFIXES = (CSV, ".jsonl")
+PAGE = ".html"
+SUFFIXES = (CSV, ".jsonl", PAGE)
 DEFAULT_TOPK = 5
 Network = Callable[[Tensor], Tensor]  # of images to outputs
 BELIEVED = ("prediction_set", "in_distribution")  # of predictions by weights that store what may be believed
@@ -88,22 +90,17 @@ def predict(
     model, arch = load_for_inference(
         weights, preprocessing.image_size, recipe.model.posemb_resample, settings.device, settings.progress
     )
-    if options.topk and options.topk > arch.num_classes:
-        settings.progress.note(
-            f"note: --topk {options.topk} lists all {arch.num_classes} classes of the model"
-        )
-    topk = min(options.topk or DEFAULT_TOPK, arch.num_classes)
-    for line in [f"{arch.name}: {preprocessing.summary()}, {origin}", *split.lines]:
+    target, belief = regression.target_of(weights.metadata), belief_of(weights.metadata, arch.num_classes)
+    _check_applies(target, options)
+    notes = [] if target else _notes_on_classes(weights, arch.num_classes, options.topk)
+    for line in [f"{arch.name}: {preprocessing.summary()}, {origin}", *split.lines, *notes]:
         settings.progress.note(line)
 
     # The likeliest classes of each image, or its number.
-    target = regression.target_of(weights.metadata)
-    _check_applies(target, options)
-    if not (weights.class_names or target):
-        settings.progress.note(imagenet.note(weights.imagenet, arch.num_classes))
-    belief = belief_of(weights.metadata, arch.num_classes)
+    topk = min(options.topk or DEFAULT_TOPK, arch.num_classes)
     reading = _reading(model, weights, belief, topk, is_mirrored=options.mirrored)
-    predictions = _predictions(model, split, preprocessing, settings, *reading)
+    sheet = ContactSheet() if run.out and run.out.suffix == PAGE else None
+    predictions = _predictions(model, split, preprocessing, settings, *reading, sheet)
     unreadable = _unreadable(split, [row for row in range(len(split)) if row not in predictions])
     if not predictions:
         raise error_of(unreadable, len(split))
@@ -125,8 +122,7 @@ def predict(
         result["selective"] = selective.results_of(belief.facts())
     _decide(result, options, weights.readable_class_names)
     if run.out:
-        write_text(run.out, csv_text(_csv_rows(result, topk)) if run.out.suffix == CSV else as_jsonl(result))
-        result["out"] = str(run.out)
+        _write(run.out, result, topk, predictions, sheet)
     return result
 
 
@@ -159,6 +155,14 @@ def _check_applies(target: Target | None, options: PredictOptions) -> None:
     if target and (options.threshold is not None or options.sort_into):
         what = "these weights predict a number, which has neither a probability nor a class"
         raise VitError(what, where="--threshold, --sort-into", fix="leave them out; --out writes a table")
+
+
+def _notes_on_classes(weights: Weights, num_classes: int, topk: int | None) -> list[str]:
+    """Return lines on more classes than there are, and on those whose names the weights do not store."""
+    notes = [] if weights.class_names else [imagenet.note(weights.imagenet, num_classes)]
+    if topk and topk > num_classes:
+        notes.append(f"note: --topk {topk} lists all {num_classes} classes of the model")
+    return notes
 
 
 def _decide(result: dict[str, Any], options: PredictOptions, class_names: Sequence[str]) -> None:
@@ -196,19 +200,23 @@ def _predictions(
     settings: EvalSettings,
     network: Network | None,
     predicted: Callable[[Tensor], dict[str, Any]],
+    sheet: ContactSheet | None,
 ) -> dict[int, dict[str, Any]]:
-    """Return what is predicted for each image that can be read, by row."""
+    """Return what is predicted for each image that can be read, by row; `sheet` keeps some of the images."""
     batches, how = (
         settings.batches(split, preprocessing, all_rows=True),
         (settings.device, settings.precision),
     )
     outputs = inference.outputs_of(model, batches, preprocessing, *how, network=network)
     outputs = inference.report_progress(outputs, settings, "predict", len(split), all_rows=True)
-    return {
-        row: {"file": split.where_is(row), **predicted(outputs_O)}
-        for batch, outputs_BO in outputs
-        for row, outputs_O in zip(batch.rows_B.tolist(), outputs_BO, strict=True)
-    }
+    predictions = {}
+    for batch, outputs_BO in outputs:
+        rows = zip(batch.rows_B.tolist(), batch.images_BCHW, outputs_BO, strict=True)
+        for row, image_CHW, outputs_O in rows:
+            predictions[row] = {"file": split.where_is(row), **predicted(outputs_O)}
+            if sheet:
+                sheet.add(row, predictions[row], image_CHW.numpy())
+    return predictions
 
 
 def _number(target: Target, outputs_1: Tensor) -> dict[str, Any]:
@@ -263,6 +271,21 @@ def _features_and_logits(model: nn.Module, mirrored: Network | None) -> Network:
         return torch.cat([features_BD.float(), mirrored(images_BCHW)], dim=1)
 
     return outputs
+
+
+def _write(
+    out: Path,
+    result: dict[str, Any],
+    topk: int,
+    rows: Iterable[int],
+    sheet: ContactSheet | None,
+) -> None:
+    """Write the file of --out, in the format of its ending."""
+    if sheet:
+        contact_sheet.write(out, result, list(rows), sheet)
+    else:
+        write_text(out, csv_text(_csv_rows(result, topk)) if out.suffix == CSV else as_jsonl(result))
+    result["out"] = str(out)
 
 
 def failure(result: dict[str, Any]) -> DataError | None:

@@ -87,10 +87,10 @@ def test_any_rows_give_the_points_of_a_search_over_sorted_rows(seed):
 @pytest.mark.parametrize(
     ("points", "num_images", "advice"),
     [
-        ([(0.0, 49, 49)], 49, "none recommended: that takes 50 images to try it on, and there are 49"),
+        ([(0.0, 29, 29)], 29, "none recommended: that takes 30 images to try it on, and there are 29"),
         ([(0.0, 60, 60), (0.5, 60, 60)], 60, "none needed: 100.0% right (95 %: 94.0 to 100.0; 60 "),
         ([(0.0, 60, 40), (0.9, 50, 45)], 60, "at --threshold 0.9: 83.3% answered, 90.0% of these right ("),
-        ([(0.0, 60, 40), (0.9, 49, 49)], 60, "none recommended: 66.7% right ("),
+        ([(0.0, 60, 40), (0.9, 29, 29)], 60, "none recommended: 66.7% right ("),
     ],
 )
 def test_what_is_missed_or_not_needed_is_said(points, num_images, advice):
@@ -99,5 +99,5 @@ def test_what_is_missed_or_not_needed_is_said(points, num_images, advice):
 
     assert result["advice"].startswith(advice)
     is_missed = result["advice"].endswith("left-out training images); 99% is not reached")
-    assert is_missed == (points[-1][1] in (49, 50) and num_images == 60)
+    assert is_missed == (points[-1][1] in (29, 50) and num_images == 60)
     assert (result["recommended"] is None) == (num_images < selective.LEAST)

@@ -16,7 +16,7 @@ from vitcli.evaluation.statistics import interval_of
 from vitcli.output.text import count_of, interval_text
 
 GOAL = 0.99  # of the answered images are right
-LEAST = 50  # images that have to be answered: fewer show little even where all are right
+LEAST = 30  # images that have to be answered: fewer show little even where all are right
 TRIED = (*(k / 100 for k in range(100)), *(k / 1_000 for k in range(991, 1_000)),
          *(k / 10_000 for k in range(9_991, 10_000)))  # fmt: skip
 SHOWN = (0.0, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99)
