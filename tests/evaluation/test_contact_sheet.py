@@ -91,6 +91,10 @@ def test_the_doubt_of_several_labels_is_the_nearest_threshold_and_numbers_come_a
     assert "<li>b <b>3</b></li><li>no label <b>1</b></li>" in text
     assert text.count('<b title="b">') == 3 and '<b title="aaaa' not in text
 
+    labels = ["a" * 60, "b", STRANGE, "c", "d"]  # of which three are among the likeliest that are listed
+    text = page_of(tmp_path / "many.html", [one_class("a.jpg", 0.9, margin=0.3, labels=labels)])
+    assert text.count("<progress") == 3 and "</ol><b>c, d</b>" in text
+
     monkeypatch.setattr(contact_sheet, "MOST_IMAGES", 3)
     numbers = [{"file": f"{n}.jpg", "top": [], "value": value} for n, value in enumerate((7.0, 1.5, 2.5, 99))]
     text = page_of(tmp_path / "numbers.html", numbers, target={"name": "age"})

@@ -113,8 +113,10 @@ def _card(jpeg: str, name: str, prediction: Mapping[str, Any]) -> str:
         answer = [f"{prediction['value']:.6g}"]
         shown = f"<p><b>{html.text(answer[0])}</b></p>"
     else:
-        bars = (_bar(top, is_given=top["class"] in answer) for top in prediction["top"][:BARS])
-        shown = f"<ol>{''.join(bars)}</ol>"
+        top = prediction["top"][: max(BARS, len(answer))]
+        more = [name for name in answer if name not in {each["class"] for each in top}]
+        shown = f"<ol>{''.join(_bar(each, is_given=each['class'] in answer) for each in top)}</ol>"
+        shown += f"<b>{html.text(', '.join(more))}</b>" if more else ""
     doubts = "".join(f"<em>{html.text(each)}</em>" for each in _doubts(prediction))
     alternative = html.text(f"{name}: {', '.join(answer)}")
     return (
