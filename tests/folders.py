@@ -130,13 +130,8 @@ KINDS: dict[str, Kind] = {
     ),
     "an image called .HEIC": Kind(lambda r: (classes(r), image(r / "ant/a.HEIC")), {"train": 13}),
     "labels of an image called .HEIC": Kind(
-        lambda r: (
-            image(r / "a.HEIC"),
-            flat(r, 1),
-            table(r / "labels.csv", None, ["a.HEIC,ant", "0.png,bee"]),
-        ),
-        {"train": 2},
-        classes=("ant", "bee"),
+        lambda r: (flat(r), image(r / "a.HEIC"), table(r / "labels.csv", None, ["a.HEIC,ant", *named()])),
+        {"train": 9},
     ),
     "many of them": Kind(
         lambda r: (classes(r), [text(r / f"bee/{n}.heic", HEIC) for n in range(5)], text(r / "notes.txt")),

@@ -67,7 +67,9 @@ def write(path: Path, result: Mapping[str, Any], rows: Sequence[int], sheet: Con
         rows: of its predictions.
     """
     predictions, num_unreadable = result["predictions"], len(result["unreadable"])
-    doubtful = [f"{sum(bool(_doubts(each)) for each in predictions):,} doubtful"] if _knows(result) else []
+    doubtful = (
+        [f"{sum(bool(_doubts(each)) for each in predictions):,} doubtful"] if _knows_doubt(result) else []
+    )
     left_out = first_few(result["left_out_files"], total=result["num_left_out_files"])
     body = _body(result, rows, sheet)
     page = html.page(
@@ -146,7 +148,7 @@ def _doubts(prediction: Mapping[str, Any]) -> list[str]:
     return doubts
 
 
-def _knows(result: Mapping[str, Any]) -> bool:
+def _knows_doubt(result: Mapping[str, Any]) -> bool:
     """Return whether anything is known that would speak against a prediction."""
     first = result["predictions"][0]
     return bool({UNSURE, "prediction_set", "margin"} & first.keys())
