@@ -15,6 +15,8 @@ is its dev part). "Set" is what is printed: the likeliest class is in it even wh
 classes known in training and of others: five classes of flowers17 held out in each draw, and whole data sets.
 Also the fractions of both that lie beyond the stored distance.
 
+`threshold`: what the recommended threshold promised, and what it does with images that did not choose it.
+
 `calibration`: expected calibration error of the trained head, and of ImageNet's own head, before and after
 the temperature.
 """
@@ -30,6 +32,7 @@ import numpy as np
 import torch
 from safetensors.numpy import load_file
 
+from vitcli.evaluation.belief import selective
 from vitcli.evaluation.belief.prediction_sets import LEVELS, coverage_and_size, sets_at
 from vitcli.evaluation.belief.results import fitted
 from vitcli.evaluation.belief.stored import Belief
@@ -127,6 +130,17 @@ def judged(stored: Belief, tests: Outputs) -> dict[str, float]:
         row[f"ece {when}"] = reliability(of_classes_NK.max(axis=1), is_right_N).ece
     for when, temperature in (("before", 1.0), ("after", stored.temperature)):
         row[f"nll {when}"] = float(losses(tests.logits_NK, labels_N, temperature=temperature).mean())
+    if best := selective.recommended(stored.thresholds):
+        (tried,) = selective.points_at([best.threshold], p_NK.max(axis=1), is_right_N)
+        said = {
+            "chosen": best.threshold,
+            "answered": best.answered / stored.num_images,
+            "right": best.accuracy,
+        }
+        row |= said | {
+            "answered of others": tried.answered / len(labels_N),
+            "right of others": tried.accuracy,
+        }
     return row
 
 
@@ -148,7 +162,7 @@ def imagenet_draws(args: argparse.Namespace) -> tuple[list[dict[str, float]], in
     rows = []
     for seed in range(args.draws):
         chosen, test = divided(len(labels_N), len(labels_N) // 2, seed)
-        stored = Belief(*fitted(logits_NK[chosen], labels_N[chosen]), len(chosen), "half")
+        stored = Belief(*fitted(logits_NK[chosen], labels_N[chosen]), (), len(chosen), "half")
         rows.append(judged(stored, Outputs(features_ND[test], logits_NK[test], labels_N[test])))
     return rows, len(labels_N) - len(labels_N) // 2
 
@@ -172,6 +186,17 @@ def print_coverage(names: list[str], args: argparse.Namespace) -> None:
                 f"| {100 * mean['top1']:.1f} % |",
                 flush=True,
             )
+
+
+def print_thresholds(names: list[str], args: argparse.Namespace) -> None:
+    print("| data | head | images | threshold | answered | right | answered of others | right of others |")
+    print("|---|---|---|---|---|---|---|---|")
+    for name, kind in ((name, kind) for name in names for kind in ("probe", "trained")):
+        rows, num_tests = draws_of(name, kind, args)
+        mean = {key: float(np.mean([row[key] for row in rows])) for key in rows[0]}
+        keys = ("answered", "right", "answered of others", "right of others")
+        cells = " | ".join(f"{100 * mean[key]:.1f} %" for key in keys)
+        print(f"| {name} | {kind} | {num_tests} | {mean['chosen']:.2f} | {cells} |", flush=True)
 
 
 def print_calibration(names: list[str], args: argparse.Namespace) -> None:
@@ -253,6 +278,7 @@ def print_row(name: str, other: str, rows: list[dict[str, float]]) -> None:
 PARTS = {
     "coverage": (print_coverage, ["flowers17", "cifar10", "coil20"]),
     "unknown": (print_unknown, ["flowers17", "cifar10"]),
+    "threshold": (print_thresholds, ["flowers17", "cifar10", "coil20"]),
     "calibration": (print_calibration, list(SETS)),
 }
 

@@ -128,6 +128,11 @@ KINDS: dict[str, Kind] = {
         TWELVE,
         f"left out: 1 file that is not an image vit can read: ant/a.HEIC ({HEIC_ADVICE})",
     ),
+    "an image called .HEIC": Kind(lambda r: (classes(r), image(r / "ant/a.HEIC")), {"train": 13}),
+    "labels of an image called .HEIC": Kind(
+        lambda r: (flat(r), image(r / "a.HEIC"), table(r / "labels.csv", None, ["a.HEIC,ant", *named()])),
+        {"train": 9},
+    ),
     "many of them": Kind(
         lambda r: (classes(r), [text(r / f"bee/{n}.heic", HEIC) for n in range(5)], text(r / "notes.txt")),
         TWELVE,

@@ -74,8 +74,10 @@ def test_paths_bytes_arrays_and_pil_images_are_the_same_image(demo, tmp_path):
     )
     with pytest.raises(DataError):
         demo.transform(b"no picture")
-    with pytest.raises(DataError, match="cannot be read"):
-        demo.transform(tmp_path / "nowhere.png")
+    with pytest.raises(DataError, match=r"^error: the file does not exist\n.*a.pn\n.*did you mean '.*a.png'"):
+        demo.transform(tmp_path / "a.pn")
+    with pytest.raises(DataError, match="cannot be read: Is a directory"):
+        demo.transform(tmp_path)
     with pytest.raises(DataError, match="without a known range"):
         demo.transform(Image.new("F", (4, 4)))
     with pytest.raises(DataError, match="float64"):

@@ -189,8 +189,11 @@ def test_what_may_be_believed_is_measured_on_images_that_were_not_fitted_to(tmp_
     assert num_tests == 300
     for level in belief.LEVELS:
         assert np.mean([row[f"threshold {level}"] for row in rows]) == pytest.approx(level / 100, abs=0.02)
+    assert np.mean([row["right of others"] - row["right"] for row in rows]) == pytest.approx(0, abs=0.02)
     args.draws = 1
     assert belief.draws_of("cifar10", "trained", args)[0] != rows[:1]
+    belief.print_thresholds(["cifar10"], args)
+    assert capsys.readouterr().out.splitlines()[2].startswith("| cifar10 | probe | 300 | 0.")
     belief.print_unknown(["cifar10", "flowers17"], args)
     cells = {line.split(" | ")[1]: line.split(" | ") for line in capsys.readouterr().out.splitlines()[2:4]}
     assert cells["flowers17"][2] == "1.000" and cells["flowers17"][-1] == "100.0 % |"

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from vitcli.data.decoding import Jpeg, open_image, to_rgb
 from vitcli.data.transforms import Preprocessing, preprocessing_of, to_model_range
-from vitcli.errors import DataError, VitError, reason_of
+from vitcli.errors import DataError, VitError, nearest_path, reason_of
 from vitcli.evaluation.setup import preprocessing_for
 from vitcli.models.architecture import Architecture
 from vitcli.models.build import architecture, build, known_name
@@ -88,8 +88,12 @@ def _opened(image: str | Path | bytes | np.ndarray | Image.Image) -> np.ndarray 
     where = "the given bytes" if isinstance(image, bytes) else str(image)
     try:
         data = image if isinstance(image, bytes) else read_regular(image, MOST_BYTES)
+    except FileNotFoundError as error:
+        fix = f"check the path{nearest_path(where)}"
+        raise DataError("the file does not exist", where=where, fix=fix) from error
     except OSError as error:
-        raise DataError(f"it cannot be read: {error.strerror}", where=where, fix="check the path") from error
+        fix = "check the file and its permissions"
+        raise DataError(f"it cannot be read: {error.strerror}", where=where, fix=fix) from error
     return open_image(data, where=lambda _: where, row=0)
 
 

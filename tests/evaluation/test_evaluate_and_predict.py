@@ -12,7 +12,8 @@ import torch
 from PIL import Image
 
 from tests.conftest import run, vit
-from vitcli.data.decoding import decode
+from tests.folders import HEIC
+from vitcli.data.decoding import HEIC_ADVICE, decode
 from vitcli.data.transforms import Preprocessing, to_model_range
 from vitcli.models.build import architecture, build
 from vitcli.training.text import as_text
@@ -273,6 +274,27 @@ def test_one_unreadable_file_costs_no_other_answer(trained, photos, tmp_path):
     of_file = [json.loads(line) for line in (tmp_path / "all.jsonl").read_text().splitlines()]
     assert of_file[:-1] == whole["predictions"] and of_file[-1]["top"] == [] and of_file[-1]["error"]
     assert run(*words, "-q", "--out", tmp_path / "all.csv").code == 2  # never replaced unasked
+
+
+def test_every_named_file_is_answered_or_ends_with_exit_code_3_and_others_of_a_folder_are_counted(tmp_path):
+    for name in ("a.HEIC", "b.png"):  # an image whatever it is called
+        Image.new("RGB", (16, 16)).save(tmp_path / name, "PNG")
+    Image.new("RGB", (16, 16)).save(tmp_path / "c.nef", "TIFF")  # as files of cameras look to a decoder
+    (tmp_path / "d.heic").write_bytes(HEIC)
+    named, words = sorted(tmp_path.iterdir()), ("predict", "--ckpt", "demo", "-q", "--json")
+
+    stopped, skipped = run(*words, *named), run(*words, *named, "--skip-bad")
+    walked, matched, alone = run(*words, tmp_path), run(*words, f"{tmp_path}/*"), run(*words, named[3])
+
+    for outcome in (stopped, skipped, walked, matched):
+        assert [Path(each["file"]).name for each in outcome.json["predictions"]] == ["a.HEIC", "b.png"]
+    assert [outcome.code for outcome in (stopped, skipped, walked, matched, alone)] == [3, 0, 0, 0, 3]
+    assert stopped.json["error"]["message"].startswith("2 of 4 images cannot be read: ")
+    reasons = [(Path(each["file"]).name, each["message"]) for each in stopped.json["unreadable"]]
+    assert reasons == [("c.nef", "an image cannot be read: raw files of cameras: convert"),
+                       ("d.heic", f"an image cannot be read: {HEIC_ADVICE}")]  # fmt: skip
+    assert walked.json["left_out_files"] == ["c.nef", "d.heic"] and walked.json["unreadable"] == []
+    assert alone.json["error"]["message"].endswith(f"is not an image vit can read: {HEIC_ADVICE}")
 
 
 def test_many_images_get_a_line_each_and_topk_never_exceeds_the_classes(trained, photos):

@@ -118,3 +118,9 @@ def test_many_predictions_are_a_line_an_image_below_their_folder(columns, monkey
     assert first.splitlines()[0] == "my photos/Lily of the valley!/" and len(first.splitlines()) == 6
     assert second.splitlines()[0] == "my photos/tulip/" and "été (103).webp" in second.splitlines()[-1]
     assert max(map(len, text.splitlines())) <= columns
+
+
+def test_the_likeliest_of_several_labels_has_one_sign_of_percent():
+    entry = {"file": "a.jpg", "labels": ["cat"], "top": [{"class": "cat", "probability": 0.67681}]}
+
+    assert predictions_as_text({"predictions": [entry]}).split()[-2:] == ["cat", "67.68%"]

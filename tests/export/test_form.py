@@ -15,7 +15,7 @@ from vitcli.export.export import ExportOptions, _preprocessing, _program_form
 from vitcli.output.progress import Progress
 from vitcli.weights.io import read_weights
 
-BELIEF = Belief(1.75, {90: 0.2, 95: 0.1, 99: None}, num_images=50, chosen_on="left out").as_metadata()
+BELIEF = Belief(1.75, {90: 0.2, 95: 0.1, 99: None}, (), num_images=50, chosen_on="left out").as_metadata()
 AGE = {"target": {"name": "age", "mean": 40.0, "std": 12.5}}
 
 

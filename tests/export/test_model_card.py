@@ -72,6 +72,19 @@ def test_an_accuracy_comes_with_its_interval():
     assert abs(low - 88.14) < 0.2 and abs(high - 91.86) < 0.2
 
 
+def test_a_threshold_comes_with_what_it_answers_and_how_much_of_that_is_right():
+    points = [(0.0, 200, 180), (0.5, 200, 180), (0.8, 150, 149), (0.99, 0, 0)]
+    keys = ("threshold", "answered", "right")
+    belief = {"thresholds": [dict(zip(keys, point, strict=True)) for point in points]}
+    text = card(belief=belief | {"num_images": 200, "fingerprint": "abc"})
+
+    said = " ".join(text.split())
+    assert "at --threshold 0.8: 75.0% answered, 99.3% of these right (95 %: 98.0 to 100.0; 200 dev" in said
+    rows = [line for line in text.splitlines() if line.startswith("| 0")]
+    assert rows == ["| 0 | 100.0% | 90.0% | 85.5 to 94.0 |", "| 0.8 | 75.0% | 99.3% | 98.0 to 100.0 |"]
+    assert "--threshold" not in card(belief=None) + card()
+
+
 def test_top_5_of_five_classes_is_no_result():
     text = card(num_classes=5, top5=1.0)
 

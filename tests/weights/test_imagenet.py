@@ -79,6 +79,7 @@ def test_predict_shows_the_names_of_imagenets_classes_and_says_so(tmp_path, tag,
     is_known = tag != "insects"
     assert outcome.json["class_names_from"] == ("imagenet-1k" if is_known else None)
     assert ("class names: ImageNet-1k's, as the weights store none" in outcome.err) == is_known
+    assert ("1,000 classes without names; if they are ImageNet's: --model" in outcome.err) != is_known
 
 
 def test_stored_names_come_first_and_matching_by_name_knows_no_others(tmp_path):

@@ -27,6 +27,7 @@ PREDICTIONS = "Folder of a run or of vit evaluate --out, or a file of --save-pre
     panel=USE,
     example="""\
 vit predict --ckpt runs/photos holiday/ 'more/*.jpg'
+vit predict --ckpt runs/photos holiday/ --threshold 0.8 --out holiday.html
 vit predict --ckpt runs/photos odd.jpg --why why.html""",
 )
 def predict(
@@ -41,7 +42,7 @@ def predict(
         option(
             "--skip-bad",
             DATA,
-            "Exit code 0 although images could not be read (default: exit code 3, after the others). "
+            "Skip images that cannot be read and exit 0 (default: predict the others, then exit 3). "
             "[data.on_bad_image]",
         ),
     ] = False,
@@ -56,8 +57,8 @@ def predict(
         option(
             "--out",
             RUN,
-            "Also write the predictions: a row per image in a .csv, a JSON object in a .jsonl (default: only "
-            "print them).",
+            "Also write the predictions: a row per image in a .csv, a JSON object in a .jsonl, a page of "
+            "images in a .html, the most doubtful first (default: only print them).",
             "FILE",
         ),
     ] = None,
@@ -66,7 +67,8 @@ def predict(
         option(
             "--threshold",
             RUN,
-            "Probability below which the likeliest class is marked as unsure (default: none).",
+            "Probability below which the likeliest class is marked as unsure (default: none; the result "
+            "names one at which 99 % of the answered dev images are right).",
             "P",
             min=0,
             max=1,

@@ -30,12 +30,16 @@ FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 JPEG_SUFFIXES = {".jpg", ".jpeg", ".jpe", ".jfif"}
 IMAGE_SUFFIXES = JPEG_SUFFIXES | {".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
 HEIC_SUFFIXES = {".heic", ".heif"}
+PHOTOGRAPH_SUFFIXES = HEIC_SUFFIXES | {
+    ".avif"
+}  # not read everywhere; phones and messengers name JPEGs so, too
 HEIC_ADVICE = "HEIC: install pillow-heif, or convert"
 HEIC_BRANDS = (b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1")  # in bytes 8 to 12 of a file
 STRIP_PIXELS = 2**22  # that are converted at a time
 MAX_PIXELS = Image.MAX_IMAGE_PIXELS  # about 89 million; Pillow only warns up to twice that
 MAX_SIDE = 65_535  # a JPEG's; a damaged header may claim millions by eleven, which take seconds
 JPEG_BEGIN, JPEG_END = b"\xff\xd8\xff", b"\xff\xd9"
+BEGINNINGS = (JPEG_BEGIN, b"\x89PNG", b"GIF8", b"BM", b"II*\0", b"MM\0*", b"RIFF")  # of FORMATS; WebP is RIFF
 SEGMENT, FRAME = struct.Struct(">HH"), struct.Struct(">BHHB")  # marker and length; bits, sides, components
 SCAN, SCAN_BEGIN = 0xFFDA, b"\xff\xda"
 MOST_SCANNED_PIXELS = 2**31  # over all scans of a JPEG

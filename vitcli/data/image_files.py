@@ -8,15 +8,14 @@ from pathlib import Path
 import numpy as np
 
 from vitcli.data.sources.folders import (
-    ADVICE,
     NOTHING,
     UNREADABLE,
     LeftOut,
-    is_image_name,
+    advice_on,
+    is_image,
     left_out_of,
     list_files,
     named,
-    suffix_of,
     union,
 )
 from vitcli.data.sources.wrong_layouts import no_data_set, unpacking
@@ -28,15 +27,21 @@ from vitcli.regular_files import MOST_BYTES, read_regular
 def find_images(names: Sequence[str], *, where: str) -> Split:
     """Return every image that files, folders and globs name, each once, in the order given, without labels.
 
+    A file that is named itself is among them whatever it holds: who reads it gets the reason. Files of other
+    kinds that a folder or a glob holds are left out.
+
     Args:
         where: the option or argument that they come from.
 
     Raises:
-        DataError: a name matches no image.
+        DataError: a name matches no image, or nothing else is named than files that cannot be read.
     """
     matches = [_matches(name, where) for name in names]
-    files = dict.fromkeys(file for images, _ in matches for file in images)
-    return as_split(list(files), union(left_out for _, left_out in matches))
+    files = list(dict.fromkeys(file for images, _ in matches for file in images))
+    if files and all(map(advice_on, files)):
+        what, fix = f"{files[0]} is not an image vit can read: {advice_on(files[0])}", unpacking(files[0])
+        raise DataError(what, where=where, fix=fix or "convert it to JPEG or PNG")
+    return as_split(files, union(left_out for _, left_out in matches))
 
 
 def _matches(name: str, where: str) -> tuple[list[str], LeftOut]:
@@ -49,14 +54,11 @@ def _matches(name: str, where: str) -> tuple[list[str], LeftOut]:
             raise DataError(refusal.message, where=where, fix="name a file, a folder or a glob of images")
         return listed.images, listed.left_out(path)
     if path.is_file():
-        if suffix_of(name) in ADVICE:
-            what = f"{name} is not an image vit can read: {ADVICE[suffix_of(name)]}"
-            raise DataError(what, where=where, fix=unpacking(name) or "convert it to JPEG or PNG")
         return [name], NOTHING
     files = sorted(file for file in glob.glob(name, recursive=True) if Path(file).is_file())
     images, others = [], []
     for file in files:
-        (images if is_image_name(os.path.basename(file)) else others).append(file)
+        (images if is_image(file) else others).append(file)
     if not images:
         holds = f", but {named(others)}" if others else ""
         fix = (
@@ -72,6 +74,9 @@ def as_split(files: list[str], left_out: LeftOut = NOTHING) -> Split:
     """Return unlabelled files as a split, so that they are decoded and resized as evaluation does it."""
 
     def read_row(row: int) -> tuple[bytes, int]:
+        if advice := advice_on(files[row]):  # by their bytes, some files of cameras are small TIFF images
+            what = f"an image cannot be read: {advice}"
+            raise DataError(what, where=files[row], fix="convert it to JPEG or PNG")
         try:
             return read_regular(files[row], MOST_BYTES), 0
         except OSError as error:

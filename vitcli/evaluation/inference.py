@@ -1,7 +1,7 @@
 """Evaluation without gradients: one pass over the batches of a split, and the results from its outputs.
 
-`evaluate` returns metrics, `predict_split` predictions of every row, `top_predictions` the likeliest classes
-and `features` features; all of them run `outputs_of` over the same batches.
+`evaluate` returns metrics, `predict_split` predictions of every row and `features` features; all of them run
+`outputs_of` over the same batches.
 
 The batches of a pass are fixed by the split and the batch size; process r of P takes every P-th one. The
 numbers of each row are written to its place in one array for the whole split, and sums are taken in row
@@ -235,35 +235,6 @@ def prediction_columns(logits_BK: Tensor, labels: Tensor) -> dict[str, Tensor]:
         "classes_NT": classes_BT,
         "probabilities_NT": probabilities_BK.gather(1, classes_BT),
     }
-
-
-def top_predictions(
-    model: nn.Module,
-    split: Split,
-    preprocessing: Preprocessing,
-    settings: EvalSettings,
-    *,
-    topk: int,
-    is_mirrored: bool = False,
-) -> tuple[dict[int, list[tuple[int, float]]], list[str]]:
-    """Return each row's `topk` likeliest classes with probabilities, and the places of undecodable images.
-
-    Args:
-        is_mirrored: the mean of the probabilities of each image and its mirror image.
-    """
-    top_by_row: dict[int, list[tuple[int, float]]] = {}
-    skipped: list[str] = []
-    batches = settings.batches(split, preprocessing, all_rows=True)
-    network = mirrored(model, mean_of_classes) if is_mirrored else None
-    logits = outputs_of(model, batches, preprocessing, settings.device, settings.precision, network=network)
-    for batch, logits_BK in report_progress(logits, settings, "predict", len(split), all_rows=True):
-        # Of equal logits the lower class comes first, as where they are scored; topk has no such order.
-        classes_BT = logits_BK.argsort(dim=1, descending=True, stable=True)[:, :topk]
-        top = torch.softmax(logits_BK, dim=-1).gather(1, classes_BT)
-        rows = zip(batch.rows_B.tolist(), classes_BT.tolist(), top.tolist(), strict=True)
-        top_by_row |= {row: list(zip(labels, values, strict=True)) for row, labels, values in rows}
-        skipped += batch.skipped
-    return top_by_row, skipped
 
 
 def mirrored(

@@ -64,10 +64,10 @@ def write_mistakes(folder: Path, mistakes: Sequence[dict[str, Any]], images: Seq
     write_json(folder / MISTAKES, Mistakes.written({"mistakes": entries}))
 
 
-def thumbnail(image_HWC: np.ndarray) -> str:
-    """Return a small JPEG of an image in base64; equal images give equal bytes."""
+def thumbnail(image_HWC: np.ndarray, *, side: int = THUMBNAIL) -> str:
+    """Return a small JPEG of an image in base64, `side` pixels long; equal images give equal bytes."""
     image = Image.fromarray(image_HWC)
-    image.thumbnail((THUMBNAIL, THUMBNAIL), Image.Resampling.BICUBIC)
+    image.thumbnail((side, side), Image.Resampling.BICUBIC)
     file = io.BytesIO()
     image.save(file, "JPEG", quality=QUALITY)
     return base64.b64encode(file.getvalue()).decode("ascii")

@@ -1,6 +1,6 @@
 """`vit predict`: class probabilities or numbers of image files, with the same preprocessing as evaluation."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,9 +14,11 @@ from vitcli.data.image_files import find_images
 from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing
 from vitcli.errors import DataError, VitError
-from vitcli.evaluation import inference, regression, sorting
+from vitcli.evaluation import contact_sheet, inference, regression, sorting
+from vitcli.evaluation.belief import selective
 from vitcli.evaluation.belief.results import believed
 from vitcli.evaluation.belief.stored import Belief, belief_of
+from vitcli.evaluation.contact_sheet import ContactSheet
 from vitcli.evaluation.inference import EvalSettings
 from vitcli.evaluation.regression import Target
 from vitcli.evaluation.setup import RunSettings, eval_settings, preprocessing_for, read_checkpoint
@@ -31,8 +33,10 @@ from vitcli.weights.io import Weights
 from vitcli.weights.load import load_for_inference
 
 CSV = ".csv"
-SUFFIXES = (CSV, ".jsonl")
+PAGE = ".html"
+SUFFIXES = (CSV, ".jsonl", PAGE)
 DEFAULT_TOPK = 5
+Network = Callable[[Tensor], Tensor]  # of images to outputs
 BELIEVED = ("prediction_set", "in_distribution")  # of predictions by weights that store what may be believed
 
 
@@ -86,20 +90,17 @@ def predict(
     model, arch = load_for_inference(
         weights, preprocessing.image_size, recipe.model.posemb_resample, settings.device, settings.progress
     )
-    if options.topk and options.topk > arch.num_classes:
-        settings.progress.note(
-            f"note: --topk {options.topk} lists all {arch.num_classes} classes of the model"
-        )
-    topk = min(options.topk or DEFAULT_TOPK, arch.num_classes)
-    for line in [f"{arch.name}: {preprocessing.summary()}, {origin}", *split.lines]:
+    target, belief = regression.target_of(weights.metadata), belief_of(weights.metadata, arch.num_classes)
+    _check_applies(target, options)
+    notes = [] if target else _notes_on_classes(weights, arch.num_classes, options.topk)
+    for line in [f"{arch.name}: {preprocessing.summary()}, {origin}", *split.lines, *notes]:
         settings.progress.note(line)
 
     # The likeliest classes of each image, or its number.
-    if weights.imagenet:
-        settings.progress.note(imagenet.note(weights.imagenet))
-    target = regression.target_of(weights.metadata)
-    _check_applies(target, options)
-    predictions = _predictions(model, split, preprocessing, settings, weights, topk, options.mirrored)
+    topk = min(options.topk or DEFAULT_TOPK, arch.num_classes)
+    reading = _reading(model, weights, belief, topk, is_mirrored=options.mirrored)
+    sheet = ContactSheet() if run.out and run.out.suffix == PAGE else None
+    predictions = _predictions(model, split, preprocessing, settings, *reading, sheet)
     unreadable = _unreadable(split, [row for row in range(len(split)) if row not in predictions])
     if not predictions:
         raise error_of(unreadable, len(split))
@@ -117,10 +118,11 @@ def predict(
         "on_bad_image": recipe.data.on_bad_image,
         **split.left_out.summary(),
     }
+    if belief and not options.mirrored:  # known of images as they are
+        result["selective"] = selective.results_of(belief.facts())
     _decide(result, options, weights.readable_class_names)
     if run.out:
-        write_text(run.out, csv_text(_csv_rows(result, topk)) if run.out.suffix == CSV else as_jsonl(result))
-        result["out"] = str(run.out)
+        _write(run.out, result, topk, predictions, sheet)
     return result
 
 
@@ -155,6 +157,14 @@ def _check_applies(target: Target | None, options: PredictOptions) -> None:
         raise VitError(what, where="--threshold, --sort-into", fix="leave them out; --out writes a table")
 
 
+def _notes_on_classes(weights: Weights, num_classes: int, topk: int | None) -> list[str]:
+    """Return lines on more classes than there are, and on those whose names the weights do not store."""
+    notes = [] if weights.class_names else [imagenet.note(weights.imagenet, num_classes)]
+    if topk and topk > num_classes:
+        notes.append(f"note: --topk {topk} lists all {num_classes} classes of the model")
+    return notes
+
+
 def _decide(result: dict[str, Any], options: PredictOptions, class_names: Sequence[str]) -> None:
     """Mark what is unsure, and copy the images into the folders of their classes."""
     if options.threshold is not None:
@@ -167,99 +177,91 @@ def _decide(result: dict[str, Any], options: PredictOptions, class_names: Sequen
         result |= {"sorted_into": str(options.sort_into), "sorted_counts": counts}
 
 
+def _reading(
+    model: nn.Module, weights: Weights, belief: Belief | None, topk: int, *, is_mirrored: bool
+) -> tuple[Network | None, Callable[[Tensor], dict[str, Any]]]:
+    """Return a function of images to outputs, None for the model's, and one of outputs to a prediction."""
+    names = weights.readable_class_names
+    mirror = partial(inference.mirrored, model) if is_mirrored else lambda mean: None
+    if target := regression.target_of(weights.metadata):
+        return mirror(inference.mean_number), partial(_number, target)
+    if several := several_labels_of(weights.metadata, weights.architecture.num_classes):
+        return mirror(inference.mean_of_labels), partial(_several, several, names, topk)
+    network = mirror(inference.mean_of_classes)
+    if belief:
+        return _features_and_logits(model, network), partial(_believed, belief, names, topk)
+    return network, partial(_classes, names, topk)
+
+
 def _predictions(
     model: nn.Module,
     split: Split,
     preprocessing: Preprocessing,
     settings: EvalSettings,
-    weights: Weights,
-    topk: int,
-    mirrored: bool,
+    network: Network | None,
+    predicted: Callable[[Tensor], dict[str, Any]],
+    sheet: ContactSheet | None,
 ) -> dict[int, dict[str, Any]]:
-    """Return what the weights predict for each image that can be read, by row."""
-    names, num_classes = weights.readable_class_names, weights.architecture.num_classes
-    outputs = partial(_outputs, model, split, preprocessing, settings)
-    mirror = partial(inference.mirrored, model) if mirrored else lambda mean: None
-    if target := regression.target_of(weights.metadata):
-        return _numbers(outputs(mirror(inference.mean_number)), split, target)
-    if several := several_labels_of(weights.metadata, num_classes):
-        return _several(outputs(mirror(inference.mean_of_labels)), split, several, names, topk)
-    if belief := belief_of(weights.metadata, num_classes):
-        network = _features_and_logits(model, mirror(inference.mean_of_classes))
-        return _believed(outputs(network), split, belief, names, topk)
-    return _classes(model, split, preprocessing, settings, names, topk, mirrored)
-
-
-def _classes(
-    model: nn.Module,
-    split: Split,
-    preprocessing: Preprocessing,
-    settings: EvalSettings,
-    names: Sequence[str],
-    topk: int,
-    mirrored: bool,
-) -> dict[int, dict[str, Any]]:
-    """Return the likeliest classes by row of the images that can be read."""
-    top_by_row, _ = inference.top_predictions(
-        model, split, preprocessing, settings, topk=topk, is_mirrored=mirrored
+    """Return what is predicted for each image that can be read, by row; `sheet` keeps some of the images."""
+    batches, how = (
+        settings.batches(split, preprocessing, all_rows=True),
+        (settings.device, settings.precision),
     )
-    return {
-        row: {
-            "file": split.where_is(row),
-            "top": [{"class": names[k], "label": k, "probability": p} for k, p in top],
-        }
-        for row, top in top_by_row.items()
-    }
-
-
-def _outputs(
-    model: nn.Module,
-    split: Split,
-    preprocessing: Preprocessing,
-    settings: EvalSettings,
-    network: Callable[[Tensor], Tensor] | None,
-) -> Iterator[tuple[int, Tensor]]:
-    """Yield the row of each image that can be read, and its outputs_O: those of the `network`, if any."""
-    batches = settings.batches(split, preprocessing, all_rows=True)
-    outputs = inference.outputs_of(
-        model, batches, preprocessing, settings.device, settings.precision, network=network
-    )
+    outputs = inference.outputs_of(model, batches, preprocessing, *how, network=network)
     outputs = inference.report_progress(outputs, settings, "predict", len(split), all_rows=True)
-    for batch, outputs_BO in outputs:
-        yield from zip(batch.rows_B.tolist(), outputs_BO, strict=True)
-
-
-def _numbers(
-    outputs: Iterator[tuple[int, Tensor]], split: Split, target: Target
-) -> dict[int, dict[str, Any]]:
-    """Return the number of each image that can be read, by row."""
-    return {
-        row: {"file": split.where_is(row), "top": [], "value": float(target.numbers_of(outputs_1)[0])}
-        for row, outputs_1 in outputs
-    }
-
-
-def _several(
-    outputs: Iterator[tuple[int, Tensor]],
-    split: Split,
-    several: SeveralLabels,
-    names: Sequence[str],
-    topk: int,
-) -> dict[int, dict[str, Any]]:
-    """Return the classes of each image that reach their thresholds, and the `topk` likeliest, by row."""
     predictions = {}
-    for row, logits_K in outputs:
-        probabilities = logits_K.double().sigmoid().tolist()
-        order = sorted(range(len(probabilities)), key=lambda k: -probabilities[k])
-        top = [{"class": names[k], "label": k, "probability": probabilities[k]} for k in order[:topk]]
-        labels = [names[k] for k in order if probabilities[k] >= several.thresholds[k]]
-        predictions[row] = {"file": split.where_is(row), "top": top, "labels": labels}
+    for batch, outputs_BO in outputs:
+        rows = zip(batch.rows_B.tolist(), batch.images_BCHW, outputs_BO, strict=True)
+        for row, image_CHW, outputs_O in rows:
+            predictions[row] = {"file": split.where_is(row), **predicted(outputs_O)}
+            if sheet:
+                sheet.add(row, predictions[row], image_CHW.numpy())
     return predictions
 
 
-def _features_and_logits(
-    model: nn.Module, mirrored: Callable[[Tensor], Tensor] | None
-) -> Callable[[Tensor], Tensor]:
+def _number(target: Target, outputs_1: Tensor) -> dict[str, Any]:
+    return {"top": [], "value": float(target.numbers_of(outputs_1)[0])}
+
+
+def _several(several: SeveralLabels, names: Sequence[str], topk: int, logits_K: Tensor) -> dict[str, Any]:
+    """Return the likeliest classes of an image, and those that reach their thresholds.
+
+    "margin" is the distance of the nearest probability to the threshold of its class.
+    """
+    probabilities_K = logits_K.double().sigmoid()
+    order_K = probabilities_K.argsort(descending=True, stable=True)
+    margins_K = probabilities_K - torch.tensor(several.thresholds, dtype=torch.float64)
+    return {
+        "top": _top(order_K[:topk], probabilities_K, names),
+        "labels": [names[k] for k in order_K.tolist() if margins_K[k] >= 0],
+        "margin": float(margins_K.abs().min()),
+    }
+
+
+def _believed(belief: Belief, names: Sequence[str], topk: int, outputs_O: Tensor) -> dict[str, Any]:
+    """Return the likeliest classes by calibrated probabilities, and what may be believed of them."""
+    features_D, logits_K = outputs_O[: -len(names)].numpy(), outputs_O[-len(names) :]
+    answer = believed(logits_K[None].numpy(), features_D[None], belief)
+    order_K = logits_K.argsort(descending=True, stable=True)
+    return {
+        "top": _top(order_K[:topk], torch.from_numpy(answer.probabilities_NK[0]), names),
+        "prediction_set": [names[k] for k in order_K.tolist() if answer.is_in_NK[0, k]],
+        "in_distribution": None if answer.is_like_N is None else bool(answer.is_like_N[0]),
+    }
+
+
+def _classes(names: Sequence[str], topk: int, logits_K: Tensor) -> dict[str, Any]:
+    # Of equal logits the lower class comes first, as where they are scored; topk has no such order.
+    order_K = logits_K.argsort(descending=True, stable=True)
+    return {"top": _top(order_K[:topk], torch.softmax(logits_K, dim=-1), names)}
+
+
+def _top(classes_T: Tensor, probabilities_K: Tensor, names: Sequence[str]) -> list[dict[str, Any]]:
+    pairs = zip(classes_T.tolist(), probabilities_K[classes_T].tolist(), strict=True)
+    return [{"class": names[k], "label": k, "probability": p} for k, p in pairs]
+
+
+def _features_and_logits(model: nn.Module, mirrored: Network | None) -> Network:
     """Return a function of images to their features and logits; logits of `mirrored`, if any."""
 
     def outputs(images_BCHW: Tensor) -> Tensor:
@@ -271,23 +273,19 @@ def _features_and_logits(
     return outputs
 
 
-def _believed(
-    outputs: Iterator[tuple[int, Tensor]], split: Split, belief: Belief, names: Sequence[str], topk: int
-) -> dict[int, dict[str, Any]]:
-    """Return the likeliest classes by calibrated probabilities, and what may be believed of them, by row."""
-    predictions = {}
-    for row, outputs_O in outputs:
-        features_D, logits_K = outputs_O[: -len(names)].numpy(), outputs_O[-len(names) :]
-        answer = believed(logits_K[None].numpy(), features_D[None], belief)
-        probabilities = answer.probabilities_NK[0].tolist()
-        order = logits_K.argsort(descending=True, stable=True).tolist()
-        predictions[row] = {
-            "file": split.where_is(row),
-            "top": [{"class": names[k], "label": k, "probability": probabilities[k]} for k in order[:topk]],
-            "prediction_set": [names[k] for k in order if answer.is_in_NK[0, k]],
-            "in_distribution": None if answer.is_like_N is None else bool(answer.is_like_N[0]),
-        }
-    return predictions
+def _write(
+    out: Path,
+    result: dict[str, Any],
+    topk: int,
+    rows: Iterable[int],
+    sheet: ContactSheet | None,
+) -> None:
+    """Write the file of --out, in the format of its ending."""
+    if sheet:
+        contact_sheet.write(out, result, list(rows), sheet)
+    else:
+        write_text(out, csv_text(_csv_rows(result, topk)) if out.suffix == CSV else as_jsonl(result))
+    result["out"] = str(out)
 
 
 def failure(result: dict[str, Any]) -> DataError | None:

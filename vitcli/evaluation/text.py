@@ -347,7 +347,7 @@ def _predicted_labels(predictions: list[dict[str, Any]]) -> str:
     rows = []
     for entry in predictions:
         first = entry["top"][0]
-        likeliest = f"{first['class']} {percent(first['probability'])} %"
+        likeliest = f"{first['class']} {percent(first['probability'])}"
         rows.append((entry["file"], ", ".join(entry["labels"]) or "none", likeliest))
     return simple_table(dict.fromkeys(("image", "labels", "likeliest"), "text"), rows).as_text()
 
@@ -403,11 +403,13 @@ def _remark(prediction: dict[str, Any]) -> str:
 
 
 def _sorted(result: dict[str, Any]) -> str:
-    """Return what --threshold and --sort-into have done, a line each."""
+    """Return what --threshold and --sort-into have done, or which threshold to take, a line each."""
     rows = []
     if "threshold" in result:
         count = sum(prediction["unsure"] for prediction in result["predictions"])
         rows.append(("unsure", f"{count} of {len(result['predictions'])}, below {result['threshold']:g}"))
+    elif "selective" in result:
+        rows.append(("threshold", result["selective"]["advice"]))
     if "sorted_into" in result:
         counts = result["sorted_counts"]
         most = ", ".join(

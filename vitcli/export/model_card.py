@@ -11,6 +11,7 @@ from huggingface_hub import EvalResult, ModelCardData
 from vitcli import recipe as recipes
 from vitcli.data.dataset import is_remote
 from vitcli.data.parts.held_out import FoldName
+from vitcli.evaluation.belief import selective
 from vitcli.evaluation.statistics import ENOUGH_TO_RESAMPLE, NUM_RESAMPLES, interval_of
 from vitcli.export.markdown import code, fenced, paragraph, table
 from vitcli.export.usage import HERE, how_to_load
@@ -258,7 +259,19 @@ def _results(summary: dict[str, Any]) -> str:
     if probe := summary.get("fewshot"):
         task = f"{probe['shots']} shots of {code(probe['dataset'])}"
         parts.append(f"Few-shot, in closed form on frozen features: {probe['top1']:.2%} at {task}.")
+    if (belief := summary.get("belief")) and not summary.get("average"):
+        parts.append(_thresholds(selective.results_of(belief)))
     return "\n\n".join(parts)
+
+
+def _thresholds(result: dict[str, Any]) -> str:
+    """Return how many images a threshold answers, and how many of these are right."""
+    text = (
+        "Left to a person where the highest probability is below a threshold (`vit predict --threshold`): "
+        f"{result['advice']}."
+    )
+    header = ("threshold", "answered", "right", "95 % interval")
+    return f"{paragraph(text)}\n\n{table(header, selective.table_rows(result))}"
 
 
 def _errors(summary: dict[str, Any], scored: str) -> str:

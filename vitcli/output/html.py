@@ -65,6 +65,11 @@ def text(value: object) -> str:
     return html.escape(plain(value))
 
 
+def name_of(value: object) -> str:
+    """Escape a name that may be long: it is broken at its punctuation first."""
+    return re.sub(r"([_/.:-])(?=\w)", r"\1<wbr>", text(value))
+
+
 def _sections(
     tables: Sequence[Table], figures: Sequence[PageFigure], base: Path | None
 ) -> list[tuple[str, str, str]]:
@@ -186,9 +191,7 @@ def _row(row: Row, base: Path | None, table: Table) -> str:
 
 
 def _header(header: Header, base: Path | None, *, is_row: bool) -> str:
-    name = text(header.name)
-    if is_row:
-        name = re.sub(r"([_/.:-])(?=\w)", r"\1<wbr>", name)  # where a long name may be broken
+    name = name_of(header.name) if is_row else text(header.name)
     if link := header.link(base):
         name = f'<a href="{html.escape(link)}/">{name}</a>'
     return name + (f" <small>{text(header.detail)}</small>" if header.detail else "")

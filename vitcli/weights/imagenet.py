@@ -14,7 +14,8 @@ from timm.data import ImageNetInfo, infer_imagenet_subset
 from vitcli.weights.authors import FILES
 
 IN_A_NAME = re.compile(r"(?<![a-z0-9])(in1k|imagenet-?1k|imagenet2012|ilsvrc2012|ilsvrc)(?![a-z0-9])")
-FILE_NAMES = {Path(file.address).name for file in FILES.values() if file.num_classes == 1000}
+IMAGENET_1K = 1_000  # classes
+FILE_NAMES = {Path(file.address).name for file in FILES.values() if file.num_classes == IMAGENET_1K}
 TITLES = {
     "imagenet-1k": "ImageNet-1k",
     "imagenet-12k": "ImageNet-12k",
@@ -45,6 +46,9 @@ def class_names(subset: str) -> tuple[str, ...]:
     return tuple(ImageNetInfo(subset).label_descriptions())
 
 
-def note(subset: str) -> str:
-    """Return the line that says where the names come from."""
-    return f"class names: {TITLES[subset]}'s, as the weights store none"
+def note(subset: str, num_classes: int) -> str:
+    """Return the line that says where the names of classes come from whose weights store none."""
+    if subset:
+        return f"class names: {TITLES[subset]}'s, as the weights store none"
+    fix = "; if they are ImageNet's: --model NAME.TAG, as timm calls the weights"
+    return f"note: {num_classes:,} classes without names{fix if num_classes == IMAGENET_1K else ''}"

@@ -9,10 +9,12 @@ import pytest
 from vitcli.errors import WeightsError
 from vitcli.evaluation.belief.familiar import statistics_of
 from vitcli.evaluation.belief.results import believed
+from vitcli.evaluation.belief.selective import OperatingPoint
 from vitcli.evaluation.belief.stored import KEY, Belief, belief_of
 from vitcli.weights.io import FEATURE_STATISTICS
 
 SETS = {90: 0.7, 95: 0.2, 99: None}
+POINTS = (OperatingPoint(0.0, 90, 80), OperatingPoint(0.8, 60, 60))
 
 
 @pytest.fixture
@@ -21,7 +23,7 @@ def stored() -> Belief:
     labels_N = np.arange(90) % 3
     features_ND = rng.normal(size=(90, 5)) + labels_N[:, None]
     statistics = statistics_of(features_ND, labels_N, num_classes=3)
-    return Belief(1.25, SETS, 90, "data, dev part", "abc", -1.5, 0.0109, statistics)
+    return Belief(1.25, SETS, POINTS, 90, "data, dev part", "abc", -1.5, 0.0109, statistics)
 
 
 def as_read(stored: Belief) -> dict:
@@ -61,6 +63,11 @@ DAMAGES = {
     "a set NaN": lambda m: m[KEY]["sets"].update({"95": float("nan")}),
     "a level is missing": lambda m: m[KEY]["sets"].pop("99"),
     "sets are a list": lambda m: m[KEY].update(sets=[0.1, 0.2, 0.3]),
+    "no thresholds": lambda m: m[KEY].pop("thresholds"),
+    "thresholds are a number": lambda m: m[KEY].update(thresholds=0.8),
+    "a threshold above 1": lambda m: m[KEY]["thresholds"][0].update(threshold=1.5),
+    "more right than answered": lambda m: m[KEY]["thresholds"][0].update(right=91),
+    "a part of an image": lambda m: m[KEY]["thresholds"][0].update(right=7.5),
     "no images": lambda m: m[KEY].update(num_images=None),
     "infinite distance": lambda m: m[KEY].update(distance=float("inf")),
     "other classes": lambda m: m[FEATURE_STATISTICS]["counts"].append(4),

@@ -12,6 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from tests.conftest import run
 from tests.training.test_finetune import fingerprint, stopped_in_part
+from vitcli.evaluation.belief import selective
 from vitcli.evaluation.belief.stored import belief_of
 from vitcli.weights.io import read_weights
 
@@ -94,6 +95,15 @@ def test_the_numbers_are_those_of_the_validation_split_and_not_of_the_test_split
     of_labels_N = np.sort((p_NK / p_NK.sum(axis=1, keepdims=True))[np.arange(66), labels_N])
     assert belief.sets[90] == pytest.approx(of_labels_N[5], rel=1e-5) and belief.sets[90] <= of_labels_N[5]
     assert belief.sets[95] == pytest.approx(of_labels_N[2], rel=1e-5)
+    confidences_N, is_right_N = (
+        (p_NK / p_NK.sum(axis=1, keepdims=True)).max(axis=1),
+        logits_NK.argmax(axis=1) == labels_N,
+    )
+    assert len(belief.thresholds) >= 9
+    for point in belief.thresholds:
+        is_answered_N = confidences_N >= point.threshold
+        counts = int(is_answered_N.sum()), int((is_answered_N & is_right_N).sum())
+        assert (point.answered, point.right) == counts
     distances_N = belief.statistics.distances(rows["validation"]["features"])
     assert belief.distance == pytest.approx(distances_N.max(), rel=1e-5)
     for k in range(3):
@@ -106,6 +116,15 @@ def test_predict_names_the_set_and_what_is_unlike_the_training_images(colours, t
     result = finished("predict", "--ckpt", trained, *images, "--json", "-q")
     text = run("predict", "--ckpt", trained, *images, "-q").out
     belief = belief_of(read_weights(str(trained)).metadata, 3)
+
+    assert result["selective"] == selective.results_of(belief.facts())
+    assert f"threshold   {result['selective']['advice']}\n" in text
+    own = run("predict", "--ckpt", trained, *images, "-q", "--threshold", 0.5).out
+    assert "of 10, below 0.5" in own and result["selective"]["advice"] not in own
+    mirrored = run("predict", "--ckpt", trained, *images, "-q", "--tta").out
+    assert "threshold" not in mirrored  # nothing is known of the means
+    card = " ".join((trained / "README.md").read_text().split())
+    assert result["selective"]["advice"] in card
 
     stripes, green, *_ = result["predictions"]
     assert stripes["in_distribution"] is False and text.count("unlike the training images") == sum(

@@ -13,9 +13,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from vitcli.data.decoding import HEIC_ADVICE, IMAGE_SUFFIXES
+from vitcli.data.decoding import BEGINNINGS, HEIC_ADVICE, IMAGE_SUFFIXES, PHOTOGRAPH_SUFFIXES
 from vitcli.errors import DataError
 from vitcli.output.text import count_of, first_few, plain
+from vitcli.regular_files import open_regular
 
 SYSTEM_FOLDERS = frozenset(
     ("__macosx", "@eadir", "lost+found", "$recycle.bin", "#recycle", "#snapshot", "system volume information")
@@ -132,7 +133,8 @@ def list_files(folder: Path, root: Path, *, recursive: bool = True) -> Files:
     for parent, folders, names in os.walk(folder, onerror=_refuse):
         for name in names:
             if not is_silent(name):
-                (images if is_image_name(name) else others).append(os.path.join(parent, name))
+                path = os.path.join(parent, name)
+                (images if is_image(path) else others).append(path)
         for name in folders:
             if name.lower() in SYSTEM_FOLDERS:
                 system += _images_in(os.path.join(parent, name))
@@ -157,7 +159,7 @@ def has_images(folder: Path | str) -> bool:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
                 inner += [entry.path] if is_entered(entry.name) else []
-            elif is_image_name(entry.name):
+            elif is_image(entry.path):
                 return True
     return any(map(has_images, inner))
 
@@ -201,8 +203,25 @@ def suffix_of(path: str) -> str:
     return os.path.splitext(path)[1].lower()
 
 
-def is_image_name(name: str) -> bool:
-    return suffix_of(name) in IMAGE_SUFFIXES and not name.startswith(".")
+def is_image(path: str) -> bool:
+    """Return whether a file is an image that can be read, by its name; a photograph's by its first bytes.
+
+    A JPEG may be called .HEIC. Other files are not opened: there may be many, and photo.jpg.bak is a copy.
+    """
+    if os.path.basename(path).startswith("."):
+        return False
+    if suffix_of(path) not in PHOTOGRAPH_SUFFIXES - IMAGE_SUFFIXES:
+        return suffix_of(path) in IMAGE_SUFFIXES
+    try:
+        with open_regular(path) as file:
+            return file.read(max(map(len, BEGINNINGS))).startswith(BEGINNINGS)
+    except OSError:
+        return False
+
+
+def advice_on(path: str) -> str | None:
+    """Return what helps with a file of a known format that cannot be read; None for any other file."""
+    return None if is_image(path) else ADVICE.get(suffix_of(path))
 
 
 def is_silent(name: str) -> bool:
@@ -227,5 +246,5 @@ def _images_in(folder: str) -> list[str]:
         os.path.join(parent, name)
         for parent, _, names in os.walk(folder)
         for name in names
-        if is_image_name(name)
+        if is_image(os.path.join(parent, name))
     ]

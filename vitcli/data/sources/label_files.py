@@ -15,7 +15,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitcli.data.decoding import IMAGE_SUFFIXES
+from vitcli.data.decoding import IMAGE_SUFFIXES, PHOTOGRAPH_SUFFIXES
 from vitcli.data.sources.class_folders import alike_notes
 from vitcli.data.sources.folders import (
     UNNAMED,
@@ -348,7 +348,7 @@ def _is_image_row(cells: list[str]) -> bool:
 
 
 def _names_image(cell: str) -> bool:
-    return suffix_of(cell.strip().strip('"')) in IMAGE_SUFFIXES
+    return suffix_of(cell.strip().strip('"')) in IMAGE_SUFFIXES | PHOTOGRAPH_SUFFIXES
 
 
 def _rows_of_jsonl(path: Path) -> Iterator[LabelRow]:

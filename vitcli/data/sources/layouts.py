@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vitcli.data.columns import may_be_image
-from vitcli.data.decoding import IMAGE_SUFFIXES
+from vitcli.data.decoding import IMAGE_SUFFIXES, PHOTOGRAPH_SUFFIXES
 from vitcli.data.sources import label_files
 from vitcli.data.sources.class_folders import open_class_folders
 from vitcli.data.sources.folders import BESIDE, NOTHING, LeftOut, left_out_of, list_files, relative, suffix_of
@@ -190,7 +190,7 @@ def state_of(path: Path) -> str:
     if path.is_file() and path.suffix.lower() in label_files.SUFFIXES:
         path, labels = path.parent, {path.name}  # with the images that it names
     if path.is_dir():
-        read = IMAGE_SUFFIXES | {*BUILDERS, ".tar"}
+        read = IMAGE_SUFFIXES | PHOTOGRAPH_SUFFIXES | {*BUILDERS, ".tar"}
         files = [
             os.path.join(folder, name)
             for folder, _, names in os.walk(path)

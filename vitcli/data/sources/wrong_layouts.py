@@ -10,7 +10,7 @@ from vitcli.data.sources.folders import (
     ADVICE,
     Files,
     has_images,
-    is_image_name,
+    is_image,
     list_files,
     named,
     relative,
@@ -37,7 +37,7 @@ def not_a_data_set(path: Path, typed: str) -> DataError:
     """Return the error for a file that is no table."""
     if unpack := unpacking(typed):
         return _error(f"{typed} is an archive, which is not read", typed, unpack)
-    if is_image_name(path.name):
+    if is_image(str(path)):
         fix = f"name a folder of class folders; of one image: vit predict --ckpt CKPT {shlex.quote(typed)}"
         return _error(f"{typed} is one image, and not a data set", typed, fix)
     if path.suffix.lower() in SHEETS:

@@ -18,6 +18,7 @@ import numpy as np
 from vitcli.errors import WeightsError
 from vitcli.evaluation.belief.familiar import MOST_NUMBERS, FeatureStatistics
 from vitcli.evaluation.belief.prediction_sets import LEVELS
+from vitcli.evaluation.belief.selective import OperatingPoint
 from vitcli.evaluation.belief.temperature import LEAST_SCALE, MOST_SCALE
 from vitcli.weights.io import FEATURE_STATISTICS
 
@@ -32,6 +33,7 @@ class Belief:
         temperature: of the softmax of its logits.
         sets: by the coverage promised in percent the least probability of a class in a prediction set; None
             where the images were too few to promise it: the set has all classes.
+        thresholds: of the highest probability, and what each does with these images, see `selective`.
         num_images: that these were chosen on.
         chosen_on: their name.
         fingerprint: of these images, see `Split.fingerprint`; None for rows left out of the training images.
@@ -42,6 +44,7 @@ class Belief:
 
     temperature: float
     sets: dict[int, float | None]
+    thresholds: tuple[OperatingPoint, ...]
     num_images: int
     chosen_on: str
     fingerprint: str | None = None
@@ -54,6 +57,7 @@ class Belief:
         return {
             "temperature": self.temperature,
             "sets": {str(level): self.sets[level] for level in LEVELS},
+            "thresholds": [point.as_json() for point in self.thresholds],
             "num_images": self.num_images,
             "chosen_on": self.chosen_on,
             "fingerprint": self.fingerprint,
@@ -100,8 +104,17 @@ def _read(stored: Mapping[str, Any], packed: Mapping[str, Any] | None, num_class
         raise ValueError("the fingerprint is no text")
     # Statistics are left out by formats without a place for them; then nothing is known of distances.
     statistics = _unpacked(packed, num_classes) if packed is not None and distance is not None else None
-    about = (num_images, chosen_on, fingerprint)
+    thresholds = tuple(_operating_point(point, num_images) for point in stored["thresholds"])
+    about = (thresholds, num_images, chosen_on, fingerprint)
     return Belief(temperature, sets, *about, distance, flagged, statistics)
+
+
+def _operating_point(stored: Mapping[str, Any], num_images: int) -> OperatingPoint:
+    threshold = _number(stored, "threshold", least=0, most=1)
+    answered, right = stored["answered"], stored["right"]
+    if not (type(answered) is type(right) is int and 0 <= right <= answered <= num_images):
+        raise ValueError(f"{right!r:.40} right of {answered!r:.40} answered of {num_images} images")
+    return OperatingPoint(threshold, answered, right)
 
 
 def _number(

@@ -23,7 +23,7 @@ from vitcli.data.split import Split
 from vitcli.data.transforms import Preprocessing
 from vitcli.distributed import fsdp
 from vitcli.evaluation import inference
-from vitcli.evaluation.belief import familiar
+from vitcli.evaluation.belief import familiar, selective
 from vitcli.evaluation.belief.familiar import FeatureStatistics
 from vitcli.evaluation.belief.prediction_sets import LEAST
 from vitcli.evaluation.belief.results import fitted
@@ -113,12 +113,14 @@ def _belief(
     if len(labels_M) < LEAST:
         return f"they take {LEAST} images that were not trained on, and there are {len(labels_M)}"
     temperature, sets = fitted(logits_MK, labels_M)
+    points = selective.operating_points(logits_MK, labels_M, temperature=temperature)
     # Rounded so that no set gets smaller, and no image like those is flagged.
     sets = {level: None if least is None else _rounded_down(least) for level, least in sets.items()}
     chosen = None if statistics is None else familiar.threshold_of(distances_M)
     distance, flagged = (-_rounded_down(-chosen[0]), chosen[1]) if chosen else (None, None)
     kept = statistics if chosen else None
-    return Belief(temperature, sets, len(labels_M), chosen_on, fingerprint, distance, flagged, kept)
+    about = (points, len(labels_M), chosen_on, fingerprint)
+    return Belief(temperature, sets, *about, distance, flagged, kept)
 
 
 def _rounded_down(value: float) -> float:
