@@ -74,7 +74,7 @@ class LeftOut:
             return ""
         paths = [path for reason, path in self.files if reason == UNREADABLE]
         files = count_of(len(self.files), "other file")
-        return f"{files} ({advice_on(paths) or f'first {self.files[0][1]}'})"
+        return f"{files} ({_advice(paths) or f'first {self.files[0][1]}'})"
 
     def summary(self) -> dict[str, Any]:
         """Return the keys of a command's JSON."""
@@ -94,7 +94,7 @@ def left_out_of(reason: str, paths: Iterable[str]) -> LeftOut:
 
 def named(paths: Sequence[str], reason: str = UNREADABLE) -> str:
     """Return a few files by name, many by their endings and the first name; with what helps for a format."""
-    advice = advice_on(paths) if reason == UNREADABLE else ""
+    advice = _advice(paths) if reason == UNREADABLE else ""
     advice = f" ({advice})" if advice else ""
     if reason != UNREADABLE or len(paths) <= NAMED_EACH:
         return first_few(paths, NAMED_EACH) + advice
@@ -102,8 +102,8 @@ def named(paths: Sequence[str], reason: str = UNREADABLE) -> str:
     return f"{first_few([f'{count} {suffix}' for suffix, count in counts])}, first {paths[0]}{advice}"
 
 
-def advice_on(paths: Sequence[str]) -> str:
-    """Return what helps for the formats of files, "" for others."""
+def _advice(paths: Sequence[str]) -> str:
+    """Return what helps for the formats of files that are left out, "" for others."""
     return "; ".join(dict.fromkeys(ADVICE[s] for s in map(suffix_of, paths) if s in ADVICE))
 
 
